@@ -1,0 +1,46 @@
+# Two commands: `make demo` (the main job) and `make test` (lint, types, tests). Both set everything up by themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.biascope-installed
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test lint types unit docs bench clean help
+
+help:
+	@echo "make demo   set up, make the bias card of LeNet, print where the page is"
+	@echo "make test   set up, then lint, types and all tests"
+	@echo "make docs   build the documentation site into site/"
+	@echo "make bench  benchmarks against the rivals that are installed"
+
+$(STAMP): pyproject.toml requirements/cpu.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements/cpu.txt -e ".[cli,plot,dev]"
+	@touch $(STAMP)
+
+demo: export OMP_NUM_THREADS =
+demo: $(STAMP)
+	$(BIN)/biascope card lenet
+
+test: lint types unit
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+unit: $(STAMP)
+	$(BIN)/pytest -n 2 --dist worksteal --durations 15
+
+docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet -c requirements/cpu.txt -e ".[docs]"
+	$(BIN)/mkdocs build --strict
+
+bench: $(STAMP)
+	$(BIN)/biascope bench ntk
+
+clean:
+	rm -rf $(VENV) site runs .mypy_cache .ruff_cache .pytest_cache
