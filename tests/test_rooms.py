@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "linearize": CORE,
     "ensembles": CORE,
     "geometry": CORE | {"ensembles", "kernels"},
-    **{room: CORE | SPACES for room in USES},
+    **dict.fromkeys(USES, CORE | SPACES),
     "studies": CORE | SPACES | USES | {"nets", "data"},
     "reports": CORE | SPACES | USES | {"nets", "data", "studies"},
     "cli": CORE | SPACES | USES | {"nets", "data", "studies", "reports"},
