@@ -1,0 +1,1 @@
+"""Input space: what a network does to directions of its input."""
