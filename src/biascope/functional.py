@@ -1,0 +1,298 @@
+"""An nn.Module seen as a pure function f(params, inputs) -> [n, c].
+
+Everything downstream differentiates `Functional.__call__`. The user's module is never changed: parameters are handed to
+`torch.func.functional_call` by name, modes and flags stay as they are, and what cannot be differentiated example by
+example (BatchNorm in train mode, active dropout) is refused by name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from biascope.errors import InputError, UnsupportedError
+
+Inputs = Tensor | dict[str, Tensor]  # one batch: a tensor [n, ...], or keyword arguments, each [n, ...]
+Params = dict[str, Tensor]
+ParamSelection = None | str | Sequence[str] | Callable[[str, Tensor], bool]
+
+
+@dataclass(frozen=True)
+class Functional:
+    """A module with its parameters taken out.
+
+    `params` are the differentiated ones (detached, in `dtype`), `frozen` the remaining parameters and the buffers.
+
+    Example:
+        >>> f = functional(nn.Linear(3, 2), precision="float64")
+        >>> f(f.params, torch.ones(5, 3, dtype=torch.float64)).shape
+        torch.Size([5, 2])
+    """
+
+    module: nn.Module
+    params: Params
+    frozen: Params
+    output: Callable[[Any], Tensor] | None
+    dtype: torch.dtype
+    device: torch.device
+
+    def __call__(self, params: Params, inputs: Inputs) -> Tensor:
+        """Evaluate the module on a batch: [n, c]."""
+        args: tuple[Tensor, ...] = () if isinstance(inputs, dict) else (inputs,)
+        kwargs = inputs if isinstance(inputs, dict) else {}
+        out = torch.func.functional_call(self.module, {**self.frozen, **params}, args, kwargs)
+        return as_rows(out, batch_size(inputs), self.output, self.module)
+
+    def to(self, dtype: torch.dtype) -> Functional:
+        """Return the same function with parameters and floating-point buffers in another precision."""
+        cast = {k: v.to(dtype) if v.is_floating_point() else v for k, v in self.frozen.items()}
+        params = {k: v.to(dtype) for k, v in self.params.items()}
+        return Functional(self.module, params, cast, self.output, dtype, self.device)
+
+    def prepare(self, inputs: Inputs) -> Inputs:
+        """Move a batch to the function's device and precision (integers stay integers)."""
+        return map_inputs(inputs, lambda t: t.to(self.device, self.dtype if t.is_floating_point() else None))
+
+    @property
+    def num_params(self) -> int:
+        """Number of differentiated parameters, p."""
+        return sum(p.numel() for p in self.params.values())
+
+
+def functional(
+    module: nn.Module,
+    params: ParamSelection = None,
+    output: Callable[[Any], Tensor] | None = None,
+    precision: str = "float32",
+) -> Functional:
+    """Take a module apart into a function and its parameters.
+
+    Args:
+        module: any nn.Module whose examples do not mix (no BatchNorm in train mode, no active dropout).
+        params: which parameters to differentiate: None (those with requires_grad), "all", a name, a layer prefix or a
+            glob pattern, a list of those, or a predicate `(name, tensor) -> bool`.
+        output: how to get a tensor [n, ...] from what the module returns, for modules that return tuples or objects.
+        precision: "float32" (a float64 module stays float64), "float64", "tf32" or "bf16".
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+        >>> list(functional(net, params="2").params)
+        ['2.weight', '2.bias']
+    """
+    if not isinstance(module, nn.Module):
+        raise InputError(f"expected an nn.Module, got {type(module).__name__}; wrap a function in a module first")
+    module = getattr(module, "_orig_mod", module)  # a compiled module hides the original one here
+    refuse_batch_dependence(module)
+    named = dict(module.named_parameters())
+    if not named:
+        raise InputError(f"{type(module).__name__} has no parameters: there is nothing to differentiate")
+    for name, p in named.items():
+        if not p.is_floating_point():
+            raise UnsupportedError(
+                f"parameter '{name}' is {p.dtype}: only real floating-point parameters are supported"
+            )
+    devices = {p.device for p in named.values()}
+    if len(devices) > 1:
+        raise UnsupportedError(f"parameters live on several devices ({sorted(map(str, devices))}): move them to one")
+    chosen = select_params(named, params)
+    dtype = compute_dtype(precision, named.values())
+    frozen = {k: v.detach() for k, v in named.items() if k not in chosen}
+    frozen |= {k: v.detach() for k, v in module.named_buffers()}
+    taken = {k: named[k].detach() for k in chosen}
+    f = Functional(module, taken, frozen, output, dtype, devices.pop())
+    return f.to(dtype)
+
+
+def compute_dtype(precision: str, params: Iterable[Tensor]) -> torch.dtype:
+    """Precision in which the network itself is evaluated; bf16 and tf32 concern the contractions only."""
+    if precision not in {"float32", "float64", "tf32", "bf16"}:
+        raise InputError(f"precision={precision!r} is not known; choose float32, float64, tf32 or bf16")
+    if precision == "float64" or (precision == "float32" and any(p.dtype == torch.float64 for p in params)):
+        return torch.float64
+    return torch.float32
+
+
+def select_params(named: Mapping[str, Tensor], params: ParamSelection) -> list[str]:
+    """Names of the parameters a selection stands for, in the module's order."""
+    if params is None:
+        chosen = {k for k, p in named.items() if p.requires_grad}
+        if not chosen:
+            raise InputError('no parameter has requires_grad; pass params="all" to differentiate the frozen ones')
+    elif params == "all":
+        chosen = set(named)
+    elif callable(params):
+        chosen = {k for k, p in named.items() if params(k, p)}
+    else:
+        chosen = set()
+        for pattern in [params] if isinstance(params, str) else params:
+            hits = {k for k in named if k == pattern or k.startswith(f"{pattern}.") or fnmatch.fnmatchcase(k, pattern)}
+            if not hits:
+                near = difflib.get_close_matches(pattern, [*named, *{k.rpartition(".")[0] for k in named}], 3, 0.4)
+                hint = f"; did you mean {', '.join(repr(n) for n in near)}?" if near else ""
+                raise InputError(f"no parameter or layer is called {pattern!r}{hint}")
+            chosen |= hits
+    if not chosen:
+        raise InputError("the selection of parameters is empty")
+    return [k for k in named if k in chosen]
+
+
+def refuse_batch_dependence(module: nn.Module) -> None:
+    """Raise if a layer makes one example's output depend on the others, or on chance."""
+    for name, m in module.named_modules():
+        where = f"{type(m).__name__} '{name}'" if name else type(m).__name__
+        if isinstance(m, nn.modules.batchnorm._BatchNorm):
+            if m.training:
+                raise UnsupportedError(
+                    f"{where} is in train mode: its output depends on the whole batch, so no example has a derivative "
+                    "of its own. Call model.eval() first"
+                )
+            if m.running_mean is None and not isinstance(m, nn.modules.instancenorm._InstanceNorm):
+                raise UnsupportedError(
+                    f"{where} keeps no running statistics (track_running_stats=False) and normalises by the batch even "
+                    "in eval mode: per-example derivatives do not exist"
+                )
+        if isinstance(m, nn.modules.dropout._DropoutNd) and m.training and m.p > 0:
+            raise UnsupportedError(f"{where} is active (train mode, p={m.p}): call model.eval() first")
+        if m.training and isinstance(m, nn.RNNBase | nn.MultiheadAttention) and m.dropout > 0:
+            raise UnsupportedError(f"{where} has active dropout (p={m.dropout}): call model.eval() first")
+
+
+def as_rows(out: Any, n: int, output: Callable[[Any], Tensor] | None, module: nn.Module) -> Tensor:
+    """Turn what the module returned into [n, c], or say what to do about it."""
+    who = type(module).__name__
+    if output is not None:
+        out = output(out)
+    elif not isinstance(out, Tensor) and isinstance(getattr(out, "logits", None), Tensor):
+        out = out.logits  # Hugging Face heads
+    if not isinstance(out, Tensor):
+        if isinstance(out, tuple | list):
+            what, fix = f"a {type(out).__name__} of {len(out)}", "output=lambda out: out[0]"
+        else:
+            fields = list(out.keys()) if isinstance(out, Mapping) else []
+            what = f"a {type(out).__name__}" + (f" with {', '.join(map(repr, fields))}" if fields else "")
+            fix = f"output=lambda out: out.{fields[0]}" if fields else "output=lambda out: <a tensor>"
+        raise InputError(f"{who} returned {what}, not a tensor; say which part to differentiate with {fix}")
+    if not out.is_floating_point():
+        raise InputError(f"{who} returned {out.dtype}: only real floating-point outputs can be differentiated")
+    if out.dim() == 0:
+        raise InputError(f"{who} returned a scalar; one row per example is needed: [{n}, c] (do not average the batch)")
+    if out.shape[0] != n:
+        raise InputError(f"{who} returned shape {list(out.shape)} for {n} examples: the first dimension must be {n}")
+    return out.reshape(n, -1)
+
+
+# ---------------------------------------------------------------------------------------------------------- batches
+
+
+def map_inputs(inputs: Inputs, fn: Callable[[Tensor], Tensor]) -> Inputs:
+    """Apply fn to the tensor, or to every keyword tensor."""
+    return {k: fn(v) for k, v in inputs.items()} if isinstance(inputs, dict) else fn(inputs)
+
+
+def tensors_of(inputs: Inputs) -> list[Tensor]:
+    """All tensors of a batch."""
+    return list(inputs.values()) if isinstance(inputs, dict) else [inputs]
+
+
+def batch_size(inputs: Inputs) -> int:
+    """Number of examples in a batch."""
+    return tensors_of(inputs)[0].shape[0]
+
+
+def take(inputs: Inputs, index: slice | Tensor) -> Inputs:
+    """Some examples of a batch."""
+    return map_inputs(inputs, lambda t: t[index])
+
+
+def check_inputs(inputs: Any, what: str = "x") -> Inputs:
+    """Validate one batch: tensors with equal leading size, at least one example, finite."""
+    if isinstance(inputs, Mapping):
+        inputs = {k: v for k, v in inputs.items() if k != "labels"}
+        if not inputs or not all(isinstance(v, Tensor) for v in inputs.values()):
+            raise InputError(f"{what}: a dict of inputs must hold tensors only, one per keyword argument of the model")
+        sizes = {k: v.shape[0] if v.dim() else None for k, v in inputs.items()}
+        if len(set(sizes.values())) != 1:
+            raise InputError(f"{what}: keyword inputs disagree on the number of examples: {sizes}")
+    elif not isinstance(inputs, Tensor):
+        raise InputError(f"{what}: expected a tensor [n, ...] or a dict of tensors, got {type(inputs).__name__}")
+    for name, t in inputs.items() if isinstance(inputs, dict) else [(what, inputs)]:
+        if t.dim() == 0:
+            raise InputError(f"{name} is a scalar; the first dimension must count examples")
+        if t.shape[0] == 0:
+            raise InputError(f"{name} is empty: shape {list(t.shape)} has no example")
+        if t.is_complex():
+            raise UnsupportedError(f"{name} is complex; only real inputs are supported")
+        if t.is_floating_point() and not bool(torch.isfinite(t).all()):
+            bad = int((~torch.isfinite(t.reshape(t.shape[0], -1)).all(1)).nonzero()[0])
+            raise InputError(f"{name} has a NaN or infinity, first in example {bad}")
+    checked: Inputs = inputs
+    return checked
+
+
+def batches(data: Any, what: str = "x") -> Iterator[tuple[Inputs, Tensor | None]]:
+    """Iterate over (inputs, labels or None).
+
+    A tensor or a dict is one batch; a tuple (x, y) is one labelled batch; anything else is iterated over and each
+    element is read in the same way (so a DataLoader, or a list of batches).
+    """
+    if isinstance(data, Tensor | Mapping):
+        labels = data.get("labels") if isinstance(data, Mapping) else None
+        yield check_inputs(data, what), labels
+        return
+    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor | Mapping):
+        yield check_inputs(data[0], what), data[1]
+        return
+    if not isinstance(data, Iterable):
+        raise InputError(
+            f"{what}: expected a tensor, a dict, (x, y) or an iterable of batches, got {type(data).__name__}"
+        )
+    count = 0
+    for count, item in enumerate(data, start=1):
+        where = f"batch {count - 1} of {what}"
+        labels = None
+        if isinstance(item, tuple | list):
+            if not item or not isinstance(item[0], Tensor | Mapping):
+                raise InputError(f"{where}: expected x or (x, y), got {type(item).__name__} of {len(item)}")
+            item, labels = item[0], (item[1] if len(item) > 1 else None)
+        elif isinstance(item, Mapping):
+            labels = item.get("labels")
+        yield check_inputs(item, where), labels
+    if count == 0:
+        raise InputError(f"{what} is empty: the iterable gave no batch")
+
+
+def gather(data: Any, what: str = "x") -> Inputs:
+    """All examples of `data` as one batch (inputs only)."""
+    parts = [inputs for inputs, _ in batches(data, what)]
+    if len(parts) == 1:
+        return parts[0]
+    if isinstance(parts[0], dict):
+        return {k: torch.cat([p[k] for p in parts if isinstance(p, dict)]) for k in parts[0]}
+    return torch.cat([p for p in parts if isinstance(p, Tensor)])
+
+
+# -------------------------------------------------------------------------------------------------------- attention
+
+
+@contextmanager
+def differentiable_attention() -> Iterator[None]:
+    """Use attention kernels that support forward-mode and double differentiation, and restore the old choice after.
+
+    The fused kernels have no forward-mode rule (NotImplementedError), and MultiheadAttention's fast path has none.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)

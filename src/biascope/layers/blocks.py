@@ -1,0 +1,299 @@
+"""Which rule handles which parameter: found by a pilot run, proved against autograd, written in a table.
+
+A *block* is the unit that kernels and metrics are assembled from:
+
+- a **matrix** block: a weight (and, where it sees the same positions, its bias) whose uses all share one matrix rule;
+  several uses (a reused module, a tied weight) are joined along the positions;
+- a **rows** block: a small parameter, or one with uses of different kinds, whose per-example gradients are added up;
+- a **fallback** block: a parameter used by something without a rule; its rows come from autograd, example by example.
+
+The pilot runs on three examples and on two. Where a dimension's size follows the number of examples, the batch lives
+there. Then the rules' per-example gradients are compared with autograd's in float64: a rule that misread the layer
+(a batch folded into another axis, a gradient scaled by hand) is found out and its parameters fall back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from biascope.errors import UnsupportedError
+from biascope.functional import Functional, Inputs, batch_size, take, tensors_of
+from biascope.layers.record import Tape, Use, record
+from biascope.layers.rules import Affine, Broadcast, Embedding, MatrixRule, Sizes
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The examples lie along `dim`, which has n * m entries, example-major."""
+
+    dim: int
+    m: int
+
+    def example_major(self, t: Tensor, n: int) -> Tensor:
+        """[n, m, ...rest], a view where possible."""
+        t = t.movedim(self.dim, 0)
+        return t.reshape(n, self.m, *t.shape[1:])
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What the pilot learnt about one use: where the batch lies in its input and output."""
+
+    rule: str
+    roles: tuple[tuple[str, str], ...]
+    input: Layout | None
+    output: Layout
+
+
+@dataclass(frozen=True)
+class Block:
+    """Parameters assembled together, and the uses (indices into the tape) that make their gradient."""
+
+    kind: str  # "matrix" | "rows" | "fallback"
+    names: tuple[str, ...]  # matrix: (weight,) or (weight, bias)
+    uses: tuple[int, ...]
+    reason: str
+    sizes: Sizes | None = None  # matrix: positions summed over the uses
+    numel: int = 0
+
+    @property
+    def layer(self) -> str:
+        """The module the first parameter belongs to."""
+        return self.names[0].rpartition(".")[0] or self.names[0]
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """The blocks of a model, the layout of every recorded use, and the number of outputs."""
+
+    blocks: tuple[Block, ...]
+    slots: tuple[Slot | None, ...]
+    outputs: int
+    activation_bytes: int  # saved for backward, per example
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def matches(self, tape: Tape) -> bool:
+        """Does a new forward pass use the parameters in the same order as the pilot did?"""
+        return len(tape.uses) == len(self.slots) and all(
+            slot is None or (slot.rule, slot.roles) == (type(use.rule).__name__, tuple(use.roles.items()))
+            for slot, use in zip(self.slots, tape.uses)
+        )
+
+
+_CACHE: WeakKeyDictionary[nn.Module, dict[object, Anatomy]] = WeakKeyDictionary()
+
+
+def anatomy(f: Functional, inputs: Inputs) -> Anatomy:
+    """Find the blocks of a model by a pilot on the first examples (cached per module and input shape)."""
+    key = (
+        tuple((k, tuple(p.shape)) for k, p in f.params.items()),
+        tuple((tuple(t.shape[1:]), t.dtype) for t in tensors_of(inputs)),
+        f.dtype,
+        f.device,
+        f.output,
+        tuple(m.training for m in f.module.modules()),
+        tuple(p.requires_grad for p in f.module.parameters()),
+    )
+    cache = _CACHE.setdefault(f.module, {})
+    if key not in cache:
+        if len(cache) > 8:
+            cache.clear()
+        cache[key] = _pilot(f, inputs)
+    return cache[key]
+
+
+def leaves(f: Functional) -> dict[str, Tensor]:
+    """Fresh leaf tensors that require grad and share memory with the parameters."""
+    return {k: p.detach().requires_grad_() for k, p in f.params.items()}
+
+
+def _pilot(f: Functional, inputs: Inputs) -> Anatomy:
+    n = batch_size(inputs)
+    three = f.prepare(take(inputs, torch.arange(3) % n))
+    two = take(three, slice(0, 2))
+    saved = 0
+
+    def count(t: Tensor) -> Tensor:
+        nonlocal saved
+        saved += t.numel() * t.element_size()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
+        tape3 = record(f, leaves(f), three)
+    tape2 = record(f, leaves(f), two)
+    _refuse_mixing(f, tape3.rows, tape2.rows, three)
+    raw = dict(tape3.raw)
+    slots = _slots(tape3, tape2, raw)
+    blocks = _blocks(f, tape3, slots, raw)
+    found = Anatomy(tuple(blocks), tuple(slots), tape3.rows.shape[1], max(1, saved // 3), raw)
+    wrong = _certify(f, found, two)
+    if wrong:
+        raw |= dict.fromkeys(wrong, "the layer rule disagrees with autograd here")
+        blocks = _blocks(f, tape3, slots, raw)
+        found = Anatomy(tuple(blocks), tuple(slots), found.outputs, found.activation_bytes, raw)
+    return found
+
+
+def _refuse_mixing(f: Functional, rows3: Tensor, rows2: Tensor, three: Inputs) -> None:
+    rows3, rows2 = rows3.detach(), rows2.detach()
+    tol = torch.finfo(rows3.dtype).eps ** 0.5
+    if torch.allclose(rows3[:2], rows2, rtol=tol, atol=tol * float(rows3.abs().max().clamp_min(1e-30))):
+        return
+    who = type(f.module).__name__
+    if not bool(torch.isfinite(rows3).all()):
+        raise UnsupportedError(f"{who} returned NaN or infinity on the first examples; nothing can be differentiated")
+    with torch.no_grad():
+        again = f(f.params, three)
+    if not torch.equal(again, rows3):
+        raise UnsupportedError(f"{who} gives different outputs for the same inputs: switch off what is random in it")
+    raise UnsupportedError(
+        f"{who} gives an example a different output when the batch changes: examples are mixed somewhere (a statistic "
+        "over the batch?), so per-example derivatives do not exist"
+    )
+
+
+def _layout(shape3: torch.Size, shape2: torch.Size) -> Layout | None:
+    changed = [d for d, (a, b) in enumerate(zip(shape3, shape2)) if a != b]
+    if len(shape3) != len(shape2) or len(changed) != 1:
+        return None
+    d = changed[0]
+    return Layout(d, shape3[d] // 3) if shape3[d] * 2 == shape2[d] * 3 else None
+
+
+def _slots(tape3: Tape, tape2: Tape, raw: dict[str, str]) -> list[Slot | None]:
+    slots: list[Slot | None] = []
+    same = len(tape3.uses) == len(tape2.uses)
+    for i, use in enumerate(tape3.uses):
+        other = tape2.uses[i] if same else None
+        slot = None
+        if other is not None and use.roles == other.roles:
+            out = _layout(use.out_shape, other.out_shape)
+            saved, other_saved = use.input, other.input
+            inp = None if saved is None or other_saved is None else _layout(saved.shape, other_saved.shape)
+            if out is not None and (saved is None or inp is not None) and _sensible(use, inp, out):
+                slot = Slot(type(use.rule).__name__, tuple(use.roles.items()), inp, out)
+        if slot is None:
+            for name in use.roles.values():
+                raw.setdefault(name, f"{use.rule.kind} use whose batch dimension could not be told")
+        slots.append(slot)
+    return slots
+
+
+def _sensible(use: Use, inp: Layout | None, out: Layout) -> bool:
+    """The batch must lie where the rule expects examples, not features."""
+    rule, ndim = use.rule, len(use.out_shape)
+    if isinstance(rule, Broadcast):  # the parameter itself must not extend along the batch
+        at = out.dim - (ndim - len(rule.shape))
+        return at < 0 or rule.shape[at] == 1
+    if isinstance(rule, Affine):
+        return out.dim == 0 if rule.channels_first else out.dim < ndim - len(rule.shape)
+    if isinstance(rule, Embedding):
+        return out.dim < ndim - 1
+    if rule.kind in {"linear", "matmul"}:
+        return out.dim < ndim - 1 and inp is not None and inp.dim < ndim - 1
+    return out.dim == 0 and inp is not None and inp.dim == 0
+
+
+def _blocks(f: Functional, tape: Tape, slots: list[Slot | None], raw: dict[str, str]) -> list[Block]:
+    where: dict[str, list[tuple[int, str]]] = {name: [] for name in f.params}
+    for i, use in enumerate(tape.uses):
+        for role, name in use.roles.items():
+            where[name].append((i, role))
+    blocks: list[Block] = []
+    folded: set[str] = set()
+    for name, places in where.items():
+        numel = f.params[name].numel()
+        if name in folded:
+            continue
+        if name in raw:
+            blocks.append(Block("fallback", (name,), (), raw[name], numel=numel))
+            continue
+        if not places:
+            blocks.append(Block("rows", (name,), (), "not used: its derivative is zero", numel=numel))
+            continue
+        uses = [tape.uses[i] for i, _ in places]
+        indices = tuple(i for i, _ in places)
+        times = f", used {len(uses)} times" if len(uses) > 1 else ""
+        rules = [u.rule for u in uses]
+        first = rules[0]
+        joined = (
+            isinstance(first, MatrixRule)
+            and all(role == "weight" for _, role in places)
+            and all(isinstance(r, MatrixRule) and r.signature() == first.signature() for r in rules)
+        )
+        if not joined:
+            kinds = "+".join(sorted({u.rule.kind for u in uses}))
+            blocks.append(Block("rows", (name,), indices, f"{kinds} rule{times}", numel=numel))
+            continue
+        assert isinstance(first, MatrixRule)
+        sizes = [_sizes(u, slots[i], 3) for u, i in zip(uses, indices)]
+        total = Sizes(sizes[0].groups, sizes[0].d_in, sizes[0].d_out, sum(s.positions for s in sizes))
+        names: tuple[str, ...] = (name,)
+        bias = uses[0].roles.get("bias")
+        if (
+            bias is not None
+            and bias not in raw
+            and first.bias_shares_positions
+            and where[bias] == [(i, "bias") for i in indices]
+        ):
+            names += (bias,)
+            folded.add(bias)
+            numel += f.params[bias].numel()
+        blocks.append(Block("matrix", names, indices, f"{first.kind} rule{times}", total, numel))
+    order = {name: i for i, name in enumerate(f.params)}
+    return sorted(blocks, key=lambda b: order[b.names[0]])
+
+
+def _sizes(use: Use, slot: Slot | None, n: int) -> Sizes:
+    assert slot is not None
+    assert slot.input is not None
+    assert use.input is not None
+    assert isinstance(use.rule, MatrixRule)
+    a = slot.input.example_major(use.input, n).shape
+    g = slot.output.example_major(torch.empty(use.out_shape, device="meta"), n).shape
+    return use.rule.sizes(a, g)
+
+
+def _certify(f: Functional, found: Anatomy, two: Inputs) -> list[str]:
+    """Names whose per-example gradients by rule differ from autograd's, checked in float64 where the model allows."""
+    names = [n for b in found.blocks if b.kind != "fallback" for n in b.names]
+    if not names:
+        return []
+    try:
+        return _disagreements(f.to(torch.float64), found, two, names, 1e-8)
+    except (RuntimeError, TypeError, NotImplementedError):  # a model that insists on float32 somewhere
+        return _disagreements(f, found, two, names, 2e-3)
+
+
+def _disagreements(f: Functional, found: Anatomy, two: Inputs, names: list[str], tol: float) -> list[str]:
+    from biascope.layers.rows import rows_of_tape  # the rules at work; imported late, it needs Anatomy
+
+    two = f.prepare(two)
+    params = leaves(f)
+    tape = record(f, params, two)
+    if not found.matches(tape):
+        return names
+    gen = torch.Generator().manual_seed(0)
+    u = torch.randn(tape.rows.shape, generator=gen, dtype=torch.float64).to(f.device, f.dtype)
+    by_rule = rows_of_tape(f, found, tape, u[None], names)
+    truth: dict[str, list[Tensor]] = {n: [] for n in names}
+    for i in range(2):
+        v = torch.zeros_like(u)
+        v[i] = u[i]
+        grads = torch.autograd.grad(
+            tape.rows, [params[n] for n in names], v, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        for n, g in zip(names, grads):
+            truth[n].append(g.flatten())
+    scale = max(float(torch.stack(t).norm()) for t in truth.values())
+    wrong = []
+    for n in names:
+        exact = torch.stack(truth[n])
+        error = float((by_rule[n][0] - exact).norm())
+        if not error <= tol * float(exact.norm()) + tol * 1e-3 * scale:
+            wrong.append(n)
+    return wrong

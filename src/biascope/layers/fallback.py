@@ -1,0 +1,77 @@
+"""Per-example gradients by plain autograd, for parameters that no rule covers.
+
+The ladder: `vmap` over examples of a vector-Jacobian product; where a module cannot be vmapped (recurrent cells,
+data-dependent control flow), one example at a time.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from biascope.functional import Functional, Inputs, batch_size, map_inputs, take
+
+
+def per_example_gradients(
+    f: Functional, names: list[str], inputs: Inputs, cotangents: Tensor, chunk: int | None = None
+) -> dict[str, Tensor]:
+    """Rows of the Jacobian for some parameters.
+
+    Args:
+        f: the network; inputs already prepared for it.
+        names: the parameters to differentiate.
+        inputs: n examples.
+        cotangents: [k, n, c]; row (j, i) is the gradient of sum_c cotangents[j, i, c] f_c(x_i).
+        chunk: examples per vmap call.
+
+    Returns:
+        {name: [k, n, numel]}.
+    """
+    n = batch_size(inputs)
+    chunk = n if chunk is None else max(1, min(chunk, n))
+    parts = []
+    for start in range(0, n, chunk):
+        piece = take(inputs, slice(start, start + chunk))
+        cot = cotangents[:, start : start + chunk]
+        try:
+            parts.append(_vmapped(f, names, piece, cot))
+        except (RuntimeError, NotImplementedError, ValueError):
+            parts.append(_one_by_one(f, names, piece, cot))
+    return {name: torch.cat([p[name] for p in parts], 1) for name in names} if len(parts) > 1 else parts[0]
+
+
+def _vmapped(f: Functional, names: list[str], inputs: Inputs, cotangents: Tensor) -> dict[str, Tensor]:
+    chosen = {k: f.params[k] for k in names}
+    rest = {k: v for k, v in f.params.items() if k not in chosen}
+
+    def single(x: Inputs, cot: Tensor) -> dict[str, Tensor]:  # cot [k, c]
+        x1 = map_inputs(x, lambda t: t[None])
+        vjp = torch.func.vjp(lambda p: f({**rest, **p}, x1)[0], chosen)[1]
+        grads: dict[str, Tensor] = torch.func.vmap(vjp)(cot)[0]
+        return grads
+
+    out = torch.func.vmap(single)(inputs, cotangents.movedim(0, 1))
+    return {k: v.movedim(0, 1).flatten(2).detach() for k, v in out.items()}
+
+
+def _one_by_one(f: Functional, names: list[str], inputs: Inputs, cotangents: Tensor) -> dict[str, Tensor]:
+    rows: dict[str, list[Tensor]] = {name: [] for name in names}
+    for i in range(batch_size(inputs)):
+        params = {k: p.detach().requires_grad_(k in rows) for k, p in f.params.items()}
+        with torch.enable_grad():
+            out = f(params, take(inputs, slice(i, i + 1)))
+        per_output: dict[str, list[Tensor]] = {name: [] for name in names}
+        for j in range(cotangents.shape[0]):
+            grads = torch.autograd.grad(
+                out,
+                [params[k] for k in names],
+                cotangents[j, i : i + 1],
+                retain_graph=True,
+                allow_unused=True,
+                materialize_grads=True,
+            )
+            for name, g in zip(names, grads):
+                per_output[name].append(g.flatten())
+        for name in names:
+            rows[name].append(torch.stack(per_output[name]))
+    return {name: torch.stack(r, 1).detach() for name, r in rows.items()}

@@ -1,0 +1,303 @@
+"""How one layer's share of the Jacobian follows from its input and its output's gradient.
+
+Shapes, once and for all. A *use* is one call of a torch function with a differentiated parameter. Its saved input `a`
+and its output's gradient `g` arrive example-major as [n, m, ...] (m > 1 where the model folded another axis, such as
+time, into the batch). Two families:
+
+- **matrix rules** (linear, convolution, embedding): the weight's gradient is a sum over T positions of outer products,
+      dW_i = sum_t  G_i[:, t] A_i[:, t]^T   with   A [n, groups, d_in, T],   G [n, groups, d_out, T],
+  so that Gram matrices can be contracted without ever forming dW.
+- **row rules** (normalisation, broadcast sums and products): the gradient is small; it is formed at once as [n, p].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of a matrix rule: groups, inputs and outputs per group, positions per example."""
+
+    groups: int
+    d_in: int
+    d_out: int
+    positions: int
+
+
+class MatrixRule:
+    """dW_i = sum_t G_i[:, t] A_i[:, t]^T; `input_major` weights are stored as [d_in, d_out]."""
+
+    kind = "matrix"
+    input_major = False
+    bias_shares_positions = True  # the bias sees the same positions t as the weight (False for transposed convolutions)
+
+    def operand(self, a: Tensor) -> Tensor:
+        """A [n, groups, d_in, T] from the saved input [n, m, ...]."""
+        raise AssertionError("a matrix rule gives its operand")
+
+    def cotangent(self, g: Tensor) -> Tensor:
+        """G [n, groups, d_out, T] from the output's gradient [n, m, ...]."""
+        raise AssertionError("a matrix rule gives its cotangent")
+
+    def bias_rows(self, g: Tensor) -> Tensor:
+        """Per-example gradient of the bias [n, d_out * groups]."""
+        return self.cotangent(g).sum(-1).flatten(1)
+
+    def sizes(self, a: torch.Size, g: torch.Size) -> Sizes:
+        """Sizes from the shapes of a and g (both [n, m, ...]), without forming anything."""
+        raise AssertionError("a matrix rule gives its sizes")
+
+    def weight_rows(self, a: Tensor, g: Tensor) -> Tensor:
+        """Per-example gradient of the weight, flat in the parameter's own order [n, p]."""
+        return matrix_rows(self.operand(a), self.cotangent(g), self.input_major)
+
+    def signature(self) -> tuple[object, ...]:
+        """Uses of one parameter whose signatures agree can be joined along the positions."""
+        return (type(self).__name__, self.input_major)
+
+
+def matrix_rows(A: Tensor, G: Tensor, input_major: bool) -> Tensor:
+    """sum_t G_t A_t^T, flat: [n, p]."""
+    dW = A @ G.mT if input_major else G @ A.mT
+    return dW.flatten(1)
+
+
+class Linear(MatrixRule):
+    """F.linear(x, W, b) with any leading dimensions; W [d_out, d_in]."""
+
+    kind = "linear"
+
+    def operand(self, a: Tensor) -> Tensor:  # noqa: D102
+        return a.reshape(a.shape[0], -1, a.shape[-1]).mT[:, None]
+
+    def cotangent(self, g: Tensor) -> Tensor:  # noqa: D102
+        return self.operand(g)
+
+    def sizes(self, a: torch.Size, g: torch.Size) -> Sizes:  # noqa: D102
+        return Sizes(1, a[-1], g[-1], prod(a[1:-1]))
+
+
+class MatMul(Linear):
+    """X @ W with W [d_in, d_out] (also torch.addmm, the Conv1D of GPT-2)."""
+
+    kind = "matmul"
+    input_major = True
+
+
+def _pairs(v: int | tuple[int, ...], n: int) -> tuple[int, ...]:
+    values = (v,) if isinstance(v, int) else tuple(v)
+    return values * n if len(values) == 1 else values
+
+
+def unfold(
+    x: Tensor,
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[tuple[int, int], ...],
+    dilation: tuple[int, ...],
+    groups: int,
+    limit: tuple[int, ...] | None = None,
+) -> Tensor:
+    """Patches of x [N, C, *spatial] as [N, groups, C/groups * prod(kernel), T]; at most `limit` positions per axis."""
+    nd = len(kernel)
+    if prod(kernel) == 1 and limit is None and all(s == 1 for s in stride) and not any(map(sum, padding)):
+        return x.reshape(x.shape[0], groups, -1, prod(x.shape[2:]))
+    if any(map(sum, padding)):
+        x = F.pad(x, [p for pair in reversed(padding) for p in pair])
+    for d in range(nd):  # each unfold appends the window as a last dimension
+        x = x.unfold(2 + d, (kernel[d] - 1) * dilation[d] + 1, stride[d])[..., :: dilation[d]]
+        if limit is not None:
+            x = x.narrow(2 + d, 0, min(limit[d], x.shape[2 + d]))
+    x = x.movedim(tuple(range(2, 2 + nd)), tuple(range(-nd, 0)))  # [N, C, *kernel, *out]
+    return x.reshape(x.shape[0], groups, x.shape[1] // groups * prod(kernel), prod(x.shape[-nd:]))
+
+
+@dataclass(frozen=True)
+class Conv(MatrixRule):
+    """F.conv1d/2d/3d; W [d_out, C/groups, *kernel]. Padding modes other than zeros arrive already padded."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+    groups: int
+    kind = "conv"
+
+    @staticmethod
+    def parse(
+        weight: Tensor,
+        stride: int | tuple[int, ...] = 1,
+        padding: str | int | tuple[int, ...] = 0,
+        dilation: int | tuple[int, ...] = 1,
+        groups: int = 1,
+    ) -> Conv:
+        """Read the arguments as F.conv*d does."""
+        kernel = tuple(weight.shape[2:])
+        nd = len(kernel)
+        dil = _pairs(dilation, nd)
+        if padding == "same":
+            total = [d * (k - 1) for d, k in zip(dil, kernel)]
+            pads = tuple((t // 2, t - t // 2) for t in total)
+        else:
+            pads = tuple((p, p) for p in _pairs(0 if isinstance(padding, str) else padding, nd))
+        return Conv(kernel, _pairs(stride, nd), pads, dil, groups)
+
+    def operand(self, a: Tensor) -> Tensor:  # noqa: D102
+        n, m = a.shape[:2]
+        patches = unfold(a.flatten(0, 1), self.kernel, self.stride, self.padding, self.dilation, self.groups)
+        return patches if m == 1 else _join_positions(patches, n, m)
+
+    def cotangent(self, g: Tensor) -> Tensor:  # noqa: D102
+        n, m = g.shape[:2]
+        G = g.reshape(n * m, self.groups, g.shape[2] // self.groups, -1)
+        return G if m == 1 else _join_positions(G, n, m)
+
+    def sizes(self, a: torch.Size, g: torch.Size) -> Sizes:  # noqa: D102
+        gr = self.groups
+        return Sizes(gr, a[2] // gr * prod(self.kernel), g[2] // gr, g[1] * prod(g[3:]))
+
+    def signature(self) -> tuple[object, ...]:  # noqa: D102
+        return ("Conv", self.groups)
+
+
+@dataclass(frozen=True)
+class ConvTranspose(MatrixRule):
+    """F.conv_transpose1d/2d/3d; W [C_in, C_out/groups, *kernel]. The gradient is unfolded instead of the input."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+    groups: int
+    spatial: tuple[int, ...]
+    kind = "conv_transpose"
+    input_major = True
+    bias_shares_positions = False
+
+    @staticmethod
+    def parse(
+        x: Tensor,
+        weight: Tensor,
+        stride: int | tuple[int, ...] = 1,
+        padding: int | tuple[int, ...] = 0,
+        groups: int = 1,
+        dilation: int | tuple[int, ...] = 1,
+    ) -> ConvTranspose:
+        """Read the arguments as F.conv_transpose*d does (output_padding only adds positions nobody reads)."""
+        kernel = tuple(weight.shape[2:])
+        nd = len(kernel)
+        pads = tuple((p, p) for p in _pairs(padding, nd))
+        return ConvTranspose(
+            kernel, _pairs(stride, nd), pads, _pairs(dilation, nd), groups, tuple(x.shape[x.dim() - nd :])
+        )
+
+    def operand(self, a: Tensor) -> Tensor:  # noqa: D102
+        n, m = a.shape[:2]
+        A = a.reshape(n * m, self.groups, a.shape[2] // self.groups, -1)
+        return A if m == 1 else _join_positions(A, n, m)
+
+    def cotangent(self, g: Tensor) -> Tensor:  # noqa: D102
+        n, m = g.shape[:2]
+        G = unfold(g.flatten(0, 1), self.kernel, self.stride, self.padding, self.dilation, self.groups, self.spatial)
+        return G if m == 1 else _join_positions(G, n, m)
+
+    def bias_rows(self, g: Tensor) -> Tensor:  # noqa: D102
+        return g.flatten(3).sum((1, 3)) if g.dim() > 3 else g.sum(1)
+
+    def sizes(self, a: torch.Size, g: torch.Size) -> Sizes:  # noqa: D102
+        gr = self.groups
+        return Sizes(gr, a[2] // gr, g[2] // gr * prod(self.kernel), a[1] * prod(a[3:]))
+
+    def signature(self) -> tuple[object, ...]:  # noqa: D102
+        return ("ConvTranspose", self.groups)
+
+
+def _join_positions(t: Tensor, n: int, m: int) -> Tensor:
+    """[n*m, groups, d, L] -> [n, groups, d, m*L]."""
+    return t.reshape(n, m, *t.shape[1:]).movedim(1, -2).flatten(-2)
+
+
+@dataclass(frozen=True)
+class Embedding(MatrixRule):
+    """F.embedding; W [vocabulary, d]. The operand is one-hot; it is kept as indices and compared, never formed."""
+
+    vocabulary: int
+    padding_idx: int | None
+    kind = "embedding"
+    input_major = True
+
+    def indices(self, a: Tensor) -> Tensor:
+        """Token indices [n, T]; the padding token, which gets no gradient, is -1."""
+        idx = a.flatten(1)
+        return idx if self.padding_idx is None else idx.masked_fill(idx == self.padding_idx % self.vocabulary, -1)
+
+    def operand(self, a: Tensor) -> Tensor:  # noqa: D102
+        idx = self.indices(a)
+        hot = F.one_hot(idx.clamp_min(0), self.vocabulary) * (idx >= 0)[..., None]
+        return hot.mT[:, None].to(torch.get_default_dtype())
+
+    def cotangent(self, g: Tensor) -> Tensor:  # noqa: D102
+        return g.reshape(g.shape[0], -1, g.shape[-1]).mT[:, None]
+
+    def weight_rows(self, a: Tensor, g: Tensor) -> Tensor:  # noqa: D102
+        idx = self.indices(a)
+        G = g.reshape(g.shape[0], -1, g.shape[-1]) * (idx >= 0)[..., None]
+        rows = G.new_zeros(G.shape[0], self.vocabulary, G.shape[-1])
+        return rows.scatter_add_(1, idx.clamp_min(0)[..., None].expand_as(G), G).flatten(1)
+
+    def sizes(self, a: torch.Size, g: torch.Size) -> Sizes:  # noqa: D102
+        return Sizes(1, self.vocabulary, g[-1], prod(a[1:]))
+
+    def signature(self) -> tuple[object, ...]:  # noqa: D102
+        return ("Embedding", self.padding_idx)
+
+
+class RowRule:
+    """The gradient of a small parameter, formed at once."""
+
+    kind = "rows"
+
+    def rows(self, role: str, a: Tensor | None, g: Tensor, dim: int) -> Tensor:
+        """Per-example gradient [n, p] of the parameter in `role`; `dim` is where the model itself keeps the batch."""
+        raise AssertionError("a row rule gives its rows")
+
+
+@dataclass(frozen=True)
+class Affine(RowRule):
+    """xhat * w + b after a normalisation; `shape` is w's. Channels stand first (BatchNorm) or last (LayerNorm)."""
+
+    shape: tuple[int, ...]
+    channels_first: bool
+    kind = "affine"
+
+    def rows(self, role: str, a: Tensor | None, g: Tensor, dim: int) -> Tensor:  # noqa: D102
+        t = g if role == "bias" or a is None else g * a
+        n = t.shape[0]
+        if self.channels_first:  # [n, m, C, *spatial]
+            return t.reshape(n, t.shape[1], t.shape[2], -1).sum((1, 3))
+        return t.reshape(n, -1, prod(self.shape)).sum(1)
+
+
+@dataclass(frozen=True)
+class Broadcast(RowRule):
+    """X + p, x - p, x * p, p.expand(...): sum the output's gradient back to the parameter's shape."""
+
+    shape: tuple[int, ...]
+    sign: float
+    kind = "broadcast"
+
+    def rows(self, role: str, a: Tensor | None, g: Tensor, dim: int) -> Tensor:  # noqa: D102
+        t = g if a is None else g * a  # [n, m, ...]: put the batch back where the model had it, as m entries of one row
+        t = t.movedim(1, 1 + dim)
+        lead = t.dim() - 1 - len(self.shape)
+        shape = (1,) * lead + self.shape
+        dims = [d + 1 for d, s in enumerate(shape) if s == 1 and t.shape[d + 1] != 1]
+        if dims:
+            t = t.sum(dims, keepdim=True)
+        return self.sign * t.reshape(t.shape[0], -1)
