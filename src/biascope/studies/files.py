@@ -1,0 +1,104 @@
+"""Writing to disk so that a kill, a power cut or a full disk never leaves half a file under its real name."""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from biascope.errors import BiascopeError, CorruptError
+
+TEMPORARY = ".tmp-"
+
+
+@contextmanager
+def explain_write_errors(path: Path) -> Iterator[None]:
+    """Turn "disk full" and its relatives into one sentence that names the file and says what is safe."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        if isinstance(error, BiascopeError):
+            raise
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise BiascopeError(
+            f"cannot write {path}: {reason}. Everything written before is intact; "
+            "make room (or fix the permissions) and resume."
+        ) from error
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a temporary file beside `path`, then move it in place in one step."""
+    with explain_write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            write(temporary)
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.chmod(0o644)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file atomically."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file; a broken or missing one is named."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CorruptError(f"{path} is missing") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CorruptError(f"{path} is not valid JSON ({error})") from error
+
+
+def append_line(path: Path, value: Any) -> None:
+    """Append one JSON line and hand it to the disk; a failed write is taken back so that the file stays readable."""
+    with explain_write_errors(path):
+        data = (json.dumps(value, ensure_ascii=False) + "\n").encode()
+        with path.open("ab", buffering=0) as file:
+            size = file.tell()
+            try:
+                if file.write(data) != len(data):  # a nearly full disk takes part of the line without an error
+                    raise OSError(28, "No space left on device")
+            except OSError:
+                os.ftruncate(file.fileno(), size)
+                raise
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Every JSON line of a file; a torn last line (the process was killed while writing it) is dropped."""
+    if not path.exists():
+        return []
+    *lines, tail = path.read_bytes().split(b"\n")
+    del tail  # empty, or torn: whole lines end with a newline
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(json.loads(line))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise CorruptError(f"{path}, line {number}: not valid JSON ({error})") from error
+    return rows
+
+
+def mend_tail(path: Path) -> None:
+    """Cut a torn last line off, so that the next append starts on a line of its own."""
+    if path.exists():
+        data = path.read_bytes()
+        if data and not data.endswith(b"\n"):
+            write_atomically(path, lambda temporary: temporary.write_bytes(data[: data.rfind(b"\n") + 1]))

@@ -1,0 +1,144 @@
+"""A function's keyword arguments seen as options: type hints, defaults and `Annotated` help become what a user types.
+
+    def fig4a(run: Run, *, sigma: Annotated[float, "noise"] = 3.0) -> StudyResult: ...
+
+gives an option `sigma`, a number, 3.0 unless said otherwise. Types: int, float, str, bool, Literal, `X | None`,
+tuple[X, ...].
+"""
+
+import difflib
+import inspect
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from biascope.errors import InputError
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: its name, type, default and help."""
+
+    name: str
+    type: Any
+    default: Any
+    help: str
+
+    @property
+    def type_name(self) -> str:
+        """How the type reads to a user: `int`, `a|b`, `float,...`."""
+        return _name(self.type)
+
+
+def options_of(function: Callable[..., Any]) -> tuple[Option, ...]:
+    """The keyword-only arguments of a function, as options; each needs a type hint and a default.
+
+    Example:
+        >>> def f(run, *, sigma: Annotated[float, "noise"] = 3.0): ...
+        >>> options_of(f)[0].help
+        'noise'
+    """
+    hints = get_type_hints(function, include_extras=True)
+    options = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+            continue
+        if parameter.default is inspect.Parameter.empty or parameter.name not in hints:
+            raise InputError(f"option {parameter.name!r} of {function.__name__} needs a type hint and a default value")
+        hint, text = hints[parameter.name], ""
+        if get_origin(hint) is Annotated:
+            hint, *notes = get_args(hint)
+            text = next((note for note in notes if isinstance(note, str)), "")
+        options.append(Option(parameter.name, hint, parameter.default, text))
+    return tuple(options)
+
+
+def convert(option: Option, value: Any) -> Any:
+    """A value of the option's type from text (or from an already typed value); a wrong one is named.
+
+    Example:
+        >>> convert(Option("widths", tuple[int, ...], (), ""), "8,16")
+        (8, 16)
+    """
+    try:
+        return _convert(option.type, value)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"option {option.name}={value!r} should be {option.type_name}") from error
+
+
+def merge(options: Iterable[Option], *layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults overridden by each layer in turn; an unknown key is refused with its nearest match.
+
+    Example:
+        >>> merge([Option("sigma", float, 3.0, "")], {"sigma": "2"})
+        {'sigma': 2.0}
+    """
+    known = {option.name: option for option in options}
+    values = {option.name: option.default for option in known.values()}
+    for layer in layers:
+        for key, value in layer.items():
+            name = key.replace("-", "_") if key not in known else key
+            if name not in known:
+                raise InputError(f"unknown option {key!r}{near(key, known)}")
+            values[name] = convert(known[name], value)
+    return values
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """A hint to append to "unknown name": the nearest matches, or everything there is.
+
+    Example:
+        >>> near("lenat", ["lenet", "mlp"])
+        '; did you mean lenet?'
+    """
+    known = sorted(known)
+    close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    close = close or [candidate for candidate in known if name.lower() in candidate.lower()][:5]
+    if close:
+        return f"; did you mean {' or '.join(close)}?"
+    return f"; there is {', '.join(known)}" if known else ""
+
+
+def _convert(kind: Any, value: Any) -> Any:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        for choice in arguments:
+            if value == choice or str(value) == str(choice):
+                return choice
+        raise ValueError
+    if origin in (Union, types.UnionType):
+        if value is None or value == "none":
+            return None
+        return _convert(next(argument for argument in arguments if argument is not type(None)), value)
+    if origin is tuple:
+        items = value.split(",") if isinstance(value, str) else list(value)
+        return tuple(_convert(arguments[0], item) for item in items if item != "")
+    if kind is bool:
+        words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+        return words[str(value).lower()] if str(value).lower() in words else _fail()
+    if kind is int:
+        number = float(value)
+        return int(value) if isinstance(value, str) and value.lstrip("+-").isdigit() else _whole(number)
+    if kind is float:
+        return float(value)
+    return str(value)
+
+
+def _whole(number: float) -> int:
+    return int(number) if number == int(number) else _fail()
+
+
+def _fail() -> Any:
+    raise ValueError
+
+
+def _name(kind: Any) -> str:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return "|".join(str(choice) for choice in arguments)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_name(argument) for argument in arguments)
+    if origin is tuple:
+        return f"{_name(arguments[0])},..."
+    return "none" if kind is type(None) else str(getattr(kind, "__name__", kind))

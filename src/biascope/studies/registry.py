@@ -1,0 +1,191 @@
+"""The studies: executable figures of the papers. A new one is one new file under `studies/` with a decorated function.
+
+    @study("nad/fig4a", paper="nad", figure="4a", claim="...", sizes={"smoke": {...}, "laptop": {...}, "paper": {...}})
+    def fig4a(run: Run, *, sigma: Annotated[float, "noise"] = 3.0) -> StudyResult: ...
+
+Files are found by walking the package, so there is no list to edit. A file that fails to import is reported by name and
+does not hide the others.
+"""
+
+import functools
+import importlib
+import pkgutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+
+from biascope.errors import InputError
+from biascope.studies import files
+from biascope.studies.options import Option, merge, near, options_of
+from biascope.studies.result import StudyResult
+from biascope.studies.runs import Run
+
+Size = Literal["smoke", "laptop", "paper"]
+StudyFunction = Callable[..., StudyResult]
+
+PAPERS = {
+    "nad": "Neural anisotropy directions",
+    "invariance": "Geometric invariance hypothesis",
+    "function-space": "Weight space and function space",
+    "alignment": "Spectral bias, tangent feature alignment, MINE",
+    "linearization": "Linearisation, geometry, EKFAC, lazy and hasty training",
+}
+
+
+@dataclass(frozen=True)
+class Study:
+    """A registered study: what it claims, how to run it, at which sizes."""
+
+    name: str
+    paper: str
+    figure: str
+    claim: str
+    function: StudyFunction
+    options: tuple[Option, ...]
+    sizes: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def summary(self) -> str:
+        """First line of the function's docstring."""
+        return (self.function.__doc__ or "").strip().split("\n")[0]
+
+    def values(self, size: str = "smoke", overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Every option's value at a size, with overrides on top."""
+        if size not in get_args(Size):
+            raise InputError(f"size {size!r} is not one of {', '.join(get_args(Size))}")
+        return merge(self.options, self.sizes[size], overrides or {})
+
+
+_STUDIES: dict[str, Study] = {}
+
+
+def study(
+    name: str, *, paper: str, figure: str, claim: str, sizes: Mapping[str, Mapping[str, Any]]
+) -> Callable[[StudyFunction], StudyFunction]:
+    """Register a function as the study `name`; `sizes` override its defaults for smoke, laptop and paper."""
+
+    def register(function: StudyFunction) -> StudyFunction:
+        if paper not in PAPERS:
+            raise InputError(f"study {name!r}: unknown paper {paper!r}{near(paper, PAPERS)}")
+        if set(sizes) != set(get_args(Size)):
+            raise InputError(f"study {name!r} needs the sizes {', '.join(get_args(Size))}, got {', '.join(sizes)}")
+        made = Study(name, paper, figure, claim, function, options_of(function), sizes)
+        for size in sizes:
+            made.values(size)  # a size that names an unknown option fails here, not in front of a user
+        known = _STUDIES.get(name)
+        if known is not None and known.function.__module__ != function.__module__:
+            raise InputError(f"study {name!r} is defined in {known.function.__module__} and {function.__module__}")
+        _STUDIES[name] = made
+        return function
+
+    return register
+
+
+@functools.cache
+def discover(package: str = "biascope.studies") -> dict[str, str]:
+    """Import every file of the package once; returns {module: error} for those that fail."""
+    broken: dict[str, str] = {}
+    root = importlib.import_module(package)
+    for module in pkgutil.walk_packages(root.__path__, f"{package}.", onerror=lambda name: None):
+        try:
+            importlib.import_module(module.name)
+        except Exception as error:  # one bad file must not take the list down
+            broken[module.name] = f"{type(error).__name__}: {error}"
+    return broken
+
+
+def studies() -> dict[str, Study]:
+    """Every study by name, in the order of papers and figures.
+
+    Example:
+        >>> "nad/fig4a" in studies()
+        True
+    """
+    discover()
+    order = list(PAPERS)
+    return dict(sorted(_STUDIES.items(), key=lambda item: (order.index(item[1].paper), _figure_key(item[1].figure))))
+
+
+def find(name: str) -> Study:
+    """The study of that name; an unknown name gives near matches.
+
+    Example:
+        >>> find("nad/fig4a").figure
+        '4a'
+    """
+    known = studies()
+    if name not in known:
+        broken = "".join(f"; {module} failed to import ({error})" for module, error in discover().items())
+        raise InputError(f"no study is called {name!r}{near(name, known)}{broken}")
+    return known[name]
+
+
+def configure(
+    name: str, size: str = "smoke", seed: int = 0, device: str = "cpu", overrides: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The `config.json` of a run: study, size, seed, device and every option's value.
+
+    Example:
+        >>> configure("nad/fig4a", overrides={"sigma": "2"})["options"]["sigma"]
+        2.0
+    """
+    found = find(name)
+    check_device(device)
+    return {
+        "study": name,
+        "size": size,
+        "seed": seed,
+        "device": device,
+        "options": found.values(size, overrides),
+    }
+
+
+def execute(run: Run) -> StudyResult:
+    """Run the study a folder was made for (or go on with it) and write `result.json`.
+
+    Example:
+        >>> import tempfile
+        >>> execute(Run.create(Path(tempfile.mkdtemp()) / "r", configure("nad/fig4a"))).verdict
+        'confirmed'
+    """
+    found = find(str(run.config.get("study")))
+    check_device(run.device)
+    resumed = bool(run.arrays() or run.metrics())
+    begin = time.perf_counter()
+    values = merge(found.options, run.config.get("options", {}))
+    result = found.function(run, **values)
+    if not isinstance(result, StudyResult):
+        raise InputError(f"study {found.name!r} returned {type(result).__name__}, not a StudyResult")
+    seconds = round(time.perf_counter() - begin, 2)
+    files.write_json(
+        run.path / "result.json", {**result.to_json(), "study": found.name, "seconds": seconds, "resumed": resumed}
+    )
+    return result
+
+
+def load_result(path: str | Path) -> tuple[Run, StudyResult, dict[str, Any]]:
+    """A finished run folder: the run, its result, and the raw `result.json` (with study name and seconds)."""
+    run = Run.open(path)
+    if not run.finished:
+        raise InputError(f"{run.path} is not finished; go on with `biascope run --resume {run.path}`")
+    raw = files.read_json(run.path / "result.json")
+    return run, StudyResult.from_json(raw), raw
+
+
+def check_device(device: str) -> None:
+    """Refuse a device this machine does not have, before any work is done."""
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise InputError(f"device {device!r} is not a torch device; use cpu, cuda or cuda:0") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"device {device!r} was asked for, but torch sees no CUDA device here; use --device cpu")
+
+
+def _figure_key(figure: str) -> tuple[int, str]:
+    digits = "".join(character for character in figure if character.isdigit())
+    return (int(digits) if digits else 0, figure)

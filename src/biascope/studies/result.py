@@ -1,0 +1,137 @@
+"""What a study hands back: a verdict on the paper's claim, the numbers behind it, and charts as plain data.
+
+Charts are data, not drawings: `reports/` draws them for print and for pages, and anyone can read the numbers back.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, cast, get_args
+
+from biascope.errors import CorruptError, InputError
+
+Verdict = Literal["confirmed", "not confirmed", "not tested"]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A measured number; a sampled one carries its standard error and sample count.
+
+    Example:
+        >>> print(Estimate(0.91234, standard_error=0.012, n=5))
+        0.912 ± 0.012 (n = 5)
+    """
+
+    value: float
+    standard_error: float | None = None
+    n: int | None = None
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> "Estimate":
+        """Mean of independent samples with its standard error.
+
+        Example:
+            >>> print(Estimate.of([1.0, 2.0, 3.0]))
+            2.00 ± 0.58 (n = 3)
+        """
+        n = len(samples)
+        if n == 0:
+            raise InputError("an estimate needs at least one sample")
+        mean = math.fsum(samples) / n
+        if n == 1:
+            return cls(mean, None, 1)
+        variance = math.fsum((sample - mean) ** 2 for sample in samples) / (n - 1)
+        return cls(mean, math.sqrt(variance / n), n)
+
+    def __str__(self) -> str:
+        if self.standard_error is None:
+            return f"{self.value:.4g}"
+        count = f" (n = {self.n})" if self.n is not None else ""
+        if not (math.isfinite(self.standard_error) and self.standard_error > 0):
+            return f"{self.value:.4g} ± {self.standard_error:.2g}{count}"
+        digits = max(0, 1 - math.floor(math.log10(self.standard_error)))
+        return f"{self.value:.{digits}f} ± {self.standard_error:.{digits}f}{count}"
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve of a chart: x and y of the same length, and optionally a standard error per point."""
+
+    label: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    error: tuple[float, ...] | None = None
+    style: Literal["line", "points", "dashed"] = "line"
+
+    @classmethod
+    def of(
+        cls,
+        label: str,
+        x: Iterable[Any],
+        y: Iterable[Any],
+        error: Iterable[Any] | None = None,
+        style: Literal["line", "points", "dashed"] = "line",
+    ) -> "Series":
+        """From anything that can be iterated: lists, arrays, tensors.
+
+        Example:
+            >>> Series.of("loss", range(2), [1, 2]).y
+            (1.0, 2.0)
+        """
+        made = cls(label, _floats(x), _floats(y), None if error is None else _floats(error), style)
+        if len(made.x) != len(made.y) or (made.error is not None and len(made.error) != len(made.y)):
+            sizes = f"{len(made.x)} x, {len(made.y)} y, {'no' if made.error is None else len(made.error)} errors"
+            raise InputError(f"series {label!r}: lengths differ ({sizes})")
+        return made
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart as data. `alt` says in words what one sees, for those who cannot see it."""
+
+    name: str
+    title: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    alt: str
+    caption: str = ""
+    log_x: bool = False
+    log_y: bool = False
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """The outcome of a study; `claim` is what the paper says, `measured` what came out, in one sentence each."""
+
+    verdict: Verdict
+    claim: str
+    measured: str
+    numbers: Mapping[str, Estimate] = field(default_factory=dict)
+    figures: tuple[Chart, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.verdict not in get_args(Verdict):
+            raise InputError(f"verdict {self.verdict!r} is not one of {', '.join(get_args(Verdict))}")
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-able dict; `from_json` gives the same result back."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Any) -> "StudyResult":
+        """Read what `to_json` wrote."""
+        try:
+            charts = tuple(
+                Chart(**{**chart, "series": tuple(Series.of(**series) for series in chart["series"])})
+                for chart in data["figures"]
+            )
+            numbers = {name: Estimate(**estimate) for name, estimate in data["numbers"].items()}
+            verdict = cast(Verdict, data["verdict"])
+            return cls(verdict, data["claim"], data["measured"], numbers, charts)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CorruptError(f"not a study result: {error!r}") from error
+
+
+def _floats(values: Iterable[Any]) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)

@@ -1,0 +1,229 @@
+"""A run folder: everything one execution of a study needs to be resumed, checked and shown.
+
+biascope-run.json   marks the folder and its format version
+config.json         what was asked for; a resumed run must ask for the same
+environment.json    versions, device, git state, seed, command line, start time
+metrics.jsonl       one line per `run.log(...)`, on disk as soon as the call returns
+arrays/             one safetensors file per `run.save_arrays(...)` or `run.cached(...)`
+result.json         the verdict, once the study has finished
+figures/            PNG, SVG, PDF
+index.html          the page
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import quote, unquote
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from biascope.errors import CorruptError, InputError
+from biascope.studies import environment, files
+
+FORMAT = 1
+MARKER = "biascope-run.json"
+Scalar: TypeAlias = bool | int | float | str | None
+Value: TypeAlias = torch.Tensor | Scalar
+
+
+@dataclass(frozen=True)
+class Run:
+    """An open run folder. Make one with `Run.create`, go on with `Run.resume`, look at one with `Run.open`.
+
+    Example:
+        >>> import tempfile
+        >>> run = Run.create(Path(tempfile.mkdtemp()) / "r", {"study": "demo", "seed": 0})
+        >>> run.cached("a", lambda: {"x": torch.ones(2), "loss": 0.5})["loss"]
+        0.5
+        >>> run.log(step=1, loss=0.5); Run.open(run.path).metrics()[0]["loss"]
+        0.5
+    """
+
+    path: Path
+    config: dict[str, Any]
+    environment: dict[str, Any]
+
+    # ---- opening ----
+
+    @classmethod
+    def create(cls, path: str | Path, config: Mapping[str, Any]) -> "Run":
+        """Make a new run folder; the path must not exist yet, or be an empty folder."""
+        path = Path(path)
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            hint = f"resume it with `biascope run --resume {path}`, or " if (path / MARKER).exists() else ""
+            raise InputError(f"{path} exists already: {hint}choose another folder")
+        kept: dict[str, Any] = json.loads(_json("the configuration", dict(config)))  # what a reader will get back
+        described = environment.describe(kept.get("device", "cpu"), kept.get("seed"))
+        for folder in ("arrays", "figures"):
+            with files.explain_write_errors(path):
+                (path / folder).mkdir(parents=True, exist_ok=True)
+        files.write_json(path / "config.json", kept)
+        files.write_json(path / "environment.json", described)
+        files.write_json(path / MARKER, {"format": FORMAT})  # last: a folder with the marker is whole
+        return cls(path, kept, described)
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Run":
+        """Open a folder to read it; a corrupt or foreign one is refused, with the name of the file that is wrong."""
+        path = Path(path)
+        if not path.is_dir():
+            raise InputError(f"{path} is not a folder")
+        if not (path / MARKER).exists():
+            raise CorruptError(f"{path} is not a biascope run folder: it has no {MARKER}")
+        marker = files.read_json(path / MARKER)
+        if not isinstance(marker, dict) or marker.get("format") != FORMAT:
+            found = marker.get("format") if isinstance(marker, dict) else marker
+            raise CorruptError(f"{path / MARKER}: format {found!r}, this version of biascope reads format {FORMAT}")
+        parts = {}
+        for name in ("config.json", "environment.json"):
+            parts[name] = files.read_json(path / name)
+            if not isinstance(parts[name], dict):
+                raise CorruptError(f"{path / name} should hold a JSON object")
+        run = cls(path, parts["config.json"], parts["environment.json"])
+        run.metrics()  # a damaged line is reported now, not after hours
+        return run
+
+    @classmethod
+    def resume(cls, path: str | Path, config: Mapping[str, Any] | None = None) -> "Run":
+        """Open a folder to go on with it. `config`, when given, must equal the stored one: a changed key is named."""
+        run = cls.open(path)
+        if config is not None:
+            check_same_config(run.config, json.loads(_json("the configuration", dict(config))), run.path)
+        for leftover in run.path.rglob(f"{files.TEMPORARY}*"):
+            leftover.unlink(missing_ok=True)
+        files.mend_tail(run.path / "metrics.jsonl")
+        files.mend_tail(run.path / "steps.jsonl")
+        return run
+
+    # ---- what a study sees of its configuration ----
+
+    @property
+    def seed(self) -> int:
+        """The seed asked for (0 if none was)."""
+        return int(self.config.get("seed") or 0)
+
+    @property
+    def device(self) -> str:
+        """The device asked for."""
+        return str(self.config.get("device", "cpu"))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the study has written its result."""
+        return (self.path / "result.json").exists()
+
+    # ---- metrics ----
+
+    def log(self, **metrics: Value) -> None:
+        """Append one line of numbers to `metrics.jsonl`; it is on disk when this returns."""
+        line = {"time": round(time.time(), 3)} | {key: _plain(value) for key, value in metrics.items()}
+        files.append_line(self.path / "metrics.jsonl", line)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Every whole line of `metrics.jsonl`."""
+        return files.read_lines(self.path / "metrics.jsonl")
+
+    # ---- arrays ----
+
+    def save_arrays(self, name: str, **tensors: torch.Tensor | np.ndarray[Any, Any]) -> Path:
+        """Store tensors or arrays under a name; replaces an earlier one of that name in one step."""
+        return self._write(name, {key: torch.as_tensor(value) for key, value in tensors.items()}, {})
+
+    def load_arrays(self, name: str) -> dict[str, torch.Tensor]:
+        """The tensors stored under a name, on the CPU."""
+        return self._read(name)[0]
+
+    def arrays(self) -> list[str]:
+        """The names of everything stored in `arrays/`."""
+        return sorted(unquote(file.stem) for file in (self.path / "arrays").glob("*.safetensors"))
+
+    # ---- resumable jobs ----
+
+    def cached(self, key: str, compute: Callable[[], Mapping[str, Value]]) -> dict[str, Value]:
+        """The value of `compute()`, a dict of tensors and scalars: computed once, then read from disk when resumed."""
+        if not self._file(key).exists():
+            value = compute()
+            tensors = {name: item.detach() for name, item in value.items() if isinstance(item, torch.Tensor)}
+            scalars = {name: item for name, item in value.items() if not isinstance(item, torch.Tensor)}
+            self._write(key, tensors, scalars)
+        found, stored = self._read(key)  # also the first time: both ways give the same bits
+        return {**found, **stored}
+
+    def step(self, key: str) -> bool:
+        """Whether the step named `key` is still to do: `if run.step("a"): ...; run.done("a")`."""
+        return all(row.get("done") != key for row in files.read_lines(self.path / "steps.jsonl"))
+
+    def done(self, key: str) -> None:
+        """Note that the step named `key` is done; a resumed run will skip it."""
+        files.append_line(self.path / "steps.jsonl", {"done": key, "time": round(time.time(), 3)})
+
+    # ---- inside ----
+
+    def _file(self, name: str) -> Path:
+        return self.path / "arrays" / f"{quote(name, safe=' =+,')}.safetensors"
+
+    def _write(self, name: str, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> Path:
+        path = self._file(name)
+        scalars = {key: _plain(value) for key, value in scalars.items()}
+        metadata = {"scalars": _json(f"the scalars of {name!r}", scalars)}
+        whole = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
+        files.write_atomically(path, lambda temporary: save_file(whole, temporary, metadata))
+        return path
+
+    def _read(self, name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        path = self._file(name)
+        if not path.exists():
+            raise InputError(f"{self.path} has no arrays named {name!r}; it has {', '.join(self.arrays()) or 'none'}")
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+                return tensors, json.loads((file.metadata() or {}).get("scalars", "{}"))
+        except (SafetensorError, OSError, ValueError) as error:
+            raise CorruptError(f"{path} is damaged ({error}); delete it and resume to compute it again") from error
+
+
+def check_same_config(stored: Mapping[str, Any], asked: Mapping[str, Any], path: Path) -> None:
+    """Refuse to resume with another configuration; every changed key is named, nested ones as `options.sigma`."""
+    before, now = _flatten(stored), _flatten(asked)
+    changed = [
+        f"{key} ({before.get(key, 'absent')!r} stored, {now.get(key, 'absent')!r} asked)"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key, ...) != now.get(key, ...)
+    ]
+    if changed:
+        raise InputError(
+            f"{path} was started with another configuration: {'; '.join(changed)}. Start a new run instead."
+        )
+
+
+def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _plain(value: Any) -> Any:
+    """A JSON-able number: one-element tensors and NumPy scalars become Python numbers, nan and infinities strings."""
+    if isinstance(value, torch.Tensor | np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):  # JSON has no nan
+        return str(value)
+    return value
+
+
+def _json(what: str, value: Any) -> str:
+    try:
+        return json.dumps(value, allow_nan=True)
+    except TypeError as error:
+        raise InputError(f"{what} must hold only numbers, strings, lists and dicts: {error}") from error

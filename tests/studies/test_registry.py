@@ -1,0 +1,163 @@
+"""The study registry: hints become options, sizes override defaults, broken files are reported."""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+
+from biascope.errors import CorruptError, InputError
+from biascope.studies import Chart, Estimate, Run, Series, StudyResult, configure, execute, find, load_result, studies
+from biascope.studies import registry as registry_module
+from biascope.studies.options import convert, merge, near, options_of
+from biascope.studies.registry import discover, study
+
+SIZES: dict[str, dict[str, object]] = {"smoke": {"n": 2}, "laptop": {}, "paper": {"n": 100}}
+
+
+def example(
+    run: Run,
+    *,
+    n: Annotated[int, "how many"] = 10,
+    lr: float = 0.1,
+    kind: Literal["a", "b"] = "a",
+    widths: tuple[int, ...] = (4, 8),
+    flag: bool = False,
+    limit: int | None = None,
+) -> StudyResult:
+    """An example."""
+    run.log(n=n)
+    return StudyResult("not tested", "claim", f"n = {n}", {"n": Estimate(n)})
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_module, "_STUDIES", studies())
+    study("nad/example", paper="nad", figure="99", claim="claim", sizes=SIZES)(example)
+
+
+def test_hints_become_options() -> None:
+    options = {option.name: option for option in options_of(example)}
+    assert list(options) == ["n", "lr", "kind", "widths", "flag", "limit"]
+    assert (options["n"].help, options["n"].type_name, options["n"].default) == ("how many", "int", 10)
+    names = [options[name].type_name for name in ("kind", "widths", "limit")]
+    assert names == ["a|b", "int,...", "int or none"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("n", "5", 5),
+        ("n", "1e3", 1000),
+        ("n", "123456789012345678", 123456789012345678),
+        ("lr", "1e-3", 1e-3),
+        ("kind", "b", "b"),
+        ("widths", "1,2,3", (1, 2, 3)),
+        ("widths", [3, 4], (3, 4)),
+        ("flag", "yes", True),
+        ("flag", False, False),
+        ("limit", "none", None),
+        ("limit", "4", 4),
+    ],
+)
+def test_text_becomes_typed(name: str, text: object, value: object) -> None:
+    option = next(option for option in options_of(example) if option.name == name)
+    assert convert(option, text) == value
+    assert type(convert(option, text)) is type(value)
+
+
+@pytest.mark.parametrize(("name", "text"), [("n", "2.5"), ("n", "x"), ("kind", "c"), ("flag", "maybe"), ("lr", "fast")])
+def test_a_wrong_value_is_named(name: str, text: str) -> None:
+    with pytest.raises(InputError, match=f"option {name}='{text}' should be"):
+        merge(options_of(example), {name: text})
+
+
+def test_unknown_option_gets_a_near_match() -> None:
+    with pytest.raises(InputError, match="unknown option 'width'; did you mean widths"):
+        merge(options_of(example), {"width": "1"})
+    assert near("zzz", ["a", "b"]) == "; there is a, b"
+
+
+def test_sizes_then_overrides(registered: None) -> None:
+    found = find("nad/example")
+    assert [found.values(size)["n"] for size in ("smoke", "laptop", "paper")] == [2, 10, 100]
+    assert configure("nad/example", "paper", overrides={"n": "3"})["options"]["n"] == 3
+    with pytest.raises(InputError, match="size 'huge' is not one of smoke, laptop, paper"):
+        found.values("huge")
+
+
+def test_execute_writes_the_result(registered: None, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "r", configure("nad/example", "smoke"))
+    with pytest.raises(InputError, match="is not finished"):
+        load_result(run.path)
+    execute(run)
+    back, result, raw = load_result(run.path)
+    assert back.finished
+    assert result.measured == "n = 2"
+    assert raw["study"] == "nad/example"
+    assert raw["seconds"] >= 0
+
+
+def test_unknown_study_and_device() -> None:
+    with pytest.raises(InputError, match="no study is called 'nad/fig4'; did you mean nad/fig4"):
+        find("nad/fig4")
+    with pytest.raises(InputError, match="'gpu' is not a torch device"):
+        configure("nad/fig4a", device="gpu")
+
+
+def test_mistakes_in_a_study_file_are_named() -> None:
+    with pytest.raises(InputError, match="unknown paper 'nab'; did you mean nad"):
+        study("x", paper="nab", figure="1", claim="", sizes=SIZES)(example)
+    with pytest.raises(InputError, match="needs the sizes smoke, laptop, paper"):
+        study("x", paper="nad", figure="1", claim="", sizes={"smoke": {}})(example)
+    with pytest.raises(InputError, match="unknown option 'm'"):
+        study("x", paper="nad", figure="1", claim="", sizes={**SIZES, "paper": {"m": 1}})(example)
+
+    def untyped(run: Run, *, n=3) -> StudyResult:  # type: ignore[no-untyped-def]
+        raise AssertionError
+
+    with pytest.raises(InputError, match="option 'n' of untyped needs a type hint"):
+        study("x", paper="nad", figure="1", claim="", sizes={**SIZES, "smoke": {}, "paper": {}})(untyped)
+
+
+def test_one_broken_file_does_not_hide_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "fake_studies"
+    (package / "sub").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "broken.py").write_text("import a_package_that_does_not_exist")
+    (package / "sub" / "__init__.py").write_text("1 / 0")
+    (package / "whole.py").write_text("LOADED = True")
+    monkeypatch.syspath_prepend(tmp_path)
+    broken = discover("fake_studies")
+    assert "a_package_that_does_not_exist" in broken["fake_studies.broken"]
+    assert "ZeroDivisionError" in broken["fake_studies.sub"]
+    assert sys.modules["fake_studies.whole"].LOADED
+    importlib.invalidate_caches()
+
+
+def test_all_real_studies_import_and_are_ordered() -> None:
+    assert discover() == {}
+    names = list(studies())
+    assert names.index("nad/fig4a") < names.index("nad/fig4b")
+
+
+def test_results_survive_json() -> None:
+    chart = Chart("c", "t", "x", "y", (Series.of("s", [1, 2], [3, 4], [0.1, 0.2]),), alt="a")
+    result = StudyResult("confirmed", "c", "m", {"a": Estimate(1.0, 0.1, 3)}, (chart,))
+    assert StudyResult.from_json(result.to_json()) == result
+    with pytest.raises(CorruptError, match="not a study result"):
+        StudyResult.from_json({"verdict": "confirmed"})
+    with pytest.raises(InputError, match="verdict 'maybe'"):
+        StudyResult("maybe", "c", "m")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="series 's': lengths differ"):
+        Series.of("s", [1], [1, 2])
+
+
+def test_estimates_show_their_errors() -> None:
+    assert str(Estimate.of([1.0, 2.0, 3.0])) == "2.00 ± 0.58 (n = 3)"
+    assert str(Estimate.of([1.0])) == "1"
+    assert str(Estimate(123.456, 12.0, 4)) == "123 ± 12 (n = 4)"
+    assert str(Estimate(1.0, 0.0, 2)) == "1 ± 0 (n = 2)"
+    with pytest.raises(InputError, match="at least one sample"):
+        Estimate.of([])

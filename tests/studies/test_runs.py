@@ -1,0 +1,220 @@
+"""Run folders: what is written survives kills, full disks and changed minds; what is broken is named."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from biascope.errors import BiascopeError, CorruptError, InputError
+from biascope.studies import files
+from biascope.studies.runs import MARKER, Run
+
+CONFIG = {"study": "nad/fig4a", "seed": 3, "device": "cpu", "options": {"sigma": 3.0}}
+
+
+def make(tmp_path: Path) -> Run:
+    return Run.create(tmp_path / "run", CONFIG)
+
+
+def test_a_folder_says_what_it_was_made_with(tmp_path: Path) -> None:
+    run = Run.open(make(tmp_path).path)
+    assert run.config == CONFIG
+    assert run.seed == 3
+    assert run.environment["torch"] == torch.__version__
+    assert {"python", "numpy", "biascope", "device_name", "threads", "git", "argv", "started"} <= set(run.environment)
+    assert not run.finished
+
+
+def test_arrays_come_back_bit_by_bit(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    strided = torch.arange(12.0).reshape(3, 4).T
+    run.save_arrays("spectra/a b", x=strided, y=np.arange(3), same=strided, empty=torch.zeros(0, 2))
+    back = Run.open(run.path).load_arrays("spectra/a b")
+    assert torch.equal(back["x"], strided)
+    assert back["y"].dtype == torch.int64
+    assert back["empty"].shape == (0, 2)
+    assert run.arrays() == ["spectra/a b"]
+    with pytest.raises(InputError, match=r"no arrays named 'c'; it has spectra/a b"):
+        run.load_arrays("c")
+
+
+def test_cached_computes_once_and_stores_scalars(tmp_path: Path) -> None:
+    run, calls = make(tmp_path), []
+
+    def compute() -> dict[str, object]:
+        calls.append(1)
+        return {"w": torch.randn(3, dtype=torch.float64), "loss": 0.25, "steps": 7, "name": "x", "ok": True, "no": None}
+
+    first = run.cached("job 1", compute)  # type: ignore[arg-type]
+    again = Run.resume(run.path, CONFIG).cached("job 1", compute)  # type: ignore[arg-type]
+    assert len(calls) == 1
+    assert torch.equal(first.pop("w"), again.pop("w"))  # type: ignore[arg-type]
+    assert first == again == {"loss": 0.25, "steps": 7, "name": "x", "ok": True, "no": None}
+
+
+def test_steps(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    assert run.step("a")
+    run.done("a")
+    assert not Run.resume(run.path).step("a")
+    assert run.step("b")
+
+
+def test_a_torn_last_line_is_dropped_and_the_next_append_is_whole(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    run.log(step=1, loss=torch.tensor(0.5), bad=float("nan"))
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "lo')
+    assert [row["step"] for row in Run.open(run.path).metrics()] == [1]
+    resumed = Run.resume(run.path)
+    resumed.log(step=3)
+    assert [row["step"] for row in resumed.metrics()] == [1, 3]
+    assert resumed.metrics()[0]["bad"] == "nan"
+
+
+@pytest.mark.parametrize("name", [MARKER, "config.json", "environment.json"])
+@pytest.mark.parametrize("content", ["{", "", "[1]", None])
+def test_a_corrupt_file_is_named(tmp_path: Path, name: str, content: str | None) -> None:
+    run = make(tmp_path)
+    if content is None:
+        (run.path / name).unlink()
+    else:
+        (run.path / name).write_text(content)
+    with pytest.raises(CorruptError, match=name):
+        Run.open(run.path)
+
+
+def test_foreign_and_future_folders_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(CorruptError, match=r"photos is not a biascope run folder"):
+        Run.open(tmp_path / "photos")
+    with pytest.raises(InputError, match="nowhere is not a folder"):
+        Run.open(tmp_path / "nowhere")
+    run = make(tmp_path)
+    (run.path / MARKER).write_text('{"format": 99}')
+    with pytest.raises(CorruptError, match="format 99"):
+        Run.open(run.path)
+
+
+def test_a_damaged_line_and_a_damaged_array_are_named(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    path = run.save_arrays("w", w=torch.zeros(100))
+    path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(CorruptError, match=r"w\.safetensors is damaged"):
+        run.load_arrays("w")
+    (run.path / "metrics.jsonl").write_text('{"a": 1}\ngarbage\n{"a": 2}\n')
+    with pytest.raises(CorruptError, match=r"metrics\.jsonl, line 2"):
+        Run.open(run.path)
+
+
+def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    with pytest.raises(InputError, match="--resume"):
+        Run.create(run.path, CONFIG)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").touch()
+    with pytest.raises(InputError, match="exists already: choose another"):
+        Run.create(tmp_path / "full", CONFIG)
+
+
+def test_resuming_with_another_configuration_names_the_key(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    with pytest.raises(InputError, match=r"options\.sigma \(3\.0 stored, 2\.0 asked\)") as caught:
+        Run.resume(run.path, {**CONFIG, "options": {"sigma": 2.0}})
+    assert "seed" not in str(caught.value)
+    with pytest.raises(InputError, match=r"extra \('absent' stored, 1 asked\)"):
+        Run.resume(run.path, {**CONFIG, "extra": 1})
+
+
+def test_config_must_be_plain(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="configuration must hold only numbers"):
+        Run.create(tmp_path / "x", {"model": torch.nn.Linear(1, 1)})
+    assert not (tmp_path / "x").exists()
+
+
+JOB = """
+import sys, time, torch
+from pathlib import Path
+from biascope.studies.runs import Run, MARKER
+path = Path(sys.argv[1])
+run = Run.resume(path) if (path / MARKER).exists() else Run.create(path, {"seed": 0})
+for i in range(400):
+    run.cached(f"job {i}", lambda: {"x": torch.full((20_000,), float(i)), "i": i})
+    run.log(i=i)
+"""
+
+
+@pytest.mark.slow
+def test_kill_minus_9_in_the_middle_leaves_a_resumable_folder(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    for _ in range(3):  # three kills at different places
+        process = subprocess.Popen([sys.executable, "-c", JOB, str(path)])
+        have = len(list(path.glob("arrays/*.safetensors")))
+        while process.poll() is None and len(list(path.glob("arrays/*.safetensors"))) < have + 20:
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        run = Run.open(path)
+        for name in run.arrays():  # nothing half-written carries a real name
+            assert run.load_arrays(name)["x"].unique().item() == int(name.split()[1])
+    done = len(run.arrays())
+    assert 60 <= done < 400
+    before = {name: (path / "arrays" / f"{name}.safetensors").stat().st_mtime_ns for name in run.arrays()}
+    subprocess.run([sys.executable, "-c", JOB, str(path)], check=True)
+    run = Run.open(path)
+    assert len(run.arrays()) == 400
+    for name, stamp in before.items():  # finished jobs were not computed again
+        assert (path / "arrays" / f"{name}.safetensors").stat().st_mtime_ns == stamp
+    assert not list(path.rglob(f"{files.TEMPORARY}*"))
+
+
+FULL = """
+import json, resource, sys, torch
+from biascope.errors import BiascopeError
+from biascope.studies.runs import Run
+run = Run.create(sys.argv[1], {"seed": 0})
+run.cached("small", lambda: {"x": torch.ones(10)})
+for i in range(20):
+    run.log(i=i)
+size = (run.path / "metrics.jsonl").stat().st_size
+resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, size + 10))  # files cannot grow any more: a full disk
+said = []
+for attempt in (lambda: run.cached("big", lambda: {"x": torch.ones(100_000)}), lambda: run.log(i=20)):
+    try:
+        attempt()
+    except BiascopeError as error:
+        said.append(str(error))
+print(json.dumps(said))
+"""
+
+
+def test_a_full_disk_is_explained_and_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    done = subprocess.run([sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, check=True)
+    array, line = json.loads(done.stdout)
+    assert "big.safetensors" in array
+    assert "Everything written before is intact" in array
+    assert "metrics.jsonl" in line
+    run = Run.open(path)
+    assert run.arrays() == ["small"]
+    assert [row["i"] for row in run.metrics()] == list(range(20))
+    assert not list(path.rglob(f"{files.TEMPORARY}*"))
+
+
+def test_disk_errors_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make(tmp_path)
+
+    def no_space(*_: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(files.os, "replace", no_space)
+    with pytest.raises(BiascopeError, match=r"result\.json: No space left on device"):
+        files.write_json(run.path / "result.json", {})
+    assert not run.finished
