@@ -1,0 +1,274 @@
+"""Networks by name, and the user's own by `package.module:factory` or `path/to/script.py:factory`."""
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import math
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from biascope.errors import BiascopeError, InputError
+
+Factory = Callable[..., nn.Module]
+F = TypeVar("F", bound=Factory)
+
+
+@dataclass(frozen=True)
+class NetInfo:
+    """What the registry knows of one network.
+
+    `input_shape` is the shape of one example with the default options; `defaults` are all options of the factory and
+    the value each has under this name.
+
+    Example:
+        >>> from biascope import nets
+        >>> nets.info("lenet-avg").defaults["pool"]
+        'avg'
+    """
+
+    name: str
+    factory: Factory = field(repr=False)
+    summary: str
+    input_shape: tuple[int, ...]
+    defaults: Mapping[str, Any] = field(repr=False)
+
+    def options_for(self, input_shape: Sequence[int]) -> dict[str, int]:
+        """The options that make this network accept examples of another shape.
+
+        Example:
+            >>> from biascope import nets
+            >>> nets.info("resnet18").options_for((3, 64, 64))
+            {'in_channels': 3, 'image_size': 64}
+            >>> nets.info("mlp").options_for((1, 28, 28))
+            {'in_features': 784}
+        """
+        shape = tuple(input_shape)
+        if "in_features" in self.defaults:
+            if not shape or min(shape) < 1:
+                raise InputError(f"{self.name}: input shape {shape} has no entries")
+            return {"in_features": math.prod(shape)}
+        if len(shape) != 3 or shape[1] != shape[2]:
+            raise InputError(f"{self.name} takes square images (channels, side, side), got input shape {shape}")
+        return {"in_channels": shape[0], "image_size": shape[1]}
+
+
+_REGISTRY: dict[str, NetInfo] = {}
+
+
+def register(name: str, *, summary: str, input_shape: Sequence[int], **options: Any) -> Callable[[F], F]:
+    """Put a class (or any function that builds a module) into the registry; `options` override its defaults.
+
+    Example:
+        >>> from torch import nn
+        >>> @register("two-to-one", summary="a line", input_shape=(2,))
+        ... def two_to_one(bias: bool = True) -> nn.Module:
+        ...     return nn.Linear(2, 1, bias=bias)
+        >>> build("two-to-one", bias=False)
+        Linear(in_features=2, out_features=1, bias=False)
+        >>> unregister("two-to-one")
+    """
+
+    def keep(factory: F) -> F:
+        old = _REGISTRY.get(name)
+        if old is not None and _where(old.factory) != _where(factory):
+            raise InputError(
+                f"network name {name!r} is taken by {_where(old.factory)}; register {_where(factory)} under another"
+            )
+        parameters = inspect.signature(factory).parameters.values()
+        signature = {p.name: p.default for p in parameters if p.default is not p.empty}
+        defaults = MappingProxyType({**signature, **options})
+        _REGISTRY[name] = NetInfo(name, factory, summary, tuple(input_shape), defaults)
+        return factory
+
+    return keep
+
+
+def unregister(name: str) -> None:
+    """Take a network out of the registry.
+
+    Example:
+        >>> register("gone", summary="", input_shape=(1,))(nn.Identity) and unregister("gone")
+    """
+    info(name)
+    del _REGISTRY[name]
+
+
+def names() -> tuple[str, ...]:
+    """All registered names, sorted.
+
+    Example:
+        >>> "lenet" in names()
+        True
+    """
+    return tuple(sorted(_REGISTRY))
+
+
+def info(name: str) -> NetInfo:
+    """The entry of one name.
+
+    Example:
+        >>> info("lenet").input_shape
+        (1, 32, 32)
+    """
+    if name in _REGISTRY:
+        return _REGISTRY[name]
+    near = difflib.get_close_matches(name, names(), n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise InputError(
+        f"no network is called {name!r}; {hint}Known: {', '.join(names())}. "
+        "For your own, type package.module:factory or path/to/script.py:factory"
+    )
+
+
+def build(name: str, seed: int | None = None, *, devices: Sequence[int] = (), **options: Any) -> nn.Module:
+    """Build a network by name (or by anything `resolve` takes).
+
+    With a seed the initial weights depend on the seed alone and the global random state is left as it was; without one
+    they are drawn from the global state, as torch modules do. `devices`: CUDA devices on which the factory itself draws
+    numbers (the networks here draw on the CPU).
+
+    Example:
+        >>> import torch
+        >>> a, b = build("lenet", seed=0, outputs=10), build("lenet", seed=0, outputs=10)
+        >>> all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters()))
+        True
+    """
+    factory = resolve(name)
+    if seed is None:
+        return factory(**options)
+    with torch.random.fork_rng(devices=list(devices)):
+        # torch.manual_seed would also reseed every CUDA device, which fork_rng does not restore
+        torch.default_generator.manual_seed(seed)
+        for device in devices:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        return factory(**options)
+
+
+def resolve(spec: str) -> Factory:
+    """The factory behind a registry name, `package.module:factory` or `path/to/script.py:factory`.
+
+    What comes back takes options by keyword, refuses unknown ones by name, and always returns an `nn.Module` or raises
+    an `InputError` that says what the factory did instead.
+
+    Example:
+        >>> resolve("logreg")(in_features=4)
+        LogReg(
+          (linear): Linear(in_features=4, out_features=1, bias=True)
+        )
+        >>> resolve("torch.nn:Flatten")()
+        Flatten(start_dim=1, end_dim=-1)
+    """
+    if ":" in spec:
+        factory, defaults = _load(spec), {}
+    else:
+        entry = info(spec)
+        factory, defaults = entry.factory, dict(entry.defaults)
+
+    def make(**options: Any) -> nn.Module:
+        _check_options(spec, factory, options)
+        try:
+            module = factory(**{**defaults, **options})
+        except BiascopeError:
+            raise
+        except Exception as error:
+            raise InputError(f"{spec} raised {type(error).__name__}: {error}") from error
+        if not isinstance(module, nn.Module):
+            raise InputError(f"{spec} returned a {type(module).__name__}; it must return an nn.Module")
+        return module
+
+    return make
+
+
+def _check_options(spec: str, factory: Factory, options: Mapping[str, Any]) -> None:
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except ValueError:  # some builtins have no signature; calling them tells
+        return
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    valid = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    unknown = [name for name in options if name not in valid]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], valid, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise InputError(f"{spec} has no option {unknown[0]!r}{hint}; its options: {', '.join(valid) or 'none'}")
+
+
+def _load(spec: str) -> Factory:
+    where, _, attribute = spec.rpartition(":")
+    if not where or not attribute:
+        raise InputError(f"{spec!r} is not complete: type package.module:factory or path/to/script.py:factory")
+    module = _load_script(where) if where.endswith(".py") else _load_module(where, spec)
+    found = getattr(module, attribute, None)
+    if found is None:
+        public = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        near = difflib.get_close_matches(attribute, public, n=3) or public[:8]
+        hint = f"type {where}:{near[0]} (it has {', '.join(near)})" if near else "it defines no function or class"
+        raise InputError(f"{where} has no {attribute!r}; {hint}")
+    if isinstance(found, nn.Module) or not callable(found):
+        raise InputError(
+            f"{spec} is a {type(found).__name__}, not a factory: write `def build(): return ...` in {where} "
+            f"and type {where}:build"
+        )
+    factory: Factory = found
+    return factory
+
+
+def _load_module(name: str, spec: str) -> ModuleType:
+    # an installed command does not have the working folder on its path, but users expect `mypkg.models:build` to work
+    with _on_path(Path.cwd()):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name and (name == error.name or name.startswith(error.name + ".")):
+                raise InputError(
+                    f"cannot find the module {error.name!r} of {spec!r}: run where it can be imported, "
+                    "or type path/to/script.py:factory"
+                ) from error
+            raise InputError(f"importing {name} raised {type(error).__name__}: {error}") from error
+        except Exception as error:
+            raise InputError(f"importing {name} raised {type(error).__name__}: {error}") from error
+
+
+def _load_script(where: str) -> ModuleType:
+    path = Path(where).expanduser().resolve()
+    if not path.is_file():
+        raise InputError(f"there is no file {where}; type path/to/script.py:factory")
+    name = f"_biascope_script_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{where} cannot be loaded as a Python script")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look a class up by its module
+    with _on_path(path.parent):
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            del sys.modules[name]
+            raise InputError(f"running {where} raised {type(error).__name__}: {error}") from error
+    return module
+
+
+@contextmanager
+def _on_path(folder: Path) -> Iterator[None]:
+    """The folder importable for a moment, behind everything else so that it shadows nothing."""
+    sys.path.append(str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+
+
+def _where(factory: Factory) -> str:
+    return f"{factory.__module__}.{getattr(factory, '__qualname__', factory)}"
