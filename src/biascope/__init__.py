@@ -1,3 +1,55 @@
-"""biascope shows the inductive bias of any PyTorch network."""
+"""biascope shows the inductive bias of any PyTorch network: before, during and after training.
+
+One derivative, three spaces: `Jacobian` (df/dtheta) in the middle, `ntk` in function space, Fisher metrics in parameter
+space, anisotropy directions in input space. Names are imported when they are first used, so that `import biascope` is
+quick.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0.dev0"
+
+if TYPE_CHECKING:
+    from biascope import data, functional, geometry, kernels, layers, linalg, nets
+    from biascope.jacobian import Coverage, Jacobian
+    from biascope.kernels import Kernel, Spectrum, ntk
+
+# public name -> module that defines it
+_PUBLIC = {
+    "Jacobian": "biascope.jacobian",
+    "Coverage": "biascope.jacobian",
+    "ntk": "biascope.kernels",
+    "Kernel": "biascope.kernels",
+    "Spectrum": "biascope.kernels",
+}
+_ROOMS = ("data", "functional", "geometry", "kernels", "layers", "linalg", "nets")
+
+__all__ = [
+    "Coverage",
+    "Jacobian",
+    "Kernel",
+    "Spectrum",
+    "data",
+    "functional",
+    "geometry",
+    "kernels",
+    "layers",
+    "linalg",
+    "nets",
+    "ntk",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(import_module(_PUBLIC[name]), name)
+    if name in _ROOMS:
+        return import_module(f"biascope.{name}")
+    raise AttributeError(f"module 'biascope' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -59,6 +59,8 @@ class Block:
     reason: str
     sizes: Sizes | None = None  # matrix: positions summed over the uses
     numel: int = 0
+    input_numel: int = 0  # matrix: numbers kept per example, inputs and (for one cotangent) output gradients
+    output_numel: int = 0
 
     @property
     def layer(self) -> str:
@@ -243,7 +245,9 @@ def _blocks(f: Functional, tape: Tape, slots: list[Slot | None], raw: dict[str, 
             names += (bias,)
             folded.add(bias)
             numel += f.params[bias].numel()
-        blocks.append(Block("matrix", names, indices, f"{first.kind} rule{times}", total, numel))
+        kept = sum(u.input.numel() for u in uses if u.input is not None) // 3
+        flow = sum(u.out_shape.numel() for u in uses) // 3
+        blocks.append(Block("matrix", names, indices, f"{first.kind} rule{times}", total, numel, kept, flow))
     order = {name: i for i, name in enumerate(f.params)}
     return sorted(blocks, key=lambda b: order[b.names[0]])
 

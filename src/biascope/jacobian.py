@@ -1,0 +1,311 @@
+"""J = df/dtheta, one object with two faces: J J^T is the kernel, J^T J the metric."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from biascope.errors import InputError
+from biascope.functional import (
+    Functional,
+    Inputs,
+    Params,
+    ParamSelection,
+    batch_size,
+    batches,
+    differentiable_attention,
+    functional,
+    take,
+)
+from biascope.layers import Anatomy, anatomy, leaves, per_example_gradients, record, rows_of_tape
+from biascope.linalg.operator import LinearOperator
+
+
+def vector_jacobian(f: Functional, inputs: Inputs, u: Tensor) -> Params:
+    """J^T u on one prepared batch: {name: tensor}; u [n, c]."""
+    params = leaves(f)
+    with torch.enable_grad():
+        rows = f(params, inputs)
+        grads = torch.autograd.grad(rows, list(params.values()), u, allow_unused=True, materialize_grads=True)
+    return dict(zip(params, grads))
+
+
+def jacobian_vector(f: Functional, inputs: Inputs, v: Params) -> Tensor:
+    """J v on one prepared batch: [n, c]; forward mode, or the double backward trick where torch has no forward rule."""
+    try:
+        with torch.no_grad(), differentiable_attention():
+            out: Tensor = torch.func.jvp(lambda p: f(p, inputs), (f.params,), (v,))[1]
+        return out
+    except (NotImplementedError, RuntimeError):
+        return _double_backward(f, inputs, v)
+
+
+def _double_backward(f: Functional, inputs: Inputs, v: Params) -> Tensor:
+    """J v = d/du <J^T u, v>, since J^T u is linear in u."""
+    params = leaves(f)
+    names = list(params)
+    with torch.enable_grad(), differentiable_attention(), torch.backends.cudnn.flags(enabled=False):
+        rows = f(params, inputs)
+        u = torch.zeros_like(rows, requires_grad=True)
+        grads = torch.autograd.grad(
+            rows, [params[n] for n in names], u, create_graph=True, allow_unused=True, materialize_grads=True
+        )
+        inner = sum((g * v[n]).sum() for n, g in zip(names, grads))
+        assert isinstance(inner, Tensor)
+        (out,) = torch.autograd.grad(inner, u, allow_unused=True, materialize_grads=True)
+    return out
+
+
+@dataclass(frozen=True)
+class CoverageRow:
+    """How one parameter is differentiated."""
+
+    parameter: str
+    shape: tuple[int, ...]
+    handled_by: str  # "layer rule" | "autograd fallback" | "zero"
+    why: str
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Every parameter, the rule that handles it, and why. `print(coverage)` is a table."""
+
+    rows: tuple[CoverageRow, ...]
+
+    @property
+    def fallback(self) -> tuple[str, ...]:
+        """Parameters handled by the autograd fallback."""
+        return tuple(r.parameter for r in self.rows if r.handled_by == "autograd fallback")
+
+    def __str__(self) -> str:
+        lines = [f"{'parameter':<38} {'shape':<18} {'handled by':<18} why"]
+        lines += [f"{r.parameter[-38:]:<38} {list(r.shape)!s:<18} {r.handled_by:<18} {r.why}" for r in self.rows]
+        return "\n".join(lines)
+
+
+class Flat(Tensor):
+    """A flat parameter-space vector that remembers its parts: `.as_dict()`."""
+
+    parts: Params
+
+    @staticmethod
+    def wrap(parts: Params) -> Flat:
+        """Concatenate {name: tensor [*shape]} to [p], remembering the shapes."""
+        flat = torch.cat([t.reshape(-1) for t in parts.values()]).as_subclass(Flat)
+        flat.parts = parts
+        return flat
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def as_dict(self) -> Params:
+        """The same vector as {parameter name: tensor}."""
+        return self.parts
+
+
+class Jacobian(LinearOperator):
+    """Jacobian of a network's outputs on some data with respect to its parameters; rows (n, c), columns parameters.
+
+    `x` may be a tensor, a dict of keyword tensors, or a re-iterable of batches x or (x, y): products stream over it.
+
+    Args:
+        model: any nn.Module whose examples do not mix.
+        x: the examples.
+        params: which parameters are columns (see `bs.functional.functional`).
+        output: how to get a tensor from what the model returns.
+        precision: "float32" or "float64".
+        batch_size: split a single large tensor into batches of this size for products.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        >>> J = Jacobian(net, torch.randn(5, 3))
+        >>> J.shape, (J @ torch.ones(J.p)).shape, (J.T @ torch.ones(5, 2)).shape
+        ((10, 26), torch.Size([5, 2]), torch.Size([26]))
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        x: Any,
+        params: ParamSelection = None,
+        output: Callable[[Any], Tensor] | None = None,
+        precision: str = "float32",
+        batch_size: int | None = None,
+    ) -> None:
+        self.f = functional(model, params, output, precision)
+        self.data = x
+        self.batch_size = batch_size
+        if isinstance(x, Iterable) and iter(x) is x:
+            raise InputError(
+                "x is a one-shot iterator; pass a list of batches or a DataLoader, which can be read again"
+            )
+        self.n, self.c = self._count()
+        super().__init__((self.n * self.c, self.f.num_params), self.f.dtype, self.f.device)
+
+    def _count(self) -> tuple[int, int]:
+        n, c = 0, 0
+        first: Inputs | None = None
+        for inputs, _ in batches(self.data):
+            n += batch_size(inputs)
+            first = inputs if first is None else first
+        assert first is not None
+        with torch.no_grad():
+            c = self.f(self.f.params, self.f.prepare(take(first, slice(0, 1)))).shape[1]
+        self._first = first
+        return n, c
+
+    def _batches(self) -> Iterable[tuple[slice, Inputs]]:
+        start = 0
+        for inputs, _ in batches(self.data):
+            b = batch_size(inputs)
+            step = self.batch_size or b
+            for s in range(0, b, step):
+                piece = take(inputs, slice(s, s + step))
+                m = batch_size(piece)
+                yield slice(start, start + m), self.f.prepare(piece)
+                start += m
+
+    @property
+    def p(self) -> int:
+        """Number of parameters (columns)."""
+        return self.f.num_params
+
+    @property
+    def anatomy(self) -> Anatomy:
+        """The blocks and rules found for this model."""
+        return anatomy(self.f, self._first)
+
+    def coverage(self) -> Coverage:
+        """How every parameter is differentiated, and why."""
+        rows = {}
+        for b in self.anatomy.blocks:
+            how = {"matrix": "layer rule", "rows": "layer rule", "fallback": "autograd fallback"}[b.kind]
+            how = "zero" if b.kind == "rows" and not b.uses else how
+            for name in b.names:
+                rows[name] = CoverageRow(name, tuple(self.f.params[name].shape), how, b.reason)
+        return Coverage(tuple(rows[name] for name in self.f.params))
+
+    # ------------------------------------------------------------------------------------------------- products
+
+    def __matmul__(self, v: Any) -> Any:
+        """J @ v: v a dict {name: tensor}, flat [p] or a block [p, k]; gives [n, c] or [n, c, k]."""
+        if isinstance(v, LinearOperator):
+            return super().__matmul__(v)
+        if isinstance(v, dict):
+            return self.jvp(v)
+        if not isinstance(v, Tensor) or v.dim() not in (1, 2) or v.shape[0] != self.p:
+            got = list(v.shape) if isinstance(v, Tensor) else type(v).__name__
+            raise InputError(f"J @ v: v must be a dict, flat [{self.p}] or a block [{self.p}, k], got {got}")
+        if v.dim() == 1:
+            return self.jvp(self.unflatten(v))
+        return torch.stack([self.jvp(self.unflatten(v[:, i])) for i in range(v.shape[1])], -1)
+
+    def jvp(self, v: Params) -> Tensor:
+        """J v [n, c] for v = {name: tensor}; parameters left out count as zero."""
+        unknown = set(v) - set(self.f.params)
+        if unknown:
+            raise InputError(f"J @ v: {sorted(unknown)[0]!r} is not a differentiated parameter of this Jacobian")
+        full = {}
+        for name, q in self.f.params.items():
+            t = v.get(name)
+            if t is not None and t.shape != q.shape:
+                raise InputError(f"J @ v: '{name}' has shape {list(t.shape)}, the parameter {list(q.shape)}")
+            full[name] = torch.zeros_like(q) if t is None else t.to(self.f.device, self.f.dtype)
+        out = torch.empty(self.n, self.c, dtype=self.f.dtype, device=self.f.device)
+        for s, inputs in self._batches():
+            out[s] = jacobian_vector(self.f, inputs, full)
+        return out
+
+    def vjp(self, u: Tensor) -> Flat:
+        """J^T u for u [n, c]: flat [p], with `.as_dict()`."""
+        u = u.reshape(self.n, self.c).to(self.f.device, self.f.dtype)
+        total: Params = {}
+        for s, inputs in self._batches():
+            part = vector_jacobian(self.f, inputs, u[s])
+            total = part if not total else {k: total[k] + part[k] for k in total}
+        return Flat.wrap(total)
+
+    def _matmat(self, X: Tensor) -> Tensor:
+        return torch.stack([self.jvp(self.unflatten(x)).reshape(-1) for x in X.mT], -1)
+
+    def _rmatmat(self, X: Tensor) -> Tensor:
+        return torch.stack([self.vjp(x).as_subclass(Tensor) for x in X.mT], -1)
+
+    @property
+    def T(self) -> Transposed:
+        """J^T: `J.T @ u` with u [n, c] (or [n * c], or a block [n, c, k]) gives [p] (or [p, k])."""
+        return Transposed(self)
+
+    # ----------------------------------------------------------------------------------------------------- rows
+
+    def rows(self, index: slice | Tensor | None = None) -> Tensor:
+        """Dense rows [m, c, p] of some examples (all if None), parameters in the order of `J.f.params`."""
+        eye = torch.eye(self.c, dtype=self.f.dtype, device=self.f.device)
+        parts = []
+        wanted = None if index is None else torch.arange(self.n)[index]
+        for s, inputs in self._batches():
+            if wanted is not None:
+                local = wanted[(wanted >= s.start) & (wanted < s.stop)] - s.start
+                if not len(local):
+                    continue
+                inputs = take(inputs, local.to(self.f.device))
+            b = batch_size(inputs)
+            parts.append(self._dense(inputs, eye[:, None].expand(self.c, b, self.c)))
+        return torch.cat(parts)
+
+    def _dense(self, inputs: Inputs, cot: Tensor) -> Tensor:
+        found = self.anatomy
+        fallback = [b.names[0] for b in found.blocks if b.kind == "fallback"]
+        ruled = [n for b in found.blocks if b.kind != "fallback" for n in b.names]
+        rows: Params = {}
+        if ruled:
+            tape = record(self.f, leaves(self.f), inputs)
+            if not found.matches(tape):
+                fallback, ruled = [*fallback, *ruled], []
+            else:
+                rows |= rows_of_tape(self.f, found, tape, cot, ruled)
+        if fallback:
+            rows |= per_example_gradients(self.f, fallback, inputs, cot)
+        return torch.cat([rows[name] for name in self.f.params], -1).movedim(0, 1)
+
+    def to_dense(self, chunk: int = 0) -> Tensor:
+        """The whole Jacobian [n, c, p]."""
+        return self.rows()
+
+    def unflatten(self, v: Tensor) -> Params:
+        """Split a flat vector [p] into {name: tensor}."""
+        parts = torch.split(v.as_subclass(Tensor), [q.numel() for q in self.f.params.values()])
+        return {name: part.view_as(q) for (name, q), part in zip(self.f.params.items(), parts)}
+
+
+class Transposed(LinearOperator):
+    """J^T as an operator [p, n c]."""
+
+    def __init__(self, J: Jacobian) -> None:
+        super().__init__((J.p, J.n * J.c), J.f.dtype, J.f.device)
+        self.J = J
+
+    def __matmul__(self, u: Any) -> Any:
+        if isinstance(u, LinearOperator):
+            return super().__matmul__(u)
+        J = self.J
+        if isinstance(u, Tensor) and u.shape in {(J.n, J.c), (J.n * J.c,)}:
+            return J.vjp(u)
+        if isinstance(u, Tensor) and u.dim() == 3 and u.shape[:2] == (J.n, J.c):
+            return torch.stack([J.vjp(u[..., i]).as_subclass(Tensor) for i in range(u.shape[2])], -1)
+        got = list(u.shape) if isinstance(u, Tensor) else type(u).__name__
+        raise InputError(f"J.T @ u: u must be [{J.n}, {J.c}] (or a block [{J.n}, {J.c}, k]), got {got}")
+
+    def _matmat(self, X: Tensor) -> Tensor:
+        return self.J._rmatmat(X)
+
+    def _rmatmat(self, X: Tensor) -> Tensor:
+        return self.J._matmat(X)
+
+    @property
+    def T(self) -> Jacobian:
+        """J itself."""
+        return self.J

@@ -1,0 +1,205 @@
+"""The kernel as an object: its values, how it was computed, and the questions people ask of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from biascope.errors import CorruptError, InputError, UnsupportedError
+from biascope.kernels.plan import Plan
+from biascope.kernels.spectrum import Spectrum, centre, spectrum
+from biascope.linalg import effective_rank as effective_rank_of
+
+
+@dataclass(frozen=True, repr=False)
+class Kernel:
+    """A tangent kernel.
+
+    `values` is kept in the layout in which it was summed; use `tensor` (shapes of the API) or `matrix()`.
+
+    Example:
+        >>> import biascope as bs
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+        >>> K = bs.ntk(net, torch.randn(6, 3))
+        >>> K.matrix().shape, K.eigh(k=2).values.shape
+        (torch.Size([12, 12]), torch.Size([2]))
+    """
+
+    values: Tensor
+    outputs: str | int
+    mode: str  # "full" [k, n1, k, n2] | "trace" [n1, n2] | "diagonal" [k, n1, n2]
+    symmetric: bool
+    plan: Plan | None = None
+    error: float | None = None  # relative Frobenius error against float64 on sampled examples, where measured
+    recompute: Callable[[], dict[str, Tensor]] | None = field(default=None, compare=False)
+    centring: str | None = None
+
+    @property
+    def tensor(self) -> Tensor:
+        """full: [n1, c, n2, c]; trace, sum, single output: [n1, n2]; diagonal: [c, n1, n2]."""
+        return self.values.permute(1, 0, 3, 2) if self.mode == "full" else self.values
+
+    @property
+    def n(self) -> tuple[int, int]:
+        """Number of examples (rows, columns)."""
+        if self.mode == "full":
+            return self.values.shape[1], self.values.shape[3]
+        return self.values.shape[-2], self.values.shape[-1]
+
+    def matrix(self) -> Tensor:
+        """As a matrix: full [n1 * c, n2 * c] (examples major), otherwise [n1, n2]."""
+        if self.mode == "diagonal":
+            raise UnsupportedError("a 'diagonal' kernel is one matrix per output: use K.tensor[i]")
+        t = self.tensor
+        return t.reshape(t.shape[0] * t.shape[1], -1) if self.mode == "full" else t
+
+    def numpy(self) -> Any:
+        """`tensor` as a numpy array."""
+        return self.tensor.cpu().numpy()
+
+    def _square(self, what: str) -> None:
+        if not self.symmetric:
+            raise UnsupportedError(f"{what} needs the symmetric kernel K(x, x); this one is K(x, x2)")
+
+    def _with(self, values: Tensor, **changes: Any) -> Kernel:
+        kept = {"outputs": self.outputs, "mode": self.mode, "symmetric": self.symmetric, "plan": self.plan}
+        return Kernel(values, **(kept | {"error": self.error, "centring": self.centring} | changes))
+
+    # ------------------------------------------------------------------------------------------------- the matrix
+
+    def centered(self, kind: str = "per-output") -> Kernel:
+        """Kernel of centred tangent features.
+
+        "per-output" subtracts the mean over examples for every output (C K C on example indices of every block);
+        "global" subtracts the mean over all (example, output) pairs. They differ for "full" kernels only.
+        """
+        self._square("centring")
+        return self._with(centre(self.values, self.mode, kind), centring=kind)
+
+    def normalized(self) -> Kernel:
+        """K_ij / sqrt(K_ii K_jj), the cosine of tangent features."""
+        self._square("normalising")
+        if self.mode == "diagonal":
+            d = self.values.diagonal(dim1=1, dim2=2)
+            scale = (d[:, :, None] * d[:, None]).clamp_min(torch.finfo(d.dtype).tiny).sqrt()
+            return self._with(self.values / scale)
+        k, n = (self.values.shape[0], self.values.shape[1]) if self.mode == "full" else (1, len(self.values))
+        M = self.values.reshape(k * n, k * n)
+        d = M.diagonal().clamp_min(torch.finfo(M.dtype).tiny).rsqrt()
+        return self._with((M * d[:, None] * d).view_as(self.values))
+
+    def trace(self) -> float:
+        """Sum of the diagonal (over examples and outputs), summed in float64."""
+        self._square("the trace")
+        if self.mode == "diagonal":
+            return float(self.values.diagonal(dim1=1, dim2=2).double().sum())
+        return float(self.matrix().diagonal().double().sum())
+
+    def frobenius_norm(self) -> float:
+        """Frobenius norm of all entries, accumulated in float64."""
+        return float(torch.linalg.vector_norm(self.values, dtype=torch.float64))
+
+    # ------------------------------------------------------------------------------------------------ the spectrum
+
+    def eigh(self, k: int | None = None, normalize: bool = False) -> Spectrum:
+        """Eigenvalues (descending) and eigenvectors of the matrix; the top k only if k is given.
+
+        Returns:
+            Spectrum(values [k], vectors [N, k], residuals [k]). With `normalize` the values are those of the kernel
+            operator under the empirical measure (divided by n) and vectors are eigenfunctions with mean square 1.
+        """
+        self._square("the spectrum")
+        return spectrum(self.matrix(), k, self.n[0], normalize)
+
+    def effective_rank(self, kind: Literal["entropy", "participation"] = "entropy") -> float:
+        """exp(entropy of the normalised eigenvalues), or the participation ratio (sum)^2 / (sum of squares)."""
+        if kind not in {"entropy", "participation"}:
+            raise InputError(f"kind={kind!r}: choose 'entropy' or 'participation'")
+        return float(effective_rank_of(self.eigh().values, kind=kind))
+
+    def trace_ratios(self, ks: tuple[int, ...] = (40, 80, 160)) -> dict[int, float]:
+        """Share of the trace in the top k eigenvalues, for several k."""
+        values = self.eigh().values.clamp_min(0)
+        return {k: float(values[:k].sum() / values.sum()) for k in ks}
+
+    # --------------------------------------------------------------------------------------------------- the task
+
+    def alignment(self, other: Tensor | Kernel, centered: str | bool = "per-output") -> float:
+        """Centred kernel alignment (CKA) with labels or with another kernel, in [0, 1] for PSD kernels.
+
+        Args:
+            other: class indices [n], targets [n, d] (or [n]), or a Kernel of the same shape.
+            centered: "per-output" (default), "global", or False for the uncentred alignment.
+        """
+        from biascope.kernels.alignment import alignment
+
+        return alignment(self, other, "per-output" if centered is True else centered)
+
+    def energy_concentration(self, y: Tensor, k: int, squared: bool = True) -> float:
+        """Share of the labels' energy in the top k eigenvectors: ||Phi_k y||^2 / ||y||^2 (or the norms' ratio)."""
+        from biascope.kernels.alignment import label_vector
+
+        vectors = self.eigh(k).vectors.double()
+        target = label_vector(self, y).to(vectors)
+        share = float((vectors.mT @ target).square().sum() / target.square().sum())
+        return share if squared else share**0.5
+
+    def by_layer(self) -> dict[str, Kernel]:
+        """Kernels of the single layers, which sum to this one; computed on demand while the model is unchanged."""
+        if self.recompute is None:
+            raise UnsupportedError("this kernel was derived from another one; take by_layer() of the original")
+        return {name: self._with(values) for name, values in self.recompute().items()}
+
+    def pca(self, k: int = 2) -> Tensor:
+        """Kernel PCA coordinates [N, k] of the centred kernel."""
+        spec = self.centered().eigh(k)
+        return spec.vectors * spec.values.clamp_min(0).sqrt()
+
+    # ------------------------------------------------------------------------------------------------ in and out
+
+    def save(self, path: str | Path) -> None:
+        """Write values (safetensors) with the description in the header."""
+        from safetensors.torch import save_file
+
+        meta: dict[str, Any] = {
+            "format": "biascope-kernel-1",
+            "outputs": self.outputs,
+            "mode": self.mode,
+            "symmetric": self.symmetric,
+        }
+        meta |= {"error": self.error, "centring": self.centring}
+        save_file({"values": self.values.contiguous()}, str(path), {"biascope": json.dumps(meta)})
+
+    @staticmethod
+    def load(path: str | Path) -> Kernel:
+        """Read a kernel written by `save`."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(str(path), "pt") as file:
+                meta = json.loads((file.metadata() or {})["biascope"])
+                values = file.get_tensor("values")
+        except (SafetensorError, KeyError, json.JSONDecodeError) as error:
+            raise CorruptError(f"{path} is not a kernel saved by biascope: {error}") from error
+        meta.pop("format")
+        return Kernel(values, **meta)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Heat map of the kernel and its spectrum; returns the matplotlib figure."""
+        from biascope.kernels.figures import plot_kernel
+
+        return plot_kernel(self, ax)
+
+    def __repr__(self) -> str:
+        n1, n2 = self.n
+        text = f"Kernel(outputs={self.outputs!r}, {n1} x {n2} examples, tensor {list(self.tensor.shape)}"
+        text += f", {str(self.values.dtype).removeprefix('torch.')} on {self.values.device}"
+        text += f", centred {self.centring}" if self.centring else ""
+        text += f", error {self.error:.1e} against float64" if self.error is not None else ""
+        return text + ")"

@@ -1,0 +1,255 @@
+"""The empirical neural tangent kernel J J^T: plan, collect, contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from biascope.errors import InputError, UnsupportedError
+from biascope.functional import Functional, Inputs, ParamSelection, batch_size, functional, gather, take, tensors_of
+from biascope.kernels.contract import Multiply, add_block, mirror
+from biascope.kernels.kernel import Kernel
+from biascope.kernels.plan import Plan, make_plan
+from biascope.kernels.precision import arithmetic
+from biascope.kernels.products import by_products
+from biascope.layers import Anatomy, Factor, anatomy, collect
+from biascope.memory import budget as memory_budget
+
+
+def ntk(
+    model: nn.Module,
+    x: Any,
+    x2: Any = None,
+    outputs: str | int = "full",
+    strategy: str = "auto",
+    precision: str = "float32",
+    max_memory: str | int | None = None,
+    params: ParamSelection = None,
+    *,
+    output: Callable[[Any], Tensor] | None = None,
+    by_layer: bool = False,
+    store: str | Path | None = None,
+    check: bool | None = None,
+) -> Kernel:
+    """Empirical neural tangent kernel K[i, a, j, b] = <df_a(x_i)/dtheta, df_b(x_j)/dtheta>.
+
+    Args:
+        model: any nn.Module, in eval mode where it has BatchNorm or dropout.
+        x: n1 examples: a tensor [n1, ...], a dict of keyword tensors, or an iterable of batches x or (x, y).
+        x2: other examples for the cross kernel K(x, x2); None for the symmetric kernel K(x, x).
+        outputs: "full" [n1, c, n2, c]; "trace" [n1, n2], summed over outputs; "diagonal" [c, n1, n2]; "sum" [n1, n2],
+            the kernel of sum_c f_c; an int i, [n1, n2], the kernel of f_i.
+        strategy: "auto" (the planner chooses per layer), "gram", "contract", or "products" (kernel-vector products).
+        precision: "float32", "float64", "tf32" or "bf16"; for the last two the error is measured on sampled examples
+            against float64 and stands in `K.error`.
+        max_memory: budget for kernel, factors and workspace, such as "4GB"; 60 % of the free memory if None.
+        params: which parameters to differentiate (see `bs.functional.functional`).
+        output: how to get a tensor from what the model returns.
+        by_layer: also keep the kernel of every layer (`K.by_layer()` computes them later if this was not asked).
+        store: a folder for tiles on disk, when the kernel does not fit in memory; an interrupted run resumes there.
+        check: measure the error against float64 on sampled examples (default: for tf32 and bf16).
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+        >>> K = ntk(net, torch.randn(5, 3))
+        >>> K.tensor.shape, ntk(net, torch.randn(5, 3), outputs="trace").tensor.shape
+        (torch.Size([5, 2, 5, 2]), torch.Size([5, 5]))
+    """
+    f = functional(model, params, output, precision)
+    one = gather(x, "x")
+    two = None if x2 is None else gather(x2, "x2")
+    _check_pair(one, two)
+    if store is not None:
+        from biascope.kernels.tiles import stored_ntk
+
+        return stored_ntk(f, one, two, outputs, strategy, precision, max_memory, Path(store))
+    with arithmetic(precision):
+        found = anatomy(f, one)
+        job = Job.make(f, found, one, two, outputs, strategy, precision, max_memory)
+        values, layers = job.run(by_layer)
+        error = job.measure_error(values) if (check if check is not None else precision in {"tf32", "bf16"}) else None
+    return Kernel(values, job.outputs, job.mode, two is None, job.plan, error, _Recompute(job, layers))
+
+
+def _check_pair(one: Inputs, two: Inputs | None) -> None:
+    if two is None:
+        return
+    a = [tuple(t.shape[1:]) for t in tensors_of(one)]
+    b = [tuple(t.shape[1:]) for t in tensors_of(two)]
+    if isinstance(one, dict) != isinstance(two, dict) or (isinstance(one, dict) and set(one) != set(two)):
+        raise InputError("x and x2 must be of the same kind: both tensors, or dicts with the same keywords")
+    if a != b and not isinstance(one, dict):
+        raise InputError(f"x2 has examples of shape {b[0]}, x of shape {a[0]}; they must agree")
+
+
+def cotangents(outputs: str | int, c: int) -> tuple[str, Tensor]:
+    """How to sum (full | trace | diagonal) and the cotangents [k, c] for a choice of outputs."""
+    if isinstance(outputs, bool) or not isinstance(outputs, int | str):
+        raise InputError(f"outputs={outputs!r}: expected full, trace, diagonal, sum, or an output's index")
+    if isinstance(outputs, int):
+        if not -c <= outputs < c:
+            raise InputError(f"outputs={outputs}: the model has {c} outputs, indices 0 to {c - 1}")
+        return "trace", torch.eye(c)[outputs % c][None]
+    if outputs == "sum":
+        return "trace", torch.ones(1, c)
+    if outputs not in {"full", "trace", "diagonal"}:
+        raise InputError(f"outputs={outputs!r}: expected full, trace, diagonal, sum, or an output's index")
+    return outputs, torch.eye(c)
+
+
+@dataclass
+class Job:
+    """Everything needed to compute a kernel (or a tile of one)."""
+
+    f: Functional
+    found: Anatomy
+    one: Inputs
+    two: Inputs | None
+    outputs: str | int
+    mode: str
+    cot: Tensor
+    plan: Plan
+
+    @staticmethod
+    def make(
+        f: Functional,
+        found: Anatomy,
+        one: Inputs,
+        two: Inputs | None,
+        outputs: str | int,
+        strategy: str,
+        precision: str,
+        max_memory: str | int | None,
+    ) -> Job:
+        """Plan the computation."""
+        mode, cot = cotangents(outputs, found.outputs)
+        n1, n2 = batch_size(one), None if two is None else batch_size(two)
+        limit = memory_budget(max_memory, f.device)
+        plan = make_plan(found, mode, n1, n2, len(cot), strategy, precision, f.dtype, f.device, limit)
+        return Job(f, found, one, two, outputs, mode, cot, plan)
+
+    def shape(self, n1: int, n2: int) -> tuple[int, ...]:
+        """Shape of a kernel while it is summed."""
+        k = len(self.cot)
+        return {"full": (k, n1, k, n2), "trace": (n1, n2), "diagonal": (k, n1, n2)}[self.mode]
+
+    def run(self, by_layer: bool = False) -> tuple[Tensor, dict[str, Tensor] | None]:
+        """Compute the kernel; also one per layer if asked."""
+        p = self.plan
+        if p.strategy == "products":
+            return by_products(self.f, self.one, self.two, self.cot, self.mode, p), None
+        K = torch.zeros(self.shape(p.n1, p.n2), dtype=self.f.dtype, device=self.f.device)
+        layers = {b.block.layer: torch.zeros_like(K) for b in p.blocks} if by_layer else None
+        if p.tile >= p.n1:
+            self.add(K, layers, self.one, self.two)
+            if p.symmetric:
+                for kernel in (K, *(layers or {}).values()):
+                    mirror(kernel, self.mode)
+        else:
+            self._run_tiles(K, layers)
+        if layers is not None:
+            K = torch.stack(list(layers.values())).sum(0) if len(layers) > 1 else next(iter(layers.values())).clone()
+        return K, layers
+
+    def add(self, K: Tensor, layers: dict[str, Tensor] | None, one: Inputs, two: Inputs | None) -> None:
+        """Add all blocks for a pair of sets of examples into K (or into the layers' kernels)."""
+        p = self.plan
+        mul = Multiply()
+        for group in p.groups:
+            factors = self.collect(group, one)
+            others = None if two is None else self.collect(group, two)
+            for position, i in enumerate(group):
+                b = p.blocks[i]
+                target = K if layers is None else layers[b.block.layer]
+                other = None if others is None else others[position]
+                add_block(target, factors[position], other, self.mode, b.method, p.workspace, mul)
+
+    def collect(self, group: tuple[int, ...], inputs: Inputs) -> list[Factor]:
+        """One pass over some examples for a group of blocks."""
+        store = torch.bfloat16 if self.plan.precision == "bf16" else None
+        blocks = [self.plan.blocks[i].block for i in group]
+        return collect(self.f, self.found, blocks, inputs, self.cot, self.plan.chunk, store)
+
+    def _run_tiles(self, K: Tensor, layers: dict[str, Tensor] | None) -> None:
+        """Too large for one go: pairs of tiles of examples, each computed whole."""
+        p = self.plan
+        two = self.one if self.two is None else self.two
+        for i in range(0, p.n1, p.tile):
+            r = slice(i, min(i + p.tile, p.n1))
+            for j in range(i if p.symmetric else 0, p.n2, p.tile):
+                c = slice(j, min(j + p.tile, p.n2))
+                same = p.symmetric and i == j
+                shape = self.shape(r.stop - r.start, c.stop - c.start)
+                tile = torch.zeros(shape, dtype=K.dtype, device=K.device)
+                parts = None if layers is None else {name: torch.zeros_like(tile) for name in layers}
+                self.add(tile, parts, take(self.one, r), None if same else take(two, c))
+                for target, part in [(K, tile)] if layers is None or parts is None else zip_layers(layers, parts):
+                    if same:
+                        mirror(part, self.mode)
+                    place(target, part, r, c, self.mode, both=p.symmetric and not same)
+
+    def measure_error(self, values: Tensor, count: int = 6) -> float:
+        """Relative Frobenius error of a sampled block against float64."""
+        n1, n2 = self.plan.n1, self.plan.n2
+        gen = torch.Generator().manual_seed(0)
+        i = torch.randperm(n1, generator=gen)[:count].sort().values
+        j = i if self.two is None else torch.randperm(n2, generator=gen)[:count].sort().values
+        f = self.f.to(torch.float64)
+        with arithmetic("float64"):
+            other = None if self.two is None else take(self.two, j)
+            exact, _ = Job.make(f, self.found, take(self.one, i), other, self.outputs, "auto", "float64", None).run()
+        i, j = i.to(values.device), j.to(values.device)
+        block = {
+            "full": lambda: values[:, i][:, :, :, j],
+            "trace": lambda: values[i][:, j],
+            "diagonal": lambda: values[:, i][:, :, j],
+        }[self.mode]()
+        return float((block.double() - exact).norm() / exact.norm())
+
+
+def zip_layers(layers: dict[str, Tensor], parts: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Pairs (kernel, tile) of every layer."""
+    return [(layers[name], part) for name, part in parts.items()]
+
+
+def place(K: Tensor, tile: Tensor, r: slice, c: slice, mode: str, both: bool) -> None:
+    """Write a tile at rows r and columns c, and its mirror image if `both`."""
+    if mode == "full":
+        K[:, r, :, c] = tile
+        if both:
+            K[:, c, :, r] = tile.permute(2, 3, 0, 1)
+    elif mode == "trace":
+        K[r, c] = tile
+        if both:
+            K[c, r] = tile.mT
+    else:
+        K[:, r, c] = tile
+        if both:
+            K[:, c, r] = tile.mT
+
+
+class _Recompute:
+    """Gives the per-layer kernels, computing them on demand if the model is still the same."""
+
+    def __init__(self, job: Job, layers: dict[str, Tensor] | None) -> None:
+        self.job, self.layers = job, layers
+        self.versions = [p._version for p in job.f.module.parameters()]
+
+    def __call__(self) -> dict[str, Tensor]:
+        if self.layers is None:
+            if self.job.plan.strategy == "products":
+                raise UnsupportedError("strategy='products' sees only the whole kernel; use 'auto' for by_layer()")
+            if [p._version for p in self.job.f.module.parameters()] != self.versions:
+                raise InputError(
+                    "the model's parameters changed since this kernel was computed; ask for the layers at once with "
+                    "bs.ntk(..., by_layer=True)"
+                )
+            with arithmetic(self.job.plan.precision):
+                self.layers = self.job.run(by_layer=True)[1]
+        assert self.layers is not None
+        return self.layers

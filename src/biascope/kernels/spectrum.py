@@ -1,0 +1,72 @@
+"""Centring and spectra of kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from biascope.errors import InputError
+from biascope.linalg import Dense, effective_rank, eigsh, psd_eigh
+
+DENSE_LIMIT = 3000  # below this size a dense eigendecomposition is as fast as Lanczos
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Eigenpairs of a kernel, largest first.
+
+    values [k]; vectors [N, k], orthonormal columns (mean square 1 if `normalized`); residuals ||K v - lambda v|| [k].
+    """
+
+    values: Tensor
+    vectors: Tensor
+    residuals: Tensor
+    normalized: bool = False
+
+    def effective_rank(self, kind: Literal["entropy", "participation"] = "entropy") -> float:
+        """Effective rank of the values held here."""
+        return float(effective_rank(self.values, kind=kind))
+
+    def plot(self, ax: Any = None) -> Any:
+        """Eigenvalues against their index on logarithmic axes; returns the matplotlib figure."""
+        from biascope.kernels.figures import plot_spectrum
+
+        return plot_spectrum(self, ax)
+
+
+def spectrum(K: Tensor, k: int | None, n: int, normalize: bool) -> Spectrum:
+    """Top k (or all) eigenpairs of a symmetric matrix; small ones and full ones in float64."""
+    N = len(K)
+    if k is not None and not 1 <= k <= N:
+        raise InputError(f"k={k}: a kernel of size {N} has between 1 and {N} eigenpairs")
+    if not bool(torch.isfinite(K).all()):
+        raise InputError("the kernel has NaN or infinite entries: it has no spectrum")
+    if k is None or N <= DENSE_LIMIT or k > N // 3:
+        full = psd_eigh(K)
+        values, vectors = full.values[:k], full.vectors[:, :k]
+        residuals = torch.linalg.vector_norm(K.to(vectors) @ vectors - vectors * values, dim=0)
+    else:
+        pairs = eigsh(Dense(K, symmetric=True), k, seed=0)
+        values, vectors, residuals = pairs.values, pairs.vectors, pairs.residuals
+    if normalize:
+        values, vectors, residuals = values / n, vectors * n**0.5, residuals / n
+    return Spectrum(values, vectors, residuals, normalize)
+
+
+def centre(K: Tensor, mode: str, kind: str) -> Tensor:
+    """C K C over examples for every pair of outputs ("per-output"), or over all pairs (example, output) ("global")."""
+    if kind not in {"per-output", "global"}:
+        raise InputError(f"centring {kind!r} is not known; choose 'per-output' or 'global'")
+    if mode == "full" and kind == "per-output":
+        K = K - K.mean(1, keepdim=True)
+        return K - K.mean(3, keepdim=True)
+    if mode == "full":
+        k, n = K.shape[:2]
+        M = K.reshape(k * n, k * n)
+        M = M - M.mean(0)
+        return (M - M.mean(1, keepdim=True)).view_as(K)
+    K = K - K.mean(-2, keepdim=True)
+    return K - K.mean(-1, keepdim=True)
