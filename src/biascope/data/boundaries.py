@@ -1,0 +1,150 @@
+"""Linear, quadratic and sinusoidal decision boundaries along one direction, on Gaussian data or on given images."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from biascope.data.dataset import Dataset, Labels, Seed, as_labels, generator, orthonormal, project_out, seed_of
+from biascope.errors import InputError
+
+Boundary = Literal["linear", "quadratic", "sinusoidal"]
+Sinusoid = Literal["projection", "channel"]
+NoiseRule = Literal["variance", "range"]
+
+_STATISTICS = ("mean", "std", "channel_mean", "channel_std", "bias")
+
+
+def isotropic(
+    u: Tensor,
+    n: int = 10_000,
+    boundary: Boundary = "linear",
+    *,
+    eps: float = 1.0,
+    sigma: float = 1.0,
+    labels: Labels = "01",
+    reference: Dataset | None = None,
+    seed: Seed = 0,
+) -> Dataset:
+    """x = eps al u + w, al ~ N(0, 1), w ~ N(0, sigma^2 (I - u u^T)), labelled by a boundary on x.u (see `relabel`).
+
+    The sinusoidal label is the sign of sin(pi al) minus its median (the published code; the text omits the sine by
+    mistake): here al itself is known, so the projection is divided by eps and not by its sample deviation.
+
+    Example:
+        >>> d = isotropic(torch.eye(4)[0], 100, "quadratic", seed=0)
+        >>> int(d.y.sum())
+        50
+    """
+    if eps == 0:
+        raise InputError("eps must not be 0: the label would not depend on x")
+    (unit,) = orthonormal(u.detach().cpu())
+    rng = generator(seed)
+    alpha = torch.randn(n, generator=rng, dtype=torch.float64)
+    noise = sigma * torch.randn(n, *unit.shape, generator=rng, dtype=unit.dtype)
+    x = project_out(noise, unit) + (eps * alpha).to(unit.dtype).view(-1, *[1] * unit.dim()) * unit
+    inner = _shape_of_boundary(eps * alpha, math.pi * alpha, boundary)
+    bias = -_median(inner) if reference is None else float(reference.info["bias"])
+    info = {"u": unit, "boundary": boundary, "eps": eps, "sigma": sigma, "bias": bias}
+    return Dataset(x, as_labels(_signs(inner + bias), labels), f"isotropic-{boundary}", seed_of(seed), info)
+
+
+def relabel(
+    x: Tensor,
+    u: Tensor,
+    boundary: Boundary = "linear",
+    *,
+    bias: float | Literal["median"] = "median",
+    sinusoid: Sinusoid = "projection",
+    noise: float = 0.0,
+    noise_rule: NoiseRule = "variance",
+    labels: Labels = "01",
+    reference: Dataset | None = None,
+    seed: Seed = 0,
+) -> Dataset:
+    """Given inputs x [n, c, h, w] (or any [n, ...]) relabelled by a boundary along u; x is returned untouched.
+
+    linear: sgn(x.u + b); quadratic: sgn((x.u)^2 + b); sinusoidal: sgn(sin(s) + b) where s is pi (x.u - mean)/std
+    (`sinusoid="projection"`, the published code) or xbar.u with every channel of xbar standardised ("channel", the
+    text). b is minus the median unless given, so the classes balance. For a test set pass the training set as
+    `reference`: its bias and statistics are used. `noise` > 0 computes the labels on x + noise, of variance `noise`
+    times the channel variance ("variance"), or of standard deviation `noise` times each image's channel range
+    ("range", the code).
+
+    Example:
+        >>> x = torch.randn(10, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+        >>> d = relabel(x, torch.ones(1, 2, 2), "sinusoidal")
+        >>> d.x is x, int(d.y.sum())
+        (True, 5)
+    """
+    (unit,) = orthonormal(u.detach().to(x.device))
+    if unit.shape != x.shape[1:]:
+        raise InputError(f"u has shape {list(unit.shape)}, the inputs have {list(x.shape[1:])}")
+    seen = x.double()
+    if noise > 0:
+        draw = torch.randn(x.shape, generator=generator(seed), dtype=torch.float64).to(x.device)
+        seen = seen + draw * _noise_scale(seen, noise, noise_rule)
+    axes = _per_channel(seen)
+    projection = seen.flatten(1) @ unit.double().flatten()
+    stats: dict[str, Any] = {
+        "mean": float(projection.mean()),
+        "std": float(projection.std(correction=0)),
+        "channel_mean": seen.mean(axes, keepdim=True),
+        "channel_std": seen.std(axes, correction=0, keepdim=True),
+    }
+    if reference is not None:
+        missing = [k for k in _STATISTICS if k not in reference.info]
+        if missing:
+            raise InputError(f"reference {reference.name!r} was not made by relabel: its info lacks {missing}")
+        stats = {k: reference.info[k] for k in stats}
+        bias = float(reference.info["bias"])
+    if sinusoid == "projection":
+        angle = math.pi * (projection - stats["mean"]) / max(stats["std"], 1e-300)
+    elif sinusoid == "channel":
+        standard = (seen - stats["channel_mean"]) / stats["channel_std"].clamp_min(1e-300)
+        angle = standard.flatten(1) @ unit.double().flatten()
+    else:
+        raise InputError(f'sinusoid must be "projection" or "channel", got {sinusoid!r}')
+    inner = _shape_of_boundary(projection, angle, boundary)
+    shift = -_median(inner) if bias == "median" else float(bias)
+    info = {"u": unit, "boundary": boundary, "noise": noise, "noise_rule": noise_rule, "bias": shift, **stats}
+    return Dataset(x, as_labels(_signs(inner + shift), labels), f"relabelled-{boundary}", seed_of(seed), info)
+
+
+def _shape_of_boundary(projection: Tensor, angle: Tensor, boundary: Boundary) -> Tensor:
+    if boundary == "linear":
+        return projection
+    if boundary == "quadratic":
+        return projection**2
+    if boundary == "sinusoidal":
+        return angle.sin()
+    raise InputError(f'boundary must be "linear", "quadratic" or "sinusoidal", got {boundary!r}')
+
+
+def _median(values: Tensor) -> float:
+    """Midpoint of the two middle values, so that an even number of distinct values splits exactly in half."""
+    ordered = values.sort().values
+    n = len(ordered)
+    return float((ordered[(n - 1) // 2] + ordered[n // 2]) / 2)
+
+
+def _signs(values: Tensor) -> Tensor:
+    return torch.where(values > 0, 1, -1)
+
+
+def _per_channel(x: Tensor) -> list[int]:
+    """Axes to average over: all but the channel for images [n, c, h, w], all but the features for vectors [n, d]."""
+    return [0, *range(2, x.dim())]
+
+
+def _noise_scale(x: Tensor, noise: float, rule: NoiseRule) -> Tensor:
+    if rule == "variance":
+        return (noise * x.var(_per_channel(x), correction=0, keepdim=True)).sqrt()
+    if rule == "range":
+        flat = x.flatten(2) if x.dim() > 2 else x.unsqueeze(1)
+        spread = noise * (flat.amax(2) - flat.amin(2))
+        return spread.view(*spread.shape, *[1] * (x.dim() - 2))
+    raise InputError(f'noise_rule must be "variance" or "range", got {rule!r}')

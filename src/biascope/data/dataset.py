@@ -1,0 +1,159 @@
+"""The one container every generator and every real set returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from biascope.errors import InputError
+
+Labels = Literal["01", "pm1"]
+Seed = int | torch.Generator
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Inputs `x` [n, ...] with targets `y` [n, ...], and where they came from.
+
+    `group` [n], where present, tells kinds of examples apart (clean/noisy, easy/difficult, with/without the spurious
+    feature); it follows `subset` and `to`. `info` holds what belongs to the whole set (directions, radii, exact
+    values).
+
+    Example:
+        >>> d = Dataset(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]), "toy", 0)
+        >>> train, test = d.train_test(2)
+        >>> len(train), len(test)
+        (2, 2)
+    """
+
+    x: Tensor
+    y: Tensor
+    name: str
+    seed: int | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+    group: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        parts = {"y": self.y, **({} if self.group is None else {"group": self.group})}
+        for label, tensor in parts.items():
+            if len(tensor) != len(self.x):
+                raise InputError(f"{self.name}: x has {len(self.x)} examples, {label} has {len(tensor)}")
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __repr__(self) -> str:
+        return (
+            f"Dataset({self.name!r}, x={list(self.x.shape)} {self.x.dtype}, y={list(self.y.shape)} {self.y.dtype}, "
+            f"seed={self.seed}, info={sorted(self.info)})"
+        )
+
+    def to(self, device: torch.device | str) -> Dataset:
+        """The same set on another device."""
+        group = None if self.group is None else self.group.to(device)
+        return replace(self, x=self.x.to(device), y=self.y.to(device), group=group)
+
+    def subset(self, index: Tensor) -> Dataset:
+        """The examples at `index` (integer positions or a boolean mask), in that order."""
+        group = None if self.group is None else self.group[index]
+        return replace(self, x=self.x[index], y=self.y[index], group=group)
+
+    def train_test(self, n_train: int, seed: Seed | None = None) -> tuple[Dataset, Dataset]:
+        """The first `n_train` examples and the rest; with `seed`, after a seeded shuffle.
+
+        The generators here alternate their classes, so every even-sized prefix is exactly balanced without a shuffle.
+        """
+        if not 0 < n_train < len(self):
+            raise InputError(
+                f"{self.name} has {len(self)} examples: n_train must lie in 1..{len(self) - 1}, got {n_train}"
+            )
+        order = torch.arange(len(self))
+        if seed is not None:
+            order = torch.randperm(len(self), generator=generator(seed))
+        order = order.to(self.x.device)
+        return self.subset(order[:n_train]), self.subset(order[n_train:])
+
+
+def generator(seed: Seed) -> torch.Generator:
+    """A CPU generator from an int; a given generator passes through. The global RNG is never read or moved.
+
+    Example:
+        >>> float(torch.rand((), generator=generator(0))) == float(torch.rand((), generator=generator(0)))
+        True
+    """
+    if isinstance(seed, torch.Generator):
+        if seed.device.type != "cpu":
+            raise InputError(f"data are drawn on the CPU and moved with .to(device); got a generator on {seed.device}")
+        return seed
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise InputError(f"seed must be an int or a torch.Generator, got {type(seed).__name__}")
+    return torch.Generator().manual_seed(seed)
+
+
+def seed_of(seed: Seed) -> int | None:
+    """What to record: the int itself, or the seed a generator was started from."""
+    return seed if isinstance(seed, int) else seed.initial_seed()
+
+
+def alternating_signs(n: int) -> Tensor:
+    """n exactly balanced class signs -1, +1, -1, ... as int64 (n must be even)."""
+    if n < 2 or n % 2:
+        raise InputError(f"balanced classes need an even n >= 2, got {n}")
+    return 2 * (torch.arange(n) % 2) - 1
+
+
+def as_labels(signs: Tensor, labels: Labels) -> Tensor:
+    """Signs -1/+1 as int64 labels: {0, 1} ("01") or {-1, +1} ("pm1")."""
+    if labels == "01":
+        return (signs > 0).long()
+    if labels == "pm1":
+        return torch.where(signs > 0, 1, -1)
+    raise InputError(f'labels must be "01" or "pm1", got {labels!r}')
+
+
+def as_signs(y: Tensor) -> Tensor:
+    """Binary labels of either kind, {0, 1} or {-1, +1}, as signs -1/+1 (int64)."""
+    values = set(y.tolist())
+    if not (values <= {0, 1} or values <= {-1, 1}):
+        raise InputError(f"binary labels are {{0, 1}} or {{-1, +1}}, got {sorted(values)}")
+    return torch.where(y > 0, 1, -1)
+
+
+def orthonormal(*directions: Tensor, tol: float = 1e-4) -> list[Tensor]:
+    """The directions, each divided by its norm; refused if they are not mutually orthogonal or differ in shape."""
+    units: list[Tensor] = []
+    for k, u in enumerate(directions):
+        norm = u.norm()
+        if not norm > 0 or not torch.isfinite(norm):
+            raise InputError(f"direction {k} has norm {float(norm)}: it must be finite and not zero")
+        unit = u / norm
+        for j, other in enumerate(units):
+            if other.shape != unit.shape:
+                raise InputError(f"directions {j} and {k} differ in shape: {list(other.shape)} and {list(unit.shape)}")
+            overlap = float((other * unit).sum())
+            if abs(overlap) > tol:
+                raise InputError(
+                    f"directions {j} and {k} are not orthogonal (cosine {overlap:.3g}); orthogonalise first"
+                )
+        units.append(unit)
+    return units
+
+
+def project_out(x: Tensor, *directions: Tensor) -> Tensor:
+    """x [n, *shape] without its components along orthonormal `directions` [*shape] each; costs O(nD) per direction.
+
+    Example:
+        >>> project_out(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 0.0]))
+        tensor([[0., 4.]])
+    """
+    out = x
+    for u in orthonormal(*directions):
+        if u.shape != x.shape[1:]:
+            raise InputError(f"direction has shape {list(u.shape)}, inputs have {list(x.shape[1:])}")
+        u = u.to(out)
+        out = out - (out.flatten(1) @ u.flatten()).view(-1, *[1] * u.dim()) * u
+    return out

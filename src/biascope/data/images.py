@@ -1,0 +1,150 @@
+"""What the NAD papers do to images: poisoning along carriers, the flip of a basis, a channel with its own task."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from biascope.data.bases import complete_basis
+from biascope.data.dataset import Dataset, Seed, seed_of
+from biascope.data.directional import Gap, directional_inputs
+from biascope.errors import InputError
+
+Rule = Literal["choice", "code"]
+
+
+def carriers(n_classes: int, n_channels: int = 3, rule: Rule = "choice") -> list[tuple[int, int, int]]:
+    """For each class the (direction offset, channel, sign) that carries it; all triples are distinct.
+
+    "choice": with p = y // 2, direction p // channels, channel p % channels, sign 2 (y % 2) - 1: the paper's printed
+    rule, spilled into the next direction where its channel index runs out. "code": direction y // (2 channels), channel
+    y % channels, same sign: the published code.
+
+    Example:
+        >>> carriers(4)
+        [(0, 0, -1), (0, 0, 1), (0, 1, -1), (0, 1, 1)]
+    """
+    if rule == "choice":
+        out = [(y // 2 // n_channels, y // 2 % n_channels, 2 * (y % 2) - 1) for y in range(n_classes)]
+    elif rule == "code":
+        out = [(y // (2 * n_channels), y % n_channels, 2 * (y % 2) - 1) for y in range(n_classes)]
+    else:
+        raise InputError(f'rule must be "choice" or "code", got {rule!r}')
+    if len(set(out)) != n_classes:
+        raise InputError(
+            f'rule "{rule}" gives two of {n_classes} classes one carrier with {n_channels} channels; use "choice"'
+        )
+    return out
+
+
+def poison(
+    x: Tensor,
+    y: Tensor,
+    nads: Tensor,
+    index: int = 0,
+    *,
+    eps: float = 0.05,
+    rule: Rule = "choice",
+    overwrite: Literal["own", "all"] = "own",
+    n_classes: int = 10,
+) -> Tensor:
+    """Images x [n, c, h, w] whose coefficient along their class's carrier is replaced by +-eps: x + (s eps - <x, k>) k.
+
+    `nads` [k, h, w] or [k, h w]: orthonormal directions, of which those from `index` (0-based) on are used; see
+    `carriers`. `overwrite="all"` also sets every other carrier to 0, which makes the set linearly separable for
+    certain. Poison images in [0, 1], before normalisation.
+
+    Example:
+        >>> x = torch.rand(2, 3, 2, 2, generator=torch.Generator().manual_seed(0))
+        >>> p = poison(x, torch.tensor([0, 1]), torch.eye(4), 0, n_classes=2)
+        >>> [round(v, 4) for v in p[:, 0, 0, 0].tolist()]
+        [-0.05, 0.05]
+    """
+    if x.dim() != 4 or len(y) != len(x):
+        raise InputError(f"expected x [n, c, h, w] and y [n], got {list(x.shape)} and {list(y.shape)}")
+    if len(y) and (int(y.min()) < 0 or int(y.max()) >= n_classes):
+        raise InputError(f"labels run from {int(y.min())} to {int(y.max())}; n_classes is {n_classes}")
+    if overwrite not in ("own", "all"):
+        raise InputError(f'overwrite must be "own" or "all", got {overwrite!r}')
+    table = carriers(n_classes, x.shape[1], rule)
+    n_directions = 1 + max(offset for offset, _, _ in table)
+    if index < 0 or index + n_directions > len(nads):
+        raise InputError(f"index {index} needs directions {index}..{index + n_directions - 1}, nads has {len(nads)}")
+    used = nads[index : index + n_directions].flatten(1).to(x)
+    if used.shape[1] != x.shape[2] * x.shape[3]:
+        raise InputError(f"nads have {used.shape[1]} entries, the images {x.shape[2]} x {x.shape[3]}")
+    offset, channel, sign = (torch.tensor(column, device=x.device)[y.to(x.device)] for column in zip(*table))
+    flat = x.flatten(2)
+    now = flat @ used.T  # [n, c, directions]
+    rows = torch.arange(len(x), device=x.device)
+    target = now.clone()
+    if overwrite == "all":
+        for o, c, _ in table:
+            target[:, c, o] = 0
+    target[rows, channel, offset] = eps * sign.to(x.dtype)
+    return (flat + (target - now) @ used).view_as(x)
+
+
+def nad_flip(x: Tensor, nads: Tensor) -> Tensor:
+    """U flip(U^T x) in every channel of x [n, c, h, w]: the content along the i-th NAD moves to the i-th from the end.
+
+    Orthogonal, symmetric and its own inverse: no information is lost. `nads` [k, h, w] or [k, h w], most important
+    first; a missing rest of the basis is completed (`complete_basis`).
+
+    Example:
+        >>> nad_flip(torch.arange(4.0).view(1, 1, 2, 2), torch.eye(4)).flatten().tolist()
+        [3.0, 2.0, 1.0, 0.0]
+    """
+    rows = nads.flatten(1)
+    if x.dim() != 4 or rows.shape[1] != x.shape[2] * x.shape[3]:
+        raise InputError(f"expected x [n, c, h, w] with h w = {rows.shape[1]} (from nads), got {list(x.shape)}")
+    u = complete_basis(rows).to(x)
+    return ((x.flatten(2) @ u.T).flip(-1) @ u).view_as(x)
+
+
+def underspecified(
+    x: Tensor,
+    y: Tensor,
+    v: Tensor,
+    *,
+    eps: float = 1.0,
+    sigma: float = 3.0,
+    gap: Gap = "half",
+    seed: Seed = 0,
+) -> Dataset:
+    """Images x [n, c, h, w] with one more channel drawn from D(v) for the same binary labels y: two ways to be right.
+
+    Test what was learnt with `zero_channels`: the last channel zeroed leaves the images, the others zeroed leave D(v).
+
+    Example:
+        >>> d = underspecified(torch.zeros(4, 3, 2, 2), torch.tensor([0, 1, 0, 1]), torch.ones(2, 2))
+        >>> d.x.shape, d.info["image_channels"], d.info["directional_channels"]
+        (torch.Size([4, 4, 2, 2]), [0, 1, 2], [3])
+    """
+    if x.dim() != 4 or v.numel() != x.shape[2] * x.shape[3]:
+        raise InputError(f"expected x [n, c, h, w] and v [h, w], got {list(x.shape)} and {list(v.shape)}")
+    extra = directional_inputs(y, v.reshape(1, *x.shape[2:]), eps=eps, sigma=sigma, gap=gap, seed=seed)
+    c = x.shape[1]
+    info = {
+        "image_channels": list(range(c)),
+        "directional_channels": [c],
+        "eps": eps,
+        "sigma": sigma,
+        "gap": gap,
+        "v": v,
+    }
+    return Dataset(torch.cat([x, extra.to(x)], 1), y, "underspecified", seed_of(seed), info)
+
+
+def zero_channels(x: Tensor, channels: list[int]) -> Tensor:
+    """A copy of x [n, c, ...] with the named channels set to 0.
+
+    Example:
+        >>> zero_channels(torch.ones(1, 2, 1, 1), [1]).flatten().tolist()
+        [1.0, 0.0]
+    """
+    out = x.clone()
+    out[:, channels] = 0
+    return out

@@ -1,0 +1,112 @@
+import pytest
+import torch
+
+from biascope.data import complete_basis, dft_basis, fourier_vectors, frequency_map, random_orthogonal
+from biascope.errors import InputError
+
+
+def test_counts_and_gram_at_32x32() -> None:
+    b = dft_basis((32, 32))
+    assert b.parts.count("re") == 514
+    assert b.parts.count("im") == 510
+    flat = b.vectors.flatten(1)
+    assert float((flat @ flat.T - torch.eye(1024, dtype=torch.float64)).abs().max()) < 1e-12
+    assert torch.allclose(b.vectors[0], torch.full((32, 32), 1 / 32, dtype=torch.float64), atol=1e-15)
+    assert repr(b) == "FourierBasis(shape=(32, 32), 514 re + 510 im)"
+
+
+@pytest.mark.parametrize("shape", [(8,), (7,), (1,), (6, 4), (5, 5), (4, 3)])
+def test_each_vector_is_the_definition(shape: tuple[int, ...]) -> None:
+    """v_Re = F^-1(e_b + e_-b)/sqrt 2 (or /2), v_Im = F^-1(j e_b - j e_-b)/sqrt 2, by torch's unitary inverse DFT."""
+    basis = dft_basis(shape)
+    assert len(basis) == torch.Size(shape).numel()
+    for v, b, part in zip(basis.vectors, basis.bins, basis.parts):
+        e = torch.zeros(shape, dtype=torch.complex128)
+        conjugate = tuple((-int(k)) % n for k, n in zip(b, shape))
+        e[tuple(b)] += 1 if part == "re" else 1j
+        e[conjugate] += 1 if part == "re" else -1j
+        e = e / e.abs().square().sum().sqrt()
+        expected = torch.fft.ifftn(e, norm="ortho")
+        assert float(expected.imag.abs().max()) < 1e-14
+        assert torch.allclose(v, expected.real, atol=1e-14)
+
+
+def test_support_on_one_conjugate_pair() -> None:
+    basis = dft_basis((6, 6))
+    power = torch.fft.fft2(basis.vectors, norm="ortho").abs() ** 2
+    for p, b in zip(power, basis.bins):
+        pair = p[tuple(b)] + (0 if ((2 * b) % 6 == 0).all() else p[tuple((-b) % 6)])
+        assert float(pair) == pytest.approx(1, abs=1e-12)
+
+
+def test_no_im_vector_at_self_conjugate_bins() -> None:
+    with pytest.raises(InputError, match="no Im vector"):
+        fourier_vectors((8,), torch.tensor([[4]]), "im")
+    with pytest.raises(InputError, match="positive sizes"):
+        dft_basis((0, 4))
+
+
+def test_frequency_map_and_gaps() -> None:
+    basis = dft_basis((32, 32))
+    f = basis.frequencies.double()
+    radius = f.square().sum(1)
+    m = frequency_map(radius, basis)
+    k = torch.arange(-16, 16).double()
+    assert torch.equal(m, k[:, None] ** 2 + k[None] ** 2)
+    assert int(frequency_map(radius, basis, "im").isnan().sum()) == 4
+    # symmetric under conjugation: map[k] == map[-k]
+    values = torch.rand(len(basis), generator=torch.Generator().manual_seed(0))
+    plain = torch.fft.ifftshift(frequency_map(values, basis))
+    assert torch.equal(plain, torch.roll(plain.flip(0, 1), (1, 1), (0, 1)))
+    with pytest.raises(InputError, match=r"\[1024\]"):
+        frequency_map(torch.zeros(3), basis)
+
+
+def test_map_of_1d_basis() -> None:
+    basis = dft_basis(6).part("re")
+    assert frequency_map(basis.bins[:, 0].double(), basis).tolist() == [3, 2, 1, 0, 1, 2]
+
+
+def test_subgrids() -> None:
+    basis = dft_basis((32, 32))
+    low = basis.lowest(16)
+    m = frequency_map(torch.ones(len(low)), low)
+    assert int((~m.isnan())[8:24, 8:24].sum()) == 256  # the 16 x 16 window is filled
+    assert int((~m.isnan()).sum()) == 256 + 31  # plus the conjugates of row and column -8
+    step = basis.stride(2).part("re")
+    m = frequency_map(torch.ones(len(step)), step)
+    assert int((~m.isnan()).sum()) == 256
+    assert len(dft_basis(9).lowest(9)) == 9
+    with pytest.raises(InputError, match="size must"):
+        basis.lowest(33)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 7, 64])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_random_orthogonal_is_in_so(dim: int, seed: int) -> None:
+    u = random_orthogonal(dim, seed=seed)
+    assert torch.allclose(u @ u.T, torch.eye(dim, dtype=torch.float64), atol=1e-12)
+    assert float(torch.linalg.det(u)) == pytest.approx(1, abs=1e-10)
+
+
+def test_random_orthogonal_is_uniform() -> None:
+    """Haar moments: E u_ij^2 = 1/D, E u_ij^4 = 3/(D(D+2)), E u_11 u_22 = 0 (without the sign fix it is not)."""
+    draws = torch.stack([random_orthogonal(4, seed=s) for s in range(3000)])
+    assert float(draws.square().mean(0).sub(1 / 4).abs().max()) < 0.02
+    assert float(draws.pow(4).mean()) == pytest.approx(3 / 24, abs=0.003)
+    assert abs(float(draws[:, 0, 0].mean())) < 5 * 0.5 / 3000**0.5
+    assert abs(float((draws[:, 0, 0] * draws[:, 1, 1]).mean())) < 5 * 0.28 / 3000**0.5
+    with pytest.raises(InputError, match="dim"):
+        random_orthogonal(0)
+
+
+def test_complete_basis() -> None:
+    u = random_orthogonal(6, seed=0)
+    full = complete_basis(u[:4])
+    assert torch.equal(full[:4], u[:4])
+    assert torch.allclose(full @ full.T, torch.eye(6, dtype=torch.float64), atol=1e-12)
+    assert complete_basis(u) is u
+    with pytest.raises(InputError, match="not orthonormal"):
+        complete_basis(2 * u[:2])
+    with pytest.raises(InputError, match="k <= D"):
+        complete_basis(torch.ones(3, 2))

@@ -1,0 +1,130 @@
+import math
+
+import pytest
+import torch
+
+from biascope.data import (
+    correlated_gaussians,
+    gamma_embedding,
+    gaussian_mutual_information,
+    noisy_function,
+    sinusoid_classes,
+    sinusoids,
+    unit_grid,
+)
+from biascope.errors import InputError
+
+
+@pytest.mark.parametrize("amplitudes", ["equal", "growing", [3.0] * 10])
+def test_amplitudes_and_phases_in_the_spectrum(amplitudes: str | list[float]) -> None:
+    d = sinusoids(amplitudes=amplitudes, n=200, seed=4, dtype=torch.float64)  # type: ignore[arg-type]
+    spectrum = torch.fft.rfft(d.y) * 2 / 200
+    expected = torch.zeros(101, dtype=torch.complex128)
+    for k, a, phi in zip(range(5, 55, 5), d.info["amplitudes"], d.info["phases"]):
+        expected[k] = a * torch.exp(1j * (phi - math.pi / 2))  # sin = cos shifted
+    assert float((spectrum - expected).abs().max()) < 1e-12
+    if amplitudes == "growing":
+        assert d.info["amplitudes"].tolist() == pytest.approx([0.1 * i for i in range(1, 11)])
+    assert d.x.shape == (200, 1)
+    assert torch.equal(d.x[:, 0], unit_grid(200))
+
+
+def test_phases_are_uniform_seeded_and_can_be_given() -> None:
+    phases = sinusoids(list(range(1, 5001)), n=4, seed=0).info["phases"] / (2 * math.pi)
+    assert float(phases.min()) >= 0
+    assert float(phases.max()) < 1
+    assert float(phases.mean()) == pytest.approx(0.5, abs=5 * 12**-0.5 / 5000**0.5)
+    d = sinusoids([2], [3.0], [math.pi / 2], n=8, dtype=torch.float64)
+    assert torch.allclose(d.y, 3 * (4 * math.pi * unit_grid(8)).cos(), atol=1e-12)
+
+
+def test_signal_errors() -> None:
+    with pytest.raises(InputError, match="2 frequencies need 2"):
+        sinusoids([1, 2], [1.0])
+    with pytest.raises(InputError, match="amplitudes must"):
+        sinusoids([1], "falling")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="empty"):
+        sinusoids([])
+    with pytest.raises(InputError, match="n must"):
+        unit_grid(0)
+
+
+def test_gamma_embedding() -> None:
+    z = unit_grid(1000)
+    assert torch.allclose(gamma_embedding(z, 0).norm(dim=1), torch.ones(1000, dtype=torch.float64), atol=1e-14)
+    for petals in (1, 4, 10):
+        curve = gamma_embedding(z, petals)
+        radius = curve.norm(dim=1)
+        assert torch.allclose(radius, 1 + 0.5 * (2 * math.pi * petals * z).sin(), atol=1e-12)
+        assert float(radius.min()) >= 0.5 - 1e-12
+        assert float(radius.max()) <= 1.5 + 1e-12
+    spectrum = torch.fft.rfft(gamma_embedding(z, 4), dim=0).abs() * 2 / 1000
+    for coordinate in (0, 1):
+        s = spectrum[:, coordinate]
+        assert s[[1, 3, 5]].tolist() == pytest.approx([1, 0.25, 0.25], abs=1e-12)
+        assert float(s.sum()) == pytest.approx(1.5, abs=1e-9)
+
+
+def test_sinusoids_on_the_manifold_keep_their_targets() -> None:
+    flat, curved = sinusoids(seed=1), sinusoids(petals=4, seed=1)
+    assert torch.equal(flat.y, curved.y)
+    assert torch.allclose(curved.x, gamma_embedding(unit_grid(200), 4).float())
+
+
+def test_sinusoid_classes_and_baseline() -> None:
+    d = sinusoid_classes(7, 1000, petals=3, seed=0)
+    z, phi = d.info["z"], d.info["phase"]
+    assert torch.equal(d.y, ((2 * math.pi * 7 * z + phi).sin() > 0.5).long())
+    assert d.info["majority"] == pytest.approx(2 / 3, abs=0.01)
+    seen = {round(sinusoid_classes(200, 1000, seed=s).info["majority"], 3) for s in range(30)}
+    assert seen == {0.6, 0.8}  # only five distinct phases
+    assert sinusoid_classes(7, 1000, threshold=0.0, phase=0.1).info["majority"] == pytest.approx(0.5, abs=0.01)
+
+
+def test_gaussian_information_closed_form() -> None:
+    """Against log det of the joint covariance: I = -1/2 log det [[I, rI], [rI, I]]."""
+    for dim, rho in ((1, 0.3), (3, -0.8), (20, 0.5)):
+        eye = torch.eye(dim, dtype=torch.float64)
+        joint = torch.cat([torch.cat([eye, rho * eye], 1), torch.cat([rho * eye, eye], 1)])
+        assert gaussian_mutual_information(dim, rho) == pytest.approx(-0.5 * float(torch.logdet(joint)), abs=1e-10)
+    assert gaussian_mutual_information(5, 0.0) == 0
+    for bad in (1.0, -1.0, 2.0):
+        with pytest.raises(InputError, match="rho"):
+            gaussian_mutual_information(1, bad)
+
+
+def test_correlated_gaussians_moments() -> None:
+    n = 100_000
+    d = correlated_gaussians(n, 3, 0.7, seed=1, dtype=torch.float64)
+    both = torch.cat([d.x, d.y], 1)
+    expected = torch.eye(6, dtype=torch.float64)
+    expected[:3, 3:] = expected[3:, :3] = 0.7 * torch.eye(3)
+    assert float((both.T @ both / n - expected).abs().max()) < 5 * 2**0.5 / n**0.5
+    cubic = correlated_gaussians(n, 3, 0.7, transform="cubic", seed=1, dtype=torch.float64)
+    assert torch.allclose(cubic.y, d.y**3)
+    assert cubic.info["mutual_information"] == d.info["mutual_information"]
+    with pytest.raises(InputError, match="transform"):
+        correlated_gaussians(4, transform="square")  # type: ignore[arg-type]
+
+
+TRUE = {
+    0.05: (4.630, 3.629, 4.320), 0.1: (3.334, 2.499, 3.071), 0.2: (2.129, 1.464, 1.930), 0.3: (1.498, 0.939, 1.341),
+    0.5: (0.837, 0.451, 0.729), 0.7: (0.517, 0.256, 0.441), 0.9: (0.344, 0.162, 0.290), 1.0: (0.287, 0.134, 0.241),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sigma", list(TRUE))
+def test_noisy_function_information(sigma: float) -> None:
+    values = [noisy_function(2, f, sigma).info["mutual_information"] for f in ("linear", "cubic", "sine")]  # type: ignore[arg-type]
+    assert values == pytest.approx(TRUE[sigma], abs=6e-4)
+
+
+def test_noisy_function_data() -> None:
+    d = noisy_function(50_000, "cubic", 0.3, seed=0, dtype=torch.float64)
+    residual = d.y - d.x**3
+    assert float(residual.std()) == pytest.approx(0.3, abs=5 * 0.3 / 2e5**0.5)
+    assert float(d.x.abs().max()) <= 1
+    with pytest.raises(InputError, match="sigma"):
+        noisy_function(4, sigma=0.0)
+    with pytest.raises(InputError, match="function"):
+        noisy_function(4, "square")  # type: ignore[arg-type]
