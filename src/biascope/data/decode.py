@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import pickle
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -122,7 +123,10 @@ def decode_state_dict(data: bytes) -> dict[str, Tensor]:
     """A torch state dict from a .pth file, loaded with `weights_only=True`: tensors only, no code."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # old files make torch warn about its own storages
-        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        try:
+            state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+            raise CorruptError("the weight file is damaged or holds more than tensors: refused") from error
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
         raise CorruptError("the weight file is not a flat dictionary of tensors")
     return {str(name): tensor.contiguous() for name, tensor in state.items()}

@@ -1,4 +1,4 @@
-"""D(v): a linear task whose only useful feature is one direction v of input space (specs: NADs, mu(v))."""
+"""D(v): a linear task whose only useful feature is one direction v of input space (mu(v) in some papers)."""
 
 from __future__ import annotations
 

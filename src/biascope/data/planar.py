@@ -27,7 +27,12 @@ def square_grid(side: int = 50, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def in_yin_yang_disks(x: Tensor, variant: Literal[1, 2] = 1) -> Tensor:
-    """True [n] for points x [n, 2] inside one of the two disks, the difficult region."""
+    """True [n] for points x [n, 2] inside one of the two disks, the difficult region.
+
+    Example:
+        >>> in_yin_yang_disks(torch.tensor([[0.5, -0.5], [0.0, 0.0]])).tolist()
+        [True, False]
+    """
     if variant not in _CENTRES:
         raise InputError(f"variant must be 1 or 2, got {variant!r}")
     centres = torch.tensor(_CENTRES[variant], dtype=x.dtype, device=x.device)

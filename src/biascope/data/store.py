@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -243,8 +243,9 @@ def workspace(root: Path, src: Source) -> Iterator[Path]:
 def _remove_stale(root: Path) -> None:
     """Drop what a killed run left behind more than a day ago (a younger folder may belong to a running one)."""
     for left in root.glob(f"{_TEMPORARY}*"):
-        if time.time() - left.stat().st_mtime > 86_400:
-            shutil.rmtree(left, ignore_errors=True)
+        with suppress(FileNotFoundError):  # its owner may be removing it right now
+            if time.time() - left.stat().st_mtime > 86_400:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def install(ready: Path, target: Path, work: Path, *, keep_existing: bool) -> None:
@@ -258,7 +259,7 @@ def install(ready: Path, target: Path, work: Path, *, keep_existing: bool) -> No
                 raise
         try:
             if keep_existing:
-                check(target, source(target.name))
+                check(target, source(target.name), deep=True)
                 return
         except CorruptError:
             pass

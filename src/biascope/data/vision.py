@@ -24,7 +24,7 @@ def cifar2(
     labels: Labels = "01",
     seed: Seed = 0,
 ) -> Dataset:
-    """Ten classes made two: positive = animals (spec 02), or the first five classes (spec 03; digits 0-4 for digits).
+    """Ten classes made two: positive = animals, or the first five classes (which also suits digits: 0 to 4).
 
     `per_class` draws that many random images of each of the two classes (5000 in the papers' CIFAR-2), in random order.
 
