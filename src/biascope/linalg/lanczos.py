@@ -1,0 +1,233 @@
+"""Extreme eigenpairs of a symmetric operator by thick-restart Lanczos, with true residuals.
+
+A cycle grows an orthonormal basis V to `subspace` columns (fully reorthogonalised, so no ghosts), solves the small
+problem H = V^T A V, and restarts from the best Ritz vectors (Wu and Simon, 2000). Memory is `subspace` vectors.
+A Krylov space sees only one direction of a repeated eigenvalue; so once the wanted pairs have converged, the search
+goes on from a random vector orthogonal to them until the best of the rest is known: what was missed comes up there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from biascope.errors import InputError
+from biascope.linalg.operator import LinearOperator
+from biascope.linalg.random import draw, generator_from
+from biascope.linalg.stable import fix_signs, symmetrise
+
+DENSE_BELOW = 64  # smaller problems are solved by torch.linalg.eigh
+
+
+@dataclass(frozen=True)
+class Eigenpairs:
+    """Eigenvalues and eigenvectors with the evidence.
+
+    Attributes:
+        values: [k], the most wanted first: descending for LA, by magnitude for LM, ascending for SA.
+        vectors: [n, k], orthonormal columns, the entry of largest magnitude positive.
+        residuals: [k], ||A v - lambda v||, computed, not estimated.
+        converged: [k] bool, residual <= tol * ||A|| (estimated by the largest Ritz value).
+        iterations: restarts, or power iterations.
+        matvecs: products of A with one vector.
+    """
+
+    values: Tensor
+    vectors: Tensor = field(repr=False)
+    residuals: Tensor
+    converged: Tensor
+    iterations: int
+    matvecs: int
+
+
+def eigsh(
+    A: LinearOperator,
+    k: int,
+    which: str = "LA",
+    tol: float | None = None,
+    max_iterations: int = 300,
+    seed: int = 0,
+    start: Tensor | None = None,
+    subspace: int | None = None,
+    verify: bool = True,
+) -> Eigenpairs:
+    """k eigenpairs of a symmetric operator [n, n].
+
+    Args:
+        A: operator with `symmetric=True`, float32 or float64.
+        k: how many, 1 to n.
+        which: "LA" largest, "SA" smallest, "LM" largest magnitude.
+        tol: residual relative to ||A||; by default 1e-9 in float64, 1e-5 in float32.
+        max_iterations: restarts allowed; pairs not there yet come back with converged False.
+        seed: of the random start and of what is put in after a breakdown.
+        start: first vector [n], random by default.
+        subspace: basis size between restarts, max(2 k + 10, 20) by default.
+        verify: go on after convergence to find missed copies of repeated eigenvalues (often a third more products).
+
+    Example:
+        >>> import torch
+        >>> from biascope.linalg import Diagonal
+        >>> eigsh(Diagonal(torch.arange(100.0).double()), k=2).values
+        tensor([99.0000, 98.0000], dtype=torch.float64)
+    """
+    tol = check_eigen_arguments(A, k, which, tol)
+    generator = generator_from(seed)
+    if max_iterations < 1:
+        raise InputError(f"max_iterations must be at least 1, not {max_iterations}")
+    n = A.shape[0]
+    size = max(2 * k + 10, 20) if subspace is None else subspace
+    if size <= k:
+        raise InputError(f"subspace must be larger than k = {k}, not {size}")
+    with torch.no_grad():
+        if n <= DENSE_BELOW or size >= n:
+            return _dense(A, k, which, tol)
+        first = draw(n, 1, A, generator)[:, 0] if start is None else _checked_start(A, start)
+        return _Lanczos(A, size, generator, first).run(k, which, tol, max_iterations, verify)
+
+
+class _Lanczos:
+    """The basis V, H = V^T A V, and the vector to continue with."""
+
+    def __init__(self, A: LinearOperator, size: int, generator: torch.Generator, start: Tensor) -> None:
+        self.A, self.size, self.generator = A, size, generator
+        self.V = torch.empty(size, A.shape[0], dtype=A.dtype, device=A.device)  # a row per basis vector: contiguous
+        self.H = torch.zeros(size, size, dtype=torch.float64)
+        self.filled, self.matvecs, self.scale = 0, 0, 0.0
+        self.next, self.beta = start / start.norm(), 0.0
+
+    def run(self, k: int, which: str, tol: float, max_iterations: int, verify: bool) -> Eigenpairs:
+        before: Tensor | None = None  # the wanted values when verification began; None while they are still sought
+        for iteration in range(1, max_iterations + 1):
+            self._grow()
+            theta, S = torch.linalg.eigh(symmetrise(self.H))
+            order = wanted_order(theta, which)
+            theta, S = theta[order], S[:, order]
+            self.scale = max(self.scale, theta.abs().max().item())
+            error = self.beta * S[-1].abs()
+            done = bool((error[:k] <= 0.5 * tol * self.scale).all())
+            if before is not None and not (done and self._close(theta[:k], before, tol)):
+                before = None  # something better came up
+            if iteration == max_iterations or (done and not verify):
+                break
+            if done and before is None:  # converged: from here on look only outside what was found
+                before = theta[:k].clone()
+                self._restart(theta[:k], S[:, :k])
+                self.next, self.beta = self._random_direction(), 0.0
+                continue
+            # nothing missed once the best of the rest is known to lie below what was found
+            gap = (theta[k - 1].abs() - theta[k].abs() if which == "LM" else theta[k - 1] - theta[k]).abs()
+            if before is not None and error[k] <= max(gap.item(), tol**0.5 * self.scale):
+                break
+            keep = k + (self.size - k) // 2
+            self._restart(theta[:keep], S[:, :keep])
+        X = fix_signs((S[:, :k].T.to(self.V) @ self.V).T)
+        return with_residuals(self.A, theta[:k], X, tol, self.scale, iteration, self.matvecs)
+
+    def _grow(self) -> None:
+        eps = torch.finfo(self.V.dtype).eps
+        while self.filled < self.size:
+            j = self.filled
+            self.V[j] = self.next
+            w = self.A._matmat(self.V[j].unsqueeze(1)).squeeze(1)
+            self.matvecs += 1
+            length = w.norm().item()
+            if not length < float("inf"):
+                raise InputError(f"{self.A!r} gave NaN or infinity in product {self.matvecs}")
+            self.scale = max(self.scale, length)
+            basis = self.V[: j + 1]
+            h = basis @ w
+            w = w - h @ basis
+            again = basis @ w  # twice is enough: the second pass removes what the first left by cancellation
+            w = w - again @ basis
+            self.H[: j + 1, j] = self.H[j, : j + 1] = (h + again).double().cpu()
+            self.filled += 1
+            self.beta = w.norm().item()
+            if self.beta <= 100 * eps * self.scale:  # an invariant subspace: go on outside it
+                self.beta = 0.0
+                self.next = self._random_direction() if self.filled < self.A.shape[0] else w
+            else:
+                self.next = w / self.beta
+
+    def _restart(self, theta: Tensor, S: Tensor) -> None:
+        keep = len(theta)
+        self.V[:keep] = S.T.to(self.V) @ self.V
+        self.H.zero_()
+        self.H[:keep, :keep] = torch.diag(theta)
+        self.filled = keep
+
+    def _random_direction(self) -> Tensor:
+        w = draw(self.A.shape[0], 1, self.A, self.generator)[:, 0]
+        basis = self.V[: self.filled]
+        for _ in range(2):
+            w = w - (basis @ w) @ basis
+            w = w / w.norm()
+        return w
+
+    def _close(self, values: Tensor, before: Tensor, tol: float) -> bool:
+        return bool(((values - before).abs() <= tol * self.scale).all())
+
+
+def check_eigen_arguments(A: LinearOperator, k: int, which: str, tol: float | None) -> float:
+    """Refuse what no eigensolver here can do; give the tolerance."""
+    if not isinstance(A, LinearOperator):
+        raise InputError(f"an operator is needed, not {type(A).__name__}: wrap it with aslinearoperator(...)")
+    if not A.symmetric:
+        raise InputError(f"{A!r} is not marked symmetric: pass symmetric=True if it is, or use svds")
+    if A.dtype not in (torch.float32, torch.float64):
+        raise InputError(f"{A!r}: eigensolvers work in float32 or float64")
+    if not 1 <= k <= A.shape[0]:
+        raise InputError(f"k must be between 1 and {A.shape[0]} for {A!r}, not {k}")
+    if which not in ("LA", "SA", "LM"):
+        raise InputError(f"which must be 'LA', 'SA' or 'LM', not {which!r}")
+    if tol is None:
+        return 1e-9 if A.dtype == torch.float64 else 1e-5
+    if not tol > 0:
+        raise InputError(f"tol must be positive, not {tol}")
+    return tol
+
+
+def wanted_order(theta: Tensor, which: str) -> Tensor:
+    """Indices of Ritz values [m], the most wanted first."""
+    key = theta.abs() if which == "LM" else theta
+    return key.argsort(descending=which != "SA", stable=True)
+
+
+def with_residuals(
+    A: LinearOperator, values: Tensor, X: Tensor, tol: float, scale: float, iterations: int, matvecs: int
+) -> Eigenpairs:
+    """Apply A once more to measure ||A x - lambda x||, and pack the result in A's dtype and device."""
+    values = values.to(A.device, A.dtype)
+    residuals = (A._matmat(X) - X * values).norm(dim=0)
+    floor = 10 * torch.finfo(A.dtype).eps * scale  # no product is more accurate than its rounding
+    return Eigenpairs(
+        values=values,
+        vectors=X,
+        residuals=residuals,
+        converged=residuals <= max(tol * scale, floor),
+        iterations=iterations,
+        matvecs=matvecs + X.shape[1],
+    )
+
+
+def _dense(A: LinearOperator, k: int, which: str, tol: float) -> Eigenpairs:
+    matrix = A.to_dense()
+    if not torch.isfinite(matrix).all():
+        raise InputError(f"{A!r} gave NaN or infinity")
+    theta, S = torch.linalg.eigh(symmetrise(matrix.double()))
+    order = wanted_order(theta, which)
+    scale = theta.abs().max().item()
+    X = fix_signs(S[:, order[:k]]).to(A.dtype)
+    return with_residuals(A, theta[order[:k]], X, tol, scale, 1, A.shape[0])
+
+
+def _checked_start(A: LinearOperator, start: Tensor) -> Tensor:
+    if start.shape != (A.shape[0],) or start.dtype != A.dtype or start.device != A.device:
+        raise InputError(
+            f"start must be a {A.dtype} vector [{A.shape[0]}] on {A.device}, "
+            f"not {start.dtype} {list(start.shape)} on {start.device}"
+        )
+    if not 0 < start.norm().item() < float("inf"):
+        raise InputError("start must be a finite vector other than zero")
+    return start

@@ -1,0 +1,218 @@
+"""Block methods: subspace iteration, randomised eigenpairs and singular triplets (Halko, Martinsson, Tropp 2011)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from biascope.errors import InputError, UnsupportedError
+from biascope.linalg.lanczos import Eigenpairs, check_eigen_arguments, eigsh, wanted_order, with_residuals
+from biascope.linalg.operator import LinearOperator
+from biascope.linalg.random import draw, generator_from
+from biascope.linalg.stable import fix_signs, symmetrise
+
+
+@dataclass(frozen=True)
+class SingularTriplets:
+    """The k leading singular triplets.
+
+    Attributes:
+        left: U [m, k], orthonormal columns.
+        values: [k], descending.
+        right: V [n, k], orthonormal columns, the entry of largest magnitude positive.
+        residuals: [k], max(||A v - s u||, ||A^T u - s v||), computed.
+        converged: [k] bool, residual <= tol * largest singular value.
+        iterations: power iterations or restarts.
+        matvecs: products of A or A^T with one vector.
+    """
+
+    left: Tensor = field(repr=False)
+    values: Tensor
+    right: Tensor = field(repr=False)
+    residuals: Tensor
+    converged: Tensor
+    iterations: int
+    matvecs: int
+
+
+def subspace_iteration(
+    A: LinearOperator,
+    k: int,
+    which: str = "LM",
+    oversampling: int = 10,
+    tol: float | None = None,
+    max_iterations: int = 100,
+    seed: int = 0,
+) -> Eigenpairs:
+    """Leading eigenpairs of a symmetric operator by block power iteration with Rayleigh-Ritz.
+
+    Every product is with a whole block, which suits operators that cost as much for 20 vectors as for one. It stops as
+    soon as the residuals are below `tol`. Slower than `eigsh` per product; repeated eigenvalues are no trouble.
+
+    Args:
+        A: symmetric operator [n, n].
+        k: how many.
+        which: "LM", or "LA" for the largest among the leading magnitudes (the same for positive operators).
+        oversampling: extra columns in the block.
+        tol: residual relative to ||A||; by default 1e-9 in float64, 1e-5 in float32.
+        max_iterations: products with the block.
+        seed: of the Gaussian start.
+
+    Example:
+        >>> import torch
+        >>> from biascope.linalg import Diagonal
+        >>> subspace_iteration(Diagonal(torch.tensor([8.0, 4.0, 2.0, 1.0])), k=1).values
+        tensor([8.])
+    """
+    tol = check_eigen_arguments(A, k, which, tol)
+    if which == "SA":
+        raise UnsupportedError("subspace_iteration finds the largest magnitudes; use eigsh for which='SA'")
+    if oversampling < 0 or max_iterations < 1:
+        raise InputError(f"need oversampling >= 0 and max_iterations >= 1, not {oversampling} and {max_iterations}")
+    n = A.shape[0]
+    width = min(n, k + oversampling)
+    with torch.no_grad():
+        Q = torch.linalg.qr(draw(n, width, A, generator_from(seed)))[0]
+        for iteration in range(1, max_iterations + 1):
+            Y = A._matmat(Q)
+            _need_finite(A, Y)
+            theta, S = torch.linalg.eigh(symmetrise((Q.T @ Y).double()))
+            order = wanted_order(theta, which)[:k]
+            scale = theta.abs().max().item()
+            chosen, S = theta[order], S[:, order].to(Q)
+            residuals = (Y @ S - (Q @ S) * chosen.to(Q)).norm(dim=0)
+            if iteration == max_iterations or bool((residuals <= 0.5 * tol * scale).all()):
+                break
+            Q = torch.linalg.qr(Y)[0]
+        return with_residuals(A, chosen, fix_signs(Q @ S), tol, scale, iteration, iteration * width)
+
+
+def randomized_eigsh(
+    A: LinearOperator,
+    k: int,
+    which: str = "LM",
+    oversampling: int = 10,
+    power_iterations: int = 2,
+    seed: int = 0,
+    tol: float | None = None,
+) -> Eigenpairs:
+    """Leading eigenpairs from a fixed, small number of block products: `power_iterations + 2`.
+
+    Exact when the rank is at most k + oversampling; else read `residuals`.
+
+    Example:
+        >>> import torch
+        >>> from biascope.linalg import LowRank
+        >>> randomized_eigsh(LowRank(torch.eye(50)[:, :2] * 3.0), k=2).values
+        tensor([9.0000, 9.0000])
+    """
+    if power_iterations < 0:
+        raise InputError(f"power_iterations must be at least 0, not {power_iterations}")
+    return subspace_iteration(A, k, which, oversampling, tol, power_iterations + 2, seed)
+
+
+def randomized_svd(
+    A: LinearOperator,
+    k: int,
+    oversampling: int = 10,
+    power_iterations: int = 2,
+    seed: int = 0,
+    tol: float | None = None,
+) -> SingularTriplets:
+    """k leading singular triplets of A [m, n] with adjoint, from 2 power_iterations + 2 block products.
+
+    Exact when the rank is at most k + oversampling; else read `residuals`.
+
+    Example:
+        >>> import torch
+        >>> from biascope.linalg import Dense
+        >>> randomized_svd(Dense(torch.tensor([[3.0, 0.0, 0.0], [0.0, 2.0, 0.0]])), k=2).values
+        tensor([3.0000, 2.0000])
+    """
+    tol = _check_svd(A, k, tol)
+    if oversampling < 0 or power_iterations < 0:
+        raise InputError(f"need oversampling >= 0 and power_iterations >= 0, not {oversampling}, {power_iterations}")
+    width = min(*A.shape, k + oversampling)
+    with torch.no_grad():
+        Q = torch.linalg.qr(A._matmat(draw(A.shape[1], width, A, generator_from(seed))))[0]
+        for _ in range(power_iterations):
+            P = torch.linalg.qr(A._rmatmat(Q))[0]
+            Q = torch.linalg.qr(A._matmat(P))[0]
+        _need_finite(A, Q)
+        V, values, Wh = torch.linalg.svd(A._rmatmat(Q), full_matrices=False)
+        U, V = Q @ Wh.T[:, :k], V[:, :k]
+        return _triplets(A, U, values[:k], V, tol, power_iterations, 2 * width * (power_iterations + 1))
+
+
+def svds(
+    A: LinearOperator,
+    k: int,
+    tol: float | None = None,
+    max_iterations: int = 300,
+    seed: int = 0,
+) -> SingularTriplets:
+    """k leading singular triplets of A [m, n] with adjoint, by Lanczos on the smaller of A A^T and A^T A.
+
+    The values are then taken from the singular values of A on the subspace found, not from square roots, so that small
+    ones keep their digits. Below sqrt(eps) of the largest (1e-8 in float64) only that they are small is certain.
+
+    Example:
+        >>> import torch
+        >>> from biascope.linalg import Dense
+        >>> svds(Dense(torch.tensor([[3.0, 0.0, 0.0], [0.0, 2.0, 0.0]])), k=1).values
+        tensor([3.])
+    """
+    tol = _check_svd(A, k, tol)
+    tall = A.shape[0] >= A.shape[1]
+    B = A if tall else A.T
+    with torch.no_grad():
+        pairs = eigsh(_Gram(B), k, "LA", tol, max_iterations, seed)
+        U, values, Wh = torch.linalg.svd(B._matmat(pairs.vectors), full_matrices=False)
+        V = pairs.vectors @ Wh.T
+        if not tall:
+            U, V = V, U
+        return _triplets(A, U, values, V, tol, pairs.iterations, 2 * pairs.matvecs + k)
+
+
+class _Gram(LinearOperator):
+    """B^T B, marked symmetric."""
+
+    def __init__(self, B: LinearOperator) -> None:
+        super().__init__((B.shape[1], B.shape[1]), B.dtype, B.device, symmetric=True)
+        self.B = B
+
+    def _matmat(self, X: Tensor) -> Tensor:
+        return self.B._rmatmat(self.B._matmat(X))
+
+
+def _triplets(
+    A: LinearOperator, U: Tensor, values: Tensor, V: Tensor, tol: float, iterations: int, matvecs: int
+) -> SingularTriplets:
+    signs = torch.where((fix_signs(V) * V).sum(0) < 0, -1.0, 1.0).to(V.dtype)
+    U, V = U * signs, V * signs
+    there = (A._matmat(V) - U * values).norm(dim=0)
+    back = (A._rmatmat(U) - V * values).norm(dim=0)
+    residuals = torch.maximum(there, back)
+    limit = max(tol, 10 * torch.finfo(A.dtype).eps) * values.max()
+    return SingularTriplets(U, values, V, residuals, residuals <= limit, iterations, matvecs + 2 * len(values))
+
+
+def _check_svd(A: LinearOperator, k: int, tol: float | None) -> float:
+    if not isinstance(A, LinearOperator):
+        raise InputError(f"an operator is needed, not {type(A).__name__}: wrap it with aslinearoperator(...)")
+    if not A.has_adjoint:
+        raise UnsupportedError(f"{A!r} has no adjoint: singular values need A.T, define _rmatmat or pass rmatmat=")
+    if A.dtype not in (torch.float32, torch.float64):
+        raise InputError(f"{A!r}: singular values need float32 or float64")
+    if not 1 <= k <= min(A.shape):
+        raise InputError(f"k must be between 1 and {min(A.shape)} for {A!r}, not {k}")
+    if tol is not None and not tol > 0:
+        raise InputError(f"tol must be positive, not {tol}")
+    return tol if tol is not None else (1e-9 if A.dtype == torch.float64 else 1e-5)
+
+
+def _need_finite(A: LinearOperator, Y: Tensor) -> None:
+    if not torch.isfinite(Y).all():
+        raise InputError(f"{A!r} gave NaN or infinity")
