@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -35,13 +36,58 @@ def vector_jacobian(f: Functional, inputs: Inputs, u: Tensor) -> Params:
 
 
 def jacobian_vector(f: Functional, inputs: Inputs, v: Params) -> Tensor:
-    """J v on one prepared batch: [n, c]; forward mode, or the double backward trick where torch has no forward rule."""
+    """J v on one prepared batch: [n, c].
+
+    Forward mode where it exists and is the adjoint of reverse mode, else the double backward trick. The two differ for
+    Embedding(padding_idx=...), whose backward skips the padding row, and for functions with a backward of their own
+    (straight-through estimators): there the Jacobian is the one that training sees, the reverse one.
+    """
+    if _forward_is_adjoint(f, inputs):
+        return _forward(f, inputs, v)
     try:
-        with torch.no_grad(), differentiable_attention():
-            out: Tensor = torch.func.jvp(lambda p: f(p, inputs), (f.params,), (v,))[1]
-        return out
-    except (NotImplementedError, RuntimeError):
         return _double_backward(f, inputs, v)
+    except NotImplementedError:  # no second derivative either (EmbeddingBag): the rows themselves
+        return _by_rows(f, inputs, v)
+
+
+def _by_rows(f: Functional, inputs: Inputs, v: Params) -> Tensor:
+    with torch.no_grad():
+        c = f(f.params, take(inputs, slice(0, 1))).shape[1]
+    parts = []
+    for i in range(batch_size(inputs)):
+        eye = torch.eye(c, dtype=f.dtype, device=f.device)[:, None]
+        rows = per_example_gradients(f, list(v), take(inputs, slice(i, i + 1)), eye)
+        parts.append(torch.stack([rows[k][:, 0] @ v[k].reshape(-1) for k in v]).sum(0))
+    return torch.stack(parts)
+
+
+def _forward(f: Functional, inputs: Inputs, v: Params) -> Tensor:
+    with torch.no_grad(), differentiable_attention():
+        out: Tensor = torch.func.jvp(lambda p: f(p, inputs), (f.params,), (v,))[1]
+    return out
+
+
+_FORWARD: WeakKeyDictionary[nn.Module, dict[object, bool]] = WeakKeyDictionary()
+
+
+def _forward_is_adjoint(f: Functional, inputs: Inputs) -> bool:
+    """Does <u, J v> by forward mode equal <J^T u, v> by reverse mode? Tried once per module, on two examples."""
+    key = (tuple(f.params), f.dtype, f.device, tuple(m.training for m in f.module.modules()))
+    known = _FORWARD.setdefault(f.module, {})
+    if key not in known:
+        gen = torch.Generator().manual_seed(0)
+        two = take(inputs, slice(0, 2))
+        v = {k: torch.randn(p.shape, generator=gen, dtype=torch.float64).to(p) for k, p in f.params.items()}
+        try:
+            Jv = _forward(f, two, v)
+            u = torch.randn(Jv.shape, generator=gen, dtype=torch.float64).to(Jv)
+            back = vector_jacobian(f, two, u)
+            left, right = (u * Jv).double().sum(), sum((back[k] * v[k]).double().sum() for k in v)
+            size = sum((back[k] * v[k]).double().square().sum() for k in v) ** 0.5
+            known[key] = bool((left - right).abs() <= 1e3 * torch.finfo(f.dtype).eps * (size + left.abs()))
+        except (NotImplementedError, RuntimeError):
+            known[key] = False
+    return known[key]
 
 
 def _double_backward(f: Functional, inputs: Inputs, v: Params) -> Tensor:

@@ -58,7 +58,7 @@ def add_block(
 ) -> None:
     """Add a block's share to K in place; `two` is None for the symmetric kernel."""
     if isinstance(one, RowsFactor):
-        _add_rows(K, one.rows, None if two is None else _rows(two), outputs, mul)
+        _add_rows(K, one.rows, None if two is None else _rows(two), outputs, workspace, mul)
     elif method == "gram":
         other = one if two is None else _matrix(two)
         if one.block.sizes is not None and one.block.sizes.positions == 1:
@@ -82,28 +82,30 @@ def _matrix(x: Factor) -> MatrixFactor:
 # ---------------------------------------------------------------------------------------------------- rows of J
 
 
-def _add_rows(K: Tensor, J1: Tensor, J2: Tensor | None, outputs: str, mul: Multiply) -> None:
+def _add_rows(K: Tensor, J1: Tensor, J2: Tensor | None, outputs: str, workspace: int, mul: Multiply) -> None:
     """K += J J^T from rows J [k, n, p]."""
     k = J1.shape[0]
+    symmetric = J2 is None
     if outputs == "full":
         X = J1.flatten(0, 1)
         Y = X if J2 is None else J2.flatten(0, 1)
         K2 = K.view(len(X), len(Y))
-        for r in _row_blocks(len(X), symmetric=J2 is None):
-            first = r.start if J2 is None else 0
+        for r in _row_blocks(len(X), len(Y), symmetric, workspace, K.element_size()):
+            first = r.start if symmetric else 0
             K2[r, first:] += mul(X[r], Y[first:])
         return
     for j in range(k):
         target = K if outputs == "trace" else K[j]
         X, Y = J1[j], (J1 if J2 is None else J2)[j]
-        for r in _row_blocks(len(X), symmetric=J2 is None):
-            first = r.start if J2 is None else 0
+        for r in _row_blocks(len(X), len(Y), symmetric, workspace, K.element_size()):
+            first = r.start if symmetric else 0
             target[r, first:] += mul(X[r], Y[first:])
 
 
-def _row_blocks(rows: int, symmetric: bool) -> Iterator[slice]:
+def _row_blocks(rows: int, cols: int, symmetric: bool, workspace: int, item: int) -> Iterator[slice]:
     """Blocks of rows: a symmetric kernel skips what lies left of the block, about half of the work."""
     step = max(64, -(-rows // 8)) if symmetric else rows
+    step = max(1, min(step, workspace // (4 * item * cols)))  # a quarter of the workspace for the product
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
 
@@ -115,11 +117,11 @@ def _add_contracted(
     assert sizes is not None
     width = sizes.groups * (sizes.d_in + one.has_bias)  # columns per output channel of each group
     rows = one.k * (one.n + (two.n if two is not None else 0))
-    step = max(1, min(sizes.d_out, workspace // max(1, rows * width * one.grads[0].element_size())))
+    step = max(1, min(sizes.d_out, workspace // max(1, 2 * rows * width * one.grads[0].element_size())))
     for o in range(0, sizes.d_out, step):
         out = slice(o, min(o + step, sizes.d_out))
         J1 = weight_slice(one, out, workspace)
-        _add_rows(K, J1, None if two is None else weight_slice(two, out, workspace), outputs, mul)
+        _add_rows(K, J1, None if two is None else weight_slice(two, out, workspace), outputs, workspace, mul)
 
 
 def weight_slice(x: MatrixFactor, out: slice, workspace: int) -> Tensor:
@@ -130,7 +132,7 @@ def weight_slice(x: MatrixFactor, out: slice, workspace: int) -> Tensor:
     cols = s.groups * width * s.d_in
     J = torch.empty(x.k, x.n, cols + x.has_bias * s.groups * width, dtype=x.grads[0].dtype, device=x.grads[0].device)
     per_example = s.groups * s.d_in * s.positions * J.element_size()
-    step = max(1, min(x.n, workspace // max(1, per_example)))
+    step = max(1, min(x.n, workspace // max(1, 4 * per_example)))  # a quarter of the workspace for the patches
     for start in range(0, x.n, step):
         ex = slice(start, min(start + step, x.n))
         A = x.operand(ex).mT  # [b, groups, T, d_in]

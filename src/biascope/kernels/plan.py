@@ -160,7 +160,7 @@ def make_plan(
             f"forward and backward pass {readable(per_example)}: give at least {readable(1.3 * least)}, or keep the "
             "kernel on disk with store=PATH"
         )
-    workspace = min(room // 4, 2**28 if device.type == "cpu" else 2**33)
+    workspace = min(room // 4, 2**28 if device.type == "cpu" else 2**35)
     chunk = max(1, min(n1, (room // 4) // per_example))
     space = room - workspace - chunk * per_example
     tile = n1

@@ -1,0 +1,216 @@
+"""Kernels on disk: computed tile by tile into one memory-mapped array, each tile checksummed, resumable after a kill.
+
+A folder holds `kernel.json` (what is being computed: shapes, hashes of parameters and data), `values.npy` (the array,
+memory-mapped) and `tiles.jsonl` (one line per finished tile with its checksum, written after the tile is on disk). A
+killed run leaves at most one unlisted tile, which is computed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from biascope.errors import CorruptError, InputError
+from biascope.functional import Functional, Inputs, batch_size, take, tensors_of
+from biascope.kernels.kernel import Kernel
+from biascope.kernels.ntk import Job, cotangents
+from biascope.kernels.precision import arithmetic
+from biascope.layers import anatomy
+from biascope.memory import budget as memory_budget
+from biascope.progress import progress
+
+FORMAT = "biascope-tiles-1"
+
+
+def stored_ntk(
+    f: Functional,
+    one: Inputs,
+    two: Inputs | None,
+    outputs: str | int,
+    strategy: str,
+    precision: str,
+    max_memory: str | int | None,
+    path: Path,
+) -> Kernel:
+    """Compute a kernel into a folder; finished tiles found there are checked and kept."""
+    with arithmetic(precision):
+        found = anatomy(f, one)
+        mode, cot = cotangents(outputs, found.outputs)
+        n1, n2 = batch_size(one), batch_size(one if two is None else two)
+        k, limit = len(cot), memory_budget(max_memory, f.device)
+        shape = {"full": (k, n1, k, n2), "trace": (n1, n2), "diagonal": (k, n1, n2)}[mode]
+        side = max(1, math.isqrt(limit // 4 // (f.dtype.itemsize * math.prod(shape) // (n1 * n2))))
+        side = -(-max(n1, n2) // -(-max(n1, n2) // side))  # equal tiles
+        config = {
+            "format": FORMAT,
+            "shape": list(shape),
+            "dtype": str(f.dtype).removeprefix("torch."),
+            "mode": mode,
+            "outputs": outputs,
+            "symmetric": two is None,
+            "precision": precision,
+            "parameters": fingerprint(list(f.params.values())),
+            "data": fingerprint(tensors_of(one) + ([] if two is None else tensors_of(two))),
+        }
+        store = Store.open(path, config, side)
+        first = None
+        for r, c in progress(store.missing(n1, n2), f"tiles of {path.name}", leave=False):
+            same = two is None and r == c
+            other = None if same else take(one if two is None else two, c)
+            job = Job.make(f, found, take(one, r), other, outputs, strategy, precision, limit)
+            first = first or job.plan
+            store.write(job.run()[0], r, c)
+    return Kernel(store.values(), outputs, mode, two is None, first)
+
+
+def open_kernel(path: str | Path, verify: bool = True) -> Kernel:
+    """Open a finished kernel on disk, memory-mapped; every tile's checksum is compared if `verify`.
+
+    Example:
+        >>> import tempfile, torch, biascope as bs
+        >>> net = torch.nn.Linear(3, 2)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = bs.ntk(net, torch.randn(4, 3), store=folder)
+        ...     open_kernel(folder).tensor.shape
+        torch.Size([4, 2, 4, 2])
+    """
+    path = Path(path)
+    config = _read_config(path)
+    n1, n2 = _examples(config)
+    store = Store.open(path, config, int(config["side"]), verify)
+    left = store.missing(n1, n2)
+    if left:
+        raise CorruptError(
+            f"{path} holds an unfinished kernel: {len(left)} tiles are missing; run bs.ntk(..., store=) again"
+        )
+    return Kernel(store.values(), config["outputs"], config["mode"], config["symmetric"])
+
+
+def fingerprint(tensors: list[Tensor]) -> str:
+    """A hash of values, shapes and types."""
+    h = hashlib.blake2b(digest_size=16)
+    for t in tensors:
+        h.update(f"{tuple(t.shape)} {t.dtype}".encode())
+        h.update(t.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if t.dim() else repr(t).encode())
+    return h.hexdigest()
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config: dict[str, Any] = json.loads((path / "kernel.json").read_text())
+        if config["format"] != FORMAT:
+            raise KeyError("format")
+    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise CorruptError(f"{path} is not a biascope kernel folder: kernel.json is missing or unreadable") from error
+    return config
+
+
+def _examples(config: dict[str, Any]) -> tuple[int, int]:
+    s = config["shape"]
+    return (s[1], s[3]) if config["mode"] == "full" else (s[-2], s[-1])
+
+
+class Store:
+    """The folder of one kernel."""
+
+    def __init__(self, path: Path, config: dict[str, Any], done: dict[tuple[int, int], str]) -> None:
+        self.path, self.config, self.done = path, config, done
+        self.array = np.lib.format.open_memmap(path / "values.npy", mode="r+")
+
+    @staticmethod
+    def open(path: Path, config: dict[str, Any], side: int, verify: bool = True) -> Store:
+        """Make a new folder, or continue in one that holds the same computation."""
+        path.mkdir(parents=True, exist_ok=True)
+        if not (path / "kernel.json").exists():
+            if any(path.iterdir()):
+                raise InputError(f"{path} is not empty and holds no kernel: choose another folder")
+            config = config | {"side": side}
+            dtype = np.dtype(config["dtype"])
+            try:
+                free = os.statvfs(path)
+                need = math.prod(config["shape"]) * dtype.itemsize
+                if free.f_bavail * free.f_frsize < need:
+                    raise InputError(f"{path}: the kernel needs {need:,} bytes, the disk has fewer free")
+                temporary = path / "values.npy.new"
+                array = np.lib.format.open_memmap(temporary, mode="w+", dtype=dtype, shape=tuple(config["shape"]))
+                array.flush()
+                del array
+                temporary.rename(path / "values.npy")
+                new = path / "kernel.json.new"
+                new.write_text(json.dumps(config, indent=1))
+                new.rename(path / "kernel.json")  # last: a folder with this file is complete
+            except OSError as error:
+                raise InputError(f"cannot write a kernel to {path}: {error}") from error
+            return Store(path, config, {})
+        old = _read_config(path)
+        for key, value in config.items():
+            if key != "side" and old.get(key) != value:
+                raise InputError(
+                    f"{path} holds another kernel: its {key} is {old.get(key)!r}, not {value!r}. Choose another folder"
+                )
+        done: dict[tuple[int, int], str] = {}
+        log = path / "tiles.jsonl"
+        for line in log.read_text().splitlines() if log.exists() else []:
+            try:
+                entry = json.loads(line)
+                done[(entry["row"], entry["col"])] = entry["checksum"]
+            except (json.JSONDecodeError, KeyError):
+                continue  # the torn last line of a killed run
+        store = Store(path, old, done)
+        if verify:
+            bad = [t for t, checksum in done.items() if store.checksum(*store.slices(*t)) != checksum]
+            for t in bad:  # a tile damaged on disk is computed again
+                del done[t]
+        return store
+
+    def slices(self, row: int, col: int) -> tuple[slice, slice]:
+        """Examples of the tile that starts at (row, col)."""
+        n1, n2 = _examples(self.config)
+        side = int(self.config["side"])
+        return slice(row, min(row + side, n1)), slice(col, min(col + side, n2))
+
+    def missing(self, n1: int, n2: int) -> list[tuple[slice, slice]]:
+        """Tiles that are not on disk yet; of a symmetric kernel only the upper ones."""
+        side = int(self.config["side"])
+        return [
+            self.slices(i, j)
+            for i in range(0, n1, side)
+            for j in range(i if self.config["symmetric"] else 0, n2, side)
+            if (i, j) not in self.done
+        ]
+
+    def _region(self, r: slice, c: slice) -> Any:
+        return {"full": np.s_[:, r, :, c], "trace": np.s_[r, c], "diagonal": np.s_[:, r, c]}[self.config["mode"]]
+
+    def checksum(self, r: slice, c: slice) -> str:
+        """Checksum of a tile as it is on disk."""
+        return hashlib.blake2b(
+            np.ascontiguousarray(self.array[self._region(r, c)]).tobytes(), digest_size=16
+        ).hexdigest()
+
+    def write(self, tile: Tensor, r: slice, c: slice) -> None:
+        """Write a tile (and its mirror image), then list it."""
+        values = tile.cpu().numpy()
+        self.array[self._region(r, c)] = values
+        if self.config["symmetric"] and r != c:
+            axes = {"full": (2, 3, 0, 1), "trace": (1, 0), "diagonal": (0, 2, 1)}[self.config["mode"]]
+            self.array[self._region(c, r)] = values.transpose(axes)
+        self.array.flush()
+        entry = {"row": r.start, "col": c.start, "checksum": self.checksum(r, c)}
+        with open(self.path / "tiles.jsonl", "a") as log:
+            log.write(json.dumps(entry) + "\n")
+            log.flush()
+            os.fsync(log.fileno())
+        self.done[(r.start, c.start)] = entry["checksum"]
+
+    def values(self) -> Tensor:
+        """The array as a tensor that reads from disk; writing to it does not change the file."""
+        return torch.from_numpy(np.load(self.path / "values.npy", mmap_mode="c"))

@@ -1,0 +1,17 @@
+"""Shared by all tests: no test may disturb another through threads, seeds or global torch settings."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _isolated() -> None:
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float32)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
