@@ -1,0 +1,93 @@
+"""The bias card: one page that says what an architecture is inclined to learn."""
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import biascope
+from biascope.errors import BiascopeError
+from biascope.progress import progress
+from biascope.reports import figures
+from biascope.reports.html import Html, page, tag
+from biascope.reports.panels import PANELS, Panel, PanelFunction, Subject, make_subject
+from biascope.studies.environment import device_name
+from biascope.studies.files import write_text
+
+
+@dataclass(frozen=True)
+class Card:
+    """Where the page is, what it shows, how long it took."""
+
+    path: Path
+    panels: tuple[Panel, ...]
+    seconds: float
+
+
+def make_card(
+    spec: str,
+    input_shape: Sequence[int] | None = None,
+    out: str | Path | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    networks: int | None = None,
+    panels: Sequence[PanelFunction] = PANELS,
+) -> Card:
+    """Write the bias card of a network.
+
+    Args:
+        spec: a registry name ("lenet"), "package.module:factory" or "path/to/script.py:factory".
+        input_shape: shape of one input; needed for your own factories.
+        out: the HTML file; `runs/card-NAME.html` by default.
+        seed: seed of everything random on the page.
+        device: where the networks are evaluated.
+        networks: how many random initialisations to average over; None: what half a minute allows.
+        panels: the panels, in order.
+
+    Example:
+        >>> import tempfile
+        >>> card = make_card("logreg", (1, 8, 8), Path(tempfile.mkdtemp()) / "card.html", networks=32)
+        >>> card.path.name
+        'card.html'
+    """
+    figures.require_matplotlib()  # say so now, not after the computation
+    begin = time.perf_counter()
+    subject = make_subject(spec, input_shape, seed, device, networks)
+    made = tuple(_safely(panel, subject) for panel in progress(panels, "panels"))
+    seconds = time.perf_counter() - begin
+    path = (
+        Path(out)
+        if out is not None
+        else Path("runs") / f"card-{re.sub(r'[^A-Za-z0-9._-]+', '-', spec).strip('-')}.html"
+    )
+    write_text(path, card_page(subject, made, seconds))
+    return Card(path, made, seconds)
+
+
+def card_page(subject: Subject, panels: Sequence[Panel], seconds: float) -> str:
+    """The page as text."""
+    shape = " × ".join(str(size) for size in subject.input_shape)
+    footer = (
+        f"biascope {biascope.__version__}, seed {subject.seed}, {seconds:.1f} s on {device_name(subject.device)}. "
+        "This page needs no network and holds its own data."
+    )
+    subtitle = f"Bias card: what this architecture is inclined to learn, before it has seen any data. Inputs {shape}."
+    return page(subject.name, [panel_section(panel) for panel in panels], subtitle, footer)
+
+
+def panel_section(panel: Panel) -> Html:
+    """A panel as markup: how to read it, what it means here, then the pictures."""
+    meaning = tag("p", tag("strong", "What this means: "), panel.meaning, class_="meaning")
+    if panel.skipped:
+        meaning = tag("p", panel.meaning, class_="meaning skipped")
+    return tag("section", tag("h2", panel.title), tag("p", panel.read, class_="read"), meaning, *panel.blocks)
+
+
+def _safely(panel: PanelFunction, subject: Subject) -> Panel:
+    """A panel that cannot be made for this network says why, and the others still appear."""
+    try:
+        return panel(subject)
+    except BiascopeError as error:
+        name = panel.__module__.rsplit(".", 1)[-1].replace("_", " ")
+        return Panel(name.capitalize(), "", f"Skipped: {error}", skipped=True)

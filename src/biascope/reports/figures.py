@@ -1,0 +1,174 @@
+"""Figures for print and for pages, all in one style (`biascope.mplstyle`).
+
+Print: `save(figure, folder, name)` writes PNG, SVG and PDF. Pages: `inline_svg(figure)` gives an SVG that takes its
+text colour from the page, so the same drawing reads in light and dark.
+"""
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from biascope.errors import BiascopeError, UnsupportedError
+from biascope.studies import Chart, files
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STYLE = Path(__file__).with_name("biascope.mplstyle")
+FORMATS = ("png", "svg", "pdf")
+INK = "#101113"  # a colour nobody else uses; on pages it becomes the text colour
+PALETTE = ("0072b2", "d55e00", "009e73", "cc79a7", "e69f00", "56b4e9", "7f7f7f")  # as in the style file
+_MARKERS = "osD^vP*"
+
+
+def require_matplotlib() -> Any:
+    """The matplotlib package, or one line that says how to get it."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise UnsupportedError("figures need matplotlib: pip install 'biascope[plot]'") from error
+    return matplotlib
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Draw in biascope's style inside this block; the user's own settings come back after it.
+
+    Example:
+        >>> with style():
+        ...     figure, axes = new_figure()
+    """
+    matplotlib = require_matplotlib()
+    ink = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK)
+    with matplotlib.rc_context(fname=STYLE), matplotlib.rc_context({**ink, "svg.hashsalt": "biascope"}):
+        yield
+
+
+def new_figure(width: float = 3.4, height: float = 2.4, rows: int = 1, columns: int = 1) -> tuple["Figure", Any]:
+    """A figure that belongs to nobody (no pyplot state, no window) and its axes.
+
+    Example:
+        >>> figure, axes = new_figure()
+    """
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height))
+    return figure, figure.subplots(rows, columns)
+
+
+def draw(chart: Chart, width: float = 3.4, height: float = 2.4) -> "Figure":
+    """A chart (data) as a figure: lines with error bands, points with error bars.
+
+    Example:
+        >>> from biascope.studies import Series
+        >>> figure = draw(Chart("c", "title", "x", "y", (Series.of("s", [0, 1], [0, 1]),), alt="a line"))
+    """
+    with style():
+        figure, axes = new_figure(width, height)
+        for index, series in enumerate(chart.series):
+            color = f"C{index % 7}"
+            if series.style == "points":
+                marker = _MARKERS[index % len(_MARKERS)]
+                axes.errorbar(
+                    series.x, series.y, yerr=series.error, fmt=marker, color=color, label=series.label, elinewidth=0.8
+                )
+                continue
+            dash = "--" if series.style == "dashed" else "-"
+            axes.plot(series.x, series.y, dash, color=color, label=series.label)
+            if series.error is not None:
+                low = [y - e for y, e in zip(series.y, series.error)]
+                high = [y + e for y, e in zip(series.y, series.error)]
+                axes.fill_between(series.x, low, high, color=color, alpha=0.2, linewidth=0)
+        axes.set(xlabel=chart.x_label, ylabel=chart.y_label)
+        axes.set_xscale("log" if chart.log_x else "linear")
+        axes.set_yscale("log" if chart.log_y else "linear")
+        if len(chart.series) > 1:
+            axes.legend()
+    return figure
+
+
+def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
+    """Write `name`.png, .svg and .pdf into `folder`; each appears whole or not at all.
+
+    Example:
+        >>> import tempfile
+        >>> [path.suffix for path in save(new_figure()[0], Path(tempfile.mkdtemp()), "f")]
+        ['.png', '.svg', '.pdf']
+    """
+    if not re.fullmatch(r"[\w.-]+", name):
+        raise BiascopeError(f"figure name {name!r}: use letters, digits, dot, dash and underscore")
+    paths = []
+    for kind in FORMATS:
+        path = folder / f"{name}.{kind}"
+        paths.append(path)
+        with style():
+            metadata = {"Date": None} if kind == "svg" else {"CreationDate": None} if kind == "pdf" else None
+
+            def write(target: Path, kind: str = kind, metadata: dict[str, None] | None = metadata) -> None:
+                figure.savefig(target, format=kind, metadata=metadata)
+
+            files.write_atomically(path, write)
+    return paths
+
+
+def inline_svg(figure: "Figure", prefix: str) -> str:
+    """The figure as an `<svg>` element for a page: no background, text in the page's colour, ids made unique by
+    `prefix`.
+
+    Example:
+        >>> inline_svg(new_figure()[0], "a").startswith("<svg")
+        True
+    """
+    buffer = io.StringIO()
+    with style():
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = svg.replace(INK, "currentColor")
+    for index, color in enumerate(PALETTE):  # the page has a lighter set for dark mode
+        svg = svg.replace(f"#{color}", f"var(--c{index})")
+    svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
+    svg = re.sub(r'(href="#|url\(#)', rf"\1{prefix}-", svg)
+    svg = re.sub(r"\s*\n\s*", "\n", svg)
+    # the page gives the width; the drawing keeps its proportions
+    return re.sub(
+        r'<svg ([^>]*?)width="[^"]*" height="[^"]*"|<svg ([^>]*?)height="[^"]*"( [^>]*?)width="[^"]*"',
+        _bare,
+        svg,
+        count=1,
+    )
+
+
+def _bare(match: re.Match[str]) -> str:
+    kept = re.sub(r'\b(width|height)="[^"]*"\s*', "", match.group(0))
+    return kept.replace("<svg ", '<svg aria-hidden="true" ', 1)
+
+
+def picture(values: Any, symmetric: bool = False, scale: int = 1) -> bytes:
+    """A 2-D array [h, w] as PNG bytes, one pixel per entry times `scale`; `symmetric` puts white at zero.
+
+    Example:
+        >>> import numpy as np
+        >>> picture(np.eye(4))[1:4]
+        b'PNG'
+    """
+    matplotlib = require_matplotlib()
+    import numpy as np
+
+    array = np.asarray(values, dtype=float)
+    if symmetric:
+        top = float(np.abs(array).max()) or 1.0
+        low, high, name = -top, top, "RdBu_r"
+    else:
+        low, high, name = float(array.min()), float(array.max()), "viridis"
+    array = np.kron(array, np.ones((scale, scale)))
+    from matplotlib.image import imsave
+
+    buffer = io.BytesIO()
+    imsave(buffer, array, vmin=low, vmax=max(high, low + 1e-30), cmap=matplotlib.colormaps[name], format="png")
+    return buffer.getvalue()

@@ -1,0 +1,8 @@
+"""The panels of the bias card, in the order they appear. A new panel: one file here, one line in `PANELS`."""
+
+from biascope.reports.panels import anatomy, input_geometry, tangent_kernel
+from biascope.reports.panels.base import Panel, PanelFunction, Subject, make_subject
+
+PANELS: list[PanelFunction] = [anatomy.panel, tangent_kernel.panel, input_geometry.panel]
+
+__all__ = ["PANELS", "Panel", "PanelFunction", "Subject", "make_subject"]

@@ -1,0 +1,68 @@
+"""What the network is: layers, shapes, parameters, and how its derivatives are covered."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from biascope.reports.html import Html, table
+from biascope.reports.panels.base import Panel, Subject
+from biascope.reports.study_page import fact_list
+
+
+def panel(subject: Subject) -> Panel:
+    """Parameters and layers in the order they are called."""
+    network = subject.build(0)
+    rows = layers(network, subject.inputs(2))
+    total = sum(parameter.numel() for parameter in network.parameters())
+    heaviest = max(rows, key=lambda row: row[3], default=None)
+    facts: list[tuple[str, object]] = [
+        ("Parameters", f"{total:,}"),
+        ("Layers", len(rows)),
+        ("Input", " × ".join(str(size) for size in subject.input_shape)),
+        ("Output", rows[-1][2] if rows else "same as input"),
+    ]
+    meaning = "It has no parameters: nothing can be learned."
+    if total and heaviest is not None:
+        meaning = f"{heaviest[3] / total:.0%} of the parameters sit in {heaviest[0] or 'one layer'} ({heaviest[1]})."
+    blocks = [fact_list(facts), table(["layer", "kind", "output", "parameters"], rows, "layers", limit=60, fold=True)]
+    blocks.append(coverage(subject, network))
+    return Panel(
+        "Anatomy", "What the network is made of, layer by layer, in the order of the forward pass.", meaning, blocks
+    )
+
+
+def layers(network: nn.Module, x: Tensor) -> list[tuple[str, str, str, int]]:
+    """(name, kind, output shape without the batch, own parameters) of every leaf called by a forward pass at x.
+
+    Example:
+        >>> layers(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.zeros(1, 2))
+        [('0', 'Linear', '3', 9), ('1', 'ReLU', '3', 0)]
+    """
+    rows: list[tuple[str, str, str, int]] = []
+    handles = []
+    for name, module in network.named_modules():
+        own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+        if own or not any(True for _ in module.children()):
+
+            def note(module: nn.Module, _: Any, output: Any, name: str = name, own: int = own) -> None:
+                shape = " × ".join(map(str, output.shape[1:])) if isinstance(output, Tensor) else type(output).__name__
+                rows.append((name, type(module).__name__, shape, own))
+
+            handles.append(module.register_forward_hook(note))
+    try:
+        with torch.no_grad():
+            network(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return rows
+
+
+def coverage(subject: Subject, network: nn.Module) -> Html:
+    """The table of `Jacobian.coverage()`: which rule handles each parameter."""
+    import biascope
+
+    report = biascope.Jacobian(network, subject.inputs(2)).coverage()
+    rows = [(row.parameter, row.handled_by, row.why) for row in report.rows]
+    return table(["parameter", "rule", "why"], rows, "coverage", limit=60, fold=True)

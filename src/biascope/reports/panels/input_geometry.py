@@ -1,0 +1,238 @@
+"""What the input sees: along which directions of the input a freshly initialised network varies.
+
+G = E[g g^T], g the derivative of the first output by the input, averaged over random initialisations. Its eigenvectors,
+sorted, are the neural anisotropy directions: directions of decreasing preference. The derivative is taken by central
+differences of step 100 (Alg. 1 of the NAD paper: for a ReLU network almost an impulse response), or by autograd at
+Gaussian inputs where a network is too slow for that. Were the network isotropic, the eigenvalues of the sample would
+still spread: between the Marchenko-Pastur edges (1 -+ sqrt(D/T))^2 around their mean.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from biascope.errors import InputError
+from biascope.progress import progress
+from biascope.reports import figures
+from biascope.reports.html import Html, figure, image, join, table, tag
+from biascope.reports.panels.base import Panel, Subject, first_output
+from biascope.reports.study_page import fact_list
+from biascope.seeds import generator
+
+SHOWN = 16
+STEP = 100.0  # of the finite differences, as in the paper
+ENOUGH = 64  # networks for which finite differences must be affordable
+CPU_BUDGET, GPU_BUDGET = 500 * 10**9, 10**14  # floating-point operations: well under a minute each
+TITLE = "What the input sees"
+READ = (
+    "Each picture is a direction of the input, in pixels (left) and in frequency (right, slow variation central); "
+    "the network at initialisation responds most to the first ones and hardly to the last. "
+    "In the spectrum, only what lies above the shaded band is preference rather than chance."
+)
+
+
+@dataclass(frozen=True)
+class InputSpectrum:
+    """Eigenvalues [k] of the gradient covariance (divided by their mean over all D), eigenvectors [k, D], sample
+    size.
+    """
+
+    values: np.ndarray[Any, Any]
+    vectors: np.ndarray[Any, Any]
+    n: int
+    dimension: int
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """Marchenko-Pastur edges for isotropic gradients of this sample size."""
+        ratio = math.sqrt(self.dimension / self.n)
+        return (1 - ratio) ** 2, (1 + ratio) ** 2
+
+
+def by_autograd(subject: Subject, network: nn.Module, x: Tensor) -> Tensor:
+    """The gradient of the first output at x [1, *shape], flat [D]."""
+    x = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(first_output(subject, network, x).sum(), x)
+    return gradient.flatten()
+
+
+@torch.no_grad()
+def by_differences(subject: Subject, network: nn.Module, x: Tensor, chunk: int = 512) -> Tensor:
+    """Central differences of step `STEP` along every input coordinate at x [1, *shape], flat [D]."""
+    flat = x.flatten()
+    parts = []
+    for start in range(0, flat.numel(), chunk):
+        move = torch.zeros(min(chunk, flat.numel() - start), flat.numel(), device=x.device)
+        rows = torch.arange(len(move), device=x.device)
+        move[rows, rows + start] = STEP
+        both = torch.cat([flat + move, flat - move]).reshape(-1, *subject.input_shape)
+        ahead, behind = first_output(subject, network, both).chunk(2)
+        parts.append((ahead - behind) / (2 * STEP))
+    return torch.cat(parts)
+
+
+def plan(subject: Subject) -> tuple[str, int]:
+    """Method and number of networks within the budget of operations: the same on every machine, unlike a stopwatch."""
+    x = subject.inputs(1)
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        first_output(subject, subject.build(0), x)
+    forward = max(int(counter.get_total_flops()), 1)
+    budget = GPU_BUDGET if torch.device(subject.device).type == "cuda" else CPU_BUDGET
+    differences, autograd = budget // (2 * x.numel() * forward), budget // (3 * forward)
+    name, affordable = ("finite differences", differences) if differences >= ENOUGH else ("autograd", autograd)
+    default = max(count for count in (32, 64, 128, 256, 512, 1024) if count <= max(32, affordable))
+    return name, subject.networks or default
+
+
+def gradients(subject: Subject) -> tuple[Tensor, str]:
+    """Gradients of the first output by the input for many initialisations, [T, D] in float64, and how they were made.
+
+    Finite differences where enough networks are affordable, since they are what the paper found to work; else autograd.
+    """
+    rng = generator(subject.seed, "card gradients")
+    x = torch.randn(1, *subject.input_shape, generator=rng).to(subject.device)
+
+    def fresh(i: int) -> Tensor:  # autograd sees only the linear piece around x, so every network gets its own
+        return torch.randn(1, *subject.input_shape, generator=generator(subject.seed, "x", i)).to(subject.device)
+
+    methods: dict[str, Callable[[int], Tensor]] = {
+        "finite differences": lambda i: by_differences(subject, subject.build(i), x),
+        "autograd": lambda i: by_autograd(subject, subject.build(i), fresh(i)),
+    }
+    name, total = plan(subject)
+    rows = [methods[name](i).detach().cpu().double() for i in progress(range(total), "random networks")]
+    return torch.stack(rows), name
+
+
+def input_spectrum(sample: Tensor) -> InputSpectrum:
+    """The uncentred covariance of gradients [T, D] by SVD, which keeps small eigenvalues that forming it would lose.
+
+    Example:
+        >>> spectrum = input_spectrum(torch.eye(4, dtype=torch.float64))
+        >>> spectrum.values
+        array([1., 1., 1., 1.])
+    """
+    n, dimension = sample.shape
+    _, singular, vectors = torch.linalg.svd(sample, full_matrices=False)
+    values = singular.square() / n
+    mean = float(values.sum()) / dimension
+    if not (math.isfinite(mean) and mean > 0):
+        raise InputError("the gradient by the input is zero or not finite: the output does not depend on the input")
+    return InputSpectrum((values / mean).numpy(), vectors.numpy(), n, dimension)
+
+
+def panel(subject: Subject) -> Panel:
+    """Top directions as pictures, and the spectrum with its noise band."""
+    sample, method = gradients(subject)
+    spectrum = input_spectrum(sample)
+    above = int((spectrum.values > spectrum.band[1]).sum())
+    share = spectrum.values / spectrum.dimension
+    rank = float(np.exp(-(share[share > 0] * np.log(share[share > 0])).sum()))
+    facts: list[tuple[str, object]] = [
+        ("Networks sampled", spectrum.n),
+        ("Derivative", method),
+        ("Above the band", above),
+        ("Effective rank", f"{rank:.0f} of {min(spectrum.dimension, spectrum.n)}"),
+    ]
+    rows = [(i + 1, float(value), float(value) / spectrum.dimension) for i, value in enumerate(spectrum.values)]
+    numbers = table(["index", "eigenvalue / mean", "share of energy"], rows, "input-spectrum", fold=True)
+    right = join([spectrum_figure(spectrum), numbers])
+    columns = tag("div", directions(subject, spectrum), tag("div", right), class_="columns")
+    return Panel(TITLE, READ, _meaning(subject, spectrum, above), [fact_list(facts), columns])
+
+
+def mean_frequency(subject: Subject, vectors: np.ndarray[Any, Any]) -> tuple[float, float]:
+    """Energy-weighted distance from DC of directions [k, D], and what white noise would give; in cycles per pixel."""
+    _, height, width = image_shape(subject)
+    energy = (np.abs(np.fft.fft2(vectors.reshape(-1, height, width))) ** 2).mean(0)
+    distance = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width)[None, :])
+    return float((energy * distance).sum() / energy.sum()), float(distance.mean())
+
+
+def image_shape(subject: Subject) -> tuple[int, int, int]:
+    """(channels, height, width) of the input seen as a picture; vectors become one row."""
+    shape = subject.input_shape
+    if len(shape) == 3:
+        return shape[0], shape[1], shape[2]
+    return (1, shape[0], shape[1]) if len(shape) == 2 else (1, 1, math.prod(shape))
+
+
+def _meaning(subject: Subject, spectrum: InputSpectrum, above: int) -> str:
+    high = spectrum.band[1]
+    if above == 0:
+        return (
+            f"No direction stands out: every eigenvalue is below {high:.2f} times the mean, "
+            f"where {spectrum.n} samples of an isotropic network would lie."
+        )
+    top = spectrum.values[0]
+    text = (
+        f"{above} of {spectrum.dimension} directions stand above what chance would give; along the first the squared "
+        f"response is {top:.3g} times the average."
+    )
+    if image_shape(subject)[1] > 1:
+        mine, white = mean_frequency(subject, spectrum.vectors[: min(SHOWN, above)])
+        kind = "low" if mine < 0.75 * white else "high" if mine > 1.15 * white else "no particular"
+        text += (
+            f" The preferred ones hold {kind} frequencies ({mine:.2f} cycles per pixel; white noise has {white:.2f})."
+        )
+    return text
+
+
+def directions(subject: Subject, spectrum: InputSpectrum) -> Html:
+    """A slider over the first directions: pixels beside Fourier energy."""
+    channels, height, width = image_shape(subject)
+    count = min(SHOWN, len(spectrum.values))
+    if height == 1:
+        return _curves(spectrum, min(4, count))
+    frames = []
+    for i in range(count):
+        vector = spectrum.vectors[i].reshape(channels, height, width)
+        energy = np.fft.fftshift((np.abs(np.fft.fft2(vector)) ** 2).sum(0))
+        pixels = image(figures.picture(vector.mean(0), symmetric=True), f"direction {i + 1} in pixel space", "pixels")
+        fourier = image(figures.picture(np.sqrt(energy)), f"direction {i + 1}, Fourier magnitude, DC centred", "pixels")
+        share = f"Direction {i + 1}: eigenvalue {spectrum.values[i]:.3g} times the mean"
+        pair = tag("div", tag("div", pixels), tag("div", fourier), class_="pair")
+        hidden = {} if i == 0 else {"hidden": ""}
+        frames.append(tag("div", pair, tag("p", share, class_="note"), data_set="nad", data_frame=i + 1, **hidden))
+    slider = tag(
+        "input", type="range", min=1, max=count, value=1, step=1, data_frames="nad", aria_label="index of the direction"
+    )
+    label = tag("p", "Direction ", tag("output", "1", id="nad-out"), f" of {count}", class_="note")
+    note = "Mean over channels." if channels > 1 else ""
+    return tag("div", join(frames), slider, label, tag("p", note, class_="note") if note else "")
+
+
+def _curves(spectrum: InputSpectrum, count: int) -> Html:
+    with figures.style():
+        drawing, axes = figures.new_figure(4.4, 2.8)
+        for i in range(count):
+            axes.plot(spectrum.vectors[i], label=f"direction {i + 1}")
+        axes.set(xlabel="input coordinate", ylabel="direction")
+        axes.legend()
+    return figure(figures.inline_svg(drawing, "curves"), "The first directions as curves over the input coordinates.")
+
+
+def spectrum_figure(spectrum: InputSpectrum) -> Html:
+    """Eigenvalues in order, on a logarithmic scale, with the Marchenko-Pastur band."""
+    low, high = spectrum.band
+    keep = spectrum.values > spectrum.values[0] * 1e-9
+    values = spectrum.values[keep]
+    with figures.style():
+        drawing, axes = figures.new_figure(4.4, 2.8)
+        axes.plot(np.arange(1, len(values) + 1), values, color="C0", label="this network")
+        floor = max(low, float(values.min())) if low > 0 else float(values.min())
+        axes.axhspan(floor, high, color="C4", alpha=0.25, linewidth=0, label="isotropic network (chance)")
+        axes.set(xlabel="index of the direction", ylabel="eigenvalue / mean", xscale="log", yscale="log")
+        axes.legend()
+    alt = (
+        f"Eigenvalues fall from {values[0]:.3g} to {values[-1]:.2g} times the mean; the chance band ends at {high:.2f}."
+    )
+    caption = f"Marchenko-Pastur band for D = {spectrum.dimension}, T = {spectrum.n}: {low:.2f} to {high:.2f}."
+    return figure(figures.inline_svg(drawing, "spectrum"), alt, caption)

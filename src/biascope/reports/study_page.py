@@ -1,0 +1,102 @@
+"""The page of a study: the claim, what came out, the figures remade, the numbers, the command, the time."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from biascope.reports import figures
+from biascope.reports.html import Html, figure, join, page, table, tag
+from biascope.studies import Chart, Run, StudyResult, find, load_result
+from biascope.studies.files import write_text
+
+
+def write_study_page(path: str | Path) -> Path:
+    """Draw the figures of a finished run folder (PNG, SVG, PDF) and write its `index.html`.
+
+    Example:
+        >>> import tempfile
+        >>> from biascope.studies import configure, execute
+        >>> run = Run.create(Path(tempfile.mkdtemp()) / "r", configure("nad/fig4a"))
+        >>> _ = execute(run); write_study_page(run.path).name
+        'index.html'
+    """
+    run, result, raw = load_result(path)
+    for chart in result.figures:
+        figures.save(figures.draw(chart), run.path / "figures", chart.name)
+    write_text(run.path / "index.html", study_page(run, result, raw))
+    return run.path / "index.html"
+
+
+def study_page(run: Run, result: StudyResult, raw: dict[str, Any]) -> str:
+    """The page as text."""
+    study = find(raw["study"])
+    device = run.environment.get("device_name", run.device)
+    verdict = tag("span", result.verdict, class_=f"verdict {result.verdict.replace(' ', '-')}")
+    facts = [
+        ("Verdict", verdict),
+        ("Size", run.config.get("size", "")),
+        ("Seed", run.seed),
+        ("Time", f"{raw.get('seconds', 0):.3g} s" + (" (resumed)" if raw.get("resumed") else "")),
+        ("Device", device),
+    ]
+    numbers = [(name, estimate.value, _or_empty(estimate.standard_error), _or_empty(estimate.n))
+               for name, estimate in result.numbers.items()]  # fmt: skip
+    options = [(key, str(value)) for key, value in run.config.get("options", {}).items()]
+    body = [
+        tag(
+            "section",
+            tag("h2", "The claim"),
+            tag("p", result.claim),
+            tag("p", result.measured, class_="meaning"),
+            fact_list(facts),
+        ),
+        *(
+            tag("section", tag("h2", chart.title), chart_block(chart, f"f{i}"))
+            for i, chart in enumerate(result.figures)
+        ),
+        tag("section", tag("h2", "Numbers"), table(["quantity", "value", "standard error", "n"], numbers, "numbers")),
+        tag(
+            "section",
+            tag("h2", "How to run it again"),
+            tag("p", tag("code", command(run))),
+            table(["option", "value"], options, "options", limit=40),
+        ),
+    ]
+    versions = ", ".join(f"{name} {run.environment[name]}" for name in ("biascope", "torch", "numpy", "python"))
+    return page(f"{study.name}: {study.summary}", body, f"Figure {study.figure}", f"Made with {versions}.")
+
+
+def chart_block(chart: Chart, prefix: str) -> Html:
+    """A chart on a page: the drawing, its words, its numbers as a file."""
+    drawing = figures.inline_svg(figures.draw(chart, 4.4, 2.8), prefix)
+    rows = [
+        (series.label, x, y, "" if series.error is None else series.error[i])
+        for series in chart.series
+        for i, (x, y) in enumerate(zip(series.x, series.y))
+    ]
+    header = ["series", chart.x_label, chart.y_label, "standard error"]
+    return join([figure(drawing, chart.alt, chart.caption), table(header, rows, chart.name, fold=True)])
+
+
+def fact_list(facts: list[tuple[str, object]]) -> Html:
+    """Short facts side by side."""
+    return tag("dl", join(tag("div", tag("dt", name), tag("dd", value)) for name, value in facts), class_="facts")
+
+
+def command(run: Run) -> str:
+    """The command that makes this run again."""
+    study, size = str(run.config.get("study")), str(run.config.get("size", "smoke"))
+    usual = find(study).values(size)
+    options = run.config.get("options", {})
+    changed = [
+        f"--set {shlex.quote(f'{key}={value}')}" for key, value in options.items() if _differs(usual.get(key), value)
+    ]
+    return " ".join([f"biascope run {study} --size {size} --seed {run.seed} --device {run.device}", *changed])
+
+
+def _differs(usual: Any, value: Any) -> bool:
+    return bool((list(usual) if isinstance(usual, tuple) else usual) != value)
+
+
+def _or_empty(value: float | None) -> float | str:
+    return "" if value is None else value
