@@ -69,6 +69,12 @@ def test_elementary_operators(device: str, dtype: torch.dtype) -> None:
         assert op.symmetric == is_symmetric(want), op
 
 
+def test_device_without_index_fits_tensors(device: str) -> None:
+    """ "cuda" and "cuda:0" are one place."""
+    eye = Identity(3, device=device)
+    close(((Dense(torch.eye(3, device=device)) + eye) @ torch.ones(3, device=device)).cpu(), torch.full((3,), 2.0))
+
+
 def test_base_class_diagonal_on_blocks() -> None:
     M = gen(7, 7)
     op = FromFunction(lambda X: M @ X, (7, 7), torch.float64)

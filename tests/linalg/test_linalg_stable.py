@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from biascope.errors import InputError
-from biascope.linalg import column_dots, fix_signs, long_dot, psd_eigh, stable, symmetrise
+from biascope.linalg import column_dots, fix_signs, long_dot, psd_eigh, stable, symmetrise, thin_svd
 
 close = torch.testing.assert_close
 
@@ -58,6 +58,16 @@ def test_psd_eigh_survives_a_failing_solver(monkeypatch: pytest.MonkeyPatch, wit
     monkeypatch.setattr(stable.torch.linalg, "eigh", lambda S: (_ for _ in ()).throw(torch.linalg.LinAlgError("no")))
     values, vectors = psd_eigh(M)
     close((vectors * values) @ vectors.T, M, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [(50, 4), (4, 4), (3, 7)])
+def test_thin_svd(device: str, shape: tuple[int, int], randn) -> None:  # type: ignore[no-untyped-def]
+    X = randn(*shape)
+    for dtype, atol in ((torch.float64, 1e-12), (torch.float32, 2e-6)):
+        U, s, Vh = (t.cpu().double() for t in thin_svd(X.to(device, dtype)))
+        close(s, torch.linalg.svdvals(X), atol=10 * atol, rtol=0)
+        close((U * s) @ Vh, X, atol=10 * atol, rtol=0)
+        close(U.T @ U, torch.eye(len(s)).double(), atol=atol, rtol=0)
 
 
 def test_psd_eigh_bad_input() -> None:

@@ -32,7 +32,7 @@ from biascope.linalg.spectra import (
     principal_angles,
     subspace_overlap,
 )
-from biascope.linalg.stable import Eigh, column_dots, fix_signs, long_dot, psd_eigh, symmetrise
+from biascope.linalg.stable import Eigh, column_dots, fix_signs, long_dot, psd_eigh, symmetrise, thin_svd
 from biascope.linalg.trace import (
     Estimate,
     diagonal,
@@ -94,5 +94,6 @@ __all__ = [
     "subspace_overlap",
     "svds",
     "symmetrise",
+    "thin_svd",
     "xtrace",
 ]

@@ -86,8 +86,8 @@ def cg(
     Example:
         >>> import torch
         >>> from biascope.linalg import Diagonal
-        >>> cg(Diagonal(torch.tensor([1.0, 2.0, 4.0])), torch.ones(3)).x
-        tensor([1.0000, 0.5000, 0.2500])
+        >>> cg(Diagonal(torch.tensor([1.0, 2.0, 4.0])), torch.ones(3)).x.round(decimals=3).tolist()
+        [1.0, 0.5, 0.25]
     """
     tol, max_iterations = _check(A, b, preconditioner, x0, tol, max_iterations)
     with torch.no_grad():

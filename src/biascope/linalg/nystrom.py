@@ -12,7 +12,7 @@ from biascope.linalg.elementary import Diagonal, Identity, LowRank
 from biascope.linalg.lanczos import check_eigen_arguments
 from biascope.linalg.operator import LinearOperator
 from biascope.linalg.random import draw, generator_from
-from biascope.linalg.stable import symmetrise
+from biascope.linalg.stable import symmetrise, thin_svd
 
 
 def jacobi(A: LinearOperator | Tensor, damping: float = 0.0) -> Diagonal:
@@ -43,8 +43,8 @@ class Nystrom(LowRank):
     Example:
         >>> import torch
         >>> A = LowRank(torch.eye(30)[:, :2])
-        >>> Nystrom(A, rank=5).s
-        tensor([1.0000, 1.0000])
+        >>> Nystrom(A, rank=5).s.round(decimals=3).tolist()
+        [1.0, 1.0]
     """
 
     def __init__(self, A: LinearOperator, rank: int, seed: int = 0) -> None:
@@ -62,7 +62,7 @@ class Nystrom(LowRank):
                 raise InputError(f"Nystrom: {A!r} is not positive semi-definite (Ritz value {core.min().item():.3g})")
             keep = core > cut
             B = Y @ (W[:, keep] / core[keep].sqrt()).to(Y)
-            U, root, _ = torch.linalg.svd(B, full_matrices=False)
+            U, root, _ = thin_svd(B)
         if U.shape[1] == 0:  # the zero operator: one direction with weight zero keeps every formula valid
             U, root = omega[:, :1], omega.new_zeros(1)
         super().__init__(U, root.square())

@@ -50,7 +50,7 @@ class LinearOperator:
             raise InputError(f"a symmetric operator must be square, not {shape[0]}x{shape[1]}")
         self.shape = (int(shape[0]), int(shape[1]))
         self.dtype = dtype
-        self.device = torch.device(device)
+        self.device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0", as tensors say it
         self.symmetric = symmetric
 
     # what a subclass gives ------------------------------------------------------------------------------------------

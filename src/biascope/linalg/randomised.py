@@ -11,7 +11,7 @@ from biascope.errors import InputError, UnsupportedError
 from biascope.linalg.lanczos import Eigenpairs, check_eigen_arguments, eigsh, wanted_order, with_residuals
 from biascope.linalg.operator import LinearOperator
 from biascope.linalg.random import draw, generator_from
-from biascope.linalg.stable import fix_signs, symmetrise
+from biascope.linalg.stable import fix_signs, symmetrise, thin_svd
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ def subspace_iteration(
     Example:
         >>> import torch
         >>> from biascope.linalg import Diagonal
-        >>> subspace_iteration(Diagonal(torch.tensor([8.0, 4.0, 2.0, 1.0])), k=1).values
-        tensor([8.])
+        >>> subspace_iteration(Diagonal(torch.tensor([8.0, 4.0, 2.0, 1.0])), k=1).values.round(decimals=3).tolist()
+        [8.0]
     """
     tol = check_eigen_arguments(A, k, which, tol)
     if which == "SA":
@@ -105,8 +105,8 @@ def randomized_eigsh(
     Example:
         >>> import torch
         >>> from biascope.linalg import LowRank
-        >>> randomized_eigsh(LowRank(torch.eye(50)[:, :2] * 3.0), k=2).values
-        tensor([9.0000, 9.0000])
+        >>> randomized_eigsh(LowRank(torch.eye(50)[:, :2] * 3.0), k=2).values.round(decimals=3).tolist()
+        [9.0, 9.0]
     """
     if power_iterations < 0:
         raise InputError(f"power_iterations must be at least 0, not {power_iterations}")
@@ -128,8 +128,8 @@ def randomized_svd(
     Example:
         >>> import torch
         >>> from biascope.linalg import Dense
-        >>> randomized_svd(Dense(torch.tensor([[3.0, 0.0, 0.0], [0.0, 2.0, 0.0]])), k=2).values
-        tensor([3.0000, 2.0000])
+        >>> randomized_svd(Dense(torch.tensor([[3.0, 0.0, 0.0], [0.0, 2.0, 0.0]])), k=2).values.round().tolist()
+        [3.0, 2.0]
     """
     tol = _check_svd(A, k, tol)
     if oversampling < 0 or power_iterations < 0:
@@ -141,7 +141,7 @@ def randomized_svd(
             P = torch.linalg.qr(A._rmatmat(Q))[0]
             Q = torch.linalg.qr(A._matmat(P))[0]
         _need_finite(A, Q)
-        V, values, Wh = torch.linalg.svd(A._rmatmat(Q), full_matrices=False)
+        V, values, Wh = thin_svd(A._rmatmat(Q))
         U, V = Q @ Wh.T[:, :k], V[:, :k]
         return _triplets(A, U, values[:k], V, tol, power_iterations, 2 * width * (power_iterations + 1))
 
@@ -161,15 +161,15 @@ def svds(
     Example:
         >>> import torch
         >>> from biascope.linalg import Dense
-        >>> svds(Dense(torch.tensor([[3.0, 0.0, 0.0], [0.0, 2.0, 0.0]])), k=1).values
-        tensor([3.])
+        >>> svds(Dense(torch.tensor([[3.0, 0.0, 0.0], [0.0, 2.0, 0.0]])), k=1).values.round().tolist()
+        [3.0]
     """
     tol = _check_svd(A, k, tol)
     tall = A.shape[0] >= A.shape[1]
     B = A if tall else A.T
     with torch.no_grad():
         pairs = eigsh(_Gram(B), k, "LA", tol, max_iterations, seed)
-        U, values, Wh = torch.linalg.svd(B._matmat(pairs.vectors), full_matrices=False)
+        U, values, Wh = thin_svd(B._matmat(pairs.vectors))
         V = pairs.vectors @ Wh.T
         if not tall:
             U, V = V, U

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from biascope.errors import InputError
+from biascope.linalg.stable import thin_svd
 
 
 def effective_rank(values: Tensor, kind: Literal["entropy", "participation"] = "entropy") -> float:
@@ -50,10 +51,9 @@ def orthonormal_basis(U: Tensor) -> Tensor:
     """
     if U.ndim != 2:
         raise InputError(f"a basis is a matrix [n, k], not shape {list(U.shape)}")
-    left, values, _ = torch.linalg.svd(U, full_matrices=False)
+    left, values, _ = thin_svd(U)
     keep = values > max(U.shape) * torch.finfo(U.dtype).eps * values.max().clamp(min=torch.finfo(U.dtype).tiny)
-    basis: Tensor = left[:, keep]
-    return basis
+    return left[:, keep]
 
 
 def principal_angles(U: Tensor, V: Tensor) -> Tensor:
@@ -63,8 +63,8 @@ def principal_angles(U: Tensor, V: Tensor) -> Tensor:
 
     Example:
         >>> import torch
-        >>> principal_angles(torch.eye(3)[:, :1], torch.eye(3)[:, 1:]).item()
-        1.5707963267948966
+        >>> principal_angles(torch.eye(3)[:, :1], torch.eye(3)[:, 1:]).round(decimals=3).item()
+        1.571
     """
     if U.ndim != 2 or V.ndim != 2 or U.shape[0] != V.shape[0]:
         raise InputError(f"principal_angles needs U [n, k] and V [n, l], not {list(U.shape)} and {list(V.shape)}")

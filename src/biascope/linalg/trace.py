@@ -16,7 +16,7 @@ from torch import Tensor
 from biascope.errors import InputError, UnsupportedError
 from biascope.linalg.operator import LinearOperator
 from biascope.linalg.random import Probes, blocks_of_probes, draw, generator_from
-from biascope.linalg.stable import column_dots
+from biascope.linalg.stable import column_dots, thin_svd
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def _leave_one_out(Y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     s_i is the unit vector orthogonal to all columns of Q^T Y but i; zero where column i depends on the others, so that
     leaving it out leaves the span as it is (leverage below 1).
     """
-    Q, values, Vh = torch.linalg.svd(Y, full_matrices=False)
+    Q, values, Vh = thin_svd(Y)
     rank = max(1, int((values > max(Y.shape) * torch.finfo(Y.dtype).eps * values[0]).sum()))
     Q, values, Vh = Q[:, :rank], values[:rank, None], Vh[:rank]
     S = Vh * torch.where(values > 0, values[0] / values, 1.0)
