@@ -142,12 +142,12 @@ def _pilot(f: Functional, inputs: Inputs) -> Anatomy:
 
 def _refuse_mixing(f: Functional, rows3: Tensor, rows2: Tensor, three: Inputs) -> None:
     rows3, rows2 = rows3.detach(), rows2.detach()
-    tol = torch.finfo(rows3.dtype).eps ** 0.5
-    if torch.allclose(rows3[:2], rows2, rtol=tol, atol=tol * float(rows3.abs().max().clamp_min(1e-30))):
-        return
     who = type(f.module).__name__
     if not bool(torch.isfinite(rows3).all()):
         raise UnsupportedError(f"{who} returned NaN or infinity on the first examples; nothing can be differentiated")
+    tol = torch.finfo(rows3.dtype).eps ** 0.5
+    if torch.allclose(rows3[:2], rows2, rtol=tol, atol=tol * float(rows3.abs().max().clamp_min(1e-30))):
+        return
     with torch.no_grad():
         again = f(f.params, three)
     if not torch.equal(again, rows3):
