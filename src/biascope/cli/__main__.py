@@ -1,0 +1,5 @@
+"""`python -m biascope.cli`, the same as `biascope`."""
+
+from biascope.cli import main
+
+main()

@@ -1,0 +1,41 @@
+"""`biascope bench`: run a file of the `benchmarks/` folder, which lives in the repository and not in the package."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from biascope.errors import InputError
+from biascope.studies.options import near
+
+CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def bench(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="A benchmark, e.g. ntk; without a name they are listed.")] = None,
+) -> None:
+    """Measure this machine against the installed rivals; what follows the name goes to the benchmark."""
+    folder = find_folder(Path.cwd(), Path(__file__).resolve().parents[3])
+    known = {file.stem: file for file in sorted(folder.glob("*.py")) if file.stem != "harness"}
+    if name is None:
+        typer.echo("\n".join(known))
+        return
+    if name not in known:
+        raise InputError(f"no benchmark is called {name!r}{near(name, known)}")
+    code = subprocess.run([sys.executable, str(known[name]), *context.args], check=False).returncode
+    raise typer.Exit(code if code in (0, 130) else 1)
+
+
+def find_folder(*starts: Path) -> Path:
+    """The `benchmarks/` folder of the checkout that holds one of these places."""
+    for start in starts:
+        for place in (start, *start.parents):
+            if (place / "benchmarks" / "harness.py").is_file():
+                return place / "benchmarks"
+    raise InputError(
+        "benchmarks are not part of the installed package: clone the repository "
+        "(https://github.com/biascope/biascope) and run `biascope bench` inside it"
+    )

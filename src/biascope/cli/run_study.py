@@ -1,0 +1,130 @@
+"""`biascope run`: make or resume a run folder, execute the study, write its page."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from biascope.cli.studies import describe
+from biascope.errors import BiascopeError, InputError, UnsupportedError
+from biascope.studies import Run, configure, execute, find
+
+# options of the study itself (--sigma 3) are not known here: they arrive as extra arguments
+CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+def run_study(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="The study, e.g. nad/fig4a; `biascope list` shows all.")] = None,
+    size: Annotated[
+        str | None, typer.Option(help="smoke: seconds; laptop: minutes on a CPU; paper: the paper's.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random. [default: 0]")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder. [default: runs/NAME-SIZE]")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1. [default: cpu]")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="An option of the study, as key=value.")] = None,
+    help_: Annotated[bool, typer.Option("--help", help="Show this; with a study's name, also its options.")] = False,
+) -> None:
+    """Run a study: every option of the study is also an option here, e.g. `biascope run nad/fig4a --sigma 2`."""
+    console = Console(highlight=False)
+    if help_ or (name is None and resume is None):
+        typer.echo(context.get_help())
+        if name is not None:
+            describe(find(name), console)
+        return
+    extra = list(context.args)
+    if name is not None and name.startswith("-"):  # `--resume PATH --sigma 3`: there was no name
+        extra.insert(0, name)
+        name = None
+    asked: dict[str, Any] = {"size": size, "seed": seed, "device": device}
+    asked = {key: value for key, value in asked.items() if value is not None}
+    overrides = {**study_options(extra), **dict(_key_value(setting) for setting in settings or [])}
+    run = _resumed(resume, name, asked, overrides) if resume else _started(str(name), out, asked, overrides)
+    try:
+        if run.finished:
+            console.print(f"{escape(str(run.path))} was finished already; making its page again")
+        else:
+            execute(run)
+        _show(run, console)
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; go on with: {_resume_command(run)}", file=sys.stderr)
+        raise typer.Exit(130) from None
+    except BiascopeError:
+        print(f"the run stopped; go on with: {_resume_command(run)}", file=sys.stderr)
+        raise
+
+
+def study_options(arguments: list[str]) -> dict[str, str]:
+    """`--key value`, `--key=value` and `--flag` as a dict.
+
+    Example:
+        >>> study_options(["--sigma", "2", "--D=64", "--fast"])
+        {'sigma': '2', 'D': '64', 'fast': 'true'}
+    """
+    found: dict[str, str] = {}
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--") or word == "--":
+            raise InputError(f"did not understand {word!r}; options of a study read --key value or --set key=value")
+        key, equals, value = word[2:].partition("=")
+        if not equals:
+            takes_next = bool(rest) and not rest[0].startswith("--")
+            value = rest.pop(0) if takes_next else "true"
+        found[key] = value
+    return found
+
+
+def _key_value(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"--set {text!r} should read key=value")
+    return key.strip(), value.strip()
+
+
+def _started(name: str, out: Path | None, asked: dict[str, Any], overrides: dict[str, str]) -> Run:
+    config = configure(name, overrides=overrides, **asked)
+    return Run.create(out or _free_folder(f"{name.replace('/', '-')}-{config['size']}"), config)
+
+
+def _free_folder(name: str) -> Path:
+    """runs/NAME, or runs/NAME-2, ... if that is taken."""
+    path, count = Path("runs") / name, 1
+    while path.exists():
+        count += 1
+        path = Path("runs") / f"{name}-{count}"
+    return path
+
+
+def _resumed(path: Path, name: str | None, asked: dict[str, Any], overrides: dict[str, str]) -> Run:
+    """Whatever is said again on the command line must be what the folder was started with."""
+    stored = Run.open(path).config
+    study = name or str(stored.get("study"))
+    options: dict[str, Any] = {**stored.get("options", {}), **overrides}
+    again: dict[str, Any] = {key: stored[key] for key in ("size", "seed", "device") if key in stored}
+    again |= asked
+    return Run.resume(path, configure(study, overrides=options, **again))
+
+
+def _resume_command(run: Run) -> str:
+    return f"biascope run --resume {shlex.quote(str(run.path))}"
+
+
+def _show(run: Run, console: Console) -> None:
+    from biascope.reports import write_study_page
+    from biascope.studies import load_result
+
+    _, result, _ = load_result(run.path)
+    colour = {"confirmed": "green", "not confirmed": "red"}.get(result.verdict, "yellow")
+    console.print(f"Claim:    {escape(result.claim)}")
+    console.print(f"Measured: {escape(result.measured)}")
+    console.print(f"Verdict:  [bold {colour}]{result.verdict}[/]")
+    try:
+        console.print(f"Page:     {escape(str(write_study_page(run.path)))}", soft_wrap=True)
+    except UnsupportedError as error:  # the numbers are there, only the drawing is missing
+        console.print(f"No page: {escape(str(error))}; then `{_resume_command(run)}` makes it", soft_wrap=True)

@@ -1,0 +1,52 @@
+"""`biascope list`: every study by paper and figure; with a name, its claim, options and sizes."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from biascope.studies.registry import PAPERS, Study, discover, find, studies
+
+
+def list_studies(
+    name: Annotated[str | None, typer.Argument(help="A study: show its claim, options and sizes.")] = None,
+) -> None:
+    """Every study by paper and figure; with a name, what it claims and which options it takes."""
+    console = Console()
+    if name is not None:
+        describe(find(name), console)
+        return
+    table = Table(title="Studies")
+    for column in ("paper", "figure", "name", "what it shows"):
+        table.add_column(column, no_wrap=column == "name")
+    previous = ""
+    for study in studies().values():
+        paper = PAPERS[study.paper] if study.paper != previous else ""
+        previous = study.paper
+        table.add_row(escape(paper), escape(study.figure), study.name, escape(study.summary))
+    console.print(table)
+    console.print(
+        "Run one with [bold]biascope run NAME --size smoke|laptop|paper[/]; [bold]biascope list NAME[/] tells more."
+    )
+    for module, error in discover().items():
+        console.print(f"[red]{module} could not be imported[/]: {escape(error)}")
+
+
+def describe(study: Study, console: Console) -> None:
+    """A study's claim, and a table of its options at every size."""
+    console.print(f"[bold]{study.name}[/]: {escape(study.summary)}")
+    console.print(f"{PAPERS[study.paper]}, figure {study.figure}. Claim: {escape(study.claim)}")
+    table = Table(title="Options")
+    for column in ("option", "type", *study.sizes, "meaning"):
+        table.add_column(column)
+    values = {size: study.values(size) for size in study.sizes}
+    for option in study.options:
+        table.add_row(
+            f"--{option.name}",
+            escape(option.type_name),
+            *(escape(str(values[size][option.name])) for size in study.sizes),
+            escape(option.help),
+        )
+    console.print(table)

@@ -1,0 +1,218 @@
+"""The command: exit codes, one-line errors, resuming, near matches."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import biascope
+from biascope.cli.app import run
+from biascope.cli.card import shape
+from biascope.cli.run_study import study_options
+from biascope.errors import InputError
+from biascope.studies import Run
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("BIASCOPE_DEBUG", raising=False)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == f"biascope {biascope.__version__}"
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["list"]) == 0
+    assert "nad/fig4a" in capsys.readouterr().out
+    assert run(["list", "nad/fig4b"]) == 0
+    out = capsys.readouterr().out
+    assert "--frequencies" in out
+    assert "initialisations, for the error bars" in out
+
+
+def test_run_writes_a_folder_with_a_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(["run", "nad/fig4a", "--D", "32", "--sigma=2", "--set", "S=2", "--seed", "7"]) == 0
+    assert "confirmed" in capsys.readouterr().out
+    folder = tmp_path / "runs" / "nad-fig4a-smoke"
+    opened = Run.open(folder)
+    assert opened.config["options"] == {"D": 32, "S": 2, "eps": 1.0, "sigma": 2.0}
+    assert opened.seed == 7
+    page = (folder / "index.html").read_text()
+    assert "--set sigma=2.0" in page
+    assert {path.suffix for path in (folder / "figures").iterdir()} == {".png", ".svg", ".pdf"}
+    assert run(["run", "nad/fig4a", "--D", "32"]) == 0  # a second run does not touch the first
+    assert (tmp_path / "runs" / "nad-fig4a-smoke-2").is_dir()
+
+
+def test_help_of_run_shows_the_studys_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", "nad/fig4a", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "--resume" in out
+    assert "signal length" in out
+    assert run(["run"]) == 0
+    assert "--resume" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "nad/fig4z"], "did you mean nad/fig4"),
+        (["run", "nad/fig4a", "--sigm", "2"], "unknown option 'sigm'; did you mean sigma?"),
+        (["run", "nad/fig4a", "--sigma", "loud"], "option sigma='loud' should be float"),
+        (["run", "nad/fig4a", "--size", "huge"], "size 'huge' is not one of smoke, laptop, paper"),
+        (["run", "nad/fig4a", "--device", "gpu"], "'gpu' is not a torch device"),
+        (["run", "nad/fig4a", "--set", "sigma"], "--set 'sigma' should read key=value"),
+        (["run", "nad/fig4a", "stray"], "did not understand 'stray'"),
+        (["run", "nad/fig4a", "--D", "30"], "S=4 must divide the signal length D=30"),
+        (["run", "--resume", "nowhere"], "nowhere is not a folder"),
+        (["card", "lenat"], "did you mean lenet"),
+        (["card", "lenet", "--input", "3,a"], "--input '3,a' should be the shape"),
+        (["card", "torch.nn:Flatten"], "say what one input looks like"),
+        (["nets", "lenat"], "did you mean lenet"),
+        (["lisst"], "No such command 'lisst'"),
+        (["run", "nad/fig4a", "--seed", "x"], "Invalid value for '--seed'"),
+    ],
+)
+def test_errors_are_one_line_and_exit_1(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BIASCOPE_DEBUG", "1")
+    assert run(["run", "nad/nothing"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_resume_refuses_another_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", "nad/fig4a", "--out", "r"]) == 0
+    assert run(["run", "--resume", "r", "--sigma", "1"]) == 1
+    assert "options.sigma (3.0 stored, 1.0 asked)" in capsys.readouterr().err
+    assert run(["run", "nad/fig4a", "--resume", "r", "--seed", "0"]) == 0
+    assert "was finished already" in capsys.readouterr().out
+    assert run(["run", "nad/fig4a", "--out", "r"]) == 1
+    assert "biascope run --resume r" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_a_folder_that_resumes(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "biascope.cli",
+        "run",
+        "nad/fig4b",
+        "--out",
+        "my run",
+        "--seeds",
+        "30",
+        "--D",
+        "32",
+    ]
+    process = subprocess.Popen([*command, "--batch", "8"], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    arrays = tmp_path / "my run" / "arrays"
+    deadline = time.monotonic() + 60
+    while len(list(arrays.glob("seed*"))) < 2 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130, error
+    said = re.search(r"go on with: biascope (.*)", error)
+    assert said is not None
+    assert said.group(1) == "run --resume 'my run'"
+    assert "Traceback" not in error
+    before = {path: path.stat().st_mtime_ns for path in arrays.glob("seed*")}
+    assert 2 <= len(before) < 30
+    subprocess.run([sys.executable, "-m", "biascope.cli", "run", "--resume", "my run"], check=True, capture_output=True)
+    assert len(list(arrays.glob("seed*"))) == 30
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in before.items())
+    assert json.loads((tmp_path / "my run" / "result.json").read_text())["resumed"] is True
+
+
+def test_nets_and_data(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BIASCOPE_DATA", str(tmp_path / "cache"))
+    assert run(["nets"]) == 0
+    assert "lenet-avg" in capsys.readouterr().out
+    assert run(["nets", "lenet"]) == 0
+    assert "60,941 parameters" in capsys.readouterr().out
+    assert run(["data", "list"]) == 0
+    assert "cifar10" in capsys.readouterr().out
+    assert run(["data", "info", "digits"]) == 0
+    both = capsys.readouterr()
+    assert "citation" in both.err
+    assert "1437" in both.out
+    assert run(["data", "get", "digits"]) == 0
+    assert "digits.npz" in capsys.readouterr().out
+    assert run(["data", "get", "cifar11"]) == 1
+    assert "cifar10" in capsys.readouterr().err
+    assert run(["data", "unpack", "nowhere"]) == 1
+    assert "nowhere" in capsys.readouterr().err
+    asked: list[object] = []
+    monkeypatch.setattr(biascope.data, "pack", lambda *given: asked.append(given) or "parts")
+    assert run(["data", "pack", "cifar10", "parts", "--part-mib", "5"]) == 0
+    assert asked == [("cifar10", Path("parts"), 5.0)]
+
+
+def test_ledger_comes_from_run_folders(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(["ledger"]) == 0
+    assert "not tested" in capsys.readouterr().out
+    assert not (tmp_path / "reproductions").exists()
+    assert run(["run", "nad/fig4a", "--out", "reproductions/nad-fig4a"]) == 0
+    assert run(["ledger"]) == 0
+    text = (tmp_path / "reproductions" / "ledger.md").read_text()
+    assert "[nad-fig4a](nad-fig4a)" in text
+    assert "| confirmed |" in text
+    (tmp_path / "reproductions" / "stray").mkdir()
+    assert run(["ledger"]) == 1
+    assert "stray is not a biascope run folder" in capsys.readouterr().err
+
+
+def test_bench_outside_a_checkout_says_where_to_get_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from biascope.cli import bench
+
+    with pytest.raises(InputError, match="clone the repository"):
+        bench.find_folder(tmp_path)
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "harness.py").touch()
+    (tmp_path / "benchmarks" / "tiny.py").write_text("import sys; sys.exit(3 if 'fail' in sys.argv else 0)")
+    assert run(["bench"]) == 0
+    assert capsys.readouterr().out.strip() == "tiny"
+    assert run(["bench", "tiny"]) == 0
+    assert run(["bench", "tiny", "fail"]) == 1
+    assert run(["bench", "tin"]) == 1
+    assert "did you mean tiny" in capsys.readouterr().err
+
+
+def test_without_the_extras_one_line_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise ImportError('no typer', name='typer')")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "biascope.cli", "list"], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip() == "the biascope command needs typer: pip install 'biascope[cli,plot]'"
+
+
+def test_study_options_and_shapes() -> None:
+    assert study_options(["--a", "1", "--b=2", "--flag", "--c", "-3"]) == {
+        "a": "1",
+        "b": "2",
+        "flag": "true",
+        "c": "-3",
+    }
+    assert shape(None) is None
+    assert shape("3x8x8") == (3, 8, 8)
