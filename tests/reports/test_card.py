@@ -1,0 +1,170 @@
+"""The bias card: panels checked against closed forms, and bad input answered in words."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from biascope.errors import InputError
+from biascope.reports import make_card
+from biascope.reports.card import card_page
+from biascope.reports.panels import Panel, Subject, make_subject
+from biascope.reports.panels.anatomy import layers
+from biascope.reports.panels.input_geometry import (
+    by_autograd,
+    by_differences,
+    gradients,
+    input_spectrum,
+    mean_frequency,
+    plan,
+)
+
+Check = Callable[[str], None]
+
+SCRIPT = """
+import torch
+from torch import nn
+def good(): return nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+def pair():
+    class Pair(nn.Module):
+        def forward(self, x): return x, x
+    return Pair()
+def raises(): raise RuntimeError("no weights")
+def constant():
+    class Constant(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.zeros(1))
+        def forward(self, x): return self.w * x.flatten(1).sum(1, keepdim=True)
+    return Constant()
+def scalar():
+    class Scalar(nn.Module):
+        def forward(self, x): return x.sum()
+    return Scalar()
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "models.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def subject(network: nn.Module, shape: tuple[int, ...], **more: object) -> Subject:
+    return Subject("test", lambda _: network, shape, **more)  # type: ignore[arg-type]
+
+
+def test_a_card_of_a_users_own_network(script: str, tmp_path: Path, check_page: Check) -> None:
+    before = torch.get_rng_state()
+    card = make_card(f"{script}:good", (3, 2, 2), tmp_path / "c.html", networks=40)
+    assert torch.equal(torch.get_rng_state(), before)
+    page = card.path.read_text()
+    check_page(page)
+    assert [panel.skipped for panel in card.panels] == [False, False, False]
+    assert "39" in page  # parameters
+    assert page.count("What this means") == 3
+    assert 'type="range"' in page
+
+
+def test_a_card_is_the_same_every_time(script: str, tmp_path: Path) -> None:
+    one, two = (make_card(f"{script}:good", (3, 2, 2), tmp_path / n, networks=8).panels for n in ("a", "b"))
+    assert one == two
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("good", None, "say what one input looks like, for example --input 3,32,32"),
+        ("good", (3, 4, 4), "does not take inputs of shape 3,4,4"),
+        ("pair", (3, 2, 2), "returns a tuple, not a tensor"),
+        ("raises", (3, 2, 2), "RuntimeError: no weights"),
+        ("scalar", (3, 2, 2), "the first axis must stay"),
+        ("goood", (3, 2, 2), "good"),
+    ],
+)
+def test_bad_networks_are_answered_in_words(script: str, name: str, shape: tuple[int, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make_card(f"{script}:{name}", shape, networks=4)
+
+
+def test_a_panel_that_cannot_be_made_says_why(script: str, tmp_path: Path, check_page: Check) -> None:
+    card = make_card(f"{script}:constant", (3, 2, 2), tmp_path / "c.html", networks=4)
+    assert card.panels[2].skipped
+    assert "does not depend on the input" in card.panels[2].meaning
+    check_page(card.path.read_text())
+
+
+def test_registry_network_at_another_shape() -> None:
+    made = make_subject("lenet", (3, 28, 28))
+    assert made.build(0)(made.inputs(2)).shape == (2, 1)
+    assert make_subject("lenet").input_shape == (1, 32, 32)
+
+
+def test_layers_are_counted_once_and_hooks_are_gone() -> None:
+    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
+    rows = layers(network, torch.zeros(2, 1, 4, 4))
+    assert rows == [
+        ("0", "Conv2d", "2 × 2 × 2", 20),
+        ("1", "ReLU", "2 × 2 × 2", 0),
+        ("2", "Flatten", "8", 0),
+        ("3", "Linear", "3", 27),
+    ]
+    assert not any(module._forward_hooks for module in network.modules())
+
+
+def test_derivatives_of_a_linear_network_are_its_weights() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(12, 2)).double()
+    made, x = subject(network, (3, 2, 2)), torch.randn(1, 3, 2, 2, dtype=torch.float64)
+    weight = network[1].weight[0].detach()
+    assert torch.allclose(by_autograd(made, network, x), weight)
+    assert torch.allclose(by_differences(made, network, x, chunk=5), weight, atol=1e-10)
+
+
+def test_spectrum_is_the_eigenvalues_of_the_covariance() -> None:
+    sample = torch.randn(50, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * torch.arange(1, 9)
+    oracle = np.linalg.eigvalsh((sample.T @ sample / 50).numpy())[::-1]
+    spectrum = input_spectrum(sample)
+    assert np.allclose(spectrum.values, oracle / oracle.mean(), atol=1e-12)
+    assert spectrum.band == pytest.approx(((1 - math.sqrt(0.16)) ** 2, (1 + math.sqrt(0.16)) ** 2))
+    with pytest.raises(InputError, match="does not depend on the input"):
+        input_spectrum(torch.zeros(3, 2))
+
+
+def test_logistic_regression_is_isotropic_and_the_band_says_so() -> None:
+    sample, method = gradients(make_subject("logreg", (1, 8, 8), networks=400))
+    spectrum = input_spectrum(sample)
+    assert method == "finite differences"
+    assert spectrum.values.max() < 1.1 * spectrum.band[1]
+    assert spectrum.values.min() > 0.9 * spectrum.band[0]
+
+
+def test_lenet_prefers_low_frequencies() -> None:
+    made = make_subject("lenet-avg", networks=24)
+    spectrum = input_spectrum(gradients(made)[0])
+    mine, white = mean_frequency(made, spectrum.vectors[:4])
+    assert white == pytest.approx(0.383, abs=1e-3)
+    assert mine < 0.5 * white
+
+
+def test_frequency_of_a_pure_wave() -> None:
+    wave = np.cos(2 * np.pi * 3 * np.arange(16) / 16)[:, None] * np.ones((1, 16))
+    mine, _ = mean_frequency(make_subject("logreg", (1, 16, 16)), wave.reshape(1, -1))
+    assert mine == pytest.approx(3 / 16)
+
+
+def test_the_plan_depends_on_the_network_and_not_on_the_clock() -> None:
+    assert plan(make_subject("lenet")) == ("finite differences", 256)
+    assert plan(make_subject("resnet18")) == ("autograd", 128)
+    assert plan(make_subject("lenet", networks=7))[1] == 7
+
+
+def test_names_are_escaped_on_the_page() -> None:
+    made = Subject("<i>net</i>", nn.Identity, (2,))  # type: ignore[arg-type]
+    page = card_page(made, [Panel("T", "read <b>", "mean <b>")], 1.0)
+    assert "<i>net" not in page
+    assert "read &lt;b&gt;" in page

@@ -1,0 +1,121 @@
+"""Pages and figures: self-contained, escaped, drawn in one style."""
+
+import base64
+import csv
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from biascope.errors import BiascopeError, InputError
+from biascope.reports import figures, html, ledger, ledger_markdown, ledger_page, write_study_page
+from biascope.studies import Chart, Run, Series, configure, execute
+
+Check = Callable[[str], None]
+
+CHART = Chart(
+    name="c",
+    title="A title",
+    x_label="x & y",
+    y_label="loss",
+    series=(Series.of("a<b", [1, 2, 3], [3, 2, 1], [0.1, 0.1, 0.1]), Series.of("p", [1], [2], style="points")),
+    alt="it falls",
+    log_y=True,
+)
+
+
+def test_everything_is_escaped(check_page: Check) -> None:
+    nasty = "<script>alert('x')</script> & \"q\""
+    page = html.page(nasty, [html.table([nasty], [[nasty]], "t"), html.tag("p", nasty, title=nasty)], nasty, nasty)
+    assert "<script>alert" not in page
+    assert page.count("&lt;script&gt;alert") == 8
+    check_page(page)
+
+
+def test_a_table_downloads_in_full_and_without_markup() -> None:
+    rows = [(i, f"a,{i}", html.tag("b", "x & y")) for i in range(30)]
+    page = html.table(["n", "text", "mark"], rows, "t", limit=5)
+    assert page.count("<tr>") == 6
+    assert "25 more rows" in page
+    found = re.search(r'href="data:text/csv;base64,([^"]+)"', page)
+    assert found is not None
+    read = list(csv.reader(io.StringIO(base64.b64decode(found.group(1)).decode())))
+    assert len(read) == 31
+    assert read[4] == ["3", "a,3", "x & y"]
+
+
+def test_svg_takes_the_pages_colours_and_has_unique_ids(check_page: Check) -> None:
+    one, two = (figures.inline_svg(figures.draw(CHART), prefix) for prefix in ("f0", "f1"))
+    check_page(html.page("t", [html.figure(one, "alt"), html.figure(two, "alt")]))
+    assert "currentColor" in one
+    assert "var(--c0)" in one
+    assert figures.INK not in one
+    assert "a&lt;b" in one
+    head = one[: one.index(">")]
+    assert "viewBox" in head
+    assert "width=" not in head
+
+
+def test_save_writes_three_formats_the_same_every_time(tmp_path: Path) -> None:
+    first = {path.suffix: path.read_bytes() for path in figures.save(figures.draw(CHART), tmp_path, "f")}
+    again = {path.suffix: path.read_bytes() for path in figures.save(figures.draw(CHART), tmp_path, "f")}
+    assert set(first) == {".png", ".svg", ".pdf"}
+    assert first == again
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["f.pdf", "f.png", "f.svg"]
+    with pytest.raises(BiascopeError, match=r"figure name '\.\./x'"):
+        figures.save(figures.draw(CHART), tmp_path, "../x")
+
+
+def test_style_leaves_the_users_settings_alone() -> None:
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    figures.draw(CHART)
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_palette_is_the_one_in_the_style_file() -> None:
+    text = figures.STYLE.read_text()
+    assert re.findall(r"'([0-9A-F]{6})'", text) == [color.upper() for color in figures.PALETTE]
+
+
+def test_picture_is_a_png_of_the_array() -> None:
+    from matplotlib.image import imread
+
+    values = np.array([[-2.0, 0.0], [1.0, 2.0]])
+    back = imread(io.BytesIO(figures.picture(values, symmetric=True, scale=3)))
+    assert back.shape[:2] == (6, 6)
+    assert back[0, 5, :3] == pytest.approx([0.97, 0.97, 0.97], abs=0.02)  # zero is white
+    assert back[0, 0, 2] > back[0, 0, 0]  # negative is blue
+    assert back[5, 5, 0] > back[5, 5, 2]  # positive is red
+    assert figures.picture(np.zeros((2, 2)))[1:4] == b"PNG"
+
+
+def test_study_page_and_ledger(tmp_path: Path, check_page: Check) -> None:
+    run = Run.create(tmp_path / "reproductions" / "a|b", configure("nad/fig4a", overrides={"sigma": 2}))
+    execute(run)
+    page = write_study_page(run.path).read_text()
+    check_page(page)
+    assert "biascope run nad/fig4a --size smoke --seed 0 --device cpu --set sigma=2.0" in page
+    assert 'class="verdict confirmed"' in page
+    rows = ledger(tmp_path / "reproductions")
+    assert [row.verdict for row in rows if row.study == "nad/fig4a"] == ["confirmed"]
+    assert [row.verdict for row in rows if row.study == "nad/fig4b"] == ["not tested"]
+    check_page(ledger_page(rows, tmp_path))
+    line = next(line for line in ledger_markdown(rows, tmp_path).splitlines() if "fig4a" in line)
+    assert len(re.findall(r"(?<!\\)\|", line)) == 7  # a bar in a name does not make a new column
+
+
+def test_ledger_prefers_the_larger_size(tmp_path: Path) -> None:
+    for size in ("paper", "smoke"):
+        execute(Run.create(tmp_path / f"z-{size}", configure("nad/fig4a", size)))
+    assert [row.size for row in ledger(tmp_path) if row.study == "nad/fig4a"] == ["paper"]
+
+
+def test_an_unfinished_run_stops_the_ledger_by_name(tmp_path: Path) -> None:
+    Run.create(tmp_path / "half", configure("nad/fig4a"))
+    with pytest.raises(InputError, match="half is not finished"):
+        ledger(tmp_path)

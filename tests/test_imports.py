@@ -1,0 +1,51 @@
+"""`import biascope` stays light: measured by what gets imported, not by the clock."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = (
+    "matplotlib",
+    "sklearn",
+    "transformers",
+    "lightning",
+    "ray",
+    "typer",
+    "rich",
+    "PIL",
+    "scipy.stats",
+    "scipy.sparse",
+    "pandas",
+    "jax",
+)
+
+
+def modules_after(statement: str) -> set[str]:
+    """Modules that `statement` imports beyond those that `import torch` brings."""
+    lines = ["import json, sys, torch", "before = set(sys.modules)", statement]
+    code = "\n".join([*lines, "print(json.dumps(sorted(set(sys.modules) - before)))"])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def heavy(modules: set[str]) -> list[str]:
+    return [name for name in HEAVY if any(module == name or module.startswith(f"{name}.") for module in modules)]
+
+
+def test_import_biascope_brings_nothing_heavy() -> None:
+    modules = modules_after("import biascope")
+    assert "biascope" in modules
+    assert heavy(modules) == []
+    assert len(modules) < 40, sorted(modules)
+
+
+@pytest.mark.parametrize("room", ["reports", "nets"])
+def test_rooms_draw_nothing_until_asked(room: str) -> None:
+    found = heavy(modules_after(f"import biascope.{room}"))
+    assert not set(found) & {"matplotlib", "sklearn", "transformers", "typer", "rich", "PIL", "lightning", "ray"}
+
+
+def test_the_check_can_fail() -> None:
+    assert heavy(modules_after("import rich.table")) == ["rich"]
