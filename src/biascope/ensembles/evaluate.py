@@ -1,0 +1,338 @@
+"""Outputs and input gradients of many networks, by whichever way is measured to be fastest here.
+
+Ways to run T networks ("engines"):
+  loop    one network after another; on the CPU also in the channels-last layout
+  vmap    a group of networks in one call (`torch.func.vmap` over the stacked parameters)
+  graph   one network after another, replayed as a CUDA graph (no launch overhead); CUDA only
+Small networks on few inputs want vmap, large ones the loop; a pilot on a small part decides, once per architecture and
+shape of input. Memory is kept under a budget by cutting networks and inputs into pieces.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from biascope.ensembles.networks import Networks
+from biascope.errors import InputError, UnsupportedError
+from biascope.functional import as_rows
+from biascope.memory import budget
+
+Engine = Literal["auto", "loop", "vmap", "graph"]
+Precision = Literal["float32", "tf32", "bf16"]
+Scalarise = Callable[[Tensor], Tensor]  # outputs [n, c] -> [n]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the networks are run: engine, inputs per call, networks per call (vmap), memory layout (loop)."""
+
+    engine: str
+    inputs: int
+    networks: int = 1
+    channels_last: bool = False
+
+
+_PLANS: weakref.WeakKeyDictionary[nn.Module, dict[Any, Plan]] = weakref.WeakKeyDictionary()
+
+
+def outputs(
+    networks: Networks,
+    x: Tensor,
+    *,
+    per_network: bool = False,
+    engine: Engine = "auto",
+    precision: Precision = "float32",
+    max_memory: str | int | None = None,
+    plan: Plan | None = None,
+) -> Tensor:
+    """Outputs [T, n, c] of T networks in the template's mode (eval, as drawn), without gradients.
+
+    Args:
+        networks: stacked networks, see `Initialiser.draw`.
+        x: inputs [n, ...] for all networks, or [T, n, ...] with `per_network`.
+        per_network: whether each network has inputs of its own.
+        engine: "auto" measures; "loop", "vmap" and "graph" force a way.
+        precision: of the network's arithmetic on CUDA; the outputs come back in float32.
+        max_memory: for example "4GB"; by default 60 % of what is free.
+        plan: a plan from `choose_plan`, to skip the pilot.
+
+    Example:
+        >>> from biascope.ensembles import record
+        >>> drawn = record(lambda: nn.Linear(3, 2)).draw(seed=0, start=0, stop=4)
+        >>> outputs(drawn, torch.ones(5, 3)).shape
+        torch.Size([4, 5, 2])
+    """
+    x = _inputs(networks, x, per_network)
+    n = x.shape[1] if per_network else len(x)
+    with torch.no_grad(), arithmetic(networks.device, precision):
+        plan = plan or choose_plan(networks, x, per_network, engine, max_memory)
+        if plan.engine == "graph":
+            return _graph(networks, x, plan)
+        pieces = []
+        for start in range(0, len(networks), plan.networks):
+            group = networks[start : start + plan.networks]
+            own = x[start : start + plan.networks] if per_network else x
+            pieces.append(torch.cat([_run(group, own, i, plan, per_network) for i in range(0, n, plan.inputs)], dim=1))
+        return torch.cat(pieces)
+
+
+def input_gradients(
+    networks: Networks,
+    x: Tensor,
+    *,
+    per_network: bool = False,
+    scalarise: Scalarise | None = None,
+    engine: Engine = "auto",
+    max_memory: str | int | None = None,
+) -> Tensor:
+    """Gradients [T, n, ...] of a scalar of the output with respect to the input.
+
+    The scalar is the only output, the difference of two logits (the same eigenvectors at initialisation, twice the
+    second moment), or what `scalarise` makes of the outputs [n, c] -> [n].
+
+    Example:
+        >>> from biascope.ensembles import record
+        >>> drawn = record(lambda: nn.Linear(3, 1)).draw(seed=0, start=0, stop=4)
+        >>> g = input_gradients(drawn, torch.ones(1, 3))
+        >>> bool(torch.equal(g[:, 0], drawn.params["weight"][:, 0]))
+        True
+    """
+    x = _inputs(networks, x, per_network)
+    if engine == "graph":
+        raise UnsupportedError("engine='graph' gives outputs only; use 'loop' or 'vmap' for gradients")
+    T, n = len(networks), (x.shape[1] if per_network else len(x))
+
+    def scalar(values: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        return scalar_of(_call(networks.template, values, inputs), scalarise).sum()
+
+    def looped(group: Networks, inputs: Tensor) -> Tensor:
+        found = []
+        for i in range(len(group)):
+            leaf = (inputs[i] if per_network else inputs).detach().requires_grad_(True)
+            with torch.enable_grad():
+                found.append(torch.autograd.grad(scalar(group.one(i), leaf), leaf)[0])
+        return torch.stack(found)
+
+    def mapped(group: Networks, inputs: Tensor) -> Tensor:
+        values = {**group.params, **group.buffers}
+        found: Tensor = vmap(grad(scalar, argnums=1), in_dims=(0, 0 if per_network else None))(values, inputs)
+        return found
+
+    per_input = 4 * activation_bytes(networks, x, per_network)
+    room = budget(max_memory, networks.device)
+    inputs = max(1, min(n, room // (2 * per_input)))
+    group = max(1, min(T, 256, room // (2 * per_input * inputs)))
+    if engine == "auto":
+        key = ("grad", inputs, tuple(x.shape[1:]), per_network, networks.device)
+        cache = _PLANS.setdefault(networks.template, {})
+        if key not in cache:
+            few = networks[: min(group, 16, T)]
+            own = x[: len(few), :inputs] if per_network else x[:inputs]
+            times = {name: _seconds(lambda f=f: f(few, own)) for name, f in (("loop", looped), ("vmap", mapped))}  # type: ignore[misc]
+            cache[key] = Plan(min(times, key=lambda name: times[name]), inputs)
+        engine = "vmap" if cache[key].engine == "vmap" else "loop"
+    run = mapped if engine == "vmap" else looped
+    rows = []
+    for start in range(0, T, group):
+        own = x[start : start + group] if per_network else x
+        pieces = [
+            run(networks[start : start + group], own[:, i : i + inputs] if per_network else own[i : i + inputs])
+            for i in range(0, n, inputs)
+        ]
+        rows.append(torch.cat(pieces, dim=1))
+    return torch.cat(rows)
+
+
+def scalar_of(out: Tensor, scalarise: Scalarise | None = None) -> Tensor:
+    """The scalar [n] of outputs [n, c]: the one output, the difference of two logits, or what `scalarise` says.
+
+    Example:
+        >>> scalar_of(torch.tensor([[1.0, 3.0]]))
+        tensor([2.])
+    """
+    if scalarise is not None:
+        made = scalarise(out)
+        if made.shape != out.shape[:1]:
+            raise InputError(f"scalarise gave shape {list(made.shape)} from {list(out.shape)}; it must give [n]")
+        return made
+    if out.shape[1] == 1:
+        return out[:, 0]
+    if out.shape[1] == 2:
+        return out[:, 1] - out[:, 0]
+    raise InputError(
+        f"the network has {out.shape[1]} outputs; say which scalar is meant, e.g. scalarise=lambda out: out[:, 0]"
+    )
+
+
+def choose_plan(
+    networks: Networks, x: Tensor, per_network: bool, engine: Engine = "auto", max_memory: str | int | None = None
+) -> Plan:
+    """Measure the engines on a small part of the work and choose; remembered per architecture and shape."""
+    if engine not in get_args(Engine):
+        raise InputError(f"engine={engine!r} is not one of {', '.join(get_args(Engine))}")
+    cuda = networks.device.type == "cuda"
+    if engine == "graph" and (not cuda or per_network):
+        raise UnsupportedError("engine='graph' needs a CUDA device and inputs shared by all networks")
+    n = x.shape[1] if per_network else len(x)
+    room = budget(max_memory, networks.device)
+    key = (engine, n, tuple(x.shape[1:]), per_network, networks.device, networks.dtype, len(networks) > 1, room >> 28)
+    cache = _PLANS.setdefault(networks.template, {})
+    if key not in cache:
+        cache[key] = _measure(networks, x, per_network, engine, room, n)
+    return cache[key]
+
+
+def _measure(networks: Networks, x: Tensor, per_network: bool, engine: Engine, room: int, n: int) -> Plan:
+    per_input = activation_bytes(networks, x, per_network)
+    at_once = max(1, min(n, room // per_input))
+    cuda, image = networks.device.type == "cuda", x.dim() == (5 if per_network else 4)
+    sizes = {at_once} if cuda else {min(size, at_once) for size in (64, 256, 1024)}
+    plans = []
+    if engine in ("auto", "loop") and not (engine == "auto" and cuda and not per_network):
+        plans += [Plan("loop", size, 1, layout) for size in sizes for layout in {False, image}]
+    if engine in ("auto", "vmap") and (len(networks) > 1 or engine == "vmap"):
+        groups = {min(len(networks), max(1, room // (per_input * size)), 64 if cuda else 16) for size in (max(sizes),)}
+        plans += [Plan("vmap", size, group) for size in {min(sizes), max(sizes)} for group in groups]
+    if engine in ("auto", "graph") and cuda and not per_network:
+        plans += [Plan("graph", at_once, 1, layout) for layout in {False, image}]
+    if len(plans) == 1:
+        return plans[0]
+    best, fastest = plans[0], float("inf")
+    few = networks[: min(len(networks), 2)]
+    for plan in plans:
+        group = networks[: plan.networks] if plan.engine == "vmap" else few
+        own = x[: len(group)] if per_network else x
+        if plan.engine == "graph":
+            seconds = _seconds(lambda: _graph(group, own, plan)) / (len(group) * n)  # noqa: B023
+        else:
+            first = group if plan.engine == "vmap" else group[:1]
+            mine = own[: len(first)] if per_network else own
+            done = len(first) * min(plan.inputs, n)
+            seconds = _seconds(lambda: _run(first, mine, 0, plan, per_network)) / done  # noqa: B023
+        if seconds < fastest:
+            best, fastest = plan, seconds
+    return best
+
+
+def _run(group: Networks, x: Tensor, start: int, plan: Plan, per_network: bool) -> Tensor:
+    """Outputs [networks, inputs, c] of a group on inputs start, ..., start + plan.inputs - 1."""
+    piece = x[:, start : start + plan.inputs] if per_network else x[start : start + plan.inputs]
+    if plan.engine == "vmap":
+        values = {**group.params, **group.buffers}
+        run = vmap(lambda v, inputs: _call(group.template, v, inputs), in_dims=(0, 0 if per_network else None))
+        found: Tensor = run(values, piece)
+        return found
+    rows = []
+    for i in range(len(group)):
+        values, inputs = group.one(i), piece[i] if per_network else piece
+        if plan.channels_last:
+            values, inputs = _channels_last(values), inputs.contiguous(memory_format=torch.channels_last)
+        rows.append(_call(group.template, values, inputs))
+    return torch.stack(rows)
+
+
+def _graph(networks: Networks, x: Tensor, plan: Plan) -> Tensor:
+    """Each network in turn, copied into the parameters of one captured CUDA graph that runs all inputs."""
+    static = {name: value.clone() for name, value in networks.one(0).items()}
+    if plan.channels_last:
+        static, x = _channels_last(static), x.contiguous(memory_format=torch.channels_last)
+
+    def everything() -> Tensor:
+        pieces = range(0, len(x), plan.inputs)
+        return torch.cat([_call(networks.template, static, x[i : i + plan.inputs]) for i in pieces])
+
+    side = torch.cuda.Stream(networks.device)  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream(networks.device))
+    with torch.cuda.stream(side):  # warm-up outside the capture: libraries allocate their workspaces
+        everything()
+    torch.cuda.current_stream(networks.device).wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = everything()
+    results = torch.empty(len(networks), *out.shape, dtype=torch.float32, device=out.device)
+    names = list(static)
+    for i in range(len(networks)):
+        own = networks.one(i)
+        torch._foreach_copy_([static[name] for name in names], [own[name] for name in names])
+        graph.replay()
+        results[i].copy_(out)
+    return results
+
+
+def _call(template: nn.Module, values: dict[str, Tensor], x: Tensor) -> Tensor:
+    out = as_rows(functional_call(template, values, (x,)), len(x), None, template)
+    return out.float() if out.dtype in (torch.bfloat16, torch.float16) else out
+
+
+def _channels_last(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value
+        for name, value in values.items()
+    }
+
+
+def activation_bytes(networks: Networks, x: Tensor, per_network: bool = False) -> int:
+    """Bytes that one input of one network needs on its way (three times the largest pair of layer outputs)."""
+    sizes: list[int] = [int(x[0, 0].numel() if per_network else x[0].numel()) * x.element_size()]
+
+    def note(module: nn.Module, args: Any, out: Any) -> None:
+        if isinstance(out, Tensor):
+            sizes.append(out.numel() * out.element_size())
+
+    leaves = [m for m in networks.template.modules() if not list(m.children())]
+    hooks = [leaf.register_forward_hook(note) for leaf in leaves]
+    try:
+        with torch.no_grad():
+            _call(networks.template, networks.one(0), x[0, :1] if per_network else x[:1])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return 3 * sum(sorted(sizes)[-2:])
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """Best of two after a warm-up, waiting for the device."""
+    best = float("inf")
+    for attempt in range(3):
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        begin = time.perf_counter()
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - begin) if attempt else best
+    return best
+
+
+@contextmanager
+def arithmetic(device: torch.device, precision: Precision) -> Iterator[None]:
+    """Full float32, tf32 or bf16 arithmetic on CUDA for a moment; the user's settings are put back after."""
+    if precision not in get_args(Precision):
+        raise InputError(f"precision={precision!r} is not one of {', '.join(get_args(Precision))}")
+    if device.type != "cuda":
+        if precision != "float32":
+            raise UnsupportedError(f"precision={precision!r} is for CUDA devices; on {device.type} use 'float32'")
+        yield
+        return
+    old = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
+    try:
+        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16", cache_enabled=False):
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = old
+
+
+def _inputs(networks: Networks, x: Tensor, per_network: bool) -> Tensor:
+    if per_network and len(x) != len(networks):
+        raise InputError(f"x has shape {list(x.shape)} for {len(networks)} networks; per_network needs [T, n, ...]")
+    return x.to(networks.device, networks.dtype)

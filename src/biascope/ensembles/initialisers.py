@@ -1,0 +1,249 @@
+"""T networks from one construction: how a factory initialises its parameters is recorded, then drawn as stacks.
+
+Ten thousand ResNets need not be built ten thousand times: `record(factory)` builds the network once under a recorder
+and replays what it saw for T networks at once, on the device. It trusts nothing: the factory is built a second time
+with another seed and the replay must give the same numbers, bit for bit. What does not (orthogonal matrices are fine;
+NumPy, reading values back, storage tricks are not) makes the whole network fall back to calling the factory, and the
+result says which parameter is to blame.
+
+Which numbers network i gets: networks are drawn in blocks of `block` (a power of two that depends on the size of the
+network alone), block b from `generator(seed, "networks", b)`. So network i depends on (seed, i) and on the kind of
+device, never on how many networks are asked for at a time. In the fallback it is the factory called under
+`derive(seed, "networks", i)`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from biascope.ensembles.networks import Networks
+from biascope.ensembles.recorder import TRUNCATED, Program, Step, View, recording, replay
+from biascope.errors import InputError
+from biascope.seeds import derive, generator
+
+Factory = Callable[[], nn.Module]
+BLOCK_ELEMENTS = 2**24
+LARGEST_BLOCK = 256
+
+
+@dataclass(frozen=True)
+class Initialiser:
+    """How a factory draws its networks.
+
+    Attributes:
+        template: one network, in eval mode, on the CPU; the function that all networks share.
+        recorded: True when networks are drawn as stacks, False when the factory is called for each.
+        reasons: {name: why} of the parameters and buffers that forced the factory to be called; empty when recorded.
+        block: networks per random stream (see the module's docstring).
+
+    Example:
+        >>> recorded = record(lambda: nn.Linear(3, 1))
+        >>> recorded.draw(seed=0, start=0, stop=5).params["weight"].shape
+        torch.Size([5, 1, 3])
+    """
+
+    template: nn.Module = field(repr=False)
+    factory: Factory = field(repr=False)
+    recorded: bool
+    reasons: Mapping[str, str]
+    block: int
+    _views: Mapping[str, View] = field(repr=False)
+    _constants: Mapping[str, Tensor] = field(repr=False)
+    _program: Program = field(repr=False)
+    _steps: tuple[Step, ...] = field(repr=False)
+
+    def draw(
+        self,
+        seed: int,
+        start: int,
+        stop: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Networks:
+        """Networks start, ..., stop - 1 of the ensemble with this seed, stacked: {name: [stop - start, *shape]}.
+
+        `dtype` casts floating-point tensors after they were drawn in the factory's own precision.
+        """
+        if not 0 <= start < stop:
+            raise InputError(f"networks start={start} to stop={stop}: need 0 <= start < stop")
+        where = torch.device(device or "cpu")
+        if self.recorded:
+            parts = []
+            for b in range(start // self.block, (stop - 1) // self.block + 1):
+                low, high = max(start - b * self.block, 0), min(stop - b * self.block, self.block)
+                values = self._draw_block(seed, b, where)
+                parts.append({name: value[low:high] for name, value in values.items()})
+            values = {name: _join([part[name] for part in parts]) for name in parts[0]}
+        else:
+            built = [tensors_of(_build(self.factory, derive(seed, "networks", i))) for i in range(start, stop)]
+            values = {name: torch.stack([each[name] for each in built]).to(where) for name in built[0]}
+        if dtype is not None:
+            values = {name: value.to(dtype) if value.is_floating_point() else value for name, value in values.items()}
+        names = [name for name, _ in self.template.named_parameters()]
+        params = {name: values.pop(name) for name in names}
+        return Networks(self.template, params, values)
+
+    def _draw_block(self, seed: int, b: int, device: torch.device) -> dict[str, Tensor]:
+        rng = generator(seed, "networks", b, device=device)
+        stacks = replay(self._program, list(self._steps), self.block, rng, device)
+        values = {name: view.of(stacks[view.storage]) for name, view in self._views.items()}
+        for name, constant in self._constants.items():
+            values[name] = constant.to(device).expand(self.block, *constant.shape)
+        return values
+
+    def distribution(self, name: str) -> str:
+        """In words, how a parameter or buffer is drawn.
+
+        Example:
+            >>> record(lambda: nn.Linear(4, 1)).distribution("weight")
+            'uniform_(-0.5, 0.5)'
+        """
+        if name in self.reasons or not self.recorded:
+            return f"by calling the factory: {self.reasons.get(name, 'other parameters need it')}"
+        if name in self._constants:
+            return "constant"
+        if name not in self._views:
+            raise InputError(f"no parameter or buffer is called {name!r}")
+        steps = self._steps_of(name)
+        words = [_words(step) for step in steps]
+        return ", then ".join(words)
+
+    def variance_of(self, name: str) -> float | None:
+        """Variance of an entry if all entries are independent, alike and of mean zero; None if that is not known.
+
+        Example:
+            >>> round(record(lambda: nn.Linear(4, 1)).variance_of("weight"), 6)
+            0.083333
+        """
+        steps = self._steps_of(name) if self.recorded and name in self._views else []
+        if len(steps) != 1 or not isinstance(steps[0].op, str) or steps[0].op not in ("uniform_", "normal_"):
+            return None
+        args = [float(value) for value in steps[0].leaves]
+        if steps[0].op == "normal_":
+            mean, std = (*args, *(0.0, 1.0)[len(args) :])
+            return std**2 if mean == 0 else None
+        low, high = (*args, *(0.0, 1.0)[len(args) :])
+        return (high - low) ** 2 / 12 if low == -high else None
+
+    def _steps_of(self, name: str) -> list[Step]:
+        return self._program.live({self._views[name].storage})
+
+
+def record(factory: Factory) -> Initialiser:
+    """Find out how a factory initialises its network, and check the finding.
+
+    Args:
+        factory: takes nothing, returns a new `nn.Module` each time, drawn from torch's global random state (which is
+            left as it was).
+
+    Example:
+        >>> record(lambda: nn.Linear(2, 2)).recorded
+        True
+    """
+    seed = derive(0, "record")
+    with _seeded(seed), recording() as recorder:
+        first = _checked(factory())
+    program = recorder.program
+    second = _build(factory, derive(0, "verify"))
+    if second is first:
+        raise InputError("the factory returned the same module twice; it must build a new one on every call")
+    values, again = tensors_of(first), tensors_of(second)
+    if values.keys() != again.keys() or any(values[n].shape != again[n].shape for n in values):
+        raise InputError(
+            "the factory built two networks with different parameters; every call must build the same kind"
+        )
+
+    views = {name: program.view(value) for name, value in values.items() if program.is_random(value)}
+    constants = {name: value.clone() for name, value in values.items() if name not in views}
+    if views and all(_same(values[name], again[name]) for name in views):
+        raise InputError(
+            "the factory draws random numbers but gave the same network twice: does it set a seed? "
+            "Let it draw from torch's global random state"
+        )
+    reasons = {
+        name: "it differs between two builds, though no random operation of torch fills it"
+        for name, value in constants.items()
+        if not _same(value, again[name])
+    }
+    reasons |= _verify(program, views, again)
+    steps = program.live({view.storage for view in views.values()})
+    for tensor in values.values():
+        tensor.requires_grad_(False) if tensor.is_floating_point() else None
+    elements = max(1, sum(value.numel() for value in values.values()))
+    block = 1
+    while block * 2 <= LARGEST_BLOCK and block * 2 * elements <= BLOCK_ELEMENTS:
+        block *= 2
+    return Initialiser(first.eval(), factory, not reasons, reasons, block, views, constants, program, tuple(steps))
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, detached; tied ones once."""
+    named = {name: p.detach() for name, p in module.named_parameters()}
+    return named | {name: b.detach() for name, b in module.named_buffers()}
+
+
+def _verify(program: Program, views: Mapping[str, View], built: Mapping[str, Tensor]) -> dict[str, str]:
+    """Replay every step from the state in which `built` was made: names that do not come out bit for bit."""
+    if not views:
+        return {}
+    if program.problems:
+        return dict.fromkeys(views, program.problems[0])
+    rng = torch.Generator().manual_seed(derive(0, "verify"))
+    try:
+        stacks = replay(program, program.steps, 1, rng, torch.device("cpu"))
+    except (RuntimeError, NotImplementedError, ValueError, IndexError) as error:
+        return dict.fromkeys(views, f"a step cannot be run for many networks ({str(error).splitlines()[0]})")
+    wrong = [name for name, view in views.items() if not _same(view.of(stacks[view.storage])[0], built[name])]
+    return dict.fromkeys(wrong, "replaying what was recorded gives other numbers")
+
+
+def _build(factory: Factory, seed: int) -> nn.Module:
+    with _seeded(seed):
+        return _checked(factory())
+
+
+def _checked(module: object) -> nn.Module:
+    if not isinstance(module, nn.Module):
+        raise InputError(f"the factory returned a {type(module).__name__}; it must return an nn.Module")
+    devices = {p.device.type for p in module.parameters()}
+    if devices - {"cpu"}:
+        raise InputError(f"the factory builds on {sorted(devices)}; build on the CPU and pass device= instead")
+    return module
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """torch's, NumPy's and Python's global random states set for a moment, then put back."""
+    numpy_state, python_state, state = np.random.get_state(), random.getstate(), torch.get_rng_state()  # noqa: NPY002
+    try:
+        torch.default_generator.manual_seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        random.seed(seed)
+        yield
+    finally:
+        torch.set_rng_state(state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
+        random.setstate(python_state)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
+
+
+def _join(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _words(step: Step) -> str:
+    numbers = ", ".join(f"{value:.6g}" for value in step.leaves if isinstance(value, int | float))
+    name = step.op if isinstance(step.op, str) else str(getattr(step.op, "_opname", step.op))
+    if name == TRUNCATED:
+        name = "trunc_normal_"
+    return f"{name}({numbers})"

@@ -1,0 +1,64 @@
+"""Many networks of one architecture: their parameters stacked, the architecture once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from biascope.errors import InputError
+
+
+@dataclass(frozen=True)
+class Networks:
+    """T networks: `params` and `buffers` are {name: [T, *shape]}; `template` is the module they are put into.
+
+    Example:
+        >>> stacked = Networks(nn.Linear(2, 1, bias=False), {"weight": torch.ones(3, 1, 2)}, {})
+        >>> len(stacked), stacked.module(0)(torch.ones(1, 2)).item()
+        (3, 2.0)
+    """
+
+    template: nn.Module = field(repr=False)
+    params: Mapping[str, Tensor] = field(repr=False)
+    buffers: Mapping[str, Tensor] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        sizes = {name: len(value) for name, value in (*self.params.items(), *self.buffers.items())}
+        if len(set(sizes.values())) > 1:
+            raise InputError(f"stacks of different lengths: {sizes}")
+
+    def __len__(self) -> int:
+        return len(next(iter((*self.params.values(), *self.buffers.values()))))
+
+    def __getitem__(self, index: slice) -> Networks:
+        """Some of the networks, without a copy."""
+        params = {name: value[index] for name, value in self.params.items()}
+        return Networks(self.template, params, {name: value[index] for name, value in self.buffers.items()})
+
+    @property
+    def device(self) -> torch.device:
+        """Where the stacks are."""
+        return next(iter((*self.params.values(), *self.buffers.values()))).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of the parameters."""
+        return next(iter(self.params.values())).dtype
+
+    def one(self, i: int) -> dict[str, Tensor]:
+        """Parameters and buffers of network i, as views of the stacks."""
+        return {name: value[i] for name, value in (*self.params.items(), *self.buffers.items())}
+
+    def module(self, i: int) -> nn.Module:
+        """Network i as a module of its own, in eval mode, in the stacks' precision and place."""
+        made = copy.deepcopy(self.template).to(self.device)
+        own = dict((*made.named_parameters(), *made.named_buffers()))
+        for name, value in self.one(i).items():
+            own[name].data = value.detach().clone()
+        for parameter in made.parameters():
+            parameter.requires_grad_(True)
+        return made

@@ -1,0 +1,261 @@
+"""The engines behind `train_ensemble`: each takes networks and their data and gives trained networks and losses."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from biascope.ensembles.evaluate import arithmetic
+from biascope.ensembles.networks import Networks
+from biascope.seeds import derive
+
+if TYPE_CHECKING:
+    from biascope.ensembles.train import Work
+
+Runner = Callable[[range, Tensor, Tensor], tuple[Networks, Tensor]]
+LARGEST_GROUP = 1024
+
+
+def make(engine: str, work: Work) -> Runner:
+    """The function that trains the networks `indices` on inputs [T, n, ...] and labels [T, n]."""
+    if engine == "vmap":
+        return lambda indices, x, y: train_together(work, indices, x, y)
+    if engine == "loop":
+        return lambda indices, x, y: train_in_turn(work, indices, x, y)
+    return CapturedStep(work)
+
+
+def train_together(work: Work, indices: range, x: Tensor, y: Tensor) -> tuple[Networks, Tensor]:
+    """vmap: the losses of all networks are independent, so the gradient of their sum holds each one's own."""
+    networks, n = work.start(indices), x.shape[1]
+    template = copy.deepcopy(networks.template).train()
+    params = {name: value.clone().requires_grad_(True) for name, value in networks.params.items()}
+    buffers = {name: value.clone() for name, value in networks.buffers.items()}
+    momenta = {name: torch.zeros_like(value) for name, value in params.items()} if work.sgd.momentum else {}
+    rates, history = work.sgd.rates(n), list[Tensor]()
+
+    def loss(params: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return work.loss(functional_call(template, (params, buffers), (x,)), y)  # BatchNorm writes into `buffers`
+
+    losses_of = vmap(loss, randomness="different")
+    pick = torch.arange(len(indices), device=x.device)[:, None]
+    with _own_randomness(work, indices), arithmetic(x.device, work.precision):
+        for epoch in range(work.sgd.epochs):
+            order = work.order(indices, epoch, n)
+            for start in range(0, n, work.sgd.batch_size):
+                batch = order[:, start : start + work.sgd.batch_size]
+                losses = losses_of(params, buffers, x[pick, batch], y[pick, batch])
+                gradients = torch.autograd.grad(losses.sum(), list(params.values()), materialize_grads=True)
+                _update(work, params, momenta, gradients, rates[len(history)])
+                history.append(losses.detach())
+    done = {name: value.detach() for name, value in params.items()}
+    return Networks(networks.template, done, buffers), torch.stack(history, dim=1)
+
+
+@torch.no_grad()
+def _update(
+    work: Work, params: dict[str, Tensor], momenta: dict[str, Tensor], gradients: tuple[Tensor, ...], rate: float
+) -> None:
+    """One step of SGD for every network of the stack, in place."""
+    if work.sgd.clip_norm is not None:
+        squares = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0)
+        factor = (work.sgd.clip_norm / (squares.sqrt() + 1e-6)).clamp(max=1.0)
+        gradients = tuple(g * factor.view(-1, *[1] * (g.dim() - 1)) for g in gradients)
+    for (name, value), g in zip(params.items(), gradients):
+        if work.sgd.weight_decay:
+            g = g.add(value, alpha=work.sgd.weight_decay)
+        if work.sgd.momentum:
+            g = momenta[name].mul_(work.sgd.momentum).add_(g)
+        value.sub_(g, alpha=rate)
+
+
+def train_in_turn(work: Work, indices: range, x: Tensor, y: Tensor) -> tuple[Networks, Tensor]:
+    """loop: torch's own SGD on each network."""
+    networks, histories, trained = work.start(indices), [], []
+    for place in range(len(indices)):
+        module, own_x, own_y = networks.module(place).train(), x[place], y[place]
+        sgd = torch.optim.SGD(module.parameters(), work.sgd.lr, work.sgd.momentum, weight_decay=work.sgd.weight_decay)
+        rates, history, index = work.sgd.rates(len(own_x)), list[Tensor](), indices[place]
+        with _own_randomness(work, range(index, index + 1)), arithmetic(x.device, work.precision):
+            for epoch in range(work.sgd.epochs):
+                order = work.order(range(index, index + 1), epoch, len(own_x))[0]
+                for batch in torch.split(order, work.sgd.batch_size):
+                    sgd.param_groups[0]["lr"] = rates[len(history)]
+                    sgd.zero_grad()
+                    loss = work.loss(module(own_x[batch]), own_y[batch])
+                    torch.autograd.backward(loss)
+                    if work.sgd.clip_norm is not None:
+                        nn.utils.clip_grad_norm_(module.parameters(), work.sgd.clip_norm)
+                    sgd.step()
+                    history.append(loss.detach())
+        histories.append(torch.stack(history))
+        trained.append(module)
+    return _stacked(networks, trained), torch.stack(histories)
+
+
+class CapturedStep:
+    """graph: a whole step (batch, forward, backward, clipping, update) captured once and replayed for every network.
+
+    Parameters, momenta, data, order and learning rate live in fixed tensors; a new network is copied into them.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.shape: tuple[int, ...] | None = None
+
+    def __call__(self, indices: range, x: Tensor, y: Tensor) -> tuple[Networks, Tensor]:
+        """Train one network after another."""
+        networks, histories, trained = self.work.start(indices), [], []
+        for place in range(len(indices)):
+            if self.shape != tuple(x.shape[1:]):
+                self._prepare(networks.module(place), x[place], y[place])
+            histories.append(self._train(networks, place, indices[place], x[place], y[place]))
+            trained.append(copy.deepcopy(self.module))
+        return _stacked(networks, trained), torch.stack(histories)
+
+    def _prepare(self, module: nn.Module, x: Tensor, y: Tensor) -> None:
+        sgd, self.shape = self.work.sgd, tuple(x.shape)
+        self.module = module.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+        self.params = list(self.module.parameters())
+        self.momenta = [torch.zeros_like(p) for p in self.params] if sgd.momentum else []
+        self.x = x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x.clone()
+        self.y, self.rate = y.clone(), torch.zeros((), device=x.device)
+        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+        n = len(x)
+        for size in {min(sgd.batch_size, n), n % sgd.batch_size or min(sgd.batch_size, n)}:
+            self.graphs[size] = self._capture(size)
+
+    def _capture(self, size: int) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
+        """A graph for batches of this size, with the tensors of its indices and its loss."""
+        batch = torch.arange(size, device=self.x.device)
+        with arithmetic(self.x.device, self.work.precision):
+            side = torch.cuda.Stream(self.x.device)  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream(self.x.device))
+            with torch.cuda.stream(side):
+                for _ in range(3):
+                    self._step(batch)
+            torch.cuda.current_stream(self.x.device).wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                loss = self._step(batch)
+        return graph, batch, loss
+
+    def _step(self, batch: Tensor) -> Tensor:
+        sgd = self.work.sgd
+        x, y = self.x[batch], self.y[batch]
+        if x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        out = self.module(x)
+        loss = self.work.loss(out.float(), y)
+        gradients = list(torch.autograd.grad(loss, self.params, materialize_grads=True))
+        with torch.no_grad():
+            if sgd.clip_norm is not None:
+                norm = torch.stack(torch._foreach_norm(gradients)).norm()
+                factor = (sgd.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+                gradients = list(torch._foreach_mul(gradients, factor))
+            if sgd.weight_decay:
+                gradients = list(torch._foreach_add(gradients, self.params, alpha=sgd.weight_decay))
+            if sgd.momentum:
+                torch._foreach_mul_(self.momenta, sgd.momentum)
+                torch._foreach_add_(self.momenta, gradients)
+                gradients = self.momenta
+            torch._foreach_sub_(self.params, list(torch._foreach_mul(gradients, self.rate)))
+        return loss.detach()
+
+    @torch.no_grad()
+    def _train(self, networks: Networks, place: int, index: int, x: Tensor, y: Tensor) -> Tensor:
+        own = dict((*self.module.named_parameters(), *self.module.named_buffers()))
+        for name, value in networks.one(place).items():
+            own[name].copy_(value)
+        for momentum in self.momenta:
+            momentum.zero_()
+        self.x.copy_(x)
+        self.y.copy_(y)
+        rates = torch.tensor(self.work.sgd.rates(len(x)), device=x.device)
+        history, step = torch.empty(len(rates), device=x.device), 0
+        for epoch in range(self.work.sgd.epochs):
+            order = self.work.order(range(index, index + 1), epoch, len(x))[0]
+            for indices in torch.split(order, self.work.sgd.batch_size):
+                graph, batch, loss = self.graphs[len(indices)]
+                batch.copy_(indices)
+                self.rate.copy_(rates[step])
+                graph.replay()
+                history[step].copy_(loss)
+                step += 1
+        return history
+
+
+# ------------------------------------------------------------------------------------------------- choosing an engine
+
+
+def group_size(work: Work, room: int) -> int:
+    """How many networks fit into memory with their data, parameters and what the backward pass keeps of a batch."""
+    data = work.load(range(1))
+    batch = min(work.sgd.batch_size, data[0].shape[1])
+    networks, saved = work.start(range(1)), [0]
+
+    def note(tensor: Tensor) -> Tensor:
+        saved[0] += tensor.numel() * tensor.element_size()
+        return tensor
+
+    module = networks.module(0).train()
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), _own_randomness(work, range(1)):
+        work.loss(module(data[0][0, :batch]), data[1][0, :batch])
+    tensors = sum(p.numel() * p.element_size() for p in module.parameters())
+    own = sum(part.numel() * part.element_size() for part in data)
+    return max(1, min(LARGEST_GROUP, int(0.8 * room) // (own + 4 * tensors + 3 * saved[0])))
+
+
+def choose(work: Work, group: int) -> str:
+    """The engine that is fastest per network, by timing a few steps of each."""
+    group = min(group, len(work.tasks))
+    slow = "graph" if work.device.type == "cuda" else "loop"
+    if group == 1:
+        return slow
+    n = min(len(work.tasks[0][0]), 4 * work.sgd.batch_size)
+    few = range(min(group, 32))
+    tasks = [(x[:n], y[:n]) for x, y in (work.tasks[i] for i in few)]
+    short = replace(work, sgd=replace(work.sgd, epochs=1), tasks=tasks)
+    times = {}
+    for engine, indices in ((slow, range(1)), ("vmap", few)):
+        run, data = make(engine, short), short.load(indices)
+        for _ in range(2):  # the first run pays for compilation and capture
+            begin = time.perf_counter()
+            run(indices, *data)
+            if work.device.type == "cuda":
+                torch.cuda.synchronize(work.device)
+            times[engine] = (time.perf_counter() - begin) / len(indices)
+    return min(times, key=lambda engine: times[engine])
+
+
+def _stacked(networks: Networks, modules: list[nn.Module]) -> Networks:
+    values = [dict((*m.named_parameters(), *m.named_buffers())) for m in modules]
+    params = {name: torch.stack([v[name].detach().contiguous() for v in values]) for name in networks.params}
+    buffers = {name: torch.stack([v[name].detach() for v in values]) for name in networks.buffers}
+    return Networks(networks.template, params, buffers)
+
+
+class _own_randomness:
+    """Dropout draws from torch's global state: seed it for a moment and put it back (CPU and this device)."""
+
+    def __init__(self, work: Work, indices: range) -> None:
+        self.seed = derive(work.seed, "noise", indices.start)
+        self.device = work.device
+        self.fork = torch.random.fork_rng([work.device] if work.device.type == "cuda" else [])
+
+    def __enter__(self) -> None:
+        self.fork.__enter__()
+        torch.default_generator.manual_seed(self.seed)
+        if self.device.type == "cuda":
+            with torch.cuda.device(self.device):
+                torch.cuda.manual_seed(self.seed)
+
+    def __exit__(self, *error: object) -> None:
+        self.fork.__exit__(None, None, None)

@@ -1,0 +1,111 @@
+"""A sweep: independent jobs, each written to disk as it finishes, none done twice.
+
+A job is a dict of plain values; its file is named after a hash of them. Files appear whole or not at all (written
+aside, then renamed), so Ctrl-C or a lost machine costs the job that was running and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from biascope.errors import BiascopeError, CorruptError, InputError
+from biascope.progress import progress
+
+Job = Mapping[str, Any]
+Outcome = dict[str, Any]  # tensors and plain values by name
+
+
+def sweep(function: Callable[..., Mapping[str, Any]], jobs: Sequence[Job], folder: str | Path) -> list[Outcome]:
+    """Call `function(**job)` for every job that has no file in `folder` yet; returns all outcomes in order.
+
+    A job that fails does not stop the others; at the end the failures are raised together, by job. Two processes may
+    work on the same folder: at worst a job is computed twice, and both write the same file.
+
+    Args:
+        function: returns a dict of tensors and plain values (numbers, strings, lists).
+        jobs: keyword arguments, JSON-able.
+        folder: made if it does not exist.
+
+    Example:
+        >>> import tempfile
+        >>> where = tempfile.mkdtemp()
+        >>> [o["square"] for o in sweep(lambda n: {"square": n * n}, [{"n": 2}, {"n": 3}], where)]
+        [4, 9]
+        >>> len(finished([{"n": 2}, {"n": 5}], where))
+        1
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [_path(folder, job) for job in jobs]
+    waiting = [(job, path) for job, path in dict(zip(map(_key, jobs), zip(jobs, paths))).values() if not path.exists()]
+    failures: list[str] = []
+    cause: Exception | None = None
+    for job, path in progress(waiting, "jobs", total=len(waiting)):
+        try:
+            outcome = function(**job)
+        except Exception as error:  # KeyboardInterrupt passes through: what is finished is on disk
+            failures.append(f"{_key(job)}: {type(error).__name__}: {error}")
+            cause = error
+            continue
+        _write(path, job, outcome)
+    if failures:
+        listed = "\n  ".join(failures)
+        raise BiascopeError(
+            f"{len(failures)} of {len(jobs)} jobs failed; the others are in {folder}\n  {listed}"
+        ) from cause
+    return [_read(path) for path in paths]
+
+
+def finished(jobs: Sequence[Job], folder: str | Path) -> list[Job]:
+    """The jobs whose outcome is on disk.
+
+    Example:
+        >>> finished([{"n": 1}], "/nonexistent")
+        []
+    """
+    return [job for job in jobs if _path(Path(folder), job).exists()]
+
+
+def _key(job: Job) -> str:
+    try:
+        return json.dumps(dict(job), sort_keys=True)
+    except TypeError as error:
+        raise InputError(f"a job must hold plain values only (numbers, strings, lists): {error}") from error
+
+
+def _path(folder: Path, job: Job) -> Path:
+    return folder / f"{hashlib.sha256(_key(job).encode()).hexdigest()[:20]}.safetensors"
+
+
+def _write(path: Path, job: Job, outcome: Mapping[str, Any]) -> None:
+    tensors = {name: v.detach().cpu().contiguous().clone() for name, v in outcome.items() if isinstance(v, Tensor)}
+    plain = {name: value for name, value in outcome.items() if not isinstance(value, Tensor)}
+    try:
+        metadata = {"job": _key(job), "values": json.dumps(plain)}
+    except TypeError as error:
+        raise InputError(f"the outcome of {_key(job)} must hold tensors and plain values only: {error}") from error
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        save_file(tensors or {"": torch.empty(0)}, temporary, metadata)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> Outcome:
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys() if name}  # noqa: SIM118 (not a dict)
+            return {**tensors, **json.loads((file.metadata() or {})["values"])}
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise CorruptError(f"{path} is damaged ({error}); delete it and run the sweep again") from error

@@ -1,0 +1,276 @@
+"""Train many networks at once, each on its own data, with plain SGD.
+
+Engines (all do the same arithmetic, in another order of networks):
+  vmap    a group of networks per step: one batched forward and backward for all of them; for small networks
+  loop    one network after another, eager; for large networks on the CPU
+  graph   one network after another, each step a replayed CUDA graph, channels-last, in tf32 or bf16; for large
+          networks on the GPU
+"auto" times a few steps of each that can run here.
+
+A step is: gradient of the mean loss over the batch; its norm clipped (as torch.nn.utils.clip_grad_norm_); weight decay
+added; momentum; learning rate. That is torch.optim.SGD. Network i starts from `record(factory).draw(seed, i, i + 1)`
+and sees its data in the order of `data_order(seed, i, epoch, n)`. A last batch that is not full is used as it is.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from biascope.ensembles import steppers
+from biascope.ensembles.evaluate import Precision, outputs
+from biascope.ensembles.initialisers import Factory, Initialiser, record
+from biascope.ensembles.networks import Networks
+from biascope.errors import InputError, UnsupportedError
+from biascope.memory import budget
+from biascope.progress import progress
+from biascope.seeds import generator
+
+Task = tuple[Tensor, Tensor]  # inputs [n, ...] and labels [n] (classes) or targets [n, ...]
+Loss = Callable[[Tensor, Tensor], Tensor]  # outputs [b, c], labels [b] -> a scalar, mean over the batch
+TrainEngine = Literal["auto", "vmap", "loop", "graph"]
+Schedule = Literal["linear", "constant"] | Callable[[float], float]
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Hyper-parameters; the defaults are the synthetic protocol of the NAD paper (with its public code's clipping)."""
+
+    epochs: int = 20
+    batch_size: int = 128
+    lr: float = 0.5
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip_norm: float | None = 0.5
+    schedule: Schedule = "linear"
+
+    def rates(self, n: int) -> list[float]:
+        """Learning rate of every step, for n examples; linear: lr (1 - step / steps)."""
+        steps = self.epochs * math.ceil(n / self.batch_size)
+        shape: Callable[[float], float]
+        if callable(self.schedule):
+            shape = self.schedule
+        elif self.schedule in ("linear", "constant"):
+            shape = (lambda t: 1.0 - t) if self.schedule == "linear" else (lambda t: 1.0)
+        else:
+            raise InputError(
+                f"schedule={self.schedule!r} is not 'linear', 'constant' or a function of the fraction done"
+            )
+        return [self.lr * shape(step / steps) for step in range(steps)]
+
+
+@dataclass(frozen=True)
+class TrainedEnsemble:
+    """What came out.
+
+    Attributes:
+        networks: the trained networks, in eval mode, on the CPU; None when they were not to be kept.
+        losses: [T, steps] in float32, the mean loss of each batch before the step.
+        train_accuracy: [T], after training, in eval mode; empty when the labels are not classes.
+        test_accuracy: [T], or empty without test data.
+        engine: what ran.
+        seconds: wall time of training alone.
+    """
+
+    networks: Networks | None = field(repr=False)
+    losses: Tensor = field(repr=False)
+    train_accuracy: Tensor = field(repr=False)
+    test_accuracy: Tensor = field(repr=False)
+    engine: str
+    seconds: float
+    seed: int
+
+
+LOSSES: dict[str, Loss] = {
+    "cross-entropy": F.cross_entropy,
+    "bce": lambda out, y: F.binary_cross_entropy_with_logits(out[:, 0], y.to(out.dtype)),
+    "mse": lambda out, y: F.mse_loss(out, y.to(out.dtype).reshape(out.shape)),
+}
+
+
+def train_ensemble(
+    factory: Factory | Initialiser,
+    tasks: Sequence[Task],
+    *,
+    test: Sequence[Task] | None = None,
+    epochs: int = 20,
+    batch_size: int = 128,
+    lr: float = 0.5,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    clip_norm: float | None = 0.5,
+    schedule: Schedule = "linear",
+    loss: str | Loss = "cross-entropy",
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    engine: TrainEngine = "auto",
+    precision: Precision = "float32",
+    group: int | None = None,
+    keep: bool = True,
+    max_memory: str | int | None = None,
+) -> TrainedEnsemble:
+    """Train one network per task.
+
+    Args:
+        factory: builds a network (or the `Initialiser` recorded from one).
+        tasks: any sequence with (inputs [n, ...], labels [n]); made on demand if its items are (a lazy sequence keeps
+            memory small). vmap needs tasks of one size.
+        test: like `tasks`; gives `test_accuracy`.
+        epochs: passes over the data.
+        batch_size: examples per step.
+        lr: first learning rate.
+        momentum: of SGD.
+        weight_decay: of SGD, on all parameters.
+        clip_norm: largest norm of the gradient, None for no clipping.
+        schedule: "linear" (to zero), "constant", or a function of the fraction of training done.
+        loss: "cross-entropy", "bce" (one logit, labels 0/1), "mse", or a function.
+        seed: of the initial networks and of the order of the data.
+        device: where to train.
+        dtype: precision of parameters, the factory's by default.
+        engine: see the module's docstring.
+        precision: "tf32" or "bf16" arithmetic on CUDA (parameters and updates stay in float32).
+        group: networks per step for vmap; by default what memory allows, at most 1024.
+        keep: whether to return the trained networks.
+        max_memory: for example "4GB".
+
+    Example:
+        >>> from torch import nn
+        >>> x = torch.tensor([[-1.0], [1.0]]).repeat(32, 1); y = (x[:, 0] > 0).long()
+        >>> done = train_ensemble(lambda: nn.Linear(1, 2), [(x, y), (x, 1 - y)], epochs=5, batch_size=8)
+        >>> done.train_accuracy.tolist(), done.losses.shape
+        ([1.0, 1.0], torch.Size([2, 40]))
+    """
+    if len(tasks) == 0:
+        raise InputError("there are no tasks to train on")
+    if test is not None and len(test) != len(tasks):
+        raise InputError(f"{len(tasks)} tasks but {len(test)} test sets; give one each")
+    if engine not in get_args(TrainEngine):
+        raise InputError(f"engine={engine!r} is not one of {', '.join(get_args(TrainEngine))}")
+    initialiser = factory if isinstance(factory, Initialiser) else record(factory)
+    where = torch.device(device or "cpu")
+    if engine == "graph" and where.type != "cuda":
+        raise UnsupportedError("engine='graph' needs a CUDA device; use 'vmap' or 'loop'")
+    sgd = SGD(epochs, batch_size, lr, momentum, weight_decay, clip_norm, schedule)
+    if isinstance(loss, str) and loss not in LOSSES:
+        raise InputError(f"loss={loss!r} is not one of {', '.join(LOSSES)}, and not a function")
+    criterion = LOSSES[loss] if isinstance(loss, str) else loss
+    work = Work(initialiser, tasks, sgd, criterion, seed, where, dtype, precision)
+
+    room = budget(max_memory, where)
+    group = max(1, min(len(tasks), group or steppers.group_size(work, room)))
+    chosen = engine if engine != "auto" else steppers.choose(work, group)
+    size = group if chosen == "vmap" else 1
+    spent = 0.0
+    kept: list[Networks] = []
+    losses, train_accuracy, test_accuracy = [], [], []
+    run = steppers.make(chosen, work)
+    for start in progress(range(0, len(tasks), size), f"training ({chosen})", total=math.ceil(len(tasks) / size)):
+        indices = range(start, min(start + size, len(tasks)))
+        data = work.load(indices)
+        begin = time.perf_counter()
+        networks, history = run(indices, *data)
+        if where.type == "cuda":
+            torch.cuda.synchronize(where)
+        spent += time.perf_counter() - begin
+        losses.append(history.float().cpu())
+        if not data[1].is_floating_point():
+            train_accuracy.append(accuracy(networks, *data))
+        if test is not None:
+            test_accuracy.append(accuracy(networks, *work.load(indices, test)))
+        if keep:
+            kept.append(_to(networks, torch.device("cpu")))
+    return TrainedEnsemble(
+        _concatenate(kept) if keep else None,
+        torch.cat(losses) if len({len(row[0]) for row in losses}) == 1 else _padded(losses),
+        torch.cat(train_accuracy) if train_accuracy else torch.empty(0),
+        torch.cat(test_accuracy) if test_accuracy else torch.empty(0),
+        chosen,
+        spent,
+        seed,
+    )
+
+
+@dataclass(frozen=True)
+class Work:
+    """Everything an engine needs to know."""
+
+    initialiser: Initialiser
+    tasks: Sequence[Task]
+    sgd: SGD
+    loss: Loss
+    seed: int
+    device: torch.device
+    dtype: torch.dtype | None
+    precision: Precision
+
+    def start(self, indices: range) -> Networks:
+        """The untrained networks."""
+        return self.initialiser.draw(self.seed, indices.start, indices.stop, self.device, self.dtype)
+
+    def load(self, indices: range, tasks: Sequence[Task] | None = None) -> Task:
+        """Inputs [T, n, ...] and labels [T, n] of some tasks, on the device."""
+        found = [(self.tasks if tasks is None else tasks)[i] for i in indices]
+        shapes = {(tuple(x.shape), tuple(y.shape)) for x, y in found}
+        if len(shapes) > 1:
+            raise InputError(f"tasks trained together must have one shape, got {sorted(shapes)}; use engine='loop'")
+        x, y = (torch.stack([pair[part] for pair in found]).to(self.device) for part in (0, 1))
+        if len(x[0]) != len(y[0]):
+            raise InputError(f"a task has {len(x[0])} inputs but {len(y[0])} labels")
+        return (x.to(self.dtype) if self.dtype is not None and x.is_floating_point() else x), y
+
+    def order(self, indices: range, epoch: int, n: int) -> Tensor:
+        """Order of the examples in one epoch, [T, n]."""
+        return torch.stack([data_order(self.seed, i, epoch, n) for i in indices]).to(self.device)
+
+
+def data_order(seed: int, network: int, epoch: int, n: int) -> Tensor:
+    """The permutation [n] in which a network sees its examples in an epoch.
+
+    Example:
+        >>> sorted(data_order(0, 0, 0, 4).tolist())
+        [0, 1, 2, 3]
+    """
+    return torch.randperm(n, generator=generator(seed, "order", network, epoch))
+
+
+def accuracy(networks: Networks, x: Tensor, y: Tensor) -> Tensor:
+    """Share [T] of examples that each network classifies rightly: argmax of the logits, or the sign of a single one.
+
+    `x` [T, n, ...], `y` [T, n] in classes 0, 1, ...
+
+    Example:
+        >>> from torch import nn
+        >>> sign = Networks(nn.Linear(1, 1, bias=False), {"weight": torch.ones(1, 1, 1)}, {})
+        >>> accuracy(sign, torch.tensor([[[1.0], [-1.0]]]), torch.tensor([[1, 0]]))
+        tensor([1.])
+    """
+    out = outputs(networks, x, per_network=True)
+    guess = (out[..., 0] > 0).long() if out.shape[-1] == 1 else out.argmax(-1)
+    return (guess == y.to(guess)).float().mean(1).cpu()
+
+
+def _to(networks: Networks, device: torch.device) -> Networks:
+    def move(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value.detach().to(device) for name, value in values.items()}
+
+    return Networks(networks.template, move(networks.params), move(networks.buffers))
+
+
+def _concatenate(parts: list[Networks]) -> Networks:
+    params = {name: torch.cat([part.params[name] for part in parts]) for name in parts[0].params}
+    buffers = {name: torch.cat([part.buffers[name] for part in parts]) for name in parts[0].buffers}
+    return Networks(parts[0].template, params, buffers)
+
+
+def _padded(rows: list[Tensor]) -> Tensor:
+    """Histories of different lengths as one matrix, filled up with NaN."""
+    flat = [row for piece in rows for row in piece]
+    return torch.nn.utils.rnn.pad_sequence(flat, batch_first=True, padding_value=float("nan"))

@@ -1,0 +1,83 @@
+"""Evaluation of stacked networks against plain modules."""
+
+import pytest
+import torch
+from torch import nn
+
+from biascope import nets
+from biascope.ensembles import Plan, input_gradients, outputs, record, scalar_of
+from biascope.errors import InputError, UnsupportedError
+
+
+def small() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 2)
+    )
+
+
+@pytest.fixture(scope="module")
+def drawn():  # type: ignore[no-untyped-def]
+    return record(small).draw(0, 0, 7, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("plan", [Plan("loop", 3), Plan("loop", 2, 1, True), Plan("vmap", 4, 3), None])
+@pytest.mark.parametrize("per_network", [False, True])
+def test_outputs(drawn, plan, per_network) -> None:  # type: ignore[no-untyped-def]
+    x = torch.randn(7, 5, 1, 8, 8, dtype=torch.float64)
+    found = outputs(drawn, x if per_network else x[0], per_network=per_network, plan=plan)
+    for t in range(7):
+        expected = drawn.module(t)(x[t] if per_network else x[0]).detach()
+        assert torch.allclose(found[t], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ["auto", "loop", "vmap"])
+@pytest.mark.parametrize("per_network", [False, True])
+def test_input_gradients(drawn, engine, per_network) -> None:  # type: ignore[no-untyped-def]
+    x = torch.randn(7, 4, 1, 8, 8, dtype=torch.float64)
+    found = input_gradients(
+        drawn, x if per_network else x[0], per_network=per_network, engine=engine, max_memory=200_000
+    )
+    assert found.shape == (7, 4, 1, 8, 8)
+    for t in range(7):
+        leaf = (x[t] if per_network else x[0]).clone().requires_grad_(True)
+        out = drawn.module(t)(leaf)
+        expected = torch.autograd.grad((out[:, 1] - out[:, 0]).sum(), leaf)[0]
+        assert torch.allclose(found[t], expected, atol=1e-12)
+
+
+def test_a_tight_budget_changes_nothing(drawn) -> None:  # type: ignore[no-untyped-def]
+    x = torch.randn(9, 1, 8, 8, dtype=torch.float64)
+    assert torch.allclose(outputs(drawn, x, max_memory=20_000), outputs(drawn, x), atol=1e-12)
+
+
+def test_scalars() -> None:
+    out = torch.randn(4, 3)
+    with pytest.raises(InputError, match="3 outputs"):
+        scalar_of(out)
+    assert torch.equal(scalar_of(out, lambda o: o[:, 2]), out[:, 2])
+    with pytest.raises(InputError, match="must give"):
+        scalar_of(out, lambda o: o)
+
+
+def test_refusals(drawn) -> None:  # type: ignore[no-untyped-def]
+    x = torch.zeros(3, 1, 8, 8)
+    with pytest.raises(UnsupportedError, match="CUDA"):
+        outputs(drawn, x, engine="graph")
+    with pytest.raises(InputError, match="engine"):
+        outputs(drawn, x, engine="fast")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="7 networks"):
+        outputs(drawn, x, per_network=True)
+    with pytest.raises(UnsupportedError, match="bf16"):
+        outputs(drawn, x, precision="bf16")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("engine", ["auto", "loop", "vmap", "graph"])
+def test_outputs_on_a_gpu(engine) -> None:  # type: ignore[no-untyped-def]
+    drawn = record(lambda: nets.build("lenet")).draw(0, 0, 5, device="cuda")
+    x = torch.randn(65, 1, 32, 32, device="cuda")
+    found = outputs(drawn, x, engine=engine)
+    for t in range(5):
+        assert torch.allclose(found[t], drawn.module(t)(x).detach(), atol=1e-5)
+    close = outputs(drawn, x, engine="graph", precision="bf16")
+    assert (close - found).abs().max() < 0.05 * found.abs().max()

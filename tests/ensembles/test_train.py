@@ -1,0 +1,194 @@
+"""Training many networks: the same numbers as a plain torch loop, for every engine."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from biascope import nets
+from biascope.ensembles import SGD, data_order, outputs, record, train_ensemble
+from biascope.errors import InputError, UnsupportedError
+
+
+def net() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 2)
+    )
+
+
+def tasks(count: int, n: int = 50) -> list[tuple[Tensor, Tensor]]:
+    rng = torch.Generator().manual_seed(0)
+    made = []
+    for i in range(count):
+        x = torch.randn(n, 1, 6, 6, generator=rng, dtype=torch.float64)
+        made.append((x, (x[:, 0, i % 6].sum(1) > 0).long()))
+    return made
+
+
+SETTINGS = {"epochs": 3, "batch_size": 16, "lr": 0.3, "momentum": 0.9, "weight_decay": 1e-2, "clip_norm": 0.5}
+
+
+def plain(i: int, x: Tensor, y: Tensor) -> tuple[nn.Module, list[float]]:
+    """The obvious loop, written from the docstring of `train` alone."""
+    module = record(net).draw(5, i, i + 1, dtype=torch.float64).module(0).train()
+    sgd = torch.optim.SGD(module.parameters(), lr=0.3, momentum=0.9, weight_decay=1e-2)
+    losses: list[float] = []
+    total = 3 * 4
+    for epoch in range(3):
+        order = data_order(5, i, epoch, len(x))
+        for a, b in pairwise([0, 16, 32, 48, 50]):
+            sgd.param_groups[0]["lr"] = 0.3 * (1 - len(losses) / total)
+            sgd.zero_grad()
+            loss = nn.functional.cross_entropy(module(x[order[a:b]]), y[order[a:b]])
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(module.parameters(), 0.5)
+            sgd.step()
+            losses.append(loss.item())
+    return module, losses
+
+
+@pytest.mark.parametrize("engine", ["vmap", "loop"])
+@pytest.mark.parametrize("group", [None, 2])
+def test_same_as_a_plain_loop(engine, group) -> None:  # type: ignore[no-untyped-def]
+    data = tasks(3)
+    done = train_ensemble(net, data, seed=5, dtype=torch.float64, engine=engine, group=group, **SETTINGS)
+    assert done.engine == engine
+    assert done.networks is not None
+    total = 3 * 4
+    assert SGD(**SETTINGS).rates(50)[1] == pytest.approx(0.3 * (1 - 1 / total))
+    for i, (x, y) in enumerate(data):
+        module, losses = plain(i, x, y)
+        assert done.losses[i].tolist() == pytest.approx(losses, rel=1e-6)
+        state = module.state_dict()
+        for name, value in done.networks.one(i).items():
+            assert torch.allclose(value.double(), state[name].double(), atol=1e-10), name
+        guess = module.eval()(x).argmax(1)
+        assert done.train_accuracy[i].item() == pytest.approx((guess == y).double().mean().item())
+
+
+def test_engines_agree_without_extras_and_test_accuracy() -> None:
+    data, held_out = tasks(4), tasks(4, 31)
+    a, b = (
+        train_ensemble(
+            net,
+            data,
+            test=held_out,
+            epochs=2,
+            clip_norm=None,
+            lr=0.1,
+            seed=1,
+            engine=engine,
+            dtype=torch.float64,
+            keep=True,
+        )
+        for engine in ("vmap", "loop")
+    )
+    assert torch.allclose(a.losses, b.losses, rtol=1e-6)
+    assert torch.equal(a.test_accuracy, b.test_accuracy)
+    assert a.networks is not None
+    out = outputs(a.networks, torch.stack([x for x, _ in held_out]), per_network=True)
+    expected = (out.argmax(-1) == torch.stack([y for _, y in held_out])).float().mean(1)
+    assert torch.equal(a.test_accuracy, expected)
+
+
+def test_auto_runs_and_learns() -> None:
+    """Separable data, one direction each: every network must reach full accuracy, and tasks must not mix."""
+    rng = torch.Generator().manual_seed(1)
+    data = []
+    for i in range(6):
+        x = torch.randn(256, 8, generator=rng)
+        data.append((x, (x[:, i] > 0).long()))
+    done = train_ensemble(lambda: nets.build("mlp", in_features=8, hidden=(16,), outputs=2), data, epochs=30, seed=0)
+    assert done.engine in ("vmap", "loop")
+    assert done.train_accuracy.min() > 0.96
+    assert done.losses[:, -1].max() < done.losses[:, 0].min()
+
+
+def test_other_losses_and_lazy_tasks() -> None:
+    class Lazy:
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+            x = torch.linspace(-1, 1, 20)[:, None]
+            return x, (x[:, 0] > 0.1 * i).long()
+
+    for engine in ("vmap", "loop"):
+        done = train_ensemble(
+            lambda: nn.Linear(1, 1),
+            Lazy(),
+            loss="bce",
+            epochs=80,
+            batch_size=20,
+            clip_norm=None,
+            lr=2.0,
+            schedule="constant",
+            engine=engine,
+        )  # type: ignore[arg-type]
+        assert done.train_accuracy.min() >= 0.9
+    x = torch.linspace(-1, 1, 20)[:, None]
+    line = train_ensemble(
+        lambda: nn.Linear(1, 1),
+        [(x, 2 * x + 1)],
+        loss="mse",
+        epochs=200,
+        batch_size=20,
+        clip_norm=None,
+        lr=0.3,
+        keep=True,
+    )
+    assert line.networks is not None
+    assert line.networks.params["weight"].item() == pytest.approx(2.0, abs=0.05)
+    assert line.train_accuracy.numel() == 0
+
+
+def test_dropout_leaves_the_global_state_alone() -> None:
+    x, y = torch.randn(20, 4), torch.arange(20) % 2
+    factory = lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))  # noqa: E731
+    before = torch.get_rng_state()
+    for engine in ("vmap", "loop"):
+        a, b = (train_ensemble(factory, [(x, y)] * 2, epochs=2, batch_size=8, engine=engine) for _ in range(2))
+        assert torch.equal(a.losses, b.losses)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_different_sizes_need_the_loop() -> None:
+    x, y = torch.randn(20, 4), torch.arange(20) % 2
+    ragged = [(x, y), (x[:9], y[:9])]
+    with pytest.raises(InputError, match="one shape"):
+        train_ensemble(lambda: nn.Linear(4, 2), ragged, engine="vmap")
+    done = train_ensemble(lambda: nn.Linear(4, 2), ragged, engine="loop", epochs=1, batch_size=5)
+    assert done.losses.isnan().sum() == 2
+
+
+def test_refusals() -> None:
+    x, y = torch.randn(4, 3), torch.zeros(4, dtype=torch.long)
+    with pytest.raises(UnsupportedError, match="CUDA"):
+        train_ensemble(lambda: nn.Linear(3, 2), [(x, y)], engine="graph")
+    with pytest.raises(InputError, match="no tasks"):
+        train_ensemble(lambda: nn.Linear(3, 2), [])
+    with pytest.raises(InputError, match="loss"):
+        train_ensemble(lambda: nn.Linear(3, 2), [(x, y)], loss="nll")
+    with pytest.raises(InputError, match="4 inputs but 3"):
+        train_ensemble(lambda: nn.Linear(3, 2), [(x, y[:3])])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_graph_engine_equals_the_loop(momentum) -> None:  # type: ignore[no-untyped-def]
+    data = [(x.float().repeat(1, 1, 6, 6)[..., :32, :32], y) for x, y in tasks(2, 300)]
+    factory = lambda: nets.build("resnet18", width=8, outputs=2)  # noqa: E731
+    a, b = (
+        train_ensemble(
+            factory, data, epochs=1, lr=0.05, momentum=momentum, weight_decay=1e-3, device="cuda", engine=engine
+        )
+        for engine in ("graph", "loop")
+    )
+    assert torch.allclose(a.losses, b.losses, rtol=2e-2)
+    assert a.networks is not None
+    assert b.networks is not None
+    for name, value in b.networks.buffers.items():
+        assert torch.allclose(a.networks.buffers[name].float(), value.float(), rtol=5e-2, atol=5e-2), name
+    low = train_ensemble(factory, data, epochs=1, lr=0.05, device="cuda", engine="graph", precision="bf16")
+    assert (low.losses[:, 0] - a.losses[:, 0]).abs().max() < 0.05
