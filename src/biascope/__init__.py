@@ -13,9 +13,22 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
-    from biascope import data, functional, geometry, kernels, layers, linalg, nets
+    from biascope import curvature, data, functional, geometry, kernels, layers, linalg, nets
+    from biascope.curvature import fisher, ggn, hessian, load_curvature
     from biascope.jacobian import Coverage, Jacobian
-    from biascope.kernels import Kernel, Spectrum, ntk
+    from biascope.kernels import (
+        Kernel,
+        Spectrum,
+        eigenfunction_targets,
+        gradient_descent,
+        gradient_flow,
+        kernel_regression,
+        label_alignment,
+        metric_eigenpairs,
+        ntk,
+        rkhs_norm,
+        sketched_ntk,
+    )
 
 # public name -> module that defines it
 _PUBLIC = {
@@ -24,22 +37,47 @@ _PUBLIC = {
     "ntk": "biascope.kernels",
     "Kernel": "biascope.kernels",
     "Spectrum": "biascope.kernels",
+    "label_alignment": "biascope.kernels",
+    "kernel_regression": "biascope.kernels",
+    "gradient_flow": "biascope.kernels",
+    "gradient_descent": "biascope.kernels",
+    "sketched_ntk": "biascope.kernels",
+    "metric_eigenpairs": "biascope.kernels",
+    "eigenfunction_targets": "biascope.kernels",
+    "rkhs_norm": "biascope.kernels",
+    "fisher": "biascope.curvature",
+    "ggn": "biascope.curvature",
+    "hessian": "biascope.curvature",
+    "load_curvature": "biascope.curvature",
 }
-_ROOMS = ("data", "functional", "geometry", "kernels", "layers", "linalg", "nets")
+_ROOMS = ("curvature", "data", "functional", "geometry", "kernels", "layers", "linalg", "nets")
 
 __all__ = [
     "Coverage",
     "Jacobian",
     "Kernel",
     "Spectrum",
+    "curvature",
     "data",
+    "eigenfunction_targets",
+    "fisher",
     "functional",
     "geometry",
+    "ggn",
+    "gradient_descent",
+    "gradient_flow",
+    "hessian",
+    "kernel_regression",
     "kernels",
+    "label_alignment",
     "layers",
     "linalg",
+    "load_curvature",
+    "metric_eigenpairs",
     "nets",
     "ntk",
+    "rkhs_norm",
+    "sketched_ntk",
 ]
 
 

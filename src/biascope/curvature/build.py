@@ -1,0 +1,243 @@
+"""bs.fisher, bs.ggn and their relatives: choose a family and a representation, stream the data, get a metric."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from biascope.curvature.accumulate import Stream
+from biascope.curvature.blockwise import BlockMetric
+from biascope.curvature.families import (
+    Family,
+    OutputShape,
+    Weighted,
+    Weighting,
+    likelihood_family,
+    loss_family,
+    output_shape,
+)
+from biascope.curvature.implicit import ImplicitMetric
+from biascope.curvature.metric import Metric
+from biascope.curvature.plan import REPRESENTATIONS, describe, make_units
+from biascope.curvature.space import ParameterSpace
+from biascope.curvature.sums import build_pieces
+from biascope.errors import InputError
+from biascope.functional import Functional, Inputs, ParamSelection, batches, functional, take
+from biascope.layers import anatomy
+from biascope.memory import budget
+
+Representation = str | Mapping[str, str]
+
+
+def fisher(
+    model: nn.Module,
+    data: Any,
+    representation: Representation = "ekfac",
+    likelihood: str | Weighting = "categorical",
+    estimator: str = "exact",
+    samples: int = 1,
+    generator: torch.Generator | None = None,
+    *,
+    params: ParamSelection = None,
+    output: Callable[[Any], Tensor] | None = None,
+    precision: str = "float32",
+    class_dim: int = 1,
+    centred: bool = False,
+    sharing: str = "expand",
+    sua: bool = False,
+    batch_size: int | None = None,
+    max_memory: str | int | None = None,
+) -> Metric:
+    """Fisher information F = (1/n) sum_i E_y [grad log p(y | x_i) grad log p(y | x_i)^T].
+
+    Args:
+        model: any nn.Module whose examples do not mix; its outputs are logits, or means for "gaussian".
+        data: x, (x, y), or an iterable of such batches that can be read again (order fixed for sampled labels).
+        representation: dense | diagonal | block | quasidiagonal | kfac | ekfac | lowrank | implicit | mixed, or a map
+            {layer, parameter pattern or rule: representation} for a mixture. kfac and ekfac use Kronecker factors where
+            they exist and exact blocks or diagonals elsewhere; `F.plan` says which parameter got what.
+        likelihood: categorical | bernoulli | gaussian (gaussian is also the L2 metric J^T J), or a function
+            (outputs [n, c], labels) -> weights [k, n, c] with F = (1/n) sum_i sum_k (J_i^T w_ik)(J_i^T w_ik)^T.
+        estimator: exact (the expectation in closed form) | monte-carlo (`samples` labels per example drawn from the
+            model) | empirical (the given labels: the second moment of loss gradients, often called empirical Fisher).
+        samples: labels drawn per example for monte-carlo.
+        generator: for the labels drawn; the draws stay fixed for all passes. Seed 0 if None.
+        params: which parameters (see `bs.functional.functional`).
+        output: how to get a tensor from what the model returns.
+        precision: "float32" or "float64".
+        class_dim: axis of the classes in the model's output: 1 as in torch's cross_entropy, or -1. All other axes are
+            positions (pixels, tokens), whose log-likelihoods add up.
+        centred: subtract the mean gradient of every cotangent: a covariance instead of a second moment.
+        sharing: how KFAC treats several positions: "expand" or "reduce".
+        sua: spatially uncorrelated activations for convolutions (smaller input factors).
+        batch_size: examples per forward pass; chosen by memory if None.
+        max_memory: budget, such as "4GB"; 60 % of the free memory if None.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        >>> F = fisher(net, torch.randn(6, 3))
+        >>> F.shape, F.plan["0.weight"]
+        ((26, 26), 'ekfac')
+    """
+
+    def family(f: Functional, shape: OutputShape, first: tuple[Inputs, Tensor | None]) -> Family:
+        if callable(likelihood):
+            return _weighted(f, shape, likelihood, first)
+        return likelihood_family(likelihood, estimator, samples, shape)
+
+    return build(
+        model,
+        data,
+        representation,
+        family,
+        "Fisher" if not centred else "centred Fisher",
+        generator,
+        params,
+        output,
+        precision,
+        class_dim,
+        centred,
+        sharing,
+        sua,
+        batch_size,
+        max_memory,
+    )
+
+
+def ggn(
+    model: nn.Module,
+    data: Any,
+    representation: Representation = "ekfac",
+    loss: str | Weighting = "ce",
+    *,
+    params: ParamSelection = None,
+    output: Callable[[Any], Tensor] | None = None,
+    precision: str = "float32",
+    class_dim: int = 1,
+    sharing: str = "expand",
+    sua: bool = False,
+    batch_size: int | None = None,
+    max_memory: str | int | None = None,
+) -> Metric:
+    """Generalised Gauss-Newton matrix (1/n) sum_i J_i^T H_i J_i with H_i the Hessian of the loss in the outputs.
+
+    `loss` is "ce", "bce" or "mse" as torch computes it with reduction="mean" (so that GGN equals Hessian where the
+    model is linear), or a function (outputs [n, c], labels) -> [n] that is convex in the outputs. Other arguments are
+    those of `bs.fisher`. With one position, the GGN of "ce" is the categorical Fisher information.
+
+    Example:
+        >>> G = ggn(nn.Linear(3, 2), torch.randn(6, 3), representation="dense", loss="mse")
+        >>> G.shape
+        (8, 8)
+    """
+    return build(
+        model,
+        data,
+        representation,
+        lambda f, shape, first: loss_family(loss, shape),
+        "GGN",
+        None,
+        params,
+        output,
+        precision,
+        class_dim,
+        False,
+        sharing,
+        sua,
+        batch_size,
+        max_memory,
+    )
+
+
+def l2_metric(model: nn.Module, data: Any, representation: Representation = "ekfac", **options: Any) -> Metric:
+    """L2 pull-back metric (1/n) sum_i J_i^T J_i: how far the function moves when the parameters do.
+
+    It shares its non-zero spectrum with the tangent kernel over n. Options are those of `bs.fisher`.
+
+    Example:
+        >>> l2_metric(nn.Linear(3, 2), torch.randn(6, 3), "diagonal").trace() > 0
+        tensor(True)
+    """
+    return fisher(model, data, representation, "gaussian", "exact", **options)
+
+
+def gradient_covariance(
+    model: nn.Module,
+    data: Any,
+    representation: Representation = "ekfac",
+    likelihood: str = "categorical",
+    **options: Any,
+) -> Metric:
+    """Covariance of the loss gradients over labelled examples (their second moment minus the mean's square).
+
+    Example:
+        >>> C = gradient_covariance(nn.Linear(3, 2), (torch.randn(6, 3), torch.arange(6) % 2), "dense")
+        >>> C.shape
+        (8, 8)
+    """
+    return fisher(model, data, representation, likelihood, "empirical", centred=True, **options)
+
+
+FamilyMaker = Callable[[Functional, OutputShape, tuple[Inputs, Tensor | None]], Family]
+
+
+def build(
+    model: nn.Module,
+    data: Any,
+    representation: Representation,
+    family: FamilyMaker,
+    what: str,
+    generator: torch.Generator | None,
+    params: ParamSelection,
+    output: Callable[[Any], Tensor] | None,
+    precision: str,
+    class_dim: int,
+    centred: bool,
+    sharing: str,
+    sua: bool,
+    batch_size: int | None,
+    max_memory: str | int | None,
+) -> Metric:
+    """Everything behind `fisher` and `ggn`."""
+    name = representation if isinstance(representation, str) else "mixed"
+    if name not in REPRESENTATIONS:
+        raise InputError(f"representation={representation!r}: choose {', '.join(REPRESENTATIONS)}")
+    if batch_size is not None and batch_size < 1:
+        raise InputError(f"batch_size={batch_size}: at least one example per pass")
+    f = functional(model, params, output, precision)
+    first = next(iter(batches(data, "data")))
+    shape = output_shape(f, first[0], class_dim)
+    fam = family(f, shape, first)
+    seed = 0 if generator is None else int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
+    limit = budget(max_memory, f.device)
+    found = anatomy(f, first[0])
+    space = ParameterSpace.of(f)
+    stream = Stream(f, found, data, fam, seed, limit, batch_size)
+    info: dict[str, Any] = {"what": what, "family": fam.name, "centred": centred}
+    if fam.random:
+        info["seed"] = seed
+    if name == "implicit":
+        units = make_units(found, space, "diagonal", sharing, sua, limit)
+        plan = describe(units, space, name)
+        plan = type(plan)(name, tuple((n, s, name, "products with the Jacobian") for n, s, _, _ in plan.rows))
+        implicit = ImplicitMetric(space, stream, units, plan, info, centred)
+        info["n"] = stream.n
+        return implicit
+    units = make_units(found, space, representation, sharing, sua, limit)
+    pieces = build_pieces(stream, units, space, centred)
+    info["n"] = stream.n
+    return BlockMetric(space, pieces, describe(units, space, name), info)
+
+
+def _weighted(f: Functional, shape: OutputShape, weights: Weighting, first: tuple[Inputs, Tensor | None]) -> Family:
+    inputs, y = first
+    with torch.no_grad():
+        z = f(f.params, f.prepare(take(inputs, slice(0, 1))))
+    S = weights(z, None if y is None else y[:1])
+    if not isinstance(S, Tensor) or S.dim() != 3 or S.shape[1:] != z.shape:
+        got = list(S.shape) if isinstance(S, Tensor) else type(S).__name__
+        raise InputError(f"the weight function must give [k, n, {z.shape[1]}] for outputs [n, {z.shape[1]}], got {got}")
+    return Weighted(shape, weights, len(S))

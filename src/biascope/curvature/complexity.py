@@ -1,0 +1,184 @@
+"""Complexity by the path taken: sum_t ||dw_t|| ||Phi_t||_F, and Rademacher bounds for learning flows.
+
+Phi_t is the matrix of tangent features (the Jacobian) on n examples, K_t = Phi_t Phi_t^T, ||Phi_t||_F = sqrt(tr K_t).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from biascope.curvature.build import l2_metric
+from biascope.errors import InputError
+
+
+def feature_norm(model: nn.Module, x: Any, **options: Any) -> float:
+    """||Phi||_F = sqrt(tr K), the norm of the Jacobian on x, exactly and without forming it.
+
+    Options (`params`, `output`, `precision`) are those of `bs.fisher`.
+
+    Example:
+        >>> round(feature_norm(nn.Linear(2, 1, bias=False), torch.tensor([[3.0, 4.0]])), 6)
+        5.0
+    """
+    G = l2_metric(model, x, "implicit", **options)
+    return math.sqrt(max(0.0, float(G.trace())) * int(G.info["n"]))
+
+
+@dataclass
+class PathComplexity:
+    """C(f) = sum_t ||dw_t||_2 ||Phi_t||_F, summed while a network trains.
+
+    Call `update(model)` at every step (or only at some: coarser steps give smaller sums, by the triangle inequality;
+    say which when you compare). ||Phi_t|| is taken at the beginning of the step, on the fixed examples `x`.
+
+    Example:
+        >>> net = nn.Linear(2, 1)
+        >>> C = PathComplexity(torch.randn(4, 2))
+        >>> C.update(net)
+        0.0
+        >>> with torch.no_grad():
+        ...     _ = net.weight.add_(1.0)
+        >>> C.update(net) > 0
+        True
+    """
+
+    x: Any
+    value: float = 0.0
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        self._before: Tensor | None = None
+        self._norm = 0.0
+
+    def update(self, model: nn.Module) -> float:
+        """Add the step from the last call to now; gives the sum so far."""
+        now = torch.cat([p.detach().reshape(-1).clone() for p in model.parameters() if p.requires_grad])
+        if self._before is not None:
+            if now.shape != self._before.shape:
+                raise InputError(f"the model had {len(self._before)} trained parameters, now {len(now)}")
+            self.value += float((now - self._before).norm()) * self._norm
+            self.steps += 1
+        self._before, self._norm = now, feature_norm(model, self.x)
+        return self.value
+
+
+def ball_bound(radius: float, K: Tensor) -> float:
+    """Rademacher complexity of {<w, Phi>: ||w|| <= radius} is at most (radius / n) sqrt(tr K), K [n, n].
+
+    Example:
+        >>> ball_bound(1.0, torch.eye(4))
+        0.5
+    """
+    return radius / len(K) * math.sqrt(float(K.trace()))
+
+
+def ball_complexity(radius: float, K: Tensor, samples: int = 1000, seed: int = 0) -> tuple[float, float]:
+    """The exact complexity (radius / n) E sqrt(s^T K s) over random signs s, by sampling: (mean, standard error).
+
+    Example:
+        >>> mean, error = ball_complexity(1.0, torch.eye(4))
+        >>> mean, error
+        (0.5, 0.0)
+    """
+    generator = torch.Generator().manual_seed(seed)
+    signs = torch.randint(0, 2, (samples, len(K)), generator=generator).to(K) * 2 - 1
+    values = radius / len(K) * ((signs @ K) * signs).sum(1).clamp_min(0.0).sqrt()
+    return float(values.mean()), float(values.std() / math.sqrt(samples))
+
+
+def learning_flow_bound(steps: Sequence[float], feature_norms: Sequence[float], n: int) -> float:
+    """Theorem: the class {sum_t <dw_t, Phi_t>: ||dw_t||_{A_t} <= m_t} has complexity <= sum_t (m_t / n) ||Phi_t||_F.
+
+    Args:
+        steps: m_t, lengths of the steps in the norms A_t.
+        feature_norms: ||A_t^-1 Phi^T||_F = sqrt(tr K_t).
+        n: number of examples.
+
+    Example:
+        >>> learning_flow_bound([1.0], [2.0], 4)
+        0.5
+    """
+    if len(steps) != len(feature_norms):
+        raise InputError(f"{len(steps)} steps but {len(feature_norms)} feature norms")
+    if n < 1:
+        raise InputError(f"n={n}: at least one example")
+    return math.fsum(m * p for m, p in zip(steps, feature_norms)) / n
+
+
+def margin_bound(empirical_risk: float, complexity: float, n: int, delta: float = 0.05) -> float:
+    """Risk <= empirical margin risk + 2 R_S(l_gamma(F)) + 3 sqrt(log(2 / delta) / (2 n)), with probability 1 - delta.
+
+    The appendix's constant is used; the chapter's (sqrt(log(2 / delta) / n)) differs.
+
+    Example:
+        >>> round(margin_bound(0.1, 0.05, 1000), 4)
+        0.3288
+    """
+    if not 0 < delta < 1:
+        raise InputError(f"delta={delta}: a probability between 0 and 1")
+    return empirical_risk + 2 * complexity + 3 * math.sqrt(math.log(2 / delta) / (2 * n))
+
+
+def margin_risk(outputs: Tensor, labels: Tensor, gamma: float) -> float:
+    """Mean ramp loss of the margins f[y] - max_{y' != y} f[y']: 1 below 0, 0 above gamma, a ramp between.
+
+    Example:
+        >>> margin_risk(torch.tensor([[2.0, 0.0], [0.0, 0.5]]), torch.tensor([0, 1]), 1.0)
+        0.25
+    """
+    if not gamma > 0:
+        raise InputError(f"gamma={gamma}: must be positive")
+    own = outputs.gather(1, labels[:, None])
+    others = outputs.scatter(1, labels[:, None], -math.inf).amax(1, keepdim=True)
+    return float((1 - (own - others) / gamma).clamp(0.0, 1.0).mean())
+
+
+def multiclass_complexity(radius: float, K: Tensor, classes: int, gamma: float) -> float:
+    """R_S(l_gamma(F)) <= c^(3/2) radius / (gamma n) sqrt(tr K) for c linear outputs on the features of K [n, n].
+
+    Example:
+        >>> multiclass_complexity(1.0, torch.eye(4), classes=4, gamma=1.0)
+        4.0
+    """
+    return classes * math.sqrt(classes) / gamma * ball_bound(radius, K)
+
+
+@dataclass(frozen=True)
+class NormBounds:
+    """Bounds for the minimum-norm interpolator in two norms; `weights` nu_j [r] give the better one."""
+
+    euclidean: float
+    optimal: float
+    weights: Tensor
+
+
+def optimal_norm_bound(K: Tensor, y: Tensor, cutoff: float = 1e-10) -> NormBounds:
+    """Bounds of ||w*||_A ||A^-1 Phi^T||_F / n for w* = Phi^T K^-1 y: A = I, and the best A in K's eigenbasis.
+
+    The best weights are nu_j = lambda_j / |u_j^T y| and the bound is (1/n) sum_j |u_j^T y|, whatever the eigenvalues.
+    It depends on the labels, so it is not a uniform high-probability bound.
+
+    Args:
+        K: kernel [n, n].
+        y: targets [n].
+        cutoff: eigenvalues below this times the largest are left out.
+
+    Example:
+        >>> b = optimal_norm_bound(torch.diag(torch.tensor([4.0, 1.0])), torch.tensor([1.0, 1.0]))
+        >>> round(b.optimal, 4), round(b.euclidean, 4)
+        (1.0, 1.25)
+    """
+    if K.dim() != 2 or K.shape[0] != K.shape[1] or y.shape != (len(K),):
+        raise InputError(f"K must be [n, n] and y [n], got {list(K.shape)} and {list(y.shape)}")
+    values, U = torch.linalg.eigh(K.double())
+    keep = values > cutoff * values[-1]
+    values, c = values[keep], (U.T @ y.double())[keep].abs()
+    n = len(K)
+    euclidean = math.sqrt(float((c.square() / values).sum() * values.sum())) / n
+    return NormBounds(euclidean, float(c.sum()) / n, values / c.clamp_min(torch.finfo(c.dtype).tiny))

@@ -1,0 +1,144 @@
+"""Contractions of a matrix factor: squares, rows and second moments of per-example gradients, mostly without forming
+them.
+
+With G [k, b, g, o, T] (cotangents, examples, groups, outputs, positions) and A [b, g, i, T], the gradient of example b
+under cotangent k is sum_t G_t A_t^T. Positions are summed before squaring; cotangents after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from biascope.layers import Factor, MatrixFactor
+
+WORKSPACE = {"cpu": 2**26, "cuda": 2**30}
+TRAFFIC = 30  # writing and squaring one number costs about as much as this many multiplications
+
+
+def pieces_of(factor: MatrixFactor, per_example: int) -> Iterator[slice]:
+    """Slices of examples whose temporaries (per_example numbers each) fit the workspace."""
+    limit = WORKSPACE.get(factor.grads[0].device.type, 2**26)
+    step = max(1, limit // max(1, per_example * factor.grads[0].element_size()))
+    for s in range(0, factor.n, step):
+        yield slice(s, min(s + step, factor.n))
+
+
+def operand(factor: MatrixFactor, s: slice, bias: bool) -> Tensor:
+    """A [b, g, i, T], with a row of ones for the bias if asked: the homogeneous input."""
+    A = factor.operand(s)
+    return torch.cat([A, A.new_ones(*A.shape[:2], 1, A.shape[3])], 2) if bias else A
+
+
+def cotangents(factor: MatrixFactor, s: slice) -> Tensor:
+    """G [k, b, g, o, T] of some examples."""
+    k = factor.k
+    flat = [r.cotangent(g[:, s].flatten(0, 1)) for r, g in zip(factor.rules, factor.grads)]
+    parts = [G.reshape(k, -1, *G.shape[1:]) for G in flat]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def squared_sums(G: Tensor, A: Tensor) -> Tensor:
+    """sum_k sum_b (sum_t G_t A_t^T)^2, entry by entry: [g, o, i].
+
+    One position: (g * g)^T (a * a). Few positions: products of pairs of positions, summed over the cotangents before
+    the one multiplication. Many: per-example gradients, squared.
+    """
+    k, _, _, _, T = G.shape
+    if T == 1:
+        G2 = G[..., 0].square().sum(0).permute(1, 2, 0)
+        return G2 @ A[..., 0].square().transpose(0, 1)
+    pairs = T * (T + 1) // 2
+    if pairs <= k * (T + TRAFFIC):
+        t, u = torch.triu_indices(T, T, device=G.device)
+        twice = torch.where(t == u, 1.0, 2.0).to(A.dtype)
+        GG = G[0][..., t] * G[0][..., u]
+        for j in range(1, k):
+            GG.addcmul_(G[j][..., t], G[j][..., u])
+        AA = A[..., t] * A[..., u] * twice
+        return GG.permute(1, 2, 0, 3).flatten(2) @ AA.permute(1, 0, 3, 2).flatten(1, 2)
+    total = torch.zeros(*G.shape[2:4], A.shape[2], dtype=G.dtype, device=G.device)
+    for j in range(k):
+        total += torch.matmul(G[j], A.mT).square_().sum(0)
+    return total
+
+
+def squared_cost(factor: MatrixFactor, bias: bool) -> int:
+    """Numbers per example that `squared_sums` and its operands need at once."""
+    z = factor.block.sizes
+    assert z is not None
+    i, k, T = z.d_in + bias, factor.k, z.positions
+    pairs = T * (T + 1) // 2
+    inner = (z.d_out + i) * pairs * 2 if pairs <= k * (T + TRAFFIC) else 2 * z.d_out * i
+    return z.groups * (inner + i * T + k * z.d_out * T)
+
+
+def squared_norms(factor: MatrixFactor) -> Tensor:
+    """sum_k sum_b of squared gradient norms, a number: through [T, T] Gram matrices or through the gradients."""
+    z = factor.block.sizes
+    assert z is not None
+    bias, total = factor.has_bias, torch.zeros((), dtype=torch.float64, device=factor.grads[0].device)
+    if factor.is_embedding:
+        for s in pieces_of(factor, factor.k * z.d_out * z.positions * 2):
+            total += token_gradients(factor, s)[1].square().sum(dtype=torch.float64)
+        return total
+    by_gram = z.positions * (z.d_in + z.d_out) < z.d_in * z.d_out or z.positions == 1
+    cost = z.groups * (2 * z.positions**2 if by_gram else z.d_in * z.d_out)
+    for s in pieces_of(factor, cost + z.groups * z.positions * (z.d_in + factor.k * z.d_out)):
+        A, G = operand(factor, s, bias), cotangents(factor, s)
+        if by_gram:
+            AA = A.mT @ A
+            for g in G:
+                total += (AA * (g.mT @ g)).sum(dtype=torch.float64)
+        else:
+            for g in G:
+                total += (g @ A.mT).square_().sum(dtype=torch.float64)
+    return total
+
+
+def token_gradients(factor: MatrixFactor, s: slice) -> tuple[Tensor, Tensor]:
+    """An embedding's gradient where it is not zero: tokens [m] and [k, m, d], one entry per (example, token) pair."""
+    z = factor.block.sizes
+    assert z is not None
+    idx = factor.indices(s)
+    example = torch.arange(len(idx), device=idx.device)[:, None].expand_as(idx)
+    valid = idx >= 0
+    pairs, inverse = torch.unique(example[valid] * z.d_in + idx[valid], return_inverse=True)
+    G = cotangents(factor, s)[:, :, 0].mT[:, valid]  # [k, positions, d]
+    sums = torch.zeros(G.shape[0], len(pairs), G.shape[2], dtype=G.dtype, device=G.device)
+    return pairs % z.d_in, sums.index_add_(1, inverse, G)
+
+
+def gradient_rows(factor: Factor, names: tuple[str, ...], s: slice) -> dict[str, Tensor]:
+    """Per-example gradients {name: [k, b, numel]} of the block's parameters that are among `names`."""
+    if not isinstance(factor, MatrixFactor):
+        return {factor.block.names[0]: factor.rows[:, s]} if factor.block.names[0] in names else {}
+    out = {}
+    if factor.block.names[0] in names:
+        out[factor.block.names[0]] = torch.stack([factor.weight_rows(j, s) for j in range(factor.k)])
+    if factor.has_bias and factor.block.names[1] in names:
+        out[factor.block.names[1]] = torch.stack([factor.bias_rows(j, s) for j in range(factor.k)])
+    return out
+
+
+def summed_rows(factor: Factor, names: tuple[str, ...]) -> dict[str, Tensor]:
+    """Sum over the examples of their gradients {name: [k, numel]}, by one multiplication where a rule allows."""
+    everything = slice(0, factor.n)
+    if not isinstance(factor, MatrixFactor) or factor.is_embedding:
+        return {name: rows.sum(1) for name, rows in gradient_rows(factor, names, everything).items()}
+    out = {}
+    weight = factor.block.names[0]
+    if weight in names:
+        z = factor.block.sizes
+        assert z is not None
+        parts = []
+        for s in pieces_of(factor, z.groups * z.positions * (z.d_in + factor.k * z.d_out)):
+            left = cotangents(factor, s).permute(0, 2, 3, 1, 4).flatten(3)  # [k, g, o, b T]
+            parts.append(left @ factor.operand(s).permute(1, 0, 3, 2).flatten(1, 2))
+        total = torch.stack(parts).sum(0)
+        out[weight] = (total.mT if factor.rules[0].input_major else total).flatten(1)
+    if factor.has_bias and factor.block.names[1] in names:
+        out[factor.block.names[1]] = torch.stack([factor.bias_rows(j, everything).sum(0) for j in range(factor.k)])
+    return out

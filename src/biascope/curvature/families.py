@@ -1,0 +1,350 @@
+"""What the network's outputs mean: from outputs to the square root of their information.
+
+Every metric here is F = (1/n) sum_i J_i^T H_i J_i with H_i = sum_k s_ik s_ik^T. A family gives the *cotangents* s_ik
+[k, n, c] and, for products, H_i u in closed form. Outputs may have positions (pixels, tokens): the classes are one axis
+and an example's log-likelihood is the sum over its positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import prod, sqrt
+
+import torch
+from torch import Tensor
+
+from biascope.errors import InputError
+from biascope.functional import Functional, Inputs, take
+
+Weighting = Callable[[Tensor, Tensor | None], Tensor]
+IGNORE = -100  # torch's ignore_index: a position without a label
+
+
+@dataclass(frozen=True)
+class OutputShape:
+    """How a row of outputs [c_total] splits into classes and positions."""
+
+    classes: int
+    positions: int
+    classes_last: bool
+
+    @property
+    def total(self) -> int:
+        """Numbers per example."""
+        return self.classes * self.positions
+
+    def split(self, rows: Tensor) -> Tensor:
+        """[..., total] to [..., classes, positions]."""
+        if self.classes_last:
+            return rows.reshape(*rows.shape[:-1], self.positions, self.classes).mT
+        return rows.reshape(*rows.shape[:-1], self.classes, self.positions)
+
+    def join(self, t: Tensor) -> Tensor:
+        """[..., classes, positions] to [..., total]."""
+        return (t.mT if self.classes_last else t).flatten(-2)
+
+
+def output_shape(f: Functional, inputs: Inputs, class_dim: int) -> OutputShape:
+    """Find the class axis of what the model returns for one example; class_dim is 1 (as torch's losses) or -1."""
+    if class_dim not in (1, -1):
+        raise InputError(
+            f"class_dim={class_dim}: the classes are axis 1 (as in torch's cross_entropy) or -1 (the last)"
+        )
+    seen: list[tuple[int, ...]] = []
+
+    def spy(out: object) -> Tensor:
+        t = f.output(out) if f.output is not None else out
+        if f.output is None and not isinstance(t, Tensor):
+            t = getattr(t, "logits", t)
+        if isinstance(t, Tensor):
+            seen.append(tuple(t.shape[1:]))
+        return t  # type: ignore[return-value]  # what is no tensor is refused by the caller, with advice
+
+    with torch.no_grad():
+        replace(f, output=spy)(f.params, f.prepare(take(inputs, slice(0, 1))))
+    shape = seen[0] or (1,)
+    if class_dim == 1:
+        return OutputShape(shape[0], prod(shape[1:]), False)
+    return OutputShape(shape[-1], prod(shape[:-1]), True)
+
+
+class Family:
+    """Outputs to cotangents. `width` cotangents; `scale` multiplies H."""
+
+    name = "family"
+    needs_labels = False
+    random = False
+
+    def __init__(self, shape: OutputShape, scale: float = 1.0) -> None:
+        self.shape, self.scale = shape, scale
+
+    @property
+    def width(self) -> int:
+        """How many cotangents there are."""
+        return self.shape.total
+
+    def draw(self, generator: torch.Generator, n: int) -> Tensor | None:
+        """Random numbers [samples, n, ...] for n examples, or None."""
+        return None
+
+    def check_labels(self, y: Tensor | None, n: int) -> Tensor | None:
+        """Labels in the form `cotangents` takes them."""
+        return y
+
+    def cotangents(self, z: Tensor, y: Tensor | None, draws: Tensor | None, ks: range) -> Tensor:
+        """S[ks] [len(ks), n, total] at outputs z [n, total]."""
+        raise AssertionError("a family gives its cotangents")
+
+    def apply(self, z: Tensor, y: Tensor | None, draws: Tensor | None, u: Tensor) -> Tensor:
+        """H u [n, total]; closed form where a subclass has one."""
+        S = self.cotangents(z, y, draws, range(self.width))
+        return torch.einsum("knc,nc,knd->nd", S, u, S)
+
+
+class Gaussian(Family):
+    """N(y | f, I): H = I. Also the L2 metric, J^T J."""
+
+    name = "gaussian"
+
+    def cotangents(self, z: Tensor, y: Tensor | None, draws: Tensor | None, ks: range) -> Tensor:  # noqa: D102
+        S = z.new_zeros(len(ks), *z.shape)
+        S[torch.arange(len(ks)), :, torch.tensor(ks)] = sqrt(self.scale)
+        return S
+
+    def apply(self, z: Tensor, y: Tensor | None, draws: Tensor | None, u: Tensor) -> Tensor:  # noqa: D102
+        return self.scale * u
+
+
+class Bernoulli(Family):
+    """Independent y_c ~ sigmoid(f_c): H = diag p (1 - p)."""
+
+    name = "bernoulli"
+
+    def _variance(self, z: Tensor) -> Tensor:
+        return self.scale * torch.sigmoid(z) * torch.sigmoid(-z)
+
+    def cotangents(self, z: Tensor, y: Tensor | None, draws: Tensor | None, ks: range) -> Tensor:  # noqa: D102
+        S = z.new_zeros(len(ks), *z.shape)
+        index = torch.tensor(ks)
+        S[torch.arange(len(ks)), :, index] = self._variance(z).sqrt()[:, index.to(z.device)].T
+        return S
+
+    def apply(self, z: Tensor, y: Tensor | None, draws: Tensor | None, u: Tensor) -> Tensor:  # noqa: D102
+        return self._variance(z) * u
+
+
+class Categorical(Family):
+    """y ~ softmax(f) at every position: H = diag p - p p^T.
+
+    Its square root is the Cholesky form with c - 1 columns (one backward pass fewer than sqrt(p_k)(e_k - p)):
+    s_j = sqrt(p_j t_j / (p_j + t_j)) (e_j - p_{>j} / t_j) with t_j = sum_{l > j} p_l, a class against the later ones.
+    """
+
+    name = "categorical"
+
+    def __init__(self, shape: OutputShape, scale: float = 1.0) -> None:
+        super().__init__(shape, scale)
+        if shape.classes < 2:
+            raise InputError("a categorical likelihood needs at least 2 outputs; use 'bernoulli' for a single logit")
+
+    @property
+    def width(self) -> int:  # noqa: D102
+        return (self.shape.classes - 1) * self.shape.positions
+
+    def cotangents(self, z: Tensor, y: Tensor | None, draws: Tensor | None, ks: range) -> Tensor:  # noqa: D102
+        c = self.shape.classes
+        p = torch.softmax(self.shape.split(z), -2)  # [n, c, P]
+        tail = p.flip(-2).cumsum(-2).flip(-2)
+        after = torch.cat([tail[:, 1:], torch.zeros_like(tail[:, :1])], -2)
+        root = (self.scale * p * after / tail.clamp_min(torch.finfo(p.dtype).tiny)).sqrt()
+        index = torch.tensor(ks, device=z.device)
+        at, j = index // (c - 1), index % (c - 1)
+        later = torch.arange(c, device=z.device)[None] > j[:, None]  # [K, c]
+        t = after[:, j, at].T[..., None]  # [K, n, 1]
+        s = torch.where(
+            later[:, None] & (t > 0), -p[:, :, at].movedim(-1, 0) / t.clamp_min(torch.finfo(p.dtype).tiny), 0.0
+        )
+        s.scatter_(-1, j[:, None, None].expand(-1, len(z), 1), 1.0)
+        s = s * root[:, j, at].T[..., None]
+        S = z.new_zeros(len(ks), len(z), c, self.shape.positions)
+        S[torch.arange(len(ks)), :, :, at] = s
+        return self.shape.join(S)
+
+    def apply(self, z: Tensor, y: Tensor | None, draws: Tensor | None, u: Tensor) -> Tensor:  # noqa: D102
+        p, v = torch.softmax(self.shape.split(z), -2), self.shape.split(u)
+        return self.scale * self.shape.join(p * v - p * (p * v).sum(-2, keepdim=True))
+
+
+class Score(Family):
+    """Gradients of log-likelihoods at given labels: the true ones ("empirical") or drawn from the model."""
+
+    def __init__(self, base: Family, samples: int | None) -> None:
+        super().__init__(base.shape, base.scale)
+        if not isinstance(base, Gaussian | Bernoulli | Categorical):
+            raise InputError("sampled and empirical estimators need likelihood categorical, bernoulli or gaussian")
+        if samples is not None and samples < 1:
+            raise InputError(f"samples={samples}: at least one draw per example is needed")
+        self.base, self.samples = base, samples
+        self.name = f"{base.name}, " + ("empirical" if samples is None else f"monte-carlo ({samples} samples)")
+        self.needs_labels, self.random = samples is None, samples is not None
+
+    @property
+    def width(self) -> int:  # noqa: D102
+        return self.samples or 1
+
+    def draw(self, generator: torch.Generator, n: int) -> Tensor | None:  # noqa: D102
+        if self.samples is None:
+            return None
+        if isinstance(self.base, Gaussian):
+            return torch.randn(self.samples, n, self.shape.total, generator=generator, dtype=torch.float64)
+        each = self.shape.positions if isinstance(self.base, Categorical) else self.shape.total
+        return torch.rand(self.samples, n, each, generator=generator, dtype=torch.float64)
+
+    def check_labels(self, y: Tensor | None, n: int) -> Tensor | None:  # noqa: D102
+        return None if self.random else checked_labels(self.base.name, y, n, self.shape)
+
+    def cotangents(self, z: Tensor, y: Tensor | None, draws: Tensor | None, ks: range) -> Tensor:  # noqa: D102
+        if draws is not None:
+            draws = draws[ks.start : ks.stop].to(z.device)
+        root = sqrt(self.scale / self.width)
+        if isinstance(self.base, Gaussian):
+            residual = draws.to(z.dtype) if draws is not None else self._labels(y).to(z)[None] - z
+            return root * residual
+        if isinstance(self.base, Bernoulli):
+            p = torch.sigmoid(z)
+            drawn = (draws < p).to(z.dtype) if draws is not None else self._labels(y).to(z)[None]
+            return root * (drawn - p)
+        p = torch.softmax(self.shape.split(z), -2)
+        labels = self._labels(y)[None] if draws is None else _inverse_cdf(p, draws)  # [k, n, P]
+        kept = (labels != IGNORE)[..., None, :]
+        hot = torch.zeros(len(labels), *p.shape, dtype=z.dtype, device=z.device)
+        hot.scatter_(-2, labels.clamp_min(0)[..., None, :], 1.0)
+        return root * self.shape.join((hot - p) * kept)
+
+    @staticmethod
+    def _labels(y: Tensor | None) -> Tensor:
+        assert y is not None, "checked_labels comes first"
+        return y
+
+
+def _inverse_cdf(p: Tensor, u: Tensor) -> Tensor:
+    """Classes [k, n, P] from uniform numbers [k, n, P] and probabilities [n, c, P]."""
+    cdf = p.double().cumsum(-2)
+    return (u[..., None, :] > cdf[None, :, :-1] / cdf[None, :, -1:]).sum(-2)
+
+
+class Weighted(Family):
+    """A user's square root: weights(outputs [n, c], labels) gives S [k, n, c] with H = sum_k s_k s_k^T."""
+
+    name = "user-supplied weights"
+
+    def __init__(self, shape: OutputShape, weights: Weighting, width: int) -> None:
+        super().__init__(shape)
+        self.weights, self._width = weights, width
+
+    @property
+    def width(self) -> int:  # noqa: D102
+        return self._width
+
+    def cotangents(self, z: Tensor, y: Tensor | None, draws: Tensor | None, ks: range) -> Tensor:  # noqa: D102
+        S = self.weights(z, y)
+        if not isinstance(S, Tensor) or S.dim() != 3 or S.shape[1:] != z.shape or len(S) != self._width:
+            got = list(S.shape) if isinstance(S, Tensor) else type(S).__name__
+            raise InputError(f"the weight function must give [k={self._width}, {len(z)}, {z.shape[1]}], got {got}")
+        return S.detach()[ks.start : ks.stop].to(z)
+
+
+class LossHessian(Family):
+    """H_i: Hessian of a user's loss (outputs [n, c], labels) -> [n], which must be convex in the outputs."""
+
+    name = "user-supplied loss"
+
+    def __init__(self, shape: OutputShape, loss: Weighting) -> None:
+        super().__init__(shape)
+        self.loss = loss
+
+    def hessians(self, z: Tensor, y: Tensor | None) -> Tensor:
+        """[n, c, c] by differentiating the sum of the losses twice."""
+        z = z.detach().requires_grad_()
+        with torch.enable_grad():
+            losses = self.loss(z, y)
+            if losses.shape != z.shape[:1]:
+                raise InputError(f"the loss must give one number per example [{len(z)}], got {list(losses.shape)}")
+            (g,) = torch.autograd.grad(losses.sum(), z, create_graph=True)
+            zero = torch.zeros_like(z)
+            cols = [
+                torch.autograd.grad(g[:, c].sum(), z, retain_graph=True, allow_unused=True)[0]
+                if g.requires_grad
+                else None
+                for c in range(z.shape[1])
+            ]
+        return torch.stack([zero if col is None else col for col in cols], -1).detach()
+
+    def cotangents(self, z: Tensor, y: Tensor | None, draws: Tensor | None, ks: range) -> Tensor:  # noqa: D102
+        values, U = torch.linalg.eigh(self.hessians(z, y).double())
+        if bool((values < -1e-5 * values.abs().max()).any()):
+            raise InputError("the loss is not convex in the outputs: its Gauss-Newton matrix has no square root")
+        S = (U * values.clamp_min(0).sqrt()[:, None]).movedim(-1, 0)
+        out: Tensor = S[ks.start : ks.stop].to(z)
+        return out
+
+    def apply(self, z: Tensor, y: Tensor | None, draws: Tensor | None, u: Tensor) -> Tensor:  # noqa: D102
+        return torch.einsum("ncd,nd->nc", self.hessians(z, y), u)
+
+
+EXACT: dict[str, type[Family]] = {"categorical": Categorical, "bernoulli": Bernoulli, "gaussian": Gaussian}
+
+
+def likelihood_family(likelihood: str, estimator: str, samples: int, shape: OutputShape) -> Family:
+    """The family of a likelihood and an estimator of the expectation over labels."""
+    if likelihood not in EXACT:
+        raise InputError(f"likelihood={likelihood!r}: choose {', '.join(EXACT)}, or give a function of the outputs")
+    base = EXACT[likelihood](shape)
+    if estimator == "exact":
+        return base
+    if estimator not in {"monte-carlo", "empirical"}:
+        raise InputError(f"estimator={estimator!r}: choose exact, monte-carlo or empirical")
+    return Score(base, samples if estimator == "monte-carlo" else None)
+
+
+def loss_family(loss: str | Weighting, shape: OutputShape) -> Family:
+    """The family of the Gauss-Newton matrix of a loss as torch computes it with reduction="mean"."""
+    if callable(loss):
+        return LossHessian(shape, loss)
+    if loss == "ce":
+        return Categorical(shape, 1.0 / shape.positions)
+    if loss == "bce":
+        return Bernoulli(shape, 1.0 / shape.total)
+    if loss == "mse":
+        return Gaussian(shape, 2.0 / shape.total)
+    raise InputError(f"loss={loss!r}: choose ce, bce, mse, or give a function (outputs [n, c], labels) -> [n]")
+
+
+def checked_labels(likelihood: str, y: Tensor | None, n: int, shape: OutputShape) -> Tensor:
+    """Labels [n, positions] (categorical) or targets [n, total], or an error that says what is wrong with them."""
+    if y is None:
+        raise InputError("this needs labels: give data as (x, y) or as batches (x, y)")
+    if not isinstance(y, Tensor):
+        raise InputError(f"labels must be a tensor, got {type(y).__name__}")
+    if y.dim() == 0 or len(y) != n:
+        raise InputError(f"{n} examples but labels of shape {list(y.shape)}")
+    if likelihood == "categorical":
+        if y.is_floating_point():
+            raise InputError(f"categorical labels are class indices (integers), got {y.dtype}")
+        if y.numel() != n * shape.positions:
+            raise InputError(f"labels of shape {list(y.shape)} do not fit {shape.positions} positions per example")
+        y = y.reshape(n, -1).long()
+        bad = (y != IGNORE) & ((y < 0) | (y >= shape.classes))
+        if bool(bad.any()):
+            i = int(bad.any(1).nonzero()[0])
+            raise InputError(f"label {int(y[bad][0])} of example {i} is not a class: the model has {shape.classes}")
+        return y
+    if y.numel() != n * shape.total:
+        raise InputError(f"targets of shape {list(y.shape)} do not fit outputs [{n}, {shape.total}]")
+    y = y.reshape(n, -1)
+    if not bool(torch.isfinite(y).all()):
+        raise InputError(f"target of example {int((~torch.isfinite(y).all(1)).nonzero()[0])} has a NaN or infinity")
+    if likelihood == "bernoulli" and bool(((y < 0) | (y > 1)).any()):
+        raise InputError("bernoulli labels must lie between 0 and 1")
+    return y

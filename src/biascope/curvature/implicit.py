@@ -1,0 +1,156 @@
+"""Implicit: nothing is stored. F v is a Jacobian-vector product, the outputs' Hessian, a vector-Jacobian product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from biascope.curvature.accumulate import Stream
+from biascope.curvature.contract import squared_norms
+from biascope.curvature.metric import Metric, Vector
+from biascope.curvature.plan import Plan, Unit
+from biascope.curvature.space import ParameterSpace
+from biascope.curvature.sums import DiagonalSum, build_pieces, mean_gradients
+from biascope.errors import InputError
+from biascope.jacobian import jacobian_vector
+from biascope.layers import MatrixFactor, leaves
+from biascope.linalg import Diagonal, cg, damped
+from biascope.linalg.eigenbasis import check_damping
+from biascope.linalg.operator import LinearOperator
+
+GRAM_BYTES = 2**30  # rows that are formed to get an exact Frobenius norm
+
+
+class ProductMetric(Metric):
+    """A metric known by its products only: what follows from them."""
+
+    def solve(
+        self,
+        v: Vector,
+        damping: float = 0.0,
+        mode: str = "exact",
+        preconditioner: Metric | LinearOperator | None = None,
+        tol: float | None = None,
+        max_iterations: int | None = None,
+    ) -> Any:
+        """(F + damping I)^-1 v by conjugate gradients.
+
+        Args:
+            v: a dict, flat [p] or a block [p, k].
+            damping: must be positive, unless F itself is positive definite.
+            mode: "exact".
+            preconditioner: another metric of the same network (its damped inverse is used), or an operator ~ F^-1.
+            tol: residual relative to ||v|| (1e-10 in float64, 1e-5 in float32).
+            max_iterations: products allowed.
+        """
+        check_damping(damping)
+        if mode != "exact":
+            raise self._cannot("factored damping")
+        X, back = self._columns(v, "solve")
+        if isinstance(preconditioner, Metric):
+            preconditioner = preconditioner.inverse(damping)
+        out = cg(damped(self, damping), X, preconditioner, tol=tol, max_iterations=max_iterations)
+        if not bool(out.converged.all()):
+            raise InputError(f"solve: {out.message}; give a larger damping, a preconditioner, or a looser tol")
+        return back(out.x)
+
+
+class ImplicitMetric(ProductMetric):
+    """(1/n) sum_i J_i^T H_i J_i by products over the data; sampled labels stay the same, so that it is linear.
+
+    Trace and diagonal are exact: one pass with the layer rules. So is the Frobenius norm while the
+    rows of J fit in memory; `estimate_frobenius_norm` gives an estimate with its standard error.
+    """
+
+    def __init__(
+        self, space: ParameterSpace, stream: Stream, units: list[Unit], plan: Plan, info: dict[str, Any], centred: bool
+    ) -> None:
+        super().__init__(space, plan, info)
+        self.stream, self.units = stream, units
+        stream.count()
+        self.means: Tensor | None = None
+        if centred:
+            means = torch.empty(space.size, stream.family.width, dtype=space.dtype, device=space.device)
+            for unit, M in mean_gradients(stream, units, space).items():
+                space.put(unit.names, M, means)
+            self.means = means
+
+    def _matmat(self, X: Tensor) -> Tensor:
+        f, family = self.stream.f, self.stream.family
+        out = torch.zeros_like(X)
+        columns = [self.space.unflatten(x) for x in X.T]
+        for inputs, y, draws in self.stream.batches():
+            params = leaves(f)
+            with torch.enable_grad():
+                rows = f(params, inputs)
+            z = rows.detach()
+            for j, v in enumerate(columns):
+                u = family.apply(z, y, draws, jacobian_vector(f, inputs, v))
+                grads = torch.autograd.grad(
+                    rows,
+                    list(params.values()),
+                    u,
+                    retain_graph=j < len(columns) - 1,
+                    allow_unused=True,
+                    materialize_grads=True,
+                )
+                out[:, j] += torch.cat([g.reshape(-1) for g in grads])
+        out /= self.stream.n
+        return out if self.means is None else out - self.means @ (self.means.T @ X)
+
+    def quadratic_form(self, v: Vector) -> Tensor:
+        """v^T F v from J v alone: a number, or [k] for a block."""
+        X, _ = self._columns(v, "quadratic_form")
+        f, family = self.stream.f, self.stream.family
+        total = torch.zeros(X.shape[1], dtype=self.dtype, device=self.device)
+        for inputs, y, draws in self.stream.batches():
+            with torch.no_grad():
+                z = f(f.params, inputs)
+            for j, x in enumerate(X.T):
+                u = jacobian_vector(f, inputs, self.space.unflatten(x))
+                total[j] += (u * family.apply(z, y, draws, u)).sum()
+        total /= self.stream.n
+        if self.means is not None:
+            total -= (self.means.T @ X).square().sum(0)
+        return total if isinstance(v, Tensor) and v.dim() == 2 else total[0]
+
+    def trace(self) -> Tensor:
+        """Exact, by one pass: sum of squared gradient norms, without forming gradients where a rule allows."""
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for chunk in self.stream.chunks([b for u in self.units for b in u.blocks]):
+            for factor in chunk.factors.values():
+                if isinstance(factor, MatrixFactor):
+                    total += squared_norms(factor)
+                else:
+                    total += factor.rows.square().sum(dtype=torch.float64)
+        total /= self.stream.n
+        if self.means is not None:
+            total -= self.means.square().sum(dtype=torch.float64)
+        return total.to(self.dtype)
+
+    def diagonal(self, chunk: int = 256) -> Tensor:
+        """Exact, by one pass with the layer rules."""
+        sums = [DiagonalSum(u, self.space) for u in self.units]
+        for part in self.stream.chunks([b for u in self.units for b in u.blocks]):
+            for s in sums:
+                s.add(part)
+        out = torch.empty(self.shape[0], 1, dtype=self.dtype, device=self.device)
+        for s in sums:
+            self.space.put(s.unit.names, s.finish(self.stream.n).diagonal()[:, None], out)
+        return out[:, 0] if self.means is None else out[:, 0] - self.means.square().sum(1)
+
+    def frobenius_norm(self) -> Tensor:
+        """Through the Gram matrix of the rows where these fit in memory, else estimated."""
+        rows = self.stream.n * self.stream.family.width
+        if rows * (self.shape[0] + rows) * self.dtype.itemsize > min(GRAM_BYTES, self.stream.limit // 2):
+            return super().frobenius_norm()
+        blocks = tuple(b for u in self.units for b in u.blocks)
+        unit = Unit(tuple(self.space.shapes), blocks, "lowrank", "")
+        (piece,) = build_pieces(self.stream, [unit], self.space, self.means is not None)
+        return piece.frobenius_squared().sqrt()
+
+    def jacobi(self, damping: float) -> LinearOperator:
+        """1 / (diag F + damping), a preconditioner for `solve`."""
+        return Diagonal(1.0 / (self.diagonal() + damping))

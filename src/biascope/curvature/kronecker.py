@@ -1,0 +1,296 @@
+"""KFAC and EKFAC pieces: Kronecker products and diagonals in a Kronecker eigenbasis, a pair per group.
+
+Inside, a layer's parameters are the homogeneous matrix V = [W | b] [o, i + 1], one per group g; under SUA the e kernel
+offsets of a convolution stay apart. All arrays are [g, e, o, i]-shaped in that order. (B (x) A) vec(V) = vec(B V A).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from biascope.curvature.pieces import Piece, powers
+from biascope.errors import InputError, UnsupportedError
+from biascope.linalg import fix_signs
+from biascope.linalg.eigenbasis import check_damping
+
+
+@dataclass(frozen=True)
+class Homogeneous:
+    """How the flat order [weight..., bias...] of a layer and [g, e, o, i] correspond."""
+
+    groups: int
+    d_out: int
+    d_in: int  # without the bias; under SUA the channels only
+    offsets: int = 1
+    bias: bool = False
+    input_major: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        return self.groups * self.d_out * (self.d_in * self.offsets + self.bias)
+
+    @property
+    def columns(self) -> int:
+        """Columns of V, with the bias's."""
+        return self.d_in + self.bias
+
+    def pack(self, X: Tensor) -> Tensor:
+        """[p, k] to V [k, g, e, o, i]."""
+        g, o, i, e = self.groups, self.d_out, self.d_in, self.offsets
+        W = X[: g * o * i * e].T
+        V = W.reshape(-1, g, i, o).mT[:, :, None] if self.input_major else W.reshape(-1, g, o, i, e).movedim(-1, 2)
+        if not self.bias:
+            return V
+        return torch.cat([V, X[g * o * i :].T.reshape(-1, g, 1, o, 1)], -1)
+
+    def unpack(self, V: Tensor) -> Tensor:
+        """V [k, g, e, o, i] to [p, k]."""
+        W = V[..., : self.d_in]
+        flat = (W[:, :, 0].mT if self.input_major else W.movedim(2, -1)).flatten(1)
+        return (torch.cat([flat, V[..., self.d_in].flatten(1)], 1) if self.bias else flat).T
+
+
+class KroneckerPiece(Piece):
+    """B (x) A per group: B [g, o, o]; A [g, i, i], or [g, i] where it is diagonal (embeddings)."""
+
+    kind = "kfac"
+
+    def __init__(self, names: tuple[str, ...], B: Tensor, A: Tensor, layout: Homogeneous) -> None:
+        super().__init__(names)
+        self.B, self.A, self.layout = B, A, layout
+        self.symmetric = True
+
+    @property
+    def size(self) -> int:  # noqa: D102
+        return self.layout.size
+
+    @property
+    def full(self) -> bool:
+        """Is A a matrix (not a diagonal)?"""
+        return self.A.dim() == 3
+
+    def matmat(self, X: Tensor) -> Tensor:  # noqa: D102
+        V = self.B[:, None] @ self.layout.pack(X)
+        return self.layout.unpack(V @ self.A.mT[:, None] if self.full else V * self.A[:, None, None])
+
+    def _outer(self, b: Tensor, a: Tensor) -> Tensor:
+        """b [g, o] and a [g, i] to [g, e, o, i]."""
+        return (b[:, :, None] * a[:, None, :])[:, None].expand(-1, self.layout.offsets, -1, -1)
+
+    def diagonal(self) -> Tensor:  # noqa: D102
+        a = self.A.diagonal(dim1=-2, dim2=-1) if self.full else self.A
+        return self.layout.unpack(self._outer(self.B.diagonal(dim1=-2, dim2=-1), a)[None])[:, 0]
+
+    def trace(self) -> Tensor:  # noqa: D102
+        a = self.A.diagonal(dim1=-2, dim2=-1).sum(-1) if self.full else self.A.sum(-1)
+        return self.layout.offsets * (self.B.diagonal(dim1=-2, dim2=-1).sum(-1) * a).sum()
+
+    def frobenius_squared(self) -> Tensor:  # noqa: D102
+        return self.layout.offsets * (self.B.square().sum((1, 2)) * self.A.square().flatten(1).sum(1)).sum()
+
+    @cached_property
+    def eigen(self) -> EigenPiece:
+        """The same operator, diagonal in its Kronecker eigenbasis."""
+        if not self.symmetric:
+            raise UnsupportedError("a product of two metrics is not symmetric: it can be multiplied, not decomposed")
+        s_B, U_B = batched_eigh(self.B)
+        s_A, U_A = batched_eigh(self.A) if self.full else (self.A, None)
+        return EigenPiece(self.names, U_B, U_A, self._outer(s_B, s_A), s_B, s_A, self.layout)
+
+    def eigenvalues(self) -> Tensor:  # noqa: D102
+        return self.eigen.eigenvalues()
+
+    def to_eigenbasis(self, X: Tensor) -> Tensor:  # noqa: D102
+        return self.eigen.to_eigenbasis(X)
+
+    def from_eigenbasis(self, X: Tensor) -> Tensor:  # noqa: D102
+        return self.eigen.from_eigenbasis(X)
+
+    def with_eigenvalues(self, s: Tensor) -> Piece:  # noqa: D102
+        return self.eigen.with_eigenvalues(s)
+
+    def damped_factors(self, damping: float) -> tuple[Tensor, Tensor]:
+        """B + sqrt(damping) / pi I and A + pi sqrt(damping) I with pi^2 = (tr A / d_in) / (tr B / d_out), per group."""
+        check_damping(damping)
+        a = (self.A.diagonal(dim1=-2, dim2=-1) if self.full else self.A).mean(-1)
+        b = self.B.diagonal(dim1=-2, dim2=-1).mean(-1)
+        pi = torch.where((a > 0) & (b > 0), (a / b).clamp_min(torch.finfo(a.dtype).tiny).sqrt(), 1.0)
+        root = sqrt(damping)
+        eye_B = torch.eye(self.B.shape[-1], dtype=a.dtype, device=a.device)
+        B = self.B + (root / pi)[:, None, None] * eye_B
+        if not self.full:
+            return B, self.A + root * pi[:, None]
+        eye_A = torch.eye(self.A.shape[-1], dtype=a.dtype, device=a.device)
+        return B, self.A + (root * pi)[:, None, None] * eye_A
+
+    def damped(self, damping: float, mode: str) -> Tensor:  # noqa: D102
+        if mode == "exact":
+            return self.invertible(self.eigenvalues() + damping)
+        return self._factored(damping).eigenvalues()
+
+    def _factored(self, damping: float) -> KroneckerPiece:
+        piece = KroneckerPiece(self.names, *self.damped_factors(damping), self.layout)
+        piece.invertible(piece.eigenvalues())
+        return piece
+
+    def solve(self, X: Tensor, damping: float, mode: str) -> Tensor:  # noqa: D102
+        if mode == "exact":
+            return self.eigen.solve(X, damping, "exact")
+        return self._factored(damping).eigen.solve(X, 0.0, "exact")
+
+    def inverse(self, damping: float, mode: str) -> Piece | None:  # noqa: D102
+        if mode == "exact":
+            return self.eigen.inverse(damping, "exact")
+        return self._factored(damping).power(-1.0, 0.0)
+
+    def sample(self, Z: Tensor, damping: float, mode: str) -> Tensor:  # noqa: D102
+        if mode == "exact":
+            return self.eigen.sample(Z, damping, "exact")
+        return self._factored(damping).eigen.sample(Z, 0.0, "exact")
+
+    def power(self, exponent: float, cutoff: float) -> Piece:
+        """B^e (x) A^e stays Kronecker; eigenvalues are left out factor by factor."""
+        E = self.eigen
+        b = torch.stack([powers(s, exponent, cutoff) for s in E.s_B])
+        a = torch.stack([powers(s, exponent, cutoff) for s in E.s_A])
+        B = (E.U_B * b[:, None]) @ E.U_B.mT
+        A = a if E.U_A is None else (E.U_A * a[:, None]) @ E.U_A.mT
+        return KroneckerPiece(self.names, B, A, self.layout)
+
+    def scale(self, c: float) -> Piece:  # noqa: D102
+        root = sqrt(abs(c))
+        return KroneckerPiece(self.names, (root if c >= 0 else -root) * self.B, root * self.A, self.layout)
+
+    def product(self, other: Piece) -> Piece | None:  # noqa: D102
+        if not isinstance(other, KroneckerPiece) or self.full != other.full or self.layout != other.layout:
+            return None
+        A = self.A @ other.A if self.full else self.A * other.A
+        piece = KroneckerPiece(self.names, self.B @ other.B, A, self.layout)
+        piece.symmetric = False
+        return piece
+
+    def arrays(self) -> dict[str, Tensor]:  # noqa: D102
+        return {"B": self.B, "A": self.A}
+
+    def header(self) -> dict[str, Any]:  # noqa: D102
+        return {"layout": asdict(self.layout), "symmetric": self.symmetric}
+
+    @classmethod
+    def load(cls, names: tuple[str, ...], arrays: dict[str, Tensor], header: dict[str, Any]) -> Piece:  # noqa: D102
+        piece = cls(names, arrays["B"], arrays["A"], Homogeneous(**header["layout"]))
+        piece.symmetric = header["symmetric"]
+        return piece
+
+
+class EigenPiece(Piece):
+    """diag(s) in the basis U_B (x) U_A (U_A None: the identity); s [g, e, o, i].
+
+    s_B, s_A are the Kronecker factors' eigenvalues the basis came with: the factored damping of deep nets uses them.
+    """
+
+    kind = "ekfac"
+
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        U_B: Tensor,
+        U_A: Tensor | None,
+        s: Tensor,
+        s_B: Tensor,
+        s_A: Tensor,
+        layout: Homogeneous,
+    ) -> None:
+        super().__init__(names)
+        self.U_B, self.U_A, self.s, self.s_B, self.s_A, self.layout = U_B, U_A, s, s_B, s_A, layout
+
+    @property
+    def size(self) -> int:  # noqa: D102
+        return self.layout.size
+
+    def rotate(self, V: Tensor, back: bool = False) -> Tensor:
+        """U_B^T V U_A, or U_B V U_A^T."""
+        U_B = self.U_B[:, None]
+        V = (U_B if back else U_B.mT) @ V
+        if self.U_A is None:
+            return V
+        return V @ (self.U_A.mT if back else self.U_A)[:, None]
+
+    def matmat(self, X: Tensor) -> Tensor:  # noqa: D102
+        V = self.rotate(self.layout.pack(X)) * self.s
+        return self.layout.unpack(self.rotate(V, back=True))
+
+    def diagonal(self) -> Tensor:  # noqa: D102
+        V = self.U_B.square()[:, None] @ self.s
+        return self.layout.unpack((V if self.U_A is None else V @ self.U_A.square().mT[:, None])[None])[:, 0]
+
+    def trace(self) -> Tensor:  # noqa: D102
+        return self.s.sum()
+
+    def eigenvalues(self) -> Tensor:  # noqa: D102
+        return self.s.flatten()
+
+    def to_eigenbasis(self, X: Tensor) -> Tensor:  # noqa: D102
+        return self.rotate(self.layout.pack(X)).flatten(1).T
+
+    def from_eigenbasis(self, X: Tensor) -> Tensor:  # noqa: D102
+        return self.layout.unpack(self.rotate(X.T.reshape(-1, *self.s.shape), back=True))
+
+    def with_eigenvalues(self, s: Tensor) -> Piece:  # noqa: D102
+        s = s.reshape(self.s.shape)
+        return EigenPiece(self.names, self.U_B, self.U_A, s, self.s_B, self.s_A, self.layout)
+
+    def damped(self, damping: float, mode: str) -> Tensor:
+        """Exact: s + damping. Factored: s + (s_B + r)(s_A + r) - s_B s_A with r = sqrt(damping), for deep nets."""
+        check_damping(damping)
+        s = self.s + damping
+        if mode == "factored":
+            s = s + sqrt(damping) * (self.s_B[:, None, :, None] + self.s_A[:, None, None, :])
+        return self.invertible(s.flatten())
+
+    def downdate(self, M: Tensor) -> Piece:  # noqa: D102
+        means = self.to_eigenbasis(M).square().sum(1)
+        return self.with_eigenvalues((self.eigenvalues() - means).clamp_min(0.0))
+
+    def scale(self, c: float) -> Piece:  # noqa: D102
+        return self.with_eigenvalues(c * self.s)
+
+    def _same_basis(self, other: Piece) -> bool:
+        if not isinstance(other, EigenPiece) or self.layout != other.layout:
+            return False
+        pairs = [(self.U_B, other.U_B), (self.U_A, other.U_A)]
+        return all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
+
+    def add(self, other: Piece) -> Piece | None:  # noqa: D102
+        return self.with_eigenvalues(self.s + other.s) if self._same_basis(other) else None  # type: ignore[attr-defined]
+
+    def product(self, other: Piece) -> Piece | None:  # noqa: D102
+        return self.with_eigenvalues(self.s * other.s) if self._same_basis(other) else None  # type: ignore[attr-defined]
+
+    def arrays(self) -> dict[str, Tensor]:  # noqa: D102
+        out = {"U_B": self.U_B, "s": self.s, "s_B": self.s_B, "s_A": self.s_A}
+        return out if self.U_A is None else out | {"U_A": self.U_A}
+
+    def header(self) -> dict[str, Any]:  # noqa: D102
+        return {"layout": asdict(self.layout)}
+
+    @classmethod
+    def load(cls, names: tuple[str, ...], arrays: dict[str, Tensor], header: dict[str, Any]) -> Piece:  # noqa: D102
+        a = arrays
+        return cls(names, a["U_B"], a.get("U_A"), a["s"], a["s_B"], a["s_A"], Homogeneous(**header["layout"]))
+
+
+def batched_eigh(S: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues [g, d] descending, clipped at 0, and vectors [g, d, d] of S [g, d, d], computed in float64."""
+    if not bool(torch.isfinite(S).all()):
+        raise InputError("a Kronecker factor holds NaN or infinity: the outputs or gradients overflowed")
+    values, U = torch.linalg.eigh(((S + S.mT) / 2).double())
+    values, U = values.flip(-1).clamp_min(0.0), U.flip(-1)
+    U = torch.stack([fix_signs(u) for u in U])
+    return values.to(S.dtype), U.to(S.dtype)

@@ -1,0 +1,180 @@
+"""One interface for every representation of a parameter-space metric."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from biascope.curvature.plan import Plan
+from biascope.curvature.space import ParameterSpace
+from biascope.errors import InputError, UnsupportedError
+from biascope.functional import Params
+from biascope.linalg import Eigenpairs, Estimate, diagonal, eigsh, frobenius_norm_squared, hutchinson
+from biascope.linalg.operator import LinearOperator
+
+Vector = Any  # a dict {name: tensor}, a flat vector [p] or a block [p, k]
+
+
+class Metric(LinearOperator):
+    """A symmetric matrix on parameter space, known in one of nine representations.
+
+    Vectors go in and come out in the same form: {name: tensor}, flat [p], or a block [p, k]. Flat vectors follow the
+    model's parameter order, weights row by row.
+
+    Attributes:
+        space: names and shapes of the parameters.
+        plan: what every parameter got, and why.
+        info: likelihood, number of examples, seed of the sampled labels.
+    """
+
+    def __init__(self, space: ParameterSpace, plan: Plan, info: dict[str, Any], symmetric: bool = True) -> None:
+        super().__init__((space.size, space.size), space.dtype, space.device, symmetric)
+        self.space, self.plan, self.info = space, plan, info
+
+    @property
+    def representation(self) -> str:
+        """Its name, such as "ekfac"."""
+        return self.plan.representation
+
+    def __repr__(self) -> str:
+        kinds: dict[str, int] = {}
+        for name, _, kind, _ in self.plan.rows:
+            kinds[kind] = kinds.get(kind, 0) + self.space.numel((name,))
+        parts = ", ".join(f"{kind} {count}" for kind, count in kinds.items())
+        return f"<{self.info.get('what', 'metric')} {self.representation} {self.shape[0]}x{self.shape[1]}: {parts}>"
+
+    def _expression(self) -> str:
+        return f"{self.info.get('what', 'metric')}[{self.representation}]"
+
+    # vectors in and out -----------------------------------------------------------------------------------------
+
+    def _columns(self, v: Vector, what: str) -> tuple[Tensor, Callable[[Tensor], Any]]:
+        """v as [p, k] and how to give a result back in v's form."""
+        if isinstance(v, dict):
+            return self.space.flatten(v)[:, None], lambda X: self.space.unflatten(X[:, 0])
+        if not isinstance(v, Tensor) or v.dim() not in (1, 2) or v.shape[0] != self.shape[0]:
+            got = list(v.shape) if isinstance(v, Tensor) else type(v).__name__
+            p = self.shape[0]
+            raise InputError(f"{what}: v must be a dict, flat [{p}] or a block [{p}, k], got {got}")
+        if v.dtype != self.dtype or v.device != self.device:
+            raise InputError(
+                f"{what}: v is {v.dtype} on {v.device}, the metric {self.dtype} on {self.device}: convert it with "
+                f".to({str(self.device)!r}, {self.dtype})"
+            )
+        if not bool(torch.isfinite(v).all()):
+            raise InputError(f"{what}: v has a NaN or infinity")
+        v = v.detach().as_subclass(Tensor)
+        return (v[:, None], lambda X: X[:, 0]) if v.dim() == 1 else (v, lambda X: X)
+
+    def __matmul__(self, v: Any) -> Any:
+        """F @ v in v's own form; F @ G for two metrics."""
+        if isinstance(v, LinearOperator):
+            return super().__matmul__(v)
+        X, back = self._columns(v, "F @ v")
+        return back(self._matmat(X))
+
+    def quadratic_form(self, v: Vector) -> Tensor:
+        """v^T F v: a number, or [k] for a block."""
+        X, _ = self._columns(v, "quadratic_form")
+        out = (X * self._matmat(X)).sum(0)
+        return out if isinstance(v, Tensor) and v.dim() == 2 else out[0]
+
+    # numbers ----------------------------------------------------------------------------------------------------
+
+    def frobenius_norm(self) -> Tensor:
+        """||F||_F."""
+        return self.estimate_frobenius_norm().value.to(self.dtype)
+
+    def spectral_norm(self) -> Tensor:
+        """Largest |eigenvalue|, by Lanczos unless the representation knows it."""
+        return eigsh(self, 1, which="LM").values[0].abs()
+
+    def estimate_trace(self, samples: int = 64, seed: int = 0) -> Estimate:
+        """tr F by random products, with its standard error."""
+        return hutchinson(self, samples, seed=seed)
+
+    def estimate_diagonal(self, samples: int = 64, seed: int = 0) -> Estimate:
+        """Diagonal [p] by random products, with its standard errors."""
+        return diagonal(self, samples, seed=seed)
+
+    def estimate_frobenius_norm(self, samples: int = 64, seed: int = 0) -> Estimate:
+        """||F||_F by random products, with its standard error (by the delta method)."""
+        e = frobenius_norm_squared(self, samples, seed=seed)
+        value = e.value.sqrt()
+        return Estimate(value, e.standard_error / (2 * value), e.samples, e.matvecs, e.seed)
+
+    # inverses ---------------------------------------------------------------------------------------------------
+
+    def solve(self, v: Vector, damping: float = 0.0, mode: str = "exact") -> Any:
+        """(F + damping I)^-1 v, in v's form."""
+        raise self._cannot("solve")
+
+    def inverse(self, damping: float = 0.0, mode: str = "exact") -> LinearOperator:
+        """(F + damping I)^-1: a metric where the representation is closed, else an operator that solves when used."""
+        return DampedInverse(self, damping, mode)
+
+    def power(self, exponent: float, cutoff: float = 0.0) -> Metric:
+        """F^e; for e < 0 the pseudo-inverse's power, without eigenvalues below `cutoff` times the largest."""
+        raise self._cannot("power")
+
+    def sample(
+        self, n: int, damping: float = 0.0, generator: torch.Generator | None = None, mode: str = "exact"
+    ) -> Tensor:
+        """n draws of N(0, (F + damping I)^-1), [n, p]."""
+        raise self._cannot("sample")
+
+    # the spectrum -----------------------------------------------------------------------------------------------
+
+    def eigh(self, k: int | None = None) -> Eigenpairs:
+        """The k largest eigenpairs (all that the representation holds if None)."""
+        if k is None:
+            raise self._cannot("eigh() of the whole spectrum (eigh(k) works)")
+        return eigsh(self, k)
+
+    def to_eigenbasis(self, v: Tensor) -> Tensor:
+        """Coordinates of v in the eigenbasis."""
+        raise self._cannot("to_eigenbasis")
+
+    def from_eigenbasis(self, v: Tensor) -> Tensor:
+        """Back from coordinates."""
+        raise self._cannot("from_eigenbasis")
+
+    # files ------------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> Path:
+        """Write to one file; `bs.load_curvature(path)` reads it."""
+        raise self._cannot("save")
+
+    def _cannot(self, what: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"{what} is not possible for representation={self.representation!r}; representation='dense', 'block', "
+            "'kfac', 'ekfac', 'diagonal' and 'lowrank' can"
+        )
+
+    def unflatten(self, v: Tensor) -> Params:
+        """Flat [p] to {name: tensor}, or [m, p] to {name: [m, *shape]}."""
+        return self.space.unflatten(v)
+
+
+class DampedInverse(LinearOperator):
+    """(F + damping I)^-1, solved when it meets a vector."""
+
+    def __init__(self, metric: Metric, damping: float, mode: str) -> None:
+        super().__init__(metric.shape, metric.dtype, metric.device, symmetric=True)
+        self.metric, self.damping, self.mode = metric, damping, mode
+
+    def __matmul__(self, v: Any) -> Any:
+        if isinstance(v, LinearOperator):
+            return super().__matmul__(v)
+        return self.metric.solve(v, self.damping, self.mode)
+
+    def _matmat(self, X: Tensor) -> Tensor:
+        out: Tensor = self.metric.solve(X, self.damping, self.mode)
+        return out
+
+    def _expression(self) -> str:
+        return f"({self.metric._expression()} + {self.damping:g} I)^-1"

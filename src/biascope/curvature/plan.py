@@ -1,0 +1,167 @@
+"""Which parameters get which representation, and why: the ladder, written down for the user.
+
+`kfac` and `ekfac` are ladders: Kronecker factors where a layer has them (linear, convolution, embedding, attention
+projections), an exact block for what is small, unit-wise arrows for large normalisation layers, a diagonal for the
+rest. No parameter is left out.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from biascope.curvature.space import ParameterSpace
+from biascope.errors import InputError
+from biascope.layers import Anatomy, Block
+from biascope.memory import readable
+
+BLOCK_LIMIT = 1024  # parameters up to which an exact block is cheap
+WHOLE = ("dense", "lowrank")
+LAYERWISE = ("diagonal", "block", "quasidiagonal", "kfac", "ekfac")
+REPRESENTATIONS = ("dense", "diagonal", "block", "quasidiagonal", "kfac", "ekfac", "lowrank", "implicit", "mixed")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Parameters that form one piece."""
+
+    names: tuple[str, ...]
+    blocks: tuple[Block, ...]
+    kind: str  # dense | diagonal | quasidiagonal | kfac | ekfac | lowrank
+    why: str
+    sharing: str = "expand"
+    sua: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every parameter got; `print(F.plan)` is a table."""
+
+    representation: str
+    rows: tuple[tuple[str, tuple[int, ...], str, str], ...]  # parameter, shape, representation, why
+
+    def __getitem__(self, name: str) -> str:
+        """The representation of one parameter."""
+        for row in self.rows:
+            if row[0] == name:
+                return row[2]
+        raise InputError(f"no parameter is called {name!r}")
+
+    def __str__(self) -> str:
+        lines = [f"{'parameter':<38} {'shape':<18} {'representation':<14} why"]
+        lines += [f"{name[-38:]:<38} {list(shape)!s:<18} {kind:<14} {why}" for name, shape, kind, why in self.rows]
+        return "\n".join(lines)
+
+
+def make_units(
+    found: Anatomy,
+    space: ParameterSpace,
+    representation: str | Mapping[str, str],
+    sharing: str,
+    sua: bool,
+    limit: int,
+) -> list[Unit]:
+    """The units of a representation, in the model's order."""
+    if sharing not in {"expand", "reduce"}:
+        raise InputError(f"sharing={sharing!r}: expand or reduce")
+    if representation in WHOLE:
+        unit = Unit(tuple(space.shapes), found.blocks, str(representation), "one matrix for everything")
+        _fits(unit, space, limit)
+        return [unit]
+    layers: dict[str, list[Block]] = {}
+    for b in found.blocks:
+        layers.setdefault(b.layer, []).append(b)
+    units: list[Unit] = []
+    used: set[str] = set()
+    for layer, blocks in layers.items():
+        wanted = _wanted(representation, layer, blocks, used)
+        units += _layer_units(blocks, space, wanted, sharing, sua)
+    if isinstance(representation, Mapping) and (unknown := set(representation) - used - {"*"}):
+        raise InputError(f"no layer, parameter or rule matches {sorted(unknown)[0]!r}; layers: {', '.join(layers)}")
+    for unit in units:
+        _fits(unit, space, limit)
+    return units
+
+
+def _wanted(representation: str | Mapping[str, str], layer: str, blocks: list[Block], used: set[str]) -> str:
+    if isinstance(representation, str):
+        return "ekfac" if representation == "mixed" else representation
+    kinds = {b.reason.split(" ")[0] for b in blocks}
+    keys = [layer, *(n for b in blocks for n in b.names)]
+    for pattern, choice in representation.items():
+        if choice not in LAYERWISE:
+            raise InputError(f"{pattern!r}: {choice!r} is not a layer's representation; choose {', '.join(LAYERWISE)}")
+        if pattern in kinds or any(fnmatch.fnmatchcase(key, pattern) for key in keys):
+            used.add(pattern)
+            return choice
+    return "ekfac"
+
+
+def _layer_units(blocks: list[Block], space: ParameterSpace, wanted: str, sharing: str, sua: bool) -> list[Unit]:
+    """Units of one layer."""
+    if wanted == "block":
+        return [Unit(_ordered(blocks, space), tuple(blocks), "dense", "exact block of the layer")]
+    if wanted == "diagonal":
+        return [Unit(b.names, (b,), "diagonal", "diagonal") for b in blocks]
+    units = []
+    pair = _affine_pair(blocks)
+    rest = [b for b in blocks if b not in pair]
+    for b in rest:
+        if wanted == "quasidiagonal":
+            arrow = b.kind == "matrix" and len(b.names) == 2
+            kind, why = ("quasidiagonal", "an arrow per unit") if arrow else ("diagonal", "no bias to go with it")
+            units.append(Unit(b.names, (b,), kind, why))
+        elif b.kind == "matrix":
+            units += _kronecker_units(b, wanted, sharing, sua)
+        elif b.numel <= BLOCK_LIMIT:
+            units.append(Unit(b.names, (b,), "dense", f"no Kronecker factors ({b.reason}); exact block"))
+        else:
+            units.append(Unit(b.names, (b,), "diagonal", f"no Kronecker factors ({b.reason}); too large for a block"))
+    if pair:
+        names = tuple(n for b in pair for n in b.names)
+        if wanted != "quasidiagonal" and space.numel(names) <= BLOCK_LIMIT:
+            units.append(Unit(names, tuple(pair), "dense", "normalisation layer; exact block"))
+        else:
+            units.append(Unit(names, tuple(pair), "quasidiagonal", "normalisation layer; scale and shift per unit"))
+    return units
+
+
+def _kronecker_units(b: Block, wanted: str, sharing: str, sua: bool) -> list[Unit]:
+    if sua and b.reason.startswith("conv rule"):  # the bias would be repeated at every kernel offset: it stands alone
+        bias = [Unit(b.names[1:], (b,), "dense", "bias of an SUA convolution; exact block")] if b.names[1:] else []
+        return [Unit(b.names[:1], (b,), wanted, f"{b.reason}, SUA", sharing, True), *bias]
+    assert b.sizes is not None
+    shared = b.sizes.positions > 1 and "embedding" not in b.reason
+    note = f", {sharing} over {b.sizes.positions} positions" if shared else ""
+    return [Unit(b.names, (b,), wanted, b.reason + note, "expand" if "embedding" in b.reason else sharing)]
+
+
+def _affine_pair(blocks: list[Block]) -> list[Block]:
+    """Scale and shift of a normalisation layer, if these are what the layer has."""
+    pair = [b for b in blocks if b.kind == "rows" and b.reason.startswith("affine rule")]
+    weights = [b for b in pair if b.names[0].endswith("weight")]
+    biases = [b for b in pair if b.names[0].endswith("bias")]
+    return [*weights, *biases] if len(weights) == len(biases) == 1 and weights[0].numel == biases[0].numel else []
+
+
+def _ordered(blocks: list[Block], space: ParameterSpace) -> tuple[str, ...]:
+    mine = {n for b in blocks for n in b.names}
+    return tuple(n for n in space.shapes if n in mine)
+
+
+def _fits(unit: Unit, space: ParameterSpace, limit: int) -> None:
+    p = space.numel(unit.names)
+    if unit.kind == "dense" and 2 * p * p * space.dtype.itemsize > limit:
+        raise InputError(
+            f"a dense matrix of {p} parameters ({', '.join(unit.names[:2])}{', ...' if unit.names[2:] else ''}) needs "
+            f"{readable(p * p * space.dtype.itemsize)}, the budget is {readable(limit)}: use representation='ekfac', "
+            "'diagonal' or 'implicit', or raise max_memory"
+        )
+
+
+def describe(units: list[Unit], space: ParameterSpace, representation: str) -> Plan:
+    """The plan of the units."""
+    of = {name: unit for unit in units for name in unit.names}
+    rows = tuple((name, shape, of[name].kind, of[name].why) for name, shape in space.shapes.items())
+    return Plan(representation, rows)

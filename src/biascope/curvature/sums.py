@@ -1,0 +1,323 @@
+"""Sums over the data, one class per kind of piece: `add` a chunk, `finish` to a piece."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from biascope.curvature.accumulate import Chunk, Stream
+from biascope.curvature.contract import (
+    cotangents,
+    gradient_rows,
+    operand,
+    pieces_of,
+    squared_cost,
+    squared_sums,
+    summed_rows,
+    token_gradients,
+)
+from biascope.curvature.kronecker import EigenPiece, Homogeneous, KroneckerPiece
+from biascope.curvature.lowrank import LowRankPiece
+from biascope.curvature.pieces import DensePiece, DiagonalPiece, Piece
+from biascope.curvature.plan import Unit
+from biascope.curvature.quasidiagonal import ArrowPiece
+from biascope.curvature.space import ParameterSpace
+from biascope.layers import MatrixFactor, RowsFactor
+from biascope.layers.rules import Conv
+
+
+class Sum:
+    """A running sum for one unit."""
+
+    def __init__(self, unit: Unit, space: ParameterSpace) -> None:
+        self.unit, self.space = unit, space
+
+    def zeros(self, *shape: int) -> Tensor:
+        """A zero tensor in the metric's precision."""
+        return torch.zeros(shape, dtype=self.space.dtype, device=self.space.device)
+
+    def rows(self, chunk: Chunk, step: int | None = None) -> list[Tensor]:
+        """Per-example gradients [k, b, p] of the unit, a few examples at a time."""
+        size = self.space.numel(self.unit.names)
+        step = step or max(1, 2**24 // max(1, size * len(chunk.ks)))
+        out = []
+        for s in range(0, chunk.n, step):
+            parts: dict[str, Tensor] = {}
+            for b in self.unit.blocks:
+                parts |= gradient_rows(chunk.factors[b.names], self.unit.names, slice(s, min(s + step, chunk.n)))
+            out.append(torch.cat([parts[name] for name in self.unit.names], -1))
+        return out
+
+    def matrix(self, chunk: Chunk) -> MatrixFactor:
+        """The one matrix factor of the unit."""
+        factor = chunk.factors[self.unit.blocks[0].names]
+        assert isinstance(factor, MatrixFactor)
+        return factor
+
+    def add(self, chunk: Chunk) -> None:
+        """Add some examples."""
+        raise AssertionError("a sum adds")
+
+    def finish(self, n: int) -> Piece:
+        """The piece, for n examples in all."""
+        raise AssertionError("a sum finishes")
+
+
+class DenseSum(Sum):
+    """sum g g^T."""
+
+    def __init__(self, unit: Unit, space: ParameterSpace) -> None:
+        super().__init__(unit, space)
+        p = space.numel(unit.names)
+        self.H = self.zeros(p, p)
+
+    def add(self, chunk: Chunk) -> None:  # noqa: D102
+        for rows in self.rows(chunk):
+            R = rows.flatten(0, 1)
+            self.H.addmm_(R.T, R)
+
+    def finish(self, n: int) -> Piece:  # noqa: D102
+        return DensePiece(self.unit.names, (self.H + self.H.T) / (2 * n))
+
+
+class LowRankSum(Sum):
+    """The rows themselves."""
+
+    def __init__(self, unit: Unit, space: ParameterSpace) -> None:
+        super().__init__(unit, space)
+        self.kept: list[Tensor] = []
+        self.owner: list[Tensor] = []
+
+    def add(self, chunk: Chunk) -> None:  # noqa: D102
+        for rows in self.rows(chunk, chunk.n):
+            self.kept.append(rows.flatten(0, 1))
+            self.owner.append(torch.tensor(chunk.ks).repeat_interleave(rows.shape[1]))
+
+    def finish(self, n: int) -> Piece:  # noqa: D102
+        owner = torch.cat(self.owner).to(self.space.device)
+        return LowRankPiece(self.unit.names, torch.cat(self.kept) / n**0.5, owner)
+
+
+class DiagonalSum(Sum):
+    """sum g * g."""
+
+    def __init__(self, unit: Unit, space: ParameterSpace) -> None:
+        super().__init__(unit, space)
+        self.d = {name: self.zeros(prod(space.shapes[name])) for name in unit.names}
+
+    def add(self, chunk: Chunk) -> None:  # noqa: D102
+        factor = chunk.factors[self.unit.blocks[0].names]
+        name = self.unit.names[0]
+        if isinstance(factor, RowsFactor):
+            self.d[name] += factor.rows.square().sum((0, 1))
+            return
+        z = factor.block.sizes
+        assert z is not None
+        if factor.is_embedding:
+            for s in pieces_of(factor, 2 * factor.k * z.d_out * z.positions):
+                tokens, g = token_gradients(factor, s)
+                self.d[name].view(z.d_in, z.d_out).index_add_(0, tokens, g.square().sum(0))
+            return
+        for s in pieces_of(factor, squared_cost(factor, False)):
+            total = squared_sums(cotangents(factor, s), factor.operand(s))
+            self.d[name] += (total.mT if factor.rules[0].input_major else total).flatten()
+        if factor.has_bias:
+            for j in range(factor.k):
+                self.d[self.unit.names[1]] += factor.bias_rows(j, slice(0, factor.n)).square().sum(0)
+
+    def finish(self, n: int) -> Piece:  # noqa: D102
+        return DiagonalPiece(self.unit.names, torch.cat([self.d[name] for name in self.unit.names]) / n)
+
+
+class ArrowSum(Sum):
+    """Diagonal, and the covariance of a unit's bias with its weights."""
+
+    def __init__(self, unit: Unit, space: ParameterSpace) -> None:
+        super().__init__(unit, space)
+        self.Db = self.zeros(space.numel(unit.names[1:]))
+        shape = (len(self.Db), space.numel(unit.names[:1]) // len(self.Db))
+        self.D, self.C = self.zeros(*shape), self.zeros(*shape)
+        self.form = {"input_major": False, "groups": 1}
+
+    def add(self, chunk: Chunk) -> None:  # noqa: D102
+        if len(self.unit.blocks) == 2:  # scale and shift of a normalisation layer
+            w, b = (chunk.factors[block.names] for block in self.unit.blocks)
+            assert isinstance(w, RowsFactor)
+            assert isinstance(b, RowsFactor)
+            self.D += w.rows.square().sum((0, 1))[:, None]
+            self.C += (w.rows * b.rows).sum((0, 1))[:, None]
+            self.Db += b.rows.square().sum((0, 1))
+            return
+        factor = self.matrix(chunk)
+        z = factor.block.sizes
+        assert z is not None
+        self.form = {"input_major": factor.rules[0].input_major, "groups": z.groups}
+        for s in pieces_of(factor, squared_cost(factor, False)):
+            A, G = factor.operand(s), cotangents(factor, s)
+            self.D += squared_sums(G, A).flatten(0, 1)
+            total = G.sum(-1)  # the bias's gradient [k, b, g, o]
+            cross = (G * total[..., None]).sum(0)  # [b, g, o, T], cotangents summed
+            self.C += (cross.permute(1, 2, 0, 3).flatten(2) @ A.permute(1, 0, 3, 2).flatten(1, 2)).flatten(0, 1)
+            self.Db += total.square().sum((0, 1)).flatten()
+
+    def finish(self, n: int) -> Piece:  # noqa: D102
+        form = self.form
+        return ArrowPiece(
+            self.unit.names, self.D / n, self.C / n, self.Db / n, bool(form["input_major"]), int(form["groups"])
+        )
+
+
+class KroneckerSum(Sum):
+    """A = mean over examples of sum_t a a^T, B = mean over positions of sum_k g g^T (expand).
+
+    With reduce, a is first averaged and g summed over the positions. Several uses of one weight count as more
+    positions. Under SUA, A is the channels' part of the patches' second moment: its nearest matrix A_c (x) I.
+    """
+
+    layout: Homogeneous
+
+    def __init__(self, unit: Unit, space: ParameterSpace) -> None:
+        super().__init__(unit, space)
+        self.A: Tensor | None = None
+        self.B: Tensor | None = None
+        self.positions = 0
+
+    def _begin(self, factor: MatrixFactor) -> None:
+        self.layout = homogeneous(factor, self.unit)
+        L = self.layout
+        self.A = self.zeros(L.groups, L.d_in) if factor.is_embedding else self.zeros(L.groups, L.columns, L.columns)
+        self.B = self.zeros(L.groups, L.d_out, L.d_out)
+
+    def add(self, chunk: Chunk) -> None:  # noqa: D102
+        factor = self.matrix(chunk)
+        if self.A is None or self.B is None:
+            self._begin(factor)
+        assert self.A is not None
+        assert self.B is not None
+        z, L = factor.block.sizes, self.layout
+        assert z is not None
+        reduce = self.unit.sharing == "reduce"
+        for s in pieces_of(
+            factor, z.groups * z.positions * (2 * z.d_in * (not factor.is_embedding) + 2 * factor.k * z.d_out)
+        ):
+            G = cotangents(factor, s)
+            if factor.is_embedding:
+                idx = factor.indices(s)
+                G = G * (idx >= 0)[None, :, None, None]
+                if chunk.first:
+                    self.A[0] += torch.bincount(idx[idx >= 0], minlength=L.d_in).to(self.A.dtype)
+                    self.positions += int((idx >= 0).sum())
+            elif chunk.first:
+                A = operand(factor, s, L.bias)
+                self.positions += len(A) * A.shape[-1]
+                if L.offsets > 1:
+                    A = offsets_apart(A, L).movedim(3, 0).flatten(0, 1) / L.offsets**0.5
+                if reduce:
+                    A = A.mean(-1, keepdim=True)
+                X = A.permute(1, 0, 3, 2).flatten(1, 2)  # [g, b T, i]
+                self.A.baddbmm_(X.mT, X)
+            if reduce:
+                G = G.sum(-1, keepdim=True)
+            Y = G.permute(2, 0, 1, 4, 3).flatten(1, 3)  # [g, k b T, o]
+            self.B.baddbmm_(Y.mT, Y)
+
+    def finish(self, n: int) -> KroneckerPiece:  # noqa: D102
+        assert self.A is not None
+        assert self.B is not None
+        count = n if self.unit.sharing == "reduce" else max(1, self.positions)
+        return KroneckerPiece(self.unit.names, self.B / count, self.A / n, self.layout)
+
+
+class EigenSum(Sum):
+    """EKFAC's scalings: mean of squared per-example gradients in the Kronecker eigenbasis."""
+
+    def __init__(self, unit: Unit, space: ParameterSpace, basis: EigenPiece) -> None:
+        super().__init__(unit, space)
+        self.basis = basis
+        L = basis.layout
+        self.s = self.zeros(L.groups, L.offsets, L.d_out, L.columns)
+
+    def add(self, chunk: Chunk) -> None:  # noqa: D102
+        factor, E = self.matrix(chunk), self.basis
+        z, L = factor.block.sizes, self.basis.layout
+        assert z is not None
+        if factor.is_embedding:
+            for s in pieces_of(factor, 4 * factor.k * z.d_out * z.positions):
+                tokens, g = token_gradients(factor, s)
+                self.s[0, 0].index_add_(1, tokens, (g @ E.U_B[0]).square().sum(0).T)
+            return
+        assert E.U_A is not None
+        for s in pieces_of(factor, 2 * squared_cost(factor, L.bias)):
+            A, G = operand(factor, s, L.bias), E.U_B.mT @ cotangents(factor, s)
+            if L.offsets > 1:
+                for e in range(L.offsets):  # the patches' entries at one kernel offset
+                    self.s[:, e] += squared_sums(G, E.U_A.mT @ offsets_apart(A, L)[:, :, :, e])
+            else:
+                self.s[:, 0] += squared_sums(G, E.U_A.mT @ A)
+
+    def finish(self, n: int) -> Piece:  # noqa: D102
+        return self.basis.with_eigenvalues(self.s / n)
+
+
+def offsets_apart(A: Tensor, L: Homogeneous) -> Tensor:
+    """Patches [b, g, c e, T] as [b, g, c, e, T]."""
+    return A.reshape(*A.shape[:2], L.d_in, L.offsets, A.shape[3])
+
+
+def homogeneous(factor: MatrixFactor, unit: Unit) -> Homogeneous:
+    """Layout of a matrix block's parameters."""
+    z, rule = factor.block.sizes, factor.rules[0]
+    assert z is not None
+    offsets = prod(rule.kernel) if unit.sua and isinstance(rule, Conv) else 1
+    return Homogeneous(z.groups, z.d_out, z.d_in // offsets, offsets, len(unit.names) == 2, rule.input_major)
+
+
+SUMS = {
+    "dense": DenseSum,
+    "diagonal": DiagonalSum,
+    "quasidiagonal": ArrowSum,
+    "lowrank": LowRankSum,
+    "kfac": KroneckerSum,
+    "ekfac": KroneckerSum,
+}
+
+
+def build_pieces(stream: Stream, units: list[Unit], space: ParameterSpace, centred: bool) -> list[Piece]:
+    """One pass over the data for all sums, a second for EKFAC's scalings (on the kept factors where they fit)."""
+    second = [u for u in units if u.kind == "ekfac"]
+    sums: list[Sum] = [SUMS[u.kind](u, space) for u in units]
+    blocks = list(dict.fromkeys(b for u in units for b in u.blocks))
+    for chunk in stream.chunks(blocks, keep=bool(second) or centred):
+        for total in sums:
+            total.add(chunk)
+    pieces = {total.unit: total.finish(stream.n) for total in sums}
+    if second:
+        scalings = []
+        for unit in second:
+            factors = pieces[unit]
+            assert isinstance(factors, KroneckerPiece)
+            scalings.append(EigenSum(unit, space, factors.eigen))
+        for chunk in stream.chunks(list(dict.fromkeys(b for u in second for b in u.blocks))):
+            for scaling in scalings:
+                scaling.add(chunk)
+        pieces |= {scaling.unit: scaling.finish(stream.n) for scaling in scalings}
+    if centred:
+        means = mean_gradients(stream, units, space)
+        pieces = {u: piece.downdate(means[u]) for u, piece in pieces.items()}
+    stream.forget()
+    return [pieces[u] for u in units]
+
+
+def mean_gradients(stream: Stream, units: list[Unit], space: ParameterSpace) -> dict[Unit, Tensor]:
+    """Mean over the examples of the gradient for every cotangent: {unit: [p, k]}."""
+    width = stream.family.width
+    totals = {u: torch.zeros(width, space.numel(u.names), dtype=space.dtype, device=space.device) for u in units}
+    for chunk in stream.chunks(list(dict.fromkeys(b for u in units for b in u.blocks))):
+        for u in units:
+            parts: dict[str, Tensor] = {}
+            for b in u.blocks:
+                parts |= summed_rows(chunk.factors[b.names], u.names)
+            totals[u][chunk.ks.start : chunk.ks.stop] += torch.cat([parts[name] for name in u.names], -1)
+    return {u: t.T / stream.n for u, t in totals.items()}
