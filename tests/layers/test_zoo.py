@@ -112,3 +112,18 @@ def test_the_module_is_left_alone() -> None:
         assert flags == [(p.requires_grad, p.grad is None) for p in model.parameters()]
         assert attributes == {n: set(vars(m)) for n, m in model.named_modules()}
         assert torch.backends.mha.get_fastpath_enabled()
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_one_batched_backward_pass_gives_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The route taken on GPUs, forced on the CPU: used where vmap can, and then right."""
+    import biascope.layers.blocks as blocks
+
+    monkeypatch.setattr(blocks, "_launch_bound", lambda device: True)
+    model, x, J0 = build(name)
+    J = bs.Jacobian(model, x, precision="float64")
+    if name in {"linear", "conv2d_groups", "vit_like", "layer_norm", "embedding", "conv_transpose2d"}:
+        assert J.anatomy.batched
+    assert error(J.to_dense(), J0) < tolerance(name)
+    K = bs.ntk(model, x, precision="float64")
+    assert error(K.tensor, torch.einsum("iap,jbp->iajb", J0, J0)) < tolerance(name)

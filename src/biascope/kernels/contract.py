@@ -28,38 +28,63 @@ LONG = 1 << 13  # float32 products longer than this are summed in pieces: one lo
 class Multiply:
     """Matrix products in a given precision, accumulated in the kernel's."""
 
-    precision: str = "float32"
-
     def __call__(self, X: Tensor, Y: Tensor) -> Tensor:
         """X [m, p] @ Y [n, p]^T, in at least float32."""
         if X.dtype == torch.bfloat16:
             if X.is_cuda:
                 return torch.mm(X, Y.mT, out_dtype=torch.float32)
             X, Y = X.float(), Y.float()  # same numbers, no bf16 units to use
-        p = X.shape[1]
-        if X.dtype == torch.float32 and p > LONG and min(len(X), len(Y)) < 64:
-            return self._pieces(X, Y)
+        p, small = X.shape[1], min(len(X), len(Y))
+        # thin products: in pieces, for digits; on a GPU also because one long product keeps few processors busy
+        if X.dtype == torch.float32 and p > LONG and (small < 64 or (X.is_cuda and len(X) * len(Y) < 2**21)):
+            return _pieces(X, Y)
         return X @ Y.mT
 
-    def _pieces(self, X: Tensor, Y: Tensor) -> Tensor:
-        p = X.shape[1]
-        q = p // LONG
-        head = q * LONG
-        Xp = X[:, :head].reshape(len(X), q, LONG).transpose(0, 1)
-        Yp = Y[:, :head].reshape(len(Y), q, LONG).transpose(0, 1)
-        out = (Xp @ Yp.mT).sum(0, dtype=torch.float64)
-        if head < p:
-            out += X[:, head:] @ Y[:, head:].mT
-        return out.to(X.dtype)
+
+def _pieces(X: Tensor, Y: Tensor) -> Tensor:
+    """X @ Y^T as a sum of products over LONG columns each."""
+    p = X.shape[1]
+    q = p // LONG
+    head = q * LONG
+    Xp = X[:, :head].reshape(len(X), q, LONG).transpose(0, 1)
+    Yp = Y[:, :head].reshape(len(Y), q, LONG).transpose(0, 1)
+    out = (Xp @ Yp.mT).sum(0, dtype=torch.float64)
+    if head < p:
+        out += X[:, head:] @ Y[:, head:].mT
+    return out.to(X.dtype)
+
+
+def _split(X: Tensor) -> tuple[Tensor, Tensor]:
+    """X = high + low, high exact in tf32: products of the parts on tensor cores keep 21 of float32's 24 bits."""
+    high = X.view(torch.int32).add(0x1000).bitwise_and_(-0x2000).view(torch.float32)
+    return high, X - high
+
+
+def _add_gram_split(K: Tensor, X: Tensor, Y: Tensor | None, mul: Multiply, workspace: int) -> None:
+    """K += X X^T (or X Y^T) in float32 accuracy from tf32 products: HH + HL + LH."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        rows = len(X) + (0 if Y is None else len(Y))
+        step = max(LONG, workspace // (8 * rows) // LONG * LONG)
+        for c in range(0, X.shape[1], step):
+            Xh, Xl = _split(X[:, c : c + step].contiguous())
+            if Y is None:
+                cross = mul(Xh, Xl)
+                K += mul(Xh, Xh) + (cross + cross.mT)
+            else:
+                Yh, Yl = _split(Y[:, c : c + step].contiguous())
+                K += mul(Xh, Yh) + (mul(Xh, Yl) + mul(Xl, Yh))
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def add_block(
     K: Tensor, one: Factor, two: Factor | None, outputs: str, method: str, workspace: int, mul: Multiply
 ) -> None:
     """Add a block's share to K in place; `two` is None for the symmetric kernel."""
-    if isinstance(one, RowsFactor):
-        _add_rows(K, one.rows, None if two is None else _rows(two), outputs, workspace, mul)
-    elif method == "gram":
+    assert isinstance(one, MatrixFactor)
+    if method == "gram":
         other = one if two is None else _matrix(two)
         if one.block.sizes is not None and one.block.sizes.positions == 1:
             _add_hadamard(K, one, other, two is None, outputs, workspace, mul)
@@ -67,11 +92,6 @@ def add_block(
             _add_positions(K, one, other, two is None, outputs, workspace, mul)
     else:
         _add_contracted(K, one, None if two is None else _matrix(two), outputs, workspace, mul)
-
-
-def _rows(x: Factor) -> Tensor:
-    assert isinstance(x, RowsFactor)
-    return x.rows
 
 
 def _matrix(x: Factor) -> MatrixFactor:
@@ -82,7 +102,14 @@ def _matrix(x: Factor) -> MatrixFactor:
 # ---------------------------------------------------------------------------------------------------- rows of J
 
 
-def _add_rows(K: Tensor, J1: Tensor, J2: Tensor | None, outputs: str, workspace: int, mul: Multiply) -> None:
+def small_rows(x: Factor, method: str) -> Tensor | None:
+    """Rows [k, n, p] that a block contributes directly: a small parameter, or the bias of a contracted weight."""
+    if isinstance(x, RowsFactor):
+        return x.rows
+    return x.all_bias_rows() if method == "contract" and x.has_bias else None
+
+
+def add_rows(K: Tensor, J1: Tensor, J2: Tensor | None, outputs: str, workspace: int, mul: Multiply) -> None:
     """K += J J^T from rows J [k, n, p]."""
     k = J1.shape[0]
     symmetric = J2 is None
@@ -90,6 +117,8 @@ def _add_rows(K: Tensor, J1: Tensor, J2: Tensor | None, outputs: str, workspace:
         X = J1.flatten(0, 1)
         Y = X if J2 is None else J2.flatten(0, 1)
         K2 = K.view(len(X), len(Y))
+        if X.is_cuda and X.dtype == torch.float32 and X.shape[1] >= 2 * LONG and K2.numel() < 2**24:
+            return _add_gram_split(K2, X, None if J2 is None else Y, mul, workspace)
         for r in _row_blocks(len(X), len(Y), symmetric, workspace, K.element_size()):
             first = r.start if symmetric else 0
             K2[r, first:] += mul(X[r], Y[first:])
@@ -104,7 +133,7 @@ def _add_rows(K: Tensor, J1: Tensor, J2: Tensor | None, outputs: str, workspace:
 
 def _row_blocks(rows: int, cols: int, symmetric: bool, workspace: int, item: int) -> Iterator[slice]:
     """Blocks of rows: a symmetric kernel skips what lies left of the block, about half of the work."""
-    step = max(64, -(-rows // 8)) if symmetric else rows
+    step = max(512 if rows > 512 else 64, -(-rows // 8)) if symmetric else rows
     step = max(1, min(step, workspace // (4 * item * cols)))  # a quarter of the workspace for the product
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
@@ -115,33 +144,29 @@ def _add_contracted(
 ) -> None:
     sizes = one.block.sizes
     assert sizes is not None
-    width = sizes.groups * (sizes.d_in + one.has_bias)  # columns per output channel of each group
+    width = sizes.groups * sizes.d_in  # columns per output channel of each group
     rows = one.k * (one.n + (two.n if two is not None else 0))
     step = max(1, min(sizes.d_out, workspace // max(1, 2 * rows * width * one.grads[0].element_size())))
     for o in range(0, sizes.d_out, step):
         out = slice(o, min(o + step, sizes.d_out))
         J1 = weight_slice(one, out, workspace)
-        _add_rows(K, J1, None if two is None else weight_slice(two, out, workspace), outputs, workspace, mul)
+        add_rows(K, J1, None if two is None else weight_slice(two, out, workspace), outputs, workspace, mul)
 
 
 def weight_slice(x: MatrixFactor, out: slice, workspace: int) -> Tensor:
-    """Per-example gradients of some output channels (and their bias) [k, n, columns]; columns in no special order."""
+    """Per-example weight gradients of some output channels [k, n, columns]; columns in no special order."""
     s = x.block.sizes
     assert s is not None
     width = out.stop - out.start
-    cols = s.groups * width * s.d_in
-    J = torch.empty(x.k, x.n, cols + x.has_bias * s.groups * width, dtype=x.grads[0].dtype, device=x.grads[0].device)
+    J = torch.empty(x.k, x.n, s.groups, width, s.d_in, dtype=x.grads[0].dtype, device=x.grads[0].device)
     per_example = s.groups * s.d_in * s.positions * J.element_size()
     step = max(1, min(x.n, workspace // max(1, 4 * per_example)))  # a quarter of the workspace for the patches
     for start in range(0, x.n, step):
         ex = slice(start, min(start + step, x.n))
         A = x.operand(ex).mT  # [b, groups, T, d_in]
         for j in range(x.k):
-            G = x.cotangent(j, ex)[:, :, out]
-            J[j, ex, :cols] = (G @ A).flatten(1)
-            if x.has_bias:
-                J[j, ex, cols:] = G.sum(-1).flatten(1)
-    return J
+            torch.matmul(x.cotangent(j, ex)[:, :, out], A, out=J[j, ex])
+    return J.flatten(2)
 
 
 # ------------------------------------------------------------------------------------------- Gram, one position
@@ -168,8 +193,8 @@ def _add_hadamard(
     """T = 1: K += AA o GG."""
     k, n1, n2 = one.k, one.n, two.n
     every1, every2 = slice(0, n1), slice(0, n2)
-    G1 = torch.stack([one.cotangent(j, every1)[:, 0, :, 0] for j in range(k)])  # [k, n, d_out]
-    G2 = G1 if one is two else torch.stack([two.cotangent(j, every2)[:, 0, :, 0] for j in range(k)])
+    G1 = one.cotangents(every1)[:, :, 0, :, 0]  # [k, n, d_out]
+    G2 = G1 if one is two else two.cotangents(every2)[:, :, 0, :, 0]
     item = _wide(G1.dtype).itemsize
     if outputs == "full":
         step = max(1, min(n1, workspace // (item * k * n2)))
@@ -224,24 +249,23 @@ def _add_pair(
     k = one.k
     AA = _input_gram(one, two, r, c, mul)
     b, d = r.stop - r.start, c.stop - c.start
-    G1 = [one.cotangent(j, r)[:, 0] for j in range(k)]  # each [b, d_out, T]
-    G2 = [two.cotangent(j, c)[:, 0] for j in range(k)]
-    T1, T2 = G1[0].shape[-1], G2[0].shape[-1]
-    wide = _wide(G1[0].dtype)
+    G1, G2 = one.cotangents(r)[:, :, 0], two.cotangents(c)[:, :, 0]  # [k, b, d_out, T]
+    T1, T2 = G1.shape[-1], G2.shape[-1]
+    wide = _wide(G1.dtype)
     if outputs != "full":
         AA = AA.view(b, T1, d, T2)
-        pairs = [(G1, G2)] if outputs == "trace" else [([x], [y]) for x, y in zip(G1, G2)]
-        for j, (xs, ys) in enumerate(pairs):
-            X = torch.cat([x.mT for x in xs], -1).reshape(b * T1, -1)
-            Y = torch.cat([y.mT for y in ys], -1).reshape(d * T2, -1)
+        groups = [slice(0, k)] if outputs == "trace" else [slice(j, j + 1) for j in range(k)]
+        for j, ks in enumerate(groups):
+            X = G1[ks].permute(1, 3, 0, 2).reshape(b * T1, -1)
+            Y = G2[ks].permute(1, 3, 0, 2).reshape(d * T2, -1)
             target = K[r, c] if outputs == "trace" else K[j, r, c]
             target += (mul(X, Y).view(b, T1, d, T2) * AA).sum((1, 3))
         return
     # H[i, j, (k, o), t'] = sum_t G_i[k, o, t] AA[it, jt'];  K[i, k, j, l] = sum_{o, t'} H[i, j, k, o, t'] G_j[l, o, t']
-    X = torch.stack(G1, 1).flatten(1, 2).to(wide)  # [b, k * d_out, T]
+    X = G1.transpose(0, 1).flatten(1, 2).to(wide)  # [b, k * d_out, T]
     H = X @ AA.view(b, T1, d * T2)  # [b, k * d_out, d * T']
     H = H.view(b, k, -1, d, T2).permute(3, 0, 1, 2, 4).reshape(d, b * k, -1)
-    Y = torch.stack(G2, 1).to(wide).flatten(2)  # [d, k, d_out * T']
+    Y = G2.transpose(0, 1).to(wide).flatten(2)  # [d, k, d_out * T']
     block = (H @ Y.mT).view(d, b, k, k)  # [j, i, k, l]
     K[:, r, :, c] += block.permute(2, 1, 3, 0)
     if both and c.stop > r.stop:  # the same pair seen from the other side; inside the row block both are computed

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import Functional, Inputs, ParamSelection, batch_size, functional, gather, take, tensors_of
-from biascope.kernels.contract import Multiply, add_block, mirror
+from biascope.kernels.contract import Multiply, add_block, add_rows, mirror, small_rows
 from biascope.kernels.kernel import Kernel
 from biascope.kernels.plan import Plan, make_plan
 from biascope.kernels.precision import arithmetic
@@ -163,11 +163,23 @@ class Job:
         for group in p.groups:
             factors = self.collect(group, one)
             others = None if two is None else self.collect(group, two)
-            for position, i in enumerate(group):
+            small: dict[str, list[tuple[Tensor, Tensor | None]]] = {}
+            for i in group:
                 b = p.blocks[i]
-                target = K if layers is None else layers[b.block.layer]
-                other = None if others is None else others[position]
-                add_block(target, factors[position], other, self.mode, b.method, p.workspace, mul)
+                name = "" if layers is None else b.block.layer
+                one_factor, two_factor = factors.pop(0), others.pop(0) if others else None  # freed when done
+                rows = small_rows(one_factor, b.method)
+                if rows is not None:
+                    other_rows = None if two_factor is None else small_rows(two_factor, b.method)
+                    small.setdefault(name, []).append((rows, other_rows))
+                if b.block.kind == "matrix":
+                    target = K if layers is None else layers[name]
+                    add_block(target, one_factor, two_factor, self.mode, b.method, p.workspace, mul)
+            for name, pieces in small.items():  # many small parameters, one product
+                target = K if layers is None else layers[name]
+                left = torch.cat([r for r, _ in pieces], -1)
+                right = None if two is None else torch.cat([r for _, r in pieces if r is not None], -1)
+                add_rows(target, left, right, self.mode, p.workspace, mul)
 
     def collect(self, group: tuple[int, ...], inputs: Inputs) -> list[Factor]:
         """One pass over some examples for a group of blocks."""

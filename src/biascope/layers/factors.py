@@ -18,7 +18,7 @@ from biascope.functional import Functional, Inputs, batch_size, take
 from biascope.layers.blocks import Anatomy, Block, leaves
 from biascope.layers.fallback import per_example_gradients
 from biascope.layers.record import Tape, record
-from biascope.layers.rows import use_rows
+from biascope.layers.rows import all_gradients, use_rows
 from biascope.layers.rules import Embedding, MatrixRule, matrix_rows
 
 
@@ -57,10 +57,22 @@ class MatrixFactor:
         parts = [r.cotangent(g[j, s]) for r, g in zip(self.rules, self.grads)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
+    def cotangents(self, s: slice) -> Tensor:
+        """G [k, b, groups, d_out, T] of some examples for all cotangents."""
+        parts = [r.cotangent(g[:, s].flatten(0, 1)) for r, g in zip(self.rules, self.grads)]
+        G = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        return G.reshape(self.k, -1, *G.shape[1:])
+
     def bias_rows(self, j: int, s: slice) -> Tensor:
-        """Per-example gradient of the folded bias [b, d_out * groups]."""
+        """Per-example gradient of the folded bias [b, d_out * groups] for cotangent j."""
         rows = [r.bias_rows(g[j, s]) for r, g in zip(self.rules, self.grads)]
         return rows[0] if len(rows) == 1 else torch.stack(rows).sum(0)
+
+    def all_bias_rows(self) -> Tensor:
+        """Per-example gradients of the folded bias [k, n, d_out * groups]."""
+        rows = [r.bias_rows(g.flatten(0, 1)) for r, g in zip(self.rules, self.grads)]
+        total = rows[0] if len(rows) == 1 else torch.stack(rows).sum(0)
+        return total.reshape(self.k, self.n, -1)
 
     @property
     def is_embedding(self) -> bool:
@@ -153,9 +165,12 @@ def collect(
                 )
             _check_finite(tape.rows, start, type(f.module).__name__)
             pieces.keep_inputs(tape, start, stop)
-            for j in range(k):
-                pieces.keep_gradients(tape, tape.gradients(cot[j], retain=j < k - 1), j, start, stop)
-            del tape
+            j = 0
+            for grads in all_gradients(tape, found, cot, last=True):
+                size = next((len(g) for g in grads if g is not None), 1)
+                pieces.keep_gradients(tape, grads, slice(j, j + size), slice(start, stop))
+                j += size
+            del tape, grads
         if fallback:
             rows = per_example_gradients(f, fallback, batch, cot)
             for name, r in rows.items():
@@ -202,15 +217,20 @@ class _Pieces:
                 self.inputs[i][start:stop] = a
             self.rules[i] = use.rule
 
-    def keep_gradients(self, tape: Tape, grads: list[Tensor | None], j: int, start: int, stop: int) -> None:
+    def keep_gradients(self, tape: Tape, grads: list[Tensor | None], j: slice, s: slice) -> None:
+        b, size = s.stop - s.start, j.stop - j.start
         for i in self.matrix:
             slot, g = self.found.slots[i], grads[i]
             assert slot is not None
-            g = torch.zeros(tape.uses[i].out_shape, dtype=self.f.dtype, device=self.f.device) if g is None else g
-            g = slot.output.example_major(g, stop - start)
+            if g is None:
+                g = torch.zeros(size, *tape.uses[i].out_shape, dtype=self.f.dtype, device=self.f.device)
+            g = slot.output.example_major_each(g, b)
+            if size == self.k and b == self.n and g.dtype == self.store:
+                self.grads[i] = g  # everything came at once
+                continue
             if i not in self.grads:
-                self.grads[i] = torch.empty(self.k, self.n, *g.shape[1:], dtype=self.store, device=g.device)
-            self.grads[i][j, start:stop] = g
+                self.grads[i] = torch.empty(self.k, self.n, *g.shape[2:], dtype=self.store, device=g.device)
+            self.grads[i][j, s] = g
         for b in self.blocks:
             if b.kind != "rows":
                 continue
@@ -220,7 +240,7 @@ class _Pieces:
                 if g is not None:
                     for role, owner in tape.uses[i].roles.items():
                         if owner == name:
-                            self.rows[name][j, start:stop] += use_rows(tape, self.found, i, role, g)
+                            self.rows[name][j, s] += use_rows(tape, self.found, i, role, g)
 
     def factors(self) -> list[Factor]:
         out: list[Factor] = []

@@ -49,6 +49,17 @@ class Tape:
         edges = [use.edge for use in self.uses]
         return list(torch.autograd.grad(self.rows, edges, cotangent, retain_graph=retain, allow_unused=True))
 
+    def batched_gradients(self, cotangents: Tensor) -> list[Tensor | None]:
+        """The same for k cotangents [k, n, c] in one vmapped backward pass: gradients [k, ...]."""
+        if not self.uses:
+            return []
+        edges = [use.edge for use in self.uses]
+        return list(
+            torch.autograd.grad(
+                self.rows, edges, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=True
+            )
+        )
+
 
 Handler = Callable[["Recorder", Any, tuple[Any, ...], dict[str, Any]], Any]
 HANDLERS: dict[Any, Handler] = {}

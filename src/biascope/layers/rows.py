@@ -11,20 +11,34 @@ from biascope.layers.record import Tape
 from biascope.layers.rules import MatrixRule
 
 
+def all_gradients(tape: Tape, found: Anatomy, cotangents: Tensor, last: bool = False) -> list[list[Tensor | None]]:
+    """Gradients at every use for k cotangents [k, n, c]: a list of pieces, each a list over uses of [k', ...].
+
+    One piece where a vmapped backward pass pays, else k pieces of one cotangent each.
+    """
+    if found.batched and len(cotangents) > 1:
+        return [tape.batched_gradients(cotangents)]
+    k = len(cotangents)
+    return [
+        [None if g is None else g[None] for g in tape.gradients(cotangents[j], retain=not last or j < k - 1)]
+        for j in range(k)
+    ]
+
+
 def use_rows(tape: Tape, found: Anatomy, index: int, role: str, g: Tensor) -> Tensor:
-    """Per-example gradient [n, p] of the parameter in `role` from one use; g in the model's layout."""
+    """Per-example gradients [k, n, p] of the parameter in `role` from one use; g [k, ...] in the model's layout."""
     use, slot = tape.uses[index], found.slots[index]
     assert slot is not None
     n = tape.rows.shape[0]
-    g = slot.output.example_major(g, n)
+    g = slot.output.example_major_each(g, n)
     a = None
     if use.input is not None and slot.input is not None and role == "weight":
         a = slot.input.example_major(use.input, n)
     if isinstance(use.rule, MatrixRule):
         if role == "bias":
-            return use.rule.bias_rows(g)
+            return use.rule.bias_rows(g.flatten(0, 1)).reshape(*g.shape[:2], -1)
         assert a is not None
-        return use.rule.weight_rows(a, g)
+        return torch.stack([use.rule.weight_rows(a, gj) for gj in g])
     return use.rule.rows(role, a, g, slot.output.dim)
 
 
@@ -48,10 +62,12 @@ def rows_of_tape(f: Functional, found: Anatomy, tape: Tape, cotangents: Tensor, 
         if name in wanted
     ]
     out = {name: torch.zeros(k, n, f.params[name].numel(), dtype=f.dtype, device=f.device) for name in names}
-    for j in range(k):
-        grads = tape.gradients(cotangents[j])
+    start = 0
+    for grads in all_gradients(tape, found, cotangents):
+        size = next((len(g) for g in grads if g is not None), 1)
         for i, role, name in places:
             g = grads[i]
             if g is not None:
-                out[name][j] += use_rows(tape, found, i, role, g)
+                out[name][start : start + size] += use_rows(tape, found, i, role, g)
+        start += size
     return out

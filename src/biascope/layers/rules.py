@@ -264,7 +264,10 @@ class RowRule:
     kind = "rows"
 
     def rows(self, role: str, a: Tensor | None, g: Tensor, dim: int) -> Tensor:
-        """Per-example gradient [n, p] of the parameter in `role`; `dim` is where the model itself keeps the batch."""
+        """Per-example gradients [k, n, p] from a [n, m, ...] and g [k, n, m, ...].
+
+        `role` says which parameter, `dim` where the model itself keeps the batch.
+        """
         raise AssertionError("a row rule gives its rows")
 
 
@@ -278,10 +281,9 @@ class Affine(RowRule):
 
     def rows(self, role: str, a: Tensor | None, g: Tensor, dim: int) -> Tensor:  # noqa: D102
         t = g if role == "bias" or a is None else g * a
-        n = t.shape[0]
-        if self.channels_first:  # [n, m, C, *spatial]
-            return t.reshape(n, t.shape[1], t.shape[2], -1).sum((1, 3))
-        return t.reshape(n, -1, prod(self.shape)).sum(1)
+        if self.channels_first:  # [k, n, m, C, *spatial]
+            return t.reshape(*t.shape[:4], -1).sum((2, 4))
+        return t.reshape(*t.shape[:2], -1, prod(self.shape)).sum(2)
 
 
 @dataclass(frozen=True)
@@ -293,11 +295,11 @@ class Broadcast(RowRule):
     kind = "broadcast"
 
     def rows(self, role: str, a: Tensor | None, g: Tensor, dim: int) -> Tensor:  # noqa: D102
-        t = g if a is None else g * a  # [n, m, ...]: put the batch back where the model had it, as m entries of one row
-        t = t.movedim(1, 1 + dim)
-        lead = t.dim() - 1 - len(self.shape)
+        t = g if a is None else g * a
+        t = t.movedim(2, 2 + dim)  # put the batch back where the model had it, as the m entries of one example
+        lead = t.dim() - 2 - len(self.shape)
         shape = (1,) * lead + self.shape
-        dims = [d + 1 for d, s in enumerate(shape) if s == 1 and t.shape[d + 1] != 1]
+        dims = [d + 2 for d, s in enumerate(shape) if s == 1 and t.shape[d + 2] != 1]
         if dims:
             t = t.sum(dims, keepdim=True)
-        return self.sign * t.reshape(t.shape[0], -1)
+        return self.sign * t.reshape(*t.shape[:2], -1)
