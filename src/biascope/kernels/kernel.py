@@ -125,7 +125,11 @@ class Kernel:
 
     def trace_ratios(self, ks: tuple[int, ...] = (40, 80, 160)) -> dict[int, float]:
         """Share of the trace in the top k eigenvalues, for several k."""
-        values = self.eigh().values.clamp_min(0)
+        if min(ks, default=1) < 1:
+            raise InputError(f"ks={ks}: every k must be at least 1")
+        values = self.eigh().values.double()
+        if not values.sum() > 0:
+            raise InputError("the kernel is zero: it has no trace to share")
         return {k: float(values[:k].sum() / values.sum()) for k in ks}
 
     # --------------------------------------------------------------------------------------------------- the task
@@ -134,19 +138,25 @@ class Kernel:
         """Centred kernel alignment (CKA) with labels or with another kernel, in [0, 1] for PSD kernels.
 
         Args:
-            other: class indices [n], targets [n, d] (or [n]), or a Kernel of the same shape.
+            other: class indices [n], targets [n, d] (or [n]), or a Kernel of the same shape. Integers are class indices
+                unless they are all -1 or +1, or the model has one output.
             centered: "per-output" (default), "global", or False for the uncentred alignment.
         """
         from biascope.kernels.alignment import alignment
 
-        return alignment(self, other, "per-output" if centered is True else centered)
+        return alignment(self, other, centered)
 
     def energy_concentration(self, y: Tensor, k: int, squared: bool = True) -> float:
-        """Share of the labels' energy in the top k eigenvectors: ||Phi_k y||^2 / ||y||^2 (or the norms' ratio)."""
-        from biascope.kernels.alignment import label_vector
+        """Share of the labels' energy in the top k eigenvectors: ||Phi_k y||^2 / ||y||^2 (or the norms' ratio).
 
-        vectors = self.eigh(k).vectors.double()
-        target = label_vector(self, y).to(vectors)
+        The paper prints a ratio of norms and calls it energy; squared is the default. Random labels give about k / N.
+        """
+        from biascope.kernels.alignment import label_columns
+
+        target = label_columns(self, y)
+        vectors = self.eigh(k).vectors.to(target)
+        if not target.any():
+            raise InputError("all targets are zero: they have no energy")
         share = float((vectors.mT @ target).square().sum() / target.square().sum())
         return share if squared else share**0.5
 

@@ -1,0 +1,144 @@
+"""One Jacobian, two spectra: eigenpairs of the metric F = J^T J / n from the kernel K = J J^T and back.
+
+F and K / n have the same non-zero eigenvalues; F v = lambda v and K u = n lambda u with v = J^T u / sqrt(n lambda) and
+u = J v / sqrt(n lambda). The smaller of the two matrices is decomposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from biascope.errors import InputError
+from biascope.functional import Params, ParamSelection
+from biascope.jacobian import Jacobian
+from biascope.kernels.ntk import ntk
+from biascope.kernels.precision import arithmetic
+from biascope.kernels.pullback import Stream, pull_back
+from biascope.kernels.system import system
+from biascope.linalg import FromFunction, eigsh, psd_eigh
+
+DENSE = 4000  # matrices up to this size are formed and decomposed; larger ones are reached by products
+
+
+@dataclass(frozen=True)
+class MetricEigenpairs:
+    """Eigenpairs of F = J^T J / n, the average over examples of the metric J(x)^T J(x), largest first.
+
+    Attributes:
+        values: [k] eigenvalues of F; those of K are n times these.
+        vectors: [p, k] parameter-space eigenvectors, orthonormal, in the order of the parameters.
+        functions: [n * c, k] eigenvectors of K, orthonormal, examples major.
+        side: what was decomposed: "kernel" or "metric".
+        n: number of examples.
+        shapes: {parameter: shape}.
+    """
+
+    values: Tensor
+    vectors: Tensor
+    functions: Tensor
+    side: str
+    n: int
+    shapes: dict[str, torch.Size]
+
+    def vector(self, j: int) -> Params:
+        """Eigenvector j as {parameter: tensor}."""
+        parts = torch.split(self.vectors[:, j], [s.numel() for s in self.shapes.values()])
+        return {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts)}
+
+
+def metric_eigenpairs(
+    model: nn.Module | Jacobian,
+    x: Any = None,
+    k: int | None = None,
+    params: ParamSelection = None,
+    output: Callable[[Any], Tensor] | None = None,
+    *,
+    precision: str = "float32",
+    side: str = "auto",
+    seed: int = 0,
+) -> MetricEigenpairs:
+    """Eigenpairs of the parameter-space metric and of the kernel, from whichever side is smaller.
+
+    Args:
+        model: a module (then x is needed), or a Jacobian.
+        x: the examples.
+        k: how many of the largest; all with a non-zero eigenvalue if None.
+        params: which parameters to differentiate.
+        output: how to get a tensor from what the model returns.
+        precision: "float32" or "float64".
+        side: "auto", "kernel" or "metric".
+        seed: of the Lanczos start, used where the smaller side has more than 4000 rows (k is needed then).
+
+    Example:
+        >>> pairs = metric_eigenpairs(nn.Linear(3, 1, bias=False), torch.eye(3)[:2] * 2)
+        >>> pairs.values, pairs.side
+        (tensor([2., 2.], dtype=torch.float64), 'kernel')
+    """
+    if isinstance(model, Jacobian):
+        if x is not None:
+            raise InputError("a Jacobian has its examples already: leave x out")
+        J = model
+    else:
+        if x is None:
+            raise InputError("x is needed with a module")
+        J = Jacobian(model, x, params, output, precision, batch_size=256)
+    N, p = J.shape
+    if side not in {"auto", "kernel", "metric"}:
+        raise InputError(f"side={side!r}: choose 'auto', 'kernel' or 'metric'")
+    side = ("metric" if p < N else "kernel") if side == "auto" else side
+    size = N if side == "kernel" else p
+    if k is not None and not 1 <= k <= min(N, p):
+        raise InputError(f"k={k}: a Jacobian of shape {N} x {p} has between 1 and {min(N, p)} eigenpairs")
+    if size > DENSE and (k is None or k > size // 3):
+        raise InputError(f"the {side} has size {size}: say how many eigenpairs are wanted, k <= {size // 3}")
+    with arithmetic("float64" if J.dtype == torch.float64 else "float32"):
+        values, left = _decompose(J, side, k, size, seed)
+        floor = size * torch.finfo(J.dtype).eps * float(values[0])
+        rank = int((values > floor).sum())
+        if k is not None and k > rank:
+            raise InputError(f"k={k}, but only {rank} eigenvalues are not zero; the others have no dual vectors")
+        k = rank if k is None else k
+        values, left = values[:k], left[:, :k]
+        right = _pull(J, left) if side == "kernel" else J._matmat(left.to(J.dtype)).double()
+        right = right / values.sqrt()
+    vectors, functions = (right, left) if side == "kernel" else (left, right)
+    shapes = {name: q.shape for name, q in J.f.params.items()}
+    return MetricEigenpairs(values / J.n, vectors, functions, side, J.n, shapes)
+
+
+def _decompose(J: Jacobian, side: str, k: int | None, size: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Eigenpairs of J J^T or J^T J (no 1 / n), descending, float64."""
+    if size > DENSE:
+        assert k is not None
+        both = (lambda X: J._matmat(J._rmatmat(X))) if side == "kernel" else (lambda X: J._rmatmat(J._matmat(X)))
+        A = FromFunction(both, (size, size), dtype=J.dtype, device=J.device, symmetric=True)
+        pairs = eigsh(A, k, seed=seed)
+        if not bool(pairs.converged.all()):
+            raise InputError(f"Lanczos found {int(pairs.converged.sum())} of {k} eigenpairs; ask for fewer")
+        return pairs.values.double(), pairs.vectors.double()
+    if side == "kernel":
+        precision = "float64" if J.dtype == torch.float64 else "float32"
+        K = ntk(J.f.module, J.data, precision=precision, params=list(J.f.params), output=J.f.output)
+        sys = system(K)
+        return sys.values, sys.vectors
+    F = torch.zeros(size, size, dtype=torch.float64, device=J.device)
+    eye = torch.eye(J.c, dtype=J.dtype, device=J.device)
+    for s, inputs in J._batches():
+        rows = J._dense(inputs, eye[:, None].expand(J.c, s.stop - s.start, J.c)).flatten(0, 1).double()
+        F += rows.mT @ rows
+    return psd_eigh(F)
+
+
+def _pull(J: Jacobian, U: Tensor) -> Tensor:
+    """J^T U [p, k], one forward pass per batch."""
+    cot = U.mT.reshape(U.shape[1], J.n, J.c)
+
+    def cotangents(s: slice, _: Tensor | None) -> Iterator[Tensor]:
+        yield from cot[:, s]
+
+    return pull_back(Stream(J.f, J.data, J.batch_size).survey(), U.shape[1], cotangents).mT

@@ -1,0 +1,271 @@
+"""Alignment of the tangent kernel with labels, without ever forming the kernel.
+
+The numerator is exact: y^T K y = ||J^T y||^2, one backward pass per batch. The norm is sampled: for independent random
+signs u, w the number u^T K w has mean square ||K||_F^2, and u^T K w = <J^T u, J^T w>. So m probes, pulled back once
+each, give m (m - 1) / 2 pairs, for the whole network and for every layer alike. Centring K is centring y, u and w.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from biascope.errors import InputError
+from biascope.functional import ParamSelection, functional
+from biascope.kernels.alignment import centring, targets
+from biascope.kernels.precision import arithmetic
+from biascope.kernels.pullback import Stream, group_size, layer_columns, pull_back
+from biascope.layers import anatomy
+from biascope.seeds import generator
+
+
+@dataclass(frozen=True)
+class LabelAlignment:
+    """How well labels align with a tangent kernel; the labels are centred as `centring` says ("" for not at all).
+
+    Attributes:
+        value: CKA, y^T K y / (||K||_F ||y||^2) of the centred kernel and labels.
+        standard_error: of the value, from the sketch of the norm; 0 where the norm is exact.
+        numerator: y^T K y, exact.
+        target_norm_squared: ||y||^2 = y^T y.
+        alpha: y^T K y / n^2 = || mean_i y_i df(x_i)/dtheta ||^2, the papers' alpha(f*) under the empirical measure.
+        alpha_normalized: y^T K y / y^T y; an eigenvector of K gives its eigenvalue.
+        frobenius: ||K||_F, estimated.
+        frobenius_standard_error: of ||K||_F.
+        samples: number of examples.
+        sketch: number of probes (n * c when exact).
+        seed: of the probes.
+        centring: "per-output", "global" or "".
+        layers: the same for the kernel of every layer, if asked for.
+    """
+
+    value: float
+    standard_error: float
+    numerator: float
+    target_norm_squared: float
+    alpha: float
+    alpha_normalized: float
+    frobenius: float
+    frobenius_standard_error: float
+    samples: int
+    sketch: int
+    seed: int
+    centring: str
+    layers: dict[str, LabelAlignment] = field(default_factory=dict, repr=False)
+
+    def __float__(self) -> float:
+        return self.value
+
+
+def label_alignment(
+    model: nn.Module,
+    x: Any,
+    y: Tensor | None = None,
+    centered: bool | str = True,
+    sketch: int = 64,
+    seed: int = 0,
+    params: ParamSelection = None,
+    by_layer: bool = False,
+    output: Callable[[Any], Tensor] | None = None,
+    *,
+    precision: str = "float32",
+    batch_size: int | None = None,
+) -> LabelAlignment:
+    """Centred alignment (CKA) of labels with the full tangent kernel of a model, in time linear in the data.
+
+    Memory is one batch, the parameters and a group of pulled-back probes (1 GiB at most, or two of them); the data are
+    read once without the model and then once per group of probes.
+
+    Args:
+        model: any nn.Module whose examples do not mix.
+        x: a tensor [n, ...], a dict, or a re-iterable of batches x or (x, y).
+        y: class indices [n] or targets [n, c]; None to take the labels of the batches.
+        centered: True or "per-output" (over examples, for every output), "global" (over all), or False.
+        sketch: number of probes for ||K||_F, at least 3. The relative standard error of the value is at most about
+            sqrt(2 / sketch), reached when one eigenvalue dominates. With sketch >= n * c the norm is exact.
+        seed: of the probes.
+        params: which parameters to differentiate.
+        by_layer: also give the alignment of every layer's kernel.
+        output: how to get a tensor from what the model returns.
+        precision: "float32" (a float64 module stays float64) or "float64"; sums are in float64 always.
+        batch_size: split larger batches into pieces of this size.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+        >>> result = label_alignment(net, torch.randn(40, 3), torch.randint(0, 2, (40,)), sketch=8)
+        >>> 0 < result.alpha, result.samples
+        (True, 40)
+    """
+    if sketch < 3:
+        raise InputError(f"sketch={sketch}: at least 3 probes are needed for a standard error")
+    kind = centring(centered)
+    f = functional(model, params, output, precision)
+    stream = Stream(f, x, batch_size)
+    labels = _Labels(stream, y, kind)
+    exact = stream.n * stream.outputs <= sketch
+    probes = _Probes(stream, stream.n * stream.outputs if exact else sketch, seed, kind, exact)
+    layer_of = {}
+    if by_layer:
+        assert stream.first is not None
+        layer_of = {name: b.layer for b in anatomy(f, stream.first).blocks for name in b.names}
+    columns = layer_columns(f, layer_of) if by_layer else {}
+    tops, norms = _Sums(), {name: _Pairs(exact) for name in ("", *columns)}
+    with arithmetic(precision):
+        for group, members in enumerate(probes.groups):
+            k = len(members) + (group == 0)
+
+            def cotangents(s: slice, batch_labels: Tensor | None, group: int = group) -> Iterator[Tensor]:
+                if group == 0:
+                    yield labels(s, batch_labels)
+                yield from probes(group, s)
+
+            G = pull_back(stream, k, cotangents)
+            if group == 0:
+                tops.take(G[0], columns)
+                G = G[1:]
+            for name, pairs in norms.items():
+                pairs.add(G[:, columns[name]] if name else G)
+
+    def result(name: str, layers: dict[str, LabelAlignment]) -> LabelAlignment:
+        top, yy = tops[name], labels.norm_squared
+        square, error = norms[name].estimate()
+        norm = math.sqrt(max(square, 0.0))
+        relative = 0.5 * error / square if square > 0 else math.nan
+        value = top / (norm * yy) if norm > 0 else math.nan
+        return LabelAlignment(
+            value,
+            value * relative,
+            top,
+            yy,
+            top / stream.n**2,
+            top / yy,
+            norm,
+            norm * relative,
+            stream.n,
+            probes.count,
+            seed,
+            kind,
+            layers,
+        )
+
+    return result("", {name: result(name, {}) for name in columns})
+
+
+class _Labels:
+    """The cotangent y of every piece, centred over the whole data."""
+
+    def __init__(self, stream: Stream, y: Tensor | None, kind: str) -> None:
+        self.y = y
+        self.stream = stream
+        if y is not None and stream.shuffles:
+            raise InputError(
+                "x is a DataLoader that shuffles, so y does not belong to it; leave y out to use its labels"
+            )
+        self.total, self.squares = torch.zeros((), dtype=torch.float64), 0.0
+        stream.survey(self._see)
+        n, c = stream.n, stream.outputs
+        if y is not None and len(y) != n:
+            raise InputError(f"y has {len(y)} labels for {n} examples")
+        self.mean = torch.zeros((), dtype=torch.float64)
+        if kind:
+            self.mean = self.total / n if kind == "per-output" else self.total.mean() / n
+        self.norm_squared = self.squares - n * float(self.mean.square().expand(c).sum())
+        if not self.norm_squared > 1e-12 * self.squares:
+            raise InputError("all labels are equal: after centring nothing is left to align with")
+
+    def _see(self, s: slice, labels: Tensor | None) -> None:
+        t = self._targets(s, labels)
+        self.total = self.total + t.sum(0)
+        self.squares += float(t.square().sum())
+
+    def _targets(self, s: slice, labels: Tensor | None) -> Tensor:
+        b, c = s.stop - s.start, self.stream.outputs
+        if self.y is not None:
+            if self.y.dim() == 0 or len(self.y) < s.stop:
+                got = len(self.y) if self.y.dim() else "no"
+                raise InputError(f"y has {got} labels, but x has at least {s.stop} examples")
+            mine = self.y[s]
+            same_kind = labels is not None and not labels.is_floating_point() and labels.shape == mine.shape
+            if same_kind and not torch.equal(labels.to(mine), mine):  # type: ignore[union-attr]
+                raise InputError(
+                    f"y differs from the labels that x itself gives for examples {s.start} to {s.stop - 1}"
+                )
+            labels = mine
+        if labels is None:
+            raise InputError("there are no labels: pass y, or an x that gives batches (x, y)")
+        t = targets(labels.detach().cpu(), b, c)
+        if t.shape[1] != c:
+            raise InputError(f"y has {t.shape[1]} columns, the model {c} outputs; give class indices [n] or [n, {c}]")
+        return t
+
+    def __call__(self, s: slice, labels: Tensor | None) -> Tensor:
+        return self._targets(s, labels) - self.mean
+
+
+class _Probes:
+    """Random signs [b, c] for every probe and piece, centred; drawn again whenever needed, never stored."""
+
+    def __init__(self, stream: Stream, count: int, seed: int, kind: str, exact: bool) -> None:
+        self.stream, self.count, self.seed, self.exact, self.kind = stream, count, seed, exact, kind
+        size = count if exact else group_size(stream.f, count)
+        parts = max(1, count // size)  # no group smaller than `size`: pairs live inside groups
+        self.groups = [list(range(i * count // parts, (i + 1) * count // parts)) for i in range(parts)]
+        self._means: dict[int, Tensor] = {}
+
+    def _draw(self, group: int, s: slice) -> Tensor:
+        shape = (len(self.groups[group]), s.stop - s.start, self.stream.outputs)
+        if self.exact:  # unit vectors: rows of J
+            flat = torch.zeros(shape[0], self.stream.n * shape[2], dtype=torch.float64).fill_diagonal_(1.0)
+            return flat.view(shape[0], self.stream.n, shape[2])[:, s]
+        gen = generator(self.seed, "label_alignment", group, s.start)
+        return torch.randint(0, 2, shape, generator=gen, dtype=torch.int8) * 2.0 - 1.0
+
+    def _mean(self, group: int) -> Tensor:
+        if group not in self._means:
+            total, start = torch.zeros(()), 0
+            for b in self.stream.sizes:
+                total = total + self._draw(group, slice(start, start + b)).sum(1)  # [m, c]
+                start += b
+            mean = total / self.stream.n
+            self._means = {group: (mean if self.kind == "per-output" else mean.mean(1, keepdim=True))[:, None]}
+        return self._means[group]
+
+    def __call__(self, group: int, s: slice) -> Iterator[Tensor]:
+        u = self._draw(group, s)
+        yield from u - self._mean(group) if self.kind else u
+
+
+class _Sums(dict[str, float]):
+    """||J^T y||^2, whole and by layer."""
+
+    def take(self, g: Tensor, columns: dict[str, Tensor]) -> None:
+        self[""] = float(g.square().sum())
+        self.update({name: float(g[cols].square().sum()) for name, cols in columns.items()})
+
+
+class _Pairs:
+    """||K||_F^2 as the mean of (u_i^T K u_j)^2 over pairs i != j, with a jackknife error over the probes."""
+
+    def __init__(self, exact: bool) -> None:
+        self.exact, self.rows, self.partners = exact, [], []  # type: ignore[var-annotated]
+
+    def add(self, G: Tensor) -> None:
+        S = (G @ G.mT).square()
+        rows = S.sum(1) if self.exact else S.sum(1) - S.diagonal()
+        self.rows += rows.tolist()
+        self.partners += [len(G) - 1] * len(G)
+
+    def estimate(self) -> tuple[float, float]:
+        rows = torch.tensor(self.rows, dtype=torch.float64)
+        if self.exact:
+            return float(rows.sum()), 0.0
+        partners = torch.tensor(self.partners, dtype=torch.float64)
+        without = (rows.sum() - 2 * rows) / (partners.sum() - 2 * partners)
+        m = len(rows)
+        error = ((m - 1) / m * (without - without.mean()).square().sum()).sqrt()
+        return float(rows.sum() / partners.sum()), float(error)

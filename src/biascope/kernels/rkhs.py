@@ -1,0 +1,93 @@
+"""How complex a target is for a kernel: its RKHS norm, the bound that needs no inverse, and what follows for errors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from biascope.errors import InputError
+from biascope.kernels.kernel import Kernel
+from biascope.kernels.system import as_matrix, system
+
+
+@dataclass(frozen=True)
+class RKHSNorm:
+    """Squared norm of the shortest function in the kernel's space that takes the values y on the examples.
+
+    Attributes:
+        squared: y^T K^+ y; equals ||theta - theta_0||^2 of the shortest weight change that interpolates y.
+        lower_bound: (y^T y)^2 / y^T K y = ||f||_2^4 / alpha(f) <= squared; equal for a single eigenfunction.
+        alpha: y^T K y / n^2.
+        condition: largest over smallest eigenvalue used; relative errors of K are amplified by up to this in `squared`.
+        rank: eigenvalues used.
+        outside: share of y's energy on eigenvectors with eigenvalue zero (up to rounding), which no function of the
+            space reaches: the true norm is infinite if this is not rounding itself.
+    """
+
+    squared: float
+    lower_bound: float
+    alpha: float
+    condition: float
+    rank: int
+    outside: float
+
+    @property
+    def value(self) -> float:
+        """The norm itself."""
+        return math.sqrt(self.squared)
+
+
+def rkhs_norm(K: Kernel | Tensor, y: Tensor, cutoff: float | None = None) -> RKHSNorm:
+    """RKHS norm of targets on the sample, with everything needed to judge whether it can be trusted.
+
+    Several columns are added up.
+
+    Args:
+        K: kernel K(x, x), [n, n] or full.
+        y: targets as for `kernel_regression`.
+        cutoff: eigenvalues up to cutoff times the largest count as zero (default: rounding).
+
+    Example:
+        >>> import torch
+        >>> rkhs_norm(torch.diag(torch.tensor([4.0, 1.0])), torch.tensor([2.0, 0.0])).squared
+        1.0
+    """
+    sys = system(K, cutoff)
+    energy = (sys.vectors.mT @ sys.columns(y)).square().sum(1)
+    total = float(energy.sum())
+    if not total > 0:
+        raise InputError("all targets are zero")
+    kept = sys.kept
+    top = float((sys.values * energy).sum())
+    return RKHSNorm(
+        squared=float((energy[kept] / sys.values[kept]).sum()),
+        lower_bound=total**2 / top if top > 0 else math.inf,
+        alpha=top / sys.n**2,
+        condition=sys.condition,
+        rank=int(kept.sum()),
+        outside=float(energy[~kept].sum()) / total,
+    )
+
+
+def generalization_bound(K: Kernel | Tensor, y: Tensor | None = None, norm_squared: float | None = None) -> float:
+    """sqrt(||f||_k^2 mean k(x, x) / n), the complexity term of R(f) <= R_hat(f) + O(this).
+
+    It equals (B / n) sqrt(tr K), the Rademacher bound of the ball of radius B = ||f||_k. The constant in O() depends on
+    the loss. The norm is that of the targets y unless given.
+
+    Example:
+        >>> import torch
+        >>> generalization_bound(torch.eye(4), norm_squared=1.0)
+        0.5
+    """
+    if (y is None) == (norm_squared is None):
+        raise InputError("give either y or norm_squared")
+    if norm_squared is None:
+        assert y is not None
+        norm_squared = rkhs_norm(K, y).squared
+    if not norm_squared >= 0:
+        raise InputError(f"norm_squared={norm_squared}: a number >= 0 is needed")
+    M, n, _ = as_matrix(K)
+    return math.sqrt(norm_squared * float(M.diagonal().double().sum())) / n
