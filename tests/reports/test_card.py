@@ -18,6 +18,7 @@ from biascope.reports.panels.input_geometry import (
     by_autograd,
     by_differences,
     gradients,
+    held_out_response,
     input_spectrum,
     mean_frequency,
     plan,
@@ -168,3 +169,13 @@ def test_names_are_escaped_on_the_page() -> None:
     page = card_page(made, [Panel("T", "read <b>", "mean <b>")], 1.0)
     assert "<i>net" not in page
     assert "read &lt;b&gt;" in page
+
+
+def test_held_out_response_has_no_bias_on_isotropic_noise() -> None:
+    """On noise the top eigenvalue is far above 1 (about 4 here); the held-out response is 1 within its error."""
+    sample = torch.randn(64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    response = held_out_response(sample)
+    assert input_spectrum(sample).values[0] > 3
+    assert response.n == 32
+    assert response.standard_error is not None
+    assert abs(response.value - 1) < 3 * response.standard_error

@@ -93,7 +93,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]], name: str, limit
         >>> "Download t.csv" in table(["a"], [[1]], "t")
         True
     """
-    head = tag("tr", join(tag("th", cell, scope="col") for cell in header))
+    numeric = [bool(rows) and _is_number(cell) for cell in (rows[0] if rows else header)]
+    names = zip(header, numeric)
+    head = tag("tr", join(tag("th", cell, scope="col", class_="number" if right else None) for cell, right in names))
     body = join(tag("tr", join(_cell(cell) for cell in row)) for row in rows[:limit])
     more = f"{len(rows) - limit} more rows are in the file. " if len(rows) > limit else ""
     grid = tag("div", tag("table", tag("thead", head), tag("tbody", body)), class_="scroll", tabindex=0)
@@ -102,9 +104,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]], name: str, limit
 
 
 def _cell(value: Any) -> Html:
-    if isinstance(value, float):
-        return tag("td", f"{value:.5g}", class_="number")
-    return tag("td", value, class_="number" if isinstance(value, int) and not isinstance(value, bool) else None)
+    text = f"{value:.5g}" if isinstance(value, float) else value
+    return tag("td", text, class_="number" if _is_number(value) else None)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def page(title: str, body: Iterable[object], subtitle: object = "", footer: object = "") -> str:
@@ -139,7 +144,7 @@ h2{font-size:1.25rem;margin:0 0 .4rem}
 .subtitle,.note,figcaption,footer{color:var(--soft);font-size:.92rem}
 section{background:var(--panel);border:1px solid var(--line);border-radius:10px;
 padding:1.1rem clamp(.8rem,2vw,1.6rem);margin:1.2rem 0}
-.columns{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,340px),1fr));gap:1.2rem;align-items:start}
+.columns>section{margin:0}.columns{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,340px),1fr));gap:1.2rem;align-items:start}
 .facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(130px,1fr));gap:.8rem;margin:.8rem 0;padding:0}
 .facts div{border-left:3px solid var(--accent);padding-left:.7rem}
 .facts dt{color:var(--soft);font-size:.85rem}
@@ -147,7 +152,7 @@ padding:1.1rem clamp(.8rem,2vw,1.6rem);margin:1.2rem 0}
 .read{color:var(--soft);max-width:75ch;margin:.2rem 0 .6rem}
 .meaning{border-left:3px solid var(--good);padding:.15rem 0 .15rem .8rem;max-width:75ch;margin:.6rem 0 1rem}
 .skipped{border-left-color:var(--line);color:var(--soft)}
-figure{margin:0;min-width:0}.drawing svg{width:100%;height:auto;max-width:620px;display:block}
+figure{margin:0;min-width:0}.drawing svg{width:100%;height:auto;max-width:560px;display:block}
 .drawing{color:var(--ink)}
 .pixels{width:100%;max-width:260px;aspect-ratio:1;image-rendering:pixelated;
 border:1px solid var(--line);background:#fff;display:block}
@@ -155,7 +160,7 @@ border:1px solid var(--line);background:#fff;display:block}
 .scroll{overflow-x:auto;max-width:100%}
 table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{text-align:left;padding:.35rem .7rem .35rem 0;border-bottom:1px solid var(--line);vertical-align:top}
-th{color:var(--soft);font-weight:600}td.number{text-align:right}
+th{color:var(--soft);font-weight:600}.number{text-align:right}
 a{color:var(--accent)}summary{cursor:pointer;color:var(--accent)}
 input[type=range]{width:100%;max-width:560px;accent-color:var(--accent);min-height:28px}
 code{font-family:ui-monospace,"DejaVu Sans Mono",monospace;font-size:.9em;overflow-wrap:anywhere}

@@ -8,6 +8,7 @@ from biascope.reports import figures
 from biascope.reports.html import Html, figure, join, page, table, tag
 from biascope.studies import Chart, Run, StudyResult, find, load_result
 from biascope.studies.files import write_text
+from biascope.studies.registry import PAPERS
 
 
 def write_study_page(path: str | Path) -> Path:
@@ -42,6 +43,9 @@ def study_page(run: Run, result: StudyResult, raw: dict[str, Any]) -> str:
     numbers = [(name, estimate.value, _or_empty(estimate.standard_error), _or_empty(estimate.n))
                for name, estimate in result.numbers.items()]  # fmt: skip
     options = [(key, str(value)) for key, value in run.config.get("options", {}).items()]
+    charts = [
+        tag("section", tag("h2", chart.title), chart_block(chart, f"f{i}")) for i, chart in enumerate(result.figures)
+    ]
     body = [
         tag(
             "section",
@@ -50,10 +54,7 @@ def study_page(run: Run, result: StudyResult, raw: dict[str, Any]) -> str:
             tag("p", result.measured, class_="meaning"),
             fact_list(facts),
         ),
-        *(
-            tag("section", tag("h2", chart.title), chart_block(chart, f"f{i}"))
-            for i, chart in enumerate(result.figures)
-        ),
+        tag("div", join(charts), class_="columns"),
         tag("section", tag("h2", "Numbers"), table(["quantity", "value", "standard error", "n"], numbers, "numbers")),
         tag(
             "section",
@@ -63,12 +64,13 @@ def study_page(run: Run, result: StudyResult, raw: dict[str, Any]) -> str:
         ),
     ]
     versions = ", ".join(f"{name} {run.environment[name]}" for name in ("biascope", "torch", "numpy", "python"))
-    return page(f"{study.name}: {study.summary}", body, f"Figure {study.figure}", f"Made with {versions}.")
+    title, paper = f"{study.name}: {study.summary.rstrip('.')}", f"{PAPERS[study.paper]}, figure {study.figure}"
+    return page(title, body, paper, f"Made with {versions}.")
 
 
 def chart_block(chart: Chart, prefix: str) -> Html:
     """A chart on a page: the drawing, its words, its numbers as a file."""
-    drawing = figures.inline_svg(figures.draw(chart, 4.4, 2.8), prefix)
+    drawing = figures.inline_svg(figures.draw(chart, 3.9, 2.6), prefix)
     rows = [
         (series.label, x, y, "" if series.error is None else series.error[i])
         for series in chart.series

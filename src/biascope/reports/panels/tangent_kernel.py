@@ -56,7 +56,7 @@ def _meaning(share: np.ndarray[Any, Any], rank: float, layers: dict[str, float])
 def _spectrum(values: np.ndarray[Any, Any]) -> Html:
     keep = values[values > values[0] * 1e-9]
     with figures.style():
-        drawing, axes = figures.new_figure(4.4, 2.8)
+        drawing, axes = figures.new_figure(3.9, 2.6)
         axes.plot(np.arange(1, len(keep) + 1), keep, "o-", color="C0")
         axes.set(xlabel="index", ylabel="eigenvalue", yscale="log")
     alt = f"Kernel eigenvalues fall from {keep[0]:.3g} to {keep[-1]:.3g} on a logarithmic axis."
@@ -67,7 +67,7 @@ def _layers(layers: dict[str, float], limit: int = 12) -> Html:
     top = sorted(layers, key=lambda name: layers[name], reverse=True)[:limit]
     shown = [name for name in layers if name in top]  # in the order of the network
     with figures.style():
-        drawing, axes = figures.new_figure(4.4, 2.8)
+        drawing, axes = figures.new_figure(3.9, 2.6)
         axes.barh(range(len(shown)), [layers[name] for name in shown], color="C2")
         axes.set_yticks(range(len(shown)), [name if len(name) < 28 else f"…{name[-27:]}" for name in shown])
         axes.invert_yaxis()
