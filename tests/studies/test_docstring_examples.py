@@ -12,7 +12,7 @@ ROOMS = (
     "biascope.cli",
     "biascope.seeds",
     "biascope.progress",
-    "biascope.geometry",
+    "biascope.geometry.pooling",
 )
 
 
