@@ -8,12 +8,11 @@ cotangents (the outputs asked for). Two ways, chosen per block by the planner:
   for T = 1 the Hadamard product of two Gram matrices. Cost ~ n^2 T^2 (d_in + k d_out).
 - **contract**: form per-example gradients of a slice of output channels and multiply: n k T p + n^2 k^2 p.
 
-Where x2 is None only what is needed of the symmetric kernel is computed; `mirror` fills the rest.
+Where x2 is None only pairs of examples i <= j are needed (whole blocks of them are computed); `mirror` fills the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -21,33 +20,30 @@ from torch import Tensor
 
 from biascope.layers import Factor, MatrixFactor, RowsFactor
 
-LONG = 1 << 13  # float32 products longer than this are summed in pieces: one long sum loses digits
-
 
 @dataclass(frozen=True)
 class Multiply:
-    """Matrix products in a given precision, accumulated in the kernel's."""
+    """Matrix products in a given precision, accumulated in at least float32 and without losing digits."""
 
     def __call__(self, X: Tensor, Y: Tensor) -> Tensor:
-        """X [m, p] @ Y [n, p]^T, in at least float32."""
+        """X [m, p] @ Y [n, p]^T."""
         if X.dtype == torch.bfloat16:
             if X.is_cuda:
                 return torch.mm(X, Y.mT, out_dtype=torch.float32)
             X, Y = X.float(), Y.float()  # same numbers, no bf16 units to use
-        p, small = X.shape[1], min(len(X), len(Y))
-        # thin products: in pieces, for digits; on a GPU also because one long product keeps few processors busy
-        if X.dtype == torch.float32 and p > LONG and (small < 64 or (X.is_cuda and len(X) * len(Y) < 2**21)):
-            return _pieces(X, Y)
-        return X @ Y.mT
+        p, piece = X.shape[1], 1024 if X.is_cuda else 8192
+        # One long float32 sum loses digits, and on a GPU keeps few processors busy; large kernels have neither problem
+        thin = (X.is_cuda or min(len(X), len(Y)) < 64) and len(X) * len(Y) <= 2**20
+        return _pieces(X, Y, piece) if X.dtype == torch.float32 and p > piece and thin else X @ Y.mT
 
 
-def _pieces(X: Tensor, Y: Tensor) -> Tensor:
-    """X @ Y^T as a sum of products over LONG columns each."""
+def _pieces(X: Tensor, Y: Tensor, piece: int) -> Tensor:
+    """X @ Y^T as a sum of products over `piece` columns each."""
     p = X.shape[1]
-    q = p // LONG
-    head = q * LONG
-    Xp = X[:, :head].reshape(len(X), q, LONG).transpose(0, 1)
-    Yp = Y[:, :head].reshape(len(Y), q, LONG).transpose(0, 1)
+    q = p // piece
+    head = q * piece
+    Xp = X[:, :head].reshape(len(X), q, piece).transpose(0, 1)
+    Yp = Y[:, :head].reshape(len(Y), q, piece).transpose(0, 1)
     out = (Xp @ Yp.mT).sum(0, dtype=torch.float64)
     if head < p:
         out += X[:, head:] @ Y[:, head:].mT
@@ -60,43 +56,38 @@ def _split(X: Tensor) -> tuple[Tensor, Tensor]:
     return high, X - high
 
 
-def _add_gram_split(K: Tensor, X: Tensor, Y: Tensor | None, mul: Multiply, workspace: int) -> None:
-    """K += X X^T (or X Y^T) in float32 accuracy from tf32 products: HH + HL + LH."""
+def _gram_split(X: Tensor, Y: Tensor | None, mul: Multiply, workspace: int) -> Tensor:
+    """X X^T (or X Y^T) in float32 accuracy from tf32 products: HH + HL + LH."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
         rows = len(X) + (0 if Y is None else len(Y))
-        step = max(LONG, workspace // (8 * rows) // LONG * LONG)
+        step = max(8192, workspace // (8 * rows) // 1024 * 1024)
+        total = torch.zeros(len(X), len(X) if Y is None else len(Y), dtype=X.dtype, device=X.device)
         for c in range(0, X.shape[1], step):
             Xh, Xl = _split(X[:, c : c + step].contiguous())
             if Y is None:
                 cross = mul(Xh, Xl)
-                K += mul(Xh, Xh) + (cross + cross.mT)
+                total += mul(Xh, Xh) + (cross + cross.mT)
             else:
                 Yh, Yl = _split(Y[:, c : c + step].contiguous())
-                K += mul(Xh, Yh) + (mul(Xh, Yl) + mul(Xl, Yh))
+                total += mul(Xh, Yh) + (mul(Xh, Yl) + mul(Xl, Yh))
+        return total
     finally:
         torch.set_float32_matmul_precision(before)
 
 
 def add_block(
-    K: Tensor, one: Factor, two: Factor | None, outputs: str, method: str, workspace: int, mul: Multiply
+    K: Tensor, one: MatrixFactor, two: MatrixFactor | None, outputs: str, method: str, workspace: int, mul: Multiply
 ) -> None:
-    """Add a block's share to K in place; `two` is None for the symmetric kernel."""
-    assert isinstance(one, MatrixFactor)
-    if method == "gram":
-        other = one if two is None else _matrix(two)
-        if one.block.sizes is not None and one.block.sizes.positions == 1:
-            _add_hadamard(K, one, other, two is None, outputs, workspace, mul)
-        else:
-            _add_positions(K, one, other, two is None, outputs, workspace, mul)
+    """Add a matrix block's share to K in place; `two` is None for the symmetric kernel."""
+    assert one.block.sizes is not None
+    if method == "contract":
+        _add_contracted(K, one, two, outputs, workspace, mul)
+    elif one.block.sizes.positions == 1:
+        _add_hadamard(K, one, two or one, two is None, outputs, workspace, mul)
     else:
-        _add_contracted(K, one, None if two is None else _matrix(two), outputs, workspace, mul)
-
-
-def _matrix(x: Factor) -> MatrixFactor:
-    assert isinstance(x, MatrixFactor)
-    return x
+        _add_positions(K, one, two or one, two is None, outputs, workspace, mul)
 
 
 # ---------------------------------------------------------------------------------------------------- rows of J
@@ -110,33 +101,33 @@ def small_rows(x: Factor, method: str) -> Tensor | None:
 
 
 def add_rows(K: Tensor, J1: Tensor, J2: Tensor | None, outputs: str, workspace: int, mul: Multiply) -> None:
-    """K += J J^T from rows J [k, n, p]."""
-    k = J1.shape[0]
-    symmetric = J2 is None
-    if outputs == "full":
-        X = J1.flatten(0, 1)
-        Y = X if J2 is None else J2.flatten(0, 1)
-        K2 = K.view(len(X), len(Y))
-        if X.is_cuda and X.dtype == torch.float32 and X.shape[1] >= 2 * LONG and K2.numel() < 2**24:
-            return _add_gram_split(K2, X, None if J2 is None else Y, mul, workspace)
-        for r in _row_blocks(len(X), len(Y), symmetric, workspace, K.element_size()):
-            first = r.start if symmetric else 0
-            K2[r, first:] += mul(X[r], Y[first:])
+    """K += J J^T from rows J [n, k, p]."""
+    symmetric, other = J2 is None, J1 if J2 is None else J2
+    (n1, k, p), n2 = J1.shape, len(other)
+    if outputs == "diagonal":
+        for j in range(k):
+            add_rows(K[j], J1[:, j : j + 1], None if J2 is None else J2[:, j : j + 1], "trace", workspace, mul)
         return
-    for j in range(k):
-        target = K if outputs == "trace" else K[j]
-        X, Y = J1[j], (J1 if J2 is None else J2)[j]
-        for r in _row_blocks(len(X), len(Y), symmetric, workspace, K.element_size()):
-            first = r.start if symmetric else 0
-            target[r, first:] += mul(X[r], Y[first:])
+    per = k if outputs == "full" else 1  # rows of the matrix per example
+    X, Y = (J1.flatten(0, 1), other.flatten(0, 1)) if outputs == "full" else (J1.flatten(1), other.flatten(1))
+    target = K.permute(1, 0, 3, 2) if outputs == "full" else K
+    if X.is_cuda and X.dtype == torch.float32 and p >= 8192 and 2**16 <= len(X) * len(Y) <= 2**22:
+        target += _gram_split(X, None if symmetric else Y, mul, workspace).view(target.shape)
+        return
+    step = max(1, min(_step(n1, per, symmetric), workspace // (4 * K.element_size() * len(Y) * per)))
+    for i in range(0, n1, step):
+        r = slice(i, min(i + step, n1))
+        first = i if symmetric else 0
+        block = mul(X[r.start * per : r.stop * per], Y[first * per :])
+        if outputs == "full":
+            target[r, :, first:] += block.view(r.stop - i, k, n2 - first, k)
+        else:
+            target[r, first:] += block
 
 
-def _row_blocks(rows: int, cols: int, symmetric: bool, workspace: int, item: int) -> Iterator[slice]:
-    """Blocks of rows: a symmetric kernel skips what lies left of the block, about half of the work."""
-    step = max(512 if rows > 512 else 64, -(-rows // 8)) if symmetric else rows
-    step = max(1, min(step, workspace // (4 * item * cols)))  # a quarter of the workspace for the product
-    for start in range(0, rows, step):
-        yield slice(start, min(start + step, rows))
+def _step(n: int, per: int, symmetric: bool) -> int:
+    """Examples per block of rows: a symmetric kernel skips what lies left of the block, about half of the work."""
+    return max(-(-64 // per), -(-n // 8)) if symmetric else n
 
 
 def _add_contracted(
@@ -154,18 +145,21 @@ def _add_contracted(
 
 
 def weight_slice(x: MatrixFactor, out: slice, workspace: int) -> Tensor:
-    """Per-example weight gradients of some output channels [k, n, columns]; columns in no special order."""
+    """Per-example weight gradients of some output channels [n, k, columns]; columns in no special order."""
     s = x.block.sizes
     assert s is not None
     width = out.stop - out.start
-    J = torch.empty(x.k, x.n, s.groups, width, s.d_in, dtype=x.grads[0].dtype, device=x.grads[0].device)
-    per_example = s.groups * s.d_in * s.positions * J.element_size()
+    J = torch.empty(x.n, x.k, s.groups, width, s.d_in, dtype=x.grads[0].dtype, device=x.grads[0].device)
+    per_example = s.groups * (s.d_in + x.k * width) * s.positions * J.element_size()
     step = max(1, min(x.n, workspace // max(1, 4 * per_example)))  # a quarter of the workspace for the patches
     for start in range(0, x.n, step):
         ex = slice(start, min(start + step, x.n))
+        G = x.cotangents(ex)[:, :, :, out].permute(1, 2, 0, 3, 4).flatten(2, 3)  # [b, groups, k * width, T]
         A = x.operand(ex).mT  # [b, groups, T, d_in]
-        for j in range(x.k):
-            torch.matmul(x.cotangent(j, ex)[:, :, out], A, out=J[j, ex])
+        if s.groups == 1:
+            torch.matmul(G, A, out=J[ex].view(len(G), 1, x.k * width, s.d_in))
+        else:
+            J[ex] = (G @ A).view(len(G), s.groups, x.k, width, s.d_in).transpose(1, 2)
     return J.flatten(2)
 
 
@@ -192,32 +186,23 @@ def _add_hadamard(
 ) -> None:
     """T = 1: K += AA o GG."""
     k, n1, n2 = one.k, one.n, two.n
-    every1, every2 = slice(0, n1), slice(0, n2)
-    G1 = one.cotangents(every1)[:, :, 0, :, 0]  # [k, n, d_out]
-    G2 = G1 if one is two else two.cotangents(every2)[:, :, 0, :, 0]
-    item = _wide(G1.dtype).itemsize
-    if outputs == "full":
-        step = max(1, min(n1, workspace // (item * k * n2)))
-        for s in range(0, n1, step):
-            r = slice(s, min(s + step, n1))
-            AA = _input_gram(one, two, r, every2, mul)
-            for j in range(k):
-                first = j if symmetric else 0
-                GG = mul(G1[j, r], G2[first:].flatten(0, 1)).view(len(AA), k - first, n2)
-                K[j, r, first:].addcmul_(GG, AA[:, None])
-        return
-    if outputs == "trace":
-        G1 = G1.transpose(0, 1).flatten(1)[None]
-        G2 = G1 if one is two else G2.transpose(0, 1).flatten(1)[None]
-    step = max(1, min(n1, workspace // (2 * item * n2)))
-    step = min(step, max(64, -(-n1 // 4))) if symmetric else step
+    G1 = one.cotangents(slice(0, n1))[:, :, 0, :, 0]  # [k, n, d_out]
+    G2 = G1 if one is two else two.cotangents(slice(0, n2))[:, :, 0, :, 0]
+    per = k * k if outputs == "full" else 1
+    step = max(1, min(n1, workspace // (2 * _wide(G1.dtype).itemsize * per * n2)))
+    step = min(step, max(32, -(-n1 // 8))) if symmetric else step
     for s in range(0, n1, step):
-        r = slice(s, min(s + step, n1))
-        c = slice(s if symmetric else 0, n2)
+        r, c = slice(s, min(s + step, n1)), slice(s if symmetric else 0, n2)
         AA = _input_gram(one, two, r, c, mul)
-        for j in range(len(G1)):
-            target = K[r, c] if outputs == "trace" else K[j, r, c]
-            target.addcmul_(mul(G1[j, r], G2[j, c]), AA)
+        X, Y = G1[:, r], G2[:, c]
+        if outputs == "full":
+            GG = mul(X.flatten(0, 1), Y.flatten(0, 1)).view(k, X.shape[1], k, Y.shape[1])
+            K[:, r, :, c].addcmul_(GG, AA[None, :, None])
+        elif outputs == "trace":
+            K[r, c].addcmul_(mul(X.transpose(0, 1).flatten(1), Y.transpose(0, 1).flatten(1)), AA)
+        else:
+            for j in range(k):
+                K[j, r, c].addcmul_(mul(X[j], Y[j]), AA)
 
 
 # -------------------------------------------------------------------------------------- Gram, several positions
@@ -231,21 +216,18 @@ def _add_positions(
     assert s is not None
     k, n1, n2, T, item = one.k, one.n, two.n, s.positions, _wide(one.grads[0].dtype).itemsize
     each = k * s.d_out if outputs == "full" else T
-    budget = max(1, workspace // (item * T * (T + 2 * each)))  # pairs of examples at a time
-    cols = max(1, min(n2, budget))
-    rows = max(1, min(n1, budget // cols))
+    pairs = max(1, workspace // (item * T * (T + 2 * each)))  # pairs of examples at a time
+    cols = max(1, min(n2, pairs))
+    rows = max(1, min(n1, pairs // cols))
     if symmetric:
         rows = min(rows, max(1, n1 // 4))
     for i in range(0, n1, rows):
         r = slice(i, min(i + rows, n1))
         for j in range(i if symmetric else 0, n2, cols):
-            c = slice(j, min(j + cols, n2))
-            _add_pair(K, one, two, r, c, outputs, mul, both=symmetric)
+            _add_pair(K, one, two, r, slice(j, min(j + cols, n2)), outputs, mul)
 
 
-def _add_pair(
-    K: Tensor, one: MatrixFactor, two: MatrixFactor, r: slice, c: slice, outputs: str, mul: Multiply, both: bool
-) -> None:
+def _add_pair(K: Tensor, one: MatrixFactor, two: MatrixFactor, r: slice, c: slice, outputs: str, mul: Multiply) -> None:
     k = one.k
     AA = _input_gram(one, two, r, c, mul)
     b, d = r.stop - r.start, c.stop - c.start
@@ -259,38 +241,33 @@ def _add_pair(
             X = G1[ks].permute(1, 3, 0, 2).reshape(b * T1, -1)
             Y = G2[ks].permute(1, 3, 0, 2).reshape(d * T2, -1)
             target = K[r, c] if outputs == "trace" else K[j, r, c]
-            target += (mul(X, Y).view(b, T1, d, T2) * AA).sum((1, 3))
+            target += mul(X, Y).view(b, T1, d, T2).mul_(AA).sum((1, 3))
         return
     # H[i, j, (k, o), t'] = sum_t G_i[k, o, t] AA[it, jt'];  K[i, k, j, l] = sum_{o, t'} H[i, j, k, o, t'] G_j[l, o, t']
     X = G1.transpose(0, 1).flatten(1, 2).to(wide)  # [b, k * d_out, T]
     H = X @ AA.view(b, T1, d * T2)  # [b, k * d_out, d * T']
     H = H.view(b, k, -1, d, T2).permute(3, 0, 1, 2, 4).reshape(d, b * k, -1)
     Y = G2.transpose(0, 1).to(wide).flatten(2)  # [d, k, d_out * T']
-    block = (H @ Y.mT).view(d, b, k, k)  # [j, i, k, l]
-    K[:, r, :, c] += block.permute(2, 1, 3, 0)
-    if both and c.stop > r.stop:  # the same pair seen from the other side; inside the row block both are computed
-        lo = max(c.start, r.stop)
-        K[:, lo : c.stop, :, r] += block[lo - c.start :].permute(3, 0, 2, 1)
+    K[:, r, :, c] += (H @ Y.mT).view(d, b, k, k).permute(2, 1, 3, 0)
 
 
-def mirror(K: Tensor, outputs: str) -> None:
-    """Fill the lower triangle of a symmetric kernel from the upper one, in place."""
-    if outputs == "full":
-        k, n = K.shape[:2]
-        _mirror(K.view(k * n, k * n))
-    elif outputs == "trace":
-        _mirror(K)
-    else:
+# ------------------------------------------------------------------------------------------------------ symmetry
+
+
+def mirror(K: Tensor, outputs: str, step: int = 1024) -> None:
+    """Fill the pairs i > j of a symmetric kernel from the pairs i < j, in place."""
+    if outputs == "diagonal":
         for Kj in K:
-            _mirror(Kj)
-
-
-def _mirror(K: Tensor, step: int = 1024) -> None:
-    n = len(K)
-    for start in range(0, n, step):
-        stop = min(start + step, n)
-        corner = K[start:stop, start:stop]
-        corner.copy_(corner.triu() + corner.triu(1).mT)
-        for other in range(stop, n, step):
-            end = min(other + step, n)
-            K[other:end, start:stop] = K[start:stop, other:end].mT
+            mirror(Kj, "trace", step)
+        return
+    full = outputs == "full"
+    V = K if full else K[None, :, None, :]  # [k, n, k, n]
+    n = V.shape[1]
+    for i in range(0, n, step):
+        r = slice(i, min(i + step, n))
+        corner = V[:, r, :, r]
+        upper = torch.ones(r.stop - i, r.stop - i, dtype=torch.bool, device=K.device).triu()
+        corner.copy_(torch.where(upper[None, :, None, :], corner, corner.permute(2, 3, 0, 1)))
+        for j in range(r.stop, n, step):
+            c = slice(j, min(j + step, n))
+            V[:, c, :, r] = V[:, r, :, c].permute(2, 3, 0, 1)

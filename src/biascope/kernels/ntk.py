@@ -17,7 +17,7 @@ from biascope.kernels.kernel import Kernel
 from biascope.kernels.plan import Plan, make_plan
 from biascope.kernels.precision import arithmetic
 from biascope.kernels.products import by_products
-from biascope.layers import Anatomy, Factor, anatomy, collect
+from biascope.layers import Anatomy, Factor, MatrixFactor, anatomy, collect
 from biascope.memory import budget as memory_budget
 
 
@@ -172,13 +172,14 @@ class Job:
                 if rows is not None:
                     other_rows = None if two_factor is None else small_rows(two_factor, b.method)
                     small.setdefault(name, []).append((rows, other_rows))
-                if b.block.kind == "matrix":
+                if isinstance(one_factor, MatrixFactor):
+                    assert two_factor is None or isinstance(two_factor, MatrixFactor)
                     target = K if layers is None else layers[name]
                     add_block(target, one_factor, two_factor, self.mode, b.method, p.workspace, mul)
             for name, pieces in small.items():  # many small parameters, one product
                 target = K if layers is None else layers[name]
-                left = torch.cat([r for r, _ in pieces], -1)
-                right = None if two is None else torch.cat([r for _, r in pieces if r is not None], -1)
+                left = torch.cat([r for r, _ in pieces], -1).transpose(0, 1)
+                right = None if two is None else torch.cat([r for _, r in pieces if r is not None], -1).transpose(0, 1)
                 add_rows(target, left, right, self.mode, p.workspace, mul)
 
     def collect(self, group: tuple[int, ...], inputs: Inputs) -> list[Factor]:

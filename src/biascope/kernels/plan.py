@@ -152,7 +152,9 @@ def make_plan(
     size = n1 * m * {"full": k * k, "trace": 1, "diagonal": k}[outputs] * item
     kernel_bytes = size if kernel_bytes is None else kernel_bytes
     room = int(0.85 * (budget - kernel_bytes))
-    per_example = found.activation_bytes + item * sum(b.block.output_numel for b in blocks)
+    at_once = k if found.batched or found.replicated else 1  # backward passes whose gradients are alive together
+    copies = k if found.replicated else 1
+    per_example = copies * found.activation_bytes + at_once * item * sum(b.block.output_numel for b in blocks)
     least = kernel_bytes + 4 * per_example + 2 * max(b.factor_bytes for b in blocks) * 2
     if room < 4 * per_example:
         raise InputError(
@@ -165,8 +167,7 @@ def make_plan(
     space = room - workspace - chunk * per_example
     tile = n1
     biggest = max(b.factor_bytes for b in blocks)
-    copies = 1 if symmetric else 2
-    if copies * n1 * biggest > space or (not symmetric and (n1 + m) * biggest > space):
+    if n1 * biggest > space or (not symmetric and (n1 + m) * biggest > space):
         unit = size // (n1 * m)
         tile = max(1, min(n1, int(space // (2 * biggest + 1))))
         while tile > 1 and 2 * tile * biggest + tile * tile * unit > space:

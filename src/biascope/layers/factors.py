@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from biascope.errors import UnsupportedError
-from biascope.functional import Functional, Inputs, batch_size, take
+from biascope.functional import Functional, Inputs, batch_size, map_inputs, take
 from biascope.layers.blocks import Anatomy, Block, leaves
 from biascope.layers.fallback import per_example_gradients
 from biascope.layers.record import Tape, record
@@ -120,6 +120,7 @@ class RowsFactor:
 
 
 Factor = MatrixFactor | RowsFactor
+REPLICATED = 4096  # examples times copies in one pass; above that a pass is no longer bound by kernel launches
 
 
 def collect(
@@ -156,14 +157,19 @@ def collect(
         batch = f.prepare(take(inputs, slice(start, stop)))
         cot = cotangents[:, None] if cotangents.dim() == 2 else cotangents[:, start:stop]
         cot = cot.to(f.device, f.dtype).expand(k, stop - start, -1)
-        if pieces.wanted:
+        if pieces.wanted and found.replicated and 1 < k * (stop - start) <= REPLICATED:
+            copies = map_inputs(batch, lambda t: t.repeat(k, *[1] * (t.dim() - 1)))
+            tape = record(f, leaves(f), copies)
+            _check_path(f, found, tape, start, stop)
+            pieces.keep_inputs(tape, start, stop, copies=k)
+            grads = tape.gradients(cot.reshape(-1, cot.shape[-1]), retain=False)
+            pieces.keep_gradients(
+                tape, [None if g is None else g[None] for g in grads], slice(0, k), slice(start, stop)
+            )
+            del tape, grads, copies
+        elif pieces.wanted:
             tape = record(f, leaves(f), batch)
-            if not found.matches(tape):
-                raise UnsupportedError(
-                    f"{type(f.module).__name__} takes another path on examples {start} to {stop - 1} than on the first "
-                    "ones (control flow that depends on the data); evaluate such examples in separate calls"
-                )
-            _check_finite(tape.rows, start, type(f.module).__name__)
+            _check_path(f, found, tape, start, stop)
             pieces.keep_inputs(tape, start, stop)
             j = 0
             for grads in all_gradients(tape, found, cot, last=True):
@@ -178,7 +184,13 @@ def collect(
     return pieces.factors()
 
 
-def _check_finite(rows: Tensor, start: int, who: str) -> None:
+def _check_path(f: Functional, found: Anatomy, tape: Tape, start: int, stop: int) -> None:
+    who, rows = type(f.module).__name__, tape.rows
+    if not found.matches(tape):
+        raise UnsupportedError(
+            f"{who} takes another path on examples {start} to {stop - 1} than on the first ones (control flow that "
+            "depends on the data); evaluate such examples in separate calls"
+        )
     if not bool(torch.isfinite(rows).all()):
         bad = start + int((~torch.isfinite(rows).all(1)).nonzero()[0])
         raise UnsupportedError(f"{who} returned NaN or infinity for example {bad}")
@@ -200,17 +212,17 @@ class _Pieces:
             b.names[0]: torch.zeros(k, n, b.numel, dtype=store, device=f.device) for b in blocks if b.kind != "matrix"
         }
 
-    def keep_inputs(self, tape: Tape, start: int, stop: int) -> None:
+    def keep_inputs(self, tape: Tape, start: int, stop: int, copies: int = 1) -> None:
         for i in self.matrix:
             use, slot = tape.uses[i], self.found.slots[i]
             assert slot is not None
             assert slot.input is not None
             assert use.input is not None
             assert isinstance(use.rule, MatrixRule)
-            a = slot.input.example_major(use.input, stop - start)
+            a = slot.input.example_major(use.input, copies * (stop - start))[: stop - start]
             dtype = self.store if a.is_floating_point() else a.dtype
             if stop - start == self.n:
-                self.inputs[i] = a.to(dtype)
+                self.inputs[i] = a.to(dtype, copy=copies > 1)  # do not keep the other copies alive
             else:
                 if i not in self.inputs:
                     self.inputs[i] = torch.empty(self.n, *a.shape[1:], dtype=dtype, device=a.device)
@@ -218,14 +230,17 @@ class _Pieces:
             self.rules[i] = use.rule
 
     def keep_gradients(self, tape: Tape, grads: list[Tensor | None], j: slice, s: slice) -> None:
-        b, size = s.stop - s.start, j.stop - j.start
+        count, size = s.stop - s.start, j.stop - j.start
+        n = tape.rows.shape[0]  # size * count where one pass went over copies of the examples
         for i in self.matrix:
             slot, g = self.found.slots[i], grads[i]
             assert slot is not None
             if g is None:
-                g = torch.zeros(size, *tape.uses[i].out_shape, dtype=self.f.dtype, device=self.f.device)
-            g = slot.output.example_major_each(g, b)
-            if size == self.k and b == self.n and g.dtype == self.store:
+                lead = size * count // n
+                g = torch.zeros(lead, *tape.uses[i].out_shape, dtype=self.f.dtype, device=self.f.device)
+            g = slot.output.example_major_each(g, n)
+            g = g.reshape(size, count, *g.shape[2:])
+            if size == self.k and count == self.n and g.dtype == self.store:
                 self.grads[i] = g  # everything came at once
                 continue
             if i not in self.grads:
@@ -240,7 +255,8 @@ class _Pieces:
                 if g is not None:
                     for role, owner in tape.uses[i].roles.items():
                         if owner == name:
-                            self.rows[name][j, s] += use_rows(tape, self.found, i, role, g)
+                            rows = use_rows(tape, self.found, i, role, g)
+                            self.rows[name][j, s] += rows.reshape(size, count, -1)
 
     def factors(self) -> list[Factor]:
         out: list[Factor] = []
