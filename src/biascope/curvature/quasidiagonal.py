@@ -2,6 +2,8 @@
 
 For unit o the matrix on (b_o, W_o1, W_o2, ...) is [[D_b, C^T], [C, diag D]]. Everything is in closed form. With one
 weight per unit (a normalisation layer's scale and shift) the arrow is the whole 2 x 2 block: the unit-wise form.
+Leaving out the covariances among weights can make an arrow indefinite: `solve` is then still the exact solution, but
+no descent direction is promised; damping repairs it.
 """
 
 from __future__ import annotations
@@ -67,12 +69,9 @@ class ArrowPiece(Piece):
             raise InputError(f"the metric of {self.names[0]} is singular: weights with zero diagonal; give damping > 0")
         schur = self.Db + damping - (self.C.square() / D).sum(-1)
         floor = D.shape[1] * torch.finfo(D.dtype).eps * (self.Db + damping)
-        if bool((schur <= floor).any()):
-            unit = int((schur <= floor).nonzero()[0])
-            raise InputError(
-                f"the quasi-diagonal metric of {self.names[0]} is not positive definite in unit {unit}; give a larger "
-                "damping"
-            )
+        if bool((schur.abs() <= floor).any()):
+            unit = int((schur.abs() <= floor).nonzero()[0])
+            raise InputError(f"the metric of {self.names[0]} is singular in unit {unit}; give damping > 0")
         return D, schur
 
     def solve(self, X: Tensor, damping: float, mode: str) -> Tensor:  # noqa: D102
@@ -87,6 +86,11 @@ class ArrowPiece(Piece):
 
     def sample(self, Z: Tensor, damping: float, mode: str) -> Tensor:  # noqa: D102
         D, schur = self._schur(damping)
+        if bool((schur < 0).any()):
+            raise InputError(
+                f"the quasi-diagonal metric of {self.names[0]} is not positive definite in unit "
+                f"{int((schur < 0).nonzero()[0])}: no Gaussian; give a larger damping, or use representation='block'"
+            )
         W, b = self.split(Z)
         b = b / schur.sqrt()  # the bias's marginal, then the weights given it
         return self.join(W / D.sqrt() - self.C * b[..., None] / D, b)
