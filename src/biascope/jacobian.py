@@ -23,7 +23,7 @@ from biascope.functional import (
     take,
 )
 from biascope.layers import Anatomy, anatomy, leaves, per_example_gradients, record, rows_of_tape
-from biascope.linalg.operator import LinearOperator
+from biascope.linalg.operator import Adjoint, LinearOperator
 
 
 def vector_jacobian(f: Functional, inputs: Inputs, u: Tensor) -> Params:
@@ -327,31 +327,18 @@ class Jacobian(LinearOperator):
         return {name: part.view_as(q) for (name, q), part in zip(self.f.params.items(), parts)}
 
 
-class Transposed(LinearOperator):
-    """J^T as an operator [p, n c]."""
+class Transposed(Adjoint):
+    """J^T as an operator [p, n c] that also takes cotangents in their natural shape [n, c]."""
 
-    def __init__(self, J: Jacobian) -> None:
-        super().__init__((J.p, J.n * J.c), J.f.dtype, J.f.device)
-        self.J = J
+    base: Jacobian
 
     def __matmul__(self, u: Any) -> Any:
         if isinstance(u, LinearOperator):
             return super().__matmul__(u)
-        J = self.J
+        J = self.base
         if isinstance(u, Tensor) and u.shape in {(J.n, J.c), (J.n * J.c,)}:
             return J.vjp(u)
         if isinstance(u, Tensor) and u.dim() == 3 and u.shape[:2] == (J.n, J.c):
             return torch.stack([J.vjp(u[..., i]).as_subclass(Tensor) for i in range(u.shape[2])], -1)
         got = list(u.shape) if isinstance(u, Tensor) else type(u).__name__
         raise InputError(f"J.T @ u: u must be [{J.n}, {J.c}] (or a block [{J.n}, {J.c}, k]), got {got}")
-
-    def _matmat(self, X: Tensor) -> Tensor:
-        return self.J._rmatmat(X)
-
-    def _rmatmat(self, X: Tensor) -> Tensor:
-        return self.J._matmat(X)
-
-    @property
-    def T(self) -> Jacobian:
-        """J itself."""
-        return self.J
