@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
-    from biascope import curvature, data, functional, geometry, kernels, layers, linalg, nets
+    from biascope import curvature, data, ensembles, functional, geometry, kernels, layers, linalg, nets
     from biascope.curvature import fisher, ggn, hessian, load_curvature
+    from biascope.geometry import average_geometry, geometry_evolution, nads
     from biascope.jacobian import Coverage, Jacobian
     from biascope.kernels import (
         Kernel,
@@ -49,20 +50,26 @@ _PUBLIC = {
     "ggn": "biascope.curvature",
     "hessian": "biascope.curvature",
     "load_curvature": "biascope.curvature",
+    "nads": "biascope.geometry",
+    "average_geometry": "biascope.geometry",
+    "geometry_evolution": "biascope.geometry",
 }
-_ROOMS = ("curvature", "data", "functional", "geometry", "kernels", "layers", "linalg", "nets")
+_ROOMS = ("curvature", "data", "ensembles", "functional", "geometry", "kernels", "layers", "linalg", "nets")
 
 __all__ = [
     "Coverage",
     "Jacobian",
     "Kernel",
     "Spectrum",
+    "average_geometry",
     "curvature",
     "data",
     "eigenfunction_targets",
+    "ensembles",
     "fisher",
     "functional",
     "geometry",
+    "geometry_evolution",
     "ggn",
     "gradient_descent",
     "gradient_flow",
@@ -74,6 +81,7 @@ __all__ = [
     "linalg",
     "load_curvature",
     "metric_eigenpairs",
+    "nads",
     "nets",
     "ntk",
     "rkhs_norm",

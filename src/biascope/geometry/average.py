@@ -1,0 +1,250 @@
+"""The average geometry G = E[grad_x f grad_x f^T] over networks (and probes), and its change at the start of training.
+
+GIH paper, Defs 2.1 and 2.2. Gradients come from backpropagation at probes x ~ N(0, probe_std^2 I). The paper estimates
+G with GELU and a small probe_std (1e-3 to 1e-5), which measures the network linearised at 0.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from biascope.ensembles import Factory, Initialiser, Networks, input_gradients, record
+from biascope.ensembles.evaluate import Scalarise
+from biascope.errors import CorruptError, InputError, UnsupportedError
+from biascope.geometry.measures import Comparison, compare
+from biascope.geometry.moments import BlockMoments, blocks_for
+from biascope.linalg import Dense, Eigenpairs, FromFunction, LinearOperator, eigsh, psd_eigh, subspace_iteration
+from biascope.memory import budget
+from biascope.progress import progress
+from biascope.seeds import generator
+
+DENSE_UP_TO = 4096
+
+
+@dataclass(frozen=True)
+class AverageGeometry:
+    """G, or its evolution Delta: a symmetric matrix on input space.
+
+    Attributes:
+        operator: what `G @ v` uses.
+        dense: [D, D] in float64, None when D is too large for a matrix.
+        input_shape: of one input.
+        n_networks: networks averaged.
+        n_probes: inputs per network.
+        seed: of networks and probes.
+        relative_error: expected ||G - truth||_F / ||G||_F, from blocks of networks; NaN if not known.
+        kind: "geometry" or "evolution".
+
+    Example:
+        >>> from torch import nn
+        >>> G = average_geometry(lambda: nn.Linear(3, 1), (3,), n_networks=500)
+        >>> (G @ torch.ones(3)).shape, len(G.eigh(2).values)
+        (torch.Size([3]), 2)
+    """
+
+    operator: LinearOperator = field(repr=False)
+    dense: Tensor | None = field(repr=False)
+    input_shape: tuple[int, ...]
+    n_networks: int
+    n_probes: int
+    seed: int
+    relative_error: float
+    kind: str = "geometry"
+
+    @property
+    def matrix(self) -> Tensor:
+        """The matrix [D, D], float64."""
+        if self.dense is None:
+            raise UnsupportedError(
+                f"D = {self.operator.shape[0]} is done matrix-free: use G @ v and G.eigh(k) instead of G.matrix"
+            )
+        return self.dense
+
+    def __matmul__(self, v: Tensor) -> Tensor:
+        """G v for v [D] or [D, k]."""
+        return self.operator @ v.to(self.operator.dtype)
+
+    def eigh(self, k: int | None = None) -> Eigenpairs:
+        """Eigenpairs with the largest eigenvalues (largest magnitudes for an evolution); all of them by default."""
+        D = self.operator.shape[0]
+        if self.dense is None:
+            return subspace_iteration(self.operator, min(k or 64, D), tol=1e-3, max_iterations=8, seed=self.seed)
+        if k is not None and k < D // 4:
+            return eigsh(self.operator, k, which="LA" if self.kind == "geometry" else "LM")
+        values, vectors = psd_eigh(self.matrix, clip=self.kind == "geometry")
+        if self.kind != "geometry":
+            order = values.abs().argsort(descending=True)
+            values, vectors = values[order], vectors[:, order]
+        values, vectors = values[:k], vectors[:, :k]
+        residuals = (self.matrix @ vectors - vectors * values).norm(dim=0)
+        return Eigenpairs(values, vectors, residuals, torch.ones_like(values, dtype=torch.bool), 0, D)
+
+    def correlation(self, other: AverageGeometry | Tensor) -> Comparison:
+        """Correlation with another matrix, and the baselines that two positive matrices need (see `compare`)."""
+        return compare(self.matrix, other.matrix if isinstance(other, AverageGeometry) else other)
+
+    def rank(self, threshold: float = 1e-3) -> int:
+        """Number of eigenvalues above `threshold` times the largest."""
+        values = self.eigh().values.abs()
+        return int((values > threshold * values.max()).sum())
+
+    def trace(self) -> float:
+        """tr G."""
+        return float(self.matrix.trace())
+
+    def plot(self) -> Any:
+        """Heat map and spectrum (matplotlib figure)."""
+        from biascope.geometry.figures import plot_geometry
+
+        return plot_geometry(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write one safetensors file, whole or not at all."""
+        path = Path(path)
+        about = {name: getattr(self, name) for name in _PLAIN}
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            save_file({"matrix": self.matrix.contiguous()}, temporary, {"geometry": json.dumps(about)})
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | Path) -> AverageGeometry:
+        """Read what `save` wrote."""
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                matrix = file.get_tensor("matrix")
+                about = json.loads((file.metadata() or {})["geometry"])
+        except FileNotFoundError as error:
+            raise InputError(f"there is no file {path}") from error
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            raise CorruptError(f"{path} does not hold an average geometry ({error})") from error
+        return cls(Dense(matrix, symmetric=True), matrix, **{**about, "input_shape": tuple(about["input_shape"])})
+
+
+_PLAIN = ("input_shape", "n_networks", "n_probes", "seed", "relative_error", "kind")
+
+
+def average_geometry(
+    factory: Factory | Initialiser,
+    input_shape: Sequence[int],
+    n_networks: int = 10_000,
+    n_probes: int = 1,
+    seed: int = 0,
+    probe_std: float = 1.0,
+    scalarise: Scalarise | None = None,
+    device: torch.device | str | None = None,
+    max_memory: str | int | None = None,
+    probes: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> AverageGeometry:
+    """G at initialisation: the second moment of the input gradient over networks and Gaussian probes.
+
+    Args:
+        factory: builds a freshly initialised network; evaluated in eval mode.
+        input_shape: of one input, D entries; above 4096 the result is matrix-free (`G @ v`, `G.eigh(k)`).
+        n_networks: 10,000 in the paper.
+        n_probes: inputs per network, drawn for each network.
+        seed: of networks and probes.
+        probe_std: of the probes; small with smooth activations. Zero means G(0); a ReLU network without biases has no
+            gradient there.
+        scalarise: outputs [n, c] -> [n]; one output, or the difference of two logits, by default.
+        device: where to compute.
+        max_memory: for example "4GB".
+        probes: [n, *input_shape], used for all networks instead of fresh draws.
+        dtype: of the networks.
+
+    Example:
+        >>> from torch import nn
+        >>> average_geometry(lambda: nn.Linear(3, 1), (3,), n_networks=200).matrix.shape
+        torch.Size([3, 3])
+    """
+    shape = tuple(int(extent) for extent in input_shape)
+    if not shape or min(shape) < 1 or n_networks < 1 or n_probes < 1 or probe_std < 0:
+        raise InputError(
+            f"need positive sizes: input_shape={shape}, n_networks={n_networks}, n_probes={n_probes}, "
+            f"probe_std={probe_std}"
+        )
+    if probes is not None and tuple(probes.shape[1:]) != shape:
+        raise InputError(f"probes have shape {list(probes.shape)}; they must be [n, {', '.join(map(str, shape))}]")
+    initialiser = factory if isinstance(factory, Initialiser) else record(factory)
+    where, D = torch.device(device or "cpu"), math.prod(shape)
+    n_probes = n_probes if probes is None else len(probes)
+
+    def rows() -> Iterator[tuple[int, Tensor]]:
+        size = max(1, min(initialiser.block, 2**27 // (D * n_probes)))
+        for start in progress(range(0, n_networks, size), "networks", leave=False):
+            stop = min(start + size, n_networks)
+            networks = initialiser.draw(seed, start, stop, where, dtype)
+            own = draw_probes(seed, start, stop, n_probes, shape, probe_std) if probes is None else probes
+            found = input_gradients(
+                networks, own, per_network=probes is None, scalarise=scalarise, max_memory=max_memory
+            )
+            yield start, found.flatten(2) / math.sqrt(n_probes)
+
+    if D > DENSE_UP_TO:
+
+        def product(X: Tensor) -> Tensor:
+            total = torch.zeros_like(X)
+            for _, r in rows():
+                flat = r.reshape(-1, D).to(X)
+                total += flat.T @ (flat @ X)
+            return total / n_networks
+
+        operator = FromFunction(product, (D, D), torch.float32, where, symmetric=True)
+        return AverageGeometry(operator, None, shape, n_networks, n_probes, seed, float("nan"))
+    moments = BlockMoments(D, min(blocks_for(D, budget(max_memory, where)), n_networks), where)
+    for start, r in rows():
+        if start == 0 and not r.any():
+            raise InputError("all gradients are zero; a ReLU network without biases has none at 0: use probe_std > 0")
+        moments.add(start, r)
+    return from_moments(moments, shape, n_probes, seed, "geometry")
+
+
+def geometry_of(
+    networks: Networks, probes: Tensor, scalarise: Scalarise | None = None, max_memory: str | int | None = None
+) -> AverageGeometry:
+    """G^t of networks at hand (for example trained ones) at probes [n, *input_shape]; rank at most T n.
+
+    Use the same probes at every time: the noise then cancels in comparisons such as `velocity`.
+
+    Example:
+        >>> from torch import nn
+        >>> drawn = record(lambda: nn.Linear(3, 1)).draw(seed=0, start=0, stop=50)
+        >>> geometry_of(drawn, torch.randn(2, 3)).n_networks
+        50
+    """
+    moments = BlockMoments(probes[0].numel(), min(16, len(networks)), networks.device)
+    found = input_gradients(networks, probes, scalarise=scalarise, max_memory=max_memory)
+    moments.add(0, found.flatten(2) / math.sqrt(len(probes)))
+    return from_moments(moments, tuple(probes.shape[1:]), len(probes), 0, "geometry")
+
+
+def draw_probes(seed: int, start: int, stop: int, n: int, shape: Sequence[int], std: float) -> Tensor:
+    """Probes [networks, n, *shape] of networks start, ..., stop - 1: network t's depend on (seed, t) alone.
+
+    Example:
+        >>> torch.equal(draw_probes(0, 2, 3, 1, (4,), 1.0)[0], draw_probes(0, 0, 5, 1, (4,), 1.0)[2])
+        True
+    """
+    drawn = [torch.randn(n, *shape, generator=generator(seed, "probe", t)) for t in range(start, stop)]
+    return std * torch.stack(drawn)
+
+
+def from_moments(moments: BlockMoments, shape: tuple[int, ...], n_probes: int, seed: int, kind: str) -> AverageGeometry:
+    """The result behind block sums."""
+    matrix = moments.matrix().cpu()
+    error = moments.relative_error()
+    return AverageGeometry(Dense(matrix, symmetric=True), matrix, shape, moments.count, n_probes, seed, error, kind)

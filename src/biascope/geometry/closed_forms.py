@@ -1,0 +1,120 @@
+"""Anisotropy directions that can be written down, and the deep linear model of pooling (NAD paper, Sec. 2.2, App. C).
+
+Every function gives the corrected form; where the paper prints another one, the docstring says so. float64 throughout.
+f is the network, m the (real) transfer function of the pooling filter [D], A = S^-1/2 [I ... I] [M, D], M = D / S.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from biascope.errors import InputError
+
+
+def aliasing_matrix(D: int, S: int) -> Tensor:
+    """A = S^-1/2 [I_M ... I_M], [M, D]: adds up the frequencies that pooling by S makes equal.
+
+    Example:
+        >>> aliasing_matrix(4, 2).shape
+        torch.Size([2, 4])
+    """
+    if S < 1 or D % S:
+        raise InputError(f"the pooling factor S={S} must divide D={D}")
+    return torch.eye(D // S, dtype=torch.float64).repeat(1, S) / math.sqrt(S)
+
+
+def linear_pooling_covariance(m: Tensor, S: int, s_theta: float = 1.0, s_phi: float = 1.0) -> Tensor:
+    """E[g g^T] of theta^T A (m . phi . x): (s_phi^2 s_theta^2 / S) diag(m^2), [D, D] (Eq. 4; printed without 1/S).
+
+    Example:
+        >>> linear_pooling_covariance(torch.tensor([2.0, 1.0]), S=2).diagonal()
+        tensor([2.0000, 0.5000], dtype=torch.float64)
+    """
+    return (s_phi * s_theta) ** 2 / S * torch.diag(m.double().square())
+
+
+def linear_pooling_mixed(m: Tensor, S: int, s_theta: float = 1.0, s_phi: float = 1.0) -> Tensor:
+    """E[H^T H] of the same model: ((s_theta^2 + s_phi^2) / S) diag(m^2), [D, D] (Eq. 5; printed s_theta^2 + s_phi^2/S).
+
+    Example:
+        >>> linear_pooling_mixed(torch.tensor([2.0, 1.0]), S=2).diagonal()
+        tensor([4., 1.], dtype=torch.float64)
+    """
+    return (s_theta**2 + s_phi**2) / S * torch.diag(m.double().square())
+
+
+def nonlinear_pooling_covariance(m: Tensor, S: int, x: Tensor, s_theta: float = 1.0, s_phi: float = 1.0) -> Tensor:
+    """E[g g^T] at x of theta^T A (m . relu(phi . x)): s_theta^2 (A^T A . m m^T . Xi), [D, D] (Ex. 4).
+
+    Xi_ij = (s_phi^2 / 2 pi) sgn(x_i) sgn(x_j) off the diagonal, s_phi^2 / 2 on it (printed: a factor (1 - 2/pi)/2).
+    Entries of x must not be zero (there the convention relu'(0) decides).
+
+    Example:
+        >>> nonlinear_pooling_covariance(torch.ones(2), 2, torch.ones(2)).diagonal()
+        tensor([0.2500, 0.2500], dtype=torch.float64)
+    """
+    if bool((x == 0).any()):
+        raise InputError("x has zero entries; the derivative of relu at 0 is a convention, not a number")
+    m, sign, A = m.double(), x.double().sign(), aliasing_matrix(len(m), S)
+    Xi = s_phi**2 / (2 * math.pi) * torch.outer(sign, sign)
+    Xi.fill_diagonal_(s_phi**2 / 2)
+    return s_theta**2 * (A.T @ A) * torch.outer(m, m) * Xi
+
+
+def mlp_geometry_constant(fan_in: int, widths: Sequence[int], stds: Sequence[float] | None = None) -> float:
+    """c with E[g g^T] = c I for a ReLU network with hidden `widths`, at every x (Thm A.2).
+
+    With Gaussian weights of standard deviations s_1, ..., s_{L+1} and no biases: c = s_1^2 prod_l n_l s_{l+1}^2 / 2;
+    one hidden layer gives (n/2) s_w^2 s_phi^2 (the paper prints 1/2 and d/2 in places). With stds=None, torch's
+    default initialisation (biases drawn too): c = 6^-L / (3 fan_in).
+
+    Example:
+        >>> mlp_geometry_constant(5, [7], [1.0, 2.0])
+        14.0
+        >>> round(mlp_geometry_constant(4, [10, 10]) * 4, 5)
+        0.00926
+    """
+    if stds is None:
+        return 6.0 ** -len(widths) / (3 * fan_in)
+    if len(stds) != len(widths) + 1:
+        raise InputError(f"{len(widths)} hidden layers need {len(widths) + 1} standard deviations, got {len(stds)}")
+    return stds[0] ** 2 * math.prod(n * s**2 / 2 for n, s in zip(widths, stds[1:]))
+
+
+def deep_linear_hessians(
+    m: Tensor,
+    S: int,
+    l: int,  # noqa: E741
+    eps: float,
+    sigma: float,
+    s_theta: float = 1.0,
+    s_phi: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Expected Hessian blocks (H_theta [M, M], H_phi [D, D], H_theta,phi [M, D]) of the loss (y - f)^2 (Lemma 1).
+
+    The data are x = eps y e_l + N(0, sigma^2 I), y = +-1.
+
+    H_phi = (2 s_theta^2 / S) [eps^2 m^2[l] diag(e_l) + sigma^2 diag(m^2)] (printed without 1/S);
+    H_theta = 2 s_phi^2 [(eps^2 m^2[l] / S) e_{l mod M} e_{l mod M}^T + sigma^2 A diag(m^2) A^T] (the printed
+    shapes do not fit); H_theta,phi = -(2 eps m[l] / sqrt S) e_{l mod M} e_l^T (said to vanish in the paper; the label
+    correlates with x_l, so this one entry does not).
+
+    Example:
+        >>> _, H_phi, _ = deep_linear_hessians(torch.ones(4), S=2, l=1, eps=1.0, sigma=1.0)
+        >>> H_phi.diagonal()
+        tensor([1., 2., 1., 1.], dtype=torch.float64)
+    """
+    m = m.double()
+    D, A = len(m), aliasing_matrix(len(m), S)
+    if not 0 <= l < D:
+        raise InputError(f"frequency l={l} must be between 0 and {D - 1}")
+    signal = torch.zeros(D, dtype=torch.float64)
+    signal[l] = eps**2 * m[l] ** 2
+    power = signal + sigma**2 * m.square()
+    H_phi = 2 * s_theta**2 / S * torch.diag(power)
+    H_theta = 2 * s_phi**2 * A @ torch.diag(power) @ A.T
+    return H_theta, H_phi, -2 * eps * A @ torch.diag(m * (torch.arange(D) == l))

@@ -1,0 +1,139 @@
+"""How the average geometry starts to move: Delta at initialisation (GIH paper, Def. 2.2), matrix-free per network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, jvp, vmap
+from torch.nn import functional as F
+
+from biascope.ensembles import Factory, Initialiser, Networks, record, scalar_of
+from biascope.ensembles.evaluate import Scalarise, activation_bytes
+from biascope.errors import InputError
+from biascope.functional import as_rows, differentiable_attention
+from biascope.geometry.average import DENSE_UP_TO, AverageGeometry, draw_probes, from_moments
+from biascope.geometry.moments import BlockMoments, blocks_for
+from biascope.memory import budget
+from biascope.progress import progress
+
+Params = dict[str, Tensor]
+SumLoss = Callable[[Tensor, Tensor], Tensor]  # f [b], y [b] -> the sum of the losses
+LOSSES: dict[str, SumLoss] = {
+    "sse": lambda f, y: 0.5 * (f - y).square().sum(),
+    "logistic": lambda f, y: F.softplus(-y * f).sum(),  # y = +-1; two-logit cross-entropy on the difference
+}
+
+
+def geometry_evolution(
+    factory: Factory | Initialiser,
+    x_train: Tensor,
+    y_train: Tensor,
+    n_networks: int = 1000,
+    loss: str | SumLoss = "sse",
+    n_probes: int = 1,
+    seed: int = 0,
+    probe_std: float = 1.0,
+    scalarise: Scalarise | None = None,
+    device: torch.device | str | None = None,
+    max_memory: str | int | None = None,
+    dtype: torch.dtype | None = None,
+    batch: int = 1024,
+) -> AverageGeometry:
+    """Delta = B + B^T, B = E[(d/ds grad_x f along theta-dot) grad_x f^T], theta-dot = -grad of the summed loss.
+
+    Per network: one pass over the data for theta-dot, then one forward-over-reverse derivative per probe; the mixed
+    Hessian is never formed. Delta(0) is negative definite in every case that can be solved (it points away from S and
+    GSG); labels do not matter for squared error and a centred last layer (Prop. A.1).
+
+    Args:
+        factory: builds a freshly initialised network; eval mode.
+        x_train: [m, *input_shape].
+        y_train: [m], floats (for "logistic" -1 and +1).
+        n_networks: networks to average over.
+        loss: "sse" (half the summed squares), "logistic", or a function (f [b], y [b]) -> sum of losses.
+        n_probes: probes per network.
+        seed: of networks and probes.
+        probe_std: of the Gaussian probes.
+        scalarise: outputs [n, c] -> [n].
+        device: where to compute.
+        max_memory: for example "4GB".
+        dtype: of the networks.
+        batch: training examples at a time.
+
+    Example:
+        >>> from torch import nn
+        >>> net = lambda: nn.Linear(3, 1, bias=False)
+        >>> D = geometry_evolution(net, torch.randn(8, 3), torch.zeros(8), n_networks=50)
+        >>> D.kind, D.matrix.shape
+        ('evolution', torch.Size([3, 3]))
+    """
+    if len(x_train) != len(y_train) or y_train.dim() != 1:
+        raise InputError(f"x_train has {len(x_train)} examples, y_train has shape {list(y_train.shape)}; need [m]")
+    if isinstance(loss, str) and loss not in LOSSES:
+        raise InputError(f"loss={loss!r} is not one of {', '.join(LOSSES)}, and not a function")
+    shape, D = tuple(x_train.shape[1:]), x_train[0].numel()
+    if D > DENSE_UP_TO:
+        raise InputError(f"D = {D} is too large for a matrix (at most {DENSE_UP_TO}); use smaller inputs")
+    initialiser = factory if isinstance(factory, Initialiser) else record(factory)
+    where = torch.device(device or "cpu")
+    kind = dtype or next(initialiser.template.parameters()).dtype
+    x, y = x_train.to(where, kind), y_train.to(where, kind)
+    total = LOSSES[loss] if isinstance(loss, str) else loss
+    template = initialiser.template
+
+    def f(params: Params, buffers: Params, inputs: Tensor) -> Tensor:
+        out = as_rows(functional_call(template, (params, buffers), (inputs,)), len(inputs), None, template)
+        return scalar_of(out, scalarise)
+
+    room = budget(max_memory, where)
+    first = initialiser.draw(seed, 0, 1, where, dtype)
+    weight = sum(p.numel() * p.element_size() for p in first.params.values())
+    cost = 6 * weight * (1 + n_probes) + 6 * activation_bytes(first, x[:1]) * (min(batch, len(x)) + 4 * n_probes)
+    group = max(1, min(n_networks, initialiser.block, room // (4 * cost)))
+    moments = BlockMoments(D, min(blocks_for(D, room), n_networks), where)
+    with differentiable_attention():
+        for start in progress(range(0, n_networks, group), "networks", leave=False):
+            networks = initialiser.draw(seed, start, min(start + group, n_networks), where, dtype)
+            probes = draw_probes(seed, start, start + len(networks), n_probes, shape, probe_std).to(where, kind)
+            flow = descent(f, networks, x, y, total, batch)
+            g, u = along(f, networks, flow, probes)
+            scale = math.sqrt(n_probes)
+            moments.add(start, u.flatten(2) / scale, g.flatten(2) / scale)
+    return from_moments(moments, shape, n_probes, seed, "evolution")
+
+
+def descent(
+    f: Callable[[Params, Params, Tensor], Tensor], networks: Networks, x: Tensor, y: Tensor, loss: SumLoss, batch: int
+) -> Params:
+    """theta-dot of every network: minus the gradient of the summed loss, {name: [T, *shape]}."""
+
+    def total(params: Params, buffers: Params, inputs: Tensor, labels: Tensor) -> Tensor:
+        return loss(f(params, buffers, inputs), labels)
+
+    slopes = vmap(grad(total), in_dims=(0, 0, None, None))
+    flow = {name: torch.zeros_like(value) for name, value in networks.params.items()}
+    for start in range(0, len(x), batch):
+        part = slopes(dict(networks.params), dict(networks.buffers), x[start : start + batch], y[start : start + batch])
+        flow = {name: value - part[name].detach() for name, value in flow.items()}
+    return flow
+
+
+def along(
+    f: Callable[[Params, Params, Tensor], Tensor], networks: Networks, flow: Params, probes: Tensor
+) -> tuple[Tensor, Tensor]:
+    """grad_x f and its derivative along the flow at probes [T, n, ...]: two tensors [T, n, ...]."""
+
+    def one(params: Params, buffers: Params, direction: Params, x: Tensor) -> tuple[Tensor, Tensor]:
+        def gradient(p: Params) -> Tensor:
+            slope: Tensor = grad(lambda z: f(p, buffers, z[None])[0])(x)
+            return slope
+
+        found = jvp(gradient, (params,), (direction,))
+        return found[0], found[1]
+
+    probe = vmap(one, in_dims=(None, None, None, 0))
+    g, u = vmap(probe)(dict(networks.params), dict(networks.buffers), flow, probes)
+    return g.detach(), u.detach()

@@ -1,0 +1,149 @@
+"""Input gradients of sampled networks, row by row: by finite differences or by autograd.
+
+Finite differences with a large step are what the NAD paper uses: for a step far above the size of x, a ReLU network
+answers (f(x + h e_i) - f(x - h e_i)) / 2h with its response to a single pixel, whatever x is. All 2D perturbed inputs
+are the same for all networks, so they are built once.
+
+The head: the last layer's weights are drawn independently of everything else with mean zero and variance s^2, so given
+the features phi below it, E[g g^T] = s^2 (dphi/dx)^T (dphi/dx), exactly. `head="marginal"` uses that: one network gives
+as many rows as it has features, from the same forward passes, and far fewer networks are needed for the same accuracy.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from biascope.ensembles import Initialiser, Networks, input_gradients, outputs, scalar_of
+from biascope.ensembles.evaluate import Precision, Scalarise
+from biascope.errors import InputError, UnsupportedError
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Gradients of the networks of one ensemble.
+
+    `rows(start, stop)` gives [networks, r, D]: r = 1 for a sampled head, the number of features for a marginal one.
+    """
+
+    initialiser: Initialiser
+    x: Tensor  # [*input_shape]
+    seed: int
+    method: str  # "finite-difference" or "autograd"
+    step: float
+    device: torch.device
+    dtype: torch.dtype | None
+    scalarise: Scalarise | None
+    precision: Precision
+    max_memory: str | int | None
+    head: str | None  # name of the last layer when it is marginalised
+    head_variance: float
+
+    @property
+    def dimension(self) -> int:
+        """D."""
+        return self.x.numel()
+
+    def chunks(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
+        """(first network, rows) for networks start, ..., stop - 1, in pieces that respect the initialiser's blocks."""
+        size = max(1, min(self.initialiser.block, 2**26 // (2 * self.dimension)))
+        while start < stop:
+            end = min(stop, (start // size + 1) * size)
+            yield start, self.rows(start, end)
+            start = end
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Gradients [networks, r, D] of networks start, ..., stop - 1."""
+        networks = self.initialiser.draw(self.seed, start, stop, self.device, self.dtype)
+        if self.method == "autograd":
+            found = input_gradients(networks, self.x[None], scalarise=self.scalarise, max_memory=self.max_memory)
+            return found.flatten(2)
+        if self.head is None:
+            return self._differences(networks)[:, None]
+        return self._differences(without_head(networks, self.head)).transpose(1, 2) * math.sqrt(self.head_variance)
+
+    def _differences(self, networks: Networks) -> Tensor:
+        """Central differences: [T, D] of the scalar output, or [T, D, features]."""
+        D, pieces = self.dimension, []
+        at_once = max(1, min(D, 2**26 // D))
+        for start in range(0, D, at_once):
+            x = perturbed(self.x, start, min(start + at_once, D), self.step)
+            out = outputs(networks, x, precision=self.precision, max_memory=self.max_memory)
+            if self.head is None:
+                T, n, c = out.shape
+                out = scalar_of(out.reshape(T * n, c), self.scalarise).reshape(T, n)
+            half = out.shape[1] // 2
+            pieces.append((out[:, :half] - out[:, half:]) / (2 * self.step))
+        return torch.cat(pieces, dim=1)
+
+    def marginal(self) -> Sampler:
+        """The same with the head averaged out; refused when the last layer is not one that can be."""
+        if self.method != "finite-difference":
+            raise UnsupportedError("head='marginal' needs method='finite-difference': autograd gives one row at a time")
+        if self.scalarise is not None:
+            raise UnsupportedError("head='marginal' averages the last layer out, so there is nothing to scalarise")
+        networks = self.initialiser.draw(self.seed, 0, 1, dtype=self.dtype)
+        name, outputs_count = find_head(networks, self.x)
+        variance = self.initialiser.variance_of(f"{name}.weight" if name else "weight")
+        if variance is None:
+            how = self.initialiser.distribution(f"{name}.weight")
+            raise UnsupportedError(f"head='marginal': the weights of '{name}' are not independent and centred ({how})")
+        if outputs_count > 2:
+            raise InputError(f"head='marginal' is for one output or two logits, not {outputs_count}")
+        return replace(self, head=name, head_variance=variance * outputs_count)
+
+
+def perturbed(x: Tensor, start: int, stop: int, step: float) -> Tensor:
+    """x + h e_i for i = start, ..., stop - 1, then x - h e_i for the same: [2 (stop - start), *shape].
+
+    Example:
+        >>> perturbed(torch.zeros(2), 0, 2, 1.0).tolist()
+        [[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]]
+    """
+    count = stop - start
+    made = x.flatten().repeat(2 * count, 1)
+    index = torch.arange(count, device=x.device)
+    made[index, start + index] += step
+    made[count + index, start + index] -= step
+    return made.view(2 * count, *x.shape)
+
+
+def find_head(networks: Networks, x: Tensor) -> tuple[str, int]:
+    """Name and number of outputs of the nn.Linear whose output is the network's output."""
+    module = networks.module(0)
+    seen: dict[str, Tensor] = {}
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Linear):
+            layer.register_forward_hook(lambda m, args, out, name=name: seen.__setitem__(name, out))
+    with torch.no_grad():
+        out = module(x[None].to(networks.device, networks.dtype))
+    last = [name for name, value in seen.items() if isinstance(out, Tensor) and value is out]
+    if len(last) != 1 or last[0] == "":
+        raise UnsupportedError("head='marginal' needs a network that ends in an nn.Linear; use head='sampled'")
+    return last[0], int(out.shape[1])
+
+
+def without_head(networks: Networks, head: str) -> Networks:
+    """The same networks ending below their last layer."""
+    template = _truncated(networks.template, head)
+    params = {name: value for name, value in networks.params.items() if not name.startswith(f"{head}.")}
+    return Networks(template, params, networks.buffers)
+
+
+_TRUNCATED: weakref.WeakKeyDictionary[nn.Module, dict[str, nn.Module]] = weakref.WeakKeyDictionary()
+
+
+def _truncated(template: nn.Module, head: str) -> nn.Module:
+    cache = _TRUNCATED.setdefault(template, {})
+    if head not in cache:  # one copy per template, so that evaluation plans are remembered
+        cut = copy.deepcopy(template)
+        parent, _, name = head.rpartition(".")
+        setattr(cut.get_submodule(parent), name, nn.Identity())
+        cache[head] = cut
+    return cache[head]

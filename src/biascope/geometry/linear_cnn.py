@@ -1,0 +1,152 @@
+"""Average geometry of linear convolutional networks, exactly (GIH paper, Thms 3.2, A.2, A.3, example A.10).
+
+For a linear network (and for a smooth one at x -> 0, where an activation is a gain) G = E[df/dx df/dx^T] follows from a
+recursion backwards through the layers: at initialisation channels are uncorrelated and share one covariance over
+positions. It is an oracle for the sampler, and a G at no cost. float64 throughout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from biascope.errors import InputError
+
+GELU_GAIN = 0.25  # GELU'(0)^2
+
+
+def tap_matrices(
+    shape: Sequence[int], kernel: int, *, stride: int = 1, padding: int = 0, circular: bool = False
+) -> Tensor:
+    """[taps, inputs, outputs] zeros and ones: which input position a tap of the kernel reads for an output position.
+
+    `shape` is the input's (length,) or (height, width). Circular padding keeps the size ("same").
+
+    Example:
+        >>> tap_matrices((3,), kernel=2).shape
+        torch.Size([2, 3, 2])
+    """
+    lines = [_line(extent, kernel, stride, padding, circular) for extent in shape]
+    if len(lines) == 1:
+        return lines[0]
+    if len(lines) != 2:
+        raise InputError(f"positions are (length,) or (height, width), not {tuple(shape)}")
+    rows, columns = lines
+    pairs = torch.einsum("aio,bjp->abijop", rows, columns)
+    taps = rows.shape[0] * columns.shape[0]
+    return pairs.reshape(taps, rows.shape[1] * columns.shape[1], rows.shape[2] * columns.shape[2])
+
+
+def _line(extent: int, kernel: int, stride: int, padding: int, circular: bool) -> Tensor:
+    outputs = extent if circular else (extent + 2 * padding - kernel) // stride + 1
+    if outputs < 1:
+        raise InputError(f"a kernel of {kernel} does not fit into {extent} positions with padding {padding}")
+    made = torch.zeros(kernel, extent, outputs, dtype=torch.float64)
+    for tap in range(kernel):
+        for out in range(outputs):
+            position = (out + tap - kernel // 2) % extent if circular else out * stride + tap - padding
+            if 0 <= position < extent:
+                made[tap, position, out] = 1.0
+    return made
+
+
+def through_convolution(covariance: Tensor, taps: Tensor, channels_out: int, variance: float) -> Tensor:
+    """Covariance at a convolution's input [in, in] from the one at its output: c_out s^2 sum_taps T Sigma T^T.
+
+    Example:
+        >>> through_convolution(torch.eye(2).double(), tap_matrices((3,), 2), 1, 1.0).diagonal()
+        tensor([1., 2., 1.], dtype=torch.float64)
+    """
+    return channels_out * variance * torch.einsum("tio,op,tjp->ij", taps, covariance, taps)
+
+
+def pool_matrix(shape: Sequence[int], size: int) -> Tensor:
+    """P [outputs, inputs], the average over blocks of `size` per dimension (the whole extent: global pooling).
+
+    Example:
+        >>> pool_matrix((4,), 2)[0]
+        tensor([0.5000, 0.5000, 0.0000, 0.0000], dtype=torch.float64)
+    """
+    lines = []
+    for extent in shape:
+        if extent % size:
+            raise InputError(f"pooling by {size} does not divide {extent} positions")
+        lines.append(torch.eye(extent // size, dtype=torch.float64).repeat_interleave(size, dim=1) / size)
+    return lines[0] if len(lines) == 1 else torch.kron(*lines)
+
+
+def through_average_pool(covariance: Tensor, P: Tensor) -> Tensor:
+    """Covariance at the pooling's input [in, in] from the one at its output: P^T Sigma P.
+
+    Example:
+        >>> through_average_pool(torch.eye(1).double(), pool_matrix((2,), 2))
+        tensor([[0.2500, 0.2500],
+                [0.2500, 0.2500]], dtype=torch.float64)
+    """
+    return P.T @ covariance @ P
+
+
+def dense_head(positions: int, variances: Sequence[float], widths: Sequence[int] = (), gain: float = 1.0) -> Tensor:
+    """Covariance [positions, positions] per channel at the input of a stack of dense layers.
+
+    `variances` of the weights from the first dense layer to the last, `widths` of the hidden ones between, `gain` the
+    squared slope of the activation between them.
+
+    Example:
+        >>> dense_head(2, [0.5, 0.1], widths=[10], gain=0.25)
+        tensor([[0.1250, 0.0000],
+                [0.0000, 0.1250]], dtype=torch.float64)
+    """
+    if len(variances) != len(widths) + 1:
+        raise InputError(f"{len(variances)} dense layers need {len(variances) - 1} hidden widths, got {len(widths)}")
+    scale = variances[-1] * math.prod(n * s * gain for n, s in zip(widths, variances[:-1]))
+    return scale * torch.eye(positions, dtype=torch.float64)
+
+
+# ------------------------------------------------------------- one convolution and global average pooling (Thm 3.2)
+
+
+def patch_overlap(taps: Tensor) -> Tensor:
+    """K = C C^T with C = sum_j M_j [D, p]: banded, positive semi-definite, of rank at most p (Thm A.3 corrected).
+
+    The paper calls the products M_i M_j^T diagonal; for i != j they are shifts.
+
+    Example:
+        >>> patch_overlap(tap_matrices((3,), 2))
+        tensor([[1., 1., 0.],
+                [1., 2., 1.],
+                [0., 1., 1.]], dtype=torch.float64)
+    """
+    C = taps.sum(2).T  # [D, p]: how often tap p reads position D
+    return C @ C.T
+
+
+def pooled_cnn_geometry(taps: Tensor, n: int, sw: float = 1.0, sp: float = 1.0) -> Tensor:
+    """G = (n sw^2 sp^2 / k^2) K of f = (1/k) sum_i w_i sum_j phi_i^T M_j^T x, k the number of patches, [D, D].
+
+    Example A.10 is D = 3, kernel 2, n = 1 with w = 1: G = (s^2/4) [[1,1,0],[1,2,1],[0,1,1]] (printed s^2/2).
+
+    Example:
+        >>> pooled_cnn_geometry(tap_matrices((3,), 2), n=1).diagonal()
+        tensor([0.2500, 0.5000, 0.2500], dtype=torch.float64)
+    """
+    return n * sw**2 * sp**2 / taps.shape[2] ** 2 * patch_overlap(taps)
+
+
+def pooled_cnn_evolution(taps: Tensor, S: Tensor, n: int, sw: float = 1.0, sp: float = 1.0) -> Tensor:
+    """Delta at initialisation, exact for every n: [D, D] (Thm 3.2 corrected), from S = sum x x^T.
+
+    -(2/k^4) { [n(n+1) sw^2 sp^4 + n(n+2) sw^4 sp^2] K S K + n sw^2 sp^4 tr(K S) K }; the paper prints n^2 for both
+    n(n+1) and n(n+2) and drops the last term.
+
+    Example:
+        >>> pooled_cnn_evolution(tap_matrices((3,), 2), torch.eye(3).double(), n=4).shape
+        torch.Size([3, 3])
+    """
+    K, S = patch_overlap(taps), S.double()
+    first = (n * (n + 1) * sw**2 * sp**4 + n * (n + 2) * sw**4 * sp**2) * K @ S @ K
+    second = n * sw**2 * sp**4 * torch.trace(K @ S) * K
+    return -2 / taps.shape[2] ** 4 * (first + second)

@@ -1,0 +1,97 @@
+"""Second moments of many gradients, kept in a few blocks so that the answer knows its own error.
+
+Network t goes to block t mod B. The blocks are independent estimates of the same matrix: their spread gives standard
+errors (of eigenvalues, by the delta method: u^T M_b u at fixed u), and the even against the odd ones say how stable the
+leading eigenvectors are. What the spread cannot show is the bias of sample eigenvalues (the largest come out too large,
+the smallest too small; see `NADs.marchenko_pastur`).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from biascope.linalg import Dense, eigsh, subspace_overlap, symmetrise
+
+
+class BlockMoments:
+    """Sums of r r^T over rows r [D], in float64, by block.
+
+    Example:
+        >>> moments = BlockMoments(dimension=2, blocks=2)
+        >>> moments.add(0, torch.eye(2)[:, None])
+        >>> moments.matrix().diagonal()
+        tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
+
+    def __init__(self, dimension: int, blocks: int, device: torch.device | str = "cpu") -> None:
+        self.sums = torch.zeros(blocks, dimension, dimension, dtype=torch.float64, device=device)
+        self.means = torch.zeros(blocks, dimension, dtype=torch.float64, device=device)
+        self.counts = torch.zeros(blocks, dtype=torch.float64)
+
+    def add(self, start: int, rows: Tensor, others: Tensor | None = None) -> None:
+        """Rows [networks, r, D] of networks start, start + 1, ...; each network adds sum over r of row row^T.
+
+        With `others` of the same shape: row other^T + other row^T.
+        """
+        blocks = len(self.sums)
+        for first in range(min(blocks, len(rows))):
+            b = (start + first) % blocks
+            own = rows[first::blocks].reshape(-1, rows.shape[-1]).double()
+            if others is None:
+                self.sums[b].addmm_(own.T, own)
+            else:
+                product = own.T @ others[first::blocks].reshape(-1, rows.shape[-1]).double()
+                self.sums[b] += product + product.T
+            self.means[b] += own.sum(0)
+            self.counts[b] += len(rows[first::blocks])
+
+    @property
+    def count(self) -> int:
+        """Networks so far."""
+        return int(self.counts.sum())
+
+    def matrix(self, center: bool = False) -> Tensor:
+        """Mean over networks [D, D], with the outer product of the mean row taken off if `center`."""
+        mean = symmetrise(self.sums.sum(0)) / self.count
+        if center:
+            row = self.means.sum(0) / self.count
+            mean -= torch.outer(row, row)
+        return mean
+
+    def spread(self, vectors: Tensor) -> Tensor:
+        """Standard errors [k] of u^T M u for the columns u of `vectors` [D, k]; NaN with fewer than two blocks."""
+        used = self.counts > 0
+        n = int(used.sum())
+        if n < 2:
+            return torch.full((vectors.shape[1],), float("nan"), dtype=torch.float64)
+        values = torch.stack(
+            [((self.sums[b] / self.counts[b]) @ vectors * vectors).sum(0) for b in used.nonzero()[:, 0]]
+        )
+        errors: Tensor = values.std(0) / n**0.5
+        return errors.cpu()
+
+    def relative_error(self) -> float:
+        """Expected ||estimate - truth||_F / ||estimate||_F, from the spread of the blocks; NaN with fewer than two."""
+        used = [int(b) for b in (self.counts > 0).nonzero()[:, 0]]
+        if len(used) < 2:
+            return float("nan")
+        mean = self.matrix()
+        squares = sum(float((self.sums[b] / self.counts[b] - mean).square().sum()) for b in used)
+        return math.sqrt(squares / (len(used) * (len(used) - 1))) / float(mean.norm())
+
+    def split_half_overlap(self, k: int) -> float:
+        """Overlap of the k leading eigenvectors of the even blocks with those of the odd ones (1: the same span)."""
+        tops = []
+        for parity in (0, 1):
+            half = symmetrise(self.sums[parity::2].sum(0)) / self.counts[parity::2].sum().clamp(min=1)
+            half = half / half.diagonal().mean().clamp(min=torch.finfo(torch.float64).tiny)
+            tops.append(eigsh(Dense(half.cpu(), symmetric=True), k, tol=1e-6, verify=False).vectors)
+        return subspace_overlap(tops[0], tops[1])
+
+
+def blocks_for(dimension: int, room: int) -> int:
+    """Number of blocks (even) that a budget in bytes allows."""
+    return next((blocks for blocks in (16, 8, 4) if blocks * dimension**2 * 8 <= room // 4), 2)

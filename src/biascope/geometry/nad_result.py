@@ -1,0 +1,146 @@
+"""What `nads` gives back."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from biascope.errors import CorruptError, InputError, UnsupportedError
+from biascope.linalg import MarchenkoPastur, marchenko_pastur, principal_angles, subspace_overlap
+
+
+@dataclass(frozen=True)
+class NADs:
+    """Neural anisotropy directions: eigenvectors of the second moment of the input gradient, leading first.
+
+    Attributes:
+        directions: [k, *input_shape], orthonormal; signs and bases inside repeated eigenvalues are arbitrary.
+        eigenvalues: [k], of the second moment itself (not singular values).
+        standard_errors: [k], of the eigenvalues (delta method over blocks of networks; without the bias of sample
+            eigenvalues, for which see `marchenko_pastur`).
+        trace: of the whole second moment.
+        n_networks: how many networks were drawn.
+        seed: of the networks and of the evaluation point.
+        method: finite-difference, autograd, mixed-derivative or ntk.
+        step: of the finite differences.
+        head: "sampled", or "marginal" when the last layer was averaged out in closed form.
+        stability: (n_networks, split-half overlap) pairs as networks accumulated; the overlap of the leading
+            directions of one half of the networks with those of the other. The whole is better than its halves.
+        stability_k: how many leading directions `stability` is about.
+        fallback: {parameter: why} if the factory had to be called for each network.
+    """
+
+    directions: Tensor = field(repr=False)
+    eigenvalues: Tensor = field(repr=False)
+    standard_errors: Tensor = field(repr=False)
+    trace: float
+    n_networks: int
+    seed: int
+    method: str
+    step: float
+    head: str = "sampled"
+    stability: tuple[tuple[int, float], ...] = ()
+    stability_k: int = 10
+    fallback: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        return tuple(self.directions.shape[1:])
+
+    @property
+    def dimension(self) -> int:
+        """D."""
+        return math.prod(self.input_shape)
+
+    def fourier_energy(self) -> Tensor:
+        """|FFT|^2 of each direction over its last two dimensions, each adding up to 1, DC in the centre: [k, *shape].
+
+        Example:
+            >>> flat = NADs(torch.full((1, 1, 4, 4), 0.25), torch.ones(1), torch.zeros(1), 1.0, 1, 0, "autograd", 0.0)
+            >>> flat.fourier_energy()[0, 0, 2, 2].item()
+            1.0
+        """
+        if len(self.input_shape) < 2:
+            raise UnsupportedError(f"a Fourier picture needs images, not inputs of shape {self.input_shape}")
+        energy = torch.fft.fft2(self.directions.double()).abs().square()
+        energy = energy / energy.flatten(1).sum(1).view(-1, *[1] * len(self.input_shape))
+        shifted: Tensor = torch.fft.fftshift(energy, dim=(-2, -1))
+        return shifted
+
+    def overlap(self, other: NADs | Tensor, k: int) -> float:
+        """Mean squared cosine between the spans of the first k directions of both; k / D for random ones.
+
+        `other` may be a tensor [>= k, ...] of directions.
+        """
+        return subspace_overlap(*self._spans(other, k))
+
+    def principal_angles(self, other: NADs | Tensor, k: int) -> Tensor:
+        """Principal angles [k] in radians, ascending, between the spans of the first k directions of both."""
+        return principal_angles(*self._spans(other, k))
+
+    def _spans(self, other: NADs | Tensor, k: int) -> tuple[Tensor, Tensor]:
+        theirs = other.directions if isinstance(other, NADs) else other
+        for who, directions in (("these", self.directions), ("the other", theirs)):
+            if not 1 <= k <= len(directions):
+                raise InputError(f"k={k}, but {who} NADs hold {len(directions)} directions")
+        ours, theirs = self.directions[:k].flatten(1).double(), theirs[:k].flatten(1).double()
+        if ours.shape != theirs.shape:
+            raise InputError(f"inputs of different size: {ours.shape[1]} and {theirs.shape[1]} entries")
+        return ours.T.cpu(), theirs.T.cpu()
+
+    def marchenko_pastur(self) -> MarchenkoPastur:
+        """Where the eigenvalues of as many isotropic gradients of the same total variance would lie.
+
+        An isotropic network fills this band; only eigenvalues outside are evidence of anisotropy.
+        """
+        if self.head != "sampled" or self.method not in ("finite-difference", "autograd"):
+            raise UnsupportedError("the Marchenko-Pastur law is for independent gradients: method and head must sample")
+        return marchenko_pastur(self.n_networks, self.dimension, max(self.trace / self.dimension, 1e-300))
+
+    def plot(self, first: int = 3) -> Any:
+        """The first directions in pixels and in Fourier space, and the spectrum (matplotlib figure)."""
+        from biascope.geometry.figures import plot_nads
+
+        return plot_nads(self, first)
+
+    def save(self, path: str | Path) -> None:
+        """Write one safetensors file, whole or not at all."""
+        path = Path(path)
+        tensors = {
+            name: getattr(self, name).detach().cpu().contiguous()
+            for name in ("directions", "eigenvalues", "standard_errors")
+        }
+        about = {name: getattr(self, name) for name in _PLAIN} | {"stability": list(map(list, self.stability))}
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            save_file(tensors, temporary, {"nads": json.dumps(about)})
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | Path) -> NADs:
+        """Read what `save` wrote."""
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                tensors = {name: file.get_tensor(name) for name in ("directions", "eigenvalues", "standard_errors")}
+                about = json.loads((file.metadata() or {})["nads"])
+        except FileNotFoundError as error:
+            raise InputError(f"there is no file {path}") from error
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            raise CorruptError(f"{path} does not hold NADs ({error})") from error
+        about["stability"] = tuple((int(n), float(value)) for n, value in about["stability"])
+        return cls(**tensors, **about)
+
+
+_PLAIN = ("trace", "n_networks", "seed", "method", "step", "head", "stability_k", "fallback")

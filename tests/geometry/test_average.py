@@ -1,0 +1,338 @@
+"""Average geometry and its evolution against closed forms and brute force (spec 02, checks 1 to 6, 8, 10)."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, hessian
+
+from biascope.ensembles import Networks, record, train_ensemble
+from biascope.errors import InputError, UnsupportedError
+from biascope.geometry import (
+    AverageGeometry,
+    average_geometry,
+    data_second_moment,
+    geometry_evolution,
+    geometry_of,
+    gsg,
+)
+from biascope.geometry.average import draw_probes
+from biascope.geometry.curvature_link import input_curvature
+from biascope.geometry.linear_cnn import (
+    GELU_GAIN,
+    dense_head,
+    patch_overlap,
+    pool_matrix,
+    pooled_cnn_evolution,
+    pooled_cnn_geometry,
+    tap_matrices,
+    through_average_pool,
+    through_convolution,
+)
+from biascope.geometry.measures import correlation
+from biascope.geometry.mlp_theory import (
+    linear_regression_evolution,
+    linear_regression_geometry,
+    mlp_evolution,
+    mlp_evolution_large_dimension,
+)
+
+
+class Line(nn.Module):
+    """theta . x"""
+
+    def __init__(self, D: int, s: float, mean: float = 0.0) -> None:
+        super().__init__()
+        self.theta = nn.Parameter(torch.randn(D) * s + mean)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ self.theta)[:, None]
+
+
+class Hidden(nn.Module):
+    """sum_i w_i relu(phi_i . x)"""
+
+    def __init__(self, D: int, n: int, sw: float, sp: float, mean: float = 0.0) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(n) * sw + mean)
+        self.phi = nn.Parameter(torch.randn(n, D) * sp)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (torch.relu(x @ self.phi.T) @ self.w)[:, None]
+
+
+class PooledCNN(nn.Module):
+    """(1/k) sum_i w_i sum_j phi_i^T M_j^T x in one dimension"""
+
+    def __init__(self, n: int, p: int, sw: float, sp: float, circular: bool = False, head: bool = True) -> None:
+        super().__init__()
+        self.phi = nn.Parameter(torch.randn(n, 1, p) * sp)
+        self.w = nn.Parameter(torch.randn(n) * sw) if head else None
+        self.circular = circular
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[:, None]
+        if self.circular:
+            p = self.phi.shape[2]
+            x = nn.functional.pad(x, (p // 2, p - 1 - p // 2), mode="circular")
+        pooled = nn.functional.conv1d(x, self.phi).mean(2)
+        return (pooled @ self.w)[:, None] if self.w is not None else pooled[:, :1]
+
+
+def relative(found: Tensor, exact: Tensor) -> float:
+    return float((found - exact).norm() / exact.norm())
+
+
+def test_example_a10() -> None:
+    G = average_geometry(lambda: PooledCNN(1, 2, 1, 1.5, head=False), (3,), n_networks=40_000)
+    exact = 1.5**2 / 4 * torch.tensor([[1.0, 1, 0], [1, 2, 1], [0, 1, 1]], dtype=torch.float64)
+    assert relative(G.matrix, exact) < 4 * G.relative_error
+    assert torch.allclose(exact, 1.5**2 * pooled_cnn_geometry(tap_matrices((3,), 2), 1))
+    values, vectors = torch.linalg.eigh(4 / 1.5**2 * exact)
+    assert torch.allclose(values, torch.tensor([0.0, 1.0, 3.0], dtype=torch.float64), atol=1e-12)
+    null = torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64) / 3**0.5
+    assert abs(float(vectors[:, 0] @ null)) == pytest.approx(1.0)
+    assert (G @ null).norm() < 1e-6
+
+
+def test_linear_regression() -> None:
+    s, x = 0.8, torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    y = torch.randn(6, generator=torch.Generator().manual_seed(1))
+    G = average_geometry(lambda: Line(4, s), (4,), n_networks=20_000)
+    assert relative(G.matrix, s**2 * torch.eye(4).double()) < 4 * G.relative_error
+    S = data_second_moment(x)
+    Delta = geometry_evolution(lambda: Line(4, s), x, y, n_networks=40_000)
+    exact = linear_regression_evolution(S, s)
+    assert relative(Delta.matrix, exact) < 4 * Delta.relative_error < 0.2
+    assert relative(Delta.matrix, exact / 2) > 0.5  # the printed form is out
+    slope = (linear_regression_geometry(x, y, 1e-6, s) - linear_regression_geometry(x, y, 0.0, s)) / 1e-6
+    assert relative(slope, exact) < 1e-4
+
+
+def test_gradient_flow_of_linear_regression() -> None:
+    """Small full-batch steps of the trainer follow the closed form of G^t."""
+    s, time, steps = 0.8, 0.3, 300
+    x = 0.5 * torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    y = torch.randn(6, generator=torch.Generator().manual_seed(1))
+    done = train_ensemble(
+        lambda: Line(4, s),
+        [(x, y)] * 400,
+        epochs=steps,
+        batch_size=6,
+        lr=time / steps,
+        clip_norm=None,
+        schedule="constant",
+        loss=lambda out, y: 0.5 * (out[:, 0] - y).square().sum(),
+        engine="vmap",
+        group=400,
+    )
+    assert done.networks is not None
+    before = record(lambda: Line(4, s)).draw(0, 0, 400)
+    start, now = (geometry_of(n, torch.zeros(1, 4)).matrix for n in (before, done.networks))
+    # start from the sample's own second moment, so that only the dynamics are tested
+    values, V = torch.linalg.eigh(data_second_moment(x))
+    decay = (V * torch.exp(-values * time)) @ V.T
+    w = linear_regression_geometry(x, y, time, 0.0)
+    mean = before.params["theta"].double().mean(0)
+    growth = V @ ((1 - torch.exp(-values * time)) / values * (V.T @ (x.double().T @ y.double())))
+    cross = torch.outer(decay @ mean, growth)
+    expected = decay @ start @ decay + w + cross + cross.T
+    assert relative(now, expected) < 4e-3
+
+
+def test_hidden_layer_geometry_and_evolution() -> None:
+    D, n, sw, sp = 5, 6, 0.9, 0.7
+    x = torch.randn(3, D, generator=torch.Generator().manual_seed(2))
+    y = torch.tensor([1.0, -1.0, 2.0])
+    factory = lambda: Hidden(D, n, sw, sp)  # noqa: E731
+    G = average_geometry(factory, (D,), n_networks=30_000)
+    assert relative(G.matrix, n * sw**2 * sp**2 / 2 * torch.eye(D).double()) < 4 * G.relative_error
+    exact = mlp_evolution(x, n, sw, sp)
+    found = geometry_evolution(factory, x, y, n_networks=60_000, n_probes=2)
+    assert relative(found.matrix, exact) < 4 * found.relative_error < 0.15
+    other = geometry_evolution(factory, x, -3 * y, n_networks=60_000, n_probes=2)  # Prop. A.1
+    assert relative(other.matrix, exact) < 4 * other.relative_error
+    biased = geometry_evolution(lambda: Hidden(D, n, sw, sp, mean=1.0), x, 30 * y, n_networks=4000)
+    plain = geometry_evolution(lambda: Hidden(D, n, sw, sp, mean=1.0), x, -30 * y, n_networks=4000)
+    assert relative(biased.matrix, plain.matrix) > 0.5  # a last layer with a mean does see the labels
+
+
+def test_large_dimension_form_of_theorem_31() -> None:
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    exact, large = mlp_evolution(x, 10), mlp_evolution_large_dimension(data_second_moment(x), 10)
+    assert relative(large, exact) < 0.05
+    x = torch.randn(4, 200, generator=torch.Generator().manual_seed(0))
+    assert relative(mlp_evolution_large_dimension(data_second_moment(x), 10), mlp_evolution(x, 10)) < 2e-3
+
+
+def test_correlation_of_evolution_with_data_grows_with_width() -> None:
+    """Spectrum i^-1.5 at D = 3072, unit variances: |Corr(Delta, S)| = 0.42, 0.97, 0.999 at n = 100, 1000, 10,000."""
+    values = torch.arange(1, 3073, dtype=torch.float64) ** -1.5
+
+    def corr(n: int) -> float:
+        cS = 2 * (n / 2 + n * (n - 1) / 16 + 3 * n / 4 + n * (n - 1) / 16)
+        cI = 2 * (n / 4 + n * (n - 1) / (4 * math.pi**2 * 3072)) * values.sum()
+        delta = -cS * values - cI
+        return float(-(delta * values).sum() / (delta.norm() * values.norm()))
+
+    assert [corr(n) for n in (100, 1000, 10_000)] == pytest.approx([0.42, 0.97, 0.999], abs=5e-3)
+    small = torch.diag(values[:40])
+    by_function = mlp_evolution_large_dimension(small, 30).diagonal()
+    assert by_function.shape == (40,)
+
+
+@pytest.mark.parametrize("circular", [False, True])
+def test_pooled_cnn(circular: bool) -> None:
+    D, p, n, sw, sp = 6, 3, 4, 0.9, 0.8
+    taps = tap_matrices((D,), p, circular=circular)
+    factory = lambda: PooledCNN(n, p, sw, sp, circular)  # noqa: E731
+    G = average_geometry(factory, (D,), n_networks=20_000)
+    exact = pooled_cnn_geometry(taps, n, sw, sp)
+    assert relative(G.matrix, exact) < 4 * G.relative_error
+    assert G.rank() == (1 if circular else p)
+    x = torch.randn(5, D, generator=torch.Generator().manual_seed(0))
+    S = data_second_moment(x)
+    found = geometry_evolution(factory, x, torch.ones(5), n_networks=40_000)
+    delta = pooled_cnn_evolution(taps, S, n, sw, sp)
+    assert relative(found.matrix, delta) < 4 * found.relative_error < 0.25
+
+
+def test_pooled_cnn_tends_to_gsg_quadratically() -> None:
+    taps, S = tap_matrices((9,), 3), torch.diag(torch.arange(1.0, 10.0)).double()
+    K = patch_overlap(taps)
+    gaps = [1 - abs(correlation(pooled_cnn_evolution(taps, S, n), gsg(K, S))) for n in (64, 128, 256)]
+    assert gaps[0] / gaps[1] == pytest.approx(4, rel=0.1)
+    assert gaps[1] / gaps[2] == pytest.approx(4, rel=0.05)
+
+
+def test_coverage_of_a_convolution_without_pooling() -> None:
+    """Valid padding: diagonal, proportional to 1 2 3 3 3 3 3 2 1; circular: a multiple of the identity (check 6)."""
+    for circular, counts in ((False, [1, 2, 3, 3, 3, 3, 3, 2, 1]), (True, [3] * 9)):
+        taps = tap_matrices((9,), 3, circular=circular)
+        cov = through_convolution(dense_head(taps.shape[2], [1.0]), taps, channels_out=1, variance=1.0)
+        assert torch.equal(cov, torch.diag(torch.tensor(counts, dtype=torch.float64)))
+    factory = lambda: nn.Sequential(  # noqa: E731
+        nn.Conv1d(1, 4, 3, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(28, 1, bias=False)
+    )
+    G = average_geometry(factory, (1, 9), n_networks=30_000)
+    expected = torch.diag(torch.tensor([1, 2, 3, 3, 3, 3, 3, 2, 1], dtype=torch.float64))
+    assert correlation(G.matrix, expected) > 0.998
+
+
+def net(activation: type[nn.Module]) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3, padding=1, bias=False), activation(), nn.AvgPool2d(2),
+        nn.Conv2d(3, 4, 2, bias=False), activation(), nn.AvgPool2d(2), nn.Flatten(),
+        nn.Linear(4, 5, bias=False), activation(), nn.Linear(5, 1, bias=False),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("activation", "gain", "std"), [(nn.Identity, 1.0, 1.0), (nn.GELU, GELU_GAIN, 1e-4)])
+def test_covariance_recursion_is_the_sampled_geometry(activation: type[nn.Module], gain: float, std: float) -> None:
+    """Two convolutions, two poolings, two dense layers on 6 x 6, linear, and GELU at x -> 0 (check 8)."""
+    cov = dense_head(1, [1 / (3 * 4), 1 / (3 * 5)], [5], gain)
+    cov = gain * through_average_pool(cov, pool_matrix((2, 2), 2))
+    cov = through_convolution(cov, tap_matrices((3, 3), 2), 4, 1 / (3 * 12))
+    cov = gain * through_average_pool(cov, pool_matrix((6, 6), 2))
+    cov = through_convolution(cov, tap_matrices((6, 6), 3, padding=1), 3, 1 / (3 * 9))
+    G = average_geometry(lambda: net(activation), (1, 6, 6), n_networks=30_000, probe_std=std)
+    assert relative(G.matrix, cov) < 4 * G.relative_error < 0.2
+
+
+def test_evolution_is_the_derivative_of_the_geometry_along_the_flow() -> None:
+    """jvp against a finite difference of g g^T along theta-dot, float64, tanh network (check 10)."""
+    factory = lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))  # noqa: E731
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = torch.randn(5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = geometry_evolution(factory, x, y, n_networks=3, n_probes=2, dtype=torch.float64, seed=7, batch=2)
+    drawn = record(factory).draw(7, 0, 3, dtype=torch.float64)
+    probes = draw_probes(7, 0, 3, 2, (4,), 1.0).double()
+    h, total = 1e-5, torch.zeros(4, 4, dtype=torch.float64)
+    for t in range(3):
+        module = drawn.module(t)
+        loss = 0.5 * (module(x)[:, 0] - y).square().sum()
+        flow = [-g for g in torch.autograd.grad(loss, list(module.parameters()))]
+        second = []
+        for sign in (1, -1):
+            moved = {k: p.detach() + sign * h * v for (k, p), v in zip(module.named_parameters(), flow)}
+            g = torch.stack([grad(lambda z: functional_call(module, moved, (z[None],))[0, 0])(q) for q in probes[t]])  # noqa: B023
+            second.append(g.T @ g / 2)
+        total += (second[0] - second[1]) / (2 * h) / 3
+    assert relative(found.matrix, total) < 1e-6
+
+
+def test_input_curvature() -> None:
+    """Hess_x loss against autograd; for ReLU networks and SSE it is exactly g g^T (check 10)."""
+    x, y = torch.randn(4, dtype=torch.float64), torch.tensor(0.3, dtype=torch.float64)
+    for activation, piecewise in ((nn.Tanh, False), (nn.ReLU, True)):
+        model = nn.Sequential(nn.Linear(4, 6), activation(), nn.Linear(6, 1)).double()
+        for name, loss in (
+            ("sse", lambda f: 0.5 * (f - y) ** 2),
+            ("logistic", lambda f: torch.log1p(torch.exp(-y * f))),
+        ):
+            whole = hessian(lambda z: loss(model(z[None])[0, 0]))(x)  # noqa: B023
+            terms = input_curvature(model, x, y, name)
+            assert torch.allclose(terms.hessian, whole, atol=1e-12)
+            if piecewise:
+                assert terms.gradient_share == pytest.approx(1.0)
+    with pytest.raises(InputError, match="loss"):
+        input_curvature(model, x, y, "hinge")
+
+
+def test_result_object(tmp_path: Path) -> None:
+    G = average_geometry(lambda: Hidden(6, 4, 1, 1), (6,), n_networks=300, n_probes=3)
+    assert torch.allclose(G.matrix, G.matrix.T)
+    assert torch.linalg.eigvalsh(G.matrix).min() > -1e-12
+    assert G.correlation(G).value == pytest.approx(1.0)
+    assert torch.allclose(G @ torch.ones(6), G.matrix.sum(1))
+    assert G.trace() == pytest.approx(G.eigh().values.sum().item())
+    G.save(tmp_path / "g.safetensors")
+    back = AverageGeometry.load(tmp_path / "g.safetensors")
+    assert torch.equal(back.matrix, G.matrix)
+    assert (back.n_probes, back.input_shape, back.kind) == (3, (6,), "geometry")
+    assert len(G.plot().axes) == 3
+
+
+def test_relative_error_is_right() -> None:
+    truth = 2.0 * torch.eye(6).double()  # n sw^2 sp^2 / 2
+    runs = [average_geometry(lambda: Hidden(6, 4, 1, 1), (6,), n_networks=200, seed=seed) for seed in range(12)]
+    actual = torch.tensor([float((run.matrix - truth).norm() / run.matrix.norm()) for run in runs])
+    reported = torch.tensor([run.relative_error for run in runs])
+    assert reported.mean().item() == pytest.approx(actual.square().mean().sqrt().item(), rel=0.3)
+
+
+def test_matrix_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    dense = average_geometry(lambda: PooledCNN(3, 3, 1, 1), (8,), n_networks=100)
+    monkeypatch.setattr("biascope.geometry.average.DENSE_UP_TO", 4)
+    free = average_geometry(lambda: PooledCNN(3, 3, 1, 1), (8,), n_networks=100)
+    v = torch.randn(8)
+    assert torch.allclose((free @ v).double(), dense @ v, atol=1e-5)
+    assert torch.allclose(free.eigh(2).values.double(), dense.eigh(2).values, rtol=1e-3)
+    with pytest.raises(UnsupportedError, match="matrix-free"):
+        _ = free.matrix
+    monkeypatch.setattr("biascope.geometry.evolution.DENSE_UP_TO", 4)
+    with pytest.raises(InputError, match="too large"):
+        geometry_evolution(lambda: PooledCNN(3, 3, 1, 1), torch.ones(2, 8), torch.ones(2), n_networks=1)
+
+
+def test_common_probes_and_trained_networks() -> None:
+    probes = torch.randn(4, 5)
+    drawn = record(lambda: Hidden(5, 3, 1, 1)).draw(0, 0, 64)
+    a = average_geometry(lambda: Hidden(5, 3, 1, 1), (5,), n_networks=64, probes=probes)
+    assert torch.allclose(a.matrix, geometry_of(drawn, probes).matrix)
+    moved = Networks(drawn.template, {k: 2 * v for k, v in drawn.params.items()}, drawn.buffers)
+    assert torch.allclose(geometry_of(moved, probes).matrix, 16 * a.matrix)
+
+
+def test_refusals() -> None:
+    bare = lambda: nn.Sequential(nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 1))  # noqa: E731
+    with pytest.raises(InputError, match="probe_std > 0"):
+        average_geometry(bare, (3,), n_networks=4, probe_std=0.0)
+    with pytest.raises(InputError, match="probes have shape"):
+        average_geometry(bare, (3,), n_networks=4, probes=torch.zeros(2, 4))
+    with pytest.raises(InputError, match="y_train"):
+        geometry_evolution(bare, torch.zeros(3, 3), torch.zeros(2), n_networks=1)
+    with pytest.raises(InputError, match="loss"):
+        geometry_evolution(bare, torch.zeros(3, 3), torch.zeros(3), n_networks=1, loss="nll")

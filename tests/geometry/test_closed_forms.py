@@ -1,0 +1,134 @@
+"""Closed forms of the NAD paper against autograd on sampled models (spec 01, checks 5, 6, 7, 8, 10)."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.func import grad, hessian, vmap
+
+from biascope.errors import InputError
+from biascope.geometry.closed_forms import (
+    aliasing_matrix,
+    deep_linear_hessians,
+    linear_pooling_covariance,
+    linear_pooling_mixed,
+    mlp_geometry_constant,
+    nonlinear_pooling_covariance,
+)
+from biascope.geometry.dipole import general_learning_bound, learning_bound, markov_bound
+
+D, S = 6, 2
+M = D // S
+m = torch.tensor([1.0, 0.9, 0.5, 0.2, 0.7, 0.3], dtype=torch.float64)
+A = aliasing_matrix(D, S)
+
+
+def sampled(n: int, s_theta: float, s_phi: float) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = torch.Generator().manual_seed(0)
+    theta = s_theta * torch.randn(n, M, generator=rng, dtype=torch.float64)
+    return theta, s_phi * torch.randn(n, D, generator=rng, dtype=torch.float64)
+
+
+def f(theta: torch.Tensor, phi: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return theta @ (A @ (m * phi * x))
+
+
+def close(estimate: torch.Tensor, samples: torch.Tensor, exact: torch.Tensor, z: float = 5.0) -> None:
+    """Every entry within z standard errors."""
+    error = samples.std(0) / math.sqrt(len(samples))
+    assert ((estimate - exact).abs() <= z * error + 1e-12).all(), (estimate, exact)
+
+
+def test_gradient_covariance_of_linear_pooling() -> None:
+    theta, phi = sampled(200_000, 0.7, 1.3)
+    g = vmap(grad(f, argnums=2), in_dims=(0, 0, None))(theta, phi, torch.ones(D, dtype=torch.float64))
+    outer = g[:, :, None] * g[:, None, :]
+    exact = linear_pooling_covariance(m, S, 0.7, 1.3)
+    close(outer.mean(0), outer, exact)
+    assert torch.equal(exact.diagonal().argsort(descending=True), m.square().argsort(descending=True))
+    printed = S * exact  # the paper's form is rejected by the same test
+    assert ((outer.mean(0) - printed).diagonal().abs() > 5 * (outer.std(0) / 200_000**0.5).diagonal()).all()
+
+
+def test_mixed_derivative_of_linear_pooling() -> None:
+    """H is linear in the parameters, so E[H^T H] needs only a few thousand draws."""
+    theta, phi = sampled(20_000, 0.7, 1.3)
+    x = torch.ones(D, dtype=torch.float64)
+
+    def HtH(theta: torch.Tensor, phi: torch.Tensor) -> torch.Tensor:
+        by_theta = torch.func.jacrev(lambda t: grad(f, argnums=2)(t, phi, x))(theta)  # [D, M]
+        by_phi = torch.func.jacrev(lambda q: grad(f, argnums=2)(theta, q, x))(phi)  # [D, D]
+        return by_theta @ by_theta.T + by_phi @ by_phi.T
+
+    found = vmap(HtH)(theta, phi)
+    close(found.mean(0), found, linear_pooling_mixed(m, S, 0.7, 1.3))
+
+
+def test_expected_hessians_of_the_deep_linear_model() -> None:
+    eps, sigma, at, n = 1.5, 0.6, 4, 100_000
+    theta, phi = sampled(n, 0.8, 1.2)
+    rng = torch.Generator().manual_seed(1)
+    y = (torch.randint(0, 2, (n,), generator=rng) * 2 - 1).double()
+    x = sigma * torch.randn(n, D, generator=rng, dtype=torch.float64)
+    x[:, at] += eps * y
+
+    def loss(params: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (y - f(params[:M], params[M:], x)) ** 2
+
+    H = vmap(hessian(loss))(torch.cat([theta, phi], 1), x, y)
+    exact = torch.zeros(M + D, M + D, dtype=torch.float64)
+    exact[:M, :M], exact[M:, M:], exact[:M, M:] = deep_linear_hessians(m, S, at, eps, sigma, 0.8, 1.2)
+    exact[M:, :M] = exact[:M, M:].T
+    close(H.mean(0), H, exact)
+    assert (exact[:M, M:] != 0).sum() == 1
+
+
+def test_nonlinear_pooling() -> None:
+    theta, phi = sampled(200_000, 0.7, 1.3)
+    x = torch.tensor([1.0, -2.0, 0.3, 0.4, -0.1, 2.0], dtype=torch.float64)
+    g = (theta @ A) * m * phi * (phi * x > 0)
+    outer = g[:, :, None] * g[:, None, :]
+    close(outer.mean(0), outer, nonlinear_pooling_covariance(m, S, x, 0.7, 1.3))
+    with pytest.raises(InputError, match="zero"):
+        nonlinear_pooling_covariance(m, S, torch.zeros(D))
+
+
+def test_example_3_at_any_x() -> None:
+    """n 7, D 5: entries within 0.005 of the identity for 3e5 draws (spec 01, check 7)."""
+    rng = torch.Generator().manual_seed(0)
+    w, phi = torch.randn(300_000, 7, generator=rng), torch.randn(300_000, 7, 5, generator=rng)
+    x = torch.tensor([0.3, -1.0, 2.0, 0.1, 0.5])
+    g = torch.einsum("tn,tnd,tn->td", w, phi, (phi @ x > 0).float())
+    normalised = (g.T @ g / len(g)) / mlp_geometry_constant(5, [7], [1.0, 1.0])
+    assert (normalised - torch.eye(5)).abs().max() < 0.02
+
+
+@pytest.mark.parametrize(("L", "trace"), [(1, 0.0556), (2, 0.00926), (3, 0.00154)])
+def test_default_initialised_mlp(L: int, trace: float) -> None:
+    assert mlp_geometry_constant(11, [13] * L) * 11 == pytest.approx(trace, rel=3e-3)
+
+
+def test_dipole_bounds() -> None:
+    """f = theta x, g = 0.1 t^2: left side 0.160, alpha version 0.200, printed alpha^2 version 0.040 (spec 01, 2.9)."""
+    theta = torch.randn(400_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    left = (0.2 * theta.abs()).mean().item()  # |d/dtheta 0.1 (v theta)^2| with v = 1
+    bound = learning_bound(theta, torch.ones_like(theta), alpha=0.2)
+    assert left == pytest.approx(0.160, abs=2e-3)
+    assert bound == pytest.approx(0.200, abs=2e-3)
+    assert left < bound
+    assert left > learning_bound(theta, torch.ones_like(theta), alpha=0.2**2)  # the printed one is no bound
+    cubic = general_learning_bound(theta, torch.ones_like(theta), lambda t: 0.3 * t**2)  # g = 0.1 |t|^3
+    assert (0.3 * theta.abs() ** 2).mean().item() < cubic
+
+
+def test_markov_holds_on_every_sample() -> None:
+    rng = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        g = torch.randn(7, 3, generator=rng, dtype=torch.float64) * torch.rand(3, generator=rng).double()
+        v = nn.functional.normalize(torch.randn(3, generator=rng, dtype=torch.float64), dim=0)
+        Sigma = g.T @ g / 7
+        for eta in (1e-3, 0.1, 1.0):
+            assert ((g @ v) ** 2 >= eta).double().mean().item() <= markov_bound(v, Sigma, eta) + 1e-12
+    with pytest.raises(InputError, match="eta"):
+        markov_bound(v, Sigma, 0.0)

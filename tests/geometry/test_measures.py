@@ -1,0 +1,172 @@
+"""Measures on matrices of the input space (spec 02, checks 7, 9, 11, 13, 14) and their closed-form baselines."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from biascope.errors import InputError
+from biascope.geometry import (
+    alignment_score,
+    compare,
+    containment,
+    correlation,
+    data_second_moment,
+    flip_spectrum,
+    generalised_directions,
+    gsg,
+    matched_count,
+    project_out,
+    removed_variance,
+    velocity,
+)
+from biascope.geometry.mlp_theory import active_second_moment, both_active_moments, expect_angle
+
+RNG = torch.Generator()
+
+
+def psd(D: int, seed: int = 0, power: float = 1.5) -> Tensor:
+    Q = rotation(D, seed)
+    return (Q * torch.arange(1, D + 1, dtype=torch.float64) ** -power) @ Q.T
+
+
+def rotation(D: int, seed: int) -> Tensor:
+    Q, R = torch.linalg.qr(torch.randn(D, D, generator=RNG.manual_seed(seed), dtype=torch.float64))
+    return Q * R.diagonal().sign()
+
+
+def test_correlation_and_velocity() -> None:
+    A, B, Q = psd(6, 0), psd(6, 1), rotation(6, 2)
+    assert correlation(A, A) == pytest.approx(1.0, abs=1e-12)
+    assert correlation(A, 3 * A) == pytest.approx(1.0, abs=1e-12)
+    assert correlation(Q @ A @ Q.T, Q @ B @ Q.T) == pytest.approx(correlation(A, B), abs=1e-12)
+    assert velocity(A, A) == pytest.approx(0.0, abs=1e-12)
+    assert 0 < velocity(A, B) < 1
+    with pytest.raises(InputError, match="zero matrix"):
+        correlation(A, 0 * A)
+    with pytest.raises(InputError, match="square matrices"):
+        correlation(A, B[:5])
+
+
+def test_null_of_the_correlation_under_rotations() -> None:
+    A, B = psd(5, 0), psd(5, 1, 0.7)
+    report = compare(A, B)
+    assert report.identity[0] == pytest.approx(A.trace().item() / (5**0.5 * A.norm().item()))
+    rotated = torch.tensor([correlation(A, (Q := rotation(5, s)) @ B @ Q.T) for s in range(4000)])
+    assert rotated.mean().item() == pytest.approx(report.null, abs=4 * report.null_std / 4000**0.5)
+    assert rotated.std().item() == pytest.approx(report.null_std, rel=0.05)
+    assert compare(A, torch.eye(5)).trace_removed == 0.0
+    assert compare(A, A).trace_removed == pytest.approx(1.0)
+    assert compare(A, A).z > 3
+
+
+def test_containment_and_its_random_baseline() -> None:
+    reference = torch.diag(torch.arange(6.0, 0.0, -1.0)).double()
+    delta = torch.zeros(6, 6, dtype=torch.float64)
+    delta[:2, :2] = torch.tensor([[-2.0, 1.0], [1.0, 3.0]])
+    assert containment(delta, reference, 2).share == (1.0,)
+    assert containment(delta, reference, 1).share[0] == pytest.approx(2 / math.sqrt(15))
+    found = containment(psd(6, 3) - 0.1 * torch.eye(6), reference, range(1, 7))
+    assert found.share[-1] == pytest.approx(1.0)
+    assert found.random[-1] == pytest.approx(1.0)
+    assert list(found.share) == sorted(found.share)
+    matrix, squares = psd(6, 3) - 0.1 * torch.eye(6), []
+    for s in range(3000):
+        Q = rotation(6, s)[:, :2]
+        squares.append(float((Q.T @ matrix @ Q).square().sum() / matrix.square().sum()))
+    assert math.sqrt(sum(squares) / 3000) == pytest.approx(found.random[1], rel=0.03)
+    with pytest.raises(InputError, match="between 1 and 6"):
+        containment(delta, reference, 7)
+
+
+def test_second_moment_streams() -> None:
+    x = torch.randn(10, 2, 3, generator=RNG.manual_seed(0))
+    flat = x.flatten(1).double()
+    S = data_second_moment(x)
+    assert torch.allclose(S, flat.T @ flat)
+    assert torch.allclose(data_second_moment([(x[:4], None), (x[4:], None)], normalise=True), S / 10)
+    G = psd(6)
+    assert torch.allclose(gsg(G, S), G @ S @ G)
+    with pytest.raises(InputError, match="no data"):
+        data_second_moment([])
+
+
+def test_flip() -> None:
+    G = psd(6)
+    assert torch.allclose(flip_spectrum(flip_spectrum(G)), G, atol=1e-12)
+    assert flip_spectrum(G).trace().item() == pytest.approx(G.trace().item())
+    assert torch.linalg.matrix_norm(flip_spectrum(G), 2).item() == pytest.approx(1.0)
+    top = torch.linalg.eigh(G).eigenvectors[:, -1]
+    ratio = (top @ G @ top) / (top @ flip_spectrum(G) @ top)
+    assert ratio.item() == pytest.approx(torch.linalg.cond(G).item())
+
+
+def test_generalised_directions_and_elimination() -> None:
+    S, G = psd(6, 0), psd(6, 1)
+    found = generalised_directions(S, G, ridge=1e-8)
+    V = found.directions
+    assert torch.allclose(V @ V.T, torch.eye(6, dtype=V.dtype), atol=1e-10)
+    first = V[0]  # the first one is the generalised eigenvector itself, and maximises v S v / v G v
+    best = (first @ S @ first) / (first @ G @ first)
+    assert best.item() == pytest.approx(found.values[0].item(), rel=1e-5)
+    for s in range(50):
+        v = torch.randn(6, generator=RNG.manual_seed(s), dtype=torch.float64)
+        assert (v @ S @ v) / (v @ G @ v) <= best * (1 + 1e-9)
+    x = torch.randn(7, 2, 3, generator=RNG.manual_seed(9), dtype=torch.float64)
+    once = project_out(x, V[:2])
+    assert torch.allclose(project_out(once, V[:2]), once)
+    assert torch.linalg.matrix_rank(torch.eye(6, dtype=V.dtype) - V[:2].T @ V[:2]) == 4
+    assert (once.flatten(1) @ V[:2].T).abs().max() < 1e-12
+    assert torch.equal(project_out(x, V[:0]), x)
+    with pytest.raises(InputError, match="orthonormal"):
+        project_out(x, 2 * V[:2])
+
+
+def test_matched_removal() -> None:
+    S, V, R = psd(6, 0), torch.eye(6, dtype=torch.float64), rotation(6, 4).T
+    for k in range(7):
+        other = matched_count(S, V, R, k)
+        wanted = removed_variance(S, V[:k])[-1] if k else 0.0
+        assert (removed_variance(S, R[:other])[-1] if other else 0.0) >= wanted - 1e-9
+        if other > 1:
+            assert removed_variance(S, R[: other - 1])[-1] < wanted
+
+
+def test_alignment_score() -> None:
+    G = psd(6)
+    x = torch.randn(20, 6, generator=RNG.manual_seed(0))
+    score = alignment_score(x, G)
+    values = torch.linalg.eigvalsh(G)
+    assert (score >= values[0]).all()
+    assert (score <= values[-1]).all()
+    assert score[3].item() == pytest.approx(((x[3].double() @ G @ x[3].double()) / x[3].double().square().sum()).item())
+    assert torch.allclose(alignment_score(x, 2 * torch.eye(6)), torch.full((20,), 2.0, dtype=torch.float64))
+    assert torch.allclose(alignment_score(5 * x, G), score)
+    with pytest.raises(InputError, match="example 1 is zero"):
+        alignment_score(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), torch.eye(2))
+
+
+@pytest.mark.parametrize(
+    ("D", "second"), [(2, 1 / 12), (3, (math.pi**2 - 4) / (8 * math.pi**2)), (10, 0.0652), (100, 0.0627)]
+)
+def test_lemma_a6(D: int, second: float) -> None:
+    mean, square = both_active_moments(D)
+    assert mean == pytest.approx(0.25, abs=1e-10)
+    assert square == pytest.approx(second, abs=1.5e-4 if D > 3 else 1e-10)
+    assert expect_angle(lambda al: 1.0, D) == pytest.approx(1.0, abs=1e-10)
+    # E cos^2 = 1/D, exactly
+    assert expect_angle(lambda al: math.cos(al) ** 2, D) == pytest.approx(1 / D, rel=1e-8)
+
+
+def test_lemmas_a5_and_a7() -> None:
+    d = torch.randn(400_000, 3, generator=RNG.manual_seed(0), dtype=torch.float64)
+    a, b = torch.tensor([1.0, 0.2, 0.0]).double(), torch.tensor([-0.3, 1.0, 0.5]).double()
+    both = ((d @ a > 0) & (d @ b > 0)).double()
+    outer = (d[:, :, None] * d[:, None, :]) * both[:, None, None]
+    error = outer.std(0) / len(d) ** 0.5
+    assert ((outer.mean(0) - active_second_moment(a, b)).abs() < 5 * error).all()
+    assert torch.allclose(active_second_moment(a, a), torch.eye(3).double() / 2)
+    assert active_second_moment(a, -a).abs().max() < 1e-12
+    unit = d / d.norm(dim=1, keepdim=True)
+    assert (unit.T @ unit / len(d) - torch.eye(3) / 3).abs().max() < 3e-3
