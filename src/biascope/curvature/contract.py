@@ -40,6 +40,17 @@ def cotangents(factor: MatrixFactor, s: slice) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
+def rotate(U: Tensor, X: Tensor) -> Tensor:
+    """U^T X for U [g, d, d] and X [..., g, d, T]; as one multiplication where there are few positions."""
+    g, d, T = X.shape[-3:]
+    if T >= 16:
+        return U.mT @ X
+    if g == T == 1:
+        return (X.reshape(-1, d) @ U[0]).reshape(X.shape)
+    rows = X.movedim(-3, 0).mT  # [g, ..., T, d]
+    return (rows.reshape(g, -1, d) @ U).reshape(rows.shape).mT.movedim(0, -3)
+
+
 def squared_sums(G: Tensor, A: Tensor) -> Tensor:
     """sum_k sum_b (sum_t G_t A_t^T)^2, entry by entry: [g, o, i].
 

@@ -19,6 +19,8 @@ from biascope.errors import InputError, UnsupportedError
 from biascope.linalg import fix_signs
 from biascope.linalg.eigenbasis import check_damping
 
+DOUBLE_BELOW = 1024  # factors up to this size are decomposed in float64, which doubles the time of large ones
+
 
 @dataclass(frozen=True)
 class Homogeneous:
@@ -287,10 +289,15 @@ class EigenPiece(Piece):
 
 
 def batched_eigh(S: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues [g, d] descending, clipped at 0, and vectors [g, d, d] of S [g, d, d], computed in float64."""
+    """Eigenvalues [g, d] descending, clipped at 0, and vectors [g, d, d] of S [g, d, d], in float64 while small."""
     if not bool(torch.isfinite(S).all()):
         raise InputError("a Kronecker factor holds NaN or infinity: the outputs or gradients overflowed")
-    values, U = torch.linalg.eigh(((S + S.mT) / 2).double())
+    S = (S + S.mT) / 2
+    precise = S.double() if S.shape[-1] <= DOUBLE_BELOW else S
+    try:
+        values, U = torch.linalg.eigh(precise)
+    except RuntimeError:  # the solver did not converge in single precision
+        values, U = torch.linalg.eigh(S.double())
     values, U = values.flip(-1).clamp_min(0.0), U.flip(-1)
     U = torch.stack([fix_signs(u) for u in U])
     return values.to(S.dtype), U.to(S.dtype)

@@ -13,6 +13,7 @@ from biascope.curvature.contract import (
     gradient_rows,
     operand,
     pieces_of,
+    rotate,
     squared_cost,
     squared_sums,
     summed_rows,
@@ -250,12 +251,12 @@ class EigenSum(Sum):
             return
         assert E.U_A is not None
         for s in pieces_of(factor, 2 * squared_cost(factor, L.bias)):
-            A, G = operand(factor, s, L.bias), E.U_B.mT @ cotangents(factor, s)
+            A, G = operand(factor, s, L.bias), rotate(E.U_B, cotangents(factor, s))
             if L.offsets > 1:
                 for e in range(L.offsets):  # the patches' entries at one kernel offset
-                    self.s[:, e] += squared_sums(G, E.U_A.mT @ offsets_apart(A, L)[:, :, :, e])
+                    self.s[:, e] += squared_sums(G, rotate(E.U_A, offsets_apart(A, L)[:, :, :, e]))
             else:
-                self.s[:, 0] += squared_sums(G, E.U_A.mT @ A)
+                self.s[:, 0] += squared_sums(G, rotate(E.U_A, A))
 
     def finish(self, n: int) -> Piece:  # noqa: D102
         return self.basis.with_eigenvalues(self.s / n)
