@@ -151,7 +151,7 @@ class BlockMetric(Metric):
             raise InputError(f"k={k}: this representation holds {len(values)} eigenpairs")
         values, index = values.sort(descending=True)
         hot = torch.zeros(len(values), k, dtype=self.dtype, device=self.device)
-        hot[index[:k], torch.arange(k)] = 1.0
+        hot[index[:k], torch.arange(k, device=self.device)] = 1.0
         vectors = self.from_eigenbasis(hot)
         residuals = (self._matmat(vectors) - vectors * values[:k]).norm(dim=0)
         done = torch.ones(k, dtype=torch.bool, device=self.device)

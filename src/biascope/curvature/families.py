@@ -109,7 +109,8 @@ class Gaussian(Family):
 
     def cotangents(self, z: Tensor, y: Tensor | None, draws: Tensor | None, ks: range) -> Tensor:  # noqa: D102
         S = z.new_zeros(len(ks), *z.shape)
-        S[torch.arange(len(ks)), :, torch.tensor(ks)] = sqrt(self.scale)
+        index = torch.tensor(ks, device=z.device)
+        S[torch.arange(len(ks), device=z.device), :, index] = sqrt(self.scale)
         return S
 
     def apply(self, z: Tensor, y: Tensor | None, draws: Tensor | None, u: Tensor) -> Tensor:  # noqa: D102
@@ -126,8 +127,8 @@ class Bernoulli(Family):
 
     def cotangents(self, z: Tensor, y: Tensor | None, draws: Tensor | None, ks: range) -> Tensor:  # noqa: D102
         S = z.new_zeros(len(ks), *z.shape)
-        index = torch.tensor(ks)
-        S[torch.arange(len(ks)), :, index] = self._variance(z).sqrt()[:, index.to(z.device)].T
+        index = torch.tensor(ks, device=z.device)
+        S[torch.arange(len(ks), device=z.device), :, index] = self._variance(z).sqrt()[:, index].T
         return S
 
     def apply(self, z: Tensor, y: Tensor | None, draws: Tensor | None, u: Tensor) -> Tensor:  # noqa: D102
@@ -168,7 +169,7 @@ class Categorical(Family):
         s.scatter_(-1, j[:, None, None].expand(-1, len(z), 1), 1.0)
         s = s * root[:, j, at].T[..., None]
         S = z.new_zeros(len(ks), len(z), c, self.shape.positions)
-        S[torch.arange(len(ks)), :, :, at] = s
+        S[torch.arange(len(ks), device=z.device), :, :, at] = s
         return self.shape.join(S)
 
     def apply(self, z: Tensor, y: Tensor | None, draws: Tensor | None, u: Tensor) -> Tensor:  # noqa: D102

@@ -1,0 +1,29 @@
+"""The GPU gives the CPU's numbers."""
+
+import pytest
+import torch
+
+import biascope as bs
+from curvature.curvature_zoo import case, relative
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv2d", "norms", "words", "attention", "bare"])
+@pytest.mark.parametrize(
+    "representation", ["dense", "diagonal", "quasidiagonal", "kfac", "ekfac", "lowrank", "implicit"]
+)
+@pytest.mark.parametrize("options", [{}, {"estimator": "monte-carlo", "samples": 2}, {"likelihood": "bernoulli"}])
+def test_same_as_cpu(name, representation, options):
+    net, x = case(name)
+    here = bs.fisher(net, x, representation, **options)
+    there = bs.fisher(net.cuda(), x.cuda(), representation, **options)
+    v = torch.randn(here.shape[0], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert relative((there @ v.cuda()).cpu(), here @ v) < 1e-8
+    assert relative(there.solve(v.cuda(), damping=0.3).cpu(), here.solve(v, damping=0.3)) < 1e-6
+    assert relative(there.trace().cpu(), here.trace()) < 1e-9
+    with pytest.raises(ValueError, match="the metric"):
+        there @ v
