@@ -44,10 +44,8 @@ def _pieces(X: Tensor, Y: Tensor, piece: int) -> Tensor:
     head = q * piece
     Xp = X[:, :head].reshape(len(X), q, piece).transpose(0, 1)
     Yp = Y[:, :head].reshape(len(Y), q, piece).transpose(0, 1)
-    out = (Xp @ Yp.mT).sum(0, dtype=torch.float64)
-    if head < p:
-        out += X[:, head:] @ Y[:, head:].mT
-    return out.to(X.dtype)
+    out = (Xp @ Yp.mT).sum(0)
+    return out.add_(X[:, head:] @ Y[:, head:].mT) if head < p else out
 
 
 def _split(X: Tensor) -> tuple[Tensor, Tensor]:

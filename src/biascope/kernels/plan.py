@@ -152,9 +152,8 @@ def make_plan(
     size = n1 * m * {"full": k * k, "trace": 1, "diagonal": k}[outputs] * item
     kernel_bytes = size if kernel_bytes is None else kernel_bytes
     room = int(0.85 * (budget - kernel_bytes))
-    at_once = k if found.batched or found.replicated else 1  # backward passes whose gradients are alive together
-    copies = k if found.replicated else 1
-    per_example = copies * found.activation_bytes + at_once * item * sum(b.block.output_numel for b in blocks)
+    at_once = k if found.batched else 1  # cotangents whose gradients are alive together
+    per_example = found.activation_bytes + at_once * item * sum(b.block.output_numel for b in blocks)
     least = kernel_bytes + 4 * per_example + 2 * max(b.factor_bytes for b in blocks) * 2
     if room < 4 * per_example:
         raise InputError(

@@ -83,7 +83,6 @@ class Anatomy:
     outputs: int
     activation_bytes: int  # saved for backward, per example
     batched: bool = False  # one vmapped backward pass for all cotangents works, and pays (launch-bound devices)
-    replicated: bool = False  # one pass over k copies of the examples pays (vmap would loop over convolutions)
     reasons: dict[str, str] = field(default_factory=dict)
 
     def matches(self, tape: Tape) -> bool:
@@ -139,16 +138,14 @@ def _pilot(f: Functional, inputs: Inputs) -> Anatomy:
     raw = dict(tape3.raw)
     slots = _slots(tape3, tape2, raw)
     blocks = _blocks(f, tape3, slots, raw)
-    convolutions = any(u.rule.kind in {"conv", "conv_transpose"} for u in tape3.uses)
-    replicated = _launch_bound(f.device) and convolutions
-    batched = _launch_bound(f.device) and not convolutions and _can_batch(tape3)
+    batched = _launch_bound(f.device) and _can_batch(tape3)
     per_example = max(1, saved // 3)
-    found = Anatomy(tuple(blocks), tuple(slots), tape3.rows.shape[1], per_example, batched, replicated, raw)
+    found = Anatomy(tuple(blocks), tuple(slots), tape3.rows.shape[1], per_example, batched, raw)
     wrong = _certify(f, found, two)
     if wrong:
         raw |= dict.fromkeys(wrong, "the layer rule disagrees with autograd here")
         blocks = _blocks(f, tape3, slots, raw)
-        found = Anatomy(tuple(blocks), tuple(slots), found.outputs, per_example, batched, replicated, raw)
+        found = Anatomy(tuple(blocks), tuple(slots), found.outputs, per_example, batched, raw)
     return found
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from biascope.errors import UnsupportedError
-from biascope.functional import Functional, Inputs, batch_size, map_inputs, take
+from biascope.functional import Functional, Inputs, batch_size, take
 from biascope.layers.blocks import Anatomy, Block, leaves
 from biascope.layers.fallback import per_example_gradients
 from biascope.layers.record import Tape, record
@@ -120,7 +120,6 @@ class RowsFactor:
 
 
 Factor = MatrixFactor | RowsFactor
-REPLICATED = 4096  # examples times copies in one pass; above that a pass is no longer bound by kernel launches
 
 
 def collect(
@@ -157,17 +156,7 @@ def collect(
         batch = f.prepare(take(inputs, slice(start, stop)))
         cot = cotangents[:, None] if cotangents.dim() == 2 else cotangents[:, start:stop]
         cot = cot.to(f.device, f.dtype).expand(k, stop - start, -1)
-        if pieces.wanted and found.replicated and 1 < k * (stop - start) <= REPLICATED:
-            copies = map_inputs(batch, lambda t: t.repeat(k, *[1] * (t.dim() - 1)))
-            tape = record(f, leaves(f), copies)
-            _check_path(f, found, tape, start, stop)
-            pieces.keep_inputs(tape, start, stop, copies=k)
-            grads = tape.gradients(cot.reshape(-1, cot.shape[-1]), retain=False)
-            pieces.keep_gradients(
-                tape, [None if g is None else g[None] for g in grads], slice(0, k), slice(start, stop)
-            )
-            del tape, grads, copies
-        elif pieces.wanted:
+        if pieces.wanted:
             tape = record(f, leaves(f), batch)
             _check_path(f, found, tape, start, stop)
             pieces.keep_inputs(tape, start, stop)
@@ -212,17 +201,17 @@ class _Pieces:
             b.names[0]: torch.zeros(k, n, b.numel, dtype=store, device=f.device) for b in blocks if b.kind != "matrix"
         }
 
-    def keep_inputs(self, tape: Tape, start: int, stop: int, copies: int = 1) -> None:
+    def keep_inputs(self, tape: Tape, start: int, stop: int) -> None:
         for i in self.matrix:
             use, slot = tape.uses[i], self.found.slots[i]
             assert slot is not None
             assert slot.input is not None
             assert use.input is not None
             assert isinstance(use.rule, MatrixRule)
-            a = slot.input.example_major(use.input, copies * (stop - start))[: stop - start]
+            a = slot.input.example_major(use.input, stop - start)
             dtype = self.store if a.is_floating_point() else a.dtype
             if stop - start == self.n:
-                self.inputs[i] = a.to(dtype, copy=copies > 1)  # do not keep the other copies alive
+                self.inputs[i] = a.to(dtype)
             else:
                 if i not in self.inputs:
                     self.inputs[i] = torch.empty(self.n, *a.shape[1:], dtype=dtype, device=a.device)
@@ -231,15 +220,12 @@ class _Pieces:
 
     def keep_gradients(self, tape: Tape, grads: list[Tensor | None], j: slice, s: slice) -> None:
         count, size = s.stop - s.start, j.stop - j.start
-        n = tape.rows.shape[0]  # size * count where one pass went over copies of the examples
         for i in self.matrix:
             slot, g = self.found.slots[i], grads[i]
             assert slot is not None
             if g is None:
-                lead = size * count // n
-                g = torch.zeros(lead, *tape.uses[i].out_shape, dtype=self.f.dtype, device=self.f.device)
-            g = slot.output.example_major_each(g, n)
-            g = g.reshape(size, count, *g.shape[2:])
+                g = torch.zeros(size, *tape.uses[i].out_shape, dtype=self.f.dtype, device=self.f.device)
+            g = slot.output.example_major_each(g, count)
             if size == self.k and count == self.n and g.dtype == self.store:
                 self.grads[i] = g  # everything came at once
                 continue
@@ -255,8 +241,7 @@ class _Pieces:
                 if g is not None:
                     for role, owner in tape.uses[i].roles.items():
                         if owner == name:
-                            rows = use_rows(tape, self.found, i, role, g)
-                            self.rows[name][j, s] += rows.reshape(size, count, -1)
+                            self.rows[name][j, s] += use_rows(tape, self.found, i, role, g)
 
     def factors(self) -> list[Factor]:
         out: list[Factor] = []
