@@ -1,0 +1,74 @@
+"""Kernels on a GPU: the zoo again, budgets in device memory, tensor cores with a measured error."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import biascope as bs
+from zoo import ZOO, brute_force
+
+pytestmark = pytest.mark.gpu
+
+# TorchScript hides from the recorder and fuses; the mask of this module lives on the CPU; CUDA's own weight_norm is
+# accurate to 1e-8 only
+LEFT_OUT = {"scripted", "cross_attention_time_major_masked", "weight_norm"}
+
+
+def to_gpu(x: Any) -> Any:
+    return {k: v.cuda() for k, v in x.items()} if isinstance(x, dict) else x.cuda()
+
+
+@pytest.mark.parametrize("name", sorted(set(ZOO) - LEFT_OUT))
+def test_zoo(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = ZOO[name]()
+    J = brute_force(model, x)
+    full = torch.einsum("iap,jbp->iajb", J, J)
+    model, x = model.cuda(), to_gpu(x)
+    for precision, strategy, bound in (
+        ("float64", "gram", 1e-10),
+        ("float64", "contract", 1e-10),
+        ("float32", "auto", 1e-5),
+    ):
+        K = bs.ntk(model, x, precision=precision, strategy=strategy)
+        assert K.tensor.is_cuda
+        assert float((K.tensor.cpu().double() - full).norm() / full.norm()) < bound
+    v = torch.randn(J.shape[-1], dtype=torch.float64)
+    Jv = (bs.Jacobian(model, x, precision="float64") @ v.cuda()).cpu()
+    assert float((Jv - J @ v).norm() / (J @ v).norm()) < 1e-10
+
+
+@pytest.mark.parametrize("outputs", ["full", "trace", 0])
+def test_the_budget_holds_in_device_memory(outputs: str | int) -> None:
+    net = bs.nets.build("resnet18", seed=0, in_channels=3, outputs=10).eval().cuda()
+    x = torch.randn(48, 3, 32, 32, device="cuda")
+    free = bs.ntk(net, x, outputs=outputs)
+    for megabytes in (700, 1500):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        K = bs.ntk(net, x, outputs=outputs, max_memory=f"{megabytes}MB")
+        used = (torch.cuda.max_memory_allocated() - before) / (megabytes * 2**20)
+        assert used < 1.15, f"{used:.2f} of the budget"
+        assert float((K.tensor - free.tensor).norm() / free.tensor.norm()) < 1e-5
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("float32", 1e-5), ("tf32", 1e-3), ("bf16", 1e-3)])
+def test_precisions_keep_their_word(precision: str, bound: float) -> None:
+    net = bs.nets.build("resnet18", seed=0, in_channels=3, outputs=10).eval().cuda()
+    x = torch.randn(24, 3, 32, 32, device="cuda")
+    for outputs in ("full", "trace", 0):
+        K = bs.ntk(net, x, outputs=outputs, precision=precision, check=True)
+        assert K.error is not None
+        assert K.error < bound
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_large_batches_and_cross_kernels_agree_with_float64() -> None:
+    net = bs.nets.build("vit", seed=0, in_channels=3, outputs=10, depth=2, width=48, heads=3, patch=8, mlp=96).cuda()
+    x, x2 = torch.randn(200, 3, 32, 32, device="cuda"), torch.randn(30, 3, 32, 32, device="cuda")
+    for other in (None, x2):
+        exact = bs.ntk(net, x, other, precision="float64").tensor
+        K = bs.ntk(net, x, other).tensor
+        assert float((K.double() - exact).norm() / exact.norm()) < 1e-5
