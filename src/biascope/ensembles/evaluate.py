@@ -184,7 +184,7 @@ def choose_plan(
         raise UnsupportedError("engine='graph' needs a CUDA device and inputs shared by all networks")
     n = x.shape[1] if per_network else len(x)
     room = budget(max_memory, networks.device)
-    key = (engine, n, tuple(x.shape[1:]), per_network, networks.device, networks.dtype, len(networks) > 1, room >> 28)
+    key = (engine, n, tuple(x.shape[1:]), per_network, networks.device, networks.dtype, len(networks) > 1, max_memory)
     cache = _PLANS.setdefault(networks.template, {})
     if key not in cache:
         cache[key] = _measure(networks, x, per_network, engine, room, n)
@@ -195,7 +195,7 @@ def _measure(networks: Networks, x: Tensor, per_network: bool, engine: Engine, r
     per_input = activation_bytes(networks, x, per_network)
     at_once = max(1, min(n, room // per_input))
     cuda, image = networks.device.type == "cuda", x.dim() == (5 if per_network else 4)
-    sizes = {at_once} if cuda else {min(size, at_once) for size in (64, 256, 1024)}
+    sizes = {at_once} if cuda else {min(size, at_once) for size in (64, 256)}
     plans = []
     if engine in ("auto", "loop") and not (engine == "auto" and cuda and not per_network):
         plans += [Plan("loop", size, 1, layout) for size in sizes for layout in {False, image}]

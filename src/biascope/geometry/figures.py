@@ -29,13 +29,13 @@ def plot_nads(found: NADs, first: int = 3) -> Any:
     for i in range(first):
         direction = found.directions[i].float()
         if energy is None:
-            axes[0][i].plot(direction.flatten(), color=BLUE)
+            axes[0][i].plot(direction.flatten().numpy(), color=BLUE)
             axes[1][i].axis("off")
         else:
             channel = direction.reshape(-1, *found.input_shape[-2:])[0]
             limit = float(channel.abs().max())
-            axes[0][i].imshow(channel, cmap="RdBu_r", vmin=-limit, vmax=limit)
-            axes[1][i].imshow(energy[i].reshape(-1, *found.input_shape[-2:]).sum(0), cmap="magma")
+            axes[0][i].imshow(channel.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit)
+            axes[1][i].imshow(energy[i].reshape(-1, *found.input_shape[-2:]).sum(0).numpy(), cmap="magma")
             for axis in (axes[0][i], axes[1][i]):
                 axis.set_xticks([])
                 axis.set_yticks([])
@@ -52,7 +52,7 @@ def plot_spectrum(found: NADs, ax: Any = None) -> Any:
     if ax is None:
         _, ax = plt.subplots(figsize=(3.4, 2.6))
     values = found.eigenvalues.float()
-    ax.semilogy(range(1, len(values) + 1), values.clamp_min(float(values[0]) * 1e-14), color=BLUE)
+    ax.semilogy(range(1, len(values) + 1), values.clamp_min(float(values[0]) * 1e-14).numpy(), color=BLUE)
     if found.head == "sampled" and found.method in ("finite-difference", "autograd"):
         band = found.marchenko_pastur()
         ax.axhspan(max(band.lower, float(values[0]) * 1e-14), band.upper, color=GREY, alpha=0.3, linewidth=0)
@@ -67,11 +67,11 @@ def plot_geometry(found: AverageGeometry) -> Any:
     figure, (left, right) = plt.subplots(1, 2, figsize=(6.6, 3))
     matrix = found.matrix.float()
     limit = float(matrix.abs().max())
-    image = left.imshow(matrix, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
+    image = left.imshow(matrix.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
     figure.colorbar(image, ax=left, fraction=0.046, pad=0.04)
     left.set_title("average geometry")
     values = found.eigh().values.float()
-    right.semilogy(range(1, len(values) + 1), values.clamp_min(float(values[0]) * 1e-14), color=BLUE)
+    right.semilogy(range(1, len(values) + 1), values.clamp_min(float(values[0]) * 1e-14).numpy(), color=BLUE)
     right.set_xlabel("index")
     right.set_ylabel("eigenvalue")
     figure.tight_layout()

@@ -82,7 +82,7 @@ def velocity(now: Tensor, before: Tensor) -> float:
     Use the same probes at both times: with fresh ones the sampling noise alone gives a velocity.
 
     Example:
-        >>> velocity(torch.eye(2), torch.eye(2))
+        >>> round(velocity(torch.eye(2), torch.eye(2)), 9)
         0.0
     """
     return 1.0 - correlation(now, before)

@@ -1,0 +1,44 @@
+"""The study nad/fig5 at smoke size: verdict, error bars, resuming, and the comparison with given directions."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from biascope.studies import Run, configure, execute
+from biascope.studies.nad.fig5 import concentration, energy
+
+
+def start(tmp_path: Path, **overrides: object) -> Run:
+    options = {"reference": str(tmp_path), "networks": 32, "sampled": 128, **overrides}
+    return Run.create(tmp_path / "run", configure("nad/fig5", "smoke", seed=1, overrides=options))
+
+
+@pytest.mark.slow
+def test_smoke_confirms_and_resumes(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    result = execute(run)
+    assert result.verdict == "confirmed", result.measured
+    first = result.numbers["energy of u_1 to u_3 in their strongest 5 % of frequencies"]
+    assert first.n == 32
+    assert 0 < (first.standard_error or 0) < 0.3
+    assert (run.path / "figures" / "directions.png").exists()
+    directions = run.load_arrays("nads")["directions"].flatten(1)
+    assert torch.allclose(directions @ directions.T, torch.eye(64), atol=1e-4)
+    (run.path / "arrays" / "marginal 2.safetensors").unlink()
+    assert execute(Run.resume(run.path)) == result
+
+    np.savez(tmp_path / "nads_LeNet.npz", directions=directions.numpy())  # as if these had been published
+    again = execute(Run.resume(run.path))
+    assert again.numbers["overlap with the published first 10"].value == pytest.approx(1.0, abs=1e-6)
+    assert again.numbers["largest principal angle of the first 10, degrees"].value < 0.1
+
+
+def test_concentration() -> None:
+    side = 16
+    wave = torch.cos(2 * torch.pi * 3 * torch.arange(side) / side).expand(side, side)
+    assert concentration(wave[None]) == pytest.approx(1.0)
+    noise = torch.randn(200, side, side, generator=torch.Generator().manual_seed(0))
+    assert concentration(noise) == pytest.approx(0.05 * (1 + np.log(20)), abs=0.05)
+    assert energy(noise).sum((1, 2)).allclose(torch.ones(200, dtype=torch.float64))
