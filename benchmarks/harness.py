@@ -18,9 +18,12 @@ A benchmark file lists cases as data and hands them over:
         main(CASES, __file__)
 
 Every (case, contender) runs in a fresh process: warm-up, then repeats, each ended by a device synchronisation; the
-median counts. Wall seconds and CPU seconds of the process are both kept. Peak memory is the process's high-water mark
-above what it was after `setup` (CPU) or `torch.cuda.max_memory_allocated` above what was allocated then (GPU). A
-contender that raises, runs out of time, or disagrees with the reference is recorded as failed and never as fast.
+median counts. A first call of more than `LONG` seconds is itself the measurement (its share of warm-up is small), and
+repeats stop after `ENOUGH` seconds. Wall seconds and CPU seconds of the process are both kept; with one thread on a
+CPU the headline is CPU seconds, which other jobs on the machine hardly change, else wall seconds. Peak memory is the
+process's high-water mark above what it was after `setup` (CPU) or `torch.cuda.max_memory_allocated` above what was
+allocated then (GPU). A contender that raises, runs out of time, or disagrees with the reference is recorded as failed
+and never as fast.
 """
 
 import argparse
@@ -31,6 +34,7 @@ import json
 import math
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -43,6 +47,8 @@ from pathlib import Path
 from typing import Any
 
 OURS = "biascope"
+LONG, ENOUGH = 8.0, 8.0  # seconds
+KEYS = ("wall_s", "cpu_s", "peak_bytes")
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,8 @@ class Contender:
     run: Callable[[Any], Any]
     requires: tuple[str, ...] = ()
     prepare: Callable[[Any], Any] | None = None
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    cpu_limit: int | None = None  # CPU seconds, set-up included, after which the contender is stopped as too slow
 
 
 @dataclass(frozen=True)
@@ -94,22 +102,44 @@ def run_benchmark(
     out: Path | None = None,
     only: str = "",
     timeout: float = 600.0,
+    baseline: str | None = None,
+    keep: bool = False,
 ) -> dict[str, Any]:
-    """Run every case of a benchmark file; returns (and writes to `out`) what was measured, on what, and the ratios."""
+    """Run every case of a benchmark file; returns (and writes to `out`) what was measured, on what, and the ratios.
+
+    `keep`: the cases in `out` that are not run now stay there; the contenders of one case are always of one run.
+    """
     measurements = []
+    if keep and out is not None and out.exists():
+        rows = [Measurement(**row) for row in json.loads(out.read_text())["measurements"]]
+        measurements = [row for row in rows if only not in row.case]
+    kind = device.split(":")[0]
     for case in cases:
-        if only not in case.name or device.split(":")[0] not in case.devices:
+        if only not in case.name or kind not in case.devices:
             continue
-        for contender in case.contenders:
-            measured = _in_fresh_process(case, contender, Path(file), device, repeats, warmup, timeout)
-            print(f"{case.name:<32} {contender.name:<20} {_cell(measured)}", file=sys.stderr, flush=True)
-            measurements.append(measured)
+        with tempfile.TemporaryDirectory() as folder:  # of this case: the reference is computed once
+            for contender in case.contenders:
+                if kind not in contender.devices:
+                    continue
+                measured = _in_fresh_process(
+                    case, contender, Path(file), device, repeats, warmup, timeout, Path(folder)
+                )
+                print(f"{case.name:<32} {contender.name:<20} {_cell(measured)}", file=sys.stderr, flush=True)
+                measurements.append(measured)
+    order = {case.name: index for index, case in enumerate(cases)}
+    measurements.sort(key=lambda row: order.get(row.case, len(order)))
     report = {
         "benchmark": Path(file).stem,
-        "machine": machine(device, [r for case in cases for c in case.contenders for r in c.requires]),
-        "settings": {"device": device, "repeats": repeats, "warmup": warmup},
+        "machine": (where := machine(device, [r for case in cases for c in case.contenders for r in c.requires])),
+        "settings": {
+            "device": device,
+            "repeats": repeats,
+            "warmup": warmup,
+            "headline": "cpu_s" if kind == "cpu" and where["threads"] == 1 else "wall_s",
+            "baseline": baseline,
+        },
         "measurements": [asdict(measured) for measured in measurements],
-        "ratios": ratios(measurements),
+        "ratios": ratios(measurements, baseline=baseline),
     }
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -119,20 +149,41 @@ def run_benchmark(
     return report
 
 
-def main(cases: Sequence[Case], file: str | Path, arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    """The command line of a benchmark file."""
+def main(
+    cases: Sequence[Case],
+    file: str | Path,
+    arguments: Sequence[str] | None = None,
+    threads: int | None = None,
+    baseline: str | None = None,
+) -> dict[str, Any]:
+    """The command line of a benchmark file; `threads` is the default, `baseline` a rival compared with by name."""
     parser = argparse.ArgumentParser(description=f"Benchmark {Path(file).stem}")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=1)
     parser.add_argument("--only", default="", help="run only cases whose name contains this")
+    parser.add_argument("--keep", action="store_true", help="keep the cases in --out that are not run now")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds per contender")
     parser.add_argument("--out", type=Path, default=None, help="write the JSON report here")
-    parser.add_argument("--threads", type=int, default=None, help="CPU threads (default: torch's)")
+    parser.add_argument("--threads", type=int, default=threads, help=f"CPU threads (default: {threads or 'all'})")
     given = parser.parse_args(arguments)
     if given.threads:
-        os.environ["OMP_NUM_THREADS"] = str(given.threads)
-    report = run_benchmark(cases, file, given.device, given.repeats, given.warmup, given.out, given.only, given.timeout)
+        import torch
+
+        os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(given.threads)  # for the contenders
+        torch.set_num_threads(given.threads)  # for what the report says
+    report = run_benchmark(
+        cases,
+        file,
+        given.device,
+        given.repeats,
+        given.warmup,
+        given.out,
+        given.only,
+        given.timeout,
+        baseline,
+        given.keep,
+    )
     print(markdown(report))
     return report
 
@@ -140,8 +191,11 @@ def main(cases: Sequence[Case], file: str | Path, arguments: Sequence[str] | Non
 # ---- what a report says ----
 
 
-def ratios(measurements: Sequence[Measurement], ours: str = OURS) -> dict[str, Any]:
-    """Per case, the best rival's figure divided by ours (above 1: we are better), and geometric means over cases."""
+def ratios(measurements: Sequence[Measurement], ours: str = OURS, baseline: str | None = None) -> dict[str, Any]:
+    """Per case, the best rival's figure divided by ours (above 1: we are better), and geometric means over cases.
+
+    With a baseline also that rival's figures divided by ours, under "baseline".
+    """
     cases: dict[str, Any] = {}
     for name in dict.fromkeys(m.case for m in measurements):
         good = {m.contender: m for m in measurements if m.case == name and m.status == "ok"}
@@ -149,29 +203,41 @@ def ratios(measurements: Sequence[Measurement], ours: str = OURS) -> dict[str, A
         if ours not in good or not rivals:
             continue
         row: dict[str, Any] = {}
-        for key in ("wall_s", "cpu_s", "peak_bytes"):
+        for key in KEYS:
             mine = getattr(good[ours], key)
             theirs = {rival: getattr(m, key) for rival, m in rivals.items() if getattr(m, key) is not None}
             if mine and theirs:
                 best = min(theirs, key=lambda rival: theirs[rival])
                 row[key] = {"best_rival": best, "ratio": theirs[best] / mine}
+                if baseline in theirs:
+                    row.setdefault("baseline", {})[key] = theirs[baseline] / mine
         cases[name] = row
-    means = {}
-    for key in ("wall_s", "cpu_s", "peak_bytes"):
-        values = [row[key]["ratio"] for row in cases.values() if key in row and row[key]["ratio"] > 0]
-        if values:
-            means[key] = math.exp(math.fsum(math.log(value) for value in values) / len(values))
-    return {"cases": cases, "geometric_mean": means}
+    means = {key: _geometric_mean([row[key]["ratio"] for row in cases.values() if key in row]) for key in KEYS}
+    found = {"cases": cases, "geometric_mean": {key: value for key, value in means.items() if value}}
+    if baseline:
+        rows = [row["baseline"] for row in cases.values() if "baseline" in row]
+        found["baseline"] = {
+            "rival": baseline,
+            "cases": len(rows),
+            "geometric_mean": {key: _geometric_mean([row[key] for row in rows if key in row]) for key in KEYS},
+        }
+    return found
+
+
+def _geometric_mean(values: Sequence[float]) -> float | None:
+    values = [value for value in values if value > 0]
+    return math.exp(math.fsum(math.log(value) for value in values) / len(values)) if values else None
 
 
 def markdown(report: dict[str, Any]) -> str:
     """The report as a Markdown table: one row per case, one column per contender."""
     rows = [Measurement(**row) for row in report["measurements"]]
     contenders = list(dict.fromkeys(row.contender for row in rows))
-    where = report["machine"]
+    where, headline = report["machine"], report["settings"]["headline"]
     lines = [
         f"{report['benchmark']} on {where['gpu'] or where['cpu']}, torch {where['versions'].get('torch')}, "
-        f"{where['threads']} threads; median of {report['settings']['repeats']}, wall (CPU) seconds, peak memory",
+        f"{where['threads']} thread(s); median of {report['settings']['repeats']}, wall (CPU) seconds, peak memory; "
+        f"ratios of {'CPU' if headline == 'cpu_s' else 'wall'} seconds",
         "",
         f"| case | {' | '.join(contenders)} | best rival / {OURS} |",
         "|" + "---|" * (len(contenders) + 2),
@@ -179,18 +245,16 @@ def markdown(report: dict[str, Any]) -> str:
     for case in dict.fromkeys(row.case for row in rows):
         found = {row.contender: row for row in rows if row.case == case}
         cells = [_cell(found[name]) if name in found else "" for name in contenders]
-        ratio = report["ratios"]["cases"].get(case, {}).get("wall_s")
+        ratio = report["ratios"]["cases"].get(case, {}).get(headline)
         lines.append("| " + " | ".join([case, *cells, _ratio(ratio)]) + " |")
-    means = report["ratios"]["geometric_mean"]
-    if means:
-        words = {"wall_s": "time", "cpu_s": "CPU time", "peak_bytes": "memory"}
-        lines += [
-            "",
-            "Geometric mean of best rival / "
-            + OURS
-            + ": "
-            + ", ".join(f"{words[key]} {value:.2f}" for key, value in means.items()),
-        ]
+    against = report["ratios"].get("baseline") or {"rival": "", "geometric_mean": {}}
+    for rival, means in (
+        ("best rival", report["ratios"]["geometric_mean"]),
+        (against["rival"], against["geometric_mean"]),
+    ):
+        words = {"wall_s": "wall time", "cpu_s": "CPU time", "peak_bytes": "peak memory"}
+        if said := ", ".join(f"{words[key]} {value:.2f}" for key, value in means.items() if value):
+            lines += ["", f"Geometric mean of {rival} / {OURS}: {said}."]
     return "\n".join(lines)
 
 
@@ -240,7 +304,7 @@ def _cell(m: Measurement) -> str:
 
 
 def _in_fresh_process(
-    case: Case, contender: Contender, file: Path, device: str, repeats: int, warmup: int, timeout: float
+    case: Case, contender: Contender, file: Path, device: str, repeats: int, warmup: int, timeout: float, shared: Path
 ) -> Measurement:
     result = Measurement(case.name, contender.name, device, "failed")
     missing = [name for name in contender.requires if importlib.util.find_spec(name) is None]
@@ -257,12 +321,17 @@ def _in_fresh_process(
             "repeats": repeats,
             "warmup": warmup,
             "answer": str(answer),
+            "reference": str(shared / "reference.pt"),
+            "cpu_limit": contender.cpu_limit,
         }
         command = [sys.executable, str(Path(__file__).resolve()), json.dumps(job)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
         except subprocess.TimeoutExpired:
             result.reason = f"more than {timeout:g} s"
+            return result
+        if contender.cpu_limit and done.returncode == -signal.SIGXCPU:
+            result.reason = f"more than {contender.cpu_limit} CPU s"
             return result
         if not answer.exists():
             last = (done.stderr.strip().splitlines() or [""])[-1]
@@ -277,6 +346,10 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
     """Inside the fresh process: set up, check once, time, measure memory."""
     import torch
 
+    if job.get("cpu_limit"):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CPU, (job["cpu_limit"], resource.RLIM_INFINITY))
     folder = str(Path(job["file"]).parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -300,18 +373,22 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
         synchronize()
         before = _memory_now(gpu)
         _reset_peak(gpu)
+        start, start_cpu = time.perf_counter(), time.process_time()
         output = contender.run(mine)  # the first call: memory is measured here, and it warms up
         synchronize()
+        wall, cpu = [time.perf_counter() - start], [time.process_time() - start_cpu]
         peak = max(_memory_peak(gpu) - before, 0)
-        error = _relative_error(case, state, output)
+        error = _relative_error(case, state, output, Path(job["reference"]))
         del output
         if error is not None and not error <= case.tolerance:
             return {"status": "failed", "reason": f"error {error:.2g} above {case.tolerance:g}", "error": error}
-        for _ in range(job["warmup"]):
-            contender.run(mine)
-        synchronize()
-        wall, cpu = [], []
-        for _ in range(job["repeats"]):
+        first = wall[0]
+        if first < LONG:
+            for _ in range(job["warmup"] if first < 1 else 0):
+                contender.run(mine)
+            synchronize()
+            wall, cpu = [], []
+        while len(wall) < job["repeats"] and (not wall or (first < LONG and sum(wall) < ENOUGH)):
             start, start_cpu = time.perf_counter(), time.process_time()
             contender.run(mine)
             synchronize()
@@ -329,13 +406,20 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _relative_error(case: Case, state: Any, output: Any) -> float | None:
-    """Largest absolute difference from the reference, relative to the reference's largest entry."""
+def _relative_error(case: Case, state: Any, output: Any, kept: Path) -> float | None:
+    """Largest absolute difference from the reference, relative to the reference's largest entry.
+
+    `setup` must give every contender the same state: the reference of the first one that gets here is kept for all.
+    """
     if case.reference is None:
         return None
     import torch
 
-    truth = torch.as_tensor(case.reference(state)).double().cpu()
+    if not kept.exists():
+        temporary = kept.with_suffix(".tmp")
+        torch.save(torch.as_tensor(case.reference(state)).double().cpu(), temporary)
+        os.replace(temporary, kept)
+    truth = torch.load(kept)
     found = torch.as_tensor(case.extract(output)).double().cpu()
     if truth.shape != found.shape:
         raise ValueError(f"shape {tuple(found.shape)}, the reference has {tuple(truth.shape)}")

@@ -105,6 +105,40 @@ def test_ratios_are_against_the_best_rival(harness: ModuleType) -> None:
     assert "c" not in ratios["cases"]
     assert ratios["geometric_mean"]["wall_s"] == pytest.approx(4.0)
     assert ratios["geometric_mean"]["peak_bytes"] == pytest.approx(1.0)
+    against = harness.ratios(rows, baseline="slow")
+    assert against["cases"]["a"]["baseline"]["wall_s"] == pytest.approx(9.0)
+    assert against["baseline"]["cases"] == 1
+    assert against["baseline"]["geometric_mean"]["wall_s"] == pytest.approx(9.0)
+
+
+LIMITS = """
+from harness import Case, Contender
+def spins(x):
+    while True: pass
+CASES = [Case("quick", lambda device: 1, (Contender("biascope", lambda x: x),)),
+         Case("slow", lambda device: 1, (Contender("biascope", spins, cpu_limit=1),
+                                         Contender("gpu", spins, devices=("cuda",))))]
+"""
+
+
+@pytest.mark.slow
+def test_cpu_limit_and_keep(harness: ModuleType, tmp_path: Path) -> None:
+    file, out = tmp_path / "limits.py", tmp_path / "report.json"
+    file.write_text(LIMITS)
+    spec = importlib.util.spec_from_file_location("limits", file)
+    assert spec is not None
+    assert spec.loader is not None
+    limits = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(limits)
+    harness.run_benchmark(limits.CASES, file, repeats=1, out=out, only="slow")
+    first = json.loads(out.read_text())["measurements"]
+    assert [(row["contender"], row["status"], row["reason"]) for row in first] == [
+        ("biascope", "failed", "more than 1 CPU s")
+    ]
+    harness.run_benchmark(limits.CASES, file, repeats=1, out=out, only="quick", keep=True)
+    both = json.loads(out.read_text())["measurements"]
+    assert [row["case"] for row in both] == ["quick", "slow"]
+    assert both[1] == first[0]
 
 
 def test_machine_is_described(harness: ModuleType) -> None:
