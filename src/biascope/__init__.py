@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
-    from biascope import curvature, data, ensembles, functional, geometry, kernels, layers, linalg, nets
+    from biascope import curvature, data, ensembles, functional, geometry, kernels, layers, linalg, nets, optim
     from biascope.curvature import fisher, ggn, hessian, load_curvature
     from biascope.geometry import average_geometry, geometry_evolution, nads
     from biascope.jacobian import Coverage, Jacobian
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         rkhs_norm,
         sketched_ntk,
     )
+    from biascope.linearize import lazy, linearize
 
 # public name -> module that defines it
 _PUBLIC = {
@@ -53,8 +54,21 @@ _PUBLIC = {
     "nads": "biascope.geometry",
     "average_geometry": "biascope.geometry",
     "geometry_evolution": "biascope.geometry",
+    "lazy": "biascope.linearize",
 }
-_ROOMS = ("curvature", "data", "ensembles", "functional", "geometry", "kernels", "layers", "linalg", "nets")
+_ROOMS = (
+    "curvature",
+    "data",
+    "ensembles",
+    "functional",
+    "geometry",
+    "kernels",
+    "layers",
+    "linalg",
+    "linearize",  # a room that can be called
+    "nets",
+    "optim",
+)
 
 __all__ = [
     "Coverage",
@@ -78,12 +92,15 @@ __all__ = [
     "kernels",
     "label_alignment",
     "layers",
+    "lazy",
     "linalg",
+    "linearize",
     "load_curvature",
     "metric_eigenpairs",
     "nads",
     "nets",
     "ntk",
+    "optim",
     "rkhs_norm",
     "sketched_ntk",
 ]

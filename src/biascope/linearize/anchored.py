@@ -1,0 +1,147 @@
+"""A module that remembers where it started: the base of the linearised and of the lazy network."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from biascope.errors import InputError, UnsupportedError
+from biascope.functional import Params, refuse_batch_dependence
+
+State = nn.Module | Mapping[str, Tensor]  # a module, its state_dict, or {name: tensor}
+
+
+class Anchored(nn.Module):
+    """A copy of a network with the same parameter and buffer names, plus a frozen copy of its first state.
+
+    The copy's own tables of parameters, buffers and children are this module's tables, so `named_parameters`,
+    `state_dict`, `load_state_dict`, optimisers and DDP see exactly the original names. The frozen state is in none of
+    them, but it moves along with `.to`, `.double`, `deepcopy` and pickle.
+
+    Layers stay in the mode (train or eval) they had when the copy was made, whatever `.train()` is called with: a
+    training loop may call it freely. BatchNorm in train mode and active dropout are refused by name.
+    """
+
+    _skeleton: nn.Module  # the copy, which computes
+    _frozen: dict[str, Params]  # states that are neither trained nor saved
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        check_model(model)
+        skeleton = copy_of(model)
+        self.training = model.training
+        for table in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            self.__dict__[table] = skeleton.__dict__[table]
+        self.__dict__["_skeleton"] = skeleton  # not a child: its names would be prefixed
+        self.__dict__["_frozen"] = {"origin": snapshot(skeleton)}
+
+    @property
+    def origin(self) -> Params:
+        """Parameters and buffers at the start, {name: tensor}; not trained, not saved."""
+        return self._frozen["origin"]
+
+    @property
+    def displacement(self) -> Params:
+        """Parameters minus their values at the start, {name: tensor}: the task vector of a fine-tuned network."""
+        return {k: p.detach() - self.origin[k] for k, p in self.named_parameters()}
+
+    def synchronize(self, src: int = 0) -> None:
+        """Give every process the frozen state of process `src`.
+
+        DDP does this for the parameters. Call it once, on every process, if the processes initialised the network with
+        different seeds.
+        """
+        with torch.no_grad():
+            for state in self._frozen.values():
+                for t in state.values():
+                    torch.distributed.broadcast(t, src)
+
+    # ------------------------------------------------------------------------------------ what nn.Module expects
+
+    def train(self, mode: bool = True) -> Anchored:
+        """Set the flag `training`; layers keep the mode they had when the copy was made."""
+        self.training = mode
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The original module's state_dict."""
+        return self._skeleton.state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self._skeleton._load_from_state_dict(*args)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Anchored:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        moved: dict[int, Tensor] = {}  # the states may share tensors
+        for state in self._frozen.values():
+            for k, t in state.items():
+                if id(t) not in moved:
+                    moved[id(t)] = fn(t)
+                state[k] = moved[id(t)]
+        return self
+
+    def extra_repr(self) -> str:
+        """Name the original class."""
+        return f"of {type(self._skeleton).__name__}"
+
+
+def check_model(model: nn.Module) -> None:
+    """Raise if a module cannot be copied and expanded around its parameters."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"expected an nn.Module, got {type(model).__name__}; wrap a function in a module first")
+    if isinstance(model, Anchored):
+        raise InputError(f"the model is {type(model).__name__} already; pass the original network")
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise InputError(f"pass the network itself (model.module) and wrap the result in {type(model).__name__}")
+    refuse_batch_dependence(model)
+    named = dict(model.named_parameters())
+    if not named:
+        raise InputError(f"{type(model).__name__} has no parameters: there is nothing to expand around")
+    for name, p in named.items():
+        if is_lazy(p):
+            raise InputError(f"parameter '{name}' is not initialised yet: run one batch through the model first")
+        if not p.is_floating_point():
+            raise UnsupportedError(
+                f"parameter '{name}' is {p.dtype}: only real floating-point parameters are supported"
+            )
+
+
+def copy_of(model: nn.Module) -> nn.Module:
+    """A deep copy whose parameters can be trained, or an error that names what cannot be copied."""
+    who = type(model).__name__
+    try:
+        copied = copy.deepcopy(model)
+    except (RuntimeError, TypeError) as problem:
+        raise UnsupportedError(f"{who} cannot be copied: {str(problem).splitlines()[0]}") from problem
+    for name, p in copied.named_parameters():
+        if not p.is_leaf:  # TorchScript
+            raise UnsupportedError(f"{who} cannot be copied: the copy of '{name}' is not a leaf (is it TorchScript?)")
+    return copied
+
+
+def snapshot(module: nn.Module) -> Params:
+    """Detached copies of all parameters and buffers, {name: tensor}."""
+    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {k: t.detach().clone() for k, t in state.items()}
+
+
+def state_of(source: State, like: Params, what: str) -> Params:
+    """The tensors of a module or state dict that are named in `like`, checked, on the same devices and precision."""
+    if isinstance(source, nn.Module):
+        source = getattr(source, "_orig_mod", source)
+        source = {**dict(source.named_parameters()), **dict(source.named_buffers())}
+    if not isinstance(source, Mapping):
+        raise InputError(f"{what}: expected a module or a state dict, got {type(source).__name__}")
+    found = {}
+    for k, t in like.items():
+        if k in source:
+            given = source[k]
+            if given.shape != t.shape:
+                raise InputError(f"{what}: '{k}' has shape {list(given.shape)}, the model has {list(t.shape)}")
+            found[k] = given.detach().to(t.device, t.dtype, copy=True)
+    return found

@@ -1,0 +1,82 @@
+"""How far a network is from linear in its parameters, between two points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from biascope.errors import InputError
+from biascope.functional import Functional, Params, batches, functional
+from biascope.jacobian import jacobian_vector
+from biascope.linearize.anchored import State, state_of
+
+
+def linearized_prediction(
+    model: nn.Module,
+    params: State,
+    x: Any,
+    output: Callable[[Any], Tensor] | None = None,
+    precision: str = "float32",
+) -> Tensor:
+    """f(x; theta0) + J(x) (theta - theta0), [n, c], for theta = `params` and theta0 the model's own parameters.
+
+    Args:
+        model: the network at theta0.
+        params: a module, a state dict or {name: tensor}; parameters left out stay where they are.
+        x: a tensor, a dict of keyword tensors or batches of those.
+        output: how to get a tensor from what the model returns.
+        precision: "float32" or "float64".
+
+    Example:
+        >>> net, moved = nn.Linear(3, 2), nn.Linear(3, 2)
+        >>> torch.allclose(linearized_prediction(net, moved, torch.eye(3)), moved(torch.eye(3)), atol=1e-6)
+        True
+    """
+    f, new = _points(model, params, output, precision)
+    v = {k: new[k] - f.params[k] for k in new}
+    with torch.no_grad():
+        parts = [f(f.params, b) + jacobian_vector(f, b, v) for b in (f.prepare(inputs) for inputs, _ in batches(x))]
+    return torch.cat(parts)
+
+
+def taylor_residual(
+    model: nn.Module,
+    params: State,
+    x: Any,
+    output: Callable[[Any], Tensor] | None = None,
+    precision: str = "float32",
+) -> float:
+    """||f(theta) - f(theta0) - J (theta - theta0)|| / ||J (theta - theta0)|| over all examples and outputs.
+
+    0 for a network linear in its parameters; shrinks linearly with the displacement for smooth activations; above
+    about 1 the tangent model says nothing about the move. Arguments as in `linearized_prediction`. NaN where the
+    parameters do not differ.
+
+    Example:
+        >>> net, moved = nn.Linear(3, 2), nn.Linear(3, 2)
+        >>> taylor_residual(net, moved, torch.eye(3)) < 1e-5
+        True
+    """
+    f, new = _points(model, params, output, precision)
+    v = {k: new[k] - f.params[k] for k in new}
+    wrong = moved = 0.0
+    for inputs, _ in batches(x):
+        batch = f.prepare(inputs)
+        with torch.no_grad():
+            Jv = jacobian_vector(f, batch, v)
+            wrong += float((f(new, batch) - f(f.params, batch) - Jv).double().square().sum())
+        moved += float(Jv.double().square().sum())
+    return (wrong / moved) ** 0.5 if moved else float("nan")
+
+
+def _points(
+    model: nn.Module, params: State, output: Callable[[Any], Tensor] | None, precision: str
+) -> tuple[Functional, Params]:
+    f = functional(model, "all", output, precision)
+    found = state_of(params, f.params, "params")
+    if not found:
+        raise InputError("params: no name in it is a parameter of the model")
+    return f, {**f.params, **found}

@@ -1,0 +1,119 @@
+"""The alpha-scaled (lazy) network f0 + alpha (f - f0): at large alpha it trains like its linearisation."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from biascope.errors import InputError, UnsupportedError
+from biascope.functional import differentiable_attention, refuse_batch_dependence
+from biascope.linearize.anchored import Anchored
+
+# alpha times the rounding error of f: above the first the signal f - f0 is noisy, above the second it is lost
+_NOISY, _LOST = 1e-4, 1e-3
+
+
+def lazy(model: nn.Module, alpha: float, include_init_output: bool = True) -> Lazy:
+    """Scale a network's change since its start: f(x; theta0) + alpha (f(x; theta) - f(x; theta0)).
+
+    Train it with `lazy_lr(lr, alpha)`: parameters move by O(1 / alpha), the function by O(1), and as alpha grows the
+    trajectory tends to that of `linearize(model)`. alpha = 1 is the plain network. The result has the parameter and
+    buffer names and the state_dict of `model`, which must be in eval mode where that matters (BatchNorm, dropout).
+
+    f - f0 is small and is multiplied by alpha, so half precision and autocast are refused, and in float32 an alpha
+    above about 800 is warned about and one above about 8000 refused.
+
+    Args:
+        model: any nn.Module.
+        alpha: the scale, positive.
+        include_init_output: False leaves the first term out, so that the function starts at zero.
+
+    Example:
+        >>> net, x = nn.Linear(3, 2), torch.ones(1, 3)
+        >>> slow = lazy(net, alpha=100.0)
+        >>> torch.equal(slow(x), net(x))
+        True
+    """
+    return Lazy(getattr(model, "_orig_mod", model), alpha, include_init_output)
+
+
+def lazy_lr(lr: float, alpha: float) -> float:
+    """Learning rate lr / alpha^2 that gives the scaled network the function-space speed lr gives the plain one.
+
+    For plain and momentum SGD; Adam does not see the scale of gradients, there the rule is lr / alpha.
+
+    Example:
+        >>> lazy_lr(0.5, 10.0)
+        0.005
+    """
+    return lr / _check(alpha) ** 2
+
+
+class Lazy(Anchored):
+    """What `lazy` returns."""
+
+    def __init__(self, model: nn.Module, alpha: float, include_init_output: bool) -> None:
+        super().__init__(model)
+        self.alpha = _check(alpha)
+        self.include_init_output = include_init_output
+        for name, p in self.named_parameters():
+            _refuse_rounding(self.alpha, p.dtype, f"parameter '{name}'")
+        eps = max(torch.finfo(p.dtype).eps for p in self.parameters())
+        if self.alpha != 1 and self.alpha * eps > _NOISY:
+            warnings.warn(
+                f"alpha={alpha:g} multiplies the rounding error of f by {alpha:g}: about {self.alpha * eps:.0e} in "
+                "every output. Use model.double()",
+                stacklevel=3,
+            )
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the network returns for these inputs, with its change since the start scaled."""
+        refuse_batch_dependence(self._skeleton)
+        if self.alpha == 1 and self.include_init_output:
+            return self._skeleton(*args, **kwargs)
+        kind = next(self.parameters()).device.type
+        if self.alpha != 1 and torch.is_autocast_enabled(kind):
+            raise UnsupportedError(
+                f"a lazy network must not run under autocast ({torch.get_autocast_dtype(kind)}): alpha={self.alpha:g} "
+                "multiplies the rounding error of f. Leave autocast out, or use bs.linearize, which has no such error"
+            )
+        # Both passes must take the same kernels, so that their rounding errors cancel. torch chooses them by grad mode
+        # and requires_grad too, hence f0 is computed like f and detached afterwards.
+        flags = {k: p.requires_grad for k, p in self.named_parameters()}
+        start = {k: t.detach().requires_grad_(flags.get(k, False)) for k, t in self.origin.items()}
+        with differentiable_attention():
+            f0 = torch.func.functional_call(self._skeleton, start, args, kwargs)
+            f0 = pytree.tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, f0)  # frees its graph
+            f = self._skeleton(*args, **kwargs)
+        return pytree.tree_map(self._combine, f, f0)
+
+    def _combine(self, f: Any, f0: Any) -> Any:
+        if not (isinstance(f, Tensor) and f.is_floating_point()):
+            return f
+        if f.dim() == 0:
+            raise InputError(
+                f"{type(self._skeleton).__name__} returned a scalar, which looks like a loss: that must not be scaled. "
+                "Leave the labels out and compute the loss from the outputs"
+            )
+        _refuse_rounding(self.alpha, f.dtype, "an output")
+        change = self.alpha * (f - f0)
+        return f0 + change if self.include_init_output else change
+
+
+def _check(alpha: float) -> float:
+    if not (isinstance(alpha, int | float) and math.isfinite(alpha) and alpha > 0):
+        raise InputError(f"alpha must be a positive number, got {alpha!r}")
+    return float(alpha)
+
+
+def _refuse_rounding(alpha: float, dtype: torch.dtype, what: str) -> None:
+    if alpha != 1 and (torch.finfo(dtype).bits < 32 or alpha * torch.finfo(dtype).eps > _LOST):
+        raise UnsupportedError(
+            f"{what} is {dtype}: its rounding error times alpha={alpha:g} would drown f - f0. Use model.double(), or "
+            "bs.linearize, which has no such error"
+        )
