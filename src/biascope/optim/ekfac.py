@@ -1,0 +1,213 @@
+"""EKFAC: KFAC's eigenbasis with the true second moments of the gradient in it; preconditioner and optimiser."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from biascope.curvature.accumulate import Chunk
+from biascope.curvature.kronecker import EigenPiece
+from biascope.curvature.plan import Unit
+from biascope.curvature.sums import EigenSum
+from biascope.errors import InputError
+from biascope.optim.optimizer import NaturalGradient, Params
+from biascope.optim.preconditioner import Curvature, Preconditioner, check_decay
+from biascope.optim.units import LayerUnit
+
+
+class EKFACPreconditioner(Preconditioner):
+    """EKFAC: the gradient in KFAC's eigenbasis divided by its second moment there, to be followed by any optimiser.
+
+    Args:
+        model: covered are its Linear, Conv1d/2d/3d and Embedding layers; examples lie along the first dimension.
+        damping: > 0.
+        damping_mode: "plain" (s + damping) or "deep" (s + (S_B + r)(S_A + r) - S_B S_A with r = sqrt(damping)).
+        refresh_every: steps between two computations of the eigenbasis.
+        scalings: "batch" (second moments over the examples of this step) or "running" (EKFAC-ra: s <- decay s +
+            (1 - decay) m G^2 of the mean gradient G in the eigenbasis, for a batch of m: cheaper).
+        decay: of the running scalings.
+        rescale_by_batch: keep the factor m, which restores the scale of single examples.
+        on_refresh: what running scalings become in a new basis: "reset" (S_B S_A) or "project".
+        factor_decay: of the running average of the factors behind the basis; 0 keeps only the batch of the refresh.
+        sharing, sua, loss_reduction, params, grad_scaler: as in `KFACPreconditioner`.
+
+    Example:
+        >>> net, x = nn.Linear(3, 1), torch.eye(3)
+        >>> adam = torch.optim.Adam(net.parameters())
+        >>> with EKFACPreconditioner(net, damping=0.1) as ekfac:
+        ...     net(x).square().mean().backward()
+        ...     ekfac.precondition()
+        ...     adam.step()
+    """
+
+    kind = "ekfac"
+    damping_modes = ("plain", "deep")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        damping: float = 1e-3,
+        damping_mode: Literal["plain", "deep"] = "plain",
+        refresh_every: int = 50,
+        scalings: Literal["batch", "running"] = "batch",
+        decay: float = 0.75,
+        rescale_by_batch: bool = True,
+        on_refresh: Literal["reset", "project"] = "reset",
+        factor_decay: float = 0.0,
+        sharing: Literal["expand", "reduce"] = "expand",
+        sua: bool = False,
+        loss_reduction: Literal["mean", "sum"] = "mean",
+        params: Collection[nn.Parameter] | None = None,
+        grad_scaler: Any = None,
+        fallback: str = "left as it is",
+    ) -> None:
+        if scalings not in {"batch", "running"}:
+            raise InputError(f"scalings={scalings!r}: batch or running")
+        if on_refresh not in {"reset", "project"}:
+            raise InputError(f"on_refresh={on_refresh!r}: reset or project")
+        check_decay("decay", decay)
+        self.scalings, self.decay, self.rescale_by_batch, self.on_refresh = (
+            scalings,
+            decay,
+            rescale_by_batch,
+            on_refresh,
+        )
+        super().__init__(
+            model,
+            damping=damping,
+            damping_mode=damping_mode,
+            refresh_every=refresh_every,
+            factors_every=refresh_every,
+            factor_decay=factor_decay,
+            sharing=sharing,
+            sua=sua,
+            loss_reduction=loss_reduction,
+            params=params,
+            grad_scaler=grad_scaler,
+            fallback=fallback,
+        )
+
+    def _needs_factors(self) -> bool:
+        return self.scalings == "batch" or super()._needs_factors()
+
+    def _refresh(self, unit: LayerUnit, chunks: list[tuple[Unit, Chunk]], c: Curvature) -> Curvature:
+        before, c = c.basis, super()._refresh(unit, chunks, c)
+        assert c.basis is not None
+        if self.scalings == "running" and self.on_refresh == "project" and before is not None:
+            return replace(c, basis=scaled(c.basis, projected(before, c.basis)))
+        return c
+
+    def _rescale(
+        self, unit: LayerUnit, chunks: list[tuple[Unit, Chunk]], c: Curvature, G: Tensor, n: int
+    ) -> Curvature | None:
+        E = c.basis
+        assert E is not None
+        if self.scalings == "running":
+            if n == 0:
+                return None
+            m = n if self.rescale_by_batch else 1
+            mean = G if self.loss_reduction == "mean" else G / n
+            squares = m * E.rotate(E.layout.pack(mean))[0].square()
+            return replace(c, basis=scaled(E, self.decay * E.s + (1 - self.decay) * squares))
+        if not chunks:
+            return None
+        total = EigenSum(chunks[0][0], unit.space, E)
+        for _, chunk in chunks:
+            total.add(chunk)
+        piece = total.finish(n)
+        assert isinstance(piece, EigenPiece)
+        return replace(c, basis=piece)
+
+    def _solve(self, unit: LayerUnit, c: Curvature, G: Tensor, damping: float) -> Tensor:
+        E = c.basis
+        assert E is not None
+        s = E.s + damping
+        if self.damping_mode == "deep":
+            s = s + math.sqrt(damping) * (E.s_B[:, None, :, None] + E.s_A[:, None, None, :])
+        return E.layout.unpack(E.rotate(E.rotate(E.layout.pack(G)) / s, back=True))
+
+
+class EKFAC(NaturalGradient):
+    """Natural gradient in KFAC's eigenbasis with true second moments: W -= lr U_B ((U_B^T G U_A) / (s + eps)) U_A^T.
+
+    Args:
+        model: any nn.Module; Linear, Conv1d/2d/3d and Embedding layers are preconditioned.
+        lr: learning rate.
+        damping: > 0; may differ between parameter groups and change during training (`group["damping"]`).
+        momentum: on the natural gradient.
+        weight_decay: times the parameter, added to the natural gradient.
+        params: parameters or parameter groups, as torch optimisers take them; None for all.
+        fallback: "sgd" (same lr and momentum) or "adam", for parameters that no factor covers.
+        damping_mode, refresh_every, scalings, decay, rescale_by_batch, on_refresh, factor_decay, sharing, sua,
+            loss_reduction, grad_scaler: as in `EKFACPreconditioner`.
+
+    Example:
+        >>> net, x = nn.Linear(3, 1), torch.eye(3)
+        >>> opt = EKFAC(net, lr=0.1, damping=0.1, refresh_every=20)
+        >>> net(x).square().mean().backward()
+        >>> opt.step()
+        >>> opt.coverage()["weight"]
+        'ekfac'
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 0.1,
+        *,
+        damping: float = 1e-2,
+        damping_mode: Literal["plain", "deep"] = "plain",
+        refresh_every: int = 50,
+        scalings: Literal["batch", "running"] = "batch",
+        decay: float = 0.75,
+        rescale_by_batch: bool = True,
+        on_refresh: Literal["reset", "project"] = "reset",
+        factor_decay: float = 0.0,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        params: Params = None,
+        fallback: Literal["sgd", "adam"] = "sgd",
+        sharing: Literal["expand", "reduce"] = "expand",
+        sua: bool = False,
+        loss_reduction: Literal["mean", "sum"] = "mean",
+        grad_scaler: Any = None,
+    ) -> None:
+        super().__init__(
+            model,
+            EKFACPreconditioner,
+            params,
+            lr,
+            momentum,
+            weight_decay,
+            fallback,
+            damping=damping,
+            damping_mode=damping_mode,
+            refresh_every=refresh_every,
+            scalings=scalings,
+            decay=decay,
+            rescale_by_batch=rescale_by_batch,
+            on_refresh=on_refresh,
+            factor_decay=factor_decay,
+            sharing=sharing,
+            sua=sua,
+            loss_reduction=loss_reduction,
+            grad_scaler=grad_scaler,
+        )
+
+
+def scaled(E: EigenPiece, s: Tensor) -> EigenPiece:
+    """The same basis with other scalings s [g, e, o, i]."""
+    return EigenPiece(E.names, E.U_B, E.U_A, s, E.s_B, E.s_A, E.layout)
+
+
+def projected(old: EigenPiece, new: EigenPiece) -> Tensor:
+    """Diagonal of the old metric in the new basis [g, e, o, i]."""
+    s = (new.U_B.mT @ old.U_B).square()[:, None] @ old.s
+    if old.U_A is None or new.U_A is None:
+        return s
+    return s @ (old.U_A.mT @ new.U_A).square()[:, None]

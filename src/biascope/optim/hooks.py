@@ -1,0 +1,170 @@
+"""Watch a model's layers while the user trains it: inputs and output gradients, per step, through removable hooks.
+
+A call of a covered module is noted when its output's gradient arrives, and counts once the gradient has been added to
+the weight's `.grad` (a gradient asked for with `torch.autograd.grad` does not). Calls that one `backward()` brought are
+uses by the same examples (a reused module, Siamese branches); several `backward()` calls are more examples
+(gradient accumulation).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from biascope.errors import InputError
+
+
+@dataclass
+class Call:
+    """One call of a module: its input and its output's gradient (None where only the count is wanted)."""
+
+    examples: int
+    input: Tensor | None
+    grad: Tensor | None = None
+
+
+@dataclass
+class Record:
+    """What one module did since the last step: finished groups of calls, one group per `backward()`."""
+
+    groups: list[list[Call]] = field(default_factory=list)
+    pending: list[tuple[int, Call, Tensor | None]] = field(default_factory=list)  # with the backward pass they are from
+
+    @property
+    def calls(self) -> list[Call]:
+        """Every finished call."""
+        return [call for group in self.groups for call in group]
+
+    def batches(self) -> list[list[Call]]:
+        """Finished calls, those of the same examples together."""
+        out = []
+        for group in self.groups:
+            sizes = dict.fromkeys(call.examples for call in group)
+            out += [[call for call in group if call.examples == size] for size in sizes]
+        return out
+
+    def commit(self) -> None:
+        """The weight's gradient was accumulated: what is pending counts."""
+        known = {id(call) for call in self.calls}
+        fresh = []
+        this = torch._C._current_graph_task_id()
+        for task, call, grad in self.pending:
+            if task != this:
+                continue  # left by a torch.autograd.grad that accumulated nothing
+            if id(call) in known:  # a second backward through the same graph adds to its gradient
+                call.grad = grad if call.grad is None or grad is None else call.grad + grad
+            else:
+                call.grad = grad
+                fresh.append(call)
+        if fresh:
+            self.groups.append(fresh)
+        self.pending.clear()
+
+
+class Hook:
+    """A hook that knows its watcher weakly; copies and pickles of the model carry it as a hook that does nothing."""
+
+    def __init__(self, watcher: Watcher | None, method: str) -> None:
+        self.watcher = None if watcher is None else weakref.ref(watcher)
+        self.method = method
+
+    def __call__(self, *args: Any) -> None:
+        """Tell the watcher, if it still lives."""
+        watcher = None if self.watcher is None else self.watcher()
+        if watcher is not None:
+            getattr(watcher, self.method)(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Hook, (None, self.method)
+
+
+class Watcher:
+    """Hooks on the covered modules of a model; `records` maps a module to what it did since `clear()`."""
+
+    def __init__(self, model: nn.Module, modules: dict[nn.Module, tuple[str, Tensor]]) -> None:
+        self.modules = modules  # module -> its name, the parameter whose gradient marks the end of its backward
+        self.records = {module: Record() for module in modules}
+        self.capture = True  # keep tensors, or only count examples
+        self.examples: int | None = None
+        self.handles: list[RemovableHandle] = [
+            model.register_forward_pre_hook(Hook(self, "model_called"), with_kwargs=True)
+        ]
+        for module, (_, parameter) in modules.items():
+            self.handles.append(module.register_forward_hook(Hook(self, "layer_called")))
+            self.handles.append(parameter.register_post_accumulate_grad_hook(Hook(self, "accumulated")))  # type: ignore[no-untyped-call]
+        self.by_parameter = {id(p): module for module, (_, p) in modules.items()}
+        weakref.finalize(self, _remove, self.handles)
+
+    def close(self) -> None:
+        """Take every hook off the model."""
+        _remove(self.handles)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what was seen."""
+        for record in self.records.values():
+            record.groups.clear()
+            record.pending.clear()
+
+    # ---- the hooks ----
+
+    def model_called(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note the number of examples: the first dimension of the first tensor."""
+        first = next(_tensors((args, kwargs)), None)
+        self.examples = first.shape[0] if first is not None and first.dim() > 0 else None
+
+    def layer_called(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Note a call in training with gradients, once its output's gradient is known."""
+        record = self.records.get(module)
+        if record is None or not module.training or not torch.is_grad_enabled() or not isinstance(output, Tensor):
+            return
+        if not output.requires_grad or not args:
+            return
+        name, parameter = self.modules[module]
+        if parameter.grad is None:  # gradients were dropped without a step: so is what belongs to them
+            record.groups.clear()
+        x: Tensor = args[0]
+        rows = x.shape[0] if x.dim() else 0
+        examples = self.examples if self.examples and rows % self.examples == 0 else rows
+        call, version = Call(examples, x.detach() if self.capture else None), x._version
+        # the watcher is not kept alive by the graph; the record is small
+        me = weakref.ref(self)
+
+        def arrived(grad: Tensor) -> None:
+            watcher = me()
+            if watcher is None or watcher.records.get(module) is not record:
+                return
+            if call.input is not None and x._version != version:
+                raise InputError(f"the input of {name} was changed in place after it was read; use a copy there")
+            kept = grad.detach() if call.input is not None else None
+            record.pending.append((torch._C._current_graph_task_id(), call, kept))
+
+        output.register_hook(arrived)  # type: ignore[no-untyped-call]
+
+    def accumulated(self, parameter: Tensor) -> None:
+        """The gradient of a module's parameter is complete for this `backward()`."""
+        module = self.by_parameter.get(id(parameter))
+        if module is not None:
+            self.records[module].commit()
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    while handles:
+        handles.pop().remove()
+
+
+def _tensors(x: Any) -> Iterator[Any]:
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, dict):
+        for y in x.values():
+            yield from _tensors(y)
+    elif isinstance(x, list | tuple):
+        for y in x:
+            yield from _tensors(y)

@@ -1,0 +1,160 @@
+"""KFAC: the inverse of a Kronecker product of two small factors per layer; preconditioner and optimiser."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from biascope.curvature.kronecker import EigenPiece
+from biascope.optim.optimizer import NaturalGradient, Params
+from biascope.optim.preconditioner import Curvature, Preconditioner
+from biascope.optim.units import LayerUnit
+
+
+class KFACPreconditioner(Preconditioner):
+    """KFAC: dW = (B + b)^-1 G (A + a)^-1, to be followed by any torch optimiser.
+
+    Args:
+        model: covered are its Linear, Conv1d/2d/3d and Embedding layers; examples lie along the first dimension.
+        damping: > 0.
+        damping_mode: "factored" (b = sqrt(damping) / pi, a = pi sqrt(damping), pi^2 = the ratio of the mean
+            eigenvalues of A and B) or "exact" ((B (x) A + damping I)^-1).
+        refresh_every: steps between two decompositions of the factors.
+        factors_every: steps between two updates of the factors.
+        factor_decay: of the running average of the factors; 0 keeps only the last batch.
+        sharing: "expand" or "reduce", for layers with several positions (convolutions, tokens).
+        sua: for convolutions, one channel covariance for all kernel offsets.
+        loss_reduction: "mean" or "sum", of the loss over the examples.
+        params: restrict to these parameters.
+        grad_scaler: the `torch.amp.GradScaler` in use, if any.
+
+    Example:
+        >>> net, x = nn.Linear(3, 1), torch.eye(3)
+        >>> sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+        >>> with KFACPreconditioner(net, damping=0.1) as kfac:
+        ...     net(x).square().mean().backward()
+        ...     kfac.precondition()
+        ...     sgd.step()
+    """
+
+    kind = "kfac"
+    damping_modes = ("factored", "exact")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        damping: float = 1e-3,
+        damping_mode: Literal["factored", "exact"] = "factored",
+        refresh_every: int = 20,
+        factors_every: int = 1,
+        factor_decay: float = 0.95,
+        sharing: Literal["expand", "reduce"] = "expand",
+        sua: bool = False,
+        loss_reduction: Literal["mean", "sum"] = "mean",
+        params: Collection[nn.Parameter] | None = None,
+        grad_scaler: Any = None,
+        fallback: str = "left as it is",
+    ) -> None:
+        self._inverses: dict[str, tuple[EigenPiece, float, Tensor, Tensor]] = {}
+        super().__init__(
+            model,
+            damping=damping,
+            damping_mode=damping_mode,
+            refresh_every=refresh_every,
+            factors_every=factors_every if factor_decay > 0 else refresh_every,
+            factor_decay=factor_decay,
+            sharing=sharing,
+            sua=sua,
+            loss_reduction=loss_reduction,
+            params=params,
+            grad_scaler=grad_scaler,
+            fallback=fallback,
+        )
+
+    def _solve(self, unit: LayerUnit, c: Curvature, G: Tensor, damping: float) -> Tensor:
+        E = c.basis
+        assert E is not None
+        V = E.layout.pack(G)
+        if self.damping_mode == "exact":
+            return E.layout.unpack(E.rotate(E.rotate(V) / (E.s + damping), back=True))
+        B, A = self._inverse(unit.name, E, damping)
+        V = B[:, None] @ V
+        return E.layout.unpack(V * A[:, None, None] if E.U_A is None else V @ A[:, None])
+
+    def _inverse(self, name: str, E: EigenPiece, damping: float) -> tuple[Tensor, Tensor]:
+        """Inverses of the damped factors, kept until the basis or the damping changes."""
+        kept = self._inverses.get(name)
+        if kept is None or kept[0] is not E or kept[1] != damping:
+            a, b = E.s_A.mean(-1), E.s_B.mean(-1)
+            pi = torch.where((a > 0) & (b > 0), (a / b).sqrt(), 1.0)
+            root = math.sqrt(damping)
+            s_B, s_A = E.s_B + (root / pi)[:, None], E.s_A + (root * pi)[:, None]
+            B = (E.U_B / s_B[:, None]) @ E.U_B.mT
+            A = 1.0 / s_A if E.U_A is None else (E.U_A / s_A[:, None]) @ E.U_A.mT
+            kept = self._inverses[name] = (E, damping, B, A)
+        return kept[2], kept[3]
+
+
+class KFAC(NaturalGradient):
+    """Natural gradient with Kronecker factors: W -= lr (B + b)^-1 G (A + a)^-1.
+
+    Args:
+        model: any nn.Module; Linear, Conv1d/2d/3d and Embedding layers are preconditioned.
+        lr: learning rate.
+        damping: > 0; may differ between parameter groups and change during training (`group["damping"]`).
+        momentum: on the natural gradient.
+        weight_decay: times the parameter, added to the natural gradient.
+        params: parameters or parameter groups, as torch optimisers take them; None for all.
+        fallback: "sgd" (same lr and momentum) or "adam", for parameters that no factor covers.
+        damping_mode, refresh_every, factors_every, factor_decay, sharing, sua, loss_reduction, grad_scaler: as in
+            `KFACPreconditioner`.
+
+    Example:
+        >>> net, x = nn.Linear(3, 1), torch.eye(3)
+        >>> opt = KFAC(net, lr=0.1, damping=0.1)
+        >>> net(x).square().mean().backward()
+        >>> opt.step()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 0.1,
+        *,
+        damping: float = 1e-2,
+        damping_mode: Literal["factored", "exact"] = "factored",
+        refresh_every: int = 20,
+        factors_every: int = 1,
+        factor_decay: float = 0.95,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        params: Params = None,
+        fallback: Literal["sgd", "adam"] = "sgd",
+        sharing: Literal["expand", "reduce"] = "expand",
+        sua: bool = False,
+        loss_reduction: Literal["mean", "sum"] = "mean",
+        grad_scaler: Any = None,
+    ) -> None:
+        super().__init__(
+            model,
+            KFACPreconditioner,
+            params,
+            lr,
+            momentum,
+            weight_decay,
+            fallback,
+            damping=damping,
+            damping_mode=damping_mode,
+            refresh_every=refresh_every,
+            factors_every=factors_every,
+            factor_decay=factor_decay,
+            sharing=sharing,
+            sua=sua,
+            loss_reduction=loss_reduction,
+            grad_scaler=grad_scaler,
+        )

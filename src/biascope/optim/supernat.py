@@ -1,0 +1,104 @@
+"""SuperNat: natural gradient for a linear model, whose metric adapts to the loss and freezes what it does not need.
+
+f = Phi w with fixed features, Phi Phi^T = sum_j lam_j u_j u_j^T. Every step is gradient descent in reparametrised
+features; the reparametrisation that minimises ||dw||_A ||A^-1 Phi^T||_F over rescalings nu_j of the modes is
+nu_j = kappa / |u_j^T grad_f L|, so that the kernel's eigenvalues become
+
+    lam_j(t+1) = lam_j(t) |u_j^T grad_f L| / scale,    scale = 1/kappa
+
+(the paper's algorithm box is an image; this follows its text). Modes whose gradient is small stop moving. `scale` must
+stay constant: renormalising at every step would set the frozen modes free again. By default it is
+max_j |u_j^T grad_f L| at the first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from biascope.errors import InputError
+from biascope.linalg import thin_svd
+
+
+class SuperNat(Optimizer):
+    """SuperNat for f = features @ w.
+
+    Args:
+        w: the weights, a parameter [p] or [p, 1].
+        features: Phi [n, p], of the training inputs.
+        lr: learning rate; 1 / the largest eigenvalue of Phi Phi^T is a good one for a summed squared loss (over 2).
+            Much smaller ones freeze the modes before the signal is learnt.
+        scale: 1 / kappa; None fixes it at the first step.
+
+    The gradient of the loss with respect to the outputs f [n] goes into `step`; or leave it out, and it is recovered
+    from `w.grad` = Phi^T grad_f L, on the modes that the features can move.
+
+    Example:
+        >>> Phi = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+        >>> w = torch.nn.Parameter(torch.zeros(2))
+        >>> opt = SuperNat(w, Phi, lr=0.5)
+        >>> for _ in range(20):
+        ...     opt.step(Phi @ w.detach() - torch.tensor([1.0, 0.0]))
+        >>> bool((w[0] - 1).abs() < 0.2)
+        True
+    """
+
+    def __init__(self, w: Tensor, features: Tensor, lr: float, scale: float | None = None) -> None:
+        if features.dim() != 2 or w.numel() != features.shape[1]:
+            raise InputError(f"features [n, p] and w [p] disagree: {list(features.shape)} and {list(w.shape)}")
+        if features.device != w.device:
+            raise InputError(f"features are on {features.device}, w on {w.device}: move one of them")
+        if not bool(torch.isfinite(features).all()):
+            raise InputError("the features hold NaN or infinity")
+        if not lr > 0 or (scale is not None and not scale > 0):
+            raise InputError(f"lr and scale must be > 0, not {lr} and {scale}")
+        super().__init__([w], {"lr": lr})
+        U, s, Vh = thin_svd(features.detach()) if features.shape[0] >= features.shape[1] else _wide(features.detach())
+        keep = s > s.max() * max(features.shape) * torch.finfo(s.dtype).eps
+        self.U, self.s, self.V = U[:, keep], s[keep], Vh[keep].T
+        self.state[w] = {"ratio": torch.ones_like(self.s), "scale": scale}
+
+    @property
+    def eigenvalues(self) -> Tensor:
+        """Of the kernel Phi_t Phi_t^T of the features as reparametrised now [r]: the learnt spectrum."""
+        ratio: Tensor = self.state[self.param_groups[0]["params"][0]]["ratio"]
+        return self.s.square() * ratio
+
+    @torch.no_grad()
+    def step(self, gradient: Tensor | Callable[[], Any] | None = None) -> Any:
+        """One step; `gradient` is grad_f L [n], or a closure that runs backward, or None to read `w.grad`."""
+        w: Tensor = self.param_groups[0]["params"][0]
+        state, lr, loss = self.state[w], float(self.param_groups[0]["lr"]), None
+        if callable(gradient):
+            with torch.enable_grad():
+                loss = gradient()
+            gradient = None
+        if gradient is not None:
+            if gradient.numel() != len(self.U):
+                raise InputError(
+                    f"the gradient with respect to the outputs has {gradient.numel()} entries, not {len(self.U)}"
+                )
+            c = self.U.T @ gradient.reshape(-1).to(self.U.dtype)
+        elif w.grad is not None:
+            c = (self.V.T @ w.grad.reshape(-1)) / self.s
+        else:
+            raise InputError("step() needs the gradient with respect to the outputs, or a w.grad from loss.backward()")
+        if not bool(c.isfinite().all()):
+            raise InputError("the gradient holds NaN or infinity; nothing was changed")
+        if state["scale"] is None:
+            if not bool(c.abs().max() > 0):
+                return loss  # at a stationary point: nothing to do, and nothing to fix the scale by
+            state["scale"] = float(c.abs().max())
+        # in the original coordinates a mode's step carries the factor lam_j(t) / lam_j(0)
+        w.add_((self.V @ (state["ratio"] * self.s * c)).reshape(w.shape), alpha=-lr)
+        state["ratio"] = state["ratio"] * c.abs() / state["scale"]
+        return loss
+
+
+def _wide(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    V, s, Uh = thin_svd(features.T)
+    return Uh.T, s, V.T

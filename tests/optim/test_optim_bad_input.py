@@ -1,0 +1,223 @@
+"""What goes wrong is said by name, and leaves parameters and state as they were."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import biascope as bs
+from biascope.errors import CorruptError, InputError, UnsupportedError
+from optim.optim_oracle import backward, conv, mlp, mlp_data, seeded, snapshot
+
+
+def started(kind=bs.optim.EKFAC, **options):
+    net = mlp()
+    opt = kind(net, lr=0.1, damping=0.01, momentum=0.9, **options)
+    backward(net, *mlp_data())
+    opt.step()
+    opt.zero_grad()
+    return net, opt
+
+
+def unchanged(net, opt, before, state):
+    assert all(torch.equal(p, before[n]) for n, p in net.named_parameters())
+    now = opt.state_dict()
+    assert now["curvature"]["steps"] == state["curvature"]["steps"]
+    for name, unit in state["curvature"]["units"].items():
+        assert all(torch.equal(now["curvature"]["units"][name][k], v) for k, v in unit.items() if torch.is_tensor(v))
+    for key, entry in state["state"].items():
+        assert all(torch.equal(now["state"][key][k], v) for k, v in entry.items())
+
+
+@pytest.mark.parametrize("kind", [bs.optim.EKFAC, bs.optim.KFAC])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_non_finite_loss_changes_nothing(kind, bad):
+    net, opt = started(kind)
+    before, state = snapshot(net), copy.deepcopy(opt.state_dict())
+    (F.cross_entropy(net(mlp_data()[0]), mlp_data()[1]) * bad).backward()
+    with pytest.raises(InputError, match="holds NaN or infinity; nothing was changed"):
+        opt.step()
+    unchanged(net, opt, before, state)
+    opt.zero_grad()
+    backward(net, *mlp_data())
+    opt.step()
+    assert all(bool(p.isfinite().all()) for p in net.parameters())
+
+
+def test_non_finite_gradient_of_a_plain_parameter_changes_nothing():
+    net = seeded(lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)))
+    opt = bs.optim.EKFAC(net, lr=0.1, damping=0.01)
+    before = snapshot(net)
+    backward(net, *mlp_data())
+    net[1].weight.grad[0] = float("nan")
+    with pytest.raises(InputError, match=r"gradient of 1\.weight"):
+        opt.step()
+    assert all(torch.equal(p, before[n]) for n, p in net.named_parameters())
+
+
+def test_non_finite_closure():
+    net, opt = started()
+    before = snapshot(net)
+
+    def closure():
+        loss = F.cross_entropy(net(mlp_data()[0]), mlp_data()[1]) * float("nan")
+        loss.backward()
+        return loss
+
+    with pytest.raises(InputError, match="the loss is nan"):
+        opt.step(closure)
+    assert all(torch.equal(p, before[n]) for n, p in net.named_parameters())
+
+
+def test_an_output_gradient_that_overflows_is_found_before_the_state_moves():
+    """The weight's own gradient is finite here, what the hooks saw is not."""
+    net, opt = started()
+    before, state = snapshot(net), copy.deepcopy(opt.state_dict())
+    backward(net, *mlp_data())
+    record = next(iter(opt.preconditioner.watcher.records.values()))
+    record.calls[0].grad[0, 0] = float("inf")
+    with pytest.raises(InputError, match="the output of"):
+        opt.step()
+    unchanged(net, opt, before, state)
+
+
+@pytest.mark.parametrize("damping", [0.0, -1.0, float("nan"), float("inf")])
+def test_damping_must_be_positive(damping):
+    for make in (bs.optim.EKFAC, bs.optim.KFAC, bs.optim.KFACPreconditioner):
+        with pytest.raises(InputError, match="damping must be a number > 0"):
+            make(mlp(), damping=damping)
+    net, opt = started()
+    before, state = snapshot(net), copy.deepcopy(opt.state_dict())
+    opt.param_groups[0]["damping"] = damping
+    backward(net, *mlp_data())
+    with pytest.raises(InputError, match="damping must be a number > 0"):
+        opt.step()
+    unchanged(net, opt, before, state)
+
+
+def test_singular_factors_are_damped():
+    """Inputs that are always zero, and units whose gradient never flows: zero rows in A and B."""
+    net = seeded(lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)))
+    with torch.no_grad():
+        net[0].bias.fill_(-100.0)  # all units dead
+    for make in (bs.optim.EKFAC, bs.optim.KFAC):
+        twin = copy.deepcopy(net)
+        opt = make(twin, lr=0.1, damping=1e-8)
+        backward(twin, *mlp_data())
+        opt.step()
+        assert all(bool(p.isfinite().all()) for p in twin.parameters())
+        assert torch.equal(twin[0].weight, net[0].weight)
+
+
+def test_step_without_backward():
+    net, opt = started()
+    with pytest.raises(InputError, match=r"call loss\.backward\(\) before the step"):
+        opt.step()
+    backward(net, *mlp_data())
+    opt.step()
+    with pytest.raises(InputError, match="no covered layer was seen"):
+        opt.step()  # the gradients are still there, what belongs to them was used
+
+
+def test_eval_mode_is_named():
+    net, opt = started()
+    net.eval()
+    backward(net, *mlp_data())
+    with pytest.raises(InputError, match=r"eval\(\) mode"):
+        opt.step()
+
+
+def test_models_without_supported_layers():
+    with pytest.raises(InputError, match="use a plain torch optimiser"):
+        bs.optim.EKFAC(nn.BatchNorm1d(3))
+    with pytest.raises(InputError, match="no parameters that require gradients"):
+        bs.optim.EKFAC(nn.ReLU())
+    with pytest.raises(InputError, match=r"expected an nn\.Module, got list"):
+        bs.optim.EKFAC(list(mlp().parameters()))
+    with pytest.raises(InputError, match="has no values yet"):
+        bs.optim.EKFAC(nn.Sequential(nn.LazyLinear(3)))
+    with pytest.raises(InputError, match="does not belong to the model"):
+        bs.optim.EKFAC(mlp(), params=list(conv().parameters()))
+    with pytest.raises(UnsupportedError, match="DataParallel"):
+        bs.optim.KFACPreconditioner(nn.DataParallel(mlp()))
+
+
+def test_mixed_devices_are_named():
+    layer = nn.Linear(3, 2)
+    layer.bias = nn.Parameter(torch.zeros(2, device="meta"))
+    with pytest.raises(InputError, match="has no values yet"):
+        bs.optim.EKFAC(layer)
+    net, opt = started()
+    c = opt.preconditioner.curvatures["0.weight"]
+    c.basis.s = c.basis.s.to("meta")  # as if the model had been moved after the first step
+    backward(net, *mlp_data())
+    with pytest.raises(InputError, match="the model was moved after the first step"):
+        opt.step()
+
+
+def test_inputs_without_a_batch_dimension():
+    net = nn.Linear(4, 3)
+    opt = bs.optim.EKFAC(net)
+    net(torch.randn(4)).sum().backward()
+    with pytest.raises(InputError, match="without a batch dimension"):
+        opt.step()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"damping_mode": "factored"}, "damping_mode='factored': plain or deep"),
+        ({"scalings": "ra"}, "scalings='ra': batch or running"),
+        ({"on_refresh": "keep"}, "on_refresh='keep'"),
+        ({"refresh_every": 0}, "refresh_every must be at least 1"),
+        ({"decay": 1.0}, "decay must be at least 0 and below 1"),
+        ({"fallback": "rmsprop"}, "fallback='rmsprop': sgd or adam"),
+        ({"loss_reduction": "none"}, "loss_reduction='none'"),
+        ({"sharing": "sum"}, "sharing='sum'"),
+        ({"lr": -1.0}, "lr must be at least 0"),
+        ({"momentum": -0.1}, "momentum must be at least 0"),
+    ],
+)
+def test_options_are_checked(options, message):
+    with pytest.raises(InputError, match=message):
+        bs.optim.EKFAC(mlp(), **options)
+
+
+def test_states_of_others_are_refused_and_change_nothing():
+    net, opt = started()
+    state = copy.deepcopy(opt.state_dict())
+    _, other = started(bs.optim.KFAC)
+    with pytest.raises(InputError, match="the state is of kind 'kfac', this is 'ekfac'"):
+        opt.load_state_dict(other.state_dict())
+    wide = seeded(
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3, bias=False), nn.Tanh(), nn.Linear(3, 3))
+    )
+    wrong = bs.optim.EKFAC(wide, lr=0.1, momentum=0.9)
+    backward(wide, *mlp_data())
+    wrong.step()
+    with pytest.raises(InputError, match=r"0\.weight: "):
+        opt.load_state_dict(wrong.state_dict())
+    with pytest.raises(CorruptError, match="no 'curvature'"):
+        opt.load_state_dict(torch.optim.SGD(net.parameters(), lr=0.1).state_dict())
+    unchanged(net, opt, snapshot(net), state)
+
+
+def test_an_optimiser_is_not_copied_its_state_is():
+    _, opt = started()
+    with pytest.raises(UnsupportedError, match=r"state_dict\(\)"):
+        copy.deepcopy(opt)
+
+
+def test_an_input_changed_in_place_under_autocast_is_named():
+    """Autograd keeps a copy in low precision there and would not notice."""
+    net = nn.Linear(4, 3)
+    opt = bs.optim.EKFAC(net)
+    x = torch.randn(5, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = net(x)
+    x.add_(1.0)
+    with pytest.raises(InputError, match="changed in place"):
+        out.float().square().mean().backward()
+    opt.close()
