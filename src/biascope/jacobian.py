@@ -24,6 +24,7 @@ from biascope.functional import (
 )
 from biascope.layers import Anatomy, anatomy, leaves, per_example_gradients, record, rows_of_tape
 from biascope.linalg.operator import Adjoint, LinearOperator
+from biascope.precision import arithmetic
 
 
 def vector_jacobian(f: Functional, inputs: Inputs, u: Tensor) -> Params:
@@ -84,7 +85,7 @@ def _forward_is_adjoint(f: Functional, inputs: Inputs) -> bool:
             back = vector_jacobian(f, two, u)
             left, right = (u * Jv).double().sum(), sum((back[k] * v[k]).double().sum() for k in v)
             size = sum((back[k] * v[k]).double().square().sum() for k in v) ** 0.5
-            known[key] = bool((left - right).abs() <= 1e3 * torch.finfo(f.dtype).eps * (size + left.abs()))
+            known[key] = bool((left - right).abs() <= 1e4 * torch.finfo(f.dtype).eps * (size + left.abs()))
         except (NotImplementedError, RuntimeError):
             known[key] = False
     return known[key]
@@ -261,17 +262,19 @@ class Jacobian(LinearOperator):
                 raise InputError(f"J @ v: '{name}' has shape {list(t.shape)}, the parameter {list(q.shape)}")
             full[name] = torch.zeros_like(q) if t is None else t.to(self.f.device, self.f.dtype)
         out = torch.empty(self.n, self.c, dtype=self.f.dtype, device=self.f.device)
-        for s, inputs in self._batches():
-            out[s] = jacobian_vector(self.f, inputs, full)
+        with arithmetic("float32"):
+            for s, inputs in self._batches():
+                out[s] = jacobian_vector(self.f, inputs, full)
         return out
 
     def vjp(self, u: Tensor) -> Flat:
         """J^T u for u [n, c]: flat [p], with `.as_dict()`."""
         u = u.reshape(self.n, self.c).to(self.f.device, self.f.dtype)
         total: Params = {}
-        for s, inputs in self._batches():
-            part = vector_jacobian(self.f, inputs, u[s])
-            total = part if not total else {k: total[k] + part[k] for k in total}
+        with arithmetic("float32"):
+            for s, inputs in self._batches():
+                part = vector_jacobian(self.f, inputs, u[s])
+                total = part if not total else {k: total[k] + part[k] for k in total}
         return Flat.wrap(total)
 
     def _matmat(self, X: Tensor) -> Tensor:
@@ -299,7 +302,8 @@ class Jacobian(LinearOperator):
                     continue
                 inputs = take(inputs, local.to(self.f.device))
             b = batch_size(inputs)
-            parts.append(self._dense(inputs, eye[:, None].expand(self.c, b, self.c)))
+            with arithmetic("float32"):
+                parts.append(self._dense(inputs, eye[:, None].expand(self.c, b, self.c)))
         return torch.cat(parts)
 
     def _dense(self, inputs: Inputs, cot: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ Where x2 is None only pairs of examples i <= j are needed (whole blocks of them 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -75,13 +76,37 @@ def _gram_split(X: Tensor, Y: Tensor | None, mul: Multiply, workspace: int) -> T
         torch.set_float32_matmul_precision(before)
 
 
+class Scratch:
+    """Buffers used again from block to block: fresh memory costs more in page faults than the work done in it."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[str, Tensor] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """An uninitialised tensor; it is overwritten by the next request under the same name."""
+        size = math.prod(shape)
+        old = self.buffers.get(name)
+        if old is None or old.numel() < size or old.dtype != like.dtype:
+            self.buffers.pop(name, None)
+            del old
+            self.buffers[name] = torch.empty(size, dtype=like.dtype, device=like.device)
+        return self.buffers[name][:size].view(shape)
+
+
 def add_block(
-    K: Tensor, one: MatrixFactor, two: MatrixFactor | None, outputs: str, method: str, workspace: int, mul: Multiply
+    K: Tensor,
+    one: MatrixFactor,
+    two: MatrixFactor | None,
+    outputs: str,
+    method: str,
+    workspace: int,
+    mul: Multiply,
+    scratch: Scratch | None = None,
 ) -> None:
     """Add a matrix block's share to K in place; `two` is None for the symmetric kernel."""
     assert one.block.sizes is not None
     if method == "contract":
-        _add_contracted(K, one, two, outputs, workspace, mul)
+        _add_contracted(K, one, two, outputs, workspace, mul, scratch or Scratch())
     elif one.block.sizes.positions == 1:
         _add_hadamard(K, one, two or one, two is None, outputs, workspace, mul)
     else:
@@ -129,7 +154,13 @@ def _step(n: int, per: int, symmetric: bool) -> int:
 
 
 def _add_contracted(
-    K: Tensor, one: MatrixFactor, two: MatrixFactor | None, outputs: str, workspace: int, mul: Multiply
+    K: Tensor,
+    one: MatrixFactor,
+    two: MatrixFactor | None,
+    outputs: str,
+    workspace: int,
+    mul: Multiply,
+    scratch: Scratch,
 ) -> None:
     sizes = one.block.sizes
     assert sizes is not None
@@ -138,16 +169,17 @@ def _add_contracted(
     step = max(1, min(sizes.d_out, workspace // max(1, 2 * rows * width * one.grads[0].element_size())))
     for o in range(0, sizes.d_out, step):
         out = slice(o, min(o + step, sizes.d_out))
-        J1 = weight_slice(one, out, workspace)
-        add_rows(K, J1, None if two is None else weight_slice(two, out, workspace), outputs, workspace, mul)
+        J1 = weight_slice(one, out, workspace, scratch, "J1")
+        J2 = None if two is None else weight_slice(two, out, workspace, scratch, "J2")
+        add_rows(K, J1, J2, outputs, workspace, mul)
 
 
-def weight_slice(x: MatrixFactor, out: slice, workspace: int) -> Tensor:
+def weight_slice(x: MatrixFactor, out: slice, workspace: int, scratch: Scratch, name: str) -> Tensor:
     """Per-example weight gradients of some output channels [n, k, columns]; columns in no special order."""
     s = x.block.sizes
     assert s is not None
     width = out.stop - out.start
-    J = torch.empty(x.n, x.k, s.groups, width, s.d_in, dtype=x.grads[0].dtype, device=x.grads[0].device)
+    J = scratch.take(name, (x.n, x.k, s.groups, width, s.d_in), x.grads[0])
     per_example = s.groups * (s.d_in + x.k * width) * s.positions * J.element_size()
     step = max(1, min(x.n, workspace // max(1, 4 * per_example)))  # a quarter of the workspace for the patches
     for start in range(0, x.n, step):
@@ -155,7 +187,7 @@ def weight_slice(x: MatrixFactor, out: slice, workspace: int) -> Tensor:
         G = x.cotangents(ex)[:, :, :, out].permute(1, 2, 0, 3, 4).flatten(2, 3)  # [b, groups, k * width, T]
         A = x.operand(ex).mT  # [b, groups, T, d_in]
         if s.groups == 1:
-            torch.matmul(G, A, out=J[ex].view(len(G), 1, x.k * width, s.d_in))
+            torch.bmm(G[:, 0], A[:, 0], out=J[ex].view(len(G), x.k * width, s.d_in))
         else:
             J[ex] = (G @ A).view(len(G), s.groups, x.k, width, s.d_in).transpose(1, 2)
     return J.flatten(2)

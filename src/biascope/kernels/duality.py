@@ -17,10 +17,10 @@ from biascope.errors import InputError
 from biascope.functional import Params, ParamSelection
 from biascope.jacobian import Jacobian
 from biascope.kernels.ntk import ntk
-from biascope.kernels.precision import arithmetic
 from biascope.kernels.pullback import Stream, pull_back
 from biascope.kernels.system import system
 from biascope.linalg import FromFunction, eigsh, psd_eigh
+from biascope.precision import arithmetic
 
 DENSE = 4000  # matrices up to this size are formed and decomposed; larger ones are reached by products
 

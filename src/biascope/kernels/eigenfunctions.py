@@ -13,9 +13,9 @@ from biascope.errors import InputError
 from biascope.functional import ParamSelection, functional
 from biascope.jacobian import Jacobian
 from biascope.kernels.kernel import Kernel
-from biascope.kernels.precision import arithmetic
 from biascope.kernels.pullback import Stream, group_size, pull_back
 from biascope.kernels.spectrum import Spectrum
+from biascope.precision import arithmetic
 
 
 def eigenfunction_targets(K: Kernel | Spectrum, index: int | Sequence[int], binarize: bool = True) -> Tensor:

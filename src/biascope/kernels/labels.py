@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from biascope.errors import InputError
 from biascope.functional import ParamSelection, functional
 from biascope.kernels.alignment import centring, targets
-from biascope.kernels.precision import arithmetic
 from biascope.kernels.pullback import Stream, group_size, layer_columns, pull_back
 from biascope.layers import anatomy
+from biascope.precision import arithmetic
 from biascope.seeds import generator
 
 

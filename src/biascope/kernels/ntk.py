@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import Functional, Inputs, ParamSelection, batch_size, functional, gather, take, tensors_of
-from biascope.kernels.contract import Multiply, add_block, add_rows, mirror, small_rows
+from biascope.kernels.contract import Multiply, Scratch, add_block, add_rows, mirror, small_rows
 from biascope.kernels.kernel import Kernel
 from biascope.kernels.plan import Plan, make_plan
-from biascope.kernels.precision import arithmetic
 from biascope.kernels.products import by_products
 from biascope.layers import Anatomy, Factor, MatrixFactor, anatomy, collect
 from biascope.memory import budget as memory_budget
+from biascope.precision import arithmetic
 
 
 def ntk(
@@ -131,6 +131,7 @@ class Job:
         n1, n2 = batch_size(one), None if two is None else batch_size(two)
         limit = memory_budget(max_memory, f.device)
         plan = make_plan(found, mode, n1, n2, len(cot), strategy, precision, f.dtype, f.device, limit)
+        found = replace(found, batched=plan.batched)
         return Job(f, found, one, two, outputs, mode, cot, plan)
 
     def shape(self, n1: int, n2: int) -> tuple[int, ...]:
@@ -159,7 +160,7 @@ class Job:
     def add(self, K: Tensor, layers: dict[str, Tensor] | None, one: Inputs, two: Inputs | None) -> None:
         """Add all blocks for a pair of sets of examples into K (or into the layers' kernels)."""
         p = self.plan
-        mul = Multiply()
+        mul, scratch = Multiply(), Scratch()
         for group in p.groups:
             factors = self.collect(group, one)
             others = None if two is None else self.collect(group, two)
@@ -175,7 +176,7 @@ class Job:
                 if isinstance(one_factor, MatrixFactor):
                     assert two_factor is None or isinstance(two_factor, MatrixFactor)
                     target = K if layers is None else layers[name]
-                    add_block(target, one_factor, two_factor, self.mode, b.method, p.workspace, mul)
+                    add_block(target, one_factor, two_factor, self.mode, b.method, p.workspace, mul, scratch)
             for name, pieces in small.items():  # many small parameters, one product
                 target = K if layers is None else layers[name]
                 left = torch.cat([r for r, _ in pieces], -1).transpose(0, 1)

@@ -48,6 +48,7 @@ class Plan:
     budget: int
     kernel_bytes: int
     strategy: str = "auto"
+    batched: bool = False  # one vmapped backward pass for all outputs, if the memory allows
 
     @property
     def flops(self) -> float:
@@ -152,8 +153,9 @@ def make_plan(
     size = n1 * m * {"full": k * k, "trace": 1, "diagonal": k}[outputs] * item
     kernel_bytes = size if kernel_bytes is None else kernel_bytes
     room = int(0.85 * (budget - kernel_bytes))
-    at_once = k if found.batched else 1  # cotangents whose gradients are alive together
-    per_example = found.activation_bytes + at_once * item * sum(b.block.output_numel for b in blocks)
+    gradients = item * sum(b.block.output_numel for b in blocks)  # of one cotangent, per example
+    batched = found.batched and room >= 4 * (found.activation_bytes + k * gradients)
+    per_example = found.activation_bytes + (k if batched else 1) * gradients
     least = kernel_bytes + 4 * per_example + 2 * max(b.factor_bytes for b in blocks) * 2
     if room < 4 * per_example:
         raise InputError(
@@ -183,5 +185,5 @@ def make_plan(
         used += need
     return Plan(
         outputs, n1, m, k, symmetric, precision, blocks, tuple(map(tuple, groups)), min(chunk, max(tile, 1)), tile,
-        workspace, budget, kernel_bytes, strategy,
+        workspace, budget, kernel_bytes, strategy, batched,
     )  # fmt: skip

@@ -22,9 +22,9 @@ from biascope.errors import InputError
 from biascope.functional import ParamSelection, functional
 from biascope.kernels.kernel import Kernel
 from biascope.kernels.ntk import cotangents
-from biascope.kernels.precision import arithmetic
 from biascope.kernels.pullback import Stream
 from biascope.layers import Factor, MatrixFactor, RowsFactor, anatomy, collect
+from biascope.precision import arithmetic
 from biascope.seeds import generator
 
 WORK = 1 << 26  # bytes of scratch

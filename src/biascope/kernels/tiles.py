@@ -22,9 +22,9 @@ from biascope.errors import CorruptError, InputError
 from biascope.functional import Functional, Inputs, batch_size, take, tensors_of
 from biascope.kernels.kernel import Kernel
 from biascope.kernels.ntk import Job, cotangents
-from biascope.kernels.precision import arithmetic
 from biascope.layers import anatomy
 from biascope.memory import budget as memory_budget
+from biascope.precision import arithmetic
 from biascope.progress import progress
 
 FORMAT = "biascope-tiles-1"

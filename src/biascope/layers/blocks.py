@@ -82,7 +82,7 @@ class Anatomy:
     slots: tuple[Slot | None, ...]
     outputs: int
     activation_bytes: int  # saved for backward, per example
-    batched: bool = False  # one vmapped backward pass for all cotangents works, and pays (launch-bound devices)
+    batched: bool = False  # one vmapped backward pass for all cotangents works (fewer, larger operations)
     reasons: dict[str, str] = field(default_factory=dict)
 
     def matches(self, tape: Tape) -> bool:
@@ -138,7 +138,7 @@ def _pilot(f: Functional, inputs: Inputs) -> Anatomy:
     raw = dict(tape3.raw)
     slots = _slots(tape3, tape2, raw)
     blocks = _blocks(f, tape3, slots, raw)
-    batched = _launch_bound(f.device) and _can_batch(tape3)
+    batched = _can_batch(tape3)
     per_example = max(1, saved // 3)
     found = Anatomy(tuple(blocks), tuple(slots), tape3.rows.shape[1], per_example, batched, raw)
     wrong = _certify(f, found, two)
@@ -147,11 +147,6 @@ def _pilot(f: Functional, inputs: Inputs) -> Anatomy:
         blocks = _blocks(f, tape3, slots, raw)
         found = Anatomy(tuple(blocks), tuple(slots), found.outputs, per_example, batched, raw)
     return found
-
-
-def _launch_bound(device: torch.device) -> bool:
-    """Where a backward pass costs its kernel launches, one vmapped pass beats k single ones (measured: 2x and more)."""
-    return device.type == "cuda"
 
 
 def _can_batch(tape: Tape) -> bool:
