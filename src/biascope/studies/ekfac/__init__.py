@@ -1,0 +1,1 @@
+"""Studies of the chapter on KFAC and EKFAC."""
