@@ -271,11 +271,13 @@ def machine(device: str, packages: Sequence[str] = ()) -> dict[str, Any]:
         ]
         cpu = names[0] if names else cpu
     versions = {}
+    distributions = metadata.packages_distributions()  # a module's name need not be its package's
     for package in dict.fromkeys(["torch", "numpy", OURS, *packages]):
         try:
-            versions[package] = metadata.version(package)
+            versions[package] = metadata.version(distributions.get(package, [package])[0])
         except metadata.PackageNotFoundError:
-            module = sys.modules.get(package)
+            found = importlib.util.find_spec(package) is not None  # on the path, but not installed
+            module = importlib.import_module(package) if found else None
             versions[package] = getattr(module, "__version__", "not installed")
     on_gpu = device.startswith("cuda") and torch.cuda.is_available()
     return {
@@ -284,7 +286,7 @@ def machine(device: str, packages: Sequence[str] = ()) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name(device) if on_gpu else None,
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "versions": versions,
     }
 
