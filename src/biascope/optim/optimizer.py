@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from biascope.curvature.plan import Plan
 from biascope.errors import CorruptError, InputError, UnsupportedError
 from biascope.optim.plain import RULES, sgd
-from biascope.optim.preconditioner import Preconditioner, check_positive
+from biascope.optim.preconditioner import Preconditioner, check_positive, first_not_finite
 
 Params = Iterable[nn.Parameter] | Iterable[dict[str, Any]] | None
 Self = TypeVar("Self", bound="NaturalGradient")
@@ -161,7 +161,7 @@ class NaturalGradient(Optimizer):
     def _check(self, parameters: list[Tensor]) -> None:
         """Refuse plain gradients that are not finite before anything moves (the covered ones are checked later)."""
         pre = self.preconditioner
-        for p in parameters:
-            if pre.names[id(p)] in pre.left and p.grad is not None and not bool(p.grad.isfinite().all()):
-                pre.watcher.clear()
-                raise InputError(f"the gradient of {pre.names[id(p)]} holds NaN or infinity; nothing was changed")
+        names = [(pre.names[id(p)], p.grad) for p in parameters]
+        if bad := first_not_finite({name: g for name, g in names if name in pre.left and g is not None}):
+            pre.watcher.clear()
+            raise InputError(f"the gradient of {bad} holds NaN or infinity; nothing was changed")

@@ -242,12 +242,7 @@ class Preconditioner:
             for i, call in enumerate(self.watcher.records[unit.module].calls):
                 if call.grad is not None:
                     tensors[f"the output of {unit.name} (call {i + 1})"] = call.grad
-        devices: dict[torch.device, list[Tensor]] = {}
-        for t in tensors.values():
-            devices.setdefault(t.device, []).append(t.isfinite().all())
-        if all(bool(torch.stack(flags).all()) for flags in devices.values()):
-            return None
-        return next(name for name, t in tensors.items() if not bool(t.isfinite().all()))
+        return first_not_finite(tensors)
 
     def _same_device(self, unit: LayerUnit) -> None:
         basis, device = self.curvatures[unit.name].basis, unit.space.device
@@ -341,6 +336,16 @@ def layout_of(unit: LayerUnit) -> Homogeneous:
     if unit.sua and offsets > 1:
         return Homogeneous(groups, shape[0] // groups, shape[1], offsets, bias)
     return Homogeneous(groups, shape[0] // groups, shape[1] * offsets, 1, bias)
+
+
+def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """The name of the first tensor with NaN or infinity; one synchronisation per device where all are finite."""
+    devices: dict[torch.device, list[Tensor]] = {}
+    for t in tensors.values():
+        devices.setdefault(t.device, []).append(t.isfinite().all())
+    if all(bool(torch.stack(flags).all()) for flags in devices.values()):
+        return None
+    return next(name for name, t in tensors.items() if not bool(t.isfinite().all()))
 
 
 def check_positive(name: str, value: float) -> float:
