@@ -70,7 +70,7 @@ def test_fig4_3_grids_are_equally_large() -> None:
 
 
 def test_fig4_3_end_to_end_and_resumed(tmp_path: Path) -> None:
-    small = {"steps": 20, "hidden": (8, 4), "n": 100, "size": 50, "refresh": 5, "every": 5}
+    small = {"steps": 20, "hidden": (8, 4), "n": 100, "size": 50, "refresh": 5, "every": 6}
     result = run(tmp_path / "a", "ekfac/fig4.3", **small)
     assert [s.label for s in result.figures[0].series] == ["EKFAC", "EKFAC-ra", "KFAC", "SGD + momentum", "Adam"]
     assert all(s.y[-1] < s.y[0] for s in result.figures[0].series)

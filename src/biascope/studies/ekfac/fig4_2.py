@@ -13,6 +13,7 @@ from torch.autograd import backward
 from torch.nn import functional as F
 
 from biascope import nets
+from biascope.errors import InputError
 from biascope.optim import EKFACPreconditioner
 from biascope.optim.preconditioner import Preconditioner
 from biascope.progress import progress
@@ -55,6 +56,8 @@ def fig4_2(
     seeds: Annotated[int, "trainings"] = 3,
 ) -> StudyResult:
     """Correlation of gradients in two bases, and the age of a metric."""
+    if refresh % every or refresh == every:
+        raise InputError(f"refresh={refresh} must be a multiple of every={every}, and larger")
     x, y = images(dataset, n, run)
 
     def train(seed: int) -> dict[str, Value]:
