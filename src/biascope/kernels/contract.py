@@ -274,11 +274,28 @@ def _add_pair(K: Tensor, one: MatrixFactor, two: MatrixFactor, r: slice, c: slic
             target += mul(X, Y).view(b, T1, d, T2).mul_(AA).sum((1, 3))
         return
     # H[i, j, (k, o), t'] = sum_t G_i[k, o, t] AA[it, jt'];  K[i, k, j, l] = sum_{o, t'} H[i, j, k, o, t'] G_j[l, o, t']
+    if not K.is_cuda:
+        _add_pair_by_example(K, AA.view(b, T1, d * T2), G1.to(wide), G2.to(wide), r, c)
+        return
     X = G1.transpose(0, 1).flatten(1, 2).to(wide)  # [b, k * d_out, T]
     H = X @ AA.view(b, T1, d * T2)  # [b, k * d_out, d * T']
     H = H.view(b, k, -1, d, T2).permute(3, 0, 1, 2, 4).reshape(d, b * k, -1)
     Y = G2.transpose(0, 1).to(wide).flatten(2)  # [d, k, d_out * T']
     K[:, r, :, c] += (H @ Y.mT).view(d, b, k, k).permute(2, 1, 3, 0)
+
+
+def _add_pair_by_example(K: Tensor, AA: Tensor, G1: Tensor, G2: Tensor, r: slice, c: slice) -> None:
+    """The same, one example i at a time: H stays in the cache and is never transposed (a GPU wants larger steps).
+
+    AA [b, T, d T'], G1 [k, b, o, T], G2 [k, d, o, T'].
+    """
+    k, b, o, _ = G1.shape
+    d, T2 = G2.shape[1], G2.shape[3]
+    X = G1.mT.contiguous()  # [k, b, T, o]
+    Y = G2.mT.contiguous().transpose(0, 1).reshape(d, k, T2 * o)
+    for i in range(b):
+        H = torch.bmm(AA[i].mT.expand(k, d * T2, -1), X[:, i]).view(k, d, T2 * o)
+        K[:, r.start + i, :, c] += torch.bmm(H.transpose(0, 1), Y.mT).permute(1, 2, 0)
 
 
 # ------------------------------------------------------------------------------------------------------ symmetry
