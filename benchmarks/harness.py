@@ -114,6 +114,7 @@ def run_benchmark(
         rows = [Measurement(**row) for row in json.loads(out.read_text())["measurements"]]
         measurements = [row for row in rows if only not in row.case]
     kind = device.split(":")[0]
+    report = _report(cases, measurements, file, device, repeats, warmup, baseline, None)
     for case in cases:
         if only not in case.name or kind not in case.devices:
             continue
@@ -126,6 +127,22 @@ def run_benchmark(
                 )
                 print(f"{case.name:<32} {contender.name:<20} {_cell(measured)}", file=sys.stderr, flush=True)
                 measurements.append(measured)
+        report = _report(cases, measurements, file, device, repeats, warmup, baseline, out)  # kept if the next one dies
+    return report
+
+
+def _report(
+    cases: Sequence[Case],
+    measurements: list[Measurement],
+    file: str | Path,
+    device: str,
+    repeats: int,
+    warmup: int,
+    baseline: str | None,
+    out: Path | None,
+) -> dict[str, Any]:
+    """What was measured so far, on what, and the ratios; written to `out` at once."""
+    kind = device.split(":")[0]
     order = {case.name: index for index, case in enumerate(cases)}
     measurements.sort(key=lambda row: order.get(row.case, len(order)))
     report = {

@@ -78,8 +78,8 @@ class Piece:
         return self.invertible(self.eigenvalues() + damping)
 
     def invertible(self, s: Tensor) -> Tensor:
-        """Refuse zero eigenvalues."""
-        floor = len(s) * torch.finfo(s.dtype).eps * s.abs().max()
+        """Refuse eigenvalues that vanish to rounding (a bound that grew with the size would refuse real damping)."""
+        floor = 10 * torch.finfo(s.dtype).eps * s.abs().max()
         if not bool((s.abs() > floor).all()):
             raise InputError(
                 f"the metric of {', '.join(self.names[:2])} is singular: {int((s.abs() <= floor).sum())} of {len(s)} "
