@@ -25,8 +25,8 @@ def test_examples(name):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("make", "steps"), [(EKFAC, 1), (KFAC, 3)])
 def test_a_step_on_the_gpu_is_the_step_on_the_cpu(make, steps):
-    """EKFAC: one step only. In a null space of the factors the two devices' eigenbases differ, and from the second step on
-    gradients reach into it, where a diagonal in another basis is another metric."""
+    # EKFAC: one step only. In a null space of the factors the two devices' eigenbases differ, and from the second step
+    # on gradients reach into it, where a diagonal in another basis is another metric.
     one, two, (x, y) = conv(), conv().cuda(), conv_data()
     for net, data in ((one, (x, y)), (two, (x.cuda(), y.cuda()))):
         opt = make(net, lr=0.1, damping=0.01)
