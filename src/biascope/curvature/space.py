@@ -67,7 +67,7 @@ class ParameterSpace:
     def unflatten(self, v: Tensor) -> Params:
         """[p] to {name: tensor}, or [m, p] to {name: [m, *shape]}."""
         lead = v.shape[:-1]
-        return {name: v[..., self.ranges[name]].reshape(*lead, *shape) for name, shape in self.shapes.items()}
+        return {name: v[..., self.ranges[name]].reshape((*lead, *shape)) for name, shape in self.shapes.items()}
 
     def take(self, names: tuple[str, ...], X: Tensor) -> Tensor:
         """Rows of X [p, k] that belong to some parameters, in the order of `names`."""
