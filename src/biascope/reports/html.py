@@ -153,7 +153,7 @@ padding:1.1rem clamp(.8rem,2vw,1.6rem);margin:1.2rem 0}
 .meaning{border-left:3px solid var(--good);padding:.15rem 0 .15rem .8rem;max-width:75ch;margin:.6rem 0 1rem}
 .skipped{border-left-color:var(--line);color:var(--soft)}
 figure{margin:0;min-width:0}.drawing svg{width:100%;height:auto;max-width:560px;display:block}
-.drawing{color:var(--ink)}
+.drawing{color:var(--ink)}.drawing img{max-width:100%;height:auto;display:block}
 .pixels{width:100%;max-width:260px;aspect-ratio:1;image-rendering:pixelated;
 border:1px solid var(--line);background:#fff;display:block}
 .pair{display:grid;grid-template-columns:1fr 1fr;gap:.8rem;max-width:560px}

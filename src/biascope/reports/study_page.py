@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from biascope.reports import figures
-from biascope.reports.html import Html, figure, join, page, table, tag
+from biascope.reports.html import Html, figure, image, join, page, table, tag
 from biascope.studies import Chart, Run, StudyResult, find, load_result
 from biascope.studies.files import write_text
 from biascope.studies.registry import PAPERS
@@ -46,6 +46,12 @@ def study_page(run: Run, result: StudyResult, raw: dict[str, Any]) -> str:
     charts = [
         tag("section", tag("h2", chart.title), chart_block(chart, f"f{i}")) for i, chart in enumerate(result.figures)
     ]
+    drawn = {chart.name for chart in result.figures}
+    pictures = [  # what a study drew itself, such as images of directions
+        tag("section", tag("h2", _words(png)), figure(image(png.read_bytes(), _words(png)), _words(png), ""))
+        for png in sorted((run.path / "figures").glob("*.png"))
+        if png.stem not in drawn
+    ]
     body = [
         tag(
             "section",
@@ -54,6 +60,7 @@ def study_page(run: Run, result: StudyResult, raw: dict[str, Any]) -> str:
             tag("p", result.measured, class_="meaning"),
             fact_list(facts),
         ),
+        *pictures,
         tag("div", join(charts), class_="columns"),
         tag("section", tag("h2", "Numbers"), table(["quantity", "value", "standard error", "n"], numbers, "numbers")),
         tag(
@@ -94,6 +101,10 @@ def command(run: Run) -> str:
         f"--set {shlex.quote(f'{key}={value}')}" for key, value in options.items() if _differs(usual.get(key), value)
     ]
     return " ".join([f"biascope run {study} --size {size} --seed {run.seed} --device {run.device}", *changed])
+
+
+def _words(file: Path) -> str:
+    return file.stem.replace("-", " ").replace("_", " ").capitalize()
 
 
 def _differs(usual: Any, value: Any) -> bool:
