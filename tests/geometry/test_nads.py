@@ -230,7 +230,9 @@ def test_reproducible_and_independent_of_memory() -> None:
     a = nads(conv, (1, 6, 6), n_networks=40)
     b = nads(conv, (1, 6, 6), n_networks=40, max_memory="1MB")
     assert torch.allclose(mean_of(a), mean_of(b), rtol=1e-4, atol=1e-9)
-    assert torch.equal(a.eigenvalues, nads(conv, (1, 6, 6), n_networks=40).eigenvalues)
+    # the same networks again; vmap or loop is chosen by a measured pilot, and the two round differently
+    again = nads(conv, (1, 6, 6), n_networks=40)
+    assert torch.allclose(a.eigenvalues, again.eigenvalues, rtol=1e-4, atol=1e-9 * float(a.eigenvalues[0]))
 
 
 def test_centring() -> None:

@@ -27,7 +27,10 @@ def test_smoke_confirms_and_resumes(tmp_path: Path) -> None:
     directions = run.load_arrays("nads")["directions"].flatten(1)
     assert torch.allclose(directions @ directions.T, torch.eye(64), atol=1e-4)
     (run.path / "arrays" / "marginal 2.safetensors").unlink()
-    assert execute(Run.resume(run.path)) == result
+    resumed = execute(Run.resume(run.path))
+    assert resumed.verdict == result.verdict
+    for name, number in result.numbers.items():  # vmap or loop is chosen by a measured pilot: rounding may differ
+        assert resumed.numbers[name].value == pytest.approx(number.value, rel=1e-4), name
 
     np.savez(tmp_path / "nads_LeNet.npz", directions=directions.numpy())  # as if these had been published
     again = execute(Run.resume(run.path))
