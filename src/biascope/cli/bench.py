@@ -36,6 +36,5 @@ def find_folder(*starts: Path) -> Path:
             if (place / "benchmarks" / "harness.py").is_file():
                 return place / "benchmarks"
     raise InputError(
-        "benchmarks are not part of the installed package: clone the repository "
-        "(https://github.com/biascope/biascope) and run `biascope bench` inside it"
+        "benchmarks are not part of the installed package: clone the repository and run `biascope bench` inside it"
     )
