@@ -117,14 +117,14 @@ def test_ctrl_c_leaves_a_folder_that_resumes(tmp_path: Path) -> None:
         "--out",
         "my run",
         "--seeds",
-        "30",
+        "60",
         "--D",
         "32",
     ]
     process = subprocess.Popen([*command, "--batch", "8"], stderr=subprocess.PIPE, text=True, start_new_session=True)
     arrays = tmp_path / "my run" / "arrays"
     deadline = time.monotonic() + 60
-    while len(list(arrays.glob("seed*"))) < 2 and process.poll() is None and time.monotonic() < deadline:
+    while len(list(arrays.glob("seed*"))) < 1 and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
@@ -134,9 +134,9 @@ def test_ctrl_c_leaves_a_folder_that_resumes(tmp_path: Path) -> None:
     assert said.group(1) == "run --resume 'my run'"
     assert "Traceback" not in error
     before = {path: path.stat().st_mtime_ns for path in arrays.glob("seed*")}
-    assert 2 <= len(before) < 30
+    assert 1 <= len(before) < 60
     subprocess.run([sys.executable, "-m", "biascope.cli", "run", "--resume", "my run"], check=True, capture_output=True)
-    assert len(list(arrays.glob("seed*"))) == 30
+    assert len(list(arrays.glob("seed*"))) == 60
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in before.items())
     assert json.loads((tmp_path / "my run" / "result.json").read_text())["resumed"] is True
 
