@@ -11,8 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from biascope.errors import BiascopeError, UnsupportedError
-from biascope.studies import Chart, files
+from biascope.studies import Chart, HeatMap, files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,13 +62,15 @@ def new_figure(width: float = 3.4, height: float = 2.4, rows: int = 1, columns: 
     return figure, figure.subplots(rows, columns)
 
 
-def draw(chart: Chart, width: float = 3.4, height: float = 2.4) -> "Figure":
-    """A chart (data) as a figure: lines with error bands, points with error bars.
+def draw(chart: Chart | HeatMap, width: float = 3.4, height: float = 2.4) -> "Figure":
+    """A chart (data) as a figure: lines with error bands, points with error bars; a heat map with its colour bar.
 
     Example:
         >>> from biascope.studies import Series
         >>> figure = draw(Chart("c", "title", "x", "y", (Series.of("s", [0, 1], [0, 1]),), alt="a line"))
     """
+    if isinstance(chart, HeatMap):
+        return _draw_map(chart, width, height)
     with style():
         figure, axes = new_figure(width, height)
         for index, series in enumerate(chart.series):
@@ -88,6 +92,30 @@ def draw(chart: Chart, width: float = 3.4, height: float = 2.4) -> "Figure":
         axes.set_yscale("log" if chart.log_y else "linear")
         if len(chart.series) > 1:
             axes.legend()
+    return figure
+
+
+def _draw_map(chart: HeatMap, width: float, height: float) -> "Figure":
+    from matplotlib.colors import LogNorm, Normalize
+
+    with style():
+        figure, axes = new_figure(width, height)
+        cells = np.array(chart.z, dtype=float).reshape(len(chart.y), len(chart.x))
+        low, high = chart.low, chart.high
+        if chart.diverging and low is None and high is None and np.isfinite(cells).any():
+            high = float(np.nanmax(np.abs(cells)))
+            low = -high
+        norm = LogNorm(low, high) if chart.log_z else Normalize(low, high)
+        colours = "RdBu_r" if chart.diverging else "viridis"
+        image = axes.imshow(cells, origin="lower", aspect="auto", cmap=colours, norm=norm, interpolation="nearest")
+        for axis, values in ((axes.xaxis, chart.x), (axes.yaxis, chart.y)):
+            shown = (
+                sorted({round(i * (len(values) - 1) / 5) for i in range(6)}) if len(values) > 8 else range(len(values))
+            )
+            axis.set_ticks(list(shown), [f"{values[i]:g}" for i in shown])
+        axes.set(xlabel=chart.x_label, ylabel=chart.y_label)
+        axes.grid(False)
+        figure.colorbar(image, ax=axes, label=chart.z_label)
     return figure
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from biascope.reports import figures
 from biascope.reports.html import Html, figure, image, join, page, table, tag
-from biascope.studies import Chart, Run, StudyResult, find, load_result
+from biascope.studies import Chart, HeatMap, Run, StudyResult, find, load_result
 from biascope.studies.files import write_text
 from biascope.studies.registry import PAPERS
 
@@ -75,9 +75,13 @@ def study_page(run: Run, result: StudyResult, raw: dict[str, Any]) -> str:
     return page(title, body, paper, f"Made with {versions}.")
 
 
-def chart_block(chart: Chart, prefix: str) -> Html:
+def chart_block(chart: Chart | HeatMap, prefix: str) -> Html:
     """A chart on a page: the drawing, its words, its numbers as a file."""
     drawing = figures.inline_svg(figures.draw(chart, 3.9, 2.6), prefix)
+    if isinstance(chart, HeatMap):
+        cells = [(x, y, value) for y, row in zip(chart.y, chart.z) for x, value in zip(chart.x, row)]
+        header = [chart.x_label, chart.y_label, chart.z_label]
+        return join([figure(drawing, chart.alt, chart.caption), table(header, cells, chart.name, fold=True)])
     rows = [
         (series.label, x, y, "" if series.error is None else series.error[i])
         for series in chart.series

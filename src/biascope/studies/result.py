@@ -101,6 +101,64 @@ class Chart:
 
 
 @dataclass(frozen=True)
+class HeatMap:
+    """A map as data: `z[row][column]` at (x[column], y[row]); a cell that was not measured is NaN.
+
+    `diverging` is for quantities with a meaningful zero (differences, correlations); low and high fix the colour range.
+    """
+
+    name: str
+    title: str
+    x_label: str
+    y_label: str
+    z_label: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    z: tuple[tuple[float, ...], ...]
+    alt: str
+    caption: str = ""
+    low: float | None = None
+    high: float | None = None
+    diverging: bool = False
+    log_z: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        title: str,
+        *,
+        x: Iterable[Any],
+        y: Iterable[Any],
+        z: Iterable[Iterable[Any]],
+        x_label: str,
+        y_label: str,
+        z_label: str,
+        alt: str,
+        caption: str = "",
+        low: float | None = None,
+        high: float | None = None,
+        diverging: bool = False,
+        log_z: bool = False,
+    ) -> "HeatMap":
+        """From anything that can be iterated; z has one row per y and one column per x.
+
+        Example:
+            >>> shown = HeatMap.of("map", "Accuracy", x=[0, 1], y=[0], z=[[0.5, 1.0]], x_label="kx", y_label="ky",
+            ...                    z_label="accuracy", alt="two cells")
+            >>> shown.z
+            ((0.5, 1.0),)
+        """
+        rows = tuple(_floats(math.nan if cell is None else cell for cell in row) for row in z)
+        made_x, made_y = _floats(x), _floats(y)
+        if len(rows) != len(made_y) or any(len(row) != len(made_x) for row in rows):
+            raise InputError(f"heat map {name!r}: z must be {len(made_y)} rows of {len(made_x)} cells")
+        return cls(
+            name, title, x_label, y_label, z_label, made_x, made_y, rows, alt, caption, low, high, diverging, log_z
+        )
+
+
+@dataclass(frozen=True)
 class StudyResult:
     """The outcome of a study; `claim` is what the paper says, `measured` what came out, in one sentence each."""
 
@@ -108,7 +166,7 @@ class StudyResult:
     claim: str
     measured: str
     numbers: Mapping[str, Estimate] = field(default_factory=dict)
-    figures: tuple[Chart, ...] = ()
+    figures: tuple[Chart | HeatMap, ...] = ()
 
     def __post_init__(self) -> None:
         if self.verdict not in get_args(Verdict):
@@ -116,14 +174,16 @@ class StudyResult:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-able dict; `from_json` gives the same result back."""
-        return asdict(self)
+        return _without_nan(asdict(self))  # type: ignore[no-any-return]
 
     @classmethod
     def from_json(cls, data: Any) -> "StudyResult":
         """Read what `to_json` wrote."""
         try:
             charts = tuple(
-                Chart(**{**chart, "series": tuple(Series.of(**series) for series in chart["series"])})
+                HeatMap.of(**chart)
+                if "z" in chart
+                else Chart(**{**chart, "series": tuple(Series.of(**series) for series in chart["series"])})
                 for chart in data["figures"]
             )
             numbers = {name: Estimate(**estimate) for name, estimate in data["numbers"].items()}
@@ -135,3 +195,17 @@ class StudyResult:
 
 def _floats(values: Iterable[Any]) -> tuple[float, ...]:
     return tuple(float(value) for value in values)
+
+
+def _without_nan(value: Any) -> Any:
+    """Cells of maps that were not measured are null in JSON, which has no NaN."""
+    if isinstance(value, dict):
+        return {
+            key: [[None if math.isnan(cell) else cell for cell in row] for row in item]
+            if key == "z"
+            else _without_nan(item)
+            for key, item in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(item) for item in value]
+    return value

@@ -1,0 +1,25 @@
+"""Results as data: what is written can be read back."""
+
+import json
+import math
+
+import pytest
+
+from biascope.errors import InputError
+from biascope.studies import HeatMap, StudyResult
+
+
+def test_a_heat_map_keeps_its_cells_and_its_gaps() -> None:
+    drawn = HeatMap.of(
+        "m", "t", x=[0, 1], y=[5], z=[[0.25, None]], x_label="x", y_label="y", z_label="z", alt="two cells", low=0.0
+    )
+    result = StudyResult("not tested", "c", "m", {}, (drawn,))
+    text = json.dumps(result.to_json(), allow_nan=False)
+    back = StudyResult.from_json(json.loads(text)).figures[0]
+    assert isinstance(back, HeatMap)
+    assert back.z[0][0] == 0.25 and math.isnan(back.z[0][1]) and back.low == 0.0
+
+
+def test_a_heat_map_of_the_wrong_shape_is_refused() -> None:
+    with pytest.raises(InputError, match="2 rows of 1 cells"):
+        HeatMap.of("m", "t", x=[0], y=[0, 1], z=[[1.0]], x_label="", y_label="", z_label="", alt="")
