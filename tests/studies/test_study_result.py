@@ -17,7 +17,9 @@ def test_a_heat_map_keeps_its_cells_and_its_gaps() -> None:
     text = json.dumps(result.to_json(), allow_nan=False)
     back = StudyResult.from_json(json.loads(text)).figures[0]
     assert isinstance(back, HeatMap)
-    assert back.z[0][0] == 0.25 and math.isnan(back.z[0][1]) and back.low == 0.0
+    assert back.z[0][0] == 0.25
+    assert math.isnan(back.z[0][1])
+    assert back.low == 0.0
 
 
 def test_a_heat_map_of_the_wrong_shape_is_refused() -> None:
