@@ -12,7 +12,7 @@ SRC = Path(__file__).parents[1] / "src" / "biascope"
 
 BASE = {"errors", "progress", "seeds", "memory", "precision"}  # tiny helpers without an idea of their own
 CORE = {"functional", "layers", "jacobian", "linalg"}
-SPACES = {"kernels", "curvature", "geometry", "linearize", "ensembles"}
+SPACES = {"kernels", "curvature", "geometry", "linearize", "ensembles", "spectral"}
 USES = {"probes", "optim", "editing", "fields", "information"}
 
 ALLOWED: dict[str, set[str]] = {
@@ -26,6 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "kernels": CORE,
     "curvature": CORE | {"kernels"},
     "linearize": CORE,
+    "spectral": CORE,
     "ensembles": CORE,
     "geometry": CORE | {"ensembles", "kernels"},
     **dict.fromkeys(USES, CORE | SPACES),
