@@ -172,11 +172,28 @@ def test_ledger_comes_from_run_folders(capsys: pytest.CaptureFixture[str], tmp_p
     assert run(["run", "nad/fig4a", "--out", "reproductions/nad-fig4a"]) == 0
     assert run(["ledger"]) == 0
     text = (tmp_path / "reproductions" / "ledger.md").read_text()
-    assert "[nad-fig4a](nad-fig4a)" in text
+    assert "[nad-fig4a](nad-fig4a/index.html)" in text
     assert "| confirmed |" in text
+    capsys.readouterr()
+    assert run(["ledger", "--tested", "--no-write"]) == 0
+    out = capsys.readouterr().out
+    assert "nad/4a" in out
+    assert "nad/4b" not in out
     (tmp_path / "reproductions" / "stray").mkdir()
     assert run(["ledger"]) == 1
     assert "stray is not a biascope run folder" in capsys.readouterr().err
+
+
+def test_keep_then_ledger(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(["run", "nad/fig4a", "--out", "r"]) == 0
+    assert run(["keep", "r"]) == 0
+    assert "reproductions/nad-fig4a-smoke-cpu" in capsys.readouterr().out
+    assert run(["keep", "r"]) == 1
+    assert "--replace" in capsys.readouterr().err
+    assert run(["keep", "r", "--replace"]) == 0
+    assert run(["ledger"]) == 0
+    assert "[nad-fig4a-smoke-cpu]" in (tmp_path / "reproductions" / "ledger.md").read_text()
+    assert run(["keep", "nowhere"]) == 1
 
 
 def test_bench_outside_a_checkout_says_where_to_get_it(

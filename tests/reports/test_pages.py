@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from biascope.errors import BiascopeError, InputError
-from biascope.reports import figures, html, ledger, ledger_markdown, ledger_page, write_study_page
+from biascope.reports import figures, html, ledger, ledger_markdown, ledger_page, summary, write_study_page
 from biascope.studies import Chart, Run, Series, configure, execute
 
 Check = Callable[[str], None]
@@ -106,13 +106,24 @@ def test_study_page_and_ledger(tmp_path: Path, check_page: Check) -> None:
     assert [row.verdict for row in rows if row.study == "nad/fig4b"] == ["not tested"]
     check_page(ledger_page(rows, tmp_path))
     line = next(line for line in ledger_markdown(rows, tmp_path).splitlines() if "fig4a" in line)
-    assert len(re.findall(r"(?<!\\)\|", line)) == 7  # a bar in a name does not make a new column
+    assert len(re.findall(r"(?<!\\)\|", line)) == 9  # a bar in a name does not make a new column
 
 
-def test_ledger_prefers_the_larger_size(tmp_path: Path) -> None:
-    for size in ("paper", "smoke"):
-        execute(Run.create(tmp_path / f"z-{size}", configure("nad/fig4a", size)))
-    assert [row.size for row in ledger(tmp_path) if row.study == "nad/fig4a"] == ["paper"]
+def test_every_run_of_a_claim_is_shown_and_the_largest_counts(tmp_path: Path) -> None:
+    for name, size, sigma in (("a", "smoke", 3.0), ("b", "paper", 3.0), ("c", "smoke", 2.0)):
+        execute(Run.create(tmp_path / name, configure("nad/fig4a", size, overrides={"sigma": sigma})))
+    mine = [row for row in ledger(tmp_path) if row.claim.id == "nad/4a"]
+    assert [(row.size, row.settings) for row in mine] == [("paper", ""), ("smoke", ""), ("smoke", "sigma=2.0")]
+    assert len({row.claim.id for row in ledger(tmp_path)}) == len({row.claim.id for row in ledger("nowhere")})
+    assert "1 confirmed, 0 not confirmed" in summary(ledger(tmp_path))
+
+
+def test_a_claim_without_a_run_says_why() -> None:
+    reasons = {row.claim.id: row.measured for row in ledger("nowhere")}
+    assert reasons["nad/4a"] == "no run kept yet: biascope run nad/fig4a --size paper"
+    assert reasons["alignment/5.1"] == "no study yet"
+    assert "CLIP" in reasons["function-space/table6.1"]
+    assert all(reasons.values())
 
 
 def test_an_unfinished_run_stops_the_ledger_by_name(tmp_path: Path) -> None:

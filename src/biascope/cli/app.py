@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import biascope
-from biascope.cli import bench, card, data, ledger, nets, run_study, studies
+from biascope.cli import bench, card, data, keep, ledger, nets, run_study, studies
 from biascope.errors import BiascopeError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.command("card")(card.card)
 app.add_typer(data.app, name="data")
 app.command("bench", context_settings=bench.CONTEXT)(bench.bench)
 app.command("ledger")(ledger.show_ledger)
+app.command("keep")(keep.keep_run)
 app.command("nets")(nets.show_nets)
 
 

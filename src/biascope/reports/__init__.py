@@ -1,7 +1,19 @@
 """Figures for print and self-contained HTML pages. matplotlib is imported only when something is drawn."""
 
 from biascope.reports.card import Card, make_card
-from biascope.reports.ledger import Claim, ledger, ledger_markdown, ledger_page
+from biascope.reports.kept import Kept, keep
+from biascope.reports.ledger import Row, ledger, ledger_markdown, ledger_page, summary
 from biascope.reports.study_page import write_study_page
 
-__all__ = ["Card", "Claim", "ledger", "ledger_markdown", "ledger_page", "make_card", "write_study_page"]
+__all__ = [
+    "Card",
+    "Kept",
+    "Row",
+    "keep",
+    "ledger",
+    "ledger_markdown",
+    "ledger_page",
+    "make_card",
+    "summary",
+    "write_study_page",
+]

@@ -10,6 +10,7 @@ import html as _html
 import io
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 
@@ -130,52 +131,6 @@ def page(title: str, body: Iterable[object], subtitle: object = "", footer: obje
     )
 
 
-CSS = """
-:root{--paper:#fff;--ink:#1b1e23;--soft:#5b6470;--line:#d9dee5;--panel:#f6f8fa;--accent:#0b62a8;
---good:#00694c;--bad:#a33d00;--c0:#0072b2;--c1:#d55e00;--c2:#009e73;--c3:#cc79a7;--c4:#e69f00;--c5:#56b4e9;--c6:#7f7f7f}
-@media (prefers-color-scheme:dark){:root{--paper:#14171b;--ink:#e8eaed;--soft:#a3adb9;--line:#343b44;--panel:#1c2026;
---accent:#7cbcf0;--good:#4fd1a5;--bad:#f4a261;--c0:#5db4f0;--c1:#ff8a4c;--c2:#3ecfa3;--c3:#e8a3c9;--c4:#f5bd4a;--c5:#9bd5f7;
---c6:#b5b5b5}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.55 system-ui,Roboto,"DejaVu Sans",sans-serif}
-main{max-width:1400px;margin:0 auto;padding:1.2rem clamp(.9rem,3vw,2.5rem) 3rem}
-h1{font-size:clamp(1.5rem,4vw,2.2rem);line-height:1.2;margin:.3rem 0;overflow-wrap:anywhere}
-h2{font-size:1.25rem;margin:0 0 .4rem}
-.subtitle,.note,figcaption,footer{color:var(--soft);font-size:.92rem}
-section{background:var(--panel);border:1px solid var(--line);border-radius:10px;
-padding:1.1rem clamp(.8rem,2vw,1.6rem);margin:1.2rem 0}
-.columns>section{margin:0}.columns{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,340px),1fr));gap:1.2rem;align-items:start}
-.facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(130px,1fr));gap:.8rem;margin:.8rem 0;padding:0}
-.facts div{border-left:3px solid var(--accent);padding-left:.7rem}
-.facts dt{color:var(--soft);font-size:.85rem}
-.facts dd{margin:0;font-size:1.15rem;font-weight:600;overflow-wrap:anywhere}
-.read{color:var(--soft);max-width:75ch;margin:.2rem 0 .6rem}
-.meaning{border-left:3px solid var(--good);padding:.15rem 0 .15rem .8rem;max-width:75ch;margin:.6rem 0 1rem}
-.skipped{border-left-color:var(--line);color:var(--soft)}
-figure{margin:0;min-width:0}.drawing svg{width:100%;height:auto;max-width:560px;display:block}
-.drawing{color:var(--ink)}.drawing img{max-width:100%;height:auto;display:block}
-.pixels{width:100%;max-width:260px;aspect-ratio:1;image-rendering:pixelated;
-border:1px solid var(--line);background:#fff;display:block}
-.pair{display:grid;grid-template-columns:1fr 1fr;gap:.8rem;max-width:560px}
-.scroll{overflow-x:auto;max-width:100%}
-table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:tabular-nums}
-th,td{text-align:left;padding:.35rem .7rem .35rem 0;border-bottom:1px solid var(--line);vertical-align:top}
-th{color:var(--soft);font-weight:600}.number{text-align:right}
-a{color:var(--accent)}summary{cursor:pointer;color:var(--accent)}
-input[type=range]{width:100%;max-width:560px;accent-color:var(--accent);min-height:28px}
-code{font-family:ui-monospace,"DejaVu Sans Mono",monospace;font-size:.9em;overflow-wrap:anywhere}
-.verdict{font-weight:700}.confirmed{color:var(--good)}.not-confirmed{color:var(--bad)}.not-tested{color:var(--soft)}
-:focus-visible{outline:2px solid var(--accent);outline-offset:2px}
-@media print{section{break-inside:avoid;border:0;padding:0}details{display:none}}
-"""
-
-# A slider names a set of frames; the frame whose number it shows is visible, the others are hidden.
-SCRIPT = """
-document.querySelectorAll('input[data-frames]').forEach(function(s){
-  var frames=document.querySelectorAll('[data-set="'+s.dataset.frames+'"]'),
-    out=document.getElementById(s.dataset.frames+'-out');
-  function show(){frames.forEach(function(f){f.hidden=f.dataset.frame!==s.value});
-    if(out){out.textContent=s.value}}
-  s.addEventListener('input',show);show();
-});
-"""
+# The look and the behaviour of every page, written into it: a page is one file.
+CSS = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+SCRIPT = Path(__file__).with_name("page.js").read_text(encoding="utf-8")

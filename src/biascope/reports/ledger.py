@@ -1,57 +1,98 @@
-"""The ledger of claims: one row per study, filled from finished run folders and never typed by hand."""
+"""The ledger: every claim of the papers joined with the finished runs that test it, never typed by hand.
+
+A claim with several runs (sizes, networks, devices) has one row per run, the largest size first; a claim without any
+says why: no study exists yet, nobody has committed a run, or the published setting cannot be had.
+"""
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from biascope.errors import BiascopeError, InputError
-from biascope.reports.html import page, table, tag
+from biascope.reports.html import Html, csv_link, join, page, tag
+from biascope.reports.study_page import changed_options
 from biascope.studies import load_result, studies
+from biascope.studies.claims import Claim, claims
 from biascope.studies.registry import PAPERS
+
+SIZES = ("paper", "laptop", "smoke")
+VERDICTS = ("confirmed", "not confirmed", "not tested")
+HEADER = ("Figure", "Claim", "Study", "Size", "Device", "Measured", "Verdict", "Run")
 
 
 @dataclass(frozen=True)
-class Claim:
-    """One row: what the paper says, what was measured, the verdict, and the run that shows it."""
+class Row:
+    """One line of the ledger: a claim, and one run that tests it (or why there is none)."""
 
+    claim: Claim
+    verdict: str
+    measured: str
+    study: str = ""
+    size: str = ""
+    settings: str = ""
+    device: str = ""
+    run: Path | None = None
+
+    @property
+    def figure(self) -> str:
+        """The figure, and where else it appears."""
+        return self.claim.figure + (f" (also {self.claim.also})" if self.claim.also else "")
+
+
+@dataclass(frozen=True)
+class _Finished:
     study: str
-    paper: str
-    figure: str
-    claim: str
     size: str
+    settings: str
+    device: str
     measured: str
     verdict: str
-    device: str
-    run: Path | None
+    path: Path
 
 
-SIZES = ("smoke", "laptop", "paper")
-
-
-def ledger(folder: str | Path = "reproductions") -> tuple[Claim, ...]:
-    """A row per registered study: from its run of the largest size in `folder`, or "not tested" where there is none.
+def ledger(folder: str | Path = "reproductions") -> tuple[Row, ...]:
+    """The rows of all claims, from the run folders in `folder`.
 
     Example:
         >>> ledger("a-folder-that-does-not-exist")[0].verdict
         'not tested'
     """
-    best: dict[str, Claim] = {}
-    for path in sorted(Path(folder).glob("*/")) if Path(folder).is_dir() else []:
-        row = _row(path)
-        old = best.get(row.study)
-        if old is None or SIZES.index(row.size) >= SIZES.index(old.size):
-            best[row.study] = row
-    rows = []
-    for study in studies().values():
-        nothing = Claim(
-            study.name, study.paper, study.figure, study.claim, "", "no run in the folder", "not tested", "", None
-        )
-        rows.append(best.get(study.name, nothing))
+    paths = sorted(Path(folder).glob("*/")) if Path(folder).is_dir() else []
+    runs = sorted((_finished(path) for path in paths), key=lambda run: (SIZES.index(run.size), run.path.name))
+    rows: list[Row] = []
+    for claim in _all_claims():
+        mine = [run for run in runs if run.study in claim.studies]
+        rows += [
+            Row(claim, run.verdict, run.measured, run.study, run.size, run.settings, run.device, run.path)
+            for run in mine
+        ] or [Row(claim, "not tested", _why(claim), claim.studies[0] if claim.studies else "")]
     return tuple(rows)
 
 
-def _row(path: Path) -> Claim:
+def _all_claims() -> list[Claim]:
+    """The catalogue, then the claims of studies that it does not name, so that no run is ever hidden."""
+    known = {name for claim in claims() for name in claim.studies}
+    extra = [
+        Claim(name, study.paper, study.figure, study.claim, (name,), "")
+        for name, study in studies().items()
+        if name not in known
+    ]
+    order = list(PAPERS)
+    return sorted([*claims(), *extra], key=lambda claim: order.index(claim.paper))
+
+
+def _why(claim: Claim) -> str:
+    if claim.why:
+        return claim.why
+    here = [name for name in claim.studies if name in studies()]
+    if here:
+        return f"no run kept yet: biascope run {here[0]} --size paper"
+    return "no study yet"
+
+
+def _finished(path: Path) -> _Finished:
     try:
         run, result, raw = load_result(path)
     except BiascopeError as error:
@@ -62,50 +103,80 @@ def _row(path: Path) -> Claim:
     size = str(run.config.get("size"))
     if size not in SIZES:
         raise InputError(f"{path / 'config.json'}: size {size!r} is not one of {', '.join(SIZES)}")
+    settings = ", ".join(f"{key}={value}" for key, value in changed_options(run).items())
     device = str(run.environment.get("device_name", ""))
-    return Claim(
-        study.name, study.paper, study.figure, study.claim, size, result.measured, result.verdict, device, path
-    )
+    return _Finished(study.name, size, settings, device, result.measured, result.verdict, path)
 
 
-HEADER = ("Study", "Claim", "Size", "Measured", "Verdict", "Run")
+def summary(rows: Sequence[Row]) -> str:
+    """How many claims there are, and how many have which verdict at their largest run.
+
+    Example:
+        >>> summary(ledger("nowhere")).endswith("not tested.")
+        True
+    """
+    first: dict[str, str] = {}
+    for row in rows:
+        first.setdefault(row.claim.id, row.verdict)
+    count = Counter(first.values())
+    return f"{len(first)} claims: " + ", ".join(f"{count[verdict]} {verdict}" for verdict in VERDICTS) + "."
 
 
-def ledger_markdown(rows: Sequence[Claim], relative_to: Path | None = None) -> str:
-    """The ledger as Markdown, by paper."""
+def ledger_markdown(rows: Sequence[Row], relative_to: Path | None = None, page_name: str = "") -> str:
+    """The ledger as Markdown, by paper; runs are linked relative to `relative_to`."""
     lines = ["# Ledger of claims", "", "Written by `biascope ledger` from run folders. Do not edit.", ""]
+    lines += [summary(rows), "", "A claim counts by its largest run; sizes and settings are those of the run.", ""]
     for paper, title in PAPERS.items():
-        mine = [row for row in rows if row.paper == paper]
+        mine = [row for row in rows if row.claim.paper == paper]
         if not mine:
             continue
-        lines += [f"## {title}", "", f"| {' | '.join(HEADER)} |", "|" + "---|" * len(HEADER)]
+        lines += [f"## {title}", "", summary(mine), "", f"| {' | '.join(HEADER)} |", "|" + "---|" * len(HEADER)]
         for row in mine:
-            where = f"[{row.run.name}]({_link(row.run, relative_to)})" if row.run else ""
-            cells = (f"`{row.study}`", row.claim, row.size, row.measured, row.verdict, where)
+            where = f"[{row.run.name}]({_link(row.run, relative_to)}{page_name})" if row.run else ""
+            study = f"`{row.study}`" if row.study else ""
+            size = f"{row.size} ({row.settings})" if row.settings else row.size
+            cells = (row.figure, row.claim.claim, study, size, row.device, row.measured, row.verdict, where)
             lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|').replace(chr(10), ' ') for cell in cells)} |")
         lines.append("")
     return "\n".join(lines)
 
 
-def ledger_page(rows: Sequence[Claim], relative_to: Path | None = None) -> str:
-    """The ledger as a page."""
-    body = []
+def ledger_page(rows: Sequence[Row], relative_to: Path | None = None) -> str:
+    """The ledger as a page: rows can be narrowed by verdict and by words."""
+    choices = [tag("option", "all verdicts", value="")] + [tag("option", name, value=name) for name in VERDICTS]
+    controls = tag(
+        "p",
+        tag("label", "Verdict ", tag("select", join(choices), data_filter="verdict")),
+        " ",
+        tag("label", "Words ", tag("input", type="search", data_filter="words", placeholder="e.g. resnet")),
+        " ",
+        csv_link(HEADER, [_cells(row, relative_to) for row in rows], "ledger"),
+        class_="controls",
+    )
+    body: list[Html] = [controls]
     for paper, title in PAPERS.items():
-        cells = [
-            (
-                row.study,
-                row.claim,
-                row.size,
-                row.measured,
-                tag("span", row.verdict, class_=f"verdict {row.verdict.replace(' ', '-')}"),
-                tag("a", row.run.name, href=f"{_link(row.run, relative_to)}/index.html") if row.run else "",
-            )
-            for row in rows
-            if row.paper == paper
-        ]
-        if cells:
-            body.append(tag("section", tag("h2", title), table(list(HEADER), cells, f"ledger-{paper}", limit=500)))
-    return page("Ledger of claims", body, "What the papers say, what was measured, and the run that shows it.")
+        mine = [row for row in rows if row.claim.paper == paper]
+        if mine:
+            head = tag("tr", join(tag("th", name, scope="col") for name in HEADER))
+            lines = join(_line(row, relative_to) for row in mine)
+            grid = tag("table", tag("thead", head), tag("tbody", lines), class_="ledger")
+            body.append(tag("section", tag("h2", title), tag("p", summary(mine), class_="read"), grid))
+    subtitle = f"What the papers say, what was measured, and the run that shows it. {summary(rows)}"
+    return page("Ledger of claims", body, subtitle, "Written by `biascope ledger` from run folders.")
+
+
+def _line(row: Row, relative_to: Path | None) -> Html:
+    cells = zip(HEADER, _cells(row, relative_to))
+    tds = join(tag("td", cell, data_name=name, class_="empty" if cell == "" else None) for name, cell in cells)
+    return tag("tr", tds, data_verdict=row.verdict, id=None)
+
+
+def _cells(row: Row, relative_to: Path | None) -> tuple[object, ...]:
+    verdict = tag("span", row.verdict, class_=f"verdict {row.verdict.replace(' ', '-')}")
+    link = tag("a", row.run.name, href=f"{_link(row.run, relative_to)}/index.html") if row.run else ""
+    size = join([row.size, tag("br"), tag("small", row.settings)]) if row.settings else row.size
+    study = tag("code", row.study) if row.study else ""
+    return (row.figure, row.claim.claim, study, size, row.device, row.measured, verdict, link)
 
 
 def _link(run: Path, relative_to: Path | None) -> str:

@@ -11,8 +11,10 @@ from biascope.studies.files import write_text
 from biascope.studies.registry import PAPERS
 
 
-def write_study_page(path: str | Path) -> Path:
+def write_study_page(path: str | Path, light: bool = False) -> Path:
     """Draw the figures of a finished run folder (PNG, SVG, PDF) and write its `index.html`.
+
+    `light`: the page links to the PNG files that are there instead of holding its drawings, and draws nothing.
 
     Example:
         >>> import tempfile
@@ -22,13 +24,13 @@ def write_study_page(path: str | Path) -> Path:
         'index.html'
     """
     run, result, raw = load_result(path)
-    for chart in result.figures:
+    for chart in () if light else result.figures:
         figures.save(figures.draw(chart), run.path / "figures", chart.name)
-    write_text(run.path / "index.html", study_page(run, result, raw))
+    write_text(run.path / "index.html", study_page(run, result, raw, light))
     return run.path / "index.html"
 
 
-def study_page(run: Run, result: StudyResult, raw: dict[str, Any]) -> str:
+def study_page(run: Run, result: StudyResult, raw: dict[str, Any], light: bool = False) -> str:
     """The page as text."""
     study = find(raw["study"])
     device = run.environment.get("device_name", run.device)
@@ -44,11 +46,12 @@ def study_page(run: Run, result: StudyResult, raw: dict[str, Any]) -> str:
                for name, estimate in result.numbers.items()]  # fmt: skip
     options = [(key, str(value)) for key, value in run.config.get("options", {}).items()]
     charts = [
-        tag("section", tag("h2", chart.title), chart_block(chart, f"f{i}")) for i, chart in enumerate(result.figures)
+        tag("section", tag("h2", chart.title), linked(chart) if light else chart_block(chart, f"f{i}"))
+        for i, chart in enumerate(result.figures)
     ]
     drawn = {chart.name for chart in result.figures}
     pictures = [  # what a study drew itself, such as images of directions
-        tag("section", tag("h2", _words(png)), figure(image(png.read_bytes(), _words(png)), _words(png), ""))
+        tag("section", tag("h2", _words(png)), figure(_picture(png, light), _words(png), ""))
         for png in sorted((run.path / "figures").glob("*.png"))
         if png.stem not in drawn
     ]
@@ -91,6 +94,17 @@ def chart_block(chart: Chart | HeatMap, prefix: str) -> Html:
     return join([figure(drawing, chart.alt, chart.caption), table(header, rows, chart.name, fold=True)])
 
 
+def linked(chart: Chart | HeatMap) -> Html:
+    """A chart as a link to its PNG beside the page; its numbers are in result.json."""
+    picture = tag("img", src=f"figures/{chart.name}.png", alt=chart.alt, loading="lazy")
+    numbers = tag("p", tag("a", "Numbers: result.json", href="result.json"), class_="note")
+    return join([figure(picture, chart.alt, chart.caption), numbers])
+
+
+def _picture(png: Path, light: bool) -> Html:
+    return tag("img", src=f"figures/{png.name}", alt=_words(png)) if light else image(png.read_bytes(), _words(png))
+
+
 def fact_list(facts: list[tuple[str, object]]) -> Html:
     """Short facts side by side."""
     return tag("dl", join(tag("div", tag("dt", name), tag("dd", value)) for name, value in facts), class_="facts")
@@ -99,12 +113,19 @@ def fact_list(facts: list[tuple[str, object]]) -> Html:
 def command(run: Run) -> str:
     """The command that makes this run again."""
     study, size = str(run.config.get("study")), str(run.config.get("size", "smoke"))
-    usual = find(study).values(size)
-    options = run.config.get("options", {})
-    changed = [
-        f"--set {shlex.quote(f'{key}={value}')}" for key, value in options.items() if _differs(usual.get(key), value)
-    ]
+    changed = [f"--set {shlex.quote(f'{key}={_typed(value)}')}" for key, value in changed_options(run).items()]
     return " ".join([f"biascope run {study} --size {size} --seed {run.seed} --device {run.device}", *changed])
+
+
+def changed_options(run: Run) -> dict[str, Any]:
+    """The options of a run that differ from what its size says."""
+    usual = find(str(run.config.get("study"))).values(str(run.config.get("size", "smoke")))
+    return {key: value for key, value in run.config.get("options", {}).items() if _differs(usual.get(key), value)}
+
+
+def _typed(value: Any) -> str:
+    """A value as it is typed on the command line: sequences with commas."""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _words(file: Path) -> str:

@@ -1,0 +1,140 @@
+"""A finished run in the form that is committed: small, without anything private, still a run folder.
+
+Kept: configuration, environment, result, metrics and steps when small, figures as PNG, arrays when small in all, and
+the page. Absolute paths become file names and the host's name is taken out.
+"""
+
+import json
+import platform
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from biascope.errors import InputError
+from biascope.reports.study_page import changed_options, write_study_page
+from biascope.studies import Run, load_result
+from biascope.studies.files import write_json, write_text
+from biascope.studies.runs import MARKER
+
+ARRAYS_LIMIT = 1_000_000  # bytes, all arrays together
+METRICS_LIMIT = 300_000
+PAGE_LIMIT = 300_000
+NETWORK_OPTIONS = ("net", "network", "architecture", "model", "nets", "networks")
+_PATH = re.compile(r"(?<![\w./:])(?:/[\w.+@%~-]+)+/([\w.+@%~-]+)")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Where the committed form is, its size in bytes, and what was left out, in words."""
+
+    path: Path
+    size: int
+    left_out: tuple[str, ...]
+
+
+def keep(run_folder: str | Path, into: str | Path = "reproductions", name: str = "", replace: bool = False) -> Kept:
+    """Copy a finished run folder into `into` in committed form.
+
+    Args:
+        run_folder: what `biascope run` made.
+        into: folder of kept runs.
+        name: of the copy; study-size[-network]-device by default.
+        replace: put it in place of an earlier one of that name.
+
+    Example:
+        >>> import tempfile
+        >>> from biascope.studies import configure, execute
+        >>> home = Path(tempfile.mkdtemp())
+        >>> run = Run.create(home / "r", configure("nad/fig4a")); _ = execute(run)
+        >>> keep(run.path, home / "kept").path.name
+        'nad-fig4a-smoke-cpu'
+    """
+    run, _, _ = load_result(run_folder)
+    target = Path(into) / (name or kept_name(run))
+    if target.resolve() == run.path.resolve():
+        raise InputError(f"{run.path} is the kept form itself: give the run folder that biascope run made")
+    if target.exists():
+        if not replace:
+            raise InputError(f"{target} exists: --replace puts this run in its place, --name gives it another name")
+        shutil.rmtree(target)
+    target.mkdir(parents=True)
+    left_out: list[str] = []
+    for file in ("config.json", "environment.json", "result.json", MARKER):
+        write_json(target / file, scrubbed(json.loads((run.path / file).read_text(encoding="utf-8"))))
+    for file in ("metrics.jsonl", "steps.jsonl"):
+        _copy_text(run.path / file, target / file, left_out)
+    _copy_arrays(run.path / "arrays", target / "arrays", left_out)
+    (target / "figures").mkdir()
+    for png in sorted((run.path / "figures").glob("*.png")):
+        shutil.copyfile(png, target / "figures" / png.name)
+    write_study_page(target)
+    for drawing in (target / "figures").iterdir():
+        if drawing.suffix in {".svg", ".pdf"}:
+            drawing.unlink()
+    if (target / "index.html").stat().st_size > PAGE_LIMIT:
+        write_study_page(target, light=True)
+        left_out.append("pictures inside the page (it links to figures/ instead)")
+    for folder in ("arrays", "figures"):
+        if (target / folder).is_dir() and not any((target / folder).iterdir()):
+            (target / folder).rmdir()
+    size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
+    return Kept(target, size, tuple(left_out))
+
+
+def kept_name(run: Run) -> str:
+    """study-size[-network]-device, in letters, digits, dots and dashes.
+
+    Example:
+        >>> from biascope.studies import configure
+        >>> kept_name(Run(Path(), configure("nad/fig4a"), {}))
+        'nad-fig4a-smoke-cpu'
+    """
+    options = changed_options(run)
+    network = next((options[key] for key in NETWORK_OPTIONS if key in options), "")
+    network = "-".join(map(str, network)) if isinstance(network, list | tuple) else str(network)
+    device = "cpu"
+    if run.device.startswith("cuda"):
+        device = str(run.environment.get("device_name", "gpu")).replace("NVIDIA", "").split("(")[0].strip() or "gpu"
+    parts = [str(run.config.get("study")), str(run.config.get("size")), network, device]
+    return "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", part).strip("-").lower() for part in parts if part)
+
+
+def scrubbed(value: Any) -> Any:
+    """JSON without absolute paths (the last part of each stays) and without the name of this host.
+
+    Example:
+        >>> scrubbed({"argv": ["/home/me/bin/biascope", "run", "train/test"]})
+        {'argv': ['biascope', 'run', 'train/test']}
+    """
+    if isinstance(value, dict):
+        return {key: scrubbed(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [scrubbed(item) for item in value]
+    if isinstance(value, str):
+        value = _PATH.sub(r"\1", value)
+        host = platform.node()
+        return re.sub(rf"\b{re.escape(host)}\b", "host", value) if len(host) > 3 else value
+    return value
+
+
+def _copy_text(source: Path, target: Path, left_out: list[str]) -> None:
+    if not source.exists():
+        return
+    if source.stat().st_size > METRICS_LIMIT:
+        left_out.append(f"{source.name} ({source.stat().st_size / 1e6:.1f} MB)")
+        return
+    lines = [json.dumps(scrubbed(json.loads(line))) for line in source.read_text(encoding="utf-8").splitlines()]
+    write_text(target, "".join(f"{line}\n" for line in lines))
+
+
+def _copy_arrays(source: Path, target: Path, left_out: list[str]) -> None:
+    arrays = sorted(source.glob("*.safetensors"))
+    size = sum(file.stat().st_size for file in arrays)
+    if size > ARRAYS_LIMIT:
+        left_out.append(f"{len(arrays)} arrays ({size / 1e6:.1f} MB)")
+        return
+    target.mkdir()
+    for file in arrays:
+        shutil.copyfile(file, target / file.name)

@@ -1,0 +1,49 @@
+"""The claims of the papers: every experiment of the five documents, read from `claims.toml`."""
+
+import functools
+import tomllib
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from biascope.errors import CorruptError
+from biascope.studies.registry import PAPERS
+
+FILE = Path(__file__).with_name("claims.toml")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a document says in one figure or table, and which studies test it."""
+
+    id: str
+    paper: str
+    figure: str
+    claim: str
+    studies: tuple[str, ...]
+    data: str
+    also: str = ""  # the same figure in another document
+    why: str = ""  # why it cannot be tested as published, where it cannot
+
+
+@functools.cache
+def claims(file: Path = FILE) -> tuple[Claim, ...]:
+    """Every claim, in the order of the papers.
+
+    Example:
+        >>> claims()[0].id, claims()[0].studies
+        ('nad/1', ('nad/fig1',))
+    """
+    try:
+        rows = tomllib.loads(file.read_text(encoding="utf-8"))["claim"]
+        made = tuple(Claim(**{**row, "studies": tuple(row["studies"])}) for row in rows)
+    except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+        raise CorruptError(f"{file} is not a catalogue of claims: {error}") from error
+    twice = [name for name, count in Counter(claim.id for claim in made).items() if count > 1]
+    foreign = [claim.id for claim in made if claim.paper not in PAPERS]
+    mute = [claim.id for claim in made if not claim.studies and not claim.why]
+    for problem, ids in (("more than once", twice), ("of an unknown paper", foreign), ("no study, no reason", mute)):
+        if ids:
+            raise CorruptError(f"{file}: {problem}: {', '.join(ids)}")
+    order = list(PAPERS)
+    return tuple(sorted(made, key=lambda claim: order.index(claim.paper)))

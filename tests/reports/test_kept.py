@@ -1,0 +1,82 @@
+"""The committed form of a run: small, nothing private, still a run folder."""
+
+import json
+import platform
+from pathlib import Path
+
+import pytest
+import torch
+
+from biascope.errors import InputError
+from biascope.reports import keep
+from biascope.reports.kept import kept_name, scrubbed
+from biascope.studies import Run, configure, execute, load_result
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Run:
+    run = Run.create(tmp_path / "r", configure("nad/fig4a"))
+    execute(run)
+    return run
+
+
+def test_the_copy_is_a_run_folder_with_the_same_result(finished: Run, tmp_path: Path) -> None:
+    finished.log(step=1, loss=0.5)
+    finished.save_arrays("small", x=torch.ones(3))
+    kept = keep(finished.path, tmp_path / "kept")
+    assert kept.left_out == ()
+    copy, result, _ = load_result(kept.path)
+    assert result == load_result(finished.path)[1]
+    assert copy.config == finished.config
+    assert copy.metrics() == finished.metrics()
+    assert copy.load_arrays("small")["x"].tolist() == [1, 1, 1]
+    assert {path.suffix for path in (kept.path / "figures").iterdir()} == {".png"}
+    assert (kept.path / "index.html").stat().st_size < 300_000
+    assert kept.size == sum(path.stat().st_size for path in kept.path.rglob("*") if path.is_file())
+
+
+def test_large_parts_are_left_out_and_named(finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished.save_arrays("large", x=torch.zeros(300_000))
+    (finished.path / "metrics.jsonl").write_text('{"a": 1}\n' * 40_000)
+    monkeypatch.setattr("biascope.reports.kept.PAGE_LIMIT", 1000)
+    kept = keep(finished.path, tmp_path / "kept")
+    assert kept.left_out[:2] == ("metrics.jsonl (0.4 MB)", "1 arrays (1.2 MB)")
+    page = (kept.path / "index.html").read_text()
+    assert "<svg" not in page
+    linked = [part.split('"')[0] for part in page.split('src="')[1:]]
+    assert linked
+    assert all((kept.path / name).is_file() for name in linked)
+    assert not (kept.path / "arrays").exists()
+
+
+def test_nothing_private_is_kept(finished: Run, tmp_path: Path) -> None:
+    environment = json.loads((finished.path / "environment.json").read_text())
+    environment["argv"] = [str(tmp_path / "bin" / "biascope"), "run", "nad/fig4a", f"--out={tmp_path}/x"]
+    environment["note"] = f"on {platform.node()}"
+    (finished.path / "environment.json").write_text(json.dumps(environment))
+    kept = keep(finished.path, tmp_path / "kept")
+    text = "".join(path.read_text(errors="ignore") for path in kept.path.rglob("*") if path.is_file())
+    assert str(tmp_path) not in text
+    assert json.loads((kept.path / "environment.json").read_text())["argv"][:3] == ["biascope", "run", "nad/fig4a"]
+    if len(platform.node()) > 3:
+        assert platform.node() not in text
+
+
+def test_scrubbing_leaves_ordinary_text_alone() -> None:
+    same = ["train/test", "1/2", "a / b", "https://example.org/a/b", "nad/fig4a", 3.5, None]
+    assert scrubbed(same) == same
+    assert scrubbed("in /home/me/data/x.npz now") == "in x.npz now"
+
+
+def test_names_and_refusals(finished: Run, tmp_path: Path) -> None:
+    gpu = Run(Path(), {**finished.config, "device": "cuda"}, {"device_name": "NVIDIA H200 (x)"})
+    assert kept_name(gpu) == "nad-fig4a-smoke-h200"
+    net = {**configure("nad/fig5"), "options": {**configure("nad/fig5")["options"], "network": "vgg11"}}
+    assert kept_name(Run(Path(), net, {})) == "nad-fig5-smoke-vgg11-cpu"
+    kept = keep(finished.path, tmp_path / "kept", name="mine")
+    with pytest.raises(InputError, match="--replace"):
+        keep(finished.path, tmp_path / "kept", name="mine")
+    with pytest.raises(InputError, match="the kept form itself"):
+        keep(kept.path, tmp_path / "kept", name="mine")
+    with pytest.raises(InputError, match="not finished"):
+        keep(Run.create(tmp_path / "half", configure("nad/fig4a")).path, tmp_path / "kept")
