@@ -27,7 +27,9 @@ from biascope.functional import as_rows
 from biascope.memory import budget
 
 Engine = Literal["auto", "loop", "vmap", "graph"]
-Precision = Literal["float32", "tf32", "bf16"]
+Precision = Literal["float32", "tf32", "fp16", "bf16"]
+HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
+LAUNCH_BOUND = 2e-3  # seconds for one network on all inputs, above which launches no longer matter on a GPU
 Scalarise = Callable[[Tensor], Tensor]  # outputs [n, c] -> [n]
 
 
@@ -196,19 +198,21 @@ def _measure(networks: Networks, x: Tensor, per_network: bool, engine: Engine, r
     at_once = max(1, min(n, room // per_input))
     cuda, image = networks.device.type == "cuda", x.dim() == (5 if per_network else 4)
     sizes = {at_once} if cuda else {min(size, at_once) for size in (64, 256)}
-    plans = []
+    plans = list[Plan]()
+    if engine in ("auto", "graph") and cuda and not per_network:
+        plans += [Plan("graph", at_once, 1, layout) for layout in {False, image}]
     if engine in ("auto", "loop") and not (engine == "auto" and cuda and not per_network):
         plans += [Plan("loop", size, 1, layout) for size in sizes for layout in {False, image}]
     if engine in ("auto", "vmap") and (len(networks) > 1 or engine == "vmap"):
         groups = {min(len(networks), max(1, room // (per_input * size)), 64 if cuda else 16) for size in (max(sizes),)}
         plans += [Plan("vmap", size, group) for size in {min(sizes), max(sizes)} for group in groups]
-    if engine in ("auto", "graph") and cuda and not per_network:
-        plans += [Plan("graph", at_once, 1, layout) for layout in {False, image}]
     if len(plans) == 1:
         return plans[0]
     best, fastest = plans[0], float("inf")
     few = networks[: min(len(networks), 2)]
     for plan in plans:
+        if plan.engine == "vmap" and cuda and fastest * n > LAUNCH_BOUND:
+            continue  # a network that keeps the GPU busy by itself gains nothing from company, and the trial is long
         group = networks[: plan.networks] if plan.engine == "vmap" else few
         own = x[: len(group)] if per_network else x
         if plan.engine == "graph":
@@ -252,11 +256,11 @@ def _graph(networks: Networks, x: Tensor, plan: Plan) -> Tensor:
 
     side = torch.cuda.Stream(networks.device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream(networks.device))
-    with torch.cuda.stream(side):  # warm-up outside the capture: libraries allocate their workspaces
+    with torch.cuda.stream(side), fastest_convolutions():  # warm-up outside the capture: workspaces are allocated
         everything()
     torch.cuda.current_stream(networks.device).wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with fastest_convolutions(), torch.cuda.graph(graph):
         out = everything()
     results = torch.empty(len(networks), *out.shape, dtype=torch.float32, device=out.device)
     names = list(static)
@@ -315,7 +319,11 @@ def _seconds(work: Callable[[], object]) -> float:
 
 @contextmanager
 def arithmetic(device: torch.device, precision: Precision) -> Iterator[None]:
-    """Full float32, tf32 or bf16 arithmetic on CUDA for a moment; the user's settings are put back after."""
+    """Full float32, tf32, fp16 or bf16 arithmetic on CUDA for a moment; the user's settings are put back after.
+
+    tf32 and fp16 round to 11 bits, bf16 to 8; fp16 is as fast as bf16 but overflows above 65,504 (to infinity, which
+    callers see).
+    """
     if precision not in get_args(Precision):
         raise InputError(f"precision={precision!r} is not one of {', '.join(get_args(Precision))}")
     if device.type != "cuda":
@@ -326,10 +334,21 @@ def arithmetic(device: torch.device, precision: Precision) -> Iterator[None]:
     old = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
     try:
-        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16", cache_enabled=False):
+        with torch.autocast("cuda", HALF.get(precision), enabled=precision in HALF, cache_enabled=False):
             yield
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = old
+
+
+@contextmanager
+def fastest_convolutions() -> Iterator[None]:
+    """cuDNN times its algorithms for each new shape: worth it where one capture is replayed many times."""
+    old = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = old
 
 
 def _inputs(networks: Networks, x: Tensor, per_network: bool) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from biascope.ensembles.evaluate import arithmetic
+from biascope.ensembles.evaluate import arithmetic, fastest_convolutions
 from biascope.ensembles.networks import Networks
 from biascope.seeds import derive
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Runner = Callable[[range, Tensor, Tensor], tuple[Networks, Tensor]]
 LARGEST_GROUP = 1024
+LANES = 4  # networks trained side by side by captured graphs
 
 
 def make(engine: str, work: Work) -> Runner:
@@ -101,59 +102,82 @@ def train_in_turn(work: Work, indices: range, x: Tensor, y: Tensor) -> tuple[Net
 
 
 class CapturedStep:
-    """graph: a whole step (batch, forward, backward, clipping, update) captured once and replayed for every network.
+    """graph: whole steps (batch, forward, backward, clipping, update) captured once and replayed for every network.
 
-    Parameters, momenta, data, order and learning rate live in fixed tensors; a new network is copied into them.
+    One network of batch 128 does not fill a large GPU, so several are trained side by side, each lane on a stream of
+    its own. Everything a step needs (order of the data, learning rates, step counter) lies on the device; a new network
+    is copied into a lane.
     """
 
     def __init__(self, work: Work) -> None:
         self.work = work
-        self.shape: tuple[int, ...] | None = None
+        self.lanes: list[Lane] = []
 
     def __call__(self, indices: range, x: Tensor, y: Tensor) -> tuple[Networks, Tensor]:
-        """Train one network after another."""
-        networks, histories, trained = self.work.start(indices), [], []
-        for place in range(len(indices)):
-            if self.shape != tuple(x.shape[1:]):
-                self._prepare(networks.module(place), x[place], y[place])
-            histories.append(self._train(networks, place, indices[place], x[place], y[place]))
-            trained.append(copy.deepcopy(self.module))
-        return _stacked(networks, trained), torch.stack(histories)
+        """Train the networks, one per lane."""
+        networks, here = self.work.start(indices), torch.cuda.current_stream(x.device)
+        if self.lanes and self.lanes[0].x.shape != x.shape[1:]:
+            self.lanes = []
+        while len(self.lanes) < len(indices):
+            place = len(self.lanes)
+            self.lanes.append(Lane(self.work, networks.module(place), x[place], y[place]))
+        lanes = self.lanes[: len(indices)]
+        for place, lane in enumerate(lanes):
+            lane.load(networks, place, indices[place], x[place], y[place])
+            lane.stream.wait_stream(here)
+        n, size = x.shape[1], self.work.sgd.batch_size
+        sizes = [min(size, n - start) for start in range(0, n, size)] * self.work.sgd.epochs
+        for examples in sizes:
+            for lane in lanes:
+                with torch.cuda.stream(lane.stream):
+                    lane.graphs[examples].replay()
+        for lane in lanes:
+            here.wait_stream(lane.stream)
+        trained = [copy.deepcopy(lane.module) for lane in lanes]
+        return _stacked(networks, trained), torch.stack([lane.history for lane in lanes])
 
-    def _prepare(self, module: nn.Module, x: Tensor, y: Tensor) -> None:
-        sgd, self.shape = self.work.sgd, tuple(x.shape)
+
+class Lane:
+    """One network's training in fixed tensors, with a captured graph for full batches and one for the last batch."""
+
+    def __init__(self, work: Work, module: nn.Module, x: Tensor, y: Tensor) -> None:
+        self.work, sgd, n = work, work.sgd, len(x)
         self.module = module.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
         self.params = list(self.module.parameters())
         self.momenta = [torch.zeros_like(p) for p in self.params] if sgd.momentum else []
         self.x = x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x.clone()
-        self.y, self.rate = y.clone(), torch.zeros((), device=x.device)
-        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
-        n = len(x)
-        for size in {min(sgd.batch_size, n), n % sgd.batch_size or min(sgd.batch_size, n)}:
-            self.graphs[size] = self._capture(size)
+        self.y = y.clone()
+        full = min(sgd.batch_size, n)
+        self.rates = torch.tensor(sgd.rates(n), device=x.device)
+        self.orders = torch.zeros(len(self.rates), full, dtype=torch.long, device=x.device)
+        self.history = torch.zeros(len(self.rates), device=x.device)
+        self.count = torch.zeros(1, dtype=torch.long, device=x.device)
+        self.stream = torch.cuda.Stream(x.device)  # type: ignore[no-untyped-call]
+        self.graphs = {size: self._capture(size) for size in {full, n % full or full}}
 
-    def _capture(self, size: int) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
-        """A graph for batches of this size, with the tensors of its indices and its loss."""
-        batch = torch.arange(size, device=self.x.device)
-        with arithmetic(self.x.device, self.work.precision):
-            side = torch.cuda.Stream(self.x.device)  # type: ignore[no-untyped-call]
-            side.wait_stream(torch.cuda.current_stream(self.x.device))
-            with torch.cuda.stream(side):
-                for _ in range(3):
-                    self._step(batch)
-            torch.cuda.current_stream(self.x.device).wait_stream(side)
+    def _capture(self, size: int) -> torch.cuda.CUDAGraph:
+        """A graph of one step on a batch of this size."""
+        self.stream.wait_stream(torch.cuda.current_stream(self.x.device))
+        with arithmetic(self.x.device, self.work.precision), fastest_convolutions():
+            with torch.cuda.stream(self.stream):
+                for _ in range(min(3, len(self.rates))):
+                    self._step(size)
+                self.count.zero_()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                loss = self._step(batch)
-        return graph, batch, loss
+            with torch.cuda.graph(graph, stream=self.stream):
+                self._step(size)
+        torch.cuda.current_stream(self.x.device).wait_stream(self.stream)
+        self.count.zero_()
+        return graph
 
-    def _step(self, batch: Tensor) -> Tensor:
+    def _step(self, size: int) -> None:
         sgd = self.work.sgd
+        batch = self.orders.index_select(0, self.count)[0, :size]
+        rate = self.rates.index_select(0, self.count).view(())
         x, y = self.x[batch], self.y[batch]
         if x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        out = self.module(x)
-        loss = self.work.loss(out.float(), y)
+        loss = self.work.loss(self.module(x).float(), y)
         gradients = list(torch.autograd.grad(loss, self.params, materialize_grads=True))
         with torch.no_grad():
             if sgd.clip_norm is not None:
@@ -166,11 +190,13 @@ class CapturedStep:
                 torch._foreach_mul_(self.momenta, sgd.momentum)
                 torch._foreach_add_(self.momenta, gradients)
                 gradients = self.momenta
-            torch._foreach_sub_(self.params, list(torch._foreach_mul(gradients, self.rate)))
-        return loss.detach()
+            torch._foreach_sub_(self.params, list(torch._foreach_mul(gradients, rate)))
+            self.history.index_copy_(0, self.count, loss.detach().float().view(1))
+            self.count += 1
 
     @torch.no_grad()
-    def _train(self, networks: Networks, place: int, index: int, x: Tensor, y: Tensor) -> Tensor:
+    def load(self, networks: Networks, place: int, index: int, x: Tensor, y: Tensor) -> None:
+        """Put a fresh network and its data into the fixed tensors."""
         own = dict((*self.module.named_parameters(), *self.module.named_buffers()))
         for name, value in networks.one(place).items():
             own[name].copy_(value)
@@ -178,18 +204,13 @@ class CapturedStep:
             momentum.zero_()
         self.x.copy_(x)
         self.y.copy_(y)
-        rates = torch.tensor(self.work.sgd.rates(len(x)), device=x.device)
-        history, step = torch.empty(len(rates), device=x.device), 0
+        n, size = len(x), self.orders.shape[1]
+        batches = len(self.orders) // self.work.sgd.epochs
+        padded = torch.zeros(batches * size, dtype=torch.long, device=x.device)
         for epoch in range(self.work.sgd.epochs):
-            order = self.work.order(range(index, index + 1), epoch, len(x))[0]
-            for indices in torch.split(order, self.work.sgd.batch_size):
-                graph, batch, loss = self.graphs[len(indices)]
-                batch.copy_(indices)
-                self.rate.copy_(rates[step])
-                graph.replay()
-                history[step].copy_(loss)
-                step += 1
-        return history
+            padded[:n] = self.work.order(range(index, index + 1), epoch, n)[0]
+            self.orders[epoch * batches : (epoch + 1) * batches] = padded.view(batches, size)
+        self.count.zero_()
 
 
 # ------------------------------------------------------------------------------------------------- choosing an engine

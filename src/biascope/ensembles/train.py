@@ -3,8 +3,8 @@
 Engines (all do the same arithmetic, in another order of networks):
   vmap    a group of networks per step: one batched forward and backward for all of them; for small networks
   loop    one network after another, eager; for large networks on the CPU
-  graph   one network after another, each step a replayed CUDA graph, channels-last, in tf32 or bf16; for large
-          networks on the GPU
+  graph   a few networks side by side, each step a replayed CUDA graph, channels-last, in tf32, fp16 or bf16; for
+          large networks on the GPU
 "auto" times a few steps of each that can run here.
 
 A step is: gradient of the mean loss over the batch; its norm clipped (as torch.nn.utils.clip_grad_norm_); weight decay
@@ -158,6 +158,8 @@ def train_ensemble(
     where = torch.device(device or "cpu")
     if engine == "graph" and where.type != "cuda":
         raise UnsupportedError("engine='graph' needs a CUDA device; use 'vmap' or 'loop'")
+    if precision == "fp16":
+        raise UnsupportedError("precision='fp16' makes small gradients vanish; train with 'bf16' or 'tf32'")
     sgd = SGD(epochs, batch_size, lr, momentum, weight_decay, clip_norm, schedule)
     if isinstance(loss, str) and loss not in LOSSES:
         raise InputError(f"loss={loss!r} is not one of {', '.join(LOSSES)}, and not a function")
@@ -167,7 +169,7 @@ def train_ensemble(
     room = budget(max_memory, where)
     group = max(1, min(len(tasks), group or steppers.group_size(work, room)))
     chosen = engine if engine != "auto" else steppers.choose(work, group)
-    size = group if chosen == "vmap" else 1
+    size = {"vmap": group, "graph": min(group, steppers.LANES)}.get(chosen, 1)
     spent = 0.0
     kept: list[Networks] = []
     losses, train_accuracy, test_accuracy = [], [], []
@@ -182,9 +184,9 @@ def train_ensemble(
         spent += time.perf_counter() - begin
         losses.append(history.float().cpu())
         if not data[1].is_floating_point():
-            train_accuracy.append(accuracy(networks, *data))
+            train_accuracy.append(accuracy(networks, *data, precision=precision))
         if test is not None:
-            test_accuracy.append(accuracy(networks, *work.load(indices, test)))
+            test_accuracy.append(accuracy(networks, *work.load(indices, test), precision=precision))
         if keep:
             kept.append(_to(networks, torch.device("cpu")))
     return TrainedEnsemble(
@@ -241,7 +243,7 @@ def data_order(seed: int, network: int, epoch: int, n: int) -> Tensor:
     return torch.randperm(n, generator=generator(seed, "order", network, epoch))
 
 
-def accuracy(networks: Networks, x: Tensor, y: Tensor) -> Tensor:
+def accuracy(networks: Networks, x: Tensor, y: Tensor, precision: Precision = "float32") -> Tensor:
     """Share [T] of examples that each network classifies rightly: argmax of the logits, or the sign of a single one.
 
     `x` [T, n, ...], `y` [T, n] in classes 0, 1, ...
@@ -252,7 +254,7 @@ def accuracy(networks: Networks, x: Tensor, y: Tensor) -> Tensor:
         >>> accuracy(sign, torch.tensor([[[1.0], [-1.0]]]), torch.tensor([[1, 0]]))
         tensor([1.])
     """
-    out = outputs(networks, x, per_network=True)
+    out = outputs(networks, x, per_network=True, precision=precision)
     guess = (out[..., 0] > 0).long() if out.shape[-1] == 1 else out.argmax(-1)
     return (guess == y.to(guess)).float().mean(1).cpu()
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from biascope.ensembles import Initialiser, Networks, input_gradients, outputs, scalar_of
 from biascope.ensembles.evaluate import Precision, Scalarise
 from biascope.errors import InputError, UnsupportedError
+from biascope.memory import budget
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,10 @@ class Sampler:
     def chunks(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
         """(first network, rows) for networks start, ..., stop - 1, in pieces that respect the initialiser's blocks."""
         size = max(1, min(self.initialiser.block, 2**26 // (2 * self.dimension)))
+        if self.device.type == "cuda":  # a captured graph pays only when many networks are run through it
+            own = 4 * sum(p.numel() for p in self.initialiser.template.parameters())
+            room = min(4096, 2**30 // (2 * self.dimension), budget(self.max_memory, self.device) // (8 * own))
+            size = max(size, room // size * size)
         while start < stop:
             end = min(stop, (start // size + 1) * size)
             yield start, self.rows(start, end)
