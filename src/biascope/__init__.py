@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
-    from biascope import curvature, data, ensembles, functional, geometry, kernels, layers, linalg, nets, optim
+    from biascope import curvature, data, ensembles, functional, geometry, kernels, layers, linalg, nets, optim, probes
     from biascope.curvature import fisher, ggn, hessian, load_curvature
     from biascope.geometry import average_geometry, geometry_evolution, nads
     from biascope.jacobian import Coverage, Jacobian
@@ -68,6 +68,7 @@ _ROOMS = (
     "linearize",  # a room that can be called
     "nets",
     "optim",
+    "probes",
 )
 
 __all__ = [
@@ -101,6 +102,7 @@ __all__ = [
     "nets",
     "ntk",
     "optim",
+    "probes",
     "rkhs_norm",
     "sketched_ntk",
 ]

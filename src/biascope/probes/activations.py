@@ -1,0 +1,85 @@
+"""What happens inside a network on a batch: signs at its activations, and its last hidden representation.
+
+Seen by watching torch functions, so `nn.ReLU`, `F.relu` and `torch.relu` are the same thing and nothing is hooked on
+the module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from biascope.errors import InputError
+
+# functions of one pre-activation; a unit is active where the pre-activation is positive
+ACTIVATIONS: frozenset[Callable[..., Any]] = frozenset(
+    {
+        *(F.relu, F.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_, F.relu6, F.hardtanh),
+        *(F.leaky_relu, F.leaky_relu_, F.prelu, torch.prelu, F.rrelu, F.threshold),
+        *(F.elu, F.selu, F.celu, F.gelu, F.silu, F.mish, F.softplus, F.hardswish),
+        *(torch.tanh, Tensor.tanh, F.tanh, torch.sigmoid, Tensor.sigmoid, F.sigmoid, F.logsigmoid),
+    }
+)
+
+
+class Watch(TorchFunctionMode):
+    """While it is on, keeps the signs of all pre-activations and the input of the last linear map."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.signs: list[Tensor] = []
+        self.hidden: Tensor | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in ACTIVATIONS:
+            given = args[0] if args else kwargs["input"]
+            self.signs.append(given.detach() > 0)  # before the call: it may work in place
+        elif func is F.linear:
+            self.hidden = (args[0] if args else kwargs["input"]).detach()
+        return func(*args, **(kwargs or {}))
+
+
+def activation_signs(call: Callable[[], Any], n: int) -> list[Tensor]:
+    """Activation pattern of n examples: one boolean tensor [n, units] per activation, in the order of the calls.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+        >>> [s.shape for s in activation_signs(lambda: net(torch.ones(4, 2)), 4)]
+        [torch.Size([4, 3])]
+    """
+    with torch.no_grad(), Watch() as seen:
+        call()
+    signs = [s.reshape(n, -1) for s in seen.signs if s.dim() and s.shape[0] == n]
+    if not signs:
+        raise InputError("the network has no activation (ReLU, GELU, tanh, ...) that could be watched: no signs")
+    return signs
+
+
+def last_hidden(call: Callable[[], Any], n: int, module: nn.Module | None = None) -> Tensor:
+    """Representation [n, d] that enters the last linear layer, or `module` (a layer of the network), if given.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+        >>> last_hidden(lambda: net(torch.ones(4, 2)), 4).shape
+        torch.Size([4, 3])
+    """
+    seen: list[Tensor] = []
+    hook = module.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach())) if module else None
+    try:
+        with torch.no_grad(), Watch() as watch:
+            call()
+    finally:
+        if hook is not None:
+            hook.remove()
+    hidden = (seen[-1] if seen else None) if module is not None else watch.hidden
+    if hidden is None:
+        what = "that layer was not called" if module is not None else "the network has no linear layer"
+        raise InputError(f"{what}: name the layer whose input is the representation with layer='...'")
+    if hidden.shape[0] != n:
+        raise InputError(f"the representation has shape {list(hidden.shape)}, not one row for each of {n} examples")
+    return hidden.reshape(n, -1)

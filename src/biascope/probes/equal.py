@@ -1,0 +1,141 @@
+"""Two trainings compared at equal progress: where each first reached a loss, never at equal iteration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from biascope.errors import InputError
+from biascope.probes.record import Record
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both runs at one threshold."""
+
+    threshold: float
+    a: Record
+    b: Record
+
+    def difference(self, name: str) -> float:
+        """Value of a minus value of b."""
+        return self.a[name] - self.b[name]
+
+
+@dataclass(frozen=True)
+class EqualProgress:
+    """What `equal_progress` found: one `Pair` per threshold both runs reached, in the order of progress.
+
+    `missed` are the thresholds that at least one run never reached.
+    """
+
+    by: str
+    pairs: tuple[Pair, ...] = field(repr=False)
+    missed: tuple[float, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    @property
+    def thresholds(self) -> list[float]:
+        """Thresholds both runs reached."""
+        return [pair.threshold for pair in self.pairs]
+
+    def column(self, name: str) -> tuple[list[float], list[float]]:
+        """A value (such as "ntk_alignment" or "group_losses/noisy/loss") of run a and of run b at every threshold."""
+        known = {key for pair in self.pairs for key in (*pair.a.values, *pair.b.values)}
+        if self.pairs and name not in known and all(math.isnan(pair.a[name]) for pair in self.pairs):
+            raise InputError(f"no record has a value {name!r}; there are {', '.join(sorted(known)) or 'none'}")
+        return [pair.a[name] for pair in self.pairs], [pair.b[name] for pair in self.pairs]
+
+    def table(self) -> list[dict[str, float]]:
+        """Rows as dicts: threshold, step_a, step_b, and every value as name_a and name_b."""
+        rows = []
+        for pair in self.pairs:
+            row = {"threshold": pair.threshold}
+            for side, record in (("a", pair.a), ("b", pair.b)):
+                row |= {f"step_{side}": float(record.step), f"loss_{side}": record["loss"]}
+                row |= {f"{name}_{side}": value for name, value in record.values.items()}
+            rows.append(row)
+        return rows
+
+    def plot(self, name: str, ax: Any = None) -> Any:
+        """A value of both runs against the threshold; returns the matplotlib figure."""
+        from biascope.probes.figures import plot_equal_progress
+
+        return plot_equal_progress(self, name, ax)
+
+
+def equal_progress(
+    a_records: Sequence[Record],
+    b_records: Sequence[Record],
+    thresholds: Sequence[float] | None = None,
+    by: str = "loss",
+    *,
+    rising: bool | None = None,
+    interpolate: bool = False,
+) -> EqualProgress:
+    """Pair two runs at equal loss (or equal clean loss, equal majority accuracy, ...).
+
+    For each threshold each run gives the first record at which `by` is at or beyond it. A run that starts beyond a
+    threshold reached it before anything was recorded; the pair then uses its first record, as it does for a probe on
+    a loss grid. With `interpolate`, values are interpolated linearly in `by` between the records before and after the
+    crossing, so both runs stand exactly at the threshold.
+
+    Args:
+        a_records: of one run (`probe.records`), in the order of training.
+        b_records: of the other.
+        thresholds: values of `by`; None for those a loss schedule wrote into the records.
+        by: "loss", or the name of a value, such as "group_losses/clean/loss".
+        rising: whether progress means larger values; None: True for names that end in "accuracy".
+        interpolate: whether to interpolate.
+
+    Example:
+        >>> fast = [Record(1, 0.9, values={"m": 1.0}), Record(2, 0.4, values={"m": 2.0})]
+        >>> slow = [Record(1, 0.9, values={"m": 1.0}), Record(9, 0.5, values={"m": 7.0})]
+        >>> both = equal_progress(fast, slow, [0.5])
+        >>> both.pairs[0].a.step, both.pairs[0].b.step, both.pairs[0].difference("m")
+        (2, 9, -5.0)
+    """
+    up = by.endswith("accuracy") if rising is None else rising
+    a, b = _seen(a_records, by, "a_records"), _seen(b_records, by, "b_records")
+    if thresholds is None:
+        thresholds = sorted({r.threshold for r in (*a, *b) if r.threshold is not None}) if by == "loss" else []
+        if not thresholds:
+            raise InputError("the records hold no thresholds of a loss schedule; pass thresholds=[...]")
+    if not all(math.isfinite(t) for t in thresholds):
+        raise InputError(f"thresholds must be finite numbers, got {list(thresholds)}")
+    pairs, missed = [], []
+    for t in sorted(set(thresholds), reverse=not up):
+        one, two = _reach(a, by, t, up, interpolate), _reach(b, by, t, up, interpolate)
+        if one is None or two is None:
+            missed.append(t)
+        else:
+            pairs.append(Pair(t, one, two))
+    return EqualProgress(by, tuple(pairs), tuple(missed))
+
+
+def _seen(records: Sequence[Record], by: str, what: str) -> list[Record]:
+    found = [r for r in records if not r.skipped and not math.isnan(r[by])]
+    if not found:
+        known = sorted({name for r in records for name in r.values})
+        raise InputError(f"{what}: none of {len(records)} records has {by!r}; there are loss, {', '.join(known)}")
+    return found
+
+
+def _reach(records: list[Record], by: str, t: float, up: bool, interpolate: bool) -> Record | None:
+    for i, record in enumerate(records):
+        if (record[by] >= t) if up else (record[by] <= t):
+            return _between(records[i - 1], record, by, t) if interpolate and i else record
+    return None
+
+
+def _between(before: Record, after: Record, by: str, t: float) -> Record:
+    w = (t - before[by]) / (after[by] - before[by])
+    values = {k: before[k] + w * (v - before[k]) for k, v in after.values.items() if k in before.values}
+    loss = None
+    if before.loss is not None and after.loss is not None:
+        loss = before.loss + w * (after.loss - before.loss)
+    return replace(after, loss=loss, values=values)

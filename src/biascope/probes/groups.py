@@ -1,0 +1,48 @@
+"""Groups of examples that are followed by themselves: easy and hard, clean and noisy, majority and minority."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from biascope.errors import InputError
+from biascope.functional import Inputs, batch_size, check_inputs
+
+Group = Tensor | tuple[Inputs, Tensor]  # indices into the probe batch, or a batch (x, y) of its own
+
+
+def as_groups(groups: Mapping[str, Any] | None, n: int) -> dict[str, Group]:
+    """Groups as indices or batches, checked; one group "all" if none are given.
+
+    Example:
+        >>> as_groups({"hard": torch.tensor([False, True])}, 2)
+        {'hard': tensor([1])}
+    """
+    if groups is None:
+        return {"all": torch.arange(n)}
+    checked: dict[str, Group] = {}
+    for name, group in groups.items():
+        if isinstance(group, tuple):
+            if len(group) != 2:
+                raise InputError(f"groups[{name!r}]: a group of its own is (x, y), got {len(group)} things")
+            checked[name] = (check_inputs(group[0], f"groups[{name!r}]"), group[1])
+            if len(group[1]) != batch_size(checked[name][0]):
+                raise InputError(f"groups[{name!r}]: {len(group[1])} labels for its examples")
+            continue
+        index = torch.as_tensor(group)
+        if index.dtype == torch.bool:
+            if index.shape != (n,):
+                raise InputError(f"groups[{name!r}]: a mask must be [{n}], got {list(index.shape)}")
+            index = index.nonzero()[:, 0]
+        if index.dim() != 1 or index.is_floating_point() or not len(index):
+            raise InputError(f"groups[{name!r}]: expected indices of examples, a mask [{n}] or (x, y); got {group!r}")
+        if int(index.min()) < 0 or int(index.max()) >= n:
+            wrong = int(index.max()) if int(index.max()) >= n else int(index.min())
+            raise InputError(f"groups[{name!r}] has index {wrong}, but the probe batch has {n} examples")
+        checked[name] = index.long()
+    if not checked:
+        raise InputError("groups is empty: give {name: indices}")
+    return checked

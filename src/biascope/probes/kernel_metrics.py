@@ -1,0 +1,150 @@
+"""Metrics of the tangent kernel: its alignment with its start and with the labels, its spectrum, its velocity.
+
+Spec: linearity measures are uncentred; alignment with labels, effective rank and trace ratios use centred features.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from biascope.errors import InputError
+from biascope.linalg import effective_rank as effective_rank_of
+from biascope.probes.metrics import register
+from biascope.probes.view import View
+
+
+@register()
+def ntk_alignment(view: View, centred: str | bool = False) -> float:
+    """Alignment <K, K0> / (||K|| ||K0||) of the tangent kernel with that at initialisation; 1 = lazy.
+
+    Example:
+        >>> net = nn.Linear(2, 2)
+        >>> round(ntk_alignment(View.of(net, torch.eye(2))), 6)
+        1.0
+    """
+    return view.kernel.alignment(view.init.kernel, centred)
+
+
+@register(needs=["labels"])
+def label_alignment(view: View, centred: str | bool = "per-output") -> float:
+    """CKA of the tangent kernel with the labels, y^T K y / (||K|| ||y||^2), both centred per output.
+
+    Example:
+        >>> view = View.of(nn.Linear(2, 1), torch.randn(8, 2), torch.randn(8))
+        >>> 0 <= label_alignment(view) <= 1
+        True
+    """
+    return view.kernel.alignment(view.y, centred)
+
+
+@register(needs=["layers"])
+def layer_alignment(view: View, to: str = "labels", centred: str | bool | None = None) -> dict[str, float]:
+    """Alignment of every layer's tangent kernel with the labels (centred), or with that at initialisation ("init").
+
+    A layer whose kernel is zero (after centring) has no alignment: NaN.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+        >>> list(layer_alignment(View.of(net, torch.randn(8, 2), torch.randn(8))))
+        ['0', '2']
+    """
+    if to not in {"labels", "init"}:
+        raise InputError(f"layer_alignment: to={to!r}; choose 'labels' or 'init'")
+    kind = (to == "labels") if centred is None else centred
+    found = {}
+    for name, K in view.layer_kernels.items():
+        other: Tensor | object = view.y if to == "labels" else view.init.layer_kernels[name]
+        try:
+            found[name] = K.alignment(other, kind)  # type: ignore[arg-type]
+        except InputError as error:
+            if "zero" not in str(error):
+                raise
+            found[name] = math.nan
+    return found
+
+
+@register(needs=["labels"])
+def group_alignment(view: View, centred: str | bool = "per-output") -> dict[str, float]:
+    """CKA with the labels inside every group (easy against difficult examples), each centred by itself.
+
+    Groups of equal size can be compared; the alignment of a random kernel depends on the number of examples.
+
+    Example:
+        >>> groups = {"easy": torch.arange(4), "hard": torch.arange(4, 8)}
+        >>> view = View.of(nn.Linear(2, 1), torch.randn(8, 2), torch.randn(8), groups=groups)
+        >>> list(group_alignment(view))
+        ['easy', 'hard']
+    """
+    return {name: view.group_kernel(name).alignment(view.group_labels(name), centred) for name in view.setup.groups}
+
+
+@register(keeps=["kernel"])
+def kernel_velocity(view: View) -> dict[str, float]:
+    """How far the kernel turned since the last measurement: 1 - <K, K'> / (||K|| ||K'||), and that per step.
+
+    Nothing at the first measurement.
+
+    Example:
+        >>> before = View.of(nn.Linear(2, 1), torch.eye(2))
+        >>> after = View.of(nn.Linear(2, 1), torch.eye(2), previous=before, step=5)
+        >>> abs(kernel_velocity(after)["distance"]) < 1e-6  # a linear network: its kernel is constant
+        True
+    """
+    K = view.kernel  # also at the first measurement: the next one needs it
+    if view.previous is None:
+        return {}
+    distance = 1 - K.alignment(view.previous.kernel, centered=False)
+    steps = view.step - view.previous.step
+    return {"distance": distance, "per_step": distance / steps if steps else math.nan}
+
+
+@register()
+def effective_rank(view: View, centred: bool = True) -> float:
+    """exp(entropy of the kernel's normalised eigenvalues), between 1 and the rank; of centred features by default.
+
+    Example:
+        >>> round(effective_rank(View.of(nn.Linear(2, 1, bias=False), torch.eye(2)), centred=False), 6)
+        2.0
+    """
+    return float(effective_rank_of(_values(view, centred)))
+
+
+@register()
+def trace_ratio(view: View, ks: Sequence[int] = (40, 80, 160), centred: bool = True) -> dict[str, float]:
+    """T_k, the share of the k largest eigenvalues in the trace. (The papers print a sum over j < k; top k is meant.)
+
+    Example:
+        >>> trace_ratio(View.of(nn.Linear(2, 1, bias=False), torch.eye(2)), ks=(1,), centred=False)
+        {'1': 0.5}
+    """
+    if not ks or min(ks) < 1:
+        raise InputError(f"trace_ratio: ks={tuple(ks)}; every k must be at least 1")
+    values = _values(view, centred)
+    return {str(k): float(values[:k].sum() / values.sum()) for k in ks}
+
+
+@register()
+def spectrum(view: View, k: int = 10, centred: bool = True) -> dict[str, float]:
+    """The k largest eigenvalues ("1" is the largest), and the mean and median of all.
+
+    Example:
+        >>> found = spectrum(View.of(nn.Linear(2, 1, bias=False), torch.eye(2)), k=1, centred=False)
+        >>> {name: round(value, 6) for name, value in found.items()}
+        {'1': 1.0, 'mean': 1.0, 'median': 1.0}
+    """
+    if k < 1:
+        raise InputError(f"spectrum: k={k}; at least 1")
+    values = _values(view, centred)
+    top = {str(j + 1): float(value) for j, value in enumerate(values[:k])}
+    middle = float(values.quantile(0.5))  # the mean of the middle two, as numpy does
+    return {**top, "mean": float(values.mean()), "median": middle}
+
+
+def _values(view: View, centred: bool) -> Tensor:
+    values = view.eigenvalues if centred else view.uncentred_eigenvalues
+    if not values.sum() > 0:
+        raise InputError("the tangent kernel is zero" + (" after centring" if centred else "") + ": it has no spectrum")
+    return values
