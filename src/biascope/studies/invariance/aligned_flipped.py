@@ -1,0 +1,105 @@
+"""Gaussian data whose covariance is G, or G with its spectrum reversed, and random labels (Figs 3, 12 and 13)."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from biascope.data import geometry_gaussian
+from biascope.seeds import derive
+from biascope.studies.invariance.charts import curve, percent
+from biascope.studies.invariance.factors import History, estimate, jackknife
+from biascope.studies.invariance.geometries import Geometry
+from biascope.studies.invariance.networks import factory
+from biascope.studies.invariance.tracking import Descent, Track, common_probes, track
+from biascope.studies.result import Chart, Estimate, Series
+from biascope.studies.runs import Run
+
+KINDS = {False: "G covariance", True: "flip(G) covariance"}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One network trained on both sets: velocities [epochs] with errors, accuracies [epochs + 1, R], and summaries."""
+
+    velocity: dict[bool, tuple[Tensor, Tensor | None]] = field(repr=False)
+    accuracy: dict[bool, Tensor] = field(repr=False)
+    mean_velocity: dict[bool, Estimate]
+    velocity_gap: Estimate
+    accuracy_gap: Estimate
+    floor: float
+
+
+def compare_pair(
+    run: Run, key: str, net: str, G: Geometry, descent: Descent, *, n: int, runs: int, probes: int, probe_std: float
+) -> Pair:
+    """Train `runs` networks without normalisation on n examples of each set."""
+    tracks = {flip: _track(run, key, net, G, descent, n, runs, probes, probe_std, flip) for flip in (False, True)}
+    histories = {flip: History(each.gradients) for flip, each in tracks.items()}
+    velocity = {flip: jackknife(each.velocity, runs) for flip, each in histories.items()}
+    means = {flip: estimate(lambda w, h=each: h.velocity(w).mean(), runs) for flip, each in histories.items()}  # type: ignore[misc]
+    aligned, flipped = histories[False], histories[True]
+    gap = estimate(lambda w: aligned.velocity(w).mean() - flipped.velocity(w).mean(), runs)
+    # time-averaged training accuracy: how fast the labels are fitted, whatever the end; networks are pairs by start
+    fitting = percent(tracks[False].accuracy[1:].mean(0) - tracks[True].accuracy[1:].mean(0))
+    first = tracks[False].gradients[0]
+    half = max(1, first.shape[1] // 2)
+    fresh = (
+        History(torch.stack([first[:, :half], first[:, half : 2 * half]])) if half > 0 < first.shape[1] - 1 else None
+    )
+    floor = float(fresh.velocity(torch.ones(runs, dtype=torch.float64))[0]) if fresh is not None else 0.0
+    accuracy = {flip: each.accuracy for flip, each in tracks.items()}
+    return Pair(velocity, accuracy, means, gap, Estimate.of(fitting.tolist()), floor)
+
+
+def _track(
+    run: Run,
+    key: str,
+    net: str,
+    G: Geometry,
+    descent: Descent,
+    n: int,
+    runs: int,
+    probes: int,
+    probe_std: float,
+    flip: bool,
+) -> Track:
+    data = geometry_gaussian(
+        G.matrix.float(), n, flip=flip, input_shape=G.shape, seed=derive(run.seed, "data", n, flip)
+    )
+    made = factory(net, G.shape, norm=False)
+    points = common_probes(run, probes, tuple(G.shape), probe_std)
+    return track(run, f"{key} {net} n={n} {'flip' if flip else 'G'}", made, data.x, data.y, points, runs, descent)
+
+
+def velocity_chart(net: str, pair: Pair, caption: str) -> Chart:
+    """Velocity over epochs for both sets."""
+    series = []
+    for flip, (value, error) in pair.velocity.items():
+        epochs = range(1, len(value) + 1)
+        series.append(Series.of(KINDS[flip], epochs, value.clamp_min(1e-12), error, "dashed" if flip else "line"))
+    return Chart(
+        name=f"velocity-{net}",
+        title=f"Geometric velocity, {net}",
+        x_label="epoch",
+        y_label="1 - Corr(G^t, G^(t-1))",
+        series=tuple(series),
+        alt="Velocity over epochs for data aligned with G and for data with the reversed spectrum.",
+        caption=caption,
+        log_y=True,
+    )
+
+
+def fitting_chart(net: str, pair: Pair) -> Chart:
+    """Training accuracy over epochs for both sets."""
+    series = []
+    for flip, accuracy in pair.accuracy.items():
+        series.append(curve(KINDS[flip], range(len(accuracy)), percent(accuracy.T), dashed=flip))
+    return Chart(
+        name=f"fitting-{net}",
+        title=f"Fitting random labels, {net}",
+        x_label="epoch",
+        y_label="training accuracy, %",
+        series=tuple(series),
+        alt="Training accuracy over epochs on both sets.",
+    )

@@ -1,0 +1,113 @@
+"""Isotropic data whose label depends on one direction: accuracy for every direction of a list (Figs 10, 11 and 14).
+
+x = eps al u + w with w Gaussian noise in all other directions, so the data prefer no direction: what depends on u comes
+from the network. The noise is the same for all directions.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from biascope.data.boundaries import Boundary
+from biascope.errors import InputError
+from biascope.studies.invariance.charts import curve, percent, spearman
+from biascope.studies.invariance.networks import ISOTROPIC, factory
+from biascope.studies.invariance.tasks import Lazy, Noise, boundary_bias, boundary_task
+from biascope.studies.invariance.training import Protocol, train_tasks
+from biascope.studies.result import Chart, Estimate
+from biascope.studies.runs import Run
+
+BOUNDARIES: tuple[Boundary, ...] = ("linear", "quadratic", "sinusoidal")
+EPS = {"linear": 0.9, "quadratic": 2.0}
+SINUSOIDAL_EPS = {"mlp": 2.1, "lenet": 2.1, "lenet-small": 2.1}  # all others 5.0 (caption of Fig. 10)
+
+
+def eps_of(net: str, boundary: Boundary) -> float:
+    """The size of the signal in Fig. 10.
+
+    Example:
+        >>> eps_of("lenet", "sinusoidal"), eps_of("vit", "sinusoidal"), eps_of("vit", "linear")
+        (2.1, 5.0, 0.9)
+    """
+    return EPS[boundary] if boundary in EPS else SINUSOIDAL_EPS.get(net, 5.0)
+
+
+def check_boundaries(names: Sequence[str]) -> tuple[Boundary, ...]:
+    """The boundaries asked for; unknown ones are refused.
+
+    Example:
+        >>> check_boundaries(["linear"])
+        ('linear',)
+    """
+    unknown = [name for name in names if name not in BOUNDARIES]
+    if unknown or not names:
+        raise InputError(f"boundaries={','.join(names) or '(none)'}: choose from {', '.join(BOUNDARIES)}")
+    return tuple(name for name in BOUNDARIES if name in names)
+
+
+def sweep_directions(
+    run: Run,
+    key: str,
+    net: str,
+    directions: Sequence[Tensor],
+    boundary: Boundary,
+    protocol: Protocol,
+    *,
+    n_train: int,
+    n_test: int,
+    repeats: int,
+    chunk: int,
+    norm: bool = True,
+    sigma: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Training and test accuracy, each [repeats, directions], of one network per direction and repeat."""
+    shape, eps, count = tuple(directions[0].shape), eps_of(net, boundary), len(directions)
+    U = torch.stack(list(directions)).to(run.device)
+
+    def noise(part: str, n: int, repeat: int) -> Noise:
+        return Noise.draw(n, shape, sigma, run.seed, run.device, part, repeat)
+
+    train = [noise("train", n_train, r) for r in range(repeats)]
+    test = [noise("test", n_test, r) for r in range(repeats)]
+    bias = [boundary_bias(each, boundary, eps) for each in train]  # of the training set, for both
+
+    def tasks(sets: Sequence[Noise]) -> Lazy:
+        return Lazy(
+            lambda i: boundary_task(sets[i // count], U[i % count], boundary, eps, bias[i // count]), repeats * count
+        )
+
+    done = train_tasks(
+        run,
+        f"{key} {net} {boundary}",
+        factory(net, shape, norm=norm),
+        tasks(train),
+        [tasks(test)],
+        protocol,
+        chunk=chunk,
+    )
+    return done.train.view(repeats, count), done.test[:, 0].view(repeats, count)
+
+
+def order(indices: Sequence[int], test: Tensor) -> Estimate:
+    """Spearman correlation of index and test accuracy, mean over repeats."""
+    return Estimate.of([spearman(indices, row) for row in test])
+
+
+def fall(test: Tensor) -> Estimate:
+    """Accuracy along the first direction minus that along the last, in points."""
+    return Estimate.of(percent(test[:, 0] - test[:, -1]).tolist())
+
+
+def accuracy_chart(net: str, indices: Sequence[int], tests: Mapping[str, Tensor], caption: str, what: str) -> Chart:
+    """Test accuracy over the index of the direction, one curve per boundary (or learning rate, ...)."""
+    flat = "Flat curves." if net in ISOTROPIC else "Accuracy falls as the eigenvalue of the direction falls."
+    return Chart(
+        name=f"accuracy-{net}",
+        title=f"Test accuracy by direction, {net}",
+        x_label=f"index of the eigenvector of {what}, largest eigenvalue first",
+        y_label="test accuracy, %",
+        series=tuple(curve(name, indices, percent(test)) for name, test in tests.items()),
+        alt=flat,
+        caption=caption,
+    )

@@ -1,0 +1,129 @@
+"""G at initialisation, as every figure of the paper needs it: estimated once per network, kept on disk, decomposed.
+
+The paper draws 10,000 GELU networks and one small Gaussian probe each. `heads` > 1 gives every network that many output
+layers at once: their gradients are independent given the layers below and have the same second moment, so the estimate
+is unbiased and needs far fewer networks. Networks come in independent groups, for the error bars.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, jacrev, vmap
+
+from biascope.ensembles import Initialiser, record
+from biascope.geometry import average_geometry
+from biascope.geometry.average import draw_probes
+from biascope.linalg import psd_eigh
+from biascope.progress import progress
+from biascope.seeds import derive
+from biascope.studies.invariance.networks import factory
+from biascope.studies.runs import Run, Value
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """G [D, D] with eigenvalues [D] descending and eigenvectors [D, D] (columns); `groups` are independent estimates.
+
+    `rows` is the number of gradients behind it.
+    """
+
+    matrix: Tensor = field(repr=False)
+    values: Tensor = field(repr=False)
+    vectors: Tensor = field(repr=False)
+    groups: tuple[Tensor, ...] = field(repr=False)
+    shape: tuple[int, ...]
+    rows: int
+
+    def direction(self, i: int) -> Tensor:
+        """Eigenvector i (0 is the leading one), float32, in the shape of an input."""
+        return self.vectors[:, i].float().reshape(self.shape)
+
+    @property
+    def error(self) -> float:
+        """Expected ||G - truth||_F / ||G||_F from the spread of the groups; NaN with one group."""
+        n = len(self.groups)
+        if n < 2:
+            return float("nan")
+        squares = sum(float((each - self.matrix).square().sum()) for each in self.groups)
+        return math.sqrt(squares / (n * (n - 1))) / float(self.matrix.norm())
+
+
+def initial_geometry(
+    run: Run,
+    net: str,
+    shape: Sequence[int],
+    *,
+    networks: int,
+    heads: int = 1,
+    groups: int = 1,
+    norm: bool = True,
+    probe_std: float = 1e-3,
+) -> Geometry:
+    """G of a network by name: GELU, probes N(0, probe_std^2 I); computed once per run folder."""
+    shape, each = tuple(shape), max(1, networks // groups)
+    keep = torch.float64 if math.prod(shape) <= 1024 else torch.float32
+
+    def one(i: int) -> dict[str, Value]:
+        seed = derive(run.seed, "geometry", net, norm, i)
+        recorded = record(factory(net, shape, outputs=heads, norm=norm, activation="gelu"))
+        if heads == 1:
+            found = average_geometry(recorded, shape, each, seed=seed, probe_std=probe_std, device=run.device).matrix
+        else:
+            found = many_heads(recorded, shape, each, seed, probe_std, run.device)
+        return {"matrix": found.to(keep)}
+
+    tag = "" if norm else " without norm"
+    parts = tuple(
+        torch.as_tensor(run.cached(f"geometry {net}{tag} {i}", lambda i=i: one(i))["matrix"]).double()  # type: ignore[misc]
+        for i in progress(range(groups), f"geometry of {net}", leave=False)
+    )
+    mean = torch.stack(parts).mean(0)
+    found = psd_eigh(mean.to(run.device))
+    return Geometry(mean, found.values.cpu(), found.vectors.cpu(), parts, shape, each * groups * heads)
+
+
+def many_heads(
+    recorded: Initialiser, shape: Sequence[int], networks: int, seed: int, probe_std: float, device: str
+) -> Tensor:
+    """Second moment [D, D] of the gradients of all outputs of all networks, one probe per network, float64.
+
+    Example:
+        >>> from torch import nn
+        >>> G = many_heads(record(lambda: nn.Linear(3, 50)), (3,), 40, seed=0, probe_std=1.0, device="cpu")
+        >>> bool((G - torch.eye(3) / 9).abs().max() < 0.02)
+        True
+    """
+    D, template = math.prod(shape), recorded.template
+    weight = sum(p.numel() for p in template.parameters())
+    group = max(1, min(networks, recorded.block, 2**24 // weight, 64))
+    total, count = torch.zeros(D, D, dtype=torch.float64, device=device), 0
+
+    def rows(values: dict[str, Tensor], x: Tensor) -> Tensor:
+        made: Tensor = jacrev(lambda z: functional_call(template, values, (z[None],))[0])(x)  # [heads, *shape]
+        return made
+
+    for start in progress(range(0, networks, group), "networks", leave=False):
+        stop = min(start + group, networks)
+        drawn = recorded.draw(seed, start, stop, device)
+        probes = draw_probes(seed, start, stop, 1, shape, probe_std)[:, 0].to(device)
+        if len(drawn) == 1:
+            found = rows(drawn.one(0), probes[0])[None]
+        else:
+            found = vmap(rows)({**drawn.params, **drawn.buffers}, probes)
+        flat = found.detach().reshape(-1, D).double()
+        total.addmm_(flat.T, flat)
+        count += len(flat)
+    return (total / count).cpu()
+
+
+def spread_indices(D: int, stride: int) -> list[int]:
+    """Every `stride`-th index of D eigenvectors, and the last one.
+
+    Example:
+        >>> spread_indices(10, 4)
+        [0, 4, 8, 9]
+    """
+    return sorted({*range(0, D, stride), D - 1})

@@ -1,0 +1,198 @@
+"""Train R networks and look at their input gradients after every epoch (Figs 2, 3, 8, 12, 13).
+
+`train_ensemble` gives networks at the end of training; here the way there is what matters. Small networks are trained
+as a stack, large ones in turn; on CUDA, large networks under mini-batch SGD replay a captured step.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+from torch.nn import functional as F
+
+from biascope.ensembles import SGD, Factory, Initialiser, Networks, data_order, input_gradients, outputs, record
+from biascope.ensembles.evaluate import Precision, arithmetic
+from biascope.ensembles.steppers import LANES, Lane
+from biascope.ensembles.train import Work
+from biascope.errors import InputError
+from biascope.progress import progress
+from biascope.seeds import derive, generator
+from biascope.studies.runs import Run, Value
+
+Watch = Callable[[int, Networks], None]  # epoch, the networks as they are
+
+
+@dataclass(frozen=True)
+class Descent:
+    """How to train while watching; batch_size 0 is gradient descent on the whole set, one step per epoch."""
+
+    epochs: int
+    lr: float
+    batch_size: int = 128
+    momentum: float = 0.9
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    clip_norm: float | None = None
+    micro: int = 1024  # examples per forward pass when a step takes more
+    precision: Precision = "float32"
+    engine: Literal["auto", "eager", "graph"] = "auto"
+
+    def steps(self, n: int) -> int:
+        """Steps per epoch for n examples."""
+        return 1 if self.batch_size == 0 else -(-n // self.batch_size)
+
+
+@dataclass(frozen=True)
+class Track:
+    """Gradients [epochs + 1, R, probes, D] and accuracy on the training set [epochs + 1, R]."""
+
+    gradients: Tensor = field(repr=False)
+    accuracy: Tensor = field(repr=False)
+
+
+def common_probes(run: Run, n: int, shape: tuple[int, ...], std: float = 1.0) -> Tensor:
+    """Probes [n, *shape] ~ N(0, std^2 I) that all networks and all epochs share."""
+    return std * torch.randn(n, *shape, generator=generator(run.seed, "probes"))
+
+
+def track(
+    run: Run, key: str, factory: Factory, x: Tensor, y: Tensor, probes: Tensor, runs: int, descent: Descent
+) -> Track:
+    """Train `runs` networks on (x [n, ...], y [n]), each with its own start and order of data."""
+    recorded, device = record(factory), torch.device(run.device)
+    x, y, probes = x.to(device), y.to(device), probes.to(device)
+    precision: Precision = descent.precision if device.type == "cuda" else "float32"
+    group = stack_size(recorded, runs)
+    minibatch = descent.batch_size > 0 and descent.optimiser == "sgd"
+    captured = group == 1 and device.type == "cuda" and minibatch and descent.engine != "eager"
+    if descent.engine == "graph" and not captured:
+        raise InputError("engine=graph is for large networks trained by mini-batch SGD on CUDA; use eager or auto")
+    group = min(runs, LANES) if captured else group
+    seen = slice(0, min(len(x), 2000))  # accuracy on the first 2000 training examples
+
+    def piece(start: int) -> dict[str, Value]:
+        stop = min(start + group, runs)
+        gradients: list[Tensor] = []
+        accuracies: list[Tensor] = []
+
+        def watch(epoch: int, networks: Networks) -> None:
+            gradients.append(input_gradients(networks, probes).flatten(2).float().cpu())
+            guess = torch.cat([outputs(networks, part).argmax(-1) for part in torch.split(x[seen], 500)], dim=1)
+            accuracies.append((guess == y[seen]).float().mean(1).cpu())
+
+        seed = derive(run.seed, key)
+        if captured:
+            sgd = SGD(
+                descent.epochs, descent.batch_size, descent.lr, descent.momentum, 0.0, descent.clip_norm, "constant"
+            )
+            work = Work(recorded, [], sgd, F.cross_entropy, seed, device, None, precision)
+            train_lanes(work, range(start, stop), x, y, watch)
+        else:
+            with arithmetic(device, precision):
+                train_stack(recorded, seed, start, stop, x, y, descent, device, watch)
+        return {"gradients": torch.stack(gradients), "accuracy": torch.stack(accuracies)}
+
+    made = [
+        run.cached(f"{key} {start}", lambda start=start: piece(start))  # type: ignore[misc]
+        for start in progress(range(0, runs, group), f"{key}: networks", leave=False)
+    ]
+    gradients, accuracy = (
+        torch.cat([torch.as_tensor(each[part]) for each in made], dim=1) for part in ("gradients", "accuracy")
+    )
+    return Track(gradients, accuracy)
+
+
+def stack_size(recorded: Initialiser, runs: int) -> int:
+    """How many networks are trained as one stack: many small ones, one large one."""
+    weight = sum(p.numel() for p in recorded.template.parameters())
+    return max(1, min(runs, 2**23 // weight)) if weight < 2**20 else 1
+
+
+def train_stack(
+    recorded: Initialiser,
+    seed: int,
+    start: int,
+    stop: int,
+    x: Tensor,
+    y: Tensor,
+    descent: Descent,
+    device: torch.device,
+    watch: Watch,
+) -> None:
+    """Train networks start, ..., stop - 1 together; `watch` sees them before the first epoch and after each one."""
+    drawn, n = recorded.draw(seed, start, stop, device), len(x)
+    template = copy.deepcopy(drawn.template).train()
+    params = {name: value.clone().requires_grad_(True) for name, value in drawn.params.items()}
+    buffers = {name: value.clone() for name, value in drawn.buffers.items()}
+    T, leaves = stop - start, list(params.values())
+    # one optimiser for the stack: SGD and Adam work entry by entry, so networks do not mix
+    optimiser: torch.optim.Optimizer = torch.optim.SGD(leaves, descent.lr, descent.momentum)
+    if descent.optimiser == "adam":
+        optimiser = torch.optim.Adam(leaves, descent.lr)
+
+    def loss(params: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(template, (params, buffers), (x,)), y)
+
+    def losses(batch: Tensor) -> Tensor:  # [T, b] -> [T]
+        if T > 1:
+            found: Tensor = vmap(loss, randomness="different")(params, buffers, x[batch], y[batch])
+            return found
+        first, second = ({k: v[0] for k, v in part.items()} for part in (params, buffers))
+        return loss(first, second, x[batch[0]], y[batch[0]])[None]
+
+    def look(epoch: int) -> None:
+        watch(epoch, Networks(drawn.template, {k: v.detach() for k, v in params.items()}, buffers))
+
+    look(0)
+    size = descent.batch_size or n
+    for epoch in progress(range(descent.epochs), "epochs", leave=False):
+        order = torch.stack([data_order(seed, i, epoch, n) for i in range(start, stop)]).to(device)
+        for batch in torch.split(order, size, dim=1):
+            optimiser.zero_grad()
+            for part in torch.split(batch, descent.micro, dim=1):
+                torch.autograd.backward(losses(part).sum() * (part.shape[1] / batch.shape[1]))
+            if descent.clip_norm is not None:
+                clip(leaves, descent.clip_norm)
+            optimiser.step()
+        look(epoch + 1)
+
+
+def clip(leaves: list[Tensor], largest: float) -> None:
+    """Clip the gradient norm of each network of a stack, in place."""
+    gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
+    norms = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt()
+    factor = (largest / (norms + 1e-6)).clamp(max=1.0)
+    for g in gradients:
+        g.mul_(factor.view(-1, *[1] * (g.dim() - 1)))
+
+
+def train_lanes(work: Work, indices: range, x: Tensor, y: Tensor, watch: Watch) -> None:
+    """The same with captured steps, a few large networks side by side (see `CapturedStep`); CUDA only."""
+    networks, here = work.start(indices), torch.cuda.current_stream(x.device)
+    lanes = [Lane(work, networks.module(place), x, y) for place in range(len(indices))]
+    for place, lane in enumerate(lanes):
+        lane.load(networks, place, indices[place], x, y)
+    sizes = [min(work.sgd.batch_size, len(x) - start) for start in range(0, len(x), work.sgd.batch_size)]
+
+    def look(epoch: int) -> None:
+        now = [dict((*lane.module.named_parameters(), *lane.module.named_buffers())) for lane in lanes]
+        params, buffers = (
+            {name: torch.stack([each[name].detach().contiguous() for each in now]) for name in part}
+            for part in (networks.params, networks.buffers)
+        )
+        watch(epoch, Networks(networks.template, params, buffers))
+
+    look(0)
+    for epoch in progress(range(work.sgd.epochs), "epochs", leave=False):
+        for lane in lanes:
+            lane.stream.wait_stream(here)
+        for examples in sizes:
+            for lane in lanes:
+                with torch.cuda.stream(lane.stream):
+                    lane.graphs[examples].replay()
+        for lane in lanes:
+            here.wait_stream(lane.stream)
+        look(epoch + 1)
