@@ -7,7 +7,6 @@ paper does it, to hold the spectrum against the Marchenko-Pastur band of an isot
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -20,6 +19,7 @@ from biascope.geometry import NADs, nads
 from biascope.linalg import marchenko_pastur, principal_angles, psd_eigh, subspace_overlap
 from biascope.progress import progress
 from biascope.seeds import derive
+from biascope.studies.nad.anisotropy import published_directions
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run, Value
@@ -28,7 +28,6 @@ CLAIM = (
     "The first anisotropy directions of a convolutional network are concentrated on a few Fourier frequencies, "
     "and its eigenvalues decay far faster than sampling alone would make them."
 )
-PUBLISHED = {"lenet": "LeNet", "vgg11": "VGG11", "resnet18": "ResNet18", "densenet121": "DenseNet121"}
 STRONGEST = 0.05  # share of frequencies; a random direction has about 20 % of its energy there
 
 
@@ -107,7 +106,7 @@ def fig5(
         frequency_chart(vectors, image_size),
     ]
     said = ""
-    published = _published(net, reference, D)
+    published = published_directions(net, reference, D)
     if published is not None:
         for k in (1, 10, 50):
             numbers[f"overlap with the published first {k}"] = jackknife(
@@ -218,14 +217,6 @@ def overlap_chart(vectors: Tensor, published: Tensor, D: int) -> Chart:
         ),
         alt="The overlap stays far above that of random subspaces for every number of directions.",
     )
-
-
-def _published(net: str, folder: str, D: int) -> Tensor | None:
-    file = Path(folder) / f"nads_{PUBLISHED.get(net, net)}.npz"
-    if not file.is_file():
-        return None
-    directions = torch.as_tensor(np.load(file)["directions"]).double()
-    return directions if directions.shape[1] == D else None
 
 
 def _picture(run: Run, found: NADs) -> None:

@@ -1,0 +1,217 @@
+"""One network per direction: the trainings behind most figures of the paper, with its protocol for synthetic data.
+
+For each direction v a training and a test set of D(v) are drawn on the device, a fresh network is trained (SGD, 20
+epochs, batches of 128, learning rate falling linearly from 0.5 in every step, no regularisation, and the gradient
+clipped to norm 0.5, which only the public code says), and its accuracies are kept. Directions are trained in chunks;
+each chunk is on disk when it is done, so that a killed run goes on where it stopped.
+
+`gap="half"` puts the classes at +-eps/2 v, as the public code does (the text says +-eps v); published numbers need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from biascope import nets
+from biascope.data.directional import Gap, class_offset
+from biascope.ensembles import record, train_ensemble
+from biascope.ensembles.evaluate import Precision
+from biascope.errors import InputError
+from biascope.seeds import derive, generator
+from biascope.studies.runs import Run, Value
+
+Array = np.ndarray[Any, Any]
+SMALL = 2_000_000  # parameters; smaller networks are trained side by side on a GPU, larger ones one by one
+
+# options that many figures share
+Net = Annotated[str, "architecture, a name of the registry"]
+Side = Annotated[int, "side of the grey input image"]
+Width = Annotated[int, "channels (growth, hidden units) instead of the published ones; 0: published"]
+Samples = Annotated[int, "training samples per direction"]
+TestSamples = Annotated[int, "test samples per direction"]
+Sigma = Annotated[float, "noise level"]
+Eps = Annotated[float, "signal along v"]
+Offset = Annotated[Literal["half", "full"], "classes at +-eps/2 v (published code) or at +-eps v (text)"]
+Epochs = Annotated[int, "passes over the data"]
+Chunk = Annotated[int, "directions per resumable piece; 0: by network and device"]
+Arithmetic = Annotated[
+    Literal["auto", "float32", "tf32", "bf16"], "on CUDA; auto: tf32 for small networks, bf16 for large ones"
+]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """D(v) and the training on it; the defaults are those of the paper and its public code."""
+
+    n: int = 10_000
+    n_test: int = 10_000
+    sigma: float = 3.0
+    eps: float = 1.0
+    gap: Gap = "half"
+    epochs: int = 20
+    batch_size: int = 128
+    lr: float = 0.5
+    clip_norm: float = 0.5
+    precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"
+    chunk: int = 0
+
+    def __str__(self) -> str:
+        gap = "eps/2" if self.gap == "half" else "eps"
+        return (
+            f"{self.n} training samples, {self.epochs} epochs, sigma = {self.sigma:g}, eps = {self.eps:g}, "
+            f"classes at +-{gap} v"
+        )
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What became of the networks, one entry per direction: accuracies [k], and the loss of every batch [k, steps]."""
+
+    test: Array
+    train: Array
+    losses: Array = field(repr=False)
+    engine: str
+
+
+class DirectionalTasks(Sequence[tuple[Tensor, Tensor]]):
+    """D(v) for each of k directions, drawn on the device whenever it is asked for: (x [n, 1, side, side], y [n]).
+
+    Labels 0, 1, 0, 1, ...: exactly balanced. Item i depends on the generator's path and i alone.
+
+    Example:
+        >>> tasks = DirectionalTasks(torch.eye(4).view(4, 2, 2), 6, Protocol(gap="full"), (0, "train"))
+        >>> x, y = tasks[1]
+        >>> x.shape, x[:, 0, 0, 1].tolist()
+        (torch.Size([6, 1, 2, 2]), [-1.0, 1.0, -1.0, 1.0, -1.0, 1.0])
+    """
+
+    def __init__(
+        self, directions: Tensor, n: int, protocol: Protocol, seed: tuple[int, *tuple[object, ...]], device: str = "cpu"
+    ) -> None:
+        if directions.dim() != 3:
+            raise InputError(f"directions must be [k, side, side], got {list(directions.shape)}")
+        flat = directions.to(device).flatten(1)
+        self.directions = (flat / flat.norm(dim=1, keepdim=True)).to(torch.float32)
+        self.shape, self.n, self.protocol = directions.shape[1:], n, protocol
+        self.seed, self.device = seed, device
+
+    def __len__(self) -> int:
+        return len(self.directions)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        v = self.directions[i]
+        rng = generator(*self.seed, i, device=self.device)
+        z = torch.randn(self.n, len(v), generator=rng, device=self.device).mul_(self.protocol.sigma)
+        y = torch.arange(self.n, device=self.device) % 2
+        along = class_offset(self.protocol.eps, self.protocol.gap) * (2 * y - 1) - z @ v
+        # the product rounds (and tf32 rounds more): what is left of the noise along v is taken out once more
+        x = torch.addr(z, along, v)
+        x = torch.addr(x, class_offset(self.protocol.eps, self.protocol.gap) * (2 * y - 1) - (x * v).sum(1), v)
+        return x.view(self.n, 1, *self.shape), y
+
+
+def architecture(
+    net: str, side: int, channels: int = 1, outputs: int = 2, width: int = 0, **options: Any
+) -> Callable[[], nn.Module]:
+    """A factory for images [channels, side, side]; `width` replaces the published width.
+
+    Example:
+        >>> architecture("resnet18", 16, width=4)()(torch.zeros(1, 1, 16, 16)).shape
+        torch.Size([1, 2])
+    """
+    if ":" in net:
+        return lambda: nets.build(net)
+    known = nets.info(net)
+    options = {**known.options_for((channels, side, side)), "outputs": outputs, **options}
+    if width:
+        for name in ("width", "growth", "hidden"):
+            if name in known.defaults and not net.startswith("lenet"):
+                options[name] = (width,) * len(known.defaults[name]) if name == "hidden" else width
+                break
+        else:
+            raise InputError(f"{net} has no width to change; leave width at 0")
+    return lambda: nets.build(net, **options)
+
+
+def train_directions(
+    run: Run,
+    name: str,
+    factory: Callable[[], nn.Module],
+    directions: Tensor,
+    protocol: Protocol,
+    *,
+    keep_losses: bool = False,
+) -> Trained:
+    """Train a network on D(v) for each direction [k, side, side]; resumable, the pieces are stored under `name`."""
+    initialiser = record(factory)
+    small = sum(p.numel() for p in initialiser.template.parameters()) <= SMALL
+    cuda = torch.device(run.device).type == "cuda"
+    chunk = protocol.chunk or (256 if small and cuda else 8)
+    precision = resolve_precision(protocol.precision, run.device, small)
+    engine: Any = "auto" if cuda else "loop"  # on the CPU the two ways differ by less than a pilot costs
+
+    def piece(start: int) -> dict[str, Value]:
+        own, seed = directions[start : start + chunk], derive(run.seed, name, start)
+        done = train_ensemble(
+            initialiser,
+            DirectionalTasks(own, protocol.n, protocol, (seed, "train"), run.device),
+            test=DirectionalTasks(own, protocol.n_test, protocol, (seed, "test"), run.device),
+            epochs=protocol.epochs,
+            batch_size=protocol.batch_size,
+            lr=protocol.lr,
+            clip_norm=protocol.clip_norm,
+            seed=seed,
+            device=run.device,
+            engine=engine,
+            precision=precision,
+            keep=False,
+        )
+        run.log(piece=f"{name} {start}", seconds=done.seconds, engine=done.engine)
+        found: dict[str, Value] = {"test": done.test_accuracy, "train": done.train_accuracy, "engine": done.engine}
+        return {**found, "losses": done.losses} if keep_losses else found
+
+    pieces = []
+    for start in range(0, len(directions), chunk):
+        pieces.append(run.cached(f"{name} {start}", lambda start=start: piece(start)))  # type: ignore[misc]
+        engine = pieces[-1]["engine"]  # chosen by a pilot on the first piece, then kept
+
+    def joined(key: str) -> Array:
+        found: Array = torch.cat([torch.as_tensor(each[key]) for each in pieces]).double().numpy()
+        return found
+
+    return Trained(joined("test"), joined("train"), joined("losses") if keep_losses else np.empty(0), str(engine))
+
+
+def resolve_precision(asked: str, device: str, small: bool) -> Precision:
+    """Arithmetic for "auto": float32 on the CPU; on CUDA tf32 for small networks and bf16 for large ones.
+
+    Example:
+        >>> resolve_precision("auto", "cpu", True)
+        'float32'
+    """
+    if torch.device(device).type != "cuda":
+        return "float32"
+    if asked == "auto":
+        return "tf32" if small else "bf16"
+    return asked  # type: ignore[return-value]
+
+
+def steps_to_loss(losses: Array, target: float, window: int = 10) -> Array:
+    """First step [k] after which the loss, averaged over `window` batches, is below target; the last step if never.
+
+    Example:
+        >>> steps_to_loss(np.array([[1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]]), 0.1, window=2)
+        array([4., 4.])
+    """
+    window = min(window, losses.shape[1])
+    sums = np.cumsum(np.pad(losses, ((0, 0), (1, 0))), axis=1)
+    means = (sums[:, window:] - sums[:, :-window]) / window
+    below = means < target
+    first: Array = np.where(below.any(1), below.argmax(1) + window, losses.shape[1]).astype(float)
+    return first

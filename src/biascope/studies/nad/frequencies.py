@@ -1,0 +1,122 @@
+"""Frequency bins as directions: which to train on, replicates by symmetry, and the map in the paper's layout.
+
+A convolutional network has no preference between rows and columns, so the bins (a, b) and (b, a) are two independent
+measurements of one quantity. Every comparison of good and bad bins uses that: bins are called good or bad by one member
+of a pair, and measured by the other, which keeps the luck of a single training out of the comparison.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from biascope.data.fourier import FourierBasis, Part, dft_basis, frequency_map
+from biascope.seeds import generator
+from biascope.studies.nad.directional import Array
+from biascope.studies.result import Estimate, HeatMap
+
+Stride = Annotated[int, "every how many-th frequency (the public maps: 2)"]
+Window = Annotated[int, "only the window x window lowest frequencies; 0: all"]
+Sample = Annotated[int, "train only about this many bins, chosen at random in transposed pairs; 0: all"]
+
+
+def bins(side: int, part: Literal["re", "im"], stride: int, window: int, sample: int, seed: int) -> FourierBasis:
+    """The vectors of one part on a grid of frequencies, or a random choice of transposed pairs of them.
+
+    Example:
+        >>> len(bins(32, "re", 2, 0, 0, 0)), len(bins(32, "im", 2, 0, 0, 0))
+        (130, 126)
+    """
+    basis = dft_basis((side, side)).part(part).stride(stride).lowest(window or side)
+    if not sample or sample >= len(basis):
+        return basis
+    other, chosen = partners(basis), list[int]()
+    for i in torch.randperm(len(basis), generator=generator(seed, "bins")).tolist():
+        if len(chosen) >= sample:
+            break
+        if i not in chosen:
+            chosen += [i] if other[i] < 0 else [i, int(other[i])]
+    return basis.select(torch.tensor(sorted(chosen)))
+
+
+def partners(basis: FourierBasis) -> Array:
+    """For each bin the position [k] of its transpose (or the transpose's conjugate); -1 for none or itself.
+
+    Example:
+        >>> basis = dft_basis((4, 4)).part("re")
+        >>> found = partners(basis); i = basis.bins.tolist().index([0, 1])
+        >>> basis.bins[found[i]].tolist()
+        [1, 0]
+    """
+    side = basis.shape[0]
+    place = {tuple(pair): i for i, pair in enumerate(basis.bins.tolist())}
+    found = []
+    for i, (a, b) in enumerate(basis.bins.tolist()):
+        partner = place.get((b, a), place.get((-b % side, -a % side), -1))
+        found.append(-1 if partner == i else partner)
+    return np.array(found)
+
+
+def replicated_gap(values: Array, partner: Array, share: float = 0.25) -> Estimate | None:
+    """Mean of the best minus mean of the worst bins, chosen by one of each transposed pair and measured by the other.
+
+    Done in both orders and averaged; the standard error is the larger of the two (they are not independent). None with
+    fewer than four pairs. Without any dependence on the frequency its expectation is zero.
+    """
+    first = np.array([i for i, j in enumerate(partner) if j > i], dtype=int)
+    if len(first) < 4:
+        return None
+    second, take = partner[first], max(2, round(share * len(first)))
+    gaps, errors = [], []
+    for choose, measure in ((values[first], values[second]), (values[second], values[first])):
+        order = np.argsort(choose, kind="stable")
+        low, high = measure[order[:take]], measure[order[-take:]]
+        gaps.append(high.mean() - low.mean())
+        errors.append(np.sqrt((high.var(ddof=1) + low.var(ddof=1)) / take))
+    return Estimate(float(np.mean(gaps)), float(max(errors)), len(first))
+
+
+def reliability(values: Array, partner: Array) -> float:
+    """Correlation of the values of transposed bins: 1 when frequency decides, 0 when chance does."""
+    first = np.array([i for i, j in enumerate(partner) if j > i], dtype=int)
+    both = np.concatenate([first, partner[first]]), np.concatenate([partner[first], first])
+    if len(first) < 3 or np.ptp(values[both[0]]) == 0:
+        return float("nan")
+    return float(np.corrcoef(values[both[0]], values[both[1]])[0, 1])
+
+
+def heat_map(
+    name: str,
+    title: str,
+    values: Array,
+    basis: FourierBasis,
+    part: Part = "re",
+    *,
+    z_label: str = "test accuracy",
+    caption: str = "",
+    low: float | None = 0.5,
+    high: float | None = 1.0,
+) -> HeatMap:
+    """The map in the paper's layout: DC in the centre, each value also at its conjugate bin, unmeasured bins empty."""
+    side = basis.shape[0]
+    grid: Tensor = frequency_map(torch.as_tensor(values), basis, part)
+    k = torch.arange(side) - side // 2
+    rows, columns = (~grid.isnan()).any(1), (~grid.isnan()).any(0)
+    return HeatMap.of(
+        name,
+        title,
+        x=k[columns].tolist(),
+        y=k[rows].tolist(),
+        z=grid[rows][:, columns].tolist(),
+        x_label="horizontal frequency",
+        y_label="vertical frequency",
+        z_label=z_label,
+        alt=f"Map over frequencies with DC in the centre: from {np.nanmin(values):.3g} to {np.nanmax(values):.3g}, "
+        f"{values[(basis.bins == 0).all(1).numpy()].tolist() or 'not measured'} at DC.",
+        caption=caption,
+        low=low,
+        high=high,
+    )
