@@ -1,0 +1,184 @@
+"""What the alignment studies share: image classes with label noise, networks, and a training that is probed.
+
+At some iterations, evenly spaced in logarithm, the tangent kernel of the ten outputs is computed on fixed batches of
+training and of test images (100 images in the paper: 1000 x 1000), and from it the statistics named in `STATISTICS`.
+Kernels are of features centred per output, unless said otherwise. Training batches keep their (possibly wrong) labels.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from biascope import nets
+from biascope.data import Dataset
+from biascope.errors import InputError
+from biascope.kernels import Kernel, ntk
+from biascope.linalg import effective_rank
+from biascope.seeds import derive, generator
+from biascope.studies.function_space.setting import images
+from biascope.studies.function_space.training import Recipe, evaluate, fit, spread_out, steps_of
+from biascope.studies.runs import Run, Value
+
+STATISTICS = ("largest", "mean", "median", "rank", "T1", "T2", "T3", "cka", "uncentred")
+SHARES = (0.04, 0.08, 0.16)  # T1, T2, T3: the first 40, 80 and 160 of 1000 eigenvalues
+CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Everything a probed training depends on, apart from the seed."""
+
+    dataset: str = "cifar10"
+    net: str = "vgg19"
+    width: int = 64
+    depth: int = 6
+    n_train: int = 50_000
+    n_test: int = 10_000
+    noise: float = 0.0
+    lr: float = 0.01
+    momentum: float = 0.9
+    batch: int = 100
+    epochs: float = 60.0
+    probes: int = 30
+    probe_size: int = 100
+    probe_sets: int = 1
+    precision: str = "tf32"
+
+    def key(self, seed: int) -> str:
+        """A name that tells every setting apart."""
+        return f"{self.net} noise={self.noise:g} lr={self.lr:g} seed={seed} {derive(0, *asdict(self).items()) % 10**8}"
+
+
+def build(net: str, shape: Sequence[int], seed: int, *, width: int = 64, depth: int = 6) -> nn.Module:
+    """A network with ten outputs: vgg19 or resnet18 (width: channels of the first stage), or mlp (depth x width units).
+
+    Weights N(0, 2 / fan-in) and zero biases for mlp and vgg19, torch's own for resnet18 (with batch norm).
+
+    Example:
+        >>> build("mlp", (1, 8, 8), 0, width=80)(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
+    """
+    if net not in ("mlp", "vgg19", "resnet18"):
+        raise InputError(f"no network is called {net!r} here; there is mlp, vgg19, resnet18")
+    own: dict[str, Any] = {"hidden": (width,) * depth} if net == "mlp" else {"width": width}
+    made = nets.build(net, seed=seed, outputs=CLASSES, **(own | nets.info(net).options_for(shape)))
+    if net == "mlp":  # as the published code: with torch's own weights six layers pass on next to nothing
+        rng = generator(seed, "weights")
+        for layer in made.modules():
+            if isinstance(layer, nn.Linear):
+                nn.init.kaiming_normal_(layer.weight, generator=rng)
+                nn.init.zeros_(layer.bias)
+    return made
+
+
+def randomise(y: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Uniformly random classes for a fraction of the labels y [n]: (labels, which were drawn). One in ten stays right.
+
+    Example:
+        >>> y, drawn = randomise(torch.zeros(100, dtype=torch.long), 0.5, 0)
+        >>> int(drawn.sum()), bool((y[~drawn] == 0).all())
+        (50, True)
+    """
+    rng = generator(seed, "label noise")
+    drawn = torch.zeros(len(y), dtype=torch.bool)
+    drawn[torch.randperm(len(y), generator=rng)[: round(fraction * len(y))]] = True
+    other = torch.randint(CLASSES, (len(y),), generator=rng).to(y.device)
+    drawn = drawn.to(y.device)
+    return torch.where(drawn, other, y), drawn
+
+
+def statistics(net: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, float]]:
+    """`STATISTICS` of the kernel of all outputs on x with labels y, and the CKA of every layer.
+
+    Example:
+        >>> net = build("mlp", (1, 8, 8), 0, width=8, depth=2)
+        >>> found, layers = statistics(net, torch.randn(6, 1, 8, 8), torch.arange(6))
+        >>> len(found) == len(STATISTICS), list(layers)
+        (True, ['layers.fc1', 'layers.fc2', 'layers.fc3'])
+    """
+    K = ntk(net, x, by_layer=True)
+    values = K.centered().eigh().values.double()
+    total, N = values.sum(), len(values)
+    shares = [float(values[: max(1, round(share * N))].sum() / total) for share in SHARES]
+    found = [float(values[0]), float(values.mean()), float(values.median()), float(effective_rank(values)), *shares]
+    found += [cka(K, y), K.alignment(y, centered=False)]
+    return torch.tensor(found, dtype=torch.float64), {name: cka(part, y) for name, part in K.by_layer().items()}
+
+
+def cka(K: Kernel, y: Tensor) -> float:
+    """Centred alignment with the labels; NaN where the kernel is zero (a layer that has died)."""
+    try:
+        return K.alignment(y)
+    except InputError:
+        return float("nan")
+
+
+def trajectory(run: Run, setting: Setting, seed: int, reuse: str = "") -> dict[str, Any]:
+    """A probed training, from this run's folder, or from the folder `reuse` if it has the same one.
+
+    steps [p]; train_accuracy, test_accuracy, train_loss [p]; train, test [p, probe sets, statistics];
+    train_layers, test_layers [p, probe sets, layers]; layers: their names, joined by commas.
+    """
+    key = setting.key(seed)
+    if reuse:
+        other = Run.open(Path(reuse))
+        if key in other.arrays():
+            return other.cached(key, lambda: {})
+    return run.cached(key, lambda: _train(run, setting, seed))
+
+
+def column(found: dict[str, Any], which: str, statistic: str) -> Tensor:
+    """One statistic of "train" or "test" over the probes: [probe sets, p]."""
+    return cast(Tensor, found[which])[:, :, STATISTICS.index(statistic)].T
+
+
+def _train(run: Run, s: Setting, seed: int) -> dict[str, Value]:
+    train, test = load(run, s)
+    noisy, _ = randomise(train.y, s.noise, derive(run.seed, "noise", seed))
+    net = build(s.net, train.x.shape[1:], derive(run.seed, "init", seed), width=s.width, depth=s.depth).to(run.device)
+    recipe = Recipe(
+        steps_of(s.epochs, len(train), s.batch), s.batch, s.lr, s.momentum, "constant", precision=s.precision
+    )
+    at = spread_out(recipe.steps, s.probes, first=min(5, recipe.steps))
+    few = min(len(train), len(test))
+    rows: dict[str, list[Tensor]] = {name: [] for name in ("train", "test", "train_layers", "test_layers", "curves")}
+    names: list[str] = []
+
+    def look(step: int) -> None:
+        loss, right = evaluate(net, train.x[:few], noisy[:few])
+        _, good = evaluate(net, test.x, test.y)
+        rows["curves"].append(torch.tensor([loss, right, good], dtype=torch.float64))
+        for which, x, y in (("train", train.x, noisy), ("test", test.x, test.y)):
+            sets = [slice(i * s.probe_size, (i + 1) * s.probe_size) for i in range(s.probe_sets)]
+            found = [statistics(net, x[part], y[part]) for part in sets]
+            names[:] = list(found[0][1])
+            rows[which].append(torch.stack([each[0] for each in found]))
+            rows[f"{which}_layers"].append(torch.tensor([list(each[1].values()) for each in found]))
+        run.log(net=s.net, noise=s.noise, lr=s.lr, seed=seed, step=step, loss=loss, train=right, test=good)
+
+    fit(net.train(), train.x, noisy, recipe, derive(run.seed, "order", seed), at=at, look=look)
+    tables = {name: torch.stack(parts) for name, parts in rows.items()}
+    curves = tables.pop("curves")
+    return {
+        **tables,
+        "steps": torch.tensor(at),
+        "train_loss": curves[:, 0],
+        "train_accuracy": curves[:, 1],
+        "test_accuracy": curves[:, 2],
+        "layers": ",".join(names),
+    }
+
+
+def load(run: Run, s: Setting) -> tuple[Dataset, Dataset]:
+    """Training and test images, on the run's device."""
+    if s.probe_size * s.probe_sets > min(s.n_train, s.n_test):
+        raise InputError(
+            f"{s.probe_sets} probe sets of {s.probe_size} do not fit into {s.n_train} training and {s.n_test} test "
+            "images"
+        )
+    train = images(s.dataset, "train", s.n_train, derive(run.seed, "images"), run.device)
+    return train, images(s.dataset, "test", s.n_test, derive(run.seed, "images"), run.device, like=train)

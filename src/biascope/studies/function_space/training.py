@@ -1,0 +1,258 @@
+"""The training loop of the kernel and alignment studies: data on the device, seeded order, SGD with momentum or Adam.
+
+A step draws nothing and reads nothing from the host: batch order, learning rates, step counter and losses are tensors
+on the device. So the same step runs eagerly on a CPU and, captured once as a CUDA graph, without any launch overhead on
+a GPU; linearised networks (`bs.linearize`) are trained by the same code.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from biascope.ensembles.evaluate import arithmetic
+from biascope.errors import InputError
+from biascope.seeds import generator
+
+BETAS, EPS = (0.9, 0.999), 1e-8  # Adam
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train. `precision` is for CUDA only ("float32", "tf32", "bf16"); a CPU computes in float32."""
+
+    steps: int
+    batch: int = 128
+    lr: float = 0.05
+    momentum: float = 0.9
+    schedule: Literal["linear", "constant"] = "linear"
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    precision: str = "tf32"
+    graph: bool = True
+
+    def rates(self) -> Tensor:
+        """Learning rate of every step [steps]; linear: lr (1 - step / steps)."""
+        t = torch.arange(self.steps, dtype=torch.float64) / max(1, self.steps)
+        return self.lr * (1 - t if self.schedule == "linear" else torch.ones_like(t))
+
+
+def steps_of(epochs: float, n: int, batch: int) -> int:
+    """Steps in so many epochs; batches that are not full are left out.
+
+    Example:
+        >>> steps_of(2, 1000, 128)
+        14
+    """
+    return max(1, round(epochs * per_epoch(n, batch)))
+
+
+def per_epoch(n: int, batch: int) -> int:
+    """Full batches in n examples (one, if there are fewer examples than the batch asks for)."""
+    return max(1, n // batch)
+
+
+def fit(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    recipe: Recipe,
+    seed: int,
+    *,
+    at: Iterable[int] = (),
+    look: Callable[[int], bool | None] | None = None,
+) -> Tensor:
+    """Train `model` in place; the loss of every batch before its step, [steps done], on the CPU.
+
+    One output: binary cross-entropy with y in {0, 1}; several: cross-entropy with classes y. `look(step)` is called in
+    eval mode before the steps in `at` (and after the last one if `at` has `recipe.steps`); True from it ends training.
+
+    Example:
+        >>> net = nn.Linear(1, 1)
+        >>> x = torch.tensor([[-1.0], [1.0]]).repeat(8, 1)
+        >>> losses = fit(net, x, (x[:, 0] > 0).long(), Recipe(steps=50, batch=8, lr=0.5), seed=0)
+        >>> losses.shape, bool(losses[-1] < 0.2 * losses[0])
+        (torch.Size([50]), True)
+    """
+    if len(x) != len(y):
+        raise InputError(f"{len(x)} inputs but {len(y)} labels")
+    wanted = set(at)
+    stepper = _Stepper(model, x, y, recipe)
+    done = 0
+    with arithmetic(x.device, recipe.precision if x.is_cuda else "float32"):  # type: ignore[arg-type]
+        for done in range(recipe.steps):
+            if look is not None and done in wanted and _looked(model, look, done):
+                return stepper.losses[:done].cpu()
+            if done % stepper.epoch == 0:
+                stepper.shuffle(generator(seed, "order", done // stepper.epoch))
+            stepper.advance()
+        if look is not None and recipe.steps in wanted:
+            _looked(model, look, recipe.steps)
+    return stepper.losses[: recipe.steps].cpu()
+
+
+def _looked(model: nn.Module, look: Callable[[int], bool | None], step: int) -> bool:
+    was = model.training
+    model.eval()
+    stop = bool(look(step))
+    model.train(was)
+    return stop
+
+
+class _Stepper:
+    """One step of training on tensors that stay where they are."""
+
+    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, recipe: Recipe) -> None:
+        self.model, self.recipe = model, recipe
+        images = x.is_cuda and x.dim() == 4 and not hasattr(model, "linearized")
+        if images:  # the layout the tensor cores of convolutions work in
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.x = x.contiguous(memory_format=torch.channels_last) if images else x
+        self.y = y
+        self.size, self.epoch = min(recipe.batch, len(x)), per_epoch(len(x), recipe.batch)
+        self.params: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+        self.moments = [[torch.zeros_like(p) for p in self.params] for _ in range(1 + (recipe.optimiser == "adam"))]
+        rates, t = recipe.rates(), torch.arange(1, recipe.steps + 1, dtype=torch.float64)
+        eps = torch.full_like(rates, EPS)
+        if recipe.optimiser == "adam":  # both bias corrections, moved into the rate and into epsilon
+            root = (1 - BETAS[1] ** t).sqrt()
+            rates, eps = rates * root / (1 - BETAS[0] ** t), eps * root
+        self.rates, self.eps = (v.to(x.device, torch.float32) for v in (rates, eps))
+        self.order = torch.zeros(self.epoch, self.size, dtype=torch.long, device=x.device)
+        self.count = torch.zeros(1, dtype=torch.long, device=x.device)
+        self.losses = torch.zeros(recipe.steps, device=x.device)
+        self.replay: Callable[[], None] | None = None
+        self.fresh = True
+
+    def shuffle(self, rng: torch.Generator) -> None:
+        """Another order of the examples."""
+        n = len(self.x)
+        self.order.copy_(torch.randperm(n, generator=rng)[: self.epoch * self.size].view(self.epoch, -1))
+
+    def advance(self) -> None:
+        """One step; on CUDA the first call captures it."""
+        if self.fresh:
+            self.fresh = False
+            if self.x.is_cuda and self.recipe.graph:
+                self._capture()
+        if self.replay is None:
+            self._step()
+        else:
+            self.replay()
+
+    def _step(self) -> None:
+        batch = self.order.index_select(0, self.count % self.epoch)[0]
+        loss = criterion(self.model(self.x[batch]), self.y[batch])
+        gradients = list(torch.autograd.grad(loss, self.params, materialize_grads=True))
+        with torch.no_grad():
+            rate = self.rates.index_select(0, self.count)[0]
+            if self.recipe.optimiser == "adam":
+                first, second = self.moments
+                torch._foreach_lerp_(first, gradients, 1 - BETAS[0])
+                torch._foreach_mul_(second, BETAS[1])
+                torch._foreach_addcmul_(second, gradients, gradients, 1 - BETAS[1])
+                below = torch._foreach_add(torch._foreach_sqrt(second), self.eps.index_select(0, self.count)[0])
+                update = list(torch._foreach_div(first, below))
+            else:
+                torch._foreach_mul_(self.moments[0], self.recipe.momentum)
+                torch._foreach_add_(self.moments[0], gradients)
+                update = self.moments[0]
+            torch._foreach_sub_(self.params, torch._foreach_mul(update, rate))
+            self.losses.index_copy_(0, self.count, loss.detach()[None])
+            self.count += 1
+
+    def _capture(self) -> None:
+        """Run a few steps to warm up, capture one, and put everything back."""
+        state = copy.deepcopy({**dict(self.model.named_parameters()), **dict(self.model.named_buffers())})
+        device = self.x.device
+        if self.recipe.steps < 8:
+            return
+        try:
+            side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(side):
+                for _ in range(3):
+                    self._step()
+            torch.cuda.current_stream(device).wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._step()
+            self.replay = graph.replay
+        except RuntimeError:  # something in the network waits for the host: steps run eagerly
+            torch.cuda.synchronize(device)
+        with torch.no_grad():
+            for name, value in (*self.model.named_parameters(), *self.model.named_buffers()):
+                value.copy_(state[name])
+            for group in self.moments:
+                torch._foreach_zero_(group)
+            self.count.zero_()
+
+
+def criterion(out: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy, binary for one output."""
+    if out.shape[1] == 1:
+        return F.binary_cross_entropy_with_logits(out[:, 0].float(), y.float())
+    return F.cross_entropy(out.float(), y)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, x: Tensor, y: Tensor, batch: int = 2000) -> tuple[float, float]:
+    """Mean loss and accuracy of a model in eval mode.
+
+    Example:
+        >>> evaluate(nn.Linear(1, 2), torch.zeros(4, 1), torch.zeros(4, dtype=torch.long))[1] in (0.0, 1.0)
+        True
+    """
+    was = model.training
+    model.eval()
+    loss, right = 0.0, 0
+    for i in range(0, len(x), batch):
+        out, target = model(x[i : i + batch]), y[i : i + batch]
+        guess = (out[:, 0] > 0).long() if out.shape[1] == 1 else out.argmax(1)
+        loss += float(criterion(out, target)) * len(target)
+        right += int((guess == target).sum())
+    model.train(was)
+    return loss / len(x), right / len(x)
+
+
+def iterations_to(losses: Tensor, level: float, window: int) -> float:
+    """First iteration after which the mean of the last `window` batch losses is at most `level`; inf if never.
+
+    Example:
+        >>> iterations_to(torch.tensor([1.0, 0.5, 0.1, 0.0]), 0.3, 2)
+        3.0
+    """
+    window = max(1, min(window, len(losses)))
+    mean = losses.double().unfold(0, window, 1).mean(1)
+    below = (mean <= level).nonzero()
+    return float(below[0]) + window if len(below) else math.inf
+
+
+def displacement(model: nn.Module, start: nn.Module) -> tuple[float, float]:
+    """Distance ||theta - theta_0|| and 1 - cos(theta, theta_0) of two copies of a network.
+
+    Example:
+        >>> net = nn.Linear(2, 1)
+        >>> displacement(net, net)[0]
+        0.0
+    """
+    one, two = (torch.cat([p.detach().double().flatten().cpu() for p in m.parameters()]) for m in (model, start))
+    cosine = float(one @ two / (one.norm() * two.norm()).clamp_min(1e-300))
+    return float((one - two).norm()), 1 - cosine
+
+
+def spread_out(total: int, count: int, first: int = 1) -> list[int]:
+    """About `count` whole numbers from 0 to total, evenly spaced in logarithm after 0.
+
+    Example:
+        >>> spread_out(1000, 4, first=1)
+        [0, 1, 10, 100, 1000]
+    """
+    if total <= first:
+        return sorted({0, total})
+    grid = [round(first * (total / first) ** (i / max(1, count - 1))) for i in range(count)]
+    return sorted({0, *grid, total})
