@@ -13,7 +13,20 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
-    from biascope import curvature, data, ensembles, functional, geometry, kernels, layers, linalg, nets, optim, probes
+    from biascope import (
+        curvature,
+        data,
+        ensembles,
+        functional,
+        geometry,
+        kernels,
+        layers,
+        linalg,
+        nets,
+        optim,
+        probes,
+        spectral,
+    )
     from biascope.curvature import fisher, ggn, hessian, load_curvature
     from biascope.geometry import average_geometry, geometry_evolution, nads
     from biascope.jacobian import Coverage, Jacobian
@@ -69,6 +82,7 @@ _ROOMS = (
     "nets",
     "optim",
     "probes",
+    "spectral",
 )
 
 __all__ = [
@@ -105,6 +119,7 @@ __all__ = [
     "probes",
     "rkhs_norm",
     "sketched_ntk",
+    "spectral",
 ]
 
 

@@ -1,0 +1,106 @@
+"""How fast a spectrum falls: exponents of its envelope, and the bounds on its size (theorem 3.3, equation 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from biascope.errors import InputError
+from biascope.spectral.norms import spectral_norm
+from biascope.spectral.regions import Polygons, Segments
+from biascope.spectral.relu_network import ReLUNetwork, affine_map, relu_network
+from biascope.spectral.transform import fourier_transform
+
+Transform = Callable[[Tensor], Tensor]  # wave vectors [n, d] -> f~ [n]
+
+
+@dataclass(frozen=True)
+class Decay:
+    """|f~(k)| falls like k^exponent between k_min and k_max; its standard error is that of the least-squares line."""
+
+    exponent: float
+    standard_error: float
+    k: Tensor
+    envelope: Tensor
+
+
+@dataclass(frozen=True)
+class LipschitzBounds:
+    """local_max <= L_f <= spectral_product <= maxnorm_bound, for the regions or points looked at.
+
+    Attributes:
+        local_max: the largest spectral norm of W_eps found, a lower bound of L_f.
+        spectral_product: the product of the layers' spectral norms.
+        maxnorm_bound: |theta|_max^{L+1} sqrt(d c) d_1 ... d_L over the weights, for c outputs.
+    """
+
+    local_max: float
+    spectral_product: float
+    maxnorm_bound: float
+
+
+def decay_exponent(
+    transform: Segments | Polygons | Transform,
+    direction: Sequence[float] = (1.0,),
+    k_min: float = 30.0,
+    k_max: float = 3000.0,
+    bins: int = 24,
+    per_bin: int = 160,
+    boundary: bool = False,
+) -> Decay:
+    """Slope of log |f~(k u)| over log k along a direction u, on the largest value in each of `bins` ranges of k.
+
+    The phases make |f~| dip; the largest value in a range follows the envelope. `boundary=False` looks at the sum of
+    Lemma 3.1, without the jump that cutting a network off at a box would add.
+
+    Example:
+        >>> hat = Segments.through([0.0, 0.5, 1.0], [0.0, 0.5, 0.0])
+        >>> round(decay_exponent(hat).exponent, 1)
+        -2.0
+    """
+    u = torch.tensor([float(v) for v in direction], dtype=torch.float64)
+    if not float(u.norm()) > 0:
+        raise InputError(f"direction {tuple(direction)} is zero")
+    if not 0 < k_min < k_max or bins < 3:
+        raise InputError(f"need 0 < k_min < k_max and bins >= 3, got {k_min}, {k_max}, {bins}")
+    edges = torch.logspace(0, 1, bins + 1, base=k_max / k_min, dtype=torch.float64) * k_min
+    k = torch.cat([torch.linspace(a, b, per_bin + 1, dtype=torch.float64)[:-1] for a, b in pairwise(edges.tolist())])
+    waves = k[:, None] * (u / u.norm())
+    if isinstance(transform, Segments | Polygons):
+        values = fourier_transform(transform, waves, boundary=boundary)
+    else:
+        values = transform(waves)
+    size = values.abs().reshape(bins, per_bin, -1).norm(dim=2)
+    envelope, place = size.max(dim=1)
+    at = k.reshape(bins, per_bin).gather(1, place[:, None])[:, 0]
+    if bool((envelope <= 0).any()):
+        raise InputError("the transform is zero in a whole range of k: there is no exponent")
+    x, y = at.log(), envelope.log()
+    x = x - x.mean()
+    slope = float((x * y).sum() / x.square().sum())
+    rest = y - y.mean() - slope * x
+    error = float((rest.square().sum() / (bins - 2) / x.square().sum()).sqrt())
+    return Decay(slope, error, at, envelope)
+
+
+def lipschitz_bounds(model: nn.Module | ReLUNetwork, x: Tensor) -> LipschitzBounds:
+    """The chain of equation 7 for a network; W_eps is looked at in the regions that x [n, d] falls in.
+
+    Example:
+        >>> found = lipschitz_bounds(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)), torch.randn(50, 2))
+        >>> found.local_max <= found.spectral_product <= found.maxnorm_bound
+        True
+    """
+    net = relu_network(model)
+    local = torch.linalg.matrix_norm(affine_map(net, x)[0], 2).max()
+    product = torch.stack([spectral_norm(w) for w in net.weights]).prod()
+    largest = max(float(w.abs().max()) for w in net.weights)
+    d, *hidden, c = net.widths
+    bound = largest ** len(net.weights) * (d * c) ** 0.5
+    for width in hidden:
+        bound *= width
+    return LipschitzBounds(float(local), float(product), bound)

@@ -1,0 +1,67 @@
+"""A curve gamma that carries a latent variable into input space, and which frequencies it exchanges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from biascope.errors import InputError
+
+Embedding = Callable[[Tensor], Tensor]  # z [n] -> points [n, d]
+
+
+def flower(petals: int = 0) -> Embedding:
+    """gamma_L(z) = (1 + 1/2 sin(2 pi L z)) (cos 2 pi z, sin 2 pi z): a closed curve of L petals, the circle for L = 0.
+
+    Example:
+        >>> flower(0)(torch.tensor([0.0, 0.25])).round().tolist()
+        [[1.0, 0.0], [-0.0, 1.0]]
+    """
+
+    def gamma(z: Tensor) -> Tensor:
+        radius = 1 + 0.5 * (2 * math.pi * petals * z).sin()
+        return radius[..., None] * torch.stack([(2 * math.pi * z).cos(), (2 * math.pi * z).sin()], -1)
+
+    return gamma
+
+
+def composition_kernel(gamma: Embedding, latent: Tensor, k: Tensor, points: int = 4096) -> Tensor:
+    """P_gamma(l, k) = ∫_0^1 e^{i (k . gamma(z) - l z)} dz, the share of f~(k) in (f ∘ gamma)~(l).
+
+    latent: l [m] in radians (2 pi times cycles); k [n, d]: complex128 [m, n]. The trapezoidal rule converges
+    exponentially for closed curves and l = 2 pi times an integer; take `points` well above |l| and |k| |gamma'| / pi.
+
+    Example:
+        >>> P = composition_kernel(flower(0), 2 * torch.pi * torch.arange(3), torch.tensor([[1.5, 0.0]]))
+        >>> P[:, 0].abs().numpy().round(4)  # Bessel functions J_0, J_1, J_2 at 1.5
+        array([0.5118, 0.5579, 0.2321])
+    """
+    z = torch.arange(points + 1, dtype=torch.float64) / points
+    weights = torch.full((points + 1,), 1 / points, dtype=torch.float64)
+    weights[0] = weights[-1] = 0.5 / points
+    k = torch.as_tensor(k, dtype=torch.float64)
+    where = gamma(z)
+    if k.dim() != 2 or where.shape != (points + 1, k.shape[1]):
+        raise InputError(f"gamma gives {list(where.shape)} and k is {list(k.shape)}; need [n, d] both, of one d")
+    along = torch.exp(1j * (where @ k.T)) * weights[:, None]
+    away = torch.exp(-1j * torch.as_tensor(latent, dtype=torch.float64).reshape(-1, 1) * z)
+    return away @ along
+
+
+def max_latent_frequency(gamma: Embedding, k: Tensor, points: int = 4096) -> Tensor:
+    """max_z |J_gamma(z) k|, the highest latent frequency (radians) that input frequencies k [n, d] reach: [n].
+
+    Stationary phase (equation 15): P_gamma(l, k) is not small only where l = J_gamma(z) k for some z.
+
+    Example:
+        >>> max_latent_frequency(flower(0), torch.tensor([[1.0, 0.0]])).div(2 * torch.pi).round(decimals=4)
+        tensor([1.], dtype=torch.float64)
+    """
+    z = (torch.arange(points, dtype=torch.float64) / points).requires_grad_(True)
+    with torch.enable_grad():
+        along = gamma(z) @ torch.as_tensor(k, dtype=torch.float64).T  # [points, n]
+        slopes = [torch.autograd.grad(along[:, i].sum(), z, retain_graph=True)[0] for i in range(along.shape[1])]
+    return torch.stack(slopes).abs().amax(1)

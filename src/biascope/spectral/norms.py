@@ -1,0 +1,36 @@
+"""Spectral norms of weight matrices, exact or by power iteration, one matrix or a stack of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from biascope.errors import InputError
+from biascope.seeds import generator
+
+
+def spectral_norm(w: Tensor, iterations: int | None = None, seed: int = 0) -> Tensor:
+    """Largest singular value of w [..., m, n]: [...]. Exact, or by `iterations` steps of power iteration on W^T W.
+
+    The iteration approaches from below. (Iterating on W itself, as is sometimes done, does not give the spectral norm
+    of a matrix that is not symmetric.)
+
+    Example:
+        >>> spectral_norm(torch.diag(torch.tensor([3.0, 1.0]))), round(float(spectral_norm(torch.eye(4), 10)), 4)
+        (tensor(3.), 1.0)
+    """
+    if w.dim() < 2:
+        raise InputError(f"w has shape {list(w.shape)}; give matrices [..., m, n]")
+    w = w.detach()
+    if iterations is None:
+        found: Tensor = torch.linalg.matrix_norm(w, 2)
+        return found
+    if iterations < 1:
+        raise InputError(f"iterations must be >= 1, got {iterations}")
+    v = torch.randn(w.shape[-1], 1, generator=generator(seed, "power iteration"), dtype=torch.float64)
+    v = v.to(w.device, w.dtype).expand(*w.shape[:-2], -1, -1)
+    for _ in range(iterations):
+        v = w.mT @ (w @ v)
+        v = v / v.norm(dim=-2, keepdim=True).clamp(min=1e-30)
+    norm: Tensor = (w @ v).norm(dim=-2)[..., 0]
+    return norm
