@@ -40,7 +40,7 @@ def test_large_parts_are_left_out_and_named(finished: Run, tmp_path: Path, monke
     (finished.path / "metrics.jsonl").write_text('{"a": 1}\n' * 40_000)
     monkeypatch.setattr("biascope.reports.kept.PAGE_LIMIT", 1000)
     kept = keep(finished.path, tmp_path / "kept")
-    assert kept.left_out[:2] == ("metrics.jsonl (0.4 MB)", "1 arrays (1.2 MB)")
+    assert kept.left_out[:2] == ("metrics.jsonl (0.4 MB)", "2 arrays (1.2 MB)")
     page = (kept.path / "index.html").read_text()
     assert "<svg" not in page
     linked = [part.split('"')[0] for part in page.split('src="')[1:]]

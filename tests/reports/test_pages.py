@@ -3,6 +3,7 @@
 import base64
 import csv
 import io
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 
 from biascope.errors import BiascopeError, InputError
 from biascope.reports import figures, html, ledger, ledger_markdown, ledger_page, summary, write_study_page
-from biascope.studies import Chart, Run, Series, configure, execute
+from biascope.studies import Chart, HeatMap, Run, Series, configure, execute
 
 Check = Callable[[str], None]
 
+LABELS = {"x_label": "x", "y_label": "y", "z_label": "z", "alt": "a map"}
 CHART = Chart(
     name="c",
     title="A title",
@@ -75,6 +77,36 @@ def test_style_leaves_the_users_settings_alone() -> None:
     before = dict(matplotlib.rcParams)
     figures.draw(CHART)
     assert dict(matplotlib.rcParams) == before
+
+
+def test_heat_maps_are_drawn_with_their_numbers_and_holes() -> None:
+    holes = HeatMap.of("m", "t", x=range(3), y=range(2), z=[[1, None, 3], [4, 5, 6]], **LABELS)
+    drawn = figures.draw(holes)
+    written = [text.get_text() for text in drawn.axes[0].texts]
+    assert written == ["1", "3", "4", "5", "6"]
+    said = json.loads(figures.hover(drawn.axes[0], cells=holes))
+    assert said["cells"][2] == [[1.0, None, 3.0], [4.0, 5.0, 6.0]]
+    wide = HeatMap.of("m", "t", x=range(-16, 16), y=range(-16, 16), z=[[0] * 32] * 32, diverging=True, **LABELS)
+    axes = figures.draw(wide).axes[0]
+    assert axes.get_aspect() == 1.0
+    assert "0" in [label.get_text() for label in axes.get_xticklabels()]
+    assert len(axes.get_xticks()) <= 8
+    assert axes.images[0].cmap.name == "RdBu_r"
+
+
+def test_hover_knows_where_a_point_is_on_the_page() -> None:
+    """A point of the chart, taken through the box and the limits, lands where the SVG draws its marker."""
+    chart = Chart("c", "t", "x", "y", (Series.of("s", [2.0], [30.0], style="points"),), alt="a point")
+    drawn = figures.draw(chart)
+    svg = figures.inline_svg(drawn, "p")
+    said = json.loads(figures.hover(drawn.axes[0], [("s", [2.0], [30.0])]))
+    width, height = map(float, re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups())  # type: ignore[union-attr]
+    across = (2.0 - said["x"][0]) / (said["x"][1] - said["x"][0])
+    up = (30.0 - said["y"][0]) / (said["y"][1] - said["y"][0])
+    x = (said["box"][0] + across * said["box"][2]) * width
+    y = (said["box"][1] + (1 - up) * said["box"][3]) * height
+    marks = [tuple(map(float, place)) for place in re.findall(r'<use [^>]*x="([\d.]+)" y="([\d.]+)"', svg)]
+    assert any(abs(x - a) < 0.5 and abs(y - b) < 0.5 for a, b in marks)
 
 
 def test_palette_is_the_one_in_the_style_file() -> None:

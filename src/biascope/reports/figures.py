@@ -5,8 +5,10 @@ text colour from the page, so the same drawing reads in light and dark.
 """
 
 import io
+import json
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,25 +100,99 @@ def draw(chart: Chart | HeatMap, width: float = 3.4, height: float = 2.4) -> "Fi
 def _draw_map(chart: HeatMap, width: float, height: float) -> "Figure":
     from matplotlib.colors import LogNorm, Normalize
 
+    matplotlib = require_matplotlib()
+    cells = np.array(chart.z, dtype=float).reshape(len(chart.y), len(chart.x))
+    rows, columns = cells.shape
+    square = min(rows, columns) > 1 and max(rows, columns) <= 2 * min(rows, columns)
     with style():
-        figure, axes = new_figure(width, height)
-        cells = np.array(chart.z, dtype=float).reshape(len(chart.y), len(chart.x))
+        figure, axes = new_figure(width, min(1.6, rows / columns) * 0.78 * width if square else height)
         low, high = chart.low, chart.high
         if chart.diverging and low is None and high is None and np.isfinite(cells).any():
-            high = float(np.nanmax(np.abs(cells)))
+            high = float(np.nanmax(np.abs(cells))) or 1.0
             low = -high
         norm = LogNorm(low, high) if chart.log_z else Normalize(low, high)
-        colours = "RdBu_r" if chart.diverging else "viridis"
-        image = axes.imshow(cells, origin="lower", aspect="auto", cmap=colours, norm=norm, interpolation="nearest")
+        colours = matplotlib.colormaps["RdBu_r" if chart.diverging else "viridis"].with_extremes(bad="#9a9a9a")
+        image = axes.imshow(
+            np.ma.masked_invalid(cells),
+            origin="lower",
+            aspect="equal" if square else "auto",
+            cmap=colours,
+            norm=norm,
+            interpolation="nearest",
+        )
         for axis, values in ((axes.xaxis, chart.x), (axes.yaxis, chart.y)):
-            shown = (
-                sorted({round(i * (len(values) - 1) / 5) for i in range(6)}) if len(values) > 8 else range(len(values))
-            )
-            axis.set_ticks(list(shown), [f"{values[i]:g}" for i in shown])
+            axis.set_ticks(*_ticks(values))
         axes.set(xlabel=chart.x_label, ylabel=chart.y_label)
         axes.grid(False)
-        figure.colorbar(image, ax=axes, label=chart.z_label)
+        axes.tick_params(length=2)
+        if cells.size <= 81 and columns <= 9:  # few enough to be read as numbers
+            for (row, column), value in np.ndenumerate(cells):
+                if np.isfinite(value):
+                    red, green, blue, _ = image.cmap(image.norm(value))
+                    ink = "#000000" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "#ffffff"
+                    axes.text(column, row, f"{value:.2g}", ha="center", va="center", fontsize=6, color=ink)
+        figure.colorbar(image, ax=axes, label=chart.z_label, shrink=0.9 if square else 1.0)
     return figure
+
+
+def _ticks(values: Sequence[float], most: int = 7) -> tuple[list[int], list[str]]:
+    """Where to put ticks on an axis of cells, and what to write there: evenly spaced, at most `most`, short.
+
+    Example:
+        >>> _ticks([0.0, 0.5, 1.0])
+        ([0, 1, 2], ['0', '0.5', '1'])
+        >>> _ticks(range(32))[0]
+        [0, 5, 10, 15, 20, 25, 30]
+    """
+    count = len(values)
+    step = 1 if count <= 9 else next(s for s in _STEPS if (count - 1) // s < most)
+    zero = next((i for i in range(count) if values[i] == 0), 0)
+    shown = list(range(zero % step, count, step))  # a zero inside the axis gets a tick
+    return shown, [f"{values[i]:.3g}" for i in shown]
+
+
+_STEPS = [factor * 10**power for power in range(7) for factor in (1, 2, 5)]
+
+
+def hover(axes: Any, series: Sequence[tuple[str, Any, Any]] = (), cells: HeatMap | None = None, by: str = "") -> str:
+    """What the page needs to show values under the pointer, as JSON: the axes' box and scales, the points or the cells.
+
+    `series` are (name, x, y); `by` "x" or "y" finds the nearest point along that axis only (for bars). Long series are
+    thinned to 400 points: the table beside the drawing has them all.
+
+    Example:
+        >>> _, axes = new_figure()
+        >>> json.loads(hover(axes, [("a", [0, 1], [2, 3])]))["series"][0]
+        ['a', [0.0, 1.0], [2.0, 3.0]]
+    """
+    with style(), require_matplotlib().rc_context({"savefig.bbox": "standard"}):
+        axes.figure.draw_without_rendering()  # the layout moves the axes until the first drawing
+    box = axes.get_position()
+    said: dict[str, Any] = {
+        "box": _short([box.x0, 1 - box.y1, box.width, box.height]),
+        "x": [*_short(axes.get_xlim()), axes.get_xscale() == "log"],
+        "y": [*_short(axes.get_ylim()), axes.get_yscale() == "log"],
+        "names": [axes.get_xlabel(), axes.get_ylabel()],
+    }
+    if by:
+        said["by"] = by
+    if cells is not None:
+        rows = [[None if math.isnan(value) else value for value in _short(row)] for row in cells.z]
+        said["cells"] = [_short(cells.x), _short(cells.y), rows]
+        said["names"] = [cells.x_label, cells.y_label, cells.z_label]
+        return json.dumps(said, separators=(",", ":"))
+    said["series"] = []
+    for name, x, y in series:
+        x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+        good = np.isfinite(x) & np.isfinite(y)
+        keep = np.unique(np.linspace(0, max(0, good.sum() - 1), min(400, max(1, good.sum()))).astype(int))
+        if good.any():
+            said["series"].append([name, _short(x[good][keep]), _short(y[good][keep])])
+    return json.dumps(said, separators=(",", ":"))
+
+
+def _short(values: Any) -> list[float]:
+    return [float(f"{float(value):.5g}") for value in values]
 
 
 def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
@@ -152,7 +228,8 @@ def inline_svg(figure: "Figure", prefix: str) -> str:
         True
     """
     buffer = io.StringIO()
-    with style():
+    # not cut to what is drawn: positions on the page are then known exactly, which the hover needs
+    with style(), require_matplotlib().rc_context({"savefig.bbox": "standard"}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
@@ -186,8 +263,6 @@ def picture(values: Any, symmetric: bool = False, scale: int = 1) -> bytes:
         b'PNG'
     """
     matplotlib = require_matplotlib()
-    import numpy as np
-
     array = np.asarray(values, dtype=float)
     if symmetric:
         top = float(np.abs(array).max()) or 1.0

@@ -66,9 +66,9 @@ def image(png: bytes, alt: str, class_: str | None = None) -> Html:
     return tag("img", src=data_uri(png, "image/png"), alt=alt, class_=class_)
 
 
-def figure(svg: str, alt: str, caption: str = "") -> Html:
-    """A drawing with words for those who cannot see it."""
-    box = tag("div", Html(svg), class_="drawing", role="img", aria_label=alt)
+def figure(svg: str, alt: str, caption: str = "", hover: str | None = None) -> Html:
+    """A drawing with words for those who cannot see it; `hover` (from `figures.hover`) shows values at the pointer."""
+    box = tag("div", Html(svg), class_="drawing", role="img", aria_label=alt, data_hover=hover)
     return tag("figure", box, tag("figcaption", caption) if caption else "")
 
 
