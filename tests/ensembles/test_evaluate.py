@@ -6,6 +6,7 @@ from torch import nn
 
 from biascope import nets
 from biascope.ensembles import Plan, input_gradients, outputs, record, scalar_of
+from biascope.ensembles.evaluate import AffineNorm, affine_norm
 from biascope.errors import InputError, UnsupportedError
 
 
@@ -81,3 +82,18 @@ def test_outputs_on_a_gpu(engine) -> None:  # type: ignore[no-untyped-def]
         assert torch.allclose(found[t], drawn.module(t)(x).detach(), atol=1e-5)
     close = outputs(drawn, x, engine="graph", precision="bf16")
     assert (close - found).abs().max() < 0.05 * found.abs().max()
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("shape", [(5, 3), (5, 3, 4), (5, 3, 4, 2)])
+def test_batch_norm_as_an_affine_map(affine, shape) -> None:  # type: ignore[no-untyped-def]
+    g = torch.Generator().manual_seed(0)
+    x, mean = torch.randn(*shape, generator=g, dtype=torch.float64), torch.randn(3, generator=g, dtype=torch.float64)
+    var = mean.square() + 0.1
+    weight, bias = (mean + 2, mean - 1) if affine else (None, None)
+    expected = torch.nn.functional.batch_norm(x, mean, var, weight, bias, eps=1e-3)
+    assert torch.allclose(affine_norm(x, mean, var, weight, bias, eps=1e-3), expected, rtol=1e-12, atol=1e-12)
+    with AffineNorm():
+        assert torch.allclose(torch.nn.functional.batch_norm(x, mean, var, weight, bias, eps=1e-3), expected)
+        live = torch.nn.functional.batch_norm(x, None, None, weight, bias, training=True)
+    assert torch.allclose(live, torch.nn.functional.batch_norm(x, None, None, weight, bias, training=True))

@@ -86,4 +86,5 @@ def test_every_rule_is_one_torch_calls() -> None:
         nn.Conv1d(2, 3, 3)(torch.randn(1, 2, 5))
         nn.Conv3d(2, 3, 1)(torch.randn(1, 2, 5, 5, 5))
         nn.Embedding(5, 2)(torch.tensor([1]))
+        nn.Linear(2, 2)(torch.randn(1, 2))
     assert set(_RULES) <= seen
