@@ -258,7 +258,7 @@ def _graph(networks: Networks, x: Tensor, plan: Plan) -> Tensor:
 
     side = torch.cuda.Stream(networks.device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream(networks.device))
-    with (
+    with torch.cuda.stream(side), fastest_convolutions(), AffineNorm():  # warm-up: workspaces are allocated here
         torch.cuda.stream(side),
         fastest_convolutions(),
         AffineNorm(),
