@@ -259,10 +259,6 @@ def _graph(networks: Networks, x: Tensor, plan: Plan) -> Tensor:
     side = torch.cuda.Stream(networks.device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream(networks.device))
     with torch.cuda.stream(side), fastest_convolutions(), AffineNorm():  # warm-up: workspaces are allocated here
-        torch.cuda.stream(side),
-        fastest_convolutions(),
-        AffineNorm(),
-    ):  # warm-up outside the capture: workspaces are allocated
         everything()
     torch.cuda.current_stream(networks.device).wait_stream(side)
     graph = torch.cuda.CUDAGraph()
