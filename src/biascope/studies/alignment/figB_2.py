@@ -107,8 +107,8 @@ def fig_b2(
         "confirmed" if above(trends, 0.8) and steep else "not confirmed",
         CLAIM,
         f"Index and dominant frequency of the first {half} eigenvectors have the rank correlation {trends}; an "
-        f"eigenvector has {share} of its energy at its dominant frequency; lambda_10 / lambda_1 is {ratio} (published: about "
-        f"0.04), {networks} networks.",
+        f"eigenvector has {share} of its energy at its dominant frequency; lambda_10 / lambda_1 is {ratio} "
+        f"(published: about 0.04), {networks} networks.",
         numbers,
         charts,
     )
