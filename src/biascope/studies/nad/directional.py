@@ -29,6 +29,10 @@ from biascope.studies.runs import Run, Value
 Array = np.ndarray[Any, Any]
 SMALL = 2_000_000  # parameters; smaller networks are trained side by side on a GPU, larger ones one by one
 
+# what makes a training small: a smoke run has a strong signal on tiny images and shows only that everything works
+SMOKE = {"image_size": 16, "n": 256, "n_test": 256, "eps": 8.0, "sigma": 1.0, "epochs": 16}
+LAPTOP = {"n": 4000, "n_test": 2000}
+
 # options that many figures share
 Net = Annotated[str, "architecture, a name of the registry"]
 Side = Annotated[int, "side of the grey input image"]

@@ -21,6 +21,21 @@ def rank_correlation(x: Array, y: Array) -> Estimate:
     return Estimate(whole, float(np.sqrt((n - 1) / n * np.sum((left - left.mean()) ** 2))), n)
 
 
+def correlation(x: Array, y: Array) -> Estimate:
+    """Pearson correlation over points; its standard error by leaving one point out at a time.
+
+    Example:
+        >>> correlation(np.arange(5.0), 2 * np.arange(5.0)).value
+        1.0
+    """
+    n = len(x)
+    if n < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return Estimate(0.0, None, n)
+    left = np.array([np.corrcoef(np.delete(x, i), np.delete(y, i))[0, 1] for i in range(n)])
+    error = float(np.sqrt((n - 1) / n * np.nansum((left - np.nanmean(left)) ** 2)))
+    return Estimate(round(float(np.corrcoef(x, y)[0, 1]), 12), error, n)
+
+
 def _spearman(x: Array, y: Array) -> float:
     if np.ptp(x) == 0 or np.ptp(y) == 0:  # constant: no order
         return 0.0

@@ -37,8 +37,8 @@ PUBLISHED = {  # public map, every 2nd frequency: mean accuracy, share of bins >
     figure="1",
     claim=CLAIM,
     sizes={
-        "smoke": {"image_size": 16, "sample": 16, "n": 256, "n_test": 256, "eps": 8.0, "sigma": 1.0, "epochs": 16},
-        "laptop": {"stride": 4, "n": 4000, "n_test": 2000},
+        "smoke": {**d.SMOKE, "sample": 16},
+        "laptop": {**d.LAPTOP, "stride": 4},
         "paper": {},
     },
 )

@@ -41,17 +41,8 @@ PUBLISHED_SPECTRUM = {  # singular values at indices 10, 100 and 500, over the f
     figure="6",
     claim=CLAIM,
     sizes={
-        "smoke": {
-            "image_size": 16,
-            "networks": 16,
-            "count": 16,
-            "n": 256,
-            "n_test": 256,
-            "eps": 8.0,
-            "sigma": 1.0,
-            "epochs": 16,
-        },
-        "laptop": {"networks": 128, "count": 20, "n": 4000, "n_test": 2000},
+        "smoke": {**d.SMOKE, "networks": 16, "count": 16},
+        "laptop": {**d.LAPTOP, "networks": 128, "count": 20},
         "paper": {},
     },
 )

@@ -79,6 +79,19 @@ def replicated_gap(values: Array, partner: Array, share: float = 0.25) -> Estima
     return Estimate(float(np.mean(gaps)), float(max(errors)), len(first))
 
 
+def worst_by_partner(values: Array, partner: Array, share: float = 0.5) -> Array:
+    """Positions of the bins whose transposed twin is among the worst: chosen without looking at the bin itself.
+
+    Example:
+        >>> worst_by_partner(np.array([0.1, 0.2, 0.9, 0.8]), np.array([1, 0, 3, 2])).tolist()
+        [0, 1]
+    """
+    paired = np.array([i for i, j in enumerate(partner) if j >= 0], dtype=int)
+    order = np.argsort(values[partner[paired]], kind="stable")
+    chosen: Array = np.sort(paired[order[: round(share * len(paired))]])
+    return chosen
+
+
 def reliability(values: Array, partner: Array) -> float:
     """Correlation of the values of transposed bins: 1 when frequency decides, 0 when chance does."""
     first = np.array([i for i, j in enumerate(partner) if j > i], dtype=int)

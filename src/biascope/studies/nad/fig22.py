@@ -1,0 +1,101 @@
+"""Fig. 22: how many training samples a network needs on D(u_i).
+
+The number of epochs is fixed (as far as the paper says), so fewer samples also mean fewer steps.
+
+Rule for the verdict, set before any run: the accuracy averaged over the numbers of samples falls with the index (rank
+correlation below -0.5 even two standard errors up), and more samples help (largest against smallest number, paired over
+indices, by two standard errors).
+"""
+
+from typing import Annotated
+
+import numpy as np
+
+from biascope.errors import InputError
+from biascope.studies.nad import anisotropy as a
+from biascope.studies.nad import directional as d
+from biascope.studies.nad.estimates import rank_correlation, surely_above
+from biascope.studies.nad.fig6 import Count
+from biascope.studies.registry import study
+from biascope.studies.result import Chart, Estimate, Series, StudyResult
+from biascope.studies.runs import Run
+
+CLAIM = "Early anisotropy directions need few training samples, later ones need more and more."
+
+
+@study(
+    "nad/fig22",
+    paper="nad",
+    figure="22",
+    claim=CLAIM,
+    sizes={
+        "smoke": {k: v for k, v in d.SMOKE.items() if k != "n"} | {"networks": 16, "count": 8, "ns": (64, 256)},
+        "laptop": {"networks": 128, "count": 10, "ns": (500, 1500, 5000), "n_test": 2000},
+        "paper": {},
+    },
+)
+def fig22(
+    run: Run,
+    *,
+    net: d.Net = "lenet",
+    image_size: d.Side = 32,
+    width: d.Width = 0,
+    networks: a.Networks = 2000,
+    head: a.Head = "marginal",
+    step: a.Step = 100.0,
+    reuse: a.Reuse = "",
+    count: Count = 24,
+    ns: Annotated[tuple[int, ...], "numbers of training samples, rising"] = (300, 1000, 3000, 10_000, 30_000, 100_000),
+    n_test: d.TestSamples = 10_000,
+    sigma: d.Sigma = 3.0,
+    eps: d.Eps = 1.0,
+    gap: d.Offset = "half",
+    epochs: d.Epochs = 20,
+    precision: d.Arithmetic = "auto",
+    chunk: d.Chunk = 0,
+) -> StudyResult:
+    """Accuracy against the number of training samples on D(u_i)."""
+    if list(ns) != sorted(set(ns)) or len(ns) < 2:
+        raise InputError(f"ns must be at least two rising numbers of samples, got {ns}")
+    U, _ = a.directions_of(
+        run, net, image_size, networks, width=width, head=head, step=step, precision=precision, reuse=reuse
+    )
+    indices = a.spread_indices(count, len(U))
+    factory, rows = d.architecture(net, image_size, width=width), []
+    for n in ns:
+        protocol = d.Protocol(n, n_test, sigma, eps, gap, epochs, precision=precision, chunk=chunk)
+        rows.append(d.train_directions(run, f"{net} n={n}", factory, U[indices], protocol).test)
+    accuracy, at = np.stack(rows), np.array(indices, dtype=float)  # [numbers of samples, indices]
+    order = rank_correlation(at, accuracy.mean(0))
+    help_ = Estimate.of((accuracy[-1] - accuracy[0]).tolist())
+    run.save_arrays("accuracy", indices=np.array(indices), ns=np.array(ns), accuracy=accuracy)
+    enough = [next((n for n, value in zip(ns, column) if value >= 0.9), None) for column in accuracy.T]
+    shown = sorted({round(q * (len(indices) - 1)) for q in np.linspace(0, 1, 6)})
+    chart = Chart(
+        name="samples",
+        title=f"Accuracy of {net} on D(u_i) against the number of training samples",
+        x_label="training samples",
+        y_label="test accuracy",
+        series=tuple(Series.of(f"i = {indices[i] + 1}", ns, accuracy[:, i]) for i in shown),
+        alt=f"With {ns[-1]} samples the accuracy is {accuracy[-1, 0]:.2f} at the first and "
+        f"{accuracy[-1, -1]:.2f} at the last direction.",
+        caption=f"sigma = {sigma:g}, eps = {eps:g}, {epochs} epochs. One network per point.",
+        log_x=True,
+    )
+    falls = order.standard_error is not None and order.value + 2 * order.standard_error < -0.5
+    reached = [indices[i] + 1 for i, n in enumerate(enough) if n is not None]
+    return StudyResult(
+        "confirmed" if falls and surely_above(help_) else "not confirmed",
+        CLAIM,
+        f"{net}, {len(indices)} directions, {ns[0]} to {ns[-1]} samples, sigma = {sigma:g}: rank correlation of the "
+        f"index with the mean accuracy {order}; the most samples give {help_} more accuracy than the fewest. 90 % is "
+        f"reached up to index {max(reached) if reached else 'none'}; the worst direction has {accuracy[-1].min():.3f} with "
+        f"{ns[-1]} samples.",
+        {
+            "Spearman(index, accuracy averaged over numbers of samples)": order,
+            f"accuracy with {ns[-1]} minus with {ns[0]} samples": help_,
+            f"worst direction with {ns[-1]} samples": Estimate(float(accuracy[-1].min())),
+            **{f"mean accuracy with {n} samples": Estimate.of(row.tolist()) for n, row in zip(ns, accuracy)},
+        },
+        (chart,),
+    )
