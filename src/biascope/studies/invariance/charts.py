@@ -8,7 +8,7 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from biascope.studies.result import Estimate, Series
+from biascope.studies.result import Estimate, Series, Verdict
 from biascope.studies.runs import Run
 
 
@@ -49,6 +49,18 @@ def above(estimate: Estimate, bar: float = 0.0) -> bool:
 def below(estimate: Estimate, bar: float = 0.0) -> bool:
     """Whether the estimate lies below the bar by two standard errors; one sample decides nothing (False)."""
     return estimate.standard_error is not None and estimate.value + 2 * estimate.standard_error < bar
+
+
+def decide(as_claimed: bool, repeats: int) -> Verdict:
+    """The verdict; fewer than three repeats give no error worth the name, so they test nothing.
+
+    Example:
+        >>> decide(True, 5), decide(False, 5), decide(True, 2)
+        ('confirmed', 'not confirmed', 'not tested')
+    """
+    if repeats < 3:
+        return "not tested"
+    return "confirmed" if as_claimed else "not confirmed"
 
 
 def percent(values: Tensor) -> Tensor:

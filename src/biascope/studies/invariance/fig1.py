@@ -12,7 +12,7 @@ from torch import Tensor
 from biascope.ensembles import Networks, outputs, record, train_ensemble
 from biascope.ensembles.evaluate import Precision
 from biascope.seeds import derive
-from biascope.studies.invariance.charts import above, below, percent, picture
+from biascope.studies.invariance.charts import above, below, decide, percent, picture
 from biascope.studies.invariance.geometries import Geometry, initial_geometry
 from biascope.studies.invariance.networks import ISOTROPIC, factory, shape_of
 from biascope.studies.invariance.tasks import Lazy, Noise, circles_task
@@ -106,7 +106,7 @@ def fig1(
         for net in nets
     )
     return StudyResult(
-        verdict="confirmed" if all(right.values()) else "not confirmed",
+        verdict=decide(all(right.values()), seeds),
         claim=CLAIM,
         measured=f"{said}. {n_train} examples of 1 x {side} x {side}, {seeds} seeds; the paper gives no numbers and no "
         "settings for this figure: radii and noise are the published code's for its circles.",

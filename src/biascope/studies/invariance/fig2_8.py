@@ -19,7 +19,7 @@ from torch import Tensor
 from biascope.ensembles.evaluate import Precision
 from biascope.geometry import compare, data_second_moment, gsg
 from biascope.seeds import generator
-from biascope.studies.invariance.charts import above, percent
+from biascope.studies.invariance.charts import above, decide, percent
 from biascope.studies.invariance.factors import History, estimate, jackknife
 from biascope.studies.invariance.geometries import initial_geometry
 from biascope.studies.invariance.images import Source, said, two_classes
@@ -150,7 +150,7 @@ def correlations(
         for net in nets
     )
     return StudyResult(
-        verdict="confirmed" if all(right.values()) else "not confirmed",
+        verdict=decide(all(right.values()), runs),
         claim=claim,
         measured=f"By epoch {early}: {told}. The first step alone, signed: {signed} (theory: negative at first order, "
         f"for squared error). {said(source, side)}, {per_class} images per class, {runs} networks. The paper's level "

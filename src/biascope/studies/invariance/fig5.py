@@ -14,7 +14,7 @@ from torch import Tensor
 
 from biascope.ensembles.evaluate import Precision
 from biascope.errors import InputError
-from biascope.studies.invariance.charts import above, curve, percent
+from biascope.studies.invariance.charts import above, curve, decide, percent
 from biascope.studies.invariance.geometries import Geometry, initial_geometry, spread_indices
 from biascope.studies.invariance.networks import ISOTROPIC, factory, shape_of
 from biascope.studies.invariance.tasks import Lazy, Noise, Task, contest_task, without
@@ -101,7 +101,7 @@ def fig5(
         for net in nets
     )
     return StudyResult(
-        verdict="confirmed" if all(right.values()) else "not confirmed",
+        verdict=decide(all(right.values()), repeats),
         claim=CLAIM,
         measured=f"{said}. Inputs 1 x {side} x {side}, {n_train} training examples; radii, gap and noise are the "
         "published code's, the paper's text gives none.",

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from biascope.studies.invariance.charts import above, picture
+from biascope.studies.invariance.charts import above, decide, picture
 from biascope.studies.invariance.geometries import Geometry, initial_geometry
 from biascope.studies.invariance.lenet_oracle import lenet_geometry
 from biascope.studies.invariance.networks import ISOTROPIC, shape_of
@@ -83,7 +83,7 @@ def fig9(
         for net in nets
     )
     return StudyResult(
-        verdict="confirmed" if all(right.values()) else "not confirmed",
+        verdict=decide(all(right.values()), max(groups, 2)),
         claim=CLAIM,
         measured=f"Spread of the true eigenvalues over their mean, sampling noise removed: {said}. "
         f"{networks} GELU networks each, inputs 1 x {side} x {side}, probes of standard deviation {probe_std:g}; "

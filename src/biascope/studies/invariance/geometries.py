@@ -67,7 +67,7 @@ def initial_geometry(
     keep = torch.float64 if math.prod(shape) <= 1024 else torch.float32
 
     def one(i: int) -> dict[str, Value]:
-        seed = derive(run.seed, "geometry", net, norm, i)
+        seed = derive(run.seed, "geometry", net, shape, norm, i)
         recorded = record(factory(net, shape, outputs=heads, norm=norm, activation="gelu"))
         if heads == 1:
             found = average_geometry(recorded, shape, each, seed=seed, probe_std=probe_std, device=run.device).matrix
@@ -75,7 +75,7 @@ def initial_geometry(
             found = many_heads(recorded, shape, each, seed, probe_std, run.device)
         return {"matrix": found.to(keep)}
 
-    tag = "" if norm else " without norm"
+    tag = f" {'x'.join(map(str, shape))}{'' if norm else ' without norm'}"
     parts = tuple(
         torch.as_tensor(run.cached(f"geometry {net}{tag} {i}", lambda i=i: one(i))["matrix"]).double()  # type: ignore[misc]
         for i in progress(range(groups), f"geometry of {net}", leave=False)

@@ -16,7 +16,7 @@ from biascope.ensembles.evaluate import Precision
 from biascope.errors import InputError
 from biascope.geometry import alignment_score
 from biascope.seeds import generator
-from biascope.studies.invariance.charts import above, curve, percent
+from biascope.studies.invariance.charts import above, curve, decide, percent
 from biascope.studies.invariance.geometries import initial_geometry
 from biascope.studies.invariance.images import Source, said, ten_classes
 from biascope.studies.invariance.networks import factory, shape_of
@@ -185,7 +185,7 @@ def pruning(
     )
     how = "within each class" if per_class else "over all classes"
     return StudyResult(
-        verdict="confirmed" if all(right.values()) else "not confirmed",
+        verdict=decide(all(right.values()), repeats),
         claim=CLAIM,
         measured=f"Score minus random, mean over {', '.join(map(str, rates))} % removed: {told}. {said(source, side)}, "
         f"{len(train)} images before removal, dropped {how}, {protocol.epochs} epochs' worth of steps, "

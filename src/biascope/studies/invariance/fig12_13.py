@@ -1,0 +1,214 @@
+"""Figs 12 and 13: does the gap between G-covariance and flip(G)-covariance data survive more examples?
+
+Fig. 12 grows the set at a fixed batch size, so the number of steps grows too; Fig. 13 grows the batch with the set, so
+that the steps stay. "Gap" is the time-averaged training accuracy on G-covariance minus that on flip(G)-covariance data.
+Verdict rules: Fig. 12: the gap at the smallest size exceeds that at the largest by 2 standard errors over networks.
+Fig. 13: at the largest size the gap with the steps fixed exceeds the gap with the batch fixed by 2 standard errors.
+"""
+
+import math
+from typing import Annotated, Literal
+
+from biascope.ensembles.evaluate import Precision
+from biascope.errors import InputError
+from biascope.studies.invariance.aligned_flipped import Pair, compare_pair
+from biascope.studies.invariance.charts import above, decide
+from biascope.studies.invariance.geometries import initial_geometry
+from biascope.studies.invariance.networks import shape_of
+from biascope.studies.invariance.tracking import Descent
+from biascope.studies.registry import study
+from biascope.studies.result import Chart, Estimate, Series, StudyResult
+from biascope.studies.runs import Run
+
+CLAIM_12 = (
+    "With a fixed batch size the gap in training accuracy between G- and flip(G)-covariance data shrinks as the number "
+    "of examples (and of steps) grows."
+)
+CLAIM_13 = (
+    "When the batch grows with the data so that the number of steps stays the same, the gap between G- and flip(G)-"
+    "covariance data remains: the distance travelled matters, not the number of examples."
+)
+SIZES = {
+    "smoke": {"net": "lenet", "side": 16, "networks": 48, "heads": 32, "sizes": (128, 256), "batch_size": 64, "runs": 3,
+              "epochs": 4, "probes": 2},
+    "laptop": {"net": "lenet", "side": 16, "networks": 256, "heads": 32, "sizes": (500, 1000, 2000), "runs": 6,
+               "epochs": 60, "probes": 8},
+}  # fmt: skip
+Net = Annotated[str, "architecture, without normalisation"]
+Side = Annotated[int, "side of the grey input image"]
+Drawn = Annotated[int, "networks drawn for G"]
+Heads = Annotated[int, "output layers per network drawn for G (1 in the paper)"]
+Sets = Annotated[tuple[int, ...], "numbers of training examples"]
+Batch = Annotated[int, "examples per step at the smallest size"]
+Runs = Annotated[int, "networks trained per set"]
+Epochs = Annotated[int, "epochs"]
+LR = Annotated[float, "learning rate"]
+Momentum = Annotated[float, "momentum"]
+Clip = Annotated[float, "largest gradient norm, 0 for none"]
+Probes = Annotated[int, "probe inputs, the same at all times"]
+Arithmetic = Annotated[Precision, "arithmetic on CUDA"]
+Engine = Annotated[Literal["auto", "eager", "graph"], "how large networks are trained on CUDA"]
+PAPER_SETS = (10_000, 20_000, 40_000, 60_000, 80_000, 100_000)
+
+
+@study("gih/fig12", paper="invariance", figure="12", claim=CLAIM_12, sizes={**SIZES, "paper": {}})
+def fig12(
+    run: Run,
+    *,
+    net: Net = "resnet18",
+    side: Side = 32,
+    networks: Drawn = 10_000,
+    heads: Heads = 1,
+    sizes: Sets = PAPER_SETS,
+    batch_size: Batch = 128,
+    runs: Runs = 25,
+    epochs: Epochs = 50,
+    lr: LR = 0.1,
+    momentum: Momentum = 0.9,
+    clip_norm: Clip = 0.5,
+    probes: Probes = 16,
+    precision: Arithmetic = "tf32",
+    engine: Engine = "auto",
+) -> StudyResult:
+    """Velocity and fitting against the number of examples, batch size fixed."""
+    descent = Descent(epochs, lr, batch_size, momentum, clip_norm=clip_norm or None, precision=precision, engine=engine)
+    pairs = grow(run, net, side, networks, heads, sizes, runs, probes, descent, fixed_steps=False)
+    gaps = {n: pair.accuracy_gap for n, pair in pairs.items()}
+    shrinks = _minus(gaps[sizes[0]], gaps[sizes[-1]])
+    numbers = {**_numbers(pairs), "gap at the smallest size minus gap at the largest, points": shrinks}
+    return StudyResult(
+        verdict=decide(above(shrinks), runs),
+        claim=CLAIM_12,
+        measured=f"Gap in time-averaged training accuracy: {gaps[sizes[0]]} points with {sizes[0]} examples, "
+        f"{gaps[sizes[-1]]} with {sizes[-1]}; difference {shrinks}. {_told(net, side, runs, epochs)}",
+        numbers=numbers,
+        figures=_charts(pairs, "batch size fixed"),
+    )
+
+
+@study("gih/fig13", paper="invariance", figure="13", claim=CLAIM_13, sizes={**SIZES, "paper": {}})
+def fig13(
+    run: Run,
+    *,
+    net: Net = "resnet18",
+    side: Side = 32,
+    networks: Drawn = 10_000,
+    heads: Heads = 1,
+    sizes: Sets = PAPER_SETS,
+    batch_size: Batch = 128,
+    runs: Runs = 25,
+    epochs: Epochs = 50,
+    lr: LR = 0.1,
+    momentum: Momentum = 0.9,
+    clip_norm: Clip = 0.5,
+    probes: Probes = 16,
+    precision: Arithmetic = "tf32",
+    engine: Engine = "auto",
+) -> StudyResult:
+    """Velocity and fitting against the number of examples, number of steps fixed."""
+    descent = Descent(epochs, lr, batch_size, momentum, clip_norm=clip_norm or None, precision=precision, engine=engine)
+    pairs = grow(run, net, side, networks, heads, sizes, runs, probes, descent, fixed_steps=True)
+    other = grow(run, net, side, networks, heads, sizes[-1:], runs, probes, descent, fixed_steps=False)[sizes[-1]]
+    gap, plain = pairs[sizes[-1]].accuracy_gap, other.accuracy_gap
+    returns = _minus(gap, plain)
+    numbers = {
+        **_numbers(pairs),
+        f"n = {sizes[-1]}, batch size fixed: gap in training accuracy, points": plain,
+        "gap with the steps fixed minus gap with the batch fixed, points": returns,
+    }
+    return StudyResult(
+        verdict=decide(above(returns), runs),
+        claim=CLAIM_13,
+        measured=f"With {sizes[-1]} examples the gap in time-averaged training accuracy is {gap} points with the "
+        f"number of steps fixed and {plain} with the batch fixed; difference {returns}. "
+        f"{_told(net, side, runs, epochs)}",
+        numbers=numbers,
+        figures=_charts(pairs, "number of steps fixed"),
+    )
+
+
+def grow(
+    run: Run,
+    net: str,
+    side: int,
+    networks: int,
+    heads: int,
+    sizes: tuple[int, ...],
+    runs: int,
+    probes: int,
+    descent: Descent,
+    fixed_steps: bool,
+) -> dict[int, Pair]:
+    """Both sets at every size."""
+    if not sizes or list(sizes) != sorted(set(sizes)):
+        raise InputError(f"sizes={sizes} must be increasing numbers of examples")
+    G = initial_geometry(run, net, shape_of(1, side, [net]), networks=networks, heads=heads, norm=False)
+    pairs = {}
+    for n in sizes:
+        batch = batch_for(n, sizes[0], descent.batch_size) if fixed_steps else descent.batch_size
+        own = Descent(**{**{k: getattr(descent, k) for k in Descent.__dataclass_fields__}, "batch_size": batch})
+        key = f"{'steps' if fixed_steps else 'batch'} fixed"
+        pairs[n] = compare_pair(run, key, net, G, own, n=n, runs=runs, probes=probes, probe_std=1.0)
+    return pairs
+
+
+def batch_for(n: int, smallest: int, batch: int) -> int:
+    """The batch size with which n examples take as many steps as the smallest set.
+
+    Example:
+        >>> batch_for(20_000, 10_000, 128)
+        254
+    """
+    return math.ceil(n / math.ceil(smallest / batch))
+
+
+def _minus(a: Estimate, b: Estimate) -> Estimate:
+    errors = [e.standard_error for e in (a, b)]
+    error = None if None in errors else math.hypot(*(e for e in errors if e is not None))
+    return Estimate(a.value - b.value, error, a.n)
+
+
+def _numbers(pairs: dict[int, Pair]) -> dict[str, Estimate]:
+    found = {}
+    for n, pair in pairs.items():
+        found[f"n = {n}: gap in training accuracy, points"] = pair.accuracy_gap
+        found[f"n = {n}: mean velocity, G covariance"] = pair.mean_velocity[False]
+        found[f"n = {n}: mean velocity, flip(G) covariance"] = pair.mean_velocity[True]
+    return found
+
+
+def _charts(pairs: dict[int, Pair], how: str) -> tuple[Chart, ...]:
+    ns = list(pairs)
+
+    def series(label: str, estimates: list[Estimate]) -> Series:
+        errors = [e.standard_error or 0.0 for e in estimates]
+        return Series.of(label, ns, [e.value for e in estimates], errors)
+
+    gap = Chart(
+        name="gap",
+        title=f"Fitting gap against the number of examples, {how}",
+        x_label="training examples",
+        y_label="training accuracy on G minus flip(G) data, points",
+        series=(series("time-averaged", [p.accuracy_gap for p in pairs.values()]),),
+        alt="Gap in training accuracy over the number of examples.",
+        log_x=True,
+    )
+    velocity = Chart(
+        name="velocity",
+        title=f"Mean geometric velocity, {how}",
+        x_label="training examples",
+        y_label="mean of 1 - Corr(G^t, G^(t-1))",
+        series=(
+            series("G covariance", [p.mean_velocity[False] for p in pairs.values()]),
+            series("flip(G) covariance", [p.mean_velocity[True] for p in pairs.values()]),
+        ),
+        alt="Mean velocity on both sets over the number of examples.",
+        log_x=True,
+        log_y=True,
+    )
+    return gap, velocity
+
+
+def _told(net: str, side: int, runs: int, epochs: int) -> str:
+    stand_in = "" if net == "resnet18" else " (the paper: ResNet18)"
+    return f"{net}{stand_in} without normalisation, 1 x {side} x {side}, {runs} networks per set, {epochs} epochs."

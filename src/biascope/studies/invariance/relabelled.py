@@ -1,0 +1,91 @@
+"""Images relabelled by a boundary along one direction: accuracy for every direction of a list (Figs 4 and 11).
+
+As `biascope.data.relabel`, for many directions at once. The label noise of the paper (labels computed on x + noise, the
+noise iid per pixel with 0.2 times the channel's variance) enters a label only through its projection on u, which is
+Gaussian with variance 0.2 sum_c var_c |u_c|^2; that projection is drawn directly.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from biascope.data import channel_stats
+from biascope.data.boundaries import Boundary
+from biascope.errors import InputError
+from biascope.seeds import generator
+from biascope.studies.invariance.networks import factory
+from biascope.studies.invariance.tasks import Lazy
+from biascope.studies.invariance.training import Protocol, train_tasks
+from biascope.studies.runs import Run
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Labels [directions, n] of training and test images, and the share of test labels that noise leaves unchanged."""
+
+    train: Tensor = field(repr=False)
+    test: Tensor = field(repr=False)
+    ceiling: Tensor  # [directions]
+
+
+def labels_along(
+    train: Tensor, test: Tensor, U: Tensor, boundary: Boundary, noise: float, seed: int, repeat: int
+) -> Labels:
+    """Labels of images [n, c, h, w] for every unit direction of U [k, c, h, w]; bias: minus the training median."""
+    _, std = channel_stats(train)
+    spread = (noise * (std.square().to(U)[None] * U.flatten(2).square().sum(2)).sum(1)).sqrt()  # [k]
+    clean = [x.flatten(1) @ U.flatten(1).T for x in (train, test)]  # [n, k]
+    seen = []
+    for part, values in zip(("train", "test"), clean):
+        draw = torch.randn(values.shape, generator=generator(seed, "label noise", part, repeat)).to(values)
+        seen.append(values + draw * spread.to(values))
+    mean, deviation = seen[0].mean(0), seen[0].std(0, correction=0).clamp_min(1e-30)
+
+    def inner(p: Tensor) -> Tensor:
+        if boundary == "linear":
+            return p
+        if boundary == "quadratic":
+            return p**2
+        if boundary == "sinusoidal":
+            return torch.sin(math.pi * (p - mean) / deviation)
+        raise InputError(f"boundary {boundary!r} is not linear, quadratic or sinusoidal")
+
+    ordered = inner(seen[0]).sort(0).values
+    n = len(ordered)
+    median = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+    y_train, y_test, y_clean = ((inner(p) > median).long().T for p in (seen[0], seen[1], clean[1]))
+    return Labels(y_train.contiguous(), y_test.contiguous(), (y_test == y_clean).float().mean(1).cpu())
+
+
+def sweep_labels(
+    run: Run,
+    key: str,
+    net: str,
+    train: Tensor,
+    test: Tensor,
+    directions: Sequence[Tensor],
+    boundary: Boundary,
+    protocol: Protocol,
+    *,
+    noise: float,
+    repeats: int,
+    chunk: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Training accuracy, test accuracy and ceiling, each [repeats, directions]; one network for each entry."""
+    U, count = torch.stack(list(directions)).to(run.device), len(directions)
+    train, test = train.to(run.device), test.to(run.device)
+    labels = [labels_along(train, test, U, boundary, noise, run.seed, r) for r in range(repeats)]
+    done = train_tasks(
+        run,
+        f"{key} {net} {boundary}",
+        factory(net, tuple(train.shape[1:]), norm=False),
+        Lazy(lambda i: (train, labels[i // count].train[i % count]), repeats * count),
+        [Lazy(lambda i: (test, labels[i // count].test[i % count]), repeats * count)],
+        protocol,
+        chunk=chunk,
+    )
+    ceiling = torch.stack([each.ceiling for each in labels])
+    return done.train.view(repeats, count), done.test[:, 0].view(repeats, count), ceiling
