@@ -1,0 +1,155 @@
+"""The C-score experiment: ten groups from difficult to easy, of training and held-out examples, in several regimes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from biascope.progress import progress
+from biascope.seeds import derive
+from biascope.studies.lazy.comparison import curve_series, estimate, paired_differences
+from biascope.studies.lazy.cscore import c_scores, rank_groups
+from biascope.studies.lazy.images import network, standardised
+from biascope.studies.lazy.training import Setting, Trajectory, Watched, train
+from biascope.studies.result import Chart, Estimate
+from biascope.studies.runs import Run
+
+
+@dataclass(frozen=True)
+class DecileTask:
+    """n training and `extra` held-out examples (both from the official training set), ranked together by C-score.
+
+    The scores are estimated by networks `score_net` trained on `score_repeats` random subsets of each of four sizes
+    (20, 40, 60, 80 %). The thesis takes published scores of CIFAR-10, made with larger networks.
+    """
+
+    dataset: str = "digits"
+    n: int = 1000
+    extra: int = 250
+    groups: int = 10
+    net: str = "mlp"
+    width: int = 64
+    depth: int = 4
+    init: str = "torch"
+    watched: int = 100  # examples per group
+    lin: int = 20
+    score_net: str = "mlp"
+    score_width: int = 32
+    score_repeats: int = 6
+    score_epochs: int = 10
+    score_lr: float = 0.1
+    score_batch: int = 128
+
+    def with_scores(self, net: str, repeats: int, epochs: int, lr: float) -> DecileTask:
+        """The same task with other networks behind the scores."""
+        return replace(self, score_net=net, score_repeats=repeats, score_epochs=epochs, score_lr=lr)
+
+
+def decile_runs(
+    run: Run, task: DecileTask, settings: Mapping[str, Setting], seeds: int
+) -> tuple[dict[str, list[Trajectory]], dict[str, Estimate]]:
+    """Every setting from every seed, and what is to be known of the scores. Seeds share the data and the scores."""
+    train_set, held = standardised(task.dataset, task.n, task.extra, derive(run.seed, "split"), run.device)
+    x, y = torch.cat([train_set.x, held.x]), torch.cat([train_set.y, held.y])
+
+    def score() -> Mapping[str, Tensor | float]:
+        found = c_scores(
+            lambda: network(task.score_net, x[:1].cpu(), 10, task.score_width, 1, "torch", None),
+            x,
+            y,
+            repeats=task.score_repeats,
+            seed=derive(run.seed, "c-scores"),
+            device=run.device,
+            epochs=task.score_epochs,
+            lr=task.score_lr,
+            momentum=0.9,
+            batch_size=task.score_batch,
+            clip_norm=1.0,
+        )
+        return {"scores": found.scores, "errors": found.standard_errors, "coverage": found.coverage}
+
+    scored = run.cached("c-scores", score)
+    scores = torch.as_tensor(scored["scores"]).nan_to_num(nan=0.5)
+    group = rank_groups(scores, task.groups).to(x.device)
+    watched = watch(x, y, group, task)
+    found: dict[str, list[Trajectory]] = {label: [] for label in settings}
+    for seed, label in progress([(s, k) for s in range(seeds) for k in settings], "trainings"):
+        own = derive(run.seed, "decile experiment", seed)
+
+        def compute(own: int = own, label: str = label) -> Mapping[str, object]:
+            net = network(task.net, x, 10, task.width, task.depth, task.init, derive(own, "init"))
+            lin = held.x[: task.lin] if task.lin else None
+            setting = settings[label]
+            return train(net, train_set.x, train_set.y, watched, setting, derive(own, "order"), lin).values()
+
+        found[label].append(Trajectory.read(run.cached(f"{label} seed={seed}", compute)))  # type: ignore[arg-type]
+    by_group = [Estimate.of(scores[group.cpu() == g].tolist()) for g in (0, task.groups - 1)]
+    numbers = {
+        "C-score, most difficult group": by_group[0],
+        "C-score, easiest group": by_group[1],
+        "mean standard error of a C-score": Estimate(float(torch.as_tensor(scored["errors"]).nanmean())),
+        "share of examples and sizes with a vote": Estimate(float(scored["coverage"])),  # type: ignore[arg-type]
+    }
+    return found, numbers
+
+
+def watch(x: Tensor, y: Tensor, group: Tensor, task: DecileTask) -> Watched:
+    """At most `watched` examples of every group; "train 1" is the most difficult of the training part, "test 1" of the
+    held-out one.
+    """
+    parts = {}
+    for part, rows in (("train", slice(0, task.n)), ("test", slice(task.n, None))):
+        for g in range(task.groups):
+            index = (group[rows] == g).nonzero().flatten()[: task.watched]
+            if len(index):
+                parts[f"{part} {g + 1}"] = (x[rows][index], y[rows][index])
+    return Watched.of(parts)
+
+
+def mean_loss(trajectory: Trajectory) -> Tensor:
+    """Progress [P]: mean loss over the training groups, which are equally large parts of the training set."""
+    return torch.stack([trajectory.losses(name) for name in names(trajectory, "train")]).mean(0)
+
+
+def names(trajectory: Trajectory, part: str) -> list[str]:
+    """The groups of a part, from difficult to easy."""
+    return [name for name in trajectory.names if name.startswith(f"{part} ")]
+
+
+def spread(trajectory: Trajectory, part: str = "train") -> Tensor:
+    """Loss of the most difficult group minus loss of the easiest, [P]."""
+    own = names(trajectory, part)
+    return trajectory.losses(own[0]) - trajectory.losses(own[-1])
+
+
+def spread_gap(hasty: Sequence[Trajectory], lazy: Sequence[Trajectory], part: str = "train") -> Estimate:
+    """Spread of the non-linear regime minus that of the linear one at equal mean training loss, over seeds."""
+    return estimate(paired_differences(hasty, lazy, mean_loss, lambda t: spread(t, part)))
+
+
+def group_chart(runs: Mapping[str, Sequence[Trajectory]], part: str = "train", measure: str = "loss") -> Chart:
+    """Loss or accuracy of the first, middle and last groups at equal mean training loss."""
+    own = names(next(iter(runs.values()))[0], part)
+    series = [
+        curve_series(
+            f"group {name.split()[1]} of {len(own)}, {label}",
+            group,
+            mean_loss,
+            lambda t, name=name: t.losses(name) if measure == "loss" else t.accuracies(name),  # type: ignore[misc]
+            "line" if place == 0 else "dashed",
+        )
+        for place, (label, group) in enumerate(runs.items())
+        for name in (own[0], own[len(own) // 2], own[-1])
+    ]
+    return Chart(
+        f"{part}-{measure}",
+        f"{measure.capitalize()} of groups by C-score, {part} examples",
+        "mean training loss (training goes to the left)",
+        measure,
+        tuple(series),
+        alt=f"{measure} of the most difficult, a middle and the easiest group over the mean training loss, per regime.",
+        caption="Group 1 has the lowest C-scores. Mean over seeds, band: standard error.",
+    )

@@ -1,0 +1,114 @@
+"""Fig. 5.2 (top), with C.2: groups of examples by C-score. Is the difference between easy and difficult ones larger in
+the non-linear regime, at equal training progress?
+
+C-scores are estimated here (`lazy/cscore.py`) with small networks; the thesis takes published scores. The same network
+is trained from the same start on the same batches with alpha = 1 and with a large alpha.
+
+Verdict: confirmed if, over seeds, the spread (loss of the most difficult group minus that of the easiest), at equal
+mean training loss and averaged over the levels both regimes reach, is larger for the non-linear regime by two standard
+errors. Not tested if the large alpha did not keep the tangent kernel (alignment below 0.9).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from biascope.studies.lazy.comparison import (
+    beyond,
+    curve_series,
+    decided,
+    known,
+    linearity_chart,
+    linearity_numbers,
+    stayed_linear,
+    steps_taken,
+)
+from biascope.studies.lazy.deciles import DecileTask, decile_runs, group_chart, mean_loss, spread, spread_gap
+from biascope.studies.lazy.training import Setting
+from biascope.studies.registry import study
+from biascope.studies.result import Chart, Estimate, StudyResult, Verdict
+from biascope.studies.runs import Run
+
+CLAIM = (
+    "Examples with high C-scores are learnt first in both regimes, and at equal mean training loss the spread between "
+    "difficult and easy groups is larger in the non-linear regime."
+)
+SIZES = {
+    "smoke": {"n": 400, "extra": 100, "width": 48, "steps": (100, 300), "lr": 0.2, "batch": 50, "seeds": 2, "lin": 8}
+    | {"groups": 5, "score_repeats": 4, "score_epochs": 6},
+    "laptop": {"dataset": "cifar10", "net": "lenet", "n": 2000, "extra": 1000, "steps": (1500, 6000), "lr": 0.02}
+    | {"score_net": "lenet", "score_repeats": 8, "score_epochs": 8, "score_lr": 0.05, "watched": 200},
+    "paper": {"dataset": "cifar10", "net": "resnet18-nobn", "n": 40_000, "extra": 10_000, "steps": (64_000, 320_000)}
+    | {"score_net": "lenet", "score_repeats": 24, "score_epochs": 12, "score_lr": 0.05, "watched": 1000, "lin": 100}
+    | {"factor": 0.96, "width": 64},
+}
+
+
+@study("lazy/fig5.2-cscore", paper="linearization", figure="5.2", claim=CLAIM, sizes=SIZES)
+def fig5_2_cscore(
+    run: Run,
+    *,
+    dataset: Annotated[str, "digits, digits32, mnist, fashion-mnist or cifar10"] = "digits",
+    net: Annotated[str, "mlp, lenet, resnet18-nobn or vgg11-nobn"] = "mlp",
+    width: Annotated[int, "units of a hidden layer, or channels of the first stage"] = 64,
+    depth: Annotated[int, "hidden layers of the mlp"] = 4,
+    init: Annotated[str, "torch or he"] = "torch",
+    n: Annotated[int, "training examples"] = 1000,
+    extra: Annotated[int, "held-out examples, ranked with the others"] = 250,
+    groups: Annotated[int, "groups by C-score"] = 10,
+    alphas: Annotated[tuple[float, ...], "the non-linear and the linear regime"] = (1.0, 100.0),
+    lr: Annotated[float, "learning rate of the plain network"] = 0.01,
+    batch: Annotated[int, "examples per step"] = 125,
+    steps: Annotated[tuple[int, ...], "steps at most, one number per alpha"] = (2000, 8000),
+    stop: Annotated[float, "training loss at which a run ends"] = 0.05,
+    factor: Annotated[float, "ratio of successive losses at which the groups are measured"] = 0.93,
+    watched: Annotated[int, "examples measured per group"] = 100,
+    lin: Annotated[int, "examples for the linearity metrics, 0 for none"] = 20,
+    score_net: Annotated[str, "network that estimates the C-scores"] = "mlp",
+    score_repeats: Annotated[int, "networks per subset size (there are four sizes)"] = 6,
+    score_epochs: Annotated[int, "passes over the subset"] = 10,
+    score_lr: Annotated[float, "its learning rate"] = 0.1,
+    seeds: Annotated[int, "initialisations"] = 3,
+    capture: Annotated[bool, "replay a CUDA graph, on CUDA"] = True,
+) -> StudyResult:
+    """Loss of groups by C-score in both regimes at equal mean training loss."""
+    task = DecileTask(dataset, n, extra, groups, net, width, depth, init, watched, lin)
+    task = task.with_scores(score_net, score_repeats, score_epochs, score_lr)
+    settings = {
+        f"alpha = {alpha:g}": Setting(alpha, lr, 0.9, batch, count, stop, factor, capture=capture)
+        for alpha, count in zip(alphas, steps, strict=True)
+    }
+    runs, numbers = decile_runs(run, task, settings, seeds)
+    hasty, lazy = runs.values()
+    gap, held_out = spread_gap(hasty, lazy), spread_gap(hasty, lazy, "test")
+    linear = stayed_linear(lazy)
+    tested = linear and decided(gap)
+    verdict: Verdict = ("confirmed" if beyond(gap) else "not confirmed") if tested else "not tested"
+    own: dict[str, Estimate] = {
+        "spread of the loss, non-linear minus linear, training": gap,
+        "spread of the loss, non-linear minus linear, held out": held_out,
+    }
+    spreads = Chart(
+        "spread",
+        "Loss of the most difficult minus loss of the easiest group",
+        "mean training loss (training goes to the left)",
+        "spread",
+        tuple(curve_series(label, group, mean_loss, spread) for label, group in runs.items()),
+        alt="The spread over the mean training loss, one curve per regime.",
+        caption="Mean over seeds, band: standard error.",
+    )
+    notes = "" if linear else f" {list(runs)[1]} did not stay linear."
+    return StudyResult(
+        verdict,
+        CLAIM,
+        f"{net} on {n} examples of {dataset}, {seeds} seeds: the spread is larger by {gap} in the non-linear regime "
+        f"(held-out examples: {held_out}). C-scores estimated with {4 * score_repeats} small networks ({score_net}), "
+        f"not the published ones.{notes}",
+        {**known(own), **numbers, **linearity_numbers(runs), **steps_taken(runs)},
+        (
+            group_chart(runs),
+            spreads,
+            group_chart(runs, "test"),
+            *([linearity_chart(runs, "train 1")] if lin else []),
+        ),
+    )

@@ -1,0 +1,109 @@
+"""Fig. C.1: the learning rate does not do what alpha does. Label noise with alpha = 1 and several learning rates.
+
+The network of Fig. 5.2 (bottom) is trained with alpha = 1 and learning rates over orders of magnitude, and once with a
+large alpha for comparison. All are compared at equal loss of the clean examples.
+
+Verdict: confirmed if changing the learning rate (from the largest to the smallest that made progress) moves the noisy
+loss at equal clean loss by less than changing alpha does: |effect of the rate| + 2 SE < |effect of alpha| - 2 SE. Small
+rates get little progress in a bounded number of steps; a rate counts only if its runs brought the clean loss below
+`reach` times its start.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from biascope.studies.lazy.comparison import decided, known, linearity_chart, linearity_numbers, steps_taken
+from biascope.studies.lazy.noise import NoiseTask, curves_chart, noise_runs, noisy_gap
+from biascope.studies.lazy.training import Setting, Trajectory
+from biascope.studies.registry import study
+from biascope.studies.result import Estimate, StudyResult, Verdict
+from biascope.studies.runs import Run
+
+CLAIM = (
+    "With alpha = 1 the trajectories at equal clean loss coincide for all learning rates, over orders of magnitude, "
+    "while alpha moves them: a small learning rate is not a large alpha (its linearity metrics still fall)."
+)
+
+
+@study(
+    "lazy/figC.1",
+    paper="linearization",
+    figure="C.1",
+    claim=CLAIM,
+    sizes={
+        "smoke": {"n": 300, "width": 48, "batch": 50, "lrs": (0.2, 0.05), "steps": (100, 250), "alpha_steps": 350}
+        | {"seeds": 2, "lin": 8},
+        "laptop": {"dataset": "cifar10", "net": "lenet", "n": 2000, "lrs": (0.02, 0.006, 0.002), "seeds": 2}
+        | {"steps": (800, 2500, 6000), "alpha_steps": 5000},
+        "paper": {"dataset": "cifar10", "net": "resnet18-nobn", "width": 64, "n": 40_000, "lin": 100, "factor": 0.96}
+        | {"lrs": (0.01, 0.003, 1e-4, 1e-6), "steps": (64_000, 200_000, 500_000, 500_000), "alpha_steps": 320_000},
+    },
+)
+def figC_1(
+    run: Run,
+    *,
+    dataset: Annotated[str, "digits, digits32, mnist, fashion-mnist or cifar10"] = "digits",
+    net: Annotated[str, "mlp, lenet, resnet18-nobn or vgg11-nobn"] = "mlp",
+    width: Annotated[int, "units of a hidden layer, or channels of the first stage"] = 64,
+    depth: Annotated[int, "hidden layers of the mlp"] = 4,
+    init: Annotated[str, "torch or he"] = "torch",
+    n: Annotated[int, "training examples"] = 1000,
+    fraction: Annotated[float, "share of wrong labels"] = 0.15,
+    lrs: Annotated[tuple[float, ...], "learning rates with alpha = 1, descending"] = (0.1, 0.03, 0.01),
+    steps: Annotated[tuple[int, ...], "steps at most, one number per learning rate"] = (1000, 3000, 8000),
+    alpha: Annotated[float, "the linear regime for comparison, at the largest rate"] = 100.0,
+    alpha_steps: Annotated[int, "steps at most of the linear regime"] = 8000,
+    batch: Annotated[int, "examples per step"] = 125,
+    stop: Annotated[float, "training loss at which a run ends"] = 0.3,
+    factor: Annotated[float, "ratio of successive losses at which the groups are measured"] = 0.93,
+    reach: Annotated[float, "share of the initial clean loss below which a rate counts"] = 0.7,
+    watched: Annotated[int, "examples measured per group"] = 1000,
+    lin: Annotated[int, "examples for the linearity metrics, 0 for none"] = 20,
+    seeds: Annotated[int, "initialisations"] = 3,
+    capture: Annotated[bool, "replay a CUDA graph, on CUDA"] = True,
+) -> StudyResult:
+    """Noisy loss at equal clean loss for several learning rates, beside a large alpha."""
+    task = NoiseTask(dataset, n, fraction, net, width, depth, init, watched, lin)
+    settings = {
+        f"lr {lr:g}": Setting(1.0, lr, 0.9, batch, count, stop, factor, capture=capture)
+        for lr, count in zip(lrs, steps, strict=True)
+    }
+    scaled = f"alpha = {alpha:g}"
+    settings[scaled] = Setting(alpha, max(lrs), 0.9, batch, alpha_steps, stop, factor, capture=capture)
+    runs = noise_runs(run, task, settings, seeds)
+
+    def got_far(group: list[Trajectory]) -> bool:
+        return all(float(t.losses("clean").min()) < reach * float(t.losses("clean")[0]) for t in group)
+
+    counted = {label: group for label, group in runs.items() if got_far(group)}
+    rates = [label for label in counted if label != scaled]
+    numbers: dict[str, Estimate] = {**linearity_numbers(runs), **steps_taken(runs)}
+    if len(rates) < 2 or scaled not in counted:
+        left = ", ".join(sorted(set(runs) - set(counted)))
+        return StudyResult("not tested", CLAIM, f"Too little progress in the steps allowed: {left}.", numbers)
+    rate_effect = noisy_gap(counted[rates[-1]], counted[rates[0]])
+    alpha_effect = noisy_gap(counted[scaled], counted[rates[0]])
+    numbers = {
+        f"noisy loss at equal clean loss, {rates[-1]} minus {rates[0]}": rate_effect,
+        f"noisy loss at equal clean loss, {scaled} minus {rates[0]}": alpha_effect,
+        **numbers,
+    }
+    verdict: Verdict = "not tested"
+    if decided(rate_effect, alpha_effect):
+        doubt = 2 * sum(e.standard_error or 0.0 for e in (rate_effect, alpha_effect))
+        verdict = "confirmed" if abs(rate_effect.value) + doubt < abs(alpha_effect.value) else "not confirmed"
+    out = [label for label in runs if label not in counted]
+    left = f" Left out for too little progress: {', '.join(out)}." if out else ""
+    return StudyResult(
+        verdict,
+        CLAIM,
+        f"{net} on {n} examples of {dataset}, {seeds} seeds: from {rates[0]} to {rates[-1]} the noisy loss at equal "
+        f"clean loss moves by {rate_effect}; from alpha 1 to {alpha:g} by {alpha_effect}.{left}",
+        known(numbers),
+        (
+            curves_chart(counted),
+            curves_chart(counted, "accuracy"),
+            *([linearity_chart(runs, "clean")] if lin else []),
+        ),
+    )

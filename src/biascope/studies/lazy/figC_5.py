@@ -1,0 +1,135 @@
+"""Figs. C.5 and C.6: by how much each group by C-score differs between the regimes, and the accuracies.
+
+The same trainings as Fig. 5.2 (top); here the difference of the loss, non-linear minus linear, is taken group by group.
+
+Verdict: confirmed if, over seeds and averaged over the levels of mean training loss both regimes reach, the difference
+is below 0 for the easiest group and above 0 for the most difficult one, both by two standard errors.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+
+from biascope.studies.lazy.comparison import (
+    at_progress,
+    beyond,
+    decided,
+    estimate,
+    known,
+    negative,
+    paired_differences,
+    shared_levels,
+    stayed_linear,
+    steps_taken,
+)
+from biascope.studies.lazy.deciles import DecileTask, decile_runs, group_chart, mean_loss, names
+from biascope.studies.lazy.fig5_2_cscore import SIZES
+from biascope.studies.lazy.training import Setting, Trajectory
+from biascope.studies.registry import study
+from biascope.studies.result import Chart, Series, StudyResult, Verdict
+from biascope.studies.runs import Run
+
+CLAIM = (
+    "At equal mean training loss the loss of examples with high C-scores is lower in the non-linear regime, and that "
+    "of examples with low C-scores higher."
+)
+
+
+@study("lazy/figC.5", paper="linearization", figure="C.5", claim=CLAIM, sizes=SIZES)
+def figC_5(
+    run: Run,
+    *,
+    dataset: Annotated[str, "digits, digits32, mnist, fashion-mnist or cifar10"] = "digits",
+    net: Annotated[str, "mlp, lenet, resnet18-nobn or vgg11-nobn"] = "mlp",
+    width: Annotated[int, "units of a hidden layer, or channels of the first stage"] = 64,
+    depth: Annotated[int, "hidden layers of the mlp"] = 4,
+    init: Annotated[str, "torch or he"] = "torch",
+    n: Annotated[int, "training examples"] = 1000,
+    extra: Annotated[int, "held-out examples, ranked with the others"] = 250,
+    groups: Annotated[int, "groups by C-score"] = 10,
+    alphas: Annotated[tuple[float, ...], "the non-linear and the linear regime"] = (1.0, 100.0),
+    lr: Annotated[float, "learning rate of the plain network"] = 0.01,
+    batch: Annotated[int, "examples per step"] = 125,
+    steps: Annotated[tuple[int, ...], "steps at most, one number per alpha"] = (2000, 8000),
+    stop: Annotated[float, "training loss at which a run ends"] = 0.05,
+    factor: Annotated[float, "ratio of successive losses at which the groups are measured"] = 0.93,
+    watched: Annotated[int, "examples measured per group"] = 100,
+    lin: Annotated[int, "examples for the linearity metrics, 0 for none"] = 20,
+    score_net: Annotated[str, "network that estimates the C-scores"] = "mlp",
+    score_repeats: Annotated[int, "networks per subset size (there are four sizes)"] = 6,
+    score_epochs: Annotated[int, "passes over the subset"] = 10,
+    score_lr: Annotated[float, "its learning rate"] = 0.1,
+    seeds: Annotated[int, "initialisations"] = 3,
+    capture: Annotated[bool, "replay a CUDA graph, on CUDA"] = True,
+) -> StudyResult:
+    """Difference of the loss between the regimes, group by group."""
+    task = DecileTask(dataset, n, extra, groups, net, width, depth, init, watched, lin)
+    task = task.with_scores(score_net, score_repeats, score_epochs, score_lr)
+    settings = {
+        f"alpha = {alpha:g}": Setting(alpha, lr, 0.9, batch, count, stop, factor, capture=capture)
+        for alpha, count in zip(alphas, steps, strict=True)
+    }
+    runs, scores = decile_runs(run, task, settings, seeds)
+    hasty, lazy = runs.values()
+    differences = paired_differences(hasty, lazy, mean_loss, lambda t: t.loss)  # [seeds, groups]
+    own = names(hasty[0], "train")
+    numbers = {
+        f"loss of group {k + 1}, non-linear minus linear": estimate(differences[:, hasty[0].names.index(name)])
+        for k, name in enumerate(own)
+    }
+    hard, *_, easy = numbers.values()
+    linear = stayed_linear(lazy)
+    verdict: Verdict = "not tested"
+    if linear and decided(hard, easy):
+        verdict = "confirmed" if beyond(hard) and beyond(negative(easy)) else "not confirmed"
+    shown = Chart(
+        "differences",
+        "Loss of groups by C-score: non-linear minus linear",
+        "mean training loss (training goes to the left)",
+        "difference of the loss",
+        tuple(_difference(hasty, lazy, name) for name in own),
+        alt="One curve per group; difficult groups above zero, easy ones below, where the claim holds.",
+        caption="Group 1 has the lowest C-scores. Mean over seeds, band: standard error.",
+    )
+    by_group = Chart(
+        "by-group",
+        "Mean difference by group",
+        "group, from difficult to easy",
+        "loss, non-linear minus linear",
+        (
+            Series.of(
+                "mean over levels and seeds",
+                range(1, len(own) + 1),
+                [value.value for value in numbers.values()],
+                [value.standard_error or 0.0 for value in numbers.values()],
+            ),
+        ),
+        alt="Mean difference of the loss over the groups.",
+    )
+    return StudyResult(
+        verdict,
+        CLAIM,
+        f"{net} on {n} examples of {dataset}, {seeds} seeds: non-linear minus linear loss is {hard} on the most "
+        f"difficult and {easy} on the easiest of {len(own)} groups."
+        + ("" if linear else f" {list(runs)[1]} did not stay linear."),
+        {**known(numbers), **scores, **steps_taken(runs)},
+        (shown, by_group, group_chart(runs, measure="accuracy"), group_chart(runs, "test", "accuracy")),
+    )
+
+
+def _difference(hasty: list[Trajectory], lazy: list[Trajectory], name: str) -> Series:
+    """Mean over seeds of the difference of a group's loss, where all runs have been."""
+    label = f"group {name.split()[1]}"
+    levels = shared_levels([mean_loss(t) for t in (*hasty, *lazy)])
+    if levels is None:
+        return Series.of(label, [], [])
+    rows = torch.stack(
+        [
+            at_progress(mean_loss(a), a.losses(name), levels) - at_progress(mean_loss(b), b.losses(name), levels)
+            for a, b in zip(hasty, lazy)
+        ]
+    )
+    error = rows.std(0) / len(rows) ** 0.5 if len(rows) > 1 else None
+    return Series.of(label, levels, rows.mean(0), error)
