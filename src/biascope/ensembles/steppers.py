@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from biascope.ensembles.evaluate import arithmetic, fastest_convolutions
+from biascope.ensembles.evaluate import arithmetic, clock, fastest_convolutions
 from biascope.ensembles.networks import Networks
 from biascope.seeds import derive
 
@@ -240,19 +239,22 @@ def choose(work: Work, group: int) -> str:
     slow = "graph" if work.device.type == "cuda" else "loop"
     if group == 1:
         return slow
-    n = min(len(work.tasks[0][0]), 4 * work.sgd.batch_size)
-    few = range(min(group, 32))
+    n = min(len(work.tasks[0][0]), 2 * work.sgd.batch_size)
+    few = range(min(group, 32 if slow == "graph" else 4))
+    trial, all_steps = 4 * (1 + len(few)), len(work.tasks) * len(work.sgd.rates(len(work.tasks[0][0])))
+    if all_steps < 10 * trial:
+        return slow  # trying would take longer than what it could save
     tasks = [(x[:n], y[:n]) for x, y in (work.tasks[i] for i in few)]
     short = replace(work, sgd=replace(work.sgd, epochs=1), tasks=tasks)
     times = {}
     for engine, indices in ((slow, range(1)), ("vmap", few)):
         run, data = make(engine, short), short.load(indices)
         for _ in range(2):  # the first run pays for compilation and capture
-            begin = time.perf_counter()
+            begin = clock()
             run(indices, *data)
             if work.device.type == "cuda":
                 torch.cuda.synchronize(work.device)
-            times[engine] = (time.perf_counter() - begin) / len(indices)
+            times[engine] = (clock() - begin) / len(indices)
     return min(times, key=lambda engine: times[engine])
 
 
