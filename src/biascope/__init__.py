@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         sketched_ntk,
     )
     from biascope.linearize import lazy, linearize
+    from biascope.probes import Probe
 
 # public name -> module that defines it
 _PUBLIC = {
@@ -68,6 +69,7 @@ _PUBLIC = {
     "average_geometry": "biascope.geometry",
     "geometry_evolution": "biascope.geometry",
     "lazy": "biascope.linearize",
+    "Probe": "biascope.probes",
 }
 _ROOMS = (
     "curvature",
@@ -89,6 +91,7 @@ __all__ = [
     "Coverage",
     "Jacobian",
     "Kernel",
+    "Probe",
     "Spectrum",
     "average_geometry",
     "curvature",

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from probe_zoo import batch, centre_rows, cosine, jacobian_rows, mlp, moved
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -33,6 +32,7 @@ from biascope.probes import (
     trace_ratio,
 )
 from biascope.probes.metrics import REGISTER, as_metrics
+from probes.probe_zoo import batch, centre_rows, cosine, jacobian_rows, mlp, moved
 
 NET = mlp(3, 6, 5, 2)
 AFTER = moved(NET)

@@ -27,14 +27,22 @@ from biascope.probes.path_metrics import (
     path_complexity,
     spectral_norm,
 )
+from biascope.probes.probe import Probe
 from biascope.probes.record import Record, read_records
+from biascope.probes.schedules import EveryEpochs, EverySteps, LogSteps, LossGrid, Schedule
 from biascope.probes.view import Setup, View
 
 __all__ = [
     "EqualProgress",
+    "EveryEpochs",
+    "EverySteps",
+    "LogSteps",
+    "LossGrid",
     "Metric",
     "Pair",
+    "Probe",
     "Record",
+    "Schedule",
     "Setup",
     "View",
     "complexity",

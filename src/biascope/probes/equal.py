@@ -126,8 +126,9 @@ def _seen(records: Sequence[Record], by: str, what: str) -> list[Record]:
 
 
 def _reach(records: list[Record], by: str, t: float, up: bool, interpolate: bool) -> Record | None:
+    slack = 1e-8 * abs(t)  # thresholds are computed numbers
     for i, record in enumerate(records):
-        if (record[by] >= t) if up else (record[by] <= t):
+        if (record[by] >= t - slack) if up else (record[by] <= t + slack):
             return _between(records[i - 1], record, by, t) if interpolate and i else record
     return None
 

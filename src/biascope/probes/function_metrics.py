@@ -68,7 +68,7 @@ def _centred(t: Tensor) -> Tensor:
     return t - t.mean(0)
 
 
-@register(needs=["labels"])
+@register(needs=["group labels"])
 def group_losses(view: View) -> dict[str, float]:
     """Mean loss and, for classes, accuracy of every group: easy and hard, clean and noisy, majority and minority.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from biascope.errors import InputError
-from biascope.functional import Inputs, batch_size, check_inputs
+from biascope.functional import Inputs, batch_size, check_inputs, map_inputs
 
 Group = Tensor | tuple[Inputs, Tensor]  # indices into the probe batch, or a batch (x, y) of its own
 
@@ -46,3 +46,18 @@ def as_groups(groups: Mapping[str, Any] | None, n: int) -> dict[str, Group]:
     if not checked:
         raise InputError("groups is empty: give {name: indices}")
     return checked
+
+
+def moved_groups(groups: Mapping[str, Any] | None, device: torch.device) -> dict[str, Any] | None:
+    """Groups with their own batches moved to a device.
+
+    Example:
+        >>> moved_groups({"test": (torch.eye(2), torch.arange(2))}, torch.device("cpu"))["test"][1]
+        tensor([0, 1])
+    """
+    if groups is None:
+        return None
+    return {
+        name: (map_inputs(g[0], lambda t: t.to(device)), g[1].to(device)) if isinstance(g, tuple) else g
+        for name, g in groups.items()
+    }

@@ -66,7 +66,7 @@ def layer_alignment(view: View, to: str = "labels", centred: str | bool | None =
     return found
 
 
-@register(needs=["labels"])
+@register(needs=["group labels"])
 def group_alignment(view: View, centred: str | bool = "per-output") -> dict[str, float]:
     """CKA with the labels inside every group (easy against difficult examples), each centred by itself.
 

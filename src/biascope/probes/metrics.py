@@ -17,7 +17,7 @@ from biascope.probes.view import View
 
 Values = float | Tensor | Mapping[str, float]
 Function = Callable[..., Values]
-NEEDS = {"labels", "layers", "steps", "train"}
+NEEDS = {"labels", "group labels", "layers", "steps", "train"}
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class Metric:
     Attributes:
         name: under which its values are recorded: "name", or "name/part" for each part.
         function: (view, **options) -> a number, or {part: number}.
-        needs: "labels", "layers" (kernels of the layers), "steps" (the path between measurements).
+        needs: "labels", "group labels", "layers" (kernels of the layers), "steps" (lengths of all steps); "train"
+            (train mode) is refused.
         keeps: what the previous measurement must keep for it (names of `View`'s quantities).
         options: keyword arguments of the function.
     """

@@ -61,7 +61,7 @@ def complexity(view: View) -> float:
     total = 0.0
     if (last := view.previous) is not None:
         step = float((view.theta.double() - last.theta.double()).norm())
-        total = last.totals["complexity"] + step * last.feature_norm
+        total = last.totals.get("complexity", math.nan) + step * last.feature_norm
     view.totals["complexity"] = total
     return total
 
@@ -80,7 +80,7 @@ def path_complexity(view: View) -> float:
     _ = view.feature_norm
     total = 0.0
     if (last := view.previous) is not None:
-        total = last.totals["path_complexity"] + view.path * last.feature_norm
+        total = last.totals.get("path_complexity", math.nan) + view.path * last.feature_norm
     view.totals["path_complexity"] = total
     return total
 
