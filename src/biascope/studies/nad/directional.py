@@ -109,15 +109,18 @@ class DirectionalTasks(Sequence[tuple[Tensor, Tensor]]):
         return len(self.directions)
 
     def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        v = self.directions[i]
-        rng = generator(*self.seed, i, device=self.device)
-        z = torch.randn(self.n, len(v), generator=rng, device=self.device).mul_(self.protocol.sigma)
         y = torch.arange(self.n, device=self.device) % 2
-        along = class_offset(self.protocol.eps, self.protocol.gap) * (2 * y - 1) - z @ v
-        # the product rounds (and tf32 rounds more): what is left of the noise along v is taken out once more
-        x = torch.addr(z, along, v)
-        x = torch.addr(x, class_offset(self.protocol.eps, self.protocol.gap) * (2 * y - 1) - (x * v).sum(1), v)
+        x = draw_inputs(y, self.directions[i], self.protocol, generator(*self.seed, i, device=self.device))
         return x.view(self.n, 1, *self.shape), y
+
+
+def draw_inputs(y: Tensor, v: Tensor, protocol: Protocol, rng: torch.Generator) -> Tensor:
+    """Inputs [n, D] of D(v) for labels y [n] in {0, 1} and a unit vector v [D], on the device of v."""
+    offset = class_offset(protocol.eps, protocol.gap) * (2 * y - 1)
+    x = torch.randn(len(y), len(v), generator=rng, device=v.device, dtype=v.dtype).mul_(protocol.sigma)
+    for _ in range(2):  # rounding leaves a little noise along v; the second time takes it out
+        x = torch.addr(x, offset - (x * v).sum(1), v)
+    return x
 
 
 def architecture(

@@ -93,8 +93,8 @@ def fig2(
         CLAIM,
         f"{net}, {len(basis)} bins ({protocol}): the fastest bin needs {steps.min():.0f} steps to a loss of "
         f"{target:g}, the slowest {steps.max():.0f}{' (all there are)' if never.any() else ''}; log10 of the steps "
-        f"of the slowest minus the fastest quarter: {gap_in_steps if gap_in_steps else 'too few bins'}. Mean test accuracy "
-        f"{numbers['mean test accuracy']}.",
+        f"of the slowest minus the fastest quarter: {gap_in_steps if gap_in_steps else 'too few bins'}. Mean test "
+        f"accuracy {numbers['mean test accuracy']}.",
         numbers,
         (loss_chart(f"Training loss of {net} on D(v)", found.losses[shown], labels, str(protocol)), maps),
     )

@@ -89,8 +89,8 @@ def fig22(
         CLAIM,
         f"{net}, {len(indices)} directions, {ns[0]} to {ns[-1]} samples, sigma = {sigma:g}: rank correlation of the "
         f"index with the mean accuracy {order}; the most samples give {help_} more accuracy than the fewest. 90 % is "
-        f"reached up to index {max(reached) if reached else 'none'}; the worst direction has {accuracy[-1].min():.3f} with "
-        f"{ns[-1]} samples.",
+        f"reached up to index {max(reached) if reached else 'none'}; the worst direction has {accuracy[-1].min():.3f} "
+        f"with {ns[-1]} samples.",
         {
             "Spearman(index, accuracy averaged over numbers of samples)": order,
             f"accuracy with {ns[-1]} minus with {ns[0]} samples": help_,
