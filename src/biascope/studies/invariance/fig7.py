@@ -47,7 +47,7 @@ CASES = {
     sizes={
         "smoke": {"source": "synthetic", "side": 8, "per_class": 20, "widths": (4, 32), "networks": 400,
                   "exact_widths": (2, 8, 32, 128, 512, 2048, 8192)},
-        "laptop": {"side": 16, "per_class": 100, "widths": (4, 32, 256), "networks": 1500},
+        "laptop": {"side": 16, "per_class": 50, "widths": (4, 32, 128), "networks": 800},
         "paper": {},
     },
 )  # fmt: skip

@@ -1,0 +1,256 @@
+"""Building blocks of the geometric invariance studies, against the data room, closed forms and slow versions."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from biascope import data
+from biascope.ensembles import record
+from biascope.errors import InputError
+from biascope.geometry import correlation, matched_count, removed_variance, velocity
+from biascope.geometry.linear_cnn import pooled_cnn_evolution, tap_matrices
+from biascope.geometry.mlp_theory import mlp_evolution
+from biascope.seeds import generator
+from biascope.studies.invariance import fig6, fig7, fig9, tasks
+from biascope.studies.invariance.boundary_sweep import check_boundaries
+from biascope.studies.invariance.factors import History, energy, jackknife, overlap
+from biascope.studies.invariance.fig12_13 import batch_for
+from biascope.studies.invariance.geometries import Geometry, many_heads, spread_indices
+from biascope.studies.invariance.images import stand_in
+from biascope.studies.invariance.lenet_oracle import lenet_geometry
+from biascope.studies.invariance.networks import DESIGNS, factory, shape_of
+from biascope.studies.invariance.relabelled import labels_along
+from biascope.studies.invariance.tables import PUBLISHED, RATES, difference, keep
+
+SHAPE = (1, 4, 4)
+
+
+def unit(seed: int, k: int = 1, shape: tuple[int, ...] = SHAPE) -> torch.Tensor:
+    Q, _ = torch.linalg.qr(torch.randn(math.prod(shape), k, generator=torch.Generator().manual_seed(seed)))
+    return Q.T.reshape(k, *shape).contiguous()
+
+
+# ------------------------------------------------------------------------------------------------------------- tasks
+
+
+@pytest.mark.parametrize("boundary", ["linear", "quadratic", "sinusoidal"])
+def test_boundary_task_is_the_isotropic_data_set(boundary: str) -> None:
+    u, n, eps, seed = unit(0)[0], 200, 2.0, 5
+    expected = data.isotropic(u, n, boundary, eps=eps, seed=seed)  # type: ignore[arg-type]
+    rng = torch.Generator().manual_seed(seed)  # the same numbers in the same order
+    al = torch.randn(n, generator=rng, dtype=torch.float64)
+    noise = tasks.Noise(torch.randn(n, *SHAPE, generator=rng), torch.stack([al, al], 1).float())
+    x, y = tasks.boundary_task(noise, u, boundary, eps)  # type: ignore[arg-type]
+    assert torch.allclose(x, expected.x, atol=1e-5)
+    assert torch.equal(y, expected.y)
+    assert int(y.sum()) == n // 2
+
+
+def test_circles_and_contest_are_planted_exactly() -> None:
+    U = unit(1, 3)
+    noise = tasks.Noise.draw(50, SHAPE, 1.0, 0, "cpu", "train", 0)
+    x, y = tasks.circles_task(noise, U[0], U[1], (0.5, 2.0))
+    plane = x.flatten(1) @ U[:2].flatten(1).T
+    assert torch.allclose(plane.norm(dim=1), torch.where(y > 0, 2.0, 0.5), atol=1e-5)
+    x, y = tasks.contest_task(noise, list(U), 1.0, (0.25, 1.5))
+    c = x.flatten(1) @ U.flatten(1).T
+    assert torch.allclose(c[:, 0], torch.where(y > 0, 0.5, -0.5), atol=1e-5)
+    assert torch.allclose(c[:, 1:].norm(dim=1), torch.where(y > 0, 1.5, 0.25), atol=1e-5)
+    bare, same = tasks.without((x, y), U[1], U[2])
+    assert torch.allclose((bare.flatten(1) @ U.flatten(1).T)[:, 1:], torch.zeros(50, 2), atol=1e-5)
+    assert torch.allclose(bare.flatten(1) @ U[0].flatten(), c[:, 0], atol=1e-5)
+    assert same is y
+
+
+def test_noise_is_shared_by_directions_and_differs_by_name() -> None:
+    noise = tasks.Noise.draw(20, SHAPE, 1.0, 0, "cpu", "train", 0)
+    u, v = unit(2, 2)
+    a, b = (tasks.boundary_task(noise, d, "linear", 1.0) for d in (u, v))
+    rest = [x.flatten(1) - (x.flatten(1) @ unit(2, 2).flatten(1).T) @ unit(2, 2).flatten(1) for x, _ in (a, b)]
+    assert torch.allclose(rest[0], rest[1], atol=1e-5)
+    assert not torch.equal(noise.w, tasks.Noise.draw(20, SHAPE, 1.0, 0, "cpu", "test", 0).w)
+
+
+def test_lazy_slices() -> None:
+    lazy = tasks.Lazy(lambda i: (torch.tensor(float(i)), torch.tensor(i)), 7)
+    assert [int(y) for _, y in lazy[2:5]] == [2, 3, 4]
+    assert int(lazy[-1][1]) == 6
+    with pytest.raises(IndexError):
+        lazy[7]
+
+
+# ----------------------------------------------------------------------------------------------------------- G and G^t
+
+
+def test_many_heads_give_the_closed_form_of_the_mlp() -> None:
+    """ReLU MLP, torch's initialisation: G = I / (3 D) 6^-L (Thm A.2)."""
+    made = record(lambda: nn.Sequential(nn.Linear(5, 40), nn.ReLU(), nn.Linear(40, 16)))
+    G = many_heads(made, (5,), 800, seed=0, probe_std=1.0, device="cpu")
+    expected = torch.eye(5, dtype=torch.float64) / 15 / 6
+    assert float((G - expected).abs().max()) < 0.06 * float(expected.max())
+
+
+def test_lenet_oracle_is_the_sampled_geometry_of_the_linear_lenet() -> None:
+    def linear() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(2, 6, 5, bias=False), nn.AvgPool2d(2), nn.Conv2d(6, 16, 5, bias=False), nn.AvgPool2d(2),
+            nn.Flatten(), nn.Linear(16, 8, bias=False),
+        )  # fmt: skip
+
+    sampled = many_heads(record(linear), (2, 16, 16), 400, seed=0, probe_std=1.0, device="cpu")
+    assert correlation(sampled, lenet_geometry(16, channels=2)) > 0.95
+    assert correlation(sampled, lenet_geometry(16, channels=2)) > correlation(sampled, torch.eye(512)) + 0.5
+    with pytest.raises(InputError, match="divide evenly"):
+        lenet_geometry(18)
+
+
+def test_history_is_the_dense_computation() -> None:
+    g = torch.randn(4, 5, 3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)  # times, R, P, D
+    dense = torch.einsum("trpd,trpe->tde", g, g)
+    history, w = History(g), torch.ones(5, dtype=torch.float64)
+    M = dense[0] + torch.eye(6, dtype=torch.float64)
+    energies, norm = history.energies(M), float(M.norm())
+    expected = [velocity(b, a) for a, b in pairwise(dense)]
+    assert history.velocity(w).tolist() == pytest.approx(expected, abs=1e-12)
+    assert history.with_start(w).tolist() == pytest.approx([correlation(d, dense[0]) for d in dense], abs=1e-12)
+    assert history.with_matrix(energies, norm, w).tolist() == pytest.approx([correlation(d, M) for d in dense])
+    change = [correlation(d - dense[0], M) for d in dense[1:]]
+    assert history.change_with_matrix(energies, norm, w).tolist() == pytest.approx(change, abs=1e-10)
+    left = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0], dtype=torch.float64)  # without network 2
+    fewer = torch.einsum("trpd,trpe->tde", g[:, [0, 1, 3, 4]], g[:, [0, 1, 3, 4]])
+    assert float(history.with_start(left)[3]) == pytest.approx(correlation(fewer[3], fewer[0]), abs=1e-12)
+    assert overlap(g[0], g[1]).shape == (5, 5)
+    assert energy(g[0], M).shape == (5,)
+
+
+def test_jackknife_of_a_mean_is_its_standard_error() -> None:
+    values = torch.tensor([1.0, 2.0, 4.0, 9.0], dtype=torch.float64)
+    mean, error = jackknife(lambda w: (w * values).sum() / w.sum(), 4)
+    assert float(mean) == 4.0
+    assert error is not None
+    assert float(error) == pytest.approx(float(values.std() / 2))
+    assert jackknife(lambda w: w.sum(), 2)[1] is None
+
+
+def test_true_spread_sees_structure_and_not_noise() -> None:
+    D, n = 40, 60
+    eye = torch.eye(D, dtype=torch.float64)
+    scale = torch.linspace(0.5, 1.5, D, dtype=torch.float64)
+    for spread, root in ((0.0, eye), (float(scale.std(correction=0)), scale.sqrt().diag())):
+        groups = []
+        for i in range(6):
+            rows = torch.randn(n, D, generator=generator(0, i), dtype=torch.float64) @ root
+            groups.append(rows.T @ rows / n)
+        mean = torch.stack(groups).mean(0)
+        found = fig9.true_spread(Geometry(mean, torch.ones(D), eye, tuple(groups), (D,), 6 * n))
+        assert found.standard_error is not None
+        assert abs(found.value - spread) < 4 * found.standard_error + 0.05
+        assert float(torch.linalg.eigvalsh(mean).std()) > spread + 0.1  # the naive spread is fooled
+
+
+def test_displacement_profile() -> None:
+    side = 6
+    band = torch.tensor([[1.0 if abs(i % side - j % side) <= 1 and i // side == j // side else 0.0
+                          for j in range(36)] for i in range(36)])  # fmt: skip
+    assert fig9.displacement_profile(band, side).tolist() == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_evolutions_of_the_two_theorems() -> None:
+    S = torch.randn(30, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    taps = tap_matrices((4, 4), 3)
+    K, patches = fig7.channel_overlap(4, 3, 1)
+    expected = pooled_cnn_evolution(taps, S.T @ S, 5, 0.7, 1.3)
+    assert torch.allclose(fig7.overlap_evolution(K, patches, S.T @ S, 5, 0.7, 1.3), expected, rtol=1e-10)
+    assert torch.allclose(fig7._mlp(S.T @ S, 7, 0.5, 2.0), mlp_evolution(S, 7, 0.5, 2.0), rtol=1e-8)
+    K3, _ = fig7.channel_overlap(4, 3, 3)
+    assert torch.equal(K3[16:32, 16:32], K)
+    assert not K3[:16, 16:].any()
+
+
+# -------------------------------------------------------------------------------------------- labels, removals, pruning
+
+
+@pytest.mark.parametrize("boundary", ["linear", "quadratic", "sinusoidal"])
+def test_labels_along_are_those_of_relabel(boundary: str) -> None:
+    train, test = (stand_in(100, 4, 0, part).x for part in ("train", "test"))
+    U = unit(3, 2, (3, 4, 4))
+    found = labels_along(train, test, U, boundary, 0.0, 0, 0)  # type: ignore[arg-type]
+    for k in range(2):
+        reference = data.relabel(train, U[k], boundary)  # type: ignore[arg-type]
+        assert torch.equal(found.train[k], reference.y)
+        again = data.relabel(test, U[k], boundary, reference=reference)  # type: ignore[arg-type]
+        assert (found.test[k] == again.y).float().mean() > 0.98  # float32 against float64 at the boundary
+    assert found.ceiling.tolist() == [1.0, 1.0]
+
+
+def test_label_noise_flips_as_many_labels_as_noise_on_the_images() -> None:
+    """Two Gaussians at correlation r have equal signs with probability 1 - arccos(r)/pi."""
+    n = 20_000
+    train, test = (torch.randn(n, 1, 2, 2, generator=generator(0, part)) for part in ("a", "b"))
+    found = labels_along(train, test, unit(4, 1, (1, 2, 2)), "linear", 0.5, 0, 0)
+    r = 1 / math.sqrt(1.5)
+    assert float(found.ceiling[0]) == pytest.approx(1 - math.acos(r) / math.pi, abs=0.015)
+
+
+def test_removal_matches_variance() -> None:
+    D = 12
+    S = torch.diag(torch.arange(1.0, D + 1, dtype=torch.float64))
+    guided, others = torch.eye(D, dtype=torch.float64), fig6.random_basis(D, generator(0, "basis"))
+    assert torch.allclose(others @ others.T, torch.eye(D, dtype=torch.float64), atol=1e-12)
+    shares, reached = removed_variance(S, guided), removed_variance(S, others)
+    for k in (0, 1, 5, 11):
+        assert fig6.matched(shares, reached, k) == matched_count(S, guided, others, k)
+    x = torch.randn(9, 1, 3, 4, generator=generator(0, "x"), dtype=torch.float64)
+    once = fig6.remove(x, others[:5])
+    assert torch.allclose(fig6.remove(once, others[:5]), once)
+    assert torch.linalg.matrix_rank(fig6.remove(torch.eye(D, dtype=torch.float64), others[:5])) == D - 5
+    assert fig6.remove(x, others[:0]) is x
+
+
+def test_keep_drops_the_lowest_scores_of_each_class() -> None:
+    y = torch.arange(40) % 4
+    scores = torch.rand(40, generator=generator(0, "scores"))
+    kept = keep(scores, y, 0.3, per_class=True)
+    assert len(kept) == 28
+    for c in range(4):
+        own, left = scores[y == c], scores[kept[y[kept] == c]]
+        assert torch.equal(left.sort().values, own.sort().values[3:])
+    assert torch.equal(scores[keep(scores, y, 0.5, per_class=False)].sort().values, scores.sort().values[20:])
+    ties = keep(torch.zeros(10), torch.zeros(10), 0.4, per_class=False)
+    assert ties.tolist() == [4, 5, 6, 7, 8, 9]  # equal scores: the data's order
+
+
+def test_published_gains_are_those_the_paper_states() -> None:
+    for random, score in PUBLISHED.values():
+        assert len(random) == len(score) == len(RATES)
+        gains = torch.tensor(score) - torch.tensor(random)
+        assert float(gains.min()) > 0.5
+        assert float(gains.max()) < 2.05
+    assert difference(torch.tensor([[2.0, 4.0], [1.0, 1.0]])).value == 2.0
+
+
+# ----------------------------------------------------------------------------------------------------------- odds, ends
+
+
+def test_small_helpers() -> None:
+    assert spread_indices(256, 100) == [0, 100, 200, 255]
+    assert [math.ceil(n / batch_for(n, 10_000, 128)) for n in (10_000, 40_000, 100_000)] == [79, 79, 79]
+    with pytest.raises(InputError, match="cubic"):
+        check_boundaries(["cubic"])
+    with pytest.raises(InputError, match="choose from"):
+        shape_of(1, 32, ["lenat"])
+
+
+def test_architectures_are_those_of_the_paper() -> None:
+    count = {name: sum(p.numel() for p in factory(name, (3, 32, 32))().parameters()) for name in ("mlp", "lenet-small")}
+    assert count["mlp"] == 317_602
+    assert 47_000 < count["lenet-small"] < 49_500
+    for name, design in DESIGNS.items():
+        if design.norm is not None:
+            bare = factory(name, (1, 32, 32), norm=False)()
+            assert not any(isinstance(m, nn.BatchNorm2d | nn.LayerNorm) for m in bare.modules()), name
+    gelu = factory("lenet", (1, 16, 16), activation="gelu")()
+    assert any(isinstance(m, nn.GELU) for m in gelu.modules())

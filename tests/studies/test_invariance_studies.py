@@ -1,0 +1,121 @@
+"""Every study of the geometric invariance paper at a tiny size: structure, resuming, and what must come out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from biascope.errors import InputError
+from biascope.studies import HeatMap, Run, StudyResult, configure, execute, studies
+
+SWEEP: dict[str, Any] = {"n_train": 128, "n_test": 100, "epochs": 1, "networks": 16, "heads": 16, "engine": "vmap"}
+TRACK: dict[str, Any] = {"networks": 16, "heads": 16, "runs": 3, "epochs": 2}
+TINY: dict[str, dict[str, Any]] = {
+    "gih/fig1": {**SWEEP, "nets": "lenet"},
+    "gih/fig2": {**TRACK, "nets": "mlp", "per_class": 40},
+    "gih/fig3": {**TRACK, "nets": "lenet", "n": 64, "large_epochs": 1},
+    "gih/fig4": {**SWEEP, "nets": "lenet"},
+    "gih/fig5": {**SWEEP, "nets": "lenet"},
+    "gih/fig6": {"nets": "lenet", "networks": 16, "heads": 16, "per_class": 40, "counts": 2, "epochs": 1},
+    "gih/fig7": {"networks": 300, "widths": "8"},
+    "gih/fig8": {**TRACK, "nets": "mlp", "per_class": 40},
+    "gih/fig9": {"networks": 256},
+    "gih/fig10": {**SWEEP, "nets": "mlp"},
+    "gih/fig11": {**SWEEP, "points": 2},
+    "gih/fig12": {**TRACK, "sizes": "32,64", "batch_size": 32},
+    "gih/fig13": {**TRACK, "sizes": "32,64", "batch_size": 32},
+    "gih/fig14": {**SWEEP, "rates": "0.5", "repeats": 2},
+    "gih/table1": {"n_train": 200, "networks": 16, "heads": 16, "rates": "50", "epochs": 1},
+    "gih/table2": {"n_train": 200, "networks": 16, "heads": 16, "rates": "50", "epochs": 1},
+}
+Made = dict[str, tuple[Run, StudyResult]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    folder, results = tmp_path_factory.mktemp("gih"), Made()
+    for name, options in TINY.items():
+        run = Run.create(folder / name.replace("/", "-"), configure(name, "smoke", overrides=options))
+        results[name] = run, execute(run)
+    return results
+
+
+def test_every_figure_and_table_is_registered() -> None:
+    ours = {name for name, study in studies().items() if study.paper == "invariance"}
+    assert ours == set(TINY)
+    for name in ours:
+        for size in ("smoke", "laptop", "paper"):
+            configure(name, size)
+        assert studies()[name].values("smoke").get("source", "synthetic") == "synthetic"  # no download
+        assert studies()[name].values("paper").get("side") == 32
+
+
+@pytest.mark.slow
+def test_results_are_whole(made: Made) -> None:
+    for name, (run, result) in made.items():
+        assert result.verdict in ("confirmed", "not confirmed", "not tested"), name
+        assert result.figures, name
+        assert result.numbers, name
+        assert len(result.measured) > 60, name
+        assert StudyResult.from_json(json.loads(json.dumps(result.to_json()))).numbers == dict(result.numbers), name
+        assert run.finished
+
+
+@pytest.mark.slow
+def test_theory_holds_at_any_size(made: Made) -> None:
+    """Fig. 7: the sampled Delta is the exact one up to its sampling error, and negative."""
+    _, result = made["gih/fig7"]
+    assert result.verdict == "confirmed", result.measured
+    ratios = [e.value for name, e in result.numbers.items() if "over the sampling error" in name]
+    assert len(ratios) == 3
+    assert all(0.5 < ratio < 2 for ratio in ratios)
+    assert all(e.value < 0 for name, e in result.numbers.items() if "signed" in name)
+
+
+@pytest.mark.slow
+def test_mlp_is_isotropic_and_lenet_is_not(made: Made) -> None:
+    _, result = made["gih/fig9"]
+    assert result.verdict == "confirmed", result.measured
+    assert result.numbers["mlp: spread of the true eigenvalues / mean"].value < 0.1
+    assert result.numbers["lenet: correlation with the covariance recursion, noise removed"].value > 0.97
+    assert sum(isinstance(figure, HeatMap) for figure in result.figures) == 2
+
+
+@pytest.mark.slow
+def test_two_repeats_decide_nothing(made: Made) -> None:
+    assert made["gih/fig14"][1].verdict == "not tested"
+
+
+@pytest.mark.slow
+def test_pictures_and_resuming(made: Made) -> None:
+    pytest.importorskip("matplotlib")
+    run, result = made["gih/fig1"]
+    assert (run.path / "figures" / "decision-boundaries.png").exists()
+    kept = {file: file.stat().st_mtime_ns for file in (run.path / "arrays").glob("circles*")}
+    again = execute(Run.resume(run.path))
+    assert again.numbers == result.numbers
+    assert kept == {file: file.stat().st_mtime_ns for file in kept}  # nothing was trained again
+
+
+@pytest.mark.slow
+def test_baselines_are_on_the_page(made: Made) -> None:
+    """Fig. 2 must show what unrelated positive matrices would give, and the sign of the first change."""
+    _, result = made["gih/fig2"]
+    labels = {series.label for figure in result.figures for series in figure.series}  # type: ignore[union-attr]
+    assert {"Corr(G^t, I)", "Corr(G^t, G^0), same networks", "GSG randomly rotated", "Corr(G^t - G^0, GSG)"} <= labels
+    assert "random vectors" in result.measured
+    start = next(s for f in result.figures for s in f.series if s.label.startswith("Corr(G^t, G^0)"))  # type: ignore[union-attr]
+    assert start.y[0] == pytest.approx(1.0)
+
+
+def test_wrong_options_are_named(tmp_path: Path) -> None:
+    for name, options, match in (
+        ("gih/fig10", {"nets": "lenat"}, "lenat"),
+        ("gih/fig10", {"boundaries": "cubic"}, "cubic"),
+        ("gih/table1", {"rates": "120"}, "120"),
+        ("gih/fig12", {"sizes": "20,10"}, "increasing"),
+    ):
+        run = Run.create(tmp_path / f"{match}", configure(name, "smoke", overrides=options))
+        with pytest.raises(InputError, match=match):
+            execute(run)

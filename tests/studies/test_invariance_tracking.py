@@ -1,0 +1,94 @@
+"""Training while watching: the same as a plain loop, whatever the stacking and the micro-batches."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from biascope.ensembles import Networks, data_order, record
+from biascope.errors import InputError
+from biascope.studies import Run
+from biascope.studies.invariance.networks import factory
+from biascope.studies.invariance.tracking import Descent, common_probes, track, train_stack
+
+X = torch.randn(24, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+Y = (X[:, 0] > 0).long()
+
+
+def build() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 2)).double()
+
+
+def watched(descent: Descent, start: int = 0, stop: int = 3) -> list[dict[str, Tensor]]:
+    seen: list[dict[str, Tensor]] = []
+
+    def watch(epoch: int, networks: Networks) -> None:
+        assert epoch == len(seen)
+        seen.append({name: value.clone() for name, value in networks.params.items()})
+
+    train_stack(record(build), 3, start, stop, X, Y, descent, torch.device("cpu"), watch)
+    return seen
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_stack_is_the_plain_loop(optimiser: str) -> None:
+    descent = Descent(3, 0.1, 8, 0.9, optimiser, clip_norm=0.3 if optimiser == "sgd" else None)  # type: ignore[arg-type]
+    seen = watched(descent)
+    assert len(seen) == 4
+    for i in range(3):
+        module = record(build).draw(3, i, i + 1).module(0)
+        plain: torch.optim.Optimizer = torch.optim.SGD(module.parameters(), 0.1, 0.9)
+        if optimiser == "adam":
+            plain = torch.optim.Adam(module.parameters(), 0.1)
+        for epoch in range(3):
+            for batch in data_order(3, i, epoch, 24).split(8):
+                plain.zero_grad()
+                F.cross_entropy(module(X[batch]), Y[batch]).backward()
+                if descent.clip_norm is not None:
+                    nn.utils.clip_grad_norm_(module.parameters(), descent.clip_norm)
+                plain.step()
+        for name, value in module.named_parameters():
+            assert torch.allclose(seen[3][name][i], value, atol=1e-7), (i, name)
+
+
+def test_one_network_is_the_same_alone() -> None:
+    descent = Descent(2, 0.1, 8)
+    together, alone = watched(descent), watched(descent, 1, 2)
+    assert torch.allclose(together[2]["0.weight"][1], alone[2]["0.weight"][0], atol=1e-12)
+
+
+def test_micro_batches_do_not_change_the_step() -> None:
+    whole, pieces = (watched(Descent(4, 0.1, 0, micro=m)) for m in (1000, 5))
+    assert torch.allclose(whole[4]["0.weight"], pieces[4]["0.weight"], atol=1e-12)
+    assert not torch.allclose(whole[4]["0.weight"], whole[0]["0.weight"], atol=1e-3)
+
+
+def test_track_resumes(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "r", {"seed": 0})
+    probes = common_probes(run, 2, (5,))
+    net = lambda: nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2))  # noqa: E731
+    first = track(run, "t", net, X.float(), Y, probes, 3, Descent(2, 0.1, 8))
+    assert first.gradients.shape == (3, 3, 2, 5)
+    assert first.accuracy.shape == (3, 3)
+    again = track(run, "t", net, X.float(), Y, probes, 3, Descent(2, 0.1, 8))
+    assert torch.equal(first.gradients, again.gradients)
+    with pytest.raises(InputError, match="graph"):
+        track(run, "u", net, X.float(), Y, probes, 3, Descent(2, 0.1, 8, engine="graph"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_captured_steps_are_the_eager_ones(tmp_path: Path) -> None:
+    x = torch.randn(40, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    y, net = (x.mean((1, 2, 3)) > 0).long(), factory("resnet18", (1, 32, 32), norm=False)
+    tracks = []
+    for engine in ("eager", "graph"):  # one key, so the same networks and orders
+        run = Run.create(tmp_path / engine, {"seed": 0, "device": "cuda"})
+        probes = common_probes(run, 2, (1, 32, 32))
+        tracks.append(track(run, "t", net, x, y, probes, 3, Descent(2, 0.01, 16, engine=engine)))  # type: ignore[arg-type]
+    eager, graph = tracks
+    assert torch.allclose(eager.gradients[0], graph.gradients[0], rtol=1e-4, atol=1e-9)
+    moved = (eager.gradients[2] - eager.gradients[0]).norm()
+    assert (eager.gradients[2] - graph.gradients[2]).norm() < 0.05 * moved
