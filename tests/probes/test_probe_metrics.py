@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import biascope as bs
+from biascope.curvature.complexity import PathComplexity
 from biascope.errors import InputError, UnsupportedError
 from biascope.probes import (
     View,
@@ -320,6 +322,14 @@ def test_complexity_of_three_points() -> None:
     assert totals[2] == pytest.approx(expected, rel=1e-9)
 
 
+def test_complexity_is_that_of_the_curvature_room() -> None:
+    path, last = PathComplexity(X), None
+    for net in (NET, AFTER, moved(AFTER, seed=5)):
+        view = View.of(net, X, previous=last)
+        assert complexity(view) == pytest.approx(path.update(net), rel=1e-9)
+        last = view
+
+
 def test_complexity_of_a_linear_model_is_path_length_times_feature_norm() -> None:
     """Spec 04, check 31."""
     net = nn.Linear(3, 1).double()
@@ -368,6 +378,24 @@ def test_spectral_norm() -> None:
     assert set(found) == {"0.weight", "2.weight"}
 
 
+def test_all_metrics_on_other_networks() -> None:
+    """Convolutions with BatchNorm, attention, lazy and linearised networks: all values are finite at the start."""
+    images, tokens = torch.randn(6, 1, 6, 6), torch.randn(6, 4, 8)
+    labels = torch.arange(6) % 2
+    conv = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)).eval()
+    attention = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.Flatten(), nn.Linear(32, 2))
+    zoo = [(conv, images), (attention.eval(), tokens), (bs.lazy(conv, 10.0), images), (bs.linearize(conv), images)]
+    for net, x in zoo:
+        start = View.of(net, x, labels, by_layer=True)
+        for m in (REGISTER[name] for name in REGISTER if name not in {"fourier", "linearisation_error"}):
+            for key, value in m(start).items():
+                assert math.isfinite(value), (type(net), key)
+        assert sign_similarity(start) == 1
+        view = View.of(moved(net.float().double()), x.double(), labels, init=View.of(net.double(), x.double(), labels))
+        assert linearisation_error(view) < (1e-9 if isinstance(net, bs.linearize.Linearized) else 100)
+        net.float()
+
+
 # --------------------------------------------------------------------------------------------------- the register
 
 
@@ -376,6 +404,8 @@ def test_unknown_metrics_and_options() -> None:
         metric("efective_rank")
     with pytest.raises(InputError, match="no option 'k'; it has ks, centred"):
         metric("trace_ratio", k=3)
+    with pytest.raises(InputError, match=r"needs an option: metric\('fourier', frequencies=\.\.\.\)"):
+        as_metrics(["fourier"])
     with pytest.raises(InputError, match="two metrics are called 'spectrum'"):
         as_metrics(["spectrum", metric("spectrum", k=2)])
     with pytest.raises(InputError, match="metrics is empty"):

@@ -96,10 +96,13 @@ def metric(name: str, **options: Any) -> Metric:
         hint = f"; did you mean {', '.join(map(repr, near))}?" if near else f"; there are {', '.join(REGISTER)}"
         raise InputError(f"no metric is called {name!r}{hint}")
     found = REGISTER[name]
-    allowed = list(inspect.signature(found.function).parameters)[1:]
+    allowed = dict(list(inspect.signature(found.function).parameters.items())[1:])
     for option in options:
         if option not in allowed:
             raise InputError(f"metric {name!r} has no option {option!r}; it has {', '.join(allowed) or 'none'}")
+    for option, about in allowed.items():
+        if about.default is inspect.Parameter.empty and option not in options:
+            raise InputError(f"metric {name!r} needs an option: metric({name!r}, {option}=...)")
     return Metric(name, found.function, found.needs, found.keeps, options)
 
 

@@ -313,8 +313,8 @@ class Probe:
             try:
                 values |= m(view)
             except (BiascopeError, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
-                if first:
-                    raise  # a mistake to correct. Later: a dead network must not end its training
+                if first:  # a mistake to correct. Later: a dead network must not end its training
+                    raise type(error)(f"{m.name}: {error}") from error
                 failed[m.name] = str(error)
                 if m.name not in self._warned:
                     self._warned.add(m.name)
