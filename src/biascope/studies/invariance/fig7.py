@@ -68,11 +68,12 @@ def fig7(
     x, D = images.x, images.x[0].numel()
     S = data_second_moment(x.to(run.device)).cpu()
     K, patches = channel_overlap(side, kernel, x.shape[1])
+    root = square_root(S)  # Delta depends on the data through S = X^T X only, so any such X will do
     targets = {name: (K @ S @ K if name == "linear CNN" else S) for name in CASES}
 
     def exact(name: str, n: int) -> Tensor:
         sw, sp = scales(name, n, D)
-        return overlap_evolution(K, patches, S, n, sw, sp) if name == "linear CNN" else _mlp(S, n, sw, sp)
+        return overlap_evolution(K, patches, S, n, sw, sp) if name == "linear CNN" else mlp_evolution(root, n, sw, sp)
 
     curves = {name: [abs(correlation(exact(name, n), targets[name])) for n in exact_widths] for name in CASES}
     numbers: dict[str, Estimate] = {}
@@ -85,7 +86,11 @@ def fig7(
 
             def sample(name: str = name, n: int = n) -> dict[str, Value]:
                 made = record(lambda: network(name, n, x.shape[1:], kernel))
-                D_ = geometry_evolution(made, x, y, networks, seed=derive(run.seed, name, n), device=run.device)
+                D_ = geometry_evolution(
+                    made, x, y, networks, seed=derive(run.seed, name, n), device=run.device,
+                    max_memory=None if torch.device(run.device).type == "cuda" else "1GB",  # more is slower on a CPU
+                )  # fmt: skip
+
                 truth = exact(name, n)
                 off = float((D_.matrix - truth).norm() / D_.matrix.norm())
                 return {"correlation": correlation(D_.matrix, targets[name]), "error": D_.relative_error, "off": off}
@@ -169,7 +174,14 @@ def overlap_evolution(K: Tensor, patches: int, S: Tensor, n: int, sw: float = 1.
     return -2 / patches**4 * (first + n * sw**2 * sp**4 * (K * S).sum() * K)
 
 
-def _mlp(S: Tensor, n: int, sw: float, sp: float) -> Tensor:
-    """`mlp_evolution` from S alone: Delta depends on the data through S only, so any X with X^T X = S will do."""
+def square_root(S: Tensor) -> Tensor:
+    """Some X [D, D] with X^T X = S.
+
+    Example:
+        >>> X = square_root(torch.diag(torch.tensor([4.0, 9.0])))
+        >>> torch.allclose(X.T @ X, torch.diag(torch.tensor([4.0, 9.0])))
+        True
+    """
     values, V = torch.linalg.eigh(S)
-    return mlp_evolution((V * values.clamp_min(0).sqrt()).T, n, sw, sp)
+    root: Tensor = (V * values.clamp_min(0).sqrt()).T.contiguous()
+    return root

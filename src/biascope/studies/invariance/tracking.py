@@ -6,7 +6,7 @@ as a stack, large ones in turn; on CUDA, large networks under mini-batch SGD rep
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -80,7 +80,7 @@ def track(
 
         def watch(epoch: int, networks: Networks) -> None:
             gradients.append(input_gradients(networks, probes).flatten(2).float().cpu())
-            guess = torch.cat([outputs(networks, part).argmax(-1) for part in torch.split(x[seen], 500)], dim=1)
+            guess = outputs(networks, x[seen], engine="vmap" if len(networks) > LANES else "loop").argmax(-1)
             accuracies.append((guess == y[seen]).float().mean(1).cpu())
 
         seed = derive(run.seed, key)
@@ -91,8 +91,7 @@ def track(
             work = Work(recorded, [], sgd, F.cross_entropy, seed, device, None, precision)
             train_lanes(work, range(start, stop), x, y, watch)
         else:
-            with arithmetic(device, precision):
-                train_stack(recorded, seed, start, stop, x, y, descent, device, watch)
+            train_stack(recorded, seed, start, stop, x, y, replace(descent, precision=precision), device, watch)
         return {"gradients": torch.stack(gradients), "accuracy": torch.stack(accuracies)}
 
     made = [
@@ -150,13 +149,14 @@ def train_stack(
     size = descent.batch_size or n
     for epoch in progress(range(descent.epochs), "epochs", leave=False):
         order = torch.stack([data_order(seed, i, epoch, n) for i in range(start, stop)]).to(device)
-        for batch in torch.split(order, size, dim=1):
-            optimiser.zero_grad()
-            for part in torch.split(batch, descent.micro, dim=1):
-                torch.autograd.backward(losses(part).sum() * (part.shape[1] / batch.shape[1]))
-            if descent.clip_norm is not None:
-                clip(leaves, descent.clip_norm)
-            optimiser.step()
+        with arithmetic(device, descent.precision):  # not while looking: gradients are measured in full float32
+            for batch in torch.split(order, size, dim=1):
+                optimiser.zero_grad()
+                for part in torch.split(batch, descent.micro, dim=1):
+                    torch.autograd.backward(losses(part).sum() * (part.shape[1] / batch.shape[1]))
+                if descent.clip_norm is not None:
+                    clip(leaves, descent.clip_norm)
+                optimiser.step()
         look(epoch + 1)
 
 
