@@ -41,7 +41,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "probe_size": 20,
         "probe_sets": 2,
     },
-    "laptop": {},
+    "laptop": {"epochs": 60},
     "paper": {
         "width": 64,
         "n_train": 50_000,
