@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from biascope.errors import InputError
+from biascope.probes import Record, equal_progress
 from biascope.studies.lazy.linearity import NAMES
 from biascope.studies.lazy.training import Trajectory
 from biascope.studies.result import Chart, Estimate, Series
@@ -64,19 +65,36 @@ def shared_levels(progress: Sequence[Tensor], points: int = 40) -> Tensor | None
 
 
 def paired_differences(
-    one: Sequence[Trajectory], other: Sequence[Trajectory], progress: Reading, value: Reading
+    one: Sequence[Trajectory],
+    other: Sequence[Trajectory],
+    progress: Reading,
+    value: Reading,
+    also: Sequence[Sequence[Trajectory]] = (),
 ) -> Tensor:
     """value of one minus value of the other at equal progress, [S, ...]: a row per seed, the mean over its levels.
 
-    Runs are paired by seed. A pair that shares no progress gives no row.
+    Runs are paired by seed. The levels are those both runs pass, and the runs of `also` of the same seed. A pair that
+    shares no progress gives no row.
     """
-    rows = []
-    for a, b in zip(one, other, strict=True):
-        levels = shared_levels([progress(a), progress(b)])
+    rows, shape = [], value(one[0]).shape[1:]
+    for seed, (a, b) in enumerate(zip(one, other, strict=True)):
+        levels = shared_levels([progress(t) for t in (a, b, *(runs[seed] for runs in also))])
         if levels is not None:
-            read = [at_progress(progress(t), value(t), levels) for t in (a, b)]
-            rows.append((read[0] - read[1]).nanmean(0))
-    return torch.stack(rows) if rows else torch.zeros(0, *value(one[0]).shape[1:], dtype=torch.float64)
+            both = equal_progress(
+                records(a, progress, value), records(b, progress, value), levels.tolist(), interpolate=True
+            )
+            gaps = [[pair.difference(str(k)) for k in range(shape.numel())] for pair in both.pairs]
+            rows.append(torch.tensor(gaps, dtype=torch.float64).mean(0).reshape(shape))
+    return torch.stack(rows) if rows else torch.zeros(0, *shape, dtype=torch.float64)
+
+
+def records(trajectory: Trajectory, progress: Reading, value: Reading) -> list[Record]:
+    """A trajectory as records of a probe: progress as the loss, the value's entries by number."""
+    rows = value(trajectory).reshape(len(trajectory.steps), -1).tolist()
+    return [
+        Record(int(step), float(loss), values={str(k): v for k, v in enumerate(row)})
+        for step, loss, row in zip(trajectory.steps, progress(trajectory), rows)
+    ]
 
 
 def curve_series(

@@ -4,9 +4,9 @@ The network of Fig. 5.2 (bottom) is trained with alpha = 1 and learning rates ov
 large alpha for comparison. All are compared at equal loss of the clean examples.
 
 Verdict: confirmed if changing the learning rate (from the largest to the smallest that made progress) moves the noisy
-loss at equal clean loss by less than changing alpha does: |effect of the rate| + 2 SE < |effect of alpha| - 2 SE. Small
-rates get little progress in a bounded number of steps; a rate counts only if its runs brought the clean loss below
-`reach` times its start.
+loss at equal clean loss by less than changing alpha does: |effect of the rate| + 2 SE < |effect of alpha| - 2 SE, both
+at the levels of clean loss that all runs of a seed pass. Small rates get little progress in a bounded number of steps;
+a rate counts only if its runs brought the clean loss below `reach` times its start.
 """
 
 from __future__ import annotations
@@ -82,8 +82,9 @@ def figC_1(
     if len(rates) < 2 or scaled not in counted:
         left = ", ".join(sorted(set(runs) - set(counted)))
         return StudyResult("not tested", CLAIM, f"Too little progress in the steps allowed: {left}.", numbers)
-    rate_effect = noisy_gap(counted[rates[-1]], counted[rates[0]])
-    alpha_effect = noisy_gap(counted[scaled], counted[rates[0]])
+    everyone = list(counted.values())  # both effects are taken at the same levels of progress
+    rate_effect = noisy_gap(counted[rates[-1]], counted[rates[0]], everyone)
+    alpha_effect = noisy_gap(counted[scaled], counted[rates[0]], everyone)
     numbers = {
         f"noisy loss at equal clean loss, {rates[-1]} minus {rates[0]}": rate_effect,
         f"noisy loss at equal clean loss, {scaled} minus {rates[0]}": alpha_effect,

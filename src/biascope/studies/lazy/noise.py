@@ -100,9 +100,11 @@ def compare(hasty: Sequence[Trajectory], lazy: Sequence[Trajectory]) -> NoiseCom
     return NoiseComparison(noisy_gap(hasty, lazy), Estimate.of(best), settled, (begin[0], begin[1]))
 
 
-def noisy_gap(one: Sequence[Trajectory], other: Sequence[Trajectory]) -> Estimate:
-    """Noisy loss of one minus that of the other at equal clean loss."""
-    return estimate(paired_differences(one, other, clean_loss, lambda t: t.losses("noisy")))
+def noisy_gap(
+    one: Sequence[Trajectory], other: Sequence[Trajectory], also: Sequence[Sequence[Trajectory]] = ()
+) -> Estimate:
+    """Noisy loss of one minus that of the other at equal clean loss, where the runs of `also` have been as well."""
+    return estimate(paired_differences(one, other, clean_loss, lambda t: t.losses("noisy"), also))
 
 
 def clean_loss(trajectory: Trajectory) -> Tensor:
