@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import biascope
-from biascope.cli import bench, card, data, keep, ledger, nets, run_study, studies
+from biascope.cli import bench, card, compare, data, keep, ledger, nets, run_study, studies
 from biascope.errors import BiascopeError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app = typer.Typer(
 app.command("list")(studies.list_studies)
 app.command("run", context_settings=run_study.CONTEXT)(run_study.run_study)
 app.command("card")(card.card)
+app.command("compare")(compare.compare)
 app.add_typer(data.app, name="data")
 app.command("bench", context_settings=bench.CONTEXT)(bench.bench)
 app.command("ledger")(ledger.show_ledger)

@@ -1,7 +1,8 @@
 """`biascope card`: the bias card of a network."""
 
+import ast
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,24 +14,57 @@ from biascope.studies.registry import check_device
 
 def card(
     name: Annotated[
-        str, typer.Argument(help="A name from `biascope nets`, package.module:factory or script.py:factory.")
+        str,
+        typer.Argument(help="From `biascope nets`, package.module:factory, script.py:factory, torchvision:NAME, ..."),
     ],
     input_: Annotated[str | None, typer.Option("--input", help="Shape of one input, e.g. 3,64,64.")] = None,
     out: Annotated[Path | None, typer.Option(help="The page. [default: runs/card-NAME.html]")] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
     networks: Annotated[int | None, typer.Option(min=2, help="Initialisations to average over.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Trained weights: .safetensors, or a saved state dict.")] = None,
+    data: Annotated[str | None, typer.Option(help="A data set (cifar10), or a file with x and y.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="An option of the network, key=value.")] = None,
 ) -> None:
     """Make the bias card of a network: one page that says what it is inclined to learn."""
     from biascope.reports import make_card
 
     check_device(device)
     console = Console(highlight=False)
-    made = make_card(name, shape(input_), out, seed=seed, device=device, networks=networks)
+    made = make_card(
+        name,
+        shape(input_),
+        out,
+        seed=seed,
+        device=device,
+        networks=networks,
+        weights=weights,
+        data=data,
+        options=network_options(settings or []),
+    )
     for panel in made.panels:
         console.print(f"[bold]{escape(panel.title)}[/]: {escape(panel.meaning)}")
     console.print(f"The card took {made.seconds:.0f} s. Open it in a browser:")
     console.print(escape(str(made.path.resolve())), soft_wrap=True)
+
+
+def network_options(settings: list[str]) -> dict[str, Any]:
+    """`key=value` pairs with Python values where the text is one.
+
+    Example:
+        >>> network_options(["outputs=10", "pool=avg"])
+        {'outputs': 10, 'pool': 'avg'}
+    """
+    found: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or not key.strip():
+            raise InputError(f"--set {setting!r} should read key=value")
+        try:
+            found[key.strip()] = ast.literal_eval(value.strip())
+        except (ValueError, SyntaxError):
+            found[key.strip()] = value.strip()
+    return found
 
 
 def shape(text: str | None) -> tuple[int, ...] | None:

@@ -1,10 +1,12 @@
 """The bias card: one page that says what an architecture is inclined to learn."""
 
 import re
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import biascope
 from biascope.errors import BiascopeError
@@ -33,17 +35,24 @@ def make_card(
     device: str = "cpu",
     networks: int | None = None,
     panels: Sequence[PanelFunction] = PANELS,
+    weights: str | Path | None = None,
+    data: str | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Card:
     """Write the bias card of a network.
 
     Args:
-        spec: a registry name ("lenet"), "package.module:factory" or "path/to/script.py:factory".
+        spec: a registry name ("lenet"), "package.module:factory", "path/to/script.py:factory", "torchvision:resnet18",
+            "timm:NAME" or "hf:TYPE".
         input_shape: shape of one input; needed for your own factories.
         out: the HTML file; `runs/card-NAME.html` by default.
         seed: seed of everything random on the page.
         device: where the networks are evaluated.
         networks: how many random initialisations to average over; None: what half a minute allows.
         panels: the panels, in order.
+        weights: a state dict (safetensors, or from `torch.save`), to show the trained network beside the fresh one.
+        data: a data set's name ("cifar10") or a file with x and y; its inputs and labels are used where they matter.
+        options: keyword arguments of the network, e.g. {"outputs": 10}.
 
     Example:
         >>> import tempfile
@@ -53,19 +62,25 @@ def make_card(
     """
     figures.require_matplotlib()  # say so now, not after the computation
     begin = time.perf_counter()
-    subject = make_subject(spec, input_shape, seed, device, networks)
+    subject = make_subject(spec, input_shape, seed, device, networks, weights, data, options)
     made = tuple(_safely(panel, subject) for panel in progress(panels, "panels"))
     seconds = time.perf_counter() - begin
-    path = (
-        Path(out)
-        if out is not None
-        else Path("runs") / f"card-{re.sub(r'[^A-Za-z0-9._-]+', '-', spec).strip('-')}.html"
-    )
-    write_text(path, card_page(subject, made, seconds))
+    path = Path(out) if out is not None else Path("runs") / f"card-{slug(spec)}.html"
+    write_text(path, card_page(subject, made, seconds, weights))
     return Card(path, made, seconds)
 
 
-def card_page(subject: Subject, panels: Sequence[Panel], seconds: float) -> str:
+def slug(spec: str) -> str:
+    """A network's name as part of a file's name.
+
+    Example:
+        >>> slug("my/models.py:build")
+        'my-models.py-build'
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", spec).strip("-")
+
+
+def card_page(subject: Subject, panels: Sequence[Panel], seconds: float, weights: str | Path | None = None) -> str:
     """The page as text."""
     shape = " × ".join(str(size) for size in subject.input_shape)
     footer = (
@@ -73,6 +88,10 @@ def card_page(subject: Subject, panels: Sequence[Panel], seconds: float) -> str:
         "This page needs no network and holds its own data."
     )
     subtitle = f"Bias card: what this architecture is inclined to learn, before it has seen any data. Inputs {shape}."
+    if weights is not None:
+        subtitle += f" Compared with the weights of {Path(weights).name}."
+    if subject.data is not None:
+        subtitle += f" Data: {subject.data.name}."
     return page(subject.name, [panel_section(panel) for panel in panels], subtitle, footer)
 
 
@@ -89,5 +108,5 @@ def _safely(panel: PanelFunction, subject: Subject) -> Panel:
     try:
         return panel(subject)
     except BiascopeError as error:
-        name = panel.__module__.rsplit(".", 1)[-1].replace("_", " ")
-        return Panel(name.capitalize(), "", f"Skipped: {error}", skipped=True)
+        title = str(getattr(sys.modules[panel.__module__], "TITLE", panel.__module__.rsplit(".", 1)[-1]))
+        return Panel(title, "", f"Skipped: {error}", skipped=True)

@@ -9,6 +9,8 @@ from biascope.reports.html import Html, table
 from biascope.reports.panels.base import Panel, Subject
 from biascope.reports.study_page import fact_list
 
+TITLE = "Anatomy"
+
 
 def panel(subject: Subject) -> Panel:
     """Parameters and layers in the order they are called."""
@@ -28,7 +30,7 @@ def panel(subject: Subject) -> Panel:
     blocks = [fact_list(facts), table(["layer", "kind", "output", "parameters"], rows, "layers", limit=60, fold=True)]
     blocks.append(coverage(subject, network))
     return Panel(
-        "Anatomy", "What the network is made of, layer by layer, in the order of the forward pass.", meaning, blocks
+        TITLE, "What the network is made of, layer by layer, in the order of the forward pass.", meaning, blocks
     )
 
 

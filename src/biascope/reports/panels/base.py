@@ -1,16 +1,21 @@
 """What a panel of the bias card gets (a `Subject`) and gives (a `Panel`)."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from biascope import nets
 from biascope.errors import BiascopeError, InputError
 from biascope.reports.html import Html
+from biascope.reports.panels import sources
+from biascope.reports.panels.loading import Examples, load_examples, load_state, put_weights
 from biascope.seeds import derive, generator
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -23,11 +28,44 @@ class Subject:
     seed: int = 0
     device: str = "cpu"
     networks: int | None = None  # how many initialisations; None: as many as fit into about half a minute
+    factory: sources.Factory | None = None  # builds one network from the global random state, for ensembles
+    trained: nn.Module | None = None  # with the weights that were given
+    data: Examples | None = None
+    _shared: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def inputs(self, n: int) -> Tensor:
-        """n standard normal inputs [n, *input_shape], the same for every panel."""
+        """n inputs [n, *input_shape], the same for every panel: of the data, or standard normal ones."""
+        if self.data is not None:
+            return self.data.x[:n].to(self.device)
         rng = generator(self.seed, "card inputs")
         return torch.randn(n, *self.input_shape, generator=rng).to(self.device)
+
+    @property
+    def inputs_name(self) -> str:
+        """What `inputs` are, in words."""
+        return "Gaussian" if self.data is None else self.data.name
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """What several panels need is made by the first one that asks."""
+        if name not in self._shared:
+            self._shared[name] = make()
+        return self._shared[name]  # type: ignore[no-any-return]
+
+    def forward_cost(self) -> int:
+        """Floating-point operations of one forward pass of one example."""
+
+        def count() -> int:
+            counter = FlopCounterMode(display=False)
+            with counter, torch.no_grad():
+                first_output(self, self.build(0), self.inputs(1))
+            return max(int(counter.get_total_flops()), 1)
+
+        return self.once("forward cost", count)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the card is made on a CUDA device."""
+        return torch.device(self.device).type == "cuda"
 
 
 @dataclass(frozen=True)
@@ -50,46 +88,64 @@ def make_subject(
     seed: int = 0,
     device: str = "cpu",
     networks: int | None = None,
+    weights: str | Path | None = None,
+    data: str | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Subject:
-    """Resolve a registry name, `package.module:factory` or `script.py:factory` and try one forward pass.
+    """Resolve a network's name and try one forward pass, with the weights and data that were given.
+
+    Without an `outputs` option, a registry network gets one output per class of the data.
 
     Example:
         >>> make_subject("lenet").input_shape
         (1, 32, 32)
     """
-    factory = nets.resolve(spec)
-    options: dict[str, Any] = {}
-    if ":" in spec:
-        if input_shape is None:
-            raise InputError(f"{spec}: say what one input looks like, for example --input 3,32,32")
-        shape = tuple(input_shape)
-    else:
-        info = nets.info(spec)
-        shape = tuple(input_shape or info.input_shape)
-        if shape != info.input_shape:
-            options = info.options_for(shape)
+    options = dict(options or {})
+    examples = load_examples(data, seed) if data is not None else None
+    if examples is not None:
+        input_shape = input_shape or tuple(examples.x.shape[1:])
+        if "outputs" not in options and sources.takes(spec, "outputs"):
+            options["outputs"] = examples.classes
+    factory, shape = sources.resolve(spec, input_shape, **options)
+    if examples is not None and tuple(examples.x.shape[1:]) != shape:
+        raise InputError(
+            f"--data {data} has inputs of shape {_comma(examples.x.shape[1:])}, the network takes {_comma(shape)}; "
+            "leave --input out to use the shape of the data"
+        )
 
     def build(child: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derive(seed, "card init", child))
-            return factory(**options).eval().to(device)
+            return factory().eval().to(device)
 
-    subject = Subject(spec, build, shape, seed, device, networks)
+    subject = Subject(spec, build, shape, seed, device, networks, factory, None, examples)
     _try(subject)
-    return subject
+    if weights is None:
+        return subject
+    trained = put_weights(build(0), load_state(weights), weights)
+    return Subject(spec, build, shape, seed, device, networks, factory, trained, examples)
 
 
 def first_output(subject: Subject, network: nn.Module, x: Tensor) -> Tensor:
     """The first output of the network at x, [n]: the scalar function whose bias the card shows."""
+    return all_outputs(subject, network, x)[:, 0]
+
+
+def all_outputs(subject: Subject, network: nn.Module, x: Tensor) -> Tensor:
+    """The outputs of the network at x, [n, c]; anything but a tensor with the batch first is refused in words."""
     y = network(x)
     if not isinstance(y, Tensor):
         raise InputError(
             f"{subject.name} returns a {type(y).__name__}, not a tensor: "
-            "wrap it so that it returns the tensor you want to look at"
+            "wrap it so that it returns the tensor you want to look at, e.g. in your script\n"
+            "    class Wrapped(nn.Module):\n"
+            "        def __init__(self): super().__init__(); self.net = build()\n"
+            "        def forward(self, x): return self.net(x)[0]\n"
+            "and type script.py:Wrapped"
         )
     if y.ndim == 0 or y.shape[0] != len(x):
         raise InputError(f"{subject.name} maps a batch {tuple(x.shape)} to {tuple(y.shape)}; the first axis must stay")
-    return y.reshape(len(x), -1)[:, 0]
+    return y.reshape(len(x), -1)
 
 
 def _try(subject: Subject) -> None:
@@ -100,8 +156,12 @@ def _try(subject: Subject) -> None:
     except BiascopeError:
         raise
     except Exception as error:
-        shape = ",".join(str(size) for size in subject.input_shape)
         raise InputError(
-            f"{subject.name} does not take inputs of shape {shape} ({type(error).__name__}: {error}); "
+            f"{subject.name} does not take inputs of shape {_comma(subject.input_shape)} "
+            f"({type(error).__name__}: {error}); "
             "give the shape of one input with --input, for example --input 3,32,32"
         ) from error
+
+
+def _comma(shape: Sequence[int]) -> str:
+    return ",".join(str(size) for size in shape)

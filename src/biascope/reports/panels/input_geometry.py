@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from biascope.errors import InputError
 from biascope.progress import progress
@@ -26,7 +25,7 @@ from biascope.reports.study_page import fact_list
 from biascope.seeds import generator
 from biascope.studies import Estimate
 
-SHOWN = 16
+SHOWN = 24
 STEP = 100.0  # of the finite differences, as in the paper
 ENOUGH = 64  # networks for which finite differences must be affordable
 CPU_BUDGET, GPU_BUDGET = 500 * 10**9, 10**14  # floating-point operations: well under a minute each
@@ -80,13 +79,9 @@ def by_differences(subject: Subject, network: nn.Module, x: Tensor, chunk: int =
 
 def plan(subject: Subject) -> tuple[str, int]:
     """Method and number of networks within the budget of operations: the same on every machine, unlike a stopwatch."""
-    x = subject.inputs(1)
-    counter = FlopCounterMode(display=False)
-    with counter, torch.no_grad():
-        first_output(subject, subject.build(0), x)
-    forward = max(int(counter.get_total_flops()), 1)
-    budget = GPU_BUDGET if torch.device(subject.device).type == "cuda" else CPU_BUDGET
-    differences, autograd = budget // (2 * x.numel() * forward), budget // (3 * forward)
+    forward = subject.forward_cost()
+    budget = GPU_BUDGET if subject.on_gpu else CPU_BUDGET
+    differences, autograd = budget // (2 * math.prod(subject.input_shape) * forward), budget // (3 * forward)
     name, affordable = ("finite differences", differences) if differences >= ENOUGH else ("autograd", autograd)
     default = max(count for count in (32, 64, 128, 256, 512, 1024) if count <= max(32, affordable))
     return name, subject.networks or default
@@ -146,8 +141,8 @@ def held_out_response(sample: Tensor) -> Estimate:
 
 def panel(subject: Subject) -> Panel:
     """Top directions as pictures, and the spectrum with its noise band."""
-    sample, method = gradients(subject)
-    spectrum = input_spectrum(sample)
+    sample, method = subject.once("gradients", lambda: gradients(subject))
+    spectrum = subject.once("input spectrum", lambda: input_spectrum(sample))
     above = int((spectrum.values > spectrum.band[1]).sum())
     share = spectrum.values / spectrum.dimension
     rank = float(np.exp(-(share[share > 0] * np.log(share[share > 0])).sum()))
@@ -233,7 +228,10 @@ def _curves(spectrum: InputSpectrum, count: int) -> Html:
             axes.plot(spectrum.vectors[i], label=f"direction {i + 1}")
         axes.set(xlabel="input coordinate", ylabel="direction")
         axes.legend()
-    return figure(figures.inline_svg(drawing, "curves"), "The first directions as curves over the input coordinates.")
+    svg = figures.inline_svg(drawing, "curves")
+    lines = [(f"direction {i + 1}", range(spectrum.dimension), spectrum.vectors[i]) for i in range(count)]
+    alt = "The first directions as curves over the input coordinates."
+    return figure(svg, alt, hover=figures.hover(axes, lines))
 
 
 def spectrum_figure(spectrum: InputSpectrum) -> Html:
@@ -252,4 +250,5 @@ def spectrum_figure(spectrum: InputSpectrum) -> Html:
         f"Eigenvalues fall from {values[0]:.3g} to {values[-1]:.2g} times the mean; the chance band ends at {high:.2f}."
     )
     caption = f"Marchenko-Pastur band for D = {spectrum.dimension}, T = {spectrum.n}: {low:.2f} to {high:.2f}."
-    return figure(figures.inline_svg(drawing, "spectrum"), alt, caption)
+    svg = figures.inline_svg(drawing, "spectrum")
+    return figure(svg, alt, caption, figures.hover(axes, [("", range(1, len(values) + 1), values)]))

@@ -1,16 +1,19 @@
-"""The tangent kernel at initialisation: how many functions of the data are easy, and which layers learn them."""
+"""The tangent kernel: how many functions of the inputs are easy, and which layers learn them."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch import Tensor, nn
 
 import biascope
+from biascope.errors import InputError
 from biascope.reports import figures
 from biascope.reports.html import Html, figure, join, table, tag
 from biascope.reports.panels.base import Panel, Subject
 from biascope.reports.study_page import fact_list
 
-TITLE = "Tangent kernel at initialisation"
+TITLE = "Tangent kernel"
 READ = (
     "Gradient descent learns fast along the first eigenvectors of this kernel and slowly along the last: "
     "a steep curve means that few functions of these inputs are easy. The kernel is a sum over layers; "
@@ -19,59 +22,122 @@ READ = (
 SAMPLES = 64
 
 
-def panel(subject: Subject) -> Panel:
-    """Spectrum, effective rank and layers of the kernel of the first output on Gaussian inputs."""
-    kernel = biascope.ntk(subject.build(0), subject.inputs(SAMPLES), outputs=0)
+@dataclass(frozen=True)
+class KernelFacts:
+    """Spectrum [n], effective rank and the layers' shares of the trace."""
+
+    values: np.ndarray[Any, Any]
+    rank: float
+    layers: dict[str, float]
+
+    @property
+    def share(self) -> np.ndarray[Any, Any]:
+        """Eigenvalues as shares of the trace."""
+        return np.asarray(self.values / self.values.sum())
+
+
+def kernel_facts(network: nn.Module, x: Tensor) -> KernelFacts:
+    """The kernel of the first output on x."""
+    kernel = biascope.ntk(network, x, outputs=0)
     values = kernel.eigh().values.clamp_min(0).cpu().double().numpy()
-    rank, share = kernel.effective_rank(), values / values.sum()
-    layers = {name: part.trace() / kernel.trace() for name, part in kernel.by_layer().items()}
-    facts: list[tuple[str, object]] = [
-        ("Inputs", f"{SAMPLES} Gaussian"),
-        ("Effective rank", f"{rank:.1f} of {len(values)}"),
-        ("First eigenvalue", f"{share[0]:.1%} of the trace"),
-        ("Trace / n", f"{values.sum() / len(values):.3g}"),
+    if not values.sum() > 0:
+        raise InputError("the tangent kernel is zero: the first output does not depend on any parameter")
+    layers = {name: float(part.trace() / kernel.trace()) for name, part in kernel.by_layer().items()}
+    return KernelFacts(values, float(kernel.effective_rank()), layers)
+
+
+def panel(subject: Subject) -> Panel:
+    """Spectrum, effective rank and layers of the kernel of the first output, at initialisation and at the weights."""
+    x = subject.inputs(SAMPLES)
+    found = {"initialisation": subject.once("kernel", lambda: kernel_facts(subject.build(0), x))}
+    if subject.trained is not None:
+        found["given weights"] = kernel_facts(subject.trained, x)
+    facts: list[tuple[str, object]] = [("Inputs", f"{len(x)} {subject.inputs_name}")]
+    for when, kernel in found.items():
+        facts += [
+            (f"Effective rank, {when}", f"{kernel.rank:.1f} of {len(kernel.values)}"),
+            (f"First eigenvalue, {when}", f"{kernel.share[0]:.1%} of the trace"),
+            (f"Trace / n, {when}", f"{kernel.values.sum() / len(kernel.values):.3g}"),
+        ]
+    spectrum = [
+        (when, i + 1, float(value), float(part))
+        for when, kernel in found.items()
+        for i, (value, part) in enumerate(zip(kernel.values, kernel.share))
     ]
-    spectrum = [(i + 1, float(value), float(part)) for i, (value, part) in enumerate(zip(values, share))]
-    left = join([_spectrum(values), table(["index", "eigenvalue", "share"], spectrum, "ntk-spectrum", fold=True)])
-    rows = [(name, float(part)) for name, part in layers.items()]
-    right = join([_layers(layers), table(["layer", "share of the trace"], rows, "ntk-layers", limit=60, fold=True)])
+    numbers = table(["kernel at", "index", "eigenvalue", "share"], spectrum, "ntk-spectrum", fold=True)
+    rows = [(when, name, part) for when, kernel in found.items() for name, part in kernel.layers.items()]
+    layers = table(["kernel at", "layer", "share of the trace"], rows, "ntk-layers", limit=60, fold=True)
+    left, right = join([_spectrum(found, subject), numbers]), join([_layers(found), layers])
     columns = tag("div", tag("div", left), tag("div", right), class_="columns")
-    return Panel(TITLE, READ, _meaning(share, rank, layers), [fact_list(facts), columns])
+    return Panel(TITLE, READ, _meaning(found), [fact_list(facts), columns])
 
 
-def _meaning(share: np.ndarray[Any, Any], rank: float, layers: dict[str, float]) -> str:
+def _meaning(found: dict[str, KernelFacts]) -> str:
+    first, *rest = found.values()
+    share = first.share
     if share[0] > 0.5:
         kind = "one function, close to a common shift of all outputs, is learned long before anything else"
     elif share[0] > 0.1:
         kind = "a few functions are learned well before the others"
     else:
         kind = "no single function of these inputs is much easier than the others"
-    largest = max(layers, key=lambda name: layers[name])
-    return (
-        f"The first eigenvector holds {share[0]:.0%} of the trace, effective rank {rank:.1f} of {len(share)}: "
-        f"{kind}. The layer that moves the outputs most is {largest} ({layers[largest]:.0%} of the trace)."
+    largest = max(first.layers, key=lambda name: first.layers[name])
+    text = (
+        f"At initialisation the first eigenvector holds {share[0]:.0%} of the trace, effective rank {first.rank:.1f} "
+        f"of {len(share)}: {kind}. The layer that moves the outputs most is {largest} "
+        f"({first.layers[largest]:.0%} of the trace)."
     )
+    for after in rest:
+        moved = after.rank / first.rank
+        word = "narrower" if moved < 0.8 else "broader" if moved > 1.25 else "about as broad"
+        grown = after.values.sum() / first.values.sum()
+        text += (
+            f" At the given weights the kernel is {word} (effective rank {after.rank:.1f}) and its trace "
+            f"{grown:.3g} times that at initialisation."
+        )
+    return text
 
 
-def _spectrum(values: np.ndarray[Any, Any]) -> Html:
-    keep = values[values > values[0] * 1e-9]
+def _spectrum(found: dict[str, KernelFacts], subject: Subject) -> Html:
+    lines = []
     with figures.style():
         drawing, axes = figures.new_figure(3.9, 2.6)
-        axes.plot(np.arange(1, len(keep) + 1), keep, "o-", color="C0")
+        for i, (when, kernel) in enumerate(found.items()):
+            keep = kernel.values[kernel.values > kernel.values[0] * 1e-9]
+            axes.plot(np.arange(1, len(keep) + 1), keep, "os"[i] + "-", color=f"C{i}", label=when)
+            lines.append((when, range(1, len(keep) + 1), keep))
         axes.set(xlabel="index", ylabel="eigenvalue", yscale="log")
-    alt = f"Kernel eigenvalues fall from {keep[0]:.3g} to {keep[-1]:.3g} on a logarithmic axis."
-    return figure(figures.inline_svg(drawing, "ntk"), alt, f"{len(values)} Gaussian inputs, first output, one seed.")
+        if len(found) > 1:
+            axes.legend()
+    first = lines[0][2]
+    alt = f"Kernel eigenvalues fall from {first[0]:.3g} to {first[-1]:.3g} on a logarithmic axis."
+    caption = f"{len(next(iter(found.values())).values)} {subject.inputs_name} inputs, first output, one seed."
+    svg = figures.inline_svg(drawing, "ntk")
+    return figure(svg, alt, caption, figures.hover(axes, lines))
 
 
-def _layers(layers: dict[str, float], limit: int = 12) -> Html:
+def _layers(found: dict[str, KernelFacts], limit: int = 12) -> Html:
+    layers = next(iter(found.values())).layers
     top = sorted(layers, key=lambda name: layers[name], reverse=True)[:limit]
     shown = [name for name in layers if name in top]  # in the order of the network
+    height = 0.8 / len(found)
+    bars = []
     with figures.style():
         drawing, axes = figures.new_figure(3.9, 2.6)
-        axes.barh(range(len(shown)), [layers[name] for name in shown], color="C2")
-        axes.set_yticks(range(len(shown)), [name if len(name) < 28 else f"…{name[-27:]}" for name in shown])
+        for i, (when, kernel) in enumerate(found.items()):
+            places = [row + i * height for row in range(len(shown))]
+            axes.barh(places, [kernel.layers.get(n, 0.0) for n in shown], height, color=f"C{2 * i + 2}", label=when)
+            bars += [
+                (f"{name}, {when}" if len(found) > 1 else name, [kernel.layers.get(name, 0.0)], [place])
+                for name, place in zip(shown, places)
+            ]
+        middle = [row + (len(found) - 1) * height / 2 for row in range(len(shown))]
+        axes.set_yticks(middle, [name if len(name) < 28 else f"…{name[-27:]}" for name in shown])
         axes.invert_yaxis()
         axes.set(xlabel="share of the trace")
+        if len(found) > 1:
+            axes.legend()
     words = ", ".join(f"{name} {layers[name]:.0%}" for name in shown)
     caption = f"The {len(shown)} largest of {len(layers)} layers." if len(layers) > limit else "Every layer."
-    return figure(figures.inline_svg(drawing, "layers"), f"Share of the kernel's trace by layer: {words}.", caption)
+    svg, alt = figures.inline_svg(drawing, "layers"), f"Share of the kernel's trace by layer: {words}."
+    return figure(svg, alt, caption, figures.hover(axes, bars, by="y"))

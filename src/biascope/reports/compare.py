@@ -1,0 +1,285 @@
+"""Several networks side by side: which input directions they share, their spectra, their maps.
+
+The overlap of two networks is that of the spans of their first k anisotropy directions, ||U^T V||_F^2 / k: 1 for the
+same span, k / D for unrelated ones. Each network's sample is cut in halves and every entry compares halves that share
+no network, so the diagonal is not 1 by construction: it says how well the span itself is known.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import biascope
+from biascope.errors import InputError
+from biascope.progress import progress
+from biascope.reports import figures
+from biascope.reports.card import slug
+from biascope.reports.html import Html, figure, image, join, page, table, tag
+from biascope.reports.panels import Subject, make_subject
+from biascope.reports.panels.input_geometry import (
+    InputSpectrum,
+    gradients,
+    image_shape,
+    input_spectrum,
+    mean_frequency,
+)
+from biascope.reports.panels.tangent_kernel import SAMPLES, KernelFacts, kernel_facts
+from biascope.studies.environment import device_name
+from biascope.studies.files import write_text
+
+DIRECTIONS = 16  # compared, and shown
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Where the page is, the overlaps [m, m] of m networks, what they mean, how long it took."""
+
+    path: Path
+    overlaps: np.ndarray[Any, Any]
+    meaning: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _One:
+    subject: Subject
+    spectrum: InputSpectrum
+    halves: tuple[Tensor, Tensor]  # orthonormal rows [k, D] each
+    kernel: KernelFacts
+    parameters: int
+
+
+def make_compare(
+    specs: Sequence[str],
+    input_shape: Sequence[int] | None = None,
+    out: str | Path | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    networks: int | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Comparison:
+    """Write a page that compares two or more networks on inputs of one shape (the first network's by default).
+
+    Example:
+        >>> import tempfile
+        >>> page = Path(tempfile.mkdtemp()) / "c.html"
+        >>> make_compare(["logreg", "mlp"], (1, 4, 4), page, networks=16).overlaps.shape
+        (2, 2)
+    """
+    figures.require_matplotlib()
+    if len(specs) < 2:
+        raise InputError("compare needs two or more networks, e.g. biascope compare lenet resnet18")
+    begin = time.perf_counter()
+    first = make_subject(specs[0], input_shape, seed, device, networks, options=options)
+    rest = [make_subject(spec, first.input_shape, seed, device, networks, options=options) for spec in specs[1:]]
+    names = unique([subject.name for subject in (first, *rest)])
+    found = [_measure(subject) for subject in progress([first, *rest], "networks")]
+    matrix = overlap_matrix([one.halves for one in found])
+    meaning = _meaning(names, matrix, len(found[0].halves[0]), found[0].spectrum.dimension)
+    seconds = time.perf_counter() - begin
+    path = Path(out) if out is not None else Path("runs") / f"compare-{slug('-'.join(specs))[:80]}.html"
+    write_text(path, _page(names, found, matrix, meaning, seconds))
+    return Comparison(path, matrix, meaning, seconds)
+
+
+def unique(names: Sequence[str]) -> list[str]:
+    """Names with a number where one comes twice.
+
+    Example:
+        >>> unique(["a", "b", "a"])
+        ['a', 'b', 'a (2)']
+    """
+    return [
+        name if names[:i].count(name) == 0 else f"{name} ({names[:i].count(name) + 1})" for i, name in enumerate(names)
+    ]
+
+
+def overlap(U: Tensor, V: Tensor) -> float:
+    """||U V^T||_F^2 / k of orthonormal rows U, V [k, D].
+
+    Example:
+        >>> overlap(torch.eye(4)[:2], torch.eye(4)[1:3])
+        0.5
+    """
+    return float((U @ V.T).square().sum()) / len(U)
+
+
+def overlap_matrix(halves: Sequence[tuple[Tensor, Tensor]]) -> np.ndarray[Any, Any]:
+    """Overlaps [m, m] of m networks, each given by the spans of the two halves of its sample.
+
+    Example:
+        >>> one, two = torch.eye(4)[:2], torch.eye(4)[2:]
+        >>> overlap_matrix([(one, one), (two, two)])
+        array([[1., 0.],
+               [0., 1.]])
+    """
+    return np.array([[(overlap(a[0], b[1]) + overlap(a[1], b[0])) / 2 for b in halves] for a in halves])
+
+
+def _measure(subject: Subject) -> _One:
+    sample, _ = gradients(subject)
+    k = max(1, min(DIRECTIONS, len(sample) // 4, sample.shape[1] // 4))
+    one, two = (torch.linalg.svd(half, full_matrices=False).Vh[:k] for half in (sample[::2], sample[1::2]))
+    kernel = kernel_facts(subject.build(0), subject.inputs(SAMPLES))
+    parameters = sum(p.numel() for p in subject.build(0).parameters())
+    return _One(subject, input_spectrum(sample), (one, two), kernel, parameters)
+
+
+def _meaning(names: list[str], matrix: np.ndarray[Any, Any], k: int, dimension: int) -> str:
+    chance = k / dimension
+    pairs = [(matrix[i, j], names[i], names[j]) for i in range(len(names)) for j in range(i)]
+    best, least = max(pairs), min(pairs)
+    text = f"The most alike are {best[1]} and {best[2]} (overlap {best[0]:.2f}"
+    if len(pairs) > 1:
+        text += f"), the least {least[1]} and {least[2]} ({least[0]:.2f}"
+    text += f"); unrelated spans of {k} in {dimension} dimensions give {chance:.3f}."
+    unsure = [name for i, name in enumerate(names) if matrix[i, i] < 0.5]
+    if unsure:
+        text += (
+            f" The directions of {', '.join(unsure)} are not well known themselves (two halves of the sample overlap "
+            "by less than 0.5): there is no clear preference, or more --networks are needed."
+        )
+    return text
+
+
+def _page(names: list[str], found: list[_One], matrix: np.ndarray[Any, Any], meaning: str, seconds: float) -> str:
+    shape = " × ".join(str(size) for size in found[0].subject.input_shape)
+    k = len(found[0].halves[0])
+    rows = [
+        (
+            name,
+            one.parameters,
+            one.spectrum.n,
+            int((one.spectrum.values > one.spectrum.band[1]).sum()),
+            float(one.spectrum.values[0]),
+            mean_frequency(one.subject, one.spectrum.vectors[:k])[0],
+            one.kernel.rank,
+            float(one.kernel.share[0]),
+        )
+        for name, one in zip(names, found)
+    ]
+    header = [
+        "network",
+        "parameters",
+        "networks sampled",
+        "directions above chance",
+        "first eigenvalue / mean",
+        f"mean frequency of the first {k}",
+        "kernel effective rank",
+        "kernel first share",
+    ]
+    chance = k / found[0].spectrum.dimension
+    left = _spectra(names, found, lambda one: one.spectrum.values, "input", "eigenvalue / mean", True)
+    right = _spectra(names, found, lambda one: one.kernel.share, "kernel", "share of the trace", False)
+    body = [
+        _section("In numbers", "One row per network; below is where they come from.", table(header, rows, "networks")),
+        _section(
+            "Shared directions",
+            f"Overlap of the spans of the first {k} anisotropy directions: 1 the same, {chance:.3f} unrelated. "
+            "The diagonal compares two halves of one network's sample: no entry can be expected above it.",
+            _matrix(names, matrix),
+            table(["network", *names], [(n, *map(float, row)) for n, row in zip(names, matrix)], "overlaps", fold=True),
+            meaning=meaning,
+        ),
+        _section("Maps", "Every network in pixels and in frequency (slow variation central).", _maps(names, found)),
+        _section(
+            "Spectra",
+            "Left: response to the input by direction; the steeper, the more anisotropic. Right: tangent kernels; "
+            "the steeper, the fewer functions are easy.",
+            tag("div", left, right, class_="columns"),
+        ),
+    ]
+    footer = (
+        f"biascope {biascope.__version__}, seed {found[0].subject.seed}, {seconds:.1f} s on "
+        f"{device_name(found[0].subject.device)}. This page needs no network and holds its own data."
+    )
+    return page(
+        " · ".join(names), body, f"Networks side by side, before they have seen any data. Inputs {shape}.", footer
+    )
+
+
+def _section(title: str, read: str, *blocks: Html, meaning: str = "") -> Html:
+    means = tag("p", tag("strong", "What this means: "), meaning, class_="meaning") if meaning else ""
+    return tag("section", tag("h2", title), tag("p", read, class_="read"), means, *blocks)
+
+
+def _matrix(names: list[str], matrix: np.ndarray[Any, Any]) -> Html:
+    size, count = min(5.0, 2.0 + 0.5 * len(names)), len(names)
+    with figures.style():
+        drawing, axes = figures.new_figure(size + 0.8, size)
+        shown = axes.imshow(matrix, vmin=0, vmax=1, cmap="viridis", interpolation="nearest")
+        axes.set_xticks(range(count), [name[-20:] for name in names], rotation=30, ha="right")
+        axes.set_yticks(range(count), [name[-20:] for name in names])
+        axes.grid(False)
+        for (row, column), value in np.ndenumerate(matrix):
+            axes.text(
+                column, row, f"{value:.2f}", ha="center", va="center", color="#ffffff" if value < 0.6 else "#000000"
+            )
+        drawing.colorbar(shown, ax=axes, label="overlap", shrink=0.8)
+    words = "; ".join(f"{names[i]} with {names[j]} {matrix[i, j]:.2f}" for i in range(count) for j in range(i + 1))
+    points = [
+        (f"{names[i]}, {names[j]}: overlap {matrix[i, j]:.3f}", [j], [i]) for i in range(count) for j in range(count)
+    ]
+    svg = figures.inline_svg(drawing, "overlap")
+    return figure(svg, f"Matrix of overlaps: {words}.", hover=figures.hover(axes, points))
+
+
+def _maps(names: list[str], found: list[_One]) -> Html:
+    channels, height, width = image_shape(found[0].subject)
+    if height == 1:
+        return tag("p", "The inputs are vectors: there is no map to show.", class_="note")
+    count = min(DIRECTIONS, *(len(one.spectrum.values) for one in found))
+    frames = []
+    for i in range(count):
+        cells = []
+        for name, one in zip(names, found):
+            vector = one.spectrum.vectors[i].reshape(channels, height, width)
+            energy = np.sqrt(np.fft.fftshift((np.abs(np.fft.fft2(vector)) ** 2).sum(0)))
+            pixels = image(
+                figures.picture(vector.mean(0), symmetric=True), f"{name}, direction {i + 1}, pixels", "pixels"
+            )
+            fourier = image(figures.picture(energy), f"{name}, direction {i + 1}, Fourier magnitude", "pixels")
+            head = tag(
+                "p", tag("strong", name), f": eigenvalue {one.spectrum.values[i]:.3g} times the mean", class_="note"
+            )
+            cells.append(tag("div", head, tag("div", tag("div", pixels), tag("div", fourier), class_="pair")))
+        hidden = {} if i == 0 else {"hidden": ""}
+        frames.append(tag("div", *cells, class_="columns", data_set="maps", data_frame=i + 1, **hidden))
+    label = tag("p", "Direction ", tag("output", "1", id="maps-out"), f" of {count}", class_="note")
+    slider = tag(
+        "input",
+        type="range",
+        min=1,
+        max=count,
+        value=1,
+        step=1,
+        data_frames="maps",
+        aria_label="index of the direction",
+    )
+    return tag("div", slider, label, join(frames))
+
+
+def _spectra(
+    names: list[str], found: list[_One], values: Callable[[_One], Any], name: str, y_label: str, log_x: bool
+) -> Html:
+    lines, rows = [], []
+    with figures.style():
+        drawing, axes = figures.new_figure(3.9, 2.6)
+        for i, (label, one) in enumerate(zip(names, found)):
+            y = np.asarray(values(one))
+            y = y[y > y[0] * 1e-9]
+            axes.plot(np.arange(1, len(y) + 1), y, "-", color=f"C{i % 7}", label=label)
+            lines.append((label, range(1, len(y) + 1), y))
+            rows += [(label, k + 1, float(value)) for k, value in enumerate(y)]
+        axes.set(xlabel="index", ylabel=y_label, yscale="log", xscale="log" if log_x else "linear")
+        axes.legend()
+    alt = "; ".join(f"{label} from {y[0]:.3g} to {y[-1]:.3g}" for label, _, y in lines)
+    svg = figures.inline_svg(drawing, name)
+    drawn = figure(svg, f"Spectra ({name}): {alt}.", hover=figures.hover(axes, lines))
+    return tag("div", drawn, table(["network", "index", y_label], rows, f"{name}-spectra", fold=True))

@@ -1,0 +1,178 @@
+"""How linear the beginning of training is, and how complex the function it finds: a few steps of gradient descent.
+
+Along the way: the Taylor residual ||f - f_lin|| / ||f_lin - f_0|| of the outputs, the share of activation signs that
+are as at initialisation, and the path complexity C = sum_t ||dw_t|| ||Phi_t||_F with the tangent features Phi_t.
+"""
+
+import copy
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from biascope import data
+from biascope.curvature.complexity import PathComplexity
+from biascope.errors import BiascopeError, UnsupportedError
+from biascope.linearize import taylor_residual
+from biascope.progress import progress
+from biascope.reports import figures
+from biascope.reports.html import Html, figure, join, table, tag
+from biascope.reports.panels import input_geometry
+from biascope.reports.panels.base import Panel, Subject, all_outputs
+from biascope.reports.panels.tangent_kernel import kernel_facts
+from biascope.reports.study_page import fact_list
+from biascope.seeds import derive
+
+TITLE = "Linear or not"
+READ = (
+    "A network in the linear regime moves as its tangent model says (residual near 0) and keeps its activation "
+    "pattern (signs near 100 %); beyond a residual of about 1 the tangent model says nothing. The complexity sums "
+    "the length of each step, weighted by how strongly the outputs respond."
+)
+EXAMPLES, SEEN = 128, (1, 2, 4, 8, 16, 32)
+CPU_BUDGET = 3 * 10**12
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was measured after a step."""
+
+    step: int
+    loss: float
+    residual: float
+    signs: float
+    complexity: float
+
+
+def panel(subject: Subject) -> Panel:
+    """Taylor residual, sign similarity and complexity over the first steps."""
+    if not subject.on_gpu and EXAMPLES * 40 * 6 * subject.forward_cost() > CPU_BUDGET:
+        raise UnsupportedError("the steps would take too long on a CPU; add --device cuda")
+    x, y, task = examples(subject)
+    seen, lr = train(subject, x, y)
+    last = seen[-1]
+    facts: list[tuple[str, object]] = [
+        ("Task", task),
+        ("Steps", f"{last.step}, learning rate {lr:.2g}"),
+        ("Loss", f"{seen[0].loss:.3g} to {last.loss:.3g}"),
+        ("Residual", f"{last.residual:.2g}"),
+        ("Signs kept", "no activations" if math.isnan(last.signs) else f"{last.signs:.1%}"),
+        ("Complexity", f"{last.complexity:.3g}"),
+    ]
+    rows = [(s.step, s.loss, s.residual, s.signs, s.complexity) for s in seen]
+    header = ["step", "loss", "Taylor residual", "signs kept", "complexity"]
+    numbers = table(header, rows, "linear-regime", fold=True)
+    columns = tag("div", tag("div", _figure(seen)), tag("div", _complexity(seen)), class_="columns")
+    return Panel(TITLE, READ, _meaning(seen), [fact_list(facts), columns, numbers])
+
+
+def examples(subject: Subject) -> tuple[Tensor, Tensor, str]:
+    """Inputs, classes and the name of the task: the data, or D(v) along the first anisotropy direction."""
+    if subject.data is not None:
+        x = subject.inputs(EXAMPLES)
+        return x, subject.data.y[: len(x)].to(x.device), subject.data.name
+    sample, _ = subject.once("gradients", lambda: input_geometry.gradients(subject))
+    spectrum = subject.once("input spectrum", lambda: input_geometry.input_spectrum(sample))
+    v = torch.from_numpy(spectrum.vectors[0].copy()).float().reshape(subject.input_shape)
+    made = data.directional(v, EXAMPLES, sigma=1.0, seed=derive(subject.seed, "card regime"))
+    return made.x.to(subject.device), made.y.to(subject.device), "D(v), first direction"
+
+
+def train(subject: Subject, x: Tensor, y: Tensor) -> tuple[list[Seen], float]:
+    """What was seen along full-batch gradient descent from network 0, and the learning rate."""
+    start = subject.build(0)
+    network = copy.deepcopy(start)
+    parameters = [p for p in network.parameters() if p.requires_grad]
+
+    def loss() -> Tensor:
+        out = all_outputs(subject, network, x)
+        if out.shape[1] == 1:
+            return F.binary_cross_entropy_with_logits(out[:, 0], (y > 0).to(out.dtype))
+        return F.cross_entropy(out, y.clamp_max(out.shape[1] - 1))
+
+    lr = len(x) / float(kernel_facts(start, x).values[0])  # half of what would be stable for squares, an eighth here
+    with torch.no_grad():
+        value = float(loss())
+    path = PathComplexity(x[:64])
+    path.update(network)
+    seen = [Seen(0, value, 0.0, 1.0, 0.0)]
+    for step in progress(range(1, SEEN[-1] + 1), "steps"):
+        gradients = torch.autograd.grad(loss(), parameters, allow_unused=True)
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, gradients):
+                if gradient is not None:
+                    parameter.sub_(lr * gradient)
+        complexity = path.update(network)
+        if step in SEEN:
+            with torch.no_grad():
+                now = float(loss())
+            if not math.isfinite(now):
+                break
+            residual = taylor_residual(start, network.state_dict(), x)
+            seen.append(Seen(step, now, residual, signs_kept(start, network, x), complexity))
+    return seen, lr
+
+
+def signs_kept(start: nn.Module, network: nn.Module, x: Tensor) -> float:
+    """Share of (unit, example) pairs that are active or not as at the start; NaN without activations.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+        >>> signs_kept(net, net, torch.ones(4, 2))
+        1.0
+    """
+    from biascope.probes.activations import activation_signs
+
+    try:
+        before = activation_signs(lambda: start(x), len(x))
+        now = activation_signs(lambda: network(x), len(x))
+    except BiascopeError:
+        return math.nan
+    return sum(int((a == b).sum()) for a, b in zip(before, now)) / sum(a.numel() for a in before)
+
+
+def _meaning(seen: list[Seen]) -> str:
+    last = seen[-1]
+    drop = 1 - last.loss / seen[0].loss
+    regime = (
+        "nearly linear: its tangent model predicts the beginning of training"
+        if last.residual < 0.1
+        else "between linear and not: the tangent model predicts the direction, not the amount"
+        if last.residual < 0.5
+        else "not linear: the tangent model at initialisation is soon wrong"
+    )
+    signs = "" if math.isnan(last.signs) else f", {last.signs:.0%} of the activation signs are as they were"
+    change = f"{'lower' if drop >= 0 else 'raise'} the loss by {abs(drop):.0%}"
+    wrong = f"the tangent model is wrong by {last.residual:.0%} of the move{signs}"
+    return f"After {last.step} steps that {change}, {wrong}: {regime}."
+
+
+def _figure(seen: list[Seen]) -> Html:
+    steps = [s.step for s in seen[1:]]
+    residual, signs = [s.residual for s in seen[1:]], [1 - s.signs for s in seen[1:]]
+    with figures.style():
+        drawing, axes = figures.new_figure(3.9, 2.6)
+        axes.plot(steps, residual, "o-", color="C0", label="Taylor residual")
+        if not any(map(math.isnan, signs)):
+            axes.plot(steps, signs, "s-", color="C1", label="share of signs that changed")
+        axes.set(xlabel="step", ylabel="departure from linear", xscale="log", ylim=(0, None))
+        axes.legend()
+    svg = figures.inline_svg(drawing, "regime")
+    lines = [("Taylor residual", steps, residual), ("signs changed", steps, signs)]
+    alt = f"The residual goes from {residual[0]:.2g} to {residual[-1]:.2g} in {steps[-1]} steps."
+    return figure(svg, alt, hover=figures.hover(axes, lines))
+
+
+def _complexity(seen: list[Seen]) -> Html:
+    loss, complexity = [s.loss for s in seen], [s.complexity for s in seen]
+    with figures.style():
+        drawing, axes = figures.new_figure(3.9, 2.6)
+        axes.plot(complexity, loss, "o-", color="C2")
+        axes.set(xlabel="complexity C", ylabel="training loss")
+    svg = figures.inline_svg(drawing, "complexity")
+    alt = f"The loss falls from {loss[0]:.3g} to {loss[-1]:.3g} while the complexity grows to {complexity[-1]:.3g}."
+    return join(
+        [figure(svg, alt, "Path complexity spent for the loss.", figures.hover(axes, [("", complexity, loss)]))]
+    )

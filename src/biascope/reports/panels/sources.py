@@ -1,0 +1,154 @@
+"""Where a network comes from: a registry name, your own factory, or a package that people know.
+
+lenet                          a name from `biascope nets`
+package.module:factory         your own; also path/to/script.py:factory
+torchvision:resnet18           torchvision.models.get_model, without weights
+timm:vit_tiny_patch16_224      timm.create_model, without weights
+hf:bert, hf:path/to/folder     a transformers configuration by type, or one stored in a folder; nothing is downloaded
+"""
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+from biascope import nets
+from biascope.errors import BiascopeError, InputError, UnsupportedError
+from biascope.studies.options import near
+
+Factory = Callable[[], nn.Module]
+Shape = tuple[int, ...]
+
+
+def resolve(spec: str, input_shape: Sequence[int] | None = None, **options: Any) -> tuple[Factory, Shape]:
+    """A factory without arguments and the shape of one input.
+
+    Example:
+        >>> factory, shape = resolve("lenet", outputs=10)
+        >>> shape
+        (1, 32, 32)
+    """
+    prefix, colon, rest = spec.partition(":")
+    if colon and prefix in PACKAGES:
+        return PACKAGES[prefix](rest, tuple(input_shape) if input_shape else None, options)
+    factory = nets.resolve(spec)
+    if colon:
+        if input_shape is None:
+            raise InputError(f"{spec}: say what one input looks like, for example --input 3,32,32")
+        shape = tuple(input_shape)
+    else:
+        info = nets.info(spec)
+        shape = tuple(input_shape or info.input_shape)
+        if shape != info.input_shape:
+            options = {**info.options_for(shape), **options}
+    return (lambda: factory(**options)), shape
+
+
+def takes(spec: str, option: str) -> bool:
+    """Whether the registry network of that name has an option.
+
+    Example:
+        >>> takes("lenet", "outputs"), takes("my.module:build", "outputs")
+        (True, False)
+    """
+    return ":" not in spec and option in nets.info(spec).defaults
+
+
+def _torchvision(name: str, shape: Shape | None, options: Mapping[str, Any]) -> tuple[Factory, Shape]:
+    models = _package("torchvision").models
+    _known(name, models.list_models(), "torchvision")
+    return _explained(f"torchvision:{name}", lambda: models.get_model(name, weights=None, **options)), shape or (
+        3,
+        *([299] * 2 if name.startswith("inception") else [224] * 2),
+    )
+
+
+def _timm(name: str, shape: Shape | None, options: Mapping[str, Any]) -> tuple[Factory, Shape]:
+    timm = _package("timm")
+    _known(name, timm.list_models(), "timm")
+    factory = _explained(f"timm:{name}", lambda: timm.create_model(name, pretrained=False, **options))
+    return factory, shape or tuple(timm.get_pretrained_cfg(name).input_size)
+
+
+def _transformers(name: str, shape: Shape | None, options: Mapping[str, Any]) -> tuple[Factory, Shape]:
+    transformers = _package("transformers")
+    if Path(name).is_dir():
+        config = transformers.AutoConfig.from_pretrained(name, local_files_only=True, **options)
+    else:
+        auto = importlib.import_module("transformers.models.auto.configuration_auto")
+        _known(name, auto.CONFIG_MAPPING_NAMES, "hf")
+        try:
+            config = transformers.AutoConfig.for_model(name, **options)
+        except Exception as error:
+            raise InputError(f"hf:{name}: its configuration refused the options ({error})") from error
+
+    def build() -> nn.Module:
+        model = transformers.AutoModel.from_config(config)
+        return OneTensor(model)
+
+    if shape is None:
+        side = getattr(config, "image_size", None)
+        hidden = getattr(config, "hidden_size", None)
+        if side is not None:
+            sides = tuple(side) if isinstance(side, list | tuple) else (side, side)
+            shape = (int(getattr(config, "num_channels", 3)), *map(int, sides))
+        elif hidden is not None:
+            shape = (16, int(hidden))
+        else:
+            raise InputError(f"hf:{name}: say what one input looks like, for example --input 16,128")
+    return _explained(f"hf:{name}", build), shape
+
+
+class OneTensor(nn.Module):
+    """A transformers model as a function from one floating tensor to one tensor [n, c].
+
+    Text models take embeddings [n, tokens, hidden] (token numbers have no derivative); the output is the logits, the
+    pooled output, or the mean of the last hidden state over tokens, whichever the model gives.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        name = str(getattr(model, "main_input_name", "input_ids"))
+        self.argument = "inputs_embeds" if name == "input_ids" else name
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, ...] to [n, c]."""
+        given = self.model(**{self.argument: x})
+        for key in ("logits", "pooler_output"):
+            found = getattr(given, key, None)
+            if isinstance(found, Tensor):
+                return found.reshape(len(x), -1)
+        hidden: Tensor = given.last_hidden_state
+        return hidden.mean(1) if hidden.ndim == 3 else hidden.flatten(2).mean(2)
+
+
+def _package(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UnsupportedError(f"{name} is not installed here: pip install {name}") from error
+
+
+def _known(name: str, known: Any, package: str) -> None:
+    if name not in known:
+        hint = near(name, list(known)) if name else ""
+        raise InputError(f"{package} has no model {name!r}{hint if len(hint) < 200 else ''}")
+
+
+def _explained(spec: str, build: Factory) -> Factory:
+    def make() -> nn.Module:
+        try:
+            return build()
+        except BiascopeError:
+            raise
+        except Exception as error:
+            raise InputError(f"{spec} raised {type(error).__name__}: {error}") from error
+
+    return make
+
+
+PACKAGES = {"torchvision": _torchvision, "timm": _timm, "hf": _transformers}
