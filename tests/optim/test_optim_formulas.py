@@ -6,6 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import biascope as bs
+from biascope.curvature import kronecker
+from biascope.optim import EKFAC
 from optim.optim_oracle import (
     backward,
     conv,
@@ -325,3 +327,37 @@ def test_gradient_accumulation_joins_the_examples():
         (F.cross_entropy(two(x[s]), y[s]) / 2).backward()
     parts.step()
     assert max(error(q, p) for p, q in zip(one.parameters(), two.parameters())) < 1e-12
+
+
+@pytest.mark.parametrize(("refresh", "same"), [(1, True), (50, False)])
+def test_in_a_null_space_of_the_factors_the_eigenbasis_is_arbitrary(monkeypatch, refresh, same):
+    """Why trainings on two devices part: five examples leave null spaces, in which any basis is an eigenbasis.
+
+    With a basis of the same batch, gradients have no part there and it does not matter. From the second step on an old
+    basis does: gradients reach into the null space, where a diagonal in another basis is another metric.
+    """
+    real = kronecker.batched_eigh
+
+    def turned(S):
+        values, U = real(S)
+        for s, u in zip(values, U):
+            null = s <= 1e-12 * s.max()
+            k = int(null.sum())
+            u[:, null] = u[:, null] @ torch.linalg.qr(torch.randn(k, k, generator=rng(9), dtype=u.dtype))[0]
+        return values, U
+
+    def trained(steps):
+        net, (x, y) = conv(), conv_data()
+        opt = EKFAC(net, lr=0.1, damping=0.01, refresh_every=refresh)
+        for _ in range(steps):
+            opt.zero_grad()
+            backward(net, x, y)
+            opt.step()
+        return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+    plain = trained(1), trained(3)
+    monkeypatch.setattr(kronecker, "batched_eigh", turned)
+    assert error(trained(1), plain[0]) < 1e-9
+    assert (error(trained(3), plain[1]) < 1e-9) == same
+    if not same:
+        assert error(trained(3), plain[1]) > 1e-4

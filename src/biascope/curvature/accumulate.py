@@ -90,6 +90,17 @@ class Stream:
         elif self._seen[i] != mark:
             raise InputError(f"batch {i} of the data changed between passes: sampled labels need shuffle=False")
 
+    def parts(self) -> Iterator[tuple[Inputs, Tensor | None, Tensor | None]]:
+        """`batches`, in parts whose forward and backward passes fit the budget: for products with the Jacobian."""
+        each = 4 * (self.found.activation_bytes + self.family.shape.total * self.f.dtype.itemsize)
+        for inputs, y, draws in self.batches():
+            b = batch_size(inputs)
+            step = max(1, min(b, self.batch or b, self.limit // (2 * each)))
+            for s in range(0, b, step):
+                some = slice(s, min(s + step, b))
+                labels = None if y is None else y[some]
+                yield take(inputs, some), labels, None if draws is None else draws[:, some]
+
     def count(self) -> int:
         """Number of examples."""
         if not self.n:

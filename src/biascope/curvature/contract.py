@@ -15,6 +15,7 @@ from torch import Tensor
 from biascope.layers import Factor, MatrixFactor
 
 WORKSPACE = {"cpu": 2**26, "cuda": 2**30}
+ROWS = 4096  # terms of a sum in one matrix product
 TRAFFIC = 30  # writing and squaring one number costs about as much as this many multiplications
 
 
@@ -49,6 +50,18 @@ def rotate(U: Tensor, X: Tensor) -> Tensor:
         return (X.reshape(-1, d) @ U[0]).reshape(X.shape)
     rows = X.movedim(-3, 0).mT  # [g, ..., T, d]
     return (rows.reshape(g, -1, d) @ U).reshape(rows.shape).mT.movedim(0, -3)
+
+
+def add_second_moment(total: Tensor, Y: Tensor) -> None:
+    """total [g, d, d] += Y^T Y for Y [g, N, d], in blocks of rows: one long float32 sum would lose three digits."""
+    N, d = Y.shape[1:]
+    whole = N // ROWS
+    if whole > 1 and d <= ROWS:  # the blocks' products are then no larger than Y
+        H = Y[:, : whole * ROWS].unflatten(1, (whole, ROWS))
+        total += (H.mT @ H).sum(1)
+        Y = Y[:, whole * ROWS :]
+    if Y.shape[1]:
+        total.baddbmm_(Y.mT, Y)
 
 
 def squared_sums(G: Tensor, A: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ class ImplicitMetric(ProductMetric):
         f, family = self.stream.f, self.stream.family
         out = torch.zeros_like(X)
         columns = [self.space.unflatten(x) for x in X.T]
-        for inputs, y, draws in self.stream.batches():
+        for inputs, y, draws in self.stream.parts():
             params = leaves(f)
             with torch.enable_grad():
                 rows = f(params, inputs)
@@ -105,7 +105,7 @@ class ImplicitMetric(ProductMetric):
         X, _ = self._columns(v, "quadratic_form")
         f, family = self.stream.f, self.stream.family
         total = torch.zeros(X.shape[1], dtype=self.dtype, device=self.device)
-        for inputs, y, draws in self.stream.batches():
+        for inputs, y, draws in self.stream.parts():
             with torch.no_grad():
                 z = f(f.params, inputs)
             for j, x in enumerate(X.T):

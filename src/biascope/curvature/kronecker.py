@@ -6,6 +6,7 @@ offsets of a convolution stay apart. All arrays are [g, e, o, i]-shaped in that 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import sqrt
@@ -18,8 +19,6 @@ from biascope.curvature.pieces import Piece, powers
 from biascope.errors import InputError, UnsupportedError
 from biascope.linalg import fix_signs
 from biascope.linalg.eigenbasis import check_damping
-
-DOUBLE_BELOW = 1024  # factors up to this size are decomposed in float64, which doubles the time of large ones
 
 
 @dataclass(frozen=True)
@@ -102,8 +101,11 @@ class KroneckerPiece(Piece):
         """The same operator, diagonal in its Kronecker eigenbasis."""
         if not self.symmetric:
             raise UnsupportedError("a product of two metrics is not symmetric: it can be multiplied, not decomposed")
-        s_B, U_B = batched_eigh(self.B)
-        s_A, U_A = batched_eigh(self.A) if self.full else (self.A, None)
+        a = batched_eigh(self.A) if self.full else (self.A, None)
+        return self.in_basis(*batched_eigh(self.B), *a)
+
+    def in_basis(self, s_B: Tensor, U_B: Tensor, s_A: Tensor, U_A: Tensor | None) -> EigenPiece:
+        """B (x) A given the eigenvalues and eigenvectors of B and A."""
         return EigenPiece(self.names, U_B, U_A, self._outer(s_B, s_A), s_B, s_A, self.layout)
 
     def eigenvalues(self) -> Tensor:  # noqa: D102
@@ -288,16 +290,55 @@ class EigenPiece(Piece):
         return cls(names, a["U_B"], a.get("U_A"), a["s"], a["s_B"], a["s_A"], Homogeneous(**header["layout"]))
 
 
+def decompose(pieces: Sequence[KroneckerPiece]) -> None:
+    """Fill in `eigen` of several pieces; factors of the same size go to the solver together, which a GPU is glad of."""
+    parts = [(piece, "B") for piece in pieces] + [(piece, "A") for piece in pieces if piece.full]
+    groups: dict[tuple[int, torch.dtype, torch.device], list[tuple[KroneckerPiece, str]]] = {}
+    for piece, side in parts:
+        S: Tensor = getattr(piece, side)
+        groups.setdefault((S.shape[-1], S.dtype, S.device), []).append((piece, side))
+    found: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
+    for members in groups.values():
+        factors = [getattr(piece, side) for piece, side in members]
+        values, U = batched_eigh(torch.cat(factors) if len(factors) > 1 else factors[0])
+        sizes = [len(S) for S in factors]
+        for (piece, side), s, u in zip(members, torch.split(values, sizes), torch.split(U, sizes)):
+            found[id(piece), side] = s, u
+    for piece in pieces:
+        a = found[id(piece), "A"] if piece.full else (piece.A, None)
+        piece.__dict__["eigen"] = piece.in_basis(*found[id(piece), "B"], *a)  # where cached_property keeps it
+
+
 def batched_eigh(S: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues [g, d] descending, clipped at 0, and vectors [g, d, d] of S [g, d, d], in float64 while small."""
+    """Eigenvalues [g, d] descending, clipped at 0, and vectors [g, d, d] of S [g, d, d].
+
+    In the precision of S, whose own rounding is no smaller than the solver's; again in float64 where the solver did not
+    converge or its answer fails a check.
+    """
     if not bool(torch.isfinite(S).all()):
         raise InputError("a Kronecker factor holds NaN or infinity: the outputs or gradients overflowed")
     S = (S + S.mT) / 2
-    precise = S.double() if S.shape[-1] <= DOUBLE_BELOW else S
     try:
-        values, U = torch.linalg.eigh(precise)
+        values, U = torch.linalg.eigh(S)
+        good = S.dtype == torch.float64 or is_eigenbasis(S, values, U)
     except RuntimeError:  # the solver did not converge in single precision
+        good = False
+    if not good:
         values, U = torch.linalg.eigh(S.double())
     values, U = values.flip(-1).clamp_min(0.0), U.flip(-1)
     U = torch.stack([fix_signs(u) for u in U])
     return values.to(S.dtype), U.to(S.dtype)
+
+
+def is_eigenbasis(S: Tensor, values: Tensor, U: Tensor) -> bool:
+    """Are S U = U diag(values) and U^T U = 1 to rounding? Asked of two random vectors: d^2 work beside d^3."""
+    d = S.shape[-1]
+    z = torch.randn(d, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(S)
+    z = z / z.norm(dim=0)
+    Uz = U @ z
+    floor = 30 * d**0.5 * torch.finfo(S.dtype).eps
+    turned = (U.mT @ Uz - z).abs().amax((-2, -1))
+    residual = (S @ Uz - U @ (values[..., None] * z)).abs().amax((-2, -1)) / values.abs().amax(-1).clamp_min(
+        torch.finfo(S.dtype).tiny
+    )
+    return bool(((turned < floor) & (residual < floor)).all())

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from biascope.curvature.accumulate import Chunk, Stream
 from biascope.curvature.contract import (
+    add_second_moment,
     cotangents,
     gradient_rows,
     operand,
@@ -19,7 +20,7 @@ from biascope.curvature.contract import (
     summed_rows,
     token_gradients,
 )
-from biascope.curvature.kronecker import EigenPiece, Homogeneous, KroneckerPiece
+from biascope.curvature.kronecker import EigenPiece, Homogeneous, KroneckerPiece, decompose
 from biascope.curvature.lowrank import LowRankPiece
 from biascope.curvature.pieces import DensePiece, DiagonalPiece, Piece
 from biascope.curvature.plan import Unit
@@ -218,11 +219,11 @@ class KroneckerSum(Sum):
                 if reduce:
                     A = A.mean(-1, keepdim=True)
                 X = A.permute(1, 0, 3, 2).flatten(1, 2)  # [g, b T, i]
-                self.A.baddbmm_(X.mT, X)
+                add_second_moment(self.A, X)
             if reduce:
                 G = G.sum(-1, keepdim=True)
             Y = G.permute(2, 0, 1, 4, 3).flatten(1, 3)  # [g, k b T, o]
-            self.B.baddbmm_(Y.mT, Y)
+            add_second_moment(self.B, Y)
 
     def finish(self, n: int) -> KroneckerPiece:  # noqa: D102
         assert self.A is not None
@@ -295,11 +296,9 @@ def build_pieces(stream: Stream, units: list[Unit], space: ParameterSpace, centr
             total.add(chunk)
     pieces = {total.unit: total.finish(stream.n) for total in sums}
     if second:
-        scalings = []
-        for unit in second:
-            factors = pieces[unit]
-            assert isinstance(factors, KroneckerPiece)
-            scalings.append(EigenSum(unit, space, factors.eigen))
+        factors = [piece for unit in second if isinstance(piece := pieces[unit], KroneckerPiece)]
+        decompose(factors)
+        scalings = [EigenSum(unit, space, piece.eigen) for unit, piece in zip(second, factors, strict=True)]
         for chunk in stream.chunks(list(dict.fromkeys(b for u in second for b in u.blocks))):
             for scaling in scalings:
                 scaling.add(chunk)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from torch import Tensor, nn
 
-from biascope.curvature.accumulate import Chunk
 from biascope.curvature.kronecker import EigenPiece
-from biascope.curvature.plan import Unit
 from biascope.curvature.sums import EigenSum
 from biascope.errors import InputError
-from biascope.optim.optimizer import NaturalGradient, Params
-from biascope.optim.preconditioner import Curvature, Preconditioner, check_decay
+from biascope.optim.checks import check_decay
+from biascope.optim.optimizer import NaturalGradient, OptimiserOptions, Params
+from biascope.optim.preconditioner import Common, Curvature, Preconditioner, Step
 from biascope.optim.units import LayerUnit
 
 
@@ -51,7 +49,6 @@ class EKFACPreconditioner(Preconditioner):
         self,
         model: nn.Module,
         *,
-        damping: float = 1e-3,
         damping_mode: Literal["plain", "deep"] = "plain",
         refresh_every: int = 50,
         scalings: Literal["batch", "running"] = "batch",
@@ -59,12 +56,7 @@ class EKFACPreconditioner(Preconditioner):
         rescale_by_batch: bool = True,
         on_refresh: Literal["reset", "project"] = "reset",
         factor_decay: float = 0.0,
-        sharing: Literal["expand", "reduce"] = "expand",
-        sua: bool = False,
-        loss_reduction: Literal["mean", "sum"] = "mean",
-        params: Collection[nn.Parameter] | None = None,
-        grad_scaler: Any = None,
-        fallback: str = "left as it is",
+        **common: Unpack[Common],
     ) -> None:
         if scalings not in {"batch", "running"}:
             raise InputError(f"scalings={scalings!r}: batch or running")
@@ -79,32 +71,23 @@ class EKFACPreconditioner(Preconditioner):
         )
         super().__init__(
             model,
-            damping=damping,
             damping_mode=damping_mode,
             refresh_every=refresh_every,
             factors_every=refresh_every,
             factor_decay=factor_decay,
-            sharing=sharing,
-            sua=sua,
-            loss_reduction=loss_reduction,
-            params=params,
-            grad_scaler=grad_scaler,
-            fallback=fallback,
+            **common,
         )
 
     def _needs_factors(self) -> bool:
         return self.scalings == "batch" or super()._needs_factors()
 
-    def _refresh(self, unit: LayerUnit, chunks: list[tuple[Unit, Chunk]], c: Curvature) -> Curvature:
-        before, c = c.basis, super()._refresh(unit, chunks, c)
-        assert c.basis is not None
-        if self.scalings == "running" and self.on_refresh == "project" and before is not None:
-            return replace(c, basis=scaled(c.basis, projected(before, c.basis)))
-        return c
+    def _renewed(self, old: EigenPiece | None, new: EigenPiece) -> EigenPiece:
+        if self.scalings == "running" and self.on_refresh == "project" and old is not None:
+            return scaled(new, projected(old, new))
+        return new
 
-    def _rescale(
-        self, unit: LayerUnit, chunks: list[tuple[Unit, Chunk]], c: Curvature, G: Tensor, n: int
-    ) -> Curvature | None:
+    def _rescale(self, unit: LayerUnit, step: Step, G: Tensor) -> Curvature | None:
+        c, chunks, n = step.curvature, step.chunks, step.examples
         E = c.basis
         assert E is not None
         if self.scalings == "running":
@@ -132,13 +115,26 @@ class EKFACPreconditioner(Preconditioner):
         return E.layout.unpack(E.rotate(E.rotate(E.layout.pack(G)) / s, back=True))
 
 
+class EKFACOptions(OptimiserOptions, total=False):
+    """Options of `EKFACPreconditioner` that `EKFAC` passes on."""
+
+    damping_mode: Literal["plain", "deep"]
+    refresh_every: int
+    scalings: Literal["batch", "running"]
+    decay: float
+    rescale_by_batch: bool
+    on_refresh: Literal["reset", "project"]
+    factor_decay: float
+
+
 class EKFAC(NaturalGradient):
     """Natural gradient in KFAC's eigenbasis with true second moments: W -= lr U_B ((U_B^T G U_A) / (s + eps)) U_A^T.
 
     Args:
         model: any nn.Module; Linear, Conv1d/2d/3d and Embedding layers are preconditioned.
         lr: learning rate.
-        damping: > 0; may differ between parameter groups and change during training (`group["damping"]`).
+        damping: > 0, 0.01 if not given; may differ between parameter groups and change during training
+            (`group["damping"]`).
         momentum: on the natural gradient.
         weight_decay: times the parameter, added to the natural gradient.
         params: parameters or parameter groups, as torch optimisers take them; None for all.
@@ -160,44 +156,14 @@ class EKFAC(NaturalGradient):
         model: nn.Module,
         lr: float = 0.1,
         *,
-        damping: float = 1e-2,
-        damping_mode: Literal["plain", "deep"] = "plain",
-        refresh_every: int = 50,
-        scalings: Literal["batch", "running"] = "batch",
-        decay: float = 0.75,
-        rescale_by_batch: bool = True,
-        on_refresh: Literal["reset", "project"] = "reset",
-        factor_decay: float = 0.0,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
         params: Params = None,
         fallback: Literal["sgd", "adam"] = "sgd",
-        sharing: Literal["expand", "reduce"] = "expand",
-        sua: bool = False,
-        loss_reduction: Literal["mean", "sum"] = "mean",
-        grad_scaler: Any = None,
+        **options: Unpack[EKFACOptions],
     ) -> None:
-        super().__init__(
-            model,
-            EKFACPreconditioner,
-            params,
-            lr,
-            momentum,
-            weight_decay,
-            fallback,
-            damping=damping,
-            damping_mode=damping_mode,
-            refresh_every=refresh_every,
-            scalings=scalings,
-            decay=decay,
-            rescale_by_batch=rescale_by_batch,
-            on_refresh=on_refresh,
-            factor_decay=factor_decay,
-            sharing=sharing,
-            sua=sua,
-            loss_reduction=loss_reduction,
-            grad_scaler=grad_scaler,
-        )
+        chosen: dict[str, Any] = {"damping": 1e-2, **options}
+        super().__init__(model, EKFACPreconditioner, params, lr, momentum, weight_decay, fallback, **chosen)
 
 
 def scaled(E: EigenPiece, s: Tensor) -> EigenPiece:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from biascope.curvature.kronecker import EigenPiece
-from biascope.optim.optimizer import NaturalGradient, Params
-from biascope.optim.preconditioner import Curvature, Preconditioner
+from biascope.optim.optimizer import NaturalGradient, OptimiserOptions, Params
+from biascope.optim.preconditioner import Common, Curvature, Preconditioner
 from biascope.optim.units import LayerUnit
 
 
@@ -48,32 +47,20 @@ class KFACPreconditioner(Preconditioner):
         self,
         model: nn.Module,
         *,
-        damping: float = 1e-3,
         damping_mode: Literal["factored", "exact"] = "factored",
         refresh_every: int = 20,
         factors_every: int = 1,
         factor_decay: float = 0.95,
-        sharing: Literal["expand", "reduce"] = "expand",
-        sua: bool = False,
-        loss_reduction: Literal["mean", "sum"] = "mean",
-        params: Collection[nn.Parameter] | None = None,
-        grad_scaler: Any = None,
-        fallback: str = "left as it is",
+        **common: Unpack[Common],
     ) -> None:
         self._inverses: dict[str, tuple[EigenPiece, float, Tensor, Tensor]] = {}
         super().__init__(
             model,
-            damping=damping,
             damping_mode=damping_mode,
             refresh_every=refresh_every,
             factors_every=factors_every if factor_decay > 0 else refresh_every,
             factor_decay=factor_decay,
-            sharing=sharing,
-            sua=sua,
-            loss_reduction=loss_reduction,
-            params=params,
-            grad_scaler=grad_scaler,
-            fallback=fallback,
+            **common,
         )
 
     def _solve(self, unit: LayerUnit, c: Curvature, G: Tensor, damping: float) -> Tensor:
@@ -100,13 +87,23 @@ class KFACPreconditioner(Preconditioner):
         return kept[2], kept[3]
 
 
+class KFACOptions(OptimiserOptions, total=False):
+    """Options of `KFACPreconditioner` that `KFAC` passes on."""
+
+    damping_mode: Literal["factored", "exact"]
+    refresh_every: int
+    factors_every: int
+    factor_decay: float
+
+
 class KFAC(NaturalGradient):
     """Natural gradient with Kronecker factors: W -= lr (B + b)^-1 G (A + a)^-1.
 
     Args:
         model: any nn.Module; Linear, Conv1d/2d/3d and Embedding layers are preconditioned.
         lr: learning rate.
-        damping: > 0; may differ between parameter groups and change during training (`group["damping"]`).
+        damping: > 0, 0.01 if not given; may differ between parameter groups and change during training
+            (`group["damping"]`).
         momentum: on the natural gradient.
         weight_decay: times the parameter, added to the natural gradient.
         params: parameters or parameter groups, as torch optimisers take them; None for all.
@@ -126,35 +123,11 @@ class KFAC(NaturalGradient):
         model: nn.Module,
         lr: float = 0.1,
         *,
-        damping: float = 1e-2,
-        damping_mode: Literal["factored", "exact"] = "factored",
-        refresh_every: int = 20,
-        factors_every: int = 1,
-        factor_decay: float = 0.95,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
         params: Params = None,
         fallback: Literal["sgd", "adam"] = "sgd",
-        sharing: Literal["expand", "reduce"] = "expand",
-        sua: bool = False,
-        loss_reduction: Literal["mean", "sum"] = "mean",
-        grad_scaler: Any = None,
+        **options: Unpack[KFACOptions],
     ) -> None:
-        super().__init__(
-            model,
-            KFACPreconditioner,
-            params,
-            lr,
-            momentum,
-            weight_decay,
-            fallback,
-            damping=damping,
-            damping_mode=damping_mode,
-            refresh_every=refresh_every,
-            factors_every=factors_every,
-            factor_decay=factor_decay,
-            sharing=sharing,
-            sua=sua,
-            loss_reduction=loss_reduction,
-            grad_scaler=grad_scaler,
-        )
+        chosen: dict[str, Any] = {"damping": 1e-2, **options}
+        super().__init__(model, KFACPreconditioner, params, lr, momentum, weight_decay, fallback, **chosen)

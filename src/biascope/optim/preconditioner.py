@@ -10,26 +10,38 @@ Per layer, with inputs ã (bias: a last 1) and output gradients g of the individ
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from biascope.curvature.accumulate import Chunk
 from biascope.curvature.contract import summed_rows
-from biascope.curvature.kronecker import EigenPiece, Homogeneous, KroneckerPiece
+from biascope.curvature.kronecker import EigenPiece, KroneckerPiece, decompose
 from biascope.curvature.plan import Plan, Unit
 from biascope.curvature.sums import KroneckerSum
 from biascope.errors import CorruptError, InputError
+from biascope.optim.checks import check_decay, check_positive, first_not_finite
 from biascope.optim.hooks import Watcher
-from biascope.optim.units import LayerUnit, find_units
+from biascope.optim.units import LayerUnit, find_units, layout_of
 
 Damping = Callable[[LayerUnit], float]
+
+
+class Common(TypedDict, total=False):
+    """Options that KFAC and EKFAC share, with the same defaults."""
+
+    damping: float
+    sharing: Literal["expand", "reduce"]
+    sua: bool
+    loss_reduction: Literal["mean", "sum"]
+    params: Collection[nn.Parameter] | None
+    grad_scaler: Any
+    fallback: str
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,15 @@ class Curvature:
     updates: int = 0
 
 
+@dataclass(frozen=True)
+class Step:
+    """One unit in one step: its curvature so far, what the hooks saw, of how many examples."""
+
+    curvature: Curvature
+    chunks: list[tuple[Unit, Chunk]]
+    examples: int
+
+
 class Preconditioner:
     """What KFAC and EKFAC share: hooks, factors, refreshes, coverage, state."""
 
@@ -52,16 +73,16 @@ class Preconditioner:
         self,
         model: nn.Module,
         *,
-        damping: float,
         damping_mode: str,
         refresh_every: int,
         factors_every: int,
         factor_decay: float,
-        sharing: str,
-        sua: bool,
-        loss_reduction: str,
-        params: Collection[nn.Parameter] | None,
-        grad_scaler: Any,
+        damping: float = 1e-3,
+        sharing: str = "expand",
+        sua: bool = False,
+        loss_reduction: str = "mean",
+        params: Collection[nn.Parameter] | None = None,
+        grad_scaler: Any = None,
         fallback: str = "left as it is",
     ) -> None:
         if damping_mode not in self.damping_modes:
@@ -160,12 +181,13 @@ class Preconditioner:
                 raise InputError(f"the gradient of {bad} holds NaN or infinity; nothing was changed")
             new, notes = dict(self.curvatures), dict[str, str]()
             directions: dict[Tensor, Tensor] = {}
+            seen = {u.name: self._look(u, gradients[u.name], scale) for u in self.units if u.name in gradients}
+            self._refresh([u for u in self.units if u.name in seen], seen)
             for unit in self.units:
-                G = gradients.get(unit.name)
-                if G is None:
+                if unit.name not in seen:
                     continue
-                self._same_device(unit)
-                curvature = self._update(unit, G, self.curvatures[unit.name], scale)
+                G, step = gradients[unit.name], seen[unit.name]
+                curvature = None if step.curvature.basis is None else self._rescale(unit, step, G)
                 if curvature is None or curvature.basis is None:
                     notes[unit.name] = "its module was not called in training mode in the last step"
                     continue
@@ -184,26 +206,22 @@ class Preconditioner:
             self.watcher.clear()
             self._watch()
 
-    def _update(self, unit: LayerUnit, G: Tensor, old: Curvature, scale: float) -> Curvature | None:
-        """The unit's curvature after this step; None where nothing is known of it yet."""
+    def _look(self, unit: LayerUnit, G: Tensor, scale: float) -> Step:
+        """What the hooks saw of a unit, and its factors after this step."""
+        self._same_device(unit)
+        old = self.curvatures[unit.name]
         record = self.watcher.records[unit.module]
-        calls = record.calls
-        seen = bool(calls) and all(call.input is not None for call in calls)
-        examples = sum(batch[0].examples for batch in record.batches())
+        calls, batches = record.calls, record.batches()
+        examples = sum(batch[0].examples for batch in batches)
         chunks: list[tuple[Unit, Chunk]] = []
-        if seen:
+        if calls and all(call.input is not None for call in calls):
             factor = (examples if self.loss_reduction == "mean" else 1) / scale
-            chunks = [unit.chunk(batch, factor) for batch in record.batches()]
+            chunks = [unit.chunk(batch, factor) for batch in batches]
             if not self.checked:
                 self._compare(unit, chunks, G, examples)
-        fresh = old.basis is None
-        if (fresh or self.steps % self.factors_every == 0) and seen:
-            old = self._average(unit, chunks, old, examples)
-        if (fresh or self.steps % self.refresh_every == 0) and old.A is not None and old.B is not None:
-            old = self._refresh(unit, chunks, old)
-            if self.factor_decay == 0.0:
-                old = replace(old, A=None, B=None)
-        return self._rescale(unit, chunks, old, G, examples) if old.basis is not None else None
+            if old.basis is None or self.steps % self.factors_every == 0:
+                old = self._average(unit, chunks, old, examples)
+        return Step(old, chunks, examples)
 
     def _average(self, unit: LayerUnit, chunks: list[tuple[Unit, Chunk]], old: Curvature, n: int) -> Curvature:
         total = KroneckerSum(chunks[0][0], unit.space)
@@ -216,15 +234,25 @@ class Preconditioner:
             return replace(old, A=piece.A, B=piece.B, updates=t)
         return replace(old, A=decay * old.A + (1 - decay) * piece.A, B=decay * old.B + (1 - decay) * piece.B, updates=t)
 
-    def _refresh(self, unit: LayerUnit, chunks: list[tuple[Unit, Chunk]], c: Curvature) -> Curvature:
-        assert c.A is not None
-        assert c.B is not None
-        return replace(c, basis=KroneckerPiece(unit.names, c.B, c.A, layout_of(unit)).eigen)
+    def _refresh(self, units: list[LayerUnit], seen: dict[str, Step]) -> None:
+        """New eigenbases where they are due, all together."""
+        pieces: dict[str, KroneckerPiece] = {}
+        for unit in units:
+            c = seen[unit.name].curvature
+            if (c.basis is None or self.steps % self.refresh_every == 0) and c.A is not None and c.B is not None:
+                pieces[unit.name] = KroneckerPiece(unit.names, c.B, c.A, layout_of(unit))
+        decompose(list(pieces.values()))
+        for name, piece in pieces.items():
+            step = seen[name]
+            c = replace(step.curvature, basis=self._renewed(step.curvature.basis, piece.eigen))
+            seen[name] = replace(step, curvature=replace(c, A=None, B=None) if self.factor_decay == 0.0 else c)
 
-    def _rescale(
-        self, unit: LayerUnit, chunks: list[tuple[Unit, Chunk]], c: Curvature, G: Tensor, n: int
-    ) -> Curvature | None:
-        return c
+    def _renewed(self, old: EigenPiece | None, new: EigenPiece) -> EigenPiece:
+        """The basis to go on with after a refresh."""
+        return new
+
+    def _rescale(self, unit: LayerUnit, step: Step, G: Tensor) -> Curvature | None:
+        return step.curvature
 
     def _solve(self, unit: LayerUnit, c: Curvature, G: Tensor, damping: float) -> Tensor:
         raise AssertionError("a preconditioner solves")
@@ -321,42 +349,3 @@ class Preconditioner:
             t = tensors
             basis = EigenPiece(unit.names, t["U_B"], t.get("U_A"), t["s"], t["s_B"], t["s_A"], layout)
         return Curvature(basis, tensors.get("A"), tensors.get("B"), int(entry["updates"]))
-
-
-def layout_of(unit: LayerUnit) -> Homogeneous:
-    """How the unit's parameters and the factors correspond."""
-    shape, rule = unit.parameters[0].shape, unit.rule
-    if rule.kind == "embedding":
-        return Homogeneous(1, shape[1], shape[0], 1, False, True)
-    groups = getattr(rule, "groups", 1)
-    bias = len(unit.names) == 2
-    if rule.kind == "bias":
-        return Homogeneous(groups, shape[0] // groups, 1)
-    offsets = math.prod(shape[2:])
-    if unit.sua and offsets > 1:
-        return Homogeneous(groups, shape[0] // groups, shape[1], offsets, bias)
-    return Homogeneous(groups, shape[0] // groups, shape[1] * offsets, 1, bias)
-
-
-def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """The name of the first tensor with NaN or infinity; one synchronisation per device where all are finite."""
-    devices: dict[torch.device, list[Tensor]] = {}
-    for t in tensors.values():
-        devices.setdefault(t.device, []).append(t.isfinite().all())
-    if all(bool(torch.stack(flags).all()) for flags in devices.values()):
-        return None
-    return next(name for name, t in tensors.items() if not bool(t.isfinite().all()))
-
-
-def check_positive(name: str, value: float) -> float:
-    """A finite number > 0."""
-    if not (value > 0 and math.isfinite(value)):
-        raise InputError(f"{name} must be a number > 0, not {value}")
-    return float(value)
-
-
-def check_decay(name: str, value: float) -> float:
-    """A number in [0, 1)."""
-    if not 0 <= value < 1:
-        raise InputError(f"{name} must be at least 0 and below 1, not {value}")
-    return float(value)

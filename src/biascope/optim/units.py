@@ -6,6 +6,7 @@ with the reason why no factor covers it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
 from biascope.curvature.accumulate import Chunk
+from biascope.curvature.kronecker import Homogeneous
 from biascope.curvature.plan import Unit
 from biascope.curvature.space import ParameterSpace
 from biascope.errors import InputError, UnsupportedError
@@ -202,3 +204,18 @@ def _unit(
 ) -> LayerUnit:
     parameters = tuple(mine[role] for role in roles)
     return LayerUnit(tuple(names[id(p)] for p in parameters), parameters, module, rule, sharing, sua)
+
+
+def layout_of(unit: LayerUnit) -> Homogeneous:
+    """How the unit's parameters and the factors correspond."""
+    shape, rule = unit.parameters[0].shape, unit.rule
+    if rule.kind == "embedding":
+        return Homogeneous(1, shape[1], shape[0], 1, False, True)
+    groups = getattr(rule, "groups", 1)
+    bias = len(unit.names) == 2
+    if rule.kind == "bias":
+        return Homogeneous(groups, shape[0] // groups, 1)
+    offsets = math.prod(shape[2:])
+    if unit.sua and offsets > 1:
+        return Homogeneous(groups, shape[0] // groups, shape[1], offsets, bias)
+    return Homogeneous(groups, shape[0] // groups, shape[1] * offsets, 1, bias)

@@ -1,0 +1,77 @@
+"""Single precision: long sums, checked eigenbases, small damping; and work done in parts."""
+
+import pytest
+import torch
+from torch import nn
+
+import biascope as bs
+from biascope.curvature.contract import add_second_moment
+from biascope.curvature.kronecker import Homogeneous, KroneckerPiece, batched_eigh, decompose, is_eigenbasis
+from biascope.errors import InputError
+
+
+@pytest.mark.parametrize("representation", ["ekfac", "kfac"])
+def test_a_large_layer_can_be_solved_in_float32(representation: str) -> None:
+    net = nn.Linear(300, 400)
+    F = bs.fisher(net, torch.randn(64, 300), representation=representation, likelihood="gaussian")
+    v = torch.randn(300 * 400 + 400)
+    for damping in (1e-1, 1e-3):
+        x = F.solve(v, damping=damping)
+        assert float(((F @ x) + damping * x - v).norm() / v.norm()) < 1e-2
+    with pytest.raises(InputError, match="singular"):
+        F.solve(v, damping=0.0)
+
+
+def test_long_sums_keep_float32_digits():
+    """294 912 rows of 8 numbers: one float32 product is off by 2e-4 here, blocks of rows by 1e-6."""
+    Y = torch.randn(1, 72 * 4096 + 5, 8, generator=torch.Generator().manual_seed(0))
+    exact = Y.double().mT @ Y.double()
+    total = torch.ones(1, 8, 8)
+    add_second_moment(total, Y)
+    assert float((total - 1 - exact).abs().max() / exact.max()) < 3e-6
+
+
+def test_a_wrong_eigenbasis_is_noticed_and_mended(monkeypatch):
+    g = torch.Generator().manual_seed(0)
+    X = torch.randn(3, 40, 20, generator=g)
+    S = X.mT @ X
+    values, U = torch.linalg.eigh(S)
+    assert is_eigenbasis(S, values, U)
+    bent = U.clone()
+    bent[1, :, 3] += 1e-3 * bent[1, :, 4]
+    assert not is_eigenbasis(S, values, bent)
+    assert not is_eigenbasis(S, values * (1 + 1e-3 * torch.rand(20, generator=g)), U)
+    real = torch.linalg.eigh
+    monkeypatch.setattr(torch.linalg, "eigh", lambda A: real(A) if A.dtype == torch.float64 else (values, bent))
+    s, V = batched_eigh(S)
+    assert float(((V * s[:, None]) @ V.mT - S).abs().max() / S.abs().max()) < 1e-5
+
+
+def test_factors_of_one_size_are_decomposed_together():
+    g = torch.Generator().manual_seed(0)
+
+    def factor(groups, d):
+        X = torch.randn(groups, 2 * d, d, generator=g, dtype=torch.float64)
+        return X.mT @ X
+
+    shapes = [(1, 3, 4), (2, 4, 3), (1, 5, 3)]
+    pieces = [
+        KroneckerPiece((f"w{j}",), factor(n, o), factor(n, i), Homogeneous(n, o, i))
+        for j, (n, o, i) in enumerate(shapes)
+    ]
+    alone = [KroneckerPiece(p.names, p.B, p.A, p.layout).eigen for p in pieces]
+    decompose(pieces)
+    for piece, E in zip(pieces, alone):
+        assert torch.equal(piece.eigen.U_B, E.U_B)
+        assert torch.equal(piece.eigen.U_A, E.U_A)
+        assert torch.equal(piece.eigen.s, E.s)
+
+
+def test_products_in_parts_are_the_products():
+    g = torch.Generator().manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    x = torch.randn(10, 6, generator=g, dtype=torch.float64)
+    v = torch.randn(sum(p.numel() for p in net.parameters()), 2, generator=g, dtype=torch.float64)
+    whole, parts = (bs.fisher(net, x, "implicit", batch_size=b) for b in (None, 3))
+    torch.testing.assert_close(whole @ v, parts @ v)
+    torch.testing.assert_close(whole.quadratic_form(v), parts.quadratic_form(v))
