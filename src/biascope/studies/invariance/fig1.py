@@ -35,7 +35,7 @@ GRID = 41
     figure="1",
     claim=CLAIM,
     sizes={
-        "smoke": {"nets": ("lenet",), "side": 16, "networks": 64, "heads": 32, "n_train": 512, "n_test": 400,
+        "smoke": {"nets": ("lenet",), "side": 16, "networks": 64, "heads": 32, "n_train": 384, "n_test": 400,
                   "epochs": 12, "seeds": 3, "engine": "vmap"},
         "laptop": {"nets": ("mlp", "lenet"), "side": 16, "networks": 256, "heads": 32, "n_train": 8000, "seeds": 3},
         "paper": {},

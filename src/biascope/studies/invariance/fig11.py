@@ -37,7 +37,7 @@ CLAIM = (
     figure="11",
     claim=CLAIM,
     sizes={
-        "smoke": {"source": "synthetic", "side": 16, "networks": 48, "heads": 32, "points": 3, "n_train": 400,
+        "smoke": {"source": "synthetic", "side": 16, "networks": 48, "heads": 32, "points": 3, "n_train": 256,
                   "n_test": 200, "epochs": 5, "boundaries": ("linear",), "noise": 0.0, "engine": "vmap"},
         "laptop": {"side": 16, "networks": 256, "heads": 64, "points": 4, "n_train": 12_000, "n_test": 2000,
                    "epochs": 5, "boundaries": ("linear",)},

@@ -38,8 +38,8 @@ CLAIM = (
     figure="6",
     claim=CLAIM,
     sizes={
-        "smoke": {"nets": ("lenet",), "source": "synthetic", "side": 16, "networks": 48, "heads": 32, "per_class": 150,
-                  "counts": 3, "epochs": 5, "repeats": 3, "engine": "vmap"},
+        "smoke": {"nets": ("lenet",), "source": "synthetic", "side": 16, "networks": 48, "heads": 32, "per_class": 100,
+                  "counts": 3, "epochs": 4, "repeats": 3, "engine": "vmap"},
         "laptop": {"nets": ("lenet",), "side": 16, "networks": 256, "heads": 64, "per_class": 2000, "counts": 4,
                    "epochs": 15, "repeats": 3},
         "paper": {},
