@@ -10,6 +10,8 @@ from torch.nn import functional as F
 from biascope.ensembles import Networks, data_order, record
 from biascope.errors import InputError
 from biascope.studies import Run
+from biascope.studies.invariance.aligned_flipped import compare_pair
+from biascope.studies.invariance.geometries import Geometry
 from biascope.studies.invariance.networks import factory
 from biascope.studies.invariance.tracking import Descent, common_probes, track, train_stack
 
@@ -92,3 +94,19 @@ def test_captured_steps_are_the_eager_ones(tmp_path: Path) -> None:
     assert torch.allclose(eager.gradients[0], graph.gradients[0], rtol=1e-4, atol=1e-9)
     moved = (eager.gradients[2] - eager.gradients[0]).norm()
     assert (eager.gradients[2] - graph.gradients[2]).norm() < 0.05 * moved
+
+
+def test_both_sets_are_given_to_the_same_networks(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "r", {"seed": 0})
+    rows = torch.randn(400, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    rows = rows * torch.linspace(1, 0.01, 16)
+    matrix = rows.T @ rows / 400
+    G = Geometry(matrix, torch.ones(16), torch.eye(16), (matrix,), (1, 4, 4), 400)
+    pair = compare_pair(run, "t", "mlp", G, Descent(3, 0.1, 16), n=64, runs=3, probes=4, probe_std=1.0)
+    starts = [run.load_arrays(f"t mlp n=64 {kind} 0")["gradients"][0] for kind in ("G", "flip")]
+    assert torch.equal(starts[0], starts[1])
+    assert pair.velocity[False][0].shape == (3,)
+    assert bool((pair.velocity[False][0] >= 0).all())
+    assert 0 < pair.floor < 1
+    mean = pair.mean_velocity[False].value - pair.mean_velocity[True].value
+    assert pair.velocity_gap.value == pytest.approx(mean)

@@ -40,16 +40,20 @@ def compare_pair(
     means = {flip: estimate(lambda w, h=each: h.velocity(w).mean(), runs) for flip, each in histories.items()}  # type: ignore[misc]
     aligned, flipped = histories[False], histories[True]
     gap = estimate(lambda w: aligned.velocity(w).mean() - flipped.velocity(w).mean(), runs)
-    # time-averaged training accuracy: how fast the labels are fitted, whatever the end; networks are pairs by start
+    # time-averaged training accuracy: how fast the labels are fitted, whatever the end
     fitting = percent(tracks[False].accuracy[1:].mean(0) - tracks[True].accuracy[1:].mean(0))
-    first = tracks[False].gradients[0]
-    half = max(1, first.shape[1] // 2)
-    fresh = (
-        History(torch.stack([first[:, :half], first[:, half : 2 * half]])) if half > 0 < first.shape[1] - 1 else None
-    )
-    floor = float(fresh.velocity(torch.ones(runs, dtype=torch.float64))[0]) if fresh is not None else 0.0
+    floor = fresh_probes(tracks[False].gradients[0])
     accuracy = {flip: each.accuracy for flip, each in tracks.items()}
     return Pair(velocity, accuracy, means, gap, Estimate.of(fitting.tolist()), floor)
+
+
+def fresh_probes(start: Tensor) -> float:
+    """The velocity that new probes alone would give: 1 - Corr of G^0 at two halves of the probes; start [R, P, D]."""
+    half = start.shape[1] // 2
+    if half == 0:
+        return float("nan")
+    halves = History(torch.stack([start[:, :half], start[:, half : 2 * half]]))
+    return float(halves.velocity(torch.ones(len(start), dtype=torch.float64))[0])
 
 
 def _track(
@@ -69,7 +73,8 @@ def _track(
     )
     made = factory(net, G.shape, norm=False)
     points = common_probes(run, probes, tuple(G.shape), probe_std)
-    return track(run, f"{key} {net} n={n} {'flip' if flip else 'G'}", made, data.x, data.y, points, runs, descent)
+    name = f"{key} {net} n={n} {'flip' if flip else 'G'}"  # both sets are given to the same networks
+    return track(run, name, made, data.x, data.y, points, runs, descent, stream=f"{net} {n}")
 
 
 def velocity_chart(net: str, pair: Pair, caption: str) -> Chart:

@@ -59,9 +59,21 @@ def common_probes(run: Run, n: int, shape: tuple[int, ...], std: float = 1.0) ->
 
 
 def track(
-    run: Run, key: str, factory: Factory, x: Tensor, y: Tensor, probes: Tensor, runs: int, descent: Descent
+    run: Run,
+    key: str,
+    factory: Factory,
+    x: Tensor,
+    y: Tensor,
+    probes: Tensor,
+    runs: int,
+    descent: Descent,
+    stream: str | None = None,
 ) -> Track:
-    """Train `runs` networks on (x [n, ...], y [n]), each with its own start and order of data."""
+    """Train `runs` networks on (x [n, ...], y [n]), each with its own start and order of data.
+
+    `key` names the files; starts and orders come from `stream` (by default the key), so that two sets can be given to
+    the same networks.
+    """
     recorded, device = record(factory), torch.device(run.device)
     x, y, probes = x.to(device), y.to(device), probes.to(device)
     precision: Precision = descent.precision if device.type == "cuda" else "float32"
@@ -83,7 +95,7 @@ def track(
             guess = outputs(networks, x[seen], engine="vmap" if len(networks) > LANES else "loop").argmax(-1)
             accuracies.append((guess == y[seen]).float().mean(1).cpu())
 
-        seed = derive(run.seed, key)
+        seed = derive(run.seed, stream or key)
         if captured:
             sgd = SGD(
                 descent.epochs, descent.batch_size, descent.lr, descent.momentum, 0.0, descent.clip_norm, "constant"
