@@ -32,7 +32,7 @@ def plot_records(records: Sequence[Record], against: str = "step", log: bool = T
         raise InputError("there is nothing to plot yet: no measurement has been made")
     columns = min(3, len(names))
     rows = math.ceil(len(names) / columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(3.4 * columns, 2.5 * rows), squeeze=False)
+    figure, axes = plt.subplots(rows, columns, figsize=(3.4 * columns, 2.5 * rows), sharex=True, squeeze=False)
     for ax in axes.flat[len(names) :]:
         ax.set_visible(False)
     for ax, (name, keys) in zip(axes.flat, names.items()):
