@@ -69,7 +69,13 @@ def percent(values: Tensor) -> Tensor:
 
 
 def picture(
-    run: Run, name: str, rows: int, columns: int, draw: Callable[[Any], None], size: tuple[float, float] = (2.6, 2.4)
+    run: Run,
+    name: str,
+    rows: int,
+    columns: int,
+    draw: Callable[[Any], None],
+    size: tuple[float, float] = (2.6, 2.4),
+    dpi: int = 130,
 ) -> None:
     """Save a PNG drawn on a grid of axes [rows, columns]; nothing happens where matplotlib is missing."""
     try:
@@ -78,4 +84,4 @@ def picture(
         return
     figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
     draw(figure.subplots(rows, columns, squeeze=False))
-    figure.savefig(run.path / "figures" / f"{name}.png", dpi=130)
+    figure.savefig(run.path / "figures" / f"{name}.png", dpi=dpi)
