@@ -1,0 +1,164 @@
+"""Figs 3.1, 3.2 and A.1: a network learns the low frequencies of a sum of sinusoids first, whatever their amplitudes.
+
+Verdict rule. A frequency that is learned early has a large amplitude when averaged over training (each normalised by
+its target and capped at 1). "Confirmed" if in both settings the rank correlation of that average with k, over runs, is
+below -0.5 by two standard errors, and the spectral norms of the hidden layers have grown (ratio above 1 by two).
+"""
+
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from biascope.seeds import derive
+from biascope.spectral import amplitude_spectrum
+from biascope.studies.registry import study
+from biascope.studies.result import Chart, Estimate, HeatMap, Series, StudyResult
+from biascope.studies.runs import Run, Value
+from biascope.studies.spectral.fitting import draw_mlps, fit, norms_of
+from biascope.studies.spectral.waves import above, below, first_above, rank_correlation, standard_error, wave_targets
+
+CLAIM = (
+    "Lower frequencies are regressed first, regardless of their amplitudes; the spectral norms of the layers grow as "
+    "higher frequencies are fitted."
+)
+SHOWN = 4  # moments at which the learned function is shown
+
+
+@study(
+    "spectral/fig3.1",
+    paper="alignment",
+    figure="3.1",
+    claim=CLAIM,
+    sizes={
+        "smoke": {"frequencies": (2, 4, 6, 8, 10), "width": 64, "depth": 4, "samples": 64, "steps": 400, "runs": 3,
+                  "lr": 1e-3, "every": 20},
+        "laptop": {"runs": 3, "steps": 4000},
+        "paper": {},
+    },
+)  # fmt: skip
+def fig3_1(
+    run: Run,
+    *,
+    frequencies: Annotated[tuple[int, ...], "k_i, cycles on [0, 1]"] = tuple(range(5, 55, 5)),
+    depth: Annotated[int, "Linear layers"] = 6,
+    width: Annotated[int, "units in a hidden layer"] = 256,
+    samples: Annotated[int, "points of the grid z = j/n"] = 200,
+    steps: Annotated[int, "full-batch Adam steps"] = 80_000,
+    runs: Annotated[int, "networks, each with its own phases"] = 10,
+    lr: Annotated[float, "of Adam (not given in the text)"] = 3e-4,
+    every: Annotated[int, "steps between two measurements"] = 100,
+    precision: Annotated[str, "float32 or tf32 products on a GPU"] = "float32",
+) -> StudyResult:
+    """Which frequencies a ReLU network learns first, with equal and with growing amplitudes."""
+    m = len(frequencies)
+    settings = {"equal": [1.0] * m, "growing": [(i + 1) / m for i in range(m)]}
+    k = torch.tensor(frequencies)
+    numbers: dict[str, Estimate] = {}
+    figures: list[Chart | HeatMap] = []
+    correlations, growths = [], []
+    for setting, amplitudes in settings.items():
+
+        def train(setting: str = setting, amplitudes: list[float] = amplitudes) -> dict[str, Value]:
+            z, y = wave_targets(frequencies, amplitudes, samples, runs, run.seed)
+            networks = draw_mlps(runs, 1, depth, width, derive(run.seed, "init"), run.device)
+            targets = torch.tensor(amplitudes, device=run.device)
+
+            def measure(out: Tensor, params: list[Tensor]) -> dict[str, Tensor]:
+                spectrum = amplitude_spectrum(out)[:, list(frequencies)] / targets
+                return {"spectrum": spectrum, "norms": norms_of(params), "first": out[:1]}
+
+            done = fit(networks, z[:, None], y, steps=steps, lr=lr, every=every, measure=measure,
+                       precision=precision, what=f"{setting} amplitudes")  # fmt: skip
+            return {"steps": done.steps, "losses": done.losses, "target": y[:1], **done.records}
+
+        got = run.cached(setting, train)
+        at, losses, spectrum, norms = (torch.as_tensor(got[n]) for n in ("steps", "losses", "spectrum", "norms"))
+        learned = spectrum.clamp(max=1.0).mean(0)  # [runs, m]
+        correlation = Estimate.of(rank_correlation(k, learned).tolist())
+        growth = Estimate.of((norms[-1, :, 1:-1] / norms[0, :, 1:-1]).mean(1).tolist())
+        correlations.append(correlation)
+        growths.append(growth)
+        numbers[f"rank correlation of k with early learning, {setting}"] = correlation
+        numbers[f"growth of hidden spectral norms, {setting}"] = growth
+        numbers[f"mean squared error at the end, {setting}"] = Estimate.of(losses[-1].tolist())
+        times = first_above(spectrum.mean(1), at, 0.9)
+        for i, f in enumerate(frequencies):
+            numbers[f"amplitude at k = {f} at the end, {setting}"] = Estimate.of(spectrum[-1, :, i].tolist())
+            if not times[i].isnan():
+                numbers[f"step at which k = {f} passes 0.9, {setting}"] = Estimate(float(times[i]))
+        figures += charts(setting, frequencies, at, losses, spectrum, norms)
+        if setting == "equal":
+            figures.append(learned_chart(at, torch.as_tensor(got["first"])[:, 0], torch.as_tensor(got["target"])[0]))
+    confirmed = all(below(c, -0.5) for c in correlations) and all(above(g, 1.0) for g in growths)
+    return StudyResult(
+        verdict="confirmed" if confirmed else "not confirmed",
+        claim=CLAIM,
+        measured=f"Rank correlation of frequency with early learning: {correlations[0]} with equal amplitudes, "
+        f"{correlations[1]} with growing ones (-1 = strictly low first). Hidden spectral norms grew "
+        f"{growths[0].value:.3g} and {growths[1].value:.3g} times. "
+        f"{runs} runs of {steps} steps, {depth} Linear layers of {width} units.",
+        numbers=numbers,
+        figures=tuple(figures),
+    )
+
+
+def charts(
+    setting: str, frequencies: tuple[int, ...], at: Tensor, losses: Tensor, spectrum: Tensor, norms: Tensor
+) -> list[Chart | HeatMap]:
+    """The heat map of the spectrum over training, the norms beside it, and the loss."""
+    rows = torch.linspace(0, len(at) - 1, min(len(at), 60)).round().long()
+    steps = at[rows].tolist()
+    return [
+        HeatMap.of(
+            f"spectrum-{setting}",
+            f"Normalised spectrum over training, {setting} amplitudes",
+            x=frequencies,
+            y=steps,
+            z=spectrum.mean(1)[rows].clamp(0, 1).tolist(),
+            x_label="frequency",
+            y_label="step",
+            z_label="amplitude over target",
+            low=0.0,
+            high=1.0,
+            alt="Columns of low frequency fill up before columns of high frequency.",
+        ),
+        Chart(
+            f"norms-{setting}",
+            f"Spectral norm of each layer, {setting} amplitudes",
+            "step",
+            "spectral norm",
+            tuple(
+                Series.of(f"layer {i + 1}", steps, norms.mean(1)[rows, i], standard_error(norms, 1)[rows, i])
+                for i in range(norms.shape[2])
+            ),
+            alt="The norms of the hidden layers grow during training.",
+        ),
+        Chart(
+            f"loss-{setting}",
+            f"Mean squared error, {setting} amplitudes",
+            "step",
+            "mean squared error",
+            (Series.of("mean of runs", steps, losses.mean(1)[rows], standard_error(losses, 1)[rows]),),
+            alt="The loss falls during training.",
+            log_y=True,
+        ),
+    ]
+
+
+def learned_chart(at: Tensor, first: Tensor, target: Tensor) -> Chart:
+    """Fig 3.2: the function of the first run at a few moments, over its target."""
+    n = len(target)
+    moments = [min(len(at) - 1, round((len(at) - 1) * 4.0 ** -(SHOWN - 1 - i))) for i in range(SHOWN)]
+    z = [j / n for j in range(n)]
+    return Chart(
+        "learned",
+        "The learned function and its target (first run, equal amplitudes)",
+        "z",
+        "f(z)",
+        (
+            Series.of("target", z, target, style="dashed"),
+            *(Series.of(f"step {int(at[i])}", z, first[i]) for i in dict.fromkeys(moments)),
+        ),
+        alt="Early functions follow only the slow parts of the target, later ones all of it.",
+    )

@@ -1,0 +1,57 @@
+"""Binary labels on flower-shaped curves, for many (frequency, petals) at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from biascope import data
+from biascope.seeds import derive
+
+BOX = 1.6  # half side of the square that holds every flower
+
+
+def flower_classes(
+    cells: Sequence[tuple[int, int]], samples: int, threshold: float, seed: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x [T, n, 2], labels [T, n] in {0, 1} and majority baselines [T] of cells (k, L); one phase per k and seed.
+
+    Example:
+        >>> x, y, majority = flower_classes([(1, 0), (1, 4)], 1000, 0.5, seed=0)
+        >>> x.shape, bool((y[0] == y[1]).all()), round(float(majority[0]), 2)
+        (torch.Size([2, 1000, 2]), True, 0.67)
+    """
+    made = [
+        data.sinusoid_classes(k, samples, threshold=threshold, petals=petals, seed=derive(seed, "phase", k))
+        for k, petals in cells
+    ]
+    majority = torch.tensor([each.info["majority"] for each in made])
+    return torch.stack([each.x for each in made]), torch.stack([each.y for each in made]).float(), majority
+
+
+def plane(side: int) -> Tensor:
+    """Grid [side^2, 2] over the square that holds every flower, end points left out; x varies fastest.
+
+    Example:
+        >>> plane(2).tolist()
+        [[-1.600000023841858, -1.600000023841858], [0.0, -1.600000023841858], [-1.600000023841858, 0.0], [0.0, 0.0]]
+    """
+    line = BOX * (2 * torch.arange(side) / side - 1)
+    return torch.stack([line.repeat(side), line.repeat_interleave(side)], 1)
+
+
+def nearest_probability(x: Tensor, y: Tensor, queries: Tensor, neighbours: int) -> Tensor:
+    """Share [m] of label 1 among the nearest neighbours in x [n, d] of each query [m, d].
+
+    Example:
+        >>> x, y = torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0.0, 1.0, 1.0])
+        >>> nearest_probability(x, y, torch.tensor([[0.4]]), 2)
+        tensor([0.5000])
+    """
+    found = []
+    for part in torch.split(queries, 8192):
+        nearest = torch.cdist(part, x).topk(neighbours, largest=False).indices
+        found.append(y[nearest].mean(1))
+    return torch.cat(found)

@@ -1,0 +1,79 @@
+"""Sums of sinusoids as targets for many runs, and how the runs are summed up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from biascope.seeds import generator
+from biascope.studies.result import Estimate
+
+
+def wave_targets(
+    frequencies: Sequence[int], amplitudes: Sequence[float], n: int, runs: int, seed: int
+) -> tuple[Tensor, Tensor]:
+    """z = j/n [n] and targets [runs, n]: sum_i A_i sin(2 pi k_i z + phi_i), the phases uniform for each run.
+
+    Example:
+        >>> z, y = wave_targets([3], [0.5], 60, 2, seed=0)
+        >>> y.shape, round(float(y.abs().max()), 1)
+        (torch.Size([2, 60]), 0.5)
+    """
+    z = torch.arange(n, dtype=torch.float64) / n
+    phase = (
+        2 * math.pi * torch.rand(runs, len(frequencies), 1, generator=generator(seed, "phases"), dtype=torch.float64)
+    )
+    k = torch.tensor(list(frequencies), dtype=torch.float64)[:, None]
+    a = torch.tensor(list(amplitudes), dtype=torch.float64)[:, None]
+    return z, (a * (2 * math.pi * k * z + phase).sin()).sum(1)
+
+
+def rank_correlation(x: Tensor, y: Tensor) -> Tensor:
+    """Spearman's rank correlation of x [m] with each row of y [..., m]; ties get their mean rank.
+
+    Example:
+        >>> rank_correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([[9.0, 4.0, 1.0]])).tolist()
+        [-1.0]
+    """
+    a, b = _ranks(x.double()), _ranks(y.double())
+    a, b = a - a.mean(-1, keepdim=True), b - b.mean(-1, keepdim=True)
+    found: Tensor = (a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1)).clamp(min=1e-12)
+    return found
+
+
+def _ranks(x: Tensor) -> Tensor:
+    below = (x[..., None, :] < x[..., :, None]).sum(-1)
+    same = (x[..., None, :] == x[..., :, None]).sum(-1)
+    return below + (same - 1) / 2.0
+
+
+def first_above(curve: Tensor, steps: Tensor, level: float) -> Tensor:
+    """The first of `steps` [r] at which curve [r, ...] exceeds `level`; NaN where it never does.
+
+    Example:
+        >>> first_above(torch.tensor([[0.0], [0.5], [0.95]]), torch.tensor([0, 100, 200]), 0.9).tolist()
+        [200.0]
+    """
+    over = curve > level
+    place = over.float().argmax(0)
+    return torch.where(over.any(0), steps.double()[place], torch.nan)
+
+
+def below(number: Estimate, bound: float) -> bool:
+    """Whether a number lies below a bound by two standard errors (False with one sample)."""
+    return number.standard_error is not None and number.value + 2 * number.standard_error < bound
+
+
+def above(number: Estimate, bound: float) -> bool:
+    """Whether a number lies above a bound by two standard errors (False with one sample)."""
+    return number.standard_error is not None and number.value - 2 * number.standard_error > bound
+
+
+def standard_error(samples: Tensor, dim: int = 0) -> Tensor:
+    """Of the mean over `dim`; zero for a single sample."""
+    n = samples.shape[dim]
+    found: Tensor = samples.std(dim) / n**0.5 if n > 1 else torch.zeros_like(samples.select(dim, 0))
+    return found
