@@ -17,6 +17,7 @@ from biascope.seeds import generator
 from biascope.studies.invariance import fig6, fig7, fig9, tasks
 from biascope.studies.invariance.boundary_sweep import check_boundaries
 from biascope.studies.invariance.factors import History, energy, jackknife, overlap
+from biascope.studies.invariance.fig1 import one_axis_accuracy
 from biascope.studies.invariance.fig12_13 import batch_for
 from biascope.studies.invariance.geometries import Geometry, many_heads, spread_indices
 from biascope.studies.invariance.images import stand_in
@@ -63,6 +64,13 @@ def test_circles_and_contest_are_planted_exactly() -> None:
     assert torch.allclose((bare.flatten(1) @ U.flatten(1).T)[:, 1:], torch.zeros(50, 2), atol=1e-5)
     assert torch.allclose(bare.flatten(1) @ U[0].flatten(), c[:, 0], atol=1e-5)
     assert same is y
+
+
+def test_one_axis_of_the_circles_is_worth_what_the_formula_says() -> None:
+    noise = tasks.Noise.draw(40_000, (2,), 1.0, 0, "cpu", "train", 0)
+    a = tasks.circle_coefficients(noise, (0.5, 1.5))[:, 0].abs()
+    right = ((a > 0.5) == (noise.signs > 0)).float().mean()
+    assert float(right) == pytest.approx(one_axis_accuracy((0.5, 1.5)), abs=0.005)
 
 
 def test_noise_is_shared_by_directions_and_differs_by_name() -> None:
