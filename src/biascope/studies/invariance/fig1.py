@@ -1,8 +1,8 @@
 """Fig. 1: two concentric circles in a plane of input space; both axes aligned with G (D_A), or only one (D_B).
 
-A network that sees the first axis only is not at chance on D_B: the best such classifier says "outer circle" when |x.u1|
-exceeds the inner radius and is right in 1 - asin(r/R)/pi of the cases (94.7 % for 0.25 and 1.5). That number is on the
-page; the rule below is the paper's reading and does not use it.
+A network that sees the first axis only is not at chance on D_B: the best such classifier says "outer circle" when
+|x.u1| exceeds the inner radius and is right in 1 - asin(r/R)/pi of the cases (94.7 % for 0.25 and 1.5). That number is
+on the page; the rule below is the paper's reading and does not use it.
 
 Verdict rule: every network but the MLP has a mean test accuracy above 90 % on D_A and below 60 % on D_B, each by 2
 standard errors over seeds; the MLP is above 90 % on both.
@@ -107,8 +107,8 @@ def fig1(
         numbers[f"{net}: eigenvalue of the second axis, D_B over D_A"] = Estimate(float(G.values[-1] / G.values[u2]))
     _picture(run, nets, planes, {net: radius or (3.0 if net.startswith("resnet") else 1.5) for net in nets})
     said = "; ".join(
-        f"{net} {numbers[f'{net}, A: test accuracy, %']} % on D_A and {numbers[f'{net}, B: test accuracy, %']} % on D_B "
-        f"(the first axis alone allows {numbers[f'{net}: best accuracy from the first axis alone, %'].value:.1f} %)"
+        f"{net} {numbers[f'{net}, A: test accuracy, %']} % on D_A and {numbers[f'{net}, B: test accuracy, %']} % on "
+        f"D_B (the first axis alone allows {numbers[f'{net}: best accuracy from the first axis alone, %'].value:.1f} %)"
         f"{'' if right[net] else ' (not as claimed)'}"
         for net in nets
     )
