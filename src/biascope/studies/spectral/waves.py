@@ -35,7 +35,7 @@ def rank_correlation(x: Tensor, y: Tensor) -> Tensor:
     """Spearman's rank correlation of x [m] with each row of y [..., m]; ties get their mean rank.
 
     Example:
-        >>> rank_correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([[9.0, 4.0, 1.0]])).tolist()
+        >>> rank_correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([[9.0, 4.0, 1.0]])).round().tolist()
         [-1.0]
     """
     a, b = _ranks(x.double()), _ranks(y.double())
