@@ -8,10 +8,12 @@ with Chromium(profile_folder) as browser:
 from __future__ import annotations
 
 import base64
+import contextlib
+import fcntl
 import json
 import os
 import shutil
-import subprocess
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,15 @@ def executable() -> str | None:
     return os.environ.get("BIASCOPE_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 
 
+def _pipe() -> tuple[int, int]:
+    """A pipe whose ends are not 0 to 9: those numbers are given away in the child."""
+    low = os.pipe()
+    high = tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in low)
+    for end in low:
+        os.close(end)
+    return high[0], high[1]
+
+
 class Chromium:
     """One headless browser. Commands go into file descriptor 3 and answers come out of 4, each ended by a zero byte."""
 
@@ -31,18 +42,23 @@ class Chromium:
         self.folder = folder
         self.downloads = folder / "downloads"
         self.downloads.mkdir(parents=True)
-        to_browser, self._out = os.pipe()
-        self._in, from_browser = os.pipe()
+        to_browser, self._out = _pipe()
+        self._in, from_browser = _pipe()
         flags = (
             "--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --mute-audio "
             "--disable-background-networking --disable-component-update --hide-scrollbars --remote-debugging-pipe"
         )
-        command = f'exec "$0" {flags} --user-data-dir="$1" about:blank 3<&{to_browser} 4>&{from_browser}'
-        self._process = subprocess.Popen(
-            ["/bin/sh", "-c", command, str(executable()), str(folder / "profile")],
-            pass_fds=(to_browser, from_browser),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+        program = str(executable())
+        self._process = os.posix_spawn(
+            program,
+            [program, *flags.split(), f"--user-data-dir={folder / 'profile'}", "about:blank"],
+            os.environ,
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, to_browser, 3),
+                (os.POSIX_SPAWN_DUP2, from_browser, 4),
+                (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+            ],
         )
         os.close(to_browser)
         os.close(from_browser)
@@ -93,12 +109,13 @@ class Chromium:
         return self
 
     def __exit__(self, *_: object) -> None:
-        try:
+        with contextlib.suppress(RuntimeError, OSError):
             self.send("Browser.close")
-            self._process.wait(10)
-        except (RuntimeError, OSError, subprocess.TimeoutExpired):
-            self._process.kill()
-            self._process.wait()
+        end = time.monotonic() + 10
+        while os.waitpid(self._process, os.WNOHANG)[0] == 0:
+            if time.monotonic() > end:
+                os.kill(self._process, signal.SIGKILL)
+            time.sleep(0.02)
         os.close(self._out)
         os.close(self._in)
 

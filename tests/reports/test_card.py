@@ -12,7 +12,7 @@ from torch import nn
 from biascope.errors import InputError
 from biascope.reports import make_card
 from biascope.reports.card import card_page
-from biascope.reports.panels import Panel, Subject, make_subject
+from biascope.reports.panels import Panel, Subject, directional, labels, make_subject, regime
 from biascope.reports.panels.anatomy import layers
 from biascope.reports.panels.input_geometry import (
     by_autograd,
@@ -23,6 +23,7 @@ from biascope.reports.panels.input_geometry import (
     mean_frequency,
     plan,
 )
+from biascope.reports.panels.loading import Examples, load_examples
 
 Check = Callable[[str], None]
 
@@ -66,9 +67,10 @@ def test_a_card_of_a_users_own_network(script: str, tmp_path: Path, check_page: 
     assert torch.equal(torch.get_rng_state(), before)
     page = card.path.read_text()
     check_page(page)
-    assert [panel.skipped for panel in card.panels] == [False, False, False]
+    assert [panel.title for panel in card.panels if panel.skipped] == ["Alignment with the labels"]  # no --data
     assert "39" in page  # parameters
-    assert page.count("What this means") == 3
+    assert page.count("What this means") == 5
+    assert page.count("Download ") == 7
     assert 'type="range"' in page
 
 
@@ -95,8 +97,8 @@ def test_bad_networks_are_answered_in_words(script: str, name: str, shape: tuple
 
 def test_a_panel_that_cannot_be_made_says_why(script: str, tmp_path: Path, check_page: Check) -> None:
     card = make_card(f"{script}:constant", (3, 2, 2), tmp_path / "c.html", networks=4)
-    assert card.panels[2].skipped
-    assert "does not depend on the input" in card.panels[2].meaning
+    assert card.panels[1].skipped
+    assert "does not depend on the input" in card.panels[1].meaning
     check_page(card.path.read_text())
 
 
@@ -179,3 +181,123 @@ def test_held_out_response_has_no_bias_on_isotropic_noise() -> None:
     assert response.n == 32
     assert response.standard_error is not None
     assert abs(response.value - 1) < 3 * response.standard_error
+
+
+# ---- weights and data ----
+
+
+@pytest.fixture
+def trained(script: str, tmp_path: Path) -> Path:
+    torch.save({"state_dict": {"1.weight": torch.ones(3, 12), "1.bias": torch.zeros(3)}}, tmp_path / "w.pt")
+    return tmp_path / "w.pt"
+
+
+def test_weights_and_data_are_used(script: str, trained: Path, tmp_path: Path, check_page: Check) -> None:
+    x = torch.randn(40, 3, 2, 2, generator=torch.Generator().manual_seed(0))
+    np.savez(tmp_path / "d.npz", x=x.numpy(), y=(x[:, 0, 0, 0] > 0).long().numpy())
+    card = make_card(
+        f"{script}:good", out=tmp_path / "c.html", networks=16, weights=trained, data=str(tmp_path / "d.npz")
+    )
+    assert not any(panel.skipped for panel in card.panels)
+    page = card.path.read_text()
+    check_page(page)
+    assert "Compared with the weights of w.pt. Data: d.npz." in page
+    assert "Alignment, given weights" in page
+
+
+def test_a_linear_network_is_linear_and_its_alignment_is_the_closed_form() -> None:
+    """f = w x: the residual is rounding, and the kernel of one linear output without bias is X X^T."""
+    network = nn.Linear(5, 1, bias=False)
+    x = torch.randn(30, 5, generator=torch.Generator().manual_seed(3))
+    y = (x[:, 0] > 0).long()
+    made = Subject("linear", lambda _: network, (5,), data=Examples("xy", x, y))
+    seen, _ = regime.train(made, x, y)
+    assert max(one.residual for one in seen) < 1e-4
+    assert seen[-1].loss < seen[0].loss
+    assert math.isnan(seen[-1].signs)  # there is no activation
+    c = (x - x.mean(0)).double()
+    t = (2.0 * y - 1.0).double()
+    t = t - t.mean()
+    want = float(t @ (c @ c.T) @ t / (torch.linalg.norm(c @ c.T) * t.square().sum()))
+    assert labels.measure(made, network).value == pytest.approx(want, rel=1e-4)
+
+
+def test_complexity_is_the_sum_of_steps_times_feature_norms() -> None:
+    """For a linear network ||Phi|| is constant, so C = ||X||_F times the length of the path."""
+    network = nn.Linear(3, 1, bias=False)
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    y = (x.sum(1) > 0).long()
+    made = Subject("linear", lambda _: network, (3,), data=Examples("xy", x, y))
+    seen, lr = regime.train(made, x, y)
+    w, length = network.weight.detach().clone().double()[0], 0.0
+    for _ in range(seen[-1].step):
+        p = torch.sigmoid(x.double() @ w)
+        step = lr * (x.double().T @ (p - y.double())) / len(x)
+        w, length = w - step, length + float(step.norm())
+    assert seen[-1].complexity == pytest.approx(length * float(x.norm()), rel=1e-4)
+
+
+def test_directions_run_from_the_first_to_outside_the_sample() -> None:
+    sample = torch.randn(6, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    spectrum = input_spectrum(sample)
+    made = directional.directions(spectrum, subject(nn.Identity(), (3, 2, 2)))
+    assert [index for _, index, _ in made] == [1, 4, 12]
+    assert made[0][2].shape == (3, 2, 2)
+    assert float((sample.float() @ made[-1][2].flatten()).abs().max()) < 1e-5
+    assert all(float(v.norm()) == pytest.approx(1.0, abs=1e-5) for _, _, v in made)
+
+
+def test_logistic_regression_learns_every_direction_alike() -> None:
+    made = make_subject("logreg", (1, 4, 4), networks=64)
+    panel = directional.panel(made)
+    assert "makes no difference" in panel.meaning
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (
+            {"1.weight": torch.ones(4, 12), "1.bias": torch.zeros(3)},
+            r"1\.weight is \(4, 12\) in the file and \(3, 12\)",
+        ),
+        ({"1.weight": torch.ones(3, 12)}, r"the file has no 1\.bias"),
+        ({"1.weigth": torch.ones(3, 12), "1.bias": torch.zeros(3)}, r"no 1\.weight; did you mean 1\.weigth"),
+        (torch.ones(3), "holds a Tensor, not a state dict"),
+    ],
+)
+def test_weights_that_do_not_fit_are_explained(script: str, tmp_path: Path, state: object, message: str) -> None:
+    torch.save(state, tmp_path / "w.pt")
+    with pytest.raises(InputError, match=message):
+        make_subject(f"{script}:good", (3, 2, 2), weights=tmp_path / "w.pt")
+
+
+def test_files_that_cannot_be_used_are_named(script: str, tmp_path: Path) -> None:
+    (tmp_path / "w.safetensors").write_bytes(b"not this")
+    (tmp_path / "w.pt").write_bytes(b"nor this")
+    for name in ("w.safetensors", "w.pt"):
+        with pytest.raises(InputError, match=f"{name} cannot be read"):
+            make_subject(f"{script}:good", (3, 2, 2), weights=tmp_path / name)
+    with pytest.raises(InputError, match="there is no such file"):
+        make_subject(f"{script}:good", (3, 2, 2), weights=tmp_path / "none.pt")
+    torch.save({"x": torch.ones(20, 5)}, tmp_path / "d.pt")
+    torch.save({"x": torch.ones(20, 5), "y": torch.rand(20)}, tmp_path / "e.pt")
+    torch.save({"x": torch.ones(20, 5), "y": torch.arange(20) % 2}, tmp_path / "f.pt")
+    for name, message in (
+        ("d.pt", "should hold x and y, it holds x"),
+        ("e.pt", "y should be classes"),
+        ("cifar11", "did you mean cifar10"),
+        ("gone.npz", "there is no such file"),
+    ):
+        with pytest.raises(InputError, match=message):
+            load_examples(name if "." not in name else str(tmp_path / name))
+    with pytest.raises(InputError, match="does not take inputs of shape 5"):
+        make_subject(f"{script}:good", data=str(tmp_path / "f.pt"))
+    with pytest.raises(InputError, match="inputs of shape 5, the network takes 3,2,2"):
+        make_subject(f"{script}:good", (3, 2, 2), data=str(tmp_path / "f.pt"))
+
+
+def test_registry_networks_follow_the_data() -> None:
+    made = make_subject("resnet18", data="digits", options={"width": 4})
+    assert made.input_shape == (1, 8, 8)
+    assert made.build(0)(made.inputs(3)).shape == (3, 10)
+    assert float(made.data.x.mean()) == pytest.approx(0, abs=0.1)  # type: ignore[union-attr]

@@ -33,7 +33,7 @@ from biascope.reports.panels.tangent_kernel import SAMPLES, KernelFacts, kernel_
 from biascope.studies.environment import device_name
 from biascope.studies.files import write_text
 
-DIRECTIONS = 16  # compared, and shown
+COMPARED, SHOWN = 8, 16  # directions whose spans are compared; directions that are shown
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def overlap_matrix(halves: Sequence[tuple[Tensor, Tensor]]) -> np.ndarray[Any, A
 
 def _measure(subject: Subject) -> _One:
     sample, _ = gradients(subject)
-    k = max(1, min(DIRECTIONS, len(sample) // 4, sample.shape[1] // 4))
+    k = max(1, min(COMPARED, len(sample) // 4, sample.shape[1] // 4))
     one, two = (torch.linalg.svd(half, full_matrices=False).Vh[:k] for half in (sample[::2], sample[1::2]))
     kernel = kernel_facts(subject.build(0), subject.inputs(SAMPLES))
     parameters = sum(p.numel() for p in subject.build(0).parameters())
@@ -234,7 +234,7 @@ def _maps(names: list[str], found: list[_One]) -> Html:
     channels, height, width = image_shape(found[0].subject)
     if height == 1:
         return tag("p", "The inputs are vectors: there is no map to show.", class_="note")
-    count = min(DIRECTIONS, *(len(one.spectrum.values) for one in found))
+    count = min(SHOWN, *(len(one.spectrum.values) for one in found))
     frames = []
     for i in range(count):
         cells = []

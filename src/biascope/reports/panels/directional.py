@@ -46,8 +46,8 @@ def panel(subject: Subject) -> Panel:
     facts: list[tuple[str, object]] = [
         ("Trainings", f"{len(chosen)} directions × {SEEDS} seeds"),
         ("Examples", f"{EXAMPLES}, noise {SIGMA}"),
-        ("First direction", str(estimates[0])),
-        (f"{chosen[-1][0].capitalize()}", str(estimates[-1])),
+        ("First direction", _percent(estimates[0])),
+        (chosen[-1][0].capitalize(), _percent(estimates[-1])),
     ]
     header = ["direction", "index", "test accuracy", "standard error", "networks"]
     numbers = table(header, rows, "directional-accuracy", fold=True)
@@ -96,6 +96,10 @@ def train(subject: Subject, chosen: list[Tensor]) -> Tensor:
         keep=False,
     )
     return done.test_accuracy.reshape(len(chosen), SEEDS)
+
+
+def _percent(estimate: Estimate) -> str:
+    return f"{estimate.value:.0%} ± {estimate.standard_error or 0:.1%}"
 
 
 def _affordable(subject: Subject) -> None:

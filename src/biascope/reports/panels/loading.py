@@ -128,7 +128,7 @@ def load_examples(spec: str, seed: int = 0) -> Examples:
         raise InputError(f"--data {spec}: {len(x)} inputs and {len(y)} labels; it needs 16 or more, as many of each")
     if len(torch.unique(y)) < 2:
         raise InputError(f"--data {spec}: all labels are the same")
-    return Examples(path.stem if path.suffix else spec, x[:EXAMPLES], y[:EXAMPLES])
+    return Examples(path.name if path.suffix else spec, x[:EXAMPLES], y[:EXAMPLES])
 
 
 def _from_file(path: Path) -> tuple[Tensor, Tensor]:

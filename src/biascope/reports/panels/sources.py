@@ -75,15 +75,17 @@ def _timm(name: str, shape: Shape | None, options: Mapping[str, Any]) -> tuple[F
 
 def _transformers(name: str, shape: Shape | None, options: Mapping[str, Any]) -> tuple[Factory, Shape]:
     transformers = _package("transformers")
-    if Path(name).is_dir():
-        config = transformers.AutoConfig.from_pretrained(name, local_files_only=True, **options)
-    else:
+    stored = bool(name) and Path(name).is_dir()
+    if not stored:
         auto = importlib.import_module("transformers.models.auto.configuration_auto")
         _known(name, auto.CONFIG_MAPPING_NAMES, "hf")
-        try:
+    try:
+        if stored:
+            config = transformers.AutoConfig.from_pretrained(name, local_files_only=True, **options)
+        else:
             config = transformers.AutoConfig.for_model(name, **options)
-        except Exception as error:
-            raise InputError(f"hf:{name}: its configuration refused the options ({error})") from error
+    except Exception as error:
+        raise InputError(f"hf:{name}: no configuration could be made ({type(error).__name__}: {error})") from error
 
     def build() -> nn.Module:
         model = transformers.AutoModel.from_config(config)
