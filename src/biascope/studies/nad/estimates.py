@@ -39,7 +39,7 @@ def correlation(x: Array, y: Array) -> Estimate:
 def _spearman(x: Array, y: Array) -> float:
     if np.ptp(x) == 0 or np.ptp(y) == 0:  # constant: no order
         return 0.0
-    return float(spearmanr(x, y).statistic)
+    return round(float(spearmanr(x, y).statistic), 12)
 
 
 def spread(values: Array, draws: int = 400, seed: int = 0) -> Estimate:

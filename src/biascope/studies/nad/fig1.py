@@ -37,7 +37,7 @@ PUBLISHED = {  # public map, every 2nd frequency: mean accuracy, share of bins >
     figure="1",
     claim=CLAIM,
     sizes={
-        "smoke": {**d.SMOKE, "sample": 16},
+        "smoke": {**d.SMOKE, "window": 10},
         "laptop": {**d.LAPTOP, "stride": 4},
         "paper": {},
     },

@@ -28,7 +28,7 @@ Target = Annotated[float, "loss (mean of ten batches) at which a direction count
     figure="2",
     claim=CLAIM,
     sizes={
-        "smoke": {**d.SMOKE, "sample": 16},
+        "smoke": {**d.SMOKE, "window": 10, "target": 0.5},
         "laptop": {**d.LAPTOP, "stride": 4, "epochs": 15},
         "paper": {},
     },

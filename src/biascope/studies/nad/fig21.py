@@ -29,7 +29,7 @@ CLAIM = (
     figure="21",
     claim=CLAIM,
     sizes={
-        "smoke": {**d.SMOKE, "sigma": 0.1, "networks": 16, "count": 12},
+        "smoke": {**d.SMOKE, "sigma": 0.1, "networks": 16, "count": 12, "target": 0.5},
         "laptop": {**d.LAPTOP, "networks": 128, "count": 16},
         "paper": {},
     },

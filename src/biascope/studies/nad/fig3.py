@@ -28,7 +28,7 @@ STRIDED = ("resnet18",)
     claim=CLAIM,
     sizes={
         "smoke": {**d.SMOKE, "sample": 12, "n_test": 128, "epochs": 12},
-        "laptop": {**d.LAPTOP, "stride": 4, "sample": 14, "n": 3000},
+        "laptop": {**d.LAPTOP, "stride": 4, "sample": 12, "n": 3000},
         "paper": {},
     },
 )

@@ -14,6 +14,7 @@ def direction_picture(run: Run, name: str, directions: Tensor, titles: Sequence[
         import matplotlib.pyplot as plt
     except ImportError:
         return
+    columns = min(columns, len(directions))
     rows = -(-len(directions) // columns)
     figure, axes = plt.subplots(2 * rows, columns, figsize=(1.1 * columns, 2.45 * rows), squeeze=False)
     for axis in axes.flat:

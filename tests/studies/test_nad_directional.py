@@ -1,0 +1,130 @@
+"""The trainings per direction: exact data, steps to a loss, resuming, and the same numbers as a plain ensemble."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from biascope.data import directional
+from biascope.ensembles import train_ensemble
+from biascope.errors import InputError
+from biascope.seeds import derive
+from biascope.studies import Run
+from biascope.studies.nad.directional import (
+    DirectionalTasks,
+    Protocol,
+    architecture,
+    resolve_precision,
+    steps_to_loss,
+    train_directions,
+)
+
+
+def unit(*shape: int, seed: int = 0) -> torch.Tensor:
+    v = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return v / v.flatten(1).norm(dim=1).view(-1, 1, 1)
+
+
+@pytest.mark.parametrize(("gap", "offset"), [("half", 1.0), ("full", 2.0)])
+def test_inputs_carry_the_label_along_v_exactly(gap: str, offset: float) -> None:
+    v = unit(3, 8, 8)
+    tasks = DirectionalTasks(5.0 * v, 1000, Protocol(eps=2.0, sigma=3.0, gap=gap), (7, "train"))  # type: ignore[arg-type]
+    x, y = tasks[1]
+    assert x.shape == (1000, 1, 8, 8)
+    assert y.sum() == 500
+    along = x.flatten(1).double() @ v[1].flatten().double()
+    assert torch.allclose(along, offset * (2 * y - 1).double(), atol=1e-5)
+
+
+def test_noise_has_the_covariance_of_the_paper() -> None:
+    v, sigma, n = unit(1, 3, 3), 3.0, 200_000
+    x, _ = DirectionalTasks(v, n, Protocol(eps=0.0, sigma=sigma), (0, "c"))[0]
+    w, u = x.flatten(1).double(), v.flatten().double()
+    expected = sigma**2 * (torch.eye(9, dtype=torch.float64) - torch.outer(u, u))
+    assert (w.T @ w / n - expected).abs().max() < 5 * sigma**2 * (2 / n) ** 0.5
+    library = directional(v[0].double(), n, eps=0.0, sigma=sigma, seed=1).x.flatten(1)  # the library's own generator
+    assert (library.T @ library / n - expected).abs().max() < 5 * sigma**2 * (2 / n) ** 0.5
+
+
+def test_draws_depend_on_seed_and_place_alone() -> None:
+    v, protocol = unit(4, 4, 4), Protocol()
+    one, two = (DirectionalTasks(v, 20, protocol, (3, name)) for name in ("train", "test"))
+    assert torch.equal(one[2][0], one[2][0])
+    assert not torch.equal(one[2][0], one[3][0])
+    assert not torch.equal(one[2][0], two[2][0])
+    assert len(one) == 4
+    with pytest.raises(InputError, match=r"\[k, side, side\]"):
+        DirectionalTasks(v[0], 20, protocol, (3,))
+
+
+def test_steps_to_loss() -> None:
+    losses = np.ones((3, 30))
+    losses[0, 10:] = 0.0  # the mean of ten falls below 0.45 with the sixth zero
+    losses[1, :] = 0.0
+    assert steps_to_loss(losses, 0.45).tolist() == [16.0, 10.0, 30.0]
+
+
+def test_architecture() -> None:
+    x = torch.zeros(2, 3, 16, 16)
+    assert architecture("densenet121", 16, 3, 10, width=2)()(x).shape == (2, 10)
+    assert architecture("mlp", 16, 3, 2, width=8)()(x).shape == (2, 2)
+    thin, wide = (sum(p.numel() for p in architecture("resnet18", 16, width=w)().parameters()) for w in (2, 4))
+    assert thin < wide
+    with pytest.raises(InputError, match="width"):
+        architecture("logreg", 16, width=4)
+
+
+def test_precision() -> None:
+    assert resolve_precision("bf16", "cpu", False) == "float32"
+    assert resolve_precision("auto", "cuda", True) == "tf32"
+    assert resolve_precision("auto", "cuda", False) == "bf16"
+    assert resolve_precision("float32", "cuda", False) == "float32"
+
+
+def test_training_is_the_ensembles_and_resumes(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", {"study": "nad/fig1", "seed": 5})
+    protocol = Protocol(n=64, n_test=40, sigma=0.2, eps=4.0, epochs=3, chunk=2)
+    v, factory = unit(3, 4, 4), architecture("logreg", 4)
+    found = train_directions(run, "a", factory, v, protocol, keep_losses=True)
+    assert found.test.shape == found.train.shape == (3,)
+    assert found.losses.shape == (3, 3)
+
+    seed = derive(5, "a", 2)  # the second piece holds direction 2 alone
+    tasks = DirectionalTasks(v[2:], 64, protocol, (seed, "train"))
+    plain = train_ensemble(factory, tasks, epochs=3, seed=seed, engine="loop", keep=False)
+    assert np.allclose(found.losses[2], plain.losses[0].numpy(), atol=1e-6)
+
+    (run.path / "arrays" / "a 2.safetensors").unlink()
+    again = train_directions(run, "a", factory, v, protocol, keep_losses=True)
+    assert np.array_equal(again.test, found.test)
+    assert np.array_equal(again.losses, found.losses)
+    first = (run.path / "arrays" / "a 0.safetensors").stat().st_mtime_ns
+    train_directions(run, "a", factory, v, protocol)
+    assert (run.path / "arrays" / "a 0.safetensors").stat().st_mtime_ns == first  # not trained again
+
+
+def test_logistic_regression_learns_every_direction(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", {"study": "nad/fig1", "seed": 0})
+    protocol = Protocol(n=1000, n_test=500, sigma=1.0, eps=4.0, epochs=10)
+    found = train_directions(run, "logreg", architecture("logreg", 8), unit(4, 8, 8, seed=3), protocol)
+    assert found.test.min() > 0.99
+    nothing = train_directions(
+        run, "nothing", architecture("logreg", 8), unit(4, 8, 8, seed=3), Protocol(1000, 500, 1.0, eps=0.0, epochs=2)
+    )
+    assert abs(nothing.test.mean() - 0.5) < 0.05  # no signal: chance
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("net", ["lenet", "resnet18"])
+def test_training_on_a_gpu(net: str, tmp_path: Path) -> None:
+    """Data made there carry the label exactly; the first Fourier direction is learnt, by graph or by vmap."""
+    run = Run.create(tmp_path / "run", {"study": "nad/fig1", "seed": 0, "device": "cuda"})
+    protocol = Protocol(n=2000, n_test=1000, sigma=1.0, eps=8.0, epochs=10, chunk=4)
+    v = torch.ones(1, 16, 16) / 16
+    x, y = DirectionalTasks(v, 100, protocol, (0, "train"), "cuda")[0]
+    assert x.device.type == "cuda"
+    assert torch.allclose(x.sum((1, 2, 3)) / 16, 4.0 * (2 * y - 1), atol=1e-4)
+    width = 8 if net == "resnet18" else 0
+    found = train_directions(run, net, architecture(net, 16, width=width), v.expand(4, 16, 16), protocol)
+    assert found.test.min() > 0.95

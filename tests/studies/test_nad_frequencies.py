@@ -1,0 +1,102 @@
+"""Which bins are trained on, transposed twins, comparisons without the luck of one training, the map's layout."""
+
+import numpy as np
+import pytest
+import torch
+
+from biascope.studies.nad import estimates as e
+from biascope.studies.nad import frequencies as f
+from biascope.studies.nad.anisotropy import spread_indices
+from biascope.studies.result import Estimate
+
+
+def test_counts_of_the_public_map() -> None:
+    assert len(f.bins(32, "re", 1, 0, 0, 0)) == 514
+    assert len(f.bins(32, "im", 1, 0, 0, 0)) == 510
+    assert len(f.bins(32, "re", 2, 0, 0, 0)) == 130  # 16 x 16 cells, 4 of them their own conjugates
+    assert len(f.bins(32, "im", 2, 0, 0, 0)) == 126
+    vectors = f.bins(16, "re", 2, 0, 0, 0).vectors.flatten(1)
+    assert torch.allclose(vectors @ vectors.T, torch.eye(len(vectors), dtype=vectors.dtype), atol=1e-12)
+
+
+def test_partners_are_transposes() -> None:
+    basis = f.bins(16, "re", 2, 0, 0, 0)
+    partner = f.partners(basis)
+    for i, j in enumerate(partner):
+        if j >= 0:
+            assert partner[j] == i
+            assert torch.allclose(basis.vectors[j], basis.vectors[i].T, atol=1e-12)
+        else:
+            assert torch.allclose(basis.vectors[i], basis.vectors[i].T, atol=1e-12)
+
+
+def test_samples_come_in_pairs() -> None:
+    basis = f.bins(32, "re", 2, 0, 12, 3)
+    assert 12 <= len(basis) <= 13
+    whole = f.bins(32, "re", 2, 0, 0, 0)
+    alone = int((f.partners(basis) < 0).sum())
+    assert alone <= int((f.partners(whole) < 0).sum())
+    for i, j in enumerate(f.partners(basis)):
+        assert j >= 0 or torch.allclose(basis.vectors[i], basis.vectors[i].T, atol=1e-12)
+
+
+def test_gap_is_unbiased_where_single_bins_are_not() -> None:
+    """Pure noise: best minus worst chosen by the bins themselves is large, chosen by their twins it is zero."""
+    partner, rng = f.partners(f.bins(16, "re", 2, 0, 0, 0)), np.random.default_rng(0)
+    gaps, naive = [], []
+    for _ in range(300):
+        values = rng.normal(size=len(partner))
+        found = f.replicated_gap(values, partner)
+        assert found is not None
+        gaps.append(found.value)
+        order = np.sort(values)
+        naive.append(order[-8:].mean() - order[:8].mean())
+    assert np.mean(naive) > 2
+    assert abs(np.mean(gaps)) < 4 * np.std(gaps) / np.sqrt(300)
+
+
+def test_gap_of_a_planted_map() -> None:
+    basis = f.bins(16, "re", 2, 0, 0, 0)
+    partner = f.partners(basis)
+    values = np.where((basis.frequencies.abs().sum(1) <= 8).numpy(), 1.0, 0.5)
+    found = f.replicated_gap(values, partner)
+    assert found == Estimate(0.5, 0.0, 13)
+    assert f.reliability(values, partner) == pytest.approx(1.0)
+    assert (values[f.worst_by_partner(values, partner, share=0.25)] == 0.5).all()
+    assert f.replicated_gap(values[:3], np.array([1, 0, -1])) is None
+
+
+def test_map_layout() -> None:
+    basis = f.bins(8, "re", 2, 0, 0, 0)
+    values = (100 * basis.frequencies[:, 0] + basis.frequencies[:, 1]).double().numpy()
+    shown = f.heat_map("m", "t", values, basis, low=None, high=None)
+    assert shown.x == shown.y == (-4.0, -2.0, 0.0, 2.0)
+    place = basis.frequencies.tolist().index([0, 2])
+    assert shown.z[2][3] == values[place]  # row: vertical 0, column: horizontal 2
+    assert shown.z[2][1] == values[place]  # its conjugate (0, -2)
+    assert shown.z[2][2] == 0.0  # DC in the centre
+    gaps = f.heat_map("m", "t", np.ones(len(f.bins(8, "im", 1, 0, 0, 0))), f.bins(8, "im", 1, 0, 0, 0), "im")
+    assert sum(np.isnan(cell) for row in gaps.z for cell in row) == 4
+
+
+def test_rank_correlation_and_spread() -> None:
+    x, rng = np.arange(200.0), np.random.default_rng(1)
+    assert e.rank_correlation(x, -x).value == -1
+    noise = e.rank_correlation(x, rng.normal(size=200))
+    assert noise.standard_error == pytest.approx(1 / np.sqrt(199), rel=0.25)
+    assert abs(noise.value) < 4 * (noise.standard_error or 0)
+    assert e.rank_correlation(x, np.ones(200)).value == 0.0
+    width = e.spread(rng.normal(size=2000))
+    assert width.value == pytest.approx(1.0, abs=0.06)
+    assert width.standard_error == pytest.approx(1 / np.sqrt(4000), rel=0.2)
+    assert e.correlation(x, 3 - 2 * x).value == -1
+    assert not e.surely_above(Estimate(9.0), 0.0)
+
+
+def test_indices() -> None:
+    assert spread_indices(0, 7) == list(range(7))
+    found = spread_indices(20, 1024)
+    assert found[0] == 0
+    assert found[-1] == 1023
+    assert 12 <= len(found) <= 20
+    assert found == sorted(set(found))

@@ -1,0 +1,153 @@
+"""The NAD studies on synthetic data, each run once at less than smoke size."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from biascope.errors import InputError
+from biascope.studies import Run, StudyResult, configure, execute
+from biascope.studies.nad.fig3 import variants
+from biascope.studies.nad.fig11 import checks
+from biascope.studies.nad.fig13 import mean_frequency
+from biascope.studies.nad.fig17 import radial, spectral_correlation
+
+Start = Callable[..., tuple[Run, StudyResult]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    def go(name: str, **overrides: object) -> tuple[Run, StudyResult]:
+        folder = tmp_path / f"run {len(list(tmp_path.iterdir()))}"
+        run = Run.create(folder, configure(name, "smoke", seed=1, overrides=overrides))
+        return run, execute(run)
+
+    return go
+
+
+def test_maps_of_logistic_regression_are_perfect(start: Start) -> None:
+    run, result = start("nad/fig1", net="logreg", window=0)
+    assert result.verdict == "confirmed", result.measured
+    assert len(run.load_arrays("map")["test"]) == 34
+    assert result.numbers["mean test accuracy"].value > 0.99
+    (chart,) = result.figures
+    assert len(chart.z) == 8  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+def test_lenet_prefers_low_frequencies(start: Start) -> None:
+    """DC and the frequencies where two poolings of two have their zeros; logistic regression does not care."""
+    run, result = start("nad/fig1", window=0, stride=4, epochs=24)
+    found = run.load_arrays("map")
+    k, test = found["frequencies"].abs(), found["test"]
+    dc, nyquist = test[(k == 0).all(1)], test[(k == 8).all(1)]
+    assert float(dc) > 0.9
+    assert float(nyquist) < 0.7
+    assert result.numbers["worst bin of logistic regression"].value > 0.99
+    assert result.verdict == "not tested"  # three transposed pairs are too few
+
+
+@pytest.mark.slow
+def test_speed_and_pooling(start: Start) -> None:
+    _, speed = start("nad/fig2")
+    steps = {name: value.value for name, value in speed.numbers.items()}
+    assert steps["steps to loss 0.5, fastest bin"] < steps["steps to loss 0.5, slowest bin"]
+    run, pooling = start("nad/fig3", sample=8)
+    assert pooling.numbers["mean, no pooling"].value > pooling.numbers["mean, with pooling"].value + 0.2
+    assert {chart.name for chart in pooling.figures} == {"with-pooling", "no-pooling"}
+    assert execute(Run.resume(run.path)).numbers == pooling.numbers  # everything was on disk
+
+
+@pytest.mark.slow
+def test_both_parts_agree(start: Start) -> None:
+    _, result = start("nad/fig10", sample=8)
+    assert result.numbers["correlation of the Im and the Re map"].value > 0.5
+    gap = result.numbers["accuracy on Im minus accuracy on Re"]
+    assert abs(gap.value) < 5 * (gap.standard_error or 0) + 0.05
+
+
+@pytest.mark.slow
+def test_noise_and_random_directions(start: Start) -> None:
+    _, noise = start("nad/fig11", sample=5)
+    assert noise.numbers["worst bin, logreg, sigma 0"].value == 1.0
+    with pytest.raises(InputError, match="rising"):
+        start("nad/fig11", sigmas="3,1")
+    _, random = start("nad/fig12", count=8, nets="logreg")
+    assert random.numbers["mean accuracy on random directions, logreg"].value > 0.99
+    assert random.numbers["spread over random directions, logreg"].value < 0.01
+
+
+@pytest.mark.slow
+def test_accuracy_falls_with_the_index(start: Start) -> None:
+    run, result = start("nad/fig6", count=10)
+    assert result.verdict == "confirmed", result.measured
+    U = run.load_arrays("directions lenet")["directions"].flatten(1).double()
+    assert torch.allclose(U @ U.T, torch.eye(256, dtype=torch.float64), atol=1e-4)
+    values = run.load_arrays("directions lenet")["eigenvalues"]
+    assert (values[1:] <= values[:-1] + 1e-12).all()
+
+    _, samples = start("nad/fig22", count=6, reuse=str(run.path))  # takes the directions from the first run
+    assert samples.numbers["Spearman(index, accuracy averaged over numbers of samples)"].value < -0.5
+    _, speed = start("nad/fig21", count=6, reuse=str(run.path))
+    assert speed.numbers["Spearman(index, steps to loss 0.5)"].value > 0.3
+    with pytest.raises(InputError, match="shape"):
+        start("nad/fig13", image_size=8, net="mlp", reuse=str(_renamed(run)))
+
+
+def _renamed(run: Run) -> Path:
+    """The same directions under the name of another network."""
+    folder = run.path / "arrays"
+    (folder / "directions mlp.safetensors").write_bytes((folder / "directions lenet.safetensors").read_bytes())
+    return run.path
+
+
+@pytest.mark.slow
+def test_the_mlp_has_no_preference(start: Start) -> None:
+    _, result = start("nad/fig20", nets="mlp", networks=300, count=6)
+    assert result.verdict == "confirmed", result.measured
+    measured = result.numbers["largest over smallest eigenvalue, mlp"].value
+    alone = result.numbers["the same by sampling alone (Marchenko-Pastur), mlp"].value
+    assert measured == pytest.approx(alone, rel=0.8)
+
+
+@pytest.mark.slow
+def test_more_directions_and_algorithm_two(start: Start) -> None:
+    run, result = start("nad/fig13", networks=16)
+    assert (run.path / "figures" / "directions.png").exists()
+    assert result.numbers["energy of the first 20 in their strongest 5 % of frequencies"].value > 0.4
+    assert result.verdict == "confirmed", result.measured
+    _, second = start("nad/fig17", networks=4, mixed=4, k=2)
+    assert second.numbers["overlap of the spans of the first 2"].value > 1 / 256
+    assert second.verdict in ("confirmed", "not confirmed")
+
+
+def test_variants_without_pooling() -> None:
+    assert variants("vgg11", "remove") == {"no pooling": {}}
+    assert variants("resnet18", "keep") == {"no pooling": {}}
+    assert variants("resnet18", "remove") == {"no pooling, no strides": {"stride": 1}}
+
+
+def test_parts_of_the_noise_claim() -> None:
+    bins = np.linspace(0, 0.01, 10)
+    accuracy = {
+        ("logreg", 0.0): 1 - 0 * bins,
+        ("logreg", 3.0): 1 - 0 * bins,
+        ("lenet", 0.0): 0.8 - bins,
+        ("lenet", 3.0): 0.6 - bins**2,
+    }
+    parts = checks(accuracy, ("logreg", "lenet"), (0.0, 3.0))
+    assert len(parts) == 3
+    assert all(parts.values())
+    accuracy["logreg", 3.0] = 0.9 - bins
+    accuracy["lenet", 0.0] = 1 - bins
+    assert [*checks(accuracy, ("logreg", "lenet"), (0.0, 3.0)).values()] == [False, True, False]
+
+
+def test_fourier_measures() -> None:
+    wave = torch.cos(2 * torch.pi * 3 * torch.arange(16) / 16).expand(16, 16)
+    assert mean_frequency(wave[None])[0] == pytest.approx(3.0)
+    assert radial(wave[None]).argmax() == 3
+    assert radial(wave[None]).sum() == pytest.approx(1.0)
+    assert spectral_correlation(wave[None], wave.T[None]) == pytest.approx(-2 / 254, abs=1e-6)  # disjoint pairs of bins
