@@ -199,7 +199,7 @@ def _picture(run: Run, functions: Tensor, times: list[int]) -> None:
     for r, row in enumerate(functions):
         for c, image in enumerate(row):
             limit = float(image.abs().max()) or 1.0
-            axes[r][c].imshow(image, cmap="RdBu_r", vmin=-limit, vmax=limit, origin="lower")
+            axes[r][c].imshow(image.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, origin="lower")
             axes[r][c].set_xticks([])
             axes[r][c].set_yticks([])
             if r == 0:

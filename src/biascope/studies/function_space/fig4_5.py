@@ -115,8 +115,8 @@ def _picture(run: Run, name: str, directions: Tensor) -> None:
     figure, axes = plt.subplots(2, len(directions), figsize=(1.1 * len(directions), 2.5), squeeze=False)
     for i, u in enumerate(directions):
         limit = float(u.abs().max())
-        axes[0][i].imshow(u, cmap="RdBu_r", vmin=-limit, vmax=limit)
-        axes[1][i].imshow(torch.fft.fftshift(torch.fft.fft2(u).abs()), cmap="magma")
+        axes[0][i].imshow(u.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit)
+        axes[1][i].imshow(torch.fft.fftshift(torch.fft.fft2(u).abs()).numpy(), cmap="magma")
         axes[0][i].set_title(str(i + 1), fontsize=8)
         for row in axes:
             row[i].set_xticks([])
