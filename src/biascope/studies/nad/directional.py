@@ -29,7 +29,8 @@ from biascope.studies.runs import Run, Value
 Array = np.ndarray[Any, Any]
 SMALL = 2_000_000  # parameters; smaller networks are trained side by side on a GPU, larger ones one by one
 
-# what makes a training small: a smoke run has a strong signal on tiny images and shows only that everything works
+# what makes a training small: a smoke run has a strong signal on tiny images (eps and sigma chosen so that something
+# is learnt in 32 steps) and shows only that everything works; its verdict says nothing about the paper
 SMOKE = {"image_size": 16, "n": 256, "n_test": 256, "eps": 8.0, "sigma": 1.0, "epochs": 16}
 LAPTOP = {"n": 4000, "n_test": 2000}
 
