@@ -114,6 +114,10 @@ class CapturedStep:
 
     def __call__(self, indices: range, x: Tensor, y: Tensor) -> tuple[Networks, Tensor]:
         """Train the networks, one per lane."""
+        with _own_randomness(self.work, indices):  # captured dropout draws from the state at replay
+            return self._train(indices, x, y)
+
+    def _train(self, indices: range, x: Tensor, y: Tensor) -> tuple[Networks, Tensor]:
         networks, here = self.work.start(indices), torch.cuda.current_stream(x.device)
         if self.lanes and self.lanes[0].x.shape != x.shape[1:]:
             self.lanes = []
