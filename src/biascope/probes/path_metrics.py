@@ -6,7 +6,6 @@ import math
 
 import torch
 
-from biascope.linearize import taylor_residual
 from biascope.probes.metrics import ratio, register
 from biascope.probes.view import View
 
@@ -36,6 +35,8 @@ def linearisation_error(view: View) -> float:
         >>> linearisation_error(View.of(nn.Linear(2, 1), torch.eye(2), init=start)) < 1e-5
         True
     """
+    from biascope.linearize import taylor_residual  # late: this import takes seconds (torch.compiler)
+
     s = view.setup
     return taylor_residual(view.init.network, view.f.params, s.x, s.output, s.precision)
 

@@ -29,7 +29,6 @@ from biascope.functional import (
     tensors_of,
 )
 from biascope.kernels import Kernel, ntk
-from biascope.linearize import Lazy, Linearized
 from biascope.probes.activations import activation_signs, last_hidden
 from biascope.probes.groups import Group, as_groups
 from biascope.probes.losses import Loss, example_losses
@@ -222,12 +221,16 @@ class View:
     def _inside(self) -> Functional:
         """The function whose activations count: of a lazy or linearised network, the network it was made from."""
         model, s = self.network, self.setup
-        if isinstance(model, Lazy | Linearized):
-            f = functional(model._skeleton.eval(), "all", s.output, s.precision)
-            if isinstance(model, Linearized):  # its features are those of the expansion point
-                f.params.update({k: model.point[k].to(f.dtype) for k in f.params})
-            return f
-        return self.f
+        if not hasattr(model, "_skeleton"):
+            return self.f
+        from biascope.linearize import Anchored, Linearized  # late: this import takes seconds (torch.compiler)
+
+        if not isinstance(model, Anchored):
+            return self.f
+        f = functional(model._skeleton.eval(), "all", s.output, s.precision)
+        if isinstance(model, Linearized):  # its features are those of the expansion point
+            f.params.update({k: model.point[k].to(f.dtype) for k in f.params})
+        return f
 
     @cached_property
     def signs(self) -> list[Tensor]:
