@@ -7,7 +7,7 @@ paper does it, to hold the spectrum against the Marchenko-Pastur band of an isot
 """
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -51,12 +51,14 @@ def fig5(
     sampled: Annotated[int, "networks with a sampled last layer, as in the paper"] = 96,
     groups: Annotated[int, "independent groups of networks, for the error bars"] = 8,
     step: Annotated[float, "finite-difference step h"] = 100.0,
+    precision: Annotated[Literal["auto", "float32", "tf32", "fp16"], "of the networks; auto: tf32 on CUDA"] = "auto",
     reference: Annotated[
         str, "folder with the published directions; compared when it is there"
     ] = "../shared/reference",
 ) -> StudyResult:
     """First directions of an architecture in pixels and Fourier space, with the spectrum."""
     shape, D = (1, image_size, image_size), image_size**2
+    kind = ("tf32" if run.device.startswith("cuda") else "float32") if precision == "auto" else precision
     factory = record(lambda: nets.build(net, image_size=image_size, in_channels=1, outputs=1))
 
     def measure(head: str, total: int) -> tuple[list[Tensor], int]:
@@ -67,7 +69,17 @@ def fig5(
             seed = derive(run.seed, head, i)
             # one evaluation point for everything, as in the paper: it belongs to the question, not to the sample
             x = torch.randn(shape, generator=torch.Generator().manual_seed(derive(run.seed, "x")))
-            found = nads(factory, shape, size, step=step, device=run.device, seed=seed, x=x, head=head)  # type: ignore[arg-type]
+            found = nads(
+                factory,
+                shape,
+                size,
+                step=step,
+                device=run.device,
+                seed=seed,
+                x=x,
+                head=head,  # type: ignore[arg-type]
+                precision=kind,  # type: ignore[arg-type]
+            )
             U = found.directions.flatten(1)
             return {"moment": ((U.T * found.eigenvalues) @ U).float()}
 
