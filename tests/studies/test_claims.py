@@ -6,7 +6,7 @@ import pytest
 
 from biascope.errors import CorruptError
 from biascope.studies.claims import claims
-from biascope.studies.registry import PAPERS
+from biascope.studies.registry import PAPERS, studies
 
 
 def test_every_document_is_covered() -> None:
@@ -15,6 +15,22 @@ def test_every_document_is_covered() -> None:
     assert min(count.values()) >= 17
     assert sum(count.values()) >= 140
     assert all(claim.claim.endswith(".") and claim.data for claim in found)
+
+
+def test_every_study_is_named_by_a_claim_and_its_conditions_are_its_options() -> None:
+    named = {name for claim in claims() for name in claim.studies}
+    assert [name for name in studies() if name not in named] == []  # a new study: add its claim to claims.toml
+    for claim in claims():
+        for name in claim.studies:
+            if name in studies():
+                assert set(claim.where) <= {option.name for option in studies()[name].options}, claim.id
+
+
+def test_a_condition_decides_which_runs_test_a_claim() -> None:
+    adam = next(claim for claim in claims() if claim.id == "function-space/B.1")
+    assert adam.tested_by("ntk/fig4.2", {"optimiser": "adam"})
+    assert not adam.tested_by("ntk/fig4.2", {"optimiser": "sgd"})
+    assert not adam.tested_by("ntk/fig4.4", {"optimiser": "adam"})
 
 
 @pytest.mark.parametrize(

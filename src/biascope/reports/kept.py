@@ -21,7 +21,7 @@ from biascope.studies.runs import MARKER
 ARRAYS_LIMIT = 1_000_000  # bytes, all arrays together
 METRICS_LIMIT = 300_000
 PAGE_LIMIT = 300_000
-NETWORK_OPTIONS = ("net", "network", "architecture", "model", "nets", "networks")
+NETWORK_OPTIONS = ("net", "network", "architecture", "model", "nets")
 _PATH = re.compile(r"(?<![\w./:])(?:/[\w.+@%~-]+)+/([\w.+@%~-]+)")
 
 

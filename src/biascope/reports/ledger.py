@@ -6,9 +6,10 @@ says why: no study exists yet, nobody has committed a run, or the published sett
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from biascope.errors import BiascopeError, InputError
 from biascope.reports.html import Html, csv_link, join, page, tag
@@ -50,6 +51,7 @@ class _Finished:
     measured: str
     verdict: str
     path: Path
+    options: Mapping[str, Any]
 
 
 def ledger(folder: str | Path = "reproductions") -> tuple[Row, ...]:
@@ -63,7 +65,7 @@ def ledger(folder: str | Path = "reproductions") -> tuple[Row, ...]:
     runs = sorted((_finished(path) for path in paths), key=lambda run: (SIZES.index(run.size), run.path.name))
     rows: list[Row] = []
     for claim in _all_claims():
-        mine = [run for run in runs if run.study in claim.studies]
+        mine = [run for run in runs if claim.tested_by(run.study, run.options)]
         rows += [
             Row(claim, run.verdict, run.measured, run.study, run.size, run.settings, run.device, run.path)
             for run in mine
@@ -88,7 +90,8 @@ def _why(claim: Claim) -> str:
         return claim.why
     here = [name for name in claim.studies if name in studies()]
     if here:
-        return f"no run kept yet: biascope run {here[0]} --size paper"
+        how = "".join(f" --set {key}={value}" for key, value in claim.where.items())
+        return f"no run kept yet: biascope run {here[0]} --size paper{how}"
     return "no study yet"
 
 
@@ -104,8 +107,9 @@ def _finished(path: Path) -> _Finished:
     if size not in SIZES:
         raise InputError(f"{path / 'config.json'}: size {size!r} is not one of {', '.join(SIZES)}")
     settings = ", ".join(f"{key}={value}" for key, value in changed_options(run).items())
+    options = run.config.get("options", {})
     device = str(run.environment.get("device_name", ""))
-    return _Finished(study.name, size, settings, device, result.measured, result.verdict, path)
+    return _Finished(study.name, size, settings, device, result.measured, result.verdict, path, options)
 
 
 def summary(rows: Sequence[Row]) -> str:

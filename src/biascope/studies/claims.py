@@ -3,8 +3,10 @@
 import functools
 import tomllib
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from biascope.errors import CorruptError
 from biascope.studies.registry import PAPERS
@@ -23,7 +25,12 @@ class Claim:
     studies: tuple[str, ...]
     data: str
     also: str = ""  # the same figure in another document
+    where: Mapping[str, Any] = field(default_factory=dict, hash=False)  # options a run must have to test this claim
     why: str = ""  # why it cannot be tested as published, where it cannot
+
+    def tested_by(self, study: str, options: Mapping[str, Any]) -> bool:
+        """Whether a run of that study with those options tests this claim."""
+        return study in self.studies and all(options.get(key) == value for key, value in self.where.items())
 
 
 @functools.cache
