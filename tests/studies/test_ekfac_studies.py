@@ -10,8 +10,11 @@ from torch.nn import functional as F
 from biascope import data, nets
 from biascope.optim import EKFACPreconditioner
 from biascope.studies import Run, StudyResult, configure, execute
-from biascope.studies.ekfac.common import flow, gram, images, kfac_scalings, relative_error
-from biascope.studies.ekfac.fig4_3 import _train, grid
+from biascope.studies.ekfac import autoencoder, cifar, contest
+from biascope.studies.ekfac.common import flow, gram, kfac_scalings, relative_error
+from biascope.studies.ekfac.contest import Setting
+from biascope.studies.ekfac.fig3_3 import LABELS, measure
+from biascope.studies.ekfac.figB_1 import change, singular_vectors
 
 
 def run(tmp_path: Path, name: str, **overrides: object) -> StudyResult:
@@ -65,7 +68,11 @@ def test_fig4_4c_starts_at_zero_and_says_what_did_not_track(tmp_path: Path) -> N
 def test_fig4_3_grids_are_equally_large() -> None:
     for points in (2, 3, 4, 5):
         for name in ("ekfac", "ekfac-ra", "kfac", "sgd", "adam"):
-            lrs, seconds = grid(name, points)
+            lrs, seconds = autoencoder.grid(name, points)
+            assert (len(set(lrs)), len(set(seconds))) == (points, points)
+    for points in (2, 3, 4):
+        for name in ("ekfac", "kfac", "sgd", "sgd-bn"):
+            lrs, seconds = cifar.grid(name, points)
             assert (len(set(lrs)), len(set(seconds))) == (points, points)
 
 
@@ -92,10 +99,10 @@ def test_ekfac_needs_fewer_iterations_than_sgd_and_amortised_kfac(tmp_path: Path
     Measured over three seeds: EKFAC and EKFAC-ra are below SGD's loss of step 400 after 120 to 130 steps.
     """
     here = Run.create(tmp_path / "run", configure("ekfac/fig4.3", "smoke", seed=1))
-    x, _ = images("digits", 1437, here)
+    task = autoencoder.problem(here, "digits", 1437, (60, 30, 15))
 
     def losses(name: str, lr: float, second: float) -> torch.Tensor:
-        return torch.as_tensor(_train(here, name, x, (60, 30, 15), 300, 200, 50, 10, lr, second, seed=0)["loss"])
+        return torch.as_tensor(contest.train(here, task, Setting(name, lr, second, 200, 300, 50, 10), seed=0)["loss"])
 
     rivals = [("kfac", 0.3, 0.1), ("kfac", 0.1, 0.1), ("sgd", 0.3, 0.95), ("sgd", 0.3, 0.9)]
     target = min(float(losses(*setting).min()) for setting in rivals)
@@ -103,3 +110,134 @@ def test_ekfac_needs_fewer_iterations_than_sgd_and_amortised_kfac(tmp_path: Path
         below = losses(*setting) < target
         assert bool(below.any()), setting
         assert 10 * int(below.float().argmax()) <= 200, setting
+
+
+# ---- contests on images ----
+
+
+def test_every_optimiser_sees_the_same_number_of_examples() -> None:
+    frames = cifar.frames(("ekfac", "kfac", "sgd", "sgd-bn"), 50000, 4.0, 500, 200, 500, 10, halve=2.0)
+    assert {s.steps * s.size for s in frames.values()} == {200000}
+    assert {s.halve * s.size for s in frames.values()} == {100000}
+    assert (frames["ekfac"].size, frames["sgd-bn"].size) == (500, 200)
+
+
+def test_only_the_normed_networks_have_norms() -> None:
+    for network in ("vgg11", "resnet34"):
+        for normed in (True, False):
+            net = cifar.build(network, 0, normed, 2, 1)
+            assert any(isinstance(m, torch.nn.BatchNorm2d) for m in net.modules()) == normed
+
+
+def test_the_learning_rate_is_halved_and_nothing_else_changes(tmp_path: Path) -> None:
+    """SGD without momentum on a linear loss: the steps' lengths are the learning rates, 2 (1 + 1/2 + 1/4)."""
+    here = Run.create(tmp_path / "run", configure("ekfac/fig4.5", "smoke"))
+
+    class Line(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.w * torch.ones(len(x))
+
+    task = contest.Problem(lambda s, b: Line(), lambda net, x, y: -net(x).mean(), torch.ones(4, 1), torch.ones(4, 1))
+    row = contest.train(here, task, Setting("sgd", 1.0, 0.0, 2, 6, 1, 3, halve=2), seed=0)
+    assert torch.as_tensor(row["loss"]).tolist() == [0.0, -2.5, -3.5]
+    constant = contest.train(here, task, Setting("sgd", 1.0, 0.0, 2, 6, 1, 6), seed=0)
+    assert float(constant["final"]) == -6.0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["ekfac/fig4.5", "ekfac/fig4.6", "ekfac/figA.4"])
+def test_image_contests_end_to_end(tmp_path: Path, name: str) -> None:
+    result = run(tmp_path, name, epochs=1.0, looks=1)
+    by_name = {chart.name: chart for chart in result.figures}
+    assert set(by_name) == {"iterations", "time"}
+    assert result.verdict == "not tested"  # one seed
+    times = [value.value for key, value in result.numbers.items() if key.startswith("milliseconds per iteration")]
+    assert len(times) == len(by_name["time"].series)  # type: ignore[union-attr]
+    assert min(times) > 0
+
+
+def test_figA_1_counts_the_gain_by_batch_size(tmp_path: Path) -> None:
+    result = run(tmp_path, "ekfac/figA.1", epochs=1.0, looks=1, seeds=2, network="vgg11")
+    gain = {b: result.numbers[f"loss of KFAC minus EKFAC-ra, batch {b}"] for b in (25, 50)}
+    finals = {
+        (k, b): result.numbers[f"final loss, {k}, batch {b}"].value for k in ("KFAC", "EKFAC-ra") for b in (25, 50)
+    }
+    for b in (25, 50):
+        assert gain[b].value == pytest.approx(finals["KFAC", b] - finals["EKFAC-ra", b], abs=1e-6)
+    difference = result.numbers["gain at the largest batch minus gain at the smallest"]
+    assert difference.value == pytest.approx(gain[50].value - gain[25].value, abs=1e-6)
+    significant = difference.value > 2 * (difference.standard_error or 0)
+    assert significant or result.verdict == "not confirmed"
+
+
+def test_fig4_4ab_end_to_end(tmp_path: Path) -> None:
+    result = run(tmp_path, "ekfac/fig4.4ab", hidden=(8, 4), n=100, size=50, steps=20)
+    assert [s.label for s in result.figures[0].series] == ["EKFAC", "EKFAC-ra", "KFAC"]  # type: ignore[union-attr]
+    assert result.figures[0].series[0].x == (3.0, 30.0)  # type: ignore[union-attr]
+    assert len(result.figures) == 5
+
+
+# ---- representations ----
+
+
+def test_fig3_3_numbers_are_those_of_the_dense_matrices() -> None:
+    from biascope.curvature import fisher
+    from biascope.seeds import generator
+
+    net = nets.build("mlp", seed=0, in_features=6, hidden=(5, 4), outputs=10).double()
+    x = data.load("digits", "train").x[:30].flatten(1)[:, 20:26].double()
+    found = measure(net, x, 3, 4, (0.1,), seed=7)
+
+    def dense(kind: str) -> torch.Tensor:
+        same = generator(7, "labels")
+        options = {"estimator": "monte-carlo", "samples": 3, "generator": same, "precision": "float64"}
+        return fisher(net, x, kind, **options).to_dense()
+
+    truth = dense("dense")
+    V = torch.randn(len(truth), 4, generator=generator(7, "vectors")).double()
+    V = V / V.norm(dim=0)
+    lam = 0.1 * float(truth.diagonal().max())
+    eye = torch.eye(len(truth)).double()
+    for kind in LABELS:
+        G = dense(kind)
+        cosines = torch.cosine_similarity(G @ V, truth @ V, dim=0)
+        assert float(found[f"product {kind}"]) == pytest.approx(float(cosines.mean()), abs=1e-4)
+        W = torch.linalg.solve(G + lam * eye, (truth + lam * eye) @ V)
+        assert float(found[f"solve {kind}"]) == pytest.approx(
+            float(torch.cosine_similarity(W, V, dim=0).mean()), abs=1e-3
+        )
+        assert float(found[f"trace {kind}"]) == pytest.approx(float((G.trace() / truth.trace() - 1).abs()), abs=1e-5)
+
+
+def test_fig3_3_traces(tmp_path: Path) -> None:
+    result = run(tmp_path, "ekfac/fig3.3", seeds=1, draws=2, steps=5)
+    for label in ("diagonal", "quasi-diagonal", "EKFAC"):
+        assert result.numbers[f"relative error of the trace, {label}"].value < 1e-4
+    assert result.numbers["relative error of the trace, KFAC"].value > 1e-3
+
+
+# ---- singular directions ----
+
+
+def test_singular_vectors_and_the_change_along_them() -> None:
+    net = nets.build("mlp", seed=0, in_features=6, hidden=(5,), outputs=3, activation="tanh").double()
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).double()
+    params = dict(net.named_parameters())
+    jacobian = torch.func.jacrev(lambda p: torch.func.functional_call(net, p, (x,)))(params)
+    J = torch.cat([j.reshape(12, -1) for j in jacobian.values()], 1)
+    _, sigma, Vt = torch.linalg.svd(J.detach())
+    V, found = singular_vectors(net, x, 5)
+    assert torch.allclose(found.double(), sigma[:5], rtol=1e-5)
+    assert torch.allclose((V.double() * Vt[:5].T).sum(0).abs(), torch.ones(5).double(), atol=1e-4)
+    moved = change(net, x, 1e-5 * V.double())
+    assert torch.allclose(moved, 1e-5 * sigma[:5] / 12**0.5, rtol=1e-3)
+
+
+def test_figB_1_end_to_end(tmp_path: Path) -> None:
+    result = run(tmp_path, "ekfac/figB.1")
+    assert result.numbers["change on the sample / first order"].value == pytest.approx(1.0, abs=0.2)
+    top, random, _ = (np.array(s.y) for s in result.figures[0].series)  # type: ignore[union-attr]
+    assert top[0] > random.max()

@@ -1,4 +1,4 @@
-"""What the studies of EKFAC share: data, batches in a fixed order, optimisers by name, errors of a metric."""
+"""What the studies of EKFAC share: data, batches in a fixed order, errors of a metric."""
 
 from typing import Any
 
@@ -8,12 +8,9 @@ from torch.nn import functional as F
 
 from biascope import data
 from biascope.curvature.kronecker import EigenPiece
-from biascope.optim import EKFAC, KFAC
 from biascope.optim.preconditioner import Preconditioner
 from biascope.seeds import generator
 from biascope.studies.runs import Run
-
-NAMES = {"ekfac": "EKFAC", "ekfac-ra": "EKFAC-ra", "kfac": "KFAC", "sgd": "SGD + momentum", "adam": "Adam"}
 
 
 def images(name: str, n: int, run: Run) -> tuple[Tensor, Tensor]:
@@ -30,19 +27,6 @@ def batch(run: Run, seed: int, step: int, n: int, size: int) -> Tensor:
 def reconstruction(net: nn.Module, x: Tensor) -> Tensor:
     """Cross-entropy of the pixels, summed over pixels, averaged over examples."""
     return F.binary_cross_entropy_with_logits(net(x), x, reduction="sum") / len(x)
-
-
-def optimiser(name: str, net: nn.Module, lr: float, second: float, refresh: int) -> torch.optim.Optimizer:
-    """By name; `second` is the damping of the KFAC family, the momentum of SGD, the epsilon of Adam."""
-    if name == "ekfac":
-        return EKFAC(net, lr=lr, damping=second, refresh_every=refresh)
-    if name == "ekfac-ra":
-        return EKFAC(net, lr=lr, damping=second, refresh_every=refresh, scalings="running")
-    if name == "kfac":
-        return KFAC(net, lr=lr, damping=second, refresh_every=refresh, factor_decay=0.0)
-    if name == "sgd":
-        return torch.optim.SGD(net.parameters(), lr=lr, momentum=second)
-    return torch.optim.Adam(net.parameters(), lr=lr, eps=second)
 
 
 def flow(watch: Preconditioner, unit: str) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,37 @@
+"""The deep sigmoid auto-encoder on MNIST or digits, as a problem for a contest, with the grids of Fig. 4.3 and 4.4."""
+
+from torch import Tensor, nn
+
+from biascope import nets
+from biascope.studies.ekfac.common import images, reconstruction
+from biascope.studies.ekfac.contest import Problem
+from biascope.studies.runs import Run
+
+
+def problem(run: Run, dataset: str, n: int, hidden: tuple[int, ...]) -> Problem:
+    """Reconstruct n images; no batch normalisation: every optimiser trains the same network."""
+    x, _ = images(dataset, n, run)
+
+    def build(seed: int, normed: bool) -> nn.Module:
+        return nets.build("autoencoder", seed=seed, in_features=x.shape[1], hidden=hidden)
+
+    def loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return reconstruction(net, y)
+
+    return Problem(build, loss, x, x)
+
+
+def grid(name: str, points: int) -> tuple[list[float], list[float]]:
+    """The first `points` learning rates and second hyper-parameters of an optimiser, the middle of the range first."""
+    lrs = {
+        "sgd": [0.3, 0.1, 1.0, 0.03, 0.01],
+        "adam": [0.03, 0.01, 0.1, 0.003, 0.001],
+        "kfac": [0.1, 0.3, 0.03, 1.0, 0.01],
+    }
+    seconds = {
+        "sgd": [0.9, 0.95, 0.5, 0.99, 0.0],
+        "adam": [1e-8, 1e-4, 1e-2, 1e-6, 1.0],
+        "kfac": [1e-1, 1.0, 1e-2, 1e-3, 1e-4],  # amortised KFAC diverges where EKFAC is at its best
+    }
+    ekfac = [0.1, 0.03, 0.3, 0.01, 0.003], [1e-3, 1e-2, 1e-4, 1e-1, 1.0]
+    return lrs.get(name, ekfac[0])[:points], seconds.get(name, ekfac[1])[:points]

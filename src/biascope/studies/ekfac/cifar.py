@@ -1,0 +1,84 @@
+"""VGG-11 and a ResNet without normalisation on CIFAR-10, as problems for a contest, with the grids of chapter 4.
+
+KFAC and EKFAC treat convolutions as spatially uncorrelated (SUA); EKFAC has the damping for deep networks (App. A.4).
+The networks they and plain SGD train have no batch normalisation; "SGD + momentum + BN" trains the same network with
+it. ResNets without normalisation begin as App. A.3 says.
+"""
+
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from biascope import data, nets
+from biascope.errors import InputError
+from biascope.studies.ekfac.contest import Problem, Setting
+from biascope.studies.runs import Run
+
+Network = Literal["vgg11", "resnet34"]
+FAMILY = ("ekfac", "ekfac-ra", "kfac")
+SIDE = 32
+
+
+def pictures(dataset: str, n: int, run: Run) -> tuple[Tensor, Tensor]:
+    """The first n training images [n, c, 32, 32], channels with mean 0 and variance 1, and labels, on the device."""
+    found = data.load(dataset, "train")
+    x = found.x[:n].to(run.device)
+    if x.shape[-1] != SIDE:
+        x = F.interpolate(x, (SIDE, SIDE), mode="nearest")
+    x = (x - x.mean((0, 2, 3), keepdim=True)) / x.std((0, 2, 3), keepdim=True)
+    return x, found.y[:n].to(run.device)
+
+
+def build(network: str, seed: int, normed: bool, width: int, channels: int) -> nn.Module:
+    """A network with or without batch normalisation; `width` channels in the first stage (64 in the paper)."""
+    norm = "batch" if normed else "none"
+    shape: dict[str, Any] = {"in_channels": channels, "outputs": 10, "width": width, "norm": norm}
+    if network == "vgg11":
+        return nets.build("vgg11", seed=seed, hidden=(), dropout=0.0, init="fan_in", **shape)
+    if network == "resnet34":
+        return nets.build("resnet34", seed=seed, init="default" if normed else "bn_free", **shape)
+    raise InputError(f"network={network!r}: vgg11 or resnet34")
+
+
+def problem(run: Run, network: str, dataset: str, n: int, width: int, momentum: float) -> Problem:
+    """Classify n images by cross-entropy."""
+    x, y = pictures(dataset, n, run)
+
+    def make(seed: int, normed: bool) -> nn.Module:
+        return build(network, seed, normed, width, x.shape[1])
+
+    def loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(net(x), y)
+
+    return Problem(make, loss, x, y, {"sua": True, "momentum": momentum}, {"damping_mode": "deep"})
+
+
+def frames(
+    names: tuple[str, ...], n: int, epochs: float, size: int, plain: int, refresh: int, looks: int, halve: float = 0.0
+) -> dict[str, Setting]:
+    """The same number of epochs for everyone: batches of `size` for the KFAC family, of `plain` for the others."""
+    out = {}
+    for name in names:
+        batch = min(n, size if name in FAMILY else plain)
+        steps = max(1, round(epochs * n / batch))
+        out[name] = Setting(
+            name,
+            0.0,
+            0.0,
+            batch,
+            steps,
+            refresh,
+            max(1, steps // looks),
+            max(1, round(halve * n / batch)) if halve else 0,
+        )
+    return out
+
+
+def grid(name: str, points: int) -> tuple[list[float], list[float]]:
+    """The paper's decades for the KFAC family, the middle first; usual values for SGD."""
+    if name in FAMILY:
+        return [1e-2, 1e-1, 1e-3, 1e-4][:points], [1e-2, 1e-1, 1e-3, 1e-4][:points]
+    if name == "sgd":
+        return [0.03, 0.01, 0.1, 0.003][:points], [0.9, 0.95, 0.5, 0.99][:points]
+    return [0.1, 0.03, 0.3, 0.01][:points], [0.9, 0.95, 0.5, 0.99][:points]

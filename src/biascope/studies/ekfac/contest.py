@@ -1,0 +1,323 @@
+"""A contest of optimisers: the same networks, data and batches, grids of the same size, judged by training loss.
+
+The rule, fixed beforehand: every optimiser gets points x points settings (learning rate times damping; times momentum
+for SGD; times epsilon for Adam), all trained from the first seed. The one with the lowest training loss at the end is
+trained from every seed. A setting that diverges is a bad setting, not an error. The seconds hold everything an
+optimiser does and nothing else: no evaluation, no warm-up of the device.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import backward
+
+from biascope.errors import InputError
+from biascope.optim import EKFAC, KFAC
+from biascope.progress import progress
+from biascope.seeds import derive, generator
+from biascope.studies.ekfac.common import mean_curve
+from biascope.studies.result import Chart, Estimate, Series
+from biascope.studies.runs import Run, Value
+
+NAMES = {
+    "ekfac": "EKFAC",
+    "ekfac-ra": "EKFAC-ra",
+    "kfac": "KFAC",
+    "sgd": "SGD + momentum",
+    "sgd-bn": "SGD + momentum + BN",
+    "adam": "Adam",
+}
+SECOND = {"sgd": "momentum", "sgd-bn": "momentum", "adam": "epsilon"}
+LOOK = 5000  # training images on which the loss is evaluated
+Row = Mapping[str, Value]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is trained: networks by seed (with batch normalisation or without), a mean loss, the training set."""
+
+    build: Callable[[int, bool], nn.Module]
+    loss: Callable[[nn.Module, Tensor, Tensor], Tensor]
+    x: Tensor
+    y: Tensor
+    options: Mapping[str, Any] = field(default_factory=dict)  # of KFAC and EKFAC
+    ekfac: Mapping[str, Any] = field(default_factory=dict)  # of EKFAC alone
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How one training goes. `second`: the damping of the KFAC family, SGD's momentum, Adam's epsilon."""
+
+    name: str
+    lr: float
+    second: float
+    size: int  # examples per batch
+    steps: int
+    refresh: int  # steps between refreshes
+    every: int  # steps between evaluations
+    halve: int = 0  # steps between halvings of the learning rate; 0: constant
+
+    @property
+    def key(self) -> str:
+        """For files."""
+        tail = f" halve={self.halve}" if self.halve else ""
+        return (
+            f"{self.name} lr={self.lr:g} second={self.second:g} size={self.size} refresh={self.refresh} "
+            f"steps={self.steps}{tail}"
+        )
+
+    @property
+    def ticks(self) -> list[int]:
+        """Steps at which the loss is known."""
+        return [*range(0, self.steps, self.every), self.steps]
+
+    def __str__(self) -> str:
+        return f"{NAMES[self.name]} lr {self.lr:g}, {SECOND.get(self.name, 'damping')} {self.second:g}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Best setting and its trainings from every seed, by optimiser; who was best at the edge of its grid."""
+
+    best: dict[str, Setting]
+    rows: dict[str, list[Row]]
+    edge: list[str]
+    n: int
+
+    def final(self, name: str) -> list[float]:
+        """Training losses at the end, one per seed."""
+        return [float(row["final"]) for row in self.rows[name]]  # type: ignore[arg-type]
+
+    def learnt(self, name: str) -> bool:
+        """Did it get below where it began, from every seed?"""
+        return all(float(r["final"]) < float(torch.as_tensor(r["loss"])[0]) for r in self.rows[name])  # type: ignore[arg-type]
+
+
+def hold(
+    run: Run,
+    problem: Problem,
+    settings: Mapping[str, Setting],
+    points: int,
+    seeds: int,
+    grids: Callable[[str, int], tuple[list[float], list[float]]],
+    trial: float = 1.0,
+) -> Outcome:
+    """Hold a contest. `settings` gives each optimiser's frame; lr and second come from `grids(name, points)`.
+
+    With trial < 1 the grid is searched with that share of the steps.
+    """
+    best: dict[str, Setting] = {}
+    edge: list[str] = []
+    for name, frame in progress(settings.items(), "optimisers", total=len(settings)):
+        if name not in NAMES:
+            raise InputError(f"unknown optimiser {name!r}; there is {', '.join(NAMES)}")
+        lrs, seconds = grids(name, points)
+        short = replace(frame, steps=max(frame.every, round(frame.steps * trial)))
+        tried = [replace(short, lr=lr, second=second) for lr, second in product(lrs, seconds)]
+        losses = [float(cached(run, problem, setting, 0)["final"]) for setting in tried]  # type: ignore[arg-type]
+        found = tried[losses.index(min(losses))]
+        run.log(optimiser=name, lr=found.lr, second=found.second, loss=min(losses))
+        best[name] = replace(found, steps=frame.steps)
+        if points > 2 and found.lr in (min(lrs), max(lrs)):
+            edge.append(NAMES[name])
+    rows = {name: [cached(run, problem, s, seed) for seed in range(seeds)] for name, s in best.items()}
+    return Outcome(best, rows, edge, len(problem.x))
+
+
+def cached(run: Run, problem: Problem, setting: Setting, seed: int) -> Row:
+    """One training, or what a file says of it."""
+    return run.cached(f"{setting.key} seed={seed}", lambda: train(run, problem, setting, seed))
+
+
+def train(run: Run, problem: Problem, setting: Setting, seed: int) -> dict[str, Value]:
+    """Losses on (at most `LOOK` of) the training images and seconds of training, every few steps; inf once diverged."""
+    if torch.device(run.device).type == "cuda":
+        _steps(problem, *_begin(run, problem, setting, seed), _indices(run, setting, seed, 0, 2, len(problem.x)))
+    net, opt = _begin(run, problem, setting, seed)
+    losses, seconds, clock = [evaluate(problem, net)], [0.0], 0.0
+    for start, stop in zip(setting.ticks, setting.ticks[1:]):
+        if math.isfinite(losses[-1]):
+            order = _indices(run, setting, seed, start, stop, len(problem.x))
+            _synchronise(run)
+            begin = time.perf_counter()
+            try:
+                _steps(problem, net, opt, order, setting.halve, start)
+            except InputError:  # the gradient overflowed: this setting diverged
+                losses.append(math.inf)
+            _synchronise(run)
+            clock += time.perf_counter() - begin
+        seconds.append(clock)
+        if len(losses) < len(seconds):
+            losses.append(evaluate(problem, net) if math.isfinite(losses[-1]) else math.inf)
+    return {"loss": torch.tensor(losses), "seconds": torch.tensor(seconds), "final": min(losses[-1], 1e30)}
+
+
+def _begin(run: Run, problem: Problem, setting: Setting, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    net = problem.build(derive(run.seed, "init", seed), setting.name.endswith("-bn")).to(run.device)
+    return net.train(), optimiser(setting, net, problem.options, problem.ekfac)
+
+
+def _indices(run: Run, setting: Setting, seed: int, start: int, stop: int, n: int) -> Tensor:
+    """Batches [steps, size] of some steps, on the device at once: the same for every optimiser with that batch size."""
+    g = generator(run.seed, "batch", seed, setting.size, start)
+    return torch.randint(n, (stop - start, setting.size), generator=g).to(run.device)
+
+
+def _steps(
+    problem: Problem, net: nn.Module, opt: torch.optim.Optimizer, order: Tensor, halve: int = 0, start: int = 0
+) -> None:
+    for step, chosen in enumerate(order, start):
+        if halve and step and step % halve == 0:
+            for group in opt.param_groups:
+                group["lr"] *= 0.5
+        opt.zero_grad()
+        backward(problem.loss(net, problem.x[chosen], problem.y[chosen]))
+        opt.step()
+
+
+def run_steps(
+    run: Run, problem: Problem, net: nn.Module, opt: torch.optim.Optimizer, setting: Setting, seed: int
+) -> None:
+    """All steps of a setting at once, without clock or evaluation."""
+    _steps(problem, net, opt, _indices(run, setting, seed, 0, setting.steps, len(problem.x)), setting.halve)
+
+
+def _synchronise(run: Run) -> None:
+    if torch.device(run.device).type == "cuda":
+        torch.cuda.synchronize()
+
+
+def optimiser(
+    setting: Setting, net: nn.Module, options: Mapping[str, Any], ekfac: Mapping[str, Any]
+) -> torch.optim.Optimizer:
+    """By name."""
+    name, lr, second = setting.name, setting.lr, setting.second
+    if name in ("ekfac", "ekfac-ra"):
+        scalings = {"scalings": "running"} if name == "ekfac-ra" else {}
+        more: dict[str, Any] = {**options, **ekfac, **scalings}
+        return EKFAC(net, lr=lr, damping=second, refresh_every=setting.refresh, **more)
+    if name == "kfac":
+        return KFAC(net, lr=lr, damping=second, refresh_every=setting.refresh, factor_decay=0.0, **options)
+    if name in ("sgd", "sgd-bn"):
+        return torch.optim.SGD(net.parameters(), lr=lr, momentum=second)
+    return torch.optim.Adam(net.parameters(), lr=lr, eps=second)
+
+
+@torch.no_grad()
+def evaluate(problem: Problem, net: nn.Module) -> float:
+    """Mean training loss of the network in use (`eval()`); inf where it is not finite."""
+    net.eval()
+    x, y = problem.x[:LOOK], problem.y[:LOOK]
+    parts = [problem.loss(net, a, b) * len(a) for a, b in zip(torch.split(x, 1000), torch.split(y, 1000))]
+    net.train()
+    loss = float(torch.stack(parts).sum()) / len(x)
+    return loss if math.isfinite(loss) else math.inf
+
+
+# ---- what comes out ----
+
+
+def compare(
+    out: Outcome, mine: Sequence[str], rivals: Sequence[str], numbers: dict[str, Estimate], where: str = ""
+) -> tuple[list[str], list[str]]:
+    """Whose loss is lower by two standard errors of the paired difference, and whose is not.
+
+    A rival that never learnt anything was given a bad grid: beating it shows nothing.
+    """
+    won: list[str] = []
+    lost: list[str] = []
+    for a, b in product(mine, rivals):
+        if a not in out.rows or b not in out.rows:
+            continue
+        gap = Estimate.of([theirs - ours for ours, theirs in zip(out.final(a), out.final(b))])
+        numbers[f"loss of {NAMES[b]} minus {NAMES[a]}{where}"] = gap
+        holds = out.learnt(b) and gap.value > 2 * (gap.standard_error or 0.0)
+        (won if holds else lost).append(f"{NAMES[a]} against {NAMES[b]}{where}")
+    return won, lost
+
+
+def timing(out: Outcome, numbers: dict[str, Estimate], where: str = "") -> str:
+    """Milliseconds per iteration, as a sentence and as numbers."""
+    said = []
+    for name, rows in out.rows.items():
+        each = Estimate.of([1e3 * float(torch.as_tensor(r["seconds"])[-1]) / out.best[name].steps for r in rows])
+        numbers[f"milliseconds per iteration, {NAMES[name]}{where}"] = each
+        said.append(f"{NAMES[name]} {each.value:.3g}")
+    return f"Milliseconds per iteration: {', '.join(said)}."
+
+
+def reached(out: Outcome, rival: str, numbers: dict[str, Estimate]) -> str:
+    """Epochs and seconds until the final loss of the rival's own training is reached."""
+    if rival not in out.rows:
+        return ""
+    parts = []
+    for name, rows in out.rows.items():
+        at, seconds = [], []
+        setting = out.best[name]
+        for row, target in zip(rows, out.final(rival)):
+            below = torch.as_tensor(row["loss"]) <= target
+            first = int(below.float().argmax()) if bool(below.any()) else -1
+            at.append(setting.ticks[first] * setting.size / out.n if first >= 0 else math.inf)
+            seconds.append(float(torch.as_tensor(row["seconds"])[first]) if first >= 0 else math.inf)
+        if all(map(math.isfinite, at)):
+            numbers[f"epochs to the final loss of {NAMES[rival]}, {NAMES[name]}"] = Estimate.of(at)
+            numbers[f"seconds to the final loss of {NAMES[rival]}, {NAMES[name]}"] = Estimate.of(seconds)
+            parts.append(f"{NAMES[name]} {Estimate.of(at)}")
+        else:
+            parts.append(f"{NAMES[name]} never in {sum(map(math.isinf, at))} of {len(at)} seeds")
+    return f"Epochs to the final loss of {NAMES[rival]}: {', '.join(parts)}."
+
+
+def charts(out: Outcome, loss: str, note: str, name: str = "", title: str = "") -> tuple[Chart, Chart]:
+    """Training loss against epochs (or iterations, where all batches have one size) and against time."""
+    curves = {key: mean_curve([r["loss"] for r in rows]) for key, rows in out.rows.items()}
+    times = {key: mean_curve([r["seconds"] for r in rows])[0] for key, rows in out.rows.items()}
+    same = len({s.size for s in out.best.values()}) == 1
+    unit = "iteration" if same else "epoch"
+
+    def at(key: str) -> Iterable[float]:
+        s = out.best[key]
+        return s.ticks if same else [t * s.size / out.n for t in s.ticks]
+
+    settings = "; ".join(map(str, out.best.values()))
+    return (
+        Chart(
+            f"{name}{unit}s",
+            f"Training loss against {unit}s{title}",
+            unit,
+            loss,
+            tuple(Series.of(NAMES[key], at(key), *curve) for key, curve in curves.items()),
+            alt=f"One falling curve per optimiser over {unit}s.",
+            caption=f"{note} Best setting each: {settings}. Mean over seeds, band: standard error.",
+            log_y=True,
+        ),
+        Chart(
+            f"{name}time",
+            f"Training loss against time{title}",
+            "seconds of training on this machine",
+            loss,
+            tuple(Series.of(NAMES[key], times[key], curve[0]) for key, curve in curves.items()),
+            alt="One falling curve per optimiser over seconds.",
+            log_y=True,
+        ),
+    )
+
+
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """Let float32 products on the GPU use tf32 (or forbid it), and set everything back."""
+    kept = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    torch.backends.cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(kept[0])
+        torch.backends.cudnn.allow_tf32 = kept[1]
