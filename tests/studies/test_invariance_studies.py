@@ -26,6 +26,7 @@ TINY: dict[str, dict[str, Any]] = {
     "gih/fig12": {**TRACK, "sizes": "32,64", "batch_size": 32},
     "gih/fig13": {**TRACK, "sizes": "32,64", "batch_size": 32},
     "gih/fig14": {**SWEEP, "rates": "0.5", "repeats": 2},
+    "gih/fig15": {"networks": 2000},
     "gih/table1": {"n_train": 200, "networks": 16, "heads": 16, "rates": "50", "epochs": 1},
     "gih/table2": {"n_train": 200, "networks": 16, "heads": 16, "rates": "50", "epochs": 1},
 }
@@ -48,7 +49,7 @@ def test_every_figure_and_table_is_registered() -> None:
         for size in ("smoke", "laptop", "paper"):
             configure(name, size)
         assert studies()[name].values("smoke").get("source", "synthetic") == "synthetic"  # no download
-        assert studies()[name].values("paper").get("side") == 32
+        assert studies()[name].values("paper").get("side", 32) == 32
 
 
 @pytest.mark.slow
@@ -71,6 +72,12 @@ def test_theory_holds_at_any_size(made: Made) -> None:
     assert len(ratios) == 3
     assert all(0.5 < ratio < 2 for ratio in ratios)
     assert all(e.value < 0 for name, e in result.numbers.items() if "signed" in name)
+
+
+@pytest.mark.slow
+def test_smallest_example(made: Made) -> None:
+    _, result = made["gih/fig15"]
+    assert result.verdict == "confirmed", result.measured
 
 
 @pytest.mark.slow

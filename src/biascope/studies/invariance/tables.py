@@ -69,7 +69,7 @@ Engine = Annotated[str, "auto, vmap, loop or graph"]
 @study(
     "gih/table1",
     paper="invariance",
-    figure="table 1",
+    figure="Table 1",
     claim=CLAIM,
     sizes={"smoke": SMOKE, "laptop": {**LAPTOP, "rates": (50, 90)}, "paper": {}},
 )
@@ -100,7 +100,7 @@ def table1(
 @study(
     "gih/table2",
     paper="invariance",
-    figure="table 2",
+    figure="Table 2",
     claim=CLAIM,
     sizes={"smoke": SMOKE, "laptop": {**LAPTOP, "rates": (10, 50, 90)}, "paper": {}},
 )
