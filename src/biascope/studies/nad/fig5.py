@@ -78,7 +78,7 @@ def fig5(
                 seed=seed,
                 x=x,
                 head=head,  # type: ignore[arg-type]
-                precision=kind,  # type: ignore[arg-type]
+                precision=kind,
             )
             U = found.directions.flatten(1)
             return {"moment": ((U.T * found.eigenvalues) @ U).float()}
