@@ -36,7 +36,7 @@ CLAIM = (
     sizes={
         "smoke": {"data": "digits", "n": 200, "width": 128, "depth": 4, "steps": 200, "every": 10, "runs": 3,
                   "lr": 1e-3},
-        "laptop": {"n": 600, "steps": 1500, "every": 25, "runs": 3},
+        "laptop": {"n": 500, "steps": 1000, "every": 20, "runs": 3},
         "paper": {"precision": "tf32"},
     },
 )  # fmt: skip

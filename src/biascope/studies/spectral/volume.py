@@ -32,7 +32,7 @@ BATCHES = 8
     claim=CLAIM,
     sizes={
         "smoke": {"samples": 1600, "depth": 3, "width": 8, "grid": 512, "cutoffs": (1, 2, 3, 4, 6, 8, 12, 16)},
-        "laptop": {"samples": 16_000},
+        "laptop": {"samples": 8_000},
         "paper": {"samples": 800_000},
     },
 )
