@@ -11,13 +11,13 @@ from torch import nn
 from biascope import nets
 from biascope.ensembles import record
 from biascope.geometry import nads
-from biascope.kernels import binarization_overlap, ntk, target_alignments
+from biascope.kernels import binarization_overlap, ntk, rotation_gain, target_alignments
 from biascope.linearize import linearize
 from biascope.seeds import derive
 from biascope.studies import Run, StudyResult, configure, execute
 from biascope.studies.function_space.directions import first_network, initialiser, kernel_directions
 from biascope.studies.function_space.eigentasks import benchmark, learn
-from biascope.studies.function_space.fig4_8 import rank_of
+from biascope.studies.function_space.fig4_8 import alignments, rank_of
 from biascope.studies.function_space.setting import network, two_classes
 from biascope.studies.function_space.training import Recipe, fit
 
@@ -133,6 +133,17 @@ def test_wide_networks_stay_close_to_their_linearisation() -> None:
         moved = (lin(x) - net(x)).norm()
         gaps.append(float(((f(x) - lin(x)).norm() / moved).detach()))
     assert gaps[1] < 0.5 * gaps[0]  # check A10
+
+
+def test_gains_by_the_kernel_are_those_without_it(run: Run) -> None:
+    bench = benchmark(run, "digits", "mlp", 120, 40, ridge=1e-6)
+    net = copy.deepcopy(bench.net)
+    learn(net, bench.net, bench, 7, Recipe(60, 20, 0.2), seed=0)
+    V = bench.spectrum.vectors
+    slow = rotation_gain(bench.net, net, bench.x, V.double(), precision="float64")
+    after = alignments(net, bench.x, V)
+    assert torch.allclose(after, slow.after, rtol=1e-3)
+    assert torch.allclose(bench.spectrum.values[:20].double(), slow.before[:20], rtol=1e-2)
 
 
 def test_rank_of() -> None:

@@ -109,6 +109,21 @@ def test_a_linearised_network_takes_the_first_step_of_the_network() -> None:
         assert not torch.equal(p, r)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_a_captured_step_is_the_eager_one(optimiser: str) -> None:
+    for linear in (False, True):
+        net = network("lenet", (1, 8, 8), 0, "cuda")
+        data = images("digits", "train", 200, 0, "cuda")
+        losses = []
+        for graph in (True, False):
+            model = linearize(net) if linear else copy.deepcopy(net)
+            recipe = Recipe(30, 32, 0.05, optimiser=optimiser, precision="float32", graph=graph)  # type: ignore[arg-type]
+            losses.append(fit(model, data.x, (data.y < 5).long(), recipe, seed=0))
+        assert torch.allclose(*losses, rtol=1e-3, atol=1e-4)
+        assert losses[0][0] == pytest.approx(0.69, abs=0.1)
+
+
 def test_small_parts() -> None:
     assert per_epoch(1000, 128) == 7
     assert per_epoch(50, 128) == 1

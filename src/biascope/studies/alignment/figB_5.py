@@ -29,7 +29,7 @@ NETS = {"mlp": ("mnist", 80, 0.02), "vgg19": ("cifar10", 64, 0.01), "resnet18": 
 @study(
     "alignment/figB.5",
     paper="alignment",
-    figure="B.5, B.6",
+    figure="B.5",
     claim=CLAIM,
     sizes={
         "smoke": {

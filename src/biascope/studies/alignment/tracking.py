@@ -5,6 +5,7 @@ training and of test images (100 images in the paper: 1000 x 1000), and from it 
 Kernels are of features centred per output, unless said otherwise. Training batches keep their (possibly wrong) labels.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -150,6 +151,8 @@ def _train(run: Run, s: Setting, seed: int) -> dict[str, Value]:
 
     def look(step: int) -> None:
         loss, right = evaluate(net, train.x[:few], noisy[:few])
+        if not math.isfinite(loss):
+            raise InputError(f"{s.net}: the training loss is not finite at iteration {step}; choose a smaller lr")
         _, good = evaluate(net, test.x, test.y)
         rows["curves"].append(torch.tensor([loss, right, good], dtype=torch.float64))
         for which, x, y in (("train", train.x, noisy), ("test", test.x, test.y)):

@@ -38,7 +38,7 @@ CLAIM = (
 @study(
     "ntk/fig4.11",
     paper="function-space",
-    figure="4.11, 4.12",
+    figure="4.11",
     claim=CLAIM,
     sizes={
         "smoke": {"dataset": "digits", "n": 240, "targets": "30", "epochs": 40, "batch": 32, "swaps": "0,40"},

@@ -38,7 +38,7 @@ KINDS = {"f": "network", "lin": "linearised"}
 @study(
     "ntk/fig4.2",
     paper="function-space",
-    figure="4.2, 4.3, B.1-B.4",
+    figure="4.2",
     claim=CLAIM,
     sizes={
         "smoke": {"dataset": "digits", "n": 300, "rhos": "0,10,80", "epochs": 12, "batch": 32},

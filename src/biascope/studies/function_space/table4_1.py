@@ -37,7 +37,7 @@ PUBLISHED = {"mlp": (0.260, 0.636, 0.676), "lenet": (0.258, 0.830, 0.750), "resn
 @study(
     "ntk/table4.1",
     paper="function-space",
-    figure="Table 4.1, Fig. 4.7",
+    figure="Table 4.1",
     claim=CLAIM,
     sizes={
         "smoke": {

@@ -9,13 +9,13 @@ import copy
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from biascope.ensembles.evaluate import arithmetic
+from biascope.ensembles.evaluate import Precision, arithmetic
 from biascope.errors import InputError
 from biascope.seeds import generator
 
@@ -82,16 +82,14 @@ def fit(
         raise InputError(f"{len(x)} inputs but {len(y)} labels")
     wanted = set(at)
     stepper = _Stepper(model, x, y, recipe)
-    done = 0
-    with arithmetic(x.device, recipe.precision if x.is_cuda else "float32"):  # type: ignore[arg-type]
-        for done in range(recipe.steps):
-            if look is not None and done in wanted and _looked(model, look, done):
-                return stepper.losses[:done].cpu()
-            if done % stepper.epoch == 0:
-                stepper.shuffle(generator(seed, "order", done // stepper.epoch))
-            stepper.advance()
-        if look is not None and recipe.steps in wanted:
-            _looked(model, look, recipe.steps)
+    for done in range(recipe.steps):
+        if look is not None and done in wanted and _looked(model, look, done):
+            return stepper.losses[:done].cpu()
+        if done % stepper.epoch == 0:
+            stepper.shuffle(generator(seed, "order", done // stepper.epoch))
+        stepper.advance()
+    if look is not None and recipe.steps in wanted:
+        _looked(model, look, recipe.steps)
     return stepper.losses[: recipe.steps].cpu()
 
 
@@ -108,6 +106,7 @@ class _Stepper:
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, recipe: Recipe) -> None:
         self.model, self.recipe = model, recipe
+        self.precision: Precision = cast(Precision, recipe.precision if x.is_cuda else "float32")
         images = x.is_cuda and x.dim() == 4 and not hasattr(model, "linearized")
         if images:  # the layout the tensor cores of convolutions work in
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -146,8 +145,9 @@ class _Stepper:
 
     def _step(self) -> None:
         batch = self.order.index_select(0, self.count % self.epoch)[0]
-        loss = criterion(self.model(self.x[batch]), self.y[batch])
-        gradients = list(torch.autograd.grad(loss, self.params, materialize_grads=True))
+        with arithmetic(self.x.device, self.precision):  # here and not around `look`, which measures in full precision
+            loss = criterion(self.model(self.x[batch]), self.y[batch])
+            gradients = list(torch.autograd.grad(loss, self.params, materialize_grads=True))
         with torch.no_grad():
             rate = self.rates.index_select(0, self.count)[0]
             if self.recipe.optimiser == "adam":
@@ -223,7 +223,7 @@ def iterations_to(losses: Tensor, level: float, window: int) -> float:
     """First iteration after which the mean of the last `window` batch losses is at most `level`; inf if never.
 
     Example:
-        >>> iterations_to(torch.tensor([1.0, 0.5, 0.1, 0.0]), 0.3, 2)
+        >>> iterations_to(torch.tensor([1.0, 0.5, 0.1, 0.0]), 0.4, 2)
         3.0
     """
     window = max(1, min(window, len(losses)))
