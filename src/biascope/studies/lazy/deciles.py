@@ -72,7 +72,7 @@ def decile_runs(
         return {"scores": found.scores, "errors": found.standard_errors, "coverage": found.coverage}
 
     scored = run.cached("c-scores", score)
-    scores = torch.as_tensor(scored["scores"]).nan_to_num(nan=0.5)
+    scores = torch.as_tensor(scored["scores"]).nan_to_num(nan=0.5)  # nobody left it out: taken for neither
     group = rank_groups(scores, task.groups).to(x.device)
     watched = watch(x, y, group, task)
     found: dict[str, list[Trajectory]] = {label: [] for label in settings}

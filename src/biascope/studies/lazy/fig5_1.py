@@ -40,7 +40,7 @@ FEWEST = 5
     sizes={
         "smoke": {"seeds": 6, "lr": 0.5, "steps": 400, "width": 30, "side": 25}
         | {"thresholds": (0.6, 0.5), "decide": (0.5,)},
-        "laptop": {"seeds": 20, "lr": 0.1, "steps": 5000},
+        "laptop": {"seeds": 60, "lr": 0.1, "steps": 5000},
         "paper": {"seeds": 100, "lr": 0.01, "steps": 100_000},
     },
 )
