@@ -1,5 +1,6 @@
 """The bias card: panels checked against closed forms, and bad input answered in words."""
 
+import html
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -72,6 +73,9 @@ def test_a_card_of_a_users_own_network(script: str, tmp_path: Path, check_page: 
     assert page.count("What this means") == 5
     assert page.count("Download ") == 7
     assert 'type="range"' in page
+    shown = card._repr_html_()
+    check_page(shown)
+    assert all(html.escape(panel.meaning) in shown for panel in card.panels)
 
 
 def test_a_card_is_the_same_every_time(script: str, tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ def test_a_comparison_page(tmp_path: Path, check_page: Callable[[str], None]) ->
     assert made.overlaps[0, 1] == pytest.approx(made.overlaps[0, 0])  # the same seed: the same networks
     assert made.overlaps[0, 0] > 3 * made.overlaps[0, 2]
     assert np.allclose(made.overlaps, made.overlaps.T)
+    check_page(made._repr_html_())
+    assert f"<td>{made.overlaps[0, 0]:.2f}</td>" in made._repr_html_()
     assert "most alike are lenet-avg (2) and lenet-avg" in made.meaning
 
 

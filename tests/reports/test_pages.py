@@ -13,7 +13,7 @@ import pytest
 
 from biascope.errors import BiascopeError, InputError
 from biascope.reports import figures, html, ledger, ledger_markdown, ledger_page, summary, write_study_page
-from biascope.studies import Chart, HeatMap, Run, Series, configure, execute
+from biascope.studies import Chart, Estimate, HeatMap, Run, Series, StudyResult, configure, execute
 
 Check = Callable[[str], None]
 
@@ -139,6 +139,14 @@ def test_study_page_and_ledger(tmp_path: Path, check_page: Check) -> None:
     check_page(ledger_page(rows, tmp_path))
     line = next(line for line in ledger_markdown(rows, tmp_path).splitlines() if "fig4a" in line)
     assert len(re.findall(r"(?<!\\)\|", line)) == 9  # a bar in a name does not make a new column
+
+
+def test_results_show_themselves_in_notebooks(check_page: Check) -> None:
+    result = StudyResult("confirmed", "a < b", "it <is>", {"slope & co": Estimate(1.5, 0.1, 9)})
+    shown = result._repr_html_()
+    check_page(shown)
+    assert "a &lt; b" in shown
+    assert "slope &amp; co</td><td>1.50 ± 0.10 (n = 9)" in shown
 
 
 def test_every_run_of_a_claim_is_shown_and_the_largest_counts(tmp_path: Path) -> None:

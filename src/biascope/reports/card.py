@@ -26,6 +26,12 @@ class Card:
     panels: tuple[Panel, ...]
     seconds: float
 
+    def _repr_html_(self) -> str:
+        """What each panel means and a link to the page, for notebooks."""
+        rows = [tag("tr", tag("td", tag("b", panel.title)), tag("td", panel.meaning)) for panel in self.panels]
+        link = tag("a", str(self.path), href=self.path.as_posix(), target="_blank")
+        return tag("div", tag("table", *rows), tag("p", "The card: ", link, f" ({self.seconds:.0f} s)"))
+
 
 def make_card(
     spec: str,

@@ -45,6 +45,12 @@ class Comparison:
     meaning: str
     seconds: float
 
+    def _repr_html_(self) -> str:
+        """The overlaps and a link to the page, for notebooks."""
+        rows = [tag("tr", *(tag("td", f"{value:.2f}") for value in row)) for row in self.overlaps]
+        link = tag("a", str(self.path), href=self.path.as_posix(), target="_blank")
+        return tag("div", tag("p", self.meaning), tag("table", *rows), tag("p", "The page: ", link))
+
 
 @dataclass(frozen=True)
 class _One:

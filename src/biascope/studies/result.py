@@ -3,6 +3,7 @@
 Charts are data, not drawings: `reports/` draws them for print and for pages, and anyone can read the numbers back.
 """
 
+import html
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -171,6 +172,17 @@ class StudyResult:
     def __post_init__(self) -> None:
         if self.verdict not in get_args(Verdict):
             raise InputError(f"verdict {self.verdict!r} is not one of {', '.join(get_args(Verdict))}")
+
+    def _repr_html_(self) -> str:
+        """The verdict, the claim and the numbers, for notebooks."""
+        rows = "".join(
+            f"<tr><td>{html.escape(name)}</td><td>{html.escape(str(estimate))}</td></tr>"
+            for name, estimate in self.numbers.items()
+        )
+        return (
+            f"<p><b>{html.escape(self.verdict)}</b>: {html.escape(self.measured)}</p>"
+            f"<p><i>Claim:</i> {html.escape(self.claim)}</p><table>{rows}</table>"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-able dict; `from_json` gives the same result back."""
