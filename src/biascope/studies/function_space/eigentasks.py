@@ -56,12 +56,12 @@ def benchmark(
             A = M[:cut, :cut].clone()
             A.diagonal().add_(ridge * float(pairs.values[0]))
             extra["held_out"] = M[cut:, :cut] @ torch.cholesky_solve(phi[:cut], torch.linalg.cholesky(A))
-        return {"values": pairs.values, "vectors": pairs.vectors.float(), **extra}
+        return {"values": pairs.values, "vectors": pairs.vectors.float(), "residuals": pairs.residuals, **extra}
 
     kept: dict[str, Any] = run.cached(f"eigenfunctions {name} {dataset} {size} {top} {seed}", solve)
     vectors = kept["vectors"].to(run.device)
-    values = kept["values"].to(run.device)
-    return Benchmark(net, found.x, Spectrum(values, vectors, torch.zeros_like(values)), cut, kept.get("held_out"))
+    values, residuals = (kept[name].to(run.device) for name in ("values", "residuals"))
+    return Benchmark(net, found.x, Spectrum(values, vectors, residuals), cut, kept.get("held_out"))
 
 
 def learn(

@@ -74,7 +74,9 @@ def fig4_2(
     holds, said = [], []
     for name in progress(nets, "networks"):
         tables: dict[str, list[list[dict[str, Any]]]] = {kind: [] for kind in KINDS}
-        overlaps, regressions = [], []
+        overlaps: list[float] = []
+        errors: list[float] = []
+        regressions = []
         for seed in range(seeds):
             bench = benchmark(run, dataset, name, n, max(rhos) + 1, seed, ridge)
             recipe = Recipe(steps_of(epochs, bench.n_train, batch), batch, lr, optimiser=optimiser, precision=precision)
@@ -87,6 +89,7 @@ def fig4_2(
                 )
             overlaps += binarization_overlap(bench.spectrum.vectors[:, list(rhos)].double()).tolist()
             regressions.append(_regression(bench, rhos))
+            errors += (bench.spectrum.residuals / bench.spectrum.values)[list(rhos)].tolist()
             del bench
 
         def table(kind: str, what: str) -> torch.Tensor:
@@ -96,6 +99,9 @@ def fig4_2(
         advantage = Estimate.of(gap.tolist())
         numbers[f"accuracy of f_lin minus f, {title(name)}"] = advantage
         numbers[f"overlap of phi with its signs, {title(name)}"] = Estimate.of(overlaps)
+        numbers[f"largest residual of an eigenfunction relative to its eigenvalue, {title(name)}"] = Estimate(
+            max(errors)
+        )
         trends = {}
         for kind, what in (
             ("f", "accuracy"),
