@@ -39,9 +39,11 @@ def first_network(drawn: Initialiser, seed: int, device: str) -> nn.Module:
 
 
 def kernel_directions(
-    drawn: Initialiser, image_size: int, seed: int, n_points: int, device: str = "cpu", columns: int = 64
+    drawn: Initialiser, image_size: int, seed: int, n_points: int, device: str = "cpu", columns: int = 16
 ) -> tuple[Tensor, Tensor]:
     """Directions [D, 1, side, side], leading first, and alignments [D] of the first network of a seed.
+
+    `columns` directions are differentiated along at once, which decides how much memory is needed.
 
     Example:
         >>> directions, alignments = kernel_directions(initialiser("mlp", 4), 4, seed=0, n_points=8)

@@ -46,7 +46,7 @@ KINDS = {"f": "network", "lin": "linearised"}
             "n": 10_000,
             "indices": "0,5,10,20,50,100,200,400,800",
             "epochs": 100,
-            "n_points": 256,
+            "n_points": 64,
         },
     },
 )

@@ -40,7 +40,7 @@ CLAIM = (
     sizes={
         "smoke": {"nets": "lenet", "image_size": 8, "networks": 64, "n_points": 16, "seeds": 2},
         "laptop": {},
-        "paper": {"nets": "lenet,resnet18", "image_size": 32, "networks": 10_000, "n_points": 256, "seeds": 3},
+        "paper": {"nets": "lenet,resnet18", "image_size": 32, "networks": 10_000, "n_points": 64, "seeds": 3},
     },
 )
 def fig4_5(

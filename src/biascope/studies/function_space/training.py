@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from biascope.ensembles.evaluate import Precision, arithmetic
+from biascope.ensembles.evaluate import Precision, arithmetic, fastest_convolutions
 from biascope.errors import InputError
 from biascope.seeds import generator
 
@@ -110,7 +110,8 @@ class _Stepper:
         images = x.is_cuda and x.dim() == 4 and not hasattr(model, "linearized")
         if images:  # the layout the tensor cores of convolutions work in
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.x = x.contiguous(memory_format=torch.channels_last) if images else x
+        self.layout = torch.channels_last if images else torch.contiguous_format
+        self.x = x.contiguous(memory_format=self.layout)
         self.y = y
         self.size, self.epoch = min(recipe.batch, len(x)), per_epoch(len(x), recipe.batch)
         self.params: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
@@ -146,7 +147,7 @@ class _Stepper:
     def _step(self) -> None:
         batch = self.order.index_select(0, self.count % self.epoch)[0]
         with arithmetic(self.x.device, self.precision):  # here and not around `look`, which measures in full precision
-            loss = criterion(self.model(self.x[batch]), self.y[batch])
+            loss = criterion(self.model(self.x[batch].contiguous(memory_format=self.layout)), self.y[batch])
             gradients = list(torch.autograd.grad(loss, self.params, materialize_grads=True))
         with torch.no_grad():
             rate = self.rates.index_select(0, self.count)[0]
@@ -174,13 +175,14 @@ class _Stepper:
         try:
             side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(side):
-                for _ in range(3):
+            with fastest_convolutions():
+                with torch.cuda.stream(side):
+                    for _ in range(3):
+                        self._step()
+                torch.cuda.current_stream(device).wait_stream(side)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
                     self._step()
-            torch.cuda.current_stream(device).wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                self._step()
             self.replay = graph.replay
         except RuntimeError:  # something in the network waits for the host: steps run eagerly
             torch.cuda.synchronize(device)
