@@ -141,8 +141,9 @@ def linearity_chart(runs: Mapping[str, Sequence[Trajectory]], by: str) -> Chart:
         first = group[0]
         at = first.losses(by)[first.linearity_probes]
         for k, name in enumerate(NAMES):
-            style = ("line", "dashed", "points")[k]
-            series.append(Series.of(f"{name}, {label}", at, first.linearity[:, k], style=style))  # type: ignore[arg-type]
+            styles: tuple[Style, ...] = ("line", "dashed", "points")
+            there = first.linearity[:, k].isfinite()  # a network that collapsed has no representation to compare
+            series.append(Series.of(f"{name}, {label}", at[there], first.linearity[there, k], style=styles[k]))
     return Chart(
         "linearity",
         "Similarity with the start of training",
@@ -160,7 +161,7 @@ def linearity_numbers(runs: Mapping[str, Sequence[Trajectory]]) -> dict[str, Est
         f"{name} at the end, {label}": Estimate.of([float(t.linearity[-1, k]) for t in group])
         for label, group in runs.items()
         for k, name in enumerate(NAMES)
-        if all(len(t.linearity) for t in group)
+        if all(len(t.linearity) and bool(t.linearity[-1, k].isfinite()) for t in group)
     }
 
 

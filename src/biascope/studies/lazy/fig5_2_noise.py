@@ -32,7 +32,7 @@ CLAIM = (
     claim=CLAIM,
     sizes={
         "smoke": {"n": 300, "width": 48, "steps": (120, 400), "lr": 0.2, "batch": 50, "seeds": 2, "lin": 8},
-        "laptop": {"dataset": "cifar10", "net": "lenet", "n": 1000, "steps": (1500, 10_000), "lr": 0.05, "batch": 50}
+        "laptop": {"dataset": "cifar10", "net": "lenet", "n": 1000, "steps": (2000, 12_000), "lr": 0.02, "batch": 50}
         | {"factor": 0.96, "seeds": 3},
         "paper": {
             "dataset": "cifar10",

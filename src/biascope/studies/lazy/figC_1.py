@@ -34,8 +34,8 @@ CLAIM = (
     sizes={
         "smoke": {"n": 300, "width": 48, "batch": 50, "lrs": (0.2, 0.05), "steps": (100, 250), "alpha_steps": 350}
         | {"seeds": 2, "lin": 8},
-        "laptop": {"dataset": "cifar10", "net": "lenet", "n": 1000, "lrs": (0.05, 0.015, 0.005), "seeds": 2}
-        | {"batch": 50, "steps": (600, 1800, 5000), "alpha_steps": 5000, "factor": 0.96},
+        "laptop": {"dataset": "cifar10", "net": "lenet", "n": 1000, "lrs": (0.02, 0.006, 0.002), "seeds": 2}
+        | {"batch": 50, "steps": (1000, 3000, 8000), "alpha_steps": 6000, "factor": 0.96},
         "paper": {"dataset": "cifar10", "net": "resnet18-nobn", "width": 64, "n": 40_000, "lin": 100, "factor": 0.96}
         | {"lrs": (0.01, 0.003, 1e-4, 1e-6), "steps": (64_000, 200_000, 500_000, 500_000), "alpha_steps": 320_000},
     },

@@ -24,7 +24,7 @@ class SpuriousTask:
     """n training images of a set, `agreement` of which carry the spurious feature of their class."""
 
     dataset: str = "mnist"
-    kind: Literal["patch", "colour"] = "colour"
+    kind: Literal["patch", "colour"] = "patch"
     n: int = 4000
     agreement: float = 0.95
     per_cell: int = 180
