@@ -9,7 +9,7 @@ import torch
 
 from biascope.errors import InputError
 from biascope.reports import make_compare
-from biascope.reports.compare import overlap, overlap_matrix, unique
+from biascope.reports.compare import corrected, overlap, overlap_matrix, unique
 
 
 def test_overlap_of_rotated_planes() -> None:
@@ -30,6 +30,15 @@ def test_unrelated_spans_overlap_by_k_over_d() -> None:
     assert matrix.mean() == pytest.approx(8 / 64, abs=0.01)
 
 
+def test_correction_for_noisy_spans() -> None:
+    """Halves of one noisy span, and of two: correlations fall by the reliability, the correction takes that back."""
+    matrix = np.array([[0.2, np.sqrt(0.2 * 0.8) * 0.5], [np.sqrt(0.2 * 0.8) * 0.5, 0.8]])
+    assert np.allclose(corrected(matrix, 0.0), [[1, 0.5], [0.5, 1]])
+    unknown = corrected(np.array([[0.05, 0.05], [0.05, 0.8]]), 0.05)
+    assert np.isnan(unknown[0]).all()
+    assert unknown[1, 1] == 1
+
+
 def test_a_comparison_page(tmp_path: Path, check_page: Callable[[str], None]) -> None:
     before = torch.get_rng_state()
     made = make_compare(["lenet-avg", "lenet-avg", "logreg"], (1, 16, 16), tmp_path / "c.html", networks=32)
@@ -42,7 +51,9 @@ def test_a_comparison_page(tmp_path: Path, check_page: Callable[[str], None]) ->
     assert np.allclose(made.overlaps, made.overlaps.T)
     check_page(made._repr_html_())
     assert f"<td>{made.overlaps[0, 0]:.2f}</td>" in made._repr_html_()
-    assert "most alike are lenet-avg (2) and lenet-avg" in made.meaning
+    assert "most alike are lenet-avg (2) and lenet-avg: overlap" in made.meaning
+    assert "100% of what one span would show" in made.meaning
+    assert "For logreg two halves" in made.meaning
 
 
 def test_refusals() -> None:

@@ -2,7 +2,9 @@
 
 The overlap of two networks is that of the spans of their first k anisotropy directions, ||U^T V||_F^2 / k: 1 for the
 same span, k / D for unrelated ones. Each network's sample is cut in halves and every entry compares halves that share
-no network, so the diagonal is not 1 by construction: it says how well the span itself is known.
+no network, so the diagonal is not 1 by construction: it says how well the span itself is known. Two networks with one
+span would overlap by the geometric mean of their diagonals; the corrected overlap divides by that, after taking off
+what chance gives, as one corrects a correlation for the reliability of what is correlated.
 """
 
 import time
@@ -128,6 +130,20 @@ def overlap_matrix(halves: Sequence[tuple[Tensor, Tensor]]) -> np.ndarray[Any, A
     return np.array([[(overlap(a[0], b[1]) + overlap(a[1], b[0])) / 2 for b in halves] for a in halves])
 
 
+def corrected(matrix: np.ndarray[Any, Any], chance: float) -> np.ndarray[Any, Any]:
+    """Overlaps [m, m] as shares of what two samples of one and the same span would show; NaN where a span is not known.
+
+    A span counts as known when its own halves overlap at least twice as much as chance.
+
+    Example:
+        >>> corrected(np.array([[0.5, 0.25], [0.25, 0.5]]), 0.0)
+        array([[1. , 0.5],
+               [0.5, 1. ]])
+    """
+    own = np.where(np.diag(matrix) >= 2 * chance, np.diag(matrix) - chance, np.nan)
+    return np.asarray((matrix - chance) / np.sqrt(np.outer(own, own)))
+
+
 def _measure(subject: Subject) -> _One:
     sample, _ = gradients(subject)
     k = max(1, min(COMPARED, len(sample) // 4, sample.shape[1] // 4))
@@ -139,19 +155,33 @@ def _measure(subject: Subject) -> _One:
 
 def _meaning(names: list[str], matrix: np.ndarray[Any, Any], k: int, dimension: int) -> str:
     chance = k / dimension
-    pairs = [(matrix[i, j], names[i], names[j]) for i in range(len(names)) for j in range(i)]
-    best, least = max(pairs), min(pairs)
-    text = f"The most alike are {best[1]} and {best[2]} (overlap {best[0]:.2f}"
-    if len(pairs) > 1:
-        text += f"), the least {least[1]} and {least[2]} ({least[0]:.2f}"
-    text += f"); unrelated spans of {k} in {dimension} dimensions give {chance:.3f}."
-    unsure = [name for i, name in enumerate(names) if matrix[i, i] < 0.5]
+    share = corrected(matrix, chance)
+    pairs = [(share[i, j], i, j) for i in range(len(names)) for j in range(i) if np.isfinite(share[i, j])]
+    text = ""
+    if pairs:
+        value, i, j = max(pairs)
+        text = f"The most alike are {names[i]} and {names[j]}: overlap {matrix[i, j]:.2f}, {_words(value)}"
+        if len(pairs) > 1:
+            value, i, j = min(pairs)
+            text += f"; the least {names[i]} and {names[j]}: {matrix[i, j]:.2f}, {_words(value)}"
+        text += ". "
+    unsure = [name for i, name in enumerate(names) if np.isnan(share[i, i])]
     if unsure:
         text += (
-            f" The directions of {', '.join(unsure)} are not well known themselves (two halves of the sample overlap "
-            "by less than 0.5): there is no clear preference, or more --networks are needed."
+            f"For {', '.join(unsure)} two halves of the sample share no more than chance ({chance:.3f}): no direction "
+            "is preferred, or more --networks are needed to see it."
         )
-    return text
+    return text.strip()
+
+
+def _words(share: float) -> str:
+    """The corrected overlap in words.
+
+    Example:
+        >>> _words(0.42)
+        '42% of what one span would show'
+    """
+    return f"{max(0.0, min(1.0, share)):.0%} of what one span would show"
 
 
 def _page(names: list[str], found: list[_One], matrix: np.ndarray[Any, Any], meaning: str, seconds: float) -> str:
@@ -183,14 +213,20 @@ def _page(names: list[str], found: list[_One], matrix: np.ndarray[Any, Any], mea
     chance = k / found[0].spectrum.dimension
     left = _spectra(names, found, lambda one: one.spectrum.values, "input", "eigenvalue / mean", True)
     right = _spectra(names, found, lambda one: one.kernel.share, "kernel", "share of the trace", False)
+    share = corrected(matrix, chance)
+    pairs = [
+        (a, b, float(matrix[i, j]), float(share[i, j]))
+        for i, a in enumerate(names)
+        for j, b in enumerate(names[: i + 1])
+    ]
     body = [
         _section("In numbers", "One row per network; below is where they come from.", table(header, rows, "networks")),
         _section(
             "Shared directions",
             f"Overlap of the spans of the first {k} anisotropy directions: 1 the same, {chance:.3f} unrelated. "
-            "The diagonal compares two halves of one network's sample: no entry can be expected above it.",
+            "The diagonal compares two halves of one network's sample: it says how well the span is known.",
             _matrix(names, matrix),
-            table(["network", *names], [(n, *map(float, row)) for n, row in zip(names, matrix)], "overlaps", fold=True),
+            table(["network", "with", "overlap", "corrected"], pairs, "overlaps", limit=60, fold=True),
             meaning=meaning,
         ),
         _section("Maps", "Every network in pixels and in frequency (slow variation central).", _maps(names, found)),
@@ -217,15 +253,21 @@ def _section(title: str, read: str, *blocks: Html, meaning: str = "") -> Html:
 
 def _matrix(names: list[str], matrix: np.ndarray[Any, Any]) -> Html:
     size, count = min(5.0, 2.0 + 0.5 * len(names)), len(names)
+    top = float(matrix.max())
     with figures.style():
         drawing, axes = figures.new_figure(size + 0.8, size)
-        shown = axes.imshow(matrix, vmin=0, vmax=1, cmap="viridis", interpolation="nearest")
+        shown = axes.imshow(matrix, vmin=0, vmax=top, cmap="viridis", interpolation="nearest")
         axes.set_xticks(range(count), [name[-20:] for name in names], rotation=30, ha="right")
         axes.set_yticks(range(count), [name[-20:] for name in names])
         axes.grid(False)
         for (row, column), value in np.ndenumerate(matrix):
             axes.text(
-                column, row, f"{value:.2f}", ha="center", va="center", color="#ffffff" if value < 0.6 else "#000000"
+                column,
+                row,
+                f"{value:.2f}",
+                ha="center",
+                va="center",
+                color="#ffffff" if value < 0.6 * top else "#000000",
             )
         drawing.colorbar(shown, ax=axes, label="overlap", shrink=0.8)
     words = "; ".join(f"{names[i]} with {names[j]} {matrix[i, j]:.2f}" for i in range(count) for j in range(i + 1))
