@@ -102,17 +102,18 @@ def fig4(
                 percent(ceiling[:, -1]).tolist()
             )
             orders.append(torch.tensor([spearman(indices, row) for row in accuracy]))
-            clear.append(clear_order(indices, accuracy, ceiling))
+            found = clear_order(indices, accuracy, ceiling)
+            clear += [] if found is None else [found]
         together = numbers[f"{net}: Spearman, mean over boundaries"] = Estimate.of(torch.stack(orders).mean(0).tolist())
-        numbers[f"{net}: Spearman where the label noise matters little"] = Estimate.of(
-            torch.stack(clear).mean(0).tolist()
-        )
+        if clear:
+            few = Estimate.of(torch.stack(clear).mean(0).tolist())
+            numbers[f"{net}: Spearman where the label noise matters little"] = few
         right[net] = below(together)
         caption = f"{len(train)} images, label noise {noise:g}, {repeats} repeats. Above the ceiling nobody can get."
         charts.append(accuracy_chart(net, indices, curves, caption, "GSG"))
     told = "; ".join(
         f"{net} {numbers[f'{net}: Spearman, mean over boundaries']} (where label noise matters little: "
-        f"{numbers[f'{net}: Spearman where the label noise matters little']})"
+        f"{numbers.get(f'{net}: Spearman where the label noise matters little', 'too few directions to tell')})"
         for net in nets
     )
     return StudyResult(
@@ -134,10 +135,10 @@ def subset(run: Run, source: Source, side: int, n_train: int, n_test: int) -> tu
     return made[0], made[1]
 
 
-def clear_order(indices: list[int], accuracy: Tensor, ceiling: Tensor, margin: float = 0.05) -> Tensor:
-    """Spearman correlation [repeats] over the directions whose ceiling is within `margin` of the highest; 0 if < 3."""
+def clear_order(indices: list[int], accuracy: Tensor, ceiling: Tensor, margin: float = 0.05) -> Tensor | None:
+    """Spearman correlation [repeats] over the directions whose ceiling is near the highest; None if they are < 3."""
     mean = ceiling.mean(0)
     kept = (mean >= mean.max() - margin).nonzero().flatten().tolist()
     if len(kept) < 3:
-        return torch.zeros(len(accuracy))
+        return None
     return torch.tensor([spearman([indices[i] for i in kept], row[kept]) for row in accuracy])
