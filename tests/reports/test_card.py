@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from biascope.errors import InputError
+from biascope.errors import InputError, UnsupportedError
 from biascope.reports import make_card
 from biascope.reports.card import card_page
 from biascope.reports.panels import Panel, Subject, directional, labels, make_subject, regime
@@ -239,6 +239,15 @@ def test_complexity_is_the_sum_of_steps_times_feature_norms() -> None:
         step = lr * (x.double().T @ (p - y.double())) / len(x)
         w, length = w - step, length + float(step.norm())
     assert seen[-1].complexity == pytest.approx(length * float(x.norm()), rel=1e-4)
+
+
+def test_large_networks_get_fewer_examples_and_the_largest_none() -> None:
+    assert regime.affordable(make_subject("lenet")) == 128
+    assert regime.affordable(make_subject("vit")) < 128
+    with pytest.raises(UnsupportedError, match="--device cuda"):
+        regime.affordable(make_subject("resnet18"))
+    with pytest.raises(UnsupportedError, match="--device cuda"):
+        directional.panel(make_subject("resnet18"))
 
 
 def test_directions_run_from_the_first_to_outside_the_sample() -> None:

@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import torch
+from scipy import stats
 from torch import Tensor
 
 from biascope import data
@@ -118,7 +119,6 @@ def _meaning(rows: list[tuple[str, int, float, float, int]], accuracy: Tensor) -
     first, last = accuracy[0], accuracy[-1]
     gap = float(first.mean() - last.mean())
     error = math.sqrt(float(first.var() + last.var()) / SEEDS)
-    order = np.corrcoef(np.argsort(np.argsort([-row[1] for row in rows])), np.argsort(np.argsort([r[2] for r in rows])))
     text = f"From the first direction to the last the accuracy goes from {rows[0][2]:.0%} to {rows[-1][2]:.0%}"
     if gap > 2 * error and gap > 0.05:
         text += ": what the network prefers at initialisation is what it learns from few examples"
@@ -128,7 +128,10 @@ def _meaning(rows: list[tuple[str, int, float, float, int]], accuracy: Tensor) -
         text += ": the less preferred direction is learned better, so the preference does not decide here"
     else:
         text += ": the direction makes no difference that these trainings can show"
-    return f"{text} (rank correlation of preference and accuracy {order[0, 1]:.2f} over {len(rows)} directions)."
+    if len(rows) < 4 or len({row[2] for row in rows}) == 1:  # too few to order, or nothing to order
+        return f"{text}."
+    order = float(stats.spearmanr([-row[1] for row in rows], [row[2] for row in rows]).statistic)
+    return f"{text} (rank correlation of preference and accuracy {order:.2f} over {len(rows)} directions)."
 
 
 def _figure(rows: list[tuple[str, int, float, float, int]]) -> Html:

@@ -48,13 +48,11 @@ class Seen:
 
 def panel(subject: Subject) -> Panel:
     """Taylor residual, sign similarity and complexity over the first steps."""
-    if not subject.on_gpu and EXAMPLES * 40 * 6 * subject.forward_cost() > CPU_BUDGET:
-        raise UnsupportedError("the steps would take too long on a CPU; add --device cuda")
-    x, y, task = examples(subject)
+    x, y, task = examples(subject, affordable(subject))
     seen, lr = train(subject, x, y)
     last = seen[-1]
     facts: list[tuple[str, object]] = [
-        ("Task", task),
+        ("Task", f"{len(x)} of {task}"),
         ("Steps", f"{last.step}, learning rate {lr:.2g}"),
         ("Loss", f"{seen[0].loss:.3g} to {last.loss:.3g}"),
         ("Residual", f"{last.residual:.2g}"),
@@ -68,15 +66,23 @@ def panel(subject: Subject) -> Panel:
     return Panel(TITLE, READ, _meaning(seen), [fact_list(facts), columns, numbers])
 
 
-def examples(subject: Subject) -> tuple[Tensor, Tensor, str]:
-    """Inputs, classes and the name of the task: the data, or D(v) along the first anisotropy direction."""
+def affordable(subject: Subject) -> int:
+    """How many examples the steps can have: 128, or 64 or 32 for a large network on a CPU."""
+    for n in (EXAMPLES, EXAMPLES // 2, EXAMPLES // 4):
+        if subject.on_gpu or n * 40 * 6 * subject.forward_cost() <= CPU_BUDGET:
+            return n
+    raise UnsupportedError("the steps would take too long on a CPU; add --device cuda")
+
+
+def examples(subject: Subject, n: int = EXAMPLES) -> tuple[Tensor, Tensor, str]:
+    """n inputs, classes and the name of the task: the data, or D(v) along the first anisotropy direction."""
     if subject.data is not None:
-        x = subject.inputs(EXAMPLES)
+        x = subject.inputs(n)
         return x, subject.data.y[: len(x)].to(x.device), subject.data.name
     sample, _ = subject.once("gradients", lambda: input_geometry.gradients(subject))
     spectrum = subject.once("input spectrum", lambda: input_geometry.input_spectrum(sample))
     v = torch.from_numpy(spectrum.vectors[0].copy()).float().reshape(subject.input_shape)
-    made = data.directional(v, EXAMPLES, sigma=1.0, seed=derive(subject.seed, "card regime"))
+    made = data.directional(v, n, sigma=1.0, seed=derive(subject.seed, "card regime"))
     return made.x.to(subject.device), made.y.to(subject.device), "D(v), first direction"
 
 
