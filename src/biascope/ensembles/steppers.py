@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from torch.func import functional_call, vmap
 
 from biascope.ensembles.evaluate import arithmetic, clock, fastest_convolutions
 from biascope.ensembles.networks import Networks
+from biascope.ensembles.products import ConvolutionsAsProducts
 from biascope.seeds import derive
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 Runner = Callable[[range, Tensor, Tensor], tuple[Networks, Tensor]]
 LARGEST_GROUP = 1024
+LARGE = 2_000_000  # parameters above which a network fills a GPU by itself, so that vmap is not tried
 LANES = 4  # networks trained side by side by captured graphs
 
 
@@ -45,13 +48,15 @@ def train_together(work: Work, indices: range, x: Tensor, y: Tensor) -> tuple[Ne
         return work.loss(functional_call(template, (params, buffers), (x,)), y)  # BatchNorm writes into `buffers`
 
     losses_of = vmap(loss, randomness="different")
+    products = ConvolutionsAsProducts if x.device.type == "cuda" else nullcontext
     pick = torch.arange(len(indices), device=x.device)[:, None]
     with _own_randomness(work, indices), arithmetic(x.device, work.precision):
         for epoch in range(work.sgd.epochs):
             order = work.order(indices, epoch, n)
             for start in range(0, n, work.sgd.batch_size):
                 batch = order[:, start : start + work.sgd.batch_size]
-                losses = losses_of(params, buffers, x[pick, batch], y[pick, batch])
+                with products():
+                    losses = losses_of(params, buffers, x[pick, batch], y[pick, batch])
                 gradients = torch.autograd.grad(losses.sum(), list(params.values()), materialize_grads=True)
                 _update(work, params, momenta, gradients, rates[len(history)])
                 history.append(losses.detach())
@@ -241,7 +246,8 @@ def choose(work: Work, group: int) -> str:
     """The engine that is fastest per network, by timing a few steps of each."""
     group = min(group, len(work.tasks))
     slow = "graph" if work.device.type == "cuda" else "loop"
-    if group == 1:
+    size = sum(p.numel() for p in work.initialiser.template.parameters())
+    if group == 1 or (slow == "graph" and size > LARGE):
         return slow
     n = min(len(work.tasks[0][0]), 2 * work.sgd.batch_size)
     few = range(min(group, 32 if slow == "graph" else 4))
@@ -253,12 +259,16 @@ def choose(work: Work, group: int) -> str:
     times = {}
     for engine, indices in ((slow, range(1)), ("vmap", few)):
         run, data = make(engine, short), short.load(indices)
-        for _ in range(2):  # the first run pays for compilation and capture
-            begin = clock()
-            run(indices, *data)
-            if work.device.type == "cuda":
-                torch.cuda.synchronize(work.device)
-            times[engine] = (clock() - begin) / len(indices)
+        try:
+            for _ in range(2):  # the first run pays for compilation and capture
+                begin = clock()
+                run(indices, *data)
+                if work.device.type == "cuda":
+                    torch.cuda.synchronize(work.device)
+                times[engine] = (clock() - begin) / len(indices)
+        except (RuntimeError, NotImplementedError):  # vmap does not know every operation; the other engine does
+            if engine == slow:
+                raise
     return min(times, key=lambda engine: times[engine])
 
 

@@ -1,0 +1,40 @@
+"""Convolutions as products of patches and weights."""
+
+import pytest
+import torch
+from torch.func import vmap
+from torch.nn import functional as F
+
+from biascope.ensembles.products import ConvolutionsAsProducts, patch_product
+
+DOUBLE = torch.float64
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "bias"),
+    [((5, 5), 1, 0, True), ((3, 2), (2, 1), (1, 0), False), ((1, 1), 2, 0, True), ((3, 3), 3, 2, True)],
+)
+def test_equals_torch_for_stacked_networks(kernel, stride, padding, bias) -> None:  # type: ignore[no-untyped-def]
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 2, 4, 9, 8, generator=g, dtype=DOUBLE, requires_grad=True)
+    w = torch.randn(3, 6, 4, *kernel, generator=g, dtype=DOUBLE, requires_grad=True)
+    b = torch.randn(3, 6, generator=g, dtype=DOUBLE) if bias else torch.zeros(3, 6, dtype=DOUBLE)
+
+    def convolve(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.conv2d(x, w, b if bias else None, stride, padding).sin()
+
+    plain = vmap(convolve)(x, w, b)
+    with ConvolutionsAsProducts():
+        fast = vmap(convolve)(x, w, b)
+    assert torch.allclose(fast, plain, rtol=1e-12, atol=1e-12)
+    for a, c in zip(torch.autograd.grad(plain.sum(), (x, w)), torch.autograd.grad(fast.sum(), (x, w))):
+        assert torch.allclose(a, c, rtol=1e-11, atol=1e-11)
+
+
+def test_what_it_does_not_treat_goes_to_torch() -> None:
+    x, w = torch.randn(1, 4, 6, 6), torch.randn(4, 2, 3, 3)
+    assert patch_product(x, w, groups=2) is None
+    assert patch_product(x, torch.randn(2, 4, 3, 3), dilation=2) is None
+    assert patch_product(x, torch.randn(2, 4, 3, 3), padding="same") is None
+    with ConvolutionsAsProducts():
+        assert torch.equal(F.conv2d(x, w, groups=2), torch.conv2d(x, w, groups=2))
