@@ -52,12 +52,14 @@ def test_large_parts_are_left_out_and_named(finished: Run, tmp_path: Path, monke
 def test_nothing_private_is_kept(finished: Run, tmp_path: Path) -> None:
     environment = json.loads((finished.path / "environment.json").read_text())
     environment["argv"] = [str(tmp_path / "bin" / "biascope"), "run", "nad/fig4a", f"--out={tmp_path}/x"]
+    environment["platform"] = "Linux-6.1-secret-x86_64-with-glibc2.36"
     environment["note"] = f"on {platform.node()}"
     (finished.path / "environment.json").write_text(json.dumps(environment))
     kept = keep(finished.path, tmp_path / "kept")
     text = "".join(path.read_text(errors="ignore") for path in kept.path.rglob("*") if path.is_file())
     assert str(tmp_path) not in text
     assert json.loads((kept.path / "environment.json").read_text())["argv"][:3] == ["biascope", "run", "nad/fig4a"]
+    assert json.loads((kept.path / "environment.json").read_text())["platform"] == "Linux x86_64"
     if len(platform.node()) > 3:
         assert platform.node() not in text
 

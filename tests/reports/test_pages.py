@@ -6,6 +6,7 @@ import io
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +93,15 @@ def test_heat_maps_are_drawn_with_their_numbers_and_holes() -> None:
     assert "0" in [label.get_text() for label in axes.get_xticklabels()]
     assert len(axes.get_xticks()) <= 8
     assert axes.images[0].cmap.name == "RdBu_r"
+
+
+def test_many_series_have_their_legend_outside_and_can_be_told_apart() -> None:
+    many = replace(CHART, series=tuple(Series.of(f"s{i}", [1, 2], [i + 1, i + 2]) for i in range(9)))
+    drawn = figures.draw(many)
+    assert drawn.axes[0].get_legend() is None
+    assert len(drawn.legends) == 1
+    looks = {(line.get_color(), line.get_linestyle()) for line in drawn.axes[0].lines}
+    assert len(looks) == 9
 
 
 def test_hover_knows_where_a_point_is_on_the_page() -> None:

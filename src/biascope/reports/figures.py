@@ -83,7 +83,8 @@ def draw(chart: Chart | HeatMap, width: float = 3.4, height: float = 2.4) -> "Fi
                     series.x, series.y, yerr=series.error, fmt=marker, color=color, label=series.label, elinewidth=0.8
                 )
                 continue
-            dash = "--" if series.style == "dashed" else "-"
+            plain, dashed = ("-", "--") if index < len(PALETTE) else ("-.", ":")  # a colour that comes again
+            dash = dashed if series.style == "dashed" else plain
             axes.plot(series.x, series.y, dash, color=color, label=series.label)
             if series.error is not None:
                 low = [y - e for y, e in zip(series.y, series.error)]
@@ -92,7 +93,10 @@ def draw(chart: Chart | HeatMap, width: float = 3.4, height: float = 2.4) -> "Fi
         axes.set(xlabel=chart.x_label, ylabel=chart.y_label)
         axes.set_xscale("log" if chart.log_x else "linear")
         axes.set_yscale("log" if chart.log_y else "linear")
-        if len(chart.series) > 1:
+        if len(chart.series) > 4:  # too many to find room between the lines
+            figure.set_figheight(height + 0.14 * ((len(chart.series) + 1) // 2))
+            figure.legend(loc="outside lower center", ncols=2)
+        elif len(chart.series) > 1:
             axes.legend()
     return figure
 
@@ -135,23 +139,29 @@ def _draw_map(chart: HeatMap, width: float, height: float) -> "Figure":
     return figure
 
 
-def _ticks(values: Sequence[float], most: int = 7) -> tuple[list[int], list[str]]:
-    """Where to put ticks on an axis of cells, and what to write there: evenly spaced, at most `most`, short.
+def _ticks(values: Sequence[float], most: int = 5) -> tuple[list[float], list[str]]:
+    """Where to put ticks on an axis of cells, in cells, and what to write there; every cell where there are few.
 
     Example:
         >>> _ticks([0.0, 0.5, 1.0])
-        ([0, 1, 2], ['0', '0.5', '1'])
-        >>> _ticks(range(32))[0]
-        [0, 5, 10, 15, 20, 25, 30]
+        ([0.0, 1.0, 2.0], ['0', '0.5', '1'])
+        >>> _ticks([i / 31 for i in range(32)])[1]
+        ['0', '0.2', '0.4', '0.6', '0.8', '1']
     """
     count = len(values)
-    step = 1 if count <= 9 else next(s for s in _STEPS if (count - 1) // s < most)
-    zero = next((i for i in range(count) if values[i] == 0), 0)
-    shown = list(range(zero % step, count, step))  # a zero inside the axis gets a tick
-    return shown, [f"{values[i]:.3g}" for i in shown]
+    if count <= 9:
+        return [float(i) for i in range(count)], [f"{value:.3g}" for value in values]
+    steps = np.diff(np.asarray(values, dtype=float))
+    if steps[0] != 0 and np.allclose(steps, steps[0], rtol=1e-3):  # even: round numbers, between cells if need be
+        from matplotlib.ticker import MaxNLocator
 
-
-_STEPS = [factor * 10**power for power in range(7) for factor in (1, 2, 5)]
+        low, high = sorted((float(values[0]), float(values[-1])))
+        slack = abs(float(steps[0])) * 1e-6
+        found = MaxNLocator(most, steps=[1, 2, 5, 10]).tick_values(low, high)
+        nice = [float(value) for value in found if low - slack <= value <= high + slack]
+        return [(value - values[0]) / float(steps.mean()) for value in nice], [f"{value:.4g}" for value in nice]
+    shown = sorted({round(i * (count - 1) / most) for i in range(most + 1)})
+    return [float(i) for i in shown], [f"{values[i]:.2g}" for i in shown]
 
 
 def hover(axes: Any, series: Sequence[tuple[str, Any, Any]] = (), cells: HeatMap | None = None, by: str = "") -> str:
@@ -195,8 +205,10 @@ def _short(values: Any) -> list[float]:
     return [float(f"{float(value):.5g}") for value in values]
 
 
-def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
-    """Write `name`.png, .svg and .pdf into `folder`; each appears whole or not at all.
+def save(
+    figure: "Figure", folder: Path, name: str, formats: Sequence[str] = FORMATS, dpi: int | None = None
+) -> list[Path]:
+    """Write `name`.png, .svg and .pdf into `folder`; each appears whole or not at all. `dpi`: None for the style's.
 
     Example:
         >>> import tempfile
@@ -206,14 +218,16 @@ def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
     if not re.fullmatch(r"[\w.-]+", name):
         raise BiascopeError(f"figure name {name!r}: use letters, digits, dot, dash and underscore")
     paths = []
-    for kind in FORMATS:
+    with style():
+        resolution = float(require_matplotlib().rcParams["savefig.dpi"])
+    for kind in formats:
         path = folder / f"{name}.{kind}"
         paths.append(path)
         with style():
             metadata = {"Date": None} if kind == "svg" else {"CreationDate": None} if kind == "pdf" else None
 
             def write(target: Path, kind: str = kind, metadata: dict[str, None] | None = metadata) -> None:
-                figure.savefig(target, format=kind, metadata=metadata)
+                figure.savefig(target, format=kind, metadata=metadata, dpi=dpi or resolution)
 
             files.write_atomically(path, write)
     return paths

@@ -21,6 +21,7 @@ from biascope.studies.runs import MARKER
 ARRAYS_LIMIT = 1_000_000  # bytes, all arrays together
 METRICS_LIMIT = 300_000
 PAGE_LIMIT = 300_000
+DPI = 150  # for a screen; print is drawn again from result.json
 NETWORK_OPTIONS = ("net", "network", "architecture", "model", "nets")
 _PATH = re.compile(r"(?<![\w./:])(?:/[\w.+@%~-]+)+/([\w.+@%~-]+)")
 
@@ -62,17 +63,17 @@ def keep(run_folder: str | Path, into: str | Path = "reproductions", name: str =
     target.mkdir(parents=True)
     left_out: list[str] = []
     for file in ("config.json", "environment.json", "result.json", MARKER):
-        write_json(target / file, scrubbed(json.loads((run.path / file).read_text(encoding="utf-8"))))
+        held = scrubbed(json.loads((run.path / file).read_text(encoding="utf-8")))
+        if "platform" in held:  # the name of a kernel build can tell whose machine it was
+            held["platform"] = _system(str(held["platform"]))
+        write_json(target / file, held)
     for file in ("metrics.jsonl", "steps.jsonl"):
         _copy_text(run.path / file, target / file, left_out)
     _copy_arrays(run.path / "arrays", target / "arrays", left_out)
     (target / "figures").mkdir()
     for png in sorted((run.path / "figures").glob("*.png")):
         shutil.copyfile(png, target / "figures" / png.name)
-    write_study_page(target)
-    for drawing in (target / "figures").iterdir():
-        if drawing.suffix in {".svg", ".pdf"}:
-            drawing.unlink()
+    write_study_page(target, formats=("png",), dpi=DPI)
     if (target / "index.html").stat().st_size > PAGE_LIMIT:
         write_study_page(target, light=True)
         left_out.append("pictures inside the page (it links to figures/ instead)")
@@ -117,6 +118,12 @@ def scrubbed(value: Any) -> Any:
         host = platform.node()
         return re.sub(rf"\b{re.escape(host)}\b", "host", value) if len(host) > 3 else value
     return value
+
+
+def _system(platform_name: str) -> str:
+    """`Linux-6.1-something-x86_64-with-glibc2.36` as `Linux x86_64`."""
+    machine = re.search(r"x86_64|AMD64|aarch64|arm64", platform_name)
+    return " ".join(part for part in (platform_name.split("-")[0], machine.group(0) if machine else "") if part)
 
 
 def _copy_text(source: Path, target: Path, left_out: list[str]) -> None:

@@ -1,6 +1,7 @@
 """The page of a study: the claim, what came out, the figures remade, the numbers, the command, the time."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,16 @@ from biascope.studies.files import write_text
 from biascope.studies.registry import PAPERS
 
 
-def write_study_page(path: str | Path, light: bool = False) -> Path:
+def write_study_page(
+    path: str | Path, light: bool = False, formats: Sequence[str] = figures.FORMATS, dpi: int | None = None
+) -> Path:
     """Draw the figures of a finished run folder (PNG, SVG, PDF) and write its `index.html`.
 
-    `light`: the page links to the PNG files that are there instead of holding its drawings, and draws nothing.
+    Args:
+        path: the run folder.
+        light: the page links to the PNG files that are there instead of holding its drawings, and draws nothing.
+        formats: what to draw.
+        dpi: of the PNG files; None for print.
 
     Example:
         >>> import tempfile
@@ -25,7 +32,7 @@ def write_study_page(path: str | Path, light: bool = False) -> Path:
     """
     run, result, raw = load_result(path)
     for chart in () if light else result.figures:
-        figures.save(figures.draw(chart), run.path / "figures", chart.name)
+        figures.save(figures.draw(chart), run.path / "figures", chart.name, formats, dpi)
     write_text(run.path / "index.html", study_page(run, result, raw, light))
     return run.path / "index.html"
 
