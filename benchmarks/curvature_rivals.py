@@ -184,6 +184,7 @@ def kronfluence(model: nn.Module, batches: Batches, representation: str, monte_c
 
     task, arguments, state = Classification(), FactorArguments(), State(cpu=not batches[0][0].is_cuda)
     net = prepare_model(copy.deepcopy(model), task)
+    batches = [part for x, y in batches for part in zip(x.split(256), y.split(256))]  # it keeps per-example gradients
     common = {"model": net, "state": state, "factor_args": arguments, "disable_tqdm": True}
     n, covariances = fit_covariance_matrices_with_loader(task=task, loader=batches, **common)
     eigen = perform_eigendecomposition(covariances, **common)

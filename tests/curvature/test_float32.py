@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import biascope as bs
-from biascope.curvature.contract import add_second_moment
+from biascope.curvature.contract import add_second_moment, is_finite, symmetric
 from biascope.curvature.kronecker import Homogeneous, KroneckerPiece, batched_eigh, decompose, is_eigenbasis
 from biascope.errors import InputError
 
@@ -22,13 +22,16 @@ def test_a_large_layer_can_be_solved_in_float32(representation: str) -> None:
         F.solve(v, damping=0.0)
 
 
-def test_long_sums_keep_float32_digits():
-    """294 912 rows of 8 numbers: one float32 product is off by 2e-4 here, blocks of rows by 1e-6."""
-    Y = torch.randn(1, 72 * 4096 + 5, 8, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize(("groups", "N", "d"), [(1, 72 * 4096 + 5, 8), (2, 5000, 400), (1, 10, 385), (3, 1, 2)])
+def test_second_moments(groups, N, d):
+    """Long sums, large matrices of which a triangle is computed, groups. One float32 product is off by 2e-4."""
+    Y = torch.randn(groups, N, d, generator=torch.Generator().manual_seed(0))
     exact = Y.double().mT @ Y.double()
-    total = torch.ones(1, 8, 8)
-    add_second_moment(total, Y)
-    assert float((total - 1 - exact).abs().max() / exact.max()) < 3e-6
+    total = torch.zeros(groups, d, d)
+    add_second_moment(total, Y.mT)
+    add_second_moment(total, Y[:, : N // 2].mT.contiguous())
+    exact = exact + Y[:, : N // 2].double().mT @ Y[:, : N // 2].double()
+    assert float((symmetric(total) - exact).abs().max() / exact.max()) < 3e-6
 
 
 def test_a_wrong_eigenbasis_is_noticed_and_mended(monkeypatch):
@@ -75,3 +78,11 @@ def test_products_in_parts_are_the_products():
     whole, parts = (bs.fisher(net, x, "implicit", batch_size=b) for b in (None, 3))
     torch.testing.assert_close(whole @ v, parts @ v)
     torch.testing.assert_close(whole.quadratic_form(v), parts.quadratic_form(v))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_is_finite(bad):
+    t = torch.full((30, 7), 3e38)
+    assert is_finite(t)
+    t[17, 3] = bad
+    assert not is_finite(t)

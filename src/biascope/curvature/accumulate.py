@@ -84,7 +84,7 @@ class Stream:
         """Sampled labels belong to their examples: a loader that shuffles would give them to others."""
         if not self.family.random:
             return
-        mark = float(sum(t.double().mean() for t in tensors_of(inputs)))
+        mark = float(sum(t.flatten()[:: max(1, t.numel() // 4096)].double().sum() for t in tensors_of(inputs)))
         if i >= len(self._seen):
             self._seen.append(mark)
         elif self._seen[i] != mark:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from biascope.curvature.contract import is_finite
 from biascope.curvature.lowrank import LowRankPiece
 from biascope.curvature.metric import Metric, Vector
 from biascope.curvature.pieces import Piece
@@ -37,7 +38,7 @@ class BlockMetric(Metric):
         self.pieces = pieces
         for piece in pieces:
             for name, t in piece.arrays().items():
-                if not bool(torch.isfinite(t).all()):
+                if not is_finite(t):
                     raise InputError(
                         f"the metric of {piece.names[0]} has NaN or infinity ({name}): gradients overflowed"
                     )

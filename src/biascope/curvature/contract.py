@@ -15,7 +15,9 @@ from torch import Tensor
 from biascope.layers import Factor, MatrixFactor
 
 WORKSPACE = {"cpu": 2**26, "cuda": 2**30}
-ROWS = 4096  # terms of a sum in one matrix product
+TERMS = 4096  # of a sum, in one matrix product
+TRIANGLE = 384  # size from which half of a symmetric product is left out
+BAND = {"cpu": 128, "cuda": 512}  # rows of the triangle that are computed at once
 TRAFFIC = 30  # writing and squaring one number costs about as much as this many multiplications
 
 
@@ -41,6 +43,12 @@ def cotangents(factor: MatrixFactor, s: slice) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
+def is_finite(t: Tensor) -> bool:
+    """Is every entry a number? Smallest and largest tell, in one pass instead of five."""
+    low, high = torch.aminmax(t)
+    return bool(low.isfinite() & high.isfinite())
+
+
 def rotate(U: Tensor, X: Tensor) -> Tensor:
     """U^T X for U [g, d, d] and X [..., g, d, T]; as one multiplication where there are few positions."""
     g, d, T = X.shape[-3:]
@@ -52,16 +60,40 @@ def rotate(U: Tensor, X: Tensor) -> Tensor:
     return (rows.reshape(g, -1, d) @ U).reshape(rows.shape).mT.movedim(0, -3)
 
 
-def add_second_moment(total: Tensor, Y: Tensor) -> None:
-    """total [g, d, d] += Y^T Y for Y [g, N, d], in blocks of rows: one long float32 sum would lose three digits."""
-    N, d = Y.shape[1:]
-    whole = N // ROWS
-    if whole > 1 and d <= ROWS:  # the blocks' products are then no larger than Y
-        H = Y[:, : whole * ROWS].unflatten(1, (whole, ROWS))
-        total += (H.mT @ H).sum(1)
-        Y = Y[:, whole * ROWS :]
-    if Y.shape[1]:
-        total.baddbmm_(Y.mT, Y)
+def add_second_moment(total: Tensor, Z: Tensor) -> None:
+    """total [g, d, d] += Z Z^T for Z [g, d, N]; of large matrices only the upper triangle counts (see `symmetric`).
+
+    In blocks of terms, since one long float32 sum would lose three digits, and of rows, since the lower half of a
+    symmetric product need not be computed.
+    """
+    d, N = Z.shape[1:]
+    if d >= TRIANGLE:
+        width = BAND.get(Z.device.type, 128)
+        for T, X in zip(total, Z):
+            for terms in torch.split(X, TERMS, dim=1):
+                for i in range(0, d, width):
+                    T[i : i + width, i:].addmm_(terms[i : i + width], terms[i:].T)
+        return
+    whole = N // TERMS
+    if whole > 1:  # the blocks' products are smaller than Z
+        H = Z[..., : whole * TERMS].reshape(len(Z), d, whole, TERMS).transpose(1, 2)
+        total += (H @ H.mT).sum(1)
+        Z = Z[..., whole * TERMS :]
+    if Z.shape[2]:
+        total.baddbmm_(Z, Z.mT)
+
+
+def symmetric(total: Tensor) -> Tensor:
+    """The whole of what `add_second_moment` summed, in place where it is large."""
+    d = total.shape[-1]
+    if d < TRIANGLE:
+        return (total + total.mT) / 2
+    width = BAND.get(total.device.type, 128)
+    for i in range(0, d, width):
+        j = i + width
+        total[:, j:, i:j] = total[:, i:j, j:].mT
+        total[:, i:j, i:j] = (total[:, i:j, i:j] + total[:, i:j, i:j].mT) / 2
+    return total
 
 
 def squared_sums(G: Tensor, A: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from biascope.curvature.contract import is_finite
 from biascope.curvature.pieces import Piece, powers
 from biascope.errors import InputError, UnsupportedError
 from biascope.linalg import fix_signs
@@ -315,7 +316,7 @@ def batched_eigh(S: Tensor) -> tuple[Tensor, Tensor]:
     In the precision of S, whose own rounding is no smaller than the solver's; again in float64 where the solver did not
     converge or its answer fails a check.
     """
-    if not bool(torch.isfinite(S).all()):
+    if not is_finite(S):
         raise InputError("a Kronecker factor holds NaN or infinity: the outputs or gradients overflowed")
     S = (S + S.mT) / 2
     try:

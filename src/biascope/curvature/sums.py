@@ -18,6 +18,7 @@ from biascope.curvature.contract import (
     squared_cost,
     squared_sums,
     summed_rows,
+    symmetric,
     token_gradients,
 )
 from biascope.curvature.kronecker import EigenPiece, Homogeneous, KroneckerPiece, decompose
@@ -77,11 +78,10 @@ class DenseSum(Sum):
 
     def add(self, chunk: Chunk) -> None:  # noqa: D102
         for rows in self.rows(chunk):
-            R = rows.flatten(0, 1)
-            self.H.addmm_(R.T, R)
+            add_second_moment(self.H[None], rows.flatten(0, 1).T[None])
 
     def finish(self, n: int) -> Piece:  # noqa: D102
-        return DensePiece(self.unit.names, (self.H + self.H.T) / (2 * n))
+        return DensePiece(self.unit.names, symmetric(self.H[None])[0].div_(n))
 
 
 class LowRankSum(Sum):
@@ -218,18 +218,17 @@ class KroneckerSum(Sum):
                     A = offsets_apart(A, L).movedim(3, 0).flatten(0, 1) / L.offsets**0.5
                 if reduce:
                     A = A.mean(-1, keepdim=True)
-                X = A.permute(1, 0, 3, 2).flatten(1, 2)  # [g, b T, i]
-                add_second_moment(self.A, X)
+                add_second_moment(self.A, A.permute(1, 2, 0, 3).flatten(2))  # [g, i, b T]
             if reduce:
                 G = G.sum(-1, keepdim=True)
-            Y = G.permute(2, 0, 1, 4, 3).flatten(1, 3)  # [g, k b T, o]
-            add_second_moment(self.B, Y)
+            add_second_moment(self.B, G.permute(2, 3, 0, 1, 4).flatten(2))  # [g, o, k b T]
 
     def finish(self, n: int) -> KroneckerPiece:  # noqa: D102
         assert self.A is not None
         assert self.B is not None
         count = n if self.unit.sharing == "reduce" else max(1, self.positions)
-        return KroneckerPiece(self.unit.names, self.B / count, self.A / n, self.layout)
+        A = self.A if self.A.dim() == 2 else symmetric(self.A)
+        return KroneckerPiece(self.unit.names, symmetric(self.B).div_(count), A.div_(n), self.layout)
 
 
 class EigenSum(Sum):
