@@ -121,13 +121,13 @@ def _train_case(name: str, networks: int, n: int, device: str, precision: str, t
 
 CASES = [
     _nad_case("lenet", 64, "cpu", 1e-4),
-    _nad_case("lenet", 2048, "cuda", 5e-3),
-    _nad_case("resnet18", 128, "cuda", 5e-3),
-    _nad_case("densenet121", 48, "cuda", 5e-3),
+    _nad_case("lenet", 1024, "cuda", 5e-3),
+    _nad_case("resnet18", 64, "cuda", 5e-3),
+    _nad_case("densenet121", 24, "cuda", 5e-3),
     _train_case("lenet", 16, 1280, "cpu", "float32", 1e-3),
-    _train_case("lenet", 256, 1280, "cuda", "tf32", 1e-2),
-    _train_case("resnet18", 16, 2560, "cuda", "bf16", 5e-2),
-    _train_case("vgg11", 16, 2560, "cuda", "bf16", 5e-2),
+    _train_case("lenet", 256, 640, "cuda", "tf32", 1e-2),
+    _train_case("resnet18", 8, 2560, "cuda", "bf16", 5e-2),
+    _train_case("vgg11", 8, 2560, "cuda", "bf16", 5e-2),
 ]
 
 if __name__ == "__main__":
