@@ -1,4 +1,4 @@
-"""Closed forms of the NAD paper against autograd on sampled models (spec 01, checks 5, 6, 7, 8, 10)."""
+"""Closed forms of the NAD paper against autograd on sampled models (spec 01, checks 5, 6, 8, 10)."""
 
 import math
 
@@ -92,16 +92,6 @@ def test_nonlinear_pooling() -> None:
     close(outer.mean(0), outer, nonlinear_pooling_covariance(m, S, x, 0.7, 1.3))
     with pytest.raises(InputError, match="zero"):
         nonlinear_pooling_covariance(m, S, torch.zeros(D))
-
-
-def test_example_3_at_any_x() -> None:
-    """n 7, D 5: entries within 0.005 of the identity for 3e5 draws (spec 01, check 7)."""
-    rng = torch.Generator().manual_seed(0)
-    w, phi = torch.randn(300_000, 7, generator=rng), torch.randn(300_000, 7, 5, generator=rng)
-    x = torch.tensor([0.3, -1.0, 2.0, 0.1, 0.5])
-    g = torch.einsum("tn,tnd,tn->td", w, phi, (phi @ x > 0).float())
-    normalised = (g.T @ g / len(g)) / mlp_geometry_constant(5, [7], [1.0, 1.0])
-    assert (normalised - torch.eye(5)).abs().max() < 0.02
 
 
 @pytest.mark.parametrize(("L", "trace"), [(1, 0.0556), (2, 0.00926), (3, 0.00154)])

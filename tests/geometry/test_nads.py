@@ -36,13 +36,15 @@ def mean_of(found: NADs) -> Tensor:
 
 
 def test_logistic_regression_shows_sampling_noise_only() -> None:
-    """Spec 01, check 9: singular values inside the Marchenko-Pastur edges [1.227, 2.382], ratio 3.77."""
+    """Spec 01, check 9: singular values inside the Marchenko-Pastur edges [1.227, 2.382], as published (1.2344 and
+    2.3697); a finite sample ends inside them, so its ratio is below 3.77.
+    """
     found = nads(lambda: nets.build("logreg"), (1, 32, 32), n_networks=10_000, method="autograd")
     singular = (found.eigenvalues * 10_000).sqrt()
-    assert singular[0].item() == pytest.approx(2.382, abs=0.03)
-    assert singular[-1].item() == pytest.approx(1.227, abs=0.03)
+    assert singular[0].item() == pytest.approx(2.374, abs=0.01)
+    assert singular[-1].item() == pytest.approx(1.233, abs=0.008)
     band = found.marchenko_pastur()
-    assert (found.eigenvalues[0] / found.eigenvalues[-1]).item() == pytest.approx(3.77, abs=0.12)
+    assert (found.eigenvalues[0] / found.eigenvalues[-1]).item() == pytest.approx(3.71, abs=0.06)
     assert not band.outliers(found.eigenvalues, slack=0.03).any()
     assert found.trace == pytest.approx(1 / 3, rel=0.01)
     assert found.stability[-1][1] < 0.1  # an isotropic network has no stable directions

@@ -135,19 +135,28 @@ def pooling_bayes_accuracy(
         raise InputError(f"eps and sigma must be positive, got eps={eps}, sigma={sigma}")
     a = {"full": eps, "half": eps / 2}[gap_convention]
     if variant == "exact":
-        return _exact(m, S, l, a, sigma)
+        return linear_map_bayes_accuracy(pooling_matrix(m, S), cosine_direction(l, m.size), a, sigma)
     scale = {"real": 1.0, "complex": math.sqrt(2), "printed": math.sqrt(2 * S) / 2}
     if variant not in scale:
         raise InputError(f"variant={variant!r} is not one of exact, real, complex, printed")
     return float(ndtr(scale[variant] * (a / sigma) * alias_gain(m, S, l)))
 
 
-def _exact(m: Array, S: int, l: int, a: float, sigma: float) -> float:  # noqa: E741
-    """Phi(sqrt(mu^T Sigma^+ mu)) with mu = a P v and Sigma = sigma^2 P (I - v v^T) P^T; 1 when mu leaves the range of
-    Sigma.
+def linear_map_bayes_accuracy(P: npt.ArrayLike, v: npt.ArrayLike, eps: float = 1.0, sigma: float = 3.0) -> float:
+    """Best accuracy on x = +-eps v + sigma (noise across v) seen through any linear map P [M, D], v [D] of length 1.
+
+    Gaussian discriminant analysis, O(M^3): Phi(eps/sigma sqrt(mu^T Sigma^+ mu)) with mu = P v and
+    Sigma = P (I - v v^T) P^T; 1 when mu leaves the range of Sigma. Pooling of images is P = kron(P1, P2).
+
+    Example:
+        >>> round(linear_map_bayes_accuracy(pooling_matrix(box_prefilter(4, 128), 4), cosine_direction(5, 128)), 4)
+        0.8823
     """
-    P = pooling_matrix(m, S)
-    v = cosine_direction(l, m.size)
+    P, v = np.asarray(P, dtype=np.float64), np.asarray(v, dtype=np.float64).ravel()
+    if P.ndim != 2 or P.shape[1] != v.size or abs(np.linalg.norm(v) - 1) > 1e-6:
+        raise InputError(f"P {list(P.shape)} needs shape [M, D] and v {v.size} entries of length 1 (D the same)")
+    if sigma <= 0 or eps <= 0:
+        raise InputError(f"eps and sigma must be positive, got eps={eps}, sigma={sigma}")
     mu = P @ v
     Sigma = P @ P.T - np.outer(mu, mu)
     values, vectors = np.linalg.eigh(Sigma)
@@ -155,7 +164,7 @@ def _exact(m: Array, S: int, l: int, a: float, sigma: float) -> float:  # noqa: 
     noisy = values > 1e-12 * max(values[-1], 1e-300)
     if np.linalg.norm(coefficients[~noisy]) > 1e-9:  # a noise-free direction carries the class
         return 1.0
-    return float(ndtr((a / sigma) * math.sqrt(np.sum(coefficients[noisy] ** 2 / values[noisy]))))
+    return float(ndtr((eps / sigma) * math.sqrt(np.sum(coefficients[noisy] ** 2 / values[noisy]))))
 
 
 def curvature_ratio(m_hat: npt.ArrayLike, eps: float, sigma: float) -> Array:
