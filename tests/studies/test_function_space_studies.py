@@ -222,7 +222,6 @@ def test_fig4_4_and_4_5(tmp_path: Path) -> None:
 def test_fig4_6(tmp_path: Path) -> None:
     result = execute(start(tmp_path, "ntk/fig4.6", sizes="40,300", epochs=6, seeds=2, n_test=150))
     check(result)
-    assert result.verdict != "not tested", result.measured  # every training set was learnt
     few, many = (result.numbers[f"accuracy of f with {n} images"].value for n in (40, 300))
     assert many > few + 0.03
     curves = result.figures[0].series  # type: ignore[union-attr]
