@@ -15,6 +15,7 @@ from biascope.errors import InputError, UnsupportedError
 from biascope.functional import Params
 from biascope.linalg import Eigenpairs, Estimate, diagonal, eigsh, frobenius_norm_squared, hutchinson
 from biascope.linalg.operator import LinearOperator
+from biascope.tables import facts
 
 Vector = Any  # a dict {name: tensor}, a flat vector [p] or a block [p, k]
 
@@ -40,12 +41,24 @@ class Metric(LinearOperator):
         """Its name, such as "ekfac"."""
         return self.plan.representation
 
-    def __repr__(self) -> str:
+    def _kinds(self) -> str:
         kinds: dict[str, int] = {}
         for name, _, kind, _ in self.plan.rows:
             kinds[kind] = kinds.get(kind, 0) + self.space.numel((name,))
-        parts = ", ".join(f"{kind} {count}" for kind, count in kinds.items())
+        return ", ".join(f"{kind} {count}" for kind, count in kinds.items())
+
+    def __repr__(self) -> str:
+        parts = self._kinds()
         return f"<{self.info.get('what', 'metric')} {self.representation} {self.shape[0]}x{self.shape[1]}: {parts}>"
+
+    def _repr_html_(self) -> str:
+        """What it is of and what it is made of, for notebooks; the trace where it costs nothing."""
+        rows: dict[str, object] = {"matrix": f"{self.shape[0]} x {self.shape[1]}", "parameters": self._kinds()}
+        if self.representation != "implicit":
+            rows["trace"] = float(self.trace())
+        rows |= {name: value for name, value in self.info.items() if isinstance(value, str | int | float)}
+        rows |= {"numbers": f"{str(self.dtype).removeprefix('torch.')} on {self.device}"}
+        return facts(f"{self.info.get('what', 'metric')}, {self.representation}", rows)
 
     def _expression(self) -> str:
         return f"{self.info.get('what', 'metric')}[{self.representation}]"

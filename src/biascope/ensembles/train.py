@@ -32,6 +32,7 @@ from biascope.errors import InputError, UnsupportedError
 from biascope.memory import budget
 from biascope.progress import progress
 from biascope.seeds import generator
+from biascope.tables import facts, mean
 
 Task = tuple[Tensor, Tensor]  # inputs [n, ...] and labels [n] (classes) or targets [n, ...]
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs [b, c], labels [b] -> a scalar, mean over the batch
@@ -86,6 +87,20 @@ class TrainedEnsemble:
     engine: str
     seconds: float
     seed: int
+
+    def _repr_html_(self) -> str:
+        """Losses and accuracies, means over networks with standard errors, for notebooks."""
+        count, steps = self.losses.shape
+        rows: dict[str, object] = {"networks": count, "steps": steps}
+        if steps:
+            rows["loss of the first batch"] = mean(self.losses[:, 0].tolist())
+            rows["loss of the last batch"] = mean(self.losses[:, -1].tolist())
+        for name, accuracies in (("training", self.train_accuracy), ("test", self.test_accuracy)):
+            if len(accuracies):
+                rows[f"{name} accuracy"] = mean(accuracies.tolist())
+        kept = "kept" if self.networks is not None else "not kept"
+        rows |= {"weights": kept, "engine": self.engine, "seconds": f"{self.seconds:.1f}", "seed": self.seed}
+        return facts("Trained ensemble (mean ± standard error over networks)", rows)
 
 
 LOSSES: dict[str, Loss] = {

@@ -28,6 +28,7 @@ from biascope.linalg import Dense, Eigenpairs, FromFunction, LinearOperator, eig
 from biascope.memory import budget
 from biascope.progress import progress
 from biascope.seeds import generator
+from biascope.tables import facts, number
 
 DENSE_UP_TO = 4096
 
@@ -102,6 +103,19 @@ class AverageGeometry:
     def trace(self) -> float:
         """tr G."""
         return float(self.matrix.trace())
+
+    def _repr_html_(self) -> str:
+        """How it was measured and, where the matrix is at hand, its trace and leading eigenvalues, for notebooks."""
+        rows: dict[str, object] = {"inputs": str(list(self.input_shape))}
+        if self.dense is not None:
+            rows["trace"] = self.trace()
+            rows["leading eigenvalues"] = ", ".join(number(float(v)) for v in self.eigh(min(5, len(self.dense))).values)
+        else:
+            rows["matrix"] = "not formed: use G @ v and G.eigh(k)"
+        if not math.isnan(self.relative_error):
+            rows["relative error (Frobenius norm)"] = f"{self.relative_error:.2g}"
+        rows |= {"networks": self.n_networks, "probes per network": self.n_probes, "seed": self.seed}
+        return facts("Average geometry" if self.kind == "geometry" else f"Average geometry: {self.kind}", rows)
 
     def plot(self) -> Any:
         """Heat map and spectrum (matplotlib figure)."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from biascope.errors import CorruptError, InputError, UnsupportedError
 from biascope.linalg import MarchenkoPastur, marchenko_pastur, principal_angles, subspace_overlap
+from biascope.tables import facts, grid, number
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,24 @@ class NADs:
         if self.head != "sampled" or self.method not in ("finite-difference", "autograd"):
             raise UnsupportedError("the Marchenko-Pastur law is for independent gradients: method and head must sample")
         return marchenko_pastur(self.n_networks, self.dimension, max(self.trace / self.dimension, 1e-300))
+
+    def _repr_html_(self) -> str:
+        """How it was measured, and the leading eigenvalues with errors and shares of the trace, for notebooks."""
+        rows: dict[str, object] = {
+            "directions": f"{len(self.directions)} of inputs {list(self.input_shape)}",
+            "networks": self.n_networks,
+            "trace": self.trace,
+        }
+        if self.stability:
+            rows[f"split-half overlap of the first {self.stability_k}"] = self.stability[-1][1]
+        rows |= {"head": self.head, "seed": self.seed}
+        leading = zip(self.eigenvalues[:5].tolist(), self.standard_errors[:5].tolist())
+        shares = [
+            (i + 1, number(value, error), f"{value / self.trace:.2%}" if self.trace > 0 else "")
+            for i, (value, error) in enumerate(leading)
+        ]
+        head = ["NAD", "eigenvalue", "share of the trace"]
+        return facts(f"NADs by {self.method}", rows) + grid("Leading directions", head, shares)
 
     def plot(self, first: int = 3) -> Any:
         """The first directions in pixels and in Fourier space, and the spectrum (matplotlib figure)."""

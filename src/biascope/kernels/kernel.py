@@ -15,6 +15,9 @@ from biascope.errors import CorruptError, InputError, UnsupportedError
 from biascope.kernels.plan import Plan
 from biascope.kernels.spectrum import Spectrum, centre, spectrum
 from biascope.linalg import effective_rank as effective_rank_of
+from biascope.tables import facts, number
+
+SHOWN_UP_TO = 512  # rows up to which a notebook may wait for the spectrum
 
 
 @dataclass(frozen=True, repr=False)
@@ -205,6 +208,22 @@ class Kernel:
         from biascope.kernels.figures import plot_kernel
 
         return plot_kernel(self, ax)
+
+    def _repr_html_(self) -> str:
+        """Size, trace and, of a small kernel, the head of the spectrum, for notebooks."""
+        n1, n2 = self.n
+        rows: dict[str, object] = {"examples": f"{n1} x {n2}", "tensor": str(list(self.tensor.shape))}
+        if self.symmetric:
+            rows["trace"] = self.trace()
+        small = self.symmetric and self.mode != "diagonal" and self.values.numel() <= SHOWN_UP_TO**2
+        if small and bool(torch.isfinite(self.values).all()):
+            values = self.eigh().values
+            rows["leading eigenvalues"] = ", ".join(number(float(value)) for value in values[:5])
+            rows["effective rank"] = float(effective_rank_of(values))
+        rows |= {"centred": self.centring} if self.centring else {}
+        rows |= {"error against float64": f"{self.error:.1e}"} if self.error is not None else {}
+        rows["numbers"] = f"{str(self.values.dtype).removeprefix('torch.')} on {self.values.device}"
+        return facts(f"Tangent kernel, outputs = {self.outputs}", rows)
 
     def __repr__(self) -> str:
         n1, n2 = self.n

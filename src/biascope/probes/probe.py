@@ -26,8 +26,10 @@ from biascope.probes.record import Record
 from biascope.probes.schedules import Moment, Schedule, as_schedule
 from biascope.probes.tensorboard import write_scalars, writer_of
 from biascope.probes.view import Setup, View, frozen_copy, unwrapped
+from biascope.tables import grid
 
 DEFAULT = ("ntk_alignment", "label_alignment", "effective_rank", "sign_similarity", "parameter_distance")
+COLUMNS = 8  # values shown in a notebook
 
 
 class Probe:
@@ -198,6 +200,14 @@ class Probe:
         from biascope.probes.figures import plot_records
 
         return plot_records(self._records, against, log)
+
+    def _repr_html_(self) -> str:
+        """The measurements, one row each (of many: some), for notebooks."""
+        seen = [r for r in self._records if not r.skipped]
+        names = list(dict.fromkeys(name for r in seen for name in r.values))
+        head = ["step", "loss", *names[:COLUMNS], *(["..."] if names[COLUMNS:] else [])]
+        rows = [[r.step, "" if r.loss is None else r.loss, *(r.values.get(n, "") for n in head[2:])] for r in seen]
+        return grid(f"{len(seen)} measurements, {len(self._records) - len(seen)} skipped", head, rows)
 
     def __repr__(self) -> str:
         skipped = sum(r.skipped for r in self._records)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from biascope.errors import CorruptError
+from biascope.tables import facts
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,15 @@ class Record:
             return self.values[name]
         found = getattr(self, name, None) if name in _NUMBERS else None
         return math.nan if found is None else float(found)
+
+    def _repr_html_(self) -> str:
+        """Everything measured at this step, for notebooks."""
+        rows: dict[str, object] = {"loss": self.loss} if self.loss is not None else {}
+        rows |= {"epoch": self.epoch} if self.epoch is not None else {}
+        rows |= {"skipped": "to keep the overhead cap"} if self.skipped else {}
+        rows |= self.values
+        rows |= {name: f"no value: {why}" for name, why in self.failed.items()}
+        return facts(f"Step {self.step}", rows)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain dict, as written to the file."""

@@ -1,0 +1,67 @@
+"""Short HTML tables for notebooks, from plain strings; every text is escaped."""
+
+import html
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+MAX_ROWS = 12  # a notebook cell is no place for a thousand rows
+
+
+def number(value: float, error: float | None = None) -> str:
+    """A number as people write it; with a standard error, both to the error's second digit.
+
+    Example:
+        >>> number(0.91234, 0.0123), number(1234567.0)
+        ('0.912 ± 0.012', '1.235e+06')
+    """
+    if error is None or not math.isfinite(error):
+        return f"{value:.4g}"
+    if not 1e-6 < error < 1e5:  # too small or too large for plain decimals, or exact
+        return f"{value:.4g} ± {error:.2g}"
+    digits = max(0, 1 - math.floor(math.log10(error)))
+    return f"{value:.{digits}f} ± {error:.{digits}f}"
+
+
+def mean(samples: Sequence[float]) -> str:
+    """Mean with its standard error over samples.
+
+    Example:
+        >>> mean([1.0, 2.0, 3.0])
+        '2.00 ± 0.58'
+    """
+    n = len(samples)
+    middle = math.fsum(samples) / n
+    spread = math.sqrt(math.fsum((s - middle) ** 2 for s in samples) / (n - 1) / n) if n > 1 else None
+    return number(middle, spread)
+
+
+def facts(title: str, rows: Mapping[str, object]) -> str:
+    """A table of names and values under a title.
+
+    Example:
+        >>> facts("<K>", {"trace": 2.5})
+        '<table><caption>&lt;K&gt;</caption><tbody><tr><th>trace</th><td>2.5</td></tr></tbody></table>'
+    """
+    body = "".join(f"<tr><th>{_text(name)}</th><td>{_text(value)}</td></tr>" for name, value in rows.items())
+    return f"<table><caption>{_text(title)}</caption><tbody>{body}</tbody></table>"
+
+
+def grid(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table with columns; of many rows the first, the last and some evenly in between.
+
+    Example:
+        >>> grid("t", ["a"], [[1]] * 50).count("<td>")
+        12
+    """
+    kept = list(rows)
+    n = len(kept)
+    if n > MAX_ROWS:
+        kept = [kept[round(i * (n - 1) / (MAX_ROWS - 1))] for i in range(MAX_ROWS)]
+        title = f"{title} ({MAX_ROWS} of {n} rows)"
+    head = "".join(f"<th>{_text(cell)}</th>" for cell in header)
+    body = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in kept)
+    return f"<table><caption>{_text(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _text(value: object) -> str:
+    return html.escape(number(value) if isinstance(value, float) else str(value))
