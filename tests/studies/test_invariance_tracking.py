@@ -91,7 +91,8 @@ def test_captured_steps_are_the_eager_ones(tmp_path: Path) -> None:
         probes = common_probes(run, 2, (1, 32, 32))
         tracks.append(track(run, "t", net, x, y, probes, 3, Descent(2, 0.01, 16, engine=engine)))  # type: ignore[arg-type]
     eager, graph = tracks
-    assert torch.allclose(eager.gradients[0], graph.gradients[0], rtol=1e-4, atol=1e-9)
+    # in norm, not entry by entry: the two layouts use other kernels, whose rounding is relative to the largest entries
+    assert (eager.gradients[0] - graph.gradients[0]).norm() < 1e-3 * eager.gradients[0].norm()
     moved = (eager.gradients[2] - eager.gradients[0]).norm()
     assert (eager.gradients[2] - graph.gradients[2]).norm() < 0.05 * moved
 

@@ -198,7 +198,7 @@ def captured(step: Callable[[Tensor], Tensor], example: Tensor, state: list[Tens
         for tensor, before in zip(state, kept):
             tensor.copy_(before)
 
-    def replay(positions: Tensor) -> Tensor:
+    def replay(positions: Tensor, alive: object = (step, state)) -> Tensor:  # the graph writes into memory step owns
         batch.copy_(positions)
         graph.replay()
         return loss
