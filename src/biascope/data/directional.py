@@ -66,8 +66,9 @@ def directional(
 ) -> Dataset:
     """D(v) = {x = +-a v + w}: n examples of shape v.shape with exactly balanced, alternating labels.
 
-    `gap="full"` puts the classes at +-eps v (the papers' text), `gap="half"` at +-eps/2 v (the published code and so
-    the published accuracies). v may have any shape, e.g. [1, 32, 32] or several channels; it is normalised to length 1.
+    `gap="full"` puts the classes at +-eps v (the papers' text), `gap="half"` at +-eps/2 v (the published generator;
+    the published accuracies fit "full", see `studies/nad/directional.py`). v may have any shape, e.g. [1, 32, 32] or
+    several channels; it is normalised to length 1.
 
     Example:
         >>> v = torch.zeros(1, 4, 4); v[0, 0, 0] = 1

@@ -146,13 +146,14 @@ def input_gradients(
         engine = "vmap" if cache[key].engine == "vmap" else "loop"
     run = mapped if engine == "vmap" else looped
     rows = []
-    for start in range(0, T, group):
-        own = x[start : start + group] if per_network else x
-        pieces = [
-            run(networks[start : start + group], own[:, i : i + inputs] if per_network else own[i : i + inputs])
-            for i in range(0, n, inputs)
-        ]
-        rows.append(torch.cat(pieces, dim=1))
+    with arithmetic(networks.device, "float32"):  # torch's own default is tf32 in convolutions
+        for start in range(0, T, group):
+            own = x[start : start + group] if per_network else x
+            pieces = [
+                run(networks[start : start + group], own[:, i : i + inputs] if per_network else own[i : i + inputs])
+                for i in range(0, n, inputs)
+            ]
+            rows.append(torch.cat(pieces, dim=1))
     return torch.cat(rows)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from biascope.ensembles import Factory, Initialiser, Networks, record
-from biascope.ensembles.evaluate import Precision, Scalarise
+from biascope.ensembles.evaluate import Precision, Scalarise, arithmetic
 from biascope.errors import InputError
 from biascope.geometry.gradients import Sampler
 from biascope.geometry.mixed import MixedDerivative
@@ -102,9 +102,10 @@ def nads(
     if method in ("mixed-derivative", "ntk"):
         if n_networks == "auto":
             raise InputError("n_networks='auto' is for finite differences and autograd")
-        return _second_order(
-            initialiser, x, method, n_networks, top or min(10, x.numel()), n_points, seed, where, dtype, scalarise
-        )
+        with arithmetic(where, "float32"):
+            return _second_order(
+                initialiser, x, method, n_networks, top or min(10, x.numel()), n_points, seed, where, dtype, scalarise
+            )
     sampler = Sampler(initialiser, x, seed, method, step, where, dtype, scalarise, precision, max_memory, None, 0.0)
     if head == "marginal":
         sampler = sampler.marginal()

@@ -11,7 +11,7 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.nn import functional as F
 
 from biascope.ensembles import Factory, Initialiser, Networks, record, scalar_of
-from biascope.ensembles.evaluate import Scalarise, activation_bytes
+from biascope.ensembles.evaluate import Scalarise, activation_bytes, arithmetic
 from biascope.errors import InputError
 from biascope.functional import as_rows, differentiable_attention
 from biascope.geometry.average import DENSE_UP_TO, AverageGeometry, draw_probes, from_moments
@@ -94,7 +94,7 @@ def geometry_evolution(
     cost = 6 * weight * (1 + n_probes) + 6 * activation_bytes(first, x[:1]) * (min(batch, len(x)) + 4 * n_probes)
     group = max(1, min(n_networks, initialiser.block, room // (4 * cost)))
     moments = BlockMoments(D, min(blocks_for(D, room), n_networks), where)
-    with differentiable_attention():
+    with differentiable_attention(), arithmetic(where, "float32"):
         for start in progress(range(0, n_networks, group), "networks", leave=False):
             networks = initialiser.draw(seed, start, min(start + group, n_networks), where, dtype)
             probes = draw_probes(seed, start, start + len(networks), n_probes, shape, probe_std).to(where, kind)

@@ -5,7 +5,9 @@ epochs, batches of 128, learning rate falling linearly from 0.5 in every step, n
 clipped to norm 0.5, which only the public code says), and its accuracies are kept. Directions are trained in chunks;
 each chunk is on disk when it is done, so that a killed run goes on where it stopped.
 
-`gap="half"` puts the classes at +-eps/2 v, as the public code does (the text says +-eps v); published numbers need it.
+`gap="full"` puts the classes at +-eps v, as the text says; `gap="half"` at +-eps/2 v, as the public generator does. The
+published accuracies fit the text: LeNet's mean over the Fourier map is 0.555 +- 0.008 with "full" and 0.509 +- 0.002
+with "half", published 0.563. "half" was the default until these two runs.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ class Protocol:
     n_test: int = 10_000
     sigma: float = 3.0
     eps: float = 1.0
-    gap: Gap = "half"
+    gap: Gap = "full"
     epochs: int = 20
     batch_size: int = 128
     lr: float = 0.5

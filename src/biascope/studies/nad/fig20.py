@@ -48,7 +48,7 @@ def fig20(
     n_test: d.TestSamples = 10_000,
     sigma: d.Sigma = 3.0,
     eps: d.Eps = 1.0,
-    gap: d.Offset = "half",
+    gap: d.Offset = "full",
     epochs: d.Epochs = 20,
     precision: d.Arithmetic = "auto",
     chunk: d.Chunk = 0,

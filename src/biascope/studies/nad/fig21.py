@@ -50,7 +50,7 @@ def fig21(
     n_test: d.TestSamples = 10_000,
     sigma: Annotated[float, "noise level (low; not in the paper)"] = 0.1,
     eps: d.Eps = 1.0,
-    gap: d.Offset = "half",
+    gap: d.Offset = "full",
     epochs: d.Epochs = 20,
     precision: d.Arithmetic = "auto",
     chunk: d.Chunk = 0,

@@ -60,7 +60,7 @@ def underspecification(
     count: Annotated[int, "how many indices of v, half evenly and half logarithmically spaced"] = 10,
     sigma: Annotated[float, "noise of D(v) (not in the paper)"] = 3.0,
     eps: Annotated[float, "signal of D(v) (not in the paper)"] = 1.0,
-    gap: d.Offset = "half",
+    gap: d.Offset = "full",
     precision: d.Arithmetic = "auto",
 ) -> StudyResult:
     """Which of two sufficient features a network learns, against the index of the direction that carries one."""
