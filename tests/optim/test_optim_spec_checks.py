@@ -52,8 +52,8 @@ def test_median_error_is_half_that_of_gradient_descent(projector):
     """Check 34 with its lr = 0.5 / lambda_1 and 2000 steps; 15 of its 30 seeds, for time. kappa = max |u_j^T grad| of
     every step: below half of gradient descent's error. Renormalised so that lambda_1 stays ("keep_top"): no gain.
 
-    Both rules are set through the optimiser's state. Its own rule, a constant kappa, is that of check 30 and needs the
-    larger rate of that check: at this one it freezes the signal too early and ends above gradient descent.
+    The default rule, a constant kappa, is that of spec 05's check 30 and needs the larger rate of that check: at this
+    one it freezes the signal too early and ends above gradient descent.
     """
     ends = {"max_residual": [], "keep_top": [], "descent": []}
     for seed in range(15):
@@ -62,16 +62,26 @@ def test_median_error_is_half_that_of_gradient_descent(projector):
         finals = {"descent": gradient_descent(Phi, y, lr, 2000)}
         for rule in ("max_residual", "keep_top"):
             w = torch.nn.Parameter(torch.zeros(11, dtype=torch.float64))
-            opt = bs.optim.SuperNat(w, Phi, lr=lr)
+            opt = bs.optim.SuperNat(w, Phi, lr=lr, scale=rule)
+            first = opt.eigenvalues.max()
             for _ in range(2000):
-                g = Phi @ w.detach() - y
-                c = (opt.U.T @ g).abs()
-                largest = c.max() if rule == "max_residual" else (opt.eigenvalues * c).max() / opt.eigenvalues.max()
-                opt.state[w]["scale"] = max(float(largest), 1e-300)
-                opt.step(g)
+                opt.step(Phi @ w.detach() - y)
+            assert rule != "keep_top" or opt.eigenvalues.max() == pytest.approx(float(first), rel=1e-6)
             finals[rule] = w.detach()
         for rule, w in finals.items():
             ends[rule].append(float((Phi_test @ w - y_test).square().mean()))
     median = {rule: float(torch.tensor(values).median()) for rule, values in ends.items()}
     assert median["max_residual"] < 0.5 * median["descent"], median
     assert median["keep_top"] == pytest.approx(median["descent"], rel=0.01), median
+
+
+def test_keep_trace_keeps_the_trace():
+    Phi, y, _, _ = demo(0)
+    w = torch.nn.Parameter(torch.zeros(11, dtype=torch.float64))
+    opt = bs.optim.SuperNat(w, Phi, lr=1e-3, scale="keep_trace")
+    before = float(opt.eigenvalues.sum())
+    for _ in range(5):
+        opt.step(Phi @ w.detach() - y)
+    assert float(opt.eigenvalues.sum()) == pytest.approx(before, rel=1e-10)
+    with pytest.raises(bs.errors.InputError, match="keep_trace"):
+        bs.optim.SuperNat(w, Phi, lr=1e-3, scale="keep")
