@@ -10,6 +10,8 @@ from biascope.studies import HeatMap, Run, StudyResult, configure, execute, find
 
 TINY: dict[str, dict[str, object]] = {
     "spectral/fig3.1": {},
+    "spectral/fig3.2": {},
+    "spectral/figA.1": {},
     "spectral/fig3.3": {"steps": 500},
     "spectral/fig3.4": {"seeds": 2, "steps": 120},
     "spectral/fig3.5": {"runs": 2},
