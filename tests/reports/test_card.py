@@ -241,6 +241,55 @@ def test_complexity_is_the_sum_of_steps_times_feature_norms() -> None:
     assert seen[-1].complexity == pytest.approx(length * float(x.norm()), rel=1e-4)
 
 
+def test_complexity_of_many_outputs_counts_the_first_ten() -> None:
+    """k outputs of a linear network: ||Phi||_F = sqrt(k) ||X||_F; the first step is lr times the gradient."""
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    y = (x.sum(1) > 0).long()
+    network = nn.Linear(3, 50, bias=False)
+    made = Subject("linear", lambda _: network, (3,), data=Examples("xy", x, y))
+    seen, lr = regime.train(made, x, y)
+    loss = nn.functional.cross_entropy(network(x), y)
+    step = lr * float(torch.autograd.grad(loss, network.weight)[0].norm())
+    assert seen[1].step == 1
+    assert seen[1].complexity == pytest.approx(step * math.sqrt(10) * float(x.norm()), rel=1e-4)
+    assert regime.measured_on(made, 20) == "on 20 examples and 10 of 50 outputs"
+    few = Subject("linear", lambda _: nn.Linear(3, 10), (3,), data=Examples("xy", x, y))
+    assert regime.measured_on(few, 200) == "on 64 examples"
+
+
+def test_complexity_of_an_expensive_network_is_measured_on_fewer_examples() -> None:
+    made = make_subject("lenet")
+    made._shared["forward cost"] = 10**9
+    assert regime.responses(made, 128) == (8, 1, 1)
+    made._shared["forward cost"] = 10**8
+    assert regime.responses(made, 128) == (64, 1, 1)
+
+
+class Breaks(nn.Module):
+    """w x, infinite once w has grown beyond a limit."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self.w, self.limit = nn.Parameter(torch.zeros(1)), limit
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.w * x + torch.where(self.w > self.limit, math.inf, 0.0)
+
+
+def test_a_descent_that_overflows_shows_what_came_before() -> None:
+    x = torch.linspace(-1, 1, 16)[:, None]
+    data = Examples("xy", x, (x[:, 0] > 0).long())
+
+    def descend(limit: float) -> list[int]:
+        made = Subject("breaks", lambda _: Breaks(limit), (1,), data=data)
+        return [one.step for one in regime.train(made, x, data.y)[0]]
+
+    assert descend(2.0) == [0, 1, 2]  # w is beyond 2 after the third or fourth step
+    assert descend(1e9) == [0, 1, 2, 4, 8, 16, 32]
+    with pytest.raises(UnsupportedError, match=r"the first step of gradient descent .* gives no finite loss"):
+        descend(0.01)
+
+
 def test_large_networks_get_fewer_examples_and_the_largest_none() -> None:
     assert regime.affordable(make_subject("lenet")) == 128
     assert regime.affordable(make_subject("vit")) < 128

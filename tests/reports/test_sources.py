@@ -1,6 +1,7 @@
 """Names people know: packages where they are installed, transformers models from small configurations."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -37,18 +38,69 @@ def test_transformers_bad_names_and_options() -> None:
 
 
 def test_torchvision_and_timm_models_where_installed() -> None:
-    found = 0
     for spec, package in (("torchvision:resnet18", "torchvision"), ("timm:resnet18", "timm")):
         try:
             __import__(package)
-        except ImportError:
-            with pytest.raises(UnsupportedError, match=f"pip install {package}"):
+        except Exception as error:  # a build for another torch raises RuntimeError
+            hint = f"pip install {package}" if isinstance(error, ModuleNotFoundError) else "install the build made for"
+            with pytest.raises(UnsupportedError, match=hint):
                 resolve(spec)
             continue
-        found += 1
         factory, shape = resolve(spec)
         assert shape == (3, 224, 224)
-        assert factory()(torch.zeros(1, 3, 64, 64)).shape == (1, 1000)
+        assert factory()(torch.zeros(2, 3, 64, 64)).shape == (2, 1000)
         with pytest.raises(InputError, match="did you mean"):
             resolve(f"{spec}x")
-    assert found in {0, 1, 2}
+
+
+@pytest.mark.parametrize("error", [RuntimeError("operator torchvision::nms does not exist"), OSError("libx.so")])
+def test_a_package_that_is_broken_is_said_to_be(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """CPU torch with a CUDA build of torchvision fails with RuntimeError at import."""
+
+    def fail(name: str) -> object:
+        raise error
+
+    monkeypatch.setattr("importlib.import_module", fail)
+    with pytest.raises(UnsupportedError, match=r"installed but cannot be imported .*install the build made for torch"):
+        resolve("torchvision:resnet18")
+
+
+class Fake(SimpleNamespace):
+    """A package with one model that notes what it is built with."""
+
+    def list_models(self) -> list[str]:
+        return ["vit_tiny", "resnet"]
+
+    def get_pretrained_cfg(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(input_size=(3, 224, 224), fixed_input_size=name.startswith("vit"))
+
+    def create_model(self, name: str, pretrained: bool, **options: object) -> torch.nn.Module:
+        assert pretrained is False
+        self.options = options
+        return torch.nn.Identity()
+
+    def get_model(self, name: str, weights: object, **options: object) -> torch.nn.Module:
+        assert weights is None
+        self.options = options
+        return torch.nn.Identity()
+
+
+def test_channels_and_sizes_reach_timm_and_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    timm, vision = Fake(), Fake()
+    packages = {"timm": timm, "torchvision": SimpleNamespace(models=vision)}
+    monkeypatch.setattr("importlib.import_module", packages.__getitem__)
+    built: list[tuple[str, tuple[int, ...] | None, dict[str, object], dict[str, object]]] = [
+        ("timm:resnet", None, {}, {}),
+        ("timm:resnet", (1, 32, 32), {}, {"in_chans": 1}),
+        ("timm:vit_tiny", (1, 32, 32), {}, {"in_chans": 1, "img_size": (32, 32)}),
+        ("timm:vit_tiny", (4, 32, 32), {"img_size": 64}, {"in_chans": 4, "img_size": 64}),
+        ("torchvision:vit_tiny", (3, 32, 32), {}, {"image_size": 32}),
+        ("torchvision:resnet", (3, 32, 32), {"num_classes": 2}, {"num_classes": 2}),
+    ]
+    for spec, shape, options, wanted in built:
+        factory, got = resolve(spec, shape, **options)
+        factory()
+        assert (timm if spec.startswith("timm") else vision).options == wanted, spec
+        assert got == (shape or (3, 224, 224))
+    with pytest.raises(InputError, match=r"3 channels, not 1: use --input 3,32,32"):
+        resolve("torchvision:resnet", (1, 32, 32))

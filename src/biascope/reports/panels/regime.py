@@ -32,6 +32,7 @@ READ = (
     "the length of each step, weighted by how strongly the outputs respond."
 )
 EXAMPLES, SEEN = 128, (1, 2, 4, 8, 16, 32)
+RESPONSES, OUTPUTS = 64, 10  # the complexity: on at most so many examples and outputs (each a backward pass)
 CPU_BUDGET = 3 * 10**12
 
 
@@ -57,7 +58,7 @@ def panel(subject: Subject) -> Panel:
         ("Loss", f"{seen[0].loss:.3g} to {last.loss:.3g}"),
         ("Residual", f"{last.residual:.2g}"),
         ("Signs kept", "no activations" if math.isnan(last.signs) else f"{last.signs:.1%}"),
-        ("Complexity", f"{last.complexity:.3g}"),
+        ("Complexity", f"{last.complexity:.3g}, {measured_on(subject, len(x))}"),
     ]
     rows = [(s.step, s.loss, s.residual, s.signs, s.complexity) for s in seen]
     header = ["step", "loss", "Taylor residual", "signs kept", "complexity"]
@@ -101,8 +102,8 @@ def train(subject: Subject, x: Tensor, y: Tensor) -> tuple[list[Seen], float]:
     lr = len(x) / float(kernel_facts(start, x).values[0])  # half of what would be stable for squares, an eighth here
     with torch.no_grad():
         value = float(loss())
-    path = PathComplexity(x[:64])
-    path.update(network)
+    path, head = PathComplexity(x[: responses(subject, len(x))[0]]), FirstOutputs(network)
+    path.update(head)
     seen = [Seen(0, value, 0.0, 1.0, 0.0)]
     for step in progress(range(1, SEEN[-1] + 1), "steps"):
         gradients = torch.autograd.grad(loss(), parameters, allow_unused=True)
@@ -110,15 +111,50 @@ def train(subject: Subject, x: Tensor, y: Tensor) -> tuple[list[Seen], float]:
             for parameter, gradient in zip(parameters, gradients):
                 if gradient is not None:
                     parameter.sub_(lr * gradient)
-        complexity = path.update(network)
+        with torch.no_grad():
+            now = float(loss())
+        if not math.isfinite(now):  # before the complexity, which refuses such a network
+            break
+        complexity = path.update(head)
         if step in SEEN:
-            with torch.no_grad():
-                now = float(loss())
-            if not math.isfinite(now):
-                break
             residual = taylor_residual(start, network.state_dict(), x)
             seen.append(Seen(step, now, residual, signs_kept(start, network, x), complexity))
+    if len(seen) == 1:
+        raise UnsupportedError(f"the first step of gradient descent (learning rate {lr:.2g}) gives no finite loss")
     return seen, lr
+
+
+class FirstOutputs(nn.Module):
+    """The first few outputs of a network, which stays what it is: a thousand classes would take minutes."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, ...] to [n, at most OUTPUTS]."""
+        out: Tensor = self.network(x)
+        return out.reshape(len(x), -1)[:, :OUTPUTS]
+
+
+def responses(subject: Subject, n: int) -> tuple[int, int, int]:
+    """On how many examples and outputs the complexity is measured, and how many outputs there are."""
+
+    def count() -> int:
+        with torch.no_grad():
+            return all_outputs(subject, subject.build(0), subject.inputs(1)).shape[1]
+
+    outputs = subject.once("outputs", count)
+    used, examples = min(outputs, OUTPUTS), min(n, RESPONSES)
+    while examples > 8 and not subject.on_gpu and 100 * examples * used * subject.forward_cost() > CPU_BUDGET / 2:
+        examples //= 2
+    return examples, used, outputs
+
+
+def measured_on(subject: Subject, n: int) -> str:
+    """What the complexity is about, in words."""
+    examples, used, outputs = responses(subject, n)
+    return f"on {examples} examples" + (f" and {used} of {outputs} outputs" if used < outputs else "")
 
 
 def signs_kept(start: nn.Module, network: nn.Module, x: Tensor) -> float:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from biascope import nets
@@ -60,6 +61,13 @@ def takes(spec: str, option: str) -> bool:
 def _torchvision(name: str, shape: Shape | None, options: Mapping[str, Any]) -> tuple[Factory, Shape]:
     models = _package("torchvision").models
     _known(name, models.list_models(), "torchvision")
+    if shape is not None and len(shape) == 3 and shape[0] != 3:
+        raise InputError(
+            f"torchvision:{name} takes images of 3 channels, not {shape[0]}: use --input 3,{shape[1]},{shape[2]}, or a "
+            "timm: network, which takes any number"
+        )
+    if shape is not None and len(shape) == 3 and name.startswith("vit_"):
+        options = {"image_size": shape[1], **options}  # its position embedding has one size
     return _explained(f"torchvision:{name}", lambda: models.get_model(name, weights=None, **options)), shape or (
         3,
         *([299] * 2 if name.startswith("inception") else [224] * 2),
@@ -69,8 +77,12 @@ def _torchvision(name: str, shape: Shape | None, options: Mapping[str, Any]) -> 
 def _timm(name: str, shape: Shape | None, options: Mapping[str, Any]) -> tuple[Factory, Shape]:
     timm = _package("timm")
     _known(name, timm.list_models(), "timm")
+    config = timm.get_pretrained_cfg(name)
+    if shape is not None and len(shape) == 3:
+        size = {"img_size": shape[1:]} if getattr(config, "fixed_input_size", False) else {}
+        options = {"in_chans": shape[0], **size, **options}
     factory = _explained(f"timm:{name}", lambda: timm.create_model(name, pretrained=False, **options))
-    return factory, shape or tuple(timm.get_pretrained_cfg(name).input_size)
+    return factory, shape or tuple(config.input_size)
 
 
 def _transformers(name: str, shape: Shape | None, options: Mapping[str, Any]) -> tuple[Factory, Shape]:
@@ -132,7 +144,18 @@ def _package(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UnsupportedError(f"{name} is not installed here: pip install {name}") from error
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            raise UnsupportedError(f"{name} is not installed here: pip install {name}") from error
+        raise _broken(name, error) from error
+    except Exception as error:  # a build for another torch fails in its own ways
+        raise _broken(name, error) from error
+
+
+def _broken(name: str, error: Exception) -> UnsupportedError:
+    return UnsupportedError(
+        f"{name} is installed but cannot be imported ({type(error).__name__}: {error}); install the build made for "
+        f"torch {torch.__version__}, from where torch itself came"
+    )
 
 
 def _known(name: str, known: Any, package: str) -> None:
