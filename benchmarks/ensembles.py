@@ -44,9 +44,7 @@ def by_loop(state: Any) -> Tensor:
     with torch.no_grad():
         for t in range(networks):
             net = initialiser.draw(0, t, t + 1, device).module(0)
-            pieces = [
-                net(x + sign * part) for sign in (1, -1) for part in bumps.split(size)
-            ]
+            pieces = [net(x + sign * part) for sign in (1, -1) for part in bumps.split(size)]
             up, down = torch.cat(pieces).flatten().chunk(2)
             rows.append((up - down) / (2 * STEP))
     gradients = torch.stack(rows).double()
