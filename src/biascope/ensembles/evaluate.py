@@ -181,7 +181,14 @@ def scalar_of(out: Tensor, scalarise: Scalarise | None = None) -> Tensor:
 def choose_plan(
     networks: Networks, x: Tensor, per_network: bool, engine: Engine = "auto", max_memory: str | int | None = None
 ) -> Plan:
-    """Measure the engines on a small part of the work and choose; remembered per architecture and shape."""
+    """Measure the engines on a small part of the work and choose; remembered per architecture and shape.
+
+    Example:
+        >>> from biascope.ensembles import record
+        >>> drawn = record(lambda: nn.Linear(3, 2)).draw(seed=0, start=0, stop=4)
+        >>> choose_plan(drawn, torch.ones(5, 3), per_network=False, engine="vmap").engine
+        'vmap'
+    """
     if engine not in get_args(Engine):
         raise InputError(f"engine={engine!r} is not one of {', '.join(get_args(Engine))}")
     cuda = networks.device.type == "cuda"

@@ -1,0 +1,22 @@
+"""Every public name is on a reference page, and every public function has an example (doctests run it)."""
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+PAGES = Path(__file__).parents[1] / "docs" / "reference"
+ROOMS = ("curvature", "optim", "geometry", "linearize", "probes", "spectral", "ensembles")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_public_names_are_documented(room: str) -> None:
+    module = importlib.import_module(f"biascope.{room}")
+    listed = set(re.findall(rf"^::: biascope\.{room}\.(\w+)$", (PAGES / f"{room}.md").read_text(), re.MULTILINE))
+    assert listed == set(module.__all__), f"docs/reference/{room}.md and biascope.{room}.__all__ differ"
+    functions = [getattr(module, name) for name in module.__all__ if inspect.isfunction(getattr(module, name))]
+    assert functions or room == "optim"  # which has classes alone
+    silent = [f.__name__ for f in functions if "Example:" not in (f.__doc__ or "")]
+    assert not silent, f"biascope.{room}: without an example: {silent}"
