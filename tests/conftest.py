@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+collect_ignore_glob = ["conftest.py", "*/conftest.py"]  # several share a name: fences in docstrings are not sought there
+
 
 @pytest.fixture(autouse=True)
 def _isolated() -> None:

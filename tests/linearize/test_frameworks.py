@@ -105,6 +105,8 @@ def _worker(rank: int, folder: str) -> None:
         (ddp(data["x"][half]) - data["y"][half]).square().mean().backward()
         sgd.step()
     torch.save({"state": lin.state_dict(), "net": net.state_dict(), "f": lin(data["x"])}, f"{folder}/out{rank}.pt")
+    torch.distributed.barrier()  # gloo aborts a process that leaves while the other still talks to it
+    del ddp, sgd
     torch.distributed.destroy_process_group()
 
 

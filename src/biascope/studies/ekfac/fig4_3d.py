@@ -36,7 +36,7 @@ DECADES = (1e-4, 1e-3, 1e-2, 1e-1)
     sizes={
         "smoke": {"n": 200, "hidden": (20, 10), "epochs": 12.0, "seeds": 2, "refresh": 6, "lrs": (1e-3, 1e-2, 1e-1)}
         | {"dampings": (1e-3, 1e-2, 1e-1)},
-        "laptop": {"dataset": "mnist", "n": 5000, "hidden": (200, 100, 50, 20), "seeds": 2, "epochs": 8.0},
+        "laptop": {"dataset": "mnist", "n": 5000, "hidden": (200, 100, 50, 20), "seeds": 2, "epochs": 5.0},
         "paper": {"dataset": "mnist", "n": 60_000, "hidden": (1000, 500, 250, 30)},
     },
 )
