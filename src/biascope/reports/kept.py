@@ -15,11 +15,12 @@ from typing import Any
 from biascope.errors import InputError
 from biascope.reports.study_page import changed_options, write_study_page
 from biascope.studies import Run, load_result
-from biascope.studies.files import write_json, write_text
+from biascope.studies.files import write_text
 from biascope.studies.runs import MARKER
 
-ARRAYS_LIMIT = 1_000_000  # bytes, all arrays together
-METRICS_LIMIT = 300_000
+ARRAYS_LIMIT = 400_000  # bytes, all arrays together
+METRICS_LIMIT = 150_000
+DIGITS = 5  # of the numbers behind curves and maps; those of the verdict are kept whole
 PAGE_LIMIT = 300_000
 DPI = 150  # for a screen; print is drawn again from result.json
 NETWORK_OPTIONS = ("net", "network", "architecture", "model", "nets")
@@ -66,7 +67,9 @@ def keep(run_folder: str | Path, into: str | Path = "reproductions", name: str =
         held = scrubbed(json.loads((run.path / file).read_text(encoding="utf-8")))
         if "platform" in held:  # the name of a kernel build can tell whose machine it was
             held["platform"] = _system(str(held["platform"]))
-        write_json(target / file, held)
+        if "figures" in held:
+            held["figures"] = shorter(held["figures"])
+        write_text(target / file, json.dumps(held, indent=None if "figures" in held else 2) + "\n")
     for file in ("metrics.jsonl", "steps.jsonl"):
         _copy_text(run.path / file, target / file, left_out)
     _copy_arrays(run.path / "arrays", target / "arrays", left_out)
@@ -118,6 +121,20 @@ def scrubbed(value: Any) -> Any:
         host = platform.node()
         return re.sub(rf"\b{re.escape(host)}\b", "host", value) if len(host) > 3 else value
     return value
+
+
+def shorter(value: Any) -> Any:
+    """JSON with its fractions cut to five digits.
+
+    Example:
+        >>> shorter({"y": [1 / 3, 2]})
+        {'y': [0.33333, 2]}
+    """
+    if isinstance(value, dict):
+        return {key: shorter(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [shorter(item) for item in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
 def _system(platform_name: str) -> str:
