@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-collect_ignore_glob = ["conftest.py", "*/conftest.py"]  # several share a name: fences in docstrings are not sought there
+collect_ignore_glob = ["conftest.py", "*/conftest.py"]  # several share a name; they hold no fences
 
 
 @pytest.fixture(autouse=True)

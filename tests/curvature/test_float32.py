@@ -7,6 +7,7 @@ from torch import nn
 import biascope as bs
 from biascope.curvature.contract import add_second_moment, is_finite, symmetric
 from biascope.curvature.kronecker import Homogeneous, KroneckerPiece, batched_eigh, decompose, is_eigenbasis
+from biascope.curvature.lowrank import LowRankPiece
 from biascope.errors import InputError
 
 
@@ -86,3 +87,20 @@ def test_is_finite(bad):
     assert is_finite(t)
     t[17, 3] = bad
     assert not is_finite(t)
+
+
+def test_low_rank_solve_and_sample_in_float32() -> None:
+    """A Gram with eigenvalues over nine decades: dividing by sqrt(lambda) would lose all digits (4.5e-3 was seen)."""
+    g = torch.Generator().manual_seed(0)
+    sizes = torch.logspace(0, -4.5, 60, dtype=torch.float64)
+    rows = torch.randn(60, 400, generator=g, dtype=torch.float64) * sizes[:, None]
+    J = torch.linalg.qr(torch.randn(60, 60, generator=g, dtype=torch.float64)).Q @ rows
+    X = torch.randn(400, 3, generator=g, dtype=torch.float64)
+    F = J.T @ J
+    damping = float(F.trace() / 400)
+    piece = LowRankPiece(("w",), J.float())
+    exact = torch.linalg.solve(F + damping * torch.eye(400, dtype=torch.float64), X)
+    assert (piece.solve(X.float(), damping, "exact").double() - exact).norm() < 1e-5 * exact.norm()
+    values, vectors = torch.linalg.eigh(F + damping * torch.eye(400, dtype=torch.float64))
+    root = vectors @ torch.diag(values.rsqrt()) @ vectors.T @ X
+    assert (piece.sample(X.float(), damping, "exact").double() - root).norm() < 1e-5 * root.norm()

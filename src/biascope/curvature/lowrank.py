@@ -45,9 +45,22 @@ class LowRankPiece(Piece):
         return long_dot(self.J, self.J)
 
     @cached_property
+    def _dual(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues [r] and eigenvectors U [r, r] of the Gram."""
+        values, U = psd_eigh(self.gram)
+        return values, U
+
+    def _inside(self, weights: Tensor, X: Tensor) -> Tensor:
+        """J^T U diag(weights) U^T J X: a function of F without the division by sqrt(lambda), which loses all digits of
+        float32 where lambda is tiny.
+        """
+        U = self._dual[1]
+        return self.J.T @ (U @ (weights[:, None] * (U.T @ (self.J @ X))))
+
+    @cached_property
     def _eigen(self) -> tuple[Tensor, Tensor]:
         """Non-zero eigenvalues [r'] and eigenvectors [p, r'] by duality: v = J^T u / sqrt(lambda)."""
-        values, U = psd_eigh(self.gram)
+        values, U = self._dual
         keep = values > len(values) * torch.finfo(values.dtype).eps * values[0]
         values, U = values[keep], U[:, keep]
         V = self.J.T @ (U / values.sqrt())
@@ -69,20 +82,19 @@ class LowRankPiece(Piece):
     def solve(self, X: Tensor, damping: float, mode: str, complement: str = "keep") -> Tensor:
         """(F + damping I)^-1 X by Woodbury; complement="drop" solves in the span of the rows only."""
         check_damping(damping)
-        values, V = self._eigen
-        C = V.T @ X
-        if complement == "drop":
-            return V @ (C / (values + damping)[:, None])
-        if complement != "keep":
+        if complement not in ("keep", "drop"):
             raise InputError(f"complement={complement!r}: keep (all of the space) or drop (the span of the rows only)")
-        if damping <= 0:
-            if len(values) == self.size:
-                return V @ (C / values[:, None])
-            raise InputError(
-                f"a low-rank metric (rank {len(values)} of {self.size}) is singular: give damping > 0, or "
-                "complement='drop' to solve in the span of its rows"
-            )
-        return (X - V @ (C * (values / (values + damping))[:, None])) / damping
+        if complement == "keep" and damping > 0:
+            return (X - self._inside(1 / (self._dual[0] + damping), X)) / damping
+        values, V = self._eigen
+        if complement == "drop":
+            return V @ ((V.T @ X) / (values + damping)[:, None])
+        if len(values) == self.size:
+            return V @ ((V.T @ X) / values[:, None])
+        raise InputError(
+            f"a low-rank metric (rank {len(values)} of {self.size}) is singular: give damping > 0, or "
+            "complement='drop' to solve in the span of its rows"
+        )
 
     def inverse(self, damping: float, mode: str) -> Piece | None:
         """Full rank, so not a piece of this kind: the metric gives a lazy inverse instead."""
@@ -95,9 +107,9 @@ class LowRankPiece(Piece):
         check_damping(damping)
         if damping <= 0:
             raise InputError("a low-rank metric is singular: sampling N(0, (F + damping I)^-1) needs damping > 0")
-        values, V = self._eigen
-        root = sqrt(damping)
-        return Z / root + V @ ((V.T @ Z) * ((values + damping).rsqrt() - 1 / root)[:, None])
+        root, far = sqrt(damping), (self._dual[0] + damping).sqrt()
+        # (d^-1/2 - (lam + d)^-1/2) / lam, written without the difference
+        return Z / root - self._inside(1 / (root * far * (root + far)), Z)
 
     def downdate(self, M: Tensor) -> Piece:  # noqa: D102
         if self.owner is None:
