@@ -26,6 +26,7 @@ from biascope.seeds import generator
 from biascope.studies import Estimate
 
 SHOWN = 24
+CORNER = 128  # rows and columns of G in the picture
 STEP = 100.0  # of the finite differences, as in the paper
 ENOUGH = 64  # networks for which finite differences must be affordable
 CPU_BUDGET, GPU_BUDGET = 500 * 10**9, 10**14  # floating-point operations: well under a minute each
@@ -139,6 +140,33 @@ def held_out_response(sample: Tensor) -> Estimate:
     return Estimate.of([round(float(value), 12) for value in responses])
 
 
+def identity_correlation(sample: Tensor) -> tuple[float, float]:
+    """Frobenius correlation of G = mean g g^T with the identity, and what an isotropic network of this sample gives.
+
+    Example:
+        >>> identity_correlation(torch.eye(4, dtype=torch.float64))[0]
+        1.0
+    """
+    n, dimension = sample.shape
+    gram = sample @ sample.T / n  # the same norm as G, and smaller when D > n
+    found = float(sample.square().sum()) / n / (math.sqrt(dimension) * float(gram.norm()))
+    return found, 1 / math.sqrt(1 + (dimension + 1) / n)
+
+
+def geometry_picture(sample: Tensor) -> Html:
+    """The average geometry G itself, its first rows and columns."""
+    side = min(CORNER, sample.shape[1])
+    corner = (sample[:, :side].T @ sample[:, :side] / len(sample)).numpy()
+    shown = image(
+        figures.picture(corner, symmetric=True), f"average geometry G, first {side} x {side} entries", "pixels"
+    )
+    note = (
+        f"Average geometry G, first {side} x {side} entries: a bare diagonal for an isotropic network; bands and "
+        "repeats show what pooling, strides and patches tie together."
+    )
+    return tag("div", shown, tag("p", note, class_="note"))
+
+
 def panel(subject: Subject) -> Panel:
     """Top directions as pictures, and the spectrum with its noise band."""
     sample, method = subject.once("gradients", lambda: gradients(subject))
@@ -152,9 +180,11 @@ def panel(subject: Subject) -> Panel:
         ("Above the band", above),
         ("Effective rank", f"{rank:.0f} of {min(spectrum.dimension, spectrum.n)}"),
     ]
+    found, chance = identity_correlation(sample)
+    facts.append(("G against the identity", f"{found:.2f} (chance: {chance:.2f})"))
     rows = [(i + 1, float(value), float(value) / spectrum.dimension) for i, value in enumerate(spectrum.values)]
     numbers = table(["index", "eigenvalue / mean", "share of energy"], rows, "input-spectrum", fold=True)
-    right = join([spectrum_figure(spectrum), numbers])
+    right = join([spectrum_figure(spectrum), numbers, geometry_picture(sample)])
     columns = tag("div", directions(subject, spectrum), tag("div", right), class_="columns")
     return Panel(
         TITLE, READ, _meaning(subject, spectrum, above, held_out_response(sample)), [fact_list(facts), columns]
