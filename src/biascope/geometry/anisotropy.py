@@ -57,7 +57,8 @@ def nads(
             `step`; "autograd" takes exact gradients instead (with ReLU these depend more on x); "mixed-derivative" is
             Algorithm 2 corrected, eigenvectors of E[H^T H] with H = d2f/dtheta dx; "ntk" are the right singular vectors
             of E_x[H] of a single network over `n_points` Gaussian inputs, their eigenvalues the alignment of the
-            tangent kernel with linear functions.
+            tangent kernel with linear functions; with ReLU a lower estimate, since autograd leaves the kinks out of
+            the second derivative (1.4 to 3 times for LeNet's leading ones; none for smooth activations).
         step: h of the finite differences; 100 in the paper.
         device: where to compute.
         seed: of the networks and of x.
