@@ -119,7 +119,7 @@ def _train_case(name: str, networks: int, n: int, device: str, precision: str, t
 
 CASES = [
     _nad_case("lenet", 64, "cpu", 1e-4),
-    _nad_case("lenet", 1024, "cuda", 5e-3),
+    _nad_case("lenet", 2048, "cuda", 5e-3),
     _nad_case("resnet18", 64, "cuda", 5e-3),
     _nad_case("densenet121", 24, "cuda", 5e-3),
     _train_case("lenet", 16, 1280, "cpu", "float32", 1e-3),

@@ -357,7 +357,7 @@ def arithmetic(device: torch.device, precision: Precision) -> Iterator[None]:
 
 
 class AffineNorm(TorchFunctionMode):
-    """BatchNorm in eval mode as one affine map per channel: cuDNN's own kernel takes six times as long on a GPU."""
+    """BatchNorm in eval mode as one affine map per channel; cuDNN's own kernel for it is slow on a GPU."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None

@@ -1,8 +1,7 @@
 """Convolutions of many small networks as matrix products.
 
 Under vmap a convolution with one weight per network becomes a grouped convolution, which cuDNN runs group by group:
-thousands of tiny kernels for a few hundred networks. Written as patches times weights it is one batched product
-(LeNet, 256 networks, batch 128 on an H200: 0.08 ms per network and step instead of 0.14).
+thousands of tiny kernels for a few hundred networks. Written as patches times weights it is one batched product.
 """
 
 from __future__ import annotations

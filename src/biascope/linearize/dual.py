@@ -5,7 +5,7 @@ torch's forward mode is used as it is, with four operations done by hand while i
 - convolution: W0 dx + dW x0 is one convolution of [dx, x0] with [W0, dW], instead of two and a sum;
 - linear: one fused product and sum per term;
 - BatchNorm in eval mode: one affine map per channel, two fused kernels for the tangent instead of seven, and no small
-  operation on dual numbers: where one factor has no tangent, torch works out shapes in Python, 1 ms per layer;
+  operation on dual numbers: where one factor has no tangent, torch works out shapes in Python;
 - Embedding(padding_idx=...): the padding row has no gradient in training, so it gets no tangent here.
 """
 

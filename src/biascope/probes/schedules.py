@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from biascope.errors import InputError
@@ -23,7 +24,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(ABC):
     """Base of schedules."""
 
     @property
@@ -36,9 +37,9 @@ class Schedule:
         """Weight of the past in the running average of the loss."""
         return 0.0
 
+    @abstractmethod
     def level(self, now: Moment) -> int | None:
         """Number of marks passed, None if none can have been."""
-        raise NotImplementedError
 
     def threshold(self, level: int) -> float | None:
         """The mark of a level, as a loss."""

@@ -1,7 +1,7 @@
 """A finished run in the form that is committed: small, without anything private, still a run folder.
 
 Kept: configuration, environment, result, metrics and steps when small, figures as PNG, arrays when small in all, and
-the page. Absolute paths become file names and the host's name is taken out.
+the page, which links to the figures. Absolute paths become file names and the host's name is taken out.
 """
 
 import json
@@ -21,7 +21,6 @@ from biascope.studies.runs import MARKER
 ARRAYS_LIMIT = 400_000  # bytes, all arrays together
 METRICS_LIMIT = 150_000
 DIGITS = 5  # of the numbers behind curves and maps; those of the verdict are kept whole
-PAGE_LIMIT = 300_000
 DPI = 150  # for a screen; print is drawn again from result.json
 NETWORK_OPTIONS = ("net", "network", "architecture", "model", "nets")
 _PATH = re.compile(r"(?<![\w./:])(?:/[\w.+@%~-]+)+/([\w.+@%~-]+)")
@@ -76,10 +75,8 @@ def keep(run_folder: str | Path, into: str | Path = "reproductions", name: str =
     (target / "figures").mkdir()
     for png in sorted((run.path / "figures").glob("*.png")):
         shutil.copyfile(png, target / "figures" / png.name)
-    write_study_page(target, formats=("png",), dpi=DPI)
-    if (target / "index.html").stat().st_size > PAGE_LIMIT:
-        write_study_page(target, light=True)
-        left_out.append("pictures inside the page (it links to figures/ instead)")
+    write_study_page(target, formats=("png",), dpi=DPI)  # draws the figures
+    write_study_page(target, light=True)  # and the page that is kept links to them
     for folder in ("arrays", "figures"):
         if (target / folder).is_dir() and not any((target / folder).iterdir()):
             (target / folder).rmdir()
