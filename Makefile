@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.biascope-installed
-export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test lint types unit docs bench clean help
 
@@ -19,7 +18,6 @@ $(STAMP): pyproject.toml requirements/cpu.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements/cpu.txt -e ".[cli,plot,dev]"
 	@touch $(STAMP)
 
-demo: export OMP_NUM_THREADS =
 demo: $(STAMP)
 	$(BIN)/biascope card lenet
 
@@ -32,6 +30,7 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
+unit: export OMP_NUM_THREADS ?= 1
 unit: $(STAMP)
 	$(BIN)/pytest -n 2 --dist worksteal --durations 15
 

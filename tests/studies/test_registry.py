@@ -1,5 +1,6 @@
 """The study registry: hints become options, sizes override defaults, broken files are reported."""
 
+import dataclasses
 import importlib
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from biascope.errors import CorruptError, InputError
 from biascope.studies import Chart, Estimate, Run, Series, StudyResult, configure, execute, find, load_result, studies
 from biascope.studies import registry as registry_module
-from biascope.studies.options import convert, merge, near, options_of
+from biascope.studies.options import arguments, convert, merge, near, options_of
 from biascope.studies.registry import discover, study
 
 SIZES: dict[str, dict[str, object]] = {"smoke": {"n": 2}, "laptop": {}, "paper": {"n": 100}}
@@ -161,3 +162,32 @@ def test_estimates_show_their_errors() -> None:
     assert str(Estimate(1.0, 0.0, 2)) == "1 ± 0 (n = 2)"
     with pytest.raises(InputError, match="at least one sample"):
         Estimate.of([])
+
+
+@dataclasses.dataclass(frozen=True)
+class Shared:
+    sigma: Annotated[float, "noise"] = 3.0
+    n: int = 10
+
+
+GIVEN = Shared(sigma=2.0)
+
+
+def test_fields_of_a_dataclass_are_options_and_come_back_whole() -> None:
+    def figure(run: Run, *, shared: Shared = GIVEN, net: str = "lenet") -> None: ...
+
+    options = options_of(figure)
+    assert [(o.name, o.default, o.help) for o in options] == [
+        ("sigma", 2.0, "noise"),
+        ("n", 10, ""),
+        ("net", "lenet", ""),
+    ]
+    values = merge(options, {"n": "7"})
+    assert arguments(figure, values) == {"shared": Shared(2.0, 7), "net": "lenet"}
+
+
+def test_two_options_of_one_name_are_refused() -> None:
+    def figure(run: Run, *, shared: Shared = GIVEN, n: int = 3) -> None: ...
+
+    with pytest.raises(InputError, match="two options called n"):
+        options_of(figure)

@@ -3,9 +3,14 @@
     def fig4a(run: Run, *, sigma: Annotated[float, "noise"] = 3.0) -> StudyResult: ...
 
 gives an option `sigma`, a number, 3.0 unless said otherwise. Types: int, float, str, bool, Literal, `X | None`,
-tuple[X, ...].
+tuple[X, ...]. Options that several studies share are written once, as the fields of a dataclass:
+
+    def fig6(run: Run, *, protocol: Protocol = Protocol(sigma=3.0)) -> StudyResult: ...
+
+gives an option for every field of `Protocol`, with the defaults of that instance.
 """
 
+import dataclasses
 import difflib
 import inspect
 import types
@@ -46,12 +51,47 @@ def options_of(function: Callable[..., Any]) -> tuple[Option, ...]:
             continue
         if parameter.default is inspect.Parameter.empty or parameter.name not in hints:
             raise InputError(f"option {parameter.name!r} of {function.__name__} needs a type hint and a default value")
-        hint, text = hints[parameter.name], ""
-        if get_origin(hint) is Annotated:
-            hint, *notes = get_args(hint)
-            text = next((note for note in notes if isinstance(note, str)), "")
-        options.append(Option(parameter.name, hint, parameter.default, text))
+        hint = hints[parameter.name]
+        if dataclasses.is_dataclass(hint):
+            fields = get_type_hints(hint, include_extras=True)
+            options += [_option(name, fields[name], getattr(parameter.default, name)) for name in _fields(hint)]
+        else:
+            options.append(_option(parameter.name, hint, parameter.default))
+    names = [option.name for option in options]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise InputError(f"{function.__name__} has two options called {' and '.join(sorted(twice))}")
     return tuple(options)
+
+
+def arguments(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of the function from a flat table of options: the way back from `options_of`.
+
+    Example:
+        >>> Pair = dataclasses.make_dataclass("Pair", [("a", int, 1), ("b", int, 2)], frozen=True)
+        >>> def f(run, *, pair: Pair = Pair(), c: int = 3): ...
+        >>> arguments(f, {"a": 5, "b": 6, "c": 7})
+        {'pair': Pair(a=5, b=6), 'c': 7}
+    """
+    found: dict[str, Any] = {}
+    hints = get_type_hints(function)
+    for parameter in inspect.signature(function).parameters.values():
+        hint = hints.get(parameter.name)
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and dataclasses.is_dataclass(hint):
+            found[parameter.name] = hint(**{field: values[field] for field in _fields(hint)})  # type: ignore[operator]
+    grouped = {field for group in found.values() for field in _fields(type(group))}
+    return found | {name: value for name, value in values.items() if name not in grouped}
+
+
+def _fields(group: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(group)]
+
+
+def _option(name: str, hint: Any, default: Any) -> Option:
+    text = ""
+    if get_origin(hint) is Annotated:
+        hint, *notes = get_args(hint)
+        text = next((note for note in notes if isinstance(note, str)), "")
+    return Option(name, hint, default, text)
 
 
 def convert(option: Option, value: Any) -> Any:

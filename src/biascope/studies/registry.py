@@ -20,7 +20,7 @@ import torch
 
 from biascope.errors import InputError
 from biascope.studies import files
-from biascope.studies.options import Option, merge, near, options_of
+from biascope.studies.options import Option, arguments, merge, near, options_of
 from biascope.studies.result import StudyResult
 from biascope.studies.runs import Run
 
@@ -157,7 +157,7 @@ def execute(run: Run) -> StudyResult:
     resumed = bool(run.arrays() or run.metrics())
     begin = time.perf_counter()
     values = merge(found.options, run.config.get("options", {}))
-    result = found.function(run, **values)
+    result = found.function(run, **arguments(found.function, values))
     if not isinstance(result, StudyResult):
         raise InputError(f"study {found.name!r} returned {type(result).__name__}, not a StudyResult")
     seconds = round(time.perf_counter() - begin, 2)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from biascope import nets
-from biascope.data.directional import Gap, class_offset
+from biascope.data.directional import class_offset
 from biascope.ensembles import record, train_ensemble
 from biascope.ensembles.evaluate import Precision
 from biascope.errors import InputError
@@ -56,17 +56,17 @@ Arithmetic = Annotated[
 class Protocol:
     """D(v) and the training on it; the defaults are those of the paper and its public code."""
 
-    n: int = 10_000
-    n_test: int = 10_000
-    sigma: float = 3.0
-    eps: float = 1.0
-    gap: Gap = "full"
-    epochs: int = 20
-    batch_size: int = 128
-    lr: float = 0.5
-    clip_norm: float = 0.5
-    precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"
-    chunk: int = 0
+    n: Samples = 10_000
+    n_test: TestSamples = 10_000
+    sigma: Sigma = 3.0
+    eps: Eps = 1.0
+    gap: Offset = "full"
+    epochs: Epochs = 20
+    batch_size: Annotated[int, "examples per step"] = 128
+    lr: Annotated[float, "first learning rate"] = 0.5
+    clip_norm: Annotated[float, "largest norm of a gradient"] = 0.5
+    precision: Arithmetic = "auto"
+    chunk: Chunk = 0
 
     def __str__(self) -> str:
         gap = "eps/2" if self.gap == "half" else "eps"
@@ -74,6 +74,10 @@ class Protocol:
             f"{self.n} training samples, {self.epochs} epochs, sigma = {self.sigma:g}, eps = {self.eps:g}, "
             f"classes at +-{gap} v"
         )
+
+
+PAPER = Protocol()
+LITTLE_NOISE = Protocol(sigma=0.1)  # every direction is learnt; the level is not in the paper
 
 
 @dataclass(frozen=True)

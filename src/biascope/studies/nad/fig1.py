@@ -52,17 +52,9 @@ def fig1(
     window: f.Window = 0,
     sample: f.Sample = 0,
     control: Annotated[bool, "also train logistic regression on every bin"] = True,
-    n: d.Samples = 10_000,
-    n_test: d.TestSamples = 10_000,
-    sigma: d.Sigma = 3.0,
-    eps: d.Eps = 1.0,
-    gap: d.Offset = "full",
-    epochs: d.Epochs = 20,
-    precision: d.Arithmetic = "auto",
-    chunk: d.Chunk = 0,
+    protocol: d.Protocol = d.PAPER,
 ) -> StudyResult:
     """Accuracy map of an architecture over the cosine-like (Re) Fourier directions."""
-    protocol = d.Protocol(n, n_test, sigma, eps, gap, epochs, precision=precision, chunk=chunk)
     basis = f.bins(image_size, "re", stride, window, sample, run.seed)
     found = d.train_directions(run, net, d.architecture(net, image_size, width=width), basis.vectors, protocol)
     worst_control = 1.0

@@ -37,17 +37,9 @@ def fig10(
     stride: f.Stride = 2,
     window: f.Window = 0,
     sample: f.Sample = 0,
-    n: d.Samples = 10_000,
-    n_test: d.TestSamples = 10_000,
-    sigma: d.Sigma = 3.0,
-    eps: d.Eps = 1.0,
-    gap: d.Offset = "full",
-    epochs: d.Epochs = 20,
-    precision: d.Arithmetic = "auto",
-    chunk: d.Chunk = 0,
+    protocol: d.Protocol = d.PAPER,
 ) -> StudyResult:
     """Accuracy map over the sine-like (Im) Fourier directions, compared with the cosine-like ones."""
-    protocol = d.Protocol(n, n_test, sigma, eps, gap, epochs, precision=precision, chunk=chunk)
     im = f.bins(image_size, "im", stride, window, sample, run.seed)
     parts: list[Part] = ["re"] * len(im)
     re = FourierBasis(fourier_vectors(im.shape, im.bins, "re"), im.bins, tuple(parts), im.shape)

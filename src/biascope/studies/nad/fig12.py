@@ -39,17 +39,9 @@ def fig12(
     width: d.Width = 0,
     count: Annotated[int, "random directions, and about as many Fourier bins"] = 130,
     stride: f.Stride = 2,
-    n: d.Samples = 10_000,
-    n_test: d.TestSamples = 10_000,
-    sigma: d.Sigma = 3.0,
-    eps: d.Eps = 1.0,
-    gap: d.Offset = "full",
-    epochs: d.Epochs = 20,
-    precision: d.Arithmetic = "auto",
-    chunk: d.Chunk = 0,
+    protocol: d.Protocol = d.PAPER,
 ) -> StudyResult:
     """Accuracy over random orthonormal directions, beside that over Fourier directions."""
-    protocol = d.Protocol(n, n_test, sigma, eps, gap, epochs, precision=precision, chunk=chunk)
     D = image_size**2
     random = random_orthogonal(D, seed=derive(run.seed, "basis")).T[:count].reshape(-1, image_size, image_size)
     basis = f.bins(image_size, "re", stride, 0, count, run.seed)

@@ -43,17 +43,9 @@ def fig2(
     window: f.Window = 0,
     sample: f.Sample = 0,
     target: Target = 0.1,
-    n: d.Samples = 10_000,
-    n_test: d.TestSamples = 10_000,
-    sigma: Annotated[float, "noise level (low; not in the paper)"] = 0.1,
-    eps: d.Eps = 1.0,
-    gap: d.Offset = "full",
-    epochs: d.Epochs = 20,
-    precision: d.Arithmetic = "auto",
-    chunk: d.Chunk = 0,
+    protocol: d.Protocol = d.LITTLE_NOISE,
 ) -> StudyResult:
     """Training loss per batch for different Fourier directions, with little noise."""
-    protocol = d.Protocol(n, n_test, sigma, eps, gap, epochs, precision=precision, chunk=chunk)
     basis = f.bins(image_size, "re", stride, window, sample, run.seed)
     factory = d.architecture(net, image_size, width=width)
     found = d.train_directions(run, net, factory, basis.vectors, protocol, keep_losses=True)

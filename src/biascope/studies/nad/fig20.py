@@ -44,21 +44,13 @@ def fig20(
     head: a.Head = "sampled",
     step: a.Step = 100.0,
     count: Count = 64,
-    n: d.Samples = 10_000,
-    n_test: d.TestSamples = 10_000,
-    sigma: d.Sigma = 3.0,
-    eps: d.Eps = 1.0,
-    gap: d.Offset = "full",
-    epochs: d.Epochs = 20,
-    precision: d.Arithmetic = "auto",
-    chunk: d.Chunk = 0,
+    protocol: d.Protocol = d.PAPER,
 ) -> StudyResult:
     """Accuracy on D(u_i) against the index for the MLP and VGG-11, with the eigenvalues."""
-    protocol = d.Protocol(n, n_test, sigma, eps, gap, epochs, precision=precision, chunk=chunk)
     numbers: dict[str, Estimate] = {}
     charts, said, holds = list[Chart](), list[str](), list[bool]()
     for net in nets:
-        U, values = a.directions_of(run, net, image_size, networks, head=head, step=step, precision=precision)
+        U, values = a.directions_of(run, net, image_size, networks, head=head, step=step, precision=protocol.precision)
         indices = a.spread_indices(count, len(U))
         found = d.train_directions(run, net, d.architecture(net, image_size), U[indices], protocol)
         at = np.array(indices, dtype=float)

@@ -4,8 +4,6 @@ Rule for the verdict, set before any run: every network reaches a test accuracy 
 index with the steps to a small loss exceeds 0.5 even two standard errors down.
 """
 
-from typing import Annotated
-
 import numpy as np
 
 from biascope.studies.nad import anisotropy as a
@@ -46,19 +44,11 @@ def fig21(
     reuse: a.Reuse = "",
     count: Count = 64,
     target: Target = 0.1,
-    n: d.Samples = 10_000,
-    n_test: d.TestSamples = 10_000,
-    sigma: Annotated[float, "noise level (low; not in the paper)"] = 0.1,
-    eps: d.Eps = 1.0,
-    gap: d.Offset = "full",
-    epochs: d.Epochs = 20,
-    precision: d.Arithmetic = "auto",
-    chunk: d.Chunk = 0,
+    protocol: d.Protocol = d.LITTLE_NOISE,
 ) -> StudyResult:
     """Training loss per batch on D(u_i), with little noise."""
-    protocol = d.Protocol(n, n_test, sigma, eps, gap, epochs, precision=precision, chunk=chunk)
     U, _ = a.directions_of(
-        run, net, image_size, networks, width=width, head=head, step=step, precision=precision, reuse=reuse
+        run, net, image_size, networks, width=width, head=head, step=step, precision=protocol.precision, reuse=reuse
     )
     indices = a.spread_indices(count, len(U))
     factory = d.architecture(net, image_size, width=width)

@@ -42,17 +42,9 @@ def fig3(
     stride: f.Stride = 2,
     window: f.Window = 0,
     sample: f.Sample = 0,
-    n: d.Samples = 10_000,
-    n_test: d.TestSamples = 10_000,
-    sigma: d.Sigma = 3.0,
-    eps: d.Eps = 1.0,
-    gap: d.Offset = "full",
-    epochs: d.Epochs = 20,
-    precision: d.Arithmetic = "auto",
-    chunk: d.Chunk = 0,
+    protocol: d.Protocol = d.PAPER,
 ) -> StudyResult:
     """Accuracy maps with and without pooling."""
-    protocol = d.Protocol(n, n_test, sigma, eps, gap, epochs, precision=precision, chunk=chunk)
     basis = f.bins(image_size, "re", stride, window, sample, run.seed)
     partner = f.partners(basis)
     pooled = d.train_directions(run, net, d.architecture(net, image_size, width=width), basis.vectors, protocol)

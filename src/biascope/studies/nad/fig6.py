@@ -57,19 +57,11 @@ def fig6(
     step: a.Step = 100.0,
     reuse: a.Reuse = "",
     count: Count = 256,
-    n: d.Samples = 10_000,
-    n_test: d.TestSamples = 10_000,
-    sigma: d.Sigma = 3.0,
-    eps: d.Eps = 1.0,
-    gap: d.Offset = "full",
-    epochs: d.Epochs = 20,
-    precision: d.Arithmetic = "auto",
-    chunk: d.Chunk = 0,
+    protocol: d.Protocol = d.PAPER,
 ) -> StudyResult:
     """Accuracy on D(u_i) against the index i, with the normalised eigenvalues."""
-    protocol = d.Protocol(n, n_test, sigma, eps, gap, epochs, precision=precision, chunk=chunk)
     U, values = a.directions_of(
-        run, net, image_size, networks, width=width, head=head, step=step, precision=precision, reuse=reuse
+        run, net, image_size, networks, width=width, head=head, step=step, precision=protocol.precision, reuse=reuse
     )
     indices = a.spread_indices(count, len(U))
     found = d.train_directions(run, net, d.architecture(net, image_size, width=width), U[indices], protocol)
