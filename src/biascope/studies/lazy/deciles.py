@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -153,3 +154,59 @@ def group_chart(runs: Mapping[str, Sequence[Trajectory]], part: str = "train", m
         alt=f"{measure} of the most difficult, a middle and the easiest group over the mean training loss, per regime.",
         caption="Group 1 has the lowest C-scores. Mean over seeds, band: standard error.",
     )
+
+
+@dataclass(frozen=True)
+class ByCScore:
+    """Options of the studies that compare the regimes by groups of C-score."""
+
+    dataset: Annotated[str, "digits, digits32, mnist, fashion-mnist or cifar10"] = "digits"
+    net: Annotated[str, "mlp, lenet, resnet18-nobn or vgg11-nobn"] = "mlp"
+    width: Annotated[int, "units of a hidden layer, or channels of the first stage"] = 64
+    depth: Annotated[int, "hidden layers of the mlp"] = 4
+    init: Annotated[str, "torch or he"] = "torch"
+    n: Annotated[int, "training examples"] = 1000
+    extra: Annotated[int, "held-out examples, ranked with the others"] = 250
+    groups: Annotated[int, "groups by C-score"] = 10
+    alphas: Annotated[tuple[float, ...], "the non-linear and the linear regime"] = (1.0, 100.0)
+    lr: Annotated[float, "learning rate of the plain network"] = 0.01
+    batch: Annotated[int, "examples per step"] = 125
+    steps: Annotated[tuple[int, ...], "steps at most, one number per alpha"] = (2000, 8000)
+    stop: Annotated[float, "training loss at which a run ends"] = 0.05
+    factor: Annotated[float, "ratio of successive losses at which the groups are measured"] = 0.93
+    watched: Annotated[int, "examples measured per group"] = 100
+    lin: Annotated[int, "examples for the linearity metrics, 0 for none"] = 20
+    score_net: Annotated[str, "network that estimates the C-scores"] = "mlp"
+    score_repeats: Annotated[int, "networks per subset size (there are four sizes)"] = 6
+    score_epochs: Annotated[int, "passes over the subset"] = 10
+    score_lr: Annotated[float, "its learning rate"] = 0.1
+    seeds: Annotated[int, "initialisations"] = 3
+    capture: Annotated[bool, "replay a CUDA graph, on CUDA"] = True
+
+    def __str__(self) -> str:
+        return f"{self.net} on {self.n} examples of {self.dataset}, {self.seeds} seeds"
+
+    def train(self, run: Run) -> tuple[dict[str, list[Trajectory]], dict[str, Estimate]]:
+        """Trajectories of every seed by regime, and the numbers that say how good the scores are."""
+        task = DecileTask(
+            self.dataset,
+            self.n,
+            self.extra,
+            self.groups,
+            self.net,
+            self.width,
+            self.depth,
+            self.init,
+            self.watched,
+            self.lin,
+        ).with_scores(self.score_net, self.score_repeats, self.score_epochs, self.score_lr)
+        settings = {
+            f"alpha = {alpha:g}": Setting(
+                alpha, self.lr, 0.9, self.batch, count, self.stop, self.factor, capture=self.capture
+            )
+            for alpha, count in zip(self.alphas, self.steps, strict=True)
+        }
+        return decile_runs(run, task, settings, self.seeds)
+
+
+BY_C_SCORE = ByCScore()

@@ -11,8 +11,6 @@ errors. Not tested if the large alpha did not keep the tangent kernel (alignment
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from biascope.studies.lazy.comparison import (
     beyond,
     curve_series,
@@ -23,8 +21,7 @@ from biascope.studies.lazy.comparison import (
     stayed_linear,
     steps_taken,
 )
-from biascope.studies.lazy.deciles import DecileTask, decile_runs, group_chart, mean_loss, spread, spread_gap
-from biascope.studies.lazy.training import Setting
+from biascope.studies.lazy.deciles import BY_C_SCORE, ByCScore, group_chart, mean_loss, spread, spread_gap
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, StudyResult, Verdict
 from biascope.studies.runs import Run
@@ -48,37 +45,10 @@ SIZES = {
 def fig5_2_cscore(
     run: Run,
     *,
-    dataset: Annotated[str, "digits, digits32, mnist, fashion-mnist or cifar10"] = "digits",
-    net: Annotated[str, "mlp, lenet, resnet18-nobn or vgg11-nobn"] = "mlp",
-    width: Annotated[int, "units of a hidden layer, or channels of the first stage"] = 64,
-    depth: Annotated[int, "hidden layers of the mlp"] = 4,
-    init: Annotated[str, "torch or he"] = "torch",
-    n: Annotated[int, "training examples"] = 1000,
-    extra: Annotated[int, "held-out examples, ranked with the others"] = 250,
-    groups: Annotated[int, "groups by C-score"] = 10,
-    alphas: Annotated[tuple[float, ...], "the non-linear and the linear regime"] = (1.0, 100.0),
-    lr: Annotated[float, "learning rate of the plain network"] = 0.01,
-    batch: Annotated[int, "examples per step"] = 125,
-    steps: Annotated[tuple[int, ...], "steps at most, one number per alpha"] = (2000, 8000),
-    stop: Annotated[float, "training loss at which a run ends"] = 0.05,
-    factor: Annotated[float, "ratio of successive losses at which the groups are measured"] = 0.93,
-    watched: Annotated[int, "examples measured per group"] = 100,
-    lin: Annotated[int, "examples for the linearity metrics, 0 for none"] = 20,
-    score_net: Annotated[str, "network that estimates the C-scores"] = "mlp",
-    score_repeats: Annotated[int, "networks per subset size (there are four sizes)"] = 6,
-    score_epochs: Annotated[int, "passes over the subset"] = 10,
-    score_lr: Annotated[float, "its learning rate"] = 0.1,
-    seeds: Annotated[int, "initialisations"] = 3,
-    capture: Annotated[bool, "replay a CUDA graph, on CUDA"] = True,
+    options: ByCScore = BY_C_SCORE,
 ) -> StudyResult:
     """Loss of groups by C-score in both regimes at equal mean training loss."""
-    task = DecileTask(dataset, n, extra, groups, net, width, depth, init, watched, lin)
-    task = task.with_scores(score_net, score_repeats, score_epochs, score_lr)
-    settings = {
-        f"alpha = {alpha:g}": Setting(alpha, lr, 0.9, batch, count, stop, factor, capture=capture)
-        for alpha, count in zip(alphas, steps, strict=True)
-    }
-    runs, numbers = decile_runs(run, task, settings, seeds)
+    runs, numbers = options.train(run)
     hasty, lazy = runs.values()
     gap, held_out = spread_gap(hasty, lazy), spread_gap(hasty, lazy, "test")
     linear = stayed_linear(lazy)
@@ -101,14 +71,14 @@ def fig5_2_cscore(
     return StudyResult(
         verdict,
         CLAIM,
-        f"{net} on {n} examples of {dataset}, {seeds} seeds: the spread is larger by {gap} in the non-linear regime "
-        f"(held-out examples: {held_out}). C-scores estimated with {4 * score_repeats} small networks ({score_net}), "
+        f"{options}: the spread is larger by {gap} in the non-linear regime (held-out examples: {held_out}). C-scores "
+        f"estimated with {4 * options.score_repeats} small networks ({options.score_net}), "
         f"not the published ones.{notes}",
         {**known(own), **numbers, **linearity_numbers(runs), **steps_taken(runs)},
         (
             group_chart(runs),
             spreads,
             group_chart(runs, "test"),
-            *([linearity_chart(runs, "train 1")] if lin else []),
+            *([linearity_chart(runs, "train 1")] if options.lin else []),
         ),
     )

@@ -8,8 +8,6 @@ is below 0 for the easiest group and above 0 for the most difficult one, both by
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import torch
 
 from biascope.studies.lazy.comparison import (
@@ -24,9 +22,9 @@ from biascope.studies.lazy.comparison import (
     stayed_linear,
     steps_taken,
 )
-from biascope.studies.lazy.deciles import DecileTask, decile_runs, group_chart, mean_loss, names
+from biascope.studies.lazy.deciles import BY_C_SCORE, ByCScore, group_chart, mean_loss, names
 from biascope.studies.lazy.fig5_2_cscore import SIZES
-from biascope.studies.lazy.training import Setting, Trajectory
+from biascope.studies.lazy.training import Trajectory
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Series, StudyResult, Verdict
 from biascope.studies.runs import Run
@@ -41,37 +39,10 @@ CLAIM = (
 def figC_5(
     run: Run,
     *,
-    dataset: Annotated[str, "digits, digits32, mnist, fashion-mnist or cifar10"] = "digits",
-    net: Annotated[str, "mlp, lenet, resnet18-nobn or vgg11-nobn"] = "mlp",
-    width: Annotated[int, "units of a hidden layer, or channels of the first stage"] = 64,
-    depth: Annotated[int, "hidden layers of the mlp"] = 4,
-    init: Annotated[str, "torch or he"] = "torch",
-    n: Annotated[int, "training examples"] = 1000,
-    extra: Annotated[int, "held-out examples, ranked with the others"] = 250,
-    groups: Annotated[int, "groups by C-score"] = 10,
-    alphas: Annotated[tuple[float, ...], "the non-linear and the linear regime"] = (1.0, 100.0),
-    lr: Annotated[float, "learning rate of the plain network"] = 0.01,
-    batch: Annotated[int, "examples per step"] = 125,
-    steps: Annotated[tuple[int, ...], "steps at most, one number per alpha"] = (2000, 8000),
-    stop: Annotated[float, "training loss at which a run ends"] = 0.05,
-    factor: Annotated[float, "ratio of successive losses at which the groups are measured"] = 0.93,
-    watched: Annotated[int, "examples measured per group"] = 100,
-    lin: Annotated[int, "examples for the linearity metrics, 0 for none"] = 20,
-    score_net: Annotated[str, "network that estimates the C-scores"] = "mlp",
-    score_repeats: Annotated[int, "networks per subset size (there are four sizes)"] = 6,
-    score_epochs: Annotated[int, "passes over the subset"] = 10,
-    score_lr: Annotated[float, "its learning rate"] = 0.1,
-    seeds: Annotated[int, "initialisations"] = 3,
-    capture: Annotated[bool, "replay a CUDA graph, on CUDA"] = True,
+    options: ByCScore = BY_C_SCORE,
 ) -> StudyResult:
     """Difference of the loss between the regimes, group by group."""
-    task = DecileTask(dataset, n, extra, groups, net, width, depth, init, watched, lin)
-    task = task.with_scores(score_net, score_repeats, score_epochs, score_lr)
-    settings = {
-        f"alpha = {alpha:g}": Setting(alpha, lr, 0.9, batch, count, stop, factor, capture=capture)
-        for alpha, count in zip(alphas, steps, strict=True)
-    }
-    runs, scores = decile_runs(run, task, settings, seeds)
+    runs, scores = options.train(run)
     hasty, lazy = runs.values()
     differences = paired_differences(hasty, lazy, mean_loss, lambda t: t.loss)  # [seeds, groups]
     own = names(hasty[0], "train")
@@ -111,7 +82,7 @@ def figC_5(
     return StudyResult(
         verdict,
         CLAIM,
-        f"{net} on {n} examples of {dataset}, {seeds} seeds: non-linear minus linear loss is {hard} on the most "
+        f"{options}: non-linear minus linear loss is {hard} on the most "
         f"difficult and {easy} on the easiest of {len(own)} groups."
         + ("" if linear else f" {list(runs)[1]} did not stay linear."),
         {**known(numbers), **scores, **steps_taken(runs)},
