@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from biascope.progress import progress
-from biascope.studies.alignment.tracking import Setting, column, trajectory
+from biascope.studies.alignment.tracking import PROBING, VGG, Probing, Task, column
 from biascope.studies.function_space.setting import above, mean_and_error, trend
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
@@ -58,45 +58,18 @@ SIZES: dict[str, dict[str, Any]] = {
 def fig4_2(
     run: Run,
     *,
-    dataset: Annotated[str, "cifar10, mnist, or digits as a stand-in"] = "cifar10",
-    net: Annotated[str, "vgg19, resnet18 or mlp"] = "vgg19",
-    width: Annotated[int, "channels of the first stage (64 is the published one), or units of the mlp"] = 8,
-    noises: Annotated[tuple[float, ...], "fractions of random labels"] = (0.0, 0.5),
-    n_train: Annotated[int, "training images"] = 2000,
-    n_test: Annotated[int, "test images"] = 500,
+    task: Task = VGG,
     lr: Annotated[float, "learning rate"] = 0.01,
-    batch: Annotated[int, "images per step"] = 100,
     epochs: Annotated[float, "passes over the training images"] = 40,
-    probes: Annotated[int, "measurements, evenly spaced in log iterations"] = 10,
-    probe_size: Annotated[int, "images per kernel"] = 30,
-    probe_sets: Annotated[int, "disjoint batches per measurement, for the error bars"] = 2,
-    seeds: Annotated[int, "initialisations"] = 1,
-    precision: Annotated[str, "float32, tf32 or bf16 while training on a GPU"] = "tf32",
+    probing: Probing = PROBING,
     reuse: Annotated[str, "run folder of alignment/fig4.3 with the same settings, to read its trainings from"] = "",
 ) -> StudyResult:
     """Spectrum of the tangent kernel during training."""
     numbers: dict[str, Estimate] = {}
     charts: list[Chart] = []
     tested, holds, said = True, [], []
-    for noise in progress(noises, "label noise"):
-        setting = Setting(
-            dataset,
-            net,
-            width,
-            6,
-            n_train,
-            n_test,
-            noise,
-            lr,
-            0.9,
-            batch,
-            epochs,
-            probes,
-            probe_size,
-            probe_sets,
-            precision,
-        )
-        found = [trajectory(run, setting, seed, reuse) for seed in range(seeds)]
+    for noise in progress(task.noises, "label noise"):
+        found = probing.trainings(run, task.setting(noise, lr, epochs), reuse)
         name = f"{noise:.0%} random labels"
         here = end_of_training(found)
         tested = tested and all(i is not None for i in here)
@@ -124,14 +97,12 @@ def fig4_2(
         holds.append(above(largest, 100) and above(mean, 100) and low and above(ratio, 0.7))
         said.append(f"{name}: largest x {largest}, mean x {mean}, effective rank x {rank}, T_4% {ratio}")
         charts += charts_of(found, name, round(100 * noise))
-    stand_in = (
-        "" if (dataset, net, width) == ("cifar10", "vgg19", 64) else f" (here {net} of width {width} on {dataset})"
-    )
+    stand_in = f" (here {task.stand_in})" if task.stand_in else ""
     outcome = "confirmed" if all(holds) else "not confirmed"
     return StudyResult(
         outcome if tested else "not tested",  # type: ignore[arg-type]
         CLAIM,
-        f"At the end of training{stand_in}, {n_train} images, {seeds} seed(s), {probe_sets} batches of {probe_size}: "
+        f"At the end of training{stand_in}, {probing.n_train} images, {probing}: "
         + "; ".join(said)
         + ("." if tested else ". Not every training reached 99 % accuracy."),
         numbers,

@@ -15,7 +15,7 @@ import torch
 
 from biascope.progress import progress
 from biascope.studies.alignment.fig4_2 import SIZES
-from biascope.studies.alignment.tracking import Setting, column, trajectory
+from biascope.studies.alignment.tracking import PROBING, VGG, Probing, Task, column
 from biascope.studies.function_space.setting import above, mean_and_error
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, HeatMap, Series, StudyResult
@@ -32,20 +32,10 @@ CLAIM = (
 def fig4_3(
     run: Run,
     *,
-    dataset: Annotated[str, "cifar10, mnist, or digits as a stand-in"] = "cifar10",
-    net: Annotated[str, "vgg19, resnet18 or mlp"] = "vgg19",
-    width: Annotated[int, "channels of the first stage (64 is the published one), or units of the mlp"] = 8,
-    noises: Annotated[tuple[float, ...], "fractions of random labels"] = (0.0, 0.5),
-    n_train: Annotated[int, "training images"] = 2000,
-    n_test: Annotated[int, "test images"] = 500,
+    task: Task = VGG,
     lr: Annotated[float, "learning rate"] = 0.01,
-    batch: Annotated[int, "images per step"] = 100,
     epochs: Annotated[float, "passes over the training images"] = 40,
-    probes: Annotated[int, "measurements, evenly spaced in log iterations"] = 10,
-    probe_size: Annotated[int, "images per kernel"] = 30,
-    probe_sets: Annotated[int, "disjoint batches per measurement, for the error bars"] = 2,
-    seeds: Annotated[int, "initialisations"] = 1,
-    precision: Annotated[str, "float32, tf32 or bf16 while training on a GPU"] = "tf32",
+    probing: Probing = PROBING,
     reuse: Annotated[str, "run folder of alignment/fig4.2 with the same settings, to read its trainings from"] = "",
 ) -> StudyResult:
     """Alignment of the tangent kernel with the labels during training, whole and by layer."""
@@ -53,25 +43,8 @@ def fig4_3(
     figures: list[Chart | HeatMap] = []
     holds: list[bool] = []
     said: list[str] = []
-    for noise in progress(noises, "label noise"):
-        setting = Setting(
-            dataset,
-            net,
-            width,
-            6,
-            n_train,
-            n_test,
-            noise,
-            lr,
-            0.9,
-            batch,
-            epochs,
-            probes,
-            probe_size,
-            probe_sets,
-            precision,
-        )
-        found = [trajectory(run, setting, seed, reuse) for seed in range(seeds)]
+    for noise in progress(task.noises, "label noise"):
+        found = probing.trainings(run, task.setting(noise, lr, epochs), reuse)
         name = f"{noise:.0%} random labels"
         test = torch.cat([column(f, "test", "cka") for f in found])
         rise = Estimate.of((test.max(1).values - test[:, 0]).tolist())
@@ -91,11 +64,11 @@ def fig4_3(
             holds.append(above(numbers[f"test minus training CKA until the best test accuracy, {name}"]))
         said.append(f"{name}: CKA rises by {rise}, best inner layer {inner} {best:.3f}, last layer {last:.3f}")
         figures += _figures(found, profile, layers, name, round(100 * noise))
-    stand_in = "" if (dataset, net, width) == ("cifar10", "vgg19", 64) else f" ({net} of width {width} on {dataset})"
+    stand_in = f" ({task.stand_in})" if task.stand_in else ""
     return StudyResult(
         "confirmed" if all(holds) else "not confirmed",
         CLAIM,
-        f"{n_train} images{stand_in}, {seeds} seed(s), {probe_sets} batches of {probe_size}. " + "; ".join(said) + ".",
+        f"{probing.n_train} images{stand_in}, {probing}. " + "; ".join(said) + ".",
         numbers,
         tuple(figures),
     )

@@ -13,7 +13,7 @@ import torch
 
 from biascope.errors import InputError
 from biascope.progress import progress
-from biascope.studies.alignment.tracking import Setting, column, trajectory
+from biascope.studies.alignment.tracking import Probing, Setting, column
 from biascope.studies.function_space.setting import above, mean_and_error
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
@@ -24,6 +24,7 @@ CLAIM = (
     "and ResNet-18, whether or not the kernel is centred."
 )
 NETS = {"mlp": ("mnist", 80, 0.02), "vgg19": ("cifar10", 64, 0.01), "resnet18": ("cifar10", 64, 0.01)}
+PROBES = Probing(probes=7, probe_sets=3)
 
 
 @study(
@@ -52,15 +53,8 @@ def fig_b5(
     nets: Annotated[tuple[str, ...], "mlp, vgg19, resnet18"] = ("mlp", "vgg19", "resnet18"),
     digits: Annotated[bool, "use the 8 x 8 digits instead of MNIST and CIFAR-10 (mlp only)"] = False,
     narrow: Annotated[int, "divide the channels of the convolutional networks by this"] = 8,
-    n_train: Annotated[int, "training images"] = 2000,
-    n_test: Annotated[int, "test images"] = 500,
-    batch: Annotated[int, "images per step"] = 100,
     epochs: Annotated[float, "passes over the training images"] = 20,
-    probes: Annotated[int, "measurements, evenly spaced in log iterations"] = 7,
-    probe_size: Annotated[int, "images per kernel"] = 30,
-    probe_sets: Annotated[int, "disjoint batches per measurement, for the error bars"] = 3,
-    seeds: Annotated[int, "initialisations"] = 1,
-    precision: Annotated[str, "float32, tf32 or bf16 while training on a GPU"] = "tf32",
+    probing: Probing = PROBES,
 ) -> StudyResult:
     """Alignment with test labels during training, centred and uncentred, for three networks."""
     if digits and set(nets) != {"mlp"}:
@@ -76,17 +70,10 @@ def fig_b5(
             dataset="digits" if digits else dataset,
             net=net,
             width=width if net == "mlp" else max(1, width // narrow),
-            n_train=n_train,
-            n_test=n_test,
             lr=lr,
-            batch=batch,
             epochs=epochs,
-            probes=probes,
-            probe_size=probe_size,
-            probe_sets=probe_sets,
-            precision=precision,
         )
-        found = [trajectory(run, setting, seed) for seed in range(seeds)]
+        found = probing.trainings(run, setting)
         steps = [max(1, int(step)) for step in found[0]["steps"]]
         rises = []
         for statistic, name in (("cka", "centred"), ("uncentred", "uncentred")):
@@ -119,8 +106,7 @@ def fig_b5(
     return StudyResult(
         "confirmed" if all(holds) else "not confirmed",
         CLAIM,
-        f"{'; '.join(said)}. {n_train} images, {epochs:g} epochs, {seeds} seed(s), {probe_sets} batches of "
-        f"{probe_size}.{changed}",
+        f"{'; '.join(said)}. {probing.n_train} images, {epochs:g} epochs, {probing}.{changed}",
         numbers,
         charts,
     )

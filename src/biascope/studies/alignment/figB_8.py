@@ -14,7 +14,7 @@ import torch
 
 from biascope.progress import progress
 from biascope.studies.alignment.fig4_2 import SIZES
-from biascope.studies.alignment.tracking import Setting, column, trajectory
+from biascope.studies.alignment.tracking import VGG, Probing, Task, column
 from biascope.studies.function_space.setting import above, mean_and_error
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
@@ -24,6 +24,7 @@ CLAIM = (
     "With a learning rate of 0.003 instead of 0.01 the effective rank of the tangent kernel of VGG-19 drops less: it "
     "ends about three times higher."
 )
+PROBES = Probing(probes=8)
 
 
 @study(
@@ -40,47 +41,20 @@ CLAIM = (
 def fig_b8(
     run: Run,
     *,
-    dataset: Annotated[str, "cifar10, mnist, or digits as a stand-in"] = "cifar10",
-    net: Annotated[str, "vgg19, resnet18 or mlp"] = "vgg19",
-    width: Annotated[int, "channels of the first stage (64 is the published one), or units of the mlp"] = 8,
-    noises: Annotated[tuple[float, ...], "fractions of random labels"] = (0.0, 0.5),
-    n_train: Annotated[int, "training images"] = 2000,
-    n_test: Annotated[int, "test images"] = 500,
+    task: Task = VGG,
     lr: Annotated[float, "the larger learning rate"] = 0.01,
     rate: Annotated[float, "the smaller learning rate, relative to the larger one"] = 0.3,
-    batch: Annotated[int, "images per step"] = 100,
     epochs: Annotated[float, "passes over the training images with the larger rate"] = 20,
-    probes: Annotated[int, "measurements, evenly spaced in log iterations"] = 8,
-    probe_size: Annotated[int, "images per kernel"] = 30,
-    probe_sets: Annotated[int, "disjoint batches per measurement, for the error bars"] = 2,
-    seeds: Annotated[int, "initialisations"] = 1,
-    precision: Annotated[str, "float32, tf32 or bf16 while training on a GPU"] = "tf32",
+    probing: Probing = PROBES,
 ) -> StudyResult:
     """Effective rank of the tangent kernel with two learning rates."""
     numbers: dict[str, Estimate] = {}
     charts, holds, said = [], [], []
     tested = True
-    for noise in progress(noises, "label noise"):
+    for noise in progress(task.noises, "label noise"):
         floors, series = [], []
         for factor in (1.0, rate):
-            setting = Setting(
-                dataset,
-                net,
-                width,
-                6,
-                n_train,
-                n_test,
-                noise,
-                lr * factor,
-                0.9,
-                batch,
-                epochs / factor,
-                probes,
-                probe_size,
-                probe_sets,
-                precision,
-            )
-            found = [trajectory(run, setting, seed) for seed in range(seeds)]
+            found = probing.trainings(run, task.setting(noise, lr * factor, epochs / factor))
             rows = torch.cat([column(f, "train", "rank") for f in found])
             floors.append(rows.min(1).values)
             name = f"learning rate {lr * factor:g}"
@@ -103,12 +77,13 @@ def fig_b8(
                 log_x=True,
             )
         )
-    stand_in = "" if (dataset, net, width) == ("cifar10", "vgg19", 64) else f" ({net} of width {width} on {dataset})"
+    stand_in = f" ({task.stand_in})" if task.stand_in else ""
     outcome = "confirmed" if all(holds) else "not confirmed"
     return StudyResult(
         outcome if tested else "not tested",  # type: ignore[arg-type]
         CLAIM,
-        f"With {rate:g} times the learning rate{stand_in}: {'; '.join(said)}. {n_train} images, {seeds} seed(s).",
+        f"With {rate:g} times the learning rate{stand_in}: {'; '.join(said)}. {probing.n_train} images, "
+        f"{probing.seeds} seed(s).",
         numbers,
         tuple(charts),
     )

@@ -7,9 +7,9 @@ Kernels are of features centred per output, unless said otherwise. Training batc
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,53 @@ class Setting:
     def key(self, seed: int) -> str:
         """A name that tells every setting apart."""
         return f"{self.net} noise={self.noise:g} lr={self.lr:g} seed={seed} {derive(0, *asdict(self).items()) % 10**8}"
+
+
+@dataclass(frozen=True)
+class Task:
+    """Options of the studies of VGG-19 with random labels: what is learnt, and by which network."""
+
+    dataset: Annotated[str, "cifar10, mnist, or digits as a stand-in"] = "cifar10"
+    net: Annotated[str, "vgg19, resnet18 or mlp"] = "vgg19"
+    width: Annotated[int, "channels of the first stage (64 is the published one), or units of the mlp"] = 8
+    noises: Annotated[tuple[float, ...], "fractions of random labels"] = (0.0, 0.5)
+
+    @property
+    def stand_in(self) -> str:
+        """What differs from the published network and images, empty if nothing does."""
+        published = (self.dataset, self.net, self.width) == ("cifar10", "vgg19", 64)
+        return "" if published else f"{self.net} of width {self.width} on {self.dataset}"
+
+    def setting(self, noise: float, lr: float, epochs: float) -> Setting:
+        """A training of this network, as far as these options say."""
+        return Setting(self.dataset, self.net, self.width, noise=noise, lr=lr, epochs=epochs)
+
+
+@dataclass(frozen=True)
+class Probing:
+    """Options of all studies of probed trainings: how many images, measurements and seeds."""
+
+    n_train: Annotated[int, "training images"] = 2000
+    n_test: Annotated[int, "test images"] = 500
+    batch: Annotated[int, "images per step"] = 100
+    probes: Annotated[int, "measurements, evenly spaced in log iterations"] = 10
+    probe_size: Annotated[int, "images per kernel"] = 30
+    probe_sets: Annotated[int, "disjoint batches per measurement, for the error bars"] = 2
+    seeds: Annotated[int, "initialisations"] = 1
+    precision: Annotated[str, "float32, tf32 or bf16 while training on a GPU"] = "tf32"
+
+    def __str__(self) -> str:
+        return f"{self.seeds} seed(s), {self.probe_sets} batches of {self.probe_size}"
+
+    def trainings(self, run: Run, setting: Setting, reuse: str = "") -> list[dict[str, Any]]:
+        """The setting with these options in it, trained from every seed: see `trajectory`."""
+        own = asdict(self)
+        seeds = range(own.pop("seeds"))
+        return [trajectory(run, replace(setting, **own), seed, reuse) for seed in seeds]
+
+
+VGG = Task()
+PROBING = Probing()
 
 
 def build(net: str, shape: Sequence[int], seed: int, *, width: int = 64, depth: int = 6) -> nn.Module:
