@@ -124,7 +124,7 @@ def test_training_on_a_gpu(net: str, tmp_path: Path) -> None:
     v = torch.ones(1, 16, 16) / 16
     x, y = DirectionalTasks(v, 100, protocol, (0, "train"), "cuda")[0]
     assert x.device.type == "cuda"
-    assert torch.allclose(x.sum((1, 2, 3)) / 16, 4.0 * (2 * y - 1), atol=1e-4)
+    assert torch.allclose(x.sum((1, 2, 3)) / 16, 8.0 * (2 * y - 1), atol=1e-4)
     width = 8 if net == "resnet18" else 0
     found = train_directions(run, net, architecture(net, 16, width=width), v.expand(4, 16, 16), protocol)
     assert found.test.min() > 0.95

@@ -79,7 +79,7 @@ def figC_9(
                         steps=steps,
                         thresholds=(0.5,) if task.name == "quadratic-1" else LEVELS,
                         loss=squares,
-                        measure=_progress(task),
+                        measure=_progress(task, run.device),
                         scale=scale,
                         include_init_output=False,
                         seed=derive(run.seed, "networks"),
@@ -122,16 +122,16 @@ def _network(inputs: int, width: int, activation: str) -> nn.Module:
     return MLP(in_features=inputs, hidden=(width,), activation=activation, bias=False).double()
 
 
-def _progress(task: QuadraticTask):  # type: ignore[no-untyped-def]
+def _progress(task: QuadraticTask, device: torch.device):  # type: ignore[no-untyped-def]
     """Mean squared error of the easy group; for example 1 mean squared residual relative to its start."""
-    easy = (task.group == 0).nonzero().flatten()
+    easy = (task.group == 0).nonzero().flatten().to(device)  # there before a graph is captured
     whole = float(task.y.square().sum())
 
     def measure(out: Tensor, y: Tensor) -> Tensor:
         residual = (out - y).square()
         if task.name == "quadratic-1":
             return residual.sum(1) / whole
-        return residual.index_select(1, easy.to(out.device)).mean(1)
+        return residual.index_select(1, easy).mean(1)
 
     return measure
 
