@@ -122,7 +122,7 @@ def _network(inputs: int, width: int, activation: str) -> nn.Module:
     return MLP(in_features=inputs, hidden=(width,), activation=activation, bias=False).double()
 
 
-def _progress(task: QuadraticTask, device: torch.device):  # type: ignore[no-untyped-def]
+def _progress(task: QuadraticTask, device: str):  # type: ignore[no-untyped-def]
     """Mean squared error of the easy group; for example 1 mean squared residual relative to its start."""
     easy = (task.group == 0).nonzero().flatten().to(device)  # there before a graph is captured
     whole = float(task.y.square().sum())
