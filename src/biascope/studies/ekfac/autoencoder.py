@@ -1,10 +1,14 @@
 """The deep sigmoid auto-encoder on MNIST or digits, as a problem for a contest, with the grids of Fig. 4.3 and 4.4."""
 
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
 from torch import Tensor, nn
 
 from biascope import nets
+from biascope.studies.ekfac import contest
 from biascope.studies.ekfac.common import images, reconstruction
-from biascope.studies.ekfac.contest import Problem
+from biascope.studies.ekfac.contest import Outcome, Problem, Setting
 from biascope.studies.runs import Run
 
 
@@ -35,3 +39,37 @@ def grid(name: str, points: int) -> tuple[list[float], list[float]]:
     }
     ekfac = [0.1, 0.03, 0.3, 0.01, 0.003], [1e-3, 1e-2, 1e-4, 1e-1, 1.0]
     return lrs.get(name, ekfac[0])[:points], seconds.get(name, ekfac[1])[:points]
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Options of every study that trains the auto-encoder by several optimisers."""
+
+    dataset: Annotated[Literal["digits", "mnist"], "images to encode"] = "digits"
+    n: Annotated[int, "training images"] = 1437
+    hidden: Annotated[tuple[int, ...], "widths of the encoder"] = (60, 30, 15)
+    size: Annotated[int, "examples per batch"] = 200
+
+    def problem(self, run: Run) -> Problem:
+        """Reconstruct the images."""
+        return problem(run, self.dataset, self.n, self.hidden)
+
+
+@dataclass(frozen=True)
+class Contest(Encoder):
+    """Options of the contests on the auto-encoder."""
+
+    steps: Annotated[int, "iterations of every training"] = 500
+    every: Annotated[int, "iterations between evaluations"] = 10
+    points: Annotated[int, "values of each of the two hyper-parameters"] = 4
+    trial: Annotated[float, "share of the iterations with which the grid is searched"] = 1.0
+    seeds: Annotated[int, "initialisations the best setting is trained from"] = 3
+
+    def hold(self, run: Run, task: Problem, names: tuple[str, ...], refresh: int) -> Outcome:
+        """A contest with `refresh` iterations between refreshes."""
+        frames = {name: Setting(name, 0.0, 0.0, self.size, self.steps, refresh, self.every) for name in names}
+        return contest.hold(run, task, frames, self.points, self.seeds, grid, self.trial)
+
+
+ENCODER = Encoder()
+CONTEST = Contest()

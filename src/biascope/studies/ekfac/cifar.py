@@ -5,14 +5,16 @@ The networks they and plain SGD train have no batch normalisation; "SGD + moment
 it. ResNets without normalisation begin as App. A.3 says.
 """
 
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from biascope import data, nets
 from biascope.errors import InputError
-from biascope.studies.ekfac.contest import Problem, Setting
+from biascope.studies.ekfac import contest
+from biascope.studies.ekfac.contest import Outcome, Problem, Setting
 from biascope.studies.runs import Run
 
 Network = Literal["vgg11", "resnet34"]
@@ -82,3 +84,35 @@ def grid(name: str, points: int) -> tuple[list[float], list[float]]:
     if name == "sgd":
         return [0.03, 0.01, 0.1, 0.003][:points], [0.9, 0.95, 0.5, 0.99][:points]
     return [0.1, 0.03, 0.3, 0.01][:points], [0.9, 0.95, 0.5, 0.99][:points]
+
+
+@dataclass(frozen=True)
+class OnCifar:
+    """Options of the contests on CIFAR-10."""
+
+    dataset: Annotated[Literal["digits", "cifar10"], "images to classify"] = "cifar10"
+    n: Annotated[int, "training images"] = 5000
+    width: Annotated[int, "channels of the first stage; 64 in the paper"] = 16
+    epochs: Annotated[float, "epochs of every training"] = 10.0
+    refresh: Annotated[int, "iterations between refreshes"] = 500
+    points: Annotated[int, "values of each of the two hyper-parameters"] = 2
+    trial: Annotated[float, "share of the epochs with which the grid is searched"] = 0.5
+    looks: Annotated[int, "evaluations along a training"] = 10
+    seeds: Annotated[int, "initialisations the best setting is trained from"] = 3
+    momentum: Annotated[float, "of KFAC and EKFAC (the paper does not say)"] = 0.0
+    tf32: Annotated[bool, "let the GPU use tf32"] = True
+
+    def problem(self, run: Run, network: str) -> Problem:
+        """Classify the images with a network."""
+        return problem(run, network, self.dataset, self.n, self.width, self.momentum)
+
+    def hold(
+        self, run: Run, task: Problem, names: tuple[str, ...], size: int, plain: int, halve: float = 0.0
+    ) -> Outcome:
+        """A contest with batches of `size` for the KFAC family, of `plain` for the others."""
+        own = frames(names, len(task.x), self.epochs, size, plain, self.refresh, self.looks, halve)
+        with contest.tf32(self.tf32):
+            return contest.hold(run, task, own, self.points, self.seeds, grid, self.trial)
+
+
+ON_CIFAR = OnCifar()

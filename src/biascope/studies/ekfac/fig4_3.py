@@ -5,11 +5,11 @@ How optimisers are compared is said in `contest`. KFAC's factors and both eigenb
 same network.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from biascope.studies.ekfac import contest
-from biascope.studies.ekfac.autoencoder import grid, problem
-from biascope.studies.ekfac.contest import NAMES, Setting
+from biascope.studies.ekfac.autoencoder import CONTEST, Contest
+from biascope.studies.ekfac.contest import NAMES
 from biascope.studies.registry import study
 from biascope.studies.result import Estimate, StudyResult
 from biascope.studies.runs import Run
@@ -43,21 +43,12 @@ OPTIMISERS = ("ekfac", "ekfac-ra", "kfac", "sgd", "adam")
 def fig4_3(
     run: Run,
     *,
-    dataset: Annotated[Literal["digits", "mnist"], "images to encode"] = "digits",
-    n: Annotated[int, "training images"] = 1437,
-    hidden: Annotated[tuple[int, ...], "widths of the encoder"] = (60, 30, 15),
-    steps: Annotated[int, "iterations of every training"] = 500,
-    size: Annotated[int, "examples per batch"] = 200,
+    options: Contest = CONTEST,
     refresh: Annotated[int, "iterations between refreshes, for KFAC and EKFAC"] = 50,
-    every: Annotated[int, "iterations between evaluations"] = 10,
-    points: Annotated[int, "values of each of the two hyper-parameters"] = 4,
-    trial: Annotated[float, "share of the iterations with which the grid is searched"] = 1.0,
-    seeds: Annotated[int, "initialisations the best setting is trained from"] = 3,
     optimisers: Annotated[tuple[str, ...], "who takes part"] = OPTIMISERS,
 ) -> StudyResult:
     """Loss of a deep auto-encoder against iterations and against time, for five optimisers."""
-    frames = {name: Setting(name, 0.0, 0.0, size, steps, refresh, every) for name in optimisers}
-    out = contest.hold(run, problem(run, dataset, n, hidden), frames, points, seeds, grid, trial)
+    out = options.hold(run, options.problem(run), optimisers, refresh)
     final = {name: Estimate.of(out.final(name)) for name in optimisers}
     numbers = {f"final training loss, {NAMES[name]}": value for name, value in final.items()}
     speed = contest.timing(out, numbers)
@@ -74,5 +65,5 @@ def fig4_3(
         CLAIM,
         " ".join(filter(None, said)),
         numbers,
-        contest.charts(out, "cross-entropy per image", f"Best of {points**2} settings."),
+        contest.charts(out, "cross-entropy per image", f"Best of {options.points**2} settings."),
     )

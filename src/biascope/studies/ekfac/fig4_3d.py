@@ -17,7 +17,7 @@ from torch import Tensor
 from biascope.errors import InputError
 from biascope.progress import progress
 from biascope.studies.ekfac import contest
-from biascope.studies.ekfac.autoencoder import problem
+from biascope.studies.ekfac.autoencoder import ENCODER, Encoder
 from biascope.studies.ekfac.contest import NAMES, Setting
 from biascope.studies.registry import study
 from biascope.studies.result import Estimate, HeatMap, StudyResult, Verdict
@@ -43,21 +43,18 @@ DECADES = (1e-4, 1e-3, 1e-2, 1e-1)
 def fig4_3d(
     run: Run,
     *,
-    dataset: Annotated[Literal["digits", "mnist"], "images to encode"] = "digits",
-    n: Annotated[int, "training images"] = 1437,
-    hidden: Annotated[tuple[int, ...], "widths of the encoder"] = (60, 30, 15),
+    options: Encoder = ENCODER,
     optimiser: Annotated[Literal["ekfac", "ekfac-ra", "kfac"], "whose hyper-parameters they are"] = "ekfac",
     lrs: Annotated[tuple[float, ...], "learning rates, ascending decades"] = DECADES,
     dampings: Annotated[tuple[float, ...], "dampings, ascending decades"] = DECADES,
     epochs: Annotated[float, "passes over the images"] = 20.0,
-    size: Annotated[int, "examples per batch"] = 200,
     refresh: Annotated[int, "iterations between refreshes"] = 50,
     seeds: Annotated[int, "initialisations"] = 3,
 ) -> StudyResult:
     """Final loss of the auto-encoder on a grid of learning rates and dampings."""
     if len(lrs) < 2 or len(dampings) < 2:
         raise InputError(f"lrs={lrs}, dampings={dampings}: give at least two of each")
-    task = problem(run, dataset, n, hidden)
+    task, n, size = options.problem(run), options.n, options.size
     steps = max(1, round(epochs * n / size))
     pairs = list(product(lrs, dampings))
     rows = {
@@ -91,8 +88,8 @@ def fig4_3d(
     return StudyResult(
         verdict,
         CLAIM,
-        f"{NAMES[optimiser]} on {n} images of {dataset}, {steps} iterations ({epochs:g} epochs), {seeds} seeds: "
-        f"best at learning rate {lr:g}, damping {damping:g} with loss {Estimate.of(reached.tolist())} (start "
+        f"{NAMES[optimiser]} on {n} images of {options.dataset}, {steps} iterations ({epochs:g} epochs), {seeds} seeds"
+        f": best at learning rate {lr:g}, damping {damping:g} with loss {Estimate.of(reached.tolist())} (start "
         f"{float(starts.mean()):.4g}). A decade away from it costs {steep['learning rate']} of the descent in learning "
         f"rate and {steep['damping']} in damping; {diverged} of {len(pairs)} pairs end above the start.",
         numbers,

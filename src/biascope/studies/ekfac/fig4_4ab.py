@@ -5,19 +5,20 @@ the claim holds if, over the seeds, the loss that EKFAC (and EKFAC-ra) lose betw
 is smaller than what KFAC loses, by two standard errors of the paired difference.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from biascope.errors import InputError
 from biascope.studies.ekfac import contest
-from biascope.studies.ekfac.autoencoder import grid, problem
+from biascope.studies.ekfac.autoencoder import Contest
 from biascope.studies.ekfac.common import mean_curve
-from biascope.studies.ekfac.contest import NAMES, Outcome, Setting
+from biascope.studies.ekfac.contest import NAMES, Outcome
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run
 
 CLAIM = "With rarer refreshes EKFAC and EKFAC-ra degrade less than KFAC."
 METHODS = ("ekfac", "ekfac-ra", "kfac")
+CONTEST = Contest(steps=300, points=3)
 
 
 @study(
@@ -43,26 +44,17 @@ METHODS = ("ekfac", "ekfac-ra", "kfac")
 def fig4_4ab(
     run: Run,
     *,
-    dataset: Annotated[Literal["digits", "mnist"], "images to encode"] = "digits",
-    n: Annotated[int, "training images"] = 1437,
-    hidden: Annotated[tuple[int, ...], "widths of the encoder"] = (60, 30, 15),
-    steps: Annotated[int, "iterations of every training"] = 300,
-    size: Annotated[int, "examples per batch"] = 200,
+    options: Contest = CONTEST,
     periods: Annotated[tuple[int, ...], "iterations between refreshes"] = (1, 10, 50, 100),
-    every: Annotated[int, "iterations between evaluations"] = 10,
-    points: Annotated[int, "values of each of the two hyper-parameters"] = 3,
-    trial: Annotated[float, "share of the iterations with which the grid is searched"] = 1.0,
-    seeds: Annotated[int, "initialisations the best setting is trained from"] = 3,
 ) -> StudyResult:
     """Final loss of the auto-encoder against the period of refreshes."""
     if len(set(periods)) < 2:
         raise InputError(f"periods={periods}: at least two are needed to see a loss")
-    task = problem(run, dataset, n, hidden)
+    task, steps, seeds = options.problem(run), options.steps, options.seeds
     numbers: dict[str, Estimate] = {}
     out: dict[int, Outcome] = {}
     for period in sorted(periods):
-        frames = {name: Setting(name, 0.0, 0.0, size, steps, period, every) for name in METHODS}
-        out[period] = contest.hold(run, task, frames, points, seeds, grid, trial)
+        out[period] = options.hold(run, task, METHODS, period)
         contest.timing(out[period], numbers, f", period {period}")
         for name in METHODS:
             numbers[f"final loss, {NAMES[name]}, period {period}"] = Estimate.of(out[period].final(name))
@@ -82,7 +74,7 @@ def fig4_4ab(
         "cross-entropy per image",
         tuple(Series.of(NAMES[name], list(out), *curve) for name, curve in curves.items()),
         alt="One curve per method; rarer refreshes make the loss higher.",
-        caption=f"{steps} iterations on {dataset}, mean over {seeds} seeds, band: standard error.",
+        caption=f"{steps} iterations on {options.dataset}, mean over {seeds} seeds, band: standard error.",
         log_x=True,
         log_y=True,
     )

@@ -5,7 +5,8 @@ if after the same number of epochs the training loss of every optimiser named in
 standard errors of the paired difference over the seeds. Time is reported, not judged: it depends on the machine.
 """
 
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from biascope.studies.ekfac import cifar, contest
 from biascope.studies.ekfac.contest import NAMES
@@ -45,53 +46,46 @@ LAPTOP: dict[str, Any] = {"n": 2000, "width": 8, "epochs": 5.0, "refresh": 10, "
 PAPER: dict[str, Any] = {"n": 50000, "width": 64, "refresh": 500, "points": 3, "trial": 0.1, "size": 500, "looks": 40}
 
 
-def contest_of(
-    run: Run,
-    figure: str,
-    network: cifar.Network,
-    dataset: str,
-    n: int,
-    width: int,
-    epochs: float,
-    halve: float,
-    size: int,
-    plain: int,
-    refresh: int,
-    points: int,
-    trial: float,
-    looks: int,
-    seeds: int,
-    momentum: float,
-    optimisers: tuple[str, ...],
-    tf32: bool,
-) -> StudyResult:
+@dataclass(frozen=True)
+class Contest(cifar.OnCifar):
+    """Options of the contests with one batch size for the KFAC family and one for SGD."""
+
+    size: Annotated[int, "examples per batch of KFAC and EKFAC"] = 500
+    plain: Annotated[int, "examples per batch of SGD"] = 200
+    optimisers: Annotated[tuple[str, ...], "who takes part"] = VGG
+
+
+ON_VGG = Contest()
+ON_RESNET = Contest(width=8, optimisers=RESNET)
+HALVED = Contest(optimisers=("ekfac", "ekfac-ra", "kfac", "sgd-bn"))
+
+
+def contest_of(run: Run, figure: str, network: str, options: Contest, halve: float = 0.0) -> StudyResult:
     """One network, one contest."""
-    task = cifar.problem(run, network, dataset, n, width, momentum)
-    frames = cifar.frames(optimisers, len(task.x), epochs, size, plain, refresh, looks, halve)
-    with contest.tf32(tf32):
-        out = contest.hold(run, task, frames, points, seeds, cifar.grid, trial)
+    task, optimisers = options.problem(run, network), options.optimisers
+    out = options.hold(run, task, optimisers, options.size, options.plain, halve)
     final = {name: Estimate.of(out.final(name)) for name in optimisers}
     numbers = {f"final training loss, {NAMES[name]}": value for name, value in final.items()}
     speed = contest.timing(out, numbers)
     won, lost = contest.compare(out, *JUDGED[figure], numbers)
-    stand_in = "" if dataset == "cifar10" else f" Stand-in data: {dataset}, enlarged to 32x32."
-    small = "" if width == 64 else f" Width {width} instead of 64, {n} images."
+    stand_in = "" if options.dataset == "cifar10" else f" Stand-in data: {options.dataset}, enlarged to 32x32."
+    small = "" if options.width == 64 else f" Width {options.width} instead of 64, {options.n} images."
     said = [
-        f"Training losses after {epochs:g} epochs: {', '.join(f'{NAMES[k]} {v}' for k, v in final.items())}.",
+        f"Training losses after {options.epochs:g} epochs: {', '.join(f'{NAMES[k]} {v}' for k, v in final.items())}.",
         contest.reached(out, "sgd-bn" if "sgd-bn" in optimisers else "sgd", numbers),
         speed,
         f"Not lower by two standard errors, or against a rival that did not learn: {'; '.join(lost)}." if lost else "",
         f"The best learning rate of {', '.join(out.edge)} is at the edge of its grid." if out.edge else "",
     ]
-    verdict = ("confirmed" if not lost else "not confirmed") if (won or lost) and seeds > 1 else "not tested"
-    if seeds < 2:
+    verdict = ("confirmed" if not lost else "not confirmed") if (won or lost) and options.seeds > 1 else "not tested"
+    if options.seeds < 2:
         said.append("One seed: no error bars, nothing tested.")
     return StudyResult(
         verdict,  # type: ignore[arg-type]
         CLAIMS[figure],
         " ".join(filter(None, said)) + small + stand_in,
         numbers,
-        contest.charts(out, "cross-entropy", f"{network}, {dataset}.{small}{stand_in}"),
+        contest.charts(out, "cross-entropy", f"{network}, {options.dataset}.{small}{stand_in}"),
     )
 
 
@@ -105,26 +99,10 @@ def contest_of(
 def fig4_5(
     run: Run,
     *,
-    dataset: Annotated[Literal["digits", "cifar10"], "images to classify"] = "cifar10",
-    n: Annotated[int, "training images"] = 5000,
-    width: Annotated[int, "channels of the first stage; 64 in the paper"] = 16,
-    epochs: Annotated[float, "epochs of every training"] = 10.0,
-    size: Annotated[int, "examples per batch of KFAC and EKFAC"] = 500,
-    plain: Annotated[int, "examples per batch of SGD"] = 200,
-    refresh: Annotated[int, "iterations between refreshes"] = 500,
-    points: Annotated[int, "values of each of the two hyper-parameters"] = 2,
-    trial: Annotated[float, "share of the epochs with which the grid is searched"] = 0.5,
-    looks: Annotated[int, "evaluations along a training"] = 10,
-    seeds: Annotated[int, "initialisations the best setting is trained from"] = 3,
-    momentum: Annotated[float, "of KFAC and EKFAC (the paper does not say)"] = 0.0,
-    optimisers: Annotated[tuple[str, ...], "who takes part"] = VGG,
-    tf32: Annotated[bool, "let the GPU use tf32"] = True,
+    options: Contest = ON_VGG,
 ) -> StudyResult:
     """VGG-11 on CIFAR-10: loss against epochs and time for EKFAC, EKFAC-ra, KFAC, SGD with and without BN."""
-    return contest_of(
-        run, "4.5", "vgg11", dataset, n, width, epochs, 0.0, size, plain, refresh, points, trial, looks, seeds,
-        momentum, optimisers, tf32,
-    )  # fmt: skip
+    return contest_of(run, "4.5", "vgg11", options)
 
 
 @study(
@@ -137,26 +115,10 @@ def fig4_5(
 def fig4_6(
     run: Run,
     *,
-    dataset: Annotated[Literal["digits", "cifar10"], "images to classify"] = "cifar10",
-    n: Annotated[int, "training images"] = 5000,
-    width: Annotated[int, "channels of the first stage; 64 in the paper"] = 8,
-    epochs: Annotated[float, "epochs of every training"] = 10.0,
-    size: Annotated[int, "examples per batch of KFAC and EKFAC"] = 500,
-    plain: Annotated[int, "examples per batch of SGD"] = 200,
-    refresh: Annotated[int, "iterations between refreshes"] = 500,
-    points: Annotated[int, "values of each of the two hyper-parameters"] = 2,
-    trial: Annotated[float, "share of the epochs with which the grid is searched"] = 0.5,
-    looks: Annotated[int, "evaluations along a training"] = 10,
-    seeds: Annotated[int, "initialisations the best setting is trained from"] = 3,
-    momentum: Annotated[float, "of KFAC and EKFAC (the paper does not say)"] = 0.0,
-    optimisers: Annotated[tuple[str, ...], "who takes part"] = RESNET,
-    tf32: Annotated[bool, "let the GPU use tf32"] = True,
+    options: Contest = ON_RESNET,
 ) -> StudyResult:
     """ResNet-34 without normalisation on CIFAR-10: EKFAC-ra, KFAC, and SGD with batch normalisation."""
-    return contest_of(
-        run, "4.6", "resnet34", dataset, n, width, epochs, 0.0, size, plain, refresh, points, trial, looks, seeds,
-        momentum, optimisers, tf32,
-    )  # fmt: skip
+    return contest_of(run, "4.6", "resnet34", options)
 
 
 @study(
@@ -173,31 +135,10 @@ def fig4_6(
 def figA_4(
     run: Run,
     *,
-    network: Annotated[Literal["vgg11", "resnet34"], "A.4 is vgg11, A.5 resnet34"] = "vgg11",
-    dataset: Annotated[Literal["digits", "cifar10"], "images to classify"] = "cifar10",
-    n: Annotated[int, "training images"] = 5000,
-    width: Annotated[int, "channels of the first stage; 64 in the paper"] = 16,
-    epochs: Annotated[float, "epochs of every training"] = 10.0,
+    network: Annotated[cifar.Network, "A.4 is vgg11, A.5 resnet34"] = "vgg11",
     halve: Annotated[float, "epochs between halvings of the learning rate"] = 20.0,
-    size: Annotated[int, "examples per batch of KFAC and EKFAC"] = 500,
-    plain: Annotated[int, "examples per batch of SGD"] = 200,
-    refresh: Annotated[int, "iterations between refreshes"] = 500,
-    points: Annotated[int, "values of each of the two hyper-parameters"] = 2,
-    trial: Annotated[float, "share of the epochs with which the grid is searched"] = 0.5,
-    looks: Annotated[int, "evaluations along a training"] = 10,
-    seeds: Annotated[int, "initialisations the best setting is trained from"] = 3,
-    momentum: Annotated[float, "of KFAC and EKFAC (the paper does not say)"] = 0.0,
-    optimisers: Annotated[tuple[str, ...], "who takes part"] = (
-        "ekfac",
-        "ekfac-ra",
-        "kfac",
-        "sgd-bn",
-    ),
-    tf32: Annotated[bool, "let the GPU use tf32"] = True,
+    options: Contest = HALVED,
 ) -> StudyResult:
     """As Fig. 4.5 with the learning rate halved every few epochs; with network=resnet34 as Fig. 4.6: Fig. A.5."""
     figure = "A.4" if network == "vgg11" else "A.5"
-    return contest_of(
-        run, figure, network, dataset, n, width, epochs, halve, size, plain, refresh, points, trial, looks, seeds,
-        momentum, optimisers, tf32,
-    )  # fmt: skip
+    return contest_of(run, figure, network, options, halve)
