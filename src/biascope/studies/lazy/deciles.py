@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -18,39 +18,47 @@ from biascope.studies.lazy.training import Setting, Trajectory, Watched, train
 from biascope.studies.result import Chart, Estimate
 from biascope.studies.runs import Run
 
+SCORE_WIDTH, SCORE_BATCH = 32, 128  # of the networks behind the scores
+
 
 @dataclass(frozen=True)
 class DecileTask:
-    """n training and `extra` held-out examples (both from the official training set), ranked together by C-score.
+    """n training and `extra` held-out examples (both from the official training set), ranked together by C-score."""
 
-    The scores are estimated by networks `score_net` trained on `score_repeats` random subsets of each of four sizes
-    (20, 40, 60, 80 %). The thesis takes published scores of CIFAR-10, made with larger networks.
+    dataset: Annotated[str, "digits, digits32, mnist, fashion-mnist or cifar10"] = "digits"
+    n: Annotated[int, "training examples"] = 1000
+    extra: Annotated[int, "held-out examples, ranked with the others"] = 250
+    groups: Annotated[int, "groups by C-score"] = 10
+    net: Annotated[str, "mlp, lenet, resnet18-nobn or vgg11-nobn"] = "mlp"
+    width: Annotated[int, "units of a hidden layer, or channels of the first stage"] = 64
+    depth: Annotated[int, "hidden layers of the mlp"] = 4
+    init: Annotated[str, "torch or he"] = "torch"
+    watched: Annotated[int, "examples measured per group"] = 100
+    lin: Annotated[int, "examples for the linearity metrics, 0 for none"] = 20
+
+    def __str__(self) -> str:
+        return f"{self.net} on {self.n} examples of {self.dataset}"
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How C-scores are estimated: by small networks trained on random subsets of four sizes (20, 40, 60, 80 %).
+
+    The thesis takes published scores of CIFAR-10, made with larger networks.
     """
 
-    dataset: str = "digits"
-    n: int = 1000
-    extra: int = 250
-    groups: int = 10
-    net: str = "mlp"
-    width: int = 64
-    depth: int = 4
-    init: str = "torch"
-    watched: int = 100  # examples per group
-    lin: int = 20
-    score_net: str = "mlp"
-    score_width: int = 32
-    score_repeats: int = 6
-    score_epochs: int = 10
-    score_lr: float = 0.1
-    score_batch: int = 128
+    score_net: Annotated[str, "network that estimates the C-scores"] = "mlp"
+    score_repeats: Annotated[int, "networks per subset size (there are four sizes)"] = 6
+    score_epochs: Annotated[int, "passes over the subset"] = 10
+    score_lr: Annotated[float, "its learning rate"] = 0.1
 
-    def with_scores(self, net: str, repeats: int, epochs: int, lr: float) -> DecileTask:
-        """The same task with other networks behind the scores."""
-        return replace(self, score_net=net, score_repeats=repeats, score_epochs=epochs, score_lr=lr)
+
+DECILES = DecileTask()
+SCORES = Scores()
 
 
 def decile_runs(
-    run: Run, task: DecileTask, settings: Mapping[str, Setting], seeds: int
+    run: Run, task: DecileTask, how: Scores, settings: Mapping[str, Setting], seeds: int
 ) -> tuple[dict[str, list[Trajectory]], dict[str, Estimate]]:
     """Every setting from every seed, and what is to be known of the scores. Seeds share the data and the scores."""
     train_set, held = standardised(task.dataset, task.n, task.extra, derive(run.seed, "split"), run.device)
@@ -58,16 +66,16 @@ def decile_runs(
 
     def score() -> Mapping[str, Tensor | float]:
         found = c_scores(
-            lambda: network(task.score_net, x[:1].cpu(), 10, task.score_width, 1, "torch", None),
+            lambda: network(how.score_net, x[:1].cpu(), 10, SCORE_WIDTH, 1, "torch", None),
             x,
             y,
-            repeats=task.score_repeats,
+            repeats=how.score_repeats,
             seed=derive(run.seed, "c-scores"),
             device=run.device,
-            epochs=task.score_epochs,
-            lr=task.score_lr,
+            epochs=how.score_epochs,
+            lr=how.score_lr,
             momentum=0.9,
-            batch_size=task.score_batch,
+            batch_size=SCORE_BATCH,
             clip_norm=1.0,
         )
         return {"scores": found.scores, "errors": found.standard_errors, "coverage": found.coverage}
@@ -154,59 +162,3 @@ def group_chart(runs: Mapping[str, Sequence[Trajectory]], part: str = "train", m
         alt=f"{measure} of the most difficult, a middle and the easiest group over the mean training loss, per regime.",
         caption="Group 1 has the lowest C-scores. Mean over seeds, band: standard error.",
     )
-
-
-@dataclass(frozen=True)
-class ByCScore:
-    """Options of the studies that compare the regimes by groups of C-score."""
-
-    dataset: Annotated[str, "digits, digits32, mnist, fashion-mnist or cifar10"] = "digits"
-    net: Annotated[str, "mlp, lenet, resnet18-nobn or vgg11-nobn"] = "mlp"
-    width: Annotated[int, "units of a hidden layer, or channels of the first stage"] = 64
-    depth: Annotated[int, "hidden layers of the mlp"] = 4
-    init: Annotated[str, "torch or he"] = "torch"
-    n: Annotated[int, "training examples"] = 1000
-    extra: Annotated[int, "held-out examples, ranked with the others"] = 250
-    groups: Annotated[int, "groups by C-score"] = 10
-    alphas: Annotated[tuple[float, ...], "the non-linear and the linear regime"] = (1.0, 100.0)
-    lr: Annotated[float, "learning rate of the plain network"] = 0.01
-    batch: Annotated[int, "examples per step"] = 125
-    steps: Annotated[tuple[int, ...], "steps at most, one number per alpha"] = (2000, 8000)
-    stop: Annotated[float, "training loss at which a run ends"] = 0.05
-    factor: Annotated[float, "ratio of successive losses at which the groups are measured"] = 0.93
-    watched: Annotated[int, "examples measured per group"] = 100
-    lin: Annotated[int, "examples for the linearity metrics, 0 for none"] = 20
-    score_net: Annotated[str, "network that estimates the C-scores"] = "mlp"
-    score_repeats: Annotated[int, "networks per subset size (there are four sizes)"] = 6
-    score_epochs: Annotated[int, "passes over the subset"] = 10
-    score_lr: Annotated[float, "its learning rate"] = 0.1
-    seeds: Annotated[int, "initialisations"] = 3
-    capture: Annotated[bool, "replay a CUDA graph, on CUDA"] = True
-
-    def __str__(self) -> str:
-        return f"{self.net} on {self.n} examples of {self.dataset}, {self.seeds} seeds"
-
-    def train(self, run: Run) -> tuple[dict[str, list[Trajectory]], dict[str, Estimate]]:
-        """Trajectories of every seed by regime, and the numbers that say how good the scores are."""
-        task = DecileTask(
-            self.dataset,
-            self.n,
-            self.extra,
-            self.groups,
-            self.net,
-            self.width,
-            self.depth,
-            self.init,
-            self.watched,
-            self.lin,
-        ).with_scores(self.score_net, self.score_repeats, self.score_epochs, self.score_lr)
-        settings = {
-            f"alpha = {alpha:g}": Setting(
-                alpha, self.lr, 0.9, self.batch, count, self.stop, self.factor, capture=self.capture
-            )
-            for alpha, count in zip(self.alphas, self.steps, strict=True)
-        }
-        return decile_runs(run, task, settings, self.seeds)
-
-
-BY_C_SCORE = ByCScore()

@@ -21,7 +21,18 @@ from biascope.studies.lazy.comparison import (
     stayed_linear,
     steps_taken,
 )
-from biascope.studies.lazy.deciles import BY_C_SCORE, ByCScore, group_chart, mean_loss, spread, spread_gap
+from biascope.studies.lazy.deciles import (
+    DECILES,
+    SCORES,
+    DecileTask,
+    Scores,
+    decile_runs,
+    group_chart,
+    mean_loss,
+    spread,
+    spread_gap,
+)
+from biascope.studies.lazy.regimes import REGIMES, Factor, Regimes
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, StudyResult, Verdict
 from biascope.studies.runs import Run
@@ -45,10 +56,13 @@ SIZES = {
 def fig5_2_cscore(
     run: Run,
     *,
-    options: ByCScore = BY_C_SCORE,
+    task: DecileTask = DECILES,
+    scores: Scores = SCORES,
+    regimes: Regimes = REGIMES,
+    factor: Factor = 0.93,
 ) -> StudyResult:
     """Loss of groups by C-score in both regimes at equal mean training loss."""
-    runs, numbers = options.train(run)
+    runs, numbers = decile_runs(run, task, scores, regimes.settings(factor), regimes.seeds)
     hasty, lazy = runs.values()
     gap, held_out = spread_gap(hasty, lazy), spread_gap(hasty, lazy, "test")
     linear = stayed_linear(lazy)
@@ -71,14 +85,14 @@ def fig5_2_cscore(
     return StudyResult(
         verdict,
         CLAIM,
-        f"{options}: the spread is larger by {gap} in the non-linear regime (held-out examples: {held_out}). C-scores "
-        f"estimated with {4 * options.score_repeats} small networks ({options.score_net}), "
-        f"not the published ones.{notes}",
+        f"{task}, {regimes.seeds} seeds: the spread is larger by {gap} in the non-linear regime (held-out examples: "
+        f"{held_out}). C-scores estimated with {4 * scores.score_repeats} small networks ({scores.score_net}), not the "
+        f"published ones.{notes}",
         {**known(own), **numbers, **linearity_numbers(runs), **steps_taken(runs)},
         (
             group_chart(runs),
             spreads,
             group_chart(runs, "test"),
-            *([linearity_chart(runs, "train 1")] if options.lin else []),
+            *([linearity_chart(runs, "train 1")] if task.lin else []),
         ),
     )

@@ -10,11 +10,9 @@ run ended before its test loss turned, or if the large alpha did not keep the ta
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from biascope.studies.lazy.comparison import known, linearity_chart, linearity_numbers, stayed_linear, steps_taken
-from biascope.studies.lazy.noise import NoiseTask, compare, curves_chart, noise_runs
-from biascope.studies.lazy.training import Setting
+from biascope.studies.lazy.noise import NOISE, NoiseTask, compare, curves_chart, noise_runs
+from biascope.studies.lazy.regimes import REGIMES, Factor, Regimes
 from biascope.studies.registry import study
 from biascope.studies.result import Estimate, StudyResult, Verdict
 from biascope.studies.runs import Run
@@ -49,31 +47,12 @@ CLAIM = (
 def fig5_2_noise(
     run: Run,
     *,
-    dataset: Annotated[str, "digits, digits32, mnist, fashion-mnist or cifar10"] = "digits",
-    net: Annotated[str, "mlp, lenet, resnet18-nobn or vgg11-nobn"] = "mlp",
-    width: Annotated[int, "units of a hidden layer, or channels of the first stage"] = 64,
-    depth: Annotated[int, "hidden layers of the mlp"] = 4,
-    init: Annotated[str, "torch or he"] = "torch",
-    n: Annotated[int, "training examples"] = 1000,
-    fraction: Annotated[float, "share of wrong labels"] = 0.15,
-    alphas: Annotated[tuple[float, ...], "the non-linear and the linear regime"] = (1.0, 100.0),
-    lr: Annotated[float, "learning rate of the plain network"] = 0.01,
-    batch: Annotated[int, "examples per step"] = 125,
-    steps: Annotated[tuple[int, ...], "steps at most, one number per alpha"] = (2000, 8000),
-    stop: Annotated[float, "training loss at which a run ends"] = 0.05,
-    factor: Annotated[float, "ratio of successive losses at which the groups are measured"] = 0.93,
-    watched: Annotated[int, "examples measured per group"] = 1000,
-    lin: Annotated[int, "examples for the linearity metrics, 0 for none"] = 20,
-    seeds: Annotated[int, "initialisations"] = 3,
-    capture: Annotated[bool, "replay a CUDA graph, on CUDA"] = True,
+    task: NoiseTask = NOISE,
+    regimes: Regimes = REGIMES,
+    factor: Factor = 0.93,
 ) -> StudyResult:
     """Noisy and test loss of both regimes at equal loss of the clean examples."""
-    task = NoiseTask(dataset, n, fraction, net, width, depth, init, watched, lin)
-    settings = {
-        f"alpha = {alpha:g}": Setting(alpha, lr, 0.9, batch, count, stop, factor, capture=capture)
-        for alpha, count in zip(alphas, steps, strict=True)
-    }
-    runs = noise_runs(run, task, settings, seeds)
+    runs = noise_runs(run, task, regimes.settings(factor), regimes.seeds)
     hasty, lazy = runs.values()
     found = compare(hasty, lazy)
     linear = stayed_linear(lazy)
@@ -92,13 +71,13 @@ def fig5_2_noise(
     return StudyResult(
         verdict,
         CLAIM,
-        f"{net} on {n} examples of {dataset}, {seeds} seeds: noisy loss at equal clean loss {found.noisy_gap}, best "
+        f"{task}, {regimes.seeds} seeds: noisy loss at equal clean loss {found.noisy_gap}, best "
         f"test loss {found.best_test_gap} (both non-linear minus linear); memorisation begins at clean loss "
         f"{found.memorising[0]} against {found.memorising[1]}.{notes}",
         known(numbers),
         (
             curves_chart(runs, "loss"),
             curves_chart(runs, "accuracy"),
-            *([linearity_chart(runs, "clean")] if lin else []),
+            *([linearity_chart(runs, "clean")] if task.lin else []),
         ),
     )

@@ -14,6 +14,7 @@ test examples. Not tested if the largest alpha did not keep the tangent kernel (
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
@@ -35,8 +36,9 @@ from biascope.studies.lazy.comparison import (
     steps_taken,
 )
 from biascope.studies.lazy.images import network
+from biascope.studies.lazy.regimes import Factor, Regimes
 from biascope.studies.lazy.spurious_groups import SpuriousTask
-from biascope.studies.lazy.training import Setting, Trajectory, train
+from biascope.studies.lazy.training import Trajectory, train
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, StudyResult, Verdict
 from biascope.studies.runs import Run
@@ -45,6 +47,16 @@ CLAIM = (
     "With a spurious correlation, at equal accuracy on examples that carry the spurious feature the linear regime is "
     "more accurate on those that do not: it is less prone to the spurious feature in the first phase of training."
 )
+
+
+@dataclass(frozen=True)
+class Three(Regimes):
+    """The regimes of this study."""
+
+    alphas: Annotated[tuple[float, ...], "regimes, ascending"] = (0.5, 1.0, 100.0)
+
+
+THREE = Three(batch=100, stop=0.02, lr=0.02, steps=(1500, 1500, 4000))
 
 
 @study(
@@ -71,25 +83,16 @@ def fig5_3(
     depth: Annotated[int, "hidden layers of the mlp"] = 4,
     init: Annotated[str, "torch or he"] = "torch",
     n: Annotated[int, "training examples"] = 4000,
-    alphas: Annotated[tuple[float, ...], "regimes, ascending"] = (0.5, 1.0, 100.0),
-    lr: Annotated[float, "learning rate of the plain network"] = 0.02,
-    batch: Annotated[int, "examples per step"] = 100,
-    steps: Annotated[tuple[int, ...], "steps at most, one number per alpha"] = (1500, 1500, 4000),
-    stop: Annotated[float, "training loss at which a run ends"] = 0.02,
-    factor: Annotated[float, "ratio of successive losses at which the groups are measured"] = 0.93,
+    regimes: Three = THREE,
+    factor: Factor = 0.93,
     per_cell: Annotated[int, "examples of every (label, attribute) cell in the groups, at most"] = 180,
     lin: Annotated[int, "examples for the linearity metrics, 0 for none"] = 20,
-    seeds: Annotated[int, "initialisations"] = 3,
-    capture: Annotated[bool, "replay a CUDA graph, on CUDA"] = True,
 ) -> StudyResult:
     """Accuracy without the spurious feature at equal accuracy with it, in three regimes."""
     task = SpuriousTask(dataset, kind, n, agreement, per_cell)
-    settings = {
-        f"alpha = {alpha:g}": Setting(alpha, lr, 0.9, batch, count, stop, factor, capture=capture, every=10)
-        for alpha, count in zip(alphas, steps, strict=True)
-    }
+    settings = regimes.settings(factor, every=10)
     runs: dict[str, list[Trajectory]] = {label: [] for label in settings}
-    for seed, label in progress([(s, k) for s in range(seeds) for k in settings], "trainings"):
+    for seed, label in progress([(s, k) for s in range(regimes.seeds) for k in settings], "trainings"):
         own = derive(run.seed, "spurious experiment", seed)
 
         def compute(own: int = own, label: str = label) -> Mapping[str, object]:
@@ -116,7 +119,7 @@ def fig5_3(
         verdict,
         CLAIM,
         f"Stand-in: {dataset} with a spurious {kind} ({agreement:.0%} agreement) instead of photographs; {net}, {n} "
-        f"examples, {seeds} seeds. At equal accuracy with the feature: {said}."
+        f"examples, {regimes.seeds} seeds. At equal accuracy with the feature: {said}."
         + ("" if linear else f" {lazy} did not stay linear."),
         {**known(numbers), **linearity_numbers(runs), **steps_taken(runs)},
         (

@@ -14,8 +14,9 @@ from __future__ import annotations
 from typing import Annotated
 
 from biascope.studies.lazy.comparison import decided, known, linearity_chart, linearity_numbers, steps_taken
-from biascope.studies.lazy.noise import NoiseTask, curves_chart, noise_runs, noisy_gap
-from biascope.studies.lazy.training import Setting, Trajectory
+from biascope.studies.lazy.noise import NOISE, NoiseTask, curves_chart, noise_runs, noisy_gap
+from biascope.studies.lazy.regimes import Factor, Pace
+from biascope.studies.lazy.training import Trajectory
 from biascope.studies.registry import study
 from biascope.studies.result import Estimate, StudyResult, Verdict
 from biascope.studies.runs import Run
@@ -24,6 +25,7 @@ CLAIM = (
     "With alpha = 1 the trajectories at equal clean loss coincide for all learning rates, over orders of magnitude, "
     "while alpha moves them: a small learning rate is not a large alpha (its linearity metrics still fall)."
 )
+PACE = Pace(stop=0.3)
 
 
 @study(
@@ -43,35 +45,20 @@ CLAIM = (
 def figC_1(
     run: Run,
     *,
-    dataset: Annotated[str, "digits, digits32, mnist, fashion-mnist or cifar10"] = "digits",
-    net: Annotated[str, "mlp, lenet, resnet18-nobn or vgg11-nobn"] = "mlp",
-    width: Annotated[int, "units of a hidden layer, or channels of the first stage"] = 64,
-    depth: Annotated[int, "hidden layers of the mlp"] = 4,
-    init: Annotated[str, "torch or he"] = "torch",
-    n: Annotated[int, "training examples"] = 1000,
-    fraction: Annotated[float, "share of wrong labels"] = 0.15,
+    task: NoiseTask = NOISE,
     lrs: Annotated[tuple[float, ...], "learning rates with alpha = 1, descending"] = (0.1, 0.03, 0.01),
     steps: Annotated[tuple[int, ...], "steps at most, one number per learning rate"] = (1000, 3000, 8000),
     alpha: Annotated[float, "the linear regime for comparison, at the largest rate"] = 100.0,
     alpha_steps: Annotated[int, "steps at most of the linear regime"] = 8000,
-    batch: Annotated[int, "examples per step"] = 125,
-    stop: Annotated[float, "training loss at which a run ends"] = 0.3,
-    factor: Annotated[float, "ratio of successive losses at which the groups are measured"] = 0.93,
+    pace: Pace = PACE,
+    factor: Factor = 0.93,
     reach: Annotated[float, "share of the initial clean loss below which a rate counts"] = 0.7,
-    watched: Annotated[int, "examples measured per group"] = 1000,
-    lin: Annotated[int, "examples for the linearity metrics, 0 for none"] = 20,
-    seeds: Annotated[int, "initialisations"] = 3,
-    capture: Annotated[bool, "replay a CUDA graph, on CUDA"] = True,
 ) -> StudyResult:
     """Noisy loss at equal clean loss for several learning rates, beside a large alpha."""
-    task = NoiseTask(dataset, n, fraction, net, width, depth, init, watched, lin)
-    settings = {
-        f"lr {lr:g}": Setting(1.0, lr, 0.9, batch, count, stop, factor, capture=capture)
-        for lr, count in zip(lrs, steps, strict=True)
-    }
+    settings = {f"lr {lr:g}": pace.setting(1.0, lr, count, factor) for lr, count in zip(lrs, steps, strict=True)}
     scaled = f"alpha = {alpha:g}"
-    settings[scaled] = Setting(alpha, max(lrs), 0.9, batch, alpha_steps, stop, factor, capture=capture)
-    runs = noise_runs(run, task, settings, seeds)
+    settings[scaled] = pace.setting(alpha, max(lrs), alpha_steps, factor)
+    runs = noise_runs(run, task, settings, pace.seeds)
 
     def got_far(group: list[Trajectory]) -> bool:
         return all(float(t.losses("clean").min()) < reach * float(t.losses("clean")[0]) for t in group)
@@ -99,12 +86,12 @@ def figC_1(
     return StudyResult(
         verdict,
         CLAIM,
-        f"{net} on {n} examples of {dataset}, {seeds} seeds: from {rates[0]} to {rates[-1]} the noisy loss at equal "
+        f"{task}, {pace.seeds} seeds: from {rates[0]} to {rates[-1]} the noisy loss at equal "
         f"clean loss moves by {rate_effect}; from alpha 1 to {alpha:g} by {alpha_effect}.{left}",
         known(numbers),
         (
             curves_chart(counted),
             curves_chart(counted, "accuracy"),
-            *([linearity_chart(runs, "clean")] if lin else []),
+            *([linearity_chart(runs, "clean")] if task.lin else []),
         ),
     )

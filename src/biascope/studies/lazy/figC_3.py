@@ -17,14 +17,15 @@ from biascope.studies.lazy.comparison import (
     stayed_linear,
     steps_taken,
 )
-from biascope.studies.lazy.deciles import DecileTask, decile_runs, group_chart, spread_gap
+from biascope.studies.lazy.deciles import SCORES, DecileTask, Scores, decile_runs, group_chart, spread_gap
 from biascope.studies.lazy.noise import NoiseTask, compare, curves_chart, noise_runs
-from biascope.studies.lazy.training import Setting
+from biascope.studies.lazy.regimes import REGIMES, Regimes
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, StudyResult, Verdict
 from biascope.studies.runs import Run
 
 CLAIM = "What Fig. 5.2 shows with a ResNet-18 (label noise, groups by C-score) holds with a VGG-11 as well."
+FACTOR = 0.93  # ratio of successive losses at which the groups are measured
 
 
 @study(
@@ -52,33 +53,18 @@ def figC_3(
     extra: Annotated[int, "held-out examples of the C-score experiment"] = 250,
     groups: Annotated[int, "groups by C-score"] = 10,
     fraction: Annotated[float, "share of wrong labels"] = 0.15,
-    alphas: Annotated[tuple[float, ...], "the non-linear and the linear regime"] = (1.0, 100.0),
-    lr: Annotated[float, "learning rate of the plain network"] = 0.01,
-    batch: Annotated[int, "examples per step"] = 125,
-    steps: Annotated[tuple[int, ...], "steps at most, one number per alpha"] = (2000, 8000),
-    stop: Annotated[float, "training loss at which a run ends"] = 0.05,
     watched: Annotated[int, "examples measured per group"] = 100,
     lin: Annotated[int, "examples for the linearity metrics, 0 for none"] = 20,
-    score_net: Annotated[str, "network that estimates the C-scores"] = "mlp",
-    score_repeats: Annotated[int, "networks per subset size (there are four sizes)"] = 6,
-    score_epochs: Annotated[int, "passes over the subset"] = 10,
-    score_lr: Annotated[float, "its learning rate"] = 0.1,
-    seeds: Annotated[int, "initialisations"] = 3,
-    capture: Annotated[bool, "replay a CUDA graph, on CUDA"] = True,
+    scores: Scores = SCORES,
+    regimes: Regimes = REGIMES,
 ) -> StudyResult:
     """Label noise and C-score groups with a VGG-11."""
     numbers: dict[str, Estimate] = {}
     figures: list[Chart] = []
     verdicts: list[Verdict] = []
 
-    def settings(kind: str) -> dict[str, Setting]:
-        return {
-            f"{kind}, alpha = {alpha:g}": Setting(alpha, lr, 0.9, batch, count, stop, 0.93, capture=capture)
-            for alpha, count in zip(alphas, steps, strict=True)
-        }
-
     noise = NoiseTask(dataset, n, fraction, net, width, 0, init, watched, lin)
-    runs = noise_runs(run, noise, settings("noise"), seeds)
+    runs = noise_runs(run, noise, regimes.settings(FACTOR, kind="noise, "), regimes.seeds)
     hasty, lazy = runs.values()
     found = compare(hasty, lazy)
     verdicts.append(found.verdict if stayed_linear(lazy) else "not tested")
@@ -91,21 +77,20 @@ def figC_3(
     figures += [curves_chart(runs), *([linearity_chart(runs, "clean")] if lin else [])]
 
     deciles = DecileTask(dataset, n, extra, groups, net, width, 0, init, watched, lin)
-    deciles = deciles.with_scores(score_net, score_repeats, score_epochs, score_lr)
-    runs, scores = decile_runs(run, deciles, settings("C-score"), seeds)
+    runs, known_scores = decile_runs(run, deciles, scores, regimes.settings(FACTOR, kind="C-score, "), regimes.seeds)
     hasty, lazy = runs.values()
     gap = spread_gap(hasty, lazy)
     tested = stayed_linear(lazy) and decided(gap)
     verdicts.append(("confirmed" if beyond(gap) else "not confirmed") if tested else "not tested")
-    numbers |= {"spread of the loss, non-linear minus linear": gap, **scores, **linearity_numbers(runs)}
+    numbers |= {"spread of the loss, non-linear minus linear": gap, **known_scores, **linearity_numbers(runs)}
     figures.append(group_chart(runs))
     order: tuple[Verdict, ...] = ("not confirmed", "not tested", "confirmed")
     return StudyResult(
         next(v for v in order if v in verdicts),
         CLAIM,
-        f"{net} of width {width} on {n} examples of {dataset}, {seeds} seeds. Label noise: {verdicts[0]} (noisy loss "
-        f"at equal clean loss {found.noisy_gap}, best test loss {found.best_test_gap}, non-linear minus linear). "
-        f"C-scores: {verdicts[1]} (the spread differs by {gap}).",
+        f"{net} of width {width} on {n} examples of {dataset}, {regimes.seeds} seeds. Label noise: {verdicts[0]} "
+        f"(noisy loss at equal clean loss {found.noisy_gap}, best test loss {found.best_test_gap}, non-linear minus "
+        f"linear). C-scores: {verdicts[1]} (the spread differs by {gap}).",
         known(numbers),
         tuple(figures),
     )

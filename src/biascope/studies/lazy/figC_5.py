@@ -22,8 +22,18 @@ from biascope.studies.lazy.comparison import (
     stayed_linear,
     steps_taken,
 )
-from biascope.studies.lazy.deciles import BY_C_SCORE, ByCScore, group_chart, mean_loss, names
+from biascope.studies.lazy.deciles import (
+    DECILES,
+    SCORES,
+    DecileTask,
+    Scores,
+    decile_runs,
+    group_chart,
+    mean_loss,
+    names,
+)
 from biascope.studies.lazy.fig5_2_cscore import SIZES
+from biascope.studies.lazy.regimes import REGIMES, Factor, Regimes
 from biascope.studies.lazy.training import Trajectory
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Series, StudyResult, Verdict
@@ -39,10 +49,13 @@ CLAIM = (
 def figC_5(
     run: Run,
     *,
-    options: ByCScore = BY_C_SCORE,
+    task: DecileTask = DECILES,
+    scores: Scores = SCORES,
+    regimes: Regimes = REGIMES,
+    factor: Factor = 0.93,
 ) -> StudyResult:
     """Difference of the loss between the regimes, group by group."""
-    runs, scores = options.train(run)
+    runs, known_scores = decile_runs(run, task, scores, regimes.settings(factor), regimes.seeds)
     hasty, lazy = runs.values()
     differences = paired_differences(hasty, lazy, mean_loss, lambda t: t.loss)  # [seeds, groups]
     own = names(hasty[0], "train")
@@ -82,10 +95,10 @@ def figC_5(
     return StudyResult(
         verdict,
         CLAIM,
-        f"{options}: non-linear minus linear loss is {hard} on the most "
+        f"{task}, {regimes.seeds} seeds: non-linear minus linear loss is {hard} on the most "
         f"difficult and {easy} on the easiest of {len(own)} groups."
         + ("" if linear else f" {list(runs)[1]} did not stay linear."),
-        {**known(numbers), **scores, **steps_taken(runs)},
+        {**known(numbers), **known_scores, **steps_taken(runs)},
         (shown, by_group, group_chart(runs, measure="accuracy"), group_chart(runs, "test", "accuracy")),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from torch import Tensor
 
@@ -31,15 +32,18 @@ GROUPS = ("clean", "noisy", "test")
 class NoiseTask:
     """What is trained on: `fraction` of n training examples of a set get a wrong label."""
 
-    dataset: str = "digits"
-    n: int = 1000
-    fraction: float = 0.15
-    net: str = "mlp"
-    width: int = 64
-    depth: int = 4
-    init: str = "torch"
-    watched: int = 1000  # examples measured per group, at most
-    lin: int = 20  # examples for the linearity metrics
+    dataset: Annotated[str, "digits, digits32, mnist, fashion-mnist or cifar10"] = "digits"
+    n: Annotated[int, "training examples"] = 1000
+    fraction: Annotated[float, "share of wrong labels"] = 0.15
+    net: Annotated[str, "mlp, lenet, resnet18-nobn or vgg11-nobn"] = "mlp"
+    width: Annotated[int, "units of a hidden layer, or channels of the first stage"] = 64
+    depth: Annotated[int, "hidden layers of the mlp"] = 4
+    init: Annotated[str, "torch or he"] = "torch"
+    watched: Annotated[int, "examples measured per group"] = 1000
+    lin: Annotated[int, "examples for the linearity metrics, 0 for none"] = 20
+
+    def __str__(self) -> str:
+        return f"{self.net} on {self.n} examples of {self.dataset}"
 
     def data(self, seed: int, device: str) -> tuple[Dataset, Watched]:
         """Training set with noise (`group` 1 where the label is wrong), and what is watched."""
@@ -50,6 +54,9 @@ class NoiseTask:
         groups: dict[str, tuple[Tensor, Tensor]] = {name: (clean.x[i], y[i]) for name, i in parts.items()}
         train_set = Dataset(clean.x, y, f"{clean.name}-noisy", None, clean.info, wrong.long())
         return train_set, Watched.of({**groups, "test": (test.x, test.y)})
+
+
+NOISE = NoiseTask()
 
 
 def noise_runs(run: Run, task: NoiseTask, settings: Mapping[str, Setting], seeds: int) -> dict[str, list[Trajectory]]:
