@@ -2,15 +2,18 @@
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from biascope.ensembles.capture import Captured, capture
 from biascope.errors import InputError
 from biascope.linearize import linearize
 from biascope.seeds import generator
+from biascope.studies.function_space import training
 from biascope.studies.function_space.setting import NETS, above, images, network, trend, two_classes
 from biascope.studies.function_space.training import (
     Recipe,
@@ -111,7 +114,14 @@ def test_a_linearised_network_takes_the_first_step_of_the_network() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
-def test_a_captured_step_is_the_eager_one(optimiser: str) -> None:
+def test_a_captured_step_is_the_eager_one(optimiser: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+
+    def seen(*step: Any, **more: Any) -> Any:
+        made.append(capture(*step, **more))
+        return made[-1]
+
+    monkeypatch.setattr(training, "capture", seen)
     for linear in (False, True):
         net = network("lenet", (1, 8, 8), 0, "cuda")
         data = images("digits", "train", 200, 0, "cuda")
@@ -122,6 +132,7 @@ def test_a_captured_step_is_the_eager_one(optimiser: str) -> None:
             losses.append(fit(model, data.x, (data.y < 5).long(), recipe, seed=0))
         assert torch.allclose(*losses, rtol=1e-3, atol=1e-4)
         assert losses[0][0] == pytest.approx(0.69, abs=0.1)
+    assert [type(each) for each in made] == [Captured, Captured]  # neither fell back to eager steps
 
 
 def test_small_parts() -> None:

@@ -23,6 +23,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from biascope.ensembles.capture import capture
 from biascope.ensembles.networks import Networks
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import as_rows
@@ -264,20 +265,14 @@ def _graph(networks: Networks, x: Tensor, plan: Plan) -> Tensor:
         pieces = range(0, len(x), plan.inputs)
         return torch.cat([_call(networks.template, static, x[i : i + plan.inputs]) for i in pieces])
 
-    side = torch.cuda.Stream(networks.device)  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream(networks.device))
-    with torch.cuda.stream(side), fastest_convolutions(), AffineNorm():  # warm-up: workspaces are allocated here
-        everything()
-    torch.cuda.current_stream(networks.device).wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with fastest_convolutions(), AffineNorm(), torch.cuda.graph(graph):
-        out = everything()
-    results = torch.empty(len(networks), *out.shape, dtype=torch.float32, device=out.device)
-    names = list(static)
+    with AffineNorm():
+        run = capture(everything, device=networks.device, warm_up=1)
     for i in range(len(networks)):
         own = networks.one(i)
-        torch._foreach_copy_([static[name] for name in names], [own[name] for name in names])
-        graph.replay()
+        torch._foreach_copy_(list(static.values()), [own[name] for name in static])
+        out = run()
+        if i == 0:
+            results = torch.empty(len(networks), *out.shape, dtype=torch.float32, device=out.device)
         results[i].copy_(out)
     return results
 
@@ -388,17 +383,6 @@ def affine_norm(
     shift = -mean * scale if bias is None else torch.addcmul(bias, mean, scale, value=-1)
     shape = (-1, *(1,) * (x.dim() - 2))
     return torch.addcmul(shift.to(x.dtype).view(shape), x, scale.to(x.dtype).view(shape))
-
-
-@contextmanager
-def fastest_convolutions() -> Iterator[None]:
-    """cuDNN times its algorithms for each new shape: worth it where one capture is replayed many times."""
-    old = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = old
 
 
 def _inputs(networks: Networks, x: Tensor, per_network: bool) -> Tensor:

@@ -6,13 +6,15 @@ import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from biascope.ensembles.evaluate import arithmetic, clock, fastest_convolutions
+from biascope.ensembles.capture import capture
+from biascope.ensembles.evaluate import arithmetic, clock
 from biascope.ensembles.networks import Networks
 from biascope.ensembles.products import ConvolutionsAsProducts
 from biascope.seeds import derive
@@ -102,7 +104,7 @@ def train_in_turn(work: Work, indices: range, x: Tensor, y: Tensor) -> tuple[Net
                     history.append(loss.detach())
         histories.append(torch.stack(history))
         trained.append(module)
-    return _stacked(networks, trained), torch.stack(histories)
+    return stacked(networks, trained), torch.stack(histories)
 
 
 class CapturedStep:
@@ -123,62 +125,76 @@ class CapturedStep:
             return self._train(indices, x, y)
 
     def _train(self, indices: range, x: Tensor, y: Tensor) -> tuple[Networks, Tensor]:
-        networks, here = self.work.start(indices), torch.cuda.current_stream(x.device)
-        if self.lanes and self.lanes[0].x.shape != x.shape[1:]:
+        networks = self.work.start(indices)
+        if self.lanes and self.lanes[0].training.x.shape != x.shape[1:]:
             self.lanes = []
         while len(self.lanes) < len(indices):
             place = len(self.lanes)
             self.lanes.append(Lane(self.work, networks.module(place), x[place], y[place]))
         lanes = self.lanes[: len(indices)]
         for place, lane in enumerate(lanes):
-            lane.load(networks, place, indices[place], x[place], y[place])
-            lane.stream.wait_stream(here)
-        n, size = x.shape[1], self.work.sgd.batch_size
-        sizes = [min(size, n - start) for start in range(0, n, size)] * self.work.sgd.epochs
-        for examples in sizes:
-            for lane in lanes:
-                with torch.cuda.stream(lane.stream):
-                    lane.graphs[examples].replay()
+            lane.training.load(networks, place, indices[place], x[place], y[place])
+        train_epochs(lanes, self.work.sgd.epochs)
+        trainings = [lane.training for lane in lanes]
+        trained = stacked(networks, [training.module for training in trainings])
+        return trained, torch.stack([training.history for training in trainings])
+
+
+def train_epochs(lanes: list[Lane], epochs: int) -> None:
+    """So many epochs in every lane, side by side; the current stream waits for the end."""
+    n, size = len(lanes[0].training.x), lanes[0].training.work.sgd.batch_size
+    here = torch.cuda.current_stream(lanes[0].training.x.device)
+    for lane in lanes:
+        lane.stream.wait_stream(here)
+    for examples in [min(size, n - start) for start in range(0, n, size)] * epochs:
         for lane in lanes:
-            here.wait_stream(lane.stream)
-        trained = [copy.deepcopy(lane.module) for lane in lanes]
-        return _stacked(networks, trained), torch.stack([lane.history for lane in lanes])
+            lane.steps[examples]()
+    for lane in lanes:
+        here.wait_stream(lane.stream)
 
 
 class Lane:
-    """One network's training in fixed tensors, with a captured graph for full batches and one for the last batch."""
+    """A training on a stream of its own, with a captured step for full batches and one for the last batch."""
+
+    def __init__(self, work: Work, module: nn.Module, x: Tensor, y: Tensor) -> None:
+        self.training = training = Training(work, module, x, y)
+        self.stream = torch.cuda.Stream(x.device)  # type: ignore[no-untyped-call]
+        runs = min(3, len(training.rates))
+        with arithmetic(x.device, work.precision):
+            self.steps = {
+                size: capture(
+                    partial(training.step, size),
+                    device=x.device,
+                    state=training.state(),
+                    stream=self.stream,
+                    warm_up=runs,
+                )
+                for size in {training.full, len(x) % training.full or training.full}
+            }
+
+
+class Training:
+    """One network's training in tensors that stay where they are: steps ask the host for nothing."""
 
     def __init__(self, work: Work, module: nn.Module, x: Tensor, y: Tensor) -> None:
         self.work, sgd, n = work, work.sgd, len(x)
         self.module = module.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
         self.params = list(self.module.parameters())
         self.momenta = [torch.zeros_like(p) for p in self.params] if sgd.momentum else []
-        self.x = x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x.clone()
+        self.x = x.clone(memory_format=torch.channels_last) if x.dim() == 4 else x.clone()
         self.y = y.clone()
-        full = min(sgd.batch_size, n)
+        self.full = min(sgd.batch_size, n)
         self.rates = torch.tensor(sgd.rates(n), device=x.device)
-        self.orders = torch.zeros(len(self.rates), full, dtype=torch.long, device=x.device)
+        self.orders = torch.zeros(len(self.rates), self.full, dtype=torch.long, device=x.device)
         self.history = torch.zeros(len(self.rates), device=x.device)
         self.count = torch.zeros(1, dtype=torch.long, device=x.device)
-        self.stream = torch.cuda.Stream(x.device)  # type: ignore[no-untyped-call]
-        self.graphs = {size: self._capture(size) for size in {full, n % full or full}}
 
-    def _capture(self, size: int) -> torch.cuda.CUDAGraph:
-        """A graph of one step on a batch of this size."""
-        self.stream.wait_stream(torch.cuda.current_stream(self.x.device))
-        with arithmetic(self.x.device, self.work.precision), fastest_convolutions():
-            with torch.cuda.stream(self.stream):
-                for _ in range(min(3, len(self.rates))):
-                    self._step(size)
-                self.count.zero_()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=self.stream):
-                self._step(size)
-        torch.cuda.current_stream(self.x.device).wait_stream(self.stream)
-        self.count.zero_()
-        return graph
+    def state(self) -> list[Tensor]:
+        """What a step changes and later steps read."""
+        return [*self.params, *self.module.buffers(), *self.momenta, self.count]
 
-    def _step(self, size: int) -> None:
+    def step(self, size: int) -> None:
+        """One step on the first `size` examples of the batch whose turn it is."""
         sgd = self.work.sgd
         batch = self.orders.index_select(0, self.count)[0, :size]
         rate = self.rates.index_select(0, self.count).view(())
@@ -212,12 +228,11 @@ class Lane:
             momentum.zero_()
         self.x.copy_(x)
         self.y.copy_(y)
-        n, size = len(x), self.orders.shape[1]
-        batches = len(self.orders) // self.work.sgd.epochs
-        padded = torch.zeros(batches * size, dtype=torch.long, device=x.device)
+        n, batches = len(x), len(self.orders) // self.work.sgd.epochs
+        padded = torch.zeros(batches * self.full, dtype=torch.long, device=x.device)
         for epoch in range(self.work.sgd.epochs):
             padded[:n] = self.work.order(range(index, index + 1), epoch, n)[0]
-            self.orders[epoch * batches : (epoch + 1) * batches] = padded.view(batches, size)
+            self.orders[epoch * batches : (epoch + 1) * batches] = padded.view(batches, self.full)
         self.count.zero_()
 
 
@@ -272,7 +287,8 @@ def choose(work: Work, group: int) -> str:
     return min(times, key=lambda engine: times[engine])
 
 
-def _stacked(networks: Networks, modules: list[nn.Module]) -> Networks:
+def stacked(networks: Networks, modules: list[nn.Module]) -> Networks:
+    """Copies of the modules' parameters and buffers, as a stack like `networks`."""
     values = [dict((*m.named_parameters(), *m.named_buffers())) for m in modules]
     params = {name: torch.stack([v[name].detach().contiguous() for v in values]) for name in networks.params}
     buffers = {name: torch.stack([v[name].detach() for v in values]) for name in networks.buffers}

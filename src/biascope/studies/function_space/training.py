@@ -5,7 +5,6 @@ on the device. So the same step runs eagerly on a CPU and, captured once as a CU
 a GPU; linearised networks (`bs.linearize`) are trained by the same code.
 """
 
-import copy
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,11 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from biascope.ensembles.evaluate import Precision, arithmetic, fastest_convolutions
+from biascope.ensembles.capture import capture
+from biascope.ensembles.evaluate import Precision, arithmetic
 from biascope.errors import InputError
 from biascope.seeds import generator
 
 BETAS, EPS = (0.9, 0.999), 1e-8  # Adam
+FEW = 8  # steps, for which a capture does not pay
 
 
 @dataclass(frozen=True)
@@ -82,12 +83,15 @@ def fit(
         raise InputError(f"{len(x)} inputs but {len(y)} labels")
     wanted = set(at)
     stepper = _Stepper(model, x, y, recipe)
+    advance = stepper.step
     for done in range(recipe.steps):
         if look is not None and done in wanted and _looked(model, look, done):
             return stepper.losses[:done].cpu()
         if done % stepper.epoch == 0:
             stepper.shuffle(generator(seed, "order", done // stepper.epoch))
-        stepper.advance()
+        if done == 0 and recipe.graph and recipe.steps >= FEW:
+            advance = capture(stepper.step, device=x.device, state=stepper.state(), optional=True)
+        advance()
     if look is not None and recipe.steps in wanted:
         _looked(model, look, recipe.steps)
     return stepper.losses[: recipe.steps].cpu()
@@ -125,26 +129,19 @@ class _Stepper:
         self.order = torch.zeros(self.epoch, self.size, dtype=torch.long, device=x.device)
         self.count = torch.zeros(1, dtype=torch.long, device=x.device)
         self.losses = torch.zeros(recipe.steps, device=x.device)
-        self.replay: Callable[[], None] | None = None
-        self.fresh = True
+
+    def state(self) -> list[Tensor]:
+        """What a step changes and later steps read."""
+        moments = [moment for group in self.moments for moment in group]
+        return [*self.model.parameters(), *self.model.buffers(), *moments, self.count]
 
     def shuffle(self, rng: torch.Generator) -> None:
         """Another order of the examples."""
         n = len(self.x)
         self.order.copy_(torch.randperm(n, generator=rng)[: self.epoch * self.size].view(self.epoch, -1))
 
-    def advance(self) -> None:
-        """One step; on CUDA the first call captures it."""
-        if self.fresh:
-            self.fresh = False
-            if self.x.is_cuda and self.recipe.graph:
-                self._capture()
-        if self.replay is None:
-            self._step()
-        else:
-            self.replay()
-
-    def _step(self) -> None:
+    def step(self) -> None:
+        """One step on the batch whose turn it is."""
         batch = self.order.index_select(0, self.count % self.epoch)[0]
         with arithmetic(self.x.device, self.precision):  # here and not around `look`, which measures in full precision
             loss = criterion(self.model(self.x[batch].contiguous(memory_format=self.layout)), self.y[batch])
@@ -156,7 +153,8 @@ class _Stepper:
                 torch._foreach_lerp_(first, gradients, 1 - BETAS[0])
                 torch._foreach_mul_(second, BETAS[1])
                 torch._foreach_addcmul_(second, gradients, gradients, 1 - BETAS[1])
-                below = torch._foreach_add(torch._foreach_sqrt(second), self.eps.index_select(0, self.count)[0])
+                eps = self.eps.index_select(0, self.count)[0]  # torch._foreach_add would bring it to the host
+                below = torch.ops.aten._foreach_add.Tensor(torch._foreach_sqrt(second), eps)
                 update = list(torch._foreach_div(first, below))
             else:
                 torch._foreach_mul_(self.moments[0], self.recipe.momentum)
@@ -165,33 +163,6 @@ class _Stepper:
             torch._foreach_sub_(self.params, torch._foreach_mul(update, rate))
             self.losses.index_copy_(0, self.count, loss.detach()[None])
             self.count += 1
-
-    def _capture(self) -> None:
-        """Run a few steps to warm up, capture one, and put everything back."""
-        state = copy.deepcopy({**dict(self.model.named_parameters()), **dict(self.model.named_buffers())})
-        device = self.x.device
-        if self.recipe.steps < 8:
-            return
-        try:
-            side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            side.wait_stream(torch.cuda.current_stream(device))
-            with fastest_convolutions():
-                with torch.cuda.stream(side):
-                    for _ in range(3):
-                        self._step()
-                torch.cuda.current_stream(device).wait_stream(side)
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
-                    self._step()
-            self.replay = graph.replay
-        except RuntimeError:  # something in the network waits for the host: steps run eagerly
-            torch.cuda.synchronize(device)
-        with torch.no_grad():
-            for name, value in (*self.model.named_parameters(), *self.model.named_buffers()):
-                value.copy_(state[name])
-            for group in self.moments:
-                torch._foreach_zero_(group)
-            self.count.zero_()
 
 
 def criterion(out: Tensor, y: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from biascope.ensembles import SGD, Factory, Initialiser, Networks, data_order, input_gradients, outputs, record
 from biascope.ensembles.evaluate import Precision, arithmetic
-from biascope.ensembles.steppers import LANES, Lane
+from biascope.ensembles.steppers import LANES, Lane, stacked, train_epochs
 from biascope.ensembles.train import Work
 from biascope.errors import InputError
 from biascope.progress import progress
@@ -183,28 +183,15 @@ def clip(leaves: list[Tensor], largest: float) -> None:
 
 def train_lanes(work: Work, indices: range, x: Tensor, y: Tensor, watch: Watch) -> None:
     """The same with captured steps, a few large networks side by side (see `CapturedStep`); CUDA only."""
-    networks, here = work.start(indices), torch.cuda.current_stream(x.device)
+    networks = work.start(indices)
     lanes = [Lane(work, networks.module(place), x, y) for place in range(len(indices))]
     for place, lane in enumerate(lanes):
-        lane.load(networks, place, indices[place], x, y)
-    sizes = [min(work.sgd.batch_size, len(x) - start) for start in range(0, len(x), work.sgd.batch_size)]
+        lane.training.load(networks, place, indices[place], x, y)
 
     def look(epoch: int) -> None:
-        now = [dict((*lane.module.named_parameters(), *lane.module.named_buffers())) for lane in lanes]
-        params, buffers = (
-            {name: torch.stack([each[name].detach().contiguous() for each in now]) for name in part}
-            for part in (networks.params, networks.buffers)
-        )
-        watch(epoch, Networks(networks.template, params, buffers))
+        watch(epoch, stacked(networks, [lane.training.module for lane in lanes]))
 
     look(0)
     for epoch in progress(range(work.sgd.epochs), "epochs", leave=False):
-        for lane in lanes:
-            lane.stream.wait_stream(here)
-        for examples in sizes:
-            for lane in lanes:
-                with torch.cuda.stream(lane.stream):
-                    lane.graphs[examples].replay()
-        for lane in lanes:
-            here.wait_stream(lane.stream)
+        train_epochs(lanes, 1)
         look(epoch + 1)

@@ -15,9 +15,10 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from biascope.ensembles import Factory, record
+from biascope.ensembles.capture import capture as captured
 from biascope.linearize import lazy_lr
 from biascope.progress import progress as bar
-from biascope.studies.lazy.training import captured, exact_float32
+from biascope.studies.lazy.training import exact_float32
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs [T, n], targets [T, n] -> one number per network [T]
 LOOK = 100  # steps between looks at whether all networks have arrived
@@ -119,9 +120,7 @@ def cross(
 
     with exact_float32():
         clock, state = torch.arange(steps, device=device), [*flat, first, *(held for own in kept for held in own)]
-        advance: Callable[[Tensor], Tensor] = step
-        if device.type == "cuda" and capture:
-            advance = captured(step, clock[0], state)
+        advance = captured(step, clock[0], device=device, state=state) if capture else step
         times, seen = [], []
         for now in bar(range(steps), f"alpha {alpha:g}", leave=False):
             reached = advance(clock[now])

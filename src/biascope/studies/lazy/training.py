@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from biascope.ensembles import data_order
+from biascope.ensembles.capture import capture
 from biascope.errors import InputError
 from biascope.linearize import lazy_lr
 from biascope.studies.lazy.linearity import Linearity
@@ -177,33 +178,10 @@ def make_step(net: nn.Module, x: Tensor, y: Tensor, f0: Tensor, setting: Setting
             torch._foreach_add_(params, momenta, alpha=-rate)
         return loss.detach()
 
-    if x.is_cuda and setting.capture:
-        return captured(step, torch.arange(min(setting.batch_size, len(x)), device=x.device), [*params, *momenta])
-    return step
-
-
-def captured(step: Callable[[Tensor], Tensor], example: Tensor, state: list[Tensor]) -> Callable[[Tensor], Tensor]:
-    """The step as a replayed CUDA graph; `state` is put back after the warm-up steps that capture needs."""
-    kept, batch = [t.detach().clone() for t in state], example.clone()
-    side = torch.cuda.Stream(batch.device)  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream(batch.device))
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step(batch)
-    torch.cuda.current_stream(batch.device).wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        loss = step(batch)
-    with torch.no_grad():
-        for tensor, before in zip(state, kept):
-            tensor.copy_(before)
-
-    def replay(positions: Tensor, alive: object = (step, state)) -> Tensor:  # the graph writes into memory step owns
-        batch.copy_(positions)
-        graph.replay()
-        return loss
-
-    return replay
+    if not setting.capture:
+        return step
+    first = torch.arange(min(setting.batch_size, len(x)), device=x.device)
+    return capture(step, first, device=x.device, state=[*params, *net.buffers(), *momenta])
 
 
 @contextmanager

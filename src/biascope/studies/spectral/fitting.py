@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from biascope.ensembles import Networks, record
+from biascope.ensembles.capture import capture
 from biascope.errors import InputError
 from biascope.precision import arithmetic
 from biascope.progress import progress
 from biascope.spectral import spectral_norm
 
 Measure = Callable[[Tensor, list[Tensor]], dict[str, Tensor]]  # outputs [T, n], weights -> {name: [T, ...]}
-WARM_UP = 3
+FEW = 12  # steps, for which a capture does not pay
 
 
 def relu_mlp(inputs: int, depth: int, width: int) -> nn.Sequential:
@@ -115,6 +116,7 @@ def fit(
         return (out - y).square().mean(1)
 
     def step() -> None:
+        optimiser.zero_grad()
         losses_of(forward(params, x)).sum().backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         clamp()
@@ -141,44 +143,18 @@ def fit(
     with arithmetic(precision):
         clamp()
         look(0)
-        go = _Graph(step, optimiser) if device.type == "cuda" and steps > 4 * WARM_UP else None
+        advance: Callable[[], None] = step
         for done in progress(range(1, steps + 1), what, leave=False):
-            if go is not None:
-                go()
-            else:
-                optimiser.zero_grad()
-                step()
+            if done == 2 and steps > FEW:  # the first step made Adam's moments and its counters
+                moments = [tensor for each in optimiser.state.values() for tensor in each.values()]
+                advance = capture(step, device=device, state=[*params, *moments])
+            advance()
             if done % every == 0 or done == steps:
                 look(done)
     names = list(networks.params)
     trained = Networks(networks.template, {n: p.detach().cpu() for n, p in zip(names, params)}, {})
     kept = {name: torch.stack(values) for name, values in found.items()}
     return Fit(trained, torch.tensor(at), torch.stack(rows), kept)
-
-
-class _Graph:
-    """The step as a CUDA graph: a few eager steps first (they count), then one capture, then replays."""
-
-    def __init__(self, step: Callable[[], None], optimiser: torch.optim.Optimizer) -> None:
-        self.step, self.optimiser, self.done = step, optimiser, 0
-        self.graph: torch.cuda.CUDAGraph | None = None
-
-    def __call__(self) -> None:
-        self.done += 1
-        if self.done <= WARM_UP:
-            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                self.optimiser.zero_grad()
-                self.step()
-            torch.cuda.current_stream().wait_stream(side)
-            return
-        if self.graph is None:
-            self.optimiser.zero_grad(set_to_none=True)
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):  # captured, not run
-                self.step()
-        self.graph.replay()
 
 
 def norms_of(params: list[Tensor], iterations: int = 10) -> Tensor:

@@ -1,0 +1,378 @@
+"""Captured steps do what eager ones do and leave nothing behind.
+
+On a CPU a graph is imitated by a tape: it keeps the operations of the step and does them again on the same tensors. So
+whatever a step decides on the host, or keeps in Python, shows up as a difference.
+"""
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from biascope.ensembles import SGD, evaluate, outputs, record, steppers
+from biascope.ensembles.capture import Captured, capture
+from biascope.ensembles.evaluate import Plan
+from biascope.ensembles.steppers import CapturedStep, Lane, train_in_turn
+from biascope.ensembles.train import Work
+from biascope.studies.function_space import training as function_space
+from biascope.studies.lazy import training as lazy
+from biascope.studies.spectral import fitting as spectral
+
+CUDA = torch.device("cuda")
+
+
+class Tape(TorchDispatchMode):
+    """What stands in for a CUDA graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        out = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, out))
+        return out
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        for func, args, kwargs, out in self.calls:
+            for old, new in zip(tree_leaves(out), tree_leaves(func(*args, **kwargs))):
+                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+class Amnesia:
+    """A graph that holds no tensor, as real ones do not."""
+
+    def replay(self) -> None:
+        pass
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """CUDA, imitated; what happened on the streams."""
+    happened: list[str] = []
+
+    class Stream:
+        def __init__(self, device: object = None, name: str = "side") -> None:
+            self.name = name
+
+        def wait_stream(self, other: "Stream") -> None:
+            happened.append(f"{self.name} waits for {other.name}")
+
+    @contextmanager
+    def record_on(graph: Any, stream: Stream) -> Iterator[None]:
+        happened.append("record")
+        with graph if isinstance(graph, Tape) else nullcontext():
+            yield
+
+    here = Stream(name="here")
+    for name, value in {
+        "Stream": Stream,
+        "CUDAGraph": Tape,
+        "graph": record_on,
+        "current_stream": lambda device=None: here,
+        "stream": lambda stream: nullcontext(),
+        "synchronize": lambda device=None: None,
+        "get_sync_debug_mode": lambda: 0,
+        "set_sync_debug_mode": lambda mode: happened.append(f"sync {mode}"),
+        "get_rng_state": lambda device=None: None,
+        "set_rng_state": lambda state, device=None: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    return happened
+
+
+@pytest.fixture
+def taped(events: list[str], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The modules that capture do so on the CPU; what they got from `capture`."""
+    made: list[Any] = []
+
+    def on_the_cpu(step: Callable[..., Any], *inputs: Tensor, device: torch.device, **more: Any) -> Any:
+        made.append(capture(step, *inputs, device=CUDA, **more))
+        return made[-1]
+
+    for module in (evaluate, steppers, function_space, lazy, spectral):
+        monkeypatch.setattr(module, "capture", on_the_cpu)
+    return made
+
+
+class Descent:
+    """SGD with momentum and dropout on tensors that stay where they are."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        g = torch.Generator().manual_seed(0)
+        self.w = torch.randn(5, 3, generator=g).to(device).requires_grad_(True)
+        self.momentum = torch.zeros_like(self.w, requires_grad=False)
+        self.count = torch.zeros(1, device=device)
+
+    def state(self) -> list[Tensor]:
+        return [self.w, self.momentum, self.count]
+
+    def step(self, x: Tensor) -> Tensor:
+        loss = F.dropout(x @ self.w, 0.5).square().mean()
+        (gradient,) = torch.autograd.grad(loss, self.w)
+        with torch.no_grad():
+            self.momentum.mul_(0.9).add_(gradient)
+            self.w.sub_(0.1 * self.momentum)
+            self.count += 1
+        return loss.detach()
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Dropout(), nn.Linear(48, 2))
+
+
+def data(n: int = 50) -> tuple[Tensor, Tensor]:
+    x = torch.randn(n, 1, 6, 6, generator=torch.Generator().manual_seed(1))
+    return x, (x.mean((1, 2, 3)) > 0).long()
+
+
+def work_of(device: torch.device, dropout: bool, epochs: int = 2, n: int = 50) -> Work:
+    factory = net if dropout else lambda: nn.Sequential(*(m for m in net() if not isinstance(m, nn.Dropout)))  # type: ignore[attr-defined]
+    sgd = SGD(epochs=epochs, batch_size=16, lr=0.1, momentum=0.9, weight_decay=1e-2)
+    return Work(record(factory), [data(n)] * 4, sgd, F.cross_entropy, 0, device, None, "float32")
+
+
+# ------------------------------------------------------------------------------------------------- capture by itself
+
+
+def test_on_a_cpu_the_step_itself_is_given_back() -> None:
+    descent = Descent()
+    step = descent.step
+    assert capture(step, torch.ones(4, 5), device=torch.device("cpu"), state=descent.state()) is step
+    assert float(descent.count) == 0
+
+
+def test_replays_are_the_eager_steps_and_the_warm_up_leaves_no_trace(events: list[str]) -> None:
+    eager, graph = Descent(), Descent()
+    before, random = [t.detach().clone() for t in graph.state()], torch.get_rng_state()
+    advance = capture(graph.step, torch.zeros(4, 5), device=CUDA, state=graph.state())
+    assert events == ["side waits for here", "record", "here waits for side"]
+    assert all(torch.equal(a, b) for a, b in zip(before, graph.state()))
+    assert torch.equal(random, torch.get_rng_state())
+    batches = torch.randn(6, 4, 5, generator=torch.Generator().manual_seed(2))
+    losses = []
+    for run in (eager.step, advance):
+        with torch.random.fork_rng([]):
+            losses.append([float(run(x)) for x in batches])
+    assert losses[0] == losses[1]
+    assert len(set(losses[0])) == 6
+    assert all(torch.equal(a, b) for a, b in zip(eager.state(), graph.state()))
+    with pytest.raises(ValueError, match="zip"):
+        advance()
+
+
+def test_what_the_graph_writes_into_lives_as_long_as_it_and_no_longer(
+    events: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Amnesia)
+
+    def make() -> tuple[Callable[..., Tensor], list[weakref.ref[Tensor]]]:
+        descent = Descent()
+        example = torch.ones(4, 5)
+        advance = capture(descent.step, example, device=CUDA)  # even what is not named as state
+        assert isinstance(advance, Captured)
+        assert advance.inputs[0] is not example
+        return advance, [weakref.ref(t) for t in (*descent.state(), *advance.inputs)]
+
+    gc.disable()
+    try:
+        advance, alive = make()
+        assert all(ref() is not None for ref in alive)
+        del advance
+        assert all(ref() is None for ref in alive)  # without a reference cycle
+    finally:
+        gc.enable()
+
+
+def test_a_step_that_waits_for_the_host(events: list[str]) -> None:
+    descent, benchmark = Descent(), torch.backends.cudnn.benchmark
+    before = [t.detach().clone() for t in descent.state()]
+
+    def step(x: Tensor) -> Tensor:
+        return descent.step(x * descent.count.item())
+
+    assert capture(step, torch.ones(4, 5), device=CUDA, state=descent.state(), optional=True) is step
+    assert all(torch.equal(a, b) for a, b in zip(before, descent.state()))
+    assert events == ["side waits for here", "sync error", "sync 0", "record", "here waits for side"]
+    with pytest.raises(RuntimeError, match="capturing"):
+        capture(step, torch.ones(4, 5), device=CUDA, state=descent.state())
+    assert torch.backends.cudnn.benchmark == benchmark
+
+
+# ----------------------------------------------------------------------------------------- the places that capture
+
+
+def test_lanes_train_as_the_loop_does(taped: list[Any]) -> None:
+    work = work_of(torch.device("cpu"), dropout=False)
+    x, y = (part.expand(2, *part.shape) for part in data())
+    graph, losses = CapturedStep(work)(range(2), x, y)
+    loop, expected = train_in_turn(work, range(2), x, y)
+    assert len(taped) == 4  # two lanes, batches of 16 and of 2
+    assert torch.equal(x[1], data()[0])  # lanes work on copies, also where the layout is right already
+    assert torch.allclose(losses, expected, rtol=1e-4, atol=1e-5)
+    for name, value in {**loop.params, **loop.buffers}.items():
+        assert torch.allclose({**graph.params, **graph.buffers}[name].double(), value.double(), atol=1e-4), name
+
+
+def test_lanes_draw_the_same_noise_whether_they_are_new_or_not(taped: list[Any]) -> None:
+    work = work_of(torch.device("cpu"), dropout=True)
+    x, y = (part.expand(2, *part.shape) for part in data())
+    new, used = CapturedStep(work), CapturedStep(work)
+    first = used(range(2), x, y)[1]
+    again = used(range(2, 4), x, y)[1]
+    assert len(taped) == 4
+    assert torch.equal(new(range(2, 4), x, y)[1], again)
+    assert not torch.allclose(first, again, rtol=1e-2)
+
+
+def test_lanes_are_given_back_at_once(events: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Amnesia)
+    monkeypatch.setattr(steppers, "capture", lambda *a, device, **k: capture(*a, device=CUDA, **k))
+    work = work_of(torch.device("cpu"), dropout=True)
+    gc.disable()
+    try:
+        lane = Lane(work, work.start(range(1)).module(0), *data())
+        step, parameter = lane.steps[16], weakref.ref(lane.training.params[0])
+        del lane
+        assert parameter() is not None  # a step alone keeps what it needs
+        del step
+        assert parameter() is None
+    finally:
+        gc.enable()
+
+
+def test_outputs_by_one_graph_for_all_networks(taped: list[Any]) -> None:
+    drawn, (x, _) = record(net).draw(0, 0, 3), data(7)
+    with torch.no_grad():
+        found = evaluate._graph(drawn, x, Plan("graph", inputs=3))
+    assert len(taped) == 1
+    assert torch.allclose(found, outputs(drawn, x, engine="loop"), atol=1e-5)
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_function_space_fits(optimiser: str, taped: list[Any]) -> None:
+    ends = []
+    for graph in (True, False):
+        model, looked = record(net).draw(0, 0, 1).module(0).train(), list[int]()
+        recipe = function_space.Recipe(20, 16, 0.05, optimiser=optimiser, graph=graph)  # type: ignore[arg-type]
+        with torch.random.fork_rng([]):
+            losses = function_space.fit(model, *data(), recipe, seed=0, at=(0, 7, 20), look=looked.append)
+        assert looked == [0, 7, 20]
+        ends.append([losses, *model.state_dict().values()])
+    assert len(taped) == 1
+    assert isinstance(taped[0], Captured)
+    assert all(torch.equal(a, b) for a, b in zip(*ends))
+
+
+def test_lazy_training(taped: list[Any]) -> None:
+    x, y = data()
+    watched, model = lazy.Watched.of({"all": (x, y)}), record(net).draw(0, 0, 1).module(0)
+    ends = [
+        lazy.train(model, x, y, watched, lazy.Setting(2.0, 0.1, batch_size=16, steps=40, capture=on))
+        for on in (True, False)
+    ]
+    assert len(taped) == 1
+    assert torch.equal(ends[0].loss, ends[1].loss)
+    assert torch.equal(ends[0].batch_loss[1:], ends[1].batch_loss[1:])
+    assert len(ends[0].steps) > 2
+
+
+def test_spectral_fits(taped: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    networks, z = spectral.draw_mlps(2, 1, 3, 16, seed=0), torch.arange(16)[:, None] / 16
+    fit = partial(spectral.fit, networks, z, z.T.expand(2, 16), steps=30, lr=1e-2, every=10, clip=0.4)
+    graph = fit()
+    assert len(taped) == 1
+    monkeypatch.setattr(spectral, "FEW", 30)
+    eager = fit()
+    assert len(taped) == 1
+    assert torch.equal(graph.losses, eager.losses)
+    assert (graph.losses[-1] < graph.losses[0]).all()
+
+
+# ------------------------------------------------------------------------------------------------------------ on a GPU
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_replays_are_the_eager_steps() -> None:
+    """With the same dropout, although other memory of the same size was asked for in between."""
+    batches = torch.randn(6, 4, 5, generator=torch.Generator().manual_seed(2)).cuda()
+
+    def make() -> tuple[Callable[..., Tensor], Tensor, Tensor]:
+        descent = Descent("cuda")
+        advance = capture(descent.step, batches[0], device=CUDA, state=descent.state())
+        assert isinstance(advance, Captured)
+        assert float(descent.count) == 0
+        return advance, descent.w.detach().clone(), Descent("cuda").w.detach()
+
+    random = torch.cuda.get_rng_state()
+    advance, after, start = make()
+    assert torch.equal(random, torch.cuda.get_rng_state())
+    assert torch.equal(after, start)
+    other = [torch.full((5, 3), torch.nan, device="cuda") for _ in range(200)]
+    torch.cuda.manual_seed(7)
+    graph = torch.stack([advance(x).clone() for x in batches])
+    torch.cuda.manual_seed(7)
+    eager = torch.stack([*map(Descent("cuda").step, batches)])
+    assert torch.allclose(graph, eager, rtol=1e-5)
+    assert len(set(graph.tolist())) == 6
+    assert all(bool(t.isnan().all()) for t in other)
+    torch.cuda.set_rng_state(random)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_step_that_waits_for_the_host() -> None:
+    descent, stream = Descent("cuda"), torch.cuda.current_stream()
+
+    def step(x: Tensor) -> Tensor:
+        return descent.step(x * (1 + descent.count.item()))
+
+    x = torch.ones(4, 5, device="cuda")
+    assert capture(step, x, device=CUDA, state=descent.state(), optional=True) is step
+    assert float(descent.count) == 0
+    assert torch.cuda.current_stream() == stream
+    assert torch.cuda.get_sync_debug_mode() == 0
+    assert bool(step(x).isfinite())  # dropout still draws
+    assert isinstance(capture(descent.step, x, device=CUDA, state=descent.state(), optional=True), Captured)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_lanes() -> None:
+    """Losses of the loop; the same noise in new lanes and in used ones; given back at once."""
+    x, y = (part[None].cuda() for part in data())
+    plain = work_of(CUDA, dropout=False)
+    expected = train_in_turn(plain, range(1), x, y)[1]
+    assert torch.allclose(CapturedStep(plain)(range(1), x, y)[1], expected, rtol=1e-2, atol=1e-3)
+    work = work_of(CUDA, dropout=True)
+    new, used = CapturedStep(work), CapturedStep(work)
+    used(range(1), x, y)
+    again = used(range(1, 2), x, y)[1]
+    assert torch.allclose(new(range(1, 2), x, y)[1], again, rtol=1e-3, atol=1e-4)
+    gc.disable()
+    try:
+        parameter = weakref.ref(used.lanes[0].training.params[0])
+        del used
+        assert parameter() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_spectral_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    networks, z = spectral.draw_mlps(2, 1, 3, 16, seed=0, device="cuda"), torch.arange(16)[:, None] / 16
+    fit = partial(spectral.fit, networks, z, z.T.expand(2, 16), steps=60, lr=1e-3, every=10, clip=0.4)
+    graph = fit()
+    monkeypatch.setattr(spectral, "FEW", 60)
+    assert torch.allclose(graph.losses, fit().losses, rtol=1e-4)
