@@ -5,18 +5,24 @@ its target and capped at 1). "Confirmed" if in both settings the rank correlatio
 below -0.5 by two standard errors, and the spectral norms of the hidden layers have grown (ratio above 1 by two).
 """
 
-from typing import Annotated
-
 import torch
 from torch import Tensor
 
-from biascope.seeds import derive
 from biascope.spectral import amplitude_spectrum
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, HeatMap, Series, StudyResult
 from biascope.studies.runs import Run, Value
-from biascope.studies.spectral.fitting import draw_mlps, fit, norms_of
-from biascope.studies.spectral.waves import above, below, first_above, rank_correlation, standard_error, wave_targets
+from biascope.studies.spectral.fitting import norms_of
+from biascope.studies.spectral.waves import (
+    SIZES,
+    WAVES,
+    Waves,
+    above,
+    below,
+    first_above,
+    rank_correlation,
+    standard_error,
+)
 
 CLAIM = (
     "Lower frequencies are regressed first, regardless of their amplitudes; the spectral norms of the layers grow as "
@@ -25,51 +31,28 @@ CLAIM = (
 SHOWN = 4  # moments at which the learned function is shown
 
 
-@study(
-    "spectral/fig3.1",
-    paper="alignment",
-    figure="3.1",
-    claim=CLAIM,
-    sizes={
-        "smoke": {"frequencies": (2, 4, 6, 8, 10), "width": 64, "depth": 4, "samples": 64, "steps": 400, "runs": 3,
-                  "lr": 1e-3, "every": 20},
-        "laptop": {"runs": 3, "steps": 4000},
-        "paper": {},
-    },
-)  # fmt: skip
+@study("spectral/fig3.1", paper="alignment", figure="3.1", claim=CLAIM, sizes=SIZES)
 def fig3_1(
     run: Run,
     *,
-    frequencies: Annotated[tuple[int, ...], "k_i, cycles on [0, 1]"] = tuple(range(5, 55, 5)),
-    depth: Annotated[int, "Linear layers"] = 6,
-    width: Annotated[int, "units in a hidden layer"] = 256,
-    samples: Annotated[int, "points of the grid z = j/n"] = 200,
-    steps: Annotated[int, "full-batch Adam steps"] = 80_000,
-    runs: Annotated[int, "networks, each with its own phases"] = 10,
-    lr: Annotated[float, "of Adam (not given in the text)"] = 3e-4,
-    every: Annotated[int, "steps between two measurements"] = 100,
-    precision: Annotated[str, "float32 or tf32 products on a GPU"] = "float32",
+    waves: Waves = WAVES,
 ) -> StudyResult:
     """Which frequencies a ReLU network learns first, with equal and with growing amplitudes."""
-    m = len(frequencies)
-    settings = {"equal": [1.0] * m, "growing": [(i + 1) / m for i in range(m)]}
+    frequencies = waves.frequencies
     k = torch.tensor(frequencies)
     numbers: dict[str, Estimate] = {}
     figures: list[Chart | HeatMap] = []
     correlations, growths = [], []
-    for setting, amplitudes in settings.items():
+    for setting in ("equal", "growing"):
 
-        def train(setting: str = setting, amplitudes: list[float] = amplitudes) -> dict[str, Value]:
-            z, y = wave_targets(frequencies, amplitudes, samples, runs, run.seed)
-            networks = draw_mlps(runs, 1, depth, width, derive(run.seed, "init"), run.device)
-            targets = torch.tensor(amplitudes, device=run.device)
+        def train(setting: str = setting) -> dict[str, Value]:
+            targets = torch.tensor(waves.amplitudes(setting), device=run.device)
 
             def measure(out: Tensor, params: list[Tensor]) -> dict[str, Tensor]:
                 spectrum = amplitude_spectrum(out)[:, list(frequencies)] / targets
                 return {"spectrum": spectrum, "norms": norms_of(params), "first": out[:1]}
 
-            done = fit(networks, z[:, None], y, steps=steps, lr=lr, every=every, measure=measure,
-                       precision=precision, what=f"{setting} amplitudes")  # fmt: skip
+            done, y = waves.fit(run, setting, measure)
             return {"steps": done.steps, "losses": done.losses, "target": y[:1], **done.records}
 
         got = run.cached(setting, train)
@@ -97,7 +80,7 @@ def fig3_1(
         measured=f"Rank correlation of frequency with early learning: {correlations[0]} with equal amplitudes, "
         f"{correlations[1]} with growing ones (-1 = strictly low first). Hidden spectral norms grew "
         f"{growths[0].value:.3g} and {growths[1].value:.3g} times. "
-        f"{runs} runs of {steps} steps, {depth} Linear layers of {width} units.",
+        f"{waves}.",
         numbers=numbers,
         figures=tuple(figures),
     )

@@ -9,46 +9,27 @@ Fig. A.1, verdict. "Confirmed" if in both settings, over runs, the rank correlat
 the largest climb above an earlier loss is below a tenth of the first loss, both by two standard errors.
 """
 
-from typing import Annotated
-
 import torch
 from torch import Tensor
 
-from biascope.seeds import derive
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult, Verdict
 from biascope.studies.runs import Run, Value
 from biascope.studies.spectral.fig3_1 import learned_chart
-from biascope.studies.spectral.fitting import draw_mlps, fit
-from biascope.studies.spectral.waves import below, rank_correlation, standard_error, wave_targets
+from biascope.studies.spectral.waves import SIZES, WAVES, Waves, below, rank_correlation, standard_error
 
 SMOOTH = "At intermediate iterations the learned curve is a smooth version of the target."
 MONOTONE = "The training loss of the sum of sines decays almost monotonically, with equal and with growing amplitudes."
-SIZES: dict[str, dict[str, object]] = {
-    "smoke": {"frequencies": (2, 4, 6, 8, 10), "width": 64, "depth": 4, "samples": 64, "steps": 400, "runs": 3}
-    | {"lr": 1e-3, "every": 20},
-    "laptop": {"runs": 3, "steps": 4000},
-    "paper": {},
-}
-KS = tuple(range(5, 55, 5))
 
 
 @study("spectral/fig3.2", paper="alignment", figure="3.2", claim=SMOOTH, sizes=SIZES)
 def fig3_2(
     run: Run,
     *,
-    frequencies: Annotated[tuple[int, ...], "k_i, cycles on [0, 1]"] = KS,
-    depth: Annotated[int, "Linear layers"] = 6,
-    width: Annotated[int, "units in a hidden layer"] = 256,
-    samples: Annotated[int, "points of the grid z = j/n"] = 200,
-    steps: Annotated[int, "full-batch Adam steps"] = 80_000,
-    runs: Annotated[int, "networks, each with its own phases"] = 10,
-    lr: Annotated[float, "of Adam (not given in the text)"] = 3e-4,
-    every: Annotated[int, "steps between two measurements"] = 100,
-    precision: Annotated[str, "float32 or tf32 products on a GPU"] = "float32",
+    waves: Waves = WAVES,
 ) -> StudyResult:
     """Smoothness of the learned curve on the way, and which part of the target it is."""
-    got = _train(run, "equal", frequencies, depth, width, samples, steps, runs, lr, every, precision)
+    got = _train(run, "equal", waves)
     at, losses, out, y = (torch.as_tensor(got[name]) for name in ("steps", "losses", "out", "target"))
     gone = 1 - losses / losses[0]
     between = (gone > 0.1) & (gone < 0.9)  # [r, runs]
@@ -57,7 +38,7 @@ def fig3_2(
             "not tested", SMOOTH, "A run has no intermediate moment: train longer or measure more often."
         )
     rough = roughness(out) / roughness(y)
-    low, high = nearest_parts(out, y, frequencies)
+    low, high = nearest_parts(out, y, waves.frequencies)
 
     def mean(v: Tensor) -> Estimate:
         return Estimate.of([float(v[between[:, i], i].double().mean()) for i in range(v.shape[1])])
@@ -77,7 +58,7 @@ def fig3_2(
         f"While a tenth to nine tenths of the loss go, the mean squared frequency of the curve is {ratio} of the "
         f"target's; its distance to the best low-pass of the target is {near}, to the best high-pass {far} (norm "
         f"of the target: 1).{reached} "
-        f"{runs} runs of {steps} steps, {depth} Linear layers of {width} units.",
+        f"{waves}.",
         numbers,
         (
             learned_chart(at, out[:, 0], y[0]),
@@ -97,22 +78,14 @@ def fig3_2(
 def figA_1(
     run: Run,
     *,
-    frequencies: Annotated[tuple[int, ...], "k_i, cycles on [0, 1]"] = KS,
-    depth: Annotated[int, "Linear layers"] = 6,
-    width: Annotated[int, "units in a hidden layer"] = 256,
-    samples: Annotated[int, "points of the grid z = j/n"] = 200,
-    steps: Annotated[int, "full-batch Adam steps"] = 80_000,
-    runs: Annotated[int, "networks, each with its own phases"] = 10,
-    lr: Annotated[float, "of Adam (not given in the text)"] = 3e-4,
-    every: Annotated[int, "steps between two measurements"] = 100,
-    precision: Annotated[str, "float32 or tf32 products on a GPU"] = "float32",
+    waves: Waves = WAVES,
 ) -> StudyResult:
     """How monotone the loss of the sum of sinusoids is."""
     numbers: dict[str, Estimate] = {}
     curves: list[Series] = []
     met, said = [], []
     for setting in ("equal", "growing"):
-        got = _train(run, setting, frequencies, depth, width, samples, steps, runs, lr, every, precision)
+        got = _train(run, setting, waves)
         at, losses = torch.as_tensor(got["steps"]), torch.as_tensor(got["losses"])
         order = Estimate.of(rank_correlation(at, losses.T).tolist())
         climb = Estimate.of(climbs(losses).tolist())
@@ -128,8 +101,8 @@ def figA_1(
     return StudyResult(
         verdict,
         MONOTONE,
-        f"{'; '.join(said)}. {runs} runs of {steps} steps, looked at every {every}, "
-        f"{depth} Linear layers of {width} units.",
+        f"{'; '.join(said)}. {waves.runs} runs of {waves.steps} steps, looked at every {waves.every}, "
+        f"{waves.depth} Linear layers of {waves.width} units.",
         numbers,
         (
             Chart(
@@ -145,28 +118,11 @@ def figA_1(
     )
 
 
-def _train(
-    run: Run,
-    setting: str,
-    frequencies: tuple[int, ...],
-    depth: int,
-    width: int,
-    samples: int,
-    steps: int,
-    runs: int,
-    lr: float,
-    every: int,
-    precision: str,
-) -> dict[str, Value]:
+def _train(run: Run, setting: str, waves: Waves) -> dict[str, Value]:
     """The trainings of spectral/fig3.1 (same networks and phases), with the whole curves kept."""
-    m = len(frequencies)
-    amplitudes = [1.0] * m if setting == "equal" else [(i + 1) / m for i in range(m)]
 
     def train() -> dict[str, Value]:
-        z, y = wave_targets(frequencies, amplitudes, samples, runs, run.seed)
-        networks = draw_mlps(runs, 1, depth, width, derive(run.seed, "init"), run.device)
-        done = fit(networks, z[:, None], y, steps=steps, lr=lr, every=every, measure=lambda out, _: {"out": out},
-                   precision=precision, what=f"{setting} amplitudes")  # fmt: skip
+        done, y = waves.fit(run, setting, lambda out, _: {"out": out})
         return {"steps": done.steps, "losses": done.losses, "target": y.float(), **done.records}
 
     return run.cached(setting, train)

@@ -16,8 +16,8 @@ from biascope.seeds import derive
 from biascope.studies.registry import study
 from biascope.studies.result import Estimate, HeatMap, StudyResult
 from biascope.studies.runs import Run, Value
-from biascope.studies.spectral.fitting import draw_mlps, fit, forward
-from biascope.studies.spectral.flowers import BOX, flower_classes, plane
+from biascope.studies.spectral.fitting import forward
+from biascope.studies.spectral.flowers import BOX, TRAINING, Training, flower_classes, plane
 from biascope.studies.spectral.waves import above
 
 CLAIM = "Two networks, identical up to initialisation, agree on the samples of the manifold, yet differ elsewhere."
@@ -40,21 +40,15 @@ def fig3_7(
     k: Annotated[int, "frequency of the labels"] = 200,
     petals: Annotated[int, "petals of the curve"] = 20,
     threshold: Annotated[float, "label 1 above it"] = 0.5,
-    depth: Annotated[int, "Linear layers"] = 6,
-    width: Annotated[int, "units in a hidden layer"] = 256,
-    samples: Annotated[int, "points of the grid z = j/n"] = 1000,
-    steps: Annotated[int, "full-batch Adam steps (not given in the text)"] = 30_000,
     runs: Annotated[int, "initial networks; pairs are 1 and 2, 3 and 4, ..."] = 6,
-    lr: Annotated[float, "of Adam (not given in the text)"] = 3e-4,
     side: Annotated[int, "points along the square's side"] = 200,
-    precision: Annotated[str, "float32 or tf32 products on a GPU"] = "float32",
+    training: Training = TRAINING,
 ) -> StudyResult:
     """The same labels learned twice: on the manifold and away from it."""
-    x, y, majority = flower_classes([(k, petals)], samples, threshold, run.seed)
+    x, y, majority = flower_classes([(k, petals)], training.samples, threshold, run.seed)
 
     def train() -> dict[str, Value]:
-        networks = draw_mlps(runs, 2, depth, width, derive(run.seed, "init"), run.device)
-        done = fit(networks, x[0], y.expand(runs, -1), steps=steps, lr=lr, every=steps, loss="bce", precision=precision)
+        done = training.fit(run, derive(run.seed, "init"), x[0], y.expand(runs, -1), training.steps)
         params = list(done.networks.params.values())
         with torch.no_grad():
             return {"on": forward(params, x[0]), "off": forward(params, plane(side))}
@@ -99,7 +93,7 @@ def fig3_7(
         claim=CLAIM,
         measured=f"Training accuracy {numbers['training accuracy']} (baseline {float(majority[0]):.3f}); two networks "
         f"disagree on {numbers['disagreement on the manifold']} of the manifold and "
-        f"{numbers['disagreement on the square']} of the square. k = {k}, L = {petals}, {steps} steps.",
+        f"{numbers['disagreement on the square']} of the square. k = {k}, L = {petals}, {training.steps} steps.",
         numbers=numbers,
         figures=maps,
     )

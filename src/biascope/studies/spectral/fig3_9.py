@@ -17,11 +17,11 @@ from biascope.seeds import derive
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, HeatMap, Series, StudyResult
 from biascope.studies.runs import Run, Value
-from biascope.studies.spectral.fitting import draw_mlps, fit
-from biascope.studies.spectral.flowers import flower_classes
+from biascope.studies.spectral.flowers import Training, flower_classes
 from biascope.studies.spectral.waves import above, rank_correlation, standard_error
 
 CLAIM = "Increasing L gives better classification of the same target signal."
+SHORT = Training(steps=10_000)
 
 
 @study(
@@ -43,28 +43,21 @@ def fig3_9(
     frequencies: Annotated[tuple[int, ...], "k, cycles of z on [0, 1]"] = tuple(range(50, 450, 50)),
     petals: Annotated[tuple[int, ...], "L of the curves"] = tuple(range(0, 22, 2)),
     threshold: Annotated[float, "label 1 above it (the published code has 0)"] = 0.5,
-    depth: Annotated[int, "Linear layers"] = 6,
-    width: Annotated[int, "units in a hidden layer"] = 256,
-    samples: Annotated[int, "points of the grid z = j/n"] = 1000,
-    steps: Annotated[int, "full-batch Adam steps (not given in the text)"] = 10_000,
     runs: Annotated[int, "networks for each cell, each with its own phase"] = 3,
-    lr: Annotated[float, "of Adam (not given in the text)"] = 3e-4,
-    precision: Annotated[str, "float32 or tf32 products on a GPU"] = "float32",
+    training: Training = SHORT,
 ) -> StudyResult:
     """Accuracy over frequency and petals, beside the majority baseline."""
     cells = [(k, L) for k in frequencies for L in petals]
     shape = (len(frequencies), len(petals))
 
     def train(i: int) -> dict[str, Value]:
-        x, y, majority = flower_classes(cells, samples, threshold, derive(run.seed, i))
-        networks = draw_mlps(len(cells), 2, depth, width, derive(run.seed, "init", i), run.device)
+        x, y, majority = flower_classes(cells, training.samples, threshold, derive(run.seed, i))
         labels = y.to(run.device)
 
         def measure(out: Tensor, params: list[Tensor]) -> dict[str, Tensor]:
             return {"accuracy": ((out > 0) == (labels > 0.5)).float().mean(1)}
 
-        done = fit(networks, x, y, steps=steps, lr=lr, every=max(1, steps // 20), loss="bce", measure=measure,
-                   precision=precision)  # fmt: skip
+        done = training.fit(run, derive(run.seed, "init", i), x, y, max(1, training.steps // 20), measure)
         return {"steps": done.steps, "majority": majority, **done.records}
 
     parts = [run.cached(f"run {i}", lambda i=i: train(i)) for i in range(runs)]  # type: ignore[misc]
@@ -85,7 +78,8 @@ def fig3_9(
         measured=f"Rank correlation of L with skill at fixed k: {correlation}. Mean accuracy "
         f"{float(mean[:, 0].mean()):.3f} at L = {petals[0]} and {float(mean[:, last].mean()):.3f} at "
         f"L = {petals[last]}; majority baseline "
-        f"{float(majority.mean()):.3f}. {runs} runs of {steps} steps, {depth} Linear layers of {width} units.",
+        f"{float(majority.mean()):.3f}. {runs} runs of {training.steps} steps, {training.depth} Linear layers of "
+        f"{training.width} units.",
         numbers=numbers,
         figures=(
             *(

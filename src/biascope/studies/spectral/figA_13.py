@@ -16,8 +16,8 @@ from biascope.spectral import radial_spectrum
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, HeatMap, Series, StudyResult
 from biascope.studies.runs import Run, Value
-from biascope.studies.spectral.fitting import draw_mlps, fit, forward
-from biascope.studies.spectral.flowers import BOX, flower_classes, nearest_probability, plane
+from biascope.studies.spectral.fitting import forward
+from biascope.studies.spectral.flowers import BOX, TRAINING, Training, flower_classes, nearest_probability, plane
 from biascope.studies.spectral.waves import below, rank_correlation
 
 CLAIM = "The spectrum of a network decays faster than that of nearest-neighbour classifiers, for every K considered."
@@ -43,24 +43,18 @@ def fig_a_13(
     petals: Annotated[int, "petals of the curve"] = 20,
     neighbours: Annotated[tuple[int, ...], "K of the classifiers (not given in the text)"] = (1, 3, 5, 10),
     threshold: Annotated[float, "label 1 above it"] = 0.5,
-    samples: Annotated[int, "points of the grid z = j/n"] = 1000,
-    depth: Annotated[int, "Linear layers"] = 6,
-    width: Annotated[int, "units in a hidden layer"] = 256,
-    steps: Annotated[int, "full-batch Adam steps (not given in the text)"] = 30_000,
     runs: Annotated[int, "phases and initial networks"] = 5,
-    lr: Annotated[float, "of Adam (not given in the text)"] = 3e-4,
     side: Annotated[int, "points along the square's side"] = 200,
     map_k: Annotated[tuple[int, ...], "frequencies of the heat maps"] = tuple(range(50, 450, 50)),
     map_petals: Annotated[tuple[int, ...], "petals of the heat maps"] = tuple(range(0, 22, 2)),
-    precision: Annotated[str, "float32 or tf32 products on a GPU"] = "float32",
+    training: Training = TRAINING,
 ) -> StudyResult:
     """Radial spectrum of a network's probability map against nearest neighbours."""
 
     def compare() -> dict[str, Value]:
-        made = [flower_classes([(k, petals)], samples, threshold, derive(run.seed, i)) for i in range(runs)]
+        made = [flower_classes([(k, petals)], training.samples, threshold, derive(run.seed, i)) for i in range(runs)]
         x, y = torch.cat([m[0] for m in made]), torch.cat([m[1] for m in made])
-        networks = draw_mlps(runs, 2, depth, width, derive(run.seed, "init"), run.device)
-        done = fit(networks, x, y, steps=steps, lr=lr, every=steps, loss="bce", precision=precision)
+        done = training.fit(run, derive(run.seed, "init"), x, y, training.steps)
         params, square = list(done.networks.params.values()), plane(side)
         with torch.no_grad():
             on = forward(params, x)
@@ -75,7 +69,7 @@ def fig_a_13(
 
     def heat() -> dict[str, Value]:
         cells = [(kk, L) for kk in map_k for L in map_petals]
-        x, y, majority = flower_classes(cells, samples, threshold, derive(run.seed, "heat"))
+        x, y, majority = flower_classes(cells, training.samples, threshold, derive(run.seed, "heat"))
         accuracy = torch.stack(
             [
                 torch.stack(
@@ -112,7 +106,7 @@ def fig_a_13(
         claim=CLAIM,
         measured=f"log(zeta_network / zeta_K) at high wave numbers is at most {largest} over K = {neighbours}; the "
         f"network's training accuracy is {numbers['training accuracy of the network']} (baseline "
-        f"{numbers['majority baseline'].value:.3f}). k = {k}, L = {petals}, {steps} steps.",
+        f"{numbers['majority baseline'].value:.3f}). k = {k}, L = {petals}, {training.steps} steps.",
         numbers=numbers,
         figures=(
             Chart(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from biascope import data
 from biascope.seeds import derive
+from biascope.studies.runs import Run
+from biascope.studies.spectral.fitting import Fit, Measure, draw_mlps, fit
 
 BOX = 1.6  # half side of the square that holds every flower
 
@@ -29,6 +33,27 @@ def flower_classes(
     ]
     majority = torch.tensor([each.info["majority"] for each in made])
     return torch.stack([each.x for each in made]), torch.stack([each.y for each in made]).float(), majority
+
+
+@dataclass(frozen=True)
+class Training:
+    """Options of the studies in which networks learn such labels."""
+
+    depth: Annotated[int, "Linear layers"] = 6
+    width: Annotated[int, "units in a hidden layer"] = 256
+    samples: Annotated[int, "points of the grid z = j/n"] = 1000
+    steps: Annotated[int, "full-batch Adam steps (not given in the text)"] = 30_000
+    lr: Annotated[float, "of Adam (not given in the text)"] = 3e-4
+    precision: Annotated[str, "float32 or tf32 products on a GPU"] = "float32"
+
+    def fit(self, run: Run, seed: int, x: Tensor, y: Tensor, every: int, measure: Measure | None = None) -> Fit:
+        """A network for each row of the labels y [T, n], trained on x [n, 2] or [T, n, 2]."""
+        networks = draw_mlps(len(y), 2, self.depth, self.width, seed, run.device)
+        return fit(networks, x, y, steps=self.steps, lr=self.lr, every=every, loss="bce", measure=measure,
+                   precision=self.precision)  # fmt: skip
+
+
+TRAINING = Training()
 
 
 def plane(side: int) -> Tensor:
