@@ -1,21 +1,49 @@
 """Gaussian data whose covariance is G, or G with its spectrum reversed, and random labels (Figs 3, 12 and 13)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from biascope.data import geometry_gaussian
+from biascope.ensembles.evaluate import Precision
 from biascope.seeds import derive
 from biascope.studies.invariance.charts import curve, percent
 from biascope.studies.invariance.factors import History, estimate, jackknife
-from biascope.studies.invariance.geometries import Geometry
+from biascope.studies.invariance.geometries import Geometry, initial_geometry
 from biascope.studies.invariance.networks import factory
 from biascope.studies.invariance.tracking import Descent, Track, common_probes, track
 from biascope.studies.result import Chart, Estimate, Series
 from biascope.studies.runs import Run
 
 KINDS = {False: "G covariance", True: "flip(G) covariance"}
+
+
+@dataclass(frozen=True)
+class Following:
+    """Options of the studies that follow the geometry of networks trained on such data."""
+
+    side: Annotated[int, "side of the grey input image"] = 32
+    networks: Annotated[int, "networks drawn for G"] = 10_000
+    heads: Annotated[int, "output layers per network drawn for G (1 in the paper)"] = 1
+    lr: Annotated[float, "learning rate"] = 0.1
+    momentum: Annotated[float, "momentum"] = 0.9
+    precision: Annotated[Precision, "arithmetic on CUDA"] = "tf32"
+    engine: Annotated[Literal["auto", "eager", "graph"], "how large networks are trained on CUDA"] = "auto"
+
+    def geometry(self, run: Run, net: str, shape: Sequence[int]) -> Geometry:
+        """G of a network without normalisation."""
+        return initial_geometry(run, net, shape, networks=self.networks, heads=self.heads, norm=False)
+
+    def descent(self, epochs: int, batch_size: int, clip_norm: float) -> Descent:
+        """How the networks are trained; clip_norm 0 is for none."""
+        return Descent(epochs, self.lr, batch_size, self.momentum, clip_norm=clip_norm or None,
+                       precision=self.precision, engine=self.engine)  # fmt: skip
+
+
+FOLLOWING = Following()
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,17 @@ from the network. The noise is the same for all directions.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from biascope.data.boundaries import Boundary
+from biascope.ensembles.evaluate import Precision
 from biascope.errors import InputError
 from biascope.studies.invariance.charts import curve, percent, spearman
+from biascope.studies.invariance.geometries import Geometry, initial_geometry
 from biascope.studies.invariance.networks import ISOTROPIC, factory
 from biascope.studies.invariance.tasks import Lazy, Noise, boundary_bias, boundary_task
 from biascope.studies.invariance.training import Protocol, train_tasks
@@ -21,6 +25,29 @@ from biascope.studies.runs import Run
 BOUNDARIES: tuple[Boundary, ...] = ("linear", "quadratic", "sinusoidal")
 EPS = {"linear": 0.9, "quadratic": 2.0}
 SINUSOIDAL_EPS = {"mlp": 2.1, "lenet": 2.1, "lenet-small": 2.1}  # all others 5.0 (caption of Fig. 10)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Options of the studies that train along many directions (Figs 4, 10, 11 and 14)."""
+
+    boundaries: Annotated[tuple[str, ...], "linear, quadratic, sinusoidal"] = BOUNDARIES
+    networks: Annotated[int, "networks drawn for G"] = 10_000
+    heads: Annotated[int, "output layers per network drawn for G (1 in the paper)"] = 1
+    epochs: Annotated[int, "epochs, linear and quadratic boundary"] = 20
+    clip_norm: Annotated[float, "largest gradient norm"] = 0.5
+    chunk: Annotated[int, "networks trained together and saved together"] = 128
+    precision: Annotated[Precision, "arithmetic on CUDA"] = "tf32"
+    engine: Annotated[str, "auto, vmap, loop or graph"] = "auto"
+
+    def geometry(self, run: Run, net: str, shape: Sequence[int], norm: bool = True) -> Geometry:
+        """G of a network."""
+        return initial_geometry(run, net, shape, networks=self.networks, heads=self.heads, norm=norm)
+
+    def protocol(self, boundary: Boundary, more_epochs: float, lr: float, batch_size: int = 128) -> Protocol:
+        """How networks are trained; a sinusoidal boundary takes `more_epochs` times as long."""
+        passes = round(self.epochs * (more_epochs if boundary == "sinusoidal" else 1.0))
+        return Protocol(passes, batch_size, lr, clip_norm=self.clip_norm, precision=self.precision, engine=self.engine)  # type: ignore[arg-type]
 
 
 def eps_of(net: str, boundary: Boundary) -> float:

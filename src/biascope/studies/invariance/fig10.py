@@ -11,12 +11,17 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from biascope.ensembles.evaluate import Precision
-from biascope.studies.invariance.boundary_sweep import accuracy_chart, check_boundaries, fall, order, sweep_directions
+from biascope.studies.invariance.boundary_sweep import (
+    Sweep,
+    accuracy_chart,
+    check_boundaries,
+    fall,
+    order,
+    sweep_directions,
+)
 from biascope.studies.invariance.charts import below, decide, percent
-from biascope.studies.invariance.geometries import initial_geometry, spread_indices
+from biascope.studies.invariance.geometries import spread_indices
 from biascope.studies.invariance.networks import ISOTROPIC, shape_of
-from biascope.studies.invariance.training import Protocol
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run
@@ -26,6 +31,7 @@ CLAIM = (
     "ViT the test accuracy falls with the eigenvalue of the direction in the average geometry, for linear, quadratic "
     "and sinusoidal boundaries."
 )
+SWEEP = Sweep(chunk=128)
 
 
 @study(
@@ -45,39 +51,31 @@ def fig10(
     run: Run,
     *,
     nets: Annotated[tuple[str, ...], "architectures"] = ("mlp", "lenet", "resnet18", "vit"),
-    boundaries: Annotated[tuple[str, ...], "linear, quadratic, sinusoidal"] = ("linear", "quadratic", "sinusoidal"),
     side: Annotated[int, "side of the grey input image"] = 32,
-    networks: Annotated[int, "networks drawn for G"] = 10_000,
-    heads: Annotated[int, "output layers per network drawn for G (1 in the paper)"] = 1,
     stride: Annotated[int, "every how many eigenvectors one is tried"] = 10,
     n_train: Annotated[int, "training examples"] = 10_000,
     n_test: Annotated[int, "test examples"] = 2000,
     repeats: Annotated[int, "independent data sets and trainings per direction (not stated in the paper)"] = 3,
-    epochs: Annotated[int, "epochs, linear and quadratic boundary"] = 20,
     more_epochs: Annotated[float, "factor on the epochs for the sinusoidal boundary (50 / 20 in the paper)"] = 2.5,
     batch_size: Annotated[int, "examples per step"] = 128,
     lr: Annotated[float, "first learning rate (linear decay to 0)"] = 0.5,
-    clip_norm: Annotated[float, "largest gradient norm"] = 0.5,
-    chunk: Annotated[int, "networks trained together and saved together"] = 128,
-    precision: Annotated[Precision, "arithmetic on CUDA"] = "tf32",
-    engine: Annotated[str, "auto, vmap, loop or graph"] = "auto",
+    sweep: Sweep = SWEEP,
 ) -> StudyResult:
     """Test accuracy on isotropic data for directions down the spectrum of G."""
-    shape, kinds = shape_of(1, side, nets), check_boundaries(boundaries)
+    shape, kinds = shape_of(1, side, nets), check_boundaries(sweep.boundaries)
     indices = spread_indices(side**2, stride)
     numbers: dict[str, Estimate] = {}
     charts: list[Chart] = []
     right, skipped, fitted = dict[str, bool](), list[str](), 1.0
     for net in nets:
-        G = initial_geometry(run, net, shape, networks=networks, heads=heads)
+        G = sweep.geometry(run, net, shape)
         directions = [G.direction(i) for i in indices]
         tests: dict[str, Tensor] = {}
         for boundary in kinds:
-            passes = round(epochs * (more_epochs if boundary == "sinusoidal" else 1.0))
-            protocol = Protocol(passes, batch_size, lr, clip_norm=clip_norm, precision=precision, engine=engine)  # type: ignore[arg-type]
+            protocol = sweep.protocol(boundary, more_epochs, lr, batch_size)
             train, test = sweep_directions(
                 run, "sweep", net, directions, boundary, protocol, n_train=n_train, n_test=n_test, repeats=repeats,
-                chunk=chunk,
+                chunk=sweep.chunk,
             )  # fmt: skip
             tests[boundary] = test
             fitted = min(fitted, float(train.mean()))
@@ -97,9 +95,8 @@ def fig10(
             ]).mean(0) if learned else torch.zeros(repeats)  # fmt: skip
             together = numbers[f"{net}: Spearman, mean over boundaries"] = Estimate.of(mean.tolist())
             right[net] = below(together)
-        caption = (
-            f"{n_train} training examples, {repeats} repeats, {epochs} epochs ({epochs * more_epochs:g} sinusoidal)."
-        )
+        longer = f"{sweep.epochs * more_epochs:g} sinusoidal"
+        caption = f"{n_train} training examples, {repeats} repeats, {sweep.epochs} epochs ({longer})."
         charts.append(accuracy_chart(net, indices, tests, caption, "G"))
         run.save_arrays(f"accuracy {net}", indices=torch.tensor(indices), **tests)
     said = "; ".join(

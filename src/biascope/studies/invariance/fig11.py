@@ -10,17 +10,22 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from biascope.ensembles.evaluate import Precision
 from biascope.geometry import data_second_moment, gsg
 from biascope.linalg import psd_eigh
-from biascope.studies.invariance.boundary_sweep import accuracy_chart, check_boundaries, fall, order, sweep_directions
+from biascope.studies.invariance.boundary_sweep import (
+    Sweep,
+    accuracy_chart,
+    check_boundaries,
+    fall,
+    order,
+    sweep_directions,
+)
 from biascope.studies.invariance.charts import below, decide, spearman
 from biascope.studies.invariance.fig4 import subset
-from biascope.studies.invariance.geometries import initial_geometry, spread_indices
+from biascope.studies.invariance.geometries import spread_indices
 from biascope.studies.invariance.images import Source, said
 from biascope.studies.invariance.networks import factory, shape_of
 from biascope.studies.invariance.relabelled import sweep_labels
-from biascope.studies.invariance.training import Protocol
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run
@@ -29,6 +34,7 @@ CLAIM = (
     "A small LeNet trained on as many samples as it has parameters still generalises along directions with a large "
     "eigenvalue and fails along the others: over-parameterisation is not what causes the geometric bias."
 )
+SWEEP = Sweep(chunk=26)
 
 
 @study(
@@ -47,43 +53,35 @@ CLAIM = (
 def fig11(
     run: Run,
     *,
-    boundaries: Annotated[tuple[str, ...], "linear, quadratic, sinusoidal"] = ("linear", "quadratic", "sinusoidal"),
     source: Annotated[Source, "cifar10, or a synthetic stand-in, for part (a)"] = "cifar10",
     side: Annotated[int, "side of the images"] = 32,
-    networks: Annotated[int, "networks drawn for G"] = 10_000,
-    heads: Annotated[int, "output layers per network drawn for G (1 in the paper)"] = 1,
     points: Annotated[int, "directions tried, evenly spaced over the spectrum"] = 52,
     noise: Annotated[float, "variance of the label noise of part (a) over the channel variance"] = 0.2,
     n_train: Annotated[int, "training examples; at most 50,000 images are there"] = 50_000,
     n_test: Annotated[int, "test examples"] = 10_000,
     repeats: Annotated[int, "independent trainings per direction"] = 3,
-    epochs: Annotated[int, "epochs, linear and quadratic boundary"] = 20,
     more_epochs: Annotated[float, "factor on the epochs for the sinusoidal boundary"] = 2.5,
     lr: Annotated[float, "first learning rate (linear decay to 0)"] = 0.5,
-    clip_norm: Annotated[float, "largest gradient norm"] = 0.5,
-    chunk: Annotated[int, "networks trained together and saved together"] = 26,
-    precision: Annotated[Precision, "arithmetic on CUDA"] = "tf32",
-    engine: Annotated[str, "auto, vmap, loop or graph"] = "auto",
+    sweep: Sweep = SWEEP,
 ) -> StudyResult:
     """Accuracy by direction of a small LeNet with as many examples as parameters."""
-    net, kinds = "lenet-small", check_boundaries(boundaries)
+    net, kinds = "lenet-small", check_boundaries(sweep.boundaries)
     colour, grey = shape_of(3, side, [net]), shape_of(1, side, [net])
     weights = sum(p.numel() for p in factory(net, colour)().parameters())
     train, test = subset(run, source, side, n_train, n_test)
     S = data_second_moment(train.to(run.device), normalise=True).cpu()
-    G = initial_geometry(run, net, colour, networks=networks, heads=heads, norm=False)
+    G = sweep.geometry(run, net, colour, norm=False)
     vectors = psd_eigh(gsg(G.matrix, S).to(run.device)).vectors.float().T.reshape(-1, *colour)
     numbers: dict[str, Estimate] = {}
     results: dict[str, dict[str, Tensor]] = {"CIFAR": {}, "isotropic": {}}
     sizes = {"CIFAR": len(S), "isotropic": side**2}
     places = {part: spread_indices(D, max(1, (D - 1) // (points - 1))) for part, D in sizes.items()}
-    grey_geometry = initial_geometry(run, net, grey, networks=networks, heads=heads)
+    grey_geometry = sweep.geometry(run, net, grey)
     for boundary in kinds:
-        passes = round(epochs * (more_epochs if boundary == "sinusoidal" else 1.0))
-        protocol = Protocol(passes, 128, lr, clip_norm=clip_norm, precision=precision, engine=engine)  # type: ignore[arg-type]
+        protocol = sweep.protocol(boundary, more_epochs, lr)
         _, accuracy, ceiling = sweep_labels(
             run, "relabel", net, train, test, [vectors[i] for i in places["CIFAR"]], boundary, protocol, noise=noise,
-            repeats=repeats, chunk=chunk,
+            repeats=repeats, chunk=sweep.chunk,
         )  # fmt: skip
         results["CIFAR"][boundary] = accuracy
         if noise > 0:
@@ -91,7 +89,7 @@ def fig11(
         directions = [grey_geometry.direction(i) for i in places["isotropic"]]
         results["isotropic"][boundary] = sweep_directions(
             run, "sweep", net, directions, boundary, protocol, n_train=n_train, n_test=n_test, repeats=repeats,
-            chunk=chunk,
+            chunk=sweep.chunk,
         )[1]  # fmt: skip
     right, charts = dict[str, bool](), list[Chart]()
     for part, tests in results.items():

@@ -7,15 +7,13 @@ Fig. 13: at the largest size the gap with the steps fixed exceeds the gap with t
 """
 
 import math
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated
 
-from biascope.ensembles.evaluate import Precision
 from biascope.errors import InputError
-from biascope.studies.invariance.aligned_flipped import Pair, compare_pair
+from biascope.studies.invariance.aligned_flipped import Following, Pair, compare_pair
 from biascope.studies.invariance.charts import above, decide
-from biascope.studies.invariance.geometries import initial_geometry
 from biascope.studies.invariance.networks import shape_of
-from biascope.studies.invariance.tracking import Descent
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run
@@ -34,53 +32,48 @@ SIZES = {
     "laptop": {"net": "lenet", "side": 16, "networks": 256, "heads": 32, "sizes": (500, 1000, 2000), "runs": 6,
                "epochs": 60, "probes": 8},
 }  # fmt: skip
-Net = Annotated[str, "architecture, without normalisation"]
-Side = Annotated[int, "side of the grey input image"]
-Drawn = Annotated[int, "networks drawn for G"]
-Heads = Annotated[int, "output layers per network drawn for G (1 in the paper)"]
-Sets = Annotated[tuple[int, ...], "numbers of training examples"]
-Batch = Annotated[int, "examples per step at the smallest size"]
-Runs = Annotated[int, "networks trained per set"]
-Epochs = Annotated[int, "epochs"]
-LR = Annotated[float, "learning rate"]
-Momentum = Annotated[float, "momentum"]
-Clip = Annotated[float, "largest gradient norm, 0 for none"]
-Probes = Annotated[int, "probe inputs, the same at all times"]
-Arithmetic = Annotated[Precision, "arithmetic on CUDA"]
-Engine = Annotated[Literal["auto", "eager", "graph"], "how large networks are trained on CUDA"]
 PAPER_SETS = (10_000, 20_000, 40_000, 60_000, 80_000, 100_000)
+
+
+@dataclass(frozen=True)
+class Growing(Following):
+    """Options of both figures."""
+
+    net: Annotated[str, "architecture, without normalisation"] = "resnet18"
+    sizes: Annotated[tuple[int, ...], "numbers of training examples"] = PAPER_SETS
+    batch_size: Annotated[int, "examples per step at the smallest size"] = 128
+    runs: Annotated[int, "networks trained per set"] = 25
+    epochs: Annotated[int, "epochs"] = 50
+    clip_norm: Annotated[float, "largest gradient norm, 0 for none"] = 0.5
+    probes: Annotated[int, "probe inputs, the same at all times"] = 16
+
+    def __str__(self) -> str:
+        stand_in = "" if self.net == "resnet18" else " (the paper: ResNet18)"
+        return (
+            f"{self.net}{stand_in} without normalisation, 1 x {self.side} x {self.side}, {self.runs} networks per set, "
+            f"{self.epochs} epochs."
+        )
+
+
+GROWING = Growing()
 
 
 @study("gih/fig12", paper="invariance", figure="12", claim=CLAIM_12, sizes={**SIZES, "paper": {}})
 def fig12(
     run: Run,
     *,
-    net: Net = "resnet18",
-    side: Side = 32,
-    networks: Drawn = 10_000,
-    heads: Heads = 1,
-    sizes: Sets = PAPER_SETS,
-    batch_size: Batch = 128,
-    runs: Runs = 25,
-    epochs: Epochs = 50,
-    lr: LR = 0.1,
-    momentum: Momentum = 0.9,
-    clip_norm: Clip = 0.5,
-    probes: Probes = 16,
-    precision: Arithmetic = "tf32",
-    engine: Engine = "auto",
+    options: Growing = GROWING,
 ) -> StudyResult:
     """Velocity and fitting against the number of examples, batch size fixed."""
-    descent = Descent(epochs, lr, batch_size, momentum, clip_norm=clip_norm or None, precision=precision, engine=engine)
-    pairs = grow(run, net, side, networks, heads, sizes, runs, probes, descent, fixed_steps=False)
+    sizes, pairs = options.sizes, grow(run, options, options.sizes, fixed_steps=False)
     gaps = {n: pair.accuracy_gap for n, pair in pairs.items()}
     shrinks = _minus(gaps[sizes[0]], gaps[sizes[-1]])
     numbers = {**_numbers(pairs), "gap at the smallest size minus gap at the largest, points": shrinks}
     return StudyResult(
-        verdict=decide(above(shrinks), runs),
+        verdict=decide(above(shrinks), options.runs),
         claim=CLAIM_12,
         measured=f"Gap in time-averaged training accuracy: {gaps[sizes[0]]} points with {sizes[0]} examples, "
-        f"{gaps[sizes[-1]]} with {sizes[-1]}; difference {shrinks}. {_told(net, side, runs, epochs)}",
+        f"{gaps[sizes[-1]]} with {sizes[-1]}; difference {shrinks}. {options}",
         numbers=numbers,
         figures=_charts(pairs, "batch size fixed"),
     )
@@ -90,25 +83,11 @@ def fig12(
 def fig13(
     run: Run,
     *,
-    net: Net = "resnet18",
-    side: Side = 32,
-    networks: Drawn = 10_000,
-    heads: Heads = 1,
-    sizes: Sets = PAPER_SETS,
-    batch_size: Batch = 128,
-    runs: Runs = 25,
-    epochs: Epochs = 50,
-    lr: LR = 0.1,
-    momentum: Momentum = 0.9,
-    clip_norm: Clip = 0.5,
-    probes: Probes = 16,
-    precision: Arithmetic = "tf32",
-    engine: Engine = "auto",
+    options: Growing = GROWING,
 ) -> StudyResult:
     """Velocity and fitting against the number of examples, number of steps fixed."""
-    descent = Descent(epochs, lr, batch_size, momentum, clip_norm=clip_norm or None, precision=precision, engine=engine)
-    pairs = grow(run, net, side, networks, heads, sizes, runs, probes, descent, fixed_steps=True)
-    other = grow(run, net, side, networks, heads, sizes[-1:], runs, probes, descent, fixed_steps=False)[sizes[-1]]
+    sizes, pairs = options.sizes, grow(run, options, options.sizes, fixed_steps=True)
+    other = grow(run, options, sizes[-1:], fixed_steps=False)[sizes[-1]]
     gap, plain = pairs[sizes[-1]].accuracy_gap, other.accuracy_gap
     returns = _minus(gap, plain)
     numbers = {
@@ -117,38 +96,28 @@ def fig13(
         "gap with the steps fixed minus gap with the batch fixed, points": returns,
     }
     return StudyResult(
-        verdict=decide(above(returns), runs),
+        verdict=decide(above(returns), options.runs),
         claim=CLAIM_13,
         measured=f"With {sizes[-1]} examples the gap in time-averaged training accuracy is {gap} points with the "
         f"number of steps fixed and {plain} with the batch fixed; difference {returns}. "
-        f"{_told(net, side, runs, epochs)}",
+        f"{options}",
         numbers=numbers,
         figures=_charts(pairs, "number of steps fixed"),
     )
 
 
-def grow(
-    run: Run,
-    net: str,
-    side: int,
-    networks: int,
-    heads: int,
-    sizes: tuple[int, ...],
-    runs: int,
-    probes: int,
-    descent: Descent,
-    fixed_steps: bool,
-) -> dict[int, Pair]:
+def grow(run: Run, options: Growing, sizes: tuple[int, ...], fixed_steps: bool) -> dict[int, Pair]:
     """Both sets at every size."""
     if not sizes or list(sizes) != sorted(set(sizes)):
         raise InputError(f"sizes={sizes} must be increasing numbers of examples")
-    G = initial_geometry(run, net, shape_of(1, side, [net]), networks=networks, heads=heads, norm=False)
-    pairs = {}
+    G, pairs = options.geometry(run, options.net, shape_of(1, options.side, [options.net])), {}
     for n in sizes:
-        batch = batch_for(n, sizes[0], descent.batch_size) if fixed_steps else descent.batch_size
-        own = Descent(**{**{k: getattr(descent, k) for k in Descent.__dataclass_fields__}, "batch_size": batch})
+        batch = batch_for(n, sizes[0], options.batch_size) if fixed_steps else options.batch_size
+        descent = options.descent(options.epochs, batch, options.clip_norm)
         key = f"{'steps' if fixed_steps else 'batch'} fixed"
-        pairs[n] = compare_pair(run, key, net, G, own, n=n, runs=runs, probes=probes, probe_std=1.0)
+        pairs[n] = compare_pair(
+            run, key, options.net, G, descent, n=n, runs=options.runs, probes=options.probes, probe_std=1.0
+        )
     return pairs
 
 
@@ -207,8 +176,3 @@ def _charts(pairs: dict[int, Pair], how: str) -> tuple[Chart, ...]:
         log_y=True,
     )
     return gap, velocity
-
-
-def _told(net: str, side: int, runs: int, epochs: int) -> str:
-    stand_in = "" if net == "resnet18" else " (the paper: ResNet18)"
-    return f"{net}{stand_in} without normalisation, 1 x {side} x {side}, {runs} networks per set, {epochs} epochs."

@@ -10,12 +10,10 @@ from typing import Annotated
 
 import torch
 
-from biascope.ensembles.evaluate import Precision
-from biascope.studies.invariance.boundary_sweep import accuracy_chart, check_boundaries, order, sweep_directions
+from biascope.studies.invariance.boundary_sweep import Sweep, accuracy_chart, check_boundaries, order, sweep_directions
 from biascope.studies.invariance.charts import above, below, decide, percent, spearman
-from biascope.studies.invariance.geometries import initial_geometry, spread_indices
+from biascope.studies.invariance.geometries import spread_indices
 from biascope.studies.invariance.networks import shape_of
-from biascope.studies.invariance.training import Protocol
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run
@@ -24,6 +22,7 @@ CLAIM = (
     "ResNet18 on isotropic data generalises in the order of the eigenvalues of G at every learning rate from 0.001 to "
     "1, reaching 100 % training accuracy at each; the smallest rates generalise worse."
 )
+SWEEP = Sweep(chunk=64)
 
 
 @study(
@@ -44,26 +43,19 @@ def fig14(
     run: Run,
     *,
     net: Annotated[str, "architecture, with normalisation"] = "resnet18",
-    boundaries: Annotated[tuple[str, ...], "linear, quadratic, sinusoidal"] = ("linear", "quadratic", "sinusoidal"),
     rates: Annotated[tuple[float, ...], "first learning rates (linear decay to 0)"] = (1.0, 0.1, 0.01, 0.001),
     side: Annotated[int, "side of the grey input image"] = 32,
-    networks: Annotated[int, "networks drawn for G"] = 10_000,
-    heads: Annotated[int, "output layers per network drawn for G (1 in the paper)"] = 1,
     stride: Annotated[int, "every how many eigenvectors one is tried"] = 10,
     n_train: Annotated[int, "training examples"] = 10_000,
     n_test: Annotated[int, "test examples"] = 2000,
     repeats: Annotated[int, "independent data sets and trainings per direction"] = 3,
-    epochs: Annotated[int, "epochs, linear and quadratic boundary"] = 20,
     more_epochs: Annotated[float, "factor on the epochs for the sinusoidal boundary"] = 2.5,
-    clip_norm: Annotated[float, "largest gradient norm"] = 0.5,
-    chunk: Annotated[int, "networks trained together and saved together"] = 64,
-    precision: Annotated[Precision, "arithmetic on CUDA"] = "tf32",
-    engine: Annotated[str, "auto, vmap, loop or graph"] = "auto",
+    sweep: Sweep = SWEEP,
 ) -> StudyResult:
     """Accuracy by direction at several learning rates."""
-    shape, kinds = shape_of(1, side, [net]), check_boundaries(boundaries)
+    shape, kinds = shape_of(1, side, [net]), check_boundaries(sweep.boundaries)
     indices = spread_indices(side**2, stride)
-    G = initial_geometry(run, net, shape, networks=networks, heads=heads)
+    G = sweep.geometry(run, net, shape)
     directions = [G.direction(i) for i in indices]
     numbers: dict[str, Estimate] = {}
     tests = {b: dict[str, torch.Tensor]() for b in kinds}
@@ -71,11 +63,10 @@ def fig14(
     for lr in rates:
         ranks, heights, fits = [], [], []
         for boundary in kinds:
-            passes = round(epochs * (more_epochs if boundary == "sinusoidal" else 1.0))
-            protocol = Protocol(passes, 128, lr, clip_norm=clip_norm, precision=precision, engine=engine)  # type: ignore[arg-type]
+            protocol = sweep.protocol(boundary, more_epochs, lr)
             train, test = sweep_directions(
                 run, f"lr={lr:g}", net, directions, boundary, protocol, n_train=n_train, n_test=n_test,
-                repeats=repeats, chunk=chunk,
+                repeats=repeats, chunk=sweep.chunk,
             )  # fmt: skip
             tests[boundary][f"lr = {lr:g}"] = test
             ranks.append(torch.tensor([spearman(indices, row) for row in test]))

@@ -11,6 +11,7 @@ less than 0.05 everywhere; for the others Corr(G^t, GSG) exceeds Corr(G^t, S) by
 "early".
 """
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -37,7 +38,6 @@ CLAIM_RANDOM = (
     "With random labels G^t behaves as with true ones: its correlation with GSG rises early in training and exceeds "
     "that with S for LeNet, VGG11 and ResNet18 without normalisation, so the behaviour does not depend on the task."
 )
-Nets = Annotated[tuple[str, ...], "architectures, without normalisation"]
 SIZES = {
     "smoke": {"nets": ("mlp", "lenet"), "source": "synthetic", "side": 16, "per_class": 60, "networks": 48, "heads": 32,
               "runs": 4, "epochs": 10, "probes": 2},
@@ -46,28 +46,41 @@ SIZES = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class OnImages:
+    """Options of both figures."""
+
+    nets: Annotated[tuple[str, ...], "architectures, without normalisation"] = ("mlp", "lenet", "resnet18", "vit")
+    source: Annotated[Source, "cifar10, or a synthetic stand-in"] = "cifar10"
+    side: Annotated[int, "side of the images"] = 32
+    per_class: Annotated[int, "training images per class"] = 5000
+    networks: Annotated[int, "networks drawn for G"] = 10_000
+    heads: Annotated[int, "output layers per network drawn for G (1 in the paper)"] = 1
+    runs: Annotated[int, "networks trained, for G^t"] = 25
+    probes: Annotated[int, "probe inputs N(0, I), the same at all times (not stated in the paper)"] = 8
+    micro: Annotated[int, "images per forward pass; sets the memory, not the result"] = 1024
+    precision: Annotated[Precision, "arithmetic on CUDA"] = "tf32"
+
+
+TRUE_LABELS = OnImages()
+RANDOM_LABELS = OnImages(nets=("mlp", "lenet", "vgg11", "resnet18"))
+
+
 @study("gih/fig2", paper="invariance", figure="2", claim=CLAIM, sizes={**SIZES, "paper": {}})
 def fig2(
     run: Run,
     *,
-    nets: Nets = ("mlp", "lenet", "resnet18", "vit"),
-    source: Annotated[Source, "cifar10, or a synthetic stand-in"] = "cifar10",
-    side: Annotated[int, "side of the images"] = 32,
-    per_class: Annotated[int, "training images per class"] = 5000,
-    networks: Annotated[int, "networks drawn for G"] = 10_000,
-    heads: Annotated[int, "output layers per network drawn for G (1 in the paper)"] = 1,
-    runs: Annotated[int, "networks trained, for G^t"] = 25,
-    probes: Annotated[int, "probe inputs N(0, I), the same at all times (not stated in the paper)"] = 8,
+    options: OnImages = TRUE_LABELS,
     epochs: Annotated[int, "epochs, one step of gradient descent each"] = 100,
     lr: Annotated[float, "learning rate"] = 0.1,
     momentum: Annotated[float, "momentum"] = 0.9,
     clip_norm: Annotated[float, "largest gradient norm, 0 for none (5 in the published code)"] = 5.0,
-    micro: Annotated[int, "images per forward pass; sets the memory, not the result"] = 1024,
-    precision: Annotated[Precision, "arithmetic on CUDA"] = "tf32",
 ) -> StudyResult:
     """Correlation of G^t with S and GSG on CIFAR-2."""
-    descent = Descent(epochs, lr, 0, momentum, clip_norm=clip_norm or None, micro=micro, precision=precision)
-    return correlations(run, CLAIM, nets, source, side, per_class, networks, heads, runs, probes, descent, False)
+    descent = Descent(
+        epochs, lr, 0, momentum, clip_norm=clip_norm or None, micro=options.micro, precision=options.precision
+    )
+    return correlations(run, CLAIM, options, descent, random_labels=False)
 
 
 @study(
@@ -80,52 +93,31 @@ def fig2(
 def fig8(
     run: Run,
     *,
-    nets: Nets = ("mlp", "lenet", "vgg11", "resnet18"),
-    source: Annotated[Source, "cifar10, or a synthetic stand-in"] = "cifar10",
-    side: Annotated[int, "side of the images"] = 32,
-    per_class: Annotated[int, "training images per class"] = 5000,
-    networks: Annotated[int, "networks drawn for G"] = 10_000,
-    heads: Annotated[int, "output layers per network drawn for G (1 in the paper)"] = 1,
-    runs: Annotated[int, "networks trained, for G^t"] = 25,
-    probes: Annotated[int, "probe inputs N(0, I), the same at all times (not stated in the paper)"] = 8,
+    options: OnImages = RANDOM_LABELS,
     epochs: Annotated[int, "epochs, one step of Adam each"] = 100,
     lr: Annotated[float, "learning rate of Adam (its default)"] = 1e-3,
-    micro: Annotated[int, "images per forward pass; sets the memory, not the result"] = 1024,
-    precision: Annotated[Precision, "arithmetic on CUDA"] = "tf32",
 ) -> StudyResult:
     """Correlation of G^t with S and GSG on CIFAR-2 with random labels."""
-    descent = Descent(epochs, lr, 0, optimiser="adam", micro=micro, precision=precision)
-    return correlations(run, CLAIM_RANDOM, nets, source, side, per_class, networks, heads, runs, probes, descent, True)
+    descent = Descent(epochs, lr, 0, optimiser="adam", micro=options.micro, precision=options.precision)
+    return correlations(run, CLAIM_RANDOM, options, descent, random_labels=True)
 
 
-def correlations(
-    run: Run,
-    claim: str,
-    nets: tuple[str, ...],
-    source: Source,
-    side: int,
-    per_class: int,
-    networks: int,
-    heads: int,
-    runs: int,
-    probes: int,
-    descent: Descent,
-    random_labels: bool,
-) -> StudyResult:
+def correlations(run: Run, claim: str, options: OnImages, descent: Descent, random_labels: bool) -> StudyResult:
     """Both figures: train, follow G^t, correlate."""
+    nets, side, runs = options.nets, options.side, options.runs
     shape = shape_of(3, side, nets)
-    images, _ = two_classes(run, source, side, per_class)
+    images, _ = two_classes(run, options.source, side, options.per_class)
     labels = images.y
     if random_labels:
         labels = torch.randint(2, labels.shape, generator=generator(run.seed, "random labels"))
     S = data_second_moment(images.x.to(run.device), normalise=True).cpu()
-    points = common_probes(run, probes, shape)
+    points = common_probes(run, options.probes, shape)
     early = max(1, descent.epochs // 10)
     numbers: dict[str, Estimate] = {}
     charts: list[Chart] = []
     right: dict[str, bool] = {}
     for net in nets:
-        G = initial_geometry(run, net, shape, networks=networks, heads=heads, norm=False)
+        G = initial_geometry(run, net, shape, networks=options.networks, heads=options.heads, norm=False)
         target = gsg(G.matrix, S)
         done = track(run, f"track {net}", factory(net, shape, norm=False), images.x, labels, points, runs, descent)
         history = History(done.gradients)
@@ -153,8 +145,9 @@ def correlations(
         verdict=decide(all(right.values()), runs),
         claim=claim,
         measured=f"By epoch {early}: {told}. The first step alone, signed: {signed} (theory: negative at first order, "
-        f"for squared error). {said(source, side)}, {per_class} images per class, {runs} networks. The paper's level "
-        "of 0.02 is that of random vectors; the right baselines for two positive matrices are in the charts.",
+        f"for squared error). {said(options.source, side)}, {options.per_class} images per class, {runs} networks. "
+        "The paper's level of 0.02 is that of random vectors; the right baselines for two positive matrices are in the "
+        "charts.",
         numbers=numbers,
         figures=tuple(charts),
     )

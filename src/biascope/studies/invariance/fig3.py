@@ -9,14 +9,18 @@ The laptop size was changed once after a result was seen: with 40 epochs LeNet d
 -0.015 +- 0.015); 200 epochs were set then, and both sets were given to the same networks. The rule stayed.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated
 
-from biascope.ensembles.evaluate import Precision
-from biascope.studies.invariance.aligned_flipped import Pair, compare_pair, fitting_chart, velocity_chart
+from biascope.studies.invariance.aligned_flipped import (
+    FOLLOWING,
+    Following,
+    Pair,
+    compare_pair,
+    fitting_chart,
+    velocity_chart,
+)
 from biascope.studies.invariance.charts import above, decide
-from biascope.studies.invariance.geometries import initial_geometry
 from biascope.studies.invariance.networks import ISOTROPIC, shape_of
-from biascope.studies.invariance.tracking import Descent
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run
@@ -44,9 +48,6 @@ def fig3(
     run: Run,
     *,
     nets: Annotated[tuple[str, ...], "architectures, without normalisation"] = ("mlp", "lenet", "resnet18", "vit"),
-    side: Annotated[int, "side of the grey input image"] = 32,
-    networks: Annotated[int, "networks drawn for G"] = 10_000,
-    heads: Annotated[int, "output layers per network drawn for G (1 in the paper)"] = 1,
     n: Annotated[int, "training examples (not stated in the paper)"] = 10_000,
     runs: Annotated[int, "networks trained per set, for G^t"] = 25,
     probes: Annotated[int, "probe inputs, the same at all times (not stated in the paper)"] = 16,
@@ -54,22 +55,17 @@ def fig3(
     epochs: Annotated[int, "epochs of MLP and LeNet"] = 100,
     large_epochs: Annotated[int, "epochs of the other networks"] = 50,
     batch_size: Annotated[int, "examples per step"] = 128,
-    lr: Annotated[float, "learning rate"] = 0.1,
-    momentum: Annotated[float, "momentum"] = 0.9,
     clip_norm: Annotated[float, "largest gradient norm, 0 for none (0.5 in the published code)"] = 0.5,
-    precision: Annotated[Precision, "arithmetic on CUDA"] = "tf32",
-    engine: Annotated[Literal["auto", "eager", "graph"], "how large networks are trained on CUDA"] = "auto",
+    following: Following = FOLLOWING,
 ) -> StudyResult:
     """Geometric velocity and fitting of random labels on data aligned or anti-aligned with G."""
-    shape = shape_of(1, side, nets)
+    side, shape = following.side, shape_of(1, following.side, nets)
     numbers: dict[str, Estimate] = {}
     charts: list[Chart] = []
     right: dict[str, bool] = {}
     for net in nets:
         passes = epochs if net in ("mlp", "lenet", "lenet-small") else large_epochs
-        descent = Descent(passes, lr, batch_size, momentum, clip_norm=clip_norm or None, precision=precision,
-                          engine=engine)  # fmt: skip
-        G = initial_geometry(run, net, shape, networks=networks, heads=heads, norm=False)
+        descent, G = following.descent(passes, batch_size, clip_norm), following.geometry(run, net, shape)
         pair = compare_pair(run, "track", net, G, descent, n=n, runs=runs, probes=probes, probe_std=probe_std)
         right[net] = as_claimed(net, pair)
         for flip, name in ((False, "G"), (True, "flip(G)")):

@@ -14,17 +14,15 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from biascope.ensembles.evaluate import Precision
 from biascope.geometry import data_second_moment, gsg
 from biascope.linalg import psd_eigh
 from biascope.seeds import generator
-from biascope.studies.invariance.boundary_sweep import accuracy_chart, check_boundaries, fall, order
+from biascope.studies.invariance.boundary_sweep import Sweep, accuracy_chart, check_boundaries, fall, order
 from biascope.studies.invariance.charts import below, decide, percent, spearman
-from biascope.studies.invariance.geometries import initial_geometry, spread_indices
+from biascope.studies.invariance.geometries import spread_indices
 from biascope.studies.invariance.images import Source, said, ten_classes
 from biascope.studies.invariance.networks import shape_of
 from biascope.studies.invariance.relabelled import sweep_labels
-from biascope.studies.invariance.training import Protocol
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run
@@ -33,6 +31,7 @@ CLAIM = (
     "On CIFAR images labelled by a linear, quadratic or sinusoidal boundary along one direction, the test accuracy of "
     "LeNet, ResNet18 and ViT without normalisation falls with the direction's eigenvalue in GSG."
 )
+SWEEP = Sweep(chunk=32)
 
 
 @study(
@@ -53,26 +52,19 @@ def fig4(
     run: Run,
     *,
     nets: Annotated[tuple[str, ...], "architectures, without normalisation"] = ("lenet", "resnet18", "vit"),
-    boundaries: Annotated[tuple[str, ...], "linear, quadratic, sinusoidal"] = ("linear", "quadratic", "sinusoidal"),
     source: Annotated[Source, "cifar10, or a synthetic stand-in"] = "cifar10",
     side: Annotated[int, "side of the images"] = 32,
-    networks: Annotated[int, "networks drawn for G"] = 10_000,
-    heads: Annotated[int, "output layers per network drawn for G (1 in the paper)"] = 1,
     stride: Annotated[int, "every how many eigenvectors of GSG one is tried"] = 30,
     noise: Annotated[float, "variance of the label noise over the channel variance"] = 0.2,
     n_train: Annotated[int, "training images"] = 10_000,
     n_test: Annotated[int, "test images"] = 10_000,
     repeats: Annotated[int, "independent label noise and trainings per direction"] = 5,
-    epochs: Annotated[int, "epochs, linear and quadratic boundary"] = 20,
     more_epochs: Annotated[float, "factor on the epochs for the sinusoidal boundary"] = 2.5,
     lr: Annotated[float, "first learning rate (linear decay to 0)"] = 0.5,
-    clip_norm: Annotated[float, "largest gradient norm"] = 0.5,
-    chunk: Annotated[int, "networks trained together and saved together"] = 32,
-    precision: Annotated[Precision, "arithmetic on CUDA"] = "tf32",
-    engine: Annotated[str, "auto, vmap, loop or graph"] = "auto",
+    sweep: Sweep = SWEEP,
 ) -> StudyResult:
     """Test accuracy on CIFAR images relabelled along directions down the spectrum of GSG."""
-    shape, kinds = shape_of(3, side, nets), check_boundaries(boundaries)
+    shape, kinds = shape_of(3, side, nets), check_boundaries(sweep.boundaries)
     train, test = subset(run, source, side, n_train, n_test)
     S = data_second_moment(train.to(run.device), normalise=True).cpu()
     indices = spread_indices(len(S), stride)
@@ -80,17 +72,16 @@ def fig4(
     charts: list[Chart] = []
     right, fitted = dict[str, bool](), 1.0
     for net in nets:
-        G = initial_geometry(run, net, shape, networks=networks, heads=heads, norm=False)
+        G = sweep.geometry(run, net, shape, norm=False)
         vectors = psd_eigh(gsg(G.matrix, S).to(run.device)).vectors.float().T.reshape(-1, *shape)
         directions = [vectors[i] for i in indices]
         curves: dict[str, Tensor] = {}
         orders, clear = [], []
         for boundary in kinds:
-            passes = round(epochs * (more_epochs if boundary == "sinusoidal" else 1.0))
-            protocol = Protocol(passes, 128, lr, clip_norm=clip_norm, precision=precision, engine=engine)  # type: ignore[arg-type]
+            protocol = sweep.protocol(boundary, more_epochs, lr)
             fit, accuracy, ceiling = sweep_labels(
                 run, "relabel", net, train, test, directions, boundary, protocol, noise=noise, repeats=repeats,
-                chunk=chunk,
+                chunk=sweep.chunk,
             )  # fmt: skip
             fitted = min(fitted, float(fit.mean()))
             curves[boundary] = accuracy

@@ -7,6 +7,7 @@ over removal rates of the difference score minus random is positive by 2 standar
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -49,21 +50,30 @@ SMOKE = {"nets": ("lenet",), "source": "synthetic", "side": 16, "n_train": 800, 
          "rates": (50, 90), "epochs": 4, "repeats": 3, "engine": "vmap"}  # fmt: skip
 LAPTOP = {"nets": ("lenet",), "side": 16, "n_train": 10_000, "networks": 256, "heads": 64, "epochs": 10, "repeats": 4}
 
-Nets = Annotated[tuple[str, ...], "architectures, without normalisation"]
-Rates = Annotated[tuple[int, ...], "percentages of the training set to remove"]
-SourceOption = Annotated[Source, "cifar10, or a synthetic stand-in"]
-Side = Annotated[int, "side of the images"]
-NTrain = Annotated[int, "training images before removal (50,000 is all)"]
-Networks = Annotated[int, "networks drawn for G"]
-Heads = Annotated[int, "output layers per network drawn for G (1 in the paper)"]
-Repeats = Annotated[int, "trainings per cell"]
-Epochs = Annotated[int, "epochs of the full set; a smaller set is gone through more often, for the same steps"]
-LR = Annotated[float, "first learning rate (linear decay to 0)"]
-Clip = Annotated[float, "largest gradient norm, 0 for none"]
-PerClass = Annotated[bool, "drop within each class (published code), or over all classes (text)"]
-Chunk = Annotated[int, "networks trained together and saved together"]
-Arithmetic = Annotated[Precision, "arithmetic on CUDA"]
-Engine = Annotated[str, "auto, vmap, loop or graph"]
+
+@dataclass(frozen=True)
+class Pruning:
+    """Options of both tables."""
+
+    nets: Annotated[tuple[str, ...], "architectures, without normalisation"] = ("lenet", "resnet18", "vit")
+    rates: Annotated[tuple[int, ...], "percentages of the training set to remove"] = RATES
+    source: Annotated[Source, "cifar10, or a synthetic stand-in"] = "cifar10"
+    side: Annotated[int, "side of the images"] = 32
+    n_train: Annotated[int, "training images before removal (50,000 is all)"] = 50_000
+    networks: Annotated[int, "networks drawn for G"] = 10_000
+    heads: Annotated[int, "output layers per network drawn for G (1 in the paper)"] = 1
+    repeats: Annotated[int, "trainings per cell"] = 5
+    epochs: Annotated[int, "epochs of the full set; a smaller set is gone through more often, for the same steps"] = 50
+    lr: Annotated[float, "first learning rate (linear decay to 0)"] = 0.2
+    clip_norm: Annotated[float, "largest gradient norm, 0 for none"] = 0.5
+    per_class: Annotated[bool, "drop within each class (published code), or over all classes (text)"] = True
+    chunk: Annotated[int, "networks trained together and saved together"] = 10
+    precision: Annotated[Precision, "arithmetic on CUDA"] = "tf32"
+    engine: Annotated[str, "auto, vmap, loop or graph"] = "auto"
+
+
+FOUR_RATES = Pruning(rates=(30, 50, 70, 90))
+NINE_RATES = Pruning()
 
 
 @study(
@@ -76,25 +86,10 @@ Engine = Annotated[str, "auto, vmap, loop or graph"]
 def table1(
     run: Run,
     *,
-    nets: Nets = ("lenet", "resnet18", "vit"),
-    rates: Rates = (30, 50, 70, 90),
-    source: SourceOption = "cifar10",
-    side: Side = 32,
-    n_train: NTrain = 50_000,
-    networks: Networks = 10_000,
-    heads: Heads = 1,
-    repeats: Repeats = 5,
-    epochs: Epochs = 50,
-    lr: LR = 0.2,
-    clip_norm: Clip = 0.5,
-    per_class: PerClass = True,
-    chunk: Chunk = 10,
-    precision: Arithmetic = "tf32",
-    engine: Engine = "auto",
+    options: Pruning = FOUR_RATES,
 ) -> StudyResult:
     """Pruning CIFAR-10 by the score, at four rates."""
-    protocol = Protocol(epochs, 128, lr, 0.9, 5e-4, clip_norm or None, precision=precision, engine=engine)  # type: ignore[arg-type]
-    return pruning(run, nets, rates, source, side, n_train, networks, heads, repeats, protocol, per_class, chunk)
+    return pruning(run, options)
 
 
 @study(
@@ -107,67 +102,42 @@ def table1(
 def table2(
     run: Run,
     *,
-    nets: Nets = ("lenet", "resnet18", "vit"),
-    rates: Rates = RATES,
-    source: SourceOption = "cifar10",
-    side: Side = 32,
-    n_train: NTrain = 50_000,
-    networks: Networks = 10_000,
-    heads: Heads = 1,
-    repeats: Repeats = 5,
-    epochs: Epochs = 50,
-    lr: LR = 0.2,
-    clip_norm: Clip = 0.5,
-    per_class: PerClass = True,
-    chunk: Chunk = 10,
-    precision: Arithmetic = "tf32",
-    engine: Engine = "auto",
+    options: Pruning = NINE_RATES,
 ) -> StudyResult:
     """Pruning CIFAR-10 by the score, at nine rates."""
-    protocol = Protocol(epochs, 128, lr, 0.9, 5e-4, clip_norm or None, precision=precision, engine=engine)  # type: ignore[arg-type]
-    return pruning(run, nets, rates, source, side, n_train, networks, heads, repeats, protocol, per_class, chunk)
+    return pruning(run, options)
 
 
-def pruning(
-    run: Run,
-    nets: tuple[str, ...],
-    rates: tuple[int, ...],
-    source: Source,
-    side: int,
-    n_train: int,
-    networks: int,
-    heads: int,
-    repeats: int,
-    protocol: Protocol,
-    per_class: bool,
-    chunk: int,
-) -> StudyResult:
+def pruning(run: Run, options: Pruning) -> StudyResult:
     """Both tables."""
+    nets, rates, repeats, side = options.nets, options.rates, options.repeats, options.side
     if not rates or not all(0 < rate < 100 for rate in rates):
         raise InputError(f"rates={rates} must be percentages between 0 and 100")
     shape = shape_of(3, side, nets)
-    train, test = ten_classes(run, source, side, n_train)
-    train = train.subset(torch.arange(min(n_train, len(train)))).to(run.device)
+    train, test = ten_classes(run, options.source, side, options.n_train)
+    train = train.subset(torch.arange(min(options.n_train, len(train)))).to(run.device)
     test = test.to(run.device)
     numbers: dict[str, Estimate] = {}
     charts: list[Chart] = []
     right: dict[str, bool] = {}
     for net in nets:
-        G = initial_geometry(run, net, shape, networks=networks, heads=heads, norm=False)
+        G = initial_geometry(run, net, shape, networks=options.networks, heads=options.heads, norm=False)
         scores, labels = alignment_score(train.x, G.matrix.to(run.device)).cpu(), train.y.cpu()
         kept: list[Tensor] = []
         for rate in rates:
-            best = keep(scores, labels, rate / 100, per_class)
+            best = keep(scores, labels, rate / 100, options.per_class)
             chance = [torch.rand(len(train), generator=generator(run.seed, "random", rate, r)) for r in range(repeats)]
-            sets = [best] * repeats + [keep(each, labels, rate / 100, per_class) for each in chance]
+            sets = [best] * repeats + [keep(each, labels, rate / 100, options.per_class) for each in chance]
             sets = [index.to(run.device) for index in sets]
-            steps = (
-                protocol.epochs * len(train) / len(best)
-            )  # passes over the kept images for the steps of the full set
+            passes = round(options.epochs * len(train) / len(best))  # over the kept images, for as many steps
+            protocol = Protocol(
+                passes, 128, options.lr, 0.9, 5e-4, options.clip_norm or None,
+                precision=options.precision, engine=options.engine,  # type: ignore[arg-type]
+            )  # fmt: skip
             accuracy = train_tasks(
                 run, f"prune {net} {rate}", factory(net, shape, outputs=10, norm=False),
                 Lazy(lambda i, s=sets: (train.x[s[i]], train.y[s[i]]), 2 * repeats),  # type: ignore[misc]
-                [Lazy(lambda i: (test.x, test.y), 2 * repeats)], _with_epochs(protocol, round(steps)), chunk=chunk,
+                [Lazy(lambda i: (test.x, test.y), 2 * repeats)], protocol, chunk=options.chunk,
             ).test[:, 0]  # fmt: skip
             kept.append(percent(accuracy).view(2, repeats))
             for name, row in zip(("score", "random"), kept[-1]):
@@ -183,13 +153,13 @@ def pruning(
         f"{'' if right[net] else ' (not as claimed)'}"
         for net in nets
     )
-    how = "within each class" if per_class else "over all classes"
+    how = "within each class" if options.per_class else "over all classes"
     return StudyResult(
         verdict=decide(all(right.values()), repeats),
         claim=CLAIM,
-        measured=f"Score minus random, mean over {', '.join(map(str, rates))} % removed: {told}. {said(source, side)}, "
-        f"{len(train)} images before removal, dropped {how}, {protocol.epochs} epochs' worth of steps, "
-        f"{repeats} repeats.",
+        measured=f"Score minus random, mean over {', '.join(map(str, rates))} % removed: {told}. "
+        f"{said(options.source, side)}, {len(train)} images before removal, dropped {how}, {options.epochs} epochs' "
+        f"worth of steps, {repeats} repeats.",
         numbers=numbers,
         figures=tuple(charts),
     )
@@ -218,10 +188,6 @@ def difference(pair: Tensor) -> Estimate:
     value = float(pair[0].mean() - pair[1].mean())
     error = float((pair.var(1).sum() / n).sqrt()) if n > 1 else None
     return Estimate(value, error, n)
-
-
-def _with_epochs(protocol: Protocol, epochs: int) -> Protocol:
-    return Protocol(**{**{k: getattr(protocol, k) for k in Protocol.__dataclass_fields__}, "epochs": epochs})
 
 
 def _chart(net: str, rates: tuple[int, ...], table: Tensor) -> Chart:
