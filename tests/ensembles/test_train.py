@@ -192,3 +192,19 @@ def test_graph_engine_equals_the_loop(momentum) -> None:  # type: ignore[no-unty
         assert torch.allclose(a.networks.buffers[name].float(), value.float(), rtol=5e-2, atol=5e-2), name
     low = train_ensemble(factory, data, epochs=1, lr=0.05, device="cuda", engine="graph", precision="bf16")
     assert (low.losses[:, 0] - a.losses[:, 0]).abs().max() < 0.05
+
+
+@pytest.mark.gpu
+def test_stacked_networks_equal_the_loop_on_a_gpu() -> None:
+    """Captured steps, used again by a second group of networks, and a last batch that is not full."""
+    data = tasks(4)
+    a, b = (
+        train_ensemble(net, data, seed=5, dtype=torch.float64, device="cuda", engine=engine, group=2, **SETTINGS)  # type: ignore[arg-type]
+        for engine in ("vmap", "loop")
+    )
+    assert torch.allclose(a.losses, b.losses, rtol=1e-5)  # kept in float32
+    assert a.networks is not None
+    assert b.networks is not None
+    mine = {**a.networks.params, **a.networks.buffers}
+    for name, value in {**b.networks.params, **b.networks.buffers}.items():
+        assert torch.allclose(mine[name].double(), value.double(), rtol=1e-8, atol=1e-10), name

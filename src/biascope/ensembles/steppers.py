@@ -31,56 +31,116 @@ LANES = 4  # networks trained side by side by captured graphs
 def make(engine: str, work: Work) -> Runner:
     """The function that trains the networks `indices` on inputs [T, n, ...] and labels [T, n]."""
     if engine == "vmap":
-        return lambda indices, x, y: train_together(work, indices, x, y)
+        return Together(work)
     if engine == "loop":
         return lambda indices, x, y: train_in_turn(work, indices, x, y)
     return CapturedStep(work)
 
 
-def train_together(work: Work, indices: range, x: Tensor, y: Tensor) -> tuple[Networks, Tensor]:
-    """vmap: the losses of all networks are independent, so the gradient of their sum holds each one's own."""
-    networks, n = work.start(indices), x.shape[1]
-    template = copy.deepcopy(networks.template).train()
-    params = {name: value.clone().requires_grad_(True) for name, value in networks.params.items()}
-    buffers = {name: value.clone() for name, value in networks.buffers.items()}
-    momenta = {name: torch.zeros_like(value) for name, value in params.items()} if work.sgd.momentum else {}
-    rates, history = work.sgd.rates(n), list[Tensor]()
+class Together:
+    """vmap: one step for all networks; captured on CUDA, where a step of small networks is all launching."""
 
-    def loss(params: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return work.loss(functional_call(template, (params, buffers), (x,)), y)  # BatchNorm writes into `buffers`
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.stack: Stack | None = None
+        self.steps: dict[int, Callable[[], None]] = {}
 
-    losses_of = vmap(loss, randomness="different")
-    products = ConvolutionsAsProducts if x.device.type == "cuda" else nullcontext
-    pick = torch.arange(len(indices), device=x.device)[:, None]
-    with _own_randomness(work, indices), arithmetic(x.device, work.precision):
-        for epoch in range(work.sgd.epochs):
-            order = work.order(indices, epoch, n)
-            for start in range(0, n, work.sgd.batch_size):
-                batch = order[:, start : start + work.sgd.batch_size]
-                with products():
-                    losses = losses_of(params, buffers, x[pick, batch], y[pick, batch])
-                gradients = torch.autograd.grad(losses.sum(), list(params.values()), materialize_grads=True)
-                _update(work, params, momenta, gradients, rates[len(history)])
-                history.append(losses.detach())
-    done = {name: value.detach() for name, value in params.items()}
-    return Networks(networks.template, done, buffers), torch.stack(history, dim=1)
+    def __call__(self, indices: range, x: Tensor, y: Tensor) -> tuple[Networks, Tensor]:
+        """Train the networks; tensors and captured steps of the last call serve again if the shapes are the same."""
+        work, n = self.work, x.shape[1]
+        with _own_randomness(work, indices), arithmetic(x.device, work.precision):
+            if self.stack is None or self.stack.x.shape != x.shape:
+                self.steps, self.stack = {}, Stack(work, work.start(indices), x, y)
+            stack = self.stack
+            stack.load(work.start(indices), x, y)
+            sizes = [min(stack.full, n - start) for start in range(0, n, stack.full)]
+            if not self.steps:
+                self.steps = {
+                    size: capture(
+                        partial(stack.step, size), device=x.device, state=stack.state(), warm_up=2, optional=True
+                    )
+                    for size in set(sizes)
+                }
+            for epoch in range(work.sgd.epochs):
+                stack.shuffle(work.order(indices, epoch, n))
+                for size in sizes:
+                    self.steps[size]()
+            return stack.networks(), stack.history.clone()
 
 
-@torch.no_grad()
-def _update(
-    work: Work, params: dict[str, Tensor], momenta: dict[str, Tensor], gradients: tuple[Tensor, ...], rate: float
-) -> None:
-    """One step of SGD for every network of the stack, in place."""
-    if work.sgd.clip_norm is not None:
-        squares = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0)
-        factor = (work.sgd.clip_norm / (squares.sqrt() + 1e-6)).clamp(max=1.0)
-        gradients = tuple(g * factor.view(-1, *[1] * (g.dim() - 1)) for g in gradients)
-    for (name, value), g in zip(params.items(), gradients):
-        if work.sgd.weight_decay:
-            g = g.add(value, alpha=work.sgd.weight_decay)
-        if work.sgd.momentum:
-            g = momenta[name].mul_(work.sgd.momentum).add_(g)
-        value.sub_(g, alpha=rate)
+class Stack:
+    """The training of stacked networks in tensors that stay where they are.
+
+    The losses of the networks are independent, so the gradient of their sum holds each one's own.
+    """
+
+    def __init__(self, work: Work, networks: Networks, x: Tensor, y: Tensor) -> None:
+        self.work, self.template = work, networks.template
+        module = copy.deepcopy(networks.template).train()
+
+        def loss(params: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            return work.loss(functional_call(module, (params, buffers), (x,)), y)  # BatchNorm writes into `buffers`
+
+        self.losses_of = vmap(loss, randomness="different")
+        self.params = {name: torch.empty_like(value).requires_grad_(True) for name, value in networks.params.items()}
+        self.buffers = {name: torch.empty_like(value) for name, value in networks.buffers.items()}
+        self.momenta = [torch.empty_like(value) for value in networks.params.values()] if work.sgd.momentum else []
+        self.x, self.y = torch.empty_like(x), torch.empty_like(y)
+        T, n, self.full = len(x), x.shape[1], min(work.sgd.batch_size, x.shape[1])
+        self.pick = torch.arange(T, device=x.device)[:, None]
+        self.rates = torch.tensor(work.sgd.rates(n), dtype=torch.float64, device=x.device)
+        self.order = torch.zeros(-(-n // self.full), T, self.full, dtype=torch.long, device=x.device)
+        self.history = torch.zeros(T, len(self.rates), dtype=next(iter(self.params.values())).dtype, device=x.device)
+        self.count = torch.zeros(1, dtype=torch.long, device=x.device)
+
+    @torch.no_grad()
+    def load(self, networks: Networks, x: Tensor, y: Tensor) -> None:
+        """Fresh networks and their data."""
+        for own, new in ((self.params, networks.params), (self.buffers, networks.buffers)):
+            for name, value in new.items():
+                own[name].copy_(value)
+        for value in (*self.momenta, self.count):
+            value.zero_()
+        self.x.copy_(x)
+        self.y.copy_(y)
+
+    def shuffle(self, order: Tensor) -> None:
+        """The order [T, n] of an epoch; the last batch is filled up with positions that no step reads."""
+        missing = self.order.shape[0] * self.full - order.shape[1]
+        filled = torch.nn.functional.pad(order, (0, missing))
+        self.order.copy_(filled.view(len(order), -1, self.full).transpose(0, 1))
+
+    def state(self) -> list[Tensor]:
+        """What a step changes and later steps read."""
+        return [*self.params.values(), *self.buffers.values(), *self.momenta, self.count]
+
+    def step(self, size: int) -> None:
+        """One step of SGD for every network, on the first `size` examples of the batch whose turn it is."""
+        sgd, params = self.work.sgd, list(self.params.values())
+        batch = self.order.index_select(0, self.count % len(self.order))[0, :, :size]
+        with ConvolutionsAsProducts() if self.x.is_cuda else nullcontext():
+            losses = self.losses_of(self.params, self.buffers, self.x[self.pick, batch], self.y[self.pick, batch])
+        gradients = list(torch.autograd.grad(losses.sum(), params, materialize_grads=True))
+        with torch.no_grad():
+            if sgd.clip_norm is not None:
+                squares = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0)
+                factor = (sgd.clip_norm / (squares.sqrt() + 1e-6)).clamp(max=1.0)
+                gradients = [g * factor.view(-1, *[1] * (g.dim() - 1)) for g in gradients]
+            if sgd.weight_decay:
+                gradients = list(torch._foreach_add(gradients, params, alpha=sgd.weight_decay))
+            if sgd.momentum:
+                torch._foreach_mul_(self.momenta, sgd.momentum)
+                torch._foreach_add_(self.momenta, gradients)
+                gradients = self.momenta
+            rate = self.rates.index_select(0, self.count).to(params[0].dtype).view(())
+            torch._foreach_sub_(params, list(torch._foreach_mul(gradients, rate)))
+            self.history.index_copy_(1, self.count, losses.detach().to(self.history)[:, None])
+            self.count += 1
+
+    def networks(self) -> Networks:
+        """A copy of the networks as they are now."""
+        params = {name: value.detach().clone() for name, value in self.params.items()}
+        return Networks(self.template, params, {name: value.clone() for name, value in self.buffers.items()})
 
 
 def train_in_turn(work: Work, indices: range, x: Tensor, y: Tensor) -> tuple[Networks, Tensor]:
@@ -240,7 +300,10 @@ class Training:
 
 
 def group_size(work: Work, room: int) -> int:
-    """How many networks fit into memory with their data, parameters and what the backward pass keeps of a batch."""
+    """How many networks fit into memory with their data, parameters and what the backward pass keeps of a batch.
+
+    The data are there three times: as loaded, in the tensors of the stack, and those of the test.
+    """
     data = work.load(range(1))
     batch = min(work.sgd.batch_size, data[0].shape[1])
     networks, saved = work.start(range(1)), [0]
@@ -254,7 +317,7 @@ def group_size(work: Work, room: int) -> int:
         work.loss(module(data[0][0, :batch]), data[1][0, :batch])
     tensors = sum(p.numel() * p.element_size() for p in module.parameters())
     own = sum(part.numel() * part.element_size() for part in data)
-    return max(1, min(LARGEST_GROUP, int(0.8 * room) // (own + 4 * tensors + 3 * saved[0])))
+    return max(1, min(LARGEST_GROUP, int(0.8 * room) // (3 * own + 5 * tensors + 3 * saved[0])))
 
 
 def choose(work: Work, group: int) -> str:
