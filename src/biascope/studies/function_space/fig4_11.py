@@ -5,11 +5,12 @@ On sign(phi_k) of the initial kernel are trained: the network f; the linear mode
 theta_0). (The printed formula reads as if theta_0 set the kernel; it is only the origin of the displacement.) All
 linear models are centred and start at zero.
 
-Verdict (fixed before running): confirmed if, over targets and seeds, (a) the kernel after training learns the training
-set in fewer iterations (to a loss of 0.01; runs that do not get there count with all of theirs) than the initial one,
-and (b) the initial kernel is more accurate on validation images than the one after training, both by two standard
-errors. With a single training there are no error bars and the plain differences decide. If neither of the two kernels
-reaches the loss, the claim is not tested.
+Verdict: confirmed if, averaged over targets, (a) the kernel after training learns the training set in fewer iterations
+(to a loss of 0.01; runs that do not get there count with all of theirs) than the initial one, and (b) the initial
+kernel is more accurate on validation images than the one after training, both by two standard errors over seeds. With
+one seed the errors are over targets, which the text says; with a single training there are none and nothing is tested.
+(Changed after the first runs: errors had pooled targets and seeds, and one training had been enough.) If neither of the
+two kernels reaches the loss, the claim is not tested.
 """
 
 import copy
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from biascope.progress import progress
 from biascope.seeds import derive
 from biascope.studies.function_space.eigentasks import LEVEL, Benchmark, benchmark
-from biascope.studies.function_space.setting import above, mean_and_error, title
+from biascope.studies.function_space.setting import above, decide, errors_over, mean_and_error, over_seeds, title
 from biascope.studies.function_space.training import Recipe, evaluate, fit, iterations_to, per_epoch, steps_of
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
@@ -83,28 +84,28 @@ def fig4_11(
         return torch.stack([row[name].double() for row in rows])  # [trainings, models]: f, then the kernels
 
     speed, accuracy = table("iterations"), table("accuracy")
-    faster = Estimate.of((speed[:, 1] - speed[:, -1]).tolist())
-    better = Estimate.of((accuracy[:, 1] - accuracy[:, -1]).tolist())
+
+    def mean(values: Tensor) -> Estimate:
+        return over_seeds(values.view(seeds, -1))
+
+    faster, better = mean(speed[:, 1] - speed[:, -1]), mean(accuracy[:, 1] - accuracy[:, -1])
     last = epochs_tried[-1]
     names = ["the network", *(f"kernel of epoch {t}" for t in epochs_tried)]
-    numbers = {f"iterations to {LEVEL:g}, {name}": Estimate.of(c.tolist()) for name, c in zip(names, speed.T)}
-    numbers |= {f"validation accuracy, {name}": Estimate.of(c.tolist()) for name, c in zip(names, accuracy.T)}
+    numbers = {f"iterations to {LEVEL:g}, {name}": mean(c) for name, c in zip(names, speed.T)}
+    numbers |= {f"validation accuracy, {name}": mean(c) for name, c in zip(names, accuracy.T)}
     numbers["iterations saved by the trained kernel"] = faster
     numbers["accuracy of the initial kernel minus the trained one"] = better
-    numbers["accuracy of the trained kernel minus the network"] = Estimate.of(
-        (accuracy[:, -1] - accuracy[:, 0]).tolist()
-    )
-    accuracies = [Estimate.of(c.tolist()) for c in accuracy.T]
-    outcome = "confirmed" if above(faster) and above(better) else "not confirmed"
+    numbers["accuracy of the trained kernel minus the network"] = mean(accuracy[:, -1] - accuracy[:, 0])
+    accuracies = [mean(c) for c in accuracy.T]
     learnt = bool((speed[:, [1, -1]].min(1).values < recipe.steps).all())
     stand_in = "" if dataset == "cifar10" else f" Images: {dataset}."
     return StudyResult(
-        outcome if learnt else "not tested",  # type: ignore[arg-type]
+        decide(above(faster) and above(better), (faster, better)) if learnt else "not tested",
         CLAIM,
         f"{title(net)} on eigenfunctions {', '.join(map(str, targets))}: the kernel of epoch {last} needs {faster} "
         f"fewer iterations than the initial one; validation accuracy {accuracies[0]} (network), {accuracies[1]} "
         f"(initial kernel), {accuracies[-1]} (trained kernel); "
-        f"{n} images, {epochs:g} epochs, {seeds} seed(s).{stand_in}",
+        f"{n} images, {epochs:g} epochs; {errors_over(seeds, len(targets), 'targets')}.{stand_in}",
         numbers,
         (_losses(rows[0], names, each, targets[0]), _accuracies(accuracy, epochs_tried)),
     )
