@@ -13,10 +13,10 @@ from biascope.errors import InputError
 from biascope.kernels import ntk
 from biascope.studies import Run, StudyResult, configure, execute
 from biascope.studies.alignment.complexity import norms
-from biascope.studies.alignment.difficulty import Mixture, half_rise, largest_ratio, mixture
+from biascope.studies.alignment.difficulty import Mixture, half_rise, largest_ratio, mean_ratio, mixture
 from biascope.studies.alignment.fig4_2 import at_end, end_of_training
 from biascope.studies.alignment.fig4_3 import highest
-from biascope.studies.alignment.tracking import STATISTICS, Setting, build, cka, randomise, statistics
+from biascope.studies.alignment.tracking import STATISTICS, Setting, build, cka, randomise, repeats, statistics
 from biascope.studies.function_space.setting import images
 
 SMALL: dict[str, Any] = {"n_train": 200, "n_test": 60, "epochs": 12, "probes": 3, "probe_size": 15}
@@ -134,11 +134,26 @@ def test_curves() -> None:
     assert half_rise(steps, torch.tensor([0.0, 0.2, 0.6, 1.0])) == 2.0
     assert half_rise(steps, torch.tensor([0.0, 1.0, 0.9, 0.8])) == 1.0
     assert largest_ratio({"easy": torch.tensor([5.0, 1.0]), "difficult": torch.tensor([1.0, 0.5])}) == 2.0
-    assert highest(torch.tensor([[0.9, 0.1, 0.4, 0.8], [0.9, 0.5, 0.2, 0.8]]), list("abcd")) == ("b", 0.5)
+    assert highest(torch.tensor([[0.9, 0.1, 0.4, 0.8], [0.9, 0.5, 0.2, 0.8]])) == (1, 1)
+    assert highest(torch.tensor([[0.3, 0.4], [0.2, 0.9]])) == (0, 0)  # no layer in between
     runs = [{"train_accuracy": torch.tensor([0.1, 0.995, 1.0])}, {"train_accuracy": torch.tensor([0.1, 0.5, 0.9])}]
     assert end_of_training(runs) == [1, None]
     table = torch.arange(3.0).view(3, 1, 1).expand(3, 2, len(STATISTICS))
-    assert at_end([{"train": table}] * 2, [1, None], lambda v, i: v[:, i], "rank") == [1.0, 1.0, 2.0, 2.0]
+    # a seed is one repeat, whatever its batches; with one seed its batches are the repeats
+    assert at_end([{"train": table}] * 2, [1, None], lambda v, i: v[:, i], "rank") == [1.0, 2.0]
+    assert at_end([{"train": table}], [1], lambda v, i: v[:, i], "rank") == [1.0, 1.0]
+    two = torch.stack([table[:, 0], table[:, 0] + 4], 1)  # batches that differ
+    assert repeats([{"train": two}], "train", "rank").tolist() == [[0.0, 1.0, 2.0], [4.0, 5.0, 6.0]]
+    assert repeats([{"train": two}, {"train": table}], "train", "rank").tolist() == [[2.0, 3.0, 4.0], [0.0, 1.0, 2.0]]
+
+
+def test_what_is_picked_on_noise_does_not_pass() -> None:
+    """Two equal noisy curves: the largest ratio is above 1, the ratio of means is not."""
+    noise = 0.3 + 0.03 * torch.randn(2, 40, 25, generator=torch.Generator().manual_seed(0))
+    curves = [{"easy": easy, "difficult": difficult} for easy, difficult in noise.transpose(0, 1)]
+    assert min(largest_ratio(c) for c in curves) > 1.05
+    ratios = torch.tensor([mean_ratio(c) for c in curves])
+    assert abs(float(ratios.mean()) - 1) < 2.5 * float(ratios.std()) / 40**0.5
 
 
 def test_norms() -> None:
@@ -210,9 +225,11 @@ def test_fig4_2_then_4_3_reads_its_trainings(tmp_path: Path) -> None:
     reused = execute(second)
     check(reused)
     assert second.arrays() == []  # nothing was trained again
-    largest = stored["test"][:, :, STATISTICS.index("cka")].amax(0).mean()
-    assert reused.numbers["largest CKA with test labels, 0% random labels"].value == pytest.approx(float(largest))
-    assert reused.numbers["rise of the CKA with test labels, 0% random labels"].value > 0
+    ckas = stored["test"][:, :, STATISTICS.index("cka")]
+    largest, rise = float(ckas.amax(0).mean()), float((ckas[-1] - ckas[0]).mean())
+    assert reused.numbers["largest CKA with test labels, 0% random labels"].value == pytest.approx(largest)
+    assert reused.numbers["rise of the CKA with test labels, 0% random labels"].value == pytest.approx(rise)
+    assert "errors over 2 probe batches of one network" in reused.measured
 
 
 @pytest.mark.slow
@@ -220,7 +237,7 @@ def test_fig4_4_and_b7(tmp_path: Path) -> None:
     options: dict[str, Any] = {"n_easy": 300, "n_difficult": 60, "probes": 4, "seeds": 2}
     result = execute(start(tmp_path / "a", "alignment/fig4.4", epochs=20, **options))
     check(result)
-    assert result.numbers["largest ratio easy / difficult, random"].value > 1.2
+    assert result.numbers["ratio of mean CKAs easy / difficult, random"].value > 1.1
     assert result.numbers["largest CKA, easy, random"].value > result.numbers["largest CKA, difficult, random"].value
     result = execute(start(tmp_path / "b", "alignment/figB.7", epochs=8, depths="1,4", **options))
     check(result)
@@ -232,6 +249,7 @@ def test_fig4_6(tmp_path: Path) -> None:
     result = execute(start(tmp_path, "alignment/fig4.6", corruptions="0,0.7", seeds=1, epochs=80))
     check(result)
     assert result.numbers["rank correlation of corruption and C(f)"].value == 1.0
+    assert result.verdict == "not tested"  # one seed
     ends = [result.numbers[f"gap at the ends of the sweep, {end}, corruption"].value for end in ("first", "last")]
     assert ends[1] > ends[0] + 0.1
     with pytest.raises(InputError, match="width, corruption, channels"):

@@ -90,8 +90,18 @@ def half_rise(steps: Tensor, curve: Tensor) -> float:
     return math.log10(max(1, int(steps[first])))
 
 
+def mean_ratio(found: dict[str, Any]) -> float:
+    """Mean CKA(easy) over mean CKA(difficult), over the probes after the first.
+
+    Example:
+        >>> mean_ratio({"easy": torch.tensor([9.0, 2.0, 4.0]), "difficult": torch.tensor([1.0, 1.0, 2.0])})
+        2.0
+    """
+    return float(found["easy"][1:].mean() / found["difficult"][1:].mean().clamp_min(1e-12))
+
+
 def largest_ratio(found: dict[str, Any]) -> float:
-    """Largest CKA(easy) / CKA(difficult) after the first probe.
+    """Largest CKA(easy) / CKA(difficult) after the first probe; above 1 even for two equal noisy curves.
 
     Example:
         >>> largest_ratio({"easy": torch.tensor([9.0, 2.0, 3.0]), "difficult": torch.tensor([1.0, 1.0, 2.0])})

@@ -3,10 +3,11 @@
 Largest, mean and median eigenvalue, effective rank exp(-sum mu log mu) and trace ratios T_k on fixed batches of
 training and test images, for several fractions of random labels.
 
-Verdict (fixed before running), at the first probe with at least 99 % training accuracy: largest and mean eigenvalue
-have grown more than 100 times, the effective rank has fallen below 10 % of its first value with clean labels and below
-20 % with up to half of them random, and T_40 (the first 4 % of the eigenvalues) is above 0.7; each by two standard
-errors over seeds and probe batches of training images. A training that does not get there: "not tested".
+Verdict, at the first probe with at least 99 % training accuracy: largest and mean eigenvalue have grown more than 100
+times, the effective rank has fallen below 10 % of its first value with clean labels and below 20 % with up to half of
+them random, and T_40 (the first 4 % of the eigenvalues) is above 0.7; each by two standard errors over seeds, or with
+one seed over probe batches of training images, which the text says. (Changed after the first run: errors had pooled
+seeds and batches.) A training that does not get there: "not tested".
 """
 
 from collections.abc import Callable
@@ -16,8 +17,8 @@ import torch
 from torch import Tensor
 
 from biascope.progress import progress
-from biascope.studies.alignment.tracking import PROBING, VGG, Probing, Task, column
-from biascope.studies.function_space.setting import above, mean_and_error, trend
+from biascope.studies.alignment.tracking import PROBING, VGG, Probing, Task, column, repeats
+from biascope.studies.function_space.setting import above, below, decide, mean_and_error, trend
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run
@@ -67,7 +68,7 @@ def fig4_2(
     """Spectrum of the tangent kernel during training."""
     numbers: dict[str, Estimate] = {}
     charts: list[Chart] = []
-    tested, holds, said = True, [], []
+    tested, holds, said, judged = True, [], [], list[Estimate]()
     for noise in progress(task.noises, "label noise"):
         found = probing.trainings(run, task.setting(noise, lr, epochs), reuse)
         name = f"{noise:.0%} random labels"
@@ -93,14 +94,13 @@ def fig4_2(
         )
         largest, mean, rank = grown.values()
         limit = 0.1 if noise == 0 else 0.2
-        low = rank.value + 2 * (rank.standard_error or 0.0) < limit
-        holds.append(above(largest, 100) and above(mean, 100) and low and above(ratio, 0.7))
+        holds.append(above(largest, 100) and above(mean, 100) and below(rank, limit) and above(ratio, 0.7))
+        judged += [largest, mean, rank, ratio]
         said.append(f"{name}: largest x {largest}, mean x {mean}, effective rank x {rank}, T_4% {ratio}")
         charts += charts_of(found, name, round(100 * noise))
     stand_in = f" (here {task.stand_in})" if task.stand_in else ""
-    outcome = "confirmed" if all(holds) else "not confirmed"
     return StudyResult(
-        outcome if tested else "not tested",  # type: ignore[arg-type]
+        decide(all(holds), judged) if tested else "not tested",
         CLAIM,
         f"At the end of training{stand_in}, {probing.n_train} images, {probing}: "
         + "; ".join(said)
@@ -119,9 +119,9 @@ def end_of_training(found: list[dict[str, Any]], level: float = 0.99) -> list[in
 def at_end(
     found: list[dict[str, Any]], here: list[int | None], of: Callable[[Tensor, int], Tensor], statistic: str
 ) -> list[float]:
-    """A function of a statistic [probe sets, p] at the end (or at the last probe): a value per seed and batch."""
+    """A function of a statistic [probe sets, p] at the end (or at the last probe): a value per repeat (`repeats`)."""
     values = [of(column(f, "train", statistic), -1 if i is None else i) for f, i in zip(found, here)]
-    return torch.cat(values).tolist()
+    return values[0].tolist() if len(values) == 1 else [float(value.mean()) for value in values]
 
 
 def _at(found: dict[str, Any], curve: str, i: int | None) -> float:
@@ -136,7 +136,7 @@ def charts_of(found: list[dict[str, Any]], name: str, tag: int) -> list[Chart]:
         made = []
         for label, statistic in labels.items():
             for which in ("train", "test"):
-                mean, error = mean_and_error(torch.cat([column(f, which, statistic) for f in found]))
+                mean, error = mean_and_error(repeats(found, which, statistic))
                 made.append(
                     Series.of(f"{label}, {which}", steps, mean, error, "line" if which == "train" else "dashed")
                 )

@@ -3,10 +3,13 @@
 The trainings are those of Fig. 4.2 (give its run folder as `reuse` to read them instead of training again). With noisy
 labels, training batches are compared with the labels they are trained on, test batches with the true ones.
 
-Verdict (fixed before running), on clean labels: (a) the largest CKA with the test labels exceeds the first by two
-standard errors over seeds and probe batches; (b) some layer between the first and the last reaches a CKA of 0.5; (c)
-the last layer stays below that layer. With noisy labels, if asked for: (d) the test CKA exceeds the training CKA on
-average until the best test accuracy.
+Verdict, on clean labels: (a) the CKA with the test labels at the last probe exceeds that at the first; (b) some layer
+between the first and the last reaches a CKA above 0.5; (c) the last layer is below that layer then. With noisy labels,
+if asked for: (d) the test CKA exceeds the training CKA on average until the best test accuracy. Each by two standard
+errors over seeds, or with one seed over its probe batches, which the text says. Layer and probe of (b) and (c) are
+picked on the training batches and judged on the test batches. (Changed before the first run at paper size: the largest
+CKA, which is never below the first, had been compared with it; the best layer had been judged on the curves that it was
+picked on, without errors; and errors had pooled seeds and batches.)
 """
 
 from typing import Annotated, Any
@@ -15,8 +18,8 @@ import torch
 
 from biascope.progress import progress
 from biascope.studies.alignment.fig4_2 import SIZES
-from biascope.studies.alignment.tracking import PROBING, VGG, Probing, Task, column
-from biascope.studies.function_space.setting import above, mean_and_error
+from biascope.studies.alignment.tracking import PROBING, VGG, Probing, Task, column, repeats
+from biascope.studies.function_space.setting import above, decide, mean_and_error
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, HeatMap, Series, StudyResult
 from biascope.studies.runs import Run
@@ -42,31 +45,38 @@ def fig4_3(
     numbers: dict[str, Estimate] = {}
     figures: list[Chart | HeatMap] = []
     holds: list[bool] = []
+    judged: list[Estimate] = []
     said: list[str] = []
     for noise in progress(task.noises, "label noise"):
         found = probing.trainings(run, task.setting(noise, lr, epochs), reuse)
         name = f"{noise:.0%} random labels"
-        test = torch.cat([column(f, "test", "cka") for f in found])
-        rise = Estimate.of((test.max(1).values - test[:, 0]).tolist())
+        test = repeats(found, "test", "cka")
+        rise = Estimate.of((test[:, -1] - test[:, 0]).tolist())
         numbers[f"rise of the CKA with test labels, {name}"] = rise
         numbers[f"largest CKA with test labels, {name}"] = Estimate.of(test.max(1).values.tolist())
         layers = found[0]["layers"].split(",")
-        profile = torch.stack([f["test_layers"].nan_to_num(0.0).mean(1) for f in found]).mean(0)  # [probes, layers]
-        inner, best = highest(profile, layers)
-        numbers[f"largest CKA of an inner layer ({inner}), {name}"] = Estimate(best)
-        last = float(profile[:, -1].max())
-        numbers[f"largest CKA of the last layer, {name}"] = Estimate(last)
+        profiles = _profiles(found, "test")
+        probe, layer = highest(_profiles(found, "train").mean(0))
+        inner = Estimate.of(profiles[:, probe, layer].tolist())
+        ahead = Estimate.of((profiles[:, probe, layer] - profiles[:, probe, -1]).tolist())
+        which = f"{layers[layer]} at probe {probe}"
+        numbers[f"CKA of the inner layer picked on training images ({which}), {name}"] = inner
+        numbers[f"the same minus the last layer, {name}"] = ahead
+        profile = profiles.mean(0)  # [probes, layers]
+        numbers[f"largest CKA of the last layer, {name}"] = Estimate(float(profile[:, -1].max()))
         if noise == 0:
-            holds += [above(rise), best > 0.5, last < best]
+            holds += [above(rise), above(inner, 0.5), above(ahead)]
+            judged += [rise, inner, ahead]
         else:
-            early = torch.cat([_advantage(f) for f in found])
-            numbers[f"test minus training CKA until the best test accuracy, {name}"] = Estimate.of(early.tolist())
-            holds.append(above(numbers[f"test minus training CKA until the best test accuracy, {name}"]))
-        said.append(f"{name}: CKA rises by {rise}, best inner layer {inner} {best:.3f}, last layer {last:.3f}")
+            early = Estimate.of(_advantage(found))
+            numbers[f"test minus training CKA until the best test accuracy, {name}"] = early
+            holds.append(above(early))
+            judged.append(early)
+        said.append(f"{name}: CKA rises by {rise}, inner layer {which} {inner}, ahead of the last by {ahead}")
         figures += _figures(found, profile, layers, name, round(100 * noise))
     stand_in = f" ({task.stand_in})" if task.stand_in else ""
     return StudyResult(
-        "confirmed" if all(holds) else "not confirmed",
+        decide(all(holds), judged),
         CLAIM,
         f"{probing.n_train} images{stand_in}, {probing}. " + "; ".join(said) + ".",
         numbers,
@@ -74,23 +84,31 @@ def fig4_3(
     )
 
 
-def highest(profile: torch.Tensor, layers: list[str]) -> tuple[str, float]:
-    """Name and largest CKA over the probes of the best layer that is neither first nor last, profile [probes, layers].
+def highest(profile: torch.Tensor) -> tuple[int, int]:
+    """Probe and layer with the largest CKA, of the layers that are neither first nor last; profile [probes, layers].
 
     Example:
-        >>> highest(torch.tensor([[0.9, 0.2, 0.3, 0.1]]), ["a", "b", "c", "d"])
-        ('c', 0.30000001192092896)
+        >>> highest(torch.tensor([[0.9, 0.2, 0.3, 0.1], [0.9, 0.1, 0.2, 0.8]]))
+        (0, 2)
     """
-    if len(layers) < 3:
-        return layers[0], float(profile[:, 0].max())
-    inner = profile[:, 1:-1].amax(0)
-    return layers[1 + int(inner.argmax())], float(inner.max())
+    inner = profile[:, 1:-1] if profile.shape[1] > 2 else profile[:, :1]
+    probe, layer = divmod(int(inner.argmax()), inner.shape[1])
+    return probe, layer + int(profile.shape[1] > 2)
 
 
-def _advantage(found: dict[str, Any]) -> torch.Tensor:
-    """Mean of test CKA minus training CKA from the second probe to the one with the best test accuracy, by batch."""
-    end = max(2, int(found["test_accuracy"].argmax()) + 1)
-    return (column(found, "test", "cka") - column(found, "train", "cka"))[:, 1:end].mean(1)
+def _profiles(found: list[dict[str, Any]], which: str) -> torch.Tensor:
+    """CKA of the layers with the labels [repeats, probes, layers], repeats as those of `repeats`."""
+    tables = [f[f"{which}_layers"].nan_to_num(0.0).transpose(0, 1) for f in found]  # [probe sets, probes, layers]
+    return tables[0] if len(tables) == 1 else torch.stack([table.mean(0) for table in tables])
+
+
+def _advantage(found: list[dict[str, Any]]) -> list[float]:
+    """Mean of test CKA minus training CKA from the second probe to the one with the best test accuracy, by repeat."""
+    values = []
+    for each in found:
+        end = max(2, int(each["test_accuracy"].argmax()) + 1)
+        values.append((column(each, "test", "cka") - column(each, "train", "cka"))[:, 1:end].mean(1))
+    return values[0].tolist() if len(values) == 1 else [float(value.mean()) for value in values]
 
 
 def _figures(
@@ -99,7 +117,7 @@ def _figures(
     steps = [max(1, int(step)) for step in found[0]["steps"]]
     series = []
     for which in ("train", "test"):
-        mean, error = mean_and_error(torch.cat([column(f, which, "cka") for f in found]))
+        mean, error = mean_and_error(repeats(found, which, "cka"))
         series.append(Series.of(f"CKA, {which}", steps, mean, error, "line" if which == "train" else "dashed"))
         accuracy = mean_and_error(torch.stack([f[f"{which}_accuracy"] for f in found]))[0]
         series.append(Series.of(f"accuracy, {which}", steps, accuracy, style="points"))

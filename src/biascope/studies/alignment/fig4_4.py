@@ -4,9 +4,11 @@ An MLP (6 hidden layers of 80) learns 10,000 digits of MNIST together with 1000 
 labels, or images of another set (KMNIST in the paper; Fashion-MNIST here, a stand-in). CKA with the training labels is
 measured on 100 easy and on 100 difficult training images.
 
-Verdict (fixed before running), over seeds and by two standard errors: for every kind of difficult examples (a) the CKA
-of the easy ones is larger on average over the probes after the first; (b) the largest ratio easy / difficult is above
-1; (c) for images of another set, the difficult ones make half of their rise at a later iteration.
+Verdict, over seeds and by two standard errors: for every kind of difficult examples (a) the CKA of the easy ones is
+larger on average over the probes after the first; (b) the ratio easy / difficult of these averages is above 1; (c) for
+images of another set, the difficult ones make half of their rise at a later iteration. One seed tests nothing.
+(Changed after the first run: (b) had been the largest ratio over the probes, which two equal noisy curves also have
+above 1; it is still reported.)
 """
 
 from typing import Annotated, Any
@@ -14,8 +16,8 @@ from typing import Annotated, Any
 import torch
 
 from biascope.progress import progress
-from biascope.studies.alignment.difficulty import KINDS, Mixture, follow, half_rise, largest_ratio
-from biascope.studies.function_space.setting import above, mean_and_error
+from biascope.studies.alignment.difficulty import KINDS, Mixture, follow, half_rise, largest_ratio, mean_ratio
+from biascope.studies.function_space.setting import above, decide, mean_and_error
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run
@@ -66,24 +68,26 @@ def fig4_4(
 ) -> StudyResult:
     """Alignment of the tangent kernel with easy and with difficult examples during training."""
     numbers: dict[str, Estimate] = {}
-    charts, holds, said = [], [], []
+    charts, holds, said, judged = [], [], [], list[Estimate]()
     for kind in progress(kinds, "difficult examples"):
         m = Mixture(dataset, kind, n_easy, n_difficult, depth, width, lr, batch, epochs, probes, probe_size)
         found = [follow(run, m, seed) for seed in progress(range(seeds), kind, leave=False)]
         gap = Estimate.of([float((f["easy"] - f["difficult"])[1:].mean()) for f in found])
-        ratio = Estimate.of([largest_ratio(f) for f in found])
+        ratio = Estimate.of([mean_ratio(f) for f in found])
         delay = Estimate.of([half_rise(f["steps"], f["difficult"]) - half_rise(f["steps"], f["easy"]) for f in found])
         numbers[f"CKA of easy minus difficult, {kind}"] = gap
-        numbers[f"largest ratio easy / difficult, {kind}"] = ratio
+        numbers[f"ratio of mean CKAs easy / difficult, {kind}"] = ratio
+        numbers[f"largest ratio easy / difficult, {kind}"] = Estimate.of([largest_ratio(f) for f in found])
         numbers[f"delay of half of the rise, decades of iterations, {kind}"] = delay
         numbers[f"largest CKA, easy, {kind}"] = Estimate.of([float(f["easy"].max()) for f in found])
         numbers[f"largest CKA, difficult, {kind}"] = Estimate.of([float(f["difficult"].max()) for f in found])
         holds.append(above(gap) and above(ratio, 1.0) and (kind == "random" or above(delay)))
-        said.append(f"{KINDS[kind]}: CKA easy minus difficult {gap}, largest ratio {ratio}, delay {delay} decades")
+        judged += [gap, ratio, delay]
+        said.append(f"{KINDS[kind]}: CKA easy minus difficult {gap}, ratio of means {ratio}, delay {delay} decades")
         charts.append(chart(found, kind, f"Alignment with easy examples and with {KINDS[kind]}"))
     stand_in = "" if dataset == "mnist" else f" The digits are {dataset}, a stand-in for MNIST."
     return StudyResult(
-        "confirmed" if all(holds) else "not confirmed",
+        decide(all(holds), judged),
         CLAIM,
         f"{'; '.join(said)}. {n_easy} + {n_difficult} images, {epochs:g} epochs, {seeds} seeds.{stand_in}",
         numbers,

@@ -2,16 +2,18 @@
 
 As Fig. 4.4 with random labels, for MLPs of several depths (width 60, learning rate 0.01) and several seeds.
 
-Verdict (fixed before running): confirmed if the rank correlation of depth with the largest ratio CKA(easy) /
-CKA(difficult) is positive by two standard errors over seeds. Whether deeper networks also rise later is reported.
+Verdict: confirmed if the rank correlation of depth with the ratio CKA(easy) / CKA(difficult), each averaged over the
+probes after the first, is positive by two standard errors over seeds. One seed tests nothing. (Changed after the first
+run: it had been the largest ratio over the probes, which noise alone raises; it is still reported.) Whether deeper
+networks also rise later is reported.
 """
 
 from typing import Annotated
 
 from biascope.progress import progress
-from biascope.studies.alignment.difficulty import Mixture, follow, half_rise, largest_ratio
+from biascope.studies.alignment.difficulty import Mixture, follow, half_rise, largest_ratio, mean_ratio
 from biascope.studies.alignment.fig4_4 import chart
-from biascope.studies.function_space.setting import above, mean_and_error, trend
+from biascope.studies.function_space.setting import above, decide, mean_and_error, trend
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run
@@ -61,6 +63,7 @@ def fig_b7(
 ) -> StudyResult:
     """Alignment with easy and difficult examples for networks of several depths."""
     ratios: list[list[float]] = [[] for _ in range(seeds)]
+    largest: list[list[float]] = [[] for _ in range(seeds)]
     delays: list[list[float]] = [[] for _ in range(seeds)]
     tops: list[list[float]] = [[] for _ in range(seeds)]
     charts: list[Chart] = []
@@ -68,34 +71,46 @@ def fig_b7(
         m = Mixture(dataset, "random", n_easy, n_difficult, depth, width, lr, batch, epochs, probes, probe_size)
         found = [follow(run, m, seed) for seed in range(seeds)]
         for seed, f in enumerate(found):
-            ratios[seed].append(largest_ratio(f))
+            ratios[seed].append(mean_ratio(f))
+            largest[seed].append(largest_ratio(f))
             delays[seed].append(half_rise(f["steps"], f["easy"]))
             tops[seed].append(float(f["easy"].max()))
         charts.append(chart(found, f"{depth}", f"Alignment of a network with {depth} hidden layers"))
     numbers = {
         f"rank correlation of depth and the {name}": Estimate.of([trend(list(depths), row) for row in rows])
-        for name, rows in (("largest ratio", ratios), ("iteration of half of the rise", delays), ("largest CKA", tops))
+        for name, rows in (
+            ("ratio of mean CKAs", ratios),
+            ("largest ratio", largest),
+            ("iteration of half of the rise", delays),
+            ("largest CKA", tops),
+        )
     }
     growth = next(iter(numbers.values()))
     by_depth = {d: Estimate.of([row[i] for row in ratios]) for i, d in enumerate(depths)}
-    numbers |= {f"largest ratio with {d} hidden layers": value for d, value in by_depth.items()}
+    numbers |= {f"ratio of mean CKAs with {d} hidden layers": value for d, value in by_depth.items()}
+    numbers |= {
+        f"largest ratio with {d} hidden layers": Estimate.of([row[i] for row in largest]) for i, d in enumerate(depths)
+    }
     charts.insert(
         0,
         Chart(
             "ratio",
-            "Largest ratio of the alignments, easy over difficult",
+            "Ratio of the alignments, easy over difficult",
             "hidden layers",
-            "largest ratio",
-            (Series.of("mean over seeds", depths, *mean_and_error(ratios)),),
-            alt="The largest ratio of alignments against depth.",
+            "ratio",
+            (
+                Series.of("of means over training", depths, *mean_and_error(ratios)),
+                Series.of("largest over training", depths, *mean_and_error(largest), style="dashed"),
+            ),
+            alt="The ratio of alignments against depth, of means over training and the largest.",
         ),
     )
     stand_in = "" if dataset == "mnist" else f" The digits are {dataset}, a stand-in for MNIST."
     return StudyResult(
-        "confirmed" if above(growth) else "not confirmed",
+        decide(above(growth), [growth]),
         CLAIM,
-        f"Largest ratio by depth: {', '.join(f'{d}: {value}' for d, value in by_depth.items())}; rank correlation with "
-        f"depth {growth}. {n_easy} + {n_difficult} images, {epochs:g} epochs, {seeds} seeds.{stand_in}",
+        f"Ratio of mean CKAs by depth: {', '.join(f'{d}: {value}' for d, value in by_depth.items())}; rank correlation "
+        f"with depth {growth}. {n_easy} + {n_difficult} images, {epochs:g} epochs, {seeds} seeds.{stand_in}",
         numbers,
         tuple(charts),
     )

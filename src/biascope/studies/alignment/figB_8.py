@@ -3,19 +3,18 @@
 The training of Fig. 4.2 with two learning rates, on clean labels and with half of them random; trainings with the
 smaller rate get proportionally more epochs, so that the product of rate and iterations is the same.
 
-Verdict (fixed before running): confirmed if, for every fraction of random labels, the lowest effective rank of the
-training kernel with the smaller rate exceeds that with the larger one by two standard errors over seeds and probe
-batches (published: about three times). Networks that do not reach 90 % training accuracy with both rates: "not tested".
+Verdict: confirmed if, for every fraction of random labels, the lowest effective rank of the training kernel with the
+smaller rate exceeds that with the larger one (published: about three times) by two standard errors over seeds, or with
+one seed over its probe batches, which the text says. (Changed after the first run: errors had pooled seeds and
+batches.) Networks that do not reach 90 % training accuracy with both rates: "not tested".
 """
 
 from typing import Annotated
 
-import torch
-
 from biascope.progress import progress
 from biascope.studies.alignment.fig4_2 import SIZES
-from biascope.studies.alignment.tracking import VGG, Probing, Task, column
-from biascope.studies.function_space.setting import above, mean_and_error
+from biascope.studies.alignment.tracking import VGG, Probing, Task, repeats
+from biascope.studies.function_space.setting import above, decide, mean_and_error
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run
@@ -49,13 +48,13 @@ def fig_b8(
 ) -> StudyResult:
     """Effective rank of the tangent kernel with two learning rates."""
     numbers: dict[str, Estimate] = {}
-    charts, holds, said = [], [], []
+    charts, said, judged = [], [], list[Estimate]()
     tested = True
     for noise in progress(task.noises, "label noise"):
         floors, series = [], []
         for factor in (1.0, rate):
             found = probing.trainings(run, task.setting(noise, lr * factor, epochs / factor))
-            rows = torch.cat([column(f, "train", "rank") for f in found])
+            rows = repeats(found, "train", "rank")
             floors.append(rows.min(1).values)
             name = f"learning rate {lr * factor:g}"
             series.append(Series.of(name, [max(1, int(s)) for s in found[0]["steps"]], *mean_and_error(rows)))
@@ -63,7 +62,7 @@ def fig_b8(
             numbers[f"lowest effective rank, {name}, {noise:.0%} random labels"] = Estimate.of(floors[-1].tolist())
         ratio = Estimate.of((floors[1] / floors[0]).tolist())
         numbers[f"ratio of the lowest effective ranks, {noise:.0%} random labels"] = ratio
-        holds.append(above(ratio, 1.0))
+        judged.append(ratio)
         said.append(f"{noise:.0%} random labels: lowest effective rank higher by a factor {ratio}")
         charts.append(
             Chart(
@@ -78,12 +77,11 @@ def fig_b8(
             )
         )
     stand_in = f" ({task.stand_in})" if task.stand_in else ""
-    outcome = "confirmed" if all(holds) else "not confirmed"
     return StudyResult(
-        outcome if tested else "not tested",  # type: ignore[arg-type]
+        decide(all(above(ratio, 1.0) for ratio in judged), judged) if tested else "not tested",
         CLAIM,
         f"With {rate:g} times the learning rate{stand_in}: {'; '.join(said)}. {probing.n_train} images, "
-        f"{probing.seeds} seed(s).",
+        f"{probing}." + ("" if tested else " Not every training reached 90 % accuracy."),
         numbers,
         tuple(charts),
     )

@@ -20,7 +20,7 @@ from biascope.errors import InputError
 from biascope.kernels import Kernel, ntk
 from biascope.linalg import effective_rank
 from biascope.seeds import derive, generator
-from biascope.studies.function_space.setting import images
+from biascope.studies.function_space.setting import errors_over, images
 from biascope.studies.function_space.training import Recipe, evaluate, fit, spread_out, steps_of
 from biascope.studies.runs import Run, Value
 
@@ -88,7 +88,8 @@ class Probing:
     precision: Annotated[str, "float32, tf32 or bf16 while training on a GPU"] = "tf32"
 
     def __str__(self) -> str:
-        return f"{self.seeds} seed(s), {self.probe_sets} batches of {self.probe_size}"
+        over = errors_over(self.seeds, self.probe_sets, "probe batches")
+        return f"{self.probe_sets} batches of {self.probe_size} ({over})"
 
     def trainings(self, run: Run, setting: Setting, reuse: str = "") -> list[dict[str, Any]]:
         """The setting with these options in it, trained from every seed: see `trajectory`."""
@@ -182,6 +183,15 @@ def trajectory(run: Run, setting: Setting, seed: int, reuse: str = "") -> dict[s
 def column(found: dict[str, Any], which: str, statistic: str) -> Tensor:
     """One statistic of "train" or "test" over the probes: [probe sets, p]."""
     return cast(Tensor, found[which])[:, :, STATISTICS.index(statistic)].T
+
+
+def repeats(found: list[dict[str, Any]], which: str, statistic: str) -> Tensor:
+    """One statistic over the probes for every repeat, [repeats, p], and errors are over its rows.
+
+    Seeds are the repeats, their probe batches averaged; with one seed, its probe batches are.
+    """
+    tables = [column(each, which, statistic) for each in found]
+    return tables[0] if len(tables) == 1 else torch.stack([table.mean(0) for table in tables])
 
 
 def _train(run: Run, s: Setting, seed: int) -> dict[str, Value]:
