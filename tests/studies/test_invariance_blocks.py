@@ -16,8 +16,10 @@ from biascope.geometry.mlp_theory import mlp_evolution
 from biascope.seeds import generator
 from biascope.studies.invariance import fig6, fig7, fig9, tasks
 from biascope.studies.invariance.boundary_sweep import check_boundaries
+from biascope.studies.invariance.charts import decide, negligible, together
 from biascope.studies.invariance.factors import History, energy, jackknife, overlap
 from biascope.studies.invariance.fig1 import one_axis_accuracy
+from biascope.studies.invariance.fig2_8 import summarise
 from biascope.studies.invariance.fig12_13 import batch_for
 from biascope.studies.invariance.geometries import Geometry, many_heads, spread_indices
 from biascope.studies.invariance.images import stand_in
@@ -25,6 +27,7 @@ from biascope.studies.invariance.lenet_oracle import lenet_geometry
 from biascope.studies.invariance.networks import DESIGNS, factory, shape_of
 from biascope.studies.invariance.relabelled import labels_along
 from biascope.studies.invariance.tables import PUBLISHED, RATES, difference, keep
+from biascope.studies.result import Estimate
 
 SHAPE = (1, 4, 4)
 
@@ -32,6 +35,37 @@ SHAPE = (1, 4, 4)
 def unit(seed: int, k: int = 1, shape: tuple[int, ...] = SHAPE) -> torch.Tensor:
     Q, _ = torch.linalg.qr(torch.randn(math.prod(shape), k, generator=torch.Generator().manual_seed(seed)))
     return Q.T.reshape(k, *shape).contiguous()
+
+
+# ------------------------------------------------------------------------------------------------------------- rules
+
+
+def test_noise_does_not_help_a_claim_that_nothing_differs() -> None:
+    assert negligible(Estimate(-1.0, 0.5, 3), 5.0) is True
+    assert negligible(Estimate(4.5, 0.5, 3), 5.0) is False  # not shown to be small
+    assert negligible(Estimate(40.0, 10.0, 3), 5.0) is False  # surely large, however wide
+    assert negligible(Estimate(4.0, 10.0, 3), 5.0) is None  # was "flat" when within two standard errors of zero
+    assert decide(together([True, None]), 5) == "not tested"
+    assert decide(together([None, False]), 5) == "not confirmed"
+
+
+def test_a_rise_is_looked_for_at_a_fixed_epoch() -> None:
+    """Gradients that are only noise: the highest early epoch rises, the fixed one does not, on average."""
+    fixed, highest = [], []
+    S = torch.diag(torch.linspace(2, 0.1, 6, dtype=torch.float64))
+    for seed in range(40):
+        gradients = torch.randn(9, 6, 2, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        curves, rise, excess, _, apart, _ = summarise(History(gradients), torch.eye(6).double(), S, S, early=8)
+        curve = curves["Corr(G^t, GSG)"][0]
+        assert rise.value == pytest.approx(float(curve[8] - curve[0]))
+        rotated = curves["GSG randomly rotated"][0]
+        assert excess.value == pytest.approx(rise.value - float(rotated[8] - rotated[0]))
+        assert all(abs(each.value) < 1e-12 for each in apart)  # S and GSG are the same matrix here
+        fixed.append(rise.value)
+        highest.append(float(curve[1:].max() - curve[0]))
+    mean, error = (float(v) for v in (torch.tensor(fixed).mean(), torch.tensor(fixed).std() / 40**0.5))
+    assert abs(mean) < 2.5 * error
+    assert float(torch.tensor(highest).mean()) > 5 * error
 
 
 # ------------------------------------------------------------------------------------------------------------- tasks

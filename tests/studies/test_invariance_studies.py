@@ -20,7 +20,7 @@ TINY: dict[str, dict[str, Any]] = {
     "gih/fig6": {"nets": "lenet", "networks": 16, "heads": 16, "per_class": 40, "counts": 2, "epochs": 1},
     "gih/fig7": {"networks": 300, "widths": "8"},
     "gih/fig8": {**TRACK, "nets": "mlp", "per_class": 40},
-    "gih/fig9": {"networks": 256},
+    "gih/fig9": {"networks": 1024},
     "gih/fig10": {**SWEEP, "nets": "mlp"},
     "gih/fig11": {**SWEEP, "points": 2},
     "gih/fig12": {**TRACK, "sizes": "32,64", "batch_size": 32},
@@ -92,6 +92,24 @@ def test_mlp_is_isotropic_and_lenet_is_not(made: Made) -> None:
 @pytest.mark.slow
 def test_two_repeats_decide_nothing(made: Made) -> None:
     assert made["gih/fig14"][1].verdict == "not tested"
+
+
+@pytest.mark.slow
+def test_differences_are_taken_network_by_network(made: Made) -> None:
+    run, result = made["gih/fig13"]
+    gaps = []
+    for how in ("steps", "batch"):
+        kept = [run.load_arrays(f"{how} fixed lenet n=64 {kind} 0")["accuracy"][1:].mean(0) for kind in ("G", "flip")]
+        gaps.append(100 * (kept[0] - kept[1]).double())
+    by_hand = gaps[0] - gaps[1]
+    found = result.numbers["gap with the steps fixed minus gap with the batch fixed, points"]
+    assert found.value == pytest.approx(float(by_hand.mean()))
+    assert found.standard_error == pytest.approx(float(by_hand.std() / 3**0.5))
+
+
+@pytest.mark.slow
+def test_rates_are_compared_that_were_fixed_beforehand(made: Made) -> None:
+    assert "rate 0.5 minus smallest rate, mean test accuracy, points" in made["gih/fig14"][1].numbers
 
 
 @pytest.mark.slow

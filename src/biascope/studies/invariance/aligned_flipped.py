@@ -48,12 +48,16 @@ FOLLOWING = Following()
 
 @dataclass(frozen=True)
 class Pair:
-    """One network trained on both sets: velocities [epochs] with errors, accuracies [epochs + 1, R], and summaries."""
+    """One network trained on both sets: velocities [epochs] with errors, accuracies [epochs + 1, R], and summaries.
+
+    fitting [R]: time-averaged training accuracy on G minus flip(G) data, in points, of each network.
+    """
 
     velocity: dict[bool, tuple[Tensor, Tensor | None]] = field(repr=False)
     accuracy: dict[bool, Tensor] = field(repr=False)
     mean_velocity: dict[bool, Estimate]
     velocity_gap: Estimate
+    fitting: Tensor = field(repr=False)
     accuracy_gap: Estimate
     floor: float
 
@@ -72,7 +76,7 @@ def compare_pair(
     fitting = percent(tracks[False].accuracy[1:].mean(0) - tracks[True].accuracy[1:].mean(0))
     floor = fresh_probes(tracks[False].gradients[0])
     accuracy = {flip: each.accuracy for flip, each in tracks.items()}
-    return Pair(velocity, accuracy, means, gap, Estimate.of(fitting.tolist()), floor)
+    return Pair(velocity, accuracy, means, gap, fitting, Estimate.of(fitting.tolist()), floor)
 
 
 def fresh_probes(start: Tensor) -> float:

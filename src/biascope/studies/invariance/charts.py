@@ -1,6 +1,6 @@
 """Small steps that every figure takes: means with errors, curves over an eigenvector index, pictures when possible."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,16 +51,53 @@ def below(estimate: Estimate, bar: float = 0.0) -> bool:
     return estimate.standard_error is not None and estimate.value + 2 * estimate.standard_error < bar
 
 
-def decide(as_claimed: bool, repeats: int) -> Verdict:
-    """The verdict; fewer than three repeats give no error worth the name, so they test nothing.
+def negligible(estimate: Estimate, bound: float) -> bool | None:
+    """Whether |value| lies below the bound even two standard errors up; None where the error is too wide to tell.
+
+    Too wide: two standard errors alone reach the bound. Then noise would decide, unless |value| is above the bound by
+    two standard errors.
 
     Example:
-        >>> decide(True, 5), decide(False, 5), decide(True, 2)
-        ('confirmed', 'not confirmed', 'not tested')
+        >>> [negligible(Estimate(1.0, error), 5.0) for error in (1.0, 2.2, 3.0, None)]
+        [True, False, None, None]
     """
-    if repeats < 3:
+    if estimate.standard_error is None:
+        return None
+    size, doubt = abs(estimate.value), 2 * estimate.standard_error
+    return None if doubt >= bound > size - doubt else size + doubt < bound
+
+
+def together(parts: Iterable[bool | None]) -> bool | None:
+    """Whether all parts are as claimed: False if one is not, else None if one cannot be told.
+
+    Example:
+        >>> together([True, None]), together([True, None, False]), together([True])
+        (None, False, True)
+    """
+    found = list(parts)
+    return False if False in found else None if None in found else True
+
+
+def decide(as_claimed: bool | None, repeats: int) -> Verdict:
+    """The verdict; None tests nothing, nor do fewer than three repeats, whose errors are not worth the name.
+
+    Example:
+        >>> decide(True, 5), decide(False, 5), decide(None, 5), decide(True, 2)
+        ('confirmed', 'not confirmed', 'not tested', 'not tested')
+    """
+    if repeats < 3 or as_claimed is None:
         return "not tested"
     return "confirmed" if as_claimed else "not confirmed"
+
+
+def remark(as_claimed: bool | None) -> str:
+    """What the text says after the numbers of a part.
+
+    Example:
+        >>> remark(False), remark(None), remark(True)
+        (' (not as claimed)', ' (cannot be told)', '')
+    """
+    return {True: "", False: " (not as claimed)", None: " (cannot be told)"}[as_claimed]
 
 
 def percent(values: Tensor) -> Tensor:

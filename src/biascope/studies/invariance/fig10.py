@@ -2,8 +2,10 @@
 
 Verdict rule: for every network but the MLP the Spearman correlation of index and test accuracy, averaged over the three
 boundaries, is negative by 2 standard errors over repeats; for the MLP the accuracies along the first and the last
-direction differ by less than 5 points or by less than 2 standard errors, at every boundary. A boundary that no
-direction lets a network learn (best mean accuracy below 55 %) says nothing and is left out, with a note.
+direction differ by less than 5 points, 2 standard errors included, at every boundary (if these alone reach 5 points,
+nothing is tested). A boundary that no direction lets a network learn (best mean accuracy below 55 %) says nothing and
+is left out, with a note; a network that learns none tests nothing. (Changed after the first runs: for the MLP a
+difference within 2 standard errors had been enough, however wide.)
 """
 
 from typing import Annotated
@@ -19,7 +21,7 @@ from biascope.studies.invariance.boundary_sweep import (
     order,
     sweep_directions,
 )
-from biascope.studies.invariance.charts import below, decide, percent
+from biascope.studies.invariance.charts import below, decide, negligible, percent, remark, together
 from biascope.studies.invariance.geometries import spread_indices
 from biascope.studies.invariance.networks import ISOTROPIC, shape_of
 from biascope.studies.registry import study
@@ -66,7 +68,7 @@ def fig10(
     indices = spread_indices(side**2, stride)
     numbers: dict[str, Estimate] = {}
     charts: list[Chart] = []
-    right, skipped, fitted = dict[str, bool](), list[str](), 1.0
+    right, skipped, fitted = dict[str, bool | None](), list[str](), 1.0
     for net in nets:
         G = sweep.geometry(run, net, shape)
         directions = [G.direction(i) for i in indices]
@@ -88,13 +90,13 @@ def fig10(
         skipped += [f"{net} {b}" for b in kinds if b not in learned]
         if net in ISOTROPIC:
             falls = [numbers[f"{net}, {b}: first minus last direction, points"] for b in learned]
-            right[net] = all(abs(f.value) < max(5.0, 2 * (f.standard_error or 0.0)) for f in falls) and bool(learned)
+            right[net] = together(negligible(f, 5.0) for f in falls) if learned else None
         else:
             mean = torch.stack([
                 torch.tensor([order(indices, tests[b][r : r + 1]).value for r in range(repeats)]) for b in learned
             ]).mean(0) if learned else torch.zeros(repeats)  # fmt: skip
-            together = numbers[f"{net}: Spearman, mean over boundaries"] = Estimate.of(mean.tolist())
-            right[net] = below(together)
+            mean_order = numbers[f"{net}: Spearman, mean over boundaries"] = Estimate.of(mean.tolist())
+            right[net] = below(mean_order) if learned else None
         longer = f"{sweep.epochs * more_epochs:g} sinusoidal"
         caption = f"{n_train} training examples, {repeats} repeats, {sweep.epochs} epochs ({longer})."
         charts.append(accuracy_chart(net, indices, tests, caption, "G"))
@@ -102,11 +104,11 @@ def fig10(
     said = "; ".join(
         f"{net} falls by " + ", ".join(
             f"{numbers[f'{net}, {b}: first minus last direction, points']} ({b})" for b in kinds
-        ) for net in nets
+        ) + remark(right[net]) for net in nets
     )  # fmt: skip
     note = f" Learned in no direction and left out: {', '.join(skipped)}." if skipped else ""
     return StudyResult(
-        verdict=decide(all(right.values()), repeats),
+        verdict=decide(together(right.values()), repeats),
         claim=CLAIM,
         measured=f"Points from the first to the last direction: {said}.{note} Inputs 1 x {side} x {side}, {n_train} "
         f"training examples; lowest mean training accuracy {100 * fitted:.0f} %.",

@@ -2,10 +2,12 @@
 
 Verdict rule: at every learning rate the Spearman correlation of index and test accuracy, averaged over the boundaries,
 is negative by 2 standard errors over repeats; and the mean test accuracy at the smallest rate lies below that at the
-best by 2 standard errors. Rates at which the mean training accuracy stays below 90 % are named in the text: there the
-comparison is not the paper's, which reaches 100 % at each.
+rate nearest to 0.5 (that of Fig. 10; nearest in logarithm) by 2 standard errors. (Changed after the first run: the best
+rate had been picked on the accuracies that were compared.) Rates at which the mean training accuracy stays below 90 %
+are named in the text: there the comparison is not the paper's, which reaches 100 % at each.
 """
 
+import math
 from typing import Annotated
 
 import torch
@@ -23,6 +25,7 @@ CLAIM = (
     "1, reaching 100 % training accuracy at each; the smallest rates generalise worse."
 )
 SWEEP = Sweep(chunk=64)
+USUAL = 0.5  # the learning rate of Fig. 10
 
 
 @study(
@@ -82,9 +85,9 @@ def fig14(
         ordered[lr] = below(together)
         if min(fits) < 0.9:
             loose.append(f"{lr:g}")
-    best, tiny = max(rates, key=lambda lr: float(means[lr].mean())), min(rates)
-    worse = numbers["best rate minus smallest rate, mean test accuracy, points"] = Estimate.of(
-        (means[best] - means[tiny]).tolist()
+    usual, tiny = min(rates, key=lambda lr: abs(math.log(lr / USUAL))), min(rates)
+    worse = numbers[f"rate {usual:g} minus smallest rate, mean test accuracy, points"] = Estimate.of(
+        (means[usual] - means[tiny]).tolist()
     )
     told = ", ".join(f"{numbers[f'lr = {lr:g}: Spearman, mean over boundaries']} at {lr:g}" for lr in rates)
     note = f" Training accuracy below 90 % at lr {', '.join(loose)}: not the paper's regime." if loose else ""
@@ -96,7 +99,7 @@ def fig14(
     return StudyResult(
         verdict=decide(all(ordered.values()) and above(worse), repeats),
         claim=CLAIM,
-        measured=f"Spearman(index, accuracy): {told}. The best rate ({best:g}) beats the smallest by {worse} points."
+        measured=f"Spearman(index, accuracy): {told}. A rate of {usual:g} beats the smallest by {worse} points."
         f"{note} {net}{stand_in}, 1 x {side} x {side}, {n_train} examples.",
         numbers=numbers,
         figures=tuple(charts),

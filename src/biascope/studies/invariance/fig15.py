@@ -2,7 +2,8 @@
 
 The paper prints the factor s^2/2; with its own definition (the mean of two patches) it is s^2/4, which changes no
 direction. Verdict rule: u^T (4 G / s^2) u of sampled networks along the exact eigenvectors u is 3 and 1 within 3
-standard errors over groups of networks, the third is zero to rounding, and so is its eigenvector (1, -1, 1)/sqrt 3.
+standard errors over groups of networks and within 10 % even 2 standard errors off (added after the first run: wide
+errors had helped), the third is zero to rounding, and so is its eigenvector (1, -1, 1)/sqrt 3.
 """
 
 from typing import Annotated
@@ -64,7 +65,8 @@ def fig15(
         float((total - exact).abs().max()) / s**2, None, networks
     )
     estimates = list(numbers.values())
-    near = all(abs(e.value - want) < 3 * (e.standard_error or 0.0) for e, want in zip(estimates[:2], (3, 1)))
+    errors = [(abs(e.value - want), e.standard_error or 0.0, want) for e, want in zip(estimates[:2], (3, 1))]
+    near = all(off < 3 * error and off + 2 * error < 0.1 * want for off, error, want in errors)
     right = near and estimates[2].value < 1e-5 and overlap > 1 - 1e-5
     return StudyResult(
         verdict="confirmed" if right else "not confirmed",

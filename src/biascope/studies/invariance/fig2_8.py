@@ -5,10 +5,12 @@ correlate by default, so the charts also show Corr(G^t, I), Corr(G^t, G^0), and 
 give, Corr(G^t, I) Corr(GSG, I). In every case that can be solved Delta(0) is minus a positive multiple of S or GSG, so
 to first order G^t moves away from GSG; the signed correlation of G^t - G^0 with both is therefore reported too.
 
-Verdict rule, as the paper reads its figure: "early" is a tenth of the epochs. For every network Corr(G^t, GSG) rises
-from the start to some early epoch by 2 standard errors (jackknife over networks); for the MLP the two curves differ by
-less than 0.05 everywhere; for the others Corr(G^t, GSG) exceeds Corr(G^t, S) by 2 standard errors at the end of
-"early".
+Verdict rule: "early" is the epoch at a tenth of the training, fixed beforehand. For every network Corr(G^t, GSG) rises
+from the start to "early", by more than under random rotations of GSG; for the MLP the two curves differ by less than
+0.05 at every epoch; for the others Corr(G^t, GSG) exceeds Corr(G^t, S) at "early". Each by 2 standard errors (jackknife
+over networks); where those of the MLP's curves alone reach 0.05, nothing is tested. (Changed after the first runs: the
+epoch of the highest correlation had been picked on the curves that were judged, the rise had been judged without its
+baseline, and the MLP's curves without their errors.)
 """
 
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from torch import Tensor
 from biascope.ensembles.evaluate import Precision
 from biascope.geometry import compare, data_second_moment, gsg
 from biascope.seeds import generator
-from biascope.studies.invariance.charts import above, decide, percent
+from biascope.studies.invariance.charts import above, decide, negligible, percent, remark, together
 from biascope.studies.invariance.factors import History, estimate, jackknife
 from biascope.studies.invariance.geometries import initial_geometry
 from biascope.studies.invariance.images import Source, said, two_classes
@@ -115,7 +117,7 @@ def correlations(run: Run, claim: str, options: OnImages, descent: Descent, rand
     early = max(1, descent.epochs // 10)
     numbers: dict[str, Estimate] = {}
     charts: list[Chart] = []
-    right: dict[str, bool] = {}
+    right: dict[str, bool | None] = {}
     for net in nets:
         G = initial_geometry(run, net, shape, networks=options.networks, heads=options.heads, norm=False)
         target = gsg(G.matrix, S)
@@ -129,20 +131,20 @@ def correlations(run: Run, claim: str, options: OnImages, descent: Descent, rand
             numbers[f"{net}: {name}"] = change
         numbers[f"{net}: training accuracy at the end, %"] = Estimate.of(percent(done.accuracy[-1]).tolist())
         numbers[f"{net}: Corr(G, S), networks apart"] = Estimate(compare(G.matrix, S).value, None, G.rows)
-        equal = apart < 0.05
-        numbers[f"{net}: largest difference of the two curves"] = Estimate(apart, None, runs)
-        right[net] = above(rise) and (equal if net in ISOTROPIC else above(ahead))
+        numbers[f"{net}: largest difference of the two curves"] = max(apart, key=lambda e: abs(e.value))
+        alike = together(negligible(each, 0.05) for each in apart)
+        right[net] = together([above(excess), alike if net in ISOTROPIC else above(ahead)])
         charts += [_curves(net, curves, descent.epochs), _changes(net, history, S, target)]
     signed = ", ".join(f"{net} {numbers[f'{net}: signed Corr(G^1 - G^0, GSG)']}" for net in nets)
     told = "; ".join(
         f"{net} rises by {numbers[f'{net}: rise of Corr(G^t, GSG) by epoch {early}']} "
-        f"(beyond random rotations: {numbers[f'{net}: the same minus the rise under random rotations'].value:.3g}), "
+        f"(beyond random rotations: {numbers[f'{net}: the same minus the rise under random rotations']}), "
         f"GSG ahead of S by {numbers[f'{net}: Corr(G^t, GSG) - Corr(G^t, S) at epoch {early}']}"
-        f"{'' if right[net] else ' (not as claimed)'}"
+        f"{remark(right[net])}"
         for net in nets
     )
     return StudyResult(
-        verdict=decide(all(right.values()), runs),
+        verdict=decide(together(right.values()), runs),
         claim=claim,
         measured=f"By epoch {early}: {told}. The first step alone, signed: {signed} (theory: negative at first order, "
         f"for squared error). {said(options.source, side)}, {options.per_class} images per class, {runs} networks. "
@@ -155,8 +157,8 @@ def correlations(run: Run, claim: str, options: OnImages, descent: Descent, rand
 
 def summarise(
     history: History, G: Tensor, S: Tensor, target: Tensor, early: int
-) -> tuple[dict[str, tuple[Tensor, Tensor | None]], Estimate, Estimate, Estimate, float, dict[str, Estimate]]:
-    """All curves with errors, and the numbers of the rule."""
+) -> tuple[dict[str, tuple[Tensor, Tensor | None]], Estimate, Estimate, Estimate, list[Estimate], dict[str, Estimate]]:
+    """All curves with errors, and the numbers of the rule; the difference of the two curves at every epoch."""
     D, R = len(G), history.R
     eye = torch.eye(D, dtype=torch.float64)
     matrices = {"S": S, "GSG": target, "I": eye, "G": G}
@@ -170,15 +172,15 @@ def summarise(
     curves = {f"Corr(G^t, {name})": jackknife(lambda w, k=name: with_(k, w), R) for name in matrices}  # type: ignore[misc]
     curves["Corr(G^t, G^0), same networks"] = jackknife(history.with_start, R)
     curves["GSG randomly rotated"] = jackknife(lambda w: flat * with_("I", w), R)
-    peak = 1 + int(curves["Corr(G^t, GSG)"][0][1 : early + 1].argmax())
 
-    def rises(w: Tensor) -> Tensor:
-        return with_("GSG", w)[peak] - with_("GSG", w)[0]
+    def rises(name: str, w: Tensor) -> Tensor:
+        return with_(name, w)[early] - with_(name, w)[0]
 
-    rise = estimate(rises, R)
-    excess = estimate(lambda w: rises(w) - flat * (with_("I", w)[peak] - with_("I", w)[0]), R)
+    rise = estimate(lambda w: rises("GSG", w), R)
+    excess = estimate(lambda w: rises("GSG", w) - flat * rises("I", w), R)
     ahead = estimate(lambda w: with_("GSG", w)[early] - with_("S", w)[early], R)
-    apart = float((curves["Corr(G^t, GSG)"][0] - curves["Corr(G^t, S)"][0]).abs().max())
+    gap, error = jackknife(lambda w: with_("GSG", w) - with_("S", w), R)
+    apart = [Estimate(float(v), None if error is None else float(error[t]), R) for t, v in enumerate(gap)]
     changes = {}
     for name in ("S", "GSG"):
         for t in sorted({1, early}):

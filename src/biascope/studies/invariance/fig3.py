@@ -3,7 +3,8 @@
 Velocity is 1 - Corr(G^t, G^(t-1)) with the same probes at all times; fresh probes alone would give the "floor". Verdict
 rule: for every network but the MLP the mean velocity and the time-averaged training accuracy are larger on G-covariance
 data than on flip(G) data, each by 2 standard errors over networks (jackknife); for the MLP the two mean velocities
-differ by less than a quarter of their mean.
+differ by less than a quarter of their mean, 2 standard errors included (if these alone reach it, nothing is tested).
+(Changed after the first run: the MLP had been judged without its error.)
 
 The laptop size was changed once after a result was seen: with 40 epochs LeNet did not do as claimed (velocity gap
 -0.015 +- 0.015); 200 epochs were set then, and both sets were given to the same networks. The rule stayed.
@@ -19,7 +20,7 @@ from biascope.studies.invariance.aligned_flipped import (
     fitting_chart,
     velocity_chart,
 )
-from biascope.studies.invariance.charts import above, decide
+from biascope.studies.invariance.charts import above, decide, negligible, remark, together
 from biascope.studies.invariance.networks import ISOTROPIC, shape_of
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, StudyResult
@@ -62,7 +63,7 @@ def fig3(
     side, shape = following.side, shape_of(1, following.side, nets)
     numbers: dict[str, Estimate] = {}
     charts: list[Chart] = []
-    right: dict[str, bool] = {}
+    right: dict[str, bool | None] = {}
     for net in nets:
         passes = epochs if net in ("mlp", "lenet", "lenet-small") else large_epochs
         descent, G = following.descent(passes, batch_size, clip_norm), following.geometry(run, net, shape)
@@ -76,13 +77,13 @@ def fig3(
         charts += [velocity_chart(net, pair, caption), fitting_chart(net, pair)]
     said = "; ".join(
         f"{net} {numbers[f'{net}: mean velocity, G covariance']} against "
-        f"{numbers[f'{net}: mean velocity, flip(G) covariance']}{'' if right[net] else ' (not as claimed)'}"
+        f"{numbers[f'{net}: mean velocity, flip(G) covariance']}{remark(right[net])}"
         for net in nets
     )
     laptop = run.config.get("size") == "laptop"
     note = " The epochs of this size were raised from 40 after a first run did not confirm the claim." if laptop else ""
     return StudyResult(
-        verdict=decide(all(right.values()), runs),
+        verdict=decide(together(right.values()), runs),
         claim=CLAIM,
         measured=f"Mean velocity on G against flip(G) covariance: {said}. {n} examples of 1 x {side} x {side}, "
         f"{runs} networks per set, gradient clipping {clip_norm:g}.{note}",
@@ -91,9 +92,9 @@ def fig3(
     )
 
 
-def as_claimed(net: str, pair: Pair) -> bool:
+def as_claimed(net: str, pair: Pair) -> bool | None:
     """The rule in the module's docstring."""
     if net in ISOTROPIC:
         size = (pair.mean_velocity[False].value + pair.mean_velocity[True].value) / 2
-        return abs(pair.velocity_gap.value) < 0.25 * size
+        return negligible(pair.velocity_gap, 0.25 * size)
     return above(pair.velocity_gap) and above(pair.accuracy_gap)

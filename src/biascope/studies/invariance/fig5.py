@@ -3,8 +3,9 @@
 Each feature alone solves the task. "Linear" accuracy is on test inputs without the circle's plane, "circle" accuracy on
 test inputs without the linear direction. Verdict rule: for every network the linear accuracy beats the circle's along
 the leading direction by 2 standard errors over repeats; along the last direction the circle beats the linear feature by
-2 standard errors for every network but the MLP, for which it must not (G is a multiple of I there: an inference, the
-paper's text does not say it).
+2 standard errors for every network but the MLP, for which the linear feature must stay ahead by 2 standard errors (G is
+a multiple of I there: an inference, the paper's text does not say it); where neither is ahead for the MLP, nothing is
+tested. (Changed after the first run: for the MLP no significant lead of the circle had been enough.)
 """
 
 from typing import Annotated
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from biascope.ensembles.evaluate import Precision
 from biascope.errors import InputError
-from biascope.studies.invariance.charts import above, curve, decide, percent
+from biascope.studies.invariance.charts import above, below, curve, decide, percent, remark, together
 from biascope.studies.invariance.geometries import Geometry, initial_geometry, spread_indices
 from biascope.studies.invariance.networks import ISOTROPIC, factory, shape_of
 from biascope.studies.invariance.tasks import Lazy, Noise, Task, contest_task, without
@@ -71,7 +72,7 @@ def fig5(
     protocol = Protocol(epochs, batch_size, lr, clip_norm=clip_norm, precision=precision, engine=engine)  # type: ignore[arg-type]
     numbers: dict[str, Estimate] = {}
     charts: list[Chart] = []
-    right: dict[str, bool] = {}
+    right: dict[str, bool | None] = {}
     for net in nets:
         G = initial_geometry(run, net, shape, networks=networks, heads=heads)
         resnet = net.startswith("resnet")
@@ -90,18 +91,19 @@ def fig5(
         numbers[f"{net}: accuracy with both features, last direction, %"] = Estimate.of(
             percent(scores[:, -1, 0]).tolist()
         )
-        right[net] = above(first) and (above(last) != (net in ISOTROPIC))
+        stays = True if below(last) else False if above(last) else None  # the linear feature, along the last direction
+        right[net] = together([above(first), stays if net in ISOTROPIC else above(last)])
         where = f"Circle in the plane of eigenvectors {pair[0]} and {pair[1]}, radii 0.25 and {outer:g}; linear gap "
         charts.append(_chart(net, indices, scores, f"{where}{eps:g}; {n_train} examples, {repeats} repeats."))
         run.save_arrays(f"contest {net}", indices=torch.tensor(indices), accuracy=scores)
     said = "; ".join(
         f"{net}: linear ahead by {numbers[f'{net}: linear minus circle, first direction, points']} points along the "
         f"first direction, circle ahead by {numbers[f'{net}: circle minus linear, last direction, points']} along the "
-        f"last{'' if right[net] else ' (not as claimed)'}"
+        f"last{remark(right[net])}"
         for net in nets
     )
     return StudyResult(
-        verdict=decide(all(right.values()), repeats),
+        verdict=decide(together(right.values()), repeats),
         claim=CLAIM,
         measured=f"{said}. Inputs 1 x {side} x {side}, {n_train} training examples; radii, gap and noise are the "
         "published code's, the paper's text gives none.",
