@@ -9,6 +9,11 @@ from torch.nn import functional as F
 
 from biascope.linearize.dual import _RULES, evaluate_dual
 
+
+def conv(p: dict[str, Tensor]) -> Tensor:
+    return F.conv2d(F.conv2d(X, p["v"]), p["w"], p["b"])  # value and tangent in one tensor
+
+
 GEN = torch.Generator().manual_seed(0)
 
 
@@ -19,6 +24,14 @@ def randn(*shape: int) -> Tensor:
 W, B = randn(3, 2, 3, 3), randn(3)
 X = randn(4, 2, 6, 6)
 MEAN, VAR = randn(3), randn(3).abs() + 0.5
+EYE = randn(2, 2, 1, 1)
+MLP = {"m": randn(5, 6), "m5": randn(4, 5), "b5": randn(5), "m65": randn(6, 5)}
+
+
+def changed(t: Tensor, change: Callable[[Tensor], object]) -> Tensor:
+    change(t)  # what it returns is ignored
+    return t * 1.5
+
 
 CASES: dict[str, tuple[Callable[[dict[str, Tensor]], Tensor], dict[str, Tensor]]] = {
     "conv after conv": (
@@ -32,6 +45,41 @@ CASES: dict[str, tuple[Callable[[dict[str, Tensor]], Tensor], dict[str, Tensor]]
         lambda p: F.conv2d(input=X * p["s"], weight=p["w"], bias=p["b"], padding="same"),
         {"s": randn(2, 1, 1)},
     ),
+    "conv, only shift moves": (lambda p: F.conv2d(X * p["s"], W, p["b"]), {"s": randn(2, 1, 1)}),
+    "conv in groups": (lambda p: F.conv2d(F.conv2d(X, p["v"]), p["g"], groups=2), {"v": EYE, "g": randn(4, 1, 2, 2)}),
+    "conv, transposed": (
+        lambda p: F.conv_transpose2d(F.conv2d(X, p["v"]), p["t"], p["b"], stride=2, output_padding=1),
+        {"v": EYE, "t": randn(2, 3, 3, 3)},
+    ),
+    "conv in one dimension": (
+        lambda p: F.conv1d(F.conv1d(X[:, :, 0], p["a"]), p["a"], p["b"][:2], padding=1),
+        {"a": randn(2, 2, 3)},
+    ),
+    "relu": (lambda p: F.relu(conv(p)), {"v": EYE}),
+    "relu as a method": (lambda p: conv(p).relu(), {"v": EYE}),
+    "relu of a product": (lambda p: torch.relu(F.linear(X, p["m"])), {"m": randn(5, 6)}),
+    "relu in place": (lambda p: changed(conv(p), lambda t: F.relu(t, inplace=True)), {"v": EYE}),
+    "relu in place, unstacked": (lambda p: changed(F.linear(X, p["m"]), torch.relu_), {"m": randn(5, 6)}),
+    "sum": (lambda p: conv(p) + F.relu(conv(p)), {"v": EYE}),
+    "sum with a factor": (lambda p: torch.add(conv(p), conv(p), alpha=3), {"v": EYE}),
+    "sum of two shapes": (lambda p: conv(p) + conv(p)[:1], {"v": EYE}),
+    "sum with a number": (lambda p: 1.0 + conv(p), {"v": EYE}),
+    "sum in place": (lambda p: changed(conv(p), lambda t: t.add_(F.relu(conv(p)))), {"v": EYE}),
+    "change of a view": (lambda p: changed(conv(p), lambda t: t[:, 0].mul_(p["b"][0])), {"v": EYE}),
+    "change of a constant": (lambda p: changed(torch.ones(2, 3).double(), lambda t: t.mul_(p["b"])), {}),
+    "averages": (lambda p: F.avg_pool2d(conv(p), 3, 2, 1) * F.adaptive_avg_pool2d(conv(p), 1), {"v": EYE}),
+    "product with a constant": (lambda p: 2 * conv(p) * X.sum() * p["b"].view(3, 1, 1), {"v": EYE}),
+    "product with a wider constant": (lambda p: p["b"] * X[0, 0, :5, :3], {}),
+    "quotients": (lambda p: conv(p) / 3 + 1 / (conv(p).square() + 1), {"v": EYE}),
+    "rounded quotient": (lambda p: torch.div(conv(p), 3, rounding_mode="floor") * p["b"][0], {"v": EYE}),
+    "linear, only inputs move": (lambda p: F.linear(F.linear(X, p["m"]), X[0, 0, :5, :5], p["b5"]), MLP),
+    "linear, all move": (lambda p: F.linear(F.linear(X, p["m"]), p["m5"], p["b5"][:4]), MLP),
+    "softmax": (lambda p: F.softmax(conv(p), 1) + conv(p).softmax(-1) + torch.softmax(conv(p), dim=0), {"v": EYE}),
+    "layer norm": (lambda p: F.layer_norm(F.linear(X, p["m"]), (5,), p["b5"], p["b5"] - 1), MLP),
+    "layer norm over two dimensions": (lambda p: F.layer_norm(F.linear(X, p["m"]), (6, 5), None, p["m65"]), MLP),
+    "layer norm, only inputs move": (lambda p: F.layer_norm(F.linear(X, p["m"]), (5,), X[0, 0, 0, :5], eps=0.1), MLP),
+    "layer norm, only scale moves": (lambda p: F.layer_norm(X[..., :5], (5,), p["b5"]), MLP),
+    "list of tensors": (lambda p: torch.cat([conv(p), conv(p) * 2], 1), {"v": EYE}),
     "norm, all move": (
         lambda p: F.batch_norm(F.conv2d(X, p["w"]), MEAN, VAR, p["g"], p["b"]),
         {"g": randn(3)},
@@ -81,10 +129,20 @@ def test_every_rule_is_one_torch_calls() -> None:
             seen.add(func)
             return func(*args, **(kwargs or {}))
 
+    one = torch.ones(1, 2, 5, 5)
     with Watch():
-        nn.BatchNorm2d(3)(nn.Conv2d(2, 3, 3)(X.float()))
-        nn.Conv1d(2, 3, 3)(torch.randn(1, 2, 5))
-        nn.Conv3d(2, 3, 1)(torch.randn(1, 2, 5, 5, 5))
+        nn.Conv1d(2, 3, 3)(one[..., 0])
+        nn.Conv2d(2, 3, 3)(one)
+        nn.Conv3d(2, 3, 1)(one.unsqueeze(-1))
+        nn.ConvTranspose1d(2, 3, 3)(one[..., 0])
+        nn.ConvTranspose2d(2, 3, 3)(one)
+        nn.ConvTranspose3d(2, 3, 1)(one.unsqueeze(-1))
+        nn.Linear(5, 2)(one)
         nn.Embedding(5, 2)(torch.tensor([1]))
-        nn.Linear(2, 2)(torch.randn(1, 2))
+        nn.LayerNorm(5)(one)
+        nn.Sequential(nn.ReLU(), nn.Softmax(1), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(1))(one)
+        (torch.relu(one).relu() + 1).softmax(1)
+        torch.add(torch.mul(torch.div(one, 2), 2), 1)
+        other = 2 * one / 3
+        other += torch.softmax(other, 0)
     assert set(_RULES) <= seen

@@ -327,6 +327,45 @@ def test_straight_through_and_embedding_padding_follow_the_training_gradient() -
     torch.testing.assert_close(lin(x), expected)
 
 
+def test_a_function_with_a_forward_derivative_of_its_own_uses_torch_s_forward_mode() -> None:
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            ctx.save_for_forward(x)
+            return x**3
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            return g * 3 * ctx.saved_tensors[0] ** 2  # type: ignore[no-any-return]
+
+        @staticmethod
+        def jvp(ctx: Any, t: Tensor) -> Tensor:
+            return t * 3 * ctx.saved_tensors[0] ** 2  # type: ignore[no-any-return]
+
+    net = Fn(lambda m, x: m.b(Cube.apply(m.a(x))), a=nn.Linear(4, 3), b=nn.Linear(3, 2)).double()  # type: ignore[no-untyped-call]
+    x = torch.randn(3, 4, dtype=torch.float64)
+    lin = bs.linearize(net)
+    displace(lin)
+    expected = net(x) + (brute_force(net, x) @ flat(lin.displacement)).reshape(3, 2)
+    torch.testing.assert_close(lin(x), expected)
+    assert list(lin._forward_mode.values()) == ["torch"]
+
+
+def test_inference_mode_keeps_the_tangents() -> None:
+    net = conv_net()
+    for first in (True, False):
+        lin = bs.linearize(net)
+        displace(lin)
+        if not first:
+            lin(images())
+        with torch.inference_mode():
+            x = images()
+            inside = lin(x)
+        torch.testing.assert_close(inside, lin(x.clone()).detach())
+        assert not torch.allclose(inside, net(x.clone()))
+
+
 # ------------------------------------------------------------------------------------------------------- refusals
 
 
@@ -368,7 +407,7 @@ def test_a_bad_input_does_not_change_how_later_ones_are_handled() -> None:
     with pytest.raises(RuntimeError, match="channels"):
         lin(torch.randn(2, 3, 8, 8, dtype=torch.float64))
     lin(images())
-    assert list(lin._forward_mode.values()) == [True]
+    assert list(lin._forward_mode.values()) == ["by hand"]
 
 
 @pytest.mark.gpu

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -128,6 +129,34 @@ def snapshot(module: nn.Module) -> Params:
     """Detached copies of all parameters and buffers, {name: tensor}."""
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     return {k: t.detach().clone() for k, t in state.items()}
+
+
+Slot = tuple[dict[str, Any], str, str]  # a module's table, the key in it, and the name in `snapshot`
+
+
+def slots(module: nn.Module) -> list[Slot]:
+    """Every place where a parameter or buffer hangs; tied ones go by the first of their names."""
+    found: list[Slot] = []
+    first: dict[int, str] = {}
+    for path, m in module.named_modules():
+        for table in (m._parameters, m._buffers):
+            for key, t in table.items():
+                if t is not None:
+                    found.append((table, key, first.setdefault(id(t), f"{path}.{key}" if path else key)))
+    return found
+
+
+@contextlib.contextmanager
+def hung(where: Sequence[Slot], state: Mapping[str, Tensor]) -> Iterator[None]:
+    """Put the tensors of a state into their places for a while (`functional_call` with the search done before)."""
+    kept = [table[key] for table, key, _ in where]
+    try:
+        for table, key, name in where:
+            table[key] = state[name]
+        yield
+    finally:
+        for (table, key, _), t in zip(where, kept):
+            table[key] = t
 
 
 def state_of(source: State, like: Params, what: str) -> Params:

@@ -1,17 +1,23 @@
 """Dual numbers through a module: value and directional derivative in one forward pass.
 
-torch's forward mode is used as it is, with four operations done by hand while it runs (`_ByHand`):
+torch's forward mode does every operation it is given, but it issues several small kernels for each, and a pass over a
+batch on a GPU then waits for Python. So where no gradient is wanted, the usual layers are done by hand (`_RULES`) on
+value and tangent stacked in one tensor [2, n, ...], with as few kernels as possible:
 
-- convolution: W0 dx + dW x0 is one convolution of [dx, x0] with [W0, dW], instead of two and a sum;
-- linear: one fused product and sum per term;
-- BatchNorm in eval mode: one affine map per channel, two fused kernels for the tangent instead of seven, and no small
-  operation on dual numbers: where one factor has no tangent, torch works out shapes in Python;
-- Embedding(padding_idx=...): the padding row has no gradient in training, so it gets no tangent here.
+- convolution: W0 times both halves at once, dW x0 added to the second;
+- BatchNorm in eval mode: one affine map for both halves (`norms.py`), one fused kernel for its own tangent;
+- ReLU, sums and average pooling: one kernel for both halves;
+- linear: the three products, unstacked;
+- softmax and layer norm: their Jacobians are symmetric, so the backward kernel is the forward derivative;
+- products with constants: torch works out shapes in Python where a factor has no tangent.
+
+What has no rule gets torch's own dual tensors, made on demand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,81 +26,144 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from biascope.linearize.norms import Key, NormMap, norm_key
+
+Call = Callable[[dict[str, Tensor]], Sequence[Tensor]]
+
 
 def evaluate_dual(
-    call: Callable[[dict[str, Tensor]], Sequence[Tensor]], params: Mapping[str, Tensor], tangents: Mapping[str, Tensor]
+    call: Call,
+    params: Mapping[str, Tensor],
+    tangents: Mapping[str, Tensor],
+    *,
+    by_hand: bool = True,
+    norms: Mapping[Key, NormMap] | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Values and derivatives of `call` at `params` along `tangents`: two lists of equal shapes.
 
-    `call` maps {name: tensor} to a sequence of tensors. Gradients flow to `tangents`, if grad mode is on.
+    `call` maps {name: tensor} to a sequence of tensors. If grad mode is on, gradients flow to `tangents` and nothing
+    is done by hand. `norms`: the maps of `norms.Norms`, for BatchNorm by hand.
 
     Example:
         >>> evaluate_dual(lambda p: [p["w"] ** 2], {"w": torch.tensor(3.0)}, {"w": torch.tensor(1.0)})
         ([tensor(9.)], [tensor(6.)])
     """
-    with forward_ad.dual_level(), _ByHand():
-        pairs = [_parts(out) for out in call({k: _dual(p, tangents[k]) for k, p in params.items()})]
-    return [f for f, _ in pairs], [torch.zeros_like(f) if df is None else df for f, df in pairs]
+    by_hand = by_hand and not torch.is_grad_enabled()
+    make: Any = _dual if by_hand else forward_ad.make_dual
+    rules: dict[Any, Callable[..., Any]] = {F.embedding: _embedding}
+    if by_hand:
+        rules = {**_RULES, F.batch_norm: partial(_batch_norm, norms or {})}
+    with forward_ad.dual_level():
+        duals = {k: make(p, tangents[k]) for k, p in params.items()}
+        with _ByHand(rules):
+            outs = call(duals)
+        pairs = [_parts(out) for out in outs]
+    for dual in duals.values():
+        dual.__dict__.clear()  # some layers keep the weights of their last call
+    return [f.as_subclass(Tensor) for f, _ in pairs], [torch.zeros_like(f) if df is None else df for f, df in pairs]
 
 
-class _ByHand(TorchFunctionMode):
-    def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        rule = _RULES.get(func)
-        out = NotImplemented if rule is None else rule(func, *args, **(kwargs or {}))
-        return func(*args, **(kwargs or {})) if out is NotImplemented else out
+class _Dual(Tensor):
+    """A value, which is the tensor itself, and its tangent.
+
+    Every call torch offers passes through `_ByHand` first, so nothing else needs to know this class.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    tangent: Tensor
+    both: Tensor | None  # [2, *shape] with value and tangent in it, where they lie in one tensor
+    native: Tensor | None  # torch's dual tensor; once there it is the truth, for it may be changed in place
 
 
-def _parts(t: Tensor | None) -> tuple[Any, Any]:
-    if t is None:
-        return None, None
-    pair = forward_ad.unpack_dual(t)  # type: ignore[no-untyped-call]
-    return pair.primal, pair.tangent
-
-
-def _dual(value: Tensor, tangent: Tensor) -> Tensor:
-    out: Tensor = forward_ad.make_dual(value, tangent.to(value.dtype).expand_as(value))  # type: ignore[no-untyped-call]
+def _dual(value: Tensor, tangent: Tensor, both: Tensor | None = None) -> _Dual:
+    out: _Dual = Tensor._make_subclass(_Dual, value)
+    out.tangent, out.both, out.native = tangent, both, None
     return out
 
 
-def _convolution(
-    func: Any,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Any:
+def _unstack(both: Tensor) -> _Dual:
+    value, tangent = both.unbind()
+    return _dual(value, tangent, both)
+
+
+def _parts(t: Any) -> tuple[Any, Any]:
+    """Value and tangent (None for a constant)."""
+    if not isinstance(t, Tensor):
+        return t, None
+    if type(t) is _Dual and t.native is None:
+        return t, t.tangent
+    pair = forward_ad.unpack_dual(_native(t))  # type: ignore[no-untyped-call]
+    return pair.primal, pair.tangent
+
+
+def _stack(t: Tensor) -> Tensor | None:
+    """[2, *shape] with value and tangent, None for a constant."""
+    if type(t) is _Dual and t.native is None and t.both is not None:
+        return t.both
+    value, tangent = _parts(t)
+    return None if tangent is None else _halves(torch.cat([value, tangent]))  # keeps channels last, unlike stack
+
+
+def _native(a: Any) -> Any:
+    """Arguments as torch's forward mode wants them."""
+    if type(a) is _Dual:
+        if a.native is None:
+            a.native = forward_ad.make_dual(a.as_subclass(Tensor), a.tangent)  # type: ignore[no-untyped-call]
+            a.both = None
+        return a.native
+    if type(a) in (list, tuple):
+        return type(a)(map(_native, a))
+    return a
+
+
+class _ByHand(TorchFunctionMode):
+    def __init__(self, rules: dict[Any, Callable[..., Any]]) -> None:
+        super().__init__()
+        self.rules = rules
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _QUESTIONS:
+            return func(*args, **kwargs)
+        rule = self.rules.get(func)
+        out = NotImplemented if rule is None else rule(func, *args, **kwargs)
+        if out is NotImplemented:
+            return func(*map(_native, args), **{k: _native(a) for k, a in kwargs.items()})
+        return out
+
+
+# ------------------------------------------------------------------------------------------------------------ rules
+
+
+def _convolution(func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None, *how: Any, **more: Any) -> Any:
     (x, dx), (w, dw), (b, db) = _parts(input), _parts(weight), _parts(bias)
-    if (dx is None and dw is None) or groups != 1 or (dx is not None and dx.dtype != x.dtype):
+    if (dx is None and dw is None) or input.dim() != weight.dim():
         return NotImplemented
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (dx, dw, db)):
-        return NotImplemented  # the backward pass of the joined one would compute gradients that nobody needs
-    where = (stride, padding, dilation, groups)
-    channels = input.dim() - weight.dim() + 1  # 1, or 0 without a batch
     if dx is None:
-        tangent = func(x, dw, db, *where)
-    elif dw is None:
-        tangent = func(dx, w, db, *where)
-    else:
-        tangent = func(torch.cat([dx, x], channels), torch.cat([w, dw], 1), db, *where)
-    return _dual(func(x, w, b, *where), tangent)
+        tangent = func(x, dw, db, *how, **more)
+        return _dual(func(x, w, b, *how, **more), tangent)
+    out = _unstack(_halves(func(_merged(_stack(input)), w, None, *how, **more)))
+    if b is not None:
+        out.add_(b.view(-1, *(1,) * (input.dim() - 2)))
+    if dw is not None:
+        out.tangent.add_(func(x, dw, db, *how, **more))
+    elif db is not None:
+        out.tangent.add_(db.view(-1, *(1,) * (input.dim() - 2)))
+    return out
 
 
 def _linear(func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     (x, dx), (w, dw), (b, db) = _parts(input), _parts(weight), _parts(bias)
-    if dw is None or x.dtype != w.dtype or (dx is not None and dx.dtype != x.dtype):
-        return NotImplemented
+    if dw is None:
+        return NotImplemented if dx is None else _dual(func(x, w, b), func(dx, w, db))
     tangent = func(x, dw, db)
-    if dx is not None:
-        tangent = tangent + func(dx, w)
-    return _dual(func(x, w, b), tangent)
+    return _dual(func(x, w, b), tangent if dx is None else tangent.add_(func(dx, w)))
 
 
 def _batch_norm(
+    norms: Mapping[Key, NormMap],
     func: Any,
     input: Tensor,
     running_mean: Tensor | None,
@@ -107,49 +176,138 @@ def _batch_norm(
 ) -> Any:
     if training or running_mean is None or running_var is None:
         return NotImplemented
-    (x, dx), (w, dw), (b, db) = _parts(input), _parts(weight), _parts(bias)
-    (mean, dmean), (var, dvar) = _parts(running_mean), _parts(running_var)
-    if dmean is not None or dvar is not None:
-        return NotImplemented  # statistics are buffers, never expanded in
-    shape = (-1, *(1,) * (input.dim() - 2))
-    unit = torch.rsqrt(var + eps)
-    a = (unit if w is None else w * unit).view(shape)
-    c = (-mean.view(shape) * a) if b is None else torch.addcmul(b.view(shape), mean.view(shape), a, value=-1)
-    da = None if dw is None else (dw * unit).view(shape)
-    dc = None if db is None else db.view(shape)
-    if da is not None:
-        dc = -mean.view(shape) * da if dc is None else torch.addcmul(dc, mean.view(shape), da, value=-1)
-    value = torch.addcmul(c, x, a).to(x.dtype)
-    tangent = dc
-    if dx is not None:
-        tangent = dx * a if tangent is None else torch.addcmul(tangent, dx, a)
-    if da is not None:
-        tangent = x * da if tangent is None else torch.addcmul(tangent, x, da)
-    return value if tangent is None else _dual(value, tangent)
+    norm = norms.get(norm_key(running_mean, running_var, weight, bias, eps))
+    both = None if norm is None else _stack(input)
+    if norm is None or both is None:
+        return NotImplemented
+    scale, scale_tangent, shift = norm.scale, norm.scale_tangent, norm.shift
+    if input.dim() != 4:
+        per_channel = (-1, *(1,) * (input.dim() - 2))
+        scale, scale_tangent, shift = (t.view(*t.shape[:-3], *per_channel) for t in (scale, scale_tangent, shift))
+    out = torch.addcmul(shift, both, scale)
+    if norm.moves:
+        out[1].addcmul_(both[0], scale_tangent)
+    return _unstack(out if out.dtype == both.dtype else out.to(both.dtype))
 
 
-def _embedding(
+def _relu(func: Any, input: Tensor, inplace: bool = False) -> Any:
+    if type(input) is not _Dual or input.native is not None:
+        return NotImplemented
+    if inplace:
+        if input.both is None:
+            return NotImplemented
+        input.both.masked_fill_(input <= 0, 0.0)
+        return input
+    # what threshold_backward keeps of anything, where the value is positive, is also ReLU of the value
+    if input.both is not None:
+        return _unstack(_kept(input.both, input, 0))
+    return _dual(_kept(input, input, 0), _kept(input.tangent, input, 0))
+
+
+def _sum(func: Any, input: Any, other: Any, **more: Any) -> Any:
+    for t in (input, other):
+        if type(t) is not _Dual or t.native is not None or t.both is None:
+            return NotImplemented
+    if more or input.shape != other.shape or input.dtype != other.dtype:
+        return NotImplemented
+    if func is Tensor.add_:
+        input.both.add_(other.both)
+        return input
+    return _unstack(input.both + other.both)
+
+
+def _average(func: Any, input: Tensor, *how: Any, **more: Any) -> Any:
+    if type(input) is not _Dual or input.native is not None or input.both is None:
+        return NotImplemented
+    return _unstack(_halves(func(_merged(input.both), *how, **more)))
+
+
+def _product(func: Any, input: Any, other: Any, **more: Any) -> Any:
+    """A product with a constant, or a quotient by one."""
+    (a, da), (b, db) = _parts(input), _parts(other)
+    if more or (da is None) == (db is None) or (db is not None and func in (Tensor.div, torch.div)):
+        return NotImplemented
+    return _dual(func(a, b), func(a, db) if da is None else func(da, b))
+
+
+def _softmax(func: Any, input: Tensor, dim: int | None = None, *how: Any, **more: Any) -> Any:
+    x, dx = _parts(input)
+    if dx is None or dim is None:
+        return NotImplemented
+    out = func(x, dim, *how, **more)
+    return _dual(out, torch.ops.aten._softmax_backward_data(dx.to(out.dtype), out, dim, out.dtype))
+
+
+def _layer_norm(
     func: Any,
     input: Tensor,
-    weight: Tensor,
-    padding_idx: int | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
 ) -> Any:
-    w, dw = _parts(weight)
-    if padding_idx is None or dw is None or max_norm is not None or scale_grad_by_freq:
+    (x, dx), (w, dw), (b, db) = _parts(input), _parts(weight), _parts(bias)
+    if dx is None or torch.is_autocast_enabled(x.device.type):
         return NotImplemented
-    pad = padding_idx % weight.shape[0]
-    return _dual(func(input, w), func(input, dw).masked_fill((input == pad).unsqueeze(-1), 0.0))
+    value, mean, unit = torch.native_layer_norm(x, normalized_shape, w, b, eps)
+    backward = torch.ops.aten.native_layer_norm_backward
+    tangent = backward(dx, x, normalized_shape, mean, unit, None, None, [True, False, False])[0]
+    if w is not None:
+        tangent = tangent.mul_(w) if db is None else torch.addcmul(db, tangent, w)
+    elif db is not None:
+        tangent.add_(db)
+    if dw is not None:
+        tangent.addcmul_(torch.native_layer_norm(x, normalized_shape, None, None, eps)[0], dw)
+    return _dual(value, tangent)
 
 
+def _embedding(func: Any, input: Tensor, weight: Tensor, padding_idx: int | None = None, *how: Any, **more: Any) -> Any:
+    """The padding row has no gradient in training, so it gets no tangent here."""
+    out = func(input, _native(weight), padding_idx, *how, **more)
+    if padding_idx is None:
+        return out
+    is_padding = (input == padding_idx % weight.shape[0]).unsqueeze(-1)
+    return torch.where(is_padding, _parts(out)[0], out)
+
+
+def _merged(both: Any) -> Tensor:
+    """[2, n, ...] -> [2 n, ...]: one batch."""
+    out: Tensor = both.flatten(0, 1)
+    return out
+
+
+def _halves(merged: Tensor) -> Tensor:
+    return merged.view(2, merged.shape[0] // 2, *merged.shape[1:])
+
+
+_kept = torch.ops.aten.threshold_backward.default
 _RULES: dict[Any, Callable[..., Any]] = {
     torch.conv1d: _convolution,
     torch.conv2d: _convolution,
     torch.conv3d: _convolution,
+    torch.conv_transpose1d: _convolution,
+    torch.conv_transpose2d: _convolution,
+    torch.conv_transpose3d: _convolution,
     F.linear: _linear,
-    F.batch_norm: _batch_norm,
+    F.relu: _relu,
+    torch.relu: _relu,
+    Tensor.relu: _relu,
+    Tensor.add: _sum,
+    Tensor.add_: _sum,
+    torch.add: _sum,
+    Tensor.mul: _product,
+    torch.mul: _product,
+    Tensor.div: _product,
+    torch.div: _product,
+    F.softmax: _softmax,
+    torch.softmax: _softmax,
+    Tensor.softmax: _softmax,
+    F.layer_norm: _layer_norm,
+    F.avg_pool2d: _average,
+    F.adaptive_avg_pool2d: _average,
     F.embedding: _embedding,
+}
+_QUESTIONS = {
+    *(Tensor.dim, Tensor.size, Tensor.numel, Tensor.__len__, Tensor.is_floating_point, Tensor.is_contiguous),
+    *(getattr(Tensor, name).__get__ for name in ("shape", "ndim", "dtype", "device", "is_cuda", "requires_grad")),
 }

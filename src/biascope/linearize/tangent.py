@@ -1,9 +1,9 @@
 """The tangent model f_lin(x; theta) = f(x; theta0) + J(x) (theta - theta0) as a real nn.Module.
 
 Cost, in multiples of plain ResNet-18 (batch 32, CPU seconds of one core; `python benchmarks/linearize.py --threads 1`):
-forward 2.9; training step 1.8 in time and 1.2 in memory with engine="vjp", 1.5 and 1.7 with "jvp". Every product W x
+forward 2.9; training step 1.9 in time and 1.2 in memory with engine="vjp", 1.6 and 1.8 with "jvp". Every product W x
 becomes three (W0 x0, W0 dx, dW x0), which is the least an exact derivative needs, so a forward pass bound by
-multiplications costs about 3.
+multiplications costs about 3. One bound by launches costs about as many times more as it has kernels: 2.1 (`dual.py`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from torch.utils import _pytree as pytree
 
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import Params, ParamSelection, differentiable_attention, refuse_batch_dependence, select_params
-from biascope.linearize.anchored import Anchored, State, state_of
+from biascope.linearize.anchored import Anchored, Slot, State, hung, slots, state_of
 from biascope.linearize.dual import evaluate_dual
+from biascope.linearize.norms import Norms
 
 
 def linearize(
@@ -83,7 +84,10 @@ def posthoc(model: nn.Module, finetuned: State, **options: Any) -> Linearized:
 class Linearized(Anchored):
     """What `linearize` returns. `linearized` names the parameters in which the network is linear."""
 
-    _forward_mode: dict[object, bool]
+    _forward_mode: dict[object, str]
+    _slots: list[Slot]
+    _layers: list[nn.Module]
+    _norms: Norms | None
 
     def __init__(self, model: nn.Module, at: State | None, centred: bool, params: ParamSelection, engine: str) -> None:
         super().__init__(model)
@@ -99,7 +103,10 @@ class Linearized(Anchored):
                 raise InputError(f"at: no parameter is called {missing[0]!r}")
             point = {**point, **moved}
         self._frozen["point"] = dict(point)
-        self.__dict__["_forward_mode"] = {}  # (devices, dtypes) -> is forward mode the adjoint of training's gradient?
+        self.__dict__["_forward_mode"] = {}  # (device, dtype, autocast) -> which one agrees with training's gradient
+        # searched once: looking for them in every call takes Python longer than a GPU takes for a few layers
+        self.__dict__["_slots"], self.__dict__["_layers"] = slots(self._skeleton), list(self._skeleton.modules())
+        self._norms = None
         for name, p in self.named_parameters():
             p.requires_grad_(p.requires_grad or (params is not None and name in self.linearized))
             if name not in self.linearized:
@@ -111,27 +118,44 @@ class Linearized(Anchored):
         """Parameters and buffers at which the network is expanded, {name: tensor}."""
         return self._frozen["point"]
 
+    def synchronize(self, src: int = 0) -> None:
+        """Give every process the frozen state of process `src`; see `Anchored.synchronize`."""
+        super().synchronize(src)
+        self._norms = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_norms": None}  # it knows layers by their addresses
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linearized:
+        self._norms = None
+        super()._apply(fn, recurse)
+        return self
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the network returns for these inputs, linearised."""
         return self._evaluate(args, kwargs)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # Dynamo cannot trace dual levels: eager here
     def _evaluate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        refuse_batch_dependence(self._skeleton)
-        theta = dict(self.named_parameters())
+        if torch.is_inference_mode_enabled():  # torch loses tangents in it, silently
+            with torch.inference_mode(False), torch.no_grad():
+                return self._evaluate(*pytree.tree_map_only(Tensor, torch.clone, (args, kwargs)))
+        if any(m.training for m in self._layers):
+            refuse_batch_dependence(self._skeleton)
+        theta = {name: table[key] for table, key, name in self._slots}
+        chosen = [theta.pop(k) for k in self.linearized]
         for name, p in theta.items():
-            if p.requires_grad and name not in self.linearized:
+            if p.requires_grad:
                 raise InputError(
                     f"'{name}' requires a gradient but is not linearised: name it in linearize(params=...)"
                 )
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        device = next(iter(theta.values())).device
+        device = chosen[0].device
         for t in tensors:
             if t.device != device and t.dim():
                 raise InputError(f"an input is on {t.device}, the linearised network on {device}: move one of them")
         here = _Expansion(self, args, kwargs, _autocast_state(device))
         forward_mode = self._forward_is_adjoint(here)
-        chosen = [theta[k] for k in self.linearized]
         trains = torch.is_grad_enabled() and any(p.requires_grad for p in chosen)
         through = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
         if through and not forward_mode:
@@ -145,11 +169,12 @@ class Linearized(Anchored):
                 outs = here.value(here.displaced(chosen), forward_mode)
             outs = _Tangent.apply(here, outs, *chosen)  # type: ignore[no-untyped-call]
         else:
-            outs = here.value(here.displaced(chosen), forward_mode)
+            with torch.set_grad_enabled(trains or through or (transformed and torch.is_grad_enabled())):
+                outs = here.value(here.displaced(chosen), forward_mode)
         return here.rebuild(outs)
 
-    def _forward_is_adjoint(self, here: _Expansion) -> bool:
-        """Does <u, J v> by forward mode equal <J^T u, v> by reverse mode? Tried once per precision and device."""
+    def _forward_is_adjoint(self, here: _Expansion) -> str:
+        """The fastest forward mode with <u, J v> = <J^T u, v>, or none. Tried once per precision and device."""
         first = here.point[self.linearized[0]]
         key = (first.device, first.dtype, here.autocast)
         if key not in self._forward_mode:
@@ -171,11 +196,13 @@ class _Expansion:
         self.skeleton: nn.Module = lin._skeleton
         self.point, self.origin, self.names = lin.point, lin.origin, lin.linearized
         self.centred, self.args, self.kwargs, self.autocast = lin.centred, args, kwargs, autocast
+        self.slots, self.lin = lin._slots, lin
         self.rebuild: Callable[[Sequence[Tensor]], Any] = tuple
 
     def f(self, params: Params) -> list[Tensor]:
         """Floating-point tensors of what the network returns."""
-        out = torch.func.functional_call(self.skeleton, {**self.point, **params}, self.args, self.kwargs)
+        with hung(self.slots, {**self.point, **params}):
+            out = self.skeleton(*self.args, **self.kwargs)
         tensors, self.rebuild = _open(out, type(self.skeleton).__name__)
         return tensors
 
@@ -192,20 +219,28 @@ class _Expansion:
         return less
 
     def displaced(self, theta: Sequence[Tensor]) -> Params:
-        return {k: p - self.origin[k] for k, p in zip(self.names, theta)}
+        start = [self.origin[k] for k in self.names]
+        if torch._C._are_functorch_transforms_active():
+            return {k: p - p0 for k, p, p0 in zip(self.names, theta, start)}
+        return dict(zip(self.names, torch._foreach_sub(list(theta), start)))
 
-    def value(self, v: Params, forward_mode: bool) -> list[Tensor]:
+    def value(self, v: Params, forward_mode: str) -> list[Tensor]:
         """f + J v, or J v, for every output."""
-        f0, Jv = self.jvp(v) if forward_mode else self.jvp_by_double_backward(v)
+        f0, Jv = self.jvp(v, forward_mode) if forward_mode else self.jvp_by_double_backward(v)
         return Jv if self.centred else [a + b for a, b in zip(f0, Jv)]
 
-    def jvp(self, v: Params) -> tuple[list[Tensor], list[Tensor]]:
+    def jvp(self, v: Params, forward_mode: str) -> tuple[list[Tensor], list[Tensor]]:
+        """f and J v by forward mode: "by hand" where that was asked for and no gradient is wanted, else torch's."""
         at = {k: self.point[k] for k in self.names}
         with differentiable_attention():
             if torch._C._are_functorch_transforms_active():  # dual levels do not nest in torch.func's
                 both: Any = torch.func.jvp(lambda p: tuple(self.f(p)), (at,), (v,))
                 return list(both[0]), list(both[1])
-            return evaluate_dual(self.f, at, v)
+            if torch.is_grad_enabled() or forward_mode != "by hand":
+                return evaluate_dual(self.f, at, v, by_hand=False)
+            if self.lin._norms is None:
+                self.lin._norms = Norms(self.skeleton, self.point)
+            return evaluate_dual(self.f, at, v, norms=self.lin._norms.maps(v))
 
     def jvp_by_double_backward(self, v: Params) -> tuple[list[Tensor], list[Tensor]]:
         """J v = d/du <J^T u, v>, since J^T u is linear in u."""
@@ -262,8 +297,12 @@ class _Tangent(torch.autograd.Function):
         return (None, None, *(grads.get(k) for k in here.names))
 
 
-def _adjoint(here: _Expansion) -> bool:
-    """<u, J v> = <J^T u, v> for random u and v? On two examples where the inputs can be cut, else on all."""
+def _adjoint(here: _Expansion) -> str:
+    """Which forward mode has <u, J v> = <J^T u, v> for random u and v: "by hand", "torch" or "" for neither.
+
+    On two examples where the inputs can be cut, else on all. Values lose their tangents by hand where a network leaves
+    torch's public functions (an autograd.Function of its own); then torch's mode is the one that agrees.
+    """
     gen = torch.Generator().manual_seed(0)
 
     def noise(t: Tensor) -> Tensor:
@@ -281,17 +320,20 @@ def _adjoint(here: _Expansion) -> bool:
             cut = here
             us, back = products(cut)  # bad inputs raise here
         v = {k: noise(here.point[k]) for k in here.names}
-        try:
-            Jv = cut.jvp(v)[1]
-        except (NotImplementedError, RuntimeError):
-            return False
-        left = torch.stack([(u * t).double().sum() for u, t in zip(us, Jv)]).sum()
         terms = torch.stack([(g * v[k]).double().sum() for k, g in zip(here.names, back)])
-        eps = max(torch.finfo(t.dtype).eps for t in Jv)
-        if Jv[0].device.type == "cuda":
-            eps = max(eps, 1e-6)  # tf32 convolutions are on by default
-        # a disagreement is of order 1: rounding is told from it with room to spare
-        return bool((left - terms.sum()).abs() <= min(1e4 * eps, 0.1) * (terms.norm() + left.abs()))
+        for mode in ("by hand", "torch"):
+            try:
+                Jv = cut.jvp(v, mode)[1]
+            except (NotImplementedError, RuntimeError, TypeError):
+                continue
+            left = torch.stack([(u * t).double().sum() for u, t in zip(us, Jv)]).sum()
+            eps = max(torch.finfo(t.dtype).eps for t in Jv)
+            if left.device.type == "cuda":
+                eps = max(eps, 1e-6)  # tf32 convolutions are on by default
+            # a disagreement is of order 1: rounding is told from it with room to spare
+            if (left - terms.sum()).abs() <= min(1e4 * eps, 0.1) * (terms.norm() + left.abs()):
+                return mode
+        return ""
 
 
 def _open(out: Any, who: str) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
