@@ -20,7 +20,7 @@ TINY: dict[str, dict[str, Any]] = {
     "gih/fig6": {"nets": "lenet", "networks": 16, "heads": 16, "per_class": 40, "counts": 2, "epochs": 1},
     "gih/fig7": {"networks": 300, "widths": "8"},
     "gih/fig8": {**TRACK, "nets": "mlp", "per_class": 40},
-    "gih/fig9": {"networks": 1024},
+    "gih/fig9": {"networks": 4096},
     "gih/fig10": {**SWEEP, "nets": "mlp"},
     "gih/fig11": {**SWEEP, "points": 2},
     "gih/fig12": {**TRACK, "sizes": "32,64", "batch_size": 32},
