@@ -40,11 +40,11 @@ def test_a_wrong_eigenbasis_is_noticed_and_mended(monkeypatch):
     X = torch.randn(3, 40, 20, generator=g)
     S = X.mT @ X
     values, U = torch.linalg.eigh(S)
-    assert is_eigenbasis(S, values, U)
+    assert all(map(is_eigenbasis, S, values, U))
     bent = U.clone()
     bent[1, :, 3] += 1e-3 * bent[1, :, 4]
-    assert not is_eigenbasis(S, values, bent)
-    assert not is_eigenbasis(S, values * (1 + 1e-3 * torch.rand(20, generator=g)), U)
+    assert [is_eigenbasis(*one) for one in zip(S, values, bent)] == [True, False, True]
+    assert not is_eigenbasis(S[0], values[0] * (1 + 1e-3 * torch.rand(20, generator=g)), U[0])
     real = torch.linalg.eigh
     monkeypatch.setattr(torch.linalg, "eigh", lambda A: real(A) if A.dtype == torch.float64 else (values, bent))
     s, V = batched_eigh(S)

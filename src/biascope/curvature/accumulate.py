@@ -7,7 +7,7 @@ pass (EKFAC's scalings) costs no network evaluation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,15 @@ class Stream:
     """A network, its anatomy, data that can be read again, and a family."""
 
     def __init__(
-        self, f: Functional, found: Anatomy, data: Any, family: Family, seed: int, limit: int, batch: int | None = None
+        self,
+        f: Functional,
+        found: Anatomy,
+        data: Any,
+        family: Family,
+        seed: int,
+        limit: int,
+        batch: int | None = None,
+        first: tuple[Inputs, Tensor | None] | None = None,
     ) -> None:
         if isinstance(data, Iterable) and not isinstance(data, Tensor) and iter(data) is data:
             raise InputError(
@@ -62,6 +70,10 @@ class Stream:
         self.f, self.found, self.data, self.family = f, found, data, family
         self.seed, self.limit, self.batch = seed, limit, batch
         self.n = 0
+        self._only: tuple[Inputs, Tensor | None] | None = None  # data that is one batch: checked once
+        pair = isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor | Mapping)
+        if pair or isinstance(data, Tensor | Mapping):
+            self._only = first
         self._seen: list[float] = []
         self._kept: list[Chunk] | None = None
 
@@ -69,7 +81,7 @@ class Stream:
         """(prepared inputs, checked labels, draws) for every batch; the draws are the same in every pass."""
         generator = torch.Generator().manual_seed(self.seed)
         n = 0
-        for i, (inputs, labels) in enumerate(batches(self.data, "data")):
+        for i, (inputs, labels) in enumerate([self._only] if self._only else batches(self.data, "data")):
             b = batch_size(inputs)
             n += b
             self._same_order(i, inputs)
@@ -82,7 +94,7 @@ class Stream:
 
     def _same_order(self, i: int, inputs: Inputs) -> None:
         """Sampled labels belong to their examples: a loader that shuffles would give them to others."""
-        if not self.family.random:
+        if not self.family.random or self._only:
             return
         mark = float(sum(t.flatten()[:: max(1, t.numel() // 4096)].double().sum() for t in tensors_of(inputs)))
         if i >= len(self._seen):

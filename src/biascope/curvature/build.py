@@ -215,7 +215,7 @@ def build(
     limit = budget(max_memory, f.device)
     found = anatomy(f, first[0])
     space = ParameterSpace.of(f)
-    stream = Stream(f, found, data, fam, seed, limit, batch_size)
+    stream = Stream(f, found, data, fam, seed, limit, batch_size, first)
     info: dict[str, Any] = {"what": what, "family": fam.name, "centred": centred}
     if fam.random:
         info["seed"] = seed

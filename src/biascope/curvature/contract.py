@@ -17,7 +17,8 @@ from biascope.layers import Factor, MatrixFactor
 WORKSPACE = {"cpu": 2**26, "cuda": 2**30}
 TERMS = 4096  # of a sum, in one matrix product
 TRIANGLE = 384  # size from which half of a symmetric product is left out
-BAND = {"cpu": 128, "cuda": 512}  # rows of the triangle that are computed at once
+BAND = {"cpu": 96, "cuda": 512}  # rows of the triangle that are computed at once
+LONG = 256  # positions from which the matrices of single examples are multiplied as they are
 TRAFFIC = 30  # writing and squaring one number costs about as much as this many multiplications
 
 
@@ -49,15 +50,25 @@ def is_finite(t: Tensor) -> bool:
     return bool(low.isfinite() & high.isfinite())
 
 
-def rotate(U: Tensor, X: Tensor) -> Tensor:
-    """U^T X for U [g, d, d] and X [..., g, d, T]; as one multiplication where there are few positions."""
+def rotate(U: Tensor, X: Tensor, bias: bool = False) -> Tensor:
+    """U^T X for U [g, d, d] and X [..., g, d, T]; with `bias`, X lacks its last row, which is ones.
+
+    One multiplication of all rows [..., T, d], or, where a processor's cache likes it better, one per matrix.
+    """
     g, d, T = X.shape[-3:]
-    if T >= 16:
-        return U.mT @ X
-    if g == T == 1:
-        return (X.reshape(-1, d) @ U[0]).reshape(X.shape)
+    weight, ones = (U[:, :d], U[:, d:]) if bias else (U, None)
+    if g == 1 and T >= LONG and X.device.type == "cpu":
+        out = X.new_empty(*X.shape[:-2], U.shape[-1], T)
+        for x, y in zip(X.reshape(-1, d, T), out.view(-1, U.shape[-1], T)):
+            if ones is None:
+                torch.mm(weight[0].T, x, out=y)
+            else:
+                torch.addmm(ones[0].T, weight[0].T, x, out=y)
+        return out
     rows = X.movedim(-3, 0).mT  # [g, ..., T, d]
-    return (rows.reshape(g, -1, d) @ U).reshape(rows.shape).mT.movedim(0, -3)
+    flat = rows.reshape(g, -1, d)
+    turned = flat @ weight if ones is None else torch.baddbmm(ones, flat, weight)
+    return turned.reshape(*rows.shape[:-1], U.shape[-1]).mT.movedim(0, -3)
 
 
 def add_second_moment(total: Tensor, Z: Tensor) -> None:
@@ -83,16 +94,37 @@ def add_second_moment(total: Tensor, Z: Tensor) -> None:
         total.baddbmm_(Z, Z.mT)
 
 
+def add_gradients(total: Tensor, G: Tensor) -> None:
+    """total [g, o, o] += sum of G_t G_t^T over cotangents, examples and positions of G [k, b, g, o, T]."""
+    o, T = G.shape[-2:]
+    if o < TRIANGLE and o <= T and LONG <= T:  # example by example: no copy in another order
+        X = G.flatten(0, 1)
+        total += (X @ X.mT).sum(0)
+    else:
+        add_second_moment(total, G.permute(2, 3, 0, 1, 4).flatten(2))
+
+
+def add_inputs(total: Tensor, A: Tensor, bias: bool) -> None:
+    """total [g, i, i] += sum of A_t A_t^T over examples and positions of A [b, g, i, T]; `bias`: beside a row of ones.
+
+    Only the upper triangle of `total` counts.
+    """
+    i = A.shape[2]
+    add_second_moment(total[:, :i, :i], A.permute(1, 2, 0, 3).flatten(2))
+    if bias:
+        total[:, :i, i] += A.sum((0, 3))
+        total[:, i, i] += A.shape[0] * A.shape[3]
+
+
 def symmetric(total: Tensor) -> Tensor:
-    """The whole of what `add_second_moment` summed, in place where it is large."""
+    """The whole of a second moment of which the upper triangle was summed, in place."""
     d = total.shape[-1]
-    if d < TRIANGLE:
-        return (total + total.mT) / 2
     width = BAND.get(total.device.type, 128)
     for i in range(0, d, width):
         j = i + width
         total[:, j:, i:j] = total[:, i:j, j:].mT
-        total[:, i:j, i:j] = (total[:, i:j, i:j] + total[:, i:j, i:j].mT) / 2
+        square = total[:, i:j, i:j].triu()
+        total[:, i:j, i:j] = square + square.triu(1).mT
     return total
 
 
@@ -104,8 +136,7 @@ def squared_sums(G: Tensor, A: Tensor) -> Tensor:
     """
     k, _, _, _, T = G.shape
     if T == 1:
-        G2 = G[..., 0].square().sum(0).permute(1, 2, 0)
-        return G2 @ A[..., 0].square().transpose(0, 1)
+        return squares(G[..., 0]).permute(1, 2, 0) @ A[..., 0].square().transpose(0, 1)
     pairs = T * (T + 1) // 2
     if pairs <= k * (T + TRAFFIC):
         t, u = torch.triu_indices(T, T, device=G.device)
@@ -116,8 +147,22 @@ def squared_sums(G: Tensor, A: Tensor) -> Tensor:
         AA = A[..., t] * A[..., u] * twice
         return GG.permute(1, 2, 0, 3).flatten(2) @ AA.permute(1, 0, 3, 2).flatten(1, 2)
     total = torch.zeros(*G.shape[2:4], A.shape[2], dtype=G.dtype, device=G.device)
-    for j in range(k):
-        total += torch.matmul(G[j], A.mT).square_().sum(0)
+    if G.device.type == "cpu":  # one gradient at a time, which stays in the cache
+        each = torch.empty_like(total)
+        for g in G:
+            for left, right in zip(g, A.mT):
+                total.addcmul_(torch.matmul(left, right, out=each), each)
+        return total
+    for g in G:
+        total += torch.matmul(g, A.mT).square_().sum(0)
+    return total
+
+
+def squares(G: Tensor) -> Tensor:
+    """sum_k G_k * G_k for G [k, ...], without a temporary of that size."""
+    total = G[0].square()
+    for g in G[1:]:
+        total.addcmul_(g, g)
     return total
 
 

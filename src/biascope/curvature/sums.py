@@ -9,20 +9,23 @@ from torch import Tensor
 
 from biascope.curvature.accumulate import Chunk, Stream
 from biascope.curvature.contract import (
+    add_gradients,
+    add_inputs,
     add_second_moment,
     cotangents,
     gradient_rows,
-    operand,
     pieces_of,
     rotate,
     squared_cost,
     squared_sums,
+    squares,
     summed_rows,
     symmetric,
     token_gradients,
 )
 from biascope.curvature.kronecker import EigenPiece, Homogeneous, KroneckerPiece, decompose
 from biascope.curvature.lowrank import LowRankPiece
+from biascope.curvature.patches import PatchMoment, patch_moment
 from biascope.curvature.pieces import DensePiece, DiagonalPiece, Piece
 from biascope.curvature.plan import Unit
 from biascope.curvature.quasidiagonal import ArrowPiece
@@ -123,11 +126,12 @@ class DiagonalSum(Sum):
                 self.d[name].view(z.d_in, z.d_out).index_add_(0, tokens, g.square().sum(0))
             return
         for s in pieces_of(factor, squared_cost(factor, False)):
-            total = squared_sums(cotangents(factor, s), factor.operand(s))
+            G = cotangents(factor, s)
+            total = squared_sums(G, factor.operand(s))
             self.d[name] += (total.mT if factor.rules[0].input_major else total).flatten()
-        if factor.has_bias:
-            for j in range(factor.k):
-                self.d[self.unit.names[1]] += factor.bias_rows(j, slice(0, factor.n)).square().sum(0)
+            if factor.has_bias:
+                rows = G[..., 0] if G.shape[-1] == 1 else G.sum(-1)
+                self.d[self.unit.names[1]] += squares(rows).sum(0).flatten()
 
     def finish(self, n: int) -> Piece:  # noqa: D102
         return DiagonalPiece(self.unit.names, torch.cat([self.d[name] for name in self.unit.names]) / n)
@@ -184,50 +188,62 @@ class KroneckerSum(Sum):
         super().__init__(unit, space)
         self.A: Tensor | None = None
         self.B: Tensor | None = None
+        self.moment: PatchMoment | None = None
         self.positions = 0
 
     def _begin(self, factor: MatrixFactor) -> None:
         self.layout = homogeneous(factor, self.unit)
         L = self.layout
-        self.A = self.zeros(L.groups, L.d_in) if factor.is_embedding else self.zeros(L.groups, L.columns, L.columns)
+        if len(factor.rules) == 1 and self.unit.sharing == "expand" and not self.unit.sua:
+            self.moment = patch_moment(factor.rules[0], factor.inputs[0].shape, self.space.dtype, self.space.device)
+        if self.moment is None:
+            self.A = self.zeros(L.groups, L.d_in) if factor.is_embedding else self.zeros(L.groups, L.columns, L.columns)
         self.B = self.zeros(L.groups, L.d_out, L.d_out)
 
     def add(self, chunk: Chunk) -> None:  # noqa: D102
         factor = self.matrix(chunk)
-        if self.A is None or self.B is None:
+        if self.B is None:
             self._begin(factor)
-        assert self.A is not None
         assert self.B is not None
-        z, L = factor.block.sizes, self.layout
+        z = factor.block.sizes
         assert z is not None
-        reduce = self.unit.sharing == "reduce"
-        for s in pieces_of(
-            factor, z.groups * z.positions * (2 * z.d_in * (not factor.is_embedding) + 2 * factor.k * z.d_out)
-        ):
+        if chunk.first:
+            self._add_inputs(factor)
+        for s in pieces_of(factor, z.groups * z.positions * 2 * factor.k * z.d_out):
             G = cotangents(factor, s)
             if factor.is_embedding:
-                idx = factor.indices(s)
-                G = G * (idx >= 0)[None, :, None, None]
-                if chunk.first:
-                    self.A[0] += torch.bincount(idx[idx >= 0], minlength=L.d_in).to(self.A.dtype)
-                    self.positions += int((idx >= 0).sum())
-            elif chunk.first:
-                A = operand(factor, s, L.bias)
-                self.positions += len(A) * A.shape[-1]
-                if L.offsets > 1:
-                    A = offsets_apart(A, L).movedim(3, 0).flatten(0, 1) / L.offsets**0.5
-                if reduce:
-                    A = A.mean(-1, keepdim=True)
-                add_second_moment(self.A, A.permute(1, 2, 0, 3).flatten(2))  # [g, i, b T]
-            if reduce:
-                G = G.sum(-1, keepdim=True)
-            add_second_moment(self.B, G.permute(2, 3, 0, 1, 4).flatten(2))  # [g, o, k b T]
+                G = G * (factor.indices(s) >= 0)[None, :, None, None]
+            add_gradients(self.B, G.sum(-1, keepdim=True) if self.unit.sharing == "reduce" else G)
+
+    def _add_inputs(self, factor: MatrixFactor) -> None:
+        z, L = factor.block.sizes, self.layout
+        assert z is not None
+        if self.moment is not None:
+            self.positions += factor.n * z.positions
+            for s in pieces_of(factor, factor.inputs[0].shape[1] * self.moment.columns):
+                self.moment.add(factor.inputs[0][s].flatten(0, 1))
+            return
+        assert self.A is not None
+        if factor.is_embedding:
+            idx = factor.indices(slice(0, factor.n))
+            self.A[0] += torch.bincount(idx[idx >= 0], minlength=L.d_in).to(self.A.dtype)
+            self.positions += int((idx >= 0).sum())
+            return
+        for s in pieces_of(factor, 2 * z.groups * z.positions * z.d_in):
+            A = factor.operand(s)
+            self.positions += len(A) * A.shape[-1]
+            if L.offsets > 1:
+                A = offsets_apart(A, L).movedim(3, 0).flatten(0, 1) / L.offsets**0.5
+            add_inputs(self.A, A.mean(-1, keepdim=True) if self.unit.sharing == "reduce" else A, L.bias)
 
     def finish(self, n: int) -> KroneckerPiece:  # noqa: D102
-        assert self.A is not None
         assert self.B is not None
         count = n if self.unit.sharing == "reduce" else max(1, self.positions)
-        A = self.A if self.A.dim() == 2 else symmetric(self.A)
+        if self.moment is not None:
+            A = self.moment.finish(self.layout.bias)[None]
+        else:
+            assert self.A is not None
+            A = self.A if self.A.dim() == 2 else symmetric(self.A)
         return KroneckerPiece(self.unit.names, symmetric(self.B).div_(count), A.div_(n), self.layout)
 
 
@@ -251,12 +267,12 @@ class EigenSum(Sum):
             return
         assert E.U_A is not None
         for s in pieces_of(factor, 2 * squared_cost(factor, L.bias)):
-            A, G = operand(factor, s, L.bias), rotate(E.U_B, cotangents(factor, s))
+            A, G = factor.operand(s), rotate(E.U_B, cotangents(factor, s))
             if L.offsets > 1:
                 for e in range(L.offsets):  # the patches' entries at one kernel offset
                     self.s[:, e] += squared_sums(G, rotate(E.U_A, offsets_apart(A, L)[:, :, :, e]))
             else:
-                self.s[:, 0] += squared_sums(G, rotate(E.U_A, A))
+                self.s[:, 0] += squared_sums(G, rotate(E.U_A, A, L.bias))
 
     def finish(self, n: int) -> Piece:  # noqa: D102
         return self.basis.with_eigenvalues(self.s / n)
