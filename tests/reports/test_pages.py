@@ -104,6 +104,19 @@ def test_many_series_have_their_legend_outside_and_can_be_told_apart() -> None:
     assert len(looks) == 9
 
 
+def test_long_numbers_at_ticks_are_short_and_things_have_their_names() -> None:
+    steps = Chart("c", "t", "step", "y", (Series.of("s", [0, 80_000], [0, 1]),), alt="a line")
+    [axes] = figures.draw(steps).axes
+    assert "80k" in [axes.xaxis.get_major_formatter()(value, 0) for value in axes.get_xticks()]
+    named = replace(CHART, x_names=("lenet", "mlp", "vit"))
+    [axes] = figures.draw(named).axes
+    assert [(tick.get_position()[0], tick.get_text()) for tick in axes.get_xticklabels()] == [
+        (1, "lenet"),
+        (2, "mlp"),
+        (3, "vit"),
+    ]
+
+
 def test_hover_knows_where_a_point_is_on_the_page() -> None:
     """A point of the chart, taken through the box and the limits, lands where the SVG draws its marker."""
     chart = Chart("c", "t", "x", "y", (Series.of("s", [2.0], [30.0], style="points"),), alt="a point")

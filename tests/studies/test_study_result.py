@@ -6,7 +6,7 @@ import math
 import pytest
 
 from biascope.errors import InputError
-from biascope.studies import HeatMap, StudyResult
+from biascope.studies import Chart, HeatMap, Series, StudyResult
 
 
 def test_a_heat_map_keeps_its_cells_and_its_gaps() -> None:
@@ -25,3 +25,9 @@ def test_a_heat_map_keeps_its_cells_and_its_gaps() -> None:
 def test_a_heat_map_of_the_wrong_shape_is_refused() -> None:
     with pytest.raises(InputError, match="2 rows of 1 cells"):
         HeatMap.of("m", "t", x=[0], y=[0, 1], z=[[1.0]], x_label="", y_label="", z_label="", alt="")
+
+
+def test_a_chart_comes_back_equal() -> None:
+    drawn = Chart("c", "t", "net", "y", (Series.of("s", [1, 2], [0.5, 1.0]),), alt="two points", x_names=("a", "b"))
+    result = StudyResult("not tested", "c", "m", {}, (drawn,))
+    assert StudyResult.from_json(json.loads(json.dumps(result.to_json()))).figures == (drawn,)

@@ -26,6 +26,7 @@ FORMATS = ("png", "svg", "pdf")
 INK = "#101113"  # a colour nobody else uses; on pages it becomes the text colour
 PALETTE = ("0072b2", "d55e00", "009e73", "cc79a7", "e69f00", "56b4e9", "7f7f7f")  # as in the style file
 _MARKERS = "osD^vP*"
+LONG = 10_000  # numbers at ticks are shortened from here
 
 
 def require_matplotlib() -> Any:
@@ -93,6 +94,12 @@ def draw(chart: Chart | HeatMap, width: float = 3.4, height: float = 2.4) -> "Fi
         axes.set(xlabel=chart.x_label, ylabel=chart.y_label)
         axes.set_xscale("log" if chart.log_x else "linear")
         axes.set_yscale("log" if chart.log_y else "linear")
+        for axis in (axes.xaxis, axes.yaxis):
+            if axis.get_scale() == "linear" and max(map(abs, axis.get_view_interval())) >= LONG:
+                axis.set_major_formatter(lambda value, _: said(value))
+        if chart.x_names:
+            axes.set_xticks(range(1, len(chart.x_names) + 1), chart.x_names)
+            axes.margins(x=0.2)
         if len(chart.series) > 4:  # too many to find room between the lines
             figure.set_figheight(height + 0.14 * ((len(chart.series) + 1) // 2))
             figure.legend(loc="outside lower center", ncols=2)
@@ -139,6 +146,19 @@ def _draw_map(chart: HeatMap, width: float, height: float) -> "Figure":
     return figure
 
 
+def said(value: float, digits: int = 6) -> str:
+    """A number at a tick: thousands and millions as k and M, which leaves room for the neighbours.
+
+    Example:
+        >>> said(0.25), said(80_000), said(2.5e6, 2)
+        ('0.25', '80k', '2.5M')
+    """
+    for unit, letter in ((1e6, "M"), (1e3, "k")):
+        if abs(value) >= max(unit, LONG):
+            return f"{value / unit:.{digits}g}{letter}"
+    return f"{value:.{digits}g}"
+
+
 def _ticks(values: Sequence[float], most: int = 5) -> tuple[list[float], list[str]]:
     """Where to put ticks on an axis of cells, in cells, and what to write there; every cell where there are few.
 
@@ -150,7 +170,7 @@ def _ticks(values: Sequence[float], most: int = 5) -> tuple[list[float], list[st
     """
     count = len(values)
     if count <= 9:
-        return [float(i) for i in range(count)], [f"{value:.3g}" for value in values]
+        return [float(i) for i in range(count)], [said(value, 3) for value in values]
     steps = np.diff(np.asarray(values, dtype=float))
     if steps[0] != 0 and np.allclose(steps, steps[0], rtol=1e-3):  # even: round numbers, between cells if need be
         from matplotlib.ticker import MaxNLocator
@@ -159,9 +179,9 @@ def _ticks(values: Sequence[float], most: int = 5) -> tuple[list[float], list[st
         slack = abs(float(steps[0])) * 1e-6
         found = MaxNLocator(most, steps=[1, 2, 5, 10]).tick_values(low, high)
         nice = [float(value) for value in found if low - slack <= value <= high + slack]
-        return [(value - values[0]) / float(steps.mean()) for value in nice], [f"{value:.4g}" for value in nice]
+        return [(value - values[0]) / float(steps.mean()) for value in nice], [said(value, 4) for value in nice]
     shown = sorted({round(i * (count - 1) / most) for i in range(most + 1)})
-    return [float(i) for i in shown], [f"{values[i]:.2g}" for i in shown]
+    return [float(i) for i in shown], [said(values[i], 2) for i in shown]
 
 
 def hover(axes: Any, series: Sequence[tuple[str, Any, Any]] = (), cells: HeatMap | None = None, by: str = "") -> str:

@@ -88,7 +88,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart as data. `alt` says in words what one sees, for those who cannot see it."""
+    """A chart as data. `alt` says in words what one sees, for those who cannot see it.
+
+    `x_names` are what to write at x = 1, 2, ... where x counts things instead of measuring.
+    """
 
     name: str
     title: str
@@ -99,6 +102,7 @@ class Chart:
     caption: str = ""
     log_x: bool = False
     log_y: bool = False
+    x_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -195,7 +199,13 @@ class StudyResult:
             charts = tuple(
                 HeatMap.of(**chart)
                 if "z" in chart
-                else Chart(**{**chart, "series": tuple(Series.of(**series) for series in chart["series"])})
+                else Chart(
+                    **{
+                        **chart,
+                        "series": tuple(Series.of(**series) for series in chart["series"]),
+                        "x_names": tuple(chart.get("x_names", ())),
+                    }
+                )
                 for chart in data["figures"]
             )
             numbers = {name: Estimate(**estimate) for name, estimate in data["numbers"].items()}

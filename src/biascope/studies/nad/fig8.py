@@ -89,7 +89,8 @@ def fig8(
     chart = Chart(
         name="flip",
         title="Test accuracy on original and flipped images",
-        x_label=f"architecture: {', '.join(f'{i} = {net}' for i, net in zip(places, nets))}",
+        x_label="architecture",
+        x_names=tuple(nets),
         y_label="test accuracy",
         series=tuple(Series.of(kind, places, values, None, "points") for kind, values in test_means.items()),
         alt="; ".join(f"{net}: {o:.2f} original, {f:.2f} flipped" for net, o, f in zip(nets, *test_means.values()))
