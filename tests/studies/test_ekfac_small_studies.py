@@ -111,9 +111,17 @@ def test_costs_are_shares_of_the_descent() -> None:
 
 @pytest.mark.slow
 def test_fig4_3d_the_grid_has_a_best_pair_and_bad_ones(tmp_path: Path) -> None:
-    options = {"n": 100, "hidden": (16, 8), "epochs": 10, "size": 100, "lrs": (1e-3, 1e-1), "dampings": (1e-2, 10.0)}
+    options = {
+        "n": 100,
+        "hidden": (16, 8),
+        "epochs": 10,
+        "size": 200,  # more than there are
+        "lrs": (1e-3, 1e-1),
+        "dampings": (1e-2, 10.0),
+    }
     result = run(tmp_path, "ekfac/fig4.3d", **options)
     assert result.verdict in ("confirmed", "not confirmed")
+    assert "10 iterations (10 epochs)" in result.measured
     (shown,) = result.figures
     assert isinstance(shown, HeatMap)
     start = result.numbers["training loss at the start"].value

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from biascope import nets
 from biascope.studies.ekfac import contest
@@ -22,7 +23,9 @@ def problem(run: Run, dataset: str, n: int, hidden: tuple[int, ...]) -> Problem:
     def loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return reconstruction(net, y)
 
-    return Problem(build, loss, x, x)
+    mean = x[: contest.LOOK].mean(0).expand_as(x[: contest.LOOK])
+    plateau = float(F.binary_cross_entropy(mean, x[: contest.LOOK], reduction="sum")) / len(mean)
+    return Problem(build, loss, x, x, plateau=plateau)
 
 
 def grid(name: str, points: int) -> tuple[list[float], list[float]]:
@@ -63,12 +66,13 @@ class Contest(Encoder):
     every: Annotated[int, "iterations between evaluations"] = 10
     points: Annotated[int, "values of each of the two hyper-parameters"] = 4
     trial: Annotated[float, "share of the iterations with which the grid is searched"] = 1.0
+    extend: Annotated[bool, "double the trial while its best setting is on the plateau"] = False
     seeds: Annotated[int, "initialisations the best setting is trained from"] = 3
 
     def hold(self, run: Run, task: Problem, names: tuple[str, ...], refresh: int) -> Outcome:
         """A contest with `refresh` iterations between refreshes."""
         frames = {name: Setting(name, 0.0, 0.0, self.size, self.steps, refresh, self.every) for name in names}
-        return contest.hold(run, task, frames, self.points, self.seeds, grid, self.trial)
+        return contest.hold(run, task, frames, self.points, self.seeds, grid, self.trial, self.extend)
 
 
 ENCODER = Encoder()

@@ -3,6 +3,9 @@
 Left: correlation of 250 components of the second layer's per-example gradients, in the parameters' basis and in the
 KFE. Right: ||F - F~|| / ||F|| along training with the basis (and KFAC's factors) refreshed at a fixed period. No dense
 matrix is formed: ||F|| is the norm of a Gram matrix, and in the basis only the diagonal of F matters.
+
+Verdict: mean |correlation| and drift are less than half, and the error is lower, each by two standard errors over
+seeds; one seed tests nothing. (Changed after the first run: the first two had been judged without errors.)
 """
 
 from typing import Annotated, Any, Literal
@@ -20,7 +23,7 @@ from biascope.progress import progress
 from biascope.seeds import derive, generator
 from biascope.studies.ekfac.common import batch, flow, gram, images, kfac_scalings, mean_curve, relative_error
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, Series, StudyResult
+from biascope.studies.result import Chart, Estimate, Series, StudyResult, Verdict
 from biascope.studies.runs import Run, Value
 
 CLAIM = (
@@ -72,9 +75,10 @@ def fig4_2(
     gap = Estimate.of([float((torch.as_tensor(r["kfac"]) - torch.as_tensor(r["ekfac"])).mean()) for r in rows])
     drifts = Estimate.of([_drift(r["ekfac"], refresh // every) / _drift(r["kfac"], refresh // every) for r in rows])
     # decided before the first run: "much less" and "far less" are a factor of two
-    uncorrelated = ratio.value < 0.5
-    closer = gap.value > 2 * (gap.standard_error or 0.0) and gap.value > 0
-    steadier = drifts.value < 0.5
+    uncorrelated = ratio.value + 2 * (ratio.standard_error or 0.0) < 0.5
+    closer = gap.value > 2 * (gap.standard_error or 0.0)
+    steadier = drifts.value + 2 * (drifts.standard_error or 0.0) < 0.5
+    outcome: Verdict = "confirmed" if uncorrelated and closer and steadier else "not confirmed"
     ticks = range(0, steps, every)
     chart = Chart(
         "error",
@@ -106,7 +110,7 @@ def fig4_2(
         f"between refreshes EKFAC's error grows {drifts} times as much as KFAC's",
     ]
     return StudyResult(
-        "confirmed" if uncorrelated and closer and steadier else "not confirmed",
+        outcome if seeds > 1 else "not tested",  # one seed has no error bar
         CLAIM,
         "; ".join(parts) + _unmet({"decorrelation": uncorrelated, "lower error": closer, "less drift": steadier}) + ".",
         {

@@ -5,7 +5,8 @@ Every pair of a grid of decades is trained from every seed on the same batches; 
 Verdict, fixed beforehand. The cost of a pair is the share of the best pair's descent that it misses, (L - L_best) /
 (L_start - L_best), at most 1; a pair that diverges costs 1. "Sharp": for each of the two hyper-parameters, a tenth or
 ten times of its best value, whichever is worse, with the other left at its best, costs more than 0.1 by two standard
-errors over seeds. Not tested if the best pair did not learn.
+errors over seeds. Not tested if the best pair did not learn. (Mended after the first run: a set smaller than a batch
+had been given fewer epochs than stated.)
 """
 
 from itertools import product
@@ -54,12 +55,14 @@ def fig4_3d(
     """Final loss of the auto-encoder on a grid of learning rates and dampings."""
     if len(lrs) < 2 or len(dampings) < 2:
         raise InputError(f"lrs={lrs}, dampings={dampings}: give at least two of each")
-    task, n, size = options.problem(run), options.n, options.size
+    task = options.problem(run)
+    n = len(task.x)
+    size = min(options.size, n)
     steps = max(1, round(epochs * n / size))
     pairs = list(product(lrs, dampings))
     rows = {
         pair: [
-            contest.cached(run, task, Setting(optimiser, *pair, min(size, n), steps, refresh, steps), seed)
+            contest.cached(run, task, Setting(optimiser, *pair, size, steps, refresh, steps), seed)
             for seed in range(seeds)
         ]
         for pair in progress(pairs, "pairs")
@@ -88,10 +91,11 @@ def fig4_3d(
     return StudyResult(
         verdict,
         CLAIM,
-        f"{NAMES[optimiser]} on {n} images of {options.dataset}, {steps} iterations ({epochs:g} epochs), {seeds} seeds"
-        f": best at learning rate {lr:g}, damping {damping:g} with loss {Estimate.of(reached.tolist())} (start "
-        f"{float(starts.mean()):.4g}). A decade away from it costs {steep['learning rate']} of the descent in learning "
-        f"rate and {steep['damping']} in damping; {diverged} of {len(pairs)} pairs end above the start.",
+        f"{NAMES[optimiser]} on {n} images of {options.dataset}, {steps} iterations "
+        f"({steps * size / n:.3g} epochs), {seeds} seeds: best at learning rate {lr:g}, damping {damping:g} with "
+        f"loss {Estimate.of(reached.tolist())} (start {float(starts.mean()):.4g}). A decade away from it costs "
+        f"{steep['learning rate']} of the descent in learning rate and {steep['damping']} in damping; "
+        f"{diverged} of {len(pairs)} pairs end above the start.",
         numbers,
         (_map(losses.view(*shape, seeds), starts, lrs, dampings, NAMES[optimiser]),),
     )

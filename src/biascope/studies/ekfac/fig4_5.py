@@ -8,7 +8,7 @@ standard errors of the paired difference over the seeds. Time is reported, not j
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from biascope.studies.ekfac import cifar, contest
+from biascope.studies.ekfac import cifar, contest, standing
 from biascope.studies.ekfac.contest import NAMES
 from biascope.studies.registry import study
 from biascope.studies.result import Estimate, StudyResult
@@ -67,21 +67,21 @@ def contest_of(run: Run, figure: str, network: str, options: Contest, halve: flo
     final = {name: Estimate.of(out.final(name)) for name in optimisers}
     numbers = {f"final training loss, {NAMES[name]}": value for name, value in final.items()}
     speed = contest.timing(out, numbers)
-    won, lost = contest.compare(out, *JUDGED[figure], numbers)
+    found = standing.compare(out, *JUDGED[figure], numbers)
     stand_in = "" if options.dataset == "cifar10" else f" Stand-in data: {options.dataset}, enlarged to 32x32."
     small = "" if options.width == 64 else f" Width {options.width} instead of 64, {options.n} images."
     said = [
         f"Training losses after {options.epochs:g} epochs: {', '.join(f'{NAMES[k]} {v}' for k, v in final.items())}.",
         contest.reached(out, "sgd-bn" if "sgd-bn" in optimisers else "sgd", numbers),
         speed,
-        f"Not lower by two standard errors, or against a rival that did not learn: {'; '.join(lost)}." if lost else "",
-        f"The best learning rate of {', '.join(out.edge)} is at the edge of its grid." if out.edge else "",
+        str(found),
+        *standing.remarks(out),
     ]
-    verdict = ("confirmed" if not lost else "not confirmed") if (won or lost) and options.seeds > 1 else "not tested"
+    verdict = found.verdict if options.seeds > 1 else "not tested"
     if options.seeds < 2:
         said.append("One seed: no error bars, nothing tested.")
     return StudyResult(
-        verdict,  # type: ignore[arg-type]
+        verdict,
         CLAIMS[figure],
         " ".join(filter(None, said)) + small + stand_in,
         numbers,

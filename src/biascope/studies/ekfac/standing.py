@@ -1,0 +1,70 @@
+"""Who is ahead in a contest of optimisers, and what a reader must know to believe it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from biascope.studies.ekfac.contest import LEARNT, NAMES, Outcome
+from biascope.studies.result import Estimate, Verdict
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Comparisons: won, lost, and those that test nothing (a rival that did not learn, or one seed)."""
+
+    won: list[str]
+    lost: list[str]
+    untested: list[str]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Confirmed if all are won; not confirmed if one is lost."""
+        if self.lost:
+            return "not confirmed"
+        return "confirmed" if self.won and not self.untested else "not tested"
+
+    def __str__(self) -> str:
+        parts = [
+            f"Not lower by two standard errors: {'; '.join(self.lost)}." if self.lost else "",
+            f"Not tested (one seed, or a rival that did not learn): {'; '.join(self.untested)}."
+            if self.untested
+            else "",
+        ]
+        return " ".join(filter(None, parts))
+
+
+def compare(
+    out: Outcome, mine: Sequence[str], rivals: Sequence[str], numbers: dict[str, Estimate], where: str = ""
+) -> Standing:
+    """Whose loss is lower by two standard errors of the paired difference, and whose is not.
+
+    A rival that never learnt anything was given a bad grid: being ahead of it shows nothing.
+    """
+    standing = Standing([], [], [])
+    for a, b in product(mine, rivals):
+        if a not in out.rows or b not in out.rows:
+            continue
+        gap = Estimate.of([theirs - ours for ours, theirs in zip(out.final(a), out.final(b))])
+        numbers[f"loss of {NAMES[b]} minus {NAMES[a]}{where}"] = gap
+        if gap.standard_error is None or not (out.learnt(a) or out.learnt(b)):
+            side = standing.untested
+        elif gap.value <= 2 * gap.standard_error:
+            side = standing.lost
+        else:
+            side = standing.won if out.learnt(b) else standing.untested
+        side.append(f"{NAMES[a]} against {NAMES[b]}{where}")
+    return standing
+
+
+def remarks(out: Outcome) -> list[str]:
+    """What a reader must know of the search, and of those who did not learn."""
+    flat = [NAMES[name] for name in out.rows if not out.learnt(name)]
+    return [
+        "The grids of the optimisers are of one size but not of the same values.",
+        f"Not below {LEARNT:g} of the plateau ({out.plateau:.4g}, the best constant output): {', '.join(flat)}."
+        if flat and math.isfinite(out.plateau)
+        else "",
+        f"Chosen by trials that had not left the plateau: {', '.join(out.blind)}." if out.blind else "",
+        f"The best learning rate of {', '.join(out.edge)} is at the edge of its grid." if out.edge else "",
+    ]
