@@ -1,0 +1,49 @@
+"""Judge a finished run by the rules of now, from what it has stored: nothing is computed again.
+
+For runs whose rule was mended after they were made. Arrays are read on the CPU, whatever device made them; seconds and
+environment stay those of the run, and `result.json` says which commit judged it.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from biascope.errors import InputError
+from biascope.studies import environment, files
+from biascope.studies.options import arguments, merge
+from biascope.studies.registry import find, load_result
+from biascope.studies.result import StudyResult
+from biascope.studies.runs import Run, Value
+
+
+class Stored(Run):
+    """A run that may only read."""
+
+    def cached(self, key: str, compute: Callable[[], Mapping[str, Value]]) -> dict[str, Value]:
+        """What is stored under the key; a run that does not have it cannot be judged again."""
+        if not self._file(key).exists():
+            raise InputError(f"{self.path} has no arrays named {key!r}: it cannot be judged without computing them")
+        return super().cached(key, compute)
+
+    def log(self, **metrics: Value) -> None:
+        """Nothing happens that would be worth a line."""
+
+
+def rejudge(folder: str | Path) -> StudyResult:
+    """Write `result.json` of a finished run folder again, by the rules of now.
+
+    Example:
+        >>> import tempfile
+        >>> from biascope.studies import configure, execute
+        >>> run = Run.create(Path(tempfile.mkdtemp()) / "r", configure("nad/fig4a"))
+        >>> execute(run) == rejudge(run.path)
+        True
+    """
+    run, _, raw = load_result(folder)
+    found = find(str(run.config.get("study")))
+    values = merge(found.options, run.config.get("options", {}))
+    stored = Stored(run.path, {**run.config, "device": "cpu"}, run.environment)
+    result = found.function(stored, **arguments(found.function, values))
+    kept = {key: raw[key] for key in ("study", "seconds", "resumed")}
+    judged = {"judged": environment.git_state(Path(__file__).parent)}
+    files.write_json(run.path / "result.json", {**result.to_json(), **kept, **judged})
+    return result
