@@ -63,6 +63,8 @@ def test_nothing_private_is_kept(finished: Run, tmp_path: Path) -> None:
     assert str(tmp_path) not in text
     assert json.loads((kept.path / "environment.json").read_text())["argv"][:3] == ["biascope", "run", "nad/fig4a"]
     assert json.loads((kept.path / "environment.json").read_text())["platform"] == "Linux x86_64"
+    again = keep(kept.path, tmp_path / "again")  # what was scrubbed once stays as it is
+    assert (again.path / "environment.json").read_text() == (kept.path / "environment.json").read_text()
     if len(platform.node()) > 3:
         assert platform.node() not in text
 

@@ -135,9 +135,9 @@ def shorter(value: Any) -> Any:
 
 
 def _system(platform_name: str) -> str:
-    """`Linux-6.1-something-x86_64-with-glibc2.36` as `Linux x86_64`."""
+    """`Linux-6.1-something-x86_64-with-glibc2.36` as `Linux x86_64`, which stays what it is."""
     machine = re.search(r"x86_64|AMD64|aarch64|arm64", platform_name)
-    return " ".join(part for part in (platform_name.split("-")[0], machine.group(0) if machine else "") if part)
+    return " ".join(part for part in (re.split("[- ]", platform_name)[0], machine.group(0) if machine else "") if part)
 
 
 def _copy_text(source: Path, target: Path, left_out: list[str]) -> None:
