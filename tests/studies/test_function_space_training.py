@@ -182,5 +182,6 @@ def test_networks_and_images() -> None:
 def test_statistics() -> None:
     assert trend([1, 2, 3, 4], [4.0, 3.0, 2.0, 1.0]) == -1.0
     assert trend([1, 2, 3, 4], [1.0, 1.0, 2.0, 2.0]) == pytest.approx(0.894427191)
-    assert above(Estimate(1.0), 0.5)
+    assert above(Estimate(1.0, 0.2), 0.5)
+    assert not above(Estimate(1.0), 0.5)  # no error bar
     assert not above(Estimate(1.0, 0.3), 0.5)
