@@ -1,6 +1,7 @@
 """Fisher matrices in three representations, exact and sampled, and products without a stored matrix, against rivals.
 
     python benchmarks/curvature.py [--device cpu|cuda] [--only mlp-ekfac] [--repeats 5] [--out FILE]
+    python benchmarks/curvature.py --device cuda --in-process --call-limit 60 --repeats 3      # saves GPU minutes
 
 MLP 784-512-512-10 and ResNet-18 without normalisation (which several rivals do not know), float32, no tf32. Every
 contender's exact matrix is multiplied with a random vector on four layers and compared with an independent float64
@@ -103,7 +104,7 @@ def squared(g: Tensor, a: Tensor) -> Tensor:
     return (g @ a.mT).square().sum(0)
 
 
-def oracle(state: State, layers: tuple[str, ...], step: int = 32) -> dict[str, Tensor]:
+def oracle(state: State, layers: tuple[str, ...]) -> dict[str, Tensor]:
     """{representation: F v on the checked layers' weights} and the traces over all layers, by definition."""
     model = copy.deepcopy(state.model).double()
     n, v = len(state.x), vector(model, layers)
@@ -112,7 +113,7 @@ def oracle(state: State, layers: tuple[str, ...], step: int = 32) -> dict[str, T
     B: dict[str, Tensor] = {}
     squares: dict[str, Tensor] = {}
     trace = dict.fromkeys(("diagonal", "kfac", "ekfac"), torch.zeros(()))
-    pieces = [chunk.double() for chunk in state.x.split(step)]
+    pieces = [chunk.double() for chunk in state.x.split(128 if state.x.is_cuda else 32)]
     a2, b2 = dict.fromkeys(every, 0.0), dict.fromkeys(every, 0.0)
     for x in pieces:
         inputs, grads = flow(model, x, tuple(every))
@@ -264,4 +265,11 @@ CASES = [
 ]
 
 if __name__ == "__main__":
+    import sys
+
+    from curvature_floor import announce
+
+    known = dict(zip(sys.argv[1:], sys.argv[2:]))
+    if "-h" not in sys.argv and "--help" not in sys.argv:
+        announce(known.get("--device", "cpu"), known.get("--only", ""))
     main(CASES, __file__, threads=1, baseline="torch.func")

@@ -40,7 +40,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -104,10 +104,14 @@ def run_benchmark(
     timeout: float = 600.0,
     baseline: str | None = None,
     keep: bool = False,
+    call_limit: float | None = None,
+    in_process: bool = False,
 ) -> dict[str, Any]:
     """Run every case of a benchmark file; returns (and writes to `out`) what was measured, on what, and the ratios.
 
     `keep`: the cases in `out` that are not run now stay there; the contenders of one case are always of one run.
+    `call_limit`: a rival whose first call takes more seconds is stopped and recorded as failed. `in_process`: no fresh
+    process per contender (starting one costs a GPU several seconds); memory is then only measured on a GPU.
     """
     measurements = []
     if keep and out is not None and out.exists():
@@ -122,8 +126,17 @@ def run_benchmark(
             for contender in case.contenders:
                 if kind not in contender.devices:
                     continue
-                measured = _in_fresh_process(
-                    case, contender, Path(file), device, repeats, warmup, timeout, Path(folder)
+                measured = _run_one(
+                    case,
+                    contender,
+                    Path(file),
+                    device,
+                    repeats,
+                    warmup,
+                    timeout,
+                    Path(folder),
+                    None if contender.name == OURS else call_limit,
+                    in_process,
                 )
                 print(f"{case.name:<32} {contender.name:<20} {_cell(measured)}", file=sys.stderr, flush=True)
                 measurements.append(measured)
@@ -181,6 +194,8 @@ def main(
     parser.add_argument("--only", default="", help="run only cases whose name contains this")
     parser.add_argument("--keep", action="store_true", help="keep the cases in --out that are not run now")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds per contender")
+    parser.add_argument("--call-limit", type=float, default=None, help="stop a rival whose first call takes longer (s)")
+    parser.add_argument("--in-process", action="store_true", help="no fresh process per contender: saves GPU minutes")
     parser.add_argument("--out", type=Path, default=None, help="write the JSON report here")
     parser.add_argument("--threads", type=int, default=threads, help=f"CPU threads (default: {threads or 'all'})")
     given = parser.parse_args(arguments)
@@ -200,6 +215,8 @@ def main(
         given.timeout,
         baseline,
         given.keep,
+        given.call_limit,
+        given.in_process,
     )
     print(markdown(report))
     return report
@@ -322,8 +339,17 @@ def _cell(m: Measurement) -> str:
 # ---- one contender in its own process ----
 
 
-def _in_fresh_process(
-    case: Case, contender: Contender, file: Path, device: str, repeats: int, warmup: int, timeout: float, shared: Path
+def _run_one(
+    case: Case,
+    contender: Contender,
+    file: Path,
+    device: str,
+    repeats: int,
+    warmup: int,
+    timeout: float,
+    shared: Path,
+    call_limit: float | None,
+    in_process: bool,
 ) -> Measurement:
     result = Measurement(case.name, contender.name, device, "failed")
     missing = [name for name in contender.requires if importlib.util.find_spec(name) is None]
@@ -342,7 +368,14 @@ def _in_fresh_process(
             "answer": str(answer),
             "reference": str(shared / "reference.pt"),
             "cpu_limit": contender.cpu_limit,
+            "call_limit": call_limit,
         }
+        if in_process:
+            for key, value in _measure(case, contender, job).items():
+                setattr(result, key, value)
+            if not device.startswith("cuda"):
+                result.peak_bytes = None
+            return result
         command = [sys.executable, str(Path(__file__).resolve()), json.dumps(job)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
@@ -362,9 +395,7 @@ def _in_fresh_process(
 
 
 def _work(job: dict[str, Any]) -> dict[str, Any]:
-    """Inside the fresh process: set up, check once, time, measure memory."""
-    import torch
-
+    """Inside the fresh process: find the case and measure it."""
     if job.get("cpu_limit"):
         import resource
 
@@ -380,7 +411,32 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
     sys.modules["benchmark_file"] = module
     spec.loader.exec_module(module)
     case = next(case for case in module.CASES if case.name == job["case"])
-    contender = next(c for c in case.contenders if c.name == job["contender"])
+    return _measure(case, next(c for c in case.contenders if c.name == job["contender"]), job)
+
+
+@contextlib.contextmanager
+def _within(seconds: float | None) -> Iterator[None]:
+    """Raise TimeoutError after so many seconds (as soon as Python runs again)."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"more than {seconds:g} s for one call")
+
+    if not seconds:
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _measure(case: Case, contender: Contender, job: dict[str, Any]) -> dict[str, Any]:
+    """Set up, check once, time, measure memory."""
+    import torch
+
     device = job["device"]
     gpu = device.startswith("cuda")
     synchronize = torch.cuda.synchronize if gpu else lambda: None
@@ -393,12 +449,13 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
         before = _memory_now(gpu)
         _reset_peak(gpu)
         start, start_cpu = time.perf_counter(), time.process_time()
-        output = contender.run(mine)  # the first call: memory is measured here, and it warms up
-        synchronize()
+        with _within(job["call_limit"]):
+            output = contender.run(mine)  # the first call: memory is measured here, and it warms up
+            synchronize()
         wall, cpu = [time.perf_counter() - start], [time.process_time() - start_cpu]
         peak = max(_memory_peak(gpu) - before, 0)
         error = _relative_error(case, state, output, Path(job["reference"]))
-        del output
+        output = None
         if error is not None and not error <= case.tolerance:
             return {"status": "failed", "reason": f"error {error:.2g} above {case.tolerance:g}", "error": error}
         first = wall[0]
@@ -415,6 +472,11 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
             cpu.append(time.process_time() - start_cpu)
     except Exception as problem:
         return {"status": "failed", "reason": f"{type(problem).__name__}: {problem}"[:300]}
+    finally:
+        state = mine = output = None  # the next contender in this process needs the room
+        gc.collect()
+        if gpu:
+            torch.cuda.empty_cache()
     return {
         "status": "ok",
         "wall_s": statistics.median(wall),

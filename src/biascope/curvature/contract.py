@@ -173,6 +173,8 @@ def squared_cost(factor: MatrixFactor, bias: bool) -> int:
     i, k, T = z.d_in + bias, factor.k, z.positions
     pairs = T * (T + 1) // 2
     inner = (z.d_out + i) * pairs * 2 if pairs <= k * (T + TRAFFIC) else 2 * z.d_out * i
+    if pairs > k * (T + TRAFFIC) and factor.grads[0].device.type == "cpu":
+        inner = 0  # one gradient at a time
     return z.groups * (inner + i * T + k * z.d_out * T)
 
 

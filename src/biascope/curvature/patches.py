@@ -125,24 +125,25 @@ class PatchMoment:
         """[d, d] with d = c kh kw, in the weight's order; with a row and column for an input of ones if `bias`."""
         c, k = self.channels, len(self.offsets)
         d = c * k
-        A = torch.zeros(d + bias, d + bias, dtype=self.dtype, device=self.device)
-        blocks = A[:d, :d].view(c, k, c, k)
-        for (i, a), (j, b) in product(enumerate(self.offsets), enumerate(self.offsets)):
-            if b < a:
-                continue
-            shift = (b[0] - a[0], b[1] - a[1])
-            block = self.moments[self.shifts.index(shift)].clone()
-            for key in ((a[0], None), (None, a[1]), a):
-                if key in self.strips:
-                    strip, at = self.strips[key], self.strips[key].shifts.index(shift) * c
-                    block.add_(self.borders[key][:, at : at + c], alpha=strip.sign)
-            blocks[:, i, :, j] = block
-            blocks[:, j, :, i] = block.T
+        A = torch.empty(d + bias, d + bias, dtype=self.dtype, device=self.device)
+        rows = A[:d, :d].view(c, k, c, k)
+        for i, a in enumerate(self.offsets):
+            rows[:, i] = torch.stack([self._block(a, b) if b >= a else self._block(b, a).T for b in self.offsets], -1)
         if bias:
             seen = torch.stack([self._visited(a) for a in self.offsets], 1).flatten()
             A[d, :d] = A[:d, d] = seen
             A[d, d] = self.n * self.out[0] * self.out[1]
         return A
+
+    def _block(self, a: Offset, b: Offset) -> Tensor:
+        """[c, c]: the moment of two kernel offsets a <= b."""
+        c, shift = self.channels, (b[0] - a[0], b[1] - a[1])
+        block = self.moments[self.shifts.index(shift)]
+        for key in ((a[0], None), (None, a[1]), a):
+            if key in self.strips:
+                at = self.strips[key].shifts.index(shift) * c
+                block = block.add(self.borders[key][:, at : at + c], alpha=self.strips[key].sign)
+        return block
 
     def _visited(self, a: Offset) -> Tensor:
         """Sum [c] of the pixels that a kernel offset visits."""
