@@ -13,7 +13,18 @@ from torch import nn
 from biascope.errors import InputError, UnsupportedError
 from biascope.reports import make_card
 from biascope.reports.card import card_page
-from biascope.reports.panels import Panel, Subject, directional, labels, make_subject, regime
+from biascope.reports.panels import (
+    Panel,
+    Subject,
+    anatomy,
+    base,
+    directional,
+    input_geometry,
+    labels,
+    make_subject,
+    regime,
+    tangent_kernel,
+)
 from biascope.reports.panels.anatomy import layers
 from biascope.reports.panels.input_geometry import (
     by_autograd,
@@ -25,6 +36,8 @@ from biascope.reports.panels.input_geometry import (
     plan,
 )
 from biascope.reports.panels.loading import Examples, load_examples
+from biascope.reports.panels.pace import Pace
+from biascope.seeds import derive
 
 Check = Callable[[str], None]
 
@@ -125,11 +138,14 @@ def test_layers_are_counted_once_and_hooks_are_gone() -> None:
 
 
 def test_derivatives_of_a_linear_network_are_its_weights() -> None:
-    network = nn.Sequential(nn.Flatten(), nn.Linear(12, 2)).double()
-    made, x = subject(network, (3, 2, 2)), torch.randn(1, 3, 2, 2, dtype=torch.float64)
-    weight = network[1].weight[0].detach()
-    assert torch.allclose(by_autograd(made, network, x), weight)
-    assert torch.allclose(by_differences(made, network, x, chunk=5), weight, atol=1e-10)
+    """By both methods, for the same networks; and the sample does not depend on how it is cut into pieces."""
+    made = make_subject("logreg", (1, 4, 4), networks=40)  # more than one piece
+    drawn = made.initialiser().draw(derive(0, "card networks"), 0, 40)
+    (weight,) = (value[:, 0] for value in drawn.params.values() if value.dim() == 3)
+    for method in (by_autograd, by_differences):
+        pieces = list(method(made, 40))
+        assert [len(piece) for piece in pieces] == [32, 8]
+        assert torch.allclose(torch.cat(pieces), weight, atol=1e-5)
 
 
 def test_spectrum_is_the_eigenvalues_of_the_covariance() -> None:
@@ -164,10 +180,27 @@ def test_frequency_of_a_pure_wave() -> None:
     assert mine == pytest.approx(3 / 16)
 
 
-def test_the_plan_depends_on_the_network_and_not_on_the_clock() -> None:
-    assert plan(make_subject("lenet")) == ("finite differences", 256)
-    assert plan(make_subject("resnet18")) == ("autograd", 128)
+def test_the_method_depends_on_the_network_and_the_number_on_the_clock() -> None:
+    for name, method in (("lenet", "finite differences"), ("resnet18", "autograd")):
+        made = make_subject(name)
+        made._shared["pace"] = Pace(1e-5, 0.02, 1.0)
+        assert plan(made)[0] == method
+        assert plan(made)[1] >= 256
+        made._shared["pace"] = Pace(1.0, 1.0, 1.0)
+        assert plan(made) == (method, {"lenet": 8, "resnet18": 16}[name])
     assert plan(make_subject("lenet", networks=7))[1] == 7
+
+
+def test_too_small_a_sample_says_so() -> None:
+    """Eight gradients of very different lengths: eigenvalues leave the band, yet the halves share no direction."""
+    rng = torch.Generator().manual_seed(0)
+    sample = torch.randn(8, 64, dtype=torch.float64, generator=rng) * torch.tensor([9.0, 8, 1, 1, 1, 1, 1, 1])[:, None]
+    made = subject(nn.Identity(), (1, 8, 8), _shared={"gradients": (sample, "autograd")})
+    assert input_spectrum(sample).values[0] > input_spectrum(sample).band[1]
+    assert "No preferred direction can be told from 8 networks" in input_geometry.panel(made).meaning
+    ones = torch.randn(8, 64, dtype=torch.float64, generator=rng) + 5
+    made = subject(nn.Identity(), (1, 8, 8), _shared={"gradients": (ones, "autograd")})
+    assert "1 of 64 directions stand above" in input_geometry.panel(made).meaning
 
 
 def test_names_are_escaped_on_the_page() -> None:
@@ -254,15 +287,56 @@ def test_complexity_of_many_outputs_counts_the_first_ten() -> None:
     assert seen[1].complexity == pytest.approx(step * math.sqrt(10) * float(x.norm()), rel=1e-4)
     assert regime.measured_on(made, 20) == "on 20 examples and 10 of 50 outputs"
     few = Subject("linear", lambda _: nn.Linear(3, 10), (3,), data=Examples("xy", x, y))
-    assert regime.measured_on(few, 200) == "on 64 examples"
+    assert regime.measured_on(few, 64) == "on 64 examples"
 
 
-def test_complexity_of_an_expensive_network_is_measured_on_fewer_examples() -> None:
+def test_the_steps_have_as_many_examples_as_the_time_allows() -> None:
     made = make_subject("lenet")
-    made._shared["forward cost"] = 10**9
-    assert regime.responses(made, 128) == (8, 1, 1)
-    made._shared["forward cost"] = 10**8
-    assert regime.responses(made, 128) == (64, 1, 1)
+    made._shared["feature norm"] = 0.0
+    for train, want in ((1e-5, (128, 64)), (0.005, (64, 16)), (0.013, (16, 16))):
+        made._shared["pace"] = Pace(train, train, train)
+        assert regime.sizes(made) == want
+    made._shared["feature norm"] = 0.03  # a layer without a rule: norms take long, steps do not
+    made._shared["pace"] = Pace(1e-5, 1e-5, 1e-5)
+    assert regime.sizes(made) == (128, 16)
+    made._shared["pace"] = Pace(1.0, 1.0, 1.0)
+    with pytest.raises(UnsupportedError, match="would take about 28 minutes on this CPU; add --device cuda"):
+        regime.sizes(made)
+    many = make_subject("lenet", options={"outputs": 10})
+    many._shared.update({"pace": Pace(0.004, 0.004, 0.004), "feature norm": 0.0})
+    assert regime.sizes(many) == (32, 8)  # the complexity of ten outputs costs ten times as much
+
+
+def test_a_tuple_in_training_mode_and_a_failure_of_the_network_skip_one_panel(tmp_path: Path) -> None:
+    (tmp_path / "pairs.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "class Pair(nn.Module):\n"
+        "    def __init__(self): super().__init__(); self.linear = nn.Linear(4, 1)\n"
+        "    def forward(self, x):\n        y = self.linear(x)\n        return (y, y) if self.training else y\n"
+        "class Fails(Pair):\n"
+        "    def forward(self, x):\n        if self.training: raise RuntimeError('no training here')\n"
+        "        return self.linear(x)\n"
+    )
+    card = make_card(f"{tmp_path}/pairs.py:Pair", (4,), tmp_path / "c.html", networks=8)
+    assert [panel.skipped for panel in card.panels] == [False, False, True, False, True, False]
+    assert "in training mode" in card.panels[2].meaning
+    assert "returns a tuple, not a tensor: switch off what it adds" in card.panels[2].meaning
+    with pytest.warns(UserWarning, match="no training here"):
+        card = make_card(f"{tmp_path}/pairs.py:Fails", (4,), tmp_path / "c.html", networks=8)
+    assert card.panels[2].meaning == "Skipped: this network cannot be shown here (RuntimeError: no training here)"
+
+
+def test_a_network_too_large_for_the_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_subject("lenet", networks=8)
+    monkeypatch.setattr(base, "free_memory", lambda _: 4 * 2**20)
+    for panel in (tangent_kernel.panel, regime.panel):
+        with pytest.raises(
+            UnsupportedError, match="60,941 parameters need about 0.0043 GiB of memory, and 0.0039 GiB are free"
+        ):
+            panel(made)
+    shown = "".join(map(str, anatomy.panel(made).blocks))
+    assert "No table of layer rules" in shown
+    assert "classifier.fc1" in shown  # the layers are there all the same
 
 
 class Breaks(nn.Module):
@@ -290,13 +364,16 @@ def test_a_descent_that_overflows_shows_what_came_before() -> None:
         descend(0.01)
 
 
-def test_large_networks_get_fewer_examples_and_the_largest_none() -> None:
-    assert regime.affordable(make_subject("lenet")) == 128
-    assert regime.affordable(make_subject("vit")) < 128
-    with pytest.raises(UnsupportedError, match="--device cuda"):
-        regime.affordable(make_subject("resnet18"))
-    with pytest.raises(UnsupportedError, match="--device cuda"):
-        directional.panel(make_subject("resnet18"))
+def test_a_slow_network_gets_fewer_inputs_and_no_trainings() -> None:
+    made = make_subject("logreg", (1, 4, 4), networks=8)
+    assert tangent_kernel.samples(made) == 64
+    made._shared["pace"] = Pace(0.5, 0.5, 0.5)
+    assert tangent_kernel.samples(made) == 8
+    with pytest.raises(UnsupportedError, match=r"9 small trainings would take about 12 hours on this CPU; add --dev"):
+        directional.panel(made)
+    assert labels.sizes(make_subject("logreg", (1, 4, 4))) == (128, 64)
+    with pytest.raises(UnsupportedError, match="on this CPU"):
+        labels.sizes(made)
 
 
 def test_directions_run_from_the_first_to_outside_the_sample() -> None:

@@ -3,12 +3,16 @@
 import re
 import sys
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import biascope
+from biascope.ensembles.evaluate import arithmetic
 from biascope.errors import BiascopeError
 from biascope.progress import progress
 from biascope.reports import figures
@@ -54,7 +58,7 @@ def make_card(
         out: the HTML file; `runs/card-NAME.html` by default.
         seed: seed of everything random on the page.
         device: where the networks are evaluated.
-        networks: how many random initialisations to average over; None: what half a minute allows.
+        networks: how many random initialisations to average over; None: what the time allows, by a short pilot.
         panels: the panels, in order.
         weights: a state dict (safetensors, or from `torch.save`), to show the trained network beside the fresh one.
         data: a data set's name ("cifar10") or a file with x and y; its inputs and labels are used where they matter.
@@ -69,7 +73,8 @@ def make_card(
     figures.require_matplotlib()  # say so now, not after the computation
     begin = time.perf_counter()
     subject = make_subject(spec, input_shape, seed, device, networks, weights, data, options)
-    made = tuple(_safely(panel, subject) for panel in progress(panels, "panels"))
+    with arithmetic(torch.device(device), "float32"):  # torch's own default on a GPU is tf32 in convolutions
+        made = tuple(_safely(panel, subject) for panel in progress(panels, "panels"))
     seconds = time.perf_counter() - begin
     path = Path(out) if out is not None else Path("runs") / f"card-{slug(spec)}.html"
     write_text(path, card_page(subject, made, seconds, weights))
@@ -91,6 +96,7 @@ def card_page(subject: Subject, panels: Sequence[Panel], seconds: float, weights
     shape = " × ".join(str(size) for size in subject.input_shape)
     footer = (
         f"biascope {biascope.__version__}, seed {subject.seed}, {seconds:.1f} s on {device_name(subject.device)}. "
+        "How many networks and examples each panel uses was chosen by timing the network here; each panel says it. "
         "This page needs no network and holds its own data."
     )
     subtitle = f"Bias card: what this architecture is inclined to learn, before it has seen any data. Inputs {shape}."
@@ -111,8 +117,13 @@ def panel_section(panel: Panel) -> Html:
 
 def _safely(panel: PanelFunction, subject: Subject) -> Panel:
     """A panel that cannot be made for this network says why, and the others still appear."""
+    title = str(getattr(sys.modules[panel.__module__], "TITLE", panel.__module__.rsplit(".", 1)[-1]))
     try:
         return panel(subject)
     except BiascopeError as error:
-        title = str(getattr(sys.modules[panel.__module__], "TITLE", panel.__module__.rsplit(".", 1)[-1]))
         return Panel(title, "", f"Skipped: {error}", skipped=True)
+    except Exception as error:  # what a network of yours does in training mode or under autograd is not ours to know
+        first = str(error).splitlines()[0] if str(error) else ""
+        said = f"{type(error).__name__}: {first}"
+        warnings.warn(f"{subject.name}, panel {title!r}: {said}", stacklevel=2)
+        return Panel(title, "", f"Skipped: this network cannot be shown here ({said})", skipped=True)

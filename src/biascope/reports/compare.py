@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 import biascope
+from biascope.ensembles.evaluate import arithmetic
 from biascope.errors import InputError
 from biascope.progress import progress
 from biascope.reports import figures
@@ -31,7 +32,7 @@ from biascope.reports.panels.input_geometry import (
     input_spectrum,
     mean_frequency,
 )
-from biascope.reports.panels.tangent_kernel import SAMPLES, KernelFacts, kernel_facts
+from biascope.reports.panels.tangent_kernel import KernelFacts, kernel_facts, samples
 from biascope.studies.environment import device_name
 from biascope.studies.files import write_text
 
@@ -87,7 +88,8 @@ def make_compare(
     first = make_subject(specs[0], input_shape, seed, device, networks, options=options)
     rest = [make_subject(spec, first.input_shape, seed, device, networks, options=options) for spec in specs[1:]]
     names = unique([subject.name for subject in (first, *rest)])
-    found = [_measure(subject) for subject in progress([first, *rest], "networks")]
+    with arithmetic(torch.device(device), "float32"):
+        found = _measure([first, *rest])
     matrix = overlap_matrix([one.halves for one in found])
     meaning = _meaning(names, matrix, len(found[0].halves[0]), found[0].spectrum.dimension)
     seconds = time.perf_counter() - begin
@@ -144,13 +146,18 @@ def corrected(matrix: np.ndarray[Any, Any], chance: float) -> np.ndarray[Any, An
     return np.asarray((matrix - chance) / np.sqrt(np.outer(own, own)))
 
 
-def _measure(subject: Subject) -> _One:
-    sample, _ = gradients(subject)
-    k = max(1, min(COMPARED, len(sample) // 4, sample.shape[1] // 4))
-    one, two = (torch.linalg.svd(half, full_matrices=False).Vh[:k] for half in (sample[::2], sample[1::2]))
-    kernel = kernel_facts(subject.build(0), subject.inputs(SAMPLES))
-    parameters = sum(p.numel() for p in subject.build(0).parameters())
-    return _One(subject, input_spectrum(sample), (one, two), kernel, parameters)
+def _measure(subjects: Sequence[Subject]) -> list[_One]:
+    """Every network, with spans and kernels of one size: what the one with the smallest sample allows."""
+    sampled = [gradients(subject)[0] for subject in progress(subjects, "networks")]
+    k = max(1, min(COMPARED, *(min(len(sample), sample.shape[1]) // 4 for sample in sampled)))
+    n = min(samples(subject) for subject in subjects)
+    found = []
+    for subject, sample in zip(subjects, sampled):
+        one, two = (torch.linalg.svd(half, full_matrices=False).Vh[:k] for half in (sample[::2], sample[1::2]))
+        kernel = kernel_facts(subject.network, subject.inputs(n))
+        parameters = sum(p.numel() for p in subject.network.parameters())
+        found.append(_One(subject, input_spectrum(sample), (one, two), kernel, parameters))
+    return found
 
 
 def _meaning(names: list[str], matrix: np.ndarray[Any, Any], k: int, dimension: int) -> str:

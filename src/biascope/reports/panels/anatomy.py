@@ -5,7 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from biascope.reports.html import Html, table
+import biascope
+from biascope.errors import UnsupportedError
+from biascope.reports.html import Html, table, tag
 from biascope.reports.panels.base import Panel, Subject
 from biascope.reports.study_page import fact_list
 
@@ -14,7 +16,7 @@ TITLE = "Anatomy"
 
 def panel(subject: Subject) -> Panel:
     """Parameters and layers in the order they are called."""
-    network = subject.build(0)
+    network = subject.network
     rows = layers(network, subject.inputs(2))
     total = sum(parameter.numel() for parameter in network.parameters())
     heaviest = max(rows, key=lambda row: row[3], default=None)
@@ -63,8 +65,10 @@ def layers(network: nn.Module, x: Tensor) -> list[tuple[str, str, str, int]]:
 
 def coverage(subject: Subject, network: nn.Module) -> Html:
     """The table of `Jacobian.coverage()`: which rule handles each parameter."""
-    import biascope
-
+    try:
+        subject.check_memory()
+    except UnsupportedError as error:
+        return tag("p", f"No table of layer rules: {error}.", class_="note")
     report = biascope.Jacobian(network, subject.inputs(2)).coverage()
     rows = [(row.parameter, row.handled_by, row.why) for row in report.rows]
     return table(["parameter", "rule", "why"], rows, "coverage", limit=60, fold=True)

@@ -1,7 +1,7 @@
 """What a panel of the bias card gets (a `Subject`) and gives (a `Panel`)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -9,13 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from biascope.errors import BiascopeError, InputError
+from biascope.ensembles import Initialiser, record
+from biascope.errors import BiascopeError, InputError, UnsupportedError
+from biascope.memory import free_memory
 from biascope.reports.html import Html
 from biascope.reports.panels import sources
 from biascope.reports.panels.loading import Examples, load_examples, load_state, put_weights
+from biascope.reports.panels.pace import Pace, measure
 from biascope.seeds import derive, generator
 
 T = TypeVar("T")
+RULE_BYTES = 76  # per parameter while the layer rules are checked: measured on 268 million parameters
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class Subject:
     input_shape: tuple[int, ...]
     seed: int = 0
     device: str = "cpu"
-    networks: int | None = None  # how many initialisations; None: as many as fit into about half a minute
+    networks: int | None = None  # how many initialisations; None: what the time allows
     factory: sources.Factory | None = None  # builds one network from the global random state, for ensembles
     trained: nn.Module | None = None  # with the weights that were given
     data: Examples | None = None
@@ -51,13 +55,39 @@ class Subject:
             self._shared[name] = make()
         return self._shared[name]  # type: ignore[no-any-return]
 
+    @property
+    def network(self) -> nn.Module:
+        """Network 0, built once and shared: copy it before you change it."""
+        return self.once("network", lambda: self.build(0))
+
+    def initialiser(self) -> Initialiser:
+        """How the factory draws its networks, so that many are drawn at once and on the device."""
+        if self.factory is None:
+            raise UnsupportedError("this panel needs a factory that can be called again")
+        factory = self.factory
+        return self.once("initialiser", lambda: record(factory))
+
+    def pace(self) -> Pace:
+        """How fast the network is on this device, by a pilot of about a second."""
+        return self.once("pace", lambda: measure(self.network, self.inputs(64)))
+
+    def check_memory(self) -> None:
+        """Refuse what needs the layer rules where there is no room to check them against autograd in float64."""
+        parameters = sum(p.numel() for p in self.network.parameters())
+        need, free = RULE_BYTES * parameters, free_memory(torch.device(self.device))
+        if need > 0.8 * free:
+            raise UnsupportedError(
+                f"the tangent features of {parameters:,} parameters need about {need / 2**30:.2g} GiB of memory, and "
+                f"{free / 2**30:.2g} GiB are free"
+            )
+
     def forward_cost(self) -> int:
         """Floating-point operations of one forward pass of one example."""
 
         def count() -> int:
             counter = FlopCounterMode(display=False)
             with counter, torch.no_grad():
-                first_output(self, self.build(0), self.inputs(1))
+                first_output(self, self.network, self.inputs(1))
             return max(int(counter.get_total_flops()), 1)
 
         return self.once("forward cost", count)
@@ -122,8 +152,7 @@ def make_subject(
     _try(subject)
     if weights is None:
         return subject
-    trained = put_weights(build(0), load_state(weights), weights)
-    return Subject(spec, build, shape, seed, device, networks, factory, trained, examples)
+    return replace(subject, trained=put_weights(build(0), load_state(weights), weights))
 
 
 def first_output(subject: Subject, network: nn.Module, x: Tensor) -> Tensor:
@@ -152,7 +181,7 @@ def _try(subject: Subject) -> None:
     x = subject.inputs(2)
     try:
         with torch.no_grad():
-            first_output(subject, subject.build(0), x)
+            first_output(subject, subject.network, x)
     except BiascopeError:
         raise
     except Exception as error:

@@ -4,7 +4,9 @@ v runs from the first anisotropy direction of the panel above to directions the 
 purpose (512 examples, 16 epochs, noise 0.5): the card shows the order, the study nad/fig6 the published setting.
 """
 
+import copy
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from biascope.reports import figures
 from biascope.reports.html import Html, figure, table
 from biascope.reports.panels import input_geometry
 from biascope.reports.panels.base import Panel, Subject, all_outputs
+from biascope.reports.panels.pace import in_words
 from biascope.reports.study_page import fact_list
 from biascope.seeds import derive, generator
 from biascope.studies import Estimate
@@ -29,15 +32,16 @@ READ = (
     "from few examples."
 )
 EXAMPLES, TESTED, EPOCHS, BATCH, LR, SIGMA, SEEDS = 512, 512, 16, 128, 0.5, 0.5, 3
-CPU_BUDGET, GPU_BUDGET = 8 * 10**11, 10**15  # floating-point operations of all trainings
+CPU_SECONDS, GPU_SECONDS = 30.0, 60.0  # at the pace of single steps; captured graphs are several times faster
 
 
 def panel(subject: Subject) -> Panel:
     """Test accuracy on D(v) against the index of v among the anisotropy directions."""
-    _affordable(subject)
     sample, _ = subject.once("gradients", lambda: input_geometry.gradients(subject))
     spectrum = subject.once("input spectrum", lambda: input_geometry.input_spectrum(sample))
     chosen = directions(spectrum, subject)
+    _affordable(subject, len(chosen))
+    _trainable(subject)
     accuracy = train(subject, [v for _, _, v in chosen])
     estimates = [Estimate.of([float(value) for value in row]) for row in accuracy]
     rows = [
@@ -74,44 +78,66 @@ def directions(spectrum: input_geometry.InputSpectrum, subject: Subject) -> list
 
 def train(subject: Subject, chosen: list[Tensor]) -> Tensor:
     """Test accuracy [directions, seeds] of fresh networks."""
-    assert subject.factory is not None
-    tasks: list[tuple[Tensor, Tensor]] = []
-    test: list[tuple[Tensor, Tensor]] = []
-    for i, v in enumerate(chosen):
-        for k in range(SEEDS):
-            for into, n, what in ((tasks, EXAMPLES, "train"), (test, TESTED, "test")):
-                made = data.directional(v, n, sigma=SIGMA, seed=derive(subject.seed, "D(v)", what, i, k))
-                into.append((made.x, made.y))
-    one = all_outputs(subject, subject.build(0), subject.inputs(1)).shape[1] == 1
+    outputs = all_outputs(subject, subject.network, subject.inputs(1)).shape[1]
     done = train_ensemble(
-        subject.factory,
-        tasks,
-        test=test,
+        subject.initialiser(),
+        Tasks(chosen, EXAMPLES, subject.seed, "train"),
+        test=Tasks(chosen, TESTED, subject.seed, "test"),
         epochs=EPOCHS,
         batch_size=BATCH,
         lr=LR,
-        loss="bce" if one else "cross-entropy",
+        loss="bce" if outputs == 1 else "cross-entropy",
         seed=derive(subject.seed, "card trainings") % 2**31,
         device=subject.device,
         engine="auto" if subject.on_gpu else "loop",
+        precision="tf32" if subject.on_gpu else "float32",
         keep=False,
     )
     return done.test_accuracy.reshape(len(chosen), SEEDS)
+
+
+class Tasks(Sequence[tuple[Tensor, Tensor]]):
+    """D(v) for every direction and seed, drawn when asked for: for large images all at once would fill the memory.
+
+    Example:
+        >>> x, y = Tasks([torch.ones(2)], 4, 0, "train")[0]
+        >>> x.shape, y.tolist()
+        (torch.Size([4, 2]), [0, 1, 0, 1])
+    """
+
+    def __init__(self, chosen: list[Tensor], n: int, seed: int, what: str) -> None:
+        self.chosen, self.n, self.seed, self.what = chosen, n, seed, what
+
+    def __len__(self) -> int:
+        return len(self.chosen) * SEEDS
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        i, k = divmod(index, SEEDS)
+        made = data.directional(self.chosen[i], self.n, sigma=SIGMA, seed=derive(self.seed, "D(v)", self.what, i, k))
+        return made.x, made.y
 
 
 def _percent(estimate: Estimate) -> str:
     return f"{estimate.value:.0%} ± {estimate.standard_error or 0:.1%}"
 
 
-def _affordable(subject: Subject) -> None:
-    if subject.factory is None:
-        raise UnsupportedError("this panel needs a factory that can be called again")
-    about = 8 * SEEDS * EPOCHS * EXAMPLES * 3 * subject.forward_cost()
-    budget = GPU_BUDGET if subject.on_gpu else CPU_BUDGET
-    if about > budget:
-        where = "even on this GPU" if subject.on_gpu else "on a CPU; add --device cuda"
+def _affordable(subject: Subject, directions: int) -> None:
+    pace, trainings = subject.pace(), directions * SEEDS
+    seconds = trainings * (EPOCHS * EXAMPLES * pace.train + (EXAMPLES + TESTED) * pace.evaluate)
+    if seconds > (GPU_SECONDS if subject.on_gpu else CPU_SECONDS):
+        where = "on this GPU" if subject.on_gpu else "on this CPU; add --device cuda"
+        raise UnsupportedError(f"{trainings} small trainings would take about {in_words(seconds)} {where}")
+
+
+def _trainable(subject: Subject) -> None:
+    """Some networks return more in training mode, e.g. the logits of auxiliary heads."""
+    network = copy.deepcopy(subject.network).train()
+    with torch.no_grad(), torch.random.fork_rng([subject.device] if subject.on_gpu else []):  # dropout draws
+        found = network(subject.inputs(2))
+    if not isinstance(found, Tensor):
         raise UnsupportedError(
-            f"{8 * SEEDS} small trainings would take about {about / 1e12:.3g} Tflop, too long {where}"
+            f"in training mode {subject.name} returns a {type(found).__name__}, not a tensor: switch off what it adds "
+            "(for torchvision --set aux_logits=False), or wrap it so that it returns one tensor"
         )
 
 
@@ -120,15 +146,15 @@ def _meaning(rows: list[tuple[str, int, float, float, int]], accuracy: Tensor) -
     gap = float(first.mean() - last.mean())
     error = math.sqrt(float(first.var() + last.var()) / SEEDS)
     text = f"From the first direction to the last the accuracy goes from {rows[0][2]:.0%} to {rows[-1][2]:.0%}"
-    if gap > 2 * error and gap > 0.05:
+    if max(row[2] for row in rows) < 0.6:
+        return f"{text}: it learned none of them in so short a training, so nothing can be said."
+    if abs(gap) <= max(2 * error, 0.05):
+        return f"{text}: the direction makes no difference that these trainings can show."
+    if gap > 0:
         text += ": what the network prefers at initialisation is what it learns from few examples"
-    elif max(row[2] for row in rows) < 0.6:
-        text += ": it learned none of them in so short a training, so nothing can be said"
-    elif gap < -2 * error and gap < -0.05:
-        text += ": the less preferred direction is learned better, so the preference does not decide here"
     else:
-        text += ": the direction makes no difference that these trainings can show"
-    if len(rows) < 4 or len({row[2] for row in rows}) == 1:  # too few to order, or nothing to order
+        text += ": the less preferred direction is learned better, so the preference does not decide here"
+    if len(rows) < 4:  # too few to order
         return f"{text}."
     order = float(stats.spearmanr([-row[1] for row in rows], [row[2] for row in rows]).statistic)
     return f"{text} (rank correlation of preference and accuracy {order:.2f} over {len(rows)} directions)."

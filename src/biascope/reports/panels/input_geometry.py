@@ -8,28 +8,33 @@ still spread: between the Marchenko-Pastur edges (1 -+ sqrt(D/T))^2 around their
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from biascope.ensembles import input_gradients
 from biascope.errors import InputError
+from biascope.geometry.gradients import Sampler
 from biascope.progress import progress
 from biascope.reports import figures
 from biascope.reports.html import Html, figure, image, join, table, tag
-from biascope.reports.panels.base import Panel, Subject, first_output
+from biascope.reports.panels.base import Panel, Subject
+from biascope.reports.panels.pace import largest_within, timed
 from biascope.reports.study_page import fact_list
-from biascope.seeds import generator
+from biascope.seeds import derive, generator
 from biascope.studies import Estimate
 
 SHOWN = 24
 CORNER = 128  # rows and columns of G in the picture
 STEP = 100.0  # of the finite differences, as in the paper
 ENOUGH = 64  # networks for which finite differences must be affordable
-CPU_BUDGET, GPU_BUDGET = 500 * 10**9, 10**14  # floating-point operations: well under a minute each
+CPU_OPERATIONS, GPU_OPERATIONS = 500 * 10**9, 10**15  # that many networks may take; else autograd
+CPU_SECONDS, GPU_SECONDS = 20.0, 10.0  # for all networks
+COUNTS = (8, 16, 32, 64, 128, 256, 512, 1024)
 TITLE = "What the input sees"
 READ = (
     "Each picture is a direction of the input, in pixels (left) and in frequency (right, slow variation central); "
@@ -56,36 +61,20 @@ class InputSpectrum:
         return (1 - ratio) ** 2, (1 + ratio) ** 2
 
 
-def by_autograd(subject: Subject, network: nn.Module, x: Tensor) -> Tensor:
-    """The gradient of the first output at x [1, *shape], flat [D]."""
-    x = x.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(first_output(subject, network, x).sum(), x)
-    return gradient.flatten()
-
-
-@torch.no_grad()
-def by_differences(subject: Subject, network: nn.Module, x: Tensor, chunk: int = 512) -> Tensor:
-    """Central differences of step `STEP` along every input coordinate at x [1, *shape], flat [D]."""
-    flat = x.flatten()
-    parts = []
-    for start in range(0, flat.numel(), chunk):
-        move = torch.zeros(min(chunk, flat.numel() - start), flat.numel(), device=x.device)
-        rows = torch.arange(len(move), device=x.device)
-        move[rows, rows + start] = STEP
-        both = torch.cat([flat + move, flat - move]).reshape(-1, *subject.input_shape)
-        ahead, behind = first_output(subject, network, both).chunk(2)
-        parts.append((ahead - behind) / (2 * STEP))
-    return torch.cat(parts)
-
-
 def plan(subject: Subject) -> tuple[str, int]:
-    """Method and number of networks within the budget of operations: the same on every machine, unlike a stopwatch."""
-    forward = subject.forward_cost()
-    budget = GPU_BUDGET if subject.on_gpu else CPU_BUDGET
-    differences, autograd = budget // (2 * math.prod(subject.input_shape) * forward), budget // (3 * forward)
-    name, affordable = ("finite differences", differences) if differences >= ENOUGH else ("autograd", autograd)
-    default = max(count for count in (32, 64, 128, 256, 512, 1024) if count <= max(32, affordable))
-    return name, subject.networks or default
+    """Method and number of networks: the method follows from operations, the same on every machine of a kind, the
+    number from the seconds that one network takes here.
+    """
+    operations = GPU_OPERATIONS if subject.on_gpu else CPU_OPERATIONS
+    inputs = 2 * math.prod(subject.input_shape)
+    differences = ENOUGH * inputs * subject.forward_cost() <= operations
+    method = "finite differences" if differences else "autograd"
+    if subject.networks is not None:
+        return method, subject.networks
+    initialiser, device, pace = subject.initialiser(), torch.device(subject.device), subject.pace()
+    draw = timed(lambda: initialiser.draw(subject.seed, 0, initialiser.block, device), device) / initialiser.block
+    each = draw + (inputs * pace.evaluate if differences else pace.gradient)
+    return method, largest_within(GPU_SECONDS if subject.on_gpu else CPU_SECONDS, each, COUNTS)
 
 
 def gradients(subject: Subject) -> tuple[Tensor, str]:
@@ -93,19 +82,57 @@ def gradients(subject: Subject) -> tuple[Tensor, str]:
 
     Finite differences where enough networks are affordable, since they are what the paper found to work; else autograd.
     """
-    rng = generator(subject.seed, "card gradients")
-    x = torch.randn(1, *subject.input_shape, generator=rng).to(subject.device)
+    method, total = plan(subject)
+    pieces = by_differences(subject, total) if method == "finite differences" else by_autograd(subject, total)
+    return torch.cat([rows.cpu().double() for rows in pieces]), method
 
-    def fresh(i: int) -> Tensor:  # autograd sees only the linear piece around x, so every network gets its own
-        return torch.randn(1, *subject.input_shape, generator=generator(subject.seed, "x", i)).to(subject.device)
 
-    methods: dict[str, Callable[[int], Tensor]] = {
-        "finite differences": lambda i: by_differences(subject, subject.build(i), x),
-        "autograd": lambda i: by_autograd(subject, subject.build(i), fresh(i)),
-    }
-    name, total = plan(subject)
-    rows = [methods[name](i).detach().cpu().double() for i in progress(range(total), "random networks")]
-    return torch.stack(rows), name
+def by_differences(subject: Subject, total: int) -> Iterator[Tensor]:
+    """Central differences of step `STEP` along every input coordinate at one point, for all networks: pieces [t, D]."""
+    x = torch.randn(subject.input_shape, generator=generator(subject.seed, "card gradients")).to(subject.device)
+    sampler = Sampler(
+        subject.initialiser(),
+        x,
+        derive(subject.seed, "card networks"),
+        method="finite-difference",
+        step=STEP,
+        device=x.device,
+        dtype=None,
+        scalarise=_first,
+        precision="float32",
+        max_memory=None,
+        head=None,
+        head_variance=0.0,
+    )
+    if subject.on_gpu:  # it makes the pieces large, so that one captured graph serves many networks
+        for _, rows in progress(sampler.chunks(0, total), "random networks"):
+            yield rows[:, 0]
+        return
+    for start, stop in progress(_pieces(subject, total), "random networks"):
+        yield sampler.rows(start, stop)[:, 0]
+
+
+def by_autograd(subject: Subject, total: int) -> Iterator[Tensor]:
+    """Exact gradients, pieces [t, D]; they see only the linear piece around x, so every network gets its own x."""
+    initialiser, seed = subject.initialiser(), derive(subject.seed, "card networks")
+    for start, stop in progress(_pieces(subject, total), "random networks"):
+        networks = initialiser.draw(seed, start, stop, subject.device)
+        shape = (1, *subject.input_shape)
+        x = torch.stack([torch.randn(shape, generator=generator(subject.seed, "x", i)) for i in range(start, stop)])
+        # no choosing of an engine: on so few inputs the trial would take longer than the work
+        found = input_gradients(networks, x, per_network=True, scalarise=_first, engine="loop")
+        yield found.flatten(1)
+
+
+def _pieces(subject: Subject, total: int) -> list[tuple[int, int]]:
+    """Networks from, to: as many at a time as fit into a gigabyte, at most 32 so that progress is seen."""
+    own = 4 * sum(p.numel() for p in subject.network.parameters())
+    size = max(1, min(32, 2**30 // max(1, own)))
+    return [(start, min(start + size, total)) for start in range(0, total, size)]
+
+
+def _first(out: Tensor) -> Tensor:
+    return out[:, 0]
 
 
 def input_spectrum(sample: Tensor) -> InputSpectrum:
@@ -175,7 +202,7 @@ def panel(subject: Subject) -> Panel:
     share = spectrum.values / spectrum.dimension
     rank = float(np.exp(-(share[share > 0] * np.log(share[share > 0])).sum()))
     facts: list[tuple[str, object]] = [
-        ("Networks sampled", spectrum.n),
+        ("Networks sampled", f"{spectrum.n}, {'as asked' if subject.networks else 'what the time allowed'}"),
         ("Derivative", method),
         ("Above the band", above),
         ("Effective rank", f"{rank:.0f} of {min(spectrum.dimension, spectrum.n)}"),
@@ -213,6 +240,13 @@ def _meaning(subject: Subject, spectrum: InputSpectrum, above: int, first: Estim
         return (
             f"No direction stands out: every eigenvalue is below {high:.2f} times the mean, "
             f"where {spectrum.n} samples of an isotropic network would lie."
+        )
+    if first.value - 2 * (first.standard_error or 0.0) <= 1:
+        more = f" Try --networks {4 * spectrum.n}." if spectrum.n < spectrum.dimension else ""
+        return (
+            f"No preferred direction can be told from {spectrum.n} networks: {above} eigenvalues lie above the band, "
+            f"but what one half of the networks prefers, the other half does not (squared response along its first "
+            f"direction {first} times the average).{more}"
         )
     text = (
         f"{above} of {spectrum.dimension} directions stand above what chance would give; the squared "

@@ -7,6 +7,7 @@ from biascope.kernels import LabelAlignment, label_alignment
 from biascope.reports import figures
 from biascope.reports.html import Html, figure, table, tag
 from biascope.reports.panels.base import Panel, Subject, all_outputs
+from biascope.reports.panels.pace import in_words
 from biascope.reports.study_page import fact_list
 
 TITLE = "Alignment with the labels"
@@ -14,14 +15,15 @@ READ = (
     "How much of the tangent kernel points at the labels (centred kernel alignment, 0 to 1), in all and for the "
     "kernel of each layer: an aligned layer moves the outputs where the labels want them."
 )
-SAMPLES, SKETCH = 128, 64
+SIZES = ((128, 64), (128, 32), (64, 32), (64, 16), (32, 16), (32, 8), (16, 8))  # examples and probes
+SECONDS = 20.0
 
 
 def panel(subject: Subject) -> Panel:
     """Centred alignment of labels and kernel at initialisation and at the given weights, by layer."""
     if subject.data is None:
         raise UnsupportedError("there are no labels; add --data cifar10 (or mnist, digits, a file with x and y)")
-    found = {"initialisation": measure(subject, subject.build(0))}
+    found = {"initialisation": measure(subject, subject.network)}
     if subject.trained is not None:
         found["given weights"] = measure(subject, subject.trained)
     facts: list[tuple[str, object]] = [("Examples", f"{next(iter(found.values())).samples} of {subject.data.name}")]
@@ -36,10 +38,21 @@ def panel(subject: Subject) -> Panel:
     return Panel(TITLE, READ, _meaning(found), [fact_list(facts), tag("div", _figure(found)), numbers])
 
 
+def sizes(subject: Subject) -> tuple[int, int]:
+    """Examples and probes that the time allows: a probe takes as long as 1.2 steps of training on the examples."""
+    for n, probes in SIZES:
+        seconds = 1.2 * n * (probes + 1) * subject.pace().train
+        if seconds <= SECONDS:
+            return n, probes
+    where = "on this GPU" if subject.on_gpu else "on this CPU; add --device cuda"
+    raise UnsupportedError(f"the alignment of {n} examples would take about {in_words(seconds)} {where}")
+
+
 def measure(subject: Subject, network: nn.Module) -> LabelAlignment:
     """By layer, on the first examples of the data; classes become one column per output."""
     assert subject.data is not None
-    x = subject.inputs(SAMPLES)
+    n, probes = sizes(subject)
+    x = subject.inputs(n)
     y = subject.data.y[: len(x)].to(x.device)
     outputs = all_outputs(subject, network, x[:2]).shape[1]
     if outputs == 1:
@@ -50,7 +63,7 @@ def measure(subject: Subject, network: nn.Module) -> LabelAlignment:
         raise UnsupportedError(f"{subject.name} has {outputs} outputs and the data {subject.data.classes} classes")
     else:
         target = nn.functional.one_hot(y, outputs).to(x.dtype)
-    return label_alignment(network, x, target, sketch=SKETCH, seed=subject.seed, by_layer=True)
+    return label_alignment(network, x, target, sketch=probes, seed=subject.seed, by_layer=True)
 
 
 def _meaning(found: dict[str, LabelAlignment]) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from biascope import data
-from biascope.curvature.complexity import PathComplexity
+from biascope.curvature.complexity import PathComplexity, feature_norm
 from biascope.errors import BiascopeError, UnsupportedError
 from biascope.linearize import taylor_residual
 from biascope.progress import progress
@@ -21,6 +21,7 @@ from biascope.reports import figures
 from biascope.reports.html import Html, figure, join, table, tag
 from biascope.reports.panels import input_geometry
 from biascope.reports.panels.base import Panel, Subject, all_outputs
+from biascope.reports.panels.pace import in_words, timed
 from biascope.reports.panels.tangent_kernel import kernel_facts
 from biascope.reports.study_page import fact_list
 from biascope.seeds import derive
@@ -31,9 +32,9 @@ READ = (
     "pattern (signs near 100 %); beyond a residual of about 1 the tangent model says nothing. The complexity sums "
     "the length of each step, weighted by how strongly the outputs respond."
 )
-EXAMPLES, SEEN = 128, (1, 2, 4, 8, 16, 32)
-RESPONSES, OUTPUTS = 64, 10  # the complexity: on at most so many examples and outputs (each a backward pass)
-CPU_BUDGET = 3 * 10**12
+EXAMPLES, SEEN = (128, 64, 32, 16), (1, 2, 4, 8, 16, 32)
+RESPONSES, OUTPUTS = (64, 32, 16, 8), 10  # the complexity: on so many examples and at most so many outputs
+SECONDS = 30.0  # for all steps; it decides how many examples they have
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,11 @@ class Seen:
 
 def panel(subject: Subject) -> Panel:
     """Taylor residual, sign similarity and complexity over the first steps."""
-    x, y, task = examples(subject, affordable(subject))
-    seen, lr = train(subject, x, y)
+    subject.check_memory()
+    n, responses = sizes(subject)
+    x, y, task = examples(subject, n)
+    responses = min(responses, len(x))  # the data may have fewer
+    seen, lr = train(subject, x, y, responses)
     last = seen[-1]
     facts: list[tuple[str, object]] = [
         ("Task", f"{len(x)} of {task}"),
@@ -58,7 +62,7 @@ def panel(subject: Subject) -> Panel:
         ("Loss", f"{seen[0].loss:.3g} to {last.loss:.3g}"),
         ("Residual", f"{last.residual:.2g}"),
         ("Signs kept", "no activations" if math.isnan(last.signs) else f"{last.signs:.1%}"),
-        ("Complexity", f"{last.complexity:.3g}, {measured_on(subject, len(x))}"),
+        ("Complexity", f"{last.complexity:.3g}, {measured_on(subject, responses)}"),
     ]
     rows = [(s.step, s.loss, s.residual, s.signs, s.complexity) for s in seen]
     header = ["step", "loss", "Taylor residual", "signs kept", "complexity"]
@@ -67,15 +71,45 @@ def panel(subject: Subject) -> Panel:
     return Panel(TITLE, READ, _meaning(seen), [fact_list(facts), columns, numbers])
 
 
-def affordable(subject: Subject) -> int:
-    """How many examples the steps can have: 128, or 64 or 32 for a large network on a CPU."""
-    for n in (EXAMPLES, EXAMPLES // 2, EXAMPLES // 4):
-        if subject.on_gpu or n * 40 * 6 * subject.forward_cost() <= CPU_BUDGET:
-            return n
-    raise UnsupportedError("the steps would take too long on a CPU; add --device cuda")
+def sizes(subject: Subject) -> tuple[int, int]:
+    """Examples of the steps, and examples on which the complexity is measured: what the time allows.
+
+    In units of a training step on one example: a step takes 1.4, a kernel 3, a Taylor residual with its signs 5 (each
+    measured on networks from LeNet to DenseNet-121). A feature norm takes 1.7 per output where all layers have a rule,
+    and far longer where autograd must help out, so it is timed.
+    """
+    train, steps = subject.pace().train, SEEN[-1]
+    quick = 1.7 * min(output_count(subject), OUTPUTS) * train
+
+    def seconds(n: int, responses: int, norm: float) -> float:
+        return n * train * (1.4 * steps + 3 + 5 * len(SEEN)) + steps * responses * norm
+
+    least = seconds(EXAMPLES[-1], RESPONSES[-1], quick)
+    if least <= SECONDS:
+        norm = max(quick, subject.once("feature norm", lambda: norm_seconds(subject)))
+        for n in EXAMPLES:
+            for responses in RESPONSES:
+                if responses <= n and seconds(n, responses, norm) <= SECONDS:
+                    return n, responses
+        least = seconds(EXAMPLES[-1], RESPONSES[-1], norm)
+    where = "on this GPU" if subject.on_gpu else "on this CPU; add --device cuda"
+    raise UnsupportedError(f"{steps} steps on {EXAMPLES[-1]} examples would take about {in_words(least)} {where}")
 
 
-def examples(subject: Subject, n: int = EXAMPLES) -> tuple[Tensor, Tensor, str]:
+def norm_seconds(subject: Subject) -> float:
+    """Seconds of a feature norm, per example."""
+    head, x = FirstOutputs(subject.network), subject.inputs(4)
+    feature_norm(head, x)  # the first call finds out how each layer is handled
+    return timed(lambda: feature_norm(head, x), x.device) / len(x)
+
+
+def output_count(subject: Subject) -> int:
+    """How many outputs the network has."""
+    with torch.no_grad():
+        return subject.once("outputs", lambda: all_outputs(subject, subject.network, subject.inputs(1)).shape[1])
+
+
+def examples(subject: Subject, n: int) -> tuple[Tensor, Tensor, str]:
     """n inputs, classes and the name of the task: the data, or D(v) along the first anisotropy direction."""
     if subject.data is not None:
         x = subject.inputs(n)
@@ -87,9 +121,12 @@ def examples(subject: Subject, n: int = EXAMPLES) -> tuple[Tensor, Tensor, str]:
     return made.x.to(subject.device), made.y.to(subject.device), "D(v), first direction"
 
 
-def train(subject: Subject, x: Tensor, y: Tensor) -> tuple[list[Seen], float]:
-    """What was seen along full-batch gradient descent from network 0, and the learning rate."""
-    start = subject.build(0)
+def train(subject: Subject, x: Tensor, y: Tensor, responses: int = RESPONSES[0]) -> tuple[list[Seen], float]:
+    """What was seen along full-batch gradient descent from network 0, and the learning rate.
+
+    The complexity is measured on the first `responses` examples.
+    """
+    start = subject.network
     network = copy.deepcopy(start)
     parameters = [p for p in network.parameters() if p.requires_grad]
 
@@ -102,7 +139,7 @@ def train(subject: Subject, x: Tensor, y: Tensor) -> tuple[list[Seen], float]:
     lr = len(x) / float(kernel_facts(start, x).values[0])  # half of what would be stable for squares, an eighth here
     with torch.no_grad():
         value = float(loss())
-    path, head = PathComplexity(x[: responses(subject, len(x))[0]]), FirstOutputs(network)
+    path, head = PathComplexity(x[:responses]), FirstOutputs(network)
     path.update(head)
     seen = [Seen(0, value, 0.0, 1.0, 0.0)]
     for step in progress(range(1, SEEN[-1] + 1), "steps"):
@@ -137,24 +174,10 @@ class FirstOutputs(nn.Module):
         return out.reshape(len(x), -1)[:, :OUTPUTS]
 
 
-def responses(subject: Subject, n: int) -> tuple[int, int, int]:
-    """On how many examples and outputs the complexity is measured, and how many outputs there are."""
-
-    def count() -> int:
-        with torch.no_grad():
-            return all_outputs(subject, subject.build(0), subject.inputs(1)).shape[1]
-
-    outputs = subject.once("outputs", count)
-    used, examples = min(outputs, OUTPUTS), min(n, RESPONSES)
-    while examples > 8 and not subject.on_gpu and 100 * examples * used * subject.forward_cost() > CPU_BUDGET / 2:
-        examples //= 2
-    return examples, used, outputs
-
-
-def measured_on(subject: Subject, n: int) -> str:
+def measured_on(subject: Subject, examples: int) -> str:
     """What the complexity is about, in words."""
-    examples, used, outputs = responses(subject, n)
-    return f"on {examples} examples" + (f" and {used} of {outputs} outputs" if used < outputs else "")
+    outputs = output_count(subject)
+    return f"on {examples} examples" + (f" and {OUTPUTS} of {outputs} outputs" if outputs > OUTPUTS else "")
 
 
 def signs_kept(start: nn.Module, network: nn.Module, x: Tensor) -> float:
@@ -186,8 +209,10 @@ def _meaning(seen: list[Seen]) -> str:
         else "not linear: the tangent model at initialisation is soon wrong"
     )
     signs = "" if math.isnan(last.signs) else f", {last.signs:.0%} of the activation signs are as they were"
-    change = f"{'lower' if drop >= 0 else 'raise'} the loss by {abs(drop):.0%}"
-    wrong = f"the tangent model is wrong by {last.residual:.0%} of the move{signs}"
+    change = f"{'lower' if drop >= 0 else 'raise'} the loss by {abs(drop):{'.0%' if abs(drop) >= 0.01 else '.1%'}}"
+    off = f"{last.residual:.0%} of" if last.residual < 2 else f"{last.residual:.2g} times"
+    off = "less than 1% of" if last.residual < 0.01 else off
+    wrong = f"the tangent model is wrong by {off} the move{signs}"
     return f"After {last.step} steps that {change}, {wrong}: {regime}."
 
 

@@ -11,6 +11,7 @@ from biascope.errors import InputError
 from biascope.reports import figures
 from biascope.reports.html import Html, figure, join, table, tag
 from biascope.reports.panels.base import Panel, Subject
+from biascope.reports.panels.pace import largest_within
 from biascope.reports.study_page import fact_list
 
 TITLE = "Tangent kernel"
@@ -19,7 +20,8 @@ READ = (
     "a steep curve means that few functions of these inputs are easy. The kernel is a sum over layers; "
     "a layer's share of the trace says how much of the learning starts there."
 )
-SAMPLES = 64
+SAMPLES = (8, 16, 32, 64)
+SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,16 @@ def kernel_facts(network: nn.Module, x: Tensor) -> KernelFacts:
     return KernelFacts(values, float(kernel.effective_rank()), layers)
 
 
+def samples(subject: Subject) -> int:
+    """How many inputs the time allows: the kernel takes about as long as three steps of training on them."""
+    return largest_within(SECONDS, 3 * subject.pace().train, SAMPLES)
+
+
 def panel(subject: Subject) -> Panel:
     """Spectrum, effective rank and layers of the kernel of the first output, at initialisation and at the weights."""
-    x = subject.inputs(SAMPLES)
-    found = {"initialisation": subject.once("kernel", lambda: kernel_facts(subject.build(0), x))}
+    subject.check_memory()
+    x = subject.inputs(samples(subject))
+    found = {"initialisation": kernel_facts(subject.network, x)}
     if subject.trained is not None:
         found["given weights"] = kernel_facts(subject.trained, x)
     facts: list[tuple[str, object]] = [("Inputs", f"{len(x)} {subject.inputs_name}")]
