@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import biascope as bs
-from biascope.curvature import sums
+from biascope.curvature import contract, patches, sums
 from biascope.curvature.patches import PatchMoment, patch_moment
 from biascope.layers.rules import Conv, unfold
 
@@ -38,6 +38,22 @@ def test_equals_the_second_moment_of_the_patches(kernel, padding, size):
     for bias in (True, False):
         d = len(exact) - (not bias)
         assert float((moment.finish(bias) - exact[:d, :d]).abs().max()) < 1e-12 * float(exact.max())
+
+
+@pytest.mark.parametrize("representation", ["diagonal", "kfac", "ekfac"])
+def test_what_other_devices_do_is_the_same(representation, monkeypatch):
+    """The forms for GPUs (few large products), on a CPU."""
+    g = torch.Generator().manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(32, 4, 3, padding=1), torch.nn.Tanh(), torch.nn.Flatten(), torch.nn.Linear(4 * 17 * 17, 3)
+    ).double()
+    x = torch.randn(5, 32, 17, 17, generator=g, dtype=torch.float64)
+    mine = bs.fisher(net, x, representation)
+    monkeypatch.setattr(contract, "CACHED", ())
+    monkeypatch.setattr(patches, "TERMS", {"cpu": 300})
+    theirs = bs.fisher(net, x, representation)
+    v = torch.randn(mine.shape[0], generator=g, dtype=torch.float64)
+    torch.testing.assert_close(mine @ v, theirs @ v, rtol=1e-8, atol=1e-10)
 
 
 def test_float32_keeps_its_digits():

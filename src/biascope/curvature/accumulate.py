@@ -31,7 +31,7 @@ from biascope.layers import (
 from biascope.layers.rows import all_gradients, use_rows
 from biascope.layers.rules import MatrixRule
 
-CHUNK_BYTES = {"cpu": 2**28, "cuda": 2**32}  # factors of one chunk; a CPU gains nothing from more
+CHUNK_BYTES = {"cpu": 2**28, "cuda": 2**34}  # factors of one chunk; a CPU gains nothing from more
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ class Stream:
         pair = isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor | Mapping)
         if pair or isinstance(data, Tensor | Mapping):
             self._only = first
+        self._room = min(limit // 2, CHUNK_BYTES.get(f.device.type, 2**28))  # for one chunk
         self._seen: list[float] = []
         self._kept: list[Chunk] | None = None
 
@@ -139,7 +140,7 @@ class Stream:
                 for chunk in self._examples(blocks, take(inputs, piece), labels, some, group, start + s):
                     held += chunk.nbytes
                     if kept is not None:
-                        kept = None if held > self.limit // 2 else [*kept, chunk]
+                        kept = None if held > self.limit - self._room else [*kept, chunk]
                     yield chunk
             start += b
         self._kept = kept
@@ -156,9 +157,8 @@ class Stream:
             sum(x.output_numel if x.kind == "matrix" else x.numel for x in blocks) * item
             + self.family.shape.total * item
         )
-        limit = min(self.limit // 2, CHUNK_BYTES.get(self.f.device.type, 2**28))
-        group = max(1, min(self.family.width, (limit - inputs) // max(1, each)))
-        step = max(1, min(b, self.batch or b, limit // (inputs + group * each)))
+        group = max(1, min(self.family.width, (self._room - inputs) // max(1, each)))
+        step = max(1, min(b, self.batch or b, self._room // (inputs + group * each)))
         return step, group
 
     def _examples(

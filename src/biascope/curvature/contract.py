@@ -14,6 +14,7 @@ from torch import Tensor
 
 from biascope.layers import Factor, MatrixFactor
 
+CACHED = ("cpu",)  # devices on which many small products in the cache beat few large ones
 WORKSPACE = {"cpu": 2**26, "cuda": 2**30}
 TERMS = 4096  # of a sum, in one matrix product
 TRIANGLE = 384  # size from which half of a symmetric product is left out
@@ -57,7 +58,7 @@ def rotate(U: Tensor, X: Tensor, bias: bool = False) -> Tensor:
     """
     g, d, T = X.shape[-3:]
     weight, ones = (U[:, :d], U[:, d:]) if bias else (U, None)
-    if g == 1 and T >= LONG and X.device.type == "cpu":
+    if g == 1 and T >= LONG and X.device.type in CACHED:
         out = X.new_empty(*X.shape[:-2], U.shape[-1], T)
         for x, y in zip(X.reshape(-1, d, T), out.view(-1, U.shape[-1], T)):
             if ones is None:
@@ -147,14 +148,14 @@ def squared_sums(G: Tensor, A: Tensor) -> Tensor:
         AA = A[..., t] * A[..., u] * twice
         return GG.permute(1, 2, 0, 3).flatten(2) @ AA.permute(1, 0, 3, 2).flatten(1, 2)
     total = torch.zeros(*G.shape[2:4], A.shape[2], dtype=G.dtype, device=G.device)
-    if G.device.type == "cpu":  # one gradient at a time, which stays in the cache
+    if G.device.type in CACHED:  # one gradient at a time
         each = torch.empty_like(total)
         for g in G:
             for left, right in zip(g, A.mT):
                 total.addcmul_(torch.matmul(left, right, out=each), each)
         return total
     for g in G:
-        total += torch.matmul(g, A.mT).square_().sum(0)
+        total += torch.linalg.vector_norm(torch.matmul(g, A.mT), dim=0).square_()  # squares and sums in one pass
     return total
 
 
@@ -173,7 +174,7 @@ def squared_cost(factor: MatrixFactor, bias: bool) -> int:
     i, k, T = z.d_in + bias, factor.k, z.positions
     pairs = T * (T + 1) // 2
     inner = (z.d_out + i) * pairs * 2 if pairs <= k * (T + TRAFFIC) else 2 * z.d_out * i
-    if pairs > k * (T + TRAFFIC) and factor.grads[0].device.type == "cpu":
+    if pairs > k * (T + TRAFFIC) and factor.grads[0].device.type in CACHED:
         inner = 0  # one gradient at a time
     return z.groups * (inner + i * T + k * z.d_out * T)
 

@@ -14,10 +14,11 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from biascope.curvature import contract
 from biascope.layers.rules import Conv
 
 Offset = tuple[int, int]
-TERMS = {"cpu": 2048, "cuda": 4096}  # of a sum, in one matrix product
+TERMS = {"cpu": 2048, "cuda": 1024}  # of a sum, in one matrix product
 CHANNELS = 32  # fewer make products too thin to be fast
 
 
@@ -102,8 +103,8 @@ class PatchMoment:
         X[margin : margin + length].view(n, hp, wp, c)[:, :h, :w] = x.permute(0, 2, 3, 1)
         steps = [di * wp + dj for di, dj in self.shifts]
         terms = TERMS.get(self.device.type, 2048)
-        whole = length // terms if self.device.type != "cpu" else 0
-        if whole:  # many products at once; a CPU is faster with those that stay in its cache
+        whole = 0 if self.device.type in contract.CACHED else length // terms
+        if whole:  # many products at once
             left = X[margin : margin + whole * terms].view(whole, terms, c).mT
             for moment, step in zip(self.moments, steps):
                 start = margin + step
