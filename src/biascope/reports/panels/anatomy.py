@@ -28,7 +28,13 @@ def panel(subject: Subject) -> Panel:
     ]
     meaning = "It has no parameters: nothing can be learned."
     if total and heaviest is not None:
-        meaning = f"{heaviest[3] / total:.0%} of the parameters sit in {heaviest[0] or 'one layer'} ({heaviest[1]})."
+        share, where = heaviest[3] / total, f"{heaviest[0] or 'one layer'} ({heaviest[1]})"
+        meaning = f"{share:.0%} of the parameters sit in {where}."
+        if share < 0.2:
+            meaning = f"No layer dominates: the largest, {where}, has {share:.0%} of the parameters."
+        idle = unused(network, subject.inputs(2))
+        if idle:
+            meaning += f" {idle / total:.0%} of the parameters play no part for these inputs."
     blocks = [fact_list(facts), table(["layer", "kind", "output", "parameters"], rows, "layers", limit=60, fold=True)]
     blocks.append(coverage(subject, network))
     return Panel(
@@ -61,6 +67,20 @@ def layers(network: nn.Module, x: Tensor) -> list[tuple[str, str, str, int]]:
         for handle in handles:
             handle.remove()
     return rows
+
+
+def unused(network: nn.Module, x: Tensor) -> int:
+    """How many parameters the outputs at x do not depend on, e.g. token embeddings of a model given embedded tokens.
+
+    Example:
+        >>> unused(nn.Linear(2, 1), torch.zeros(1, 2))
+        0
+    """
+    parameters = [p for p in network.parameters() if p.requires_grad]
+    if not parameters:
+        return 0
+    found = torch.autograd.grad(network(x).sum(), parameters, allow_unused=True)
+    return sum(p.numel() for p, gradient in zip(parameters, found) if gradient is None)
 
 
 def coverage(subject: Subject, network: nn.Module) -> Html:

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from biascope.ensembles import input_gradients
+from biascope.ensembles import Networks, Plan, input_gradients, outputs
 from biascope.errors import InputError
-from biascope.geometry.gradients import Sampler
+from biascope.geometry.gradients import perturbed
 from biascope.progress import progress
 from biascope.reports import figures
 from biascope.reports.html import Html, figure, image, join, table, tag
@@ -36,8 +36,11 @@ CPU_OPERATIONS, GPU_OPERATIONS = 500 * 10**9, 10**15  # that many networks may t
 CPU_SECONDS, GPU_SECONDS = 20.0, 10.0  # for all networks
 COUNTS = (8, 16, 32, 64, 128, 256, 512, 1024)
 TITLE = "What the input sees"
-READ = (
+PICTURES = (
     "Each picture is a direction of the input, in pixels (left) and in frequency (right, slow variation central); "
+)
+CURVES = "Each curve is a direction of the input; "
+READ = (
     "the network at initialisation responds most to the first ones and hardly to the last. "
     "In the spectrum, only what lies above the shaded band is preference rather than chance."
 )
@@ -72,6 +75,8 @@ def plan(subject: Subject) -> tuple[str, int]:
     if subject.networks is not None:
         return method, subject.networks
     initialiser, device, pace = subject.initialiser(), torch.device(subject.device), subject.pace()
+    if subject.on_gpu:  # the first draw pays for loading kernels
+        initialiser.draw(subject.seed, 0, 1, device)
     draw = timed(lambda: initialiser.draw(subject.seed, 0, initialiser.block, device), device) / initialiser.block
     each = draw + (inputs * pace.evaluate if differences else pace.gradient)
     return method, largest_within(GPU_SECONDS if subject.on_gpu else CPU_SECONDS, each, COUNTS)
@@ -90,45 +95,35 @@ def gradients(subject: Subject) -> tuple[Tensor, str]:
 def by_differences(subject: Subject, total: int) -> Iterator[Tensor]:
     """Central differences of step `STEP` along every input coordinate at one point, for all networks: pieces [t, D]."""
     x = torch.randn(subject.input_shape, generator=generator(subject.seed, "card gradients")).to(subject.device)
-    sampler = Sampler(
-        subject.initialiser(),
-        x,
-        derive(subject.seed, "card networks"),
-        method="finite-difference",
-        step=STEP,
-        device=x.device,
-        dtype=None,
-        scalarise=_first,
-        precision="float32",
-        max_memory=None,
-        head=None,
-        head_variance=0.0,
-    )
-    if subject.on_gpu:  # it makes the pieces large, so that one captured graph serves many networks
-        for _, rows in progress(sampler.chunks(0, total), "random networks"):
-            yield rows[:, 0]
-        return
-    for start, stop in progress(_pieces(subject, total), "random networks"):
-        yield sampler.rows(start, stop)[:, 0]
+    at_once = 512 if subject.on_gpu else 128  # coordinates, two inputs each: what the pilot timed
+    way = Plan(
+        "loop", 2 * at_once
+    )  # given, not chosen by trial: for so few networks that would cost more than it saves
+    for networks, _ in _drawn(subject, total):
+        found = []
+        for start in range(0, x.numel(), at_once):
+            moved = perturbed(x, start, min(start + at_once, x.numel()), STEP)
+            ahead, behind = outputs(networks, moved, plan=way)[:, :, 0].chunk(2, dim=1)
+            found.append((ahead - behind) / (2 * STEP))
+        yield torch.cat(found, dim=1)
 
 
 def by_autograd(subject: Subject, total: int) -> Iterator[Tensor]:
     """Exact gradients, pieces [t, D]; they see only the linear piece around x, so every network gets its own x."""
-    initialiser, seed = subject.initialiser(), derive(subject.seed, "card networks")
-    for start, stop in progress(_pieces(subject, total), "random networks"):
-        networks = initialiser.draw(seed, start, stop, subject.device)
-        shape = (1, *subject.input_shape)
-        x = torch.stack([torch.randn(shape, generator=generator(subject.seed, "x", i)) for i in range(start, stop)])
-        # no choosing of an engine: on so few inputs the trial would take longer than the work
-        found = input_gradients(networks, x, per_network=True, scalarise=_first, engine="loop")
-        yield found.flatten(1)
+    shape = (1, *subject.input_shape)
+    for networks, which in _drawn(subject, total):
+        x = torch.stack([torch.randn(shape, generator=generator(subject.seed, "x", i)) for i in which])
+        yield input_gradients(networks, x, per_network=True, scalarise=_first, engine="loop").flatten(1)
 
 
-def _pieces(subject: Subject, total: int) -> list[tuple[int, int]]:
-    """Networks from, to: as many at a time as fit into a gigabyte, at most 32 so that progress is seen."""
+def _drawn(subject: Subject, total: int) -> Iterator[tuple[Networks, range]]:
+    """The networks, on the device, a gigabyte at a time and at most 32 so that progress is seen; and their numbers."""
     own = 4 * sum(p.numel() for p in subject.network.parameters())
     size = max(1, min(32, 2**30 // max(1, own)))
-    return [(start, min(start + size, total)) for start in range(0, total, size)]
+    initialiser, seed = subject.initialiser(), derive(subject.seed, "card networks")
+    for start in progress(range(0, total, size), "random networks"):
+        which = range(start, min(start + size, total))
+        yield initialiser.draw(seed, which.start, which.stop, subject.device), which
 
 
 def _first(out: Tensor) -> Tensor:
@@ -202,7 +197,7 @@ def panel(subject: Subject) -> Panel:
     share = spectrum.values / spectrum.dimension
     rank = float(np.exp(-(share[share > 0] * np.log(share[share > 0])).sum()))
     facts: list[tuple[str, object]] = [
-        ("Networks sampled", f"{spectrum.n}, {'as asked' if subject.networks else 'what the time allowed'}"),
+        ("Networks sampled", spectrum.n),
         ("Derivative", method),
         ("Above the band", above),
         ("Effective rank", f"{rank:.0f} of {min(spectrum.dimension, spectrum.n)}"),
@@ -211,11 +206,12 @@ def panel(subject: Subject) -> Panel:
     facts.append(("G against the identity", f"{found:.2f} (chance: {chance:.2f})"))
     rows = [(i + 1, float(value), float(value) / spectrum.dimension) for i, value in enumerate(spectrum.values)]
     numbers = table(["index", "eigenvalue / mean", "share of energy"], rows, "input-spectrum", fold=True)
-    right = join([spectrum_figure(spectrum), numbers, geometry_picture(sample)])
-    columns = tag("div", directions(subject, spectrum), tag("div", right), class_="columns")
-    return Panel(
-        TITLE, READ, _meaning(subject, spectrum, above, held_out_response(sample)), [fact_list(facts), columns]
-    )
+    left = join([directions(subject, spectrum), geometry_picture(sample)])
+    right = join([spectrum_figure(spectrum), numbers])
+    columns = tag("div", tag("div", left), tag("div", right), class_="columns")
+    read = (PICTURES if image_shape(subject)[1] > 1 else CURVES) + READ
+    meaning = _meaning(subject, spectrum, above, held_out_response(sample))
+    return Panel(TITLE, read, meaning, [fact_list(facts), columns])
 
 
 def mean_frequency(subject: Subject, vectors: np.ndarray[Any, Any]) -> tuple[float, float]:
@@ -252,7 +248,7 @@ def _meaning(subject: Subject, spectrum: InputSpectrum, above: int, first: Estim
         f"{above} of {spectrum.dimension} directions stand above what chance would give; the squared "
         f"response along the first is {first} times the average."
     )
-    if image_shape(subject)[1] > 1:
+    if len(subject.input_shape) == 3:  # an image: what lies beside what in a matrix of tokens means nothing
         mine, white = mean_frequency(subject, spectrum.vectors[: min(SHOWN, above)])
         kind = "low" if mine < 0.75 * white else "high" if mine > 1.15 * white else "no particular"
         text += (
