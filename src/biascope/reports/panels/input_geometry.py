@@ -186,7 +186,7 @@ def geometry_picture(sample: Tensor) -> Html:
         f"Average geometry G, first {side} x {side} entries: a bare diagonal for an isotropic network; bands and "
         "repeats show what pooling, strides and patches tie together."
     )
-    return tag("div", shown, tag("p", note, class_="note"))
+    return tag("div", tag("div", shown), tag("p", note, class_="note"), class_="columns")
 
 
 def panel(subject: Subject) -> Panel:
@@ -206,12 +206,11 @@ def panel(subject: Subject) -> Panel:
     facts.append(("G against the identity", f"{found:.2f} (chance: {chance:.2f})"))
     rows = [(i + 1, float(value), float(value) / spectrum.dimension) for i, value in enumerate(spectrum.values)]
     numbers = table(["index", "eigenvalue / mean", "share of energy"], rows, "input-spectrum", fold=True)
-    left = join([directions(subject, spectrum), geometry_picture(sample)])
-    right = join([spectrum_figure(spectrum), numbers])
-    columns = tag("div", tag("div", left), tag("div", right), class_="columns")
+    right = tag("div", spectrum_figure(spectrum), numbers)
+    columns = tag("div", directions(subject, spectrum), right, class_="columns")
     read = (PICTURES if image_shape(subject)[1] > 1 else CURVES) + READ
     meaning = _meaning(subject, spectrum, above, held_out_response(sample))
-    return Panel(TITLE, read, meaning, [fact_list(facts), columns])
+    return Panel(TITLE, read, meaning, [fact_list(facts), columns, geometry_picture(sample)])
 
 
 def mean_frequency(subject: Subject, vectors: np.ndarray[Any, Any]) -> tuple[float, float]:
