@@ -455,3 +455,13 @@ def test_registry_networks_follow_the_data() -> None:
     assert made.input_shape == (1, 8, 8)
     assert made.build(0)(made.inputs(3)).shape == (3, 10)
     assert float(made.data.x.mean()) == pytest.approx(0, abs=0.1)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("end", "residual", "said"),
+    [(0.4, 0.05, "nearly linear"), (0.4, 0.9, "not linear"), (0.6999, 0.05, "hardly moved"), (1.4, 0.9, "raise")],
+)
+def test_the_regime_is_only_named_where_the_loss_has_moved(end: float, residual: float, said: str) -> None:
+    seen = [regime.Seen(0, 0.7, 0.0, 1.0, 0.0), regime.Seen(32, end, residual, 0.9, 1.0)]
+    assert said in regime._meaning(seen)
+    assert ("linear:" in regime._meaning(seen)) == (said != "hardly moved")

@@ -34,6 +34,7 @@ READ = (
 )
 EXAMPLES, SEEN = (128, 64, 32, 16), (1, 2, 4, 8, 16, 32)
 RESPONSES, OUTPUTS = (64, 32, 16, 8), 10  # the complexity: on so many examples and at most so many outputs
+LITTLE = 0.02  # share of the loss below which training has not begun
 SECONDS = 30.0  # for all steps; it decides how many examples they have
 
 
@@ -213,6 +214,8 @@ def _meaning(seen: list[Seen]) -> str:
     off = f"{last.residual:.0%} of" if last.residual < 2 else f"{last.residual:.2g} times"
     off = "less than 1% of" if last.residual < 0.01 else off
     wrong = f"the tangent model is wrong by {off} the move{signs}"
+    if abs(drop) < LITTLE:
+        regime = "the loss hardly moved, so this says how straight the first steps are and nothing about training"
     return f"After {last.step} steps that {change}, {wrong}: {regime}."
 
 
