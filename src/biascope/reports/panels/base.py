@@ -19,7 +19,7 @@ from biascope.reports.panels.pace import Pace, measure
 from biascope.seeds import derive, generator
 
 T = TypeVar("T")
-RULE_BYTES = 76  # per parameter while the layer rules are checked: measured on 268 million parameters
+RULE_BYTES = 60  # per parameter while the layer rules are checked: 58 measured on 20 million parameters in one layer
 
 
 @dataclass(frozen=True)
