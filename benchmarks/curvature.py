@@ -50,6 +50,7 @@ def resnet18() -> nn.Module:
 
 def setup(name: str, device: str) -> State:
     torch.backends.cudnn.allow_tf32 = False  # cuDNN's default would cost three digits
+    torch.set_float32_matmul_precision("highest")  # torch's default, unless the environment says otherwise
     torch.manual_seed(0)  # this process is the contender's own
     build, shape, n, batch = MODELS[name]
     model = build().eval().to(device)

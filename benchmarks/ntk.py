@@ -48,6 +48,7 @@ def vit() -> nn.Module:
 
 def setup(build: object, shape: tuple[int, ...], n: dict[str, int], device: str) -> State:
     torch.backends.cudnn.allow_tf32 = False  # cuDNN's default would cost three digits
+    torch.set_float32_matmul_precision("highest")  # torch's default, unless the environment says otherwise
     torch.manual_seed(0)  # this process is the contender's own
     model = build().eval().to(device)  # type: ignore[operator]
     return State(model, torch.randn(n[device.split(":")[0]], *shape).to(device))

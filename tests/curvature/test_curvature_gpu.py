@@ -27,3 +27,23 @@ def test_same_as_cpu(name, representation, options):
     assert relative(there.trace().cpu(), here.trace()) < 1e-9
     with pytest.raises(ValueError, match="the metric"):
         there @ v
+
+
+@pytest.mark.parametrize("representation", ["diagonal", "kfac", "ekfac", "implicit"])
+def test_float32_is_full_float32_whatever_torch_allows(representation):
+    """tf32, cuDNN's default for convolutions, would be off by 1e-3."""
+    net, x = case("conv2d")
+    exact = bs.fisher(net.double().cuda(), x.double().cuda(), representation)
+    v = torch.randn(exact.shape[0], generator=torch.Generator().manual_seed(0), dtype=torch.float64).cuda()
+    want, trace = exact @ v, exact.trace()
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        rough = bs.fisher(net.float(), x.float().cuda(), representation)
+        got, of_rough = rough @ v.float(), rough.trace()
+        assert torch.get_float32_matmul_precision() == "high"  # the user's setting is put back
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert abs(float(of_rough / trace) - 1) < 1e-5
+    if representation in ("diagonal", "implicit"):  # products of stored factors follow the user's setting
+        assert relative(got.double(), want) < 3e-5

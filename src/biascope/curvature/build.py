@@ -28,6 +28,7 @@ from biascope.errors import InputError
 from biascope.functional import Functional, Inputs, ParamSelection, batches, functional, take
 from biascope.layers import anatomy
 from biascope.memory import budget
+from biascope.precision import arithmetic
 
 Representation = str | Mapping[str, str]
 
@@ -184,6 +185,7 @@ def gradient_covariance(
 FamilyMaker = Callable[[Functional, OutputShape, tuple[Inputs, Tensor | None]], Family]
 
 
+@arithmetic("float32")  # cuDNN would convolve in tf32
 def build(
     model: nn.Module,
     data: Any,

@@ -21,6 +21,7 @@ from biascope.errors import InputError, UnsupportedError
 from biascope.functional import ParamSelection, batches, differentiable_attention, functional
 from biascope.layers import Anatomy, leaves
 from biascope.memory import budget, readable
+from biascope.precision import arithmetic
 
 Loss = str | Callable[[Tensor, Tensor | None], Tensor]
 
@@ -67,6 +68,7 @@ class HessianMetric(ProductMetric):
         self.stream = stream
         stream.count()
 
+    @arithmetic("float32")
     def _matmat(self, X: Tensor) -> Tensor:
         f, family = self.stream.f, self.stream.family
         assert isinstance(family, LossFamily)

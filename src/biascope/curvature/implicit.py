@@ -19,6 +19,7 @@ from biascope.layers import MatrixFactor, leaves
 from biascope.linalg import Diagonal, cg, damped
 from biascope.linalg.eigenbasis import check_damping
 from biascope.linalg.operator import LinearOperator
+from biascope.precision import arithmetic
 
 GRAM_BYTES = 2**30  # rows that are formed to get an exact Frobenius norm
 
@@ -77,6 +78,7 @@ class ImplicitMetric(ProductMetric):
                 space.put(unit.names, M, means)
             self.means = means
 
+    @arithmetic("float32")
     def _matmat(self, X: Tensor) -> Tensor:
         f, family = self.stream.f, self.stream.family
         out = torch.zeros_like(X)
@@ -100,6 +102,7 @@ class ImplicitMetric(ProductMetric):
         out /= self.stream.n
         return out if self.means is None else out - self.means @ (self.means.T @ X)
 
+    @arithmetic("float32")
     def quadratic_form(self, v: Vector) -> Tensor:
         """v^T F v from J v alone: a number, or [k] for a block."""
         X, _ = self._columns(v, "quadratic_form")
@@ -116,6 +119,7 @@ class ImplicitMetric(ProductMetric):
             total -= (self.means.T @ X).square().sum(0)
         return total if isinstance(v, Tensor) and v.dim() == 2 else total[0]
 
+    @arithmetic("float32")
     def trace(self) -> Tensor:
         """Exact, by one pass: sum of squared gradient norms, without forming gradients where a rule allows."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -130,6 +134,7 @@ class ImplicitMetric(ProductMetric):
             total -= self.means.square().sum(dtype=torch.float64)
         return total.to(self.dtype)
 
+    @arithmetic("float32")
     def diagonal(self, chunk: int = 256) -> Tensor:
         """Exact, by one pass with the layer rules."""
         sums = [DiagonalSum(u, self.space) for u in self.units]
@@ -141,6 +146,7 @@ class ImplicitMetric(ProductMetric):
             self.space.put(s.unit.names, s.finish(self.stream.n).diagonal()[:, None], out)
         return out[:, 0] if self.means is None else out[:, 0] - self.means.square().sum(1)
 
+    @arithmetic("float32")
     def frobenius_norm(self) -> Tensor:
         """Through the Gram matrix of the rows where these fit in memory, else estimated."""
         rows = self.stream.n * self.stream.family.width
