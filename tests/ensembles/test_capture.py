@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from biascope.ensembles import SGD, evaluate, outputs, record, steppers
 from biascope.ensembles.capture import Captured, capture
 from biascope.ensembles.evaluate import Plan
-from biascope.ensembles.steppers import CapturedStep, Lane, train_in_turn
+from biascope.ensembles.steppers import CapturedStep, Lane, Together, train_in_turn
 from biascope.ensembles.train import Work
 from biascope.studies.function_space import training as function_space
 from biascope.studies.lazy import training as lazy
@@ -252,6 +252,19 @@ def test_lanes_are_given_back_at_once(events: list[str], monkeypatch: pytest.Mon
         assert parameter() is None
     finally:
         gc.enable()
+
+
+def test_stacked_networks_train_as_the_loop_does(taped: list[Any]) -> None:
+    """Twice: the second group goes through the tensors and captured steps of the first."""
+    work = work_of(torch.device("cpu"), dropout=False)
+    together = Together(work)
+    for indices in (range(2), range(2, 4)):
+        (x, y), expected = work.load(indices), train_in_turn(work, indices, *work.load(indices))
+        trained, losses = together(indices, x, y)
+        assert torch.allclose(losses, expected[1], atol=1e-5)
+        for name, value in {**expected[0].params, **expected[0].buffers}.items():
+            assert torch.allclose({**trained.params, **trained.buffers}[name].float(), value.float(), atol=1e-4), name
+    assert [type(step) for step in taped] == [Captured, Captured]  # full batches and the last one, once
 
 
 def test_outputs_by_one_graph_for_all_networks(taped: list[Any]) -> None:
