@@ -127,7 +127,13 @@ def test_ctrl_c_leaves_a_folder_that_resumes(tmp_path: Path) -> None:
         "--D",
         "32",
     ]
-    process = subprocess.Popen([*command, "--batch", "8"], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        [*command, "--batch", "8"],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )
     arrays = tmp_path / "my run" / "arrays"
     deadline = time.monotonic() + 60
     while len(list(arrays.glob("seed*"))) < 1 and process.poll() is None and time.monotonic() < deadline:
