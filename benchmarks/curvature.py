@@ -214,7 +214,7 @@ def matrix_case(name: str, representation: str, monte_carlo: bool) -> Case:
     ]
     # a float32 eigenbasis mixes directions of nearly equal eigenvalues: EKFAC itself then changes in the third digit
     exact = {"diagonal": 1e-4, "kfac": 1e-4, "ekfac": 5e-3}[representation]
-    if name == "resnet18":  # ReLUs near zero switch in float32: plain autograd is up to 3e-4 off on 64 examples
+    if name == "resnet18":  # ReLUs near zero switch in float32
         exact = max(exact, 1e-3)
     return Case(
         f"{name}-{representation}-{'sampled' if monte_carlo else 'exact'}",

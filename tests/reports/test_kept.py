@@ -46,6 +46,8 @@ def test_large_parts_are_left_out_and_named(finished: Run, tmp_path: Path) -> No
     assert kept.left_out == ("metrics.jsonl (0.4 MB)", "2 arrays (1.2 MB)")
     page = (kept.path / "index.html").read_text()
     assert "<svg" not in page
+    assert 'href="../page.css"' in page
+    assert (tmp_path / "kept" / "page.css").is_file()
     linked = [part.split('"')[0] for part in page.split('src="')[1:]]
     assert linked
     assert all((kept.path / name).is_file() for name in linked)

@@ -28,6 +28,7 @@ from biascope.ensembles.networks import Networks
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import as_rows
 from biascope.memory import budget
+from biascope.precision import arithmetic as full_or_tf32
 
 Engine = Literal["auto", "loop", "vmap", "graph"]
 Precision = Literal["float32", "tf32", "fp16", "bf16"]
@@ -342,13 +343,9 @@ def arithmetic(device: torch.device, precision: Precision) -> Iterator[None]:
             raise UnsupportedError(f"precision={precision!r} is for CUDA devices; on {device.type} use 'float32'")
         yield
         return
-    old = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
-    try:
-        with torch.autocast("cuda", HALF.get(precision), enabled=precision in HALF, cache_enabled=False):
-            yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = old
+    half = torch.autocast("cuda", HALF.get(precision), enabled=precision in HALF, cache_enabled=False)
+    with full_or_tf32("float32" if precision == "float32" else "tf32"), half:
+        yield
 
 
 class AffineNorm(TorchFunctionMode):

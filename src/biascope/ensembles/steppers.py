@@ -20,7 +20,7 @@ from biascope.ensembles.products import ConvolutionsAsProducts
 from biascope.seeds import derive
 
 if TYPE_CHECKING:
-    from biascope.ensembles.train import Work
+    from biascope.ensembles.train import SGD, Work
 
 Runner = Callable[[range, Tensor, Tensor], tuple[Networks, Tensor]]
 LARGEST_GROUP = 1024
@@ -122,18 +122,7 @@ class Stack:
             losses = self.losses_of(self.params, self.buffers, self.x[self.pick, batch], self.y[self.pick, batch])
         gradients = list(torch.autograd.grad(losses.sum(), params, materialize_grads=True))
         with torch.no_grad():
-            if sgd.clip_norm is not None:
-                squares = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0)
-                factor = (sgd.clip_norm / (squares.sqrt() + 1e-6)).clamp(max=1.0)
-                gradients = [g * factor.view(-1, *[1] * (g.dim() - 1)) for g in gradients]
-            if sgd.weight_decay:
-                gradients = list(torch._foreach_add(gradients, params, alpha=sgd.weight_decay))
-            if sgd.momentum:
-                torch._foreach_mul_(self.momenta, sgd.momentum)
-                torch._foreach_add_(self.momenta, gradients)
-                gradients = self.momenta
-            rate = self.rates.index_select(0, self.count).to(params[0].dtype).view(())
-            torch._foreach_sub_(params, list(torch._foreach_mul(gradients, rate)))
+            update(sgd, params, self.momenta, gradients, self.rates.index_select(0, self.count), stacked=True)
             self.history.index_copy_(1, self.count, losses.detach().to(self.history)[:, None])
             self.count += 1
 
@@ -141,6 +130,26 @@ class Stack:
         """A copy of the networks as they are now."""
         params = {name: value.detach().clone() for name, value in self.params.items()}
         return Networks(self.template, params, {name: value.clone() for name, value in self.buffers.items()})
+
+
+def update(
+    sgd: SGD, params: list[Tensor], momenta: list[Tensor], gradients: list[Tensor], rate: Tensor, stacked: bool = False
+) -> None:
+    """A step of SGD in place, with `rate` [1] on the device; the norm is clipped for each network of a stack alone."""
+    if sgd.clip_norm is not None:
+        norms = [g.flatten(1).norm(dim=1) for g in gradients] if stacked else list(torch._foreach_norm(gradients))
+        factor = (sgd.clip_norm / (torch.stack(norms).norm(dim=0) + 1e-6)).clamp(max=1.0)  # [T], or one number
+        if stacked:
+            gradients = [g * factor.view(-1, *[1] * (g.dim() - 1)) for g in gradients]
+        else:
+            gradients = list(torch._foreach_mul(gradients, factor))
+    if sgd.weight_decay:
+        gradients = list(torch._foreach_add(gradients, params, alpha=sgd.weight_decay))
+    if sgd.momentum:
+        torch._foreach_mul_(momenta, sgd.momentum)
+        torch._foreach_add_(momenta, gradients)
+        gradients = momenta
+    torch._foreach_sub_(params, list(torch._foreach_mul(gradients, rate.to(params[0].dtype).view(()))))
 
 
 def train_in_turn(work: Work, indices: range, x: Tensor, y: Tensor) -> tuple[Networks, Tensor]:
@@ -257,24 +266,13 @@ class Training:
         """One step on the first `size` examples of the batch whose turn it is."""
         sgd = self.work.sgd
         batch = self.orders.index_select(0, self.count)[0, :size]
-        rate = self.rates.index_select(0, self.count).view(())
         x, y = self.x[batch], self.y[batch]
         if x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         loss = self.work.loss(self.module(x).float(), y)
         gradients = list(torch.autograd.grad(loss, self.params, materialize_grads=True))
         with torch.no_grad():
-            if sgd.clip_norm is not None:
-                norm = torch.stack(torch._foreach_norm(gradients)).norm()
-                factor = (sgd.clip_norm / (norm + 1e-6)).clamp(max=1.0)
-                gradients = list(torch._foreach_mul(gradients, factor))
-            if sgd.weight_decay:
-                gradients = list(torch._foreach_add(gradients, self.params, alpha=sgd.weight_decay))
-            if sgd.momentum:
-                torch._foreach_mul_(self.momenta, sgd.momentum)
-                torch._foreach_add_(self.momenta, gradients)
-                gradients = self.momenta
-            torch._foreach_sub_(self.params, list(torch._foreach_mul(gradients, rate)))
+            update(sgd, self.params, self.momenta, gradients, self.rates.index_select(0, self.count))
             self.history.index_copy_(0, self.count, loss.detach().float().view(1))
             self.count += 1
 

@@ -113,24 +113,27 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def page(title: str, body: Iterable[object], subtitle: object = "", footer: object = "") -> str:
-    """A whole HTML document.
+def page(title: str, body: Iterable[object], subtitle: object = "", footer: object = "", look: str = "") -> str:
+    """A whole HTML document: one file, or with `look` one that takes page.css and page.js from that folder.
 
     Example:
         >>> page("A & B", [tag("p", "x")]).count("A &amp; B")
         2
     """
+    style, script = f"<style>{CSS}</style>", f"<script>{SCRIPT}</script>"
+    if look:
+        style, script = f'<link rel="stylesheet" href="{look}/page.css">', f'<script src="{look}/page.js"></script>'
     return (
         "<!doctype html>\n"
         '<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
-        f"<title>{escape(title)}</title><style>{CSS}</style></head>\n<body><main>\n"
+        f"<title>{escape(title)}</title>{style}</head>\n<body><main>\n"
         f"<header><h1>{escape(title)}</h1>{tag('p', subtitle, class_='subtitle') if subtitle else ''}</header>\n"
-        f"{join(body)}\n<footer>{escape(footer)}</footer></main>\n<script>{SCRIPT}</script></body></html>\n"
+        f"{join(body)}\n<footer>{escape(footer)}</footer></main>\n{script}</body></html>\n"
     )
 
 
-# The look and the behaviour of every page, written into it: a page is one file.
+# The look and the behaviour of every page.
 CSS = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 SCRIPT = Path(__file__).with_name("page.js").read_text(encoding="utf-8")

@@ -1,7 +1,8 @@
 """A finished run in the form that is committed: small, without anything private, still a run folder.
 
 Kept: configuration, environment, result, metrics and steps when small, figures as PNG, arrays when small in all, and
-the page, which links to the figures. Absolute paths become file names and the host's name is taken out.
+the page, which links to the figures and to the look that all kept pages share. Absolute paths become file names and
+the host's name is taken out.
 """
 
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from biascope.errors import InputError
+from biascope.reports.html import CSS, SCRIPT
 from biascope.reports.study_page import changed_options, write_study_page
 from biascope.studies import Run, load_result
 from biascope.studies.files import write_text
@@ -77,6 +79,8 @@ def keep(run_folder: str | Path, into: str | Path = "reproductions", name: str =
         shutil.copyfile(png, target / "figures" / png.name)
     write_study_page(target, formats=("png",), dpi=DPI)  # draws the figures
     write_study_page(target, light=True)  # and the page that is kept links to them
+    for file, text in (("page.css", CSS), ("page.js", SCRIPT)):  # one look for all kept pages
+        write_text(Path(into) / file, text)
     for folder in ("arrays", "figures"):
         if (target / folder).is_dir() and not any((target / folder).iterdir()):
             (target / folder).rmdir()

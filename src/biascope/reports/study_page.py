@@ -19,7 +19,8 @@ def write_study_page(
 
     Args:
         path: the run folder.
-        light: the page links to the PNG files that are there instead of holding its drawings, and draws nothing.
+        light: the page links to the PNG files that are there, and to page.css and page.js in the folder above, instead
+            of holding them, and nothing is drawn.
         formats: what to draw.
         dpi: of the PNG files; None for print.
 
@@ -82,7 +83,7 @@ def study_page(run: Run, result: StudyResult, raw: dict[str, Any], light: bool =
     ]
     versions = ", ".join(f"{name} {run.environment[name]}" for name in ("biascope", "torch", "numpy", "python"))
     title, paper = f"{study.name}: {study.summary.rstrip('.')}", f"{PAPERS[study.paper]}, figure {study.figure}"
-    return page(title, body, paper, f"Made with {versions}.")
+    return page(title, body, paper, f"Made with {versions}.", look=".." if light else "")
 
 
 def chart_block(chart: Chart | HeatMap, prefix: str) -> Html:

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from biascope.ensembles import data_order
-from biascope.ensembles.capture import capture
+from biascope.ensembles.capture import capture, fastest_convolutions
 from biascope.errors import InputError
 from biascope.linearize import lazy_lr
+from biascope.precision import arithmetic
 from biascope.studies.lazy.linearity import Linearity
 from biascope.studies.runs import Value
 
@@ -187,13 +188,8 @@ def make_step(net: nn.Module, x: Tensor, y: Tensor, f0: Tensor, setting: Setting
 @contextmanager
 def exact_float32() -> Iterator[None]:
     """No tf32: its rounding, times alpha, would drown f - f0. cuDNN may time its algorithms (shapes are fixed)."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=False):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+    with arithmetic("float32"), fastest_convolutions():
+        yield
 
 
 class _Probe:
