@@ -352,6 +352,33 @@ def test_a_function_with_a_forward_derivative_of_its_own_uses_torch_s_forward_mo
     assert list(lin._forward_mode.values()) == ["torch"]
 
 
+def test_a_flag_that_leads_into_other_code_is_tried_by_itself() -> None:
+    class Sine(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            return g * ctx.saved_tensors[0].cos()  # type: ignore[no-any-return]
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 3), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor, own: bool = False) -> Tensor:
+            return self.b(Sine.apply(self.a(x)) if own else self.a(x).sin())  # type: ignore[no-any-return, no-untyped-call]
+
+    lin = bs.linearize(Net().double())
+    displace(lin)
+    x = torch.randn(3, 4, dtype=torch.float64)
+    torch.testing.assert_close(lin(x, own=True), lin(x))
+    torch.testing.assert_close(lin(x, True), lin(x))  # after a call without it
+    assert len(lin._forward_mode) == 3
+
+
 def test_inference_mode_keeps_the_tangents() -> None:
     net = conv_net()
     for first in (True, False):

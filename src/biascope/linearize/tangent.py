@@ -103,7 +103,7 @@ class Linearized(Anchored):
                 raise InputError(f"at: no parameter is called {missing[0]!r}")
             point = {**point, **moved}
         self._frozen["point"] = dict(point)
-        self.__dict__["_forward_mode"] = {}  # (device, dtype, autocast) -> which one agrees with training's gradient
+        self.__dict__["_forward_mode"] = {}  # kind of call -> which one agrees with training's gradient
         # searched once: looking for them in every call takes Python longer than a GPU takes for a few layers
         self.__dict__["_slots"], self.__dict__["_layers"] = slots(self._skeleton), list(self._skeleton.modules())
         self._norms = None
@@ -149,13 +149,14 @@ class Linearized(Anchored):
                 raise InputError(
                     f"'{name}' requires a gradient but is not linearised: name it in linearize(params=...)"
                 )
-        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        leaves = pytree.tree_leaves((args, kwargs))
+        tensors = [t for t in leaves if isinstance(t, Tensor)]
         device = chosen[0].device
         for t in tensors:
             if t.device != device and t.dim():
                 raise InputError(f"an input is on {t.device}, the linearised network on {device}: move one of them")
         here = _Expansion(self, args, kwargs, _autocast_state(device))
-        forward_mode = self._forward_is_adjoint(here)
+        forward_mode = self._forward_is_adjoint(here, leaves)
         trains = torch.is_grad_enabled() and any(p.requires_grad for p in chosen)
         through = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
         if through and not forward_mode:
@@ -173,10 +174,16 @@ class Linearized(Anchored):
                 outs = here.value(here.displaced(chosen), forward_mode)
         return here.rebuild(outs)
 
-    def _forward_is_adjoint(self, here: _Expansion) -> str:
-        """The fastest forward mode with <u, J v> = <J^T u, v>, or none. Tried once per precision and device."""
+    def _forward_is_adjoint(self, here: _Expansion, leaves: Sequence[Any]) -> str:
+        """The fastest forward mode with <u, J v> = <J^T u, v>, or none.
+
+        Tried once per precision, device and kind of call: a flag, a name or an input more may lead a network into code
+        that it did not pass before. Numbers do not count, for they may differ in every call.
+        """
         first = here.point[self.linearized[0]]
-        key = (first.device, first.dtype, here.autocast)
+        flags = tuple(a for a in leaves if isinstance(a, bool | str | None))
+        ranks = tuple(t.dim() for t in leaves if isinstance(t, Tensor))
+        key = (first.device, first.dtype, here.autocast, len(here.args), *here.kwargs, flags, ranks)
         if key not in self._forward_mode:
             self._forward_mode[key] = _adjoint(here)
         return self._forward_mode[key]
