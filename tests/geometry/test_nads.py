@@ -192,8 +192,8 @@ def test_matrix_free_equals_dense(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.allclose(kept.eigenvalues, dense.eigenvalues, rtol=1e-3)
     assert kept.overlap(dense, 4) > 0.999
     assert kept.trace == pytest.approx(dense.trace, rel=1e-5)
-    assert torch.allclose(again.eigenvalues, dense.eigenvalues, rtol=0.05)
-    assert again.overlap(dense, 2) > 0.9
+    assert torch.allclose(again.eigenvalues, dense.eigenvalues, rtol=1e-3)
+    assert again.overlap(dense, 4) > 0.999
     assert kept.standard_errors[0].item() == pytest.approx(dense.standard_errors[0].item(), rel=0.7)
     assert kept.stability[0][0] == 120
 

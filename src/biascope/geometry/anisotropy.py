@@ -11,6 +11,7 @@ from torch import Tensor
 from biascope.ensembles import Factory, Initialiser, Networks, record
 from biascope.ensembles.evaluate import Precision, Scalarise, arithmetic
 from biascope.errors import InputError
+from biascope.geometry.few_passes import few_passes
 from biascope.geometry.gradients import Sampler
 from biascope.geometry.mixed import MixedDerivative
 from biascope.geometry.moments import BlockMoments, blocks_for
@@ -155,9 +156,9 @@ def _dense(
 
 
 def _matrix_free(sampler: Sampler, T: int, top: int, stability_k: int, max_memory: str | int | None) -> NADs:
-    """Top directions by block iteration over the gradients; they are kept if they fit, else drawn again each time."""
-    D = sampler.dimension
-    keep = budget(max_memory, sampler.device) // 3 >= T * D * 4
+    """Top directions by block Krylov over the gradients; they are kept if they fit, else drawn again for each pass."""
+    D, room = sampler.dimension, budget(max_memory, sampler.device)
+    keep = room // 3 >= T * D * 4
     kept: list[tuple[int, Tensor]] = []
 
     def pieces() -> Iterator[tuple[int, Tensor]]:
@@ -178,9 +179,8 @@ def _matrix_free(sampler: Sampler, T: int, top: int, stability_k: int, max_memor
                 count += len(own)
             return found / max(count, 1)
 
-        operator = FromFunction(product, (D, D), torch.float32, sampler.device, symmetric=True)
-        # a fresh pass over all networks for each product: few of them when nothing is kept
-        pairs = subspace_iteration(operator, k, tol=1e-4, max_iterations=60 if keep else 4, seed=sampler.seed)
+        passes = min(20 if keep else 12, max(6, room // 3 // (8 * D * (k + 10))))  # as many blocks are held
+        pairs = few_passes(product, D, k, passes=passes, seed=sampler.seed, device=sampler.device)
         return pairs.values, pairs.vectors
 
     for _ in pieces():  # the first pass fills what is kept

@@ -22,9 +22,10 @@ from torch import Tensor
 from biascope.ensembles import Factory, Initialiser, Networks, input_gradients, record
 from biascope.ensembles.evaluate import Scalarise
 from biascope.errors import CorruptError, InputError, UnsupportedError
+from biascope.geometry.few_passes import few_passes
 from biascope.geometry.measures import Comparison, compare
 from biascope.geometry.moments import BlockMoments, blocks_for
-from biascope.linalg import Dense, Eigenpairs, FromFunction, LinearOperator, eigsh, psd_eigh, subspace_iteration
+from biascope.linalg import Dense, Eigenpairs, FromFunction, LinearOperator, eigsh, psd_eigh
 from biascope.memory import budget
 from biascope.progress import progress
 from biascope.seeds import generator
@@ -80,7 +81,9 @@ class AverageGeometry:
         """Eigenpairs with the largest eigenvalues (largest magnitudes for an evolution); all of them by default."""
         D = self.operator.shape[0]
         if self.dense is None:
-            return subspace_iteration(self.operator, min(k or 64, D), tol=1e-3, max_iterations=8, seed=self.seed)
+            return few_passes(
+                lambda X: self.operator @ X, D, min(k or 64, D), passes=12, seed=self.seed, device=self.operator.device
+            )
         if k is not None and k < D // 4:
             return eigsh(self.operator, k, which="LA" if self.kind == "geometry" else "LM")
         values, vectors = psd_eigh(self.matrix, clip=self.kind == "geometry")

@@ -1,0 +1,65 @@
+"""Leading eigenvectors when every product is a pass over all networks: block Krylov, which wastes none of them.
+
+Subspace iteration forgets all blocks but the last. Here all are kept and searched together (Rayleigh-Ritz on the block
+Krylov space), which needs far fewer passes when eigenvalues lie close together, as those of gradients do.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from biascope.linalg import Eigenpairs, symmetrise
+from biascope.seeds import generator
+
+
+def few_passes(
+    product: Callable[[Tensor], Tensor],
+    dimension: int,
+    k: int,
+    *,
+    passes: int,
+    tol: float = 1e-3,
+    oversampling: int = 10,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> Eigenpairs:
+    """The k leading eigenpairs (values float64, descending) of a positive operator, from at most `passes` products.
+
+    `product` maps a block [D, b] in float32 to a block of the same shape. Stops when all residuals are below `tol`
+    times the largest eigenvalue; warns, with the largest residual, when the passes end first.
+
+    Example:
+        >>> found = few_passes(lambda X: torch.arange(50.0)[:, None] * X, 50, 2, passes=6)
+        >>> found.values.round().tolist(), found.vectors.abs().argmax(0).tolist()
+        ([49.0, 48.0], [49, 48])
+    """
+    width = min(dimension, k + oversampling)
+    start = torch.randn(dimension, width, generator=generator(seed, "few passes")).to(device)
+    block = torch.linalg.qr(start)[0]
+    basis, image = block.new_zeros(dimension, 0), block.new_zeros(dimension, 0)
+    for done in range(1, passes + 1):
+        new = product(block)
+        basis, image = torch.cat([basis, block], 1), torch.cat([image, new], 1)
+        values, S = torch.linalg.eigh(symmetrise((basis.T @ image).double()))
+        values, S = values.flip(0)[:k], S.flip(1)[:, :k].to(basis)
+        residuals = (image @ S - (basis @ S) * values.to(basis)).norm(dim=0).double()
+        converged = residuals <= tol * values[0]
+        if bool(converged.all()) or done == passes:
+            break
+        block, R = torch.linalg.qr(new - basis @ (basis.T @ new))
+        block = block[:, R.diagonal().abs() > 1e-5 * float(values[0])][:, : dimension - basis.shape[1]]
+        if block.shape[1] == 0:  # the space is exhausted: nothing is missing
+            break
+        block = torch.linalg.qr(block - basis @ (basis.T @ block))[0]  # once more, against rounding
+    if not bool(converged.all()):
+        warnings.warn(
+            f"after {done} passes over the networks {int((~converged).sum())} of {k} leading directions have residuals "
+            f"up to {float(residuals.max() / values[0]):.1e} of the largest eigenvalue (wanted {tol:.0e}): ask for "
+            "fewer directions, or give more memory",
+            stacklevel=2,
+        )
+    return Eigenpairs(values, torch.linalg.qr(basis @ S)[0], residuals, converged, done, basis.shape[1])
