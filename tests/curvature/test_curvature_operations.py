@@ -192,6 +192,52 @@ def test_sums_multiples_and_products(metric, representation):
             product.solve(V, damping=1.0)
 
 
+@pytest.mark.parametrize("representation", EIGEN)
+def test_negative_multiples_have_negative_spectra(metric, representation):
+    F, D = metric("mlp", representation)
+    values = torch.linalg.eigvalsh(-D)
+    minus = -1.0 * F
+    assert float((minus.eigenvalues() - values.flip(0)).abs().max()) < 1e-10 * float(values.abs().max())
+    assert relative(minus.spectral_norm(), values.abs().max()) < 1e-10
+    v, shift = vectors(len(D))[:, 0], 2 * float(values.abs().max())
+    expected = torch.linalg.solve(shift * torch.eye(len(D), dtype=D.dtype) - D, v)
+    assert relative(minus.solve(v, damping=shift), expected) < 1e-9
+
+
+@pytest.mark.parametrize("representation", ["kfac", "ekfac"])
+def test_factored_damping_scales_with_the_metric(metric, representation):
+    F, _ = metric("mlp", representation)
+    v = vectors(F.shape[0])[:, 0]
+    four = (4.0 * F).solve(v, damping=0.4, mode="factored")
+    assert relative(four, F.solve(v, damping=0.1, mode="factored") / 4) < 1e-10
+
+
+def test_a_multiple_of_a_product_is_not_symmetric(metric):
+    F, _ = metric("mlp", "kfac")
+    G = bs.fisher(*(lambda net, x: (net, x.flip(1)))(*case("mlp")), "kfac")
+    with pytest.raises(UnsupportedError, match="not symmetric"):
+        (0.5 * (F @ G)).eigh()
+
+
+def test_what_no_representation_holds_is_still_a_metric(metric):
+    F, D = metric("mlp", "kfac")
+    G, E = metric("mlp", "implicit")
+    V, eye = vectors(len(D)), torch.eye(len(D), dtype=D.dtype)
+    total = F + 0.5 * G
+    S = D + 0.5 * E
+    assert relative(total.solve(V, damping=0.1), torch.linalg.solve(S + 0.1 * eye, V)) < 1e-8
+    assert relative(total.quadratic_form(V), (V * (S @ V)).sum(0)) < 1e-10
+    assert relative(total.trace(), S.trace()) < 1e-10
+    assert relative(total.eigh(2).values, torch.linalg.eigvalsh(S).flip(0)[:2]) < 1e-8
+    assert relative(total.space.flatten(total @ total.space.unflatten(V[:, 0])), S @ V[:, 0]) < 1e-10
+    damped = G + 0.1 * bs.linalg.Identity(len(D), D.dtype)
+    assert relative(damped.solve(V), torch.linalg.solve(E + 0.1 * eye, V)) < 1e-8
+    with pytest.raises(UnsupportedError, match="representation='dense'"):
+        total.sample(1, 0.1)
+    with pytest.raises(UnsupportedError, match="not symmetric"):
+        (F @ G).solve(V, damping=1.0)
+
+
 def test_ekfac_adds_in_one_basis(metric):
     F, D = metric("mlp", "ekfac")
     assert relative((F + 2.0 * F).to_dense(), 3 * D) < 1e-10

@@ -170,8 +170,12 @@ class KroneckerPiece(Piece):
         return KroneckerPiece(self.names, B, A, self.layout)
 
     def scale(self, c: float) -> Piece:  # noqa: D102
+        if c < 0 and self.symmetric:  # factors are decomposed as positive ones
+            return self.eigen.scale(c)
         root = sqrt(abs(c))
-        return KroneckerPiece(self.names, (root if c >= 0 else -root) * self.B, root * self.A, self.layout)
+        piece = KroneckerPiece(self.names, (root if c >= 0 else -root) * self.B, root * self.A, self.layout)
+        piece.symmetric = self.symmetric
+        return piece
 
     def product(self, other: Piece) -> Piece | None:  # noqa: D102
         if not isinstance(other, KroneckerPiece) or self.full != other.full or self.layout != other.layout:
@@ -264,7 +268,8 @@ class EigenPiece(Piece):
         return self.with_eigenvalues((self.eigenvalues() - means).clamp_min(0.0))
 
     def scale(self, c: float) -> Piece:  # noqa: D102
-        return self.with_eigenvalues(c * self.s)
+        root = sqrt(abs(c))  # shared by the factors, whose eigenvalues the factored damping is made of
+        return EigenPiece(self.names, self.U_B, self.U_A, c * self.s, root * self.s_B, root * self.s_A, self.layout)
 
     def _same_basis(self, other: Piece) -> bool:
         if not isinstance(other, EigenPiece) or self.layout != other.layout:

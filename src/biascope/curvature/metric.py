@@ -86,9 +86,24 @@ class Metric(LinearOperator):
     def __matmul__(self, v: Any) -> Any:
         """F @ v in v's own form; F @ G for two metrics."""
         if isinstance(v, LinearOperator):
-            return super().__matmul__(v)
+            return self._lazy(super().__matmul__(v))
         X, back = self._columns(v, "F @ v")
         return back(self._matmat(X))
+
+    def __add__(self, other: LinearOperator) -> LinearOperator:
+        return self._lazy(super().__add__(other))
+
+    def __sub__(self, other: LinearOperator) -> LinearOperator:
+        return self._lazy(super().__sub__(other))
+
+    def __mul__(self, scalar: float) -> LinearOperator:
+        return self._lazy(super().__mul__(scalar))
+
+    def _lazy(self, operator: LinearOperator) -> Metric:
+        """A metric that is known by its products only."""
+        from biascope.curvature.lazy import LazyMetric
+
+        return LazyMetric(self, operator)
 
     def quadratic_form(self, v: Vector) -> Tensor:
         """v^T F v: a number, or [k] for a block."""
