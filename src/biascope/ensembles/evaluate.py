@@ -3,7 +3,8 @@
 Ways to run T networks ("engines"):
   loop    one network after another; on the CPU also in the channels-last layout
   vmap    a group of networks in one call (`torch.func.vmap` over the stacked parameters)
-  graph   one network after another, replayed as a CUDA graph (no launch overhead); CUDA only
+  graph   one network after another, replayed as a CUDA graph (no launch overhead), compiled by torch.compile when the
+          work is long; CUDA only
 Small networks on few inputs want vmap, large ones the loop; a pilot on a small part decides, once per architecture and
 shape of input. Memory is kept under a budget by cutting networks and inputs into pieces.
 """
@@ -13,8 +14,8 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -24,6 +25,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from biascope.ensembles.capture import capture
+from biascope.ensembles.compiled import Compiled, compiled, worth_compiling
 from biascope.ensembles.networks import Networks
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import as_rows
@@ -39,12 +41,16 @@ Scalarise = Callable[[Tensor], Tensor]  # outputs [n, c] -> [n]
 
 @dataclass(frozen=True)
 class Plan:
-    """How the networks are run: engine, inputs per call, networks per call (vmap), memory layout (loop)."""
+    """How the networks are run: engine, inputs per call, networks per call (vmap), memory layout (loop, graph).
+
+    `seconds` is what one network took on all inputs when engines were compared; 0 when there was no choice.
+    """
 
     engine: str
     inputs: int
     networks: int = 1
     channels_last: bool = False
+    seconds: float = 0.0
 
 
 _PLANS: weakref.WeakKeyDictionary[nn.Module, dict[Any, Plan]] = weakref.WeakKeyDictionary()
@@ -59,6 +65,7 @@ def outputs(
     precision: Precision = "float32",
     max_memory: str | int | None = None,
     plan: Plan | None = None,
+    total: int = 0,
 ) -> Tensor:
     """Outputs [T, n, c] of T networks in the template's mode (eval, as drawn), without gradients.
 
@@ -70,6 +77,8 @@ def outputs(
         precision: of the network's arithmetic on CUDA; the outputs come back in float32.
         max_memory: for example "4GB"; by default 60 % of what is free.
         plan: a plan from `choose_plan`, to skip the pilot.
+        total: networks that are still to be run with these inputs, in this call and later ones, if more than T: a long
+            job is compiled on CUDA.
 
     Example:
         >>> from biascope.ensembles import record
@@ -82,7 +91,10 @@ def outputs(
     with torch.no_grad(), arithmetic(networks.device, precision):
         plan = plan or choose_plan(networks, x, per_network, engine, max_memory)
         if plan.engine == "graph":
-            return _graph(networks, x, plan)
+            long = worth_compiling(networks.template, plan.seconds, len(networks), max(total, len(networks)))
+            first = _layout(x[: plan.inputs], plan.channels_last)
+            made = compiled(networks, first, precision, plan.channels_last) if long else None
+            return _graph(networks, x, plan, made)
         pieces = []
         for start in range(0, len(networks), plan.networks):
             group = networks[start : start + plan.networks]
@@ -236,7 +248,7 @@ def _measure(networks: Networks, x: Tensor, per_network: bool, engine: Engine, r
             seconds = _seconds(lambda: _run(first, mine, 0, plan, per_network)) / done  # noqa: B023
         if seconds < fastest:
             best, fastest = plan, seconds
-    return best
+    return replace(best, seconds=fastest * n)
 
 
 def _run(group: Networks, x: Tensor, start: int, plan: Plan, per_network: bool) -> Tensor:
@@ -251,36 +263,52 @@ def _run(group: Networks, x: Tensor, start: int, plan: Plan, per_network: bool) 
     for i in range(len(group)):
         values, inputs = group.one(i), piece[i] if per_network else piece
         if plan.channels_last:
-            values, inputs = _channels_last(values), inputs.contiguous(memory_format=torch.channels_last)
+            values, inputs = _channels_last(values), _layout(inputs, True)
         rows.append(_call(group.template, values, inputs))
     return torch.stack(rows)
 
 
-def _graph(networks: Networks, x: Tensor, plan: Plan) -> Tensor:
+def _graph(networks: Networks, x: Tensor, plan: Plan, made: Compiled | None = None) -> Tensor:
     """Each network in turn, copied into the parameters of one captured CUDA graph that runs all inputs."""
-    static = {name: value.clone() for name, value in networks.one(0).items()}
-    if plan.channels_last:
-        static, x = _channels_last(static), x.contiguous(memory_format=torch.channels_last)
+    x, first = _layout(x, plan.channels_last), networks.one(0)
+    if made is None:
+        static = {name: value.clone() for name, value in first.items()}
+        static = _channels_last(static) if plan.channels_last else static
+    else:
+        held = made.values()
+        static = {name: held[name] for name in first}
+
+    def call(piece: Tensor) -> Tensor:
+        if made is None:
+            return _call(networks.template, static, piece)
+        return _rows(made.call(piece), piece, networks.template)
 
     def everything() -> Tensor:
-        pieces = range(0, len(x), plan.inputs)
-        return torch.cat([_call(networks.template, static, x[i : i + plan.inputs]) for i in pieces])
+        return torch.cat([call(x[i : i + plan.inputs]) for i in range(0, len(x), plan.inputs)])
 
-    with AffineNorm():
+    with nullcontext() if made else AffineNorm():
         run = capture(everything, device=networks.device, warm_up=1)
     for i in range(len(networks)):
         own = networks.one(i)
         torch._foreach_copy_(list(static.values()), [own[name] for name in static])
         out = run()
         if i == 0:
-            results = torch.empty(len(networks), *out.shape, dtype=torch.float32, device=out.device)
+            results = out.new_empty(len(networks), *out.shape)
         results[i].copy_(out)
     return results
 
 
 def _call(template: nn.Module, values: dict[str, Tensor], x: Tensor) -> Tensor:
-    out = as_rows(functional_call(template, values, (x,)), len(x), None, template)
-    return out.float() if out.dtype in (torch.bfloat16, torch.float16) else out
+    return _rows(functional_call(template, values, (x,)), x, template)
+
+
+def _rows(out: Any, x: Tensor, template: nn.Module) -> Tensor:
+    rows = as_rows(out, len(x), None, template)
+    return rows.float() if rows.dtype in (torch.bfloat16, torch.float16) else rows
+
+
+def _layout(x: Tensor, channels_last: bool) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last) if channels_last else x
 
 
 def _channels_last(values: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -60,26 +60,27 @@ class Sampler:
             size = max(size, room // size * size)
         while start < stop:
             end = min(stop, (start // size + 1) * size)
-            yield start, self.rows(start, end)
+            yield start, self.rows(start, end, total=stop - start)
             start = end
 
-    def rows(self, start: int, stop: int) -> Tensor:
-        """Gradients [networks, r, D] of networks start, ..., stop - 1."""
+    def rows(self, start: int, stop: int, total: int = 0) -> Tensor:
+        """Gradients [networks, r, D] of networks start, ..., stop - 1, out of `total` that are still to come."""
         networks = self.initialiser.draw(self.seed, start, stop, self.device, self.dtype)
         if self.method == "autograd":
             found = input_gradients(networks, self.x[None], scalarise=self.scalarise, max_memory=self.max_memory)
             return found.flatten(2)
         if self.head is None:
-            return self._differences(networks)[:, None]
-        return self._differences(without_head(networks, self.head)).transpose(1, 2) * math.sqrt(self.head_variance)
+            return self._differences(networks, total)[:, None]
+        rows = self._differences(without_head(networks, self.head), total)
+        return rows.transpose(1, 2) * math.sqrt(self.head_variance)
 
-    def _differences(self, networks: Networks) -> Tensor:
+    def _differences(self, networks: Networks, total: int) -> Tensor:
         """Central differences: [T, D] of the scalar output, or [T, D, features]."""
         D, pieces = self.dimension, []
         at_once = max(1, min(D, 2**26 // D))
         for start in range(0, D, at_once):
             x = perturbed(self.x, start, min(start + at_once, D), self.step)
-            out = outputs(networks, x, precision=self.precision, max_memory=self.max_memory)
+            out = outputs(networks, x, precision=self.precision, max_memory=self.max_memory, total=total)
             if self.head is None:
                 T, n, c = out.shape
                 out = scalar_of(out.reshape(T * n, c), self.scalarise).reshape(T, n)
