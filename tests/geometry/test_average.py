@@ -312,9 +312,21 @@ def test_matrix_free(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.allclose(free.eigh(2).values.double(), dense.eigh(2).values, rtol=1e-3)
     with pytest.raises(UnsupportedError, match="matrix-free"):
         _ = free.matrix
+
+
+def test_matrix_free_evolution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same Delta as a product, and its directions of largest magnitude (it is negative)."""
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.randn(12, 8, generator=rng), torch.randn(12, generator=rng)
+    dense = geometry_evolution(lambda: PooledCNN(3, 3, 1, 1), x, y, n_networks=60, n_probes=2)
     monkeypatch.setattr("biascope.geometry.evolution.DENSE_UP_TO", 4)
-    with pytest.raises(InputError, match="too large"):
-        geometry_evolution(lambda: PooledCNN(3, 3, 1, 1), torch.ones(2, 8), torch.ones(2), n_networks=1)
+    free = geometry_evolution(lambda: PooledCNN(3, 3, 1, 1), x, y, n_networks=60, n_probes=2)
+    V = torch.randn(8, 3, generator=rng)
+    assert torch.allclose((free @ V).double(), dense @ V, rtol=1e-4, atol=1e-5 * float(dense.matrix.norm()))
+    assert torch.allclose(free.eigh(2).values, dense.eigh(2).values, rtol=1e-3)
+    assert free.eigh(1).values[0] < 0
+    with pytest.raises(UnsupportedError, match="matrix-free"):
+        _ = free.matrix
 
 
 def test_common_probes_and_trained_networks() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from biascope.errors import InputError
 from biascope.functional import as_rows, differentiable_attention
 from biascope.geometry.average import DENSE_UP_TO, AverageGeometry, draw_probes, from_moments
 from biascope.geometry.moments import BlockMoments, blocks_for
+from biascope.linalg import FromFunction
 from biascope.memory import budget
 from biascope.progress import progress
 
@@ -50,7 +51,8 @@ def geometry_evolution(
 
     Args:
         factory: builds a freshly initialised network; eval mode.
-        x_train: [m, *input_shape].
+        x_train: [m, *input_shape]; above D = 4096 entries the result is matrix-free (`Delta @ v`, `Delta.eigh(k)`), and
+            every product is a pass over all networks.
         y_train: [m], floats (for "logistic" -1 and +1).
         n_networks: networks to average over.
         loss: "sse" (half the summed squares), "logistic", or a function (f [b], y [b]) -> sum of losses.
@@ -75,8 +77,6 @@ def geometry_evolution(
     if isinstance(loss, str) and loss not in LOSSES:
         raise InputError(f"loss={loss!r} is not one of {', '.join(LOSSES)}, and not a function")
     shape, D = tuple(x_train.shape[1:]), x_train[0].numel()
-    if D > DENSE_UP_TO:
-        raise InputError(f"D = {D} is too large for a matrix (at most {DENSE_UP_TO}); use smaller inputs")
     initialiser = factory if isinstance(factory, Initialiser) else record(factory)
     where = torch.device(device or "cpu")
     kind = dtype or next(initialiser.template.parameters()).dtype
@@ -93,15 +93,31 @@ def geometry_evolution(
     weight = sum(p.numel() * p.element_size() for p in first.params.values())
     cost = 6 * weight * (1 + n_probes) + 6 * activation_bytes(first, x[:1]) * (min(batch, len(x)) + 4 * n_probes)
     group = max(1, min(n_networks, initialiser.block, room // (4 * cost)))
+
+    def rows() -> Iterator[tuple[int, Tensor, Tensor]]:
+        """First network, moved gradients and gradients [networks, probes, D] of a group."""
+        with differentiable_attention(), arithmetic(where, "float32"):
+            for start in progress(range(0, n_networks, group), "networks", leave=False):
+                networks = initialiser.draw(seed, start, min(start + group, n_networks), where, dtype)
+                probes = draw_probes(seed, start, start + len(networks), n_probes, shape, probe_std).to(where, kind)
+                flow = descent(f, networks, x, y, total, batch)
+                g, u = along(f, networks, flow, probes)
+                yield start, u.flatten(2) / math.sqrt(n_probes), g.flatten(2) / math.sqrt(n_probes)
+
+    if D > DENSE_UP_TO:
+
+        def product(X: Tensor) -> Tensor:
+            made = torch.zeros_like(X)
+            for _, u, g in rows():
+                a, b = u.reshape(-1, D).to(X), g.reshape(-1, D).to(X)
+                made += a.T @ (b @ X) + b.T @ (a @ X)
+            return made / n_networks
+
+        operator = FromFunction(product, (D, D), torch.float32, where, symmetric=True)
+        return AverageGeometry(operator, None, shape, n_networks, n_probes, seed, float("nan"), "evolution")
     moments = BlockMoments(D, min(blocks_for(D, room), n_networks), where)
-    with differentiable_attention(), arithmetic(where, "float32"):
-        for start in progress(range(0, n_networks, group), "networks", leave=False):
-            networks = initialiser.draw(seed, start, min(start + group, n_networks), where, dtype)
-            probes = draw_probes(seed, start, start + len(networks), n_probes, shape, probe_std).to(where, kind)
-            flow = descent(f, networks, x, y, total, batch)
-            g, u = along(f, networks, flow, probes)
-            scale = math.sqrt(n_probes)
-            moments.add(start, u.flatten(2) / scale, g.flatten(2) / scale)
+    for start, u, g in rows():
+        moments.add(start, u, g)
     return from_moments(moments, shape, n_probes, seed, "evolution")
 
 

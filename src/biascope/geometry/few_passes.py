@@ -27,7 +27,7 @@ def few_passes(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> Eigenpairs:
-    """The k leading eigenpairs (values float64, descending) of a positive operator, from at most `passes` products.
+    """The k eigenpairs of largest magnitude of a symmetric operator (values float64), from at most `passes` products.
 
     `product` maps a block [D, b] in float32 to a block of the same shape. Stops when all residuals are below `tol`
     times the largest eigenvalue; warns, with the largest residual, when the passes end first.
@@ -45,21 +45,22 @@ def few_passes(
         new = product(block)
         basis, image = torch.cat([basis, block], 1), torch.cat([image, new], 1)
         values, S = torch.linalg.eigh(symmetrise((basis.T @ image).double()))
-        values, S = values.flip(0)[:k], S.flip(1)[:, :k].to(basis)
+        order = values.abs().argsort(descending=True)[:k]
+        values, S = values[order], S[:, order].to(basis)
         residuals = (image @ S - (basis @ S) * values.to(basis)).norm(dim=0).double()
-        converged = residuals <= tol * values[0]
+        converged = residuals <= tol * values[0].abs()
         if bool(converged.all()) or done == passes:
             break
         block, R = torch.linalg.qr(new - basis @ (basis.T @ new))
-        block = block[:, R.diagonal().abs() > 1e-5 * float(values[0])][:, : dimension - basis.shape[1]]
+        block = block[:, R.diagonal().abs() > 1e-5 * abs(float(values[0]))][:, : dimension - basis.shape[1]]
         if block.shape[1] == 0:  # the space is exhausted: nothing is missing
             break
         block = torch.linalg.qr(block - basis @ (basis.T @ block))[0]  # once more, against rounding
     if not bool(converged.all()):
         warnings.warn(
             f"after {done} passes over the networks {int((~converged).sum())} of {k} leading directions have residuals "
-            f"up to {float(residuals.max() / values[0]):.1e} of the largest eigenvalue (wanted {tol:.0e}): ask for "
-            "fewer directions, or give more memory",
+            f"up to {float(residuals.max() / values[0].abs()):.1e} of the largest eigenvalue (wanted {tol:.0e}): "
+            "ask for fewer directions, or give more memory",
             stacklevel=2,
         )
     return Eigenpairs(values, torch.linalg.qr(basis @ S)[0], residuals, converged, done, basis.shape[1])
