@@ -46,6 +46,16 @@ def test_non_finite_loss_changes_nothing(kind, bad):
     assert all(bool(p.isfinite().all()) for p in net.parameters())
 
 
+@pytest.mark.parametrize("options", [{}, {"scalings": "running"}])
+def test_an_empty_batch_is_named_and_changes_nothing(options):
+    net, opt = started(**options)
+    before, state = snapshot(net), copy.deepcopy(opt.state_dict())
+    net(mlp_data()[0][:0]).sum().backward()
+    with pytest.raises(InputError, match="batch without examples"):
+        opt.step()
+    unchanged(net, opt, before, state)
+
+
 def test_non_finite_gradient_of_a_plain_parameter_changes_nothing():
     net = seeded(lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)))
     opt = bs.optim.EKFAC(net, lr=0.1, damping=0.01)

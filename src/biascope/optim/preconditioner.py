@@ -212,6 +212,8 @@ class Preconditioner:
         old = self.curvatures[unit.name]
         record = self.watcher.records[unit.module]
         calls, batches = record.calls, record.batches()
+        if any(call.examples == 0 for call in calls):
+            raise InputError(f"{unit.name} was given a batch without examples: skip empty batches; nothing was changed")
         examples = sum(batch[0].examples for batch in batches)
         chunks: list[tuple[Unit, Chunk]] = []
         if calls and all(call.input is not None for call in calls):
