@@ -379,6 +379,28 @@ def test_a_flag_that_leads_into_other_code_is_tried_by_itself() -> None:
     assert len(lin._forward_mode) == 3
 
 
+def test_inside_torch_func_as_in_the_calls_before() -> None:
+    net = mlp()
+    lin = bs.linearize(net)
+    displace(lin)
+    x = torch.randn(3, 4, dtype=torch.float64)
+    params = {k: p.detach() for k, p in lin.named_parameters()}
+
+    def one(params: dict[str, Tensor], row: Tensor) -> Tensor:
+        out: Tensor = torch.func.functional_call(lin, params, (row[None],))
+        return out[0]
+
+    def jacobian() -> dict[str, Tensor]:
+        found: dict[str, Tensor] = torch.func.vmap(torch.func.jacrev(one), (None, 0))(params, x)
+        return found
+
+    with pytest.raises(UnsupportedError, match="call it once before"):
+        jacobian()
+    lin(x)
+    found = torch.cat([jacobian()[k].flatten(2) for k in params], 2)
+    torch.testing.assert_close(found, brute_force(net, x))
+
+
 def test_inference_mode_keeps_the_tangents() -> None:
     net = conv_net()
     for first in (True, False):

@@ -84,7 +84,7 @@ def posthoc(model: nn.Module, finetuned: State, **options: Any) -> Linearized:
 class Linearized(Anchored):
     """What `linearize` returns. `linearized` names the parameters in which the network is linear."""
 
-    _forward_mode: dict[object, str]
+    _forward_mode: dict[tuple[Any, ...], str]
     _slots: list[Slot]
     _layers: list[nn.Module]
     _norms: Norms | None
@@ -181,10 +181,19 @@ class Linearized(Anchored):
         that it did not pass before. Numbers do not count, for they may differ in every call.
         """
         first = here.point[self.linearized[0]]
+        precision = (first.device, first.dtype, here.autocast)
         flags = tuple(a for a in leaves if isinstance(a, bool | str | None))
         ranks = tuple(t.dim() for t in leaves if isinstance(t, Tensor))
-        key = (first.device, first.dtype, here.autocast, len(here.args), *here.kwargs, flags, ranks)
+        key = (precision, len(here.args), *here.kwargs, flags, ranks)
         if key not in self._forward_mode:
+            if torch._C._are_functorch_transforms_active():  # no place for a trial: as in the calls before
+                known = [mode for other, mode in self._forward_mode.items() if other[0] == precision]
+                if not known:
+                    raise UnsupportedError(
+                        "the first call of a linearised network must not be inside torch.func: call it once before, "
+                        "on the same device and in the same precision, so that its forward mode can be tried"
+                    )
+                return known[-1]
             self._forward_mode[key] = _adjoint(here)
         return self._forward_mode[key]
 
