@@ -38,3 +38,22 @@ def test_what_it_does_not_treat_goes_to_torch() -> None:
     assert patch_product(x, torch.randn(2, 4, 3, 3), padding="same") is None
     with ConvolutionsAsProducts():
         assert torch.equal(F.conv2d(x, w, groups=2), torch.conv2d(x, w, groups=2))
+
+
+def test_batch_norm_does_not_ask_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, x, plain = [], torch.randn(3, 8, 4, 5, 5, dtype=DOUBLE), torch.batch_norm
+    mean, var = torch.zeros(3, 4, dtype=DOUBLE), torch.ones(3, 4, dtype=DOUBLE)
+
+    def note(*args: object) -> torch.Tensor:
+        asked.append(args[-1])
+        return plain(*args)  # type: ignore[arg-type]
+
+    expected = vmap(lambda x, m, v: F.batch_norm(x, m, v, training=True))(x, mean.clone(), var.clone())
+    monkeypatch.setattr(torch, "batch_norm", note)
+    enabled = torch.backends.cudnn.enabled
+    with ConvolutionsAsProducts():
+        found = vmap(lambda x, m, v: F.batch_norm(x, m, v, training=True))(x, mean, var)
+    assert asked == [False]
+    assert torch.backends.cudnn.enabled is enabled
+    assert torch.allclose(found, expected, rtol=1e-12, atol=1e-12)
+    assert not torch.equal(mean, torch.zeros_like(mean))  # the running mean was written

@@ -18,16 +18,22 @@ LARGEST_PATCH = 512  # inputs per output value; beyond that the copies of patche
 
 
 class ConvolutionsAsProducts(TorchFunctionMode):
-    """While active, 2-D convolutions without groups and dilation are computed by `patch_product`."""
+    """While active, 2-D convolutions without groups and dilation are computed by `patch_product`.
+
+    Batch normalisation is left to torch's own kernel: the way to cuDNN's asks for a memory layout, which vmap refuses.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Only torch.conv2d is treated."""
+        """Only torch.conv2d and F.batch_norm are treated."""
         if func is torch.conv2d:
             found = patch_product(*args, **(kwargs or {}))
             if found is not None:
                 return found
+        if func is F.batch_norm:
+            with torch.backends.cudnn.flags(enabled=False):
+                return func(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
