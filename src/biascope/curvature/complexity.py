@@ -134,6 +134,7 @@ def margin_risk(outputs: Tensor, labels: Tensor, gamma: float) -> float:
     """
     if not gamma > 0:
         raise InputError(f"gamma={gamma}: must be positive")
+    outputs = outputs.detach()
     own = outputs.gather(1, labels[:, None])
     others = outputs.scatter(1, labels[:, None], -math.inf).amax(1, keepdim=True)
     return float((1 - (own - others) / gamma).clamp(0.0, 1.0).mean())
