@@ -179,7 +179,9 @@ def test_nets_and_data(capsys: pytest.CaptureFixture[str], tmp_path: Path, monke
 
 def test_ledger_comes_from_run_folders(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run(["ledger"]) == 0
-    assert "not tested" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "not tested" in out
+    assert "There is no folder reproductions" in out
     assert not (tmp_path / "reproductions").exists()
     assert run(["run", "nad/fig4a", "--out", "reproductions/nad-fig4a"]) == 0
     assert run(["ledger"]) == 0

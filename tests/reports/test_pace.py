@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from biascope.reports.panels.pace import measure, per_example
+from biascope.reports.panels.pace import measure, per_example, timed, worthwhile_threads
 
 CPU = torch.device("cpu")
 
@@ -55,3 +55,39 @@ def test_the_pace_of_a_network_is_per_example_and_leaves_it_alone() -> None:
 
 def test_a_network_without_parameters_has_a_pace() -> None:
     assert measure(nn.Flatten(), torch.ones(3, 2, 2)).train >= 0
+
+
+def test_waiting_for_the_processor_does_not_count() -> None:
+    """Where other jobs hold the cores, the wall clock is many times what the work takes."""
+
+    def disturbed() -> None:
+        spin(0.05)
+        time.sleep(0.4)
+
+    assert timed(disturbed, CPU) < 0.2
+
+
+class Crowded(nn.Module):
+    """Slow with several threads, as where others hold the cores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        spin(0.002 if torch.get_num_threads() > 1 else 0.0)
+        return self.w * x
+
+
+def test_one_thread_where_several_are_slower_and_the_setting_comes_back() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with worthwhile_threads(Crowded(), torch.ones(3, 1)):
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+        with worthwhile_threads(nn.Linear(9, 9), torch.ones(3, 1)):  # does not fit: the panels will say so
+            pass
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -104,3 +104,50 @@ def test_channels_and_sizes_reach_timm_and_torchvision(monkeypatch: pytest.Monke
         assert got == (shape or (3, 224, 224))
     with pytest.raises(InputError, match=r"3 channels, not 1: use --input 3,32,32"):
         resolve("torchvision:resnet", (1, 32, 32))
+
+
+SCRIPT = """
+import sys
+from torch import nn
+def sized(width): return nn.Linear(width, 2)
+def inside(): return sized()
+def breaks():
+    depth = 1 / 0
+    return nn.Linear(depth, 2)
+def leaves(): sys.exit(3)
+"""
+
+
+def test_factories_that_fail_say_where_and_what_to_type(tmp_path: Path) -> None:
+    script = tmp_path / "own.py"
+    script.write_text(SCRIPT)
+
+    def said(name: str, **options: object) -> str:
+        with pytest.raises(InputError) as caught:
+            resolve(f"{script}:{name}", (3,), **options)[0]()
+        return str(caught.value)
+
+    assert "add --set width=..., or write a function without arguments" in said("sized")
+    assert "--set" not in said("inside")  # the argument is missing inside the factory, not on the command line
+    assert "line 7 of own.py: depth = 1 / 0" in said("breaks")
+    assert "ended the program (exit 3) instead of returning a network" in said("leaves")
+    factory, _ = resolve(f"{script}:sized", (3,), width=3)
+    assert factory()(torch.zeros(1, 3)).shape == (1, 2)
+
+
+def test_a_script_without_a_function_is_completed(tmp_path: Path) -> None:
+    script = tmp_path / "own.py"
+    for text, hint in ((SCRIPT, "own.py:sized; it has sized, inside"), ("x = 1", "own.py:build; it has none yet")):
+        script.write_text(text)
+        with pytest.raises(InputError, match=hint):
+            resolve(str(script), (3,))
+    script.write_text("def build(: pass")
+    with pytest.raises(InputError, match="cannot be read as Python"):
+        resolve(str(script), (3,))
+    with pytest.raises(InputError, match="there is no file"):
+        resolve(str(tmp_path / "none.py"), (3,))
+    with pytest.raises(InputError, match=r"here my\.models:build"):
+        resolve("my.models.build", (3,))
+    script.write_text("raise SystemExit(2)")
+    with pytest.raises(InputError, match="if __name__ == '__main__'"):
+        resolve(f"{script}:build", (3,))

@@ -35,6 +35,8 @@ def show_ledger(
         table.add_row(row.claim.id, escape(row.claim.claim), escape(run), escape(row.measured), verdict)
     console.print(table)
     console.print(summary(rows))
+    if not folder.is_dir():
+        console.print(f"There is no folder {folder}: runs are kept there by `biascope keep`; --folder names another.")
     if write and folder.is_dir():
         write_text(folder / "ledger.md", ledger_markdown(rows, folder, "/index.html"))
         write_text(folder / "ledger.html", ledger_page(rows, folder))

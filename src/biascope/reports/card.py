@@ -1,5 +1,6 @@
 """The bias card: one page that says what an architecture is inclined to learn."""
 
+import os
 import re
 import sys
 import time
@@ -13,11 +14,12 @@ import torch
 
 import biascope
 from biascope.ensembles.evaluate import arithmetic
-from biascope.errors import BiascopeError
+from biascope.errors import BiascopeError, InputError
 from biascope.progress import progress
 from biascope.reports import figures
 from biascope.reports.html import Html, page, tag
 from biascope.reports.panels import PANELS, Panel, PanelFunction, Subject, make_subject
+from biascope.reports.panels.pace import worthwhile_threads
 from biascope.studies.environment import device_name
 from biascope.studies.files import write_text
 
@@ -71,12 +73,13 @@ def make_card(
         'card.html'
     """
     figures.require_matplotlib()  # say so now, not after the computation
+    path = page_path(out, f"card-{slug(spec)}")
     begin = time.perf_counter()
     subject = make_subject(spec, input_shape, seed, device, networks, weights, data, options)
-    with arithmetic(torch.device(device), "float32"):  # torch's own default on a GPU is tf32 in convolutions
+    full = arithmetic(torch.device(device), "float32")  # torch's own default on a GPU is tf32 in convolutions
+    with full, worthwhile_threads(subject.network, subject.inputs(64)):
         made = tuple(_safely(panel, subject) for panel in progress(panels, "panels"))
     seconds = time.perf_counter() - begin
-    path = Path(out) if out is not None else Path("runs") / f"card-{slug(spec)}.html"
     write_text(path, card_page(subject, made, seconds, weights))
     return Card(path, made, seconds)
 
@@ -89,6 +92,26 @@ def slug(spec: str) -> str:
         'my-models.py-build'
     """
     return re.sub(r"[^A-Za-z0-9._-]+", "-", spec).strip("-")
+
+
+def page_path(out: str | Path | None, name: str) -> Path:
+    """The file to write, `runs/NAME.html` by default; one that cannot be written is refused before the work is done.
+
+    Example:
+        >>> import tempfile
+        >>> page_path(tempfile.mkdtemp() + "/new/card.html", "card-lenet").name
+        'card.html'
+    """
+    path = Path(out) if out is not None else Path("runs") / f"{name}.html"
+    if path.is_dir():
+        raise InputError(f"--out {path} is a folder: give the page a name, e.g. --out {path / f'{name}.html'}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {path}: its folder cannot be made ({error.strerror})") from error
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"--out {path}: nothing can be written into {path.parent}")
+    return path
 
 
 def card_page(subject: Subject, panels: Sequence[Panel], seconds: float, weights: str | Path | None = None) -> str:

@@ -22,7 +22,7 @@ from biascope.ensembles.evaluate import arithmetic
 from biascope.errors import InputError
 from biascope.progress import progress
 from biascope.reports import figures
-from biascope.reports.card import slug
+from biascope.reports.card import page_path, slug
 from biascope.reports.html import Html, figure, image, join, page, table, tag
 from biascope.reports.panels import Subject, make_subject
 from biascope.reports.panels.input_geometry import (
@@ -32,6 +32,7 @@ from biascope.reports.panels.input_geometry import (
     input_spectrum,
     mean_frequency,
 )
+from biascope.reports.panels.pace import worthwhile_threads
 from biascope.reports.panels.tangent_kernel import KernelFacts, kernel_facts, samples
 from biascope.studies.environment import device_name
 from biascope.studies.files import write_text
@@ -84,16 +85,16 @@ def make_compare(
     figures.require_matplotlib()
     if len(specs) < 2:
         raise InputError("compare needs two or more networks, e.g. biascope compare lenet resnet18")
+    path = page_path(out, f"compare-{slug('-'.join(specs))[:80]}")
     begin = time.perf_counter()
     first = make_subject(specs[0], input_shape, seed, device, networks, options=options)
     rest = [make_subject(spec, first.input_shape, seed, device, networks, options=options) for spec in specs[1:]]
     names = unique([subject.name for subject in (first, *rest)])
-    with arithmetic(torch.device(device), "float32"):
+    with arithmetic(torch.device(device), "float32"), worthwhile_threads(first.network, first.inputs(64)):
         found = _measure([first, *rest])
     matrix = overlap_matrix([one.halves for one in found])
     meaning = _meaning(names, matrix, len(found[0].halves[0]), found[0].spectrum.dimension)
     seconds = time.perf_counter() - begin
-    path = Path(out) if out is not None else Path("runs") / f"compare-{slug('-'.join(specs))[:80]}.html"
     write_text(path, _page(names, found, matrix, meaning, seconds))
     return Comparison(path, matrix, meaning, seconds)
 

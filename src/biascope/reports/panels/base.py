@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from biascope.ensembles import Initialiser, record
-from biascope.errors import BiascopeError, InputError, UnsupportedError
+from biascope.errors import InputError, UnsupportedError
 from biascope.memory import free_memory
 from biascope.reports.html import Html
 from biascope.reports.panels import sources
+from biascope.reports.panels.fitness import comma, one_tensor, try_out
 from biascope.reports.panels.loading import Examples, load_examples, load_state, put_weights
 from biascope.reports.panels.pace import Pace, measure
 from biascope.seeds import derive, generator
@@ -139,7 +140,7 @@ def make_subject(
     factory, shape = sources.resolve(spec, input_shape, **options)
     if examples is not None and tuple(examples.x.shape[1:]) != shape:
         raise InputError(
-            f"--data {data} has inputs of shape {_comma(examples.x.shape[1:])}, the network takes {_comma(shape)}; "
+            f"--data {data} has inputs of shape {comma(examples.x.shape[1:])}, the network takes {comma(shape)}; "
             "leave --input out to use the shape of the data"
         )
 
@@ -149,7 +150,7 @@ def make_subject(
             return factory().eval().to(device)
 
     subject = Subject(spec, build, shape, seed, device, networks, factory, None, examples)
-    _try(subject)
+    try_out(spec, subject.network, subject.inputs(2))
     if weights is None:
         return subject
     return replace(subject, trained=put_weights(build(0), load_state(weights), weights))
@@ -162,35 +163,4 @@ def first_output(subject: Subject, network: nn.Module, x: Tensor) -> Tensor:
 
 def all_outputs(subject: Subject, network: nn.Module, x: Tensor) -> Tensor:
     """The outputs of the network at x, [n, c]; anything but a tensor with the batch first is refused in words."""
-    y = network(x)
-    if not isinstance(y, Tensor):
-        raise InputError(
-            f"{subject.name} returns a {type(y).__name__}, not a tensor: "
-            "wrap it so that it returns the tensor you want to look at, e.g. in your script\n"
-            "    class Wrapped(nn.Module):\n"
-            "        def __init__(self): super().__init__(); self.net = build()\n"
-            "        def forward(self, x): return self.net(x)[0]\n"
-            "and type script.py:Wrapped"
-        )
-    if y.ndim == 0 or y.shape[0] != len(x):
-        raise InputError(f"{subject.name} maps a batch {tuple(x.shape)} to {tuple(y.shape)}; the first axis must stay")
-    return y.reshape(len(x), -1)
-
-
-def _try(subject: Subject) -> None:
-    x = subject.inputs(2)
-    try:
-        with torch.no_grad():
-            first_output(subject, subject.network, x)
-    except BiascopeError:
-        raise
-    except Exception as error:
-        raise InputError(
-            f"{subject.name} does not take inputs of shape {_comma(subject.input_shape)} "
-            f"({type(error).__name__}: {error}); "
-            "give the shape of one input with --input, for example --input 3,32,32"
-        ) from error
-
-
-def _comma(shape: Sequence[int]) -> str:
-    return ",".join(str(size) for size in shape)
+    return one_tensor(subject.name, network(x), x)

@@ -22,7 +22,7 @@ from biascope.geometry.gradients import perturbed
 from biascope.progress import progress
 from biascope.reports import figures
 from biascope.reports.html import Html, figure, image, join, table, tag
-from biascope.reports.panels.base import Panel, Subject
+from biascope.reports.panels.base import Panel, Subject, first_output
 from biascope.reports.panels.pace import largest_within, timed
 from biascope.reports.study_page import fact_list
 from biascope.seeds import derive, generator
@@ -87,6 +87,9 @@ def gradients(subject: Subject) -> tuple[Tensor, str]:
 
     Finite differences where enough networks are affordable, since they are what the paper found to work; else autograd.
     """
+    x = subject.inputs(1).requires_grad_()
+    if torch.autograd.grad(first_output(subject, subject.network, x).sum(), x, allow_unused=True)[0] is None:
+        raise InputError("the output does not depend on the input, or rounding or .detach() cuts it off")
     method, total = plan(subject)
     pieces = by_differences(subject, total) if method == "finite differences" else by_autograd(subject, total)
     return torch.cat([rows.cpu().double() for rows in pieces]), method
@@ -186,7 +189,7 @@ def geometry_picture(sample: Tensor) -> Html:
         f"Average geometry G, first {side} x {side} entries: a bare diagonal for an isotropic network; bands and "
         "repeats show what pooling, strides and patches tie together."
     )
-    return tag("div", tag("div", shown), tag("p", note, class_="note"), class_="columns")
+    return tag("figure", shown, tag("figcaption", note))
 
 
 def panel(subject: Subject) -> Panel:

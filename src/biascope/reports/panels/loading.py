@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -64,9 +65,12 @@ def load_state(path: str | Path) -> dict[str, Tensor]:
 
 def _unreadable(path: Path, error: Exception) -> InputError:
     first = str(error).splitlines()[0] if str(error) else ""
+    said = f"{type(error).__name__}: {first[:160]}"
+    if isinstance(error, UnpicklingError):  # torch's own words are long, and advise to run what is in the file
+        said = "it is no weights file, or holds Python objects such as a whole model beside its tensors"
     return InputError(
-        f"--weights {path} cannot be read ({type(error).__name__}: {first[:160]}); "
-        "give a safetensors file, or torch.save(model.state_dict(), ...)"
+        f"--weights {path} cannot be read ({said}); "
+        "give a safetensors file, or what torch.save(model.state_dict(), ...) writes"
     )
 
 
@@ -126,6 +130,8 @@ def load_examples(spec: str, seed: int = 0) -> Examples:
         x, y = part.x, part.y
     if len(x) != len(y) or len(x) < 16:
         raise InputError(f"--data {spec}: {len(x)} inputs and {len(y)} labels; it needs 16 or more, as many of each")
+    if not torch.isfinite(x[:EXAMPLES]).all():
+        raise InputError(f"--data {spec}: x holds nan or infinity; fill or drop those examples first")
     if len(torch.unique(y)) < 2:
         raise InputError(f"--data {spec}: all labels are the same")
     return Examples(path.name if path.suffix else spec, x[:EXAMPLES], y[:EXAMPLES])

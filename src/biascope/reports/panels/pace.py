@@ -4,13 +4,13 @@ Operations are no measure of time: a network of many small layers takes ten time
 follows from the pilot is written on the page (networks, examples), so that a reader knows what it rests on.
 """
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-
-from biascope.ensembles.evaluate import clock
 
 ENOUGH = 0.1  # seconds after which a timing is trusted
 BATCH = 128
@@ -35,19 +35,16 @@ def measure(network: nn.Module, x: Tensor) -> Pace:
     """
     parameters = [p for p in network.parameters() if p.requires_grad]
 
-    def batch(n: int) -> Tensor:
-        return x[torch.arange(n, device=x.device) % len(x)]
-
     def evaluate(n: int) -> None:
         with torch.no_grad():
-            network(batch(n))
+            network(_batch(x, n))
 
     def by_input(_: int) -> None:
         one = x[:1].clone().requires_grad_()
         _gradient(network(one), [one])
 
     def train(n: int) -> None:
-        _gradient(network(batch(n)), parameters)
+        _gradient(network(_batch(x, n)), parameters)
 
     largest = 1024 if x.device.type == "cuda" else 256  # a CPU has small caches
     return Pace(
@@ -55,6 +52,34 @@ def measure(network: nn.Module, x: Tensor) -> Pace:
         per_example(by_input, x.device, 1),
         per_example(train, x.device, BATCH),
     )
+
+
+@contextmanager
+def worthwhile_threads(network: nn.Module, x: Tensor) -> Iterator[None]:
+    """Inside, torch has as many threads as are worth it for this network: all that are set, or one.
+
+    Threads that wait for one another cost more than they bring where other jobs hold the cores, and for small layers.
+
+    Example:
+        >>> before = torch.get_num_threads()
+        >>> with worthwhile_threads(nn.Linear(2, 1), torch.zeros(4, 2)):
+        ...     torch.get_num_threads() in (1, before)
+        True
+    """
+    many = torch.get_num_threads()
+    parameters = [p for p in network.parameters() if p.requires_grad]
+
+    def seconds(threads: int) -> float:
+        torch.set_num_threads(threads)
+        return per_example(lambda n: _gradient(network(_batch(x, n)), parameters), x.device, BATCH)
+
+    try:
+        if many > 1 and x.device.type == "cpu":
+            with suppress(Exception):  # a network that cannot be differentiated: the panels will say so
+                torch.set_num_threads(min((many, 1), key=seconds))
+        yield
+    finally:
+        torch.set_num_threads(many)
 
 
 def per_example(work: Callable[[int], None], device: torch.device, largest: int) -> float:
@@ -77,15 +102,19 @@ def per_example(work: Callable[[int], None], device: torch.device, largest: int)
 def timed(work: Callable[[], object], device: torch.device) -> float:
     """Seconds until the work is done, on the device too.
 
+    On a CPU never more than the processor time it took: where other jobs hold the cores, the wall clock says how busy
+    the machine is at this moment, and a card would shrink to nothing because of it.
+
     Example:
         >>> timed(lambda: None, torch.device("cpu")) < 0.1
         True
     """
     _wait(device)
-    begin = clock()
+    begin, busy = time.perf_counter(), time.process_time()
     work()
     _wait(device)
-    return clock() - begin
+    seconds, busy = time.perf_counter() - begin, time.process_time() - busy
+    return min(seconds, busy) if device.type == "cpu" else seconds
 
 
 def largest_within(seconds: float, each: float, sizes: tuple[int, ...]) -> int:
@@ -108,6 +137,10 @@ def in_words(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} seconds"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.2g} hours"
+
+
+def _batch(x: Tensor, n: int) -> Tensor:
+    return x[torch.arange(n, device=x.device) % len(x)]
 
 
 def _gradient(out: Tensor, by: Sequence[Tensor]) -> None:

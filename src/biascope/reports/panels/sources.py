@@ -7,7 +7,10 @@ timm:vit_tiny_patch16_224      timm.create_model, without weights
 hf:bert, hf:path/to/folder     a transformers configuration by type, or one stored in a folder; nothing is downloaded
 """
 
+import ast
 import importlib
+import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +21,7 @@ from torch import Tensor, nn
 
 from biascope import nets
 from biascope.errors import BiascopeError, InputError, UnsupportedError
+from biascope.nets import registry
 from biascope.studies.options import near
 
 Factory = Callable[[], nn.Module]
@@ -35,7 +39,9 @@ def resolve(spec: str, input_shape: Sequence[int] | None = None, **options: Any)
     prefix, colon, rest = spec.partition(":")
     if colon and prefix in PACKAGES:
         return PACKAGES[prefix](rest, tuple(input_shape) if input_shape else None, options)
-    factory = nets.resolve(spec)
+    if not colon:
+        _complete(spec)
+    factory = _own(spec)
     if colon:
         if input_shape is None:
             raise InputError(f"{spec}: say what one input looks like, for example --input 3,32,32")
@@ -55,7 +61,62 @@ def takes(spec: str, option: str) -> bool:
         >>> takes("lenet", "outputs"), takes("my.module:build", "outputs")
         (True, False)
     """
-    return ":" not in spec and option in nets.info(spec).defaults
+    return spec in nets.names() and option in nets.info(spec).defaults
+
+
+def _complete(spec: str) -> None:
+    """A script or a module without the name of a function is a frequent slip: say what is missing."""
+    where, dot, last = spec.rpartition(".")
+    if spec in nets.names() or not dot:
+        return
+    if last != "py":
+        raise InputError(f"no network is called {spec!r}; for your own, type module:factory, here {where}:{last}")
+    if not Path(spec).is_file():
+        raise InputError(f"there is no file {spec}; type path/to/script.py:factory")
+    try:
+        tree = ast.parse(Path(spec).read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise InputError(f"{spec} cannot be read as Python: {error}") from error
+    names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    hint = f"; it has {', '.join(names[:8])}" if names else "; it has none yet: def build(): return nn.Sequential(...)"
+    raise InputError(f"say which function builds the network: type {spec}:{names[0] if names else 'build'}{hint}")
+
+
+def _own(spec: str) -> Callable[..., nn.Module]:
+    """The factory behind a name or a script; where it fails, the line of the script and what to type."""
+    try:
+        factory = nets.resolve(spec)
+    except SystemExit as error:
+        raise InputError(
+            f"{spec} ended the program while it was read (exit {error.code}): put what it does beside defining the "
+            "network under `if __name__ == '__main__':`"
+        ) from error
+
+    def make(**options: Any) -> nn.Module:
+        try:
+            return factory(**options)
+        except SystemExit as error:
+            raise InputError(f"{spec} ended the program (exit {error.code}) instead of returning a network") from error
+        except InputError as error:
+            if error.__cause__ is None:
+                raise
+            raise InputError(f"{error}{_where(spec, error.__cause__)}") from error.__cause__
+
+    return make
+
+
+def _where(spec: str, cause: BaseException) -> str:
+    frames = traceback.extract_tb(cause.__traceback__)
+    own = [frame for frame in frames if frame.filename not in (__file__, registry.__file__)]
+    if not own and (missing := re.search(r"missing .* required .*arguments?: (.*)", str(cause))):
+        names = re.findall(r"'(\w+)'", missing.group(1))
+        settings = " ".join(f"--set {name}=..." for name in names)
+        return f"; add {settings}, or write a function without arguments that calls it"
+    script = [frame for frame in own if "site-packages" not in frame.filename]  # where torch is
+    if not script or spec in nets.names():
+        return ""
+    last = script[-1]
+    return f" (line {last.lineno} of {Path(last.filename).name}: {last.line}); BIASCOPE_DEBUG=1 shows how it got there"
 
 
 def _torchvision(name: str, shape: Shape | None, options: Mapping[str, Any]) -> tuple[Factory, Shape]:
