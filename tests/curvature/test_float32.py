@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 import biascope as bs
-from biascope.curvature.contract import add_second_moment, is_finite, symmetric
-from biascope.curvature.kronecker import Homogeneous, KroneckerPiece, batched_eigh, decompose, is_eigenbasis
+from biascope.curvature.contract import add_second_moment, symmetric
+from biascope.curvature.finite import all_finite, finite
+from biascope.curvature.kronecker import Homogeneous, KroneckerPiece, batched_eigh, decompose, eigen_error
 from biascope.curvature.lowrank import LowRankPiece
 from biascope.errors import InputError
 
@@ -40,11 +41,17 @@ def test_a_wrong_eigenbasis_is_noticed_and_mended(monkeypatch):
     X = torch.randn(3, 40, 20, generator=g)
     S = X.mT @ X
     values, U = torch.linalg.eigh(S)
-    assert all(map(is_eigenbasis, S, values, U))
+    assert eigen_error(S, values, U) < 1
     bent = U.clone()
     bent[1, :, 3] += 1e-3 * bent[1, :, 4]
-    assert [is_eigenbasis(*one) for one in zip(S, values, bent)] == [True, False, True]
-    assert not is_eigenbasis(S[0], values[0] * (1 + 1e-3 * torch.rand(20, generator=g)), U[0])
+    assert [bool(eigen_error(*one) < 1) for one in zip(S[:, None], values[:, None], bent[:, None])] == [
+        True,
+        False,
+        True,
+    ]
+    assert not eigen_error(S, values, bent) < 1
+    assert not eigen_error(S[:1], values[:1] * (1 + 1e-3 * torch.rand(20, generator=g)), U[:1]) < 1
+    assert not eigen_error(S, values * float("nan"), U) < 1
     real = torch.linalg.eigh
     monkeypatch.setattr(torch.linalg, "eigh", lambda A: real(A) if A.dtype == torch.float64 else (values, bent))
     s, V = batched_eigh(S)
@@ -84,9 +91,10 @@ def test_products_in_parts_are_the_products():
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_is_finite(bad):
     t = torch.full((30, 7), 3e38)
-    assert is_finite(t)
+    assert all_finite([t, t[:0]])
     t[17, 3] = bad
-    assert not is_finite(t)
+    assert not all_finite([t])
+    assert finite([t[:0], t, torch.zeros(2)]) == [True, False, True]
 
 
 def test_low_rank_solve_and_sample_in_float32() -> None:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from biascope.curvature.families import Family
-from biascope.errors import InputError, UnsupportedError
+from biascope.curvature.finite import all_finite
+from biascope.errors import InputError
 from biascope.functional import Functional, Inputs, batch_size, batches, take, tensors_of
 from biascope.layers import (
     Anatomy,
@@ -23,6 +24,7 @@ from biascope.layers import (
     Factor,
     MatrixFactor,
     RowsFactor,
+    StaleError,
     Tape,
     leaves,
     per_example_gradients,
@@ -32,6 +34,7 @@ from biascope.layers.rows import all_gradients, use_rows
 from biascope.layers.rules import MatrixRule
 
 CHUNK_BYTES = {"cpu": 2**28, "cuda": 2**34}  # factors of one chunk; a CPU gains nothing from more
+FEW = 256  # examples per pass below which a processor is not busy
 
 
 @dataclass(frozen=True)
@@ -76,18 +79,21 @@ class Stream:
             self._only = first
         self._room = min(limit // 2, CHUNK_BYTES.get(f.device.type, 2**28))  # for one chunk
         self._seen: list[float] = []
+        self._unread: list[tuple[int, Tensor]] = []  # first example, and largest outputs of the examples from there
         self._kept: list[Chunk] | None = None
 
     def batches(self) -> Iterator[tuple[Inputs, Tensor | None, Tensor | None]]:
         """(prepared inputs, checked labels, draws) for every batch; the draws are the same in every pass."""
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = torch.Generator().manual_seed(self.seed) if self.family.random else None
         n = 0
         for i, (inputs, labels) in enumerate([self._only] if self._only else batches(self.data, "data")):
             b = batch_size(inputs)
             n += b
             self._same_order(i, inputs)
             y = self.family.check_labels(labels, b)
-            draws = self.family.draw(generator, b)
+            draws = None if generator is None else self.family.draw(generator, b)
+            if draws is not None and draws.numel() < 2**20:  # now, while a GPU has nothing else to do
+                draws = draws.to(self.f.device)
             yield self.f.prepare(inputs), None if y is None else y.to(self.f.device), draws
         if self.n not in (0, n):
             raise InputError(f"data gave {self.n} examples in the first pass and {n} in this one")
@@ -103,16 +109,27 @@ class Stream:
         elif self._seen[i] != mark:
             raise InputError(f"batch {i} of the data changed between passes: sampled labels need shuffle=False")
 
-    def parts(self) -> Iterator[tuple[Inputs, Tensor | None, Tensor | None]]:
-        """`batches`, in parts whose forward and backward passes fit the budget: for products with the Jacobian."""
-        each = 4 * (self.found.activation_bytes + self.family.shape.total * self.f.dtype.itemsize)
+    def parts(self, vectors: int = 1) -> Iterator[tuple[Inputs, Tensor | None, Tensor | None, int]]:
+        """`batches`, in parts whose forward and backward passes fit the budget: for products with the Jacobian.
+
+        The last number says how many of the vectors to take at once.
+        """
+        room = self.limit // 2
+        item, p = self.f.dtype.itemsize, self.f.num_params
+        each = 4 * (self.found.activation_bytes + self.family.shape.total * item)
         for inputs, y, draws in self.batches():
             b = batch_size(inputs)
-            step = max(1, min(b, self.batch or b, self.limit // (2 * each)))
+            most = min(b, self.batch or b)
+            # every vector needs tangents, cotangents and a gradient of its own; rather fewer vectors than few examples
+            group = max(1, min(vectors, room // (4 * p * item + 2 * each * min(most, FEW))))
+            step = max(1, min(most, (room - group * 4 * p * item) // (each * (2 * group if group > 1 else 1))))
+            if group > 1 and self.f.device.type == "cpu":
+                step = min(step, 2 * FEW)  # the tangents of more would leave the cache
             for s in range(0, b, step):
                 some = slice(s, min(s + step, b))
                 labels = None if y is None else y[some]
-                yield take(inputs, some), labels, None if draws is None else draws[:, some]
+                part = inputs if step >= b else take(inputs, some)
+                yield part, labels, None if draws is None else draws[:, some], group
 
     def count(self) -> int:
         """Number of examples."""
@@ -121,8 +138,8 @@ class Stream:
                 pass
         return self.n
 
-    def chunks(self, blocks: Sequence[Block], keep: bool = False) -> Iterator[Chunk]:
-        """All chunks, with factors for these blocks."""
+    def chunks(self, blocks: Sequence[Block], keep: bool = False, trust: bool = False) -> Iterator[Chunk]:
+        """All chunks, with factors for these blocks; with `trust`, the caller asks `refuse_nonfinite` at the end."""
         names = {b.names for b in blocks}
         if self._kept is not None and (not self._kept or names <= set(self._kept[0].factors)):
             yield from self._kept
@@ -137,13 +154,28 @@ class Stream:
                 piece = slice(s, min(s + step, b))
                 some = None if draws is None else draws[:, piece]
                 labels = None if y is None else y[piece]
-                for chunk in self._examples(blocks, take(inputs, piece), labels, some, group, start + s):
+                part = inputs if step >= b else take(inputs, piece)
+                for chunk in self._examples(blocks, part, labels, some, group, start + s):
                     held += chunk.nbytes
                     if kept is not None:
                         kept = None if held > self.limit - self._room else [*kept, chunk]
                     yield chunk
             start += b
+        if not trust:
+            self.refuse_nonfinite()
         self._kept = kept
+
+    def refuse_nonfinite(self) -> None:
+        """Raise if an output since the last time was NaN or infinity.
+
+        Asked when the work is under way: a GPU that had to answer after every forward pass would stand still.
+        """
+        unread, self._unread = self._unread, []
+        if not unread or all_finite([largest for _, largest in unread]):
+            return
+        start, largest = next(pair for pair in unread if not all_finite([pair[1]]))
+        bad = start + int((~torch.isfinite(largest)).nonzero()[0])
+        raise InputError(f"{type(self.f.module).__name__} returned NaN or infinity for example {bad} of the data")
 
     def forget(self) -> None:
         """Free what was kept for a second pass."""
@@ -166,21 +198,26 @@ class Stream:
     ) -> Iterator[Chunk]:
         f, found = self.f, self.found
         tape = record(f, leaves(f), inputs)
-        who = type(f.module).__name__
         if not found.matches(tape):
-            raise UnsupportedError(
-                f"{who} takes another path on the examples from {start} on than on the first ones (control flow that "
-                "depends on the data); evaluate such examples in separate calls"
+            raise StaleError(
+                f"{type(f.module).__name__} takes another path on the examples from {start} on than on the first ones "
+                "(control flow that depends on the data); evaluate such examples in separate calls"
             )
         z = tape.rows.detach()
-        if not bool(torch.isfinite(z).all()):
-            bad = start + int((~torch.isfinite(z).all(1)).nonzero()[0])
-            raise InputError(f"{who} returned NaN or infinity for example {bad} of the data")
+        self.refuse_nonfinite()  # of the examples before
+        self._unread.append((start, largest_magnitude(z)))
+        if not self.family.tolerant:
+            self.refuse_nonfinite()
         width = self.family.width
         for k0 in range(0, width, group):
             ks = range(k0, min(k0 + group, width))
             cot = self.family.cotangents(z, y, draws, ks)
             yield Chunk(factors_of(f, found, tape, blocks, inputs, cot, ks.stop == width), len(z), ks, k0 == 0)
+
+
+def largest_magnitude(z: Tensor) -> Tensor:
+    """Of each row of z [n, c]: [n]; NaN and infinity stay what they are."""
+    return z.abs().amax(1)
 
 
 def factors_of(

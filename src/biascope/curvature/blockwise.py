@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from biascope.curvature.contract import is_finite
+from biascope.curvature.finite import finite
 from biascope.curvature.lowrank import LowRankPiece
 from biascope.curvature.metric import Metric, Vector
 from biascope.curvature.pieces import Piece
@@ -36,12 +36,10 @@ class BlockMetric(Metric):
     def __init__(self, space: ParameterSpace, pieces: list[Piece], plan: Plan, info: dict[str, Any]) -> None:
         super().__init__(space, plan, info, symmetric=all(piece.symmetric for piece in pieces))
         self.pieces = pieces
-        for piece in pieces:
-            for name, t in piece.arrays().items():
-                if not is_finite(t):
-                    raise InputError(
-                        f"the metric of {piece.names[0]} has NaN or infinity ({name}): gradients overflowed"
-                    )
+        arrays = [(piece, name, t) for piece in pieces for name, t in piece.arrays().items()]
+        for (piece, name, _), good in zip(arrays, finite([t for _, _, t in arrays])):
+            if not good:
+                raise InputError(f"the metric of {piece.names[0]} has NaN or infinity ({name}): gradients overflowed")
 
     def _each(self, X: Tensor, do: Callable[[Piece, Tensor], Tensor]) -> Tensor:
         """Apply `do` to every piece's share of X [p, k]."""

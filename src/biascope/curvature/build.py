@@ -17,7 +17,6 @@ from biascope.curvature.families import (
     Weighting,
     likelihood_family,
     loss_family,
-    output_shape,
 )
 from biascope.curvature.implicit import ImplicitMetric
 from biascope.curvature.metric import Metric
@@ -26,7 +25,7 @@ from biascope.curvature.space import ParameterSpace
 from biascope.curvature.sums import build_pieces
 from biascope.errors import InputError
 from biascope.functional import Functional, Inputs, ParamSelection, batches, functional, take
-from biascope.layers import anatomy
+from biascope.layers import StaleError, anatomy, forget
 from biascope.memory import budget
 from biascope.precision import arithmetic
 
@@ -211,11 +210,40 @@ def build(
         raise InputError(f"batch_size={batch_size}: at least one example per pass")
     f = functional(model, params, output, precision)
     first = next(iter(batches(data, "data")))
-    shape = output_shape(f, first[0], class_dim)
-    fam = family(f, shape, first)
     seed = 0 if generator is None else int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
     limit = budget(max_memory, f.device)
+
+    def attempt() -> Metric:
+        return _build(
+            f, data, first, representation, family, what, seed, class_dim, centred, sharing, sua, batch_size, limit
+        )
+
+    try:
+        return attempt()
+    except StaleError:  # the module was changed since it was looked at, or its path depends on the data: look again
+        forget(f)
+        return attempt()
+
+
+def _build(
+    f: Functional,
+    data: Any,
+    first: tuple[Inputs, Tensor | None],
+    representation: Representation,
+    family: FamilyMaker,
+    what: str,
+    seed: int,
+    class_dim: int,
+    centred: bool,
+    sharing: str,
+    sua: bool,
+    batch_size: int | None,
+    limit: int,
+) -> Metric:
+    name = representation if isinstance(representation, str) else "mixed"
     found = anatomy(f, first[0])
+    f = found.watched(f)
+    fam = family(f, OutputShape.of(found.shape, class_dim), first)
     space = ParameterSpace.of(f)
     stream = Stream(f, found, data, fam, seed, limit, batch_size, first)
     info: dict[str, Any] = {"what": what, "family": fam.name, "centred": centred}

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from biascope.layers import Factor, MatrixFactor
+from biascope.layers.factors import some
 
 CACHED = ("cpu",)  # devices on which many small products in the cache beat few large ones
 WORKSPACE = {"cpu": 2**26, "cuda": 2**30}
 TERMS = 4096  # of a sum, in one matrix product
-TRIANGLE = 384  # size from which half of a symmetric product is left out
+TRIANGLE = {"cpu": 384, "cuda": 1024}  # size from which half of a symmetric product is left out
+SEVERAL = 8  # blocks of terms up to which a GPU adds one after the other
 BAND = {"cpu": 96, "cuda": 512}  # rows of the triangle that are computed at once
 LONG = 256  # positions from which the matrices of single examples are multiplied as they are
 TRAFFIC = 30  # writing and squaring one number costs about as much as this many multiplications
@@ -40,15 +42,9 @@ def operand(factor: MatrixFactor, s: slice, bias: bool) -> Tensor:
 def cotangents(factor: MatrixFactor, s: slice) -> Tensor:
     """G [k, b, g, o, T] of some examples."""
     k = factor.k
-    flat = [r.cotangent(g[:, s].flatten(0, 1)) for r, g in zip(factor.rules, factor.grads)]
-    parts = [G.reshape(k, -1, *G.shape[1:]) for G in flat]
+    flat = [r.cotangent(some(g, s, 1).flatten(0, 1)) for r, g in zip(factor.rules, factor.grads)]
+    parts = [G[None] if k == 1 else G.reshape(k, -1, *G.shape[1:]) for G in flat]
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-
-
-def is_finite(t: Tensor) -> bool:
-    """Is every entry a number? Smallest and largest tell, in one pass instead of five."""
-    low, high = torch.aminmax(t)
-    return bool(low.isfinite() & high.isfinite())
 
 
 def rotate(U: Tensor, X: Tensor, bias: bool = False) -> Tensor:
@@ -72,6 +68,11 @@ def rotate(U: Tensor, X: Tensor, bias: bool = False) -> Tensor:
     return turned.reshape(*rows.shape[:-1], U.shape[-1]).mT.movedim(0, -3)
 
 
+def is_triangular(d: int, device: torch.device) -> bool:
+    """Is only the upper triangle of a second moment [d, d] summed?"""
+    return d >= TRIANGLE.get(device.type, 384)
+
+
 def add_second_moment(total: Tensor, Z: Tensor) -> None:
     """total [g, d, d] += Z Z^T for Z [g, d, N]; of large matrices only the upper triangle counts (see `symmetric`).
 
@@ -79,7 +80,7 @@ def add_second_moment(total: Tensor, Z: Tensor) -> None:
     symmetric product need not be computed.
     """
     d, N = Z.shape[1:]
-    if d >= TRIANGLE:
+    if is_triangular(d, Z.device):
         width = BAND.get(Z.device.type, 128)
         for T, X in zip(total, Z):
             for terms in torch.split(X, TERMS, dim=1):
@@ -87,6 +88,10 @@ def add_second_moment(total: Tensor, Z: Tensor) -> None:
                     T[i : i + width, i:].addmm_(terms[i : i + width], terms[i:].T)
         return
     whole = N // TERMS
+    if 1 <= whole <= SEVERAL and Z.device.type not in CACHED:
+        for terms in torch.split(Z, TERMS, dim=2):
+            total.baddbmm_(terms, terms.mT)
+        return
     if whole > 1:  # the blocks' products are smaller than Z
         H = Z[..., : whole * TERMS].reshape(len(Z), d, whole, TERMS).transpose(1, 2)
         total += (H @ H.mT).sum(1)
@@ -95,10 +100,19 @@ def add_second_moment(total: Tensor, Z: Tensor) -> None:
         total.baddbmm_(Z, Z.mT)
 
 
+def add_rows(total: Tensor, X: Tensor) -> None:
+    """total [d, d] += X^T X for X [N, d], with the triangle and the blocks of `add_second_moment`."""
+    if is_triangular(X.shape[1], X.device):
+        add_second_moment(total[None], X.T[None])
+        return
+    for terms in torch.split(X, TERMS) if len(X) > TERMS else (X,):
+        total.addmm_(terms.T, terms)
+
+
 def add_gradients(total: Tensor, G: Tensor) -> None:
     """total [g, o, o] += sum of G_t G_t^T over cotangents, examples and positions of G [k, b, g, o, T]."""
     o, T = G.shape[-2:]
-    if o < TRIANGLE and o <= T and LONG <= T:  # example by example: no copy in another order
+    if not is_triangular(o, G.device) and o <= T and LONG <= T:  # example by example: no copy in another order
         X = G.flatten(0, 1)
         total += (X @ X.mT).sum(0)
     else:
@@ -108,13 +122,23 @@ def add_gradients(total: Tensor, G: Tensor) -> None:
 def add_inputs(total: Tensor, A: Tensor, bias: bool) -> None:
     """total [g, i, i] += sum of A_t A_t^T over examples and positions of A [b, g, i, T]; `bias`: beside a row of ones.
 
-    Only the upper triangle of `total` counts.
+    The last entry, the number of ones, is left to `mean_moment`, which also sees to the symmetry.
     """
     i = A.shape[2]
     add_second_moment(total[:, :i, :i], A.permute(1, 2, 0, 3).flatten(2))
     if bias:
-        total[:, :i, i] += A.sum((0, 3))
-        total[:, i, i] += A.shape[0] * A.shape[3]
+        sums = A[..., 0].sum(0) if A.shape[3] == 1 else A.sum((0, 3))
+        total[:, :i, i] += sums
+        total[:, i, :i] += sums
+
+
+def mean_moment(total: Tensor, count: int, ones: int | None = None) -> Tensor:
+    """A second moment's sum over `count`, made exactly symmetric; `ones`: how many the bias saw."""
+    if ones is not None:
+        total[:, -1, -1].fill_(ones)
+    if is_triangular(total.shape[-1], total.device):
+        return symmetric(total).div_(count)
+    return (total + total.mT).mul_(0.5 / count)
 
 
 def symmetric(total: Tensor) -> Tensor:
@@ -127,6 +151,16 @@ def symmetric(total: Tensor) -> Tensor:
         square = total[:, i:j, i:j].triu()
         total[:, i:j, i:j] = square + square.triu(1).mT
     return total
+
+
+def add_squares(total: Tensor, G: Tensor, A: Tensor) -> Tensor | None:
+    """total [g, o, i] += sum_k sum_b (sum_t G_t A_t^T)^2; with one position, gives sum_k G^2 [b, g, o] for the bias."""
+    if G.shape[-1] > 1:
+        total += squared_sums(G, A)
+        return None
+    GG = squares(G[..., 0])
+    total.baddbmm_(GG.permute(1, 2, 0), A[..., 0].square().transpose(0, 1))
+    return GG
 
 
 def squared_sums(G: Tensor, A: Tensor) -> Tensor:
@@ -161,6 +195,9 @@ def squared_sums(G: Tensor, A: Tensor) -> Tensor:
 
 def squares(G: Tensor) -> Tensor:
     """sum_k G_k * G_k for G [k, ...], without a temporary of that size."""
+    if len(G) > 1 and G.device.type not in CACHED:
+        norms: Tensor = torch.linalg.vector_norm(G, dim=0)
+        return norms.square_()
     total = G[0].square()
     for g in G[1:]:
         total.addcmul_(g, g)

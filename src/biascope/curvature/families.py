@@ -29,6 +29,18 @@ class OutputShape:
     positions: int
     classes_last: bool
 
+    @staticmethod
+    def of(shape: tuple[int, ...], class_dim: int) -> OutputShape:
+        """From the shape of one example's output; class_dim is 1 (as torch's losses, examples counted) or -1."""
+        if class_dim not in (1, -1):
+            raise InputError(
+                f"class_dim={class_dim}: the classes are axis 1 (as in torch's cross_entropy) or -1 (the last)"
+            )
+        shape = shape or (1,)
+        if class_dim == 1:
+            return OutputShape(shape[0], prod(shape[1:]), False)
+        return OutputShape(shape[-1], prod(shape[:-1]), True)
+
     @property
     def total(self) -> int:
         """Numbers per example."""
@@ -36,21 +48,25 @@ class OutputShape:
 
     def split(self, rows: Tensor) -> Tensor:
         """[..., total] to [..., classes, positions]."""
+        if self.positions == 1:
+            return rows[..., None]
         if self.classes_last:
             return rows.reshape(*rows.shape[:-1], self.positions, self.classes).mT
         return rows.reshape(*rows.shape[:-1], self.classes, self.positions)
 
     def join(self, t: Tensor) -> Tensor:
         """[..., classes, positions] to [..., total]."""
+        if self.positions == 1:
+            return t[..., 0]
         return (t.mT if self.classes_last else t).flatten(-2)
 
 
 def output_shape(f: Functional, inputs: Inputs, class_dim: int) -> OutputShape:
     """Find the class axis of what the model returns for one example; class_dim is 1 (as torch's losses) or -1."""
-    if class_dim not in (1, -1):
-        raise InputError(
-            f"class_dim={class_dim}: the classes are axis 1 (as in torch's cross_entropy) or -1 (the last)"
-        )
+    return OutputShape.of(_seen_shape(f, inputs), class_dim)
+
+
+def _seen_shape(f: Functional, inputs: Inputs) -> tuple[int, ...]:
     seen: list[tuple[int, ...]] = []
 
     def spy(out: object) -> Tensor:
@@ -63,10 +79,7 @@ def output_shape(f: Functional, inputs: Inputs, class_dim: int) -> OutputShape:
 
     with torch.no_grad():
         replace(f, output=spy)(f.params, f.prepare(take(inputs, slice(0, 1))))
-    shape = seen[0] or (1,)
-    if class_dim == 1:
-        return OutputShape(shape[0], prod(shape[1:]), False)
-    return OutputShape(shape[-1], prod(shape[:-1]), True)
+    return seen[0]
 
 
 class Family:
@@ -75,6 +88,7 @@ class Family:
     name = "family"
     needs_labels = False
     random = False
+    tolerant = True  # gives cotangents for all outputs, also NaN: these may be refused later
 
     def __init__(self, shape: OutputShape, scale: float = 1.0) -> None:
         self.shape, self.scale = shape, scale
@@ -97,9 +111,9 @@ class Family:
         raise AssertionError("a family gives its cotangents")
 
     def apply(self, z: Tensor, y: Tensor | None, draws: Tensor | None, u: Tensor) -> Tensor:
-        """H u [n, total]; closed form where a subclass has one."""
+        """H u for u [n, total], or [k, n, total]; closed form where a subclass has one."""
         S = self.cotangents(z, y, draws, range(self.width))
-        return torch.einsum("knc,nc,knd->nd", S, u, S)
+        return torch.einsum("knc,...nc,knd->...nd", S, u, S)
 
 
 class Gaussian(Family):
@@ -109,8 +123,7 @@ class Gaussian(Family):
 
     def cotangents(self, z: Tensor, y: Tensor | None, draws: Tensor | None, ks: range) -> Tensor:  # noqa: D102
         S = z.new_zeros(len(ks), *z.shape)
-        index = torch.tensor(ks, device=z.device)
-        S[torch.arange(len(ks), device=z.device), :, index] = sqrt(self.scale)
+        S.diagonal(ks.start, 0, 2).fill_(sqrt(self.scale))
         return S
 
     def apply(self, z: Tensor, y: Tensor | None, draws: Tensor | None, u: Tensor) -> Tensor:  # noqa: D102
@@ -127,8 +140,7 @@ class Bernoulli(Family):
 
     def cotangents(self, z: Tensor, y: Tensor | None, draws: Tensor | None, ks: range) -> Tensor:  # noqa: D102
         S = z.new_zeros(len(ks), *z.shape)
-        index = torch.tensor(ks, device=z.device)
-        S[torch.arange(len(ks), device=z.device), :, index] = self._variance(z).sqrt()[:, index].T
+        S.diagonal(ks.start, 0, 2).copy_(self._variance(z).sqrt()[:, ks.start : ks.stop])
         return S
 
     def apply(self, z: Tensor, y: Tensor | None, draws: Tensor | None, u: Tensor) -> Tensor:  # noqa: D102
@@ -155,11 +167,13 @@ class Categorical(Family):
 
     def cotangents(self, z: Tensor, y: Tensor | None, draws: Tensor | None, ks: range) -> Tensor:  # noqa: D102
         c = self.shape.classes
+        if self.shape.positions == 1:
+            return self._one_position(torch.softmax(z, -1), ks)
         p = torch.softmax(self.shape.split(z), -2)  # [n, c, P]
         tail = p.flip(-2).cumsum(-2).flip(-2)
         after = torch.cat([tail[:, 1:], torch.zeros_like(tail[:, :1])], -2)
         root = (self.scale * p * after / tail.clamp_min(torch.finfo(p.dtype).tiny)).sqrt()
-        index = torch.tensor(ks, device=z.device)
+        index = torch.arange(ks.start, ks.stop, device=z.device)
         at, j = index // (c - 1), index % (c - 1)
         later = torch.arange(c, device=z.device)[None] > j[:, None]  # [K, c]
         t = after[:, j, at].T[..., None]  # [K, n, 1]
@@ -171,6 +185,19 @@ class Categorical(Family):
         S = z.new_zeros(len(ks), len(z), c, self.shape.positions)
         S[torch.arange(len(ks), device=z.device), :, :, at] = s
         return self.shape.join(S)
+
+    def _one_position(self, p: Tensor, ks: range) -> Tensor:
+        """The same for p [n, c] with few small operations: entries after the diagonal of [n, K, c], and it."""
+        tiny = torch.finfo(p.dtype).tiny
+        tail = p.flip(-1).cumsum(-1).flip(-1)
+        t = tail[:, ks.start + 1 : ks.stop + 1]  # t_j of the classes ks
+        root = (p[:, ks.start : ks.stop] * t / tail[:, ks.start : ks.stop].clamp_min(tiny)).sqrt_()
+        if self.scale != 1.0:
+            root *= sqrt(self.scale)
+        s = (root / t.clamp_min(tiny)).neg_()[:, :, None] * p[:, None]  # where t = 0, so is the root
+        s = s.triu_(ks.start + 1)
+        s.diagonal(ks.start, 1, 2).copy_(root)
+        return s.transpose(0, 1)
 
     def apply(self, z: Tensor, y: Tensor | None, draws: Tensor | None, u: Tensor) -> Tensor:  # noqa: D102
         p, v = torch.softmax(self.shape.split(z), -2), self.shape.split(u)
@@ -218,10 +245,14 @@ class Score(Family):
             return root * (drawn - p)
         p = torch.softmax(self.shape.split(z), -2)
         labels = self._labels(y)[None] if draws is None else _inverse_cdf(p, draws)  # [k, n, P]
-        kept = (labels != IGNORE)[..., None, :]
         hot = torch.zeros(len(labels), *p.shape, dtype=z.dtype, device=z.device)
-        hot.scatter_(-2, labels.clamp_min(0)[..., None, :], 1.0)
-        return root * self.shape.join((hot - p) * kept)
+        hot.scatter_(-2, (labels if draws is not None else labels.clamp_min(0))[..., None, :], 1.0)
+        score = hot.sub_(p)
+        if draws is None:  # drawn labels are never missing
+            score *= (labels != IGNORE)[..., None, :]
+        if root != 1.0:
+            score *= root
+        return self.shape.join(score)
 
     @staticmethod
     def _labels(y: Tensor | None) -> Tensor:
@@ -239,6 +270,7 @@ class Weighted(Family):
     """A user's square root: weights(outputs [n, c], labels) gives S [k, n, c] with H = sum_k s_k s_k^T."""
 
     name = "user-supplied weights"
+    tolerant = False
 
     def __init__(self, shape: OutputShape, weights: Weighting, width: int) -> None:
         super().__init__(shape)
@@ -260,6 +292,7 @@ class LossHessian(Family):
     """H_i: Hessian of a user's loss (outputs [n, c], labels) -> [n], which must be convex in the outputs."""
 
     name = "user-supplied loss"
+    tolerant = False
 
     def __init__(self, shape: OutputShape, loss: Weighting) -> None:
         super().__init__(shape)
@@ -291,7 +324,7 @@ class LossHessian(Family):
         return out
 
     def apply(self, z: Tensor, y: Tensor | None, draws: Tensor | None, u: Tensor) -> Tensor:  # noqa: D102
-        return torch.einsum("ncd,nd->nc", self.hessians(z, y), u)
+        return torch.einsum("ncd,...nd->...nc", self.hessians(z, y), u)
 
 
 EXACT: dict[str, type[Family]] = {"categorical": Categorical, "bernoulli": Bernoulli, "gaussian": Gaussian}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,11 +12,11 @@ from biascope.curvature.accumulate import Stream
 from biascope.curvature.contract import squared_norms
 from biascope.curvature.metric import Metric, Vector
 from biascope.curvature.plan import Plan, Unit
+from biascope.curvature.products import Linearised, together, ways
 from biascope.curvature.space import ParameterSpace
 from biascope.curvature.sums import DiagonalSum, build_pieces, mean_gradients
 from biascope.errors import InputError
-from biascope.jacobian import jacobian_vector
-from biascope.layers import MatrixFactor, leaves
+from biascope.layers import MatrixFactor
 from biascope.linalg import Diagonal, cg, damped
 from biascope.linalg.eigenbasis import check_damping
 from biascope.linalg.operator import LinearOperator
@@ -80,44 +81,45 @@ class ImplicitMetric(ProductMetric):
 
     @arithmetic("float32")
     def _matmat(self, X: Tensor) -> Tensor:
-        f, family = self.stream.f, self.stream.family
-        out = torch.zeros_like(X)
-        columns = [self.space.unflatten(x) for x in X.T]
-        for inputs, y, draws in self.stream.parts():
-            params = leaves(f)
-            with torch.enable_grad():
-                rows = f(params, inputs)
-            z = rows.detach()
-            for j, v in enumerate(columns):
-                u = family.apply(z, y, draws, jacobian_vector(f, inputs, v))
-                grads = torch.autograd.grad(
-                    rows,
-                    list(params.values()),
-                    u,
-                    retain_graph=j < len(columns) - 1,
-                    allow_unused=True,
-                    materialize_grads=True,
-                )
-                out[:, j] += torch.cat([g.reshape(-1) for g in grads])
-        out /= self.stream.n
-        return out if self.means is None else out - self.means @ (self.means.T @ X)
+        family, n, k = self.stream.family, self.stream.n, X.shape[1]
+        out: Tensor | None = None  # [k, p]
+        for some, at, y, draws in self._linearised(X):
+            part = at.pull(family.apply(at.outputs, y, draws, at.tangent) / n)
+            if out is None:
+                out = part.reshape(k, -1) if part.numel() == X.numel() else X.new_zeros(k, len(X))
+                if part.numel() == X.numel():
+                    continue
+            out[some] += part
+        assert out is not None, "data is never empty"
+        return out.T if self.means is None else out.T - self.means @ (self.means.T @ X)
 
     @arithmetic("float32")
     def quadratic_form(self, v: Vector) -> Tensor:
         """v^T F v from J v alone: a number, or [k] for a block."""
         X, _ = self._columns(v, "quadratic_form")
-        f, family = self.stream.f, self.stream.family
+        family = self.stream.family
         total = torch.zeros(X.shape[1], dtype=self.dtype, device=self.device)
-        for inputs, y, draws in self.stream.parts():
-            with torch.no_grad():
-                z = f(f.params, inputs)
-            for j, x in enumerate(X.T):
-                u = jacobian_vector(f, inputs, self.space.unflatten(x))
-                total[j] += (u * family.apply(z, y, draws, u)).sum()
+        for some, at, y, draws in self._linearised(X):
+            total[some] += (at.tangent * family.apply(at.outputs, y, draws, at.tangent)).sum((-2, -1))
         total /= self.stream.n
         if self.means is not None:
             total -= (self.means.T @ X).square().sum(0)
         return total if isinstance(v, Tensor) and v.dim() == 2 else total[0]
+
+    def _linearised(self, X: Tensor) -> Iterator[tuple[int | slice, Linearised, Tensor | None, Tensor | None]]:
+        """The network linearised at all data in the directions X [p, k]: one column, or a slice of them, at a time."""
+        f, k = self.stream.f, X.shape[1]
+        for inputs, y, draws, group in self.stream.parts(k):
+            how = ways(f, inputs)
+            if k > 1:
+                self.info["block products"] = "together" if how.block else f"one by one ({how.why})"
+            if group > 1 and how.block:
+                for j in range(0, k, group):
+                    some = slice(j, min(j + group, k))
+                    yield some, together(f, inputs, X[:, some].T), y, draws
+            else:
+                for j, v in enumerate(X.T.contiguous()):
+                    yield j, how.single(f, inputs, v), y, draws
 
     @arithmetic("float32")
     def trace(self) -> Tensor:

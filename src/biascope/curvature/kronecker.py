@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import sqrt
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from biascope.curvature.contract import is_finite
+from biascope.curvature.finite import all_finite
 from biascope.curvature.pieces import Piece, powers
 from biascope.errors import InputError, UnsupportedError
-from biascope.linalg import fix_signs
 from biascope.linalg.eigenbasis import check_damping
 
 
@@ -305,10 +304,10 @@ def decompose(pieces: Sequence[KroneckerPiece]) -> None:
         alone = (id(piece), side) if S.device.type == "cpu" else ()  # there, only the copies would cost
         groups.setdefault((S.shape[-1], S.dtype, S.device, alone), []).append((piece, side))
     found: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
-    for members in groups.values():
-        factors = [getattr(piece, side) for piece, side in members]
-        values, U = batched_eigh(torch.cat(factors) if len(factors) > 1 else factors[0])
-        sizes = [len(S) for S in factors]
+    stacks = [[getattr(piece, side) for piece, side in members] for members in groups.values()]
+    joined = [torch.cat(stack) if len(stack) > 1 else stack[0] for stack in stacks]
+    for members, (values, U) in zip(groups.values(), eigh_of(joined)):
+        sizes = [len(getattr(piece, side)) for piece, side in members]
         for (piece, side), s, u in zip(members, torch.split(values, sizes), torch.split(U, sizes)):
             found[id(piece), side] = s, u
     for piece in pieces:
@@ -317,34 +316,57 @@ def decompose(pieces: Sequence[KroneckerPiece]) -> None:
 
 
 def batched_eigh(S: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues [g, d] descending, clipped at 0, and vectors [g, d, d] of S [g, d, d].
+    """Eigenvalues [g, d] descending, clipped at 0, and vectors [g, d, d] of S [g, d, d]."""
+    return eigh_of([S])[0]
+
+
+def eigh_of(matrices: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """`batched_eigh` of several stacks of matrices, which are all checked before a GPU is asked for an answer.
 
     In the precision of S, whose own rounding is no smaller than the solver's; again in float64 where the solver did not
     converge or its answer fails a check.
     """
-    if not is_finite(S):
+    if not all_finite(matrices):
         raise InputError("a Kronecker factor holds NaN or infinity: the outputs or gradients overflowed")
-    try:
-        values, U = torch.linalg.eigh(S)  # reads one triangle
-        good = S.dtype == torch.float64 or all(map(is_eigenbasis, S, values, U))
-    except RuntimeError:  # the solver did not converge in single precision
-        good = False
-    if not good:
-        values, U = torch.linalg.eigh(S.double())
-    values, U = values.flip(-1).clamp_min(0.0), U.flip(-1)
-    U = torch.stack([fix_signs(u) for u in U])  # contiguous, as it comes back from a file
-    return values.to(S.dtype), U.to(S.dtype)
+    found: list[tuple[Tensor, Tensor] | None] = []
+    doubts: list[Tensor] = []
+    certain = torch.zeros((), dtype=torch.float64, device=matrices[0].device)
+    for S in matrices:
+        try:
+            values, U = torch.linalg.eigh(S)  # reads one triangle
+            found.append((values, U))
+            doubts.append(certain if S.dtype == torch.float64 else eigen_error(S, values, U))
+        except RuntimeError:  # the solver did not converge in single precision
+            found.append(None)
+            doubts.append(certain)
+    errors = torch.stack(doubts).tolist()
+    out = []
+    for S, pair, error in zip(matrices, found, errors):
+        values, U = pair if pair is not None and error < 1 else torch.linalg.eigh(S.double())
+        values, U = values.flip(-1).clamp_min(0.0), U.flip(-1)
+        peak = U.gather(1, U.abs().argmax(1, keepdim=True))  # each vector's largest entry shall be positive
+        U = (U * peak.sign()).contiguous()  # as it comes back from a file
+        out.append((values.to(S.dtype), U.to(S.dtype)))
+    return out
 
 
-def is_eigenbasis(S: Tensor, values: Tensor, U: Tensor) -> bool:
-    """Are S U = U diag(values) and U^T U = 1 [d, d] to rounding? Asked of two random vectors: d^2 work beside d^3."""
-    d = S.shape[-1]
-    z = torch.randn(d, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(S)
-    z = z / z.norm(dim=0)
+def eigen_error(S: Tensor, values: Tensor, U: Tensor) -> Tensor:
+    """How far S U = U diag(values) and U^T U = 1 [g, d, d] fail, in units of what rounding allows: a number.
+
+    Asked of two random vectors: d^2 work beside d^3. NaN if the answer has one.
+    """
+    g, d = values.shape
+    z = _random_vectors(d, S.dtype, S.device).expand(g, d, 2)
     Uz = U @ z
-    floor = 30 * d**0.5 * torch.finfo(S.dtype).eps
-    turned = (U.T @ Uz - z).abs().max()
-    residual = (S @ Uz - U @ (values[:, None] * z)).abs().max() / values.abs().max().clamp_min(
-        torch.finfo(S.dtype).tiny
-    )
-    return bool((turned < floor) & (residual < floor))
+    turned = torch.baddbmm(z, U.mT, Uz, beta=-1)
+    residual = torch.baddbmm(U @ (values[..., None] * z), S, Uz, beta=-1)
+    errors = torch.stack([turned, residual]).abs().amax((-2, -1))
+    errors[1] /= values.abs().amax(-1).clamp_min(torch.finfo(S.dtype).tiny)
+    return errors.max().double() / (30 * sqrt(d) * torch.finfo(S.dtype).eps)
+
+
+@lru_cache(maxsize=64)
+def _random_vectors(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    z = torch.randn(d, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    unit: Tensor = z / z.norm(dim=0)
+    return unit.to(device, dtype)

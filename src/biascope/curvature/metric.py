@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from biascope.curvature.finite import all_finite
 from biascope.curvature.plan import Plan
 from biascope.curvature.space import ParameterSpace
 from biascope.errors import InputError, UnsupportedError
@@ -65,8 +66,8 @@ class Metric(LinearOperator):
 
     # vectors in and out -----------------------------------------------------------------------------------------
 
-    def _columns(self, v: Vector, what: str) -> tuple[Tensor, Callable[[Tensor], Any]]:
-        """v as [p, k] and how to give a result back in v's form."""
+    def _columns(self, v: Vector, what: str, check: bool = True) -> tuple[Tensor, Callable[[Tensor], Any]]:
+        """v as [p, k] and how to give a result back in v's form; without `check`, the caller looks for NaN itself."""
         if isinstance(v, dict):
             return self.space.flatten(v)[:, None], lambda X: self.space.unflatten(X[:, 0])
         if not isinstance(v, Tensor) or v.dim() not in (1, 2) or v.shape[0] != self.shape[0]:
@@ -78,7 +79,7 @@ class Metric(LinearOperator):
                 f"{what}: v is {v.dtype} on {v.device}, the metric {self.dtype} on {self.device}: convert it with "
                 f".to({str(self.device)!r}, {self.dtype})"
             )
-        if not bool(torch.isfinite(v).all()):
+        if check and not all_finite([v]):
             raise InputError(f"{what}: v has a NaN or infinity")
         v = v.detach().as_subclass(Tensor)
         return (v[:, None], lambda X: X[:, 0]) if v.dim() == 1 else (v, lambda X: X)
@@ -87,8 +88,11 @@ class Metric(LinearOperator):
         """F @ v in v's own form; F @ G for two metrics."""
         if isinstance(v, LinearOperator):
             return self._lazy(super().__matmul__(v))
-        X, back = self._columns(v, "F @ v")
-        return back(self._matmat(X))
+        X, back = self._columns(v, "F @ v", check=False)
+        product = self._matmat(X)
+        if not isinstance(v, dict) and not all_finite([X]):  # asked now, a GPU did not wait for the answer
+            raise InputError("F @ v: v has a NaN or infinity")
+        return back(product)
 
     def __add__(self, other: LinearOperator) -> LinearOperator:
         return self._lazy(super().__add__(other))

@@ -11,9 +11,12 @@ from biascope.curvature.accumulate import Chunk, Stream
 from biascope.curvature.contract import (
     add_gradients,
     add_inputs,
+    add_rows,
     add_second_moment,
+    add_squares,
     cotangents,
     gradient_rows,
+    mean_moment,
     pieces_of,
     rotate,
     squared_cost,
@@ -110,31 +113,42 @@ class DiagonalSum(Sum):
 
     def __init__(self, unit: Unit, space: ParameterSpace) -> None:
         super().__init__(unit, space)
-        self.d = {name: self.zeros(prod(space.shapes[name])) for name in unit.names}
+        self.d = self.zeros(space.numel(unit.names))
+        self.weight, self.bias = self.d.tensor_split([prod(space.shapes[unit.names[0]])])
 
     def add(self, chunk: Chunk) -> None:  # noqa: D102
         factor = chunk.factors[self.unit.blocks[0].names]
-        name = self.unit.names[0]
         if isinstance(factor, RowsFactor):
-            self.d[name] += factor.rows.square().sum((0, 1))
+            self.weight += factor.rows.square().sum((0, 1))
             return
         z = factor.block.sizes
         assert z is not None
         if factor.is_embedding:
             for s in pieces_of(factor, 2 * factor.k * z.d_out * z.positions):
                 tokens, g = token_gradients(factor, s)
-                self.d[name].view(z.d_in, z.d_out).index_add_(0, tokens, g.square().sum(0))
+                self.weight.view(z.d_in, z.d_out).index_add_(0, tokens, g.square().sum(0))
             return
+        if factor.is_plain:
+            for s in pieces_of(factor, 2 * squared_cost(factor, False)):
+                a, g = factor.plain(s)
+                gg, aa = squares(g), a.square()
+                left, right = (aa, gg) if factor.rules[0].input_major else (gg, aa)
+                self.weight.view(left.shape[1], right.shape[1]).addmm_(left.T, right)
+                if factor.has_bias:
+                    self.bias += gg.sum(0)
+            return
+        if factor.rules[0].input_major:
+            total = self.weight.view(z.groups, z.d_in, z.d_out).mT
+        else:
+            total = self.weight.view(z.groups, z.d_out, z.d_in)
         for s in pieces_of(factor, squared_cost(factor, False)):
             G = cotangents(factor, s)
-            total = squared_sums(G, factor.operand(s))
-            self.d[name] += (total.mT if factor.rules[0].input_major else total).flatten()
+            GG = add_squares(total, G, factor.operand(s))
             if factor.has_bias:
-                rows = G[..., 0] if G.shape[-1] == 1 else G.sum(-1)
-                self.d[self.unit.names[1]] += squares(rows).sum(0).flatten()
+                self.bias += (squares(G.sum(-1)) if GG is None else GG).sum(0).flatten()
 
     def finish(self, n: int) -> Piece:  # noqa: D102
-        return DiagonalPiece(self.unit.names, torch.cat([self.d[name] for name in self.unit.names]) / n)
+        return DiagonalPiece(self.unit.names, self.d.div_(n))
 
 
 class ArrowSum(Sum):
@@ -190,6 +204,7 @@ class KroneckerSum(Sum):
         self.B: Tensor | None = None
         self.moment: PatchMoment | None = None
         self.positions = 0
+        self.ones = 0  # what the bias saw
 
     def _begin(self, factor: MatrixFactor) -> None:
         self.layout = homogeneous(factor, self.unit)
@@ -210,6 +225,9 @@ class KroneckerSum(Sum):
         if chunk.first:
             self._add_inputs(factor)
         for s in pieces_of(factor, z.groups * z.positions * 2 * factor.k * z.d_out):
+            if factor.is_plain:
+                add_rows(self.B[0], factor.plain(s)[1].flatten(0, 1))
+                continue
             G = cotangents(factor, s)
             if factor.is_embedding:
                 G = G * (factor.indices(s) >= 0)[None, :, None, None]
@@ -230,21 +248,37 @@ class KroneckerSum(Sum):
             self.positions += int((idx >= 0).sum())
             return
         for s in pieces_of(factor, 2 * z.groups * z.positions * z.d_in):
+            if factor.is_plain:
+                self._add_plain_inputs(self.A[0], factor.plain(s)[0])
+                continue
             A = factor.operand(s)
             self.positions += len(A) * A.shape[-1]
             if L.offsets > 1:
                 A = offsets_apart(A, L).movedim(3, 0).flatten(0, 1) / L.offsets**0.5
-            add_inputs(self.A, A.mean(-1, keepdim=True) if self.unit.sharing == "reduce" else A, L.bias)
+            if self.unit.sharing == "reduce":
+                A = A.mean(-1, keepdim=True)
+            self.ones += A.shape[0] * A.shape[3]
+            add_inputs(self.A, A, L.bias)
+
+    def _add_plain_inputs(self, total: Tensor, a: Tensor) -> None:
+        n, i = a.shape
+        self.positions += n
+        self.ones += n
+        add_rows(total[:i, :i], a)
+        if self.layout.bias:
+            sums = a.sum(0)
+            total[:i, i] += sums
+            total[i, :i] += sums
 
     def finish(self, n: int) -> KroneckerPiece:  # noqa: D102
         assert self.B is not None
         count = n if self.unit.sharing == "reduce" else max(1, self.positions)
         if self.moment is not None:
-            A = self.moment.finish(self.layout.bias)[None]
+            A = self.moment.finish(self.layout.bias)[None].div_(n)
         else:
             assert self.A is not None
-            A = self.A if self.A.dim() == 2 else symmetric(self.A)
-        return KroneckerPiece(self.unit.names, symmetric(self.B).div_(count), A.div_(n), self.layout)
+            A = self.A.div_(n) if self.A.dim() == 2 else mean_moment(self.A, n, self.ones if self.layout.bias else None)
+        return KroneckerPiece(self.unit.names, mean_moment(self.B, count), A, self.layout)
 
 
 class EigenSum(Sum):
@@ -267,15 +301,21 @@ class EigenSum(Sum):
             return
         assert E.U_A is not None
         for s in pieces_of(factor, 2 * squared_cost(factor, L.bias)):
+            if factor.is_plain:
+                a, g = factor.plain(s)
+                U_A = E.U_A[0]
+                turned = torch.addmm(U_A[-1], a, U_A[:-1]) if L.bias else a @ U_A
+                self.s[0, 0].addmm_(squares(g @ E.U_B[0]).T, turned.square_())
+                continue
             A, G = factor.operand(s), rotate(E.U_B, cotangents(factor, s))
             if L.offsets > 1:
                 for e in range(L.offsets):  # the patches' entries at one kernel offset
-                    self.s[:, e] += squared_sums(G, rotate(E.U_A, offsets_apart(A, L)[:, :, :, e]))
+                    add_squares(self.s[:, e], G, rotate(E.U_A, offsets_apart(A, L)[:, :, :, e]))
             else:
-                self.s[:, 0] += squared_sums(G, rotate(E.U_A, A, L.bias))
+                add_squares(self.s[:, 0], G, rotate(E.U_A, A, L.bias))
 
     def finish(self, n: int) -> Piece:  # noqa: D102
-        return self.basis.with_eigenvalues(self.s / n)
+        return self.basis.with_eigenvalues(self.s.div_(n))
 
 
 def offsets_apart(A: Tensor, L: Homogeneous) -> Tensor:
@@ -306,10 +346,11 @@ def build_pieces(stream: Stream, units: list[Unit], space: ParameterSpace, centr
     second = [u for u in units if u.kind == "ekfac"]
     sums: list[Sum] = [SUMS[u.kind](u, space) for u in units]
     blocks = list(dict.fromkeys(b for u in units for b in u.blocks))
-    for chunk in stream.chunks(blocks, keep=bool(second) or centred):
+    for chunk in stream.chunks(blocks, keep=bool(second) or centred, trust=True):
         for total in sums:
             total.add(chunk)
     pieces = {total.unit: total.finish(stream.n) for total in sums}
+    stream.refuse_nonfinite()
     if second:
         factors = [piece for unit in second if isinstance(piece := pieces[unit], KroneckerPiece)]
         decompose(factors)

@@ -3,7 +3,7 @@
 `anatomy` finds and proves the rules, `collect` runs the data through, the factors carry what contractions need.
 """
 
-from biascope.layers.blocks import Anatomy, Block, anatomy, leaves
+from biascope.layers.blocks import Anatomy, Block, StaleError, anatomy, forget, leaves
 from biascope.layers.factors import Factor, MatrixFactor, RowsFactor, collect
 from biascope.layers.fallback import per_example_gradients
 from biascope.layers.record import Tape, record
@@ -17,9 +17,11 @@ __all__ = [
     "MatrixFactor",
     "RowsFactor",
     "Sizes",
+    "StaleError",
     "Tape",
     "anatomy",
     "collect",
+    "forget",
     "leaves",
     "per_example_gradients",
     "record",

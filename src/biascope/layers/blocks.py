@@ -15,7 +15,9 @@ there. Then the rules' per-example gradients are compared with autograd's in flo
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -75,6 +77,34 @@ class Block:
 
 
 @dataclass(frozen=True)
+class Watch:
+    """Reads a model's output as `Functional` does, and refuses another shape than the pilot saw."""
+
+    output: Callable[[Any], Tensor] | None
+    shape: tuple[int, ...]  # of one example's output, before it is flattened
+
+    def __call__(self, out: Any) -> Any:
+        """The tensor; what is none is refused by the caller, with advice."""
+        t = out_tensor(out, self.output)
+        if isinstance(t, Tensor) and tuple(t.shape[1:]) != self.shape:
+            raise StaleError(
+                f"the model gives {list(t.shape[1:])} per example here, and gave {list(self.shape)} on the first ones"
+            )
+        return t
+
+
+class StaleError(UnsupportedError):
+    """The model is not what its anatomy says: changed since, or on another path with these examples."""
+
+
+def out_tensor(out: Any, output: Callable[[Any], Tensor] | None) -> Any:
+    """What is differentiated of a model's output, in its own shape."""
+    if output is not None:
+        return output(out)
+    return out if isinstance(out, Tensor) else getattr(out, "logits", out)
+
+
+@dataclass(frozen=True)
 class Anatomy:
     """The blocks of a model, the layout of every recorded use, and the number of outputs."""
 
@@ -84,6 +114,11 @@ class Anatomy:
     activation_bytes: int  # saved for backward, per example
     batched: bool = False  # one vmapped backward pass for all cotangents works (fewer, larger operations)
     reasons: dict[str, str] = field(default_factory=dict)
+    shape: tuple[int, ...] = ()  # of one example's output, before it is flattened
+
+    def watched(self, f: Functional) -> Functional:
+        """The same function, which raises `StaleError` when an output has another shape than the pilot's."""
+        return replace(f, output=Watch(f.output, self.shape))
 
     def matches(self, tape: Tape) -> bool:
         """Does a new forward pass use the parameters in the same order as the pilot did?"""
@@ -115,6 +150,11 @@ def anatomy(f: Functional, inputs: Inputs) -> Anatomy:
     return cache[key]
 
 
+def forget(f: Functional) -> None:
+    """Look at the module again next time: it is not what its anatomy says."""
+    _CACHE.pop(f.module, None)
+
+
 def leaves(f: Functional) -> dict[str, Tensor]:
     """Fresh leaf tensors that require grad and share memory with the parameters."""
     return {k: p.detach().requires_grad_() for k, p in f.params.items()}
@@ -125,14 +165,25 @@ def _pilot(f: Functional, inputs: Inputs) -> Anatomy:
     three = f.prepare(take(inputs, torch.arange(3) % n))
     two = take(three, slice(0, 2))
     saved = 0
+    held = {
+        t.untyped_storage().data_ptr() for t in (*f.params.values(), *f.frozen.values()) if t.layout == torch.strided
+    }  # no activations
+    shape: tuple[int, ...] = ()
 
     def count(t: Tensor) -> Tensor:
         nonlocal saved
-        saved += t.numel() * t.element_size()
+        if t.layout != torch.strided or t.untyped_storage().data_ptr() not in held:
+            saved += t.numel() * t.element_size()
+        return t
+
+    def look(out: Any) -> Any:
+        nonlocal shape
+        t = out_tensor(out, f.output)
+        shape = tuple(t.shape[1:]) if isinstance(t, Tensor) else ()
         return t
 
     with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
-        tape3 = record(f, leaves(f), three)
+        tape3 = record(replace(f, output=look), leaves(f), three)
     tape2 = record(f, leaves(f), two)
     _refuse_mixing(f, tape3.rows, tape2.rows, three)
     raw = dict(tape3.raw)
@@ -140,12 +191,12 @@ def _pilot(f: Functional, inputs: Inputs) -> Anatomy:
     blocks = _blocks(f, tape3, slots, raw)
     batched = _can_batch(tape3)
     per_example = max(1, saved // 3)
-    found = Anatomy(tuple(blocks), tuple(slots), tape3.rows.shape[1], per_example, batched, raw)
+    found = Anatomy(tuple(blocks), tuple(slots), tape3.rows.shape[1], per_example, batched, raw, shape)
     wrong = _certify(f, found, two)
     if wrong:
         raw |= dict.fromkeys(wrong, "the layer rule disagrees with autograd here")
         blocks = _blocks(f, tape3, slots, raw)
-        found = Anatomy(tuple(blocks), tuple(slots), found.outputs, per_example, batched, raw)
+        found = replace(found, blocks=tuple(blocks))
     return found
 
 

@@ -19,7 +19,14 @@ from biascope.layers.blocks import Anatomy, Block, leaves
 from biascope.layers.fallback import per_example_gradients
 from biascope.layers.record import Tape, record
 from biascope.layers.rows import all_gradients, use_rows
-from biascope.layers.rules import Embedding, MatrixRule, matrix_rows
+from biascope.layers.rules import Embedding, Linear, MatrixRule, matrix_rows
+
+
+def some(t: Tensor, s: slice, dim: int = 0) -> Tensor:
+    """t[s] along dimension 0 or 1; t itself where that is everything."""
+    if s.start == 0 and s.stop == t.shape[dim]:
+        return t
+    return t[s] if dim == 0 else t[:, s]
 
 
 @dataclass
@@ -48,7 +55,7 @@ class MatrixFactor:
 
     def operand(self, s: slice) -> Tensor:
         """A [b, groups, d_in, T] of some examples, all uses joined along T."""
-        parts = [r.operand(a[s]) for r, a in zip(self.rules, self.inputs)]
+        parts = [r.operand(some(a, s)) for r, a in zip(self.rules, self.inputs)]
         A = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
         return A if A.dtype == self.grads[0].dtype else A.to(self.grads[0].dtype)
 
@@ -59,7 +66,7 @@ class MatrixFactor:
 
     def cotangents(self, s: slice) -> Tensor:
         """G [k, b, groups, d_out, T] of some examples for all cotangents."""
-        parts = [r.cotangent(g[:, s].flatten(0, 1)) for r, g in zip(self.rules, self.grads)]
+        parts = [r.cotangent(some(g, s, 1).flatten(0, 1)) for r, g in zip(self.rules, self.grads)]
         G = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
         return G.reshape(self.k, -1, *G.shape[1:])
 
@@ -73,6 +80,17 @@ class MatrixFactor:
         rows = [r.bias_rows(g.flatten(0, 1)) for r, g in zip(self.rules, self.grads)]
         total = rows[0] if len(rows) == 1 else torch.stack(rows).sum(0)
         return total.reshape(self.k, self.n, -1)
+
+    @property
+    def is_plain(self) -> bool:
+        """One use by a linear layer, one position: no more than a matrix of inputs and one of gradients."""
+        sizes = self.block.sizes
+        return len(self.rules) == 1 and isinstance(self.rules[0], Linear) and sizes is not None and sizes.positions == 1
+
+    def plain(self, s: slice) -> tuple[Tensor, Tensor]:
+        """Inputs [b, d_in] and gradients [k, b, d_out] of some examples, where `is_plain`."""
+        a, g = some(self.inputs[0], s), some(self.grads[0], s, 1)
+        return a.reshape(a.shape[0], a.shape[-1]), g.reshape(g.shape[0], g.shape[1], g.shape[-1])
 
     @property
     def is_embedding(self) -> bool:

@@ -7,8 +7,9 @@ go to the autograd fallback. Nothing is hooked on the user's module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -91,8 +92,11 @@ class Recorder(TorchFunctionMode):
         return self.names.get(id(t)) if isinstance(t, Tensor) else None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        touched = [n for n in (self.name(t) for t in _flat((args, kwargs))) if n is not None]
+        if kwargs is None:
+            kwargs = {}
+        touched = self._touched(args)
+        if kwargs:
+            touched += self._touched(kwargs.values())
         if not touched:
             return func(*args, **kwargs)
         handler = HANDLERS.get(func)
@@ -105,6 +109,19 @@ class Recorder(TorchFunctionMode):
             for name in touched:
                 self.raw.setdefault(name, f"used by {getattr(func, '__name__', func)}, which has no layer rule")
         return out
+
+    def _touched(self, values: Iterable[Any]) -> list[str]:
+        """Names of the parameters among some arguments; this runs for every call of torch, so it is plain."""
+        found = []
+        for t in values:
+            name = self.names.get(id(t))
+            if name is not None:
+                found.append(name)
+            elif isinstance(t, (list, tuple)):
+                found += self._touched(t)
+            elif isinstance(t, dict):
+                found += self._touched(t.values())
+        return found
 
     def note(
         self, out: Tensor, rule: MatrixRule | RowRule, roles: dict[str, Any], saved: Tensor | None, own: bool = False
@@ -150,7 +167,13 @@ def record(f: Callable[[dict[str, Tensor], Any], Tensor], params: dict[str, Tens
 
 
 def _bind(names: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    return dict(zip(names.split(), args)) | kwargs
+    given = dict(zip(_words(names), args))
+    return given | kwargs if kwargs else given
+
+
+@cache
+def _words(names: str) -> list[str]:
+    return names.split()
 
 
 @handles(F.linear)
