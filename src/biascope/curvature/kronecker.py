@@ -297,6 +297,8 @@ class EigenPiece(Piece):
 
 def decompose(pieces: Sequence[KroneckerPiece]) -> None:
     """Fill in `eigen` of several pieces; factors of the same size go to the solver together, which a GPU is glad of."""
+    if not pieces:  # a step of an optimiser between two refreshes
+        return
     parts = [(piece, "B") for piece in pieces] + [(piece, "A") for piece in pieces if piece.full]
     groups: dict[tuple[object, ...], list[tuple[KroneckerPiece, str]]] = {}
     for piece, side in parts:
