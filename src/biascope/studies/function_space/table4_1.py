@@ -12,7 +12,7 @@ ordered as published (MLP, LeNet, ResNet-18), each by two standard errors over t
 
 from functools import partial
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 
@@ -80,6 +80,7 @@ def table4_1(
     points: Annotated[int, "measurements of the kernel after the first one, evenly spaced in log epochs"] = 4,
     seeds: Annotated[int, "independent initialisations"] = 2,
     precision: Annotated[str, "float32, tf32 or bf16 while training on a GPU"] = "tf32",
+    kernel: Annotated[Literal["float32", "tf32", "bf16"], "arithmetic of the kernel"] = "float32",
 ) -> StudyResult:
     """Energy of the labels in the leading eigenvectors of the tangent kernel, over training."""
     train, test = two_classes(dataset, n_train, n_test, derive(run.seed, "images"), run.device)
@@ -88,7 +89,7 @@ def table4_1(
     at = spread_out(recipe.steps, points, first=min(each, recipe.steps))
     rows: dict[str, list[dict[str, Value]]] = {}
     for name in progress(nets, "networks"):
-        work = partial(_train, run, name, train, test, recipe, at, n_kernel, k)
+        work = partial(_train, run, name, train, test, recipe, at, n_kernel, k, kernel)
         rows[name] = [run.cached(f"{name} {seed}", partial(work, seed)) for seed in range(seeds)]
     numbers: dict[str, Estimate] = {}
     gains: list[Estimate] = []
@@ -133,14 +134,23 @@ def table4_1(
 
 
 def _train(
-    run: Run, name: str, train: Dataset, test: Dataset, recipe: Recipe, at: list[int], n_kernel: int, k: int, seed: int
+    run: Run,
+    name: str,
+    train: Dataset,
+    test: Dataset,
+    recipe: Recipe,
+    at: list[int],
+    n_kernel: int,
+    k: int,
+    kernel: Literal["float32", "tf32", "bf16"],
+    seed: int,
 ) -> dict[str, Value]:
     net = network(name, train.x.shape[1:], derive(run.seed, "init", name, seed), run.device)
     x, y = train.x[:n_kernel], train.y[:n_kernel].float() * 2 - 1
     energies: list[float] = []
 
     def look(step: int) -> None:
-        K = ntk(net, x, outputs=0, precision="float32")
+        K = ntk(net, x, outputs=0, precision=kernel)
         energies.append(K.energy_concentration(y, min(k, len(x))))
         run.log(net=name, seed=seed, step=step, energy=energies[-1])
 
