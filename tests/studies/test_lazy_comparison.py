@@ -17,6 +17,7 @@ from biascope.studies.lazy.comparison import (
     shared_levels,
     stayed_linear,
 )
+from biascope.studies.lazy.deciles import DecileTask
 from biascope.studies.lazy.images import load, network, standardised
 from biascope.studies.lazy.noise import NoiseTask, compare, memorisation_begins
 from biascope.studies.lazy.spurious_groups import SpuriousTask
@@ -122,6 +123,14 @@ def _examples_seed(seed: int) -> int:
     from biascope.seeds import derive
 
     return derive(seed, "examples")
+
+
+def test_a_result_says_how_its_network_differs_from_the_published_one() -> None:
+    for task in (NoiseTask, DecileTask):
+        assert str(task("cifar10", 500, net="resnet18-nobn", width=16, init="he")) == (
+            "resnet18-nobn of width 16 with He initialisation on 500 examples of cifar10"
+        )
+        assert str(task("cifar10", 500, net="resnet18-nobn")) == "resnet18-nobn on 500 examples of cifar10"
 
 
 @pytest.mark.parametrize("kind", ["colour", "patch"])

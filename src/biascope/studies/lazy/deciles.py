@@ -13,7 +13,7 @@ from biascope.progress import progress
 from biascope.seeds import derive
 from biascope.studies.lazy.comparison import curve_series, estimate, paired_differences
 from biascope.studies.lazy.cscore import c_scores, rank_groups
-from biascope.studies.lazy.images import network, standardised
+from biascope.studies.lazy.images import network, said, standardised
 from biascope.studies.lazy.training import Setting, Trajectory, Watched, train
 from biascope.studies.result import Chart, Estimate
 from biascope.studies.runs import Run
@@ -37,7 +37,7 @@ class DecileTask:
     lin: Annotated[int, "examples for the linearity metrics, 0 for none"] = 20
 
     def __str__(self) -> str:
-        return f"{self.net} on {self.n} examples of {self.dataset}"
+        return f"{said(self.net, self.width, self.init)} on {self.n} examples of {self.dataset}"
 
 
 @dataclass(frozen=True)

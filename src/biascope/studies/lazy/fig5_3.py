@@ -35,7 +35,7 @@ from biascope.studies.lazy.comparison import (
     stayed_linear,
     steps_taken,
 )
-from biascope.studies.lazy.images import network
+from biascope.studies.lazy.images import network, said
 from biascope.studies.lazy.regimes import Factor, Regimes
 from biascope.studies.lazy.spurious_groups import SpuriousTask
 from biascope.studies.lazy.training import Trajectory, train
@@ -114,12 +114,12 @@ def fig5_3(
     verdict: Verdict = "not tested"
     if linear and decided(*numbers.values()):
         verdict = "confirmed" if holds else "not confirmed"
-    said = "; ".join(f"{key}: {value}" for key, value in numbers.items())
+    found = "; ".join(f"{key}: {value}" for key, value in numbers.items())
     return StudyResult(
         verdict,
         CLAIM,
-        f"Stand-in: {dataset} with a spurious {kind} ({agreement:.0%} agreement) instead of photographs; {net}, {n} "
-        f"examples, {regimes.seeds} seeds. At equal accuracy with the feature: {said}."
+        f"Stand-in: {dataset} with a spurious {kind} ({agreement:.0%} agreement) instead of photographs; "
+        f"{said(net, width, init)}, {n} examples, {regimes.seeds} seeds. At equal accuracy with the feature: {found}."
         + ("" if linear else f" {lazy} did not stay linear."),
         {**known(numbers), **linearity_numbers(runs), **steps_taken(runs)},
         (

@@ -88,7 +88,7 @@ def figC_3(
     return StudyResult(
         next(v for v in order if v in verdicts),
         CLAIM,
-        f"{net} of width {width} on {n} examples of {dataset}, {regimes.seeds} seeds. Label noise: {verdicts[0]} "
+        f"{noise}, {regimes.seeds} seeds. Label noise: {verdicts[0]} "
         f"(noisy loss at equal clean loss {found.noisy_gap}, best test loss {found.best_test_gap}, non-linear minus "
         f"linear). C-scores: {verdicts[1]} (the spread differs by {gap}).",
         known(numbers),

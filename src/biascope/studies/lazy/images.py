@@ -65,3 +65,15 @@ def network(name: str, x: Tensor, outputs: int, width: int, depth: int, init: st
     if name == "vgg11-nobn":
         options |= {"width": width, "init": "fan_in" if init == "he" else "default", "hidden": (), "dropout": 0.0}
     return nets.build(name, seed=seed, **options).to(x.device).eval()
+
+
+def said(name: str, width: int, init: str) -> str:
+    """A network in words, with what differs from the published one (64 channels, torch's initialisation).
+
+    Example:
+        >>> said("resnet18-nobn", 16, "he"), said("resnet18-nobn", 64, "torch"), said("lenet", 64, "torch")
+        ('resnet18-nobn of width 16 with He initialisation', 'resnet18-nobn', 'lenet')
+    """
+    if name in ("mlp", "lenet"):  # a LeNet has one size; that of an MLP is no deviation from anything
+        return name
+    return name + f" of width {width}" * (width != 64) + " with He initialisation" * (init == "he")

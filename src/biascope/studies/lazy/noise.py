@@ -20,7 +20,7 @@ from biascope.studies.lazy.comparison import (
     negative,
     paired_differences,
 )
-from biascope.studies.lazy.images import network, official_test, standardised
+from biascope.studies.lazy.images import network, official_test, said, standardised
 from biascope.studies.lazy.training import Setting, Trajectory, Watched, train
 from biascope.studies.result import Chart, Estimate, Verdict
 from biascope.studies.runs import Run
@@ -43,7 +43,7 @@ class NoiseTask:
     lin: Annotated[int, "examples for the linearity metrics, 0 for none"] = 20
 
     def __str__(self) -> str:
-        return f"{self.net} on {self.n} examples of {self.dataset}"
+        return f"{said(self.net, self.width, self.init)} on {self.n} examples of {self.dataset}"
 
     def data(self, seed: int, device: str) -> tuple[Dataset, Watched]:
         """Training set with noise (`group` 1 where the label is wrong), and what is watched."""
