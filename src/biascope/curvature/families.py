@@ -262,7 +262,7 @@ class Score(Family):
 
 def _inverse_cdf(p: Tensor, u: Tensor) -> Tensor:
     """Classes [k, n, P] from uniform numbers [k, n, P] and probabilities [n, c, P]."""
-    cdf = p.double().cumsum(-2)
+    cdf = p.cumsum(-2, dtype=torch.float64)
     return (u[..., None, :] > cdf[None, :, :-1] / cdf[None, :, -1:]).sum(-2)
 
 

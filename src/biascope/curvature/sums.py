@@ -33,7 +33,7 @@ from biascope.curvature.pieces import DensePiece, DiagonalPiece, Piece
 from biascope.curvature.plan import Unit
 from biascope.curvature.quasidiagonal import ArrowPiece
 from biascope.curvature.space import ParameterSpace
-from biascope.layers import MatrixFactor, RowsFactor
+from biascope.layers import Block, MatrixFactor, RowsFactor
 from biascope.layers.rules import Conv
 
 
@@ -130,8 +130,7 @@ class DiagonalSum(Sum):
             return
         if factor.is_plain:
             for s in pieces_of(factor, 2 * squared_cost(factor, False)):
-                a, g = factor.plain(s)
-                gg, aa = squares(g), a.square()
+                gg, aa = squares(factor.plain_gradients(s)), factor.plain_inputs(s).square()
                 left, right = (aa, gg) if factor.rules[0].input_major else (gg, aa)
                 self.weight.view(left.shape[1], right.shape[1]).addmm_(left.T, right)
                 if factor.has_bias:
@@ -226,7 +225,7 @@ class KroneckerSum(Sum):
             self._add_inputs(factor)
         for s in pieces_of(factor, z.groups * z.positions * 2 * factor.k * z.d_out):
             if factor.is_plain:
-                add_rows(self.B[0], factor.plain(s)[1].flatten(0, 1))
+                add_rows(self.B[0], factor.plain_gradients(s).flatten(0, 1))
                 continue
             G = cotangents(factor, s)
             if factor.is_embedding:
@@ -249,7 +248,7 @@ class KroneckerSum(Sum):
             return
         for s in pieces_of(factor, 2 * z.groups * z.positions * z.d_in):
             if factor.is_plain:
-                self._add_plain_inputs(self.A[0], factor.plain(s)[0])
+                self._add_plain_inputs(self.A[0], factor.plain_inputs(s))
                 continue
             A = factor.operand(s)
             self.positions += len(A) * A.shape[-1]
@@ -302,10 +301,9 @@ class EigenSum(Sum):
         assert E.U_A is not None
         for s in pieces_of(factor, 2 * squared_cost(factor, L.bias)):
             if factor.is_plain:
-                a, g = factor.plain(s)
-                U_A = E.U_A[0]
+                a, U_A = factor.plain_inputs(s), E.U_A[0]
                 turned = torch.addmm(U_A[-1], a, U_A[:-1]) if L.bias else a @ U_A
-                self.s[0, 0].addmm_(squares(g @ E.U_B[0]).T, turned.square_())
+                self.s[0, 0].addmm_(squares(factor.plain_gradients(s) @ E.U_B[0]).T, turned.square_())
                 continue
             A, G = factor.operand(s), rotate(E.U_B, cotangents(factor, s))
             if L.offsets > 1:
@@ -343,34 +341,39 @@ SUMS = {
 
 def build_pieces(stream: Stream, units: list[Unit], space: ParameterSpace, centred: bool) -> list[Piece]:
     """One pass over the data for all sums, a second for EKFAC's scalings (on the kept factors where they fit)."""
-    second = [u for u in units if u.kind == "ekfac"]
+    second = [j for j, u in enumerate(units) if u.kind == "ekfac"]
     sums: list[Sum] = [SUMS[u.kind](u, space) for u in units]
-    blocks = list(dict.fromkeys(b for u in units for b in u.blocks))
-    for chunk in stream.chunks(blocks, keep=bool(second) or centred, trust=True):
+    for chunk in stream.chunks(blocks_of(units), keep=bool(second) or centred, trust=True):
         for total in sums:
             total.add(chunk)
-    pieces = {total.unit: total.finish(stream.n) for total in sums}
+    pieces = [total.finish(stream.n) for total in sums]
     stream.refuse_nonfinite()
     if second:
-        factors = [piece for unit in second if isinstance(piece := pieces[unit], KroneckerPiece)]
+        factors = [piece for j in second if isinstance(piece := pieces[j], KroneckerPiece)]
         decompose(factors)
-        scalings = [EigenSum(unit, space, piece.eigen) for unit, piece in zip(second, factors, strict=True)]
-        for chunk in stream.chunks(list(dict.fromkeys(b for u in second for b in u.blocks))):
+        scalings = [EigenSum(units[j], space, piece.eigen) for j, piece in zip(second, factors, strict=True)]
+        for chunk in stream.chunks(blocks_of([units[j] for j in second])):
             for scaling in scalings:
                 scaling.add(chunk)
-        pieces |= {scaling.unit: scaling.finish(stream.n) for scaling in scalings}
+        for j, scaling in zip(second, scalings, strict=True):
+            pieces[j] = scaling.finish(stream.n)
     if centred:
         means = mean_gradients(stream, units, space)
-        pieces = {u: piece.downdate(means[u]) for u, piece in pieces.items()}
+        pieces = [piece.downdate(means[u]) for u, piece in zip(units, pieces, strict=True)]
     stream.forget()
-    return [pieces[u] for u in units]
+    return pieces
+
+
+def blocks_of(units: list[Unit]) -> list[Block]:
+    """All blocks, each once."""
+    return list({b.names: b for u in units for b in u.blocks}.values())
 
 
 def mean_gradients(stream: Stream, units: list[Unit], space: ParameterSpace) -> dict[Unit, Tensor]:
     """Mean over the examples of the gradient for every cotangent: {unit: [p, k]}."""
     width = stream.family.width
     totals = {u: torch.zeros(width, space.numel(u.names), dtype=space.dtype, device=space.device) for u in units}
-    for chunk in stream.chunks(list(dict.fromkeys(b for u in units for b in u.blocks))):
+    for chunk in stream.chunks(blocks_of(units)):
         for u in units:
             parts: dict[str, Tensor] = {}
             for b in u.blocks:

@@ -87,10 +87,15 @@ class MatrixFactor:
         sizes = self.block.sizes
         return len(self.rules) == 1 and isinstance(self.rules[0], Linear) and sizes is not None and sizes.positions == 1
 
-    def plain(self, s: slice) -> tuple[Tensor, Tensor]:
-        """Inputs [b, d_in] and gradients [k, b, d_out] of some examples, where `is_plain`."""
-        a, g = some(self.inputs[0], s), some(self.grads[0], s, 1)
-        return a.reshape(a.shape[0], a.shape[-1]), g.reshape(g.shape[0], g.shape[1], g.shape[-1])
+    def plain_inputs(self, s: slice) -> Tensor:
+        """[b, d_in] of some examples, where `is_plain`."""
+        a = some(self.inputs[0], s)
+        return a.reshape(a.shape[0], a.shape[-1])
+
+    def plain_gradients(self, s: slice) -> Tensor:
+        """[k, b, d_out] of some examples, where `is_plain`."""
+        g = some(self.grads[0], s, 1)
+        return g.reshape(g.shape[0], g.shape[1], g.shape[-1])
 
     @property
     def is_embedding(self) -> bool:

@@ -127,9 +127,9 @@ class Recorder(TorchFunctionMode):
         self, out: Tensor, rule: MatrixRule | RowRule, roles: dict[str, Any], saved: Tensor | None, own: bool = False
     ) -> Tensor:
         """Record a use and hand the output on; `own` says that `saved` is ours and nobody can change it."""
-        names = {role: n for role, t in roles.items() if (n := self.name(t)) is not None}
         if not out.requires_grad:
             return out  # under no_grad or detached: not part of the derivative
+        names = {role: n for role, t in roles.items() if (n := self.names.get(id(t))) is not None}
         kept = None if saved is None else saved.detach()
         if kept is not None and self.clone_inputs and not own:
             kept = kept.clone()
@@ -153,7 +153,7 @@ def record(f: Callable[[dict[str, Tensor], Any], Tensor], params: dict[str, Tens
     """Run f(params, inputs) -> [n, c] under the recorder; params must require grad."""
     for clone in (False, True):
         recorder = Recorder(params, clone_inputs=clone)
-        with recorder, torch.enable_grad():
+        with torch.enable_grad(), recorder:
             rows = f(params, inputs)
         # an input changed in place after the layer read it: look again, with copies
         if all(use.source is None or use.source._version == use.version for use in recorder.uses):
