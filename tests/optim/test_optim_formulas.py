@@ -336,15 +336,15 @@ def test_in_a_null_space_of_the_factors_the_eigenbasis_is_arbitrary(monkeypatch,
     With a basis of the same batch, gradients have no part there and it does not matter. From the second step on an old
     basis does: gradients reach into the null space, where a diagonal in another basis is another metric.
     """
-    real = kronecker.batched_eigh
+    real = kronecker.eigh_of
 
-    def turned(S):
-        values, U = real(S)
-        for s, u in zip(values, U):
+    def turned(matrices):
+        pairs = real(matrices)
+        for s, u in ((s, u) for values, U in pairs for s, u in zip(values, U)):
             null = s <= 1e-12 * s.max()
             k = int(null.sum())
             u[:, null] = u[:, null] @ torch.linalg.qr(torch.randn(k, k, generator=rng(9), dtype=u.dtype))[0]
-        return values, U
+        return pairs
 
     def trained(steps):
         net, (x, y) = conv(), conv_data()
@@ -356,7 +356,7 @@ def test_in_a_null_space_of_the_factors_the_eigenbasis_is_arbitrary(monkeypatch,
         return torch.cat([p.detach().flatten() for p in net.parameters()])
 
     plain = trained(1), trained(3)
-    monkeypatch.setattr(kronecker, "batched_eigh", turned)
+    monkeypatch.setattr(kronecker, "eigh_of", turned)
     assert error(trained(1), plain[0]) < 1e-9
     assert (error(trained(3), plain[1]) < 1e-9) == same
     if not same:
