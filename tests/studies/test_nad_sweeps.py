@@ -96,6 +96,14 @@ def test_accuracy_falls_with_the_index(start: Start) -> None:
         start("nad/fig13", image_size=8, net="mlp", reuse=str(_renamed(run)))
 
 
+@pytest.mark.slow
+def test_three_indices_test_nothing(start: Start) -> None:
+    """A rank correlation of three points has no error bar: neither for the claim nor against it."""
+    _, result = start("nad/fig6", count=5)
+    assert result.numbers["Spearman(index, accuracy)"].n == 3
+    assert result.verdict == "not tested"
+
+
 def _renamed(run: Run) -> Path:
     """The same directions under the name of another network."""
     folder = run.path / "arrays"

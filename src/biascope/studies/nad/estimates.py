@@ -4,7 +4,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from biascope.studies.nad.directional import Array
-from biascope.studies.result import Estimate
+from biascope.studies.result import Estimate, Verdict
 
 
 def rank_correlation(x: Array, y: Array) -> Estimate:
@@ -74,3 +74,15 @@ def surely_above(estimate: Estimate, bar: float = 0.0) -> bool:
         (True, False, False)
     """
     return estimate.standard_error is not None and estimate.value - 2 * estimate.standard_error > bar
+
+
+def judged(holds: bool, *estimates: Estimate) -> Verdict:
+    """The verdict of a rule on estimates: one without an error (too few points) tests nothing.
+
+    Example:
+        >>> judged(True, Estimate(-1.0, 0.1)), judged(False, Estimate(-1.0, 0.1)), judged(False, Estimate(-1.0))
+        ('confirmed', 'not confirmed', 'not tested')
+    """
+    if any(each.standard_error is None for each in estimates):
+        return "not tested"
+    return "confirmed" if holds else "not confirmed"

@@ -14,7 +14,7 @@ import numpy as np
 from biascope.linalg import marchenko_pastur
 from biascope.studies.nad import anisotropy as a
 from biascope.studies.nad import directional as d
-from biascope.studies.nad.estimates import rank_correlation
+from biascope.studies.nad.estimates import judged, rank_correlation
 from biascope.studies.nad.fig1 import ISOTROPIC
 from biascope.studies.nad.fig6 import Count, by_range, spectrum_numbers, sweep_chart
 from biascope.studies.registry import study
@@ -48,7 +48,7 @@ def fig20(
 ) -> StudyResult:
     """Accuracy on D(u_i) against the index for the MLP and VGG-11, with the eigenvalues."""
     numbers: dict[str, Estimate] = {}
-    charts, said, holds = list[Chart](), list[str](), list[bool]()
+    charts, said, holds, orders = list[Chart](), list[str](), list[bool](), list[Estimate]()
     for net in nets:
         U, values = a.directions_of(run, net, image_size, networks, head=head, step=step, precision=protocol.precision)
         indices = a.spread_indices(count, len(U))
@@ -66,11 +66,12 @@ def fig20(
             holds.append(bool(found.test.min() >= 0.95))
             said.append(f"{net} at least {found.test.min():.3f} at every index")
         else:
+            orders.append(order)
             holds.append(order.standard_error is not None and order.value + 2 * order.standard_error < -0.5)
             said.append(f"{net} rank correlation {order}, {found.test[0]:.3f} first and {found.test[-1]:.3f} last")
         charts.append(sweep_chart(net, at, found, values.numpy(), protocol))
     return StudyResult(
-        "confirmed" if all(holds) else "not confirmed",
+        judged(all(holds), *orders),
         CLAIM,
         f"Accuracy on D(u_i), {protocol}: {'; '.join(said)}.",
         numbers,

@@ -18,7 +18,7 @@ from biascope.progress import progress
 from biascope.studies.nad import anisotropy as a
 from biascope.studies.nad import directional as d
 from biascope.studies.nad import images as im
-from biascope.studies.nad.estimates import rank_correlation, surely_above
+from biascope.studies.nad.estimates import judged, rank_correlation, surely_above
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run
@@ -98,7 +98,7 @@ def fig7(
         log_x=True,
     )
     return StudyResult(
-        "confirmed" if surely_above(order, 0.5) else "not confirmed",
+        judged(surely_above(order, 0.5), order),
         CLAIM,
         f"{net}, {images.note}, {epochs} epochs, eps = {eps:g}: clean accuracy {accuracy[0]:.3f} with the first "
         f"carrier, {accuracy[-1]:.3f} with the last, {clean['test']:.3f} without one; rank correlation of index and "

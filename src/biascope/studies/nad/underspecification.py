@@ -20,7 +20,7 @@ from biascope.seeds import generator
 from biascope.studies.nad import anisotropy as a
 from biascope.studies.nad import directional as d
 from biascope.studies.nad import images as im
-from biascope.studies.nad.estimates import rank_correlation, surely_above
+from biascope.studies.nad.estimates import judged, rank_correlation, surely_above
 from biascope.studies.nad.fig1 import ISOTROPIC
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
@@ -101,7 +101,7 @@ def underspecification(
         holds.append(_judge(net, np.array(indices, dtype=float), means, numbers, said))
         charts.append(_chart(net, indices, means, f"{images.note}, two classes; {task}; {epochs} epochs."))
     return StudyResult(
-        "confirmed" if all(holds) else "not confirmed",
+        judged(all(holds), *(numbers[f"Spearman(index, accuracy by images alone), {net}"] for net in nets)),
         CLAIM,
         f"{images.note}, two classes, sigma = {sigma:g}, eps = {eps:g}, {epochs} epochs, {seeds} seed(s): "
         f"{'; '.join(said)}.",
