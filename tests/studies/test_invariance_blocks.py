@@ -135,6 +135,13 @@ def test_many_heads_give_the_closed_form_of_the_mlp() -> None:
     assert float((G - expected).abs().max()) < 0.06 * float(expected.max())
 
 
+@pytest.mark.gpu
+def test_many_heads_on_a_gpu_are_in_full_float32() -> None:
+    recorded = record(factory("lenet", (1, 16, 16), outputs=16, activation="gelu"))
+    there, here = (many_heads(recorded, (1, 16, 16), 20, 0, 1e-3, device) for device in ("cuda", "cpu"))
+    assert float((there - here).norm() / here.norm()) < 1e-5  # tf32 is off by 1e-4 and more
+
+
 def test_lenet_oracle_is_the_sampled_geometry_of_the_linear_lenet() -> None:
     def linear() -> nn.Module:
         return nn.Sequential(

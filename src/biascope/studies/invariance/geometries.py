@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.func import functional_call, jacrev, vmap
 
 from biascope.ensembles import Initialiser, record
+from biascope.ensembles.evaluate import arithmetic
 from biascope.geometry import average_geometry
 from biascope.geometry.average import draw_probes
 from biascope.linalg import psd_eigh
@@ -109,10 +110,11 @@ def many_heads(
         stop = min(start + group, networks)
         drawn = recorded.draw(seed, start, stop, device)
         probes = draw_probes(seed, start, stop, 1, shape, probe_std)[:, 0].to(device)
-        if len(drawn) == 1:
-            found = rows(drawn.one(0), probes[0])[None]
-        else:
-            found = vmap(rows)({**drawn.params, **drawn.buffers}, probes)
+        with arithmetic(torch.device(device), "float32"):  # the small eigenvalues would drown in cuDNN's tf32
+            if len(drawn) == 1:
+                found = rows(drawn.one(0), probes[0])[None]
+            else:
+                found = vmap(rows)({**drawn.params, **drawn.buffers}, probes)
         flat = found.detach().reshape(-1, D).double()
         total.addmm_(flat.T, flat)
         count += len(flat)
