@@ -2,6 +2,7 @@
 
 import html
 import math
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from biascope.errors import InputError, UnsupportedError
+from biascope.reports import card as card_module
 from biascope.reports import make_card
 from biascope.reports.card import card_page
 from biascope.reports.panels import (
@@ -466,3 +468,12 @@ def test_the_regime_is_only_named_where_the_loss_has_moved(end: float, residual:
     seen = [regime.Seen(0, 0.7, 0.0, 1.0, 0.0), regime.Seen(32, end, residual, 0.9, 1.0)]
     assert said in regime._meaning(seen)
     assert ("linear:" in regime._meaning(seen)) == (said != "hardly moved")
+
+
+def test_torchs_notes_to_itself_are_not_shown_and_ours_are(recwarn: pytest.WarningsRecorder) -> None:
+    def noisy(subject: Subject) -> Panel:
+        warnings.warn("There is a performance drop because of a batching rule", stacklevel=1)
+        raise RuntimeError("cannot")
+
+    card_module._safely(noisy, subject(nn.Linear(2, 1), (2,)))
+    assert ["cannot" in str(one.message) for one in recwarn] == [True]

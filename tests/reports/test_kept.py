@@ -44,6 +44,9 @@ def test_large_parts_are_left_out_and_named(finished: Run, tmp_path: Path) -> No
     (finished.path / "metrics.jsonl").write_text('{"a": 1}\n' * 40_000)
     kept = keep(finished.path, tmp_path / "kept")
     assert kept.left_out == ("metrics.jsonl (0.4 MB)", "2 arrays (1.2 MB)")
+    shown = kept._repr_html_()
+    assert f'href="{kept.path.as_posix()}/index.html"' in shown
+    assert "left out: metrics.jsonl (0.4 MB), 2 arrays (1.2 MB)" in shown
     page = (kept.path / "index.html").read_text()
     assert "<svg" not in page
     assert 'href="../page.css"' in page

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from biascope.cli.studies import describe
-from biascope.errors import BiascopeError, InputError, UnsupportedError
+from biascope.errors import BiascopeError, CorruptError, InputError, UnsupportedError
 from biascope.studies import Run, configure, execute, find
 
 # options of the study itself (--sigma 3) are not known here: they arrive as extra arguments
@@ -54,6 +54,11 @@ def run_study(
     except KeyboardInterrupt:
         print(f"\ninterrupted; go on with: {_resume_command(run)}", file=sys.stderr)
         raise typer.Exit(130) from None
+    except CorruptError:
+        damaged = run.path / "result.json"  # resuming alone would stop at the same place for ever
+        if damaged.exists():
+            print(f"delete {damaged}, then make it again from what is stored: {_resume_command(run)}", file=sys.stderr)
+        raise
     except BiascopeError:
         print(f"the run stopped; go on with: {_resume_command(run)}", file=sys.stderr)
         raise

@@ -17,7 +17,7 @@ from biascope.ensembles.evaluate import arithmetic
 from biascope.errors import BiascopeError, InputError
 from biascope.progress import progress
 from biascope.reports import figures
-from biascope.reports.html import Html, page, tag
+from biascope.reports.html import Html, page, tag, with_flags
 from biascope.reports.panels import PANELS, Panel, PanelFunction, Subject, make_subject
 from biascope.reports.panels.pace import worthwhile_threads
 from biascope.studies.environment import device_name
@@ -132,9 +132,9 @@ def card_page(subject: Subject, panels: Sequence[Panel], seconds: float, weights
 
 def panel_section(panel: Panel) -> Html:
     """A panel as markup: how to read it, what it means here, then the pictures."""
-    meaning = tag("p", tag("strong", "What this means: "), panel.meaning, class_="meaning")
+    meaning = tag("p", tag("strong", "What this means: "), with_flags(panel.meaning), class_="meaning")
     if panel.skipped:
-        meaning = tag("p", panel.meaning, class_="meaning skipped")
+        meaning = tag("p", with_flags(panel.meaning), class_="meaning skipped")
     return tag("section", tag("h2", panel.title), tag("p", panel.read, class_="read"), meaning, *panel.blocks)
 
 
@@ -142,7 +142,9 @@ def _safely(panel: PanelFunction, subject: Subject) -> Panel:
     """A panel that cannot be made for this network says why, and the others still appear."""
     title = str(getattr(sys.modules[panel.__module__], "TITLE", panel.__module__.rsplit(".", 1)[-1]))
     try:
-        return panel(subject)
+        with warnings.catch_warnings():  # torch's note to its own authors, about attention under vmap
+            warnings.filterwarnings("ignore", message="There is a performance drop")
+            return panel(subject)
     except BiascopeError as error:
         return Panel(title, "", f"Skipped: {error}", skipped=True)
     except Exception as error:  # what a network of yours does in training mode or under autograd is not ours to know

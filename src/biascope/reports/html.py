@@ -51,6 +51,16 @@ def join(parts: Iterable[object]) -> Html:
     return Html("".join(escape(part) for part in parts))
 
 
+def with_flags(text: str) -> Html:
+    """A sentence in which what is typed stays on one line: a break after the dashes of `--networks` would mislead.
+
+    Example:
+        >>> with_flags("Try --networks 32 & see")
+        'Try <span class="flag">--networks 32</span> &amp; see'
+    """
+    return Html(re.sub(r"--[a-z]+(?: [\w.,/]*[\w])?", r'<span class="flag">\g<0></span>', escape(text)))
+
+
 def data_uri(data: bytes, kind: str) -> str:
     """Bytes as a `data:` link.
 

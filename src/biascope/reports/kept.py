@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from biascope.errors import InputError
-from biascope.reports.html import CSS, SCRIPT
+from biascope.reports.html import CSS, SCRIPT, tag
 from biascope.reports.study_page import changed_options, write_study_page
 from biascope.studies import Run, load_result
 from biascope.studies.files import write_text
@@ -35,6 +35,12 @@ class Kept:
     path: Path
     size: int
     left_out: tuple[str, ...]
+
+    def _repr_html_(self) -> str:
+        """A link to the page, its size and what was left out, for notebooks."""
+        link = tag("a", str(self.path), href=(self.path / "index.html").as_posix(), target="_blank")
+        without = f"; left out: {', '.join(self.left_out)}" if self.left_out else ""
+        return tag("p", "Kept: ", link, f" ({self.size / 1000:.0f} kB{without})")
 
 
 def keep(run_folder: str | Path, into: str | Path = "reproductions", name: str = "", replace: bool = False) -> Kept:

@@ -127,7 +127,12 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def ledger_markdown(rows: Sequence[Row], relative_to: Path | None = None, page_name: str = "") -> str:
-    """The ledger as Markdown, by paper; runs are linked relative to `relative_to`."""
+    """The ledger as Markdown, by paper; runs are linked relative to `relative_to`.
+
+    Example:
+        >>> ledger_markdown(ledger("nowhere")).splitlines()[0]
+        '# Ledger of claims'
+    """
     lines = ["# Ledger of claims", "", "Written by `biascope ledger` from run folders. Do not edit.", ""]
     lines += [summary(rows), "", "A claim counts by its largest run; sizes and settings are those of the run.", ""]
     for paper, title in PAPERS.items():
@@ -146,7 +151,12 @@ def ledger_markdown(rows: Sequence[Row], relative_to: Path | None = None, page_n
 
 
 def ledger_page(rows: Sequence[Row], relative_to: Path | None = None) -> str:
-    """The ledger as a page: rows can be narrowed by verdict and by words."""
+    """The ledger as a page: rows can be narrowed by verdict and by words.
+
+    Example:
+        >>> ledger_page(ledger("nowhere")).count("<h1>")
+        1
+    """
     choices = [tag("option", "all verdicts", value="")] + [tag("option", name, value=name) for name in VERDICTS]
     controls = tag(
         "p",

@@ -1,0 +1,72 @@
+"""The documentation: no page is empty, every picture is there, and the site has the look of the kept pages."""
+
+import importlib.util
+import inspect
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from biascope import reports
+from biascope.reports.html import CSS, SCRIPT
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+
+
+def hook() -> ModuleType:
+    pytest.importorskip("mkdocs", reason="needs the docs extra")
+    spec = importlib.util.spec_from_file_location("ledger_hook", ROOT / ".mkdocs" / "ledger.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pages_say_something_and_their_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert len(text) > 20
+    for words, target in re.findall(r"(!?\[[^\]]*\])\(([^)#\s]+)[^)]*\)", re.sub(r"```.*?```", "", text, flags=re.S)):
+        if "://" not in target and not target.endswith("reference/ledger.md"):  # made when the site is built
+            assert (page.parent / target).is_file(), target
+        assert not words.startswith("![") or len(words) > 20, f"{target}: a picture needs words"
+
+
+def test_every_concept_has_a_picture() -> None:
+    concepts = [page for page in PAGES if page.parent.name == "concepts"]
+    assert len(concepts) >= 5
+    assert not [page.name for page in concepts if "![" not in page.read_text(encoding="utf-8")]
+
+
+def test_the_site_gets_the_ledger_the_runs_and_their_look() -> None:
+    module = hook()
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+
+    config = MkDocsConfig()
+    config.load_dict({"site_name": "s", "docs_dir": str(ROOT / "docs"), "site_dir": str(ROOT / "no-site")})
+    config.validate()
+    config.plugins._current_plugin = None  # set by mkdocs while hooks run
+    files = module.on_files(Files([]), config=config)
+    names = {file.src_uri for file in files}
+    assert {"reproductions/page.css", "reproductions/page.js", "reference/ledger.md"} <= names
+    table = files.get_file_from_path("reference/ledger.md").content_string
+    linked = re.findall(r"\]\(\.\./(reproductions/[^)]*)\)", table)
+    assert linked
+    assert set(linked) <= names
+    assert module.on_page_markdown("![a](../../reproductions/r/f.png)") == "![a](../reproductions/r/f.png)"
+
+
+def test_what_reports_offer_is_on_the_reference_page_with_an_example() -> None:
+    text = (ROOT / "docs" / "reference" / "reports.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^::: biascope\.reports\.(\w+)$", text, re.MULTILINE)) == set(reports.__all__)
+    functions = [getattr(reports, name) for name in reports.__all__ if inspect.isfunction(getattr(reports, name))]
+    assert not [function.__name__ for function in functions if "Example:" not in (function.__doc__ or "")]
+
+
+def test_kept_pages_have_the_look_of_this_version() -> None:
+    for file, text in (("page.css", CSS), ("page.js", SCRIPT)):
+        assert (ROOT / "reproductions" / file).read_text(encoding="utf-8") == text
