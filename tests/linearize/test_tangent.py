@@ -401,6 +401,26 @@ def test_inside_torch_func_as_in_the_calls_before() -> None:
     torch.testing.assert_close(found, brute_force(net, x))
 
 
+def test_activation_checkpoints_run_again_at_the_expansion_point() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        return m.b(checkpoint(m.a, x, use_reentrant=False))  # type: ignore[no-any-return, operator]
+
+    block = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3), nn.Tanh())
+    net = Fn(forward, a=block, b=nn.Linear(3, 2)).double()
+    x, u = torch.randn(3, 4, dtype=torch.float64), torch.randn(3, 2, dtype=torch.float64)
+    lin = bs.linearize(net)
+    displace(lin)  # the parameters are elsewhere when the backward pass runs the block again
+    J = brute_force(net, x)
+    torch.testing.assert_close(lin(x), net(x) + (J @ flat(lin.displacement)).reshape(3, 2))
+    (lin(x) * u).sum().backward()
+    found = flat({k: p.grad for k, p in lin.named_parameters() if p.grad is not None})
+    torch.testing.assert_close(found, (J * u[..., None]).sum((0, 1)))
+    with pytest.raises(UnsupportedError, match="activation checkpoints"):
+        bs.linearize(net, engine="jvp")(x)
+
+
 def test_inference_mode_keeps_the_tangents() -> None:
     net = conv_net()
     for first in (True, False):

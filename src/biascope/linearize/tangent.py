@@ -23,6 +23,11 @@ from biascope.linearize.anchored import Anchored, Slot, State, hung, slots, stat
 from biascope.linearize.dual import evaluate_dual
 from biascope.linearize.norms import Norms
 
+_NO_HOOKS = (
+    "a network with activation checkpoints (or other hooks on saved tensors) runs again in the backward pass, when its "
+    "parameters are no longer those of the expansion point: use linearize(engine='vjp') and detach the inputs"
+)
+
 
 def linearize(
     model: nn.Module,
@@ -217,10 +222,17 @@ class _Expansion:
 
     def f(self, params: Params) -> list[Tensor]:
         """Floating-point tensors of what the network returns."""
-        with hung(self.slots, {**self.point, **params}):
+        with self.at(params):
             out = self.skeleton(*self.args, **self.kwargs)
         tensors, self.rebuild = _open(out, type(self.skeleton).__name__)
         return tensors
+
+    def at(self, params: Params) -> AbstractContextManager[None]:
+        """The network at the expansion point, with these parameters in it.
+
+        Derivatives must be taken inside as well: a network with activation checkpoints runs parts of itself again then.
+        """
+        return hung(self.slots, {**self.point, **params})
 
     def cut(self, n: int) -> _Expansion:
         """The same for the first n examples, if the examples come first in every input."""
@@ -252,7 +264,15 @@ class _Expansion:
             if torch._C._are_functorch_transforms_active():  # dual levels do not nest in torch.func's
                 both: Any = torch.func.jvp(lambda p: tuple(self.f(p)), (at,), (v,))
                 return list(both[0]), list(both[1])
-            if torch.is_grad_enabled() or forward_mode != "by hand":
+            if torch.is_grad_enabled():  # the graph will outlive `at`
+                try:
+                    with torch.autograd.graph.disable_saved_tensors_hooks(_NO_HOOKS):
+                        return evaluate_dual(self.f, at, v, by_hand=False)
+                except RuntimeError as problem:
+                    if _NO_HOOKS not in str(problem):
+                        raise
+                    raise UnsupportedError(_NO_HOOKS) from problem
+            if forward_mode != "by hand":
                 return evaluate_dual(self.f, at, v, by_hand=False)
             if self.lin._norms is None:
                 self.lin._norms = Norms(self.skeleton, self.point)
@@ -260,11 +280,19 @@ class _Expansion:
 
     def jvp_by_double_backward(self, v: Params) -> tuple[list[Tensor], list[Tensor]]:
         """J v = d/du <J^T u, v>, since J^T u is linear in u."""
-        with torch.enable_grad(), differentiable_attention(), torch.backends.cudnn.flags(enabled=False):
-            f0, leaves = self._with_graph(self.names)
+        leaves = self._leaves(self.names)
+        with (
+            torch.enable_grad(),
+            differentiable_attention(),
+            torch.backends.cudnn.flags(enabled=False),
+            self.at(leaves),
+        ):
+            f0 = self.f(leaves)
             us = [torch.zeros_like(out, requires_grad=True) for out in f0]
             try:
-                back = torch.autograd.grad(f0, leaves, us, True, True, allow_unused=True, materialize_grads=True)
+                back = torch.autograd.grad(
+                    f0, list(leaves.values()), us, True, True, allow_unused=True, materialize_grads=True
+                )
                 inner = torch.stack([(g * v[k]).sum() for k, g in zip(self.names, back)]).sum()
                 Jv = torch.autograd.grad(inner, us, allow_unused=True, materialize_grads=True)
             except (NotImplementedError, RuntimeError) as problem:
@@ -277,14 +305,15 @@ class _Expansion:
     def vjp(self, us: Sequence[Tensor], names: Sequence[str]) -> tuple[Tensor, ...]:
         """J^T u at the expansion point, for some parameters; differentiable in u where asked."""
         again = torch.is_grad_enabled()
-        with torch.enable_grad(), _autocast(self.autocast):
-            outs, leaves = self._with_graph(names)
+        leaves = self._leaves(names)
+        with torch.enable_grad(), _autocast(self.autocast), self.at(leaves):
+            outs = self.f(leaves)
             some = [i for i, out in enumerate(outs) if out.requires_grad]
             if not some:
-                return tuple(torch.zeros_like(t) for t in leaves)
+                return tuple(torch.zeros_like(t) for t in leaves.values())
             return torch.autograd.grad(
                 [outs[i] for i in some],
-                leaves,
+                list(leaves.values()),
                 [us[i] for i in some],
                 again,
                 again,
@@ -292,9 +321,8 @@ class _Expansion:
                 materialize_grads=True,
             )
 
-    def _with_graph(self, names: Sequence[str]) -> tuple[list[Tensor], list[Tensor]]:
-        leaves = [self.point[k].detach().requires_grad_() for k in names]
-        return self.f(dict(zip(names, leaves))), leaves
+    def _leaves(self, names: Sequence[str]) -> Params:
+        return {k: self.point[k].detach().requires_grad_() for k in names}
 
 
 class _Tangent(torch.autograd.Function):
