@@ -8,10 +8,11 @@ import torch
 from torch.nn import functional as F
 
 from biascope import data, nets
+from biascope.errors import InputError
 from biascope.optim import EKFACPreconditioner
 from biascope.studies import Run, StudyResult, configure, execute
 from biascope.studies.ekfac import autoencoder, cifar, contest, standing
-from biascope.studies.ekfac.common import flow, gram, kfac_scalings, relative_error
+from biascope.studies.ekfac.common import flow, gram, kfac_scalings, reconstruction, relative_error
 from biascope.studies.ekfac.contest import Setting
 from biascope.studies.ekfac.fig3_3 import LABELS, measure
 from biascope.studies.ekfac.figB_1 import change, singular_vectors
@@ -58,16 +59,21 @@ def test_fig4_2_the_basis_decorrelates_and_ekfac_is_closer(tmp_path: Path) -> No
 
 
 def test_fig4_4c_starts_at_zero_and_says_what_did_not_track(tmp_path: Path) -> None:
-    result = run(tmp_path, "ekfac/fig4.4c", steps=40, seeds=1)
+    result = run(tmp_path, "ekfac/fig4.4c", steps=40, seeds=1, refresh=20)
     curves = {series.label: series.y for series in result.figures[0].series}
-    assert set(curves) == {"KFAC", "EKFAC", "EKFAC-ra", "EKFAC-ra times m"}
+    assert set(curves) == {"KFAC", "EKFAC", "EKFAC-ra", "EKFAC-ra times m", "KFAC, refreshed", "EKFAC, refreshed"}
     assert curves["KFAC"][0] < 0.1
+    for label in ("KFAC", "EKFAC"):  # frozen and refreshed are one until the first refresh, at step 20
+        assert curves[label][:2] == curves[f"{label}, refreshed"][:2]
+        assert curves[label][2] != curves[f"{label}, refreshed"][2]
+    with pytest.raises(InputError, match="must be a multiple of every"):
+        run(tmp_path / "b", "ekfac/fig4.4c", refresh=15)
     assert result.verdict == "not tested"  # one seed
 
 
 def test_fig4_3_grids_are_equally_large() -> None:
     for points in (2, 3, 4, 5):
-        for name in ("ekfac", "ekfac-ra", "kfac", "sgd", "adam"):
+        for name in ("ekfac", "ekfac-ra", "kfac", "sgd", "adam", "sgd-bn", "adam-bn"):
             lrs, seconds = autoencoder.grid(name, points)
             assert (len(set(lrs)), len(set(seconds))) == (points, points)
     for points in (2, 3, 4):
@@ -76,10 +82,45 @@ def test_fig4_3_grids_are_equally_large() -> None:
             assert (len(set(lrs)), len(set(seconds))) == (points, points)
 
 
+def test_the_auto_encoder_with_batch_normalisation_begins_as_the_same_function() -> None:
+    net = nets.build("autoencoder", seed=0, in_features=12, hidden=(8, 6, 4)).double()
+    x = torch.rand(5, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    before = net(x)
+    normed = autoencoder.normalised(net).eval()  # means 0 and variances 1 so far
+    norms = [m for m in normed.modules() if isinstance(m, torch.nn.BatchNorm1d)]
+    assert [m.num_features for m in norms] == [8, 6, 4, 6, 8]  # in front of every sigmoid, not of the output
+    assert torch.allclose(normed.double()(x), before, atol=1e-4)
+
+
+def test_glorot_weights_let_the_gradient_through() -> None:
+    """Why rivals were stuck: as torch draws the weights, the first layer's gradient all but vanishes."""
+
+    def ratio(init: str) -> float:
+        net = nets.build("autoencoder", seed=0, in_features=64, hidden=(60, 40, 30, 20))
+        if init == "glorot":
+            autoencoder.glorot(net, torch.Generator().manual_seed(0))
+            w = net.encoder.fc2.weight.detach()
+            assert float(w.abs().max()) <= 4 * (6 / 100) ** 0.5
+            assert float(w.std()) == pytest.approx(4 * (2 / 100) ** 0.5, rel=0.05)
+        x = data.load("digits", "train").x[:200].flatten(1)
+        reconstruction(net, x).backward()
+        first, last = net.encoder.fc1.weight, net.decoder.fc4.weight
+        return float(first.grad.norm() / last.grad.norm())
+
+    assert ratio("torch") < 1e-4
+    assert ratio("glorot") > 100 * ratio("torch")
+
+
 def test_fig4_3_end_to_end_and_resumed(tmp_path: Path) -> None:
     small = {"steps": 20, "hidden": (8, 4), "n": 100, "size": 50, "refresh": 5, "every": 6}
     result = run(tmp_path / "a", "ekfac/fig4.3", **small)
-    assert [s.label for s in result.figures[0].series] == ["EKFAC", "EKFAC-ra", "KFAC", "SGD + momentum", "Adam"]
+    assert [s.label for s in result.figures[0].series] == [
+        "EKFAC",
+        "EKFAC-ra",
+        "KFAC",
+        "SGD + momentum + BN",
+        "Adam + BN",
+    ]
     assert all(s.y[-1] < s.y[0] for s in result.figures[0].series)
     assert all(list(s.x) == sorted(s.x) and s.x[-1] > 0 for s in result.figures[1].series)
     again = execute(Run.resume(tmp_path / "a" / "run"))

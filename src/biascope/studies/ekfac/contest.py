@@ -37,8 +37,9 @@ NAMES = {
     "sgd": "SGD + momentum",
     "sgd-bn": "SGD + momentum + BN",
     "adam": "Adam",
+    "adam-bn": "Adam + BN",
 }
-SECOND = {"sgd": "momentum", "sgd-bn": "momentum", "adam": "epsilon"}
+SECOND = {"sgd": "momentum", "sgd-bn": "momentum", "adam": "epsilon", "adam-bn": "epsilon"}
 LOOK = 5000  # training images on which the loss is evaluated
 LEARNT = 0.9  # of the plateau
 Row = Mapping[str, Value]

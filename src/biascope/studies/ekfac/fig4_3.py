@@ -1,9 +1,11 @@
 """Fig. 4.3: the deep sigmoid auto-encoder trained by EKFAC, EKFAC-ra, KFAC, SGD with momentum, and Adam.
 
-How optimisers are compared is said in `contest`. Verdict: EKFAC and EKFAC-ra end below KFAC and SGD with momentum by
-two standard errors of the paired difference over seeds; not tested where a rival did not learn. KFAC's factors and both
-eigenbases are computed every `refresh` steps (amortised, as in the paper). Unlike the paper's, the baselines have no
-batch normalisation: every optimiser trains the same network.
+How optimisers are compared is said in `contest`, how the weights begin in `autoencoder`. Verdict: EKFAC and EKFAC-ra
+end below KFAC and SGD with momentum by two standard errors of the paired difference over seeds; not tested where a
+rival did not learn. KFAC's factors and both eigenbases are computed every `refresh` steps (amortised, as in the paper).
+SGD and Adam have batch normalisation, as in the paper; "sgd" and "adam" among the optimisers train the plain network.
+(Changed after the first run at the paper's size, where the baselines had no batch normalisation and the weights began
+as torch draws them: KFAC, SGD and Adam never left the plateau, and nothing was tested.)
 """
 
 from typing import Annotated
@@ -19,7 +21,7 @@ CLAIM = (
     "On the deep auto-encoder, EKFAC and EKFAC-ra reach a lower training loss than amortised KFAC and SGD with "
     "momentum after the same number of iterations."
 )
-OPTIMISERS = ("ekfac", "ekfac-ra", "kfac", "sgd", "adam")
+OPTIMISERS = ("ekfac", "ekfac-ra", "kfac", "sgd-bn", "adam-bn")
 
 
 @study(
@@ -29,11 +31,13 @@ OPTIMISERS = ("ekfac", "ekfac-ra", "kfac", "sgd", "adam")
     claim=CLAIM,
     sizes={
         "smoke": {"n": 500, "hidden": (30, 15), "steps": 40, "points": 1, "seeds": 2},
-        "laptop": {"dataset": "mnist", "n": 5000, "hidden": (200, 100, 50, 20), "steps": 500, "points": 3},
+        "laptop": {"dataset": "mnist", "n": 5000, "hidden": (200, 100, 50, 20), "init": "glorot", "steps": 500}
+        | {"points": 3},
         "paper": {
             "dataset": "mnist",
             "n": 60000,
             "hidden": (1000, 500, 250, 30),
+            "init": "glorot",
             "steps": 6000,
             "points": 4,
             "every": 50,
@@ -54,10 +58,11 @@ def fig4_3(
     final = {name: Estimate.of(out.final(name)) for name in optimisers}
     numbers = {f"final training loss, {NAMES[name]}": value for name, value in final.items()}
     speed = contest.timing(out, numbers)
-    found = standing.compare(out, ("ekfac", "ekfac-ra"), ("kfac", "sgd"), numbers)
+    plain = "sgd-bn" if "sgd-bn" in optimisers else "sgd"
+    found = standing.compare(out, ("ekfac", "ekfac-ra"), ("kfac", plain), numbers)
     said = [
         f"Final losses: {', '.join(f'{NAMES[name]} {value}' for name, value in final.items())}.",
-        contest.reached(out, "sgd", numbers),
+        contest.reached(out, plain, numbers),
         speed,
         str(found),
         *standing.remarks(out),

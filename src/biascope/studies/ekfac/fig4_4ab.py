@@ -30,11 +30,13 @@ CONTEST = Contest(steps=300, points=3)
     claim=CLAIM,
     sizes={
         "smoke": {"n": 500, "hidden": (30, 15), "steps": 30, "points": 1, "seeds": 2, "periods": (3, 30)},
-        "laptop": {"dataset": "mnist", "n": 5000, "hidden": (200, 100, 50, 20), "steps": 300, "points": 2},
+        "laptop": {"dataset": "mnist", "n": 5000, "hidden": (200, 100, 50, 20), "init": "glorot", "steps": 300}
+        | {"points": 2},
         "paper": {
             "dataset": "mnist",
             "n": 60000,
             "hidden": (1000, 500, 250, 30),
+            "init": "glorot",
             "steps": 3000,
             "points": 3,
             "every": 50,
