@@ -214,3 +214,18 @@ def _lab(rgb: list[float]) -> tuple[float, float, float]:
     z = (0.0193 * r + 0.1192 * g + 0.9505 * b) / 1.089
     fx, fy, fz = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in (x, y, z))
     return 116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)
+
+
+def test_every_committed_page_opens_with_its_look_and_pictures(browser: Chromium) -> None:
+    """The kept runs share page.css and page.js in the folder above them."""
+    folder = Path(__file__).parents[2] / "reproductions"
+    wrong = []
+    for file in sorted(folder.glob("*/index.html")):
+        page = browser.open(file, width=400, dark=True)
+        page.js("Promise.all([...document.images].map(i => { i.loading = 'eager'; return i.decode().catch(() => 0) }))")
+        empty = page.js("[...document.images].filter(i => !i.alt || !i.naturalWidth).length")
+        styled = page.js("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
+        if empty or not styled or page.problems() or page.overflow() > 0 or page.requests_leave():
+            wrong.append((file.parent.name, empty, styled, page.problems(), page.overflow()))
+        page.close()
+    assert wrong == []

@@ -1,7 +1,10 @@
 """The documentation: no page is empty, every picture is there, and the site has the look of the kept pages."""
 
+import doctest
+import importlib
 import importlib.util
 import inspect
+import pkgutil
 import re
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +26,19 @@ def hook() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def modules(room: str) -> list[str]:
+    package = importlib.import_module(room)
+    inner = pkgutil.walk_packages(package.__path__, f"{room}.") if hasattr(package, "__path__") else ()
+    return [room, *(module.name for module in inner)]
+
+
+# the other rooms have such a test of their own
+@pytest.mark.parametrize("room", ["kernels", "jacobian", "functional", "layers", "memory", "precision", "tables"])
+def test_examples_in_docstrings_run(room: str) -> None:
+    for name in modules(f"biascope.{room}"):
+        assert doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE).failed == 0
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
