@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from biascope.errors import InputError
 from biascope.geometry import average_geometry, nads
 from biascope.geometry.few_passes import few_passes
 
@@ -55,3 +56,15 @@ def test_large_images_without_room_for_the_gradients() -> None:
     G = average_geometry(factory, (3, 64, 64), n_networks=T, probes=probe)
     rows = nads(factory, (3, 64, 64), T, method="autograd", top=k, x=probe[0])
     assert torch.allclose(G.eigh(k).values, rows.eigenvalues, rtol=1e-3)
+
+
+def test_float64_reaches_its_own_precision() -> None:
+    R = gradients(300, 400).double()
+    found = few_passes(lambda X: R.T @ (R @ X) / 300, 400, 5, passes=30, tol=1e-10, dtype=torch.float64)
+    assert torch.allclose(found.values, torch.linalg.svdvals(R)[:5] ** 2 / 300, rtol=1e-10)
+    assert float(found.residuals.max()) <= 1e-10 * float(found.values[0])
+
+
+def test_gradients_that_are_not_numbers_are_named() -> None:
+    with pytest.raises(InputError, match="NaN"):
+        few_passes(lambda X: X / 0 * 0, 20, 2, passes=3)

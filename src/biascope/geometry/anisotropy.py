@@ -16,7 +16,7 @@ from biascope.geometry.gradients import Sampler
 from biascope.geometry.mixed import MixedDerivative
 from biascope.geometry.moments import BlockMoments, blocks_for
 from biascope.geometry.nad_result import NADs
-from biascope.linalg import FromFunction, psd_eigh, subspace_iteration, subspace_overlap
+from biascope.linalg import psd_eigh, subspace_overlap
 from biascope.memory import budget
 from biascope.progress import progress
 from biascope.seeds import generator
@@ -209,7 +209,7 @@ def _second_order(
     dtype: torch.dtype | None,
     scalarise: Scalarise | None,
 ) -> NADs:
-    """Algorithm 2 and NTK-NADs by block iteration."""
+    """Algorithm 2 and NTK-NADs by block Krylov."""
     D, ntk = x.numel(), method == "ntk"
     T = 1 if ntk else n_networks
     points = x[None]
@@ -229,9 +229,8 @@ def _second_order(
             total += H.gram(networks, X)
         return (total / T).to(X)
 
-    operator = FromFunction(product, (D, D), x.dtype, device, symmetric=True)
     tol = 1e-8 if x.dtype == torch.float64 else 1e-4
-    pairs = subspace_iteration(operator, top, tol=tol, max_iterations=40, seed=seed)
+    pairs = few_passes(product, D, top, passes=20, tol=tol, seed=seed, device=device, dtype=x.dtype)
     if ntk:
         errors = H.jackknife(initialiser.draw(seed, 0, 1, device, dtype), pairs.vectors, groups=16)
     else:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from biascope.errors import InputError
 from biascope.linalg import Eigenpairs, symmetrise
 from biascope.seeds import generator
 
@@ -26,10 +27,11 @@ def few_passes(
     oversampling: int = 10,
     seed: int = 0,
     device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
 ) -> Eigenpairs:
     """The k eigenpairs of largest magnitude of a symmetric operator (values float64), from at most `passes` products.
 
-    `product` maps a block [D, b] in float32 to a block of the same shape. Stops when all residuals are below `tol`
+    `product` maps a block [D, b] in `dtype` to a block of the same shape. Stops when all residuals are below `tol`
     times the largest eigenvalue; warns, with the largest residual, when the passes end first.
 
     Example:
@@ -37,12 +39,14 @@ def few_passes(
         >>> found.values.round().tolist(), found.vectors.abs().argmax(0).tolist()
         ([49.0, 48.0], [49, 48])
     """
-    width = min(dimension, k + oversampling)
-    start = torch.randn(dimension, width, generator=generator(seed, "few passes")).to(device)
+    width, rounding = min(dimension, k + oversampling), 100 * torch.finfo(dtype).eps
+    start = torch.randn(dimension, width, generator=generator(seed, "few passes")).to(device, dtype)
     block = torch.linalg.qr(start)[0]
     basis, image = block.new_zeros(dimension, 0), block.new_zeros(dimension, 0)
     for done in range(1, passes + 1):
         new = product(block)
+        if not bool(torch.isfinite(new).all()):
+            raise InputError("a network gave NaN or infinite gradients")
         basis, image = torch.cat([basis, block], 1), torch.cat([image, new], 1)
         values, S = torch.linalg.eigh(symmetrise((basis.T @ image).double()))
         order = values.abs().argsort(descending=True)[:k]
@@ -52,7 +56,7 @@ def few_passes(
         if bool(converged.all()) or done == passes:
             break
         block, R = torch.linalg.qr(new - basis @ (basis.T @ new))
-        block = block[:, R.diagonal().abs() > 1e-5 * abs(float(values[0]))][:, : dimension - basis.shape[1]]
+        block = block[:, R.diagonal().abs() > rounding * abs(float(values[0]))][:, : dimension - basis.shape[1]]
         if block.shape[1] == 0:  # the space is exhausted: nothing is missing
             break
         block = torch.linalg.qr(block - basis @ (basis.T @ block))[0]  # once more, against rounding

@@ -7,9 +7,10 @@ a shuffled loader, which gives them to the wrong images, so that it compares two
 With them in order LeNet loses by the score at every size tried, also in a training loop written apart from this one:
 16 x 16 pixels and 10,000 images, 90 % removed, 30.1 against 35.2 %; 32 x 32 and 50,000, 90 % removed, 40.2 +- 3.1
 against 45.4 +- 0.4 (published for random: 45.1), 30 % removed, 55.1 against 57.1; likewise with GELU, more so with
-scores of pixels in [0, 1]. Keeping the lowest scores loses as well (31.4; 38.9): either end is less varied. Verdict
-rule: for every network the mean
-over removal rates of the difference score minus random is positive by 2 standard errors over repeats.
+scores of pixels in [0, 1]. Keeping the lowest scores loses as well (31.4; 38.9): either end is less varied.
+
+Verdict rule: for every network the mean over removal rates of the difference score minus random is positive by 2
+standard errors over repeats.
 """
 
 from collections.abc import Sequence
