@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from biascope.errors import InputError
-from biascope.linalg import Eigenpairs, symmetrise
+from biascope.linalg import Eigenpairs, fix_signs, symmetrise
 from biascope.seeds import generator
 
 
@@ -67,4 +67,5 @@ def few_passes(
             "ask for fewer directions, or give more memory",
             stacklevel=2,
         )
-    return Eigenpairs(values, torch.linalg.qr(basis @ S)[0], residuals, converged, done, basis.shape[1])
+    vectors = fix_signs(torch.linalg.qr(basis @ S)[0])
+    return Eigenpairs(values, vectors, residuals, converged, done, basis.shape[1])
