@@ -8,9 +8,7 @@ multiplications costs about 3. One bound by launches costs about as many times m
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -18,15 +16,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import Params, ParamSelection, differentiable_attention, refuse_batch_dependence, select_params
-from biascope.linearize.anchored import Anchored, Slot, State, hung, slots, state_of
-from biascope.linearize.dual import evaluate_dual
+from biascope.functional import Params, ParamSelection, refuse_batch_dependence, select_params
+from biascope.linearize.anchored import Anchored, Slot, State, slots, state_of
+from biascope.linearize.expansion import Expansion, Tangent, adjoint, autocast_state
 from biascope.linearize.norms import Norms
-
-_NO_HOOKS = (
-    "a network with activation checkpoints (or other hooks on saved tensors) runs again in the backward pass, when its "
-    "parameters are no longer those of the expansion point: use linearize(engine='vjp') and detach the inputs"
-)
 
 
 def linearize(
@@ -160,7 +153,7 @@ class Linearized(Anchored):
         for t in tensors:
             if t.device != device and t.dim():
                 raise InputError(f"an input is on {t.device}, the linearised network on {device}: move one of them")
-        here = _Expansion(self, args, kwargs, _autocast_state(device))
+        here = Expansion(self, args, kwargs, autocast_state(device))
         forward_mode = self._forward_is_adjoint(here, leaves)
         trains = torch.is_grad_enabled() and any(p.requires_grad for p in chosen)
         through = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
@@ -173,13 +166,13 @@ class Linearized(Anchored):
         if trains and not through and not transformed and (self.engine == "vjp" or not forward_mode):
             with torch.no_grad():  # here, since inside a Function forward mode is switched off
                 outs = here.value(here.displaced(chosen), forward_mode)
-            outs = _Tangent.apply(here, outs, *chosen)  # type: ignore[no-untyped-call]
+            outs = Tangent.apply(here, outs, *chosen)  # type: ignore[no-untyped-call]
         else:
             with torch.set_grad_enabled(trains or through or (transformed and torch.is_grad_enabled())):
                 outs = here.value(here.displaced(chosen), forward_mode)
         return here.rebuild(outs)
 
-    def _forward_is_adjoint(self, here: _Expansion, leaves: Sequence[Any]) -> str:
+    def _forward_is_adjoint(self, here: Expansion, leaves: Sequence[Any]) -> str:
         """The fastest forward mode with <u, J v> = <J^T u, v>, or none.
 
         Tried once per precision, device and kind of call: a flag, a name or an input more may lead a network into code
@@ -199,7 +192,7 @@ class Linearized(Anchored):
                         "on the same device and in the same precision, so that its forward mode can be tried"
                     )
                 return known[-1]
-            self._forward_mode[key] = _adjoint(here)
+            self._forward_mode[key] = adjoint(here)
         return self._forward_mode[key]
 
 
@@ -208,212 +201,3 @@ def _refuse_moved_constants(lin: Any, _: Any) -> None:
     for k, p in lin.named_parameters():
         if k not in lin.linearized and not torch.equal(p.detach(), lin.origin[k]):
             raise InputError(f"the loaded state moves '{k}', which is not linearised: name it in linearize(params=...)")
-
-
-class _Expansion:
-    """f around the expansion point for one call's inputs: value, J v and J^T u."""
-
-    def __init__(self, lin: Linearized, args: tuple[Any, ...], kwargs: dict[str, Any], autocast: Any) -> None:
-        self.skeleton: nn.Module = lin._skeleton
-        self.point, self.origin, self.names = lin.point, lin.origin, lin.linearized
-        self.centred, self.args, self.kwargs, self.autocast = lin.centred, args, kwargs, autocast
-        self.slots, self.lin = lin._slots, lin
-        self.rebuild: Callable[[Sequence[Tensor]], Any] = tuple
-
-    def f(self, params: Params) -> list[Tensor]:
-        """Floating-point tensors of what the network returns."""
-        with self.at(params):
-            out = self.skeleton(*self.args, **self.kwargs)
-        tensors, self.rebuild = _open(out, type(self.skeleton).__name__)
-        return tensors
-
-    def at(self, params: Params) -> AbstractContextManager[None]:
-        """The network at the expansion point, with these parameters in it.
-
-        Derivatives must be taken inside as well: a network with activation checkpoints runs parts of itself again then.
-        """
-        return hung(self.slots, {**self.point, **params})
-
-    def cut(self, n: int) -> _Expansion:
-        """The same for the first n examples, if the examples come first in every input."""
-        tensors = [t for t in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(t, Tensor) and t.dim()]
-        if not tensors:
-            return self
-        size = tensors[0].shape[0]
-        less = copy.copy(self)
-        less.args, less.kwargs = pytree.tree_map(
-            lambda t: t[:n] if isinstance(t, Tensor) and t.dim() and t.shape[0] == size else t, (self.args, self.kwargs)
-        )
-        return less
-
-    def displaced(self, theta: Sequence[Tensor]) -> Params:
-        start = [self.origin[k] for k in self.names]
-        if torch._C._are_functorch_transforms_active():
-            return {k: p - p0 for k, p, p0 in zip(self.names, theta, start)}
-        return dict(zip(self.names, torch._foreach_sub(list(theta), start)))
-
-    def value(self, v: Params, forward_mode: str) -> list[Tensor]:
-        """f + J v, or J v, for every output."""
-        f0, Jv = self.jvp(v, forward_mode) if forward_mode else self.jvp_by_double_backward(v)
-        return Jv if self.centred else [a + b for a, b in zip(f0, Jv)]
-
-    def jvp(self, v: Params, forward_mode: str) -> tuple[list[Tensor], list[Tensor]]:
-        """f and J v by forward mode: "by hand" where that was asked for and no gradient is wanted, else torch's."""
-        at = {k: self.point[k] for k in self.names}
-        with differentiable_attention():
-            if torch._C._are_functorch_transforms_active():  # dual levels do not nest in torch.func's
-                both: Any = torch.func.jvp(lambda p: tuple(self.f(p)), (at,), (v,))
-                return list(both[0]), list(both[1])
-            if torch.is_grad_enabled():  # the graph will outlive `at`
-                try:
-                    with torch.autograd.graph.disable_saved_tensors_hooks(_NO_HOOKS):
-                        return evaluate_dual(self.f, at, v, by_hand=False)
-                except RuntimeError as problem:
-                    if _NO_HOOKS not in str(problem):
-                        raise
-                    raise UnsupportedError(_NO_HOOKS) from problem
-            if forward_mode != "by hand":
-                return evaluate_dual(self.f, at, v, by_hand=False)
-            if self.lin._norms is None:
-                self.lin._norms = Norms(self.skeleton, self.point)
-            return evaluate_dual(self.f, at, v, norms=self.lin._norms.maps(v))
-
-    def jvp_by_double_backward(self, v: Params) -> tuple[list[Tensor], list[Tensor]]:
-        """J v = d/du <J^T u, v>, since J^T u is linear in u."""
-        leaves = self._leaves(self.names)
-        with (
-            torch.enable_grad(),
-            differentiable_attention(),
-            torch.backends.cudnn.flags(enabled=False),
-            self.at(leaves),
-        ):
-            f0 = self.f(leaves)
-            us = [torch.zeros_like(out, requires_grad=True) for out in f0]
-            try:
-                back = torch.autograd.grad(
-                    f0, list(leaves.values()), us, True, True, allow_unused=True, materialize_grads=True
-                )
-                inner = torch.stack([(g * v[k]).sum() for k, g in zip(self.names, back)]).sum()
-                Jv = torch.autograd.grad(inner, us, allow_unused=True, materialize_grads=True)
-            except (NotImplementedError, RuntimeError) as problem:
-                raise UnsupportedError(
-                    f"{type(self.skeleton).__name__} has neither a forward-mode nor a second derivative in torch, so "
-                    f"it cannot be linearised: {str(problem).splitlines()[0]}"
-                ) from problem
-        return [out.detach() for out in f0], [t.detach() for t in Jv]
-
-    def vjp(self, us: Sequence[Tensor], names: Sequence[str]) -> tuple[Tensor, ...]:
-        """J^T u at the expansion point, for some parameters; differentiable in u where asked."""
-        again = torch.is_grad_enabled()
-        leaves = self._leaves(names)
-        with torch.enable_grad(), _autocast(self.autocast), self.at(leaves):
-            outs = self.f(leaves)
-            some = [i for i, out in enumerate(outs) if out.requires_grad]
-            if not some:
-                return tuple(torch.zeros_like(t) for t in leaves.values())
-            return torch.autograd.grad(
-                [outs[i] for i in some],
-                list(leaves.values()),
-                [us[i] for i in some],
-                again,
-                again,
-                allow_unused=True,
-                materialize_grads=True,
-            )
-
-    def _leaves(self, names: Sequence[str]) -> Params:
-        return {k: self.point[k].detach().requires_grad_() for k in names}
-
-
-class _Tangent(torch.autograd.Function):
-    """Forward: f + J v, computed before without a graph. Backward: J^T u by a plain pass at the expansion point."""
-
-    @staticmethod
-    def forward(ctx: Any, here: _Expansion, outs: list[Tensor], *theta: Tensor) -> tuple[Tensor, ...]:
-        ctx.here = here
-        return tuple(outs)
-
-    @staticmethod
-    def backward(ctx: Any, *us: Tensor) -> tuple[Tensor | None, ...]:
-        here: _Expansion = ctx.here
-        wanted = [k for k, need in zip(here.names, ctx.needs_input_grad[2:]) if need]
-        grads = dict(zip(wanted, here.vjp(us, wanted)))
-        return (None, None, *(grads.get(k) for k in here.names))
-
-
-def _adjoint(here: _Expansion) -> str:
-    """Which forward mode has <u, J v> = <J^T u, v> for random u and v: "by hand", "torch" or "" for neither.
-
-    On two examples where the inputs can be cut, else on all. Values lose their tangents by hand where a network leaves
-    torch's public functions (an autograd.Function of its own); then torch's mode is the one that agrees.
-    """
-    gen = torch.Generator().manual_seed(0)
-
-    def noise(t: Tensor) -> Tensor:
-        return torch.randn(t.shape, generator=gen, dtype=torch.float64).to(t)
-
-    def products(here: _Expansion) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-        us = [noise(t) for t in here.f({})]
-        return us, here.vjp(us, here.names)
-
-    with torch.no_grad():
-        cut = here.cut(2)
-        try:
-            us, back = products(cut)
-        except Exception:  # not all inputs have the examples first
-            cut = here
-            us, back = products(cut)  # bad inputs raise here
-        v = {k: noise(here.point[k]) for k in here.names}
-        terms = torch.stack([(g * v[k]).double().sum() for k, g in zip(here.names, back)])
-        for mode in ("by hand", "torch"):
-            try:
-                Jv = cut.jvp(v, mode)[1]
-            except (NotImplementedError, RuntimeError, TypeError):
-                continue
-            left = torch.stack([(u * t).double().sum() for u, t in zip(us, Jv)]).sum()
-            eps = max(torch.finfo(t.dtype).eps for t in Jv)
-            if left.device.type == "cuda":
-                eps = max(eps, 1e-6)  # tf32 convolutions are on by default
-            # a disagreement is of order 1: rounding is told from it with room to spare
-            if (left - terms.sum()).abs() <= min(1e4 * eps, 0.1) * (terms.norm() + left.abs()):
-                return mode
-        return ""
-
-
-def _open(out: Any, who: str) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
-    """The floating-point tensors inside what a network returned, and how to put others in their place."""
-    leaves, spec = pytree.tree_flatten(out)
-    where = [i for i, t in enumerate(leaves) if isinstance(t, Tensor) and t.is_floating_point()]
-    for t in leaves:
-        if isinstance(t, Tensor) and t.is_floating_point() and t.dim() == 0:
-            raise InputError(
-                f"{who} returned a scalar, which looks like a loss: a loss must not be linearised. Leave the labels "
-                "out and compute the loss from the outputs"
-            )
-        if not isinstance(t, Tensor | int | float | str | None):
-            raise UnsupportedError(
-                f"{who} returned a {type(t).__name__}, which cannot be linearised; switch it off (for a cache: "
-                "use_cache=False) or wrap the model so that it returns tensors"
-            )
-    if not where:
-        raise InputError(f"{who} returned no floating-point tensor: there is nothing to linearise")
-
-    def rebuild(tensors: Sequence[Tensor]) -> Any:
-        new = list(leaves)
-        for i, t in zip(where, tensors):
-            new[i] = t
-        return pytree.tree_unflatten(new, spec)
-
-    return [leaves[i] for i in where], rebuild
-
-
-def _autocast_state(device: torch.device) -> tuple[str, torch.dtype, bool]:
-    kind = device.type
-    return kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
-
-
-def _autocast(state: tuple[str, torch.dtype, bool]) -> AbstractContextManager[Any]:
-    """The precision of the forward pass again, in the backward pass."""
-    kind, dtype, enabled = state
-    context: AbstractContextManager[Any] = torch.autocast(kind, dtype, enabled)
-    return context
