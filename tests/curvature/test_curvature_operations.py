@@ -63,6 +63,7 @@ def test_solve_and_inverse(metric, name, representation):
     assert relative(F.space.flatten(back), expected[:, 1]) < 1e-8
     inverse = F.inverse(lam)
     assert relative(inverse @ V, expected) < 1e-8
+    assert relative(inverse.solve(V), D @ V + lam * V) < 1e-8
     if representation != "implicit":  # p solves
         assert relative(inverse.to_dense(), torch.linalg.inv(D + lam * torch.eye(len(D), dtype=D.dtype))) < 1e-8
 
@@ -275,9 +276,13 @@ def test_what_is_impossible_says_who_can(metric):
     for call in (lambda: F.power(2), lambda: F.sample(1, 0.1), lambda: F.to_eigenbasis(D[0]), lambda: F.save("x")):
         with pytest.raises(UnsupportedError, match="representation='dense'"):
             call()
-    Q, _ = metric("mlp", "quasidiagonal")
+    with pytest.raises(UnsupportedError, match="kfac and ekfac have it"):
+        F.solve(D[0], damping=1.0, mode="factored")
+    Q, R = metric("mlp", "quasidiagonal")
     with pytest.raises(UnsupportedError, match="representation='block' or 'dense'"):
         Q.eigh(2)
+    with pytest.raises(UnsupportedError, match="cannot be damped again; representation='dense'"):
+        Q.inverse(1.0).solve(R[0], damping=1.0)
     B, D = metric("mlp", "block")
     with pytest.raises(UnsupportedError, match="lowrank"):
         B.solve(D[0], damping=1.0, complement="drop")

@@ -15,7 +15,7 @@ from biascope.curvature.plan import Plan, Unit
 from biascope.curvature.products import Linearised, together, ways
 from biascope.curvature.space import ParameterSpace
 from biascope.curvature.sums import DiagonalSum, build_pieces, mean_gradients
-from biascope.errors import InputError
+from biascope.errors import InputError, UnsupportedError
 from biascope.layers import MatrixFactor
 from biascope.linalg import Diagonal, cg, damped
 from biascope.linalg.eigenbasis import check_damping
@@ -49,7 +49,9 @@ class ProductMetric(Metric):
         """
         check_damping(damping)
         if mode != "exact":
-            raise self._cannot("factored damping")
+            raise UnsupportedError(
+                f"factored damping is not defined for representation={self.representation!r}: kfac and ekfac have it"
+            )
         X, back = self._columns(v, "solve")
         if isinstance(preconditioner, Metric):
             preconditioner = preconditioner.inverse(damping)

@@ -208,5 +208,15 @@ class DampedInverse(LinearOperator):
         out: Tensor = self.metric.solve(X, self.damping, self.mode)
         return out
 
+    def solve(self, v: Vector, damping: float = 0.0) -> Any:
+        """The way back, (F + damping I) v with the damping it was made with."""
+        if damping or self.mode != "exact":
+            raise UnsupportedError(
+                f"the inverse of representation={self.metric.representation!r} is known by its products only and "
+                "cannot be damped again; representation='dense', 'block', 'kfac', 'ekfac' and 'diagonal' can"
+            )
+        X, back = self.metric._columns(v, "solve")
+        return back(self.metric._matmat(X) + self.damping * X)
+
     def _expression(self) -> str:
         return f"({self.metric._expression()} + {self.damping:g} I)^-1"
