@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from biascope.layers.rows import all_gradients, use_rows
 from biascope.layers.rules import MatrixRule
 
 CHUNK_BYTES = {"cpu": 2**28, "cuda": 2**34}  # factors of one chunk; a CPU gains nothing from more
+CACHE_BYTES = 2**24  # gradients of one chunk that a CPU likes to see again
 FEW = 256  # examples per pass below which a processor is not busy
 
 
@@ -191,7 +193,9 @@ class Stream:
         )
         group = max(1, min(self.family.width, (self._room - inputs) // max(1, each)))
         step = max(1, min(b, self.batch or b, self._room // (inputs + group * each)))
-        return step, group
+        if self.f.device.type == "cpu":
+            step = min(step, max(FEW, CACHE_BYTES // (group * each)))
+        return ceil(b / ceil(b / step)), group  # parts of equal size
 
     def _examples(
         self, blocks: Sequence[Block], inputs: Inputs, y: Tensor | None, draws: Tensor | None, group: int, start: int
