@@ -5,6 +5,7 @@ import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -477,3 +478,16 @@ def test_torchs_notes_to_itself_are_not_shown_and_ours_are(recwarn: pytest.Warni
 
     card_module._safely(noisy, subject(nn.Linear(2, 1), (2,)))
     assert ["cannot" in str(one.message) for one in recwarn] == [True]
+
+
+@pytest.mark.parametrize(("whole", "a", "words"), [(0.5, 0.4, "towards"), (0.1, 0.05, "away from")])
+def test_the_layer_that_turned_most_is_named(whole: float, a: float, words: str) -> None:
+    """Not the one that is aligned best, which is b."""
+
+    def found(value: float, **layers: float) -> SimpleNamespace:
+        parts = {name: SimpleNamespace(value=part) for name, part in layers.items()}
+        return SimpleNamespace(value=value, standard_error=0.01, layers=parts)
+
+    shown = {"initialisation": found(0.3, a=0.2, b=0.6), "given weights": found(whole, a=a, b=0.61)}
+    text = labels._meaning(shown)  # type: ignore[arg-type]
+    assert f"turned {words} the labels of these examples, most in a (0.200 to {a:.3f})" in text

@@ -75,14 +75,15 @@ def _meaning(found: dict[str, LabelAlignment]) -> str:
     )
     for after in rest:
         gain, error = after.value - first.value, (after.standard_error**2 + first.standard_error**2) ** 0.5
-        top = max(after.layers, key=lambda name: after.layers[name].value)
+        change = {name: part.value - first.layers[name].value for name, part in after.layers.items()}
+        top = max(change, key=lambda name: change[name] if gain > 0 else -change[name])
         if abs(gain) <= 2 * error:
-            text += " Training has not changed it beyond the error."
+            text += " At the given weights it is the same within the error."
         else:
             text += (
-                f" At the given weights it is {after.value:.3f} ± {after.standard_error:.3f}: training has turned the "
-                f"kernel {'towards' if gain > 0 else 'away from'} the labels, most in {top} "
-                f"({after.layers[top].value:.3f})."
+                f" At the given weights it is {after.value:.3f} ± {after.standard_error:.3f}: the kernel is turned "
+                f"{'towards' if gain > 0 else 'away from'} the labels of these examples, most in {top} "
+                f"({first.layers[top].value:.3f} to {after.layers[top].value:.3f})."
             )
     return text
 
