@@ -23,6 +23,8 @@ def test_same_as_cpu(name, representation, options):
     there = bs.fisher(net.cuda(), x.cuda(), representation, **options)
     v = torch.randn(here.shape[0], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert relative((there @ v.cuda()).cpu(), here @ v) < 1e-8
+    block = torch.stack([v, v.flip(0), v.square()], 1)
+    assert relative((there @ block.cuda()).cpu(), here @ block) < 1e-8
     assert relative(there.solve(v.cuda(), damping=0.3).cpu(), here.solve(v, damping=0.3)) < 1e-6
     assert relative(there.trace().cpu(), here.trace()) < 1e-9
     with pytest.raises(ValueError, match="the metric"):
