@@ -77,7 +77,7 @@ def grid(name: str, points: int) -> tuple[list[float], list[float]]:
     seconds = {
         "sgd": [0.9, 0.95, 0.5, 0.99, 0.0],
         "adam": [1e-8, 1e-4, 1e-2, 1e-6, 1.0],
-        "kfac": [30.0, 100.0, 10.0, 300.0, 3.0],
+        "kfac": [100.0, 30.0, 10.0, 300.0, 3.0],
     }
     ekfac = [0.1, 0.03, 0.3, 0.01, 0.003], [1e-3, 1e-2, 1e-4, 1e-1, 1.0]
     plain = name.removesuffix("-bn")
