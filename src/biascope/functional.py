@@ -229,7 +229,7 @@ def check_inputs(inputs: Any, what: str = "x") -> Inputs:
             raise InputError(f"{name} is empty: shape {list(t.shape)} has no example")
         if t.is_complex():
             raise UnsupportedError(f"{name} is complex; only real inputs are supported")
-        if t.is_floating_point() and not bool(torch.isfinite(t).all()):
+        if t.is_floating_point() and t.numel() and not bool(torch.stack(torch.aminmax(t)).isfinite().all()):
             bad = int((~torch.isfinite(t.reshape(t.shape[0], -1)).all(1)).nonzero()[0])
             raise InputError(f"{name} has a NaN or infinity, first in example {bad}")
     checked: Inputs = inputs
