@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -209,6 +210,28 @@ def batch_size(inputs: Inputs) -> int:
 def take(inputs: Inputs, index: slice | Tensor) -> Inputs:
     """Some examples of a batch."""
     return map_inputs(inputs, lambda t: t[index])
+
+
+@contextmanager
+def no_reentrant_checkpoints() -> Iterator[None]:
+    """UnsupportedError where `torch.utils.checkpoint(..., use_reentrant=True)` leaves its layers without derivatives.
+
+    torch only warns. For a trial, not for every pass: filters of warnings belong to the whole process.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="None of the inputs have requires_grad=True")
+        try:
+            yield
+        except UserWarning as warning:
+            if "requires_grad=True" not in str(warning):
+                raise
+            raise UnsupportedError(REENTRANT) from None
+
+
+REENTRANT = (
+    "the network uses torch.utils.checkpoint with use_reentrant=True, which hides its layers from "
+    "torch.autograd.grad; use use_reentrant=False"
+)
 
 
 def check_inputs(inputs: Any, what: str = "x") -> Inputs:

@@ -20,11 +20,13 @@ from biascope.functional import (
     batches,
     differentiable_attention,
     functional,
+    no_reentrant_checkpoints,
     take,
 )
 from biascope.layers import Anatomy, anatomy, leaves, per_example_gradients, record, rows_of_tape
 from biascope.linalg.operator import Adjoint, LinearOperator
 from biascope.precision import arithmetic
+from biascope.tables import grid
 
 
 def vector_jacobian(f: Functional, inputs: Inputs, u: Tensor) -> Params:
@@ -79,6 +81,8 @@ def _forward_is_adjoint(f: Functional, inputs: Inputs) -> bool:
         gen = torch.Generator().manual_seed(0)
         two = take(inputs, slice(0, 2))
         v = {k: torch.randn(p.shape, generator=gen, dtype=torch.float64).to(p) for k, p in f.params.items()}
+        with torch.enable_grad(), no_reentrant_checkpoints():
+            f(leaves(f), two)
         try:
             Jv = _forward(f, two, v)
             u = torch.randn(Jv.shape, generator=gen, dtype=torch.float64).to(Jv)
@@ -132,6 +136,16 @@ class Coverage:
         lines = [f"{'parameter':<38} {'shape':<18} {'handled by':<18} why"]
         lines += [f"{r.parameter[-38:]:<38} {list(r.shape)!s:<18} {r.handled_by:<18} {r.why}" for r in self.rows]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """What needs the fallback first, then the rest, for notebooks."""
+        title = f"{len(self.rows)} parameters, {len(self.fallback)} by the autograd fallback"
+        rows = sorted(self.rows, key=lambda r: r.handled_by == "layer rule")
+        return grid(
+            title,
+            ["parameter", "shape", "handled by", "why"],
+            [(r.parameter, list(r.shape), r.handled_by, r.why) for r in rows],
+        )
 
 
 class Flat(Tensor):

@@ -7,6 +7,7 @@ go to the autograd fallback. Nothing is hooked on the user's module.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +18,10 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
 
+from biascope.errors import UnsupportedError
+from biascope.functional import REENTRANT
 from biascope.layers import attention
 from biascope.layers.rules import Affine, Broadcast, Conv, ConvTranspose, Embedding, Linear, MatMul, MatrixRule, RowRule
 
@@ -128,6 +132,7 @@ class Recorder(TorchFunctionMode):
     ) -> Tensor:
         """Record a use and hand the output on; `own` says that `saved` is ours and nobody can change it."""
         if not out.requires_grad:
+            refuse_reentrant_checkpoint()
             return out  # under no_grad or detached: not part of the derivative
         names = {role: n for role, t in roles.items() if (n := self.names.get(id(t))) is not None}
         kept = None if saved is None else saved.detach()
@@ -137,6 +142,15 @@ class Recorder(TorchFunctionMode):
         version = source._version if source is not None else 0
         self.uses.append(Use(rule, names, kept, get_gradient_edge(out), out.shape, version, source))
         return out
+
+
+def refuse_reentrant_checkpoint() -> None:
+    """Raise inside `torch.utils.checkpoint(..., use_reentrant=True)`: its layers look as if they had no derivative."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code is CheckpointFunction.forward.__code__:
+            raise UnsupportedError(REENTRANT)
 
 
 def _flat(x: Any) -> Iterator[Tensor]:

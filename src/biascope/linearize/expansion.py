@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import Params, differentiable_attention
+from biascope.functional import Params, differentiable_attention, no_reentrant_checkpoints
 from biascope.linearize.anchored import hung
 from biascope.linearize.dual import evaluate_dual
 from biascope.linearize.norms import Norms
@@ -172,8 +172,9 @@ def adjoint(here: Expansion) -> str:
         return torch.randn(t.shape, generator=gen, dtype=torch.float64).to(t)
 
     def products(here: Expansion) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-        us = [noise(t) for t in here.f({})]
-        return us, here.vjp(us, here.names)
+        with no_reentrant_checkpoints():
+            us = [noise(t) for t in here.f({})]
+            return us, here.vjp(us, here.names)
 
     with torch.no_grad():
         cut = here.cut(2)
