@@ -35,6 +35,17 @@ def mean(samples: Sequence[float]) -> str:
     return number(middle, spread)
 
 
+def several(values: Iterable[float], most: int = 5) -> str:
+    """The first numbers of a row, and that there are more.
+
+    Example:
+        >>> several([3.0, 2.0, 1.0], most=2)
+        '3, 2, ...'
+    """
+    shown = [number(float(value)) for value, _ in zip(values, range(most + 1))]
+    return ", ".join(shown[:most] + ["..."] * (len(shown) > most))
+
+
 def facts(title: str, rows: Mapping[str, object]) -> str:
     """A table of names and values under a title.
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from biascope.errors import InputError
+from biascope.tables import facts
 
 Labels = Literal["01", "pm1"]
 Seed = int | torch.Generator
@@ -51,6 +52,13 @@ class Dataset:
             f"Dataset({self.name!r}, x={list(self.x.shape)} {self.x.dtype}, y={list(self.y.shape)} {self.y.dtype}, "
             f"seed={self.seed}, info={sorted(self.info)})"
         )
+
+    def _repr_html_(self) -> str:
+        """Shapes, seed and what else is known, for notebooks."""
+        rows: dict[str, object] = {"examples": len(self), "x": f"{list(self.x.shape)} {self.x.dtype}"}
+        rows |= {"y": f"{list(self.y.shape)} {self.y.dtype}", "seed": self.seed}
+        rows |= {} if self.group is None else {"groups": len(set(self.group.flatten().tolist()))}
+        return facts(self.name, rows | ({"info": ", ".join(sorted(self.info))} if self.info else {}))
 
     def to(self, device: torch.device | str) -> Dataset:
         """The same set on another device."""

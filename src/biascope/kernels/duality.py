@@ -21,6 +21,7 @@ from biascope.kernels.pullback import Stream, pull_back
 from biascope.kernels.system import system
 from biascope.linalg import FromFunction, eigsh, psd_eigh
 from biascope.precision import arithmetic
+from biascope.tables import facts, several
 
 DENSE = 4000  # matrices up to this size are formed and decomposed; larger ones are reached by products
 
@@ -44,6 +45,11 @@ class MetricEigenpairs:
     side: str
     n: int
     shapes: dict[str, torch.Size]
+
+    def _repr_html_(self) -> str:
+        """The head of the spectrum, for notebooks."""
+        rows = {"parameters": len(self.vectors), "eigenpairs": len(self.values), "decomposed": self.side}
+        return facts(f"Metric on {self.n} examples", rows | {"leading eigenvalues": several(self.values)})
 
     def vector(self, j: int) -> Params:
         """Eigenvector j as {parameter: tensor}."""

@@ -22,6 +22,7 @@ from biascope.kernels.pullback import Stream, group_size, layer_columns, pull_ba
 from biascope.layers import anatomy
 from biascope.precision import arithmetic
 from biascope.seeds import generator
+from biascope.tables import grid, number
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,13 @@ class LabelAlignment:
 
     def __float__(self) -> float:
         return self.value
+
+    def _repr_html_(self) -> str:
+        """The alignment with its error, whole and by layer, for notebooks."""
+        parts = {"all layers": self, **self.layers}
+        rows = [(name, number(part.value, part.standard_error), part.alpha) for name, part in parts.items()]
+        title = f"Alignment with the labels of {self.samples} examples, {self.sketch} probes"
+        return grid(title, ["kernel of", "alignment", "alpha"], rows)
 
 
 def label_alignment(

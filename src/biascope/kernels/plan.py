@@ -9,6 +9,7 @@ import torch
 from biascope.errors import InputError
 from biascope.layers import Anatomy, Block
 from biascope.memory import readable
+from biascope.tables import grid
 
 METHODS = ("gram", "contract")
 STRATEGIES = ("auto", *METHODS, "products")
@@ -60,6 +61,14 @@ class Plan:
         """Passes over the data: groups of layers times tiles."""
         tiles = -(-self.n1 // self.tile)
         return len(self.groups) * (tiles * (tiles + 1) // 2 if tiles > 1 else 1)
+
+    def _repr_html_(self) -> str:
+        """The table of `print(plan)`, for notebooks."""
+        title = (
+            f"{self.n1} x {self.n2} examples, {self.passes} pass(es), {readable(self.flops, 'FLOP')} of contractions"
+        )
+        rows = [(", ".join(b.block.names), b.method, readable(b.flops, "FLOP"), b.why) for b in self.blocks]
+        return grid(title, ["parameters", "method", "FLOPs", "why"], rows)
 
     def __str__(self) -> str:
         other = "" if self.symmetric else f" x {self.n2}"

@@ -16,6 +16,7 @@ from torch import Tensor
 from biascope.errors import InputError
 from biascope.kernels.kernel import Kernel
 from biascope.kernels.system import System, system
+from biascope.tables import facts, grid
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,18 @@ class KernelFit:
     rank: int
     condition: float
     ridge: float
+
+    def _repr_html_(self) -> str:
+        """Norms, rank and condition, for notebooks."""
+        rows = {
+            "residual": self.residual,
+            "squared norm": self.rkhs_norm_squared,
+            "degrees of freedom": self.degrees_of_freedom,
+            "rank": self.rank,
+            "condition": self.condition,
+            "ridge": self.ridge,
+        }
+        return facts(f"Kernel regression on {len(self.train)} examples", rows)
 
 
 def kernel_regression(
@@ -105,6 +118,10 @@ class LearningCurve:
     train: Tensor
     test: Tensor | None
     loss: Tensor
+
+    def _repr_html_(self) -> str:
+        """The loss over time, for notebooks."""
+        return grid("Learning curve", ["time", "loss"], zip(self.times.tolist(), self.loss.tolist()))
 
 
 def gradient_flow(

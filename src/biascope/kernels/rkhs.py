@@ -10,6 +10,7 @@ from torch import Tensor
 from biascope.errors import InputError
 from biascope.kernels.kernel import Kernel
 from biascope.kernels.system import as_matrix, system
+from biascope.tables import facts
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,12 @@ class RKHSNorm:
     def value(self) -> float:
         """The norm itself."""
         return math.sqrt(self.squared)
+
+    def _repr_html_(self) -> str:
+        """The norm and what bounds it, for notebooks."""
+        rows = {"norm": self.value, "squared": self.squared, "lower bound of it": self.lower_bound, "alpha": self.alpha}
+        rows |= {"rank": self.rank, "condition": self.condition, "outside": self.outside}
+        return facts("Norm in the kernel's space", rows)
 
 
 def rkhs_norm(K: Kernel | Tensor, y: Tensor, cutoff: float | None = None) -> RKHSNorm:

@@ -20,12 +20,13 @@ from torch import Tensor, nn
 
 from biascope.errors import InputError
 from biascope.functional import ParamSelection, functional
-from biascope.kernels.kernel import Kernel
+from biascope.kernels.kernel import SHOWN_UP_TO, Kernel
 from biascope.kernels.ntk import cotangents
 from biascope.kernels.pullback import Stream
 from biascope.layers import Factor, MatrixFactor, RowsFactor, anatomy, collect
 from biascope.precision import arithmetic
 from biascope.seeds import generator
+from biascope.tables import facts
 
 WORK = 1 << 26  # bytes of scratch
 
@@ -50,6 +51,20 @@ class SketchedKernel:
     def dim(self) -> int:
         """Number of coordinates."""
         return self.features.shape[2]
+
+    def _repr_html_(self) -> str:
+        """Size, seed and, of a small kernel, the estimated error, for notebooks."""
+        n, k, dim = self.features.shape
+        rows: dict[str, object] = {
+            "examples": n,
+            "outputs": k,
+            "coordinates": dim,
+            "kind": self.kind,
+            "seed": self.seed,
+        }
+        rows["parameters"] = sum(size for _, size in self.columns)
+        rows |= {"relative error": f"{self.kernel().error:.2g}"} if n * k <= SHOWN_UP_TO and dim > 1 else {}
+        return facts(f"Sketched tangent kernel, outputs = {self.outputs}", rows)
 
     def kernel(self, other: SketchedKernel | None = None) -> Kernel:
         """The estimated kernel, K(x, x) or K(x, other's x); `K.error` is its estimated relative Frobenius error."""

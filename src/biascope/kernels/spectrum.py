@@ -10,6 +10,7 @@ from torch import Tensor
 
 from biascope.errors import InputError, UnsupportedError
 from biascope.linalg import Dense, effective_rank, eigsh, psd_eigh
+from biascope.tables import facts, several
 
 DENSE_LIMIT = 3000  # below this size a dense eigendecomposition is as fast as Lanczos
 
@@ -33,6 +34,16 @@ class Spectrum:
     def effective_rank(self, kind: Literal["entropy", "participation"] = "entropy") -> float:
         """Effective rank of the values held here."""
         return float(effective_rank(self.values, kind=kind))
+
+    def _repr_html_(self) -> str:
+        """The head of the spectrum and its effective rank, for notebooks."""
+        rows = {
+            "eigenpairs": f"{len(self.values)} of {len(self.vectors)}",
+            "leading eigenvalues": several(self.values),
+            "effective rank": self.effective_rank(),
+            "largest residual": float(self.residuals.max()),
+        }
+        return facts(f"Spectrum of a kernel on {self.n} examples", rows)
 
     def plot(self, ax: Any = None) -> Any:
         """Eigenvalues against their index on logarithmic axes; returns the matplotlib figure."""

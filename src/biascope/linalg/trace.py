@@ -17,6 +17,7 @@ from biascope.errors import InputError, UnsupportedError
 from biascope.linalg.operator import LinearOperator
 from biascope.linalg.random import Probes, blocks_of_probes, draw, generator_from
 from biascope.linalg.stable import column_dots, thin_svd
+from biascope.tables import facts, number
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,12 @@ class Estimate:
 
     def __float__(self) -> float:
         return float(self.value)
+
+    def _repr_html_(self) -> str:
+        """The value with its error, of a vector the first ones, for notebooks."""
+        pairs = zip(self.value.flatten()[:5].tolist(), self.standard_error.flatten()[:5].tolist())
+        rows = {"value": ", ".join(number(*pair) for pair in pairs) + (", ..." if self.value.numel() > 5 else "")}
+        return facts("Estimate", rows | {"samples": self.samples, "products": self.matvecs, "seed": self.seed})
 
 
 def mean_estimate(samples: Tensor, matvecs: int, seed: int, scale: float = 1.0) -> Estimate:

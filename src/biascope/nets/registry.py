@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from biascope.errors import BiascopeError, InputError
+from biascope.tables import facts
 
 Factory = Callable[..., nn.Module]
 F = TypeVar("F", bound=Factory)
@@ -41,6 +42,12 @@ class NetInfo:
     summary: str
     input_shape: tuple[int, ...]
     defaults: Mapping[str, Any] = field(repr=False)
+
+    def _repr_html_(self) -> str:
+        """What it is and its options, for notebooks."""
+        options = ", ".join(f"{name}={value!r}" for name, value in self.defaults.items())
+        rows = {"what": self.summary, "input": " x ".join(map(str, self.input_shape)), "options": options}
+        return facts(self.name, rows)
 
     def options_for(self, input_shape: Sequence[int]) -> dict[str, int]:
         """The options that make this network accept examples of another shape.

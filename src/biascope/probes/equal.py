@@ -9,6 +9,7 @@ from typing import Any
 
 from biascope.errors import InputError
 from biascope.probes.record import Record
+from biascope.tables import grid
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,13 @@ class EqualProgress:
                 row |= {f"{name}_{side}": value for name, value in record.values.items()}
             rows.append(row)
         return rows
+
+    def _repr_html_(self) -> str:
+        """Both runs at every threshold, for notebooks."""
+        rows = self.table()
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        title = f"Equal progress by {self.by}: {len(rows)} thresholds, {len(self.missed)} missed"
+        return grid(title, names, [[row.get(name, "") for name in names] for row in rows])
 
     def plot(self, name: str, ax: Any = None) -> Any:
         """A value of both runs against the threshold; returns the matplotlib figure."""

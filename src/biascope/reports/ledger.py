@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from biascope.errors import BiascopeError, InputError
-from biascope.reports.html import Html, csv_link, join, page, tag
+from biascope.reports.html import Html, csv_link, join, page, table, tag
 from biascope.reports.study_page import changed_options
 from biascope.studies import load_result, studies
 from biascope.studies.claims import Claim, claims
@@ -42,6 +42,21 @@ class Row:
         return self.claim.figure + (f" (also {self.claim.also})" if self.claim.also else "")
 
 
+class Ledger(tuple[Row, ...]):
+    """The rows of a ledger: a tuple that notebooks show as a table."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        """How many claims of each paper hold, and the rows behind it, for notebooks."""
+        papers = [(title, [row for row in self if row.claim.paper == paper]) for paper, title in PAPERS.items()]
+        counts = [tag("tr", tag("td", title), tag("td", summary(mine))) for title, mine in papers if mine]
+        rows = [_cells(row, None) for row in self]
+        return tag(
+            "div", tag("p", summary(self)), tag("table", *counts), table(HEADER, rows, "ledger", len(rows), True)
+        )
+
+
 @dataclass(frozen=True)
 class _Finished:
     study: str
@@ -54,7 +69,7 @@ class _Finished:
     options: Mapping[str, Any]
 
 
-def ledger(folder: str | Path = "reproductions") -> tuple[Row, ...]:
+def ledger(folder: str | Path = "reproductions") -> Ledger:
     """The rows of all claims, from the run folders in `folder`.
 
     Example:
@@ -70,7 +85,7 @@ def ledger(folder: str | Path = "reproductions") -> tuple[Row, ...]:
             Row(claim, run.verdict, run.measured, run.study, run.size, run.settings, run.device, run.path)
             for run in mine
         ] or [Row(claim, "not tested", _why(claim), claim.studies[0] if claim.studies else "")]
-    return tuple(rows)
+    return Ledger(rows)
 
 
 def _all_claims() -> list[Claim]:

@@ -91,18 +91,11 @@ def chart_block(chart: Chart | HeatMap, prefix: str) -> Html:
     drawn = figures.draw(chart, 3.9, 2.6)
     axes, drawing = drawn.axes[0], figures.inline_svg(drawn, prefix)
     if isinstance(chart, HeatMap):
-        cells = [(x, y, value) for y, row in zip(chart.y, chart.z) for x, value in zip(chart.x, row)]
-        header = [chart.x_label, chart.y_label, chart.z_label]
-        shown = figure(drawing, chart.alt, chart.caption, figures.hover(axes, cells=chart))
-        return join([shown, table(header, cells, chart.name, fold=True)])
-    rows = [
-        (series.label, x, y, "" if series.error is None else series.error[i])
-        for series in chart.series
-        for i, (x, y) in enumerate(zip(series.x, series.y))
-    ]
-    header = ["series", chart.x_label, chart.y_label, "standard error"]
-    hover = figures.hover(axes, [(series.label, series.x, series.y) for series in chart.series])
-    return join([figure(drawing, chart.alt, chart.caption, hover), table(header, rows, chart.name, fold=True)])
+        hover = figures.hover(axes, cells=chart)
+    else:
+        hover = figures.hover(axes, [(series.label, series.x, series.y) for series in chart.series])
+    shown = figure(drawing, chart.alt, chart.caption, hover)
+    return join([shown, table(*figures.numbers(chart), chart.name, fold=True)])
 
 
 def linked(chart: Chart | HeatMap) -> Html:

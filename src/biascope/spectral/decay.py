@@ -14,6 +14,7 @@ from biascope.spectral.norms import spectral_norm
 from biascope.spectral.regions import Polygons, Segments
 from biascope.spectral.relu_network import ReLUNetwork, affine_map, relu_network
 from biascope.spectral.transform import fourier_transform
+from biascope.tables import facts, number
 
 Transform = Callable[[Tensor], Tensor]  # wave vectors [n, d] -> f~ [n]
 
@@ -26,6 +27,11 @@ class Decay:
     standard_error: float
     k: Tensor
     envelope: Tensor
+
+    def _repr_html_(self) -> str:
+        """The exponent with its error, for notebooks."""
+        rows = {"exponent": number(self.exponent, self.standard_error)}
+        return facts("Decay of the Fourier transform", rows | {"over k": f"{self.k.min():.4g} to {self.k.max():.4g}"})
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,10 @@ class LipschitzBounds:
     local_max: float
     spectral_product: float
     maxnorm_bound: float
+
+    def _repr_html_(self) -> str:
+        """The bounds, smallest first, for notebooks."""
+        return facts("Bounds of the Lipschitz constant", vars(self))
 
 
 def decay_exponent(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from biascope.errors import InputError
+from biascope.tables import facts, several
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,11 @@ class RBFBasis:
     values: Tensor = field(repr=False)
     vectors: Tensor = field(repr=False)
     width: float
+
+    def _repr_html_(self) -> str:
+        """The head of the spectrum, for notebooks."""
+        rows = {"samples": len(self.values), "width": self.width, "leading eigenvalues": several(self.values)}
+        return facts("Eigenbasis of a Gaussian kernel", rows)
 
     def spectrum(self, f: Tensor) -> Tensor:
         """f~[n] = phi_n . f of values on the samples f [..., n]."""

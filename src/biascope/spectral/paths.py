@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from biascope.errors import InputError
+from biascope.tables import grid, mean
 
 Classifier = Callable[[Tensor], Tensor]  # inputs [n, ...] -> logits [n, classes]
 
@@ -38,6 +39,22 @@ class Paths:
     straight_probability: Tensor
     connected: Tensor
     straight_connected: Tensor
+
+    def _repr_html_(self) -> str:
+        """How many hold, beside straight lines, for notebooks."""
+        paths = ("path", self.connected, self.min_probability, self.length_ratio)
+        lines = (
+            "straight line",
+            self.straight_connected,
+            self.straight_probability,
+            torch.ones_like(self.length_ratio),
+        )
+        rows = [(name, int(c.sum()), p.tolist(), r.tolist()) for name, c, p, r in (paths, lines)]
+        return grid(
+            f"{len(self.pivots)} paths of {self.pivots.shape[1]} pivots",
+            ["", "connected", "least probability", "length over the straight line"],
+            [(name, count, mean(p), mean(r)) for name, count, p, r in rows],
+        )
 
 
 def autoneb(

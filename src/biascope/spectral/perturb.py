@@ -15,6 +15,7 @@ from biascope.errors import InputError
 from biascope.progress import progress
 from biascope.seeds import generator
 from biascope.spectral.spectrum import amplitude_spectrum
+from biascope.tables import grid, number
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,12 @@ class Robustness:
     standard_error: Tensor = field(repr=False)
     draws: int
     seed: int
+
+    def _repr_html_(self) -> str:
+        """Amplitudes left, by length of the step and frequency, for notebooks."""
+        cells = zip(self.deltas.tolist(), self.mean.tolist(), self.standard_error.tolist())
+        rows = [(delta, *map(number, means, errors)) for delta, means, errors in cells]
+        return grid(f"Amplitude after / before, {self.draws} draws", ["delta", *map(str, self.frequencies)], rows)
 
 
 def sphere_directions(params: dict[str, Tensor], draws: int, rng: torch.Generator) -> dict[str, Tensor]:
@@ -106,6 +113,11 @@ class HighFrequencyVolume:
     standard_error: Tensor
     samples: int
     seed: int
+
+    def _repr_html_(self) -> str:
+        """The share at every cut-off, for notebooks."""
+        shares = map(number, self.volume.tolist(), self.standard_error.tolist())
+        return grid(f"Volume of {self.samples} samples", ["cut-off", "share"], zip(self.cutoffs.tolist(), shares))
 
 
 def high_frequency_volume(

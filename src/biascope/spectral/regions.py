@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from biascope.errors import InputError
 from biascope.spectral.relu_network import ReLUNetwork, affine_map, relu_network
+from biascope.tables import facts
 
 MERGE = 1e-12  # knots closer than this share of the segment are one
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
@@ -41,6 +42,11 @@ class Segments:
     def __len__(self) -> int:
         return len(self.knots) - 1
 
+    def _repr_html_(self) -> str:
+        """How many pieces, where, how steep, for notebooks."""
+        rows = {"pieces": len(self), "from": float(self.knots[0]), "to": float(self.knots[-1])}
+        return facts("Piecewise linear function", rows | {"steepest slope": float(self.slopes.abs().max())})
+
 
 @dataclass(frozen=True)
 class Polygons:
@@ -63,6 +69,11 @@ class Polygons:
     def areas(self) -> Tensor:
         """Area of every region, [r]."""
         return torch.stack([_area(v) for v in self.vertices])
+
+    def _repr_html_(self) -> str:
+        """How many regions, how large, for notebooks."""
+        rows = {"regions": len(self), "area": float(self.areas.sum()), "largest": float(self.areas.max())}
+        return facts("Piecewise linear function of the plane", rows)
 
 
 def linear_regions_1d(

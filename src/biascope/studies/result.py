@@ -44,6 +44,10 @@ class Estimate:
         variance = math.fsum((sample - mean) ** 2 for sample in samples) / (n - 1)
         return cls(mean, math.sqrt(variance / n), n)
 
+    def _repr_html_(self) -> str:
+        """The number with its error and its sample, for notebooks."""
+        return f"<span>{html.escape(str(self))}</span>"
+
     def __str__(self) -> str:
         if self.standard_error is None:
             return f"{self.value:.4g}"
@@ -104,6 +108,12 @@ class Chart:
     log_y: bool = False
     x_names: tuple[str, ...] = ()
 
+    def _repr_html_(self) -> str:
+        """The drawing and its numbers, for notebooks."""
+        from biascope.studies.drawing import notebook
+
+        return notebook(self)
+
 
 @dataclass(frozen=True)
 class HeatMap:
@@ -161,6 +171,12 @@ class HeatMap:
         return cls(
             name, title, x_label, y_label, z_label, made_x, made_y, rows, alt, caption, low, high, diverging, log_z
         )
+
+    def _repr_html_(self) -> str:
+        """The drawing and its numbers, for notebooks."""
+        from biascope.studies.drawing import notebook
+
+        return notebook(self)
 
 
 @dataclass(frozen=True)
