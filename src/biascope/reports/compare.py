@@ -1,11 +1,4 @@
-"""Several networks side by side: which input directions they share, their spectra, their maps.
-
-The overlap of two networks is that of the spans of their first k anisotropy directions, ||U^T V||_F^2 / k: 1 for the
-same span, k / D for unrelated ones. Each network's sample is cut in halves and every entry compares halves that share
-no network, so the diagonal is not 1 by construction: it says how well the span itself is known. Two networks with one
-span would overlap by the geometric mean of their diagonals; the corrected overlap divides by that, after taking off
-what chance gives, as one corrects a correlation for the reliability of what is correlated.
-"""
+"""Several networks side by side: which input directions they share (`spans`), their spectra, their maps."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 import biascope
 from biascope.ensembles.evaluate import arithmetic
@@ -34,24 +26,28 @@ from biascope.reports.panels.input_geometry import (
 )
 from biascope.reports.panels.pace import worthwhile_threads
 from biascope.reports.panels.tangent_kernel import KernelFacts, kernel_facts, samples
+from biascope.reports.spans import Overlaps, overlaps
 from biascope.studies.environment import device_name
 from biascope.studies.files import write_text
+from biascope.tables import number
 
 COMPARED, SHOWN = 8, 16  # directions whose spans are compared; directions that are shown
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Where the page is, the overlaps [m, m] of m networks, what they mean, how long it took."""
+    """Where the page is, the overlaps [m, m] of m networks and their errors, what they mean, how long it took."""
 
     path: Path
     overlaps: np.ndarray[Any, Any]
+    errors: np.ndarray[Any, Any]
     meaning: str
     seconds: float
 
     def _repr_html_(self) -> str:
         """The overlaps and a link to the page, for notebooks."""
-        rows = [tag("tr", *(tag("td", f"{value:.2f}") for value in row)) for row in self.overlaps]
+        pairs = [zip(*row) for row in zip(self.overlaps, self.errors)]
+        rows = [tag("tr", *(tag("td", number(value, error)) for value, error in row)) for row in pairs]
         link = tag("a", str(self.path), href=self.path.as_posix(), target="_blank")
         return tag("div", tag("p", self.meaning), tag("table", *rows), tag("p", "The page: ", link))
 
@@ -60,7 +56,6 @@ class Comparison:
 class _One:
     subject: Subject
     spectrum: InputSpectrum
-    halves: tuple[Tensor, Tensor]  # orthonormal rows [k, D] each
     kernel: KernelFacts
     parameters: int
 
@@ -91,12 +86,11 @@ def make_compare(
     rest = [make_subject(spec, first.input_shape, seed, device, networks, options=options) for spec in specs[1:]]
     names = unique([subject.name for subject in (first, *rest)])
     with arithmetic(torch.device(device), "float32"), worthwhile_threads(first.network, first.inputs(64)):
-        found = _measure([first, *rest])
-    matrix = overlap_matrix([one.halves for one in found])
-    meaning = _meaning(names, matrix, len(found[0].halves[0]), found[0].spectrum.dimension)
+        found, shared = _measure([first, *rest])
+    meaning = in_words(names, shared, min(one.spectrum.n for one in found))
     seconds = time.perf_counter() - begin
-    write_text(path, _page(names, found, matrix, meaning, seconds))
-    return Comparison(path, matrix, meaning, seconds)
+    write_text(path, _page(names, found, shared, meaning, seconds))
+    return Comparison(path, shared.values, shared.errors, meaning, seconds)
 
 
 def unique(names: Sequence[str]) -> list[str]:
@@ -111,90 +105,63 @@ def unique(names: Sequence[str]) -> list[str]:
     ]
 
 
-def overlap(U: Tensor, V: Tensor) -> float:
-    """||U V^T||_F^2 / k of orthonormal rows U, V [k, D].
-
-    Example:
-        >>> overlap(torch.eye(4)[:2], torch.eye(4)[1:3])
-        0.5
-    """
-    return float((U @ V.T).square().sum()) / len(U)
-
-
-def overlap_matrix(halves: Sequence[tuple[Tensor, Tensor]]) -> np.ndarray[Any, Any]:
-    """Overlaps [m, m] of m networks, each given by the spans of the two halves of its sample.
-
-    Example:
-        >>> one, two = torch.eye(4)[:2], torch.eye(4)[2:]
-        >>> overlap_matrix([(one, one), (two, two)])
-        array([[1., 0.],
-               [0., 1.]])
-    """
-    return np.array([[(overlap(a[0], b[1]) + overlap(a[1], b[0])) / 2 for b in halves] for a in halves])
-
-
-def corrected(matrix: np.ndarray[Any, Any], chance: float) -> np.ndarray[Any, Any]:
-    """Overlaps [m, m] as shares of what two samples of one and the same span would show; NaN where a span is not known.
-
-    A span counts as known when its own halves overlap at least twice as much as chance.
-
-    Example:
-        >>> corrected(np.array([[0.5, 0.25], [0.25, 0.5]]), 0.0)
-        array([[1. , 0.5],
-               [0.5, 1. ]])
-    """
-    own = np.where(np.diag(matrix) >= 2 * chance, np.diag(matrix) - chance, np.nan)
-    return np.asarray((matrix - chance) / np.sqrt(np.outer(own, own)))
-
-
-def _measure(subjects: Sequence[Subject]) -> list[_One]:
+def _measure(subjects: Sequence[Subject]) -> tuple[list[_One], Overlaps]:
     """Every network, with spans and kernels of one size: what the one with the smallest sample allows."""
     sampled = [gradients(subject)[0] for subject in progress(subjects, "networks")]
     k = max(1, min(COMPARED, *(min(len(sample), sample.shape[1]) // 4 for sample in sampled)))
     n = min(samples(subject) for subject in subjects)
     found = []
     for subject, sample in zip(subjects, sampled):
-        one, two = (torch.linalg.svd(half, full_matrices=False).Vh[:k] for half in (sample[::2], sample[1::2]))
         kernel = kernel_facts(subject.network, subject.inputs(n))
         parameters = sum(p.numel() for p in subject.network.parameters())
-        found.append(_One(subject, input_spectrum(sample), (one, two), kernel, parameters))
-    return found
+        found.append(_One(subject, input_spectrum(sample), kernel, parameters))
+    return found, overlaps(sampled, k)
 
 
-def _meaning(names: list[str], matrix: np.ndarray[Any, Any], k: int, dimension: int) -> str:
-    chance = k / dimension
-    share = corrected(matrix, chance)
-    pairs = [(share[i, j], i, j) for i in range(len(names)) for j in range(i) if np.isfinite(share[i, j])]
+def in_words(names: Sequence[str], shared: Overlaps, n: int) -> str:
+    """What the overlaps of networks, each seen through n or more initialisations, say and what they cannot say.
+
+    Example:
+        >>> one = np.eye(2)
+        >>> in_words(["a", "b"], Overlaps(one, 0 * one, one, 0 * one, 1, 0.1), 9)
+        'The most alike are b and a: overlap 0 ± 0, 0% ± 0% of what one span would show.'
+    """
+    pairs = [(i, j) for i in range(len(names)) for j in range(i) if np.isfinite(shared.shares[i, j])]
     text = ""
     if pairs:
-        value, i, j = max(pairs)
-        text = f"The most alike are {names[i]} and {names[j]}: overlap {matrix[i, j]:.2f}, {_words(value)}"
+        best, worst = (choose(pairs, key=lambda pair: shared.shares[pair]) for choose in (max, min))
+        text = f"The most alike are {_pair(names, shared, best)}"
         if len(pairs) > 1:
-            value, i, j = min(pairs)
-            text += f"; the least {names[i]} and {names[j]}: {matrix[i, j]:.2f}, {_words(value)}"
+            text += f"; the least {_pair(names, shared, worst)}"
+            gap = shared.shares[best] - shared.shares[worst]
+            if not gap > 2 * np.hypot(shared.share_errors[best], shared.share_errors[worst]):
+                text += ", which is the same within the errors"
         text += ". "
-    unsure = [name for i, name in enumerate(names) if np.isnan(share[i, i])]
+    own, errors = np.diag(shared.values), np.diag(shared.errors)
+    unsure = [f"{names[i]} ({number(own[i], errors[i])})" for i in range(len(names)) if not shared.known[i]]
     if unsure:
         text += (
-            f"For {', '.join(unsure)} two halves of the sample share no more than chance ({chance:.3f}): no direction "
-            "is preferred, or more --networks are needed to see it."
+            f"What the directions of {', '.join(unsure)} are cannot be told from {n} networks: two halves of a sample "
+            f"overlap no more than chance ({shared.chance:.2g}) within two standard errors. No direction is preferred, "
+            "or more --networks are needed to see it."
         )
     return text.strip()
 
 
-def _words(share: float) -> str:
-    """The corrected overlap in words.
+def _pair(names: Sequence[str], shared: Overlaps, pair: tuple[int, int]) -> str:
+    """Two networks, their overlap and its share of what one span would show, with errors."""
+    i, j = pair
+    share, error = max(0.0, min(1.0, shared.shares[pair])), shared.share_errors[pair]
+    said = f"{share:.0%} ± {error:.0%}" if np.isfinite(error) else f"{share:.0%} (error unknown)"
+    return (
+        f"{names[i]} and {names[j]}: overlap {number(shared.values[pair], shared.errors[pair])}, "
+        f"{said} of what one span would show"
+    )
 
-    Example:
-        >>> _words(0.42)
-        '42% of what one span would show'
-    """
-    return f"{max(0.0, min(1.0, share)):.0%} of what one span would show"
 
-
-def _page(names: list[str], found: list[_One], matrix: np.ndarray[Any, Any], meaning: str, seconds: float) -> str:
+def _page(names: list[str], found: list[_One], shared: Overlaps, meaning: str, seconds: float) -> str:
     shape = " × ".join(str(size) for size in found[0].subject.input_shape)
-    k = len(found[0].halves[0])
+    k = shared.k
     rows = [
         (
             name,
@@ -218,12 +185,11 @@ def _page(names: list[str], found: list[_One], matrix: np.ndarray[Any, Any], mea
         "kernel effective rank",
         "kernel first share",
     ]
-    chance = k / found[0].spectrum.dimension
     left = _spectra(names, found, lambda one: one.spectrum.values, "input", "eigenvalue / mean", True)
     right = _spectra(names, found, lambda one: one.kernel.share, "kernel", "share of the trace", False)
-    share = corrected(matrix, chance)
+    numbers = (shared.values, shared.errors, shared.shares, shared.share_errors)
     pairs = [
-        (a, b, float(matrix[i, j]), float(share[i, j]))
+        (a, b, *(float(each[i, j]) for each in numbers))
         for i, a in enumerate(names)
         for j, b in enumerate(names[: i + 1])
     ]
@@ -231,10 +197,17 @@ def _page(names: list[str], found: list[_One], matrix: np.ndarray[Any, Any], mea
         _section("In numbers", "One row per network; below is where they come from.", table(header, rows, "networks")),
         _section(
             "Shared directions",
-            f"Overlap of the spans of the first {k} anisotropy directions: 1 the same, {chance:.3f} unrelated. "
-            "The diagonal compares two halves of one network's sample: it says how well the span is known.",
-            _matrix(names, matrix),
-            table(["network", "with", "overlap", "corrected"], pairs, "overlaps", limit=60, fold=True),
+            f"Overlap of the spans of the first {k} anisotropy directions: 1 the same, {shared.chance:.3f} unrelated. "
+            "The diagonal compares two halves of one network's sample: it says how well the span is known. "
+            "Standard errors are over random networks (one group of them left out at a time).",
+            _matrix(names, shared.values),
+            table(
+                ["network", "with", "overlap", "standard error", "corrected", "its standard error"],
+                pairs,
+                "overlaps",
+                limit=60,
+                fold=True,
+            ),
             meaning=meaning,
         ),
         _section("Maps", "Every network in pixels and in frequency (slow variation central).", _maps(names, found)),
