@@ -490,4 +490,5 @@ def test_the_layer_that_turned_most_is_named(whole: float, a: float, words: str)
 
     shown = {"initialisation": found(0.3, a=0.2, b=0.6), "given weights": found(whole, a=a, b=0.61)}
     text = labels._meaning(shown)  # type: ignore[arg-type]
+    assert "errors are those of the random probes on these examples" in labels.READ
     assert f"turned {words} the labels of these examples, most in a (0.200 to {a:.3f})" in text

@@ -1,7 +1,11 @@
 """The committed form of a run: small, nothing private, still a run folder."""
 
+import base64
+import csv
 import json
 import platform
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +14,8 @@ import torch
 from biascope.errors import InputError
 from biascope.reports import keep
 from biascope.reports.kept import kept_name, scrubbed
-from biascope.studies import Run, configure, execute, load_result
+from biascope.reports.study_page import linked
+from biascope.studies import Run, Series, configure, execute, load_result
 
 
 @pytest.fixture
@@ -78,6 +83,23 @@ def test_scrubbing_leaves_ordinary_text_alone() -> None:
     same = ["train/test", "1/2", "a / b", "https://example.org/a/b", "nad/fig4a", 3.5, None]
     assert scrubbed(same) == same
     assert scrubbed("in /home/me/data/x.npz now") == "in x.npz now"
+    assert scrubbed({"reference": "../shared/reference"}) == {"reference": "reference"}
+    assert scrubbed(["../../x.npz", "a/../b", ".."]) == ["x.npz", "a/../b", ".."]
+
+
+def test_numbers_of_charts_can_be_saved_unless_they_are_long(finished: Run, tmp_path: Path) -> None:
+    chart = load_result(finished.path)[1].figures[0]
+    page = (keep(finished.path, tmp_path / "kept").path / "index.html").read_text()
+    coded = re.search(f'href="data:text/csv;base64,([^"]*)" download="{chart.name}.csv"', page)
+    assert coded is not None
+    header, *rows = csv.reader(base64.b64decode(coded[1]).decode().splitlines())
+    assert header == ["series", chart.x_label, chart.y_label, "standard error"]
+    points = [(series.label, x, y) for series in chart.series for x, y in zip(series.x, series.y)]
+    assert [row[0] for row in rows] == [label for label, _, _ in points]
+    assert [float(row[2]) for row in rows] == pytest.approx([y for _, _, y in points], rel=1e-4)
+    long = replace(chart, series=(Series.of("s", range(5000), range(5000)),))
+    assert "text/csv" not in linked(long)
+    assert 'href="result.json"' in linked(long)
 
 
 def test_names_and_refusals(finished: Run, tmp_path: Path) -> None:

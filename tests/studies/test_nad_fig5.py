@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from biascope.studies import Run, configure, execute
+from biascope.studies.nad.anisotropy import published_directions
 from biascope.studies.nad.fig5 import concentration, energy
 
 
@@ -45,3 +46,16 @@ def test_concentration() -> None:
     noise = torch.randn(200, side, side, generator=torch.Generator().manual_seed(0))
     assert concentration(noise) == pytest.approx(0.05 * (1 + np.log(20)), abs=0.05)
     assert energy(noise).sum((1, 2)).allclose(torch.ones(200, dtype=torch.float64))
+
+
+def test_published_directions_are_read_from_the_folder_that_is_given_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("nads_LeNet.npz", directions=np.eye(4)[:2])
+    assert configure("nad/fig5")["options"]["reference"] == configure("nad/fig13")["options"]["reference"] == ""
+    assert published_directions("lenet", "", 4) is None
+    found = published_directions("lenet", str(tmp_path), 4)
+    assert found is not None
+    assert found.shape == (2, 4)
+    assert published_directions("lenet", str(tmp_path), 9) is None

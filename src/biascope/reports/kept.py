@@ -1,8 +1,8 @@
 """A finished run in the form that is committed: small, without anything private, still a run folder.
 
 Kept: configuration, environment, result, metrics and steps when small, figures as PNG, arrays when small in all, and
-the page, which links to the figures and to the look that all kept pages share. Absolute paths become file names and
-the host's name is taken out.
+the page, which links to the figures and to the look that all kept pages share. Paths that are absolute or lead upwards
+become file names, and the host's name is taken out.
 """
 
 import json
@@ -25,7 +25,7 @@ METRICS_LIMIT = 150_000
 DIGITS = 5  # of the numbers behind curves and maps; those of the verdict are kept whole
 DPI = 150  # for a screen; print is drawn again from result.json
 NETWORK_OPTIONS = ("net", "network", "architecture", "model", "nets")
-_PATH = re.compile(r"(?<![\w./:])(?:/[\w.+@%~-]+)+/([\w.+@%~-]+)")
+_PATH = re.compile(r"(?<![\w./:])(?:/(?:[\w.+@%~-]+/)+|(?:\.\./)+(?:[\w.+@%~-]+/)*)([\w.+@%~-]+)")
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def kept_name(run: Run) -> str:
 
 
 def scrubbed(value: Any) -> Any:
-    """JSON without absolute paths (the last part of each stays) and without the name of this host.
+    """JSON without paths from the root or upwards (the last part of each stays), and without the name of this host.
 
     Example:
         >>> scrubbed({"argv": ["/home/me/bin/biascope", "run", "train/test"]})

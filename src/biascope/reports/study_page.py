@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from biascope.reports import figures
-from biascope.reports.html import Html, figure, image, join, page, table, tag
+from biascope.reports.html import Html, csv_link, figure, image, join, page, table, tag
 from biascope.studies import Chart, HeatMap, Run, StudyResult, find, load_result
 from biascope.studies.files import write_text
 from biascope.studies.registry import PAPERS
+
+INLINE = 20_000  # characters that the numbers of one chart may take on a page that is kept
 
 
 def write_study_page(
@@ -99,10 +101,12 @@ def chart_block(chart: Chart | HeatMap, prefix: str) -> Html:
 
 
 def linked(chart: Chart | HeatMap) -> Html:
-    """A chart as a link to its PNG beside the page; its numbers are in result.json."""
+    """A chart as a link to its PNG beside the page; its numbers as a file, where long in result.json alone."""
     picture = tag("img", src=f"figures/{chart.name}.png", alt=chart.alt, loading="lazy")
-    numbers = tag("p", tag("a", "Numbers: result.json", href="result.json"), class_="note")
-    return join([figure(picture, chart.alt, chart.caption), numbers])
+    numbers = csv_link(*figures.numbers(chart), chart.name)
+    if len(numbers) > INLINE:
+        numbers = tag("a", "Numbers: result.json", href="result.json")
+    return join([figure(picture, chart.alt, chart.caption), tag("p", numbers, class_="note")])
 
 
 def _picture(png: Path, light: bool) -> Html:

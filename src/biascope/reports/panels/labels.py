@@ -13,7 +13,8 @@ from biascope.reports.study_page import fact_list
 TITLE = "Alignment with the labels"
 READ = (
     "How much of the tangent kernel points at the labels (centred kernel alignment, 0 to 1), in all and for the "
-    "kernel of each layer: an aligned layer moves the outputs where the labels want them."
+    "kernel of each layer: an aligned layer moves the outputs where the labels want them. The errors are those of the "
+    "random probes on these examples; other examples would give somewhat other values."
 )
 SIZES = ((128, 64), (128, 32), (64, 32), (64, 16), (32, 16), (32, 8), (16, 8))  # examples and probes
 SECONDS = 20.0

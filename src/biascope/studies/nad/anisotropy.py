@@ -18,7 +18,7 @@ Networks = Annotated[int, "networks whose gradients are measured for the directi
 Head = Annotated[Literal["marginal", "sampled"], "last layer averaged out in closed form, or sampled as the paper does"]
 Step = Annotated[float, "finite-difference step h"]
 Reuse = Annotated[str, "run folder of another study of the same network and image size, to take the directions from"]
-Reference = Annotated[str, "folder with the published directions; compared when it is there"]
+Reference = Annotated[str, "folder with published directions, nads_NAME.npz, to compare with"]
 
 PUBLISHED = {"lenet": "LeNet", "vgg11": "VGG11", "resnet18": "ResNet18", "densenet121": "DenseNet121"}
 
@@ -90,7 +90,7 @@ def spread_indices(count: int, total: int) -> list[int]:
 def published_directions(net: str, folder: str, D: int) -> Tensor | None:
     """The first 64 published directions [64, D] of a network, where the folder has them and D fits."""
     file = Path(folder) / f"nads_{PUBLISHED.get(net, net)}.npz"
-    if not file.is_file():
+    if not (folder and file.is_file()):
         return None
     directions = torch.as_tensor(np.load(file)["directions"]).double()
     return directions if directions.shape[1] == D else None

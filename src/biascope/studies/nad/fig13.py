@@ -52,7 +52,7 @@ def fig13(
     reuse: a.Reuse = "",
     precision: d.Arithmetic = "auto",
     columns: Annotated[int, "directions side by side in the picture"] = 10,
-    reference: a.Reference = "../shared/reference",
+    reference: a.Reference = "",
 ) -> StudyResult:
     """More anisotropy directions of an architecture, in pixels and in Fourier space."""
     U, values = a.directions_of(

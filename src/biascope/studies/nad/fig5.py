@@ -19,7 +19,7 @@ from biascope.geometry import NADs, nads
 from biascope.linalg import marchenko_pastur, principal_angles, psd_eigh, subspace_overlap
 from biascope.progress import progress
 from biascope.seeds import derive
-from biascope.studies.nad.anisotropy import published_directions
+from biascope.studies.nad.anisotropy import Reference, published_directions
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run, Value
@@ -52,9 +52,7 @@ def fig5(
     groups: Annotated[int, "independent groups of networks, for the error bars"] = 8,
     step: Annotated[float, "finite-difference step h"] = 100.0,
     precision: Annotated[Literal["auto", "float32", "tf32", "fp16"], "of the networks; auto: tf32 on CUDA"] = "auto",
-    reference: Annotated[
-        str, "folder with the published directions; compared when it is there"
-    ] = "../shared/reference",
+    reference: Reference = "",
 ) -> StudyResult:
     """First directions of an architecture in pixels and Fourier space, with the spectrum."""
     shape, D = (1, image_size, image_size), image_size**2
