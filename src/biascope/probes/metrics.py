@@ -31,6 +31,13 @@ class Metric:
             (train mode) is refused.
         keeps: what the previous measurement must keep for it (names of `View`'s quantities).
         options: keyword arguments of the function.
+
+    Example:
+        >>> import torch
+        >>> from biascope.probes import View
+        >>> size = Metric("mean_output", lambda view: float(view.outputs.mean()))
+        >>> size.function(View.of(torch.nn.PReLU(), torch.ones(4, 2)))
+        1.0
     """
 
     name: str

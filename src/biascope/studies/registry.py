@@ -66,7 +66,17 @@ _STUDIES: dict[str, Study] = {}
 def study(
     name: str, *, paper: str, figure: str, claim: str, sizes: Mapping[str, Mapping[str, Any]]
 ) -> Callable[[StudyFunction], StudyFunction]:
-    """Register a function as the study `name`; `sizes` override its defaults for smoke, laptop and paper."""
+    """Register a function as the study `name`; `sizes` override its defaults for smoke, laptop and paper.
+
+    Example:
+        >>> sizes = {"smoke": {}, "laptop": {}, "paper": {"n": 9}}
+        >>> @study("nad/mine", paper="nad", figure="0", claim="1 < n", sizes=sizes)
+        ... def mine(run: Run, *, n: int = 3) -> StudyResult:
+        ...     return StudyResult("confirmed" if n > 1 else "not confirmed", "1 < n", f"n is {n}")
+        >>> find("nad/mine").values("paper")
+        {'n': 9}
+        >>> del _STUDIES["nad/mine"]  # only an example
+    """
 
     def register(function: StudyFunction) -> StudyFunction:
         if paper not in PAPERS:
@@ -168,7 +178,15 @@ def execute(run: Run) -> StudyResult:
 
 
 def load_result(path: str | Path) -> tuple[Run, StudyResult, dict[str, Any]]:
-    """A finished run folder: the run, its result, and the raw `result.json` (with study name and seconds)."""
+    """A finished run folder: the run, its result, and the raw `result.json` (with study name and seconds).
+
+    Example:
+        >>> import tempfile
+        >>> run = Run.create(Path(tempfile.mkdtemp()) / "r", configure("nad/fig4a")); made = execute(run)
+        >>> again, result, raw = load_result(run.path)
+        >>> result == made, raw["study"]
+        (True, 'nad/fig4a')
+    """
     run = Run.open(path)
     if not run.finished:
         raise InputError(f"{run.path} is not finished; go on with `biascope run --resume {run.path}`")

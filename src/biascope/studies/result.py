@@ -60,7 +60,12 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Series:
-    """One curve of a chart: x and y of the same length, and optionally a standard error per point."""
+    """One curve of a chart: x and y of the same length, and optionally a standard error per point.
+
+    Example:
+        >>> Series("loss", (0.0, 1.0), (2.0, 0.5), error=(0.1, 0.1)).style
+        'line'
+    """
 
     label: str
     x: tuple[float, ...]
@@ -95,6 +100,11 @@ class Chart:
     """A chart as data. `alt` says in words what one sees, for those who cannot see it.
 
     `x_names` are what to write at x = 1, 2, ... where x counts things instead of measuring.
+
+    Example:
+        >>> loss = Series.of("training", [0, 1, 2], [1.0, 0.3, 0.1])
+        >>> Chart("loss", "Loss", "step", "loss", (loss,), alt="The loss falls.", log_y=True).series[0].label
+        'training'
     """
 
     name: str
@@ -120,6 +130,10 @@ class HeatMap:
     """A map as data: `z[row][column]` at (x[column], y[row]); a cell that was not measured is NaN.
 
     `diverging` is for quantities with a meaningful zero (differences, correlations); low and high fix the colour range.
+
+    Example:
+        >>> HeatMap("m", "Map", "kx", "ky", "accuracy", (0.0, 1.0), (0.0,), ((0.5, 1.0),), alt="two cells").z[0][1]
+        1.0
     """
 
     name: str
@@ -181,7 +195,13 @@ class HeatMap:
 
 @dataclass(frozen=True)
 class StudyResult:
-    """The outcome of a study; `claim` is what the paper says, `measured` what came out, in one sentence each."""
+    """The outcome of a study; `claim` is what the paper says, `measured` what came out, in one sentence each.
+
+    Example:
+        >>> made = StudyResult("confirmed", "a > b", "a - b is 2.0 ± 0.1.", {"a - b": Estimate(2.0, 0.1, 5)})
+        >>> StudyResult.from_json(made.to_json()) == made
+        True
+    """
 
     verdict: Verdict
     claim: str
