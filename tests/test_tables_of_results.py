@@ -10,7 +10,9 @@ from torch import nn
 
 import biascope as bs
 from biascope import linalg, nets, probes, spectral, studies
+from biascope.curvature import Plan as CurvaturePlan
 from biascope.data import Dataset
+from biascope.ensembles import Plan as EnsemblePlan
 from biascope.jacobian import Coverage, CoverageRow
 from biascope.kernels import KernelFit, LabelAlignment
 from biascope.reports import ledger, summary
@@ -80,6 +82,20 @@ def test_sketch_and_plan() -> None:
     shown = Reader(plan._repr_html_())
     assert any(cell.startswith("6 x 6 examples") for cell in shown.cells)
     assert any("0.weight" in cell for cell in shown.cells)
+
+
+def test_plans_of_curvature_and_ensembles() -> None:
+    plan = bs.fisher(network(), X, "kfac").plan
+    read = Reader(plan._repr_html_())
+    assert {"parameter", "shape", "representation", "why", "0.weight", "linear rule"} <= set(read.cells)
+    assert read.cells.count("kfac") == 4
+    odd = Reader(CurvaturePlan("<mixed>", (("<w>", (2, 3), "dense", "a & b"),))._repr_html_())
+    assert {"<mixed>: 1 parameters", "<w>", "[2, 3]", "a & b"} <= set(odd.cells)
+    many = CurvaturePlan("diagonal", tuple((f"w{i}", (1,), "diagonal", "diagonal") for i in range(40)))
+    assert {"w0", "w39"} <= set(Reader(many._repr_html_()).cells)
+    measured = Reader(EnsemblePlan("<loop>", 64, 8, True, 0.0125)._repr_html_())
+    assert {"<loop>", "64", "8", "yes", "0.0125"} <= set(measured.cells)
+    assert "not measured" in Reader(EnsemblePlan("vmap", 64)._repr_html_())
 
 
 def test_equal_progress() -> None:

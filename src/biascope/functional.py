@@ -99,16 +99,37 @@ def functional(
             raise UnsupportedError(
                 f"parameter '{name}' is {p.dtype}: only real floating-point parameters are supported"
             )
-    devices = {p.device for p in named.values()}
-    if len(devices) > 1:
-        raise UnsupportedError(f"parameters live on several devices ({sorted(map(str, devices))}): move them to one")
+    buffers = dict(module.named_buffers())
+    device = refuse_devices(named, buffers)
     chosen = select_params(named, params)
     dtype = compute_dtype(precision, named.values())
     frozen = {k: v.detach() for k, v in named.items() if k not in chosen}
-    frozen |= {k: v.detach() for k, v in module.named_buffers()}
+    frozen |= {k: v.detach() for k, v in buffers.items()}
     taken = {k: named[k].detach() for k in chosen}
-    f = Functional(module, taken, frozen, output, dtype, devices.pop())
+    f = Functional(module, taken, frozen, output, dtype, device)
     return f.to(dtype)
+
+
+def refuse_devices(named: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> torch.device:
+    """The one device of all parameters and buffers, or an error that names what lies elsewhere."""
+    for kind, tensors in (("parameter", named), ("buffer", buffers)):
+        for name, t in tensors.items():
+            if t.device.type == "meta":
+                raise InputError(
+                    f"{kind} '{name}' is on the meta device: it has a shape and no values. Call "
+                    "model.to_empty(device='cpu') and load a state dict, or build the model outside of "
+                    "torch.device('meta')"
+                )
+    devices = {p.device for p in named.values()}
+    if len(devices) > 1:
+        raise UnsupportedError(f"parameters live on several devices ({sorted(map(str, devices))}): move them to one")
+    device = devices.pop()
+    for name, t in buffers.items():
+        if t.device != device and (t.dim() or t.device.type != "cpu"):  # torch takes single numbers from the CPU
+            raise InputError(
+                f"buffer '{name}' lives on {t.device}, the parameters on {device}: move all with model.to('{device}')"
+            )
+    return device
 
 
 def compute_dtype(precision: str, params: Iterable[Tensor]) -> torch.dtype:

@@ -245,6 +245,45 @@ def test_ekfac_adds_in_one_basis(metric):
     assert relative((F @ F).to_dense(), D @ D) < 1e-10
 
 
+def test_factored_damping_of_sums_and_products_in_one_basis(metric):
+    F, _ = metric("mlp", "ekfac")
+    v = vectors(F.shape[0])[:, 0]
+
+    def solved(G):
+        return G.solve(v, damping=0.3, mode="factored")
+
+    assert relative(solved(F + F), solved(2.0 * F)) < 1e-10
+    assert relative(solved(0.5 * F + 3.0 * F), solved(3.5 * F)) < 1e-10
+    assert relative(solved(0.0 * F + F), solved(F)) < 1e-10
+    square = F @ F
+    for piece, product in zip(F.pieces, square.pieces, strict=True):  # (B (x) A)^2 = B^2 (x) A^2
+        b, a, root = piece.s_B[0] ** 2, piece.s_A[0] ** 2, 0.3**0.5
+        expected = piece.s[0, 0] ** 2 + torch.outer(b + root, a + root) - torch.outer(b, a)
+        assert relative(product.damped(0.3, "factored"), expected.flatten()) < 1e-12
+
+
+def test_factored_damping_without_factors_is_refused(metric, tmp_path):
+    F, D = metric("mlp", "ekfac")
+    v = vectors(len(D))[:, 0]
+    without = {
+        "F + F^2": F + F @ F,
+        "2 F - F": 2.0 * F - F,
+        "-F": -1.0 * F,
+        "root": F.power(0.5),
+        "inverse": F.inverse(0.1),
+        "multiple of a root": 2.0 * F.power(0.5),
+    }
+    for G in without.values():
+        with pytest.raises(UnsupportedError, match=r"0\.weight.*no Kronecker factors.*mode='exact'"):
+            G.solve(v, damping=0.3, mode="factored")
+    eye = torch.eye(len(D), dtype=D.dtype)
+    for G, E in ((without["F + F^2"], D + D @ D), (without["2 F - F"], D)):
+        assert relative(G.solve(v, damping=0.3), torch.linalg.solve(E + 0.3 * eye, v)) < 1e-9
+    loaded = bs.load_curvature(F.power(0.5).save(tmp_path / "root.safetensors"))
+    with pytest.raises(UnsupportedError, match="no Kronecker factors"):
+        loaded.solve(v, damping=0.3, mode="factored")
+
+
 def test_row_major_order():
     """(B (x) A) vec_row(V) = vec_row(B V A): a weight gradient in torch's own order."""
     net, x = case("mlp")

@@ -7,7 +7,8 @@ from torch.nn import functional as F
 
 import biascope as bs
 from biascope.curvature import gradient_covariance, l2_metric
-from biascope.curvature.families import Categorical, OutputShape
+from biascope.curvature.families import Categorical
+from biascope.curvature.outputs import OutputShape
 from biascope.errors import InputError
 from curvature.curvature_zoo import brute_fisher, case, jacobian, relative
 

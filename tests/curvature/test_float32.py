@@ -6,8 +6,9 @@ from torch import nn
 
 import biascope as bs
 from biascope.curvature.contract import add_second_moment, symmetric
+from biascope.curvature.eigh import batched_eigh, eigen_error
 from biascope.curvature.finite import all_finite, finite
-from biascope.curvature.kronecker import Homogeneous, KroneckerPiece, batched_eigh, decompose, eigen_error
+from biascope.curvature.kronecker import Homogeneous, KroneckerPiece, decompose
 from biascope.curvature.lowrank import LowRankPiece
 from biascope.errors import InputError
 

@@ -117,16 +117,16 @@ def test_the_module_is_left_alone() -> None:
 @pytest.mark.parametrize("name", ZOO)
 def test_single_backward_passes_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where vmap cannot (or memory is short), k single backward passes replace the batched one."""
-    import biascope.layers.blocks as blocks
+    from biascope.layers import pilot
 
     model, x, J0 = build(name)
     if name in {"linear", "conv2d_groups", "vit_like", "layer_norm", "embedding", "conv_transpose2d"}:
         assert bs.Jacobian(model, x).anatomy.batched
-    blocks._CACHE.clear()
-    monkeypatch.setattr(blocks, "_can_batch", lambda tape: False)
+    pilot._CACHE.clear()
+    monkeypatch.setattr(pilot, "_can_batch", lambda tape: False)
     J = bs.Jacobian(model, x, precision="float64")
     assert not J.anatomy.batched
     assert error(J.to_dense(), J0) < tolerance(name)
     K = bs.ntk(model, x, precision="float64")
     assert error(K.tensor, torch.einsum("iap,jbp->iajb", J0, J0)) < tolerance(name)
-    blocks._CACHE.clear()
+    pilot._CACHE.clear()

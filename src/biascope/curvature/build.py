@@ -10,16 +10,10 @@ from torch import Tensor, nn
 
 from biascope.curvature.accumulate import Stream
 from biascope.curvature.blockwise import BlockMetric
-from biascope.curvature.families import (
-    Family,
-    OutputShape,
-    Weighted,
-    Weighting,
-    likelihood_family,
-    loss_family,
-)
+from biascope.curvature.families import Family, Weighted, Weighting, likelihood_family, loss_family
 from biascope.curvature.implicit import ImplicitMetric
 from biascope.curvature.metric import Metric
+from biascope.curvature.outputs import OutputShape
 from biascope.curvature.plan import REPRESENTATIONS, describe, make_units
 from biascope.curvature.space import ParameterSpace
 from biascope.curvature.sums import build_pieces

@@ -8,78 +8,15 @@ and an example's log-likelihood is the sum over its positions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from math import prod, sqrt
+from math import sqrt
 
 import torch
 from torch import Tensor
 
+from biascope.curvature.outputs import IGNORE, OutputShape, checked_labels
 from biascope.errors import InputError
-from biascope.functional import Functional, Inputs, take
 
 Weighting = Callable[[Tensor, Tensor | None], Tensor]
-IGNORE = -100  # torch's ignore_index: a position without a label
-
-
-@dataclass(frozen=True)
-class OutputShape:
-    """How a row of outputs [c_total] splits into classes and positions."""
-
-    classes: int
-    positions: int
-    classes_last: bool
-
-    @staticmethod
-    def of(shape: tuple[int, ...], class_dim: int) -> OutputShape:
-        """From the shape of one example's output; class_dim is 1 (as torch's losses, examples counted) or -1."""
-        if class_dim not in (1, -1):
-            raise InputError(
-                f"class_dim={class_dim}: the classes are axis 1 (as in torch's cross_entropy) or -1 (the last)"
-            )
-        shape = shape or (1,)
-        if class_dim == 1:
-            return OutputShape(shape[0], prod(shape[1:]), False)
-        return OutputShape(shape[-1], prod(shape[:-1]), True)
-
-    @property
-    def total(self) -> int:
-        """Numbers per example."""
-        return self.classes * self.positions
-
-    def split(self, rows: Tensor) -> Tensor:
-        """[..., total] to [..., classes, positions]."""
-        if self.positions == 1:
-            return rows[..., None]
-        if self.classes_last:
-            return rows.reshape(*rows.shape[:-1], self.positions, self.classes).mT
-        return rows.reshape(*rows.shape[:-1], self.classes, self.positions)
-
-    def join(self, t: Tensor) -> Tensor:
-        """[..., classes, positions] to [..., total]."""
-        if self.positions == 1:
-            return t[..., 0]
-        return (t.mT if self.classes_last else t).flatten(-2)
-
-
-def output_shape(f: Functional, inputs: Inputs, class_dim: int) -> OutputShape:
-    """Find the class axis of what the model returns for one example; class_dim is 1 (as torch's losses) or -1."""
-    return OutputShape.of(_seen_shape(f, inputs), class_dim)
-
-
-def _seen_shape(f: Functional, inputs: Inputs) -> tuple[int, ...]:
-    seen: list[tuple[int, ...]] = []
-
-    def spy(out: object) -> Tensor:
-        t = f.output(out) if f.output is not None else out
-        if f.output is None and not isinstance(t, Tensor):
-            t = getattr(t, "logits", t)
-        if isinstance(t, Tensor):
-            seen.append(tuple(t.shape[1:]))
-        return t  # type: ignore[return-value]  # what is no tensor is refused by the caller, with advice
-
-    with torch.no_grad():
-        replace(f, output=spy)(f.params, f.prepare(take(inputs, slice(0, 1))))
-    return seen[0]
 
 
 class Family:
@@ -353,32 +290,3 @@ def loss_family(loss: str | Weighting, shape: OutputShape) -> Family:
     if loss == "mse":
         return Gaussian(shape, 2.0 / shape.total)
     raise InputError(f"loss={loss!r}: choose ce, bce, mse, or give a function (outputs [n, c], labels) -> [n]")
-
-
-def checked_labels(likelihood: str, y: Tensor | None, n: int, shape: OutputShape) -> Tensor:
-    """Labels [n, positions] (categorical) or targets [n, total], or an error that says what is wrong with them."""
-    if y is None:
-        raise InputError("this needs labels: give data as (x, y) or as batches (x, y)")
-    if not isinstance(y, Tensor):
-        raise InputError(f"labels must be a tensor, got {type(y).__name__}")
-    if y.dim() == 0 or len(y) != n:
-        raise InputError(f"{n} examples but labels of shape {list(y.shape)}")
-    if likelihood == "categorical":
-        if y.is_floating_point():
-            raise InputError(f"categorical labels are class indices (integers), got {y.dtype}")
-        if y.numel() != n * shape.positions:
-            raise InputError(f"labels of shape {list(y.shape)} do not fit {shape.positions} positions per example")
-        y = y.reshape(n, -1).long()
-        bad = (y != IGNORE) & ((y < 0) | (y >= shape.classes))
-        if bool(bad.any()):
-            i = int(bad.any(1).nonzero()[0])
-            raise InputError(f"label {int(y[bad][0])} of example {i} is not a class: the model has {shape.classes}")
-        return y
-    if y.numel() != n * shape.total:
-        raise InputError(f"targets of shape {list(y.shape)} do not fit outputs [{n}, {shape.total}]")
-    y = y.reshape(n, -1)
-    if not bool(torch.isfinite(y).all()):
-        raise InputError(f"target of example {int((~torch.isfinite(y).all(1)).nonzero()[0])} has a NaN or infinity")
-    if likelihood == "bernoulli" and bool(((y < 0) | (y > 1)).any()):
-        raise InputError("bernoulli labels must lie between 0 and 1")
-    return y

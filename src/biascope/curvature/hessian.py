@@ -11,9 +11,10 @@ from torch.nn import functional as F
 
 from biascope.curvature.accumulate import Stream
 from biascope.curvature.blockwise import BlockMetric
-from biascope.curvature.families import IGNORE, Family, OutputShape, checked_labels, output_shape
+from biascope.curvature.families import Family
 from biascope.curvature.implicit import ProductMetric
 from biascope.curvature.metric import Metric
+from biascope.curvature.outputs import IGNORE, OutputShape, checked_labels, output_shape
 from biascope.curvature.pieces import DensePiece
 from biascope.curvature.plan import Plan
 from biascope.curvature.space import ParameterSpace

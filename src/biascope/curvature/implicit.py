@@ -11,10 +11,11 @@ from torch import Tensor
 from biascope.curvature.accumulate import Stream
 from biascope.curvature.contract import squared_norms
 from biascope.curvature.metric import Metric, Vector
+from biascope.curvature.plain_sums import DiagonalSum
 from biascope.curvature.plan import Plan, Unit
 from biascope.curvature.products import Linearised, together, ways
 from biascope.curvature.space import ParameterSpace
-from biascope.curvature.sums import DiagonalSum, build_pieces, mean_gradients
+from biascope.curvature.sums import build_pieces, mean_gradients
 from biascope.errors import InputError, UnsupportedError
 from biascope.layers import MatrixFactor
 from biascope.linalg import Diagonal, cg, damped

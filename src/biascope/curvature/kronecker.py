@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import sqrt
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from biascope.curvature.finite import all_finite
+from biascope.curvature.eigh import batched_eigh, eigh_of
 from biascope.curvature.pieces import Piece, powers
-from biascope.errors import InputError, UnsupportedError
+from biascope.errors import UnsupportedError
 from biascope.linalg.eigenbasis import check_damping
 
 
@@ -200,7 +200,8 @@ class KroneckerPiece(Piece):
 class EigenPiece(Piece):
     """diag(s) in the basis U_B (x) U_A (U_A None: the identity); s [g, e, o, i].
 
-    s_B, s_A are the Kronecker factors' eigenvalues the basis came with: the factored damping of deep nets uses them.
+    s_B, s_A are the Kronecker factors' eigenvalues the basis came with: the factored damping of deep nets uses them. A
+    power, an inverse and most sums have no such factors (`factored` is False).
     """
 
     kind = "ekfac"
@@ -214,9 +215,11 @@ class EigenPiece(Piece):
         s_B: Tensor,
         s_A: Tensor,
         layout: Homogeneous,
+        factored: bool = True,
     ) -> None:
         super().__init__(names)
         self.U_B, self.U_A, self.s, self.s_B, self.s_A, self.layout = U_B, U_A, s, s_B, s_A, layout
+        self.factored = factored
 
     @property
     def size(self) -> int:  # noqa: D102
@@ -251,48 +254,73 @@ class EigenPiece(Piece):
         return self.layout.unpack(self.rotate(X.T.reshape(-1, *self.s.shape), back=True))
 
     def with_eigenvalues(self, s: Tensor) -> Piece:  # noqa: D102
-        s = s.reshape(self.s.shape)
-        return EigenPiece(self.names, self.U_B, self.U_A, s, self.s_B, self.s_A, self.layout)
+        return self._with(s, self.s_B, self.s_A, False)
+
+    def with_scalings(self, s: Tensor) -> Piece:
+        """The same Kronecker factors, with other second moments of gradients in their eigenbasis."""
+        return self._with(s, self.s_B, self.s_A, self.factored)
+
+    def _with(self, s: Tensor, s_B: Tensor, s_A: Tensor, factored: bool) -> Piece:
+        return EigenPiece(
+            self.names, self.U_B, self.U_A, s.reshape(self.s.shape), s_B, s_A, self.layout, factored=factored
+        )
 
     def damped(self, damping: float, mode: str) -> Tensor:
         """Exact: s + damping. Factored: s + (s_B + r)(s_A + r) - s_B s_A with r = sqrt(damping), for deep nets."""
         check_damping(damping)
         s = self.s + damping
         if mode == "factored":
+            if not self.factored:
+                raise UnsupportedError(
+                    f"the metric of {self.names[0]} has no Kronecker factors to damp: it is a power, an inverse, a "
+                    "negative multiple, or a sum of metrics whose factors differ; use mode='exact'"
+                )
             s = s + sqrt(damping) * (self.s_B[:, None, :, None] + self.s_A[:, None, None, :])
         return self.invertible(s.flatten())
 
     def downdate(self, M: Tensor) -> Piece:  # noqa: D102
         means = self.to_eigenbasis(M).square().sum(1)
-        return self.with_eigenvalues((self.eigenvalues() - means).clamp_min(0.0))
+        return self.with_scalings((self.eigenvalues() - means).clamp_min(0.0))
 
     def scale(self, c: float) -> Piece:  # noqa: D102
         root = sqrt(abs(c))  # shared by the factors, whose eigenvalues the factored damping is made of
-        return EigenPiece(self.names, self.U_B, self.U_A, c * self.s, root * self.s_B, root * self.s_A, self.layout)
+        return self._with(c * self.s, root * self.s_B, root * self.s_A, self.factored and c >= 0)
 
-    def _same_basis(self, other: Piece) -> bool:
-        if not isinstance(other, EigenPiece) or self.layout != other.layout:
+    def _same_basis(self, other: EigenPiece) -> bool:
+        if self.layout != other.layout:
             return False
         pairs = [(self.U_B, other.U_B), (self.U_A, other.U_A)]
         return all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
 
-    def add(self, other: Piece) -> Piece | None:  # noqa: D102
-        return self.with_eigenvalues(self.s + other.s) if self._same_basis(other) else None  # type: ignore[attr-defined]
+    def add(self, other: Piece) -> Piece | None:
+        """B (x) A + (q B) (x) (q A) has the factors (1 + q^2)^(1/2) B and A; other sums are no Kronecker product."""
+        if not isinstance(other, EigenPiece) or not self._same_basis(other):
+            return None
+        mine, theirs = (torch.cat([E.s_B.flatten(), E.s_A.flatten()]) for E in (self, other))
+        m, t = mine.max(), theirs.max()
+        multiple = bool((t * mine - m * theirs).abs().max() <= 64 * torch.finfo(m.dtype).eps * m * t)
+        s_B, s_A = torch.hypot(self.s_B, other.s_B), torch.hypot(self.s_A, other.s_A)
+        return self._with(self.s + other.s, s_B, s_A, multiple and self.factored and other.factored)
 
-    def product(self, other: Piece) -> Piece | None:  # noqa: D102
-        return self.with_eigenvalues(self.s * other.s) if self._same_basis(other) else None  # type: ignore[attr-defined]
+    def product(self, other: Piece) -> Piece | None:
+        """(B (x) A)(B' (x) A') = B B' (x) A A'."""
+        if not isinstance(other, EigenPiece) or not self._same_basis(other):
+            return None
+        factored = self.factored and other.factored
+        return self._with(self.s * other.s, self.s_B * other.s_B, self.s_A * other.s_A, factored)
 
     def arrays(self) -> dict[str, Tensor]:  # noqa: D102
         out = {"U_B": self.U_B, "s": self.s, "s_B": self.s_B, "s_A": self.s_A}
         return out if self.U_A is None else out | {"U_A": self.U_A}
 
     def header(self) -> dict[str, Any]:  # noqa: D102
-        return {"layout": asdict(self.layout)}
+        return {"layout": asdict(self.layout), "factored": self.factored}
 
     @classmethod
     def load(cls, names: tuple[str, ...], arrays: dict[str, Tensor], header: dict[str, Any]) -> Piece:  # noqa: D102
-        a = arrays
-        return cls(names, a["U_B"], a.get("U_A"), a["s"], a["s_B"], a["s_A"], Homogeneous(**header["layout"]))
+        a, layout = arrays, Homogeneous(**header["layout"])
+        factored = header.get("factored", True)  # older files do not say
+        return cls(names, a["U_B"], a.get("U_A"), a["s"], a["s_B"], a["s_A"], layout, factored)
 
 
 def decompose(pieces: Sequence[KroneckerPiece]) -> None:
@@ -315,60 +343,3 @@ def decompose(pieces: Sequence[KroneckerPiece]) -> None:
     for piece in pieces:
         a = found[id(piece), "A"] if piece.full else (piece.A, None)
         piece.__dict__["eigen"] = piece.in_basis(*found[id(piece), "B"], *a)  # where cached_property keeps it
-
-
-def batched_eigh(S: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues [g, d] descending, clipped at 0, and vectors [g, d, d] of S [g, d, d]."""
-    return eigh_of([S])[0]
-
-
-def eigh_of(matrices: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """`batched_eigh` of several stacks of matrices, which are all checked before a GPU is asked for an answer.
-
-    In the precision of S, whose own rounding is no smaller than the solver's; again in float64 where the solver did not
-    converge or its answer fails a check.
-    """
-    if not all_finite(matrices):
-        raise InputError("a Kronecker factor holds NaN or infinity: the outputs or gradients overflowed")
-    found: list[tuple[Tensor, Tensor] | None] = []
-    doubts: list[Tensor] = []
-    certain = torch.zeros((), dtype=torch.float64, device=matrices[0].device)
-    for S in matrices:
-        try:
-            values, U = torch.linalg.eigh(S)  # reads one triangle
-            found.append((values, U))
-            doubts.append(certain if S.dtype == torch.float64 else eigen_error(S, values, U))
-        except RuntimeError:  # the solver did not converge in single precision
-            found.append(None)
-            doubts.append(certain)
-    errors = torch.stack(doubts).tolist()
-    out = []
-    for S, pair, error in zip(matrices, found, errors):
-        values, U = pair if pair is not None and error < 1 else torch.linalg.eigh(S.double())
-        values, U = values.flip(-1).clamp_min(0.0), U.flip(-1)
-        peak = U.gather(1, U.abs().argmax(1, keepdim=True))  # each vector's largest entry shall be positive
-        U = (U * peak.sign()).contiguous()  # as it comes back from a file
-        out.append((values.to(S.dtype), U.to(S.dtype)))
-    return out
-
-
-def eigen_error(S: Tensor, values: Tensor, U: Tensor) -> Tensor:
-    """How far S U = U diag(values) and U^T U = 1 [g, d, d] fail, in units of what rounding allows: a number.
-
-    Asked of two random vectors: d^2 work beside d^3. NaN if the answer has one.
-    """
-    g, d = values.shape
-    z = _random_vectors(d, S.dtype, S.device).expand(g, d, 2)
-    Uz = U @ z
-    turned = torch.baddbmm(z, U.mT, Uz, beta=-1)
-    residual = torch.baddbmm(U @ (values[..., None] * z), S, Uz, beta=-1)
-    errors = torch.stack([turned, residual]).abs().amax((-2, -1))
-    errors[1] /= values.abs().amax(-1).clamp_min(torch.finfo(S.dtype).tiny)
-    return errors.max().double() / (30 * sqrt(d) * torch.finfo(S.dtype).eps)
-
-
-@lru_cache(maxsize=64)
-def _random_vectors(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    z = torch.randn(d, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    unit: Tensor = z / z.norm(dim=0)
-    return unit.to(device, dtype)

@@ -15,6 +15,7 @@ from biascope.curvature.space import ParameterSpace
 from biascope.errors import InputError
 from biascope.layers import Anatomy, Block
 from biascope.memory import readable
+from biascope.tables import grid
 
 BLOCK_LIMIT = 1024  # parameters up to which an exact block is cheap
 WHOLE = ("dense", "lowrank")
@@ -47,6 +48,12 @@ class Plan:
             if row[0] == name:
                 return row[2]
         raise InputError(f"no parameter is called {name!r}")
+
+    def _repr_html_(self) -> str:
+        """The table of `print(F.plan)`, for notebooks."""
+        rows = [(name, list(shape), kind, why) for name, shape, kind, why in self.rows]
+        title = f"{self.representation}: {len(rows)} parameters"
+        return grid(title, ["parameter", "shape", "representation", "why"], rows)
 
     def __str__(self) -> str:
         lines = [f"{'parameter':<38} {'shape':<18} {'representation':<14} why"]

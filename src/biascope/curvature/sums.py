@@ -1,4 +1,4 @@
-"""Sums over the data, one class per kind of piece: `add` a chunk, `finish` to a piece."""
+"""The passes over the data: Kronecker factors, EKFAC's scalings, and one `build_pieces` for all kinds of sums."""
 
 from __future__ import annotations
 
@@ -12,180 +12,24 @@ from biascope.curvature.contract import (
     add_gradients,
     add_inputs,
     add_rows,
-    add_second_moment,
     add_squares,
     cotangents,
-    gradient_rows,
     mean_moment,
     pieces_of,
     rotate,
     squared_cost,
-    squared_sums,
     squares,
     summed_rows,
-    symmetric,
     token_gradients,
 )
 from biascope.curvature.kronecker import EigenPiece, Homogeneous, KroneckerPiece, decompose
-from biascope.curvature.lowrank import LowRankPiece
 from biascope.curvature.patches import PatchMoment, patch_moment
-from biascope.curvature.pieces import DensePiece, DiagonalPiece, Piece
+from biascope.curvature.pieces import Piece
+from biascope.curvature.plain_sums import ArrowSum, DenseSum, DiagonalSum, LowRankSum, Sum
 from biascope.curvature.plan import Unit
-from biascope.curvature.quasidiagonal import ArrowPiece
 from biascope.curvature.space import ParameterSpace
-from biascope.layers import Block, MatrixFactor, RowsFactor
+from biascope.layers import Block, MatrixFactor
 from biascope.layers.rules import Conv
-
-
-class Sum:
-    """A running sum for one unit."""
-
-    def __init__(self, unit: Unit, space: ParameterSpace) -> None:
-        self.unit, self.space = unit, space
-
-    def zeros(self, *shape: int) -> Tensor:
-        """A zero tensor in the metric's precision."""
-        return torch.zeros(shape, dtype=self.space.dtype, device=self.space.device)
-
-    def rows(self, chunk: Chunk, step: int | None = None) -> list[Tensor]:
-        """Per-example gradients [k, b, p] of the unit, a few examples at a time."""
-        size = self.space.numel(self.unit.names)
-        step = step or max(1, 2**24 // max(1, size * len(chunk.ks)))
-        out = []
-        for s in range(0, chunk.n, step):
-            parts: dict[str, Tensor] = {}
-            for b in self.unit.blocks:
-                parts |= gradient_rows(chunk.factors[b.names], self.unit.names, slice(s, min(s + step, chunk.n)))
-            out.append(torch.cat([parts[name] for name in self.unit.names], -1))
-        return out
-
-    def matrix(self, chunk: Chunk) -> MatrixFactor:
-        """The one matrix factor of the unit."""
-        factor = chunk.factors[self.unit.blocks[0].names]
-        assert isinstance(factor, MatrixFactor)
-        return factor
-
-    def add(self, chunk: Chunk) -> None:
-        """Add some examples."""
-        raise AssertionError("a sum adds")
-
-    def finish(self, n: int) -> Piece:
-        """The piece, for n examples in all."""
-        raise AssertionError("a sum finishes")
-
-
-class DenseSum(Sum):
-    """sum g g^T."""
-
-    def __init__(self, unit: Unit, space: ParameterSpace) -> None:
-        super().__init__(unit, space)
-        p = space.numel(unit.names)
-        self.H = self.zeros(p, p)
-
-    def add(self, chunk: Chunk) -> None:  # noqa: D102
-        for rows in self.rows(chunk):
-            add_second_moment(self.H[None], rows.flatten(0, 1).T[None])
-
-    def finish(self, n: int) -> Piece:  # noqa: D102
-        return DensePiece(self.unit.names, symmetric(self.H[None])[0].div_(n))
-
-
-class LowRankSum(Sum):
-    """The rows themselves."""
-
-    def __init__(self, unit: Unit, space: ParameterSpace) -> None:
-        super().__init__(unit, space)
-        self.kept: list[Tensor] = []
-        self.owner: list[Tensor] = []
-
-    def add(self, chunk: Chunk) -> None:  # noqa: D102
-        for rows in self.rows(chunk, chunk.n):
-            self.kept.append(rows.flatten(0, 1))
-            self.owner.append(torch.tensor(chunk.ks).repeat_interleave(rows.shape[1]))
-
-    def finish(self, n: int) -> Piece:  # noqa: D102
-        owner = torch.cat(self.owner).to(self.space.device)
-        return LowRankPiece(self.unit.names, torch.cat(self.kept) / n**0.5, owner)
-
-
-class DiagonalSum(Sum):
-    """sum g * g."""
-
-    def __init__(self, unit: Unit, space: ParameterSpace) -> None:
-        super().__init__(unit, space)
-        self.d = self.zeros(space.numel(unit.names))
-        self.weight, self.bias = self.d.tensor_split([prod(space.shapes[unit.names[0]])])
-
-    def add(self, chunk: Chunk) -> None:  # noqa: D102
-        factor = chunk.factors[self.unit.blocks[0].names]
-        if isinstance(factor, RowsFactor):
-            self.weight += factor.rows.square().sum((0, 1))
-            return
-        z = factor.block.sizes
-        assert z is not None
-        if factor.is_embedding:
-            for s in pieces_of(factor, 2 * factor.k * z.d_out * z.positions):
-                tokens, g = token_gradients(factor, s)
-                self.weight.view(z.d_in, z.d_out).index_add_(0, tokens, g.square().sum(0))
-            return
-        if factor.is_plain:
-            for s in pieces_of(factor, 2 * squared_cost(factor, False)):
-                gg, aa = squares(factor.plain_gradients(s)), factor.plain_inputs(s).square()
-                left, right = (aa, gg) if factor.rules[0].input_major else (gg, aa)
-                self.weight.view(left.shape[1], right.shape[1]).addmm_(left.T, right)
-                if factor.has_bias:
-                    self.bias += gg.sum(0)
-            return
-        if factor.rules[0].input_major:
-            total = self.weight.view(z.groups, z.d_in, z.d_out).mT
-        else:
-            total = self.weight.view(z.groups, z.d_out, z.d_in)
-        for s in pieces_of(factor, squared_cost(factor, False)):
-            G = cotangents(factor, s)
-            GG = add_squares(total, G, factor.operand(s))
-            if factor.has_bias:
-                self.bias += (squares(G.sum(-1)) if GG is None else GG).sum(0).flatten()
-
-    def finish(self, n: int) -> Piece:  # noqa: D102
-        return DiagonalPiece(self.unit.names, self.d.div_(n))
-
-
-class ArrowSum(Sum):
-    """Diagonal, and the covariance of a unit's bias with its weights."""
-
-    def __init__(self, unit: Unit, space: ParameterSpace) -> None:
-        super().__init__(unit, space)
-        self.Db = self.zeros(space.numel(unit.names[1:]))
-        shape = (len(self.Db), space.numel(unit.names[:1]) // len(self.Db))
-        self.D, self.C = self.zeros(*shape), self.zeros(*shape)
-        self.form = {"input_major": False, "groups": 1}
-
-    def add(self, chunk: Chunk) -> None:  # noqa: D102
-        if len(self.unit.blocks) == 2:  # scale and shift of a normalisation layer
-            w, b = (chunk.factors[block.names] for block in self.unit.blocks)
-            assert isinstance(w, RowsFactor)
-            assert isinstance(b, RowsFactor)
-            self.D += w.rows.square().sum((0, 1))[:, None]
-            self.C += (w.rows * b.rows).sum((0, 1))[:, None]
-            self.Db += b.rows.square().sum((0, 1))
-            return
-        factor = self.matrix(chunk)
-        z = factor.block.sizes
-        assert z is not None
-        self.form = {"input_major": factor.rules[0].input_major, "groups": z.groups}
-        for s in pieces_of(factor, squared_cost(factor, False)):
-            A, G = factor.operand(s), cotangents(factor, s)
-            self.D += squared_sums(G, A).flatten(0, 1)
-            total = G.sum(-1)  # the bias's gradient [k, b, g, o]
-            cross = (G * total[..., None]).sum(0)  # [b, g, o, T], cotangents summed
-            self.C += (cross.permute(1, 2, 0, 3).flatten(2) @ A.permute(1, 0, 3, 2).flatten(1, 2)).flatten(0, 1)
-            self.Db += total.square().sum((0, 1)).flatten()
-
-    def finish(self, n: int) -> Piece:  # noqa: D102
-        form = self.form
-        return ArrowPiece(
-            self.unit.names, self.D / n, self.C / n, self.Db / n, bool(form["input_major"]), int(form["groups"])
-        )
 
 
 class KroneckerSum(Sum):
@@ -313,7 +157,7 @@ class EigenSum(Sum):
                 add_squares(self.s[:, 0], G, rotate(E.U_A, A, L.bias))
 
     def finish(self, n: int) -> Piece:  # noqa: D102
-        return self.basis.with_eigenvalues(self.s.div_(n))
+        return self.basis.with_scalings(self.s.div_(n))
 
 
 def offsets_apart(A: Tensor, L: Homogeneous) -> Tensor:

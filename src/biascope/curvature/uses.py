@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from biascope.curvature.accumulate import Stream
 from biascope.curvature.blockwise import BlockMetric
-from biascope.curvature.families import likelihood_family, output_shape
+from biascope.curvature.families import likelihood_family
 from biascope.curvature.metric import DampedInverse, Metric
+from biascope.curvature.outputs import output_shape
+from biascope.curvature.plain_sums import LowRankSum
 from biascope.curvature.plan import Unit
 from biascope.curvature.space import ParameterSpace
-from biascope.curvature.sums import LowRankSum
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import Params, batches, functional
 from biascope.layers import anatomy

@@ -31,6 +31,7 @@ from biascope.errors import InputError, UnsupportedError
 from biascope.functional import as_rows
 from biascope.memory import budget
 from biascope.precision import arithmetic as full_or_tf32
+from biascope.tables import facts
 
 Engine = Literal["auto", "loop", "vmap", "graph"]
 Precision = Literal["float32", "tf32", "fp16", "bf16"]
@@ -51,6 +52,17 @@ class Plan:
     networks: int = 1
     channels_last: bool = False
     seconds: float = 0.0
+
+    def _repr_html_(self) -> str:
+        """What was chosen, for notebooks."""
+        rows = {
+            "engine": self.engine,
+            "inputs per call": self.inputs,
+            "networks per call": self.networks,
+            "channels last": "yes" if self.channels_last else "no",
+            "seconds of one network": self.seconds or "not measured",
+        }
+        return facts("Plan of an ensemble", rows)
 
 
 _PLANS: weakref.WeakKeyDictionary[nn.Module, dict[Any, Plan]] = weakref.WeakKeyDictionary()

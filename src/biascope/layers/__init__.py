@@ -3,9 +3,10 @@
 `anatomy` finds and proves the rules, `collect` runs the data through, the factors carry what contractions need.
 """
 
-from biascope.layers.blocks import Anatomy, Block, StaleError, anatomy, forget, leaves
+from biascope.layers.blocks import Anatomy, Block, StaleError, leaves
 from biascope.layers.factors import Factor, MatrixFactor, RowsFactor, collect
 from biascope.layers.fallback import per_example_gradients
+from biascope.layers.pilot import anatomy, forget
 from biascope.layers.record import Tape, record
 from biascope.layers.rows import rows_of_tape
 from biascope.layers.rules import Sizes

@@ -167,6 +167,16 @@ def collect(
 
     Returns:
         One factor per block, in order.
+
+    Example:
+        >>> from torch import nn
+        >>> from biascope.functional import functional
+        >>> from biascope.layers import anatomy
+        >>> f, x = functional(nn.Linear(3, 2)), torch.randn(5, 3)
+        >>> found = anatomy(f, x)
+        >>> (factor,) = collect(f, found, found.blocks, x, torch.eye(2))  # weight and bias are one block
+        >>> factor.k, factor.n, torch.equal(factor.plain_inputs(slice(0, 5)), x)
+        (2, 5, True)
     """
     n = batch_size(inputs)
     chunk = n if chunk is None else max(1, min(chunk, n))

@@ -164,7 +164,14 @@ def _flat(x: Any) -> Iterator[Tensor]:
 
 
 def record(f: Callable[[dict[str, Tensor], Any], Tensor], params: dict[str, Tensor], inputs: Any) -> Tape:
-    """Run f(params, inputs) -> [n, c] under the recorder; params must require grad."""
+    """Run f(params, inputs) -> [n, c] under the recorder; params must require grad.
+
+    Example:
+        >>> w = torch.ones(2, 3, requires_grad=True)
+        >>> tape = record(lambda p, x: torch.nn.functional.linear(x, p["w"]).relu(), {"w": w}, torch.ones(5, 3))
+        >>> tape.rows.shape, [(use.rule.kind, use.roles) for use in tape.uses]
+        (torch.Size([5, 2]), [('linear', {'weight': 'w'})])
+    """
     for clone in (False, True):
         recorder = Recorder(params, clone_inputs=clone)
         with torch.enable_grad(), recorder:

@@ -51,6 +51,17 @@ def rows_of_tape(f: Functional, found: Anatomy, tape: Tape, cotangents: Tensor, 
         tape: a recorded pass over n examples.
         cotangents: [k, n, c].
         names: the parameters wanted.
+
+    Example:
+        >>> from torch import nn
+        >>> from biascope.functional import functional
+        >>> from biascope.layers import anatomy, leaves, record
+        >>> f, x = functional(nn.Linear(3, 2)), torch.randn(5, 3)
+        >>> tape = record(f, leaves(f), x)
+        >>> cotangents = torch.eye(2)[:, None].expand(2, 5, 2)  # one pass per output
+        >>> rows = rows_of_tape(f, anatomy(f, x), tape, cotangents, ["weight"])["weight"]
+        >>> rows.shape, torch.equal(rows[0, :, :3], x)  # the gradient of the first output is the input
+        (torch.Size([2, 5, 6]), True)
     """
     k, n = cotangents.shape[:2]
     wanted = set(names)

@@ -6,7 +6,8 @@ from torch import nn
 
 import biascope as bs
 from biascope.curvature import accumulate, contract, products
-from biascope.curvature.families import Bernoulli, Categorical, Gaussian, OutputShape
+from biascope.curvature.families import Bernoulli, Categorical, Gaussian
+from biascope.curvature.outputs import OutputShape
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import functional
 from biascope.layers import anatomy

@@ -1,0 +1,70 @@
+"""Eigendecompositions of Kronecker factors, checked: solvers in single precision may fail without saying so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from biascope.curvature.finite import all_finite
+from biascope.errors import InputError
+
+
+def batched_eigh(S: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues [g, d] descending, clipped at 0, and vectors [g, d, d] of S [g, d, d]."""
+    return eigh_of([S])[0]
+
+
+def eigh_of(matrices: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """`batched_eigh` of several stacks of matrices, which are all checked before a GPU is asked for an answer.
+
+    In the precision of S, whose own rounding is no smaller than the solver's; again in float64 where the solver did not
+    converge or its answer fails a check.
+    """
+    if not all_finite(matrices):
+        raise InputError("a Kronecker factor holds NaN or infinity: the outputs or gradients overflowed")
+    found: list[tuple[Tensor, Tensor] | None] = []
+    doubts: list[Tensor] = []
+    certain = torch.zeros((), dtype=torch.float64, device=matrices[0].device)
+    for S in matrices:
+        try:
+            values, U = torch.linalg.eigh(S)  # reads one triangle
+            found.append((values, U))
+            doubts.append(certain if S.dtype == torch.float64 else eigen_error(S, values, U))
+        except RuntimeError:  # the solver did not converge in single precision
+            found.append(None)
+            doubts.append(certain)
+    errors = torch.stack(doubts).tolist()
+    out = []
+    for S, pair, error in zip(matrices, found, errors):
+        values, U = pair if pair is not None and error < 1 else torch.linalg.eigh(S.double())
+        values, U = values.flip(-1).clamp_min(0.0), U.flip(-1)
+        peak = U.gather(1, U.abs().argmax(1, keepdim=True))  # each vector's largest entry shall be positive
+        U = (U * peak.sign()).contiguous()  # as it comes back from a file
+        out.append((values.to(S.dtype), U.to(S.dtype)))
+    return out
+
+
+def eigen_error(S: Tensor, values: Tensor, U: Tensor) -> Tensor:
+    """How far S U = U diag(values) and U^T U = 1 [g, d, d] fail, in units of what rounding allows: a number.
+
+    Asked of two random vectors: d^2 work beside d^3. NaN if the answer has one.
+    """
+    g, d = values.shape
+    z = _random_vectors(d, S.dtype, S.device).expand(g, d, 2)
+    Uz = U @ z
+    turned = torch.baddbmm(z, U.mT, Uz, beta=-1)
+    residual = torch.baddbmm(U @ (values[..., None] * z), S, Uz, beta=-1)
+    errors = torch.stack([turned, residual]).abs().amax((-2, -1))
+    errors[1] /= values.abs().amax(-1).clamp_min(torch.finfo(S.dtype).tiny)
+    return errors.max().double() / (30 * sqrt(d) * torch.finfo(S.dtype).eps)
+
+
+@lru_cache(maxsize=64)
+def _random_vectors(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    z = torch.randn(d, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    unit: Tensor = z / z.norm(dim=0)
+    return unit.to(device, dtype)

@@ -1,0 +1,68 @@
+"""A module taken apart: what cannot be differentiated is refused by name."""
+
+import pytest
+import torch
+from torch import nn
+
+import biascope as bs
+from biascope.errors import InputError
+from biascope.functional import refuse_devices
+
+X = torch.ones(4, 3)
+
+
+class Shifted(nn.Module):
+    """A linear layer whose input is moved by a buffer."""
+
+    def __init__(self, shift: torch.Tensor) -> None:
+        super().__init__()
+        self.body = nn.Linear(3, 2)
+        self.register_buffer("shift", shift)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, 2]."""
+        return self.body(x + self.shift)
+
+
+@pytest.mark.parametrize("ask", [bs.fisher, bs.ntk, bs.Jacobian], ids=["fisher", "ntk", "jacobian"])
+def test_parameters_without_values_are_refused(ask) -> None:
+    with pytest.raises(InputError, match=r"parameter '0\.weight'.*meta.*no values.*to_empty"):
+        ask(nn.Sequential(nn.Linear(3, 2, device="meta"), nn.Tanh()), X)
+    partly = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2, device="meta"))
+    with pytest.raises(InputError, match=r"parameter '1\.weight'.*meta"):
+        ask(partly, X, params="0")
+
+
+@pytest.mark.parametrize("ask", [bs.fisher, bs.ntk, bs.Jacobian], ids=["fisher", "ntk", "jacobian"])
+def test_buffers_without_values_are_refused(ask) -> None:
+    with pytest.raises(InputError, match=r"buffer 'shift'.*meta.*no values.*to_empty"):
+        ask(Shifted(torch.ones(3, device="meta")), X)
+
+
+@pytest.mark.gpu
+def test_buffers_elsewhere_are_refused() -> None:
+    with pytest.raises(InputError, match=r"buffer 'shift' lives on cuda:0.*parameters on cpu.*model\.to"):
+        bs.ntk(Shifted(torch.ones(3, device="cuda")), X)
+    bs.ntk(Shifted(torch.tensor(1.0)).cuda(), X)
+    number = Shifted(torch.tensor(1.0))  # torch lets a single number stay on the CPU
+    number.body.cuda()
+    bs.ntk(number, X)
+
+
+def test_buffers_elsewhere_are_refused_without_a_gpu() -> None:
+    cpu, far = torch.ones(3), torch.ones(3, device="meta")
+    with pytest.raises(InputError, match=r"buffer 'shift' lives on cpu.*parameters on cuda:1.*model\.to\('cuda:1'\)"):
+        refuse_devices({"w": _On(far, "cuda:1")}, {"shift": cpu})
+    refuse_devices({"w": _On(far, "cuda:1")}, {"shift": torch.tensor(1.0)})  # a single number may stay on the CPU
+    refuse_devices({"w": cpu}, {"shift": cpu})
+
+
+class _On:
+    """Stands for a tensor on a device that is not here."""
+
+    def __init__(self, t: torch.Tensor, device: str) -> None:
+        self.device, self._t = torch.device(device), t
+
+    def dim(self) -> int:
+        """As the tensor's."""
+        return self._t.dim()
