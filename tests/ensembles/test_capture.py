@@ -18,10 +18,11 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from biascope.ensembles import SGD, evaluate, outputs, record, steppers
+from biascope.ensembles import SGD, evaluate, outputs, record, stacks, steppers
 from biascope.ensembles.capture import Captured, capture
 from biascope.ensembles.evaluate import Plan
-from biascope.ensembles.steppers import CapturedStep, Lane, Together, train_in_turn
+from biascope.ensembles.stacks import Together
+from biascope.ensembles.steppers import CapturedStep, Lane, train_in_turn
 from biascope.ensembles.train import Work
 from biascope.studies.function_space import training as function_space
 from biascope.studies.lazy import training as lazy
@@ -103,7 +104,7 @@ def taped(events: list[str], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         made.append(capture(step, *inputs, device=CUDA, **more))
         return made[-1]
 
-    for module in (evaluate, steppers, function_space, lazy, spectral):
+    for module in (evaluate, stacks, steppers, function_space, lazy, spectral):
         monkeypatch.setattr(module, "capture", on_the_cpu)
     return made
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from biascope import nets
 from biascope.ensembles import Plan, input_gradients, outputs, record, scalar_of
-from biascope.ensembles.evaluate import AffineNorm, affine_norm
+from biascope.ensembles.arithmetic import AffineNorm, affine_norm
 from biascope.errors import InputError, UnsupportedError
 
 

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 
+from biascope.ensembles.arithmetic import arithmetic
 from biascope.ensembles.capture import capture
-from biascope.ensembles.evaluate import arithmetic, clock
+from biascope.ensembles.evaluate import clock
 from biascope.ensembles.networks import Networks
-from biascope.ensembles.products import ConvolutionsAsProducts
-from biascope.seeds import derive
+from biascope.ensembles.stacks import Together, own_randomness, update
 
 if TYPE_CHECKING:
-    from biascope.ensembles.train import SGD, Work
+    from biascope.ensembles.train import Work
 
 Runner = Callable[[range, Tensor, Tensor], tuple[Networks, Tensor]]
 LARGEST_GROUP = 1024
@@ -37,121 +34,6 @@ def make(engine: str, work: Work) -> Runner:
     return CapturedStep(work)
 
 
-class Together:
-    """vmap: one step for all networks; captured on CUDA, where a step of small networks is all launching."""
-
-    def __init__(self, work: Work) -> None:
-        self.work = work
-        self.stack: Stack | None = None
-        self.steps: dict[int, Callable[[], None]] = {}
-
-    def __call__(self, indices: range, x: Tensor, y: Tensor) -> tuple[Networks, Tensor]:
-        """Train the networks; tensors and captured steps of the last call serve again if the shapes are the same."""
-        work, n = self.work, x.shape[1]
-        with _own_randomness(work, indices), arithmetic(x.device, work.precision):
-            if self.stack is None or self.stack.x.shape != x.shape:
-                self.steps, self.stack = {}, Stack(work, work.start(indices), x, y)
-            stack = self.stack
-            stack.load(work.start(indices), x, y)
-            sizes = [min(stack.full, n - start) for start in range(0, n, stack.full)]
-            if not self.steps:
-                self.steps = {
-                    size: capture(
-                        partial(stack.step, size), device=x.device, state=stack.state(), warm_up=2, optional=True
-                    )
-                    for size in set(sizes)
-                }
-            for epoch in range(work.sgd.epochs):
-                stack.shuffle(work.order(indices, epoch, n))
-                for size in sizes:
-                    self.steps[size]()
-            return stack.networks(), stack.history.clone()
-
-
-class Stack:
-    """The training of stacked networks in tensors that stay where they are.
-
-    The losses of the networks are independent, so the gradient of their sum holds each one's own.
-    """
-
-    def __init__(self, work: Work, networks: Networks, x: Tensor, y: Tensor) -> None:
-        self.work, self.template = work, networks.template
-        module = copy.deepcopy(networks.template).train()
-
-        def loss(params: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            return work.loss(functional_call(module, (params, buffers), (x,)), y)  # BatchNorm writes into `buffers`
-
-        self.losses_of = vmap(loss, randomness="different")
-        self.params = {name: torch.empty_like(value).requires_grad_(True) for name, value in networks.params.items()}
-        self.buffers = {name: torch.empty_like(value) for name, value in networks.buffers.items()}
-        self.momenta = [torch.empty_like(value) for value in networks.params.values()] if work.sgd.momentum else []
-        self.x, self.y = torch.empty_like(x), torch.empty_like(y)
-        T, n, self.full = len(x), x.shape[1], min(work.sgd.batch_size, x.shape[1])
-        self.pick = torch.arange(T, device=x.device)[:, None]
-        self.rates = torch.tensor(work.sgd.rates(n), dtype=torch.float64, device=x.device)
-        self.order = torch.zeros(-(-n // self.full), T, self.full, dtype=torch.long, device=x.device)
-        self.history = torch.zeros(T, len(self.rates), dtype=next(iter(self.params.values())).dtype, device=x.device)
-        self.count = torch.zeros(1, dtype=torch.long, device=x.device)
-
-    @torch.no_grad()
-    def load(self, networks: Networks, x: Tensor, y: Tensor) -> None:
-        """Fresh networks and their data."""
-        for own, new in ((self.params, networks.params), (self.buffers, networks.buffers)):
-            for name, value in new.items():
-                own[name].copy_(value)
-        for value in (*self.momenta, self.count):
-            value.zero_()
-        self.x.copy_(x)
-        self.y.copy_(y)
-
-    def shuffle(self, order: Tensor) -> None:
-        """The order [T, n] of an epoch; the last batch is filled up with positions that no step reads."""
-        missing = self.order.shape[0] * self.full - order.shape[1]
-        filled = torch.nn.functional.pad(order, (0, missing))
-        self.order.copy_(filled.view(len(order), -1, self.full).transpose(0, 1))
-
-    def state(self) -> list[Tensor]:
-        """What a step changes and later steps read."""
-        return [*self.params.values(), *self.buffers.values(), *self.momenta, self.count]
-
-    def step(self, size: int) -> None:
-        """One step of SGD for every network, on the first `size` examples of the batch whose turn it is."""
-        sgd, params = self.work.sgd, list(self.params.values())
-        batch = self.order.index_select(0, self.count % len(self.order))[0, :, :size]
-        with ConvolutionsAsProducts() if self.x.is_cuda else nullcontext():
-            losses = self.losses_of(self.params, self.buffers, self.x[self.pick, batch], self.y[self.pick, batch])
-        gradients = list(torch.autograd.grad(losses.sum(), params, materialize_grads=True))
-        with torch.no_grad():
-            update(sgd, params, self.momenta, gradients, self.rates.index_select(0, self.count), stacked=True)
-            self.history.index_copy_(1, self.count, losses.detach().to(self.history)[:, None])
-            self.count += 1
-
-    def networks(self) -> Networks:
-        """A copy of the networks as they are now."""
-        params = {name: value.detach().clone() for name, value in self.params.items()}
-        return Networks(self.template, params, {name: value.clone() for name, value in self.buffers.items()})
-
-
-def update(
-    sgd: SGD, params: list[Tensor], momenta: list[Tensor], gradients: list[Tensor], rate: Tensor, stacked: bool = False
-) -> None:
-    """A step of SGD in place, with `rate` [1] on the device; the norm is clipped for each network of a stack alone."""
-    if sgd.clip_norm is not None:
-        norms = [g.flatten(1).norm(dim=1) for g in gradients] if stacked else list(torch._foreach_norm(gradients))
-        factor = (sgd.clip_norm / (torch.stack(norms).norm(dim=0) + 1e-6)).clamp(max=1.0)  # [T], or one number
-        if stacked:
-            gradients = [g * factor.view(-1, *[1] * (g.dim() - 1)) for g in gradients]
-        else:
-            gradients = list(torch._foreach_mul(gradients, factor))
-    if sgd.weight_decay:
-        gradients = list(torch._foreach_add(gradients, params, alpha=sgd.weight_decay))
-    if sgd.momentum:
-        torch._foreach_mul_(momenta, sgd.momentum)
-        torch._foreach_add_(momenta, gradients)
-        gradients = momenta
-    torch._foreach_sub_(params, list(torch._foreach_mul(gradients, rate.to(params[0].dtype).view(()))))
-
-
 def train_in_turn(work: Work, indices: range, x: Tensor, y: Tensor) -> tuple[Networks, Tensor]:
     """loop: torch's own SGD on each network."""
     networks, histories, trained = work.start(indices), [], []
@@ -159,7 +41,7 @@ def train_in_turn(work: Work, indices: range, x: Tensor, y: Tensor) -> tuple[Net
         module, own_x, own_y = networks.module(place).train(), x[place], y[place]
         sgd = torch.optim.SGD(module.parameters(), work.sgd.lr, work.sgd.momentum, weight_decay=work.sgd.weight_decay)
         rates, history, index = work.sgd.rates(len(own_x)), list[Tensor](), indices[place]
-        with _own_randomness(work, range(index, index + 1)), arithmetic(x.device, work.precision):
+        with own_randomness(work, range(index, index + 1)), arithmetic(x.device, work.precision):
             for epoch in range(work.sgd.epochs):
                 order = work.order(range(index, index + 1), epoch, len(own_x))[0]
                 for batch in torch.split(order, work.sgd.batch_size):
@@ -190,7 +72,7 @@ class CapturedStep:
 
     def __call__(self, indices: range, x: Tensor, y: Tensor) -> tuple[Networks, Tensor]:
         """Train the networks, one per lane."""
-        with _own_randomness(self.work, indices):  # captured dropout draws from the state at replay
+        with own_randomness(self.work, indices):  # captured dropout draws from the state at replay
             return self._train(indices, x, y)
 
     def _train(self, indices: range, x: Tensor, y: Tensor) -> tuple[Networks, Tensor]:
@@ -311,7 +193,7 @@ def group_size(work: Work, room: int) -> int:
         return tensor
 
     module = networks.module(0).train()
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), _own_randomness(work, range(1)):
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), own_randomness(work, range(1)):
         work.loss(module(data[0][0, :batch]), data[1][0, :batch])
     tensors = sum(p.numel() * p.element_size() for p in module.parameters())
     own = sum(part.numel() * part.element_size() for part in data)
@@ -354,22 +236,3 @@ def stacked(networks: Networks, modules: list[nn.Module]) -> Networks:
     params = {name: torch.stack([v[name].detach().contiguous() for v in values]) for name in networks.params}
     buffers = {name: torch.stack([v[name].detach() for v in values]) for name in networks.buffers}
     return Networks(networks.template, params, buffers)
-
-
-class _own_randomness:
-    """Dropout draws from torch's global state: seed it for a moment and put it back (CPU and this device)."""
-
-    def __init__(self, work: Work, indices: range) -> None:
-        self.seed = derive(work.seed, "noise", indices.start)
-        self.device = work.device
-        self.fork = torch.random.fork_rng([work.device] if work.device.type == "cuda" else [])
-
-    def __enter__(self) -> None:
-        self.fork.__enter__()
-        torch.default_generator.manual_seed(self.seed)
-        if self.device.type == "cuda":
-            with torch.cuda.device(self.device):
-                torch.cuda.manual_seed(self.seed)
-
-    def __exit__(self, *error: object) -> None:
-        self.fork.__exit__(None, None, None)

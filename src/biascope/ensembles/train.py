@@ -25,7 +25,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from biascope.ensembles import steppers
-from biascope.ensembles.evaluate import Precision, outputs
+from biascope.ensembles.arithmetic import Precision
+from biascope.ensembles.evaluate import outputs
 from biascope.ensembles.initialisers import Factory, Initialiser, record
 from biascope.ensembles.networks import Networks
 from biascope.errors import InputError, UnsupportedError

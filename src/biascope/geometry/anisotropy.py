@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from biascope.ensembles import Factory, Initialiser, Networks, record
-from biascope.ensembles.evaluate import Precision, Scalarise, arithmetic
+from biascope.ensembles.arithmetic import Precision, arithmetic
+from biascope.ensembles.evaluate import Scalarise
 from biascope.errors import InputError
 from biascope.geometry.few_passes import few_passes
 from biascope.geometry.gradients import Sampler

@@ -11,7 +11,8 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.nn import functional as F
 
 from biascope.ensembles import Factory, Initialiser, Networks, record, scalar_of
-from biascope.ensembles.evaluate import Scalarise, activation_bytes, arithmetic
+from biascope.ensembles.arithmetic import arithmetic
+from biascope.ensembles.evaluate import Scalarise, activation_bytes
 from biascope.errors import InputError
 from biascope.functional import as_rows, differentiable_attention
 from biascope.geometry.average import DENSE_UP_TO, AverageGeometry, draw_probes, from_moments

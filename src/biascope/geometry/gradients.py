@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from biascope.ensembles import Initialiser, Networks, input_gradients, outputs, scalar_of
-from biascope.ensembles.evaluate import Precision, Scalarise
+from biascope.ensembles.arithmetic import Precision
+from biascope.ensembles.evaluate import Scalarise
 from biascope.errors import InputError, UnsupportedError
 from biascope.memory import budget
 

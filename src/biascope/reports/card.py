@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import biascope
-from biascope.ensembles.evaluate import arithmetic
+from biascope.ensembles.arithmetic import arithmetic
 from biascope.errors import BiascopeError, InputError
 from biascope.progress import progress
 from biascope.reports import figures

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import biascope
-from biascope.ensembles.evaluate import arithmetic
+from biascope.ensembles.arithmetic import arithmetic
 from biascope.errors import InputError
 from biascope.progress import progress
 from biascope.reports import figures

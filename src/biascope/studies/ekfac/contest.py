@@ -149,7 +149,7 @@ def hold(
         found = tried[losses.index(min(losses))]
         run.log(optimiser=name, lr=found.lr, second=found.second, loss=min(losses))
         best[name] = replace(found, steps=frame.steps)
-        if points > 2 and found.lr in (min(lrs), max(lrs)):
+        if points > 2 and (found.lr in (min(lrs), max(lrs)) or found.second in (min(seconds), max(seconds))):
             edge.append(NAMES[name])
     rows = {name: [cached(run, problem, s, seed) for seed in range(seeds)] for name, s in best.items()}
     return Outcome(best, rows, edge, blind, len(problem.x), problem.plateau)

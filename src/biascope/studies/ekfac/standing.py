@@ -66,5 +66,7 @@ def remarks(out: Outcome) -> list[str]:
         if flat and math.isfinite(out.plateau)
         else "",
         f"Chosen by trials that had not left the plateau: {', '.join(out.blind)}." if out.blind else "",
-        f"The best learning rate of {', '.join(out.edge)} is at the edge of its grid." if out.edge else "",
+        f"Best at an edge of the grid (of its learning rates or the others): {', '.join(out.edge)}."
+        if out.edge
+        else "",
     ]

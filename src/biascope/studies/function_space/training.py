@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from biascope.ensembles.arithmetic import Precision, arithmetic
 from biascope.ensembles.capture import capture
-from biascope.ensembles.evaluate import Precision, arithmetic
 from biascope.errors import InputError
 from biascope.seeds import generator
 

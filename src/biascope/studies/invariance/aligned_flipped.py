@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from biascope.data import geometry_gaussian
-from biascope.ensembles.evaluate import Precision
+from biascope.ensembles.arithmetic import Precision
 from biascope.seeds import derive
 from biascope.studies.invariance.charts import curve, percent
 from biascope.studies.invariance.factors import History, estimate, jackknife

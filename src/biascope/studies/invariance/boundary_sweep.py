@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from biascope.data.boundaries import Boundary
-from biascope.ensembles.evaluate import Precision
+from biascope.ensembles.arithmetic import Precision
 from biascope.errors import InputError
 from biascope.studies.invariance.charts import curve, percent, spearman
 from biascope.studies.invariance.geometries import Geometry, initial_geometry

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from biascope.ensembles import Networks, outputs, record, train_ensemble
-from biascope.ensembles.evaluate import Precision
+from biascope.ensembles.arithmetic import Precision
 from biascope.seeds import derive
 from biascope.studies.invariance.charts import above, below, decide, percent, picture
 from biascope.studies.invariance.geometries import Geometry, initial_geometry

@@ -19,7 +19,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from biascope.ensembles.evaluate import Precision
+from biascope.ensembles.arithmetic import Precision
 from biascope.geometry import compare, data_second_moment, gsg
 from biascope.seeds import generator
 from biascope.studies.invariance.charts import above, decide, negligible, percent, remark, together

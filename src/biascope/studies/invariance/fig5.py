@@ -13,7 +13,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from biascope.ensembles.evaluate import Precision
+from biascope.ensembles.arithmetic import Precision
 from biascope.errors import InputError
 from biascope.studies.invariance.charts import above, below, curve, decide, percent, remark, together
 from biascope.studies.invariance.geometries import Geometry, initial_geometry, spread_indices

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from biascope.data import Dataset
-from biascope.ensembles.evaluate import Precision
+from biascope.ensembles.arithmetic import Precision
 from biascope.geometry import data_second_moment, generalised_directions, removed_variance
 from biascope.seeds import generator
 from biascope.studies.invariance.charts import above, curve, decide, percent

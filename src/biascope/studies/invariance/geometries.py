@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import functional_call, jacrev, vmap
 
 from biascope.ensembles import Initialiser, record
-from biascope.ensembles.evaluate import arithmetic
+from biascope.ensembles.arithmetic import arithmetic
 from biascope.geometry import average_geometry
 from biascope.geometry.average import draw_probes
 from biascope.linalg import psd_eigh

@@ -21,7 +21,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from biascope.ensembles.evaluate import Precision
+from biascope.ensembles.arithmetic import Precision
 from biascope.errors import InputError
 from biascope.geometry import alignment_score
 from biascope.seeds import generator

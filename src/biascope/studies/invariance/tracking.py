@@ -15,7 +15,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from biascope.ensembles import SGD, Factory, Initialiser, Networks, data_order, input_gradients, outputs, record
-from biascope.ensembles.evaluate import Precision, arithmetic
+from biascope.ensembles.arithmetic import Precision, arithmetic
 from biascope.ensembles.steppers import LANES, Lane, stacked, train_epochs
 from biascope.ensembles.train import Work
 from biascope.errors import InputError

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from biascope.ensembles import Factory, Networks, accuracy, record, train_ensemble
-from biascope.ensembles.evaluate import Precision
+from biascope.ensembles.arithmetic import Precision
 from biascope.ensembles.train import Schedule, TrainEngine
 from biascope.seeds import derive
 from biascope.studies.invariance.tasks import Task

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from biascope import nets
 from biascope.data.directional import class_offset
 from biascope.ensembles import record, train_ensemble
-from biascope.ensembles.evaluate import Precision
+from biascope.ensembles.arithmetic import Precision
 from biascope.errors import InputError
 from biascope.seeds import derive, generator
 from biascope.studies.runs import Run, Value
