@@ -5,7 +5,8 @@ end below KFAC and SGD with momentum by two standard errors of the paired differ
 rival did not learn. KFAC's factors and both eigenbases are computed every `refresh` steps (amortised, as in the paper).
 SGD and Adam have batch normalisation, as in the paper; "sgd" and "adam" among the optimisers train the plain network.
 (Changed after the first run at the paper's size, where the baselines had no batch normalisation and the weights began
-as torch draws them: KFAC, SGD and Adam never left the plateau, and nothing was tested.)
+as torch draws them: KFAC, SGD and Adam never left the plateau, and nothing was tested. Changed after the second: the
+grids are centred by one rule for all, see `autoencoder.grid`; EKFAC's had not surrounded its best setting.)
 """
 
 from typing import Annotated
