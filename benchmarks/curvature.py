@@ -62,7 +62,7 @@ def setup(name: str, device: str) -> State:
 def clear_of_kinks(model: nn.Module, x: Tensor, n: int) -> Tensor:
     """The n examples [n, ...] of x whose ReLUs are farthest from zero, where float32 and float64 may disagree.
 
-    One unit switched in one example of 8192 is an error of some 5e-4 in its row, for every contender alike.
+    One unit switched in one example is an error far above rounding in its row, for every contender alike.
     """
     margins: list[Tensor] = []
     relus = [m for m in model.modules() if isinstance(m, nn.ReLU)]

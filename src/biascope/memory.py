@@ -35,7 +35,7 @@ def free_memory(device: torch.device) -> int:
     """Bytes that could be allocated now on the device."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        held = torch.cuda.memory.memory_stats_as_nested_dict(device)  # once: it takes a third of a millisecond
+        held = torch.cuda.memory.memory_stats_as_nested_dict(device)  # once: building it is slow
         if held:  # empty before the first allocation
             free += held["reserved_bytes"]["all"]["current"] - held["allocated_bytes"]["all"]["current"]
         return int(free)

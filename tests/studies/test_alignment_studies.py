@@ -189,7 +189,7 @@ def test_fig4_1(tmp_path: Path) -> None:
     assert result.numbers["growth of lambda_1"].value > 20
     assert result.numbers["rise of the CKA"].value > 0.03
     assert result.numbers["accuracy on the grid"].value > 0.8
-    assert (run.path / "figures" / "eigenfunctions.png").exists()
+    assert all((run.path / "figures" / f"eigenfunctions.{kind}").exists() for kind in ("png", "svg", "pdf"))
     # what is drawn are orthonormal, centred functions
     kept = run.load_arrays("seed 0")
     functions = kept["functions"][0].double()

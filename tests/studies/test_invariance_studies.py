@@ -116,7 +116,7 @@ def test_rates_are_compared_that_were_fixed_beforehand(made: Made) -> None:
 def test_pictures_and_resuming(made: Made) -> None:
     pytest.importorskip("matplotlib")
     run, result = made["gih/fig1"]
-    assert (run.path / "figures" / "decision-boundaries.png").exists()
+    assert all((run.path / "figures" / f"decision-boundaries.{kind}").exists() for kind in ("png", "svg", "pdf"))
     kept = {file: file.stat().st_mtime_ns for file in (run.path / "arrays").glob("circles*")}
     again = execute(Run.resume(run.path))
     assert again.numbers == result.numbers

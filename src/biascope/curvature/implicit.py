@@ -49,6 +49,8 @@ class ProductMetric(Metric):
             max_iterations: products allowed.
         """
         check_damping(damping)
+        if not self.symmetric:
+            raise UnsupportedError("a product of two metrics is not symmetric: it can be multiplied, not solved")
         if mode != "exact":
             raise UnsupportedError(
                 f"factored damping is not defined for representation={self.representation!r}: kfac and ekfac have it"

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from biascope.curvature.implicit import ProductMetric
-from biascope.curvature.metric import Metric, Vector
+from biascope.curvature.metric import Metric
 from biascope.curvature.plan import Plan
-from biascope.errors import UnsupportedError
 from biascope.linalg.operator import LinearOperator
 
 
@@ -44,20 +41,6 @@ class LazyMetric(ProductMetric):
     def diagonal(self, chunk: int = 256) -> Tensor:
         """[p], from the parts where these know theirs."""
         return self.operator.diagonal(chunk)
-
-    def solve(
-        self,
-        v: Vector,
-        damping: float = 0.0,
-        mode: str = "exact",
-        preconditioner: Metric | LinearOperator | None = None,
-        tol: float | None = None,
-        max_iterations: int | None = None,
-    ) -> Any:
-        """(F + damping I)^-1 v by conjugate gradients, as the implicit form does it."""
-        if not self.symmetric:
-            raise UnsupportedError("a product of two metrics is not symmetric: it can be multiplied, not solved")
-        return super().solve(v, damping, mode, preconditioner, tol, max_iterations)
 
     def _expression(self) -> str:
         return self.operator._expression()

@@ -6,16 +6,14 @@ The drawing itself is `biascope.studies.drawing`, which notebooks share.
 import io
 import json
 import math
-import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from biascope.errors import BiascopeError
-from biascope.studies import HeatMap, files
+from biascope.studies import HeatMap
 from biascope.studies.drawing import (
+    FORMATS,
     INK,
     PALETTE,
     STYLE,
@@ -24,11 +22,12 @@ from biascope.studies.drawing import (
     new_figure,
     numbers,
     require_matplotlib,
+    save,
     style,
 )
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 __all__ = [
     "FORMATS",
@@ -45,8 +44,6 @@ __all__ = [
     "save",
     "style",
 ]
-
-FORMATS = ("png", "svg", "pdf")
 
 
 def hover(axes: Any, series: Sequence[tuple[str, Any, Any]] = (), cells: HeatMap | None = None, by: str = "") -> str:
@@ -88,34 +85,6 @@ def hover(axes: Any, series: Sequence[tuple[str, Any, Any]] = (), cells: HeatMap
 
 def _short(values: Any) -> list[float]:
     return [float(f"{float(value):.5g}") for value in values]
-
-
-def save(
-    figure: "Figure", folder: Path, name: str, formats: Sequence[str] = FORMATS, dpi: int | None = None
-) -> list[Path]:
-    """Write `name`.png, .svg and .pdf into `folder`; each appears whole or not at all. `dpi`: None for the style's.
-
-    Example:
-        >>> import tempfile
-        >>> [path.suffix for path in save(new_figure()[0], Path(tempfile.mkdtemp()), "f")]
-        ['.png', '.svg', '.pdf']
-    """
-    if not re.fullmatch(r"[\w.-]+", name):
-        raise BiascopeError(f"figure name {name!r}: use letters, digits, dot, dash and underscore")
-    paths = []
-    with style():
-        resolution = float(require_matplotlib().rcParams["savefig.dpi"])
-    for kind in formats:
-        path = folder / f"{name}.{kind}"
-        paths.append(path)
-        with style():
-            metadata = {"Date": None} if kind == "svg" else {"CreationDate": None} if kind == "pdf" else None
-
-            def write(target: Path, kind: str = kind, metadata: dict[str, None] | None = metadata) -> None:
-                figure.savefig(target, format=kind, metadata=metadata, dpi=dpi or resolution)
-
-            files.write_atomically(path, write)
-    return paths
 
 
 def picture(values: Any, symmetric: bool = False, scale: int = 1) -> bytes:

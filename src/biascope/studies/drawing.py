@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from biascope.errors import UnsupportedError
+from biascope.errors import BiascopeError, UnsupportedError
+from biascope.studies import files
 from biascope.studies.result import Chart, HeatMap
 from biascope.tables import grid
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 STYLE = Path(__file__).with_name("biascope.mplstyle")
 INK = "#101113"  # a colour nobody else uses; on pages it becomes the text colour
 PALETTE = ("0072b2", "d55e00", "009e73", "cc79a7", "e69f00", "56b4e9", "7f7f7f")  # as in the style file
+FORMATS = ("png", "svg", "pdf")
 _MARKERS = "osD^vP*"
 LONG = 10_000  # numbers at ticks are shortened from here
 
@@ -184,6 +186,34 @@ def notebook(chart: Chart | HeatMap) -> str:
         f'<figure><div role="img" aria-label="{escape(chart.alt)}" style="max-width: 34em">{svg}</div>'
         f"<figcaption>{words}</figcaption><details><summary>Numbers</summary>{table}</details></figure>"
     )
+
+
+def save(
+    figure: "Figure", folder: Path, name: str, formats: Sequence[str] = FORMATS, dpi: int | None = None
+) -> list[Path]:
+    """Write `name`.png, .svg and .pdf into `folder`; each appears whole or not at all. `dpi`: None for the style's.
+
+    Example:
+        >>> import tempfile
+        >>> [path.suffix for path in save(new_figure()[0], Path(tempfile.mkdtemp()), "f")]
+        ['.png', '.svg', '.pdf']
+    """
+    if not re.fullmatch(r"[\w.-]+", name):
+        raise BiascopeError(f"figure name {name!r}: use letters, digits, dot, dash and underscore")
+    paths = []
+    with style():
+        resolution = float(require_matplotlib().rcParams["savefig.dpi"])
+    for kind in formats:
+        path = folder / f"{name}.{kind}"
+        paths.append(path)
+        with style():
+            metadata = {"Date": None} if kind == "svg" else {"CreationDate": None} if kind == "pdf" else None
+
+            def write(target: Path, kind: str = kind, metadata: dict[str, None] | None = metadata) -> None:
+                figure.savefig(target, format=kind, metadata=metadata, dpi=dpi or resolution)
+
+            files.write_atomically(path, write)
+    return paths
 
 
 def said(value: float, digits: int = 6) -> str:

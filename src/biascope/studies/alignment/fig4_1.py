@@ -25,6 +25,7 @@ from biascope.progress import progress
 from biascope.seeds import derive
 from biascope.studies.function_space.setting import above, decide, mean_and_error
 from biascope.studies.function_space.training import Recipe, evaluate, fit
+from biascope.studies.pictures import picture, signed
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, HeatMap, Series, StudyResult
 from biascope.studies.runs import Run, Value
@@ -186,25 +187,15 @@ def _train(
 
 
 def _picture(run: Run, functions: Tensor, times: list[int]) -> None:
-    """Eigenfunctions of the first seed, one row per iteration, where matplotlib is there."""
-    try:
-        import matplotlib
+    """Eigenfunctions of the first seed, one row per iteration."""
 
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError:
-        return
+    def draw(axes: Any) -> None:
+        for r, row in enumerate(functions):
+            for c, image in enumerate(row):
+                signed(axes[r][c], image, origin="lower")
+                if r == 0:
+                    axes[r][c].set_title(f"eigenfunction {SHOWN[c] + 1}", fontsize=8)
+            axes[r][0].set_ylabel(f"iteration {times[r]}", fontsize=8)
+
     rows, columns = functions.shape[:2]
-    figure, axes = plt.subplots(rows, columns, figsize=(1.4 * columns, 1.45 * rows), squeeze=False)
-    for r, row in enumerate(functions):
-        for c, image in enumerate(row):
-            limit = float(image.abs().max()) or 1.0
-            axes[r][c].imshow(image.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, origin="lower")
-            axes[r][c].set_xticks([])
-            axes[r][c].set_yticks([])
-            if r == 0:
-                axes[r][c].set_title(f"eigenfunction {SHOWN[c] + 1}", fontsize=8)
-        axes[r][0].set_ylabel(f"iteration {times[r]}", fontsize=8)
-    figure.tight_layout()
-    figure.savefig(run.path / "figures" / "eigenfunctions.png", dpi=150)
-    plt.close(figure)
+    picture(run, "eigenfunctions", rows, columns, draw, (1.4, 1.45), dpi=150)

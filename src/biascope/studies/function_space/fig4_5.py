@@ -13,7 +13,6 @@ from functools import partial
 from typing import Annotated
 
 import torch
-from torch import Tensor
 
 from biascope.geometry import nads
 from biascope.linalg import subspace_overlap
@@ -22,6 +21,7 @@ from biascope.seeds import derive
 from biascope.studies.function_space.directions import cached_directions, initialiser
 from biascope.studies.function_space.setting import above, decide, mean_and_error, title
 from biascope.studies.nad.fig5 import concentration
+from biascope.studies.pictures import direction_picture
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run, Value
@@ -67,7 +67,7 @@ def fig4_5(
             sharp.append(concentration(directions[:3, 0]))
             spectra.append(alignments / alignments[0])
             if seed == 0:
-                _picture(run, name, directions[:k, 0])
+                direction_picture(run, f"directions-{name}", directions[:k, 0], [str(i + 1) for i in range(k)], k)
         overlap, energy = Estimate.of(overlaps), Estimate.of(sharp)
         numbers[f"overlap of the first {k} with the architecture's, {title(name)}"] = overlap
         numbers[f"energy in the strongest 5 % of frequencies, {title(name)}"] = energy
@@ -102,28 +102,3 @@ def _architecture(run: Run, name: str, shape: tuple[int, int, int], networks: in
         drawn, shape, networks, device=run.device, seed=derive(run.seed, "architecture", name), head="marginal"
     )
     return {"directions": found.directions[:64]}
-
-
-def _picture(run: Run, name: str, directions: Tensor) -> None:
-    """Directions in pixels (top) and |FFT|, zero frequency in the middle (bottom), where matplotlib is there."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError:
-        return
-    figure, axes = plt.subplots(2, len(directions), figsize=(1.1 * len(directions), 2.5), squeeze=False)
-    for i, u in enumerate(directions):
-        limit = float(u.abs().max())
-        axes[0][i].imshow(u.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit)
-        axes[1][i].imshow(torch.fft.fftshift(torch.fft.fft2(u).abs()).numpy(), cmap="magma")
-        axes[0][i].set_title(str(i + 1), fontsize=8)
-        for row in axes:
-            row[i].set_xticks([])
-            row[i].set_yticks([])
-    axes[0][0].set_ylabel("pixels", fontsize=8)
-    axes[1][0].set_ylabel("Fourier", fontsize=8)
-    figure.tight_layout()
-    figure.savefig(run.path / "figures" / f"directions-{name}.png", dpi=150)
-    plt.close(figure)

@@ -1,7 +1,6 @@
 """Small steps that every figure takes: means with errors, curves over an eigenvector index, pictures when possible."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -9,7 +8,6 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from biascope.studies.result import Estimate, Series, Verdict
-from biascope.studies.runs import Run
 
 
 def mean_error(values: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -103,22 +101,3 @@ def remark(as_claimed: bool | None) -> str:
 def percent(values: Tensor) -> Tensor:
     """Accuracies in percent."""
     return 100.0 * torch.as_tensor(values).double()
-
-
-def picture(
-    run: Run,
-    name: str,
-    rows: int,
-    columns: int,
-    draw: Callable[[Any], None],
-    size: tuple[float, float] = (2.6, 2.4),
-    dpi: int = 130,
-) -> None:
-    """Save a PNG drawn on a grid of axes [rows, columns]; nothing happens where matplotlib is missing."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return
-    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
-    draw(figure.subplots(rows, columns, squeeze=False))
-    figure.savefig(run.path / "figures" / f"{name}.png", dpi=dpi)

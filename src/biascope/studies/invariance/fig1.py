@@ -17,11 +17,12 @@ from torch import Tensor
 from biascope.ensembles import Networks, outputs, record, train_ensemble
 from biascope.ensembles.arithmetic import Precision
 from biascope.seeds import derive
-from biascope.studies.invariance.charts import above, below, decide, percent, picture
+from biascope.studies.invariance.charts import above, below, decide, percent
 from biascope.studies.invariance.geometries import Geometry, initial_geometry
 from biascope.studies.invariance.networks import ISOTROPIC, factory, shape_of
 from biascope.studies.invariance.tasks import Lazy, Noise, circles_task
 from biascope.studies.invariance.training import move
+from biascope.studies.pictures import picture
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run, Value

@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from biascope.studies.invariance.charts import above, decide, negligible, picture, remark, together
+from biascope.studies.invariance.charts import above, decide, negligible, remark, together
 from biascope.studies.invariance.geometries import Geometry, initial_geometry
 from biascope.studies.invariance.lenet_oracle import lenet_geometry
 from biascope.studies.invariance.networks import ISOTROPIC, shape_of
+from biascope.studies.pictures import picture
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, HeatMap, Series, StudyResult
 from biascope.studies.runs import Run

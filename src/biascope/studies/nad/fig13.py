@@ -19,7 +19,7 @@ from biascope.studies.nad import anisotropy as a
 from biascope.studies.nad import directional as d
 from biascope.studies.nad.estimates import rank_correlation, surely_above
 from biascope.studies.nad.fig5 import concentration, energy
-from biascope.studies.nad.pictures import direction_picture
+from biascope.studies.pictures import direction_picture
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run

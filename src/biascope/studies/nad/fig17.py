@@ -25,7 +25,7 @@ from biascope.studies.nad import anisotropy as a
 from biascope.studies.nad import directional as d
 from biascope.studies.nad.estimates import difference, surely_above
 from biascope.studies.nad.fig5 import energy
-from biascope.studies.nad.pictures import direction_picture
+from biascope.studies.pictures import direction_picture
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run, Value

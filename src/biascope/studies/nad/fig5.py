@@ -19,6 +19,7 @@ from biascope.geometry import NADs, nads
 from biascope.linalg import marchenko_pastur, principal_angles, psd_eigh, subspace_overlap
 from biascope.progress import progress
 from biascope.seeds import derive
+from biascope.studies.drawing import save
 from biascope.studies.nad.anisotropy import Reference, published_directions
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
@@ -237,5 +238,5 @@ def _picture(run: Run, found: NADs) -> None:
         return
     import matplotlib.pyplot as plt
 
-    figure.savefig(run.path / "figures" / "directions.png", dpi=150)
+    save(figure, run.path / "figures", "directions", dpi=150)
     plt.close(figure)
