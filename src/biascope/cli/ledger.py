@@ -20,6 +20,7 @@ def show_ledger(
 ) -> None:
     """Print the table of claims joined with the kept runs, and write it beside them."""
     from biascope.reports import ledger, ledger_markdown, ledger_page, summary
+    from biascope.reports.html import write_look
 
     rows = ledger(folder)
     console = Console()
@@ -39,5 +40,6 @@ def show_ledger(
         console.print(f"There is no folder {folder}: runs are kept there by `biascope keep`; --folder names another.")
     if write and folder.is_dir():
         write_text(folder / "ledger.md", ledger_markdown(rows, folder, "/index.html"))
-        write_text(folder / "ledger.html", ledger_page(rows, folder))
+        write_text(folder / "ledger.html", ledger_page(rows, folder, look="."))
+        write_look(folder)
         console.print(f"Written: {folder / 'ledger.md'} and {folder / 'ledger.html'}", soft_wrap=True)

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from biascope.studies.files import write_text
+
 
 class Html(str):
     """Text that is markup already and must not be escaped again."""
@@ -142,6 +144,17 @@ def page(title: str, body: Iterable[object], subtitle: object = "", footer: obje
         f"<header><h1>{escape(title)}</h1>{tag('p', subtitle, class_='subtitle') if subtitle else ''}</header>\n"
         f"{join(body)}\n<footer>{escape(footer)}</footer></main>\n{script}</body></html>\n"
     )
+
+
+def write_look(folder: Path) -> None:
+    """page.css and page.js, for pages that link to them.
+
+    Example:
+        >>> import tempfile
+        >>> write_look(Path(tempfile.mkdtemp()))
+    """
+    for name, text in (("page.css", CSS), ("page.js", SCRIPT)):
+        write_text(folder / name, text)
 
 
 # The look and the behaviour of every page.

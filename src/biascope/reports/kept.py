@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from biascope.errors import InputError
-from biascope.reports.html import CSS, SCRIPT, tag
+from biascope.reports.html import tag, write_look
 from biascope.reports.study_page import changed_options, write_study_page
 from biascope.studies import Run, load_result
 from biascope.studies.files import write_text
@@ -85,8 +85,7 @@ def keep(run_folder: str | Path, into: str | Path = "reproductions", name: str =
         shutil.copyfile(png, target / "figures" / png.name)
     write_study_page(target, formats=("png",), dpi=DPI)  # draws the figures
     write_study_page(target, light=True)  # and the page that is kept links to them
-    for file, text in (("page.css", CSS), ("page.js", SCRIPT)):  # one look for all kept pages
-        write_text(Path(into) / file, text)
+    write_look(Path(into))  # one for all kept pages
     for folder in ("arrays", "figures"):
         if (target / folder).is_dir() and not any((target / folder).iterdir()):
             (target / folder).rmdir()

@@ -165,8 +165,8 @@ def ledger_markdown(rows: Sequence[Row], relative_to: Path | None = None, page_n
     return "\n".join(lines)
 
 
-def ledger_page(rows: Sequence[Row], relative_to: Path | None = None) -> str:
-    """The ledger as a page: rows can be narrowed by verdict and by words.
+def ledger_page(rows: Sequence[Row], relative_to: Path | None = None, look: str = "") -> str:
+    """The ledger as a page: rows can be narrowed by verdict and by words. `look`: as in `page`.
 
     Example:
         >>> ledger_page(ledger("nowhere")).count("<h1>")
@@ -191,7 +191,7 @@ def ledger_page(rows: Sequence[Row], relative_to: Path | None = None) -> str:
             grid = tag("table", tag("thead", head), tag("tbody", lines), class_="ledger")
             body.append(tag("section", tag("h2", title), tag("p", summary(mine), class_="read"), grid))
     subtitle = f"What the papers say, what was measured, and the run that shows it. {summary(rows)}"
-    return page("Ledger of claims", body, subtitle, "Written by `biascope ledger` from run folders.")
+    return page("Ledger of claims", body, subtitle, "Written by `biascope ledger` from run folders.", look)
 
 
 def _line(row: Row, relative_to: Path | None) -> Html:
