@@ -1,4 +1,4 @@
-"""VGG-11 and a ResNet without normalisation on CIFAR-10, as problems for a contest, with the grids of chapter 4.
+"""VGG-11 and a ResNet without normalisation on CIFAR-10, as problems for the contests of chapter 4.
 
 KFAC and EKFAC treat convolutions as spatially uncorrelated (SUA); EKFAC has the damping for deep networks (App. A.4).
 The networks they and plain SGD train have no batch normalisation; "SGD + momentum + BN" trains the same network with
@@ -21,6 +21,15 @@ from biascope.studies.runs import Run
 Network = Literal["vgg11", "resnet34"]
 FAMILY = ("ekfac", "ekfac-ra", "kfac")
 SIDE = 32
+STARTS = {
+    "ekfac": (1e-2, 1e-2),
+    "ekfac-ra": (1e-2, 1e-2),
+    "kfac": (1e-2, 1e-2),
+    "sgd": (0.03, 0.9),
+    "sgd-bn": (0.1, 0.9),
+    "adam": (1e-3, 1e-8),
+}
+"""Learning rate and damping (momentum, epsilon) where the walks begin: in the paper's decades; usual values for SGD."""
 
 
 def pictures(dataset: str, n: int, run: Run) -> tuple[Tensor, Tensor]:
@@ -69,8 +78,7 @@ def frames(
         steps = max(1, round(epochs * n / batch))
         out[name] = Setting(
             name,
-            0.0,
-            0.0,
+            *contest.beginning(STARTS, name),
             batch,
             steps,
             refresh,
@@ -78,15 +86,6 @@ def frames(
             max(1, round(halve * n / batch)) if halve else 0,
         )
     return out
-
-
-def grid(name: str, points: int) -> tuple[list[float], list[float]]:
-    """The paper's decades for the KFAC family, the middle first; usual values for SGD."""
-    if name in FAMILY:
-        return [1e-2, 1e-1, 1e-3, 1e-4][:points], [1e-2, 1e-1, 1e-3, 1e-4][:points]
-    if name == "sgd":
-        return [0.03, 0.01, 0.1, 0.003][:points], [0.9, 0.95, 0.5, 0.99][:points]
-    return [0.1, 0.03, 0.3, 0.01][:points], [0.9, 0.95, 0.5, 0.99][:points]
 
 
 @dataclass(frozen=True)
@@ -98,8 +97,8 @@ class OnCifar:
     width: Annotated[int, "channels of the first stage; 64 in the paper"] = 16
     epochs: Annotated[float, "epochs of every training"] = 10.0
     refresh: Annotated[int, "iterations between refreshes"] = 500
-    points: Annotated[int, "values of each of the two hyper-parameters"] = 2
-    trial: Annotated[float, "share of the epochs with which the grid is searched"] = 0.5
+    trials: Annotated[int, "trainings of the search, per optimiser"] = 14
+    trial: Annotated[float, "share of the epochs in a training of the search"] = 0.5
     looks: Annotated[int, "evaluations along a training"] = 10
     seeds: Annotated[int, "initialisations the best setting is trained from"] = 3
     momentum: Annotated[float, "of KFAC and EKFAC (the paper does not say)"] = 0.0
@@ -115,7 +114,7 @@ class OnCifar:
         """A contest with batches of `size` for the KFAC family, of `plain` for the others."""
         own = frames(names, len(task.x), self.epochs, size, plain, self.refresh, self.looks, halve)
         with contest.tf32(self.tf32):
-            return contest.hold(run, task, own, self.points, self.seeds, grid, self.trial)
+            return contest.hold(run, task, own, self.trials, self.seeds, self.trial)
 
 
 ON_CIFAR = OnCifar()

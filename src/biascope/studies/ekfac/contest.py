@@ -1,9 +1,12 @@
-"""A contest of optimisers: the same networks, data and batches, grids of the same size, judged by training loss.
+"""A contest of optimisers: the same networks, data and batches, the same rule of search, judged by training loss.
 
-The rule, fixed beforehand: every optimiser gets points x points settings (learning rate times damping; times momentum
-for SGD; times epsilon for Adam), all trained from the first seed. The one with the lowest training loss at the end is
-trained from every seed. A setting that diverges is a bad setting, not an error. The seconds hold everything an
-optimiser does and nothing else: no evaluation, no warm-up of the device.
+The rule, fixed beforehand: every optimiser's two hyper-parameters (learning rate and damping; momentum for SGD; epsilon
+for Adam) are found by the walk of `search`, from a start fixed beforehand at the laptop size, with at most `trials`
+trainings from the first seed; how many were spent is reported, and who ran out of them before its best setting was
+surrounded. The best one is trained from every seed. Learning rates are a half-decade apart, dampings and epsilons a
+decade. A setting that diverges is a bad setting, not an error. The seconds hold everything an optimiser does and
+nothing else: no evaluation, no warm-up of the device. (Changed after the first runs at the paper's size: there had been
+fixed grids, and what surrounded the best settings on the laptop did not at the paper's widths.)
 
 An optimiser has learnt if from every seed it ends below where it began and below 0.9 of the plateau, the loss of the
 best constant output. Being ahead of one that has not tests nothing: it was badly tuned. (Changed after the first runs:
@@ -15,7 +18,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import product
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ from biascope.optim import EKFAC, KFAC
 from biascope.progress import progress
 from biascope.seeds import derive, generator
 from biascope.studies.ekfac.common import mean_curve
+from biascope.studies.ekfac.search import DECADES, HALF_DECADES, MOMENTA, Point, walk
 from biascope.studies.result import Chart, Estimate, Series
 from biascope.studies.runs import Run, Value
 
@@ -42,6 +45,7 @@ NAMES = {
 SECOND = {"sgd": "momentum", "sgd-bn": "momentum", "adam": "epsilon", "adam-bn": "epsilon"}
 LOOK = 5000  # training images on which the loss is evaluated
 LEARNT = 0.9  # of the plateau
+DIVERGED = 1e30  # stands for inf where a number is stored
 Row = Mapping[str, Value]
 
 
@@ -93,12 +97,14 @@ class Setting:
 class Outcome:
     """Best setting and its trainings from every seed, by optimiser.
 
-    edge: who was best at the edge of its grid; blind: whose best setting was still on the plateau when it was chosen.
+    spent: trainings of the search; loose: who ran out of trials before its best setting was surrounded; blind: whose
+    best setting was still on the plateau when it was chosen.
     """
 
     best: dict[str, Setting]
     rows: dict[str, list[Row]]
-    edge: list[str]
+    spent: dict[str, int]
+    loose: list[str]
     blind: list[str]
     n: int
     plateau: float
@@ -113,46 +119,70 @@ class Outcome:
         return all(end < min(start, LEARNT * self.plateau) for end, start in zip(self.final(name), starts))
 
 
+def beginning(starts: Mapping[str, tuple[float, float]], name: str) -> tuple[float, float]:
+    """Where the walk of an optimiser begins; with batch normalisation as without, unless said otherwise."""
+    found = starts.get(name, starts.get(name.removesuffix("-bn")))
+    if name not in NAMES or found is None:
+        raise InputError(f"unknown optimiser {name!r}; there is {', '.join(NAMES)}")
+    return found
+
+
 def hold(
     run: Run,
     problem: Problem,
     settings: Mapping[str, Setting],
-    points: int,
+    trials: int,
     seeds: int,
-    grids: Callable[[str, int], tuple[list[float], list[float]]],
     trial: float = 1.0,
     extend: bool = False,
 ) -> Outcome:
-    """Hold a contest. `settings` gives each optimiser's frame; lr and second come from `grids(name, points)`.
+    """Hold a contest. `settings` gives each optimiser's frame; its walk begins at the lr and second of the frame.
 
-    With trial < 1 the grid is searched with that share of the steps; with `extend` the share is doubled (up to all
-    steps) for an optimiser whose best setting is still on the plateau then, since nothing can be chosen there.
+    With trial < 1 the walk is made with that share of the steps; with `extend` the share is doubled (up to all steps)
+    and a new walk begins at the best setting where that is still on the plateau, since nothing can be chosen there.
     """
     best: dict[str, Setting] = {}
-    edge: list[str] = []
+    spent: dict[str, int] = {}
+    loose: list[str] = []
     blind: list[str] = []
     for name, frame in progress(settings.items(), "optimisers", total=len(settings)):
-        if name not in NAMES:
-            raise InputError(f"unknown optimiser {name!r}; there is {', '.join(NAMES)}")
-        lrs, seconds = grids(name, points)
-        share = trial
-        while True:
-            short = replace(frame, steps=max(frame.every, round(frame.steps * share)))
-            tried = [replace(short, lr=lr, second=second) for lr, second in product(lrs, seconds)]
-            losses = [float(cached(run, problem, setting, 0)["final"]) for setting in tried]  # type: ignore[arg-type]
-            stuck = min(losses) >= LEARNT * problem.plateau
-            if not (extend and stuck and share < 1):
-                break
-            share = min(1.0, 2 * share)
-        if stuck:
-            blind.append(NAMES[name])
-        found = tried[losses.index(min(losses))]
-        run.log(optimiser=name, lr=found.lr, second=found.second, loss=min(losses))
-        best[name] = replace(found, steps=frame.steps)
-        if points > 2 and (found.lr in (min(lrs), max(lrs)) or found.second in (min(seconds), max(seconds))):
-            edge.append(NAMES[name])
+        best[name], spent[name], surrounded, stuck = search(run, problem, frame, trials, trial, extend)
+        loose += [] if surrounded else [NAMES[name]]
+        blind += [NAMES[name]] if stuck else []
     rows = {name: [cached(run, problem, s, seed) for seed in range(seeds)] for name, s in best.items()}
-    return Outcome(best, rows, edge, blind, len(problem.x), problem.plateau)
+    return Outcome(best, rows, spent, loose, blind, len(problem.x), problem.plateau)
+
+
+def search(
+    run: Run, problem: Problem, frame: Setting, trials: int, trial: float, extend: bool
+) -> tuple[Setting, int, bool, bool]:
+    """Best setting of one optimiser, the trainings it took, whether it is surrounded, and whether on the plateau.
+
+    Nothing here depends on who else takes part: optimisers can be searched in runs of their own and joined later.
+    """
+    lrs, seconds = HALF_DECADES, {"momentum": MOMENTA}.get(SECOND.get(frame.name, ""), DECADES)
+
+    def at(point: Point, steps: int) -> Setting:
+        return replace(frame, lr=lrs(point[0]), second=seconds(point[1]), steps=steps)
+
+    start, share, spent = (lrs.index(frame.lr), seconds.index(frame.second)), trial, 0
+    while True:
+        steps = min(frame.steps, max(frame.every, round(frame.steps * share)))
+
+        def loss(point: Point, steps: int = steps) -> float:
+            final = float(cached(run, problem, at(point, steps), 0)["final"])  # type: ignore[arg-type]
+            return final if final < DIVERGED else math.inf
+
+        found = walk(loss, start, trials, lambda point: seconds.has(point[1]))
+        spent += found.spent
+        stuck = found.loss >= LEARNT * problem.plateau
+        if not (extend and stuck and steps < frame.steps):
+            break
+        start, share = found.best, 2 * share
+    best = at(found.best, frame.steps)
+    shown = {"trials": spent, "surrounded": found.surrounded}
+    run.log(optimiser=frame.name, lr=best.lr, second=best.second, loss=found.loss, **shown)
+    return best, spent, found.surrounded, stuck
 
 
 def cached(run: Run, problem: Problem, setting: Setting, seed: int) -> Row:
@@ -180,7 +210,7 @@ def train(run: Run, problem: Problem, setting: Setting, seed: int) -> dict[str, 
         seconds.append(clock)
         if len(losses) < len(seconds):
             losses.append(evaluate(problem, net) if math.isfinite(losses[-1]) else math.inf)
-    return {"loss": torch.tensor(losses), "seconds": torch.tensor(seconds), "final": min(losses[-1], 1e30)}
+    return {"loss": torch.tensor(losses), "seconds": torch.tensor(seconds), "final": min(losses[-1], DIVERGED)}
 
 
 def _begin(run: Run, problem: Problem, setting: Setting, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -38,12 +38,12 @@ SMOKE: dict[str, Any] = {
     "size": 50,
     "plain": 50,
     "refresh": 2,
-    "points": 1,
+    "trials": 1,
     "seeds": 1,
     "looks": 2,
 }
-LAPTOP: dict[str, Any] = {"n": 2000, "width": 8, "epochs": 5.0, "refresh": 10, "points": 2, "seeds": 2, "size": 100}
-PAPER: dict[str, Any] = {"n": 50000, "width": 64, "refresh": 500, "points": 3, "trial": 0.1, "size": 500, "looks": 40}
+LAPTOP: dict[str, Any] = {"n": 2000, "width": 8, "epochs": 5.0, "refresh": 10, "trials": 12, "seeds": 2, "size": 100}
+PAPER: dict[str, Any] = {"n": 50000, "width": 64, "refresh": 500, "trials": 14, "trial": 0.1, "size": 500, "looks": 40}
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def fig4_6(
     sizes={
         "smoke": SMOKE | {"halve": 1.0},
         "laptop": LAPTOP | {"halve": 2.0},
-        "paper": PAPER | {"epochs": 60.0, "points": 2, "trial": 0.05, "seeds": 2},
+        "paper": PAPER | {"epochs": 60.0, "trial": 0.05, "seeds": 2},
     },
 )
 def figA_4(

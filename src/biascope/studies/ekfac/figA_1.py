@@ -11,7 +11,7 @@ the start had been enough to have learnt, and the verdict was "not confirmed" ot
 from typing import Annotated
 
 from biascope.errors import InputError
-from biascope.studies.ekfac import contest
+from biascope.studies.ekfac import contest, standing
 from biascope.studies.ekfac.cifar import ON_CIFAR, Network, OnCifar
 from biascope.studies.ekfac.common import mean_curve
 from biascope.studies.ekfac.contest import NAMES, Outcome
@@ -34,8 +34,7 @@ CLAIMS = {
     sizes={
         "smoke": {k: v for k, v in SMOKE.items() if k not in ("size", "plain")} | {"batches": (25, 50)},
         "laptop": {k: v for k, v in LAPTOP.items() if k != "size"} | {"batches": (50, 200), "epochs": 4.0},
-        "paper": {k: v for k, v in PAPER.items() if k != "size"}
-        | {"epochs": 10.0, "points": 2, "batches": (100, 200, 500)},
+        "paper": {k: v for k, v in PAPER.items() if k != "size"} | {"epochs": 10.0, "batches": (100, 200, 500)},
     },
 )
 def figA_1(
@@ -87,13 +86,14 @@ def figA_1(
         for b, o in out.items()
         for chart in contest.charts(o, "cross-entropy", f"Batch {b}.", f"batch-{b}-", f", batch {b}")
     ]
+    searches = " ".join(standing.searched(o, f", batch {b}") for b, o in out.items())
     tail = "" if (options.dataset, options.width) == ("cifar10", 64) else f" {shown.capitalize()}."
     return StudyResult(
         "not tested" if seeds < 2 or not learnt else "confirmed" if holds else "not confirmed",
         CLAIMS[network],
         "Loss of KFAC minus that of EKFAC-ra: "
         + ", ".join(f"{gap} with batches of {b}" for b, gap in said.items())
-        + "."
+        + f". {searches}"
         + tail
         + ("" if learnt else " Not both of them learnt at every size: nothing is tested."),
         numbers,

@@ -39,7 +39,7 @@ def compare(
 ) -> Standing:
     """Whose loss is lower by two standard errors of the paired difference, and whose is not.
 
-    A rival that never learnt anything was given a bad grid: being ahead of it shows nothing.
+    A rival that never learnt anything was badly tuned: being ahead of it shows nothing.
     """
     standing = Standing([], [], [])
     for a, b in product(mine, rivals):
@@ -61,12 +61,19 @@ def remarks(out: Outcome) -> list[str]:
     """What a reader must know of the search, and of those who did not learn."""
     flat = [NAMES[name] for name in out.rows if not out.learnt(name)]
     return [
-        "The grids of the optimisers are of one size but not of the same values.",
+        searched(out),
         f"Not below {LEARNT:g} of the plateau ({out.plateau:.4g}, the best constant output): {', '.join(flat)}."
         if flat and math.isfinite(out.plateau)
         else "",
-        f"Chosen by trials that had not left the plateau: {', '.join(out.blind)}." if out.blind else "",
-        f"Best at an edge of the grid (of its learning rates or the others): {', '.join(out.edge)}."
-        if out.edge
-        else "",
     ]
+
+
+def searched(out: Outcome, where: str = "") -> str:
+    """How many trainings each search took, and whose result is provisional."""
+    spent = ", ".join(f"{NAMES[name]} {count}" for name, count in out.spent.items())
+    parts = [
+        f"Trainings of the search{where} (one rule for all): {spent}." if spent else "",
+        f"Not surrounded by worse settings when the trials ran out: {', '.join(out.loose)}." if out.loose else "",
+        f"Chosen by trials that had not left the plateau: {', '.join(out.blind)}." if out.blind else "",
+    ]
+    return " ".join(filter(None, parts))

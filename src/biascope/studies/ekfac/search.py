@@ -1,0 +1,104 @@
+"""A search that brackets: a walk on the lattice of two hyper-parameters until its best point is surrounded.
+
+Try the start, then its four straight neighbours; where none is better, the four diagonal ones too (KFAC's valley is
+diagonal: learning rate and damping grow together). Go to the best point tried so far and look around there, until all
+eight neighbours are no better, or the trials are spent. No point is tried twice; of equal points the earlier counts.
+From a start that diverges, the walk first goes down the learning rate until something is finite.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from biascope.errors import InputError
+
+Point = tuple[int, int]  # rung of the learning rate, rung of the other hyper-parameter
+STRAIGHT = (-1, 0), (1, 0), (0, -1), (0, 1)
+DIAGONAL = (1, 1), (-1, -1), (-1, 1), (1, -1)
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """Values of a hyper-parameter by a whole number: these times all powers of ten, or (`ends`) these alone.
+
+    Example:
+        >>> [HALF_DECADES(i) for i in (-3, -2, -1, 0, 1)]
+        [0.03, 0.1, 0.3, 1.0, 3.0]
+        >>> HALF_DECADES.index(0.03), MOMENTA.index(0.9)
+        (-3, 3)
+    """
+
+    values: tuple[float, ...]
+    ends: bool = False
+
+    def __call__(self, i: int) -> float:
+        """The value at rung i."""
+        decade, digit = (0, i) if self.ends else divmod(i, len(self.values))
+        return float(f"{self.values[digit]:g}e{decade}")  # as one would write it: 3e-2 is 0.03 exactly
+
+    def has(self, i: int) -> bool:
+        """Is there a rung i?"""
+        return not self.ends or 0 <= i < len(self.values)
+
+    def index(self, value: float) -> int:
+        """The rung of a value."""
+        if self.ends and value in self.values:
+            return self.values.index(value)
+        if not self.ends and value > 0:
+            i = round(len(self.values) * math.log10(value))
+            if self(i) == value:
+                return i
+        raise InputError(f"{value:g} is not on the ladder {self.values}{'' if self.ends else ' times powers of ten'}")
+
+
+HALF_DECADES = Ladder((1.0, 3.0))
+DECADES = Ladder((1.0,))
+MOMENTA = Ladder((0.0, 0.5, 0.8, 0.9, 0.95, 0.99), ends=True)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Where a walk ended. `surrounded`: all neighbours of the best point were tried and are no better."""
+
+    best: Point
+    loss: float
+    spent: int
+    surrounded: bool
+
+
+def walk(
+    loss: Callable[[Point], float], start: Point, trials: int, exists: Callable[[Point], bool] = lambda point: True
+) -> Walk:
+    """Walk from `start` with at most `trials` values of `loss`; neighbours that do not exist need not be tried.
+
+    Example:
+        >>> walk(lambda p: (p[0] - 3) ** 2 + p[1] ** 2, (0, 0), 30)
+        Walk(best=(3, 0), loss=0, spent=16, surrounded=True)
+    """
+    if trials < 1:
+        raise InputError(f"trials={trials}: at least one is needed")
+    tried = {start: loss(start)}
+
+    def lowest() -> Point:
+        return min(tried, key=lambda point: tried[point])  # the earlier one of two that are equal
+
+    def look(centre: Point, steps: tuple[Point, ...]) -> bool:
+        """Try these neighbours; False if the trials do not suffice."""
+        for point in ((centre[0] + i, centre[1] + j) for i, j in steps):
+            if point not in tried and exists(point):
+                if len(tried) == trials:
+                    return False
+                tried[point] = loss(point)
+        return True
+
+    enough, down = True, STRAIGHT[:1]
+    while enough and math.isinf(tried[lowest()]):
+        last = list(tried)[-1]
+        enough = exists((last[0] - 1, last[1])) and look(last, down)
+    centre = lowest()
+    while enough:
+        enough = look(centre, STRAIGHT) and (lowest() != centre or look(centre, DIAGONAL))
+        if lowest() == centre:
+            break
+        centre = lowest()
+    return Walk(centre, tried[centre], len(tried), enough)
