@@ -11,7 +11,7 @@ from biascope.curvature.outputs import OutputShape
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import functional
 from biascope.layers import anatomy
-from curvature.curvature_zoo import case
+from curvature.curvature_zoo import case, relative
 
 
 @pytest.fixture
@@ -99,6 +99,28 @@ def test_a_small_budget_takes_fewer_vectors_and_examples(monkeypatch, seeded):
     torch.testing.assert_close(F @ V, exact)
 
 
+def test_nobody_asks_for_free_memory_where_little_is_needed(monkeypatch):
+    asked = []
+    monkeypatch.setattr(accumulate, "budget", lambda limit, device: asked.append(limit) or 2**30)
+    net, x = case("mlp")
+    small = {kind: bs.fisher(net, x, kind) for kind in ("diagonal", "kfac", "ekfac", "lowrank")}
+    assert asked == []
+    monkeypatch.setattr(accumulate, "SMALL", 0)
+    for kind, F in small.items():
+        assert relative(bs.fisher(net, x, kind).to_dense(), F.to_dense()) < 1e-12
+    assert len(asked) == 4
+    with pytest.raises(InputError, match="not a size"):
+        bs.fisher(net, x, "diagonal", max_memory="much")
+
+
+def test_a_budget_that_is_given_counts():
+    net, x = case("mlp")
+    f = functional(net)
+    found = anatomy(f, x)
+    stream = accumulate.Stream(f, found, x, Categorical(OutputShape.of(found.shape, 1)), 0, 2000)
+    assert max(chunk.n for chunk in stream.chunks(found.blocks)) < len(x)
+
+
 def test_bad_vectors_are_refused(seeded):
     net, x = case("mlp")
     for representation in ("implicit", "kfac"):
@@ -134,6 +156,7 @@ def test_the_branches_of_a_gpu_agree_with_those_of_a_cpu(monkeypatch, name, repr
         monkeypatch.setitem(getattr(contract, constant), "cpu", getattr(contract, constant)["cuda"])
     monkeypatch.setattr(contract, "CACHED", ())
     monkeypatch.setattr(contract, "TERMS", 3)
+    monkeypatch.setattr(contract, "PADDED", {})  # sums beside the products, as of large inputs
     there = bs.fisher(net, x, representation).to_dense()
     torch.testing.assert_close(there, here, rtol=1e-9, atol=1e-12 * float(here.abs().max()))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from biascope.curvature.families import Family
-from biascope.curvature.finite import all_finite
+from biascope.curvature.finite import finite
 from biascope.errors import InputError
 from biascope.functional import Functional, Inputs, batch_size, batches, take, tensors_of
 from biascope.layers import (
@@ -27,16 +28,18 @@ from biascope.layers import (
     RowsFactor,
     StaleError,
     Tape,
-    leaves,
     per_example_gradients,
-    record,
+    recorded,
 )
 from biascope.layers.rows import all_gradients, use_rows
 from biascope.layers.rules import MatrixRule
+from biascope.memory import budget, parse_bytes
 
 CHUNK_BYTES = {"cpu": 2**28, "cuda": 2**34}  # factors of one chunk; a CPU gains nothing from more
 CACHE_BYTES = 2**24  # gradients of one chunk that a CPU likes to see again
 FEW = 256  # examples per pass below which a processor is not busy
+SMALL = 2**28  # bytes for which nobody asks how much memory is free: the question costs as much as a small layer
+NARROW = 1024  # outputs per example up to which they are kept to be looked at later
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Stream:
         data: Any,
         family: Family,
         seed: int,
-        limit: int,
+        max_memory: str | int | None = None,
         batch: int | None = None,
         first: tuple[Inputs, Tensor | None] | None = None,
     ) -> None:
@@ -73,16 +76,30 @@ class Stream:
                 "data is a one-shot iterator; pass a list of batches or a DataLoader, which can be re-read"
             )
         self.f, self.found, self.data, self.family = f, found, data, family
-        self.seed, self.limit, self.batch = seed, limit, batch
+        self.seed, self.batch = seed, batch
+        self.max_memory = None if max_memory is None else parse_bytes(max_memory)
         self.n = 0
         self._only: tuple[Inputs, Tensor | None] | None = None  # data that is one batch: checked once
         pair = isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor | Mapping)
         if pair or isinstance(data, Tensor | Mapping):
             self._only = first
-        self._room = min(limit // 2, CHUNK_BYTES.get(f.device.type, 2**28))  # for one chunk
         self._seen: list[float] = []
-        self._unread: list[tuple[int, Tensor]] = []  # first example, and largest outputs of the examples from there
+        self._unread: list[tuple[int, Tensor]] = []  # first example, and outputs of the examples from there
         self._kept: list[Chunk] | None = None
+
+    @cached_property
+    def limit(self) -> int:
+        """Bytes that may be used in all."""
+        return budget(self.max_memory, self.f.device)
+
+    @property
+    def _room(self) -> int:
+        """Bytes for one chunk."""
+        return min(self.limit // 2, CHUNK_BYTES.get(self.f.device.type, 2**28))
+
+    def _fits(self, need: int) -> bool:
+        """Are so many bytes there for sure?"""
+        return need <= SMALL and (self.max_memory is None or need <= self.max_memory // 2)
 
     def batches(self) -> Iterator[tuple[Inputs, Tensor | None, Tensor | None]]:
         """(prepared inputs, checked labels, draws) for every batch; the draws are the same in every pass."""
@@ -141,7 +158,7 @@ class Stream:
         return self.n
 
     def chunks(self, blocks: Sequence[Block], keep: bool = False, trust: bool = False) -> Iterator[Chunk]:
-        """All chunks, with factors for these blocks; with `trust`, the caller asks `refuse_nonfinite` at the end."""
+        """All chunks, with factors for these blocks; with `trust`, the caller asks `finite` at the end."""
         names = {b.names for b in blocks}
         if self._kept is not None and (not self._kept or names <= set(self._kept[0].factors)):
             yield from self._kept
@@ -160,24 +177,30 @@ class Stream:
                 for chunk in self._examples(blocks, part, labels, some, group, start + s):
                     held += chunk.nbytes
                     if kept is not None:
-                        kept = None if held > self.limit - self._room else [*kept, chunk]
+                        kept = [*kept, chunk] if self._fits(held) or held <= self.limit - self._room else None
                     yield chunk
             start += b
         if not trust:
             self.refuse_nonfinite()
         self._kept = kept
 
-    def refuse_nonfinite(self) -> None:
-        """Raise if an output since the last time was NaN or infinity.
+    def finite(self, tensors: Sequence[Tensor]) -> list[bool]:
+        """For each tensor, is every entry a number? But an error if an output since the last time was none.
 
-        Asked when the work is under way: a GPU that had to answer after every forward pass would stand still.
+        One question for all: a GPU that had to answer after every forward pass would stand still.
         """
         unread, self._unread = self._unread, []
-        if not unread or all_finite([largest for _, largest in unread]):
-            return
-        start, largest = next(pair for pair in unread if not all_finite([pair[1]]))
-        bad = start + int((~torch.isfinite(largest)).nonzero()[0])
-        raise InputError(f"{type(self.f.module).__name__} returned NaN or infinity for example {bad} of the data")
+        good = finite([*(z for _, z in unread), *tensors])
+        if not all(good[: len(unread)]):
+            start, z = unread[good.index(False)]
+            bad = start + int((~torch.isfinite(z)).reshape(len(z), -1).any(1).nonzero()[0])
+            raise InputError(f"{type(self.f.module).__name__} returned NaN or infinity for example {bad} of the data")
+        return good[len(unread) :]
+
+    def refuse_nonfinite(self) -> None:
+        """Raise if an output since the last time was NaN or infinity."""
+        if self._unread:
+            self.finite([])
 
     def forget(self) -> None:
         """Free what was kept for a second pass."""
@@ -191,8 +214,10 @@ class Stream:
             sum(x.output_numel if x.kind == "matrix" else x.numel for x in blocks) * item
             + self.family.shape.total * item
         )
-        group = max(1, min(self.family.width, (self._room - inputs) // max(1, each)))
-        step = max(1, min(b, self.batch or b, self._room // (inputs + group * each)))
+        group, step = self.family.width, min(b, self.batch or b)
+        if not self._fits(step * (inputs + group * each)):
+            group = max(1, min(group, (self._room - inputs) // max(1, each)))
+            step = max(1, min(step, self._room // (inputs + group * each)))
         if self.f.device.type == "cpu":
             step = min(step, max(FEW, CACHE_BYTES // (group * each)))
         return ceil(b / ceil(b / step)), group  # parts of equal size
@@ -201,7 +226,7 @@ class Stream:
         self, blocks: Sequence[Block], inputs: Inputs, y: Tensor | None, draws: Tensor | None, group: int, start: int
     ) -> Iterator[Chunk]:
         f, found = self.f, self.found
-        tape = record(f, leaves(f), inputs)
+        tape = recorded(f, found, inputs)
         if not found.matches(tape):
             raise StaleError(
                 f"{type(f.module).__name__} takes another path on the examples from {start} on than on the first ones "
@@ -209,7 +234,7 @@ class Stream:
             )
         z = tape.rows.detach()
         self.refuse_nonfinite()  # of the examples before
-        self._unread.append((start, largest_magnitude(z)))
+        self._unread.append((start, z if z.shape[1] <= NARROW else largest_magnitude(z)))
         if not self.family.tolerant:
             self.refuse_nonfinite()
         width = self.family.width

@@ -33,13 +33,21 @@ class BlockMetric(Metric):
         (torch.Size([]), torch.Size([8]))
     """
 
-    def __init__(self, space: ParameterSpace, pieces: list[Piece], plan: Plan, info: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        space: ParameterSpace,
+        pieces: list[Piece],
+        plan: Plan,
+        info: dict[str, Any],
+        ask: Callable[[list[Tensor]], list[bool]] = finite,  # which of the pieces' tensors hold numbers only
+    ) -> None:
         super().__init__(space, plan, info, symmetric=all(piece.symmetric for piece in pieces))
         self.pieces = pieces
         arrays = [(piece, name, t) for piece in pieces for name, t in piece.arrays().items()]
-        for (piece, name, _), good in zip(arrays, finite([t for _, _, t in arrays])):
-            if not good:
-                raise InputError(f"the metric of {piece.names[0]} has NaN or infinity ({name}): gradients overflowed")
+        good = ask([t for _, _, t in arrays])
+        if not all(good):
+            piece, name, _ = arrays[good.index(False)]
+            raise InputError(f"the metric of {piece.names[0]} has NaN or infinity ({name}): gradients overflowed")
 
     def _each(self, X: Tensor, do: Callable[[Piece, Tensor], Tensor]) -> Tensor:
         """Apply `do` to every piece's share of X [p, k]."""

@@ -20,7 +20,6 @@ from biascope.curvature.sums import build_pieces
 from biascope.errors import InputError
 from biascope.functional import Functional, Inputs, ParamSelection, batches, functional, take
 from biascope.layers import StaleError, anatomy, forget
-from biascope.memory import budget
 from biascope.precision import arithmetic
 
 Representation = str | Mapping[str, str]
@@ -205,11 +204,10 @@ def build(
     f = functional(model, params, output, precision)
     first = next(iter(batches(data, "data")))
     seed = 0 if generator is None else int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
-    limit = budget(max_memory, f.device)
 
     def attempt() -> Metric:
         return _build(
-            f, data, first, representation, family, what, seed, class_dim, centred, sharing, sua, batch_size, limit
+            f, data, first, representation, family, what, seed, class_dim, centred, sharing, sua, batch_size, max_memory
         )
 
     try:
@@ -232,28 +230,28 @@ def _build(
     sharing: str,
     sua: bool,
     batch_size: int | None,
-    limit: int,
+    max_memory: str | int | None,
 ) -> Metric:
     name = representation if isinstance(representation, str) else "mixed"
     found = anatomy(f, first[0])
     f = found.watched(f)
     fam = family(f, OutputShape.of(found.shape, class_dim), first)
     space = ParameterSpace.of(f)
-    stream = Stream(f, found, data, fam, seed, limit, batch_size, first)
+    stream = Stream(f, found, data, fam, seed, max_memory, batch_size, first)
     info: dict[str, Any] = {"what": what, "family": fam.name, "centred": centred}
     if fam.random:
         info["seed"] = seed
     if name == "implicit":
-        units = make_units(found, space, "diagonal", sharing, sua, limit)
+        units = make_units(found, space, "diagonal", sharing, sua, lambda: stream.limit)
         plan = describe(units, space, name)
         plan = type(plan)(name, tuple((n, s, name, "products with the Jacobian") for n, s, _, _ in plan.rows))
         implicit = ImplicitMetric(space, stream, units, plan, info, centred)
         info["n"] = stream.n
         return implicit
-    units = make_units(found, space, representation, sharing, sua, limit)
+    units = make_units(found, space, representation, sharing, sua, lambda: stream.limit)
     pieces = build_pieces(stream, units, space, centred)
     info["n"] = stream.n
-    return BlockMetric(space, pieces, describe(units, space, name), info)
+    return BlockMetric(space, pieces, describe(units, space, name), info, stream.finite)
 
 
 def _weighted(f: Functional, shape: OutputShape, weights: Weighting, first: tuple[Inputs, Tensor | None]) -> Family:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from biascope.layers import Factor, MatrixFactor
 from biascope.layers.factors import some
@@ -22,6 +23,7 @@ TRIANGLE = {"cpu": 384, "cuda": 1024}  # size from which half of a symmetric pro
 SEVERAL = 8  # blocks of terms up to which a GPU adds one after the other
 BAND = {"cpu": 96, "cuda": 512}  # rows of the triangle that are computed at once
 LONG = 256  # positions from which the matrices of single examples are multiplied as they are
+PADDED = {"cpu": 2**15, "cuda": 2**23}  # inputs up to which a copy with ones costs less than more operations do
 TRAFFIC = 30  # writing and squaring one number costs about as much as this many multiplications
 
 
@@ -100,13 +102,37 @@ def add_second_moment(total: Tensor, Z: Tensor) -> None:
         total.baddbmm_(Z, Z.mT)
 
 
-def add_rows(total: Tensor, X: Tensor) -> None:
-    """total [d, d] += X^T X for X [N, d], with the triangle and the blocks of `add_second_moment`."""
+def add_rows(total: Tensor | None, X: Tensor) -> Tensor:
+    """total [d, d] + X^T X for X [N, d], in place, with the triangle and the blocks of `add_second_moment`.
+
+    Where there is no total yet, the first product is it.
+    """
     if is_triangular(X.shape[1], X.device):
+        total = X.new_zeros(X.shape[1], X.shape[1]) if total is None else total
         add_second_moment(total[None], X.T[None])
-        return
+        return total
     for terms in torch.split(X, TERMS) if len(X) > TERMS else (X,):
-        total.addmm_(terms.T, terms)
+        total = torch.mm(terms.T, terms) if total is None else total.addmm_(terms.T, terms)
+    assert total is not None
+    return total
+
+
+def add_homogeneous(total: Tensor | None, X: Tensor) -> Tensor:
+    """`add_rows` of X [N, d] beside a column of ones: [d + 1, d + 1]."""
+    if X.numel() <= PADDED.get(X.device.type, 0):
+        return add_rows(total, F.pad(X, (0, 1), value=1.0))
+    if total is None:
+        total = X.new_zeros(X.shape[1] + 1, X.shape[1] + 1)
+    add_rows(total[:-1, :-1], X)
+    _add_border(total, X.sum(0), len(X))
+    return total
+
+
+def _add_border(total: Tensor, sums: Tensor, count: int) -> None:
+    """What a column of `count` ones adds to a second moment [..., d + 1, d + 1]: sums [..., d] and the count."""
+    total[..., :-1, -1].add_(sums)
+    total[..., -1, :-1].add_(sums)
+    total[..., -1, -1].add_(count)
 
 
 def add_gradients(total: Tensor, G: Tensor) -> None:
@@ -120,22 +146,15 @@ def add_gradients(total: Tensor, G: Tensor) -> None:
 
 
 def add_inputs(total: Tensor, A: Tensor, bias: bool) -> None:
-    """total [g, i, i] += sum of A_t A_t^T over examples and positions of A [b, g, i, T]; `bias`: beside a row of ones.
-
-    The last entry, the number of ones, is left to `mean_moment`, which also sees to the symmetry.
-    """
+    """total [g, i, i] += sum of A_t A_t^T over examples and positions of A [b, g, i, T], with `bias` beside ones."""
     i = A.shape[2]
     add_second_moment(total[:, :i, :i], A.permute(1, 2, 0, 3).flatten(2))
     if bias:
-        sums = A[..., 0].sum(0) if A.shape[3] == 1 else A.sum((0, 3))
-        total[:, :i, i] += sums
-        total[:, i, :i] += sums
+        _add_border(total, A[..., 0].sum(0) if A.shape[3] == 1 else A.sum((0, 3)), A.shape[0] * A.shape[3])
 
 
-def mean_moment(total: Tensor, count: int, ones: int | None = None) -> Tensor:
-    """A second moment's sum over `count`, made exactly symmetric; `ones`: how many the bias saw."""
-    if ones is not None:
-        total[:, -1, -1].fill_(ones)
+def mean_moment(total: Tensor, count: int) -> Tensor:
+    """A second moment's sum over `count`, made exactly symmetric."""
     if is_triangular(total.shape[-1], total.device):
         return symmetric(total).div_(count)
     return (total + total.mT).mul_(0.5 / count)

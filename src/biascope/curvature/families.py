@@ -171,7 +171,8 @@ class Score(Family):
 
     def cotangents(self, z: Tensor, y: Tensor | None, draws: Tensor | None, ks: range) -> Tensor:  # noqa: D102
         if draws is not None:
-            draws = draws[ks.start : ks.stop].to(z.device)
+            draws = draws if len(ks) == self.width else draws[ks.start : ks.stop]
+            draws = draws if draws.device == z.device else draws.to(z.device)
         root = sqrt(self.scale / self.width)
         if isinstance(self.base, Gaussian):
             residual = draws.to(z.dtype) if draws is not None else self._labels(y).to(z)[None] - z
@@ -180,6 +181,8 @@ class Score(Family):
             p = torch.sigmoid(z)
             drawn = (draws < p).to(z.dtype) if draws is not None else self._labels(y).to(z)[None]
             return root * (drawn - p)
+        if draws is not None and self.shape.positions == 1:
+            return self._drawn_scores(torch.softmax(z, -1), draws, root)
         p = torch.softmax(self.shape.split(z), -2)
         labels = self._labels(y)[None] if draws is None else _inverse_cdf(p, draws)  # [k, n, P]
         hot = torch.zeros(len(labels), *p.shape, dtype=z.dtype, device=z.device)
@@ -190,6 +193,15 @@ class Score(Family):
         if root != 1.0:
             score *= root
         return self.shape.join(score)
+
+    @staticmethod
+    def _drawn_scores(p: Tensor, draws: Tensor, root: float) -> Tensor:
+        """The same for p [n, c] and draws [k, n, 1] with few small operations."""
+        cdf = p.cumsum(-1, dtype=torch.float64)
+        each = cdf.expand(len(draws), *p.shape).contiguous()
+        labels = torch.searchsorted(each, draws * cdf[:, -1:]).clamp_(max=p.shape[1] - 1)  # beyond only where p is NaN
+        score = p.new_zeros(each.shape).scatter_(-1, labels, 1.0).sub_(p)
+        return score if root == 1.0 else score.mul_(root)
 
     @staticmethod
     def _labels(y: Tensor | None) -> Tensor:

@@ -21,7 +21,7 @@ from biascope.curvature.space import ParameterSpace
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import ParamSelection, batches, differentiable_attention, functional
 from biascope.layers import Anatomy, leaves
-from biascope.memory import budget, readable
+from biascope.memory import readable
 from biascope.precision import arithmetic
 
 Loss = str | Callable[[Tensor, Tensor | None], Tensor]
@@ -138,7 +138,7 @@ def hessian(
     first, _ = next(iter(batches(data, "data")))
     space = ParameterSpace.of(f)
     family = LossFamily(output_shape(f, first, class_dim), loss)
-    stream = Stream(f, Anatomy((), (), family.shape.total, 1), data, family, 0, budget(max_memory, f.device))
+    stream = Stream(f, Anatomy((), (), family.shape.total, 1), data, family, 0, max_memory)
     why = "second derivatives of the loss"
     plan = Plan(representation, tuple((k, s, representation, why) for k, s in space.shapes.items()))
     info: dict[str, Any] = {"what": "Hessian", "loss": loss if isinstance(loss, str) else "user-supplied"}

@@ -104,11 +104,19 @@ class DiagonalSum(Sum):
 
     def __init__(self, unit: Unit, space: ParameterSpace) -> None:
         super().__init__(unit, space)
-        self.d = self.zeros(space.numel(unit.names))
-        self.weight, self.bias = self.d.tensor_split([prod(space.shapes[unit.names[0]])])
+        self.d: Tensor | None = None
+
+    def _begin(self, d: Tensor) -> None:
+        self.d, size = d, prod(self.space.shapes[self.unit.names[0]])
+        self.weight, self.bias = d[:size], d[size:]
 
     def add(self, chunk: Chunk) -> None:  # noqa: D102
         factor = chunk.factors[self.unit.blocks[0].names]
+        if isinstance(factor, MatrixFactor) and factor.is_plain:
+            self._add_plain(factor)
+            return
+        if self.d is None:
+            self._begin(self.zeros(self.space.numel(self.unit.names)))
         if isinstance(factor, RowsFactor):
             self.weight += factor.rows.square().sum((0, 1))
             return
@@ -118,14 +126,6 @@ class DiagonalSum(Sum):
             for s in pieces_of(factor, 2 * factor.k * z.d_out * z.positions):
                 tokens, g = token_gradients(factor, s)
                 self.weight.view(z.d_in, z.d_out).index_add_(0, tokens, g.square().sum(0))
-            return
-        if factor.is_plain:
-            for s in pieces_of(factor, 2 * squared_cost(factor, False)):
-                gg, aa = squares(factor.plain_gradients(s)), factor.plain_inputs(s).square()
-                left, right = (aa, gg) if factor.rules[0].input_major else (gg, aa)
-                self.weight.view(left.shape[1], right.shape[1]).addmm_(left.T, right)
-                if factor.has_bias:
-                    self.bias += gg.sum(0)
             return
         if factor.rules[0].input_major:
             total = self.weight.view(z.groups, z.d_in, z.d_out).mT
@@ -137,7 +137,24 @@ class DiagonalSum(Sum):
             if factor.has_bias:
                 self.bias += (squares(G.sum(-1)) if GG is None else GG).sum(0).flatten()
 
+    def _add_plain(self, factor: MatrixFactor) -> None:
+        """(g * g)^T (a * a), the first time without zeros to add to."""
+        for s in pieces_of(factor, 2 * squared_cost(factor, False)):
+            gg, aa = squares(factor.plain_gradients(s)), factor.plain_inputs(s).square()
+            left, right = (aa, gg) if factor.rules[0].input_major else (gg, aa)
+            shape = left.shape[1], right.shape[1]
+            if self.d is None:
+                self._begin(gg.new_empty(self.space.numel(self.unit.names)))
+                torch.mm(left.T, right, out=self.weight.view(shape))
+                if factor.has_bias:
+                    torch.sum(gg, 0, out=self.bias)
+            else:
+                self.weight.view(shape).addmm_(left.T, right)
+                if factor.has_bias:
+                    self.bias.add_(gg.sum(0))
+
     def finish(self, n: int) -> Piece:  # noqa: D102
+        assert self.d is not None
         return DiagonalPiece(self.unit.names, self.d.div_(n))
 
 

@@ -8,7 +8,7 @@ rest. No parameter is left out.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from biascope.curvature.space import ParameterSpace
@@ -67,7 +67,7 @@ def make_units(
     representation: str | Mapping[str, str],
     sharing: str,
     sua: bool,
-    limit: int,
+    limit: Callable[[], int],  # bytes; asked only where something large is wanted
 ) -> list[Unit]:
     """The units of a representation, in the model's order."""
     if sharing not in {"expand", "reduce"}:
@@ -157,12 +157,14 @@ def _ordered(blocks: list[Block], space: ParameterSpace) -> tuple[str, ...]:
     return tuple(n for n in space.shapes if n in mine)
 
 
-def _fits(unit: Unit, space: ParameterSpace, limit: int) -> None:
+def _fits(unit: Unit, space: ParameterSpace, limit: Callable[[], int]) -> None:
+    if unit.kind != "dense":
+        return
     p = space.numel(unit.names)
-    if unit.kind == "dense" and 2 * p * p * space.dtype.itemsize > limit:
+    if 2 * p * p * space.dtype.itemsize > limit():
         raise InputError(
             f"a dense matrix of {p} parameters ({', '.join(unit.names[:2])}{', ...' if unit.names[2:] else ''}) needs "
-            f"{readable(p * p * space.dtype.itemsize)}, the budget is {readable(limit)}: use representation='ekfac', "
+            f"{readable(p * p * space.dtype.itemsize)}, the budget is {readable(limit())}: use representation='ekfac', "
             "'diagonal' or 'implicit', or raise max_memory"
         )
 

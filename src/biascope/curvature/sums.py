@@ -10,6 +10,7 @@ from torch import Tensor
 from biascope.curvature.accumulate import Chunk, Stream
 from biascope.curvature.contract import (
     add_gradients,
+    add_homogeneous,
     add_inputs,
     add_rows,
     add_squares,
@@ -39,45 +40,44 @@ class KroneckerSum(Sum):
     positions. Under SUA, A is the channels' part of the patches' second moment: its nearest matrix A_c (x) I.
     """
 
-    layout: Homogeneous
-
     def __init__(self, unit: Unit, space: ParameterSpace) -> None:
         super().__init__(unit, space)
+        self.layout: Homogeneous | None = None
         self.A: Tensor | None = None
         self.B: Tensor | None = None
         self.moment: PatchMoment | None = None
         self.positions = 0
-        self.ones = 0  # what the bias saw
 
-    def _begin(self, factor: MatrixFactor) -> None:
-        self.layout = homogeneous(factor, self.unit)
-        L = self.layout
+    def _begin(self, factor: MatrixFactor) -> Homogeneous:
+        self.layout = L = homogeneous(factor, self.unit)
+        if factor.is_plain:
+            return L  # the first products are the sums
         if len(factor.rules) == 1 and self.unit.sharing == "expand" and not self.unit.sua:
             self.moment = patch_moment(factor.rules[0], factor.inputs[0].shape, self.space.dtype, self.space.device)
         if self.moment is None:
             self.A = self.zeros(L.groups, L.d_in) if factor.is_embedding else self.zeros(L.groups, L.columns, L.columns)
         self.B = self.zeros(L.groups, L.d_out, L.d_out)
+        return L
 
     def add(self, chunk: Chunk) -> None:  # noqa: D102
         factor = self.matrix(chunk)
-        if self.B is None:
-            self._begin(factor)
+        L = self.layout or self._begin(factor)
+        if factor.is_plain:
+            self._add_plain(factor, L, chunk.first)
+            return
         assert self.B is not None
         z = factor.block.sizes
         assert z is not None
         if chunk.first:
-            self._add_inputs(factor)
+            self._add_inputs(factor, L)
         for s in pieces_of(factor, z.groups * z.positions * 2 * factor.k * z.d_out):
-            if factor.is_plain:
-                add_rows(self.B[0], factor.plain_gradients(s).flatten(0, 1))
-                continue
             G = cotangents(factor, s)
             if factor.is_embedding:
                 G = G * (factor.indices(s) >= 0)[None, :, None, None]
             add_gradients(self.B, G.sum(-1, keepdim=True) if self.unit.sharing == "reduce" else G)
 
-    def _add_inputs(self, factor: MatrixFactor) -> None:
-        z, L = factor.block.sizes, self.layout
+    def _add_inputs(self, factor: MatrixFactor, L: Homogeneous) -> None:
+        z = factor.block.sizes
         assert z is not None
         if self.moment is not None:
             self.positions += factor.n * z.positions
@@ -91,36 +91,34 @@ class KroneckerSum(Sum):
             self.positions += int((idx >= 0).sum())
             return
         for s in pieces_of(factor, 2 * z.groups * z.positions * z.d_in):
-            if factor.is_plain:
-                self._add_plain_inputs(self.A[0], factor.plain_inputs(s))
-                continue
             A = factor.operand(s)
             self.positions += len(A) * A.shape[-1]
             if L.offsets > 1:
                 A = offsets_apart(A, L).movedim(3, 0).flatten(0, 1) / L.offsets**0.5
             if self.unit.sharing == "reduce":
                 A = A.mean(-1, keepdim=True)
-            self.ones += A.shape[0] * A.shape[3]
             add_inputs(self.A, A, L.bias)
 
-    def _add_plain_inputs(self, total: Tensor, a: Tensor) -> None:
-        n, i = a.shape
-        self.positions += n
-        self.ones += n
-        add_rows(total[:i, :i], a)
-        if self.layout.bias:
-            sums = a.sum(0)
-            total[:i, i] += sums
-            total[i, :i] += sums
+    def _add_plain(self, factor: MatrixFactor, L: Homogeneous, first: bool) -> None:
+        """Rows of inputs and of gradients."""
+        for s in pieces_of(factor, 2 * L.d_in) if first else ():
+            a = factor.plain_inputs(s)
+            self.positions += a.shape[0]
+            add = add_homogeneous if L.bias else add_rows
+            self.A = add(None if self.A is None else self.A[0], a).unsqueeze(0)
+        for s in pieces_of(factor, 2 * factor.k * L.d_out):
+            g = factor.plain_gradients(s).flatten(0, 1)
+            self.B = add_rows(None if self.B is None else self.B[0], g).unsqueeze(0)
 
     def finish(self, n: int) -> KroneckerPiece:  # noqa: D102
         assert self.B is not None
+        assert self.layout is not None
         count = n if self.unit.sharing == "reduce" else max(1, self.positions)
         if self.moment is not None:
             A = self.moment.finish(self.layout.bias)[None].div_(n)
         else:
             assert self.A is not None
-            A = self.A.div_(n) if self.A.dim() == 2 else mean_moment(self.A, n, self.ones if self.layout.bias else None)
+            A = self.A.div_(n) if self.A.dim() == 2 else mean_moment(self.A, n)
         return KroneckerPiece(self.unit.names, mean_moment(self.B, count), A, self.layout)
 
 
@@ -184,15 +182,18 @@ SUMS = {
 
 
 def build_pieces(stream: Stream, units: list[Unit], space: ParameterSpace, centred: bool) -> list[Piece]:
-    """One pass over the data for all sums, a second for EKFAC's scalings (on the kept factors where they fit)."""
+    """One pass over the data for all sums, a second for EKFAC's scalings (on the kept factors where they fit).
+
+    The caller asks `stream.finite` whether the outputs, and the pieces, are numbers: one wait for all of them.
+    """
     second = [j for j, u in enumerate(units) if u.kind == "ekfac"]
     sums: list[Sum] = [SUMS[u.kind](u, space) for u in units]
     for chunk in stream.chunks(blocks_of(units), keep=bool(second) or centred, trust=True):
         for total in sums:
             total.add(chunk)
     pieces = [total.finish(stream.n) for total in sums]
-    stream.refuse_nonfinite()
     if second:
+        stream.refuse_nonfinite()
         factors = [piece for j in second if isinstance(piece := pieces[j], KroneckerPiece)]
         decompose(factors)
         scalings = [EigenSum(units[j], space, piece.eigen) for j, piece in zip(second, factors, strict=True)]

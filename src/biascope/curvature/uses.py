@@ -19,7 +19,6 @@ from biascope.errors import InputError, UnsupportedError
 from biascope.functional import Params, batches, functional
 from biascope.layers import anatomy
 from biascope.linalg import hutchinson
-from biascope.memory import budget
 
 
 def consolidation_penalty(F: Metric, params: Params, anchor: Params, strength: float = 1.0) -> Tensor:
@@ -164,7 +163,7 @@ def loss_gradients(
     space, found = ParameterSpace.of(f), anatomy(f, first)
     family = likelihood_family(likelihood, "empirical", 1, output_shape(f, first, class_dim))
     rows = LowRankSum(Unit(tuple(space.shapes), found.blocks, "lowrank", ""), space)
-    for chunk in Stream(f, found, data, family, 0, budget(None, f.device)).chunks(found.blocks):
+    for chunk in Stream(f, found, data, family, 0, None).chunks(found.blocks):
         rows.add(chunk)
     return -torch.cat(rows.kept)
 

@@ -6,6 +6,7 @@
 from biascope.layers.blocks import Anatomy, Block, StaleError, leaves
 from biascope.layers.factors import Factor, MatrixFactor, RowsFactor, collect
 from biascope.layers.fallback import per_example_gradients
+from biascope.layers.passes import recorded
 from biascope.layers.pilot import anatomy, forget
 from biascope.layers.record import Tape, record
 from biascope.layers.rows import rows_of_tape
@@ -26,5 +27,6 @@ __all__ = [
     "leaves",
     "per_example_gradients",
     "record",
+    "recorded",
     "rows_of_tape",
 ]

@@ -31,13 +31,15 @@ class Layout:
 
     def example_major(self, t: Tensor, n: int) -> Tensor:
         """[n, m, ...rest], a view where possible."""
-        t = t.movedim(self.dim, 0)
-        return t.reshape(n, self.m, *t.shape[1:])
+        if self.dim:
+            t = t.movedim(self.dim, 0)
+        return t.unsqueeze(1) if self.m == 1 and t.shape[0] == n else t.reshape(n, self.m, *t.shape[1:])
 
     def example_major_each(self, t: Tensor, n: int) -> Tensor:
         """[k, n, m, ...rest] of k stacked tensors."""
-        t = t.movedim(self.dim + 1, 1)
-        return t.reshape(t.shape[0], n, self.m, *t.shape[2:])
+        if self.dim:
+            t = t.movedim(self.dim + 1, 1)
+        return t.unsqueeze(2) if self.m == 1 and t.shape[1] == n else t.reshape(t.shape[0], n, self.m, *t.shape[2:])
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from biascope.errors import UnsupportedError
 from biascope.functional import Functional, Inputs, batch_size, take
-from biascope.layers.blocks import Anatomy, Block, leaves
+from biascope.layers.blocks import Anatomy, Block
 from biascope.layers.fallback import per_example_gradients
-from biascope.layers.record import Tape, record
+from biascope.layers.passes import recorded
+from biascope.layers.record import Tape
 from biascope.layers.rows import all_gradients, use_rows
 from biascope.layers.rules import Embedding, Linear, MatrixRule, matrix_rows
 
@@ -190,7 +191,7 @@ def collect(
         cot = cotangents[:, None] if cotangents.dim() == 2 else cotangents[:, start:stop]
         cot = cot.to(f.device, f.dtype).expand(k, stop - start, -1)
         if pieces.wanted:
-            tape = record(f, leaves(f), batch)
+            tape = recorded(f, found, batch)
             _check_path(f, found, tape, start, stop)
             pieces.keep_inputs(tape, start, stop)
             j = 0

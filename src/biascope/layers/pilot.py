@@ -35,13 +35,12 @@ def anatomy(f: Functional, inputs: Inputs) -> Anatomy:
         [(('0.weight', '0.bias'), 'matrix'), (('1.weight',), 'rows'), (('1.bias',), 'rows')]
     """
     key = (
-        tuple((k, tuple(p.shape)) for k, p in f.params.items()),
-        tuple((tuple(t.shape[1:]), t.dtype) for t in tensors_of(inputs)),
+        tuple([(k, p.shape) for k, p in f.params.items()]),
+        tuple([(t.shape[1:], t.dtype) for t in tensors_of(inputs)]),
         f.dtype,
         f.device,
         f.output,
-        tuple(m.training for m in f.module.modules()),
-        tuple(p.requires_grad for p in f.module.parameters()),
+        tuple([(m.training, *_needs(m)) for m in f.module.modules()]),
     )
     cache = _CACHE.setdefault(f.module, {})
     if key not in cache:
@@ -49,6 +48,11 @@ def anatomy(f: Functional, inputs: Inputs) -> Anatomy:
             cache.clear()
         cache[key] = _pilot(f, inputs)
     return cache[key]
+
+
+def _needs(m: nn.Module) -> list[bool]:
+    """Which of a module's own parameters are to be differentiated."""
+    return [p.requires_grad for p in m._parameters.values() if p is not None]
 
 
 def forget(f: Functional) -> None:

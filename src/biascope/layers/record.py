@@ -163,8 +163,13 @@ def _flat(x: Any) -> Iterator[Tensor]:
         yield from _flat(list(x.values()))
 
 
-def record(f: Callable[[dict[str, Tensor], Any], Tensor], params: dict[str, Tensor], inputs: Any) -> Tape:
-    """Run f(params, inputs) -> [n, c] under the recorder; params must require grad.
+def record(
+    f: Callable[[dict[str, Tensor], Any], Tensor],
+    params: dict[str, Tensor],
+    inputs: Any,
+    read: Callable[[Tensor], Tensor] | None = None,
+) -> Tape:
+    """Run f(params, inputs) -> [n, c] under the recorder; params must require grad. `read` is unrecorded, after f.
 
     Example:
         >>> w = torch.ones(2, 3, requires_grad=True)
@@ -175,13 +180,13 @@ def record(f: Callable[[dict[str, Tensor], Any], Tensor], params: dict[str, Tens
     for clone in (False, True):
         recorder = Recorder(params, clone_inputs=clone)
         with torch.enable_grad(), recorder:
-            rows = f(params, inputs)
+            out = f(params, inputs)
         # an input changed in place after the layer read it: look again, with copies
         if all(use.source is None or use.source._version == use.version for use in recorder.uses):
             break
     for use in recorder.uses:
         use.source = None
-    return Tape(rows, recorder.uses, recorder.raw)
+    return Tape(out if read is None else read(out), recorder.uses, recorder.raw)
 
 
 # ------------------------------------------------------------------------------------------------------- the handlers

@@ -20,7 +20,7 @@ def all_gradients(tape: Tape, found: Anatomy, cotangents: Tensor, last: bool = F
         return [tape.batched_gradients(cotangents)]
     k = len(cotangents)
     return [
-        [None if g is None else g[None] for g in tape.gradients(cotangents[j], retain=not last or j < k - 1)]
+        [None if g is None else g.unsqueeze(0) for g in tape.gradients(cotangents[j], retain=not last or j < k - 1)]
         for j in range(k)
     ]
 
