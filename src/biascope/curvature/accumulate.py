@@ -175,8 +175,8 @@ class Stream:
                 labels = None if y is None else y[piece]
                 part = inputs if step >= b else take(inputs, piece)
                 for chunk in self._examples(blocks, part, labels, some, group, start + s):
-                    held += chunk.nbytes
                     if kept is not None:
+                        held += chunk.nbytes
                         kept = [*kept, chunk] if self._fits(held) or held <= self.limit - self._room else None
                     yield chunk
             start += b

@@ -17,7 +17,7 @@ from biascope.layers import Factor, MatrixFactor
 from biascope.layers.factors import some
 
 CACHED = ("cpu",)  # devices on which many small products in the cache beat few large ones
-WORKSPACE = {"cpu": 2**26, "cuda": 2**30}
+WORKSPACE = {"cpu": 2**25, "cuda": 2**30}  # larger ones malloc takes fresh from the system, page by page
 TERMS = 4096  # of a sum, in one matrix product
 TRIANGLE = {"cpu": 384, "cuda": 1024}  # size from which half of a symmetric product is left out
 SEVERAL = 8  # blocks of terms up to which a GPU adds one after the other
