@@ -31,8 +31,8 @@ CONTEST = Contest(steps=300)
     claim=CLAIM,
     sizes={
         "smoke": {"n": 500, "hidden": (30, 15), "steps": 30, "trials": 1, "seeds": 2, "periods": (3, 30)},
-        "laptop": {"dataset": "mnist", "n": 5000, "hidden": (200, 100, 50, 20), "init": "glorot", "steps": 300}
-        | {"trials": 10, "trial": 0.4, "seeds": 2},
+        "laptop": {"dataset": "mnist", "n": 5000, "hidden": (100, 50, 20), "init": "glorot", "steps": 250, "every": 25}
+        | {"trials": 12, "seeds": 2, "periods": (5, 100)},
         "paper": {
             "dataset": "mnist",
             "n": 60000,
@@ -74,6 +74,7 @@ def fig4_4ab(
     tested = seeds > 1 and all(out[first].learnt(name) for name in METHODS)
     lost = {name: Estimate.of(values) for name, values in worse.items()}
     curves = {name: mean_curve([[out[p].final(name)[seed] for p in out] for seed in range(seeds)]) for name in METHODS}
+    shown = f"{options.n} images of {options.dataset}, encoder of widths {', '.join(map(str, options.hidden))}"
     chart = Chart(
         "periods",
         "Training loss at the end against the period of refreshes",
@@ -81,7 +82,7 @@ def fig4_4ab(
         "cross-entropy per image",
         tuple(Series.of(NAMES[name], list(out), *curve) for name, curve in curves.items()),
         alt="One curve per method; rarer refreshes make the loss higher.",
-        caption=f"{steps} iterations on {options.dataset}, mean over {seeds} seeds, band: standard error.",
+        caption=f"{steps} iterations on {shown}; mean over {seeds} seeds, band: standard error.",
         log_x=True,
         log_y=True,
     )
@@ -98,7 +99,7 @@ def fig4_4ab(
         CLAIM,
         f"From a period of {first} to {last} the loss after {steps} iterations rises by "
         + ", ".join(f"{NAMES[name]} {value}" for name, value in lost.items())
-        + ". "
+        + f" ({shown}). "
         + " ".join(
             filter(None, [*standing.remarks(out[first]), *later, "" if seeds > 1 else "One seed: no error bars."])
         ),
