@@ -11,10 +11,10 @@ from torch import nn
 from biascope.data import disk_labels, square_grid
 from biascope.errors import InputError
 from biascope.kernels import ntk
-from biascope.studies import Run, StudyResult, configure, execute
+from biascope.studies import Estimate, Run, StudyResult, configure, execute
 from biascope.studies.alignment.complexity import norms
 from biascope.studies.alignment.difficulty import Mixture, half_rise, largest_ratio, mean_ratio, mixture
-from biascope.studies.alignment.fig4_2 import at_end, end_of_training
+from biascope.studies.alignment.fig4_2 import at_end, end_of_training, verdict
 from biascope.studies.alignment.fig4_3 import highest
 from biascope.studies.alignment.tracking import STATISTICS, Setting, build, cka, randomise, repeats, statistics
 from biascope.studies.function_space.setting import images
@@ -208,6 +208,20 @@ def test_fig_b2(tmp_path: Path) -> None:
     ratio = result.numbers["lambda_10 / lambda_1, centred"].value
     assert 1e-4 < ratio < 0.1
     assert result.numbers["lambda_10 / lambda_1, uncentred"].value < 0.1 * ratio
+
+
+@pytest.mark.parametrize(
+    ("holds", "said"),
+    [
+        ([True, True], "confirmed"),
+        ([True, None], "not tested"),
+        ([False, None], "not confirmed"),
+        ([None, False], "not confirmed"),
+        ([None, None], "not tested"),
+    ],
+)
+def test_fig4_2_a_tested_fraction_that_fails_decides(holds: list[bool | None], said: str) -> None:
+    assert verdict(holds, [Estimate(1.0, 0.1, 2)]) == said
 
 
 def test_fig4_2_then_4_3_reads_its_trainings(tmp_path: Path) -> None:

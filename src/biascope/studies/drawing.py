@@ -101,12 +101,24 @@ def draw(chart: Chart | HeatMap, width: float = 3.4, height: float = 2.4) -> "Fi
         if chart.x_names:
             axes.set_xticks(range(1, len(chart.x_names) + 1), chart.x_names)
             axes.margins(x=0.2)
-        if len(chart.series) > 4:  # too many to find room between the lines
+        if len(chart.series) > 1 and (len(chart.series) > 4 or not _legend_inside(figure, axes)):
             figure.set_figheight(height + 0.14 * ((len(chart.series) + 1) // 2))
             figure.legend(loc="outside lower center", ncols=2)
-        elif len(chart.series) > 1:
-            axes.legend()
     return figure
+
+
+def _legend_inside(figure: "Figure", axes: Any) -> bool:
+    """A legend between the lines; False, and none is made, if even the best place lies on one of them."""
+    legend = axes.legend()
+    figure.draw_without_rendering()
+    box = legend.get_window_extent()
+    for line in axes.lines:
+        path = line.get_transform().transform_path(line.get_path())
+        joined = line.get_linestyle() != "None"
+        if path.intersects_bbox(box, filled=False) if joined else any(box.contains(*xy) for xy in path.vertices):
+            legend.remove()
+            return False
+    return True
 
 
 def _draw_map(chart: HeatMap, width: float, height: float) -> "Figure":

@@ -7,7 +7,9 @@ Verdict, at the first probe with at least 99 % training accuracy: largest and me
 times, the effective rank has fallen below 10 % of its first value with clean labels and below 20 % with up to half of
 them random, and T_40 (the first 4 % of the eigenvalues) is above 0.7; each by two standard errors over seeds, or with
 one seed over probe batches of training images, which the text says. (Changed after the first run: errors had pooled
-seeds and batches.) A training that does not get there: "not tested".
+seeds and batches.) A fraction of random labels whose training does not get there tests nothing; the claim speaks of
+all fractions, so one that got there and fails decides, and "confirmed" needs all of them. (Changed after the second
+run at the paper's size: one unfinished training had made the whole claim "not tested".)
 """
 
 from collections.abc import Callable
@@ -20,7 +22,7 @@ from biascope.progress import progress
 from biascope.studies.alignment.tracking import PROBING, VGG, Probing, Task, column, repeats
 from biascope.studies.function_space.setting import above, below, decide, mean_and_error, trend
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, Series, StudyResult
+from biascope.studies.result import Chart, Estimate, Series, StudyResult, Verdict
 from biascope.studies.runs import Run
 
 CLAIM = (
@@ -68,12 +70,12 @@ def fig4_2(
     """Spectrum of the tangent kernel during training."""
     numbers: dict[str, Estimate] = {}
     charts: list[Chart] = []
-    tested, holds, said, judged = True, [], [], list[Estimate]()
+    holds: list[bool | None] = []  # None: not tested
+    said, judged = list[str](), list[Estimate]()
     for noise in progress(task.noises, "label noise"):
         found = probing.trainings(run, task.setting(noise, lr, epochs), reuse)
         name = f"{noise:.0%} random labels"
         here = end_of_training(found)
-        tested = tested and all(i is not None for i in here)
         grown = {
             label: Estimate.of(at_end(found, here, lambda v, i: v[:, i] / v[:, 0], statistic))
             for label, statistic in (
@@ -94,20 +96,30 @@ def fig4_2(
         )
         largest, mean, rank = grown.values()
         limit = 0.1 if noise == 0 else 0.2
-        holds.append(above(largest, 100) and above(mean, 100) and below(rank, limit) and above(ratio, 0.7))
-        judged += [largest, mean, rank, ratio]
-        said.append(f"{name}: largest x {largest}, mean x {mean}, effective rank x {rank}, T_4% {ratio}")
+        tested = all(i is not None for i in here)
+        good = above(largest, 100) and above(mean, 100) and below(rank, limit) and above(ratio, 0.7)
+        holds.append(good if tested else None)
+        judged += [largest, mean, rank, ratio] if tested else []
+        said.append(
+            f"{name}: largest x {largest}, mean x {mean}, effective rank x {rank}, T_4% {ratio}"
+            + ("" if tested else " (did not reach 99 % training accuracy, so not tested)")
+        )
         charts += charts_of(found, name, round(100 * noise))
     stand_in = f" (here {task.stand_in})" if task.stand_in else ""
     return StudyResult(
-        decide(all(holds), judged) if tested else "not tested",
+        verdict(holds, judged),
         CLAIM,
-        f"At the end of training{stand_in}, {probing.n_train} images, {probing}: "
-        + "; ".join(said)
-        + ("." if tested else ". Not every training reached 99 % accuracy."),
+        f"At the end of training{stand_in}, {probing.n_train} images, {probing}: " + "; ".join(said) + ".",
         numbers,
         tuple(charts),
     )
+
+
+def verdict(holds: list[bool | None], judged: list[Estimate]) -> Verdict:
+    """One fraction that was tested and fails decides; all must be tested and hold to confirm."""
+    if False in holds:
+        return decide(False, judged)
+    return "not tested" if None in holds else decide(True, judged)
 
 
 def end_of_training(found: list[dict[str, Any]], level: float = 0.99) -> list[int | None]:

@@ -3,9 +3,10 @@
 Each feature alone solves the task. "Linear" accuracy is on test inputs without the circle's plane, "circle" accuracy on
 test inputs without the linear direction. Verdict rule: for every network the linear accuracy beats the circle's along
 the leading direction by 2 standard errors over repeats; along the last direction the circle beats the linear feature by
-2 standard errors for every network but the MLP, for which the linear feature must stay ahead by 2 standard errors (G is
-a multiple of I there: an inference, the paper's text does not say it); where neither is ahead for the MLP, nothing is
-tested. (Changed after the first run: for the MLP no significant lead of the circle had been enough.)
+2 standard errors, and is itself above 55 % by as much, for every network but the MLP, for which the linear feature must
+stay ahead by 2 standard errors (G is a multiple of I there: an inference, the paper's text does not say it); where
+neither is ahead for the MLP, nothing is tested. (Changed after the first run: for the MLP no significant lead of the
+circle had been enough. After the first at the paper's size: LeNet had passed by one point, both features at chance.)
 """
 
 from typing import Annotated
@@ -28,6 +29,7 @@ CLAIM = (
     "When the linear feature lies along a leading direction of G, networks use it and ignore the circle; as its "
     "direction moves down the spectrum of G, networks with a structured G rely on the circle instead."
 )
+LEARNT = 55.0  # per cent; two classes
 
 
 @study(
@@ -91,8 +93,10 @@ def fig5(
         numbers[f"{net}: accuracy with both features, last direction, %"] = Estimate.of(
             percent(scores[:, -1, 0]).tolist()
         )
+        used = Estimate.of(percent(circle[:, -1]).tolist())
+        numbers[f"{net}: accuracy by the circle alone, last direction, %"] = used
         stays = True if below(last) else False if above(last) else None  # the linear feature, along the last direction
-        right[net] = together([above(first), stays if net in ISOTROPIC else above(last)])
+        right[net] = together([above(first), stays if net in ISOTROPIC else above(last) and above(used, LEARNT)])
         where = f"Circle in the plane of eigenvectors {pair[0]} and {pair[1]}, radii 0.25 and {outer:g}; linear gap "
         charts.append(_chart(net, indices, scores, f"{where}{eps:g}; {n_train} examples, {repeats} repeats."))
         run.save_arrays(f"contest {net}", indices=torch.tensor(indices), accuracy=scores)

@@ -1,0 +1,41 @@
+"""Legends stay off the lines."""
+
+import pytest
+
+from biascope.studies import Chart, Series
+from biascope.studies.drawing import draw
+
+pytest.importorskip("matplotlib")
+
+
+def chart(*series: Series) -> Chart:
+    return Chart("c", "title", "x", "y", series, alt="lines")
+
+
+def test_a_legend_finds_the_free_corner() -> None:
+    figure = draw(chart(Series.of("up", [0, 1], [0, 1]), Series.of("flat", [0, 1], [0, 0])))
+    assert not figure.legends
+    assert figure.axes[0].get_legend() is not None
+
+
+def test_a_legend_without_a_free_place_goes_below() -> None:
+    zigzag = [0.0, 1.0] * 30
+    figure = draw(chart(Series.of("one", range(60), zigzag), Series.of("two", range(60), zigzag[::-1])))
+    assert len(figure.legends) == 1
+    assert figure.axes[0].get_legend() is None
+    assert figure.get_figheight() > draw(chart(Series.of("one", [0, 1], [0, 1]))).get_figheight()
+
+
+def test_points_are_not_joined() -> None:
+    """The line between two points is not drawn, so a legend may lie on it; points under it push it out."""
+    corners = [Series.of(str(k), [0, 1], [k, 1 - k], style="points") for k in (0, 1)]
+    assert not draw(chart(*corners)).legends
+    dense = [(x / 20, y / 20) for x in range(21) for y in range(21)]
+    cloud = [Series.of(name, *zip(*dense), style="points") for name in ("a", "b")]
+    assert len(draw(chart(*cloud)).legends) == 1
+
+
+def test_one_series_needs_no_legend() -> None:
+    figure = draw(chart(Series.of("one", [0, 1], [0, 1])))
+    assert not figure.legends
+    assert figure.axes[0].get_legend() is None
