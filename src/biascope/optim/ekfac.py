@@ -22,7 +22,6 @@ class EKFACPreconditioner(Preconditioner):
 
     Args:
         model: covered are its Linear, Conv1d/2d/3d and Embedding layers; examples lie along the first dimension.
-        damping: > 0.
         damping_mode: "plain" (s + damping) or "deep" (s + (S_B + r)(S_A + r) - S_B S_A with r = sqrt(damping)).
         refresh_every: steps between two computations of the eigenbasis.
         scalings: "batch" (second moments over the examples of this step) or "running" (EKFAC-ra: s <- decay s +
@@ -31,7 +30,10 @@ class EKFACPreconditioner(Preconditioner):
         rescale_by_batch: keep the factor m, which restores the scale of single examples.
         on_refresh: what running scalings become in a new basis: "reset" (S_B S_A) or "project".
         factor_decay: of the running average of the factors behind the basis; 0 keeps only the batch of the refresh.
-        sharing, sua, loss_reduction, params, grad_scaler: as in `KFACPreconditioner`.
+
+    Keyword Args:
+        damping (float): > 0, 0.001 if not given.
+        options (Any): `sharing`, `sua`, `loss_reduction`, `params`, `grad_scaler` as in `KFACPreconditioner`.
 
     Example:
         >>> net, x = nn.Linear(3, 1), torch.eye(3)
@@ -133,14 +135,15 @@ class EKFAC(NaturalGradient):
     Args:
         model: any nn.Module; Linear, Conv1d/2d/3d and Embedding layers are preconditioned.
         lr: learning rate.
-        damping: > 0, 0.01 if not given; may differ between parameter groups and change during training
-            (`group["damping"]`).
         momentum: on the natural gradient.
         weight_decay: times the parameter, added to the natural gradient.
         params: parameters or parameter groups, as torch optimisers take them; None for all.
         fallback: "sgd" (same lr and momentum) or "adam", for parameters that no factor covers.
-        damping_mode, refresh_every, scalings, decay, rescale_by_batch, on_refresh, factor_decay, sharing, sua,
-            loss_reduction, grad_scaler: as in `EKFACPreconditioner`.
+
+    Keyword Args:
+        damping (float): > 0, 0.01 if not given; may differ between parameter groups and change during training
+            (`group["damping"]`).
+        options (Any): all others of `EKFACPreconditioner`, such as `refresh_every`.
 
     Example:
         >>> net, x = nn.Linear(3, 1), torch.eye(3)

@@ -19,17 +19,19 @@ class KFACPreconditioner(Preconditioner):
 
     Args:
         model: covered are its Linear, Conv1d/2d/3d and Embedding layers; examples lie along the first dimension.
-        damping: > 0.
         damping_mode: "factored" (b = sqrt(damping) / pi, a = pi sqrt(damping), pi^2 = the ratio of the mean
             eigenvalues of A and B) or "exact" ((B (x) A + damping I)^-1).
         refresh_every: steps between two decompositions of the factors.
         factors_every: steps between two updates of the factors.
         factor_decay: of the running average of the factors; 0 keeps only the last batch.
-        sharing: "expand" or "reduce", for layers with several positions (convolutions, tokens).
-        sua: for convolutions, one channel covariance for all kernel offsets.
-        loss_reduction: "mean" or "sum", of the loss over the examples.
-        params: restrict to these parameters.
-        grad_scaler: the `torch.amp.GradScaler` in use, if any.
+
+    Keyword Args:
+        damping (float): > 0, 0.001 if not given.
+        sharing (str): "expand" or "reduce", for layers with several positions (convolutions, tokens).
+        sua (bool): for convolutions, one channel covariance for all kernel offsets.
+        loss_reduction (str): "mean" or "sum", of the loss over the examples.
+        params (Collection): restrict to these parameters.
+        grad_scaler (Any): the `torch.amp.GradScaler` in use, if any.
 
     Example:
         >>> net, x = nn.Linear(3, 1), torch.eye(3)
@@ -102,14 +104,15 @@ class KFAC(NaturalGradient):
     Args:
         model: any nn.Module; Linear, Conv1d/2d/3d and Embedding layers are preconditioned.
         lr: learning rate.
-        damping: > 0, 0.01 if not given; may differ between parameter groups and change during training
-            (`group["damping"]`).
         momentum: on the natural gradient.
         weight_decay: times the parameter, added to the natural gradient.
         params: parameters or parameter groups, as torch optimisers take them; None for all.
         fallback: "sgd" (same lr and momentum) or "adam", for parameters that no factor covers.
-        damping_mode, refresh_every, factors_every, factor_decay, sharing, sua, loss_reduction, grad_scaler: as in
-            `KFACPreconditioner`.
+
+    Keyword Args:
+        damping (float): > 0, 0.01 if not given; may differ between parameter groups and change during training
+            (`group["damping"]`).
+        options (Any): all others of `KFACPreconditioner`, such as `refresh_every`.
 
     Example:
         >>> net, x = nn.Linear(3, 1), torch.eye(3)
