@@ -32,7 +32,7 @@ class EKFACPreconditioner(Preconditioner):
         factor_decay: of the running average of the factors behind the basis; 0 keeps only the batch of the refresh.
 
     Keyword Args:
-        damping (float): > 0, 0.001 if not given.
+        damping (float): above 0, 0.001 if not given.
         options (Any): `sharing`, `sua`, `loss_reduction`, `params`, `grad_scaler` as in `KFACPreconditioner`.
 
     Example:
@@ -141,7 +141,7 @@ class EKFAC(NaturalGradient):
         fallback: "sgd" (same lr and momentum) or "adam", for parameters that no factor covers.
 
     Keyword Args:
-        damping (float): > 0, 0.01 if not given; may differ between parameter groups and change during training
+        damping (float): above 0, 0.01 if not given; may differ between parameter groups and change during training
             (`group["damping"]`).
         options (Any): all others of `EKFACPreconditioner`, such as `refresh_every`.
 

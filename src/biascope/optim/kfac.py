@@ -26,7 +26,7 @@ class KFACPreconditioner(Preconditioner):
         factor_decay: of the running average of the factors; 0 keeps only the last batch.
 
     Keyword Args:
-        damping (float): > 0, 0.001 if not given.
+        damping (float): above 0, 0.001 if not given.
         sharing (str): "expand" or "reduce", for layers with several positions (convolutions, tokens).
         sua (bool): for convolutions, one channel covariance for all kernel offsets.
         loss_reduction (str): "mean" or "sum", of the loss over the examples.
@@ -110,7 +110,7 @@ class KFAC(NaturalGradient):
         fallback: "sgd" (same lr and momentum) or "adam", for parameters that no factor covers.
 
     Keyword Args:
-        damping (float): > 0, 0.01 if not given; may differ between parameter groups and change during training
+        damping (float): above 0, 0.01 if not given; may differ between parameter groups and change during training
             (`group["damping"]`).
         options (Any): all others of `KFACPreconditioner`, such as `refresh_every`.
 
