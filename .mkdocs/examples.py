@@ -1,4 +1,4 @@
-"""What the site reads otherwise than meant: headings `Example:` (it knows `Examples:`), and <K, L>, which is no HTML tag."""
+"""What the site would misread: the heading `Example:` (it knows `Examples:`), and <K, L>, which is no HTML tag."""
 
 import re
 from typing import Any
