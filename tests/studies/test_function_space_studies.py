@@ -14,11 +14,11 @@ from biascope.geometry import nads
 from biascope.kernels import binarization_overlap, ntk, rotation_gain, target_alignments
 from biascope.linearize import linearize
 from biascope.seeds import derive
-from biascope.studies import Estimate, Run, StudyResult, configure, execute
+from biascope.studies import Run, StudyResult, configure, execute
 from biascope.studies.function_space.directions import first_network, initialiser, kernel_directions
 from biascope.studies.function_space.eigentasks import benchmark, learn
 from biascope.studies.function_space.fig4_8 import alignments, rank_of
-from biascope.studies.function_space.setting import above, below, decide, network, over_seeds, trends, two_classes
+from biascope.studies.function_space.setting import network, two_classes
 from biascope.studies.function_space.training import Recipe, fit
 
 TINY: dict[str, Any] = {"dataset": "digits", "batch": 32}
@@ -144,25 +144,6 @@ def test_gains_by_the_kernel_are_those_without_it(run: Run) -> None:
     after = alignments(net, bench.x, V)
     assert torch.allclose(after, slow.after, rtol=1e-3)
     assert torch.allclose(bench.spectrum.values[:20].double(), slow.before[:20], rtol=1e-2)
-
-
-def test_no_error_bar_no_verdict() -> None:
-    for alone in (Estimate(5.0), Estimate(-5.0)):
-        assert not above(alone)
-        assert not below(alone)
-        assert decide(True, [alone, Estimate(1.0, 0.1, 2)]) == "not tested"
-
-
-def test_errors_are_over_seeds_where_there_are_some() -> None:
-    rows = [[1.0, 9.0, 2.0, 8.0], [5.0, 5.0, 5.0, 6.0]]  # tasks differ far more than seeds do
-    assert over_seeds(rows) == Estimate.of([5.0, 5.25])
-    assert over_seeds(rows[:1]) == Estimate.of(rows[0])
-    assert trends([1, 2, 3, 4], rows).n == 2
-    alone = trends([1, 2, 3, 4, 5, 6], [[1.0, 2.0, 3.0, 4.0, 6.0, 5.0]])
-    assert alone.n == 6
-    assert above(alone)
-    assert not above(trends([1, 2, 3, 4, 5], [[1.0, 5.0, 2.0, 4.0, 3.0]]))  # positive, by chance
-    assert trends([1, 2, 3], [[1.0, 2.0, 3.0]]).standard_error is None  # three points have no order to speak of
 
 
 def test_rank_of() -> None:

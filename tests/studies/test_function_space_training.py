@@ -14,7 +14,7 @@ from biascope.errors import InputError
 from biascope.linearize import linearize
 from biascope.seeds import generator
 from biascope.studies.function_space import training
-from biascope.studies.function_space.setting import NETS, above, images, network, trend, two_classes
+from biascope.studies.function_space.setting import NETS, images, network, two_classes
 from biascope.studies.function_space.training import (
     Recipe,
     displacement,
@@ -25,7 +25,6 @@ from biascope.studies.function_space.training import (
     spread_out,
     steps_of,
 )
-from biascope.studies.result import Estimate
 
 
 def task(outputs: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
@@ -177,11 +176,3 @@ def test_networks_and_images() -> None:
     assert abs(float(train.x.mean())) < 1e-5
     assert abs(float(test.x.mean())) > 1e-5  # standardised with the training images' statistics
     assert len(images("digits", None, None, 0)) == 1797
-
-
-def test_statistics() -> None:
-    assert trend([1, 2, 3, 4], [4.0, 3.0, 2.0, 1.0]) == -1.0
-    assert trend([1, 2, 3, 4], [1.0, 1.0, 2.0, 2.0]) == pytest.approx(0.894427191)
-    assert above(Estimate(1.0, 0.2), 0.5)
-    assert not above(Estimate(1.0), 0.5)  # no error bar
-    assert not above(Estimate(1.0, 0.3), 0.5)

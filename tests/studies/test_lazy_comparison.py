@@ -8,11 +8,8 @@ from torch import Tensor
 
 from biascope.studies.lazy.comparison import (
     at_progress,
-    beyond,
     curve_series,
-    decided,
     estimate,
-    negative,
     paired_differences,
     shared_levels,
     stayed_linear,
@@ -22,7 +19,6 @@ from biascope.studies.lazy.images import load, network, standardised
 from biascope.studies.lazy.noise import NoiseTask, compare, memorisation_begins
 from biascope.studies.lazy.spurious_groups import SpuriousTask
 from biascope.studies.lazy.training import Trajectory
-from biascope.studies.result import Estimate
 
 
 def trajectory(names: tuple[str, ...], losses: Tensor, kernel: float = 1.0) -> Trajectory:
@@ -65,14 +61,6 @@ def test_runs_without_shared_progress_give_no_row() -> None:
     assert len(gaps) == 0
     assert math.isnan(estimate(gaps).value)
     assert curve_series("x", [one, other], lambda t: t.losses("clean"), lambda t: t.losses("noisy")).x == ()
-
-
-def test_two_standard_errors_decide_and_one_seed_never_does() -> None:
-    assert beyond(Estimate(1.0, 0.4, 3))
-    assert not beyond(Estimate(1.0, 0.6, 3))
-    assert beyond(negative(Estimate(-1.0, 0.4, 3)))
-    assert not beyond(Estimate(1.0, None, 1))
-    assert not decided(Estimate(1.0, None, 1), Estimate(1.0, 0.1, 2))
 
 
 def noisy_run(height: float, test_best: float, turns: bool, wiggle: float) -> Trajectory:

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from biascope.studies.nad import estimates as e
 from biascope.studies.nad import frequencies as f
 from biascope.studies.nad.anisotropy import spread_indices
 from biascope.studies.result import Estimate
@@ -90,20 +89,6 @@ def test_map_layout() -> None:
     assert shown.z[2][2] == 0.0  # DC in the centre
     gaps = f.heat_map("m", "t", np.ones(len(f.bins(8, "im", 1, 0, 0, 0))), f.bins(8, "im", 1, 0, 0, 0), "im")
     assert sum(np.isnan(cell) for row in gaps.z for cell in row) == 4
-
-
-def test_rank_correlation_and_spread() -> None:
-    x, rng = np.arange(200.0), np.random.default_rng(1)
-    assert e.rank_correlation(x, -x).value == -1
-    noise = e.rank_correlation(x, rng.normal(size=200))
-    assert noise.standard_error == pytest.approx(1 / np.sqrt(199), rel=0.25)
-    assert abs(noise.value) < 4 * (noise.standard_error or 0)
-    assert e.rank_correlation(x, np.ones(200)).value == 0.0
-    width = e.spread(rng.normal(size=2000))
-    assert width.value == pytest.approx(1.0, abs=0.06)
-    assert width.standard_error == pytest.approx(1 / np.sqrt(4000), rel=0.2)
-    assert e.correlation(x, 3 - 2 * x).value == -1
-    assert not e.surely_above(Estimate(9.0), 0.0)
 
 
 def test_indices() -> None:

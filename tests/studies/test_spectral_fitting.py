@@ -13,14 +13,13 @@ from torch import nn
 from biascope.ensembles import Networks
 from biascope.errors import InputError
 from biascope.spectral import amplitude_spectrum, spectral_norm
-from biascope.studies.result import Estimate
 from biascope.studies.runs import Run
 from biascope.studies.spectral.fig3_4 import radial_wave
 from biascope.studies.spectral.figA_12 import attack
 from biascope.studies.spectral.fitting import draw_mlps, fit, forward, norms_of, relu_mlp
 from biascope.studies.spectral.flowers import flower_classes, nearest_probability, plane
 from biascope.studies.spectral.images import two_classes
-from biascope.studies.spectral.waves import above, below, first_above, rank_correlation, wave_targets
+from biascope.studies.spectral.waves import first_above, rank_correlation, wave_targets
 
 
 @pytest.mark.parametrize("loss", ["mse", "bce"])
@@ -102,15 +101,11 @@ def test_rank_correlation_is_spearmans() -> None:
     assert np.allclose(rank_correlation(x, y).numpy(), expected)
 
 
-def test_first_above_and_bounds() -> None:
+def test_first_above() -> None:
     curve = torch.tensor([[0.0, 0.0], [0.95, 0.1], [0.2, 0.3]])
     times = first_above(curve, torch.tensor([0, 10, 20]), 0.9)
     assert float(times[0]) == 10
     assert math.isnan(float(times[1]))
-    assert above(Estimate(1.0, 0.4), 0.0)
-    assert not above(Estimate(1.0, 0.6), 0.0)
-    assert not above(Estimate(1.0), 0.0)  # one sample shows nothing
-    assert below(Estimate(-1.0, 0.4), 0.0)
 
 
 def test_neighbours_are_sklearns() -> None:

@@ -23,7 +23,7 @@ from biascope.kernels import ntk
 from biascope.linalg import effective_rank
 from biascope.progress import progress
 from biascope.seeds import derive
-from biascope.studies.function_space.setting import above, decide, mean_and_error
+from biascope.studies.estimates import above, curve, decide
 from biascope.studies.function_space.training import Recipe, evaluate, fit
 from biascope.studies.pictures import picture, signed
 from biascope.studies.registry import study
@@ -96,8 +96,8 @@ def fig4_1(
             "iteration",
             "CKA; ratio of eigenvalues",
             (
-                Series.of("CKA with the labels", shown, *mean_and_error(cka)),
-                Series.of("lambda_20 / lambda_1, centred", shown, *mean_and_error(ratio)),
+                curve("CKA with the labels", shown, cka),
+                curve("lambda_20 / lambda_1, centred", shown, ratio),
                 Series.of("published ratio", [1, 2000], [0.015, 0.002], style="points"),
             ),
             alt="CKA with the labels and the ratio of eigenvalues over iterations.",

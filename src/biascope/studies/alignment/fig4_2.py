@@ -20,7 +20,7 @@ from torch import Tensor
 
 from biascope.progress import progress
 from biascope.studies.alignment.tracking import PROBING, VGG, Probing, Task, column, repeats
-from biascope.studies.function_space.setting import above, below, decide, mean_and_error, trend
+from biascope.studies.estimates import above, below, curve, decide, spearman
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult, Verdict
 from biascope.studies.runs import Run
@@ -92,7 +92,7 @@ def fig4_2(
         lowest = Estimate.of([float(column(f, "train", "rank").mean(0).min()) for f in found])
         numbers[f"lowest effective rank, {name}"] = lowest
         numbers[f"rank correlation of effective rank and test accuracy, {name}"] = Estimate.of(
-            [trend(column(f, "train", "rank").mean(0).tolist(), f["test_accuracy"].tolist()) for f in found]
+            [spearman(column(f, "train", "rank").mean(0).tolist(), f["test_accuracy"].tolist()) for f in found]
         )
         largest, mean, rank = grown.values()
         limit = 0.1 if noise == 0 else 0.2
@@ -148,14 +148,12 @@ def charts_of(found: list[dict[str, Any]], name: str, tag: int) -> list[Chart]:
         made = []
         for label, statistic in labels.items():
             for which in ("train", "test"):
-                mean, error = mean_and_error(repeats(found, which, statistic))
-                made.append(
-                    Series.of(f"{label}, {which}", steps, mean, error, "line" if which == "train" else "dashed")
-                )
+                rows = repeats(found, which, statistic)
+                made.append(curve(f"{label}, {which}", steps, rows, "line" if which == "train" else "dashed"))
         return tuple(made)
 
     accuracy = tuple(
-        Series.of(f"{which} accuracy", steps, mean_and_error(torch.stack([f[f"{which}_accuracy"] for f in found]))[0])
+        Series.of(f"{which} accuracy", steps, torch.stack([f[f"{which}_accuracy"] for f in found]).mean(0))
         for which in ("train", "test")
     )
     about = f"{name}; the first probe (iteration 0) is drawn at iteration 1."

@@ -19,7 +19,7 @@ import torch
 from biascope.progress import progress
 from biascope.studies.alignment.fig4_2 import SIZES
 from biascope.studies.alignment.tracking import PROBING, VGG, Probing, Task, column, repeats
-from biascope.studies.function_space.setting import above, decide, mean_and_error
+from biascope.studies.estimates import above, curve, decide
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, HeatMap, Series, StudyResult
 from biascope.studies.runs import Run
@@ -117,9 +117,9 @@ def _figures(
     steps = [max(1, int(step)) for step in found[0]["steps"]]
     series = []
     for which in ("train", "test"):
-        mean, error = mean_and_error(repeats(found, which, "cka"))
-        series.append(Series.of(f"CKA, {which}", steps, mean, error, "line" if which == "train" else "dashed"))
-        accuracy = mean_and_error(torch.stack([f[f"{which}_accuracy"] for f in found]))[0]
+        cka = repeats(found, which, "cka")
+        series.append(curve(f"CKA, {which}", steps, cka, "line" if which == "train" else "dashed"))
+        accuracy = torch.stack([f[f"{which}_accuracy"] for f in found]).mean(0)
         series.append(Series.of(f"accuracy, {which}", steps, accuracy, style="points"))
     return [
         Chart(

@@ -17,7 +17,7 @@ import torch
 
 from biascope.progress import progress
 from biascope.studies.alignment.difficulty import KINDS, Mixture, follow, half_rise, largest_ratio, mean_ratio
-from biascope.studies.function_space.setting import above, decide, mean_and_error
+from biascope.studies.estimates import above, curve, decide
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run
@@ -100,8 +100,8 @@ def chart(found: list[dict[str, Any]], name: str, title: str) -> Chart:
     steps = [max(1, int(step)) for step in found[0]["steps"]]
     series = []
     for group in ("easy", "difficult"):
-        series.append(Series.of(f"CKA, {group}", steps, *mean_and_error(torch.stack([f[group] for f in found]))))
-        mean, _ = mean_and_error(torch.stack([f[f"{group} accuracy"] for f in found]))
+        series.append(curve(f"CKA, {group}", steps, torch.stack([f[group] for f in found])))
+        mean = torch.stack([f[f"{group} accuracy"] for f in found]).mean(0)
         series.append(Series.of(f"accuracy, {group}", steps, mean, style="dashed"))
     return Chart(
         f"alignment-{name}",

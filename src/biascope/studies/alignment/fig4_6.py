@@ -19,9 +19,10 @@ from biascope.errors import InputError
 from biascope.progress import progress
 from biascope.seeds import derive
 from biascope.studies.alignment.complexity import MEASURES, Training, measure, table
-from biascope.studies.function_space.setting import above, decide, images, mean_and_error, trend
+from biascope.studies.estimates import above, curve, decide, spearman
+from biascope.studies.function_space.setting import images
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, Series, StudyResult
+from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run
 
 CLAIM = (
@@ -106,9 +107,9 @@ def fig4_6(
         for name, label in MEASURES.items():
             values = table(rows, name)
             if bool(values.isfinite().all()):
-                follows[name] = Estimate.of([trend(v, g) for v, g in zip(values.tolist(), gap.tolist())])
+                follows[name] = Estimate.of([spearman(v, g) for v, g in zip(values.tolist(), gap.tolist())])
                 numbers[f"rank correlation of {label} and the gap, {sweep}"] = follows[name]
-        grows = Estimate.of([trend(list(points[sweep]), v) for v in table(rows, "path").tolist()])
+        grows = Estimate.of([spearman(list(points[sweep]), v) for v in table(rows, "path").tolist()])
         numbers[f"rank correlation of {sweep} and C(f)"] = grows
         numbers[f"gap at the ends of the sweep, first, {sweep}"] = Estimate.of(gap[:, 0].tolist())
         numbers[f"gap at the ends of the sweep, last, {sweep}"] = Estimate.of(gap[:, -1].tolist())
@@ -128,7 +129,7 @@ def fig4_6(
                 ),
                 "relative to the largest",
                 tuple(
-                    Series.of(label, points[sweep], *mean_and_error(t / t.abs().amax(1, keepdim=True).clamp_min(1e-12)))
+                    curve(label, points[sweep], t / t.abs().amax(1, keepdim=True).clamp_min(1e-12))
                     for label, t in [
                         ("generalisation gap", gap),
                         *((MEASURES[name], table(rows, name)) for name in follows),

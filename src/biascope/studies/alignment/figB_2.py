@@ -19,7 +19,7 @@ from biascope import nets
 from biascope.kernels import dominant_frequency, fourier_power, ntk
 from biascope.progress import progress
 from biascope.seeds import derive
-from biascope.studies.function_space.setting import above, below, decide, mean_and_error, trend
+from biascope.studies.estimates import above, below, curve, decide, spearman
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, HeatMap, Series, StudyResult
 from biascope.studies.runs import Run, Value
@@ -52,7 +52,7 @@ def fig_b2(
     ]
     half = points // 2
     order = range(1, half + 1)
-    trends = Estimate.of([trend(list(order), f["frequency"][:half].tolist()) for f in found])
+    trends = Estimate.of([spearman(list(order), f["frequency"][:half].tolist()) for f in found])
     ratio = Estimate.of([float(f["values"][9] / f["values"][0]) for f in found])
     share = Estimate.of([float(f["power"][:, :half].amax(0).mean()) for f in found])
     numbers = {
@@ -72,7 +72,7 @@ def fig_b2(
             "index of the eigenvector",
             "periods over [0, 1]",
             (
-                Series.of("mean over networks", every, *mean_and_error(frequency)),
+                curve("mean over networks", every, frequency),
                 Series.of("cosines in order", every, [j / 2 for j in every], style="dashed"),
             ),
             alt="The dominant frequency grows with the index, close to half of it.",

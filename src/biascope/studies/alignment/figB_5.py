@@ -13,7 +13,7 @@ from typing import Annotated
 from biascope.errors import InputError
 from biascope.progress import progress
 from biascope.studies.alignment.tracking import Probing, Setting, repeats
-from biascope.studies.function_space.setting import above, decide, mean_and_error
+from biascope.studies.estimates import above, curve, decide
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run
@@ -80,7 +80,7 @@ def fig_b5(
             rise = Estimate.of((rows[:, -1] - rows[:, 0]).tolist())
             numbers[f"rise of the {name} alignment, {net}"] = rise
             numbers[f"final {name} alignment, {net}"] = Estimate.of(rows[:, -1].tolist())
-            curves[statistic].append(Series.of(net, steps, *mean_and_error(rows)))
+            curves[statistic].append(curve(net, steps, rows))
             rises.append(rise)
         numbers[f"test accuracy, {net}"] = Estimate.of([float(f["test_accuracy"][-1]) for f in found])
         judged += rises

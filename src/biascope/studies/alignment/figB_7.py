@@ -13,9 +13,9 @@ from typing import Annotated
 from biascope.progress import progress
 from biascope.studies.alignment.difficulty import Mixture, follow, half_rise, largest_ratio, mean_ratio
 from biascope.studies.alignment.fig4_4 import chart
-from biascope.studies.function_space.setting import above, decide, mean_and_error, trend
+from biascope.studies.estimates import above, curve, decide, spearman
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, Series, StudyResult
+from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run
 
 CLAIM = (
@@ -77,7 +77,7 @@ def fig_b7(
             tops[seed].append(float(f["easy"].max()))
         charts.append(chart(found, f"{depth}", f"Alignment of a network with {depth} hidden layers"))
     numbers = {
-        f"rank correlation of depth and the {name}": Estimate.of([trend(list(depths), row) for row in rows])
+        f"rank correlation of depth and the {name}": Estimate.of([spearman(list(depths), row) for row in rows])
         for name, rows in (
             ("ratio of mean CKAs", ratios),
             ("largest ratio", largest),
@@ -99,8 +99,8 @@ def fig_b7(
             "hidden layers",
             "ratio",
             (
-                Series.of("of means over training", depths, *mean_and_error(ratios)),
-                Series.of("largest over training", depths, *mean_and_error(largest), style="dashed"),
+                curve("of means over training", depths, ratios),
+                curve("largest over training", depths, largest, "dashed"),
             ),
             alt="The ratio of alignments against depth, of means over training and the largest.",
         ),

@@ -14,9 +14,9 @@ from typing import Annotated
 from biascope.progress import progress
 from biascope.studies.alignment.fig4_2 import SIZES
 from biascope.studies.alignment.tracking import VGG, Probing, Task, repeats
-from biascope.studies.function_space.setting import above, decide, mean_and_error
+from biascope.studies.estimates import above, curve, decide
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, Series, StudyResult
+from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run
 
 CLAIM = (
@@ -57,7 +57,7 @@ def fig_b8(
             rows = repeats(found, "train", "rank")
             floors.append(rows.min(1).values)
             name = f"learning rate {lr * factor:g}"
-            series.append(Series.of(name, [max(1, int(s)) for s in found[0]["steps"]], *mean_and_error(rows)))
+            series.append(curve(name, [max(1, int(s)) for s in found[0]["steps"]], rows))
             tested = tested and all(float(f["train_accuracy"].max()) >= 0.9 for f in found)
             numbers[f"lowest effective rank, {name}, {noise:.0%} random labels"] = Estimate.of(floors[-1].tolist())
         ratio = Estimate.of((floors[1] / floors[0]).tolist())

@@ -20,7 +20,8 @@ from biascope.errors import InputError
 from biascope.kernels import Kernel, ntk
 from biascope.linalg import effective_rank
 from biascope.seeds import derive, generator
-from biascope.studies.function_space.setting import errors_over, images
+from biascope.studies.estimates import errors_over
+from biascope.studies.function_space.setting import images
 from biascope.studies.function_space.training import Recipe, evaluate, fit, spread_out, steps_of
 from biascope.studies.runs import Run, Value
 

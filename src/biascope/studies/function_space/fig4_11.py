@@ -22,8 +22,9 @@ from torch import Tensor, nn
 
 from biascope.progress import progress
 from biascope.seeds import derive
+from biascope.studies.estimates import above, decide, errors_over, mean_error, over_seeds
 from biascope.studies.function_space.eigentasks import LEVEL, Benchmark, benchmark
-from biascope.studies.function_space.setting import above, decide, errors_over, mean_and_error, over_seeds, title
+from biascope.studies.function_space.setting import title
 from biascope.studies.function_space.training import Recipe, evaluate, fit, iterations_to, per_epoch, steps_of
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
@@ -154,14 +155,14 @@ def _losses(row: dict[str, Any], names: list[str], each: int, k: int) -> Chart:
 
 
 def _accuracies(accuracy: Tensor, epochs: list[int]) -> Chart:
-    mean, error = mean_and_error(accuracy)
+    mean, error = mean_error(accuracy)
     return Chart(
         "accuracy",
         "Validation accuracy with the kernel of an epoch",
         "epoch of the kernel + 1",
         "validation accuracy",
         (
-            Series.of("linear model", [t + 1 for t in epochs], mean[1:], error[1:] if error else None),
+            Series.of("linear model", [t + 1 for t in epochs], mean[1:], None if error is None else error[1:]),
             Series.of("the network", [1, epochs[-1] + 1], [mean[0]] * 2, style="dashed"),
         ),
         alt="Validation accuracy of linear models against the epoch their kernel is from, and that of the network.",

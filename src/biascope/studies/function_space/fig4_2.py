@@ -22,20 +22,12 @@ import torch
 from biascope.kernels import binarization_overlap
 from biascope.progress import progress
 from biascope.seeds import derive
+from biascope.studies.estimates import above, below, curve, decide, errors_over, over_seeds, rank_correlations
 from biascope.studies.function_space.eigentasks import Benchmark, benchmark, learn
-from biascope.studies.function_space.setting import (
-    above,
-    below,
-    decide,
-    errors_over,
-    mean_and_error,
-    over_seeds,
-    title,
-    trends,
-)
+from biascope.studies.function_space.setting import title
 from biascope.studies.function_space.training import Recipe, steps_of
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, Series, StudyResult
+from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run
 
 CLAIM = (
@@ -120,9 +112,11 @@ def fig4_2(
             ("f", "distance"),
             ("f", "turn"),
         ):
-            found[kind, what] = trends(rhos, table(kind, what).tolist())
+            found[kind, what] = rank_correlations(rhos, table(kind, what).tolist())
             numbers[f"rank correlation of rho and {what} of {kind}, {title(name)}"] = found[kind, what]
-        numbers[f"rank correlation of rho and accuracy of kernel regression, {title(name)}"] = trends(rhos, regressions)
+        numbers[f"rank correlation of rho and accuracy of kernel regression, {title(name)}"] = rank_correlations(
+            rhos, regressions
+        )
         falls = [found[kind, "accuracy"] for kind in KINDS]
         grows = [found["f", "iterations"], found["f", "distance"], advantage]
         holds.append(all(map(below, falls)) and all(map(above, grows)))
@@ -167,10 +161,9 @@ def _charts(name: str, rhos: tuple[int, ...], table: Any, regressions: list[list
     parts += [("distance", "||theta - theta_0||"), ("turn", "1 - cos(theta, theta_0)")]
     charts = []
     for what, label in parts:
-        series = [Series.of(KINDS[k], places, *mean_and_error(table(k, what))) for k in KINDS]
+        series = [curve(KINDS[k], places, table(k, what)) for k in KINDS]
         if what == "accuracy":
-            mean, error = mean_and_error(regressions)
-            series.append(Series.of("kernel regression", places, mean, error, "dashed"))
+            series.append(curve("kernel regression", places, regressions, "dashed"))
         charts.append(
             Chart(
                 f"{what}-{name}",

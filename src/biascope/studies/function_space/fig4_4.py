@@ -20,17 +20,9 @@ from torch import Tensor
 from biascope.data import directional
 from biascope.progress import progress
 from biascope.seeds import derive
+from biascope.studies.estimates import above, below, curve, decide, errors_over, over_seeds, rank_correlations
 from biascope.studies.function_space.directions import cached_directions, first_network, initialiser
-from biascope.studies.function_space.setting import (
-    above,
-    below,
-    decide,
-    errors_over,
-    mean_and_error,
-    over_seeds,
-    title,
-    trends,
-)
+from biascope.studies.function_space.setting import title
 from biascope.studies.function_space.training import Recipe, evaluate, fit, steps_of
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
@@ -97,7 +89,7 @@ def fig4_4(
         f, lin = (torch.tensor(tables[kind], dtype=torch.float64) for kind in KINDS)
         learnt = learnt and float(f[:, 0].mean()) >= 0.6
         advantage = over_seeds(f - lin)
-        falls = {kind: trends(indices, tables[kind]) for kind in KINDS}
+        falls = {kind: rank_correlations(indices, tables[kind]) for kind in KINDS}
         numbers[f"accuracy of f minus f_lin, {title(name)}"] = advantage
         numbers |= {f"rank correlation of index and accuracy of {k}, {title(name)}": v for k, v in falls.items()}
         tenth = float(torch.stack(spectra).mean(0)[min(9, len(spectra[0]) - 1)])
@@ -147,7 +139,7 @@ def _learn(
 
 def _chart(name: str, indices: tuple[int, ...], tables: dict[str, list[list[float]]], spectrum: Tensor) -> Chart:
     places = [i + 1 for i in indices]
-    series = [Series.of(KINDS[kind], places, *mean_and_error(rows)) for kind, rows in tables.items()]
+    series = [curve(KINDS[kind], places, rows) for kind, rows in tables.items()]
     series.append(Series.of("alignment, relative", places, spectrum[list(indices)], style="dashed"))
     return Chart(
         f"accuracy-{name}",

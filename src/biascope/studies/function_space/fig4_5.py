@@ -18,12 +18,13 @@ from biascope.geometry import nads
 from biascope.linalg import subspace_overlap
 from biascope.progress import progress
 from biascope.seeds import derive
+from biascope.studies.estimates import above, curve, decide
 from biascope.studies.function_space.directions import cached_directions, initialiser
-from biascope.studies.function_space.setting import above, decide, mean_and_error, title
+from biascope.studies.function_space.setting import title
 from biascope.studies.nad.fig5 import concentration
 from biascope.studies.pictures import direction_picture
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, Series, StudyResult
+from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run, Value
 
 CLAIM = (
@@ -74,14 +75,13 @@ def fig4_5(
         holds.append(above(overlap, 3 * k / D) and above(energy, 0.5))
         judged += [overlap, energy]
         said.append(f"{title(name)}: overlap {overlap} (random: {k / D:.3f}), energy {energy}")
-        mean, error = mean_and_error(torch.stack(spectra)[:, : D - 1])
         charts.append(
             Chart(
                 f"alignments-{name}",
                 f"Alignment of the kernel with linear functions along its directions, {title(name)}",
                 "direction",
                 "alignment relative to the first",
-                (Series.of(f"mean over {seeds} networks", range(1, D), mean, error),),
+                (curve(f"mean over {seeds} networks", range(1, D), torch.stack(spectra)[:, : D - 1]),),
                 alt="Alignments fall over the index of the direction.",
                 log_x=True,
                 log_y=True,

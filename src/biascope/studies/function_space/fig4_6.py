@@ -22,10 +22,11 @@ from torch import Tensor
 from biascope.data import Dataset
 from biascope.progress import progress
 from biascope.seeds import derive
-from biascope.studies.function_space.setting import above, decide, mean_and_error, network, title, trend, two_classes
+from biascope.studies.estimates import above, curve, decide, spearman
+from biascope.studies.function_space.setting import network, title, two_classes
 from biascope.studies.function_space.training import Recipe, displacement, evaluate, fit, per_epoch, steps_of
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, Series, StudyResult
+from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run, Value
 
 CLAIM = (
@@ -91,7 +92,7 @@ def fig4_6(
     growth = {"advantage": Estimate.of((gap[:, -1] - gap[:, 0]).tolist())}
     growth["distance"] = Estimate.of((distance[:, -1] - distance[:, 0]).tolist())
     trends = {
-        name: Estimate.of([trend(list(sizes), row) for row in rows.tolist()])
+        name: Estimate.of([spearman(list(sizes), row) for row in rows.tolist()])
         for name, rows in (("advantage", gap), ("distance", distance))
     }
     numbers = {f"growth of the {name} from {sizes[0]} to {sizes[-1]} images": value for name, value in growth.items()}
@@ -111,8 +112,7 @@ def fig4_6(
             "training images",
             "test accuracy",
             tuple(
-                Series.of(label, sizes, *mean_and_error(table(kind, "best")))
-                for kind, label in (("f", "network"), ("lin", "linearised"))
+                curve(label, sizes, table(kind, "best")) for kind, label in (("f", "network"), ("lin", "linearised"))
             ),
             alt="Test accuracy of the network and of its linearisation against the number of training images.",
             log_x=True,
@@ -122,7 +122,7 @@ def fig4_6(
             "Advantage of the network",
             "training images",
             "accuracy of f minus f_lin",
-            (Series.of("advantage", sizes, *mean_and_error(gap)),),
+            (curve("advantage", sizes, gap),),
             alt="Difference of the two accuracies against the number of training images.",
             log_x=True,
         ),
@@ -131,7 +131,7 @@ def fig4_6(
             "Distance from the initial weights",
             "training images",
             "||theta - theta_0||",
-            (Series.of("network", sizes, *mean_and_error(distance)),),
+            (curve("network", sizes, distance),),
             alt="Distance the network travels against the number of training images.",
             log_x=True,
         ),

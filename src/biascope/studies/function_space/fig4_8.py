@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from biascope.kernels import ntk
 from biascope.progress import progress
 from biascope.seeds import derive
+from biascope.studies.estimates import above, decide, errors_over, over_seeds, spearman
 from biascope.studies.function_space.eigentasks import Benchmark, benchmark, learn
-from biascope.studies.function_space.setting import above, decide, errors_over, over_seeds, title, trend
+from biascope.studies.function_space.setting import title
 from biascope.studies.function_space.training import Recipe, steps_of
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
@@ -96,10 +97,10 @@ def fig4_8(
         numbers[f"share of trainings where the target gains most, {title(name)}"] = Estimate(sum(first) / len(first))
         numbers[f"general growth, {title(name)}"] = Estimate.of([float(row["growth"]) for row in rows])
         numbers[f"rank correlation of alignments before and after, {title(name)}"] = Estimate.of(
-            [trend(row["before"].tolist(), row["after"].tolist()) for row in rows]
+            [spearman(row["before"].tolist(), row["after"].tolist()) for row in rows]
         )
         if len(targets) > 1:
-            numbers[f"rank correlation of k and the target's gain, {title(name)}"] = Estimate(trend(places, own))
+            numbers[f"rank correlation of k and the target's gain, {title(name)}"] = Estimate(spearman(places, own))
         holds.append(above(gain, 1.0) and sum(first) > len(first) / 2)
         said.append(
             f"{title(name)}: own gain {gain} ({', '.join(f'{g:.1f} for {k}' for g, k in zip(own, targets))}), "

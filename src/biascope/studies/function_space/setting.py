@@ -1,22 +1,18 @@
-"""Networks and image sets of the learning-complexity studies, and the small statistics they share.
+"""Networks and image sets of the learning-complexity studies.
 
 Networks have one output (a binary logit) and stay in eval mode from beginning to end: BatchNorm keeps its initial mean
 0 and variance 1, which switches it off, so that the linearised network is the tangent of the trained one.
 """
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from biascope import data, nets
 from biascope.data import Dataset
 from biascope.errors import InputError
-from biascope.studies.nad.estimates import rank_correlation
-from biascope.studies.result import Estimate, Verdict
 
 NETS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "mlp": ("mlp", {"hidden": (100, 100)}),
@@ -79,101 +75,3 @@ def two_classes(name: str, n_train: int | None, n_test: int | None, seed: int, d
     train = images(name, "train", n_train, seed, device)
     test = images(name, "test", n_test, seed, device, like=train)
     return data.cifar2(train, "first-five"), data.cifar2(test, "first-five")
-
-
-def trend(x: Sequence[float], y: Sequence[float]) -> float:
-    """Spearman's rank correlation; 0 where either side is constant.
-
-    Example:
-        >>> trend([1, 2, 3], [1.0, 4.0, 9.0]), trend([1, 2, 3], [1.0, 1.0, 1.0])
-        (1.0, 0.0)
-    """
-    if len(set(x)) < 2 or len(set(y)) < 2:
-        return 0.0
-    from scipy.stats import spearmanr  # slow to import, and every command imports every study
-
-    found = float(spearmanr(x, y).statistic)
-    return 0.0 if math.isnan(found) else round(found, 12)
-
-
-def above(number: Estimate, level: float = 0.0) -> bool:
-    """Is it above the level by two standard errors? An unknown error is never sure.
-
-    Example:
-        >>> above(Estimate(1.0, 0.4, 3)), above(Estimate(1.0, 0.6, 3)), above(Estimate(1.0))
-        (True, False, False)
-    """
-    return number.standard_error is not None and number.value - 2 * number.standard_error > level
-
-
-def below(number: Estimate, level: float = 0.0) -> bool:
-    """Is it below the level by two standard errors? An unknown error is never sure.
-
-    Example:
-        >>> below(Estimate(-1.0, 0.4, 3)), below(Estimate(-1.0))
-        (True, False)
-    """
-    return number.standard_error is not None and number.value + 2 * number.standard_error < level
-
-
-def decide(holds: bool, numbers: Iterable[Estimate]) -> Verdict:
-    """The verdict on the numbers that the rule looks at; where one has no error bar, nothing is tested.
-
-    Example:
-        >>> decide(True, [Estimate(1.0, 0.1, 3)]), decide(False, [Estimate(1.0, 0.1, 3)]), decide(True, [Estimate(1.0)])
-        ('confirmed', 'not confirmed', 'not tested')
-    """
-    if any(number.standard_error is None for number in numbers):
-        return "not tested"
-    return "confirmed" if holds else "not confirmed"
-
-
-def over_seeds(rows: Sequence[Sequence[float]] | Tensor) -> Estimate:
-    """Mean of rows [seeds, tasks]. Errors are over seeds, tasks averaged first; those of one seed are over its tasks.
-
-    Example:
-        >>> print(over_seeds([[1.0, 3.0], [2.0, 6.0]]))
-        3.0 ± 1.0 (n = 2)
-        >>> print(over_seeds([[1.0, 3.0]]))
-        2.0 ± 1.0 (n = 2)
-    """
-    table = torch.as_tensor(rows, dtype=torch.float64)
-    return Estimate.of((table.mean(1) if len(table) > 1 else table[0]).tolist())
-
-
-def trends(x: Sequence[float], rows: Sequence[Sequence[float]]) -> Estimate:
-    """Rank correlation of x with each row [seeds, points]: error over seeds; of one seed, by leaving out one point.
-
-    Example:
-        >>> print(trends([1, 2, 3, 4, 5], [[1.0, 4.0, 9.0, 8.0, 9.5]]))
-        0.90 ± 0.20 (n = 5)
-    """
-    if len(rows) > 1:
-        return Estimate.of([trend(x, row) for row in rows])
-    return rank_correlation(np.asarray(x, dtype=float), np.asarray(rows[0], dtype=float))
-
-
-def errors_over(seeds: int, tasks: int, of: str) -> str:
-    """What the errors of `over_seeds` and `trends` are over, for the text.
-
-    Example:
-        >>> errors_over(3, 6, "directions"), errors_over(1, 6, "directions")
-        ('errors over 3 seeds', 'one seed: errors over 6 directions of one network, not over trainings')
-    """
-    if seeds > 1:
-        return f"errors over {seeds} seeds"
-    if tasks > 1:
-        return f"one seed: errors over {tasks} {of} of one network, not over trainings"
-    return "one seed, no error bar: nothing is tested"
-
-
-def mean_and_error(rows: Sequence[Sequence[float]] | Tensor) -> tuple[list[float], list[float] | None]:
-    """Mean and standard error over the rows (seeds), column by column.
-
-    Example:
-        >>> mean_and_error([[1.0, 2.0], [3.0, 2.0]])
-        ([2.0, 2.0], [1.0, 0.0])
-    """
-    table = torch.as_tensor(rows, dtype=torch.float64)
-    error = (table.std(0) / len(table) ** 0.5).tolist() if len(table) > 1 else None
-    return table.mean(0).tolist(), error

@@ -20,7 +20,8 @@ from biascope.data import Dataset
 from biascope.kernels import ntk
 from biascope.progress import progress
 from biascope.seeds import derive
-from biascope.studies.function_space.setting import above, decide, mean_and_error, network, title, two_classes
+from biascope.studies.estimates import above, curve, decide
+from biascope.studies.function_space.setting import network, title, two_classes
 from biascope.studies.function_space.training import Recipe, evaluate, fit, per_epoch, spread_out, steps_of
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
@@ -162,8 +163,7 @@ def _train(
 def _chart(rows: dict[str, list[dict[str, Value]]], epochs: list[float], k: int) -> Chart:
     series = []
     for name, found in rows.items():
-        mean, error = mean_and_error(torch.stack([torch.as_tensor(r["energy"]) for r in found]))
-        series.append(Series.of(title(name), epochs, mean, error))
+        series.append(curve(title(name), epochs, torch.stack([torch.as_tensor(r["energy"]) for r in found])))
         if name in PUBLISHED:
             ends = [epochs[0], epochs[-1]]
             series.append(Series.of(f"{title(name)}, published", ends, PUBLISHED[name][:2], style="points"))

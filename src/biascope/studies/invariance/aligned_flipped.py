@@ -10,7 +10,8 @@ from torch import Tensor
 from biascope.data import geometry_gaussian
 from biascope.ensembles.arithmetic import Precision
 from biascope.seeds import derive
-from biascope.studies.invariance.charts import curve, percent
+from biascope.studies.estimates import curve
+from biascope.studies.invariance.charts import percent
 from biascope.studies.invariance.factors import History, estimate, jackknife
 from biascope.studies.invariance.geometries import Geometry, initial_geometry
 from biascope.studies.invariance.networks import factory
@@ -131,7 +132,7 @@ def fitting_chart(net: str, pair: Pair) -> Chart:
     """Training accuracy over epochs for both sets."""
     series = []
     for flip, accuracy in pair.accuracy.items():
-        series.append(curve(KINDS[flip], range(len(accuracy)), percent(accuracy.T), dashed=flip))
+        series.append(curve(KINDS[flip], range(len(accuracy)), percent(accuracy.T), "dashed" if flip else "line"))
     return Chart(
         name=f"fitting-{net}",
         title=f"Fitting random labels, {net}",

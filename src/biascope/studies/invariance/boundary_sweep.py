@@ -14,7 +14,8 @@ from torch import Tensor
 from biascope.data.boundaries import Boundary
 from biascope.ensembles.arithmetic import Precision
 from biascope.errors import InputError
-from biascope.studies.invariance.charts import curve, percent, spearman
+from biascope.studies.estimates import curve, spearman
+from biascope.studies.invariance.charts import percent
 from biascope.studies.invariance.geometries import Geometry, initial_geometry
 from biascope.studies.invariance.networks import ISOTROPIC, factory
 from biascope.studies.invariance.tasks import Lazy, Noise, boundary_bias, boundary_task

@@ -1,52 +1,11 @@
-"""Small steps that every figure takes: means with errors, curves over an eigenvector index, pictures when possible."""
+"""How the claims of this paper are judged, part by part, and how that is said."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-import numpy as np
 import torch
-from scipy.stats import spearmanr
 from torch import Tensor
 
-from biascope.studies.result import Estimate, Series, Verdict
-
-
-def mean_error(values: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Mean and standard error over the first axis; no error with a single repeat.
-
-    Example:
-        >>> mean_error(torch.tensor([[1.0], [3.0]]))
-        (tensor([2.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
-    """
-    wide = values.double()
-    return wide.mean(0), wide.std(0) / len(wide) ** 0.5 if len(wide) > 1 else None
-
-
-def curve(label: str, x: Sequence[float], values: Tensor, dashed: bool = False) -> Series:
-    """A curve [repeats, points] as its mean with standard errors."""
-    mean, error = mean_error(values)
-    return Series.of(label, x, mean, error, "dashed" if dashed else "line")
-
-
-def spearman(x: Sequence[float], y: Tensor) -> float:
-    """Rank correlation of two lists; 0 when one of them is constant.
-
-    Example:
-        >>> spearman([1, 2, 3], torch.tensor([3.0, 2.0, 1.0]))
-        -1.0
-    """
-    if float(y.max()) == float(y.min()) or len(set(x)) == 1:
-        return 0.0
-    return float(spearmanr(np.asarray(x), y.double().numpy()).statistic)
-
-
-def above(estimate: Estimate, bar: float = 0.0) -> bool:
-    """Whether the estimate lies above the bar by two standard errors; one sample decides nothing (False)."""
-    return estimate.standard_error is not None and estimate.value - 2 * estimate.standard_error > bar
-
-
-def below(estimate: Estimate, bar: float = 0.0) -> bool:
-    """Whether the estimate lies below the bar by two standard errors; one sample decides nothing (False)."""
-    return estimate.standard_error is not None and estimate.value + 2 * estimate.standard_error < bar
+from biascope.studies.result import Estimate, Verdict
 
 
 def negligible(estimate: Estimate, bound: float) -> bool | None:

@@ -17,7 +17,8 @@ from torch import Tensor
 from biascope.ensembles import Networks, outputs, record, train_ensemble
 from biascope.ensembles.arithmetic import Precision
 from biascope.seeds import derive
-from biascope.studies.invariance.charts import above, below, decide, percent
+from biascope.studies.estimates import above, below
+from biascope.studies.invariance.charts import decide, percent
 from biascope.studies.invariance.geometries import Geometry, initial_geometry
 from biascope.studies.invariance.networks import ISOTROPIC, factory, shape_of
 from biascope.studies.invariance.tasks import Lazy, Noise, circles_task

@@ -13,6 +13,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from biascope.studies.estimates import below
 from biascope.studies.invariance.boundary_sweep import (
     Sweep,
     accuracy_chart,
@@ -21,7 +22,7 @@ from biascope.studies.invariance.boundary_sweep import (
     order,
     sweep_directions,
 )
-from biascope.studies.invariance.charts import below, decide, negligible, percent, remark, together
+from biascope.studies.invariance.charts import decide, negligible, percent, remark, together
 from biascope.studies.invariance.geometries import spread_indices
 from biascope.studies.invariance.networks import ISOTROPIC, shape_of
 from biascope.studies.registry import study

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from biascope.geometry import data_second_moment, gsg
 from biascope.linalg import psd_eigh
+from biascope.studies.estimates import below, spearman
 from biascope.studies.invariance.boundary_sweep import (
     Sweep,
     accuracy_chart,
@@ -20,7 +21,7 @@ from biascope.studies.invariance.boundary_sweep import (
     order,
     sweep_directions,
 )
-from biascope.studies.invariance.charts import below, decide, spearman
+from biascope.studies.invariance.charts import decide
 from biascope.studies.invariance.fig4 import subset
 from biascope.studies.invariance.geometries import spread_indices
 from biascope.studies.invariance.images import Source, said

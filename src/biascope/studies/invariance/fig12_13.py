@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from biascope.errors import InputError
+from biascope.studies.estimates import above
 from biascope.studies.invariance.aligned_flipped import Following, Pair, compare_pair
-from biascope.studies.invariance.charts import above, decide
+from biascope.studies.invariance.charts import decide
 from biascope.studies.invariance.networks import shape_of
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult

@@ -12,8 +12,9 @@ from typing import Annotated
 
 import torch
 
+from biascope.studies.estimates import above, below, spearman
 from biascope.studies.invariance.boundary_sweep import Sweep, accuracy_chart, check_boundaries, order, sweep_directions
-from biascope.studies.invariance.charts import above, below, decide, percent, spearman
+from biascope.studies.invariance.charts import decide, percent
 from biascope.studies.invariance.geometries import spread_indices
 from biascope.studies.invariance.networks import shape_of
 from biascope.studies.registry import study

@@ -22,7 +22,8 @@ from torch import Tensor
 from biascope.ensembles.arithmetic import Precision
 from biascope.geometry import compare, data_second_moment, gsg
 from biascope.seeds import generator
-from biascope.studies.invariance.charts import above, decide, negligible, percent, remark, together
+from biascope.studies.estimates import above
+from biascope.studies.invariance.charts import decide, negligible, percent, remark, together
 from biascope.studies.invariance.factors import History, estimate, jackknife
 from biascope.studies.invariance.geometries import initial_geometry
 from biascope.studies.invariance.images import Source, said, two_classes

@@ -12,6 +12,7 @@ The laptop size was changed once after a result was seen: with 40 epochs LeNet d
 
 from typing import Annotated
 
+from biascope.studies.estimates import above
 from biascope.studies.invariance.aligned_flipped import (
     FOLLOWING,
     Following,
@@ -20,7 +21,7 @@ from biascope.studies.invariance.aligned_flipped import (
     fitting_chart,
     velocity_chart,
 )
-from biascope.studies.invariance.charts import above, decide, negligible, remark, together
+from biascope.studies.invariance.charts import decide, negligible, remark, together
 from biascope.studies.invariance.networks import ISOTROPIC, shape_of
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, StudyResult

@@ -17,8 +17,9 @@ from torch import Tensor
 from biascope.geometry import data_second_moment, gsg
 from biascope.linalg import psd_eigh
 from biascope.seeds import generator
+from biascope.studies.estimates import below, spearman
 from biascope.studies.invariance.boundary_sweep import Sweep, accuracy_chart, check_boundaries, fall, order
-from biascope.studies.invariance.charts import below, decide, percent, spearman
+from biascope.studies.invariance.charts import decide, percent
 from biascope.studies.invariance.geometries import spread_indices
 from biascope.studies.invariance.images import Source, said, ten_classes
 from biascope.studies.invariance.networks import shape_of

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from biascope.ensembles.arithmetic import Precision
 from biascope.errors import InputError
-from biascope.studies.invariance.charts import above, below, curve, decide, percent, remark, together
+from biascope.studies.estimates import above, below, curve
+from biascope.studies.invariance.charts import decide, percent, remark, together
 from biascope.studies.invariance.geometries import Geometry, initial_geometry, spread_indices
 from biascope.studies.invariance.networks import ISOTROPIC, factory, shape_of
 from biascope.studies.invariance.tasks import Lazy, Noise, Task, contest_task, without
@@ -157,7 +158,9 @@ def _chart(net: str, indices: list[int], scores: Tensor, caption: str) -> Chart:
         title=f"Which feature {net} uses",
         x_label="index of the linear feature's direction, largest eigenvalue of G first",
         y_label="test accuracy, %",
-        series=tuple(curve(name, indices, percent(scores[..., k]), dashed=k == 0) for k, name in enumerate(names)),
+        series=tuple(
+            curve(name, indices, percent(scores[..., k]), "line" if k else "dashed") for k, name in enumerate(names)
+        ),
         alt="Accuracy of the linear feature and of the circle alone over the index of the linear feature's direction.",
         caption=caption,
     )

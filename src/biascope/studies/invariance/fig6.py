@@ -16,7 +16,8 @@ from biascope.data import Dataset
 from biascope.ensembles.arithmetic import Precision
 from biascope.geometry import data_second_moment, generalised_directions, removed_variance
 from biascope.seeds import generator
-from biascope.studies.invariance.charts import above, curve, decide, percent
+from biascope.studies.estimates import above, curve
+from biascope.studies.invariance.charts import decide, percent
 from biascope.studies.invariance.geometries import initial_geometry
 from biascope.studies.invariance.images import Source, said, two_classes
 from biascope.studies.invariance.networks import factory, shape_of

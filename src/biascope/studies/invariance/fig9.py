@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from biascope.studies.invariance.charts import above, decide, negligible, remark, together
+from biascope.studies.estimates import above, curve, jackknife_error
+from biascope.studies.invariance.charts import decide, negligible, remark, together
 from biascope.studies.invariance.geometries import Geometry, initial_geometry
 from biascope.studies.invariance.lenet_oracle import lenet_geometry
 from biascope.studies.invariance.networks import ISOTROPIC, shape_of
@@ -116,8 +117,7 @@ def true_spread(G: Geometry) -> Estimate:
     for out in range(n):
         kept = [s for s, pair in zip(squares, combinations(range(n), 2)) if out not in pair]
         left.append(max(float(np.mean(kept)), 0.0) ** 0.5)
-    error = float(np.sqrt((n - 1) / n * np.sum((np.array(left) - np.mean(left)) ** 2)))
-    return Estimate(value, error, G.rows)
+    return Estimate(value, jackknife_error(left), G.rows)
 
 
 def agreement(G: Geometry, exact: Tensor) -> Estimate:
@@ -133,8 +133,7 @@ def agreement(G: Geometry, exact: Tensor) -> Estimate:
 
     n = len(G.groups)
     left = [number([g for j, g in enumerate(G.groups) if j != i]) for i in range(n)] if n > 2 else []
-    error = float(np.sqrt((n - 1) / n * np.sum((np.array(left) - np.mean(left)) ** 2))) if left else None
-    return Estimate(number(G.groups), error, G.rows)
+    return Estimate(number(G.groups), jackknife_error(left) if left else None, G.rows)
 
 
 def displacement_profile(matrix: Tensor, side: int) -> Tensor:
@@ -177,8 +176,7 @@ def profile_chart(found: dict[str, Geometry], side: int) -> Chart:
     series = []
     for net, G in found.items():
         profiles = torch.stack([displacement_profile(each, side) for each in G.groups])
-        error = profiles.std(0) / len(profiles) ** 0.5
-        series.append(Series.of(net, range(side), profiles.mean(0), error))
+        series.append(curve(net, range(side), profiles))
     return Chart(
         name="profile",
         title="Entries of G by the distance of two pixels in a row",

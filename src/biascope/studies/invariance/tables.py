@@ -25,7 +25,8 @@ from biascope.ensembles.arithmetic import Precision
 from biascope.errors import InputError
 from biascope.geometry import alignment_score
 from biascope.seeds import generator
-from biascope.studies.invariance.charts import above, curve, decide, percent
+from biascope.studies.estimates import above, curve
+from biascope.studies.invariance.charts import decide, percent
 from biascope.studies.invariance.geometries import initial_geometry
 from biascope.studies.invariance.images import Source, said, ten_classes
 from biascope.studies.invariance.networks import factory, shape_of

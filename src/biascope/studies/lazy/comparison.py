@@ -15,6 +15,7 @@ from torch import Tensor
 
 from biascope.errors import InputError
 from biascope.probes import Record, equal_progress
+from biascope.studies.estimates import curve
 from biascope.studies.lazy.linearity import NAMES
 from biascope.studies.lazy.training import Trajectory
 from biascope.studies.result import Chart, Estimate, Series
@@ -105,8 +106,7 @@ def curve_series(
     if levels is None:
         return Series.of(label, [], [], style=style)
     curves = torch.stack([at_progress(progress(t), value(t), levels) for t in runs])
-    error = curves.std(0) / len(runs) ** 0.5 if len(runs) > 1 else None
-    return Series.of(label, levels, curves.mean(0), error, style)
+    return curve(label, levels, curves, style)
 
 
 def estimate(samples: Tensor) -> Estimate:
@@ -114,24 +114,9 @@ def estimate(samples: Tensor) -> Estimate:
     return Estimate.of(samples.tolist()) if len(samples) else Estimate(math.nan, None, 0)
 
 
-def decided(*estimates: Estimate) -> bool:
-    """Whether all estimates have a standard error: two seeds at least."""
-    return all(e.standard_error is not None for e in estimates)
-
-
 def known(numbers: Mapping[str, Estimate]) -> dict[str, Estimate]:
     """The numbers that could be measured."""
     return {name: value for name, value in numbers.items() if math.isfinite(value.value)}
-
-
-def negative(estimate: Estimate) -> Estimate:
-    """The same estimate with the other sign."""
-    return Estimate(-estimate.value, estimate.standard_error, estimate.n)
-
-
-def beyond(estimate: Estimate, zero: float = 0.0) -> bool:
-    """Whether an estimate is above `zero` by more than two of its standard errors; one sample never is."""
-    return estimate.standard_error is not None and estimate.value - zero > 2 * estimate.standard_error
 
 
 def linearity_chart(runs: Mapping[str, Sequence[Trajectory]], by: str) -> Chart:

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from biascope import nets
 from biascope.data import in_yin_yang_disks, square_grid, yin_yang, yin_yang_labels
 from biascope.seeds import derive
-from biascope.studies.lazy.comparison import beyond
+from biascope.studies.estimates import above, below
 from biascope.studies.lazy.crowd import Crossings, cross
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, HeatMap, Series, StudyResult, Verdict
@@ -113,8 +113,7 @@ def fig5_1(
         numbers |= {f"Delta loss on the {name} at {threshold:g}": value for name, value in on.items()}
         numbers[f"steps, linear / non-linear, to {threshold:g}"] = Estimate.of(speed.tolist())
         if threshold in decide:
-            lower = Estimate(-on["quadrants"].value, on["quadrants"].standard_error)
-            holds &= beyond(on["disks"]) and beyond(lower)
+            holds &= above(on["disks"]) and below(on["quadrants"])
         figures.append(_map(own.mean(0), side, threshold, len(own)))
     verdict: Verdict = ("confirmed" if holds else "not confirmed") if tested else "not tested"
     parts = [

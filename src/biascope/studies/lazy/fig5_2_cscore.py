@@ -11,10 +11,9 @@ errors. Not tested if the large alpha did not keep the tangent kernel (alignment
 
 from __future__ import annotations
 
+from biascope.studies.estimates import above, decide
 from biascope.studies.lazy.comparison import (
-    beyond,
     curve_series,
-    decided,
     known,
     linearity_chart,
     linearity_numbers,
@@ -34,7 +33,7 @@ from biascope.studies.lazy.deciles import (
 )
 from biascope.studies.lazy.regimes import REGIMES, Factor, Regimes
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, StudyResult, Verdict
+from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run
 
 CLAIM = (
@@ -66,8 +65,6 @@ def fig5_2_cscore(
     hasty, lazy = runs.values()
     gap, held_out = spread_gap(hasty, lazy), spread_gap(hasty, lazy, "test")
     linear = stayed_linear(lazy)
-    tested = linear and decided(gap)
-    verdict: Verdict = ("confirmed" if beyond(gap) else "not confirmed") if tested else "not tested"
     own: dict[str, Estimate] = {
         "spread of the loss, non-linear minus linear, training": gap,
         "spread of the loss, non-linear minus linear, held out": held_out,
@@ -83,7 +80,7 @@ def fig5_2_cscore(
     )
     notes = "" if linear else f" {list(runs)[1]} did not stay linear."
     return StudyResult(
-        verdict,
+        decide(above(gap), [gap]) if linear else "not tested",
         CLAIM,
         f"{task}, {regimes.seeds} seeds: the spread is larger by {gap} in the non-linear regime (held-out examples: "
         f"{held_out}). C-scores estimated with {4 * scores.score_repeats} small networks ({scores.score_net}), not the "

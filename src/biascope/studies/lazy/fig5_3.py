@@ -22,11 +22,10 @@ from torch import Tensor
 
 from biascope.progress import progress
 from biascope.seeds import derive
+from biascope.studies.estimates import above, decide
 from biascope.studies.lazy.comparison import (
     Reading,
-    beyond,
     curve_series,
-    decided,
     estimate,
     known,
     linearity_chart,
@@ -40,7 +39,7 @@ from biascope.studies.lazy.regimes import Factor, Regimes
 from biascope.studies.lazy.spurious_groups import SpuriousTask
 from biascope.studies.lazy.training import Trajectory, train
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, StudyResult, Verdict
+from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run
 
 CLAIM = (
@@ -109,14 +108,10 @@ def fig5_3(
         for other in labels[:-1]:
             gap = paired_differences(runs[lazy], runs[other], _wrong(part), _without(part))
             numbers[f"{part} accuracy without the feature, {lazy} minus {other}"] = estimate(gap)
-    holds = all(map(beyond, numbers.values()))
     linear = stayed_linear(runs[lazy])
-    verdict: Verdict = "not tested"
-    if linear and decided(*numbers.values()):
-        verdict = "confirmed" if holds else "not confirmed"
     found = "; ".join(f"{key}: {value}" for key, value in numbers.items())
     return StudyResult(
-        verdict,
+        decide(all(map(above, numbers.values())), numbers.values()) if linear else "not tested",
         CLAIM,
         f"Stand-in: {dataset} with a spurious {kind} ({agreement:.0%} agreement) instead of photographs; "
         f"{said(net, width, init)}, {n} examples, {regimes.seeds} seeds. At equal accuracy with the feature: {found}."

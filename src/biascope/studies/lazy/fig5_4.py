@@ -22,7 +22,7 @@ from torch import Tensor
 from biascope.data import QuadraticTask, quadratic_example1, quadratic_example2, quadratic_example3
 from biascope.linearize.quadratic import QuadraticModel, example_errors, quadratic_model, simulate
 from biascope.seeds import derive
-from biascope.studies.lazy.comparison import beyond
+from biascope.studies.estimates import above
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run
@@ -65,7 +65,7 @@ def fig5_4(
     aligned = at_levels(quadratic_example2(q=q, eta=eta, basis="aligned"), theta0, points)
     third = quadratic_example3(q=q, eta=2 * eta, lam=lam)
     table3 = at_levels(third, theta0, points)
-    holds = flipped and all(map(beyond, gaps2)) and bool((table3[0] > table3[1]).all())
+    holds = flipped and all(map(above, gaps2)) and bool((table3[0] > table3[1]).all())
     descent = max(_descent_error(task, theta0) for task in (first, noisy[0], third))
 
     numbers = {

@@ -20,9 +20,9 @@ from torch import Tensor
 from biascope.optim import SuperNat
 from biascope.progress import progress
 from biascope.seeds import generator
-from biascope.studies.lazy.comparison import beyond
+from biascope.studies.estimates import above, curve
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, Series, StudyResult
+from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run, Value
 
 CLAIM = (
@@ -65,7 +65,7 @@ def fig6_5(
         numbers[f"lowest test error, {name}"] = Estimate.of(rows.min(1).values.tolist())
         numbers[f"weight on the noise features, {name}"] = Estimate.of([w[name] for w in weights])
     return StudyResult(
-        "confirmed" if beyond(gap) and wins >= 0.9 else "not confirmed",
+        "confirmed" if above(gap) and wins >= 0.9 else "not confirmed",
         CLAIM,
         f"Final test error {numbers['final test error, gradient descent']} with gradient descent (lowest on the way "
         f"{numbers['lowest test error, gradient descent']}), {numbers['final test error, SuperNat']} with SuperNat, "
@@ -125,10 +125,7 @@ def _chart(curves: dict[str, Tensor]) -> Chart:
         "Test error",
         "step",
         "mean squared error on the clean target",
-        tuple(
-            Series.of(name, shown, rows[:, shown].mean(0), rows[:, shown].std(0) / len(rows) ** 0.5)
-            for name, rows in curves.items()
-        ),
+        tuple(curve(name, shown, rows[:, shown]) for name, rows in curves.items()),
         alt="Gradient descent falls and then rises as it fits the noise; SuperNat stays low.",
         caption="Mean over seeds, band: standard error.",
         log_x=True,

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from biascope.studies.lazy.comparison import decided, known, linearity_chart, linearity_numbers, steps_taken
+from biascope.studies.estimates import decide
+from biascope.studies.lazy.comparison import known, linearity_chart, linearity_numbers, steps_taken
 from biascope.studies.lazy.noise import NOISE, NoiseTask, curves_chart, noise_runs, noisy_gap
 from biascope.studies.lazy.regimes import Factor, Pace
 from biascope.studies.lazy.training import Trajectory
 from biascope.studies.registry import study
-from biascope.studies.result import Estimate, StudyResult, Verdict
+from biascope.studies.result import Estimate, StudyResult
 from biascope.studies.runs import Run
 
 CLAIM = (
@@ -77,14 +78,12 @@ def figC_1(
         f"noisy loss at equal clean loss, {scaled} minus {rates[0]}": alpha_effect,
         **numbers,
     }
-    verdict: Verdict = "not tested"
-    if decided(rate_effect, alpha_effect):
-        doubt = 2 * sum(e.standard_error or 0.0 for e in (rate_effect, alpha_effect))
-        verdict = "confirmed" if abs(rate_effect.value) + doubt < abs(alpha_effect.value) else "not confirmed"
+    effects = (rate_effect, alpha_effect)
+    doubt = 2 * sum(e.standard_error or 0.0 for e in effects)
     out = [label for label in runs if label not in counted]
     left = f" Left out for too little progress: {', '.join(out)}." if out else ""
     return StudyResult(
-        verdict,
+        decide(abs(rate_effect.value) + doubt < abs(alpha_effect.value), effects),
         CLAIM,
         f"{task}, {pace.seeds} seeds: from {rates[0]} to {rates[-1]} the noisy loss at equal "
         f"clean loss moves by {rate_effect}; from alpha 1 to {alpha:g} by {alpha_effect}.{left}",

@@ -8,15 +8,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from biascope.studies.lazy.comparison import (
-    beyond,
-    decided,
-    known,
-    linearity_chart,
-    linearity_numbers,
-    stayed_linear,
-    steps_taken,
-)
+from biascope.studies.estimates import above, decide
+from biascope.studies.lazy.comparison import known, linearity_chart, linearity_numbers, stayed_linear, steps_taken
 from biascope.studies.lazy.deciles import SCORES, DecileTask, Scores, decile_runs, group_chart, spread_gap
 from biascope.studies.lazy.noise import NoiseTask, compare, curves_chart, noise_runs
 from biascope.studies.lazy.regimes import REGIMES, Regimes
@@ -80,8 +73,7 @@ def figC_3(
     runs, known_scores = decile_runs(run, deciles, scores, regimes.settings(FACTOR, kind="C-score, "), regimes.seeds)
     hasty, lazy = runs.values()
     gap = spread_gap(hasty, lazy)
-    tested = stayed_linear(lazy) and decided(gap)
-    verdicts.append(("confirmed" if beyond(gap) else "not confirmed") if tested else "not tested")
+    verdicts.append(decide(above(gap), [gap]) if stayed_linear(lazy) else "not tested")
     numbers |= {"spread of the loss, non-linear minus linear": gap, **known_scores, **linearity_numbers(runs)}
     figures.append(group_chart(runs))
     order: tuple[Verdict, ...] = ("not confirmed", "not tested", "confirmed")

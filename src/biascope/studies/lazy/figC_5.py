@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import torch
 
+from biascope.studies.estimates import above, below, curve, decide
 from biascope.studies.lazy.comparison import (
     at_progress,
-    beyond,
-    decided,
     estimate,
     known,
-    negative,
     paired_differences,
     shared_levels,
     stayed_linear,
@@ -36,7 +34,7 @@ from biascope.studies.lazy.fig5_2_cscore import SIZES
 from biascope.studies.lazy.regimes import REGIMES, Factor, Regimes
 from biascope.studies.lazy.training import Trajectory
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Series, StudyResult, Verdict
+from biascope.studies.result import Chart, Series, StudyResult
 from biascope.studies.runs import Run
 
 CLAIM = (
@@ -65,9 +63,6 @@ def figC_5(
     }
     hard, *_, easy = numbers.values()
     linear = stayed_linear(lazy)
-    verdict: Verdict = "not tested"
-    if linear and decided(hard, easy):
-        verdict = "confirmed" if beyond(hard) and beyond(negative(easy)) else "not confirmed"
     shown = Chart(
         "differences",
         "Loss of groups by C-score: non-linear minus linear",
@@ -93,7 +88,7 @@ def figC_5(
         alt="Mean difference of the loss over the groups.",
     )
     return StudyResult(
-        verdict,
+        decide(above(hard) and below(easy), (hard, easy)) if linear else "not tested",
         CLAIM,
         f"{task}, {regimes.seeds} seeds: non-linear minus linear loss is {hard} on the most "
         f"difficult and {easy} on the easiest of {len(own)} groups."
@@ -115,5 +110,4 @@ def _difference(hasty: list[Trajectory], lazy: list[Trajectory], name: str) -> S
             for a, b in zip(hasty, lazy)
         ]
     )
-    error = rows.std(0) / len(rows) ** 0.5 if len(rows) > 1 else None
-    return Series.of(label, levels, rows.mean(0), error)
+    return curve(label, levels, rows)

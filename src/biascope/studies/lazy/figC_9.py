@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from biascope.data import QuadraticTask, quadratic_example1, quadratic_example2, quadratic_example3
 from biascope.nets import MLP
 from biascope.seeds import derive
-from biascope.studies.lazy.comparison import beyond, decided, estimate, known, negative
+from biascope.studies.estimates import above, below, decide
+from biascope.studies.lazy.comparison import estimate, known
 from biascope.studies.lazy.crowd import Crossings, cross, squares
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, Series, StudyResult, Verdict
+from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run
 
 CLAIM = (
@@ -89,11 +90,10 @@ def figC_9(
 
             own.append(Crossings(**run.cached(f"{name} alpha={alpha:g}", compute)))  # type: ignore[arg-type]
         found[name] = own
-    numbers, figures, checks = dict[str, Estimate](), list[Chart](), list[Estimate]()
+    numbers, figures, gaps = dict[str, Estimate](), list[Chart](), list[Estimate]()
     slopes = [estimate(slope(c, tasks["order"])) for c in found["order"]]
     for alpha, value in zip(alphas, slopes):
         numbers[f"example 1, slope of the relative residual over the index, alpha = {alpha:g}"] = value
-    checks += [negative(slopes[0]), slopes[1]]  # high index first without laziness, low index first with it
     for name in EXAMPLES[1:]:
         errors = [difficult_error(c, tasks[name]) for c in found[name]]  # [T, 4] each
         for alpha, own_errors in zip(alphas, errors):
@@ -101,18 +101,16 @@ def figC_9(
                 rows = own_errors[own_errors[:, k].isfinite(), k]
                 numbers[f"{name}: difficult error at easy error {level:g}, alpha = {alpha:g}"] = estimate(rows)
         gap = (errors[0] - errors[1]).nanmean(1)
-        numbers[f"{name}: difficult error, small minus large alpha"] = estimate(gap[gap.isfinite()])
-        checks.append(numbers[f"{name}: difficult error, small minus large alpha"])
+        gaps.append(estimate(gap[gap.isfinite()]))
+        numbers[f"{name}: difficult error, small minus large alpha"] = gaps[-1]
         figures.append(_chart(name, alphas, errors))
-    verdict: Verdict = "not tested"
-    if decided(*checks):
-        verdict = "confirmed" if all(map(beyond, checks)) else "not confirmed"
+    flips = below(slopes[0]) and above(slopes[1])  # high index first without laziness, low index first with it
     return StudyResult(
-        verdict,
+        decide(flips and all(map(above, gaps)), (*slopes, *gaps)),
         CLAIM,
         f"{seeds} dense networks of width {width} ({activation}). Example 1: slope {slopes[0]} with alpha = "
         f"{alphas[0]:g}, {slopes[1]} with alpha = {alphas[1]:g} (- and + if the order flips). Difficult error at equal "
-        f"easy error, small minus large alpha: {checks[2]} with label noise, {checks[3]} with a spurious feature.",
+        f"easy error, small minus large alpha: {gaps[0]} with label noise, {gaps[1]} with a spurious feature.",
         known(numbers),
         tuple(figures),
     )

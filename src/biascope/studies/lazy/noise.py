@@ -11,15 +11,8 @@ from torch import Tensor
 from biascope.data import Dataset, corrupt_labels
 from biascope.progress import progress
 from biascope.seeds import derive
-from biascope.studies.lazy.comparison import (
-    Style,
-    beyond,
-    curve_series,
-    decided,
-    estimate,
-    negative,
-    paired_differences,
-)
+from biascope.studies.estimates import above, below
+from biascope.studies.lazy.comparison import Style, curve_series, estimate, paired_differences
 from biascope.studies.lazy.images import network, official_test, said, standardised
 from biascope.studies.lazy.training import Setting, Trajectory, Watched, train
 from biascope.studies.result import Chart, Estimate, Verdict
@@ -92,9 +85,9 @@ class NoiseComparison:
         Not tested: fewer than two seeds; or the first holds, but a run ended before its test loss had turned, so that
         its best is not known.
         """
-        if not decided(self.noisy_gap):
+        if self.noisy_gap.standard_error is None:
             return "not tested"
-        if not beyond(self.noisy_gap) or (self.settled and not beyond(negative(self.best_test_gap))):
+        if not above(self.noisy_gap) or (self.settled and not below(self.best_test_gap)):
             return "not confirmed"
         return "confirmed" if self.settled else "not tested"
 

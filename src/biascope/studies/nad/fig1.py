@@ -11,9 +11,9 @@ from typing import Annotated
 import numpy as np
 
 from biascope.data.fourier import FourierBasis
+from biascope.studies.estimates import above
 from biascope.studies.nad import directional as d
 from biascope.studies.nad import frequencies as f
-from biascope.studies.nad.estimates import surely_above
 from biascope.studies.registry import study
 from biascope.studies.result import Estimate, StudyResult
 from biascope.studies.runs import Run
@@ -84,7 +84,7 @@ def fig1(
     elif difference is None:
         verdict, shown = "not tested", "too few bins to tell good from bad ones"
     else:
-        verdict = "confirmed" if surely_above(difference, 0.1) and worst_control >= 0.99 else "not confirmed"
+        verdict = "confirmed" if above(difference, 0.1) and worst_control >= 0.99 else "not confirmed"
         shown = f"the best quarter of bins beats the worst by {difference}"
         if control:
             shown += f", logistic regression reaches {worst_control:.4f} on its worst bin"

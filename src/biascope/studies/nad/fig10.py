@@ -7,9 +7,9 @@ more than 0.5 even two standard errors down (errors from leaving out one bin at 
 """
 
 from biascope.data.fourier import FourierBasis, Part, fourier_vectors
+from biascope.studies.estimates import above, correlation
 from biascope.studies.nad import directional as d
 from biascope.studies.nad import frequencies as f
-from biascope.studies.nad.estimates import correlation, surely_above
 from biascope.studies.registry import study
 from biascope.studies.result import Estimate, StudyResult
 from biascope.studies.runs import Run
@@ -50,7 +50,7 @@ def fig10(
     gap_in_accuracy = Estimate.of((sine.test - cosine.test).tolist())
     run.save_arrays("map", frequencies=im.frequencies, im=sine.test, re=cosine.test)
     return StudyResult(
-        "confirmed" if surely_above(same, 0.5) else "not confirmed",
+        "confirmed" if above(same, 0.5) else "not confirmed",
         CLAIM,
         f"{net}, {len(im)} bins ({protocol}): the accuracies of Im and Re vectors correlate by {same}; Im minus Re is "
         f"{gap_in_accuracy} on average.",

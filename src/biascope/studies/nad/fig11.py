@@ -12,9 +12,9 @@ from typing import Annotated
 import numpy as np
 
 from biascope.errors import InputError
+from biascope.studies.estimates import above
 from biascope.studies.nad import directional as d
 from biascope.studies.nad import frequencies as f
-from biascope.studies.nad.estimates import surely_above
 from biascope.studies.nad.fig1 import ISOTROPIC
 from biascope.studies.registry import study
 from biascope.studies.result import Estimate, StudyResult
@@ -97,12 +97,12 @@ def checks(
         if net in ISOTROPIC:
             continue
         drop = Estimate.of((accuracy[net, low] - accuracy[net, high]).tolist())
-        parts[f"{net} loses accuracy with noise ({drop})"] = surely_above(drop)
+        parts[f"{net} loses accuracy with noise ({drop})"] = above(drop)
         if low == 0:
             worst = float(np.min(accuracy[net, low]))
             text = "fails somewhere" if net == "lenet" else "is perfect"
             parts[f"{net} {text} without noise (worst {worst:.3f})"] = worst < 0.9 if net == "lenet" else worst >= 0.95
         if "resnet18" in nets and net != "resnet18" and len(sigmas) > 2:
             more = Estimate.of((accuracy["resnet18", middle] - accuracy[net, middle]).tolist())
-            parts[f"resnet18 more robust than {net} at sigma {middle:g} ({more})"] = surely_above(more)
+            parts[f"resnet18 more robust than {net} at sigma {middle:g} ({more})"] = above(more)
     return parts

@@ -10,9 +10,9 @@ import numpy as np
 
 from biascope.data.bases import random_orthogonal
 from biascope.seeds import derive
+from biascope.studies.estimates import above, difference, spread
 from biascope.studies.nad import directional as d
 from biascope.studies.nad import frequencies as f
-from biascope.studies.nad.estimates import difference, spread, surely_above
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run
@@ -60,7 +60,7 @@ def fig12(
             f"mean accuracy on random directions, {net}": Estimate.of(on_random.tolist()),
             f"mean accuracy on Fourier directions, {net}": Estimate.of(on_fourier.tolist()),
         }
-        holds.append(flat.value < uneven.value / 2 and surely_above(less))
+        holds.append(flat.value < uneven.value / 2 and above(less))
         said.append(f"{net} {flat} over random, {uneven} over Fourier directions")
         for label, values, style in (("random", on_random, "line"), ("Fourier", on_fourier, "dashed")):
             series.append(Series.of(f"{net}, {label}", np.linspace(0, 1, len(values)), np.sort(values), None, style))  # type: ignore[arg-type]

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from biascope.linalg import subspace_overlap
+from biascope.studies.estimates import above, rank_correlation
 from biascope.studies.nad import anisotropy as a
 from biascope.studies.nad import directional as d
-from biascope.studies.nad.estimates import rank_correlation, surely_above
 from biascope.studies.nad.fig5 import concentration, energy
 from biascope.studies.pictures import direction_picture
 from biascope.studies.registry import study
@@ -102,7 +102,7 @@ def fig13(
         log_x=True,
     )
     return StudyResult(
-        "confirmed" if surely_above(first, 0.4) else "not confirmed",
+        "confirmed" if above(first, 0.4) else "not confirmed",
         CLAIM,
         f"{net}, {networks} networks: the first twenty directions have {first} of their energy in their strongest 5 % "
         f"of frequencies ({RANDOM:.2f} for random ones); rank correlation of index and mean frequency over the first "

@@ -21,9 +21,9 @@ from biascope.geometry.anisotropy import Method
 from biascope.linalg import subspace_overlap
 from biascope.progress import progress
 from biascope.seeds import derive, generator
+from biascope.studies.estimates import above, curve, difference
 from biascope.studies.nad import anisotropy as a
 from biascope.studies.nad import directional as d
-from biascope.studies.nad.estimates import difference, surely_above
 from biascope.studies.nad.fig5 import energy
 from biascope.studies.pictures import direction_picture
 from biascope.studies.registry import study
@@ -96,21 +96,20 @@ def fig17(
         numbers["overlap between groups, Algorithm 1 minus Algorithm 2"] = noise
     pictured = second[0][: min(k, 10)]
     direction_picture(run, "algorithm-2", pictured, [f"$u_{{{i + 1}}}$" for i in range(len(pictured))])
-    mean1, mean2 = radial(reference), np.mean([radial(each) for each in second], axis=0)
-    error = np.std([radial(each) for each in second], axis=0, ddof=1) / np.sqrt(groups) if groups > 1 else None
+    mean, rows = radial(reference), np.stack([radial(each) for each in second])
     chart = Chart(
         name="energy",
         title=f"Where the first {k} directions of {net} live in Fourier space",
         x_label="distance from DC, cycles per image",
         y_label="share of energy",
         series=(
-            Series.of("Algorithm 1", range(len(mean1)), mean1),
-            Series.of("Algorithm 2", range(len(mean2)), mean2, error, "dashed"),
+            Series.of("Algorithm 1", range(len(mean)), mean),
+            curve("Algorithm 2", range(len(mean)), rows, "dashed"),
         ),
-        alt=f"Both curves are highest at {int(mean1.argmax())} and {int(mean2.argmax())} cycles per image.",
+        alt=f"Both curves are highest at {mean.argmax()} and {rows.mean(0).argmax()} cycles per image.",
         caption=f"{groups} groups of {size} networks for Algorithm 2; band: one standard error.",
     )
-    holds = surely_above(aligned, 0.5) and noise is not None and surely_above(noise)
+    holds = above(aligned, 0.5) and noise is not None and above(noise)
     return StudyResult(
         "not tested" if noise is None else "confirmed" if holds else "not confirmed",
         CLAIM,

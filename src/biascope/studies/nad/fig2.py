@@ -11,9 +11,9 @@ from typing import Annotated
 
 import numpy as np
 
+from biascope.studies.estimates import above
 from biascope.studies.nad import directional as d
 from biascope.studies.nad import frequencies as f
-from biascope.studies.nad.estimates import surely_above
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run
@@ -80,7 +80,7 @@ def fig2(
         "not tested"
         if gap_in_steps is None
         else "confirmed"
-        if surely_above(gap_in_steps, float(np.log10(2)))
+        if above(gap_in_steps, float(np.log10(2)))
         else "not confirmed",
         CLAIM,
         f"{net}, {len(basis)} bins ({protocol}): the fastest bin needs {steps.min():.0f} steps to a loss of "

@@ -12,9 +12,9 @@ from typing import Annotated
 import numpy as np
 
 from biascope.linalg import marchenko_pastur
+from biascope.studies.estimates import below, decide, rank_correlation
 from biascope.studies.nad import anisotropy as a
 from biascope.studies.nad import directional as d
-from biascope.studies.nad.estimates import judged, rank_correlation
 from biascope.studies.nad.fig1 import ISOTROPIC
 from biascope.studies.nad.fig6 import Count, by_range, spectrum_numbers, sweep_chart
 from biascope.studies.registry import study
@@ -67,11 +67,11 @@ def fig20(
             said.append(f"{net} at least {found.test.min():.3f} at every index")
         else:
             orders.append(order)
-            holds.append(order.standard_error is not None and order.value + 2 * order.standard_error < -0.5)
+            holds.append(below(order, -0.5))
             said.append(f"{net} rank correlation {order}, {found.test[0]:.3f} first and {found.test[-1]:.3f} last")
         charts.append(sweep_chart(net, at, found, values.numpy(), protocol))
     return StudyResult(
-        judged(all(holds), *orders),
+        decide(all(holds), orders),
         CLAIM,
         f"Accuracy on D(u_i), {protocol}: {'; '.join(said)}.",
         numbers,

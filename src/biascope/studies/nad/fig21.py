@@ -6,9 +6,9 @@ index with the steps to a small loss exceeds 0.5 even two standard errors down.
 
 import numpy as np
 
+from biascope.studies.estimates import above, decide, rank_correlation
 from biascope.studies.nad import anisotropy as a
 from biascope.studies.nad import directional as d
-from biascope.studies.nad.estimates import judged, rank_correlation, surely_above
 from biascope.studies.nad.fig2 import Target, loss_chart
 from biascope.studies.nad.fig6 import Count
 from biascope.studies.registry import study
@@ -78,7 +78,7 @@ def fig21(
         ),
     )
     return StudyResult(
-        judged(worst >= 0.95 and surely_above(order, 0.5), order),
+        decide(worst >= 0.95 and above(order, 0.5), [order]),
         CLAIM,
         f"{net}, {len(indices)} directions ({protocol}): rank correlation of the index with the steps to a loss of "
         f"{target:g} is {order}; {steps[0]:.0f} steps at the first direction, {steps[-1]:.0f} at the last, "

@@ -12,9 +12,9 @@ from typing import Annotated
 import numpy as np
 
 from biascope.errors import InputError
+from biascope.studies.estimates import above, below, decide, rank_correlation
 from biascope.studies.nad import anisotropy as a
 from biascope.studies.nad import directional as d
-from biascope.studies.nad.estimates import judged, rank_correlation, surely_above
 from biascope.studies.nad.fig6 import Count
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
@@ -82,10 +82,9 @@ def fig22(
         caption=f"sigma = {sigma:g}, eps = {eps:g}, {epochs} epochs. One network per point.",
         log_x=True,
     )
-    falls = order.standard_error is not None and order.value + 2 * order.standard_error < -0.5
     reached = [indices[i] + 1 for i, n in enumerate(enough) if n is not None]
     return StudyResult(
-        judged(falls and surely_above(help_), order),
+        decide(below(order, -0.5) and above(help_), [order]),
         CLAIM,
         f"{net}, {len(indices)} directions, {ns[0]} to {ns[-1]} samples, sigma = {sigma:g}: rank correlation of the "
         f"index with the mean accuracy {order}; the most samples give {help_} more accuracy than the fewest. 90 % is "

@@ -10,9 +10,9 @@ become better on average; both by two standard errors.
 
 from typing import Annotated, Literal
 
+from biascope.studies.estimates import above, difference, spread
 from biascope.studies.nad import directional as d
 from biascope.studies.nad import frequencies as f
-from biascope.studies.nad.estimates import difference, spread, surely_above
 from biascope.studies.registry import study
 from biascope.studies.result import Estimate, StudyResult
 from biascope.studies.runs import Run
@@ -66,7 +66,7 @@ def fig3(
             continue
         better = Estimate.of((found.test - pooled.test)[bad].tolist())
         numbers[f"gain at the bad bins, {label}"] = better
-        holds.append(surely_above(flatter) and surely_above(better))
+        holds.append(above(flatter) and above(better))
         said.append(f"{label}: spread smaller by {flatter}, bad bins better by {better}")
     return StudyResult(
         "not tested" if not holds else "confirmed" if all(holds) else "not confirmed",

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import numpy as np
 import torch
-from scipy.stats import spearmanr
 
 from biascope.geometry.pooling import box_prefilter, pooling_bayes_accuracy, transfer
+from biascope.studies.estimates import spearman
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run, Value
@@ -48,7 +48,7 @@ def fig4a(
     exact, gain = accuracy["exact"], np.abs(transfer(box))[: D // 2 + 1]
     ordinary = np.array([(2 * f) % (D // S) != 0 for f in frequencies])
     zeros = np.isclose(gain, 0.0, atol=1e-12)
-    order = float(spearmanr(gain[ordinary], exact[ordinary]).statistic)
+    order = spearman(gain[ordinary], exact[ordinary])
     agreement = float(np.abs(accuracy["real"] - exact)[ordinary].max())
     off = float(np.abs(accuracy["printed"] - exact)[ordinary].max())
     run.log(spearman=order, closed_form_error=agreement, printed_error=off)

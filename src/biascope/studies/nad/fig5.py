@@ -20,6 +20,7 @@ from biascope.linalg import marchenko_pastur, principal_angles, psd_eigh, subspa
 from biascope.progress import progress
 from biascope.seeds import derive
 from biascope.studies.drawing import save
+from biascope.studies.estimates import jackknife_error
 from biascope.studies.nad.anisotropy import Reference, published_directions
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
@@ -97,8 +98,7 @@ def fig5(
         whole = number(values, vectors.T.reshape(-1, image_size, image_size))
         if groups < 3:
             return Estimate(whole, None, count)
-        left = np.array([number(*kept) for kept in halves])
-        return Estimate(whole, float(np.sqrt((groups - 1) / groups * np.sum((left - left.mean()) ** 2))), count)
+        return Estimate(whole, jackknife_error([number(*kept) for kept in halves]), count)
 
     halves = []
     if groups >= 3:
@@ -145,8 +145,7 @@ def fig5(
     )
     _picture(run, result)
 
-    sharp, decay = (numbers[name] for name in list(numbers)[:2]), numbers["lambda_100 / lambda_1"]
-    concentrated = next(iter(sharp))
+    concentrated, decay = next(iter(numbers.values())), numbers["lambda_100 / lambda_1"]
     confirmed = concentrated.value - 2 * (concentrated.standard_error or 0.0) > 0.5 and outside >= 3
     return StudyResult(
         verdict="confirmed" if confirmed else "not confirmed",

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import numpy as np
 
+from biascope.studies.estimates import below, decide, rank_correlation
 from biascope.studies.nad import anisotropy as a
 from biascope.studies.nad import directional as d
-from biascope.studies.nad.estimates import judged, rank_correlation
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run
@@ -74,9 +74,8 @@ def fig6(
     said = f" The published curve has {published[1]:.2f}." if published else ""
     if published and published[1] > -0.5:
         said += " (That does not meet the rule either: most of its indices are at chance, in no order.)"
-    falls = order.standard_error is not None and order.value + 2 * order.standard_error < -0.5
     return StudyResult(
-        judged(falls, order),
+        decide(below(order, -0.5), [order]),
         CLAIM,
         f"{net}, {len(indices)} of {len(U)} directions ({protocol}): rank correlation of index and accuracy {order}; "
         f"accuracy {found.test[0]:.3f} at the first direction, {found.test[-1]:.3f} at the last; mean training "

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from biascope.data.images import poison
 from biascope.progress import progress
+from biascope.studies.estimates import above, decide, rank_correlation
 from biascope.studies.nad import anisotropy as a
 from biascope.studies.nad import directional as d
 from biascope.studies.nad import images as im
-from biascope.studies.nad.estimates import judged, rank_correlation, surely_above
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run
@@ -98,7 +98,7 @@ def fig7(
         log_x=True,
     )
     return StudyResult(
-        judged(surely_above(order, 0.5), order),
+        decide(above(order, 0.5), [order]),
         CLAIM,
         f"{net}, {images.note}, {epochs} epochs, eps = {eps:g}: clean accuracy {accuracy[0]:.3f} with the first "
         f"carrier, {accuracy[-1]:.3f} with the last, {clean['test']:.3f} without one; rank correlation of index and "

@@ -13,10 +13,10 @@ from typing import Annotated
 import numpy as np
 
 from biascope.data.images import nad_flip
+from biascope.studies.estimates import above
 from biascope.studies.nad import anisotropy as a
 from biascope.studies.nad import directional as d
 from biascope.studies.nad import images as im
-from biascope.studies.nad.estimates import surely_above
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run
@@ -83,7 +83,7 @@ def fig8(
         drop = _drop(rows, len(images.test_y))
         numbers[f"test accuracy lost by the flip, {net}"] = drop
         learnt = numbers[f"train accuracy, {net}, flipped"].value
-        holds.append(surely_above(drop, 0.02) and learnt >= 0.95)
+        holds.append(above(drop, 0.02) and learnt >= 0.95)
         said.append(f"{net} loses {drop} (training accuracy on flipped images {learnt:.3f})")
     places = range(1, len(nets) + 1)
     chart = Chart(

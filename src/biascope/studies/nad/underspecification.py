@@ -17,13 +17,13 @@ from torch import Tensor
 from biascope.data.images import zero_channels
 from biascope.progress import progress
 from biascope.seeds import generator
+from biascope.studies.estimates import above, curve, decide, rank_correlation
 from biascope.studies.nad import anisotropy as a
 from biascope.studies.nad import directional as d
 from biascope.studies.nad import images as im
-from biascope.studies.nad.estimates import judged, rank_correlation, surely_above
 from biascope.studies.nad.fig1 import ISOTROPIC
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, Series, StudyResult
+from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run
 
 CLAIM = (
@@ -101,7 +101,7 @@ def underspecification(
         holds.append(_judge(net, np.array(indices, dtype=float), means, numbers, said))
         charts.append(_chart(net, indices, means, f"{images.note}, two classes; {task}; {epochs} epochs."))
     return StudyResult(
-        judged(all(holds), *(numbers[f"Spearman(index, accuracy by images alone), {net}"] for net in nets)),
+        decide(all(holds), (numbers[f"Spearman(index, accuracy by images alone), {net}"] for net in nets)),
         CLAIM,
         f"{images.note}, two classes, sigma = {sigma:g}, eps = {eps:g}, {epochs} epochs, {seeds} seed(s): "
         f"{'; '.join(said)}.",
@@ -128,21 +128,17 @@ def _judge(net: str, at: d.Array, means: dict[str, d.Array], numbers: dict[str, 
     )
     if net in ISOTROPIC:
         return bool(by_channel.min() >= 0.9)
-    return surely_above(rises, 0.5) and surely_above(falls, 0.5)
+    return above(rises, 0.5) and above(falls, 0.5)
 
 
 def _chart(net: str, indices: list[int], means: dict[str, d.Array], caption: str) -> Chart:
     at = np.array(indices) + 1
-    seeds = next(iter(means.values())).shape[1]
     return Chart(
         name=f"features-{net}",
         title=f"Which feature {net} has learnt",
         x_label="index of the direction v",
         y_label="test accuracy",
-        series=tuple(
-            Series.of(key, at, rows.mean(1), rows.std(1, ddof=1) / np.sqrt(seeds) if seeds > 1 else None)
-            for key, rows in means.items()
-        ),
+        series=tuple(curve(key, at, rows.T) for key, rows in means.items()),
         alt="; ".join(f"{key}: from {rows[0].mean():.2f} to {rows[-1].mean():.2f}" for key, rows in means.items())
         + ".",
         caption=caption,

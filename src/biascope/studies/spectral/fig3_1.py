@@ -9,20 +9,12 @@ import torch
 from torch import Tensor
 
 from biascope.spectral import amplitude_spectrum
+from biascope.studies.estimates import above, below, curve
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, HeatMap, Series, StudyResult
 from biascope.studies.runs import Run, Value
 from biascope.studies.spectral.fitting import norms_of
-from biascope.studies.spectral.waves import (
-    SIZES,
-    WAVES,
-    Waves,
-    above,
-    below,
-    first_above,
-    rank_correlation,
-    standard_error,
-)
+from biascope.studies.spectral.waves import SIZES, WAVES, Waves, first_above, rank_correlation
 
 CLAIM = (
     "Lower frequencies are regressed first, regardless of their amplitudes; the spectral norms of the layers grow as "
@@ -111,10 +103,7 @@ def charts(
             f"Spectral norm of each layer, {setting} amplitudes",
             "step",
             "spectral norm",
-            tuple(
-                Series.of(f"layer {i + 1}", steps, norms.mean(1)[rows, i], standard_error(norms, 1)[rows, i])
-                for i in range(norms.shape[2])
-            ),
+            tuple(curve(f"layer {i + 1}", steps, layer.T) for i, layer in enumerate(norms[rows].unbind(2))),
             alt="The norms of the hidden layers grow during training.",
         ),
         Chart(
@@ -122,7 +111,7 @@ def charts(
             f"Mean squared error, {setting} amplitudes",
             "step",
             "mean squared error",
-            (Series.of("mean of runs", steps, losses.mean(1)[rows], standard_error(losses, 1)[rows]),),
+            (curve("mean of runs", steps, losses[rows].T),),
             alt="The loss falls during training.",
             log_y=True,
         ),

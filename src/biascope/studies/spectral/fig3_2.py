@@ -12,11 +12,12 @@ the largest climb above an earlier loss is below a tenth of the first loss, both
 import torch
 from torch import Tensor
 
+from biascope.studies.estimates import below, curve
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult, Verdict
 from biascope.studies.runs import Run, Value
 from biascope.studies.spectral.fig3_1 import learned_chart
-from biascope.studies.spectral.waves import SIZES, WAVES, Waves, below, rank_correlation, standard_error
+from biascope.studies.spectral.waves import SIZES, WAVES, Waves, rank_correlation
 
 SMOOTH = "At intermediate iterations the learned curve is a smooth version of the target."
 MONOTONE = "The training loss of the sum of sines decays almost monotonically, with equal and with growing amplitudes."
@@ -67,7 +68,7 @@ def fig3_2(
                 "Mean squared frequency of the learned curve over the target's",
                 "step",
                 "ratio",
-                (Series.of("mean of runs", at, rough.mean(1), standard_error(rough, 1)),),
+                (curve("mean of runs", at, rough.T),),
                 alt="The ratio grows towards 1 during training.",
             ),
         ),
@@ -92,7 +93,7 @@ def figA_1(
         numbers[f"rank correlation of loss and step, {setting}"] = order
         numbers[f"largest climb over the first loss, {setting}"] = climb
         numbers[f"last loss over the first, {setting}"] = Estimate.of((losses[-1] / losses[0]).tolist())
-        curves.append(Series.of(f"{setting} amplitudes", at, losses.mean(1), standard_error(losses, 1)))
+        curves.append(curve(f"{setting} amplitudes", at, losses.T))
         said.append(
             f"{setting} amplitudes: rank correlation of loss and step {order}, largest climb {climb} of the first loss"
         )

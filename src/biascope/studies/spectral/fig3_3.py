@@ -16,11 +16,12 @@ from torch import Tensor
 from biascope.progress import progress
 from biascope.seeds import derive
 from biascope.spectral import amplitude_spectrum, perturbation_robustness
+from biascope.studies.estimates import below, curve
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, HeatMap, Series, StudyResult
+from biascope.studies.result import Chart, Estimate, HeatMap, StudyResult
 from biascope.studies.runs import Run, Value
 from biascope.studies.spectral.fitting import draw_mlps, fit
-from biascope.studies.spectral.waves import below, rank_correlation, standard_error, wave_targets
+from biascope.studies.spectral.waves import rank_correlation, wave_targets
 
 CLAIM = "The lower frequencies are more robust to perturbations of the parameters than the higher frequencies."
 LEARNED = 0.5
@@ -117,10 +118,7 @@ def fig3_3(
                 "Amplitude left, by frequency",
                 "length of the step",
                 "amplitude over that before",
-                tuple(
-                    Series.of(f"k = {f}", grid, left.mean(0)[:, i], standard_error(left)[:, i])
-                    for i, f in enumerate(frequencies)
-                ),
+                tuple(curve(f"k = {f}", grid, left[:, :, i]) for i, f in enumerate(frequencies)),
                 alt="Curves of higher frequency fall faster.",
             ),
         ),

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from biascope.ensembles import Networks
 from biascope.seeds import derive
+from biascope.studies.estimates import above, curve
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, Series, StudyResult
+from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run, Value
 from biascope.studies.spectral.fitting import draw_mlps, fit, forward
 from biascope.studies.spectral.images import said, two_classes
-from biascope.studies.spectral.waves import above, standard_error
 
 CLAIM = (
     "Low-frequency label noise affects validation more than high-frequency noise; with high-frequency noise the "
@@ -133,10 +133,7 @@ def curves(what: str, losses: Tensor, at: Tensor, fixed: str, values: tuple[floa
         f"{what.capitalize()} loss, {fixed}",
         "step",
         "mean squared error",
-        tuple(
-            Series.of(f"{name} = {v:g}", at, losses[:, :, i].mean(0), standard_error(losses[:, :, i]))
-            for i, v in enumerate(values)
-        ),
+        tuple(curve(f"{name} = {v:g}", at, losses[:, :, i]) for i, v in enumerate(values)),
         alt=f"One {what} curve for each {name}.",
         log_y=True,
     )

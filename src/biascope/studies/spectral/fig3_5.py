@@ -15,12 +15,12 @@ from torch import Tensor
 
 from biascope.seeds import derive
 from biascope.spectral import rbf_eigenbasis
+from biascope.studies.estimates import above, curve
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run, Value
 from biascope.studies.spectral.fitting import draw_mlps, fit
 from biascope.studies.spectral.images import said, two_classes
-from biascope.studies.spectral.waves import above, standard_error
 
 CLAIM = (
     "The network fits the true target before the high-frequency noise; the validation score dips exactly when the "
@@ -135,8 +135,8 @@ def fig3_5(
                 "step",
                 "mean squared error",
                 (
-                    Series.of("training", at, training.mean(1), standard_error(training, 1)),
-                    Series.of("validation, clean target", at, validation.mean(1), standard_error(validation, 1)),
+                    curve("training", at, training.T),
+                    curve("validation, clean target", at, validation.T),
                 ),
                 alt="The validation loss dips early and rises again while the training loss falls.",
                 log_y=True,

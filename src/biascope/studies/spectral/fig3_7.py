@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from biascope.seeds import derive
+from biascope.studies.estimates import above
 from biascope.studies.registry import study
 from biascope.studies.result import Estimate, HeatMap, StudyResult
 from biascope.studies.runs import Run, Value
 from biascope.studies.spectral.fitting import forward
 from biascope.studies.spectral.flowers import BOX, TRAINING, Training, flower_classes, plane
-from biascope.studies.spectral.waves import above
 
 CLAIM = "Two networks, identical up to initialisation, agree on the samples of the manifold, yet differ elsewhere."
 

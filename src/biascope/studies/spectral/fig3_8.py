@@ -15,11 +15,12 @@ from torch import Tensor
 
 from biascope.seeds import derive
 from biascope.spectral import amplitude_spectrum, flower
+from biascope.studies.estimates import above, below, curve
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, HeatMap, Series, StudyResult
+from biascope.studies.result import Chart, Estimate, HeatMap, StudyResult
 from biascope.studies.runs import Run, Value
 from biascope.studies.spectral.fitting import draw_mlps, fit
-from biascope.studies.spectral.waves import above, below, rank_correlation, standard_error, wave_targets
+from biascope.studies.spectral.waves import rank_correlation, wave_targets
 
 CLAIM = "Manifolds with more petals (larger L) attenuate the spectral bias: high frequencies are learned more easily."
 
@@ -109,10 +110,7 @@ def fig3_8(
                 "Mean squared error for each L",
                 "step",
                 "mean squared error",
-                tuple(
-                    Series.of(f"L = {p}", at[rows], losses[rows, i].mean(1), standard_error(losses[rows, i], 1))
-                    for i, p in enumerate(petals)
-                ),
+                tuple(curve(f"L = {p}", at[rows], losses[rows, i].T) for i, p in enumerate(petals)),
                 alt="The loss falls faster on curves with more petals.",
                 log_y=True,
             ),

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from biascope.seeds import derive
+from biascope.studies.estimates import above, curve
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, HeatMap, Series, StudyResult
+from biascope.studies.result import Chart, Estimate, HeatMap, StudyResult
 from biascope.studies.runs import Run, Value
 from biascope.studies.spectral.flowers import Training, flower_classes
-from biascope.studies.spectral.waves import above, rank_correlation, standard_error
+from biascope.studies.spectral.waves import rank_correlation
 
 CLAIM = "Increasing L gives better classification of the same target signal."
 SHORT = Training(steps=10_000)
@@ -107,10 +108,7 @@ def fig3_9(
                 "Skill over the number of petals",
                 "petals L",
                 "skill",
-                tuple(
-                    Series.of(f"k = {k}", petals, skill[:, i].mean(0), standard_error(skill[:, i]))
-                    for i, k in enumerate(frequencies)
-                ),
+                tuple(curve(f"k = {k}", petals, skill[:, i]) for i, k in enumerate(frequencies)),
                 alt="Skill rises with the number of petals.",
             ),
         ),

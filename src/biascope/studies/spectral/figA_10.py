@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from biascope import data as sets
 from biascope.progress import progress
 from biascope.seeds import derive, generator
+from biascope.studies.estimates import above, curve
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, Series, StudyResult
+from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run, Value
 from biascope.studies.spectral.fitting import draw_mlps, fit
 from biascope.studies.spectral.images import said
-from biascope.studies.spectral.waves import above, standard_error
 
 CLAIM = (
     "White noise is learned more easily on the curved manifold of images than on a flat manifold of the same dimension."
@@ -113,7 +113,7 @@ def fig_a_10(
                 "Learning white noise on a curved and on a flat manifold",
                 "step",
                 "mean squared error",
-                tuple(Series.of(g, at, v.mean(1), standard_error(v, 1)) for g, v in losses.items()),
+                tuple(curve(g, at, v.T) for g, v in losses.items()),
                 alt="The curve of the curved manifold lies below that of the flat one.",
                 log_y=True,
             ),

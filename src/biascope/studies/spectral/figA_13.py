@@ -13,12 +13,13 @@ import torch
 
 from biascope.seeds import derive
 from biascope.spectral import radial_spectrum
+from biascope.studies.estimates import below
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, HeatMap, Series, StudyResult
 from biascope.studies.runs import Run, Value
 from biascope.studies.spectral.fitting import forward
 from biascope.studies.spectral.flowers import BOX, TRAINING, Training, flower_classes, nearest_probability, plane
-from biascope.studies.spectral.waves import below, rank_correlation
+from biascope.studies.spectral.waves import rank_correlation
 
 CLAIM = "The spectrum of a network decays faster than that of nearest-neighbour classifiers, for every K considered."
 

@@ -13,11 +13,12 @@ from torch import Tensor
 from biascope.ensembles import Networks
 from biascope.seeds import derive
 from biascope.spectral import amplitude_spectrum
+from biascope.studies.estimates import above
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, HeatMap, Series, StudyResult
 from biascope.studies.runs import Run, Value
 from biascope.studies.spectral.fitting import draw_mlps, fit
-from biascope.studies.spectral.waves import above, rank_correlation
+from biascope.studies.spectral.waves import rank_correlation
 
 CLAIM = (
     "Depth significantly improves a network's ability to fit high frequencies, width much less so, and a larger weight "

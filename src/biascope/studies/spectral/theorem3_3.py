@@ -15,11 +15,11 @@ from torch import Tensor
 from biascope.progress import progress
 from biascope.seeds import derive, generator
 from biascope.spectral import decay_exponent, linear_regions_1d, linear_regions_2d, lipschitz_bounds
+from biascope.studies.estimates import above
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run, Value
 from biascope.studies.spectral.fitting import draw_mlps
-from biascope.studies.spectral.waves import above
 
 CLAIM = (
     "The spectrum of a ReLU network of d inputs decays like k^-(d+1) in almost every direction and as slowly as k^-2 "

@@ -16,10 +16,10 @@ import torch
 
 from biascope.seeds import derive
 from biascope.spectral import high_frequency_volume
+from biascope.studies.estimates import curve
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, Series, StudyResult
+from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run, Value
-from biascope.studies.spectral.waves import standard_error
 
 CLAIM = "The relative volume of parameters that contribute to frequencies above k decays with k, as O(k^-2) or faster."
 BATCHES = 8
@@ -102,7 +102,7 @@ def volume(
             numbers[f"log-log slope of the volume, eps = {threshold:g}"] = slope
         for i, cut in enumerate(cutoffs):
             numbers[f"volume, eps = {threshold:g}, k = {cut}"] = Estimate.of(share[:, i].tolist())
-        series.append(Series.of(f"eps = {threshold:g}", cutoffs, mean, standard_error(share)))
+        series.append(curve(f"eps = {threshold:g}", cutoffs, share))
     steep = all(s.value - 2 * (s.standard_error or 0) <= -2 for s in slopes)
     verdict = "not tested" if not slopes else "confirmed" if steep and not rising else "not confirmed"
     return StudyResult(

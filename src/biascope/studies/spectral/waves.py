@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from biascope.seeds import derive, generator
-from biascope.studies.result import Estimate
 from biascope.studies.runs import Run
 from biascope.studies.spectral.fitting import Fit, Measure, draw_mlps, fit
 
@@ -104,20 +103,3 @@ def first_above(curve: Tensor, steps: Tensor, level: float) -> Tensor:
     over = curve > level
     place = over.float().argmax(0)
     return torch.where(over.any(0), steps.double()[place], torch.nan)
-
-
-def below(number: Estimate, bound: float) -> bool:
-    """Whether a number lies below a bound by two standard errors (False with one sample)."""
-    return number.standard_error is not None and number.value + 2 * number.standard_error < bound
-
-
-def above(number: Estimate, bound: float) -> bool:
-    """Whether a number lies above a bound by two standard errors (False with one sample)."""
-    return number.standard_error is not None and number.value - 2 * number.standard_error > bound
-
-
-def standard_error(samples: Tensor, dim: int = 0) -> Tensor:
-    """Of the mean over `dim`; zero for a single sample."""
-    n = samples.shape[dim]
-    found: Tensor = samples.std(dim) / n**0.5 if n > 1 else torch.zeros_like(samples.select(dim, 0))
-    return found

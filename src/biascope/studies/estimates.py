@@ -1,0 +1,186 @@
+"""Numbers with errors: the rule of two standard errors, means over seeds, rank correlations, and curves of means."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from scipy.stats import spearmanr
+from torch import Tensor
+
+from biascope.studies.result import Estimate, Series, Verdict
+
+Array = np.ndarray[Any, Any]
+
+
+def above(estimate: Estimate, bar: float = 0.0) -> bool:
+    """Whether an estimate lies above a bar by two standard errors; an unknown error is never sure.
+
+    Example:
+        >>> above(Estimate(1.0, 0.4)), above(Estimate(1.0, 0.6)), above(Estimate(1.0))
+        (True, False, False)
+    """
+    return estimate.standard_error is not None and estimate.value - 2 * estimate.standard_error > bar
+
+
+def below(estimate: Estimate, bar: float = 0.0) -> bool:
+    """Whether an estimate lies below a bar by two standard errors; an unknown error is never sure.
+
+    Example:
+        >>> below(Estimate(-1.0, 0.4)), below(Estimate(-1.0))
+        (True, False)
+    """
+    return estimate.standard_error is not None and estimate.value + 2 * estimate.standard_error < bar
+
+
+def decide(holds: bool, estimates: Iterable[Estimate]) -> Verdict:
+    """The verdict of a rule on the estimates it looks at; where one has no error, nothing is tested.
+
+    Example:
+        >>> decide(True, [Estimate(1.0, 0.1)]), decide(False, [Estimate(1.0, 0.1)]), decide(True, [Estimate(1.0)])
+        ('confirmed', 'not confirmed', 'not tested')
+    """
+    if any(estimate.standard_error is None for estimate in estimates):
+        return "not tested"
+    return "confirmed" if holds else "not confirmed"
+
+
+def difference(a: Estimate, b: Estimate) -> Estimate:
+    """a - b of independent estimates.
+
+    Example:
+        >>> print(difference(Estimate(3.0, 0.3), Estimate(1.0, 0.4)))
+        2.00 ± 0.50
+    """
+    return Estimate(a.value - b.value, math.hypot(a.standard_error or 0.0, b.standard_error or 0.0), None)
+
+
+def jackknife_error(left_out: ArrayLike) -> float:
+    """Standard error of a number from its values [n] with one sample left out at a time.
+
+    Example:
+        >>> jackknife_error([2.5, 2.0, 1.5])  # means of 1, 2, 3 without one of them
+        0.5773502691896257
+    """
+    values = np.asarray(left_out, dtype=float)
+    return float(np.sqrt((len(values) - 1) * values.var()))
+
+
+def spearman(x: ArrayLike, y: ArrayLike) -> float:
+    """Rank correlation of two lists; 0 where one of them is constant.
+
+    Example:
+        >>> spearman([1, 2, 3], [1.0, 4.0, 9.0]), spearman([1, 2, 3], [1.0, 1.0, 1.0])
+        (1.0, 0.0)
+    """
+    if len(np.unique(x)) < 2 or len(np.unique(y)) < 2:
+        return 0.0
+    found = float(spearmanr(x, y).statistic)
+    return 0.0 if math.isnan(found) else round(found, 12)
+
+
+def rank_correlation(x: ArrayLike, y: ArrayLike) -> Estimate:
+    """Rank correlation over points; its standard error by leaving one point out at a time.
+
+    Example:
+        >>> rank_correlation(np.arange(5.0), np.arange(5.0) ** 2)
+        Estimate(value=1.0, standard_error=0.0, n=5)
+    """
+    x, y = np.asarray(x), np.asarray(y)
+    whole, n = spearman(x, y), len(x)
+    if n < 4:
+        return Estimate(whole, None, n)
+    return Estimate(whole, jackknife_error([spearman(np.delete(x, i), np.delete(y, i)) for i in range(n)]), n)
+
+
+def correlation(x: Array, y: Array) -> Estimate:
+    """Pearson correlation over points; its standard error by leaving one point out at a time.
+
+    Example:
+        >>> correlation(np.arange(5.0), 2 * np.arange(5.0)).value
+        1.0
+    """
+    n = len(x)
+    if n < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return Estimate(0.0, None, n)
+    left = np.array([np.corrcoef(np.delete(x, i), np.delete(y, i))[0, 1] for i in range(n)])
+    error = float(np.sqrt((n - 1) / n * np.nansum((left - np.nanmean(left)) ** 2)))  # NaN: constant without that point
+    return Estimate(round(float(np.corrcoef(x, y)[0, 1]), 12), error, n)
+
+
+def spread(values: Array, draws: int = 400, seed: int = 0) -> Estimate:
+    """Standard deviation over samples, its error from resampling them.
+
+    Example:
+        >>> spread(np.array([1.0, 1.0, 1.0])).value
+        0.0
+    """
+    n = len(values)
+    pick = np.random.default_rng(seed).integers(0, n, (draws, n))
+    resampled = values[pick].std(1, ddof=1) if n > 1 else np.zeros(draws)
+    return Estimate(float(values.std(ddof=1)) if n > 1 else 0.0, float(resampled.std(ddof=1)), n)
+
+
+def rank_correlations(x: Sequence[float], rows: Sequence[Sequence[float]]) -> Estimate:
+    """Rank correlation of x with each row [seeds, points]: error over seeds; of one seed, by leaving out one point.
+
+    Example:
+        >>> print(rank_correlations([1, 2, 3, 4, 5], [[1.0, 4.0, 9.0, 8.0, 9.5]]))
+        0.90 ± 0.20 (n = 5)
+    """
+    return Estimate.of([spearman(x, row) for row in rows]) if len(rows) > 1 else rank_correlation(x, rows[0])
+
+
+def over_seeds(rows: Sequence[Sequence[float]] | Tensor) -> Estimate:
+    """Mean of rows [seeds, tasks]. Errors are over seeds, tasks averaged first; those of one seed are over its tasks.
+
+    Example:
+        >>> print(over_seeds([[1.0, 3.0], [2.0, 6.0]]))
+        3.0 ± 1.0 (n = 2)
+        >>> print(over_seeds([[1.0, 3.0]]))
+        2.0 ± 1.0 (n = 2)
+    """
+    table = torch.as_tensor(rows, dtype=torch.float64)
+    return Estimate.of((table.mean(1) if len(table) > 1 else table[0]).tolist())
+
+
+def errors_over(seeds: int, tasks: int, of: str) -> str:
+    """What the errors of `over_seeds` and `rank_correlations` are over, for the text.
+
+    Example:
+        >>> errors_over(3, 6, "directions"), errors_over(1, 6, "directions")
+        ('errors over 3 seeds', 'one seed: errors over 6 directions of one network, not over trainings')
+    """
+    if seeds > 1:
+        return f"errors over {seeds} seeds"
+    if tasks > 1:
+        return f"one seed: errors over {tasks} {of} of one network, not over trainings"
+    return "one seed, no error bar: nothing is tested"
+
+
+def mean_error(rows: ArrayLike | Tensor) -> tuple[Tensor, Tensor | None]:
+    """Mean and standard error over the rows (seeds, repeats), column by column; one row has no error.
+
+    Example:
+        >>> mean_error([[1.0, 2.0], [3.0, 2.0]])
+        (tensor([2., 2.], dtype=torch.float64), tensor([1., 0.], dtype=torch.float64))
+    """
+    table = torch.as_tensor(rows, dtype=torch.float64)
+    return table.mean(0), table.std(0) / len(table) ** 0.5 if len(table) > 1 else None
+
+
+def curve(
+    label: str,
+    x: Iterable[float] | Tensor,
+    rows: ArrayLike | Tensor,
+    style: Literal["line", "points", "dashed"] = "line",
+) -> Series:
+    """Rows [repeats, points] as the curve of their mean, with its standard error.
+
+    Example:
+        >>> curve("loss", [0, 1], [[1.0, 2.0], [3.0, 2.0]]).y
+        (2.0, 2.0)
+    """
+    return Series.of(label, x, *mean_error(rows), style)
