@@ -39,6 +39,12 @@ def test_smoke_confirms_and_resumes(tmp_path: Path) -> None:
     assert again.numbers["largest principal angle of the first 10, degrees"].value < 0.1
 
 
+def test_networks_without_an_image_size_and_small_images(tmp_path: Path) -> None:
+    result = execute(start(tmp_path, net="mlp", image_size=8, networks=8, sampled=8))
+    assert result.numbers["lambda_64 / lambda_1"].value > 0
+    assert result.verdict == "not confirmed"  # isotropic
+
+
 def test_concentration() -> None:
     side = 16
     wave = torch.cos(2 * torch.pi * 3 * torch.arange(side) / side).expand(side, side)

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from biascope import nets
 from biascope.ensembles import record
 from biascope.geometry import NADs, nads
 from biascope.linalg import marchenko_pastur, principal_angles, psd_eigh, subspace_overlap
@@ -22,6 +21,7 @@ from biascope.seeds import derive
 from biascope.studies.drawing import save
 from biascope.studies.estimates import jackknife_error
 from biascope.studies.nad.anisotropy import Reference, published_directions
+from biascope.studies.nad.directional import architecture
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run, Value
@@ -59,7 +59,7 @@ def fig5(
     """First directions of an architecture in pixels and Fourier space, with the spectrum."""
     shape, D = (1, image_size, image_size), image_size**2
     kind = ("tf32" if run.device.startswith("cuda") else "float32") if precision == "auto" else precision
-    factory = record(lambda: nets.build(net, image_size=image_size, in_channels=1, outputs=1))
+    factory = record(architecture(net, image_size, outputs=1))
 
     def measure(head: str, total: int) -> tuple[list[Tensor], int]:
         """Second moments [D, D] of the groups and the number of networks in all."""
@@ -105,11 +105,11 @@ def fig5(
         for i in range(groups):
             found = psd_eigh(torch.stack([m for j, m in enumerate(moments) if j != i]).mean(0))
             halves.append((found.values, found.vectors.T.reshape(-1, image_size, image_size)))
+    far = min(100, D)
     numbers = {
         "energy of u_1 to u_3 in their strongest 5 % of frequencies": jackknife(lambda _, u: concentration(u[:3])),
         "energy of u_1 at DC": jackknife(lambda _, u: float(energy(u[:1])[0, 0, 0])),
-        "lambda_10 / lambda_1": jackknife(lambda v, _: float(v[9] / v[0])),
-        "lambda_100 / lambda_1": jackknife(lambda v, _: float(v[99] / v[0])),
+        **{f"lambda_{k} / lambda_1": jackknife(lambda v, _, k=k: float(v[k - 1] / v[0])) for k in (10, far)},  # type: ignore[misc]
         "eigenvalues above the Marchenko-Pastur band, sampled heads": Estimate(float(outside), None, plain_count),
     }
     charts = [
@@ -145,13 +145,13 @@ def fig5(
     )
     _picture(run, result)
 
-    concentrated, decay = next(iter(numbers.values())), numbers["lambda_100 / lambda_1"]
+    concentrated, decay = next(iter(numbers.values())), numbers[f"lambda_{far} / lambda_1"]
     confirmed = concentrated.value - 2 * (concentrated.standard_error or 0.0) > 0.5 and outside >= 3
     return StudyResult(
         verdict="confirmed" if confirmed else "not confirmed",
         claim=CLAIM,
         measured=f"The strongest 5 % of frequencies hold {concentrated} of the energy of u_1 to u_3 "
-        f"(about 0.2 for random directions); lambda_100 / lambda_1 is {decay}; {outside} eigenvalues of "
+        f"(about 0.2 for random directions); lambda_{far} / lambda_1 is {decay}; {outside} eigenvalues of "
         f"{plain_count} networks with sampled heads lie above the band of an isotropic one.{said}",
         numbers=numbers,
         figures=tuple(charts),
