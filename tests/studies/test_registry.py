@@ -52,6 +52,7 @@ def test_hints_become_options() -> None:
         ("n", "5", 5),
         ("n", "1e3", 1000),
         ("n", "123456789012345678", 123456789012345678),
+        ("n", 123456789012345678, 123456789012345678),  # as read back from config.json
         ("lr", "1e-3", 1e-3),
         ("kind", "b", "b"),
         ("widths", "1,2,3", (1, 2, 3)),
@@ -68,7 +69,10 @@ def test_text_becomes_typed(name: str, text: object, value: object) -> None:
     assert type(convert(option, text)) is type(value)
 
 
-@pytest.mark.parametrize(("name", "text"), [("n", "2.5"), ("n", "x"), ("kind", "c"), ("flag", "maybe"), ("lr", "fast")])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("n", "2.5"), ("n", "x"), ("n", "inf"), ("n", "nan"), ("kind", "c"), ("flag", "maybe"), ("lr", "fast")],
+)
 def test_a_wrong_value_is_named(name: str, text: str) -> None:
     with pytest.raises(InputError, match=f"option {name}='{text}' should be"):
         merge(options_of(example), {name: text})

@@ -16,9 +16,12 @@ import inspect
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from biascope.errors import InputError
+
+WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ def convert(option: Option, value: Any) -> Any:
     """
     try:
         return _convert(option.type, value)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, KeyError, ArithmeticError) as error:
         raise InputError(f"option {option.name}={value!r} should be {option.type_name}") from error
 
 
@@ -155,22 +158,15 @@ def _convert(kind: Any, value: Any) -> Any:
         items = value.split(",") if isinstance(value, str) else list(value)
         return tuple(_convert(arguments[0], item) for item in items if item != "")
     if kind is bool:
-        words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-        return words[str(value).lower()] if str(value).lower() in words else _fail()
+        return WORDS[str(value).lower()]
     if kind is int:
-        number = float(value)
-        return int(value) if isinstance(value, str) and value.lstrip("+-").isdigit() else _whole(number)
+        number = Decimal(str(value))  # exact, and reads 1e3
+        if number != int(number):
+            raise ValueError
+        return int(number)
     if kind is float:
         return float(value)
     return str(value)
-
-
-def _whole(number: float) -> int:
-    return int(number) if number == int(number) else _fail()
-
-
-def _fail() -> Any:
-    raise ValueError
 
 
 def _name(kind: Any) -> str:
