@@ -1,6 +1,7 @@
 """Run folders: what is written survives kills, full disks and changed minds; what is broken is named."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -57,6 +58,14 @@ def test_cached_computes_once_and_stores_scalars(tmp_path: Path) -> None:
     assert len(calls) == 1
     assert torch.equal(first.pop("w"), again.pop("w"))  # type: ignore[arg-type]
     assert first == again == {"loss": 0.25, "steps": 7, "name": "x", "ok": True, "no": None}
+
+
+def test_a_cached_number_stays_a_number(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    found = run.cached("diverged", lambda: {"loss": float("nan"), "norm": torch.tensor(float("inf")).item()})
+    assert isinstance(found["loss"], float)
+    assert math.isnan(found["loss"])
+    assert found["norm"] == float("inf")
 
 
 def test_steps(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ class Run:
 
     def log(self, **metrics: Value) -> None:
         """Append one line of numbers to `metrics.jsonl`; it is on disk when this returns."""
-        line = {"time": round(time.time(), 3)} | {key: _plain(value) for key, value in metrics.items()}
+        line = {"time": round(time.time(), 3)} | {key: _without_nan(_plain(value)) for key, value in metrics.items()}
         files.append_line(self.path / "metrics.jsonl", line)
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -214,12 +214,13 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A JSON-able number: one-element tensors and NumPy scalars become Python numbers, nan and infinities strings."""
-    if isinstance(value, torch.Tensor | np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):  # JSON has no nan
-        return str(value)
-    return value
+    """One-element tensors and NumPy scalars as Python numbers."""
+    return value.item() if isinstance(value, torch.Tensor | np.generic) else value
+
+
+def _without_nan(value: Any) -> Any:
+    """nan and infinities as strings, for readers of JSON that do not know them."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _json(what: str, value: Any) -> str:
