@@ -10,6 +10,7 @@ from torch import nn
 
 from biascope import nets
 from biascope.ensembles import record
+from biascope.errors import InputError
 from biascope.geometry import nads
 from biascope.kernels import binarization_overlap, ntk, rotation_gain, target_alignments
 from biascope.linearize import linearize
@@ -88,6 +89,11 @@ def test_the_kernel_of_a_linearised_network_never_turns(run: Run) -> None:
     assert ntk(bench.net, bench.x, outputs=0).energy_concentration(y, 120) == pytest.approx(1.0)
     swapped = linearize(bench.net, at=f.state_dict(), centred=True)
     assert float(swapped(bench.x).detach().abs().max()) == 0.0  # check C6
+
+
+def test_an_unknown_network_is_named() -> None:
+    with pytest.raises(InputError, match="no network is called 'lenat' here; there is mlp, lenet"):
+        initialiser("lenat", 8)
 
 
 def test_all_directions_of_the_kernel() -> None:

@@ -18,7 +18,7 @@ from biascope.ensembles import Initialiser, record
 from biascope.geometry.mixed import MixedDerivative
 from biascope.linalg import psd_eigh
 from biascope.seeds import derive, generator
-from biascope.studies.function_space.setting import NETS
+from biascope.studies.function_space.setting import design
 from biascope.studies.runs import Run, Value
 
 
@@ -29,8 +29,8 @@ def initialiser(name: str, image_size: int) -> Initialiser:
         >>> initialiser("lenet", 8).template(torch.zeros(1, 1, 8, 8)).shape
         torch.Size([1, 1])
     """
-    kind, options = NETS[name]
-    return record(lambda: nets.build(kind, **(options | nets.info(kind).options_for((1, image_size, image_size)))))
+    kind, options = design(name, (1, image_size, image_size))
+    return record(lambda: nets.build(kind, **options))
 
 
 def first_network(drawn: Initialiser, seed: int, device: str) -> nn.Module:

@@ -30,11 +30,21 @@ def network(name: str, shape: Sequence[int], seed: int, device: str = "cpu") -> 
         >>> network("lenet", (3, 32, 32), 0)(torch.zeros(2, 3, 32, 32)).shape
         torch.Size([2, 1])
     """
+    kind, options = design(name, shape)
+    return nets.build(kind, seed=seed, **options).to(device).eval()
+
+
+def design(name: str, shape: Sequence[int]) -> tuple[str, dict[str, Any]]:
+    """Name in the registry and options of a network with one output for inputs of this shape.
+
+    Example:
+        >>> design("resnet18-narrow", (1, 8, 8))[0]
+        'resnet18'
+    """
     if name not in NETS:
         raise InputError(f"no network is called {name!r} here; there is {', '.join(NETS)}")
     kind, options = NETS[name]
-    options = options | nets.info(kind).options_for(shape)
-    return nets.build(kind, seed=seed, outputs=1, **options).to(device).eval()
+    return kind, options | nets.info(kind).options_for(shape) | {"outputs": 1}
 
 
 def title(name: str) -> str:
