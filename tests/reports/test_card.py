@@ -250,6 +250,15 @@ def trained(script: str, tmp_path: Path) -> Path:
     return tmp_path / "w.pt"
 
 
+def test_a_file_sorted_by_class_gives_all_classes(tmp_path: Path) -> None:
+    y = torch.arange(3).repeat_interleave(1000)
+    torch.save({"x": y[:, None].float().expand(-1, 4), "y": y}, tmp_path / "sorted.pt")
+    found = load_examples(str(tmp_path / "sorted.pt"))
+    assert len(found.x) == len(found.y) == 512
+    assert found.y.bincount().min() > 100
+    assert torch.equal(found.x[:, 0].long(), found.y)
+
+
 def test_weights_and_data_are_used(script: str, trained: Path, tmp_path: Path, check_page: Check) -> None:
     x = torch.randn(40, 3, 2, 2, generator=torch.Generator().manual_seed(0))
     np.savez(tmp_path / "d.npz", x=x.numpy(), y=(x[:, 0, 0, 0] > 0).long().numpy())
