@@ -1,0 +1,50 @@
+"""Mutual information from samples: neural bounds, nearest neighbours, and problems with known answers."""
+
+from biascope.information.bounds import (
+    MineObjective,
+    donsker_varadhan,
+    info_nce,
+    jensen_shannon,
+    log_mean_exp,
+    mine_f,
+    nwj,
+    sample_size,
+    smile,
+)
+from biascope.information.critics import JointCritic, SeparableCritic
+from biascope.information.estimate import mutual_information
+from biascope.information.ksg import ksg, local_information
+from biascope.information.problems import (
+    Problem,
+    discrete_problem,
+    gaussian_problem,
+    mixture_problem,
+    noisy_function_problem,
+    sign_mixture_problem,
+)
+from biascope.information.result import EstimateWarning, MutualInformation
+
+__all__ = [
+    "EstimateWarning",
+    "JointCritic",
+    "MineObjective",
+    "MutualInformation",
+    "Problem",
+    "SeparableCritic",
+    "discrete_problem",
+    "donsker_varadhan",
+    "gaussian_problem",
+    "info_nce",
+    "jensen_shannon",
+    "ksg",
+    "local_information",
+    "log_mean_exp",
+    "mine_f",
+    "mixture_problem",
+    "mutual_information",
+    "noisy_function_problem",
+    "nwj",
+    "sample_size",
+    "sign_mixture_problem",
+    "smile",
+]

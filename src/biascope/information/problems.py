@@ -1,0 +1,189 @@
+"""Pairs whose mutual information is known, together with the critic that attains it: log p(x, y) / (p(x) p(y))."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from biascope.data import correlated_gaussians, gaussian_mutual_information, noisy_function
+from biascope.errors import InputError
+from biascope.seeds import generator
+
+Draw = Callable[[int, int], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A joint distribution with `nats` of mutual information; `sample(n, seed)` gives pairs x, y [n, ...] in float64.
+
+    `log_ratio(x, y)` [n] is log p(x, y) / (p(x) p(y)): the best critic, and the information of every single pair.
+    """
+
+    name: str
+    nats: float
+    draw: Draw = field(repr=False)
+    log_ratio: Callable[[Tensor, Tensor], Tensor] = field(repr=False)
+
+    def sample(self, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+        """n independent pairs; labels are int64."""
+        return self.draw(n, seed)
+
+
+def gaussian_problem(
+    dim: int = 1, rho: float = 0.5, transform: Literal["identity", "cubic", "tanh"] = "identity"
+) -> Problem:
+    """`dim` independent pairs of standard Gaussians of correlation rho: -(dim/2) log(1 - rho^2) nats.
+
+    `transform` is applied to y elementwise ("cubic": y^3, "tanh"), and takes no information away.
+
+    Example:
+        >>> problem = gaussian_problem(dim=20, rho=0.5)
+        >>> x, y = problem.sample(1000)
+        >>> round(problem.nats, 4), problem.log_ratio(x, y).shape
+        (2.8768, torch.Size([1000]))
+    """
+
+    def draw(n: int, seed: int) -> tuple[Tensor, Tensor]:
+        data = correlated_gaussians(n, dim, rho, transform=transform, seed=seed, dtype=torch.float64)
+        return data.x, data.y
+
+    def log_ratio(x: Tensor, y: Tensor) -> Tensor:
+        if transform == "cubic":
+            y = y.sign() * y.abs() ** (1 / 3)
+        elif transform == "tanh":
+            y = y.atanh()
+        return _gaussian_log_ratio(x, y, rho).sum(1)
+
+    name = f"gaussians-{dim}d-rho{rho:g}" + ("" if transform == "identity" else f"-{transform}")
+    return Problem(name, gaussian_mutual_information(dim, rho), draw, log_ratio)
+
+
+def _gaussian_log_ratio(x: Tensor, y: Tensor, rho: float) -> Tensor:
+    kept = 1 - rho * rho
+    return (rho * x * y - rho * rho * (x.square() + y.square()) / 2) / kept - math.log(kept) / 2
+
+
+def noisy_function_problem(
+    function: Literal["linear", "cubic", "sine"] = "linear", sigma: float = 0.5, dim: int = 2
+) -> Problem:
+    """y = f(x) + sigma noise with x uniform on (-1, 1)^dim and f = x, x^3 or sin x; the information by quadrature.
+
+    It differs between the three functions by up to a factor 2 at equal noise: equitability is approximate.
+
+    Example:
+        >>> [round(noisy_function_problem(f, 0.5).nats, 3) for f in ("linear", "cubic", "sine")]
+        [0.837, 0.451, 0.729]
+    """
+    apply: dict[str, Callable[[Tensor], Tensor]] = {"linear": lambda x: x, "cubic": lambda x: x**3, "sine": torch.sin}
+    nats = float(noisy_function(1, function, sigma, dim=dim).info["mutual_information"])  # checks the arguments
+    nodes, weights = (torch.from_numpy(v) for v in np.polynomial.legendre.leggauss(int(min(4000, 200 + 40 / sigma))))
+
+    def draw(n: int, seed: int) -> tuple[Tensor, Tensor]:
+        data = noisy_function(n, function, sigma, dim=dim, seed=seed, dtype=torch.float64)
+        return data.x, data.y
+
+    def log_ratio(x: Tensor, y: Tensor) -> Tensor:
+        f = apply[function]
+        means, logs = f(nodes).to(y), (weights / 2).log().to(y)
+        rows = [  # log p(y) up to the constant that log p(y | x) has too
+            (-(((part[..., None] - means) / sigma) ** 2) / 2 + logs).logsumexp(-1) for part in torch.split(y, 4096)
+        ]
+        return (-(((y - f(x)) / sigma) ** 2) / 2 - torch.cat(rows)).sum(1)
+
+    return Problem(f"noisy-{function}-sigma{sigma:g}", nats, draw, log_ratio)
+
+
+def sign_mixture_problem(rho: float = 0.9) -> Problem:
+    """Standard Gaussians x, y [n, 1] of correlation +rho or -rho with equal chances: uncorrelated, yet dependent.
+
+    The information is a two-dimensional Gauss-Hermite sum.
+
+    Example:
+        >>> problem = sign_mixture_problem(0.9)
+        >>> x, y = problem.sample(10_000)
+        >>> round(problem.nats, 3), bool((x * y).mean().abs() < 0.05)
+        (0.408, True)
+    """
+    if not -1 < rho < 1:
+        raise InputError(f"need -1 < rho < 1, got {rho}")
+
+    def log_ratio(x: Tensor, y: Tensor) -> Tensor:
+        both = torch.stack([_gaussian_log_ratio(x, y, rho), _gaussian_log_ratio(x, y, -rho)])
+        return (both.logsumexp(0) - math.log(2)).squeeze(-1)
+
+    def pair(x: Tensor, noise: Tensor) -> Tensor:
+        return rho * x + math.sqrt(1 - rho * rho) * noise
+
+    def draw(n: int, seed: int) -> tuple[Tensor, Tensor]:
+        rng = generator(seed, "sign mixture")
+        x, noise = torch.randn(2, n, 1, generator=rng, dtype=torch.float64)
+        sign = 2 * torch.randint(2, (n, 1), generator=rng) - 1
+        return x, sign * pair(x, noise)
+
+    nodes, weights = (torch.from_numpy(v) for v in np.polynomial.hermite_e.hermegauss(200))
+    chances = weights / weights.sum()
+    x, noise = torch.meshgrid(nodes, nodes, indexing="ij")  # the two signs share one value: E over one is enough
+    values = log_ratio(x.reshape(-1, 1), pair(x, noise).reshape(-1, 1)).view_as(x)
+    return Problem(f"sign-mixture-rho{rho:g}", float(chances @ values @ chances), draw, log_ratio)
+
+
+def mixture_problem(classes: int = 3, distance: float = 2.0) -> Problem:
+    """x [n, 1] is Gaussian around distance * label, y [n] the label (int64), all labels alike; at most log(classes).
+
+    The information is a Gauss-Hermite sum.
+
+    Example:
+        >>> problem = mixture_problem(classes=3, distance=100.0)
+        >>> abs(problem.nats - math.log(3)) < 1e-9
+        True
+    """
+    if classes < 2:
+        raise InputError(f"need two classes or more, got {classes}")
+    means = distance * torch.arange(classes, dtype=torch.float64)
+
+    def log_ratio(x: Tensor, y: Tensor) -> Tensor:
+        logs = -((x - means.to(x)) ** 2) / 2
+        own = logs.gather(1, y[:, None])[:, 0]
+        return own - logs.logsumexp(1) + math.log(classes)
+
+    def draw(n: int, seed: int) -> tuple[Tensor, Tensor]:
+        rng = generator(seed, "mixture")
+        y = torch.randint(classes, (n,), generator=rng)
+        return (means[y] + torch.randn(n, generator=rng, dtype=torch.float64))[:, None], y
+
+    nodes, weights = (torch.from_numpy(v) for v in np.polynomial.hermite_e.hermegauss(200))
+    chances = weights / weights.sum()
+    parts = [chances @ log_ratio((m + nodes)[:, None], torch.full((200,), c)) for c, m in enumerate(means)]
+    return Problem(f"mixture-{classes}-distance{distance:g}", float(torch.stack(parts).mean()), draw, log_ratio)
+
+
+def discrete_problem(table: Tensor) -> Problem:
+    """Labels x, y [n] (int64) with joint probabilities `table` [a, b]: sum p log(p / (p_x p_y)) nats.
+
+    Example:
+        >>> round(discrete_problem(torch.eye(4) / 4).nats, 6) == round(math.log(4), 6)
+        True
+    """
+    p = table.detach().cpu().double()
+    if p.dim() != 2 or bool((p < 0).any()) or abs(float(p.sum()) - 1) > 1e-6:
+        raise InputError(
+            f"table must be [a, b] with entries >= 0 that sum to 1, got {list(p.shape)}, sum {float(p.sum()):.6g}"
+        )
+    p = p / p.sum()
+    ratio = (p / (p.sum(1, keepdim=True) * p.sum(0))).log()
+
+    def draw(n: int, seed: int) -> tuple[Tensor, Tensor]:
+        cells = torch.multinomial(p.flatten(), n, replacement=True, generator=generator(seed, "discrete"))
+        return cells // p.shape[1], cells % p.shape[1]
+
+    def log_ratio(x: Tensor, y: Tensor) -> Tensor:
+        return ratio.to(x.device)[x, y]
+
+    nats = float(torch.where(p > 0, p * ratio, 0.0).sum())
+    return Problem(f"discrete-{p.shape[0]}x{p.shape[1]}", nats, draw, log_ratio)
