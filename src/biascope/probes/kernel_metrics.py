@@ -109,7 +109,7 @@ def effective_rank(view: View, centred: bool = True) -> float:
         >>> round(effective_rank(View.of(nn.Linear(2, 1, bias=False), torch.eye(2)), centred=False), 6)
         2.0
     """
-    return float(effective_rank_of(_values(view, centred)))
+    return effective_rank_of(_values(view, centred))
 
 
 @register()

@@ -15,14 +15,17 @@ from biascope.errors import InputError
 from biascope.progress import progress
 from biascope.reports import figures
 from biascope.reports.card import page_path, slug
-from biascope.reports.html import Html, figure, image, join, page, table, tag
+from biascope.reports.html import Html, figure, join, page, table, tag
 from biascope.reports.panels import Subject, make_subject
 from biascope.reports.panels.input_geometry import (
     InputSpectrum,
+    frame,
     gradients,
     image_shape,
     input_spectrum,
     mean_frequency,
+    pixels_and_fourier,
+    slider,
 )
 from biascope.reports.panels.pace import worthwhile_threads
 from biascope.reports.panels.tangent_kernel import KernelFacts, kernel_facts, samples
@@ -269,29 +272,11 @@ def _maps(names: list[str], found: list[_One]) -> Html:
         cells = []
         for name, one in zip(names, found):
             vector = one.spectrum.vectors[i].reshape(channels, height, width)
-            energy = np.sqrt(np.fft.fftshift((np.abs(np.fft.fft2(vector)) ** 2).sum(0)))
-            pixels = image(
-                figures.picture(vector.mean(0), symmetric=True), f"{name}, direction {i + 1}, pixels", "pixels"
-            )
-            fourier = image(figures.picture(energy), f"{name}, direction {i + 1}, Fourier magnitude", "pixels")
-            head = tag(
-                "p", tag("strong", name), f": eigenvalue {one.spectrum.values[i]:.3g} times the mean", class_="note"
-            )
-            cells.append(tag("div", head, tag("div", tag("div", pixels), tag("div", fourier), class_="pair")))
-        hidden = {} if i == 0 else {"hidden": ""}
-        frames.append(tag("div", *cells, class_="columns", data_set="maps", data_frame=i + 1, **hidden))
-    label = tag("p", "Direction ", tag("output", "1", id="maps-out"), f" of {count}", class_="note")
-    slider = tag(
-        "input",
-        type="range",
-        min=1,
-        max=count,
-        value=1,
-        step=1,
-        data_frames="maps",
-        aria_label="index of the direction",
-    )
-    return tag("div", slider, label, join(frames))
+            pair = pixels_and_fourier(vector, f"{name}, direction {i + 1}")
+            share = f": eigenvalue {one.spectrum.values[i]:.3g} times the mean"
+            cells.append(tag("div", tag("p", tag("strong", name), share, class_="note"), pair))
+        frames.append(tag("div", *cells, class_="columns", **frame("maps", i)))
+    return tag("div", slider("maps", count), join(frames))
 
 
 def _spectra(

@@ -7,7 +7,7 @@ import io
 import json
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +25,6 @@ from biascope.studies.drawing import (
     save,
     style,
 )
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = [
     "FORMATS",

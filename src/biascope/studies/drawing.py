@@ -8,6 +8,7 @@ import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -212,18 +213,12 @@ def save(
     """
     if not re.fullmatch(r"[\w.-]+", name):
         raise BiascopeError(f"figure name {name!r}: use letters, digits, dot, dash and underscore")
-    paths = []
+    paths = [folder / f"{name}.{kind}" for kind in formats]
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with style():
-        resolution = float(require_matplotlib().rcParams["savefig.dpi"])
-    for kind in formats:
-        path = folder / f"{name}.{kind}"
-        paths.append(path)
-        with style():
-            metadata = {"Date": None} if kind == "svg" else {"CreationDate": None} if kind == "pdf" else None
-
-            def write(target: Path, kind: str = kind, metadata: dict[str, None] | None = metadata) -> None:
-                figure.savefig(target, format=kind, metadata=metadata, dpi=dpi or resolution)
-
+        dpi = dpi or require_matplotlib().rcParams["savefig.dpi"]
+        for path, kind in zip(paths, formats):
+            write = partial(figure.savefig, format=kind, metadata=undated.get(kind), dpi=dpi)
             files.write_atomically(path, write)
     return paths
 
@@ -287,15 +282,6 @@ def inline_svg(figure: "Figure", prefix: str, themed: bool = True) -> str:
     svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
     svg = re.sub(r'(href="#|url\(#)', rf"\1{prefix}-", svg)
     svg = re.sub(r"\s*\n\s*", "\n", svg)
-    # the page gives the width; the drawing keeps its proportions
-    return re.sub(
-        r'<svg ([^>]*?)width="[^"]*" height="[^"]*"|<svg ([^>]*?)height="[^"]*"( [^>]*?)width="[^"]*"',
-        _bare,
-        svg,
-        count=1,
-    )
-
-
-def _bare(match: re.Match[str]) -> str:
-    kept = re.sub(r'\b(width|height)="[^"]*"\s*', "", match.group(0))
-    return kept.replace("<svg ", '<svg aria-hidden="true" ', 1)
+    head, body = svg.split(">", 1)
+    head = re.sub(r'\b(width|height)="[^"]*"\s*', "", head)  # the page gives the width; the drawing keeps proportions
+    return head.replace("<svg ", '<svg aria-hidden="true" ', 1) + ">" + body

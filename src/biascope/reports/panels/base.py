@@ -98,6 +98,11 @@ class Subject:
         """Whether the card is made on a CUDA device."""
         return torch.device(self.device).type == "cuda"
 
+    @property
+    def place(self) -> str:
+        """Where something takes too long, and what would help."""
+        return "on this GPU" if self.on_gpu else "on this CPU; add --device cuda"
+
 
 @dataclass(frozen=True)
 class Panel:

@@ -37,9 +37,7 @@ CPU_SECONDS, GPU_SECONDS = 30.0, 60.0  # at the pace of single steps; captured g
 
 def panel(subject: Subject) -> Panel:
     """Test accuracy on D(v) against the index of v among the anisotropy directions."""
-    sample, _ = subject.once("gradients", lambda: input_geometry.gradients(subject))
-    spectrum = subject.once("input spectrum", lambda: input_geometry.input_spectrum(sample))
-    chosen = directions(spectrum, subject)
+    chosen = directions(input_geometry.shared(subject)[2], subject)
     _affordable(subject, len(chosen))
     _trainable(subject)
     accuracy = train(subject, [v for _, _, v in chosen])
@@ -125,8 +123,7 @@ def _affordable(subject: Subject, directions: int) -> None:
     pace, trainings = subject.pace(), directions * SEEDS
     seconds = trainings * (EPOCHS * EXAMPLES * pace.train + (EXAMPLES + TESTED) * pace.evaluate)
     if seconds > (GPU_SECONDS if subject.on_gpu else CPU_SECONDS):
-        where = "on this GPU" if subject.on_gpu else "on this CPU; add --device cuda"
-        raise UnsupportedError(f"{trainings} small trainings would take about {in_words(seconds)} {where}")
+        raise UnsupportedError(f"{trainings} small trainings would take about {in_words(seconds)} {subject.place}")
 
 
 def _trainable(subject: Subject) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from biascope.ensembles import Networks, Plan, input_gradients, outputs
 from biascope.errors import InputError
 from biascope.geometry.gradients import perturbed
+from biascope.linalg import effective_rank
 from biascope.progress import progress
 from biascope.reports import figures
 from biascope.reports.html import Html, figure, image, join, table, tag
@@ -150,6 +151,12 @@ def input_spectrum(sample: Tensor) -> InputSpectrum:
     return InputSpectrum((values / mean).numpy(), vectors.numpy(), n, dimension)
 
 
+def shared(subject: Subject) -> tuple[Tensor, str, InputSpectrum]:
+    """Gradients, how they were made and their spectrum, measured once for all panels."""
+    sample, method = subject.once("gradients", lambda: gradients(subject))
+    return sample, method, subject.once("input spectrum", lambda: input_spectrum(sample))
+
+
 def held_out_response(sample: Tensor) -> Estimate:
     """Squared response along the first direction of one half of the networks, measured on the other half, / average.
 
@@ -194,11 +201,9 @@ def geometry_picture(sample: Tensor) -> Html:
 
 def panel(subject: Subject) -> Panel:
     """Top directions as pictures, and the spectrum with its noise band."""
-    sample, method = subject.once("gradients", lambda: gradients(subject))
-    spectrum = subject.once("input spectrum", lambda: input_spectrum(sample))
+    sample, method, spectrum = shared(subject)
     above = int((spectrum.values > spectrum.band[1]).sum())
-    share = spectrum.values / spectrum.dimension
-    rank = float(np.exp(-(share[share > 0] * np.log(share[share > 0])).sum()))
+    rank = effective_rank(torch.from_numpy(spectrum.values))
     facts: list[tuple[str, object]] = [
         ("Networks sampled", spectrum.n),
         ("Derivative", method),
@@ -267,20 +272,33 @@ def directions(subject: Subject, spectrum: InputSpectrum) -> Html:
         return _curves(spectrum, min(4, count))
     frames = []
     for i in range(count):
-        vector = spectrum.vectors[i].reshape(channels, height, width)
-        energy = np.fft.fftshift((np.abs(np.fft.fft2(vector)) ** 2).sum(0))
-        pixels = image(figures.picture(vector.mean(0), symmetric=True), f"direction {i + 1} in pixel space", "pixels")
-        fourier = image(figures.picture(np.sqrt(energy)), f"direction {i + 1}, Fourier magnitude, DC centred", "pixels")
+        pair = pixels_and_fourier(spectrum.vectors[i].reshape(channels, height, width), f"direction {i + 1}")
         share = f"Direction {i + 1}: eigenvalue {spectrum.values[i]:.3g} times the mean"
-        pair = tag("div", tag("div", pixels), tag("div", fourier), class_="pair")
-        hidden = {} if i == 0 else {"hidden": ""}
-        frames.append(tag("div", pair, tag("p", share, class_="note"), data_set="nad", data_frame=i + 1, **hidden))
-    slider = tag(
-        "input", type="range", min=1, max=count, value=1, step=1, data_frames="nad", aria_label="index of the direction"
-    )
-    label = tag("p", "Direction ", tag("output", "1", id="nad-out"), f" of {count}", class_="note")
+        frames.append(tag("div", pair, tag("p", share, class_="note"), **frame("nad", i)))
     note = "Mean over channels." if channels > 1 else ""
-    return tag("div", join(frames), slider, label, tag("p", note, class_="note") if note else "")
+    return tag("div", join(frames), slider("nad", count), tag("p", note, class_="note") if note else "")
+
+
+def pixels_and_fourier(vector: np.ndarray[Any, Any], name: str) -> Html:
+    """A direction [channels, height, width] as two pictures side by side."""
+    energy = np.fft.fftshift((np.abs(np.fft.fft2(vector)) ** 2).sum(0))
+    pixels = image(figures.picture(vector.mean(0), symmetric=True), f"{name} in pixel space", "pixels")
+    fourier = image(figures.picture(np.sqrt(energy)), f"{name}, Fourier magnitude, DC centred", "pixels")
+    return tag("div", tag("div", pixels), tag("div", fourier), class_="pair")
+
+
+def frame(name: str, i: int) -> dict[str, Any]:
+    """Attributes of picture i of those that the slider `name` goes through."""
+    return {"data_set": name, "data_frame": i + 1, "hidden": None if i == 0 else ""}
+
+
+def slider(name: str, count: int) -> Html:
+    """A slider over directions, and which one is shown."""
+    handle = tag(
+        "input", type="range", min=1, max=count, value=1, step=1, data_frames=name, aria_label="index of the direction"
+    )
+    label = tag("p", "Direction ", tag("output", "1", id=f"{name}-out"), f" of {count}", class_="note")
+    return join([handle, label])
 
 
 def _curves(spectrum: InputSpectrum, count: int) -> Html:

@@ -45,8 +45,7 @@ def sizes(subject: Subject) -> tuple[int, int]:
         seconds = 1.2 * n * (probes + 1) * subject.pace().train
         if seconds <= SECONDS:
             return n, probes
-    where = "on this GPU" if subject.on_gpu else "on this CPU; add --device cuda"
-    raise UnsupportedError(f"the alignment of {n} examples would take about {in_words(seconds)} {where}")
+    raise UnsupportedError(f"the alignment of {n} examples would take about {in_words(seconds)} {subject.place}")
 
 
 def measure(subject: Subject, network: nn.Module) -> LabelAlignment:

@@ -18,7 +18,7 @@ from biascope.errors import BiascopeError, UnsupportedError
 from biascope.linearize import taylor_residual
 from biascope.progress import progress
 from biascope.reports import figures
-from biascope.reports.html import Html, figure, join, table, tag
+from biascope.reports.html import Html, figure, table, tag
 from biascope.reports.panels import input_geometry
 from biascope.reports.panels.base import Panel, Subject, all_outputs
 from biascope.reports.panels.pace import in_words, timed
@@ -93,8 +93,8 @@ def sizes(subject: Subject) -> tuple[int, int]:
                 if responses <= n and seconds(n, responses, norm) <= SECONDS:
                     return n, responses
         least = seconds(EXAMPLES[-1], RESPONSES[-1], norm)
-    where = "on this GPU" if subject.on_gpu else "on this CPU; add --device cuda"
-    raise UnsupportedError(f"{steps} steps on {EXAMPLES[-1]} examples would take about {in_words(least)} {where}")
+    what = f"{steps} steps on {EXAMPLES[-1]} examples"
+    raise UnsupportedError(f"{what} would take about {in_words(least)} {subject.place}")
 
 
 def norm_seconds(subject: Subject) -> float:
@@ -115,8 +115,7 @@ def examples(subject: Subject, n: int) -> tuple[Tensor, Tensor, str]:
     if subject.data is not None:
         x = subject.inputs(n)
         return x, subject.data.y[: len(x)].to(x.device), subject.data.name
-    sample, _ = subject.once("gradients", lambda: input_geometry.gradients(subject))
-    spectrum = subject.once("input spectrum", lambda: input_geometry.input_spectrum(sample))
+    spectrum = input_geometry.shared(subject)[2]
     v = torch.from_numpy(spectrum.vectors[0].copy()).float().reshape(subject.input_shape)
     made = data.directional(v, n, sigma=1.0, seed=derive(subject.seed, "card regime"))
     return made.x.to(subject.device), made.y.to(subject.device), "D(v), first direction"
@@ -243,6 +242,4 @@ def _complexity(seen: list[Seen]) -> Html:
         axes.set(xlabel="complexity C", ylabel="training loss")
     svg = figures.inline_svg(drawing, "complexity")
     alt = f"The loss falls from {loss[0]:.3g} to {loss[-1]:.3g} while the complexity grows to {complexity[-1]:.3g}."
-    return join(
-        [figure(svg, alt, "Path complexity spent for the loss.", figures.hover(axes, [("", complexity, loss)]))]
-    )
+    return figure(svg, alt, "Path complexity spent for the loss.", figures.hover(axes, [("", complexity, loss)]))

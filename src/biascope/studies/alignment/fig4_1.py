@@ -171,7 +171,7 @@ def _train(
         rows["ratio"].append(float(lam[19] / lam[0]))
         rows["raw"].append(float(plain.values[19] / plain.values[0]))
         rows["cka"].append(K.alignment(signs))
-        rows["rank"].append(float(effective_rank(lam)))
+        rows["rank"].append(effective_rank(lam))
         rows["top"].append(float(plain.values[0]))
         rows["accuracy"].append(evaluate(net, points, labels)[1])
         run.log(seed=seed, step=step, **{name: row[-1] for name, row in rows.items()})

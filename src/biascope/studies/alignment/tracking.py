@@ -154,7 +154,7 @@ def statistics(net: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, 
     values = K.centered().eigh().values.double()
     total, N = values.sum(), len(values)
     shares = [float(values[: max(1, round(share * N))].sum() / total) for share in SHARES]
-    found = [float(values[0]), float(values.mean()), float(values.median()), float(effective_rank(values)), *shares]
+    found = [float(values[0]), float(values.mean()), float(values.median()), effective_rank(values), *shares]
     found += [cka(K, y), K.alignment(y, centered=False)]
     return torch.tensor(found, dtype=torch.float64), {name: cka(part, y) for name, part in K.by_layer().items()}
 
