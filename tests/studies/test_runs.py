@@ -68,14 +68,6 @@ def test_a_cached_number_stays_a_number(tmp_path: Path) -> None:
     assert found["norm"] == float("inf")
 
 
-def test_steps(tmp_path: Path) -> None:
-    run = make(tmp_path)
-    assert run.step("a")
-    run.done("a")
-    assert not Run.resume(run.path).step("a")
-    assert run.step("b")
-
-
 def test_a_torn_last_line_is_dropped_and_the_next_append_is_whole(tmp_path: Path) -> None:
     run = make(tmp_path)
     run.log(step=1, loss=torch.tensor(0.5), bad=float("nan"))

@@ -182,7 +182,6 @@ class View:
     def seal(self, keep: Iterable[str] = ()) -> None:
         """Forget the network and all that was computed except `keep`: the network will be changed."""
         kept = {*keep, "model", "setup", "step", "loss", "init", "previous", "totals", "path"}
-        kept |= {name for name in ("_slopes", "_hidden") if name in keep}
         self.model, self.previous = None, None
         for name in set(self.__dict__) - kept:
             del self.__dict__[name]

@@ -1,6 +1,6 @@
 """A finished run in the form that is committed: small, without anything private, still a run folder.
 
-Kept: configuration, environment, result, metrics and steps when small, figures as PNG, arrays when small in all, and
+Kept: configuration, environment, result, metrics when small, figures as PNG, arrays when small in all, and
 the page, which links to the figures and to the look that all kept pages share. Paths that are absolute or lead upwards
 become file names, and the host's name is taken out.
 """
@@ -77,8 +77,7 @@ def keep(run_folder: str | Path, into: str | Path = "reproductions", name: str =
         if "figures" in held:
             held["figures"] = shorter(held["figures"])
         write_text(target / file, json.dumps(held, indent=None if "figures" in held else 2) + "\n")
-    for file in ("metrics.jsonl", "steps.jsonl"):
-        _copy_text(run.path / file, target / file, left_out)
+    _copy_metrics(run.path / "metrics.jsonl", target / "metrics.jsonl", left_out)
     _copy_arrays(run.path / "arrays", target / "arrays", left_out)
     (target / "figures").mkdir()
     for png in sorted((run.path / "figures").glob("*.png")):
@@ -149,7 +148,7 @@ def _system(platform_name: str) -> str:
     return " ".join(part for part in (re.split("[- ]", platform_name)[0], machine.group(0) if machine else "") if part)
 
 
-def _copy_text(source: Path, target: Path, left_out: list[str]) -> None:
+def _copy_metrics(source: Path, target: Path, left_out: list[str]) -> None:
     if not source.exists():
         return
     if source.stat().st_size > METRICS_LIMIT:

@@ -99,7 +99,6 @@ class Run:
         for leftover in run.path.rglob(f"{files.TEMPORARY}*"):
             leftover.unlink(missing_ok=True)
         files.mend_tail(run.path / "metrics.jsonl")
-        files.mend_tail(run.path / "steps.jsonl")
         return run
 
     # ---- what a study sees of its configuration ----
@@ -155,14 +154,6 @@ class Run:
             self._write(key, tensors, scalars)
         found, stored = self._read(key)  # also the first time: both ways give the same bits
         return {**found, **stored}
-
-    def step(self, key: str) -> bool:
-        """Whether the step named `key` is still to do: `if run.step("a"): ...; run.done("a")`."""
-        return all(row.get("done") != key for row in files.read_lines(self.path / "steps.jsonl"))
-
-    def done(self, key: str) -> None:
-        """Note that the step named `key` is done; a resumed run will skip it."""
-        files.append_line(self.path / "steps.jsonl", {"done": key, "time": round(time.time(), 3)})
 
     # ---- inside ----
 

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from biascope.studies.result import Estimate
 
-Sums = Callable[[Tensor], Tensor]
-
 
 def overlap(A: Tensor, B: Tensor) -> Tensor:
     """[R, R]: sum over probes of (g.h)^2 between network i of A [R, P, D] and network j of B [R, P, D].

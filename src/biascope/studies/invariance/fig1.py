@@ -18,7 +18,7 @@ from biascope.ensembles import Networks, outputs, record, train_ensemble
 from biascope.ensembles.arithmetic import Precision
 from biascope.seeds import derive
 from biascope.studies.estimates import above, below
-from biascope.studies.invariance.charts import decide, percent
+from biascope.studies.invariance.charts import decide, percent, remark
 from biascope.studies.invariance.geometries import Geometry, initial_geometry
 from biascope.studies.invariance.networks import ISOTROPIC, factory, shape_of
 from biascope.studies.invariance.tasks import Lazy, Noise, circles_task
@@ -111,7 +111,7 @@ def fig1(
     said = "; ".join(
         f"{net} {numbers[f'{net}, A: test accuracy, %']} % on D_A and {numbers[f'{net}, B: test accuracy, %']} % on "
         f"D_B (the first axis alone allows {numbers[f'{net}: best accuracy from the first axis alone, %'].value:.1f} %)"
-        f"{'' if right[net] else ' (not as claimed)'}"
+        f"{remark(right[net])}"
         for net in nets
     )
     return StudyResult(

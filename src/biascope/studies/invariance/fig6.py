@@ -17,7 +17,7 @@ from biascope.ensembles.arithmetic import Precision
 from biascope.geometry import data_second_moment, generalised_directions, removed_variance
 from biascope.seeds import generator
 from biascope.studies.estimates import above, curve
-from biascope.studies.invariance.charts import decide, percent
+from biascope.studies.invariance.charts import decide, percent, remark
 from biascope.studies.invariance.geometries import initial_geometry
 from biascope.studies.invariance.images import Source, said, two_classes
 from biascope.studies.invariance.networks import factory, shape_of
@@ -94,8 +94,7 @@ def fig6(
         removed = [0.0 if k == 0 else 100 * float(shares[k - 1]) for k in ks]
         charts.append(_chart(net, ks, accuracies, removed))
     told = "; ".join(
-        f"{net} {numbers[f'{net}: guided minus random, mean over removals, points']} points"
-        f"{'' if right[net] else ' (not as claimed)'}"
+        f"{net} {numbers[f'{net}: guided minus random, mean over removals, points']} points{remark(right[net])}"
         for net in nets
     )
     return StudyResult(

@@ -23,6 +23,7 @@ from biascope.geometry.linear_cnn import patch_overlap, tap_matrices
 from biascope.geometry.mlp_theory import mlp_evolution
 from biascope.progress import progress
 from biascope.seeds import derive
+from biascope.studies.invariance.charts import remark
 from biascope.studies.invariance.images import Source, said, two_classes
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
@@ -112,7 +113,7 @@ def fig7(
         right[name] = limit and all(good)
     told = "; ".join(
         f"{name} {curves[name][0]:.3f} at width {exact_widths[0]}, {curves[name][-1]:.4f} at {exact_widths[-1]}"
-        f"{'' if right[name] else ' (not as claimed)'}"
+        f"{remark(right[name])}"
         for name in CASES
     )
     return StudyResult(

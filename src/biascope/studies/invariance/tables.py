@@ -26,7 +26,7 @@ from biascope.errors import InputError
 from biascope.geometry import alignment_score
 from biascope.seeds import generator
 from biascope.studies.estimates import above, curve
-from biascope.studies.invariance.charts import decide, percent
+from biascope.studies.invariance.charts import decide, percent, remark
 from biascope.studies.invariance.geometries import initial_geometry
 from biascope.studies.invariance.images import Source, said, ten_classes
 from biascope.studies.invariance.networks import factory, shape_of
@@ -158,9 +158,7 @@ def pruning(run: Run, options: Pruning) -> StudyResult:
         charts.append(_chart(net, rates, table))
         run.save_arrays(f"table {net}", accuracy=table, rates=torch.tensor(rates))
     told = "; ".join(
-        f"{net} {numbers[f'{net}: score minus random, mean over rates']} points"
-        f"{'' if right[net] else ' (not as claimed)'}"
-        for net in nets
+        f"{net} {numbers[f'{net}: score minus random, mean over rates']} points{remark(right[net])}" for net in nets
     )
     how = "within each class" if options.per_class else "over all classes"
     return StudyResult(
