@@ -46,8 +46,8 @@ def isotropic(
     alpha = torch.randn(n, generator=rng, dtype=torch.float64)
     noise = sigma * torch.randn(n, *unit.shape, generator=rng, dtype=unit.dtype)
     x = project_out(noise, unit) + (eps * alpha).to(unit.dtype).view(-1, *[1] * unit.dim()) * unit
-    inner = _shape_of_boundary(eps * alpha, math.pi * alpha, boundary)
-    bias = -_median(inner) if reference is None else float(reference.info["bias"])
+    inner = boundary_value(eps * alpha, math.pi * alpha, boundary)
+    bias = -float(middle(inner)) if reference is None else float(reference.info["bias"])
     info = {"u": unit, "boundary": boundary, "eps": eps, "sigma": sigma, "bias": bias}
     return Dataset(x, as_labels(_signs(inner + bias), labels), f"isotropic-{boundary}", seed_of(seed), info)
 
@@ -108,13 +108,19 @@ def relabel(
         angle = standard.flatten(1) @ unit.double().flatten()
     else:
         raise InputError(f'sinusoid must be "projection" or "channel", got {sinusoid!r}')
-    inner = _shape_of_boundary(projection, angle, boundary)
-    shift = -_median(inner) if bias == "median" else float(bias)
+    inner = boundary_value(projection, angle, boundary)
+    shift = -float(middle(inner)) if bias == "median" else float(bias)
     info = {"u": unit, "boundary": boundary, "noise": noise, "noise_rule": noise_rule, "bias": shift, **stats}
     return Dataset(x, as_labels(_signs(inner + shift), labels), f"relabelled-{boundary}", seed_of(seed), info)
 
 
-def _shape_of_boundary(projection: Tensor, angle: Tensor, boundary: Boundary) -> Tensor:
+def boundary_value(projection: Tensor, angle: Tensor, boundary: Boundary) -> Tensor:
+    """What the label is the sign of, before the bias: the projection, its square, or the sine of the angle.
+
+    Example:
+        >>> boundary_value(torch.tensor([3.0]), torch.zeros(1), "quadratic")
+        tensor([9.])
+    """
     if boundary == "linear":
         return projection
     if boundary == "quadratic":
@@ -124,11 +130,17 @@ def _shape_of_boundary(projection: Tensor, angle: Tensor, boundary: Boundary) ->
     raise InputError(f'boundary must be "linear", "quadratic" or "sinusoidal", got {boundary!r}')
 
 
-def _median(values: Tensor) -> float:
-    """Midpoint of the two middle values, so that an even number of distinct values splits exactly in half."""
-    ordered = values.sort().values
+def middle(values: Tensor) -> Tensor:
+    """Midpoint of the two middle values along the first axis: an even number of distinct values splits in half.
+
+    Example:
+        >>> middle(torch.tensor([4.0, 1.0, 3.0, 9.0]))
+        tensor(3.5000)
+    """
+    ordered = values.sort(0).values
     n = len(ordered)
-    return float((ordered[(n - 1) // 2] + ordered[n // 2]) / 2)
+    found: Tensor = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+    return found
 
 
 def _signs(values: Tensor) -> Tensor:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from biascope.data import channel_stats
-from biascope.data.boundaries import Boundary
-from biascope.errors import InputError
+from biascope.data.boundaries import Boundary, boundary_value, middle
 from biascope.seeds import generator
 from biascope.studies.invariance.networks import factory
 from biascope.studies.invariance.tasks import Lazy
@@ -45,17 +44,9 @@ def labels_along(
     mean, deviation = seen[0].mean(0), seen[0].std(0, correction=0).clamp_min(1e-30)
 
     def inner(p: Tensor) -> Tensor:
-        if boundary == "linear":
-            return p
-        if boundary == "quadratic":
-            return p**2
-        if boundary == "sinusoidal":
-            return torch.sin(math.pi * (p - mean) / deviation)
-        raise InputError(f"boundary {boundary!r} is not linear, quadratic or sinusoidal")
+        return boundary_value(p, math.pi * (p - mean) / deviation, boundary)
 
-    ordered = inner(seen[0]).sort(0).values
-    n = len(ordered)
-    median = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+    median = middle(inner(seen[0]))
     y_train, y_test, y_clean = ((inner(p) > median).long().T for p in (seen[0], seen[1], clean[1]))
     return Labels(y_train.contiguous(), y_test.contiguous(), (y_test == y_clean).float().mean(1).cpu())
 

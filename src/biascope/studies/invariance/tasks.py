@@ -13,8 +13,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from biascope.data.boundaries import Boundary
-from biascope.errors import InputError
+from biascope.data.boundaries import Boundary, boundary_value, middle
 from biascope.seeds import generator
 
 Task = tuple[Tensor, Tensor]
@@ -83,27 +82,15 @@ def planted(w: Tensor, directions: Tensor, coefficients: Tensor) -> Tensor:
 def boundary_task(noise: Noise, u: Tensor, boundary: Boundary, eps: float, bias: float | None = None) -> Task:
     """Isotropic data (Eq. 8): x.u = eps al with al ~ N(0, 1), labelled by a boundary on it; see `boundary_bias`."""
     al = noise.pairs[:, 0]
-    inner = boundary_value(al, boundary, eps)
+    inner = boundary_value(eps * al, math.pi * al, boundary)
     shift = boundary_bias(noise, boundary, eps) if bias is None else bias
     return planted(noise.w, u[None], (eps * al)[:, None]), (inner + shift > 0).long()
 
 
-def boundary_value(al: Tensor, boundary: Boundary, eps: float) -> Tensor:
-    """What the label is the sign of, before the bias: eps al, its square, or sin(pi al)."""
-    if boundary == "linear":
-        return eps * al
-    if boundary == "quadratic":
-        return (eps * al) ** 2
-    if boundary == "sinusoidal":
-        return torch.sin(math.pi * al)
-    raise InputError(f"boundary {boundary!r} is not linear, quadratic or sinusoidal")
-
-
 def boundary_bias(noise: Noise, boundary: Boundary, eps: float) -> float:
     """Minus the median of the training values, so that the classes balance."""
-    ordered = boundary_value(noise.pairs[:, 0], boundary, eps).sort().values
-    n = len(ordered)
-    return -float((ordered[(n - 1) // 2] + ordered[n // 2]) / 2)
+    al = noise.pairs[:, 0]
+    return -float(middle(boundary_value(eps * al, math.pi * al, boundary)))
 
 
 def circle_coefficients(noise: Noise, radii: tuple[float, float]) -> Tensor:
