@@ -14,7 +14,6 @@ Where x2 is None only pairs of examples i <= j are needed (whole blocks of them 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,20 +21,16 @@ from torch import Tensor
 from biascope.layers import Factor, MatrixFactor, RowsFactor
 
 
-@dataclass(frozen=True)
-class Multiply:
-    """Matrix products in a given precision, accumulated in at least float32 and without losing digits."""
-
-    def __call__(self, X: Tensor, Y: Tensor) -> Tensor:
-        """X [m, p] @ Y [n, p]^T."""
-        if X.dtype == torch.bfloat16:
-            if X.is_cuda:
-                return torch.mm(X, Y.mT, out_dtype=torch.float32)
-            X, Y = X.float(), Y.float()  # same numbers, no bf16 units to use
-        p, piece = X.shape[1], 1024 if X.is_cuda else 8192
-        # One long float32 sum loses digits, and on a GPU keeps few processors busy; large kernels have neither problem
-        thin = (X.is_cuda or min(len(X), len(Y)) < 64) and len(X) * len(Y) <= 2**20
-        return _pieces(X, Y, piece) if X.dtype == torch.float32 and p > piece and thin else X @ Y.mT
+def mul(X: Tensor, Y: Tensor) -> Tensor:
+    """X [m, p] @ Y [n, p]^T, accumulated in at least float32 and without losing digits."""
+    if X.dtype == torch.bfloat16:
+        if X.is_cuda:
+            return torch.mm(X, Y.mT, out_dtype=torch.float32)
+        X, Y = X.float(), Y.float()  # same numbers, no bf16 units to use
+    p, piece = X.shape[1], 1024 if X.is_cuda else 8192
+    # One long float32 sum loses digits, and on a GPU keeps few processors busy; large kernels have neither problem
+    thin = (X.is_cuda or min(len(X), len(Y)) < 64) and len(X) * len(Y) <= 2**20
+    return _pieces(X, Y, piece) if X.dtype == torch.float32 and p > piece and thin else X @ Y.mT
 
 
 def _pieces(X: Tensor, Y: Tensor, piece: int) -> Tensor:
@@ -55,7 +50,7 @@ def _split(X: Tensor) -> tuple[Tensor, Tensor]:
     return high, X - high
 
 
-def _gram_split(X: Tensor, Y: Tensor | None, mul: Multiply, workspace: int) -> Tensor:
+def _gram_split(X: Tensor, Y: Tensor | None, workspace: int) -> Tensor:
     """X X^T (or X Y^T) in float32 accuracy from tf32 products: HH + HL + LH."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
@@ -100,17 +95,16 @@ def add_block(
     outputs: str,
     method: str,
     workspace: int,
-    mul: Multiply,
-    scratch: Scratch | None = None,
+    scratch: Scratch,
 ) -> None:
     """Add a matrix block's share to K in place; `two` is None for the symmetric kernel."""
     assert one.block.sizes is not None
     if method == "contract":
-        _add_contracted(K, one, two, outputs, workspace, mul, scratch or Scratch())
+        _add_contracted(K, one, two, outputs, workspace, scratch)
     elif one.block.sizes.positions == 1:
-        _add_hadamard(K, one, two or one, two is None, outputs, workspace, mul)
+        _add_hadamard(K, one, two or one, two is None, outputs, workspace)
     else:
-        _add_positions(K, one, two or one, two is None, outputs, workspace, mul)
+        _add_positions(K, one, two or one, two is None, outputs, workspace)
 
 
 # ---------------------------------------------------------------------------------------------------- rows of J
@@ -123,19 +117,19 @@ def small_rows(x: Factor, method: str) -> Tensor | None:
     return x.all_bias_rows() if method == "contract" and x.has_bias else None
 
 
-def add_rows(K: Tensor, J1: Tensor, J2: Tensor | None, outputs: str, workspace: int, mul: Multiply) -> None:
+def add_rows(K: Tensor, J1: Tensor, J2: Tensor | None, outputs: str, workspace: int) -> None:
     """K += J J^T from rows J [n, k, p]."""
     symmetric, other = J2 is None, J1 if J2 is None else J2
     (n1, k, p), n2 = J1.shape, len(other)
     if outputs == "diagonal":
         for j in range(k):
-            add_rows(K[j], J1[:, j : j + 1], None if J2 is None else J2[:, j : j + 1], "trace", workspace, mul)
+            add_rows(K[j], J1[:, j : j + 1], None if J2 is None else J2[:, j : j + 1], "trace", workspace)
         return
     per = k if outputs == "full" else 1  # rows of the matrix per example
     X, Y = (J1.flatten(0, 1), other.flatten(0, 1)) if outputs == "full" else (J1.flatten(1), other.flatten(1))
     target = K.permute(1, 0, 3, 2) if outputs == "full" else K
     if X.is_cuda and X.dtype == torch.float32 and p >= 8192 and 2**16 <= len(X) * len(Y) <= 2**22:
-        target += _gram_split(X, None if symmetric else Y, mul, workspace).view(target.shape)
+        target += _gram_split(X, None if symmetric else Y, workspace).view(target.shape)
         return
     step = max(1, min(_step(n1, per, symmetric), workspace // (4 * K.element_size() * len(Y) * per)))
     for i in range(0, n1, step):
@@ -159,7 +153,6 @@ def _add_contracted(
     two: MatrixFactor | None,
     outputs: str,
     workspace: int,
-    mul: Multiply,
     scratch: Scratch,
 ) -> None:
     sizes = one.block.sizes
@@ -171,7 +164,7 @@ def _add_contracted(
         out = slice(o, min(o + step, sizes.d_out))
         J1 = weight_slice(one, out, workspace, scratch, "J1")
         J2 = None if two is None else weight_slice(two, out, workspace, scratch, "J2")
-        add_rows(K, J1, J2, outputs, workspace, mul)
+        add_rows(K, J1, J2, outputs, workspace)
 
 
 def weight_slice(x: MatrixFactor, out: slice, workspace: int, scratch: Scratch, name: str) -> Tensor:
@@ -196,7 +189,7 @@ def weight_slice(x: MatrixFactor, out: slice, workspace: int, scratch: Scratch, 
 # ------------------------------------------------------------------------------------------- Gram, one position
 
 
-def _input_gram(one: MatrixFactor, two: MatrixFactor, r: slice, c: slice, mul: Multiply) -> Tensor:
+def _input_gram(one: MatrixFactor, two: MatrixFactor, r: slice, c: slice) -> Tensor:
     """AA [rows * T, cols * T'] of two ranges of examples, with the bias's constant 1 added."""
     if one.is_embedding:
         i, j = one.indices(r).flatten(), two.indices(c).flatten()
@@ -212,7 +205,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _add_hadamard(
-    K: Tensor, one: MatrixFactor, two: MatrixFactor, symmetric: bool, outputs: str, workspace: int, mul: Multiply
+    K: Tensor, one: MatrixFactor, two: MatrixFactor, symmetric: bool, outputs: str, workspace: int
 ) -> None:
     """T = 1: K += AA o GG."""
     k, n1, n2 = one.k, one.n, two.n
@@ -223,7 +216,7 @@ def _add_hadamard(
     step = min(step, max(32, -(-n1 // 8))) if symmetric else step
     for s in range(0, n1, step):
         r, c = slice(s, min(s + step, n1)), slice(s if symmetric else 0, n2)
-        AA = _input_gram(one, two, r, c, mul)
+        AA = _input_gram(one, two, r, c)
         X, Y = G1[:, r], G2[:, c]
         if outputs == "full":
             GG = mul(X.flatten(0, 1), Y.flatten(0, 1)).view(k, X.shape[1], k, Y.shape[1])
@@ -239,7 +232,7 @@ def _add_hadamard(
 
 
 def _add_positions(
-    K: Tensor, one: MatrixFactor, two: MatrixFactor, symmetric: bool, outputs: str, workspace: int, mul: Multiply
+    K: Tensor, one: MatrixFactor, two: MatrixFactor, symmetric: bool, outputs: str, workspace: int
 ) -> None:
     """T > 1: K[i, j] = sum_{t, t'} AA[it, jt'] <G_i[:, t], G_j[:, t']>."""
     s = one.block.sizes
@@ -254,12 +247,12 @@ def _add_positions(
     for i in range(0, n1, rows):
         r = slice(i, min(i + rows, n1))
         for j in range(i if symmetric else 0, n2, cols):
-            _add_pair(K, one, two, r, slice(j, min(j + cols, n2)), outputs, mul)
+            _add_pair(K, one, two, r, slice(j, min(j + cols, n2)), outputs)
 
 
-def _add_pair(K: Tensor, one: MatrixFactor, two: MatrixFactor, r: slice, c: slice, outputs: str, mul: Multiply) -> None:
+def _add_pair(K: Tensor, one: MatrixFactor, two: MatrixFactor, r: slice, c: slice, outputs: str) -> None:
     k = one.k
-    AA = _input_gram(one, two, r, c, mul)
+    AA = _input_gram(one, two, r, c)
     b, d = r.stop - r.start, c.stop - c.start
     G1, G2 = one.cotangents(r)[:, :, 0], two.cotangents(c)[:, :, 0]  # [k, b, d_out, T]
     T1, T2 = G1.shape[-1], G2.shape[-1]

@@ -14,8 +14,7 @@ from torch import Tensor
 from biascope.errors import CorruptError, InputError, UnsupportedError
 from biascope.kernels.plan import Plan
 from biascope.kernels.spectrum import Spectrum, centre, spectrum
-from biascope.linalg import effective_rank as effective_rank_of
-from biascope.tables import facts, number
+from biascope.tables import facts, several
 
 SHOWN_UP_TO = 512  # rows up to which a notebook may wait for the spectrum
 
@@ -122,9 +121,7 @@ class Kernel:
 
     def effective_rank(self, kind: Literal["entropy", "participation"] = "entropy") -> float:
         """exp(entropy of the normalised eigenvalues), or the participation ratio (sum)^2 / (sum of squares)."""
-        if kind not in {"entropy", "participation"}:
-            raise InputError(f"kind={kind!r}: choose 'entropy' or 'participation'")
-        return float(effective_rank_of(self.eigh().values, kind=kind))
+        return self.eigh().effective_rank(kind)
 
     def trace_ratios(self, ks: tuple[int, ...] = (40, 80, 160)) -> dict[int, float]:
         """Share of the trace in the top k eigenvalues, for several k."""
@@ -217,9 +214,9 @@ class Kernel:
             rows["trace"] = self.trace()
         small = self.symmetric and self.mode != "diagonal" and self.values.numel() <= SHOWN_UP_TO**2
         if small and bool(torch.isfinite(self.values).all()):
-            values = self.eigh().values
-            rows["leading eigenvalues"] = ", ".join(number(float(value)) for value in values[:5])
-            rows["effective rank"] = float(effective_rank_of(values))
+            found = self.eigh()
+            rows["leading eigenvalues"] = several(found.values[:5])
+            rows["effective rank"] = found.effective_rank()
         rows |= {"centred": self.centring} if self.centring else {}
         rows |= {"error against float64": f"{self.error:.1e}"} if self.error is not None else {}
         rows["numbers"] = f"{str(self.values.dtype).removeprefix('torch.')} on {self.values.device}"

@@ -122,7 +122,7 @@ def label_alignment(
         assert stream.first is not None
         layer_of = {name: b.layer for b in anatomy(f, stream.first).blocks for name in b.names}
     columns = layer_columns(f, layer_of) if by_layer else {}
-    tops, norms = _Sums(), {name: _Pairs(exact) for name in ("", *columns)}
+    tops, norms = dict[str, float](), {name: _Pairs(exact) for name in ("", *columns)}
     with arithmetic(precision):
         for group, members in enumerate(probes.groups):
             k = len(members) + (group == 0)
@@ -134,8 +134,8 @@ def label_alignment(
 
             G = pull_back(stream, k, cotangents)
             if group == 0:
-                tops.take(G[0], columns)
-                G = G[1:]
+                squares, G = G[0].square(), G[1:]
+                tops = {"": float(squares.sum())} | {n: float(squares[cols].sum()) for n, cols in columns.items()}
             for name, pairs in norms.items():
                 pairs.add(G[:, columns[name]] if name else G)
 
@@ -246,14 +246,6 @@ class _Probes:
     def __call__(self, group: int, s: slice) -> Iterator[Tensor]:
         u = self._draw(group, s)
         yield from u - self._mean(group) if self.kind else u
-
-
-class _Sums(dict[str, float]):
-    """||J^T y||^2, whole and by layer."""
-
-    def take(self, g: Tensor, columns: dict[str, Tensor]) -> None:
-        self[""] = float(g.square().sum())
-        self.update({name: float(g[cols].square().sum()) for name, cols in columns.items()})
 
 
 class _Pairs:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import Functional, Inputs, ParamSelection, batch_size, functional, gather, take, tensors_of
-from biascope.kernels.contract import Multiply, Scratch, add_block, add_rows, mirror, small_rows
+from biascope.kernels.contract import Scratch, add_block, add_rows, mirror, small_rows
 from biascope.kernels.kernel import Kernel
 from biascope.kernels.plan import Plan, make_plan
 from biascope.kernels.products import by_products
@@ -160,7 +160,7 @@ class Job:
     def add(self, K: Tensor, layers: dict[str, Tensor] | None, one: Inputs, two: Inputs | None) -> None:
         """Add all blocks for a pair of sets of examples into K (or into the layers' kernels)."""
         p = self.plan
-        mul, scratch = Multiply(), Scratch()
+        scratch = Scratch()
         for group in p.groups:
             factors = self.collect(group, one)
             others = None if two is None else self.collect(group, two)
@@ -176,12 +176,12 @@ class Job:
                 if isinstance(one_factor, MatrixFactor):
                     assert two_factor is None or isinstance(two_factor, MatrixFactor)
                     target = K if layers is None else layers[name]
-                    add_block(target, one_factor, two_factor, self.mode, b.method, p.workspace, mul, scratch)
+                    add_block(target, one_factor, two_factor, self.mode, b.method, p.workspace, scratch)
             for name, pieces in small.items():  # many small parameters, one product
                 target = K if layers is None else layers[name]
                 left = torch.cat([r for r, _ in pieces], -1).transpose(0, 1)
                 right = None if two is None else torch.cat([r for _, r in pieces if r is not None], -1).transpose(0, 1)
-                add_rows(target, left, right, self.mode, p.workspace, mul)
+                add_rows(target, left, right, self.mode, p.workspace)
 
     def collect(self, group: tuple[int, ...], inputs: Inputs) -> list[Factor]:
         """One pass over some examples for a group of blocks."""
@@ -202,9 +202,10 @@ class Job:
                 tile = torch.zeros(shape, dtype=K.dtype, device=K.device)
                 parts = None if layers is None else {name: torch.zeros_like(tile) for name in layers}
                 self.add(tile, parts, take(self.one, r), None if same else take(two, c))
-                for target, part in [(K, tile)] if layers is None or parts is None else zip_layers(layers, parts):
+                for name, part in [("", tile)] if parts is None else parts.items():
                     if same:
                         mirror(part, self.mode)
+                    target = K if layers is None else layers[name]
                     place(target, part, r, c, self.mode, both=p.symmetric and not same)
 
     def measure_error(self, values: Tensor, count: int = 6) -> float:
@@ -224,11 +225,6 @@ class Job:
             "diagonal": lambda: values[:, i][:, :, j],
         }[self.mode]()
         return float((block.double() - exact).norm() / exact.norm())
-
-
-def zip_layers(layers: dict[str, Tensor], parts: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Pairs (kernel, tile) of every layer."""
-    return [(layers[name], part) for name, part in parts.items()]
 
 
 def place(K: Tensor, tile: Tensor, r: slice, c: slice, mode: str, both: bool) -> None:

@@ -12,7 +12,7 @@ Gaussian numbers, between 1 and 4 times the unstructured 2 ||M||_F^4 / dim. Bloc
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -104,9 +104,7 @@ class SketchedKernel:
             for d in range(dim):
                 square.addcmul_(P := A[:, :, d] @ B[:, :, d].mT, P, value=dim)
         else:
-            same = SketchedKernel(A.square(), self.outputs, self.mode, self.kind, 0, self.factored, self.columns)
-            two = SketchedKernel(B.square(), self.outputs, self.mode, self.kind, 0, self.factored, self.columns)
-            square = dim * same._values(two)
+            square = dim * replace(self, features=A.square())._values(replace(self, features=B.square()))
         return ((square - self._values(other).square()).clamp_min(0) / (dim - 1)).sqrt()
 
 

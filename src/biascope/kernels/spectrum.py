@@ -33,7 +33,7 @@ class Spectrum:
 
     def effective_rank(self, kind: Literal["entropy", "participation"] = "entropy") -> float:
         """Effective rank of the values held here."""
-        return float(effective_rank(self.values, kind=kind))
+        return effective_rank(self.values, kind)
 
     def _repr_html_(self) -> str:
         """The head of the spectrum and its effective rank, for notebooks."""

@@ -45,7 +45,7 @@ def kernel_facts(network: nn.Module, x: Tensor) -> KernelFacts:
     if not values.sum() > 0:
         raise InputError("the tangent kernel is zero: the first output does not depend on any parameter")
     layers = {name: float(part.trace() / kernel.trace()) for name, part in kernel.by_layer().items()}
-    return KernelFacts(values, float(kernel.effective_rank()), layers)
+    return KernelFacts(values, kernel.effective_rank(), layers)
 
 
 def samples(subject: Subject) -> int:
