@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from biascope import (
         curvature,
         data,
+        editing,
         ensembles,
         functional,
         geometry,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         spectral,
     )
     from biascope.curvature import fisher, ggn, hessian, load_curvature
+    from biascope.editing import TaskVector, disentanglement_error
     from biascope.geometry import average_geometry, geometry_evolution, nads
     from biascope.jacobian import Coverage, Jacobian
     from biascope.kernels import (
@@ -65,6 +67,8 @@ _PUBLIC = {
     "ggn": "biascope.curvature",
     "hessian": "biascope.curvature",
     "load_curvature": "biascope.curvature",
+    "TaskVector": "biascope.editing",
+    "disentanglement_error": "biascope.editing",
     "nads": "biascope.geometry",
     "average_geometry": "biascope.geometry",
     "geometry_evolution": "biascope.geometry",
@@ -74,6 +78,7 @@ _PUBLIC = {
 _ROOMS = (
     "curvature",
     "data",
+    "editing",
     "ensembles",
     "functional",
     "geometry",
@@ -93,9 +98,12 @@ __all__ = [
     "Kernel",
     "Probe",
     "Spectrum",
+    "TaskVector",
     "average_geometry",
     "curvature",
     "data",
+    "disentanglement_error",
+    "editing",
     "eigenfunction_targets",
     "ensembles",
     "fisher",

@@ -1,0 +1,231 @@
+"""Why tasks do or do not interfere: leakage in the tangent space, localised eigenfunctions, the vectors themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from biascope.editing.disentanglement import predicted_class
+from biascope.editing.plane import Output, Plane, chunks, coefficients, per_task
+from biascope.editing.vectors import TaskVector
+from biascope.errors import InputError
+from biascope.functional import gather
+from biascope.kernels import LocalEnergy, local_energy, ntk
+from biascope.linearize.tangent import linearize
+from biascope.tables import grid, number
+
+
+@dataclass(frozen=True)
+class Leakage:
+    """values [T, T]: row s, column t: E_{x ~ mu_s} ||J(x) tau_t||, what task t's vector does to task s's inputs.
+
+    Off the diagonal all zero: the tangent model has task arithmetic. standard_errors [T, T], over examples.
+    """
+
+    tasks: tuple[str, ...]
+    values: Tensor
+    standard_errors: Tensor = field(repr=False)
+
+    def xi(self, alphas: Sequence[float] | Tensor) -> Tensor:
+        """The disentanglement error of the tangent model of two tasks with the L2 distance, in closed form: [A, A]."""
+        if len(self.tasks) != 2:
+            raise InputError(f"the closed form is for two tasks, not {len(self.tasks)}")
+        size = torch.tensor(coefficients(alphas), dtype=torch.float64).abs()
+        return size[None, :] * self.values[0, 1] + size[:, None] * self.values[1, 0]
+
+    def _repr_html_(self) -> str:
+        """The matrix, for notebooks."""
+        cells = zip(self.tasks, self.values.tolist(), self.standard_errors.tolist())
+        rows = [(task, *map(number, means, errors)) for task, means, errors in cells]
+        return grid("Leakage E||J tau||", ["inputs of", *(f"vector of {t}" for t in self.tasks)], rows)
+
+
+def leakage(
+    model: nn.Module,
+    vectors: Mapping[str, TaskVector],
+    data: Mapping[str, Any],
+    *,
+    output: Output | None = None,
+    batch_size: int = 256,
+) -> Leakage:
+    """How far every task vector moves the tangent model's outputs on every task's inputs.
+
+    One product J tau per vector and example. This matrix contains all of the tangent model's L2 disentanglement error
+    of two tasks (`Leakage.xi`), so it tells before any merge which pairs will disturb one another.
+
+    Args:
+        model: the network at theta0, in eval mode.
+        vectors: {task: task vector}.
+        data: {task: inputs}, as in `disentanglement`.
+        output: how to get a tensor [n, ...] from what the model returns.
+        batch_size: most examples in one pass.
+
+    Example:
+        >>> net = nn.Linear(2, 1, bias=False)
+        >>> tau = {k: TaskVector.from_tensors({"weight": row[None]}) for k, row in zip("ab", torch.eye(2))}
+        >>> leakage(net, tau, {"a": torch.tensor([[2.0, 0.0]]), "b": torch.tensor([[1.0, 3.0]])}).values
+        tensor([[2., 0.],
+                [1., 3.]], dtype=torch.float64)
+    """
+    names = tuple(vectors)
+    data = per_task(data, names, "data")
+    plane = Plane(model, vectors, output, batch_size, rows=False)
+    T = len(names)
+    means, errors = torch.zeros(T, T, dtype=torch.float64), torch.zeros(T, T, dtype=torch.float64)
+    for s, task in enumerate(names):
+        pieces, _ = chunks(data[task], f"data[{task!r}]", batch_size)
+        for t, slope in enumerate(plane.slopes(pieces)):
+            means[s, t], errors[s, t] = _spread(torch.linalg.vector_norm(slope.double(), dim=1))
+    return Leakage(names, means, errors)
+
+
+@dataclass(frozen=True)
+class Localisation:
+    """Local energy of the tangent kernel's eigenfunctions on task and control inputs.
+
+    energy: per point, task first. task, control: (mean, standard error over points). Localised: 1 and 0; not at all,
+    with equal numbers of points and full rank: 0.5 and 0.5.
+    """
+
+    energy: LocalEnergy = field(repr=False)
+    task: tuple[float, float]
+    control: tuple[float, float]
+
+    @property
+    def contrast(self) -> float:
+        """Mean on the task minus mean on the control."""
+        return self.task[0] - self.control[0]
+
+    def _repr_html_(self) -> str:
+        """The two means, for notebooks."""
+        return grid("Local energy", ["task", "control"], [(number(*self.task), number(*self.control))])
+
+
+def localisation(
+    model: nn.Module,
+    task: Any,
+    control: Any,
+    *,
+    outputs: int | str = "diagonal",
+    rank: int | None = None,
+    **options: Any,
+) -> Localisation:
+    """Do the eigenfunctions that represent a task live on its own inputs? E_loc(x) = sum_rho phi_rho(x)^2.
+
+    The right singular vectors of K(task, task and control); see `biascope.kernels.local_energy`.
+
+    Args:
+        model: the network at theta0.
+        task: inputs of the task, [n, ...]; the paper takes 200.
+        control: inputs of another one, as many for the simple reading.
+        outputs: "diagonal" (one kernel per output, averaged in the means) or an output's index.
+        rank: how many eigenfunctions; all above rounding if None.
+        options: of `bs.ntk` (precision, strategy, max_memory, params, ...).
+
+    Example:
+        >>> net = nn.Linear(4, 1, bias=False)
+        >>> x = torch.eye(4)
+        >>> localisation(net, x[:2], x[2:]).task[0], localisation(net, x[:2], x[2:]).contrast
+        (1.0, 1.0)
+    """
+    if isinstance(outputs, str) and outputs != "diagonal":
+        raise InputError(f"outputs={outputs!r}: one kernel per output is needed, 'diagonal' or an output's index")
+    x, z = gather(task, "task"), gather(control, "control")
+    both = gather([x, z], "task and control")
+    n = len(next(iter(x.values()))) if isinstance(x, dict) else len(x)
+    energy = local_energy(ntk(model, x, both, outputs=outputs, **options), rank)
+    values = energy.values.reshape(-1, energy.values.shape[-1]).mean(0)
+    return Localisation(energy, _spread(values[:n]), _spread(values[n:]))
+
+
+@dataclass(frozen=True)
+class Linearity:
+    """How well the tangent model predicts the fine-tuned network on some inputs.
+
+    residual: ||f(theta*) - f_lin(theta*)|| / ||f_lin(theta*) - f(theta0)||, 0 if fine-tuning was linear. agreement:
+    (share of equal predictions, standard error).
+    """
+
+    residual: float
+    agreement: tuple[float, float]
+
+
+def linearity(
+    model: nn.Module, vector: TaskVector, data: Any, *, output: Output | None = None, batch_size: int = 256
+) -> Linearity:
+    """Was this fine-tuning linear? f(theta0 + tau) against f_lin(theta0 + tau) on some inputs.
+
+    Example:
+        >>> net = nn.Linear(2, 3)
+        >>> found = linearity(net, TaskVector(net, nn.Linear(2, 3)), torch.randn(5, 2))
+        >>> found.residual < 1e-5, found.agreement[0]
+        (True, 1.0)
+    """
+    pieces, _ = chunks(data, "data", batch_size)
+    plain = Plane(model, {"task": vector}, output, batch_size).on(pieces)
+    tangent = Plane(linearize(model, params="all"), {"task": vector}, output, batch_size).on(pieces)
+    start, curved, straight = plain([0.0]), plain([1.0]), tangent([1.0])
+    moved = float(torch.linalg.vector_norm((straight - start).double()))
+    wrong = float(torch.linalg.vector_norm((curved - straight).double()))
+    same = (predicted_class(curved) == predicted_class(straight)).double()
+    return Linearity(wrong / moved if moved else float("nan"), _spread(same))
+
+
+def cosines(vectors: Mapping[str, TaskVector]) -> Tensor:
+    """Cosine similarity of every pair of task vectors: [T, T], float64.
+
+    Example:
+        >>> a, b = (TaskVector.from_tensors({"w": torch.tensor(t)}) for t in ([1.0, 0.0], [1.0, 1.0]))
+        >>> cosines({"a": a, "b": b}).numpy().round(4)
+        array([[1.    , 0.7071],
+               [0.7071, 1.    ]])
+    """
+    all_ = list(vectors.values())
+    return torch.tensor([[a.cosine(b) for b in all_] for a in all_], dtype=torch.float64)
+
+
+def sparsity(vector: TaskVector, share: float = 0.9) -> float:
+    """The smallest share of the weights that carries `share` of the squared length.
+
+    1/m if one weight carries it, `share` if all carry the same; NaN for a zero vector.
+
+    Example:
+        >>> sparsity(TaskVector.from_tensors({"w": torch.tensor([10.0, 0.1, 0.1, 0.1])}))
+        0.25
+    """
+    if not 0 < share <= 1:
+        raise InputError(f"share={share:g} must be above 0 and at most 1")
+    weights = [t.flatten().double().square() for k, t in vector.tensors.items() if k not in vector.buffers]
+    energy = torch.cat(weights).sort(descending=True).values.cumsum(0)
+    if not float(energy[-1]):
+        return float("nan")
+    needed = int((energy < share * energy[-1] * (1 - 1e-12)).sum()) + 1
+    return needed / len(energy)
+
+
+def effective_ranks(vector: TaskVector) -> dict[str, float]:
+    """(sum s)^2 / sum s^2 of the singular values of every weight matrix (kernels of convolutions: outputs x the rest).
+
+    1 for one direction, min(rows, columns) for equal singular values; NaN where the vector is zero.
+
+    Example:
+        >>> effective_ranks(TaskVector.from_tensors({"w": torch.eye(3), "b": torch.ones(3)}))
+        {'w': 3.0}
+    """
+    found = {}
+    for name, t in vector.tensors.items():
+        if t.dim() >= 2 and t.numel() and name not in vector.buffers:
+            s = torch.linalg.svdvals(t.double().flatten(1))
+            square = float(s.square().sum())
+            found[name] = float(s.sum()) ** 2 / square if square else float("nan")
+    return found
+
+
+def _spread(values: Tensor) -> tuple[float, float]:
+    n = len(values)
+    return float(values.mean()), float(values.std() / math.sqrt(n)) if n > 1 else float("nan")

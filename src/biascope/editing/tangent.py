@@ -1,0 +1,187 @@
+"""Fine-tuning, in the tangent space or as usual, by one protocol; and the four predictors that are compared.
+
+f(theta0)              pre-trained
+f(theta0 + tau)        non-linear fine-tuning
+f_lin(theta0 + tau)    post-hoc linearisation: equal to it if, and only if, fine-tuning was linear
+f_lin(theta0 + tau')   tangent fine-tuning: tau' was found by training f_lin itself
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from biascope.editing.plane import Head, Output, chunks, prediction_rows
+from biascope.editing.vectors import TaskVector
+from biascope.errors import InputError
+from biascope.functional import (
+    ParamSelection,
+    as_rows,
+    gather,
+    map_inputs,
+    refuse_devices,
+    select_params,
+    take,
+)
+from biascope.linearize.anchored import check_model, copy_of
+from biascope.linearize.tangent import Linearized, linearize
+from biascope.progress import progress
+from biascope.seeds import generator
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [n, c], labels) -> a scalar
+
+
+@dataclass(frozen=True)
+class FineTuned:
+    """A fine-tuned network: `model` (a `bs.linearize`d one if tangent), its task `vector`, `losses` [steps]."""
+
+    model: nn.Module = field(repr=False)
+    vector: TaskVector
+    losses: Tensor = field(repr=False)
+    tangent: bool
+    steps: int
+    seed: int
+
+
+def fine_tune(
+    model: nn.Module,
+    data: Any,
+    *,
+    tangent: bool = False,
+    steps: int = 2000,
+    batch_size: int = 128,
+    lr: float = 1e-5,
+    warmup: int | None = None,
+    weight_decay: float = 0.1,
+    clip: float | None = 1.0,
+    params: ParamSelection = None,
+    head: Head | None = None,
+    loss: Loss = nn.functional.cross_entropy,
+    output: Output | None = None,
+    seed: int = 0,
+) -> FineTuned:
+    """Fine-tune a copy of a network and take its task vector: AdamW, warm-up, cosine annealing, gradient clipping.
+
+    The protocol and its defaults are the paper's (2,000 steps of 128 examples, learning rate 1e-5, 200 steps of
+    warm-up; weight decay 0.1 and clipping at 1 as its code has them), the same for both kinds. Weight decay pulls
+    towards 0, not towards theta0. The network must be in eval mode (statistics of BatchNorm stay, dropout is off). For
+    a loop of your own: train `bs.linearize(model)` and take `TaskVector(model, trained)`.
+
+    Args:
+        model: theta0; not changed.
+        data: (x, y), or batches of those; all of it is held in memory.
+        tangent: train the linearised network.
+        steps: number of updates.
+        batch_size: examples per update, drawn without replacement within an epoch.
+        lr: highest learning rate.
+        warmup: steps of linear warm-up; a tenth of all if None.
+        weight_decay: of AdamW.
+        clip: largest norm of the gradient, or None.
+        params: which parameters are trained, None for those with requires_grad.
+        head: frozen function [n, c] -> [n, classes] behind the network; not changed, not part of the vector.
+        loss: (outputs, labels) -> scalar.
+        output: how to get a tensor [n, c] from what the model returns.
+        seed: of the order of the examples.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
+        >>> x = torch.randn(64, 2, generator=torch.Generator().manual_seed(0))
+        >>> found = fine_tune(net, (x, (x[:, 0] > 0).long()), tangent=True, steps=50, batch_size=16, lr=1e-2)
+        >>> bool(found.losses[-5:].mean() < found.losses[:5].mean())
+        True
+    """
+    model = getattr(model, "_orig_mod", model)
+    check_model(model)
+    warmup = steps // 10 if warmup is None else warmup
+    if steps < 1 or batch_size < 1 or not 0 <= warmup <= steps:
+        raise InputError(
+            f"steps={steps}, batch_size={batch_size}, warmup={warmup}: need 0 <= warmup <= steps, both >= 1"
+        )
+    pieces, labels = chunks(data, "data", 1 << 30)
+    if labels is None:
+        raise InputError("data: labels are needed: give (x, y) or batches of those")
+    x, n = gather(pieces, "data"), len(labels)
+    device = refuse_devices(dict(model.named_parameters()), dict(model.named_buffers()))
+    if tangent:
+        tuned: nn.Module = linearize(model, params=params)
+    else:
+        tuned = copy_of(model)
+        chosen = select_params(dict(tuned.named_parameters()), params)
+        for name, p in tuned.named_parameters():
+            p.requires_grad_(name in chosen)
+    trained = [p for p in tuned.parameters() if p.requires_grad]
+    dtype = trained[0].dtype
+    optimiser = torch.optim.AdamW(trained, lr=lr, weight_decay=weight_decay)
+    rng, rows = generator(seed, "fine-tune"), prediction_rows(output)
+    losses, queue = [], torch.empty(0, dtype=torch.long)
+    for step in progress(range(steps), "tangent fine-tuning" if tangent else "fine-tuning", leave=False):
+        while len(queue) < min(batch_size, n):
+            queue = torch.cat([queue, torch.randperm(n, generator=rng)])
+        index, queue = queue[:batch_size], queue[batch_size:]
+        args = map_inputs(take(x, index), lambda t: t.to(device, dtype if t.is_floating_point() else None))
+        out = as_rows(tuned(**args) if isinstance(args, dict) else tuned(args), len(index), rows, tuned)
+        value = loss(out if head is None else head(out), labels[index].to(device))
+        # not backward(): the head's own parameters must not collect gradients
+        for p, g in zip(trained, torch.autograd.grad(value, trained, allow_unused=True)):
+            p.grad = g
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(trained, clip)
+        for group in optimiser.param_groups:
+            group["lr"] = lr * schedule(step, steps, warmup)
+        optimiser.step()
+        losses.append(value.detach().double())
+    for p in trained:
+        p.grad = None
+    found = torch.stack(losses).cpu()
+    if not bool(found.isfinite().all()):
+        bad = int((~found.isfinite()).nonzero()[0])
+        raise InputError(f"the loss became {found[bad]:g} in step {bad}: use a smaller lr than {lr:g}")
+    return FineTuned(tuned, TaskVector(model, tuned), found, tangent, steps, seed)
+
+
+def schedule(step: int, steps: int, warmup: int) -> float:
+    """Factor of the learning rate: linear warm-up, then a half cosine to zero.
+
+    Example:
+        >>> [round(schedule(k, 6, 2), 2) for k in range(6)]
+        [0.5, 1.0, 1.0, 0.85, 0.5, 0.15]
+    """
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
+
+
+def posthoc(model: nn.Module, vector: TaskVector, scale: float = 1.0, **options: Any) -> Linearized:
+    """f_lin(x; theta0 + scale tau): a task vector of the plain network, in its tangent space. `options`: `linearize`.
+
+    Example:
+        >>> net = nn.Linear(2, 1, bias=False)
+        >>> tau = TaskVector.from_tensors({"weight": torch.ones(1, 2)})
+        >>> torch.equal(posthoc(net, tau)(torch.eye(2)), tau.apply_to(net)(torch.eye(2)))  # a linear model
+        True
+    """
+    return vector.apply_to(linearize(model, **options), scale)
+
+
+def predictors(
+    model: nn.Module, vector: TaskVector, tangent_vector: TaskVector, scale: float = 1.0
+) -> dict[str, nn.Module]:
+    """The four networks of the comparison: "pre-trained", "non-linear", "post-hoc", "linear".
+
+    Example:
+        >>> net = nn.Linear(2, 1)
+        >>> tau = TaskVector(net, nn.Linear(2, 1))
+        >>> list(predictors(net, tau, tau))
+        ['pre-trained', 'non-linear', 'post-hoc', 'linear']
+    """
+    return {
+        "pre-trained": model,
+        "non-linear": vector.apply_to(model, scale),
+        "post-hoc": posthoc(model, vector, scale),
+        "linear": posthoc(model, tangent_vector, scale),
+    }

@@ -1,0 +1,363 @@
+"""tau = theta* - theta0: what fine-tuning did to the weights, as a vector that can be added, scaled and applied.
+
+What counts as a weight. Parameters do, each tied one once. Integer and boolean tensors never do and are never scaled:
+an edited model keeps its own. Floating-point buffers (BatchNorm's running statistics) are no weights either, but the
+fine-tuned function depends on them: if they differ, `buffers=` must say what becomes of them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Real
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from biascope.editing.states import State, agree, belongs, chosen, finite, joined, listed, one, place, read, tied
+from biascope.errors import CorruptError, InputError
+from biascope.functional import ParamSelection, select_params
+from biascope.linearize.anchored import copy_of
+from biascope.linearize.tangent import Linearized
+from biascope.tables import grid
+
+FORMAT = 1
+M = TypeVar("M", bound=nn.Module)
+
+
+class TaskVector:
+    """The difference of two states of one network, with the arithmetic of vectors: `0.5 * a + b`, `-a`, `a / 2`.
+
+    Differences are kept in the precision and on the device of the weights; norms and products are summed in float64.
+    Norms, products and `size` are over weights, not over buffers.
+
+    Args:
+        pretrained: theta0: a module, a state dict, or {name: tensor}. Not copied, not changed.
+        finetuned: theta*, with the same names, shapes, precision and device.
+        params: which parameters are compared: "all", a name, a layer prefix or a glob pattern, a list of those, or a
+            predicate. What is left out may differ or be missing (heads of different tasks).
+        buffers: what to do with floating-point buffers that differ. "refuse"; "keep": an edited model keeps its own;
+            "move": they are part of the vector and move with it (but not of its norm).
+
+    In a state dict only BatchNorm's statistics are known to be buffers, by name; give a module where there are others.
+
+    Example:
+        >>> theta0, theta1 = {"w": torch.zeros(2)}, {"w": torch.tensor([3.0, 4.0])}
+        >>> tau = TaskVector(theta0, theta1)
+        >>> tau.norm(), (0.5 * tau - tau)["w"]
+        (5.0, tensor([-1.5000, -2.0000]))
+        >>> (-tau).apply_to(theta1)["w"]
+        tensor([0., 0.])
+    """
+
+    tensors: Mapping[str, Tensor]
+    buffers: frozenset[str]
+    aliases: Mapping[str, str]  # other names of tied tensors -> the name in `tensors`
+    __array_ufunc__ = None  # numpy's numbers leave multiplication to this class
+
+    def __init__(
+        self, pretrained: State, finetuned: State, *, params: ParamSelection = "all", buffers: str = "refuse"
+    ) -> None:
+        if buffers not in {"refuse", "keep", "move"}:
+            raise InputError(f"buffers={buffers!r} is not known; choose 'refuse', 'keep' or 'move'")
+        old, new = read(pretrained, "pretrained"), read(finetuned, "finetuned")
+        statistics = old.buffers | new.buffers
+        old, new = chosen(old, statistics, params), chosen(new, statistics, params)
+        tensors: dict[str, Tensor] = {}
+        aliases: dict[str, str] = {}
+        for names in joined(tied(old.tensors), tied(new.tensors)):
+            a, b = (one(side.tensors, names, who) for side, who in ((old, "pretrained"), (new, "finetuned")))
+            name = names[0]
+            agree(a, b, name, ("pretrained", "finetuned"))
+            if not belongs(name, a, b, name in statistics, buffers):
+                continue
+            tensors[name] = b - a
+            if not finite(tensors[name]):
+                raise InputError(f"'{name}' has a NaN or infinity in the difference: check both states")
+            aliases |= dict.fromkeys(names[1:], name)
+        if not tensors:
+            raise InputError("there is no floating-point weight to compare in the two states")
+        self._set(tensors, statistics & tensors.keys(), aliases)
+
+    def _set(self, tensors: Mapping[str, Tensor], buffers: frozenset[str], aliases: Mapping[str, str]) -> None:
+        self.tensors, self.buffers, self.aliases = tensors, frozenset(buffers), aliases
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> TaskVector:
+        """A vector from differences that are known already, {name: tensor}; not copied."""
+        held = read(tensors, "tensors")
+        for name, t in held.tensors.items():
+            if not t.is_floating_point():
+                raise InputError(f"tensors: '{name}' is {t.dtype}; a vector has floating-point entries only")
+            if not finite(t):
+                raise InputError(f"tensors: '{name}' has a NaN or infinity")
+        groups = tied(held.tensors)
+        vector = cls.__new__(cls)
+        vector._set(
+            {names[0]: held.tensors[names[0]] for names in groups},
+            frozenset(names[0] for names in groups if names[0] in held.buffers),
+            {other: names[0] for names in groups for other in names[1:]},
+        )
+        if not vector.tensors:
+            raise InputError("tensors: a vector needs at least one tensor")
+        return vector
+
+    # ------------------------------------------------------------------------------------------------ arithmetic
+
+    def __add__(self, other: object) -> TaskVector:
+        if isinstance(other, TaskVector):
+            return self._with({k: a + b for k, a, b in self._pairs(other)})
+        return self if isinstance(other, int) and other == 0 else NotImplemented  # the start of sum()
+
+    __radd__ = __add__
+
+    def __sub__(self, other: object) -> TaskVector:
+        if isinstance(other, TaskVector):
+            return self._with({k: a - b for k, a, b in self._pairs(other)})
+        return NotImplemented
+
+    def __mul__(self, scale: object) -> TaskVector:
+        if not isinstance(scale, Real) and not (isinstance(scale, Tensor) and scale.dim() == 0):
+            return NotImplemented
+        factor = coefficient(scale)
+        return self._with({k: factor * t for k, t in self.tensors.items()})
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, scale: object) -> TaskVector:
+        if not isinstance(scale, Real) and not (isinstance(scale, Tensor) and scale.dim() == 0):
+            return NotImplemented
+        factor = coefficient(scale)
+        if factor == 0:
+            raise InputError("a task vector cannot be divided by zero")
+        return self._with({k: t / factor for k, t in self.tensors.items()})
+
+    def __neg__(self) -> TaskVector:
+        return self._with({k: -t for k, t in self.tensors.items()})
+
+    def dot(self, other: TaskVector) -> float:
+        """Inner product over all weights, in float64."""
+        pairs = self._pairs(other)
+        return math.fsum(_inner(a, b) for k, a, b in pairs if k not in self.buffers)
+
+    def norm(self) -> float:
+        """Euclidean length over all weights, in float64."""
+        return math.sqrt(math.fsum(norm**2 for norm in self._norms().values()))
+
+    def cosine(self, other: TaskVector) -> float:
+        """Cosine of the angle to another vector; NaN if one of them is zero."""
+        lengths = self.norm() * other.norm()
+        return self.dot(other) / lengths if lengths else float("nan")
+
+    def rms(self) -> float:
+        """||tau|| / sqrt(m): how far one weight moved; with it models of different size are compared."""
+        return self.norm() / math.sqrt(self.size)
+
+    def layer_norms(self) -> dict[str, float]:
+        """Length per layer, {layer: norm}; their squares sum to `norm()` squared."""
+        squares: dict[str, list[float]] = {}
+        for name, norm in self._norms().items():
+            squares.setdefault(name.rpartition(".")[0], []).append(norm**2)
+        return {layer: math.sqrt(math.fsum(parts)) for layer, parts in squares.items()}
+
+    def restrict(self, params: str | Sequence[str] | Callable[[str, Tensor], bool]) -> TaskVector:
+        """The entries of some parameters or layers only; the rest is left out, so an edited model keeps it."""
+        names = select_params(self.tensors, params)
+        return self._with({k: self.tensors[k] for k in names})
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> TaskVector:
+        """The vector on another device or in another precision."""
+        return self._with({k: t.to(device, dtype) for k, t in self.tensors.items()})
+
+    @property
+    def size(self) -> int:
+        """Number of weights, m; a tied tensor counts once."""
+        return sum(t.numel() for k, t in self.tensors.items() if k not in self.buffers)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[self.aliases.get(name, name)]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors or name in self.aliases
+
+    # ------------------------------------------------------------------------------------------------ editing
+
+    @overload
+    def apply_to(self, model: M, scale: float = ...) -> M: ...
+    @overload
+    def apply_to(self, model: Mapping[str, Tensor], scale: float = ...) -> dict[str, Tensor]: ...
+    def apply_to(self, model: State, scale: float = 1.0) -> Any:
+        """theta + scale * tau: a new module from a module, a new state dict from a state dict.
+
+        One copy of the model is made and moved in place; the given one is not changed. Parameters that the vector does
+        not have stay as they are. In a state dict only the moved tensors are new. `apply_to(dict(model.state_dict()))`
+        gives the edited weights without a second module; `apply_to(bs.linearize(model))` the post-hoc linearisation.
+        """
+        factor = coefficient(scale)
+        if isinstance(model, Mapping):
+            state = dict(read(model, "the state dict").tensors)
+            groups = {name: names for names in tied(state) for name in names}
+            for name, tau in self.on(state, "the state dict").items():
+                new = torch.add(state[name], tau, alpha=factor)
+                state |= dict.fromkeys(groups[name], new)
+            _refuse_variances(self, state, factor)
+            return state
+        edited = copy_of(getattr(model, "_orig_mod", model))
+        state = read(edited, "the model").tensors
+        places = self.on(state, "the model")
+        if isinstance(edited, Linearized):
+            refuse_constants(edited, places, self.buffers)
+        with torch.no_grad():
+            for name, tau in places.items():
+                state[name].add_(tau, alpha=factor)  # detached, but the same memory as the copy's own
+        _refuse_variances(self, state, factor)
+        return edited
+
+    def on(self, state: Mapping[str, Tensor], whose: str = "the model") -> dict[str, Tensor]:
+        """The vector under the names of a state, tied tensors once: {name in `state`: tau}; not copied.
+
+        Raises where a tensor of the vector has no place in it, or another shape, precision or device.
+        """
+        places: dict[str, Tensor] = {}
+        taken: dict[tuple[object, ...], str] = {}
+        for name, t in state.items():
+            if name not in self:
+                continue
+            tau = self[name]
+            agree(tau, t, name, ("the task vector", whose))
+            first = taken.setdefault(place(t), name)
+            if first == name:
+                places[name] = tau
+            elif self[first] is not tau and not torch.equal(self[first], tau):
+                raise InputError(f"'{first}' and '{name}' are tied in {whose}, but the task vector moves them apart")
+        lost = [k for k in self.tensors if k not in state and not any(a in state for a in self._other_names(k))]
+        if lost:
+            raise InputError(f"{whose} has no {listed(lost)}, which the task vector moves: use restrict(...) first")
+        return places
+
+    def _other_names(self, name: str) -> list[str]:
+        return [alias for alias, first in self.aliases.items() if first == name]
+
+    # ------------------------------------------------------------------------------------------------ files
+
+    def save(self, path: str | Path) -> Path:
+        """Write to a safetensors file, which appears whole or not at all."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        arrays = {k: t.detach().cpu().contiguous() for k, t in self.tensors.items()}
+        header = {
+            "format": FORMAT,
+            "kind": "task vector",
+            "buffers": sorted(self.buffers),
+            "aliases": dict(self.aliases),
+            "sums": {k: _checksum(t) for k, t in arrays.items()},
+        }
+        part = path.with_name(path.name + ".part")
+        save_file(arrays, part, metadata={"biascope": json.dumps(header)})
+        part.replace(path)
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path, device: torch.device | str = "cpu") -> TaskVector:
+        """Read what `save` wrote."""
+        path = Path(path)
+        if not path.is_file():
+            raise InputError(f"{path}: there is no such file")
+        try:
+            with safe_open(path, "pt", device="cpu") as file:
+                header = json.loads((file.metadata() or {}).get("biascope", "{}"))
+                if header.get("kind") != "task vector":
+                    raise CorruptError(f"{path}: a safetensors file, but not a task vector saved by biascope")
+                if header["format"] != FORMAT:
+                    raise CorruptError(f"{path}: written in format {header['format']}, this version reads {FORMAT}")
+                tensors = {k: file.get_tensor(k) for k in header["sums"]}
+        except (SafetensorError, json.JSONDecodeError, KeyError) as problem:
+            raise CorruptError(f"{path}: not a whole safetensors file ({problem})") from problem
+        for name, t in tensors.items():
+            if _checksum(t) != header["sums"][name]:
+                raise CorruptError(f"{path}: the checksum of '{name}' is wrong, the file is damaged")
+        vector = cls.__new__(cls)
+        vector._set({k: t.to(device) for k, t in tensors.items()}, frozenset(header["buffers"]), header["aliases"])
+        return vector
+
+    # ------------------------------------------------------------------------------------------------ helpers
+
+    def _with(self, tensors: Mapping[str, Tensor]) -> TaskVector:
+        vector = type(self).__new__(type(self))
+        aliases = {alias: name for alias, name in self.aliases.items() if name in tensors}
+        vector._set(tensors, self.buffers & tensors.keys(), aliases)
+        return vector
+
+    def _pairs(self, other: TaskVector) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Entries of both, by the names of this one; checked before the first is given."""
+        for left, right, which in ((self, other, "second"), (other, self, "first")):
+            lost = [k for k in left.tensors if not any(name in right for name in (k, *left._other_names(k)))]
+            if lost:
+                raise InputError(f"the {which} task vector has no {listed(lost)}: restrict both to the same parameters")
+        found = []
+        for k, a in self.tensors.items():
+            name = next(name for name in (k, *self._other_names(k)) if name in other)
+            agree(a, other[name], k, ("the first task vector", "the second"))
+            found.append((k, a, other[name]))
+        if len(self.tensors) != len(other.tensors):
+            raise InputError("tensors are tied in one of the two task vectors and not in the other")
+        return iter(found)
+
+    def _norms(self) -> dict[str, float]:
+        weights = {k: t for k, t in self.tensors.items() if k not in self.buffers}
+        return {k: math.sqrt(_inner(t, t)) for k, t in weights.items()}
+
+    def __repr__(self) -> str:
+        t = next(iter(self.tensors.values()))
+        moved = f", {len(self.buffers)} buffers" if self.buffers else ""
+        kind = str(t.dtype).removeprefix("torch.")
+        return f"TaskVector({self.size:,} weights{moved}, norm {self.norm():.4g}, {kind}, {t.device})"
+
+    def _repr_html_(self) -> str:
+        """Length per layer, for notebooks."""
+        title = f"Task vector of {self.size:,} weights, norm {self.norm():.4g}"
+        return grid(title, ["layer", "norm"], list(self.layer_norms().items()))
+
+
+def coefficient(scale: object) -> float:
+    """A finite number from what was given as a coefficient."""
+    if not isinstance(scale, Real) and not (isinstance(scale, Tensor) and scale.dim() == 0):
+        raise InputError(f"a coefficient is one number, not a {type(scale).__name__}")
+    factor = float(scale)
+    if not math.isfinite(factor):
+        raise InputError(f"a coefficient must be finite, not {factor}")
+    return factor
+
+
+def refuse_constants(lin: Linearized, places: Mapping[str, Tensor], buffers: frozenset[str]) -> None:
+    """Raise if a vector moves what is constant in a linearised network: it would have no effect."""
+    for name, tau in places.items():
+        if name not in lin.linearized and bool((tau != 0).any()):
+            kind = "a buffer, which belongs to the expansion point: build the vector with buffers='keep'"
+            fix = "not linearised: restrict the vector, or name it in linearize(params=...)"
+            raise InputError(f"the task vector moves '{name}', which is {kind if name in buffers else fix}")
+
+
+def _refuse_variances(vector: TaskVector, state: Mapping[str, Tensor], scale: float) -> None:
+    for name in vector.buffers:
+        if name.endswith("running_var") and name in state and bool((state[name] < 0).any()):
+            raise InputError(
+                f"scale={scale:g} makes the variance '{name}' negative: choose a smaller one, or build the vector with "
+                "buffers='keep'"
+            )
+
+
+def _inner(a: Tensor, b: Tensor) -> float:
+    """Inner product in float64, in pieces, so that a large embedding is not copied whole."""
+    pieces = zip(torch.split(a.reshape(-1), 1 << 24), torch.split(b.reshape(-1), 1 << 24))
+    return math.fsum(float((x.double() * y.double()).sum()) for x, y in pieces)
+
+
+def _checksum(t: Tensor) -> int:
+    return zlib.crc32(t.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
