@@ -5,7 +5,7 @@ beforehand: the claim holds if, over the seeds, the loss that EKFAC (and EKFAC-r
 longest period is smaller than what KFAC loses, by two standard errors of the paired difference. A method that has not
 learnt at the shortest period (see `contest`) has nothing to lose: with it, or with one seed, nothing is tested.
 (Changed before the first run: this had been asked of KFAC alone, one seed had been enough, and the verdict was "not
-confirmed" otherwise.) The laptop size has scikit-learn's digits, not MNIST: with refreshes at every step it could not
+confirmed" otherwise.) The laptop size has scikit-learn's digits, not MNIST: with frequent refreshes it could not
 afford a search that surrounds the best settings.
 """
 
@@ -81,7 +81,7 @@ def fig4_4ab(
         "iterations between refreshes",
         "cross-entropy per image",
         tuple(Series.of(NAMES[name], list(out), *curve) for name, curve in curves.items()),
-        alt="One curve per method; rarer refreshes make the loss higher.",
+        alt="One curve per method over periods.",
         caption=f"{steps} iterations on {shown}; mean over {seeds} seeds, band: standard error.",
         log_x=True,
         log_y=True,

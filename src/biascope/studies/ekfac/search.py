@@ -1,9 +1,12 @@
 """A search that brackets: a walk on the lattice of two hyper-parameters until its best point is surrounded.
 
-Try the start, then its four straight neighbours; where none is better, the four diagonal ones too (KFAC's valley is
+Try the start, then its four straight neighbours; where none is better, the four diagonal ones too (valleys are
 diagonal: learning rate and damping grow together). Go to the best point tried so far and look around there, until all
 eight neighbours are no better, or the trials are spent. No point is tried twice; of equal points the earlier counts.
 From a start that diverges, the walk first goes down the learning rate until something is finite.
+
+Surrounded means a minimum of the neighbourhood, not of all. The floor of KFAC's valley with constant damping goes two
+half-decades of the learning rate per decade of the damping, which is no neighbour: see `autoencoder.STARTS`.
 """
 
 import math
