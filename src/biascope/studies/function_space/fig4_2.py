@@ -36,6 +36,8 @@ CLAIM = (
     "generalises better."
 )
 KINDS = {"f": "network", "lin": "linearised"}
+FOLLOWED = (("f", "accuracy"), ("lin", "accuracy"), ("f", "iterations"), ("f", "distance"), ("f", "turn"))
+RHOS = (0, 3, 10, 30, 100, 300)
 
 
 @study(
@@ -55,14 +57,7 @@ def fig4_2(
     dataset: Annotated[str, "cifar10, mnist, or digits as a stand-in"] = "cifar10",
     nets: Annotated[tuple[str, ...], "mlp, lenet, resnet18 or resnet18-narrow"] = ("mlp",),
     n: Annotated[int, "images on which the kernel is computed (training and test images together)"] = 3000,
-    rhos: Annotated[tuple[int, ...], "eigenfunctions to learn; 0 has the largest eigenvalue"] = (
-        0,
-        3,
-        10,
-        30,
-        100,
-        300,
-    ),
+    rhos: Annotated[tuple[int, ...], "eigenfunctions to learn; 0 has the largest eigenvalue"] = RHOS,
     epochs: Annotated[float, "passes over the training images"] = 60,
     batch: Annotated[int, "images per step"] = 128,
     lr: Annotated[float, "first learning rate; it falls linearly to zero"] = 0.05,
@@ -105,13 +100,7 @@ def fig4_2(
             max(errors)
         )
         found = {}
-        for kind, what in (
-            ("f", "accuracy"),
-            ("lin", "accuracy"),
-            ("f", "iterations"),
-            ("f", "distance"),
-            ("f", "turn"),
-        ):
+        for kind, what in FOLLOWED:
             found[kind, what] = rank_correlations(rhos, table(kind, what).tolist())
             numbers[f"rank correlation of rho and {what} of {kind}, {title(name)}"] = found[kind, what]
         numbers[f"rank correlation of rho and accuracy of kernel regression, {title(name)}"] = rank_correlations(

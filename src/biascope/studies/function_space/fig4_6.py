@@ -21,7 +21,7 @@ from torch import Tensor
 
 from biascope.data import Dataset
 from biascope.progress import progress
-from biascope.seeds import derive
+from biascope.seeds import derive, generator
 from biascope.studies.estimates import above, curve, decide, spearman
 from biascope.studies.function_space.setting import network, title, two_classes
 from biascope.studies.function_space.training import Recipe, displacement, evaluate, fit, per_epoch, steps_of
@@ -161,7 +161,7 @@ def _train(
 
     epochs, least, batch, lr, precision = settings
     net = network(name, train.x.shape[1:], derive(run.seed, "init", seed), run.device)
-    chosen = torch.randperm(len(train), generator=torch.Generator().manual_seed(derive(run.seed, "subset", seed)))[:n]
+    chosen = torch.randperm(len(train), generator=generator(run.seed, "subset", seed))[:n]
     subset = train.subset(chosen.to(train.x.device))
     recipe = Recipe(max(least, steps_of(epochs, n, batch)), batch, lr, precision=precision)
     model = copy.deepcopy(net) if kind == "f" else linearize(net)

@@ -32,6 +32,7 @@ CLAIM = (
     "higher loss on the small disks, and it trains faster."
 )
 FEWEST = 5
+LOSSES = (0.6, 0.5, 0.4, 0.3)
 
 
 @study(
@@ -55,12 +56,7 @@ def fig5_1(
     lr: Annotated[float, "learning rate of the plain network (the paper: 0.01)"] = 0.1,
     steps: Annotated[int, "gradient steps at most; large alpha needs many"] = 5000,
     alphas: Annotated[tuple[float, ...], "the non-linear and the linear regime"] = (1.0, 100.0),
-    thresholds: Annotated[tuple[float, ...], "training losses at which the regimes are compared, descending"] = (
-        0.6,
-        0.5,
-        0.4,
-        0.3,
-    ),
+    thresholds: Annotated[tuple[float, ...], "training losses at which the regimes are compared, descending"] = LOSSES,
     decide: Annotated[tuple[float, ...], "thresholds that decide the verdict"] = (0.5, 0.4),
     side: Annotated[int, "points of the grid along each axis"] = 50,
     capture: Annotated[bool, "replay a CUDA graph, on CUDA"] = True,

@@ -29,6 +29,7 @@ CLAIM = (
     "As the features become anisotropic (c -> 1) the bound with A = Id blows up and does not follow the test error, "
     "while the bound in the optimal norm does not."
 )
+SCALES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 
 
 @study(
@@ -47,15 +48,7 @@ def figB_3(
     gamma: Annotated[float, "RBF kernel exp(-gamma |x - x'|^2)"] = 1.0,
     n: Annotated[int, "points of a training sample"] = 50,
     draws: Annotated[int, "training samples"] = 100,
-    scales: Annotated[tuple[float, ...], "values of c, ascending, the last one 1"] = (
-        0.0,
-        0.25,
-        0.5,
-        0.75,
-        0.9,
-        0.99,
-        1.0,
-    ),
+    scales: Annotated[tuple[float, ...], "values of c, ascending, the last one 1"] = SCALES,
 ) -> StudyResult:
     """Complexity bounds and test error over the anisotropy of the features."""
     psi, values = rbf_modes(N, P, a, gamma, run.seed)

@@ -6,18 +6,20 @@ closed form (`head="marginal"`), which needs far fewer networks; a smaller numbe
 paper does it, to hold the spectrum against the Marchenko-Pastur band of an isotropic network.
 """
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from biascope.ensembles import record
+from biascope.ensembles import Initialiser, record
 from biascope.geometry import NADs, nads
 from biascope.linalg import marchenko_pastur, principal_angles, psd_eigh, subspace_overlap
 from biascope.progress import progress
-from biascope.seeds import derive
+from biascope.seeds import derive, generator
 from biascope.studies.drawing import save
 from biascope.studies.estimates import jackknife_error
 from biascope.studies.nad.anisotropy import Reference, published_directions
@@ -30,6 +32,7 @@ CLAIM = (
     "The first anisotropy directions of a convolutional network are concentrated on a few Fourier frequencies, "
     "and its eigenvalues decay far faster than sampling alone would make them."
 )
+Pairs = tuple[Tensor, Tensor]
 STRONGEST = 0.05  # share of frequencies; a random direction has about 20 % of its energy there
 
 
@@ -57,94 +60,40 @@ def fig5(
     reference: Reference = "",
 ) -> StudyResult:
     """First directions of an architecture in pixels and Fourier space, with the spectrum."""
-    shape, D = (1, image_size, image_size), image_size**2
+    D = image_size**2
     kind = ("tf32" if run.device.startswith("cuda") else "float32") if precision == "auto" else precision
     factory = record(architecture(net, image_size, outputs=1))
-
-    def measure(head: str, total: int) -> tuple[list[Tensor], int]:
-        """Second moments [D, D] of the groups and the number of networks in all."""
-        size = max(1, total // groups)
-
-        def one(i: int) -> dict[str, Value]:
-            seed = derive(run.seed, head, i)
-            # one evaluation point for everything, as in the paper: it belongs to the question, not to the sample
-            x = torch.randn(shape, generator=torch.Generator().manual_seed(derive(run.seed, "x")))
-            found = nads(
-                factory,
-                shape,
-                size,
-                step=step,
-                device=run.device,
-                seed=seed,
-                x=x,
-                head=head,  # type: ignore[arg-type]
-                precision=kind,
-            )
-            U = found.directions.flatten(1)
-            return {"moment": ((U.T * found.eigenvalues) @ U).float()}
-
-        made = [run.cached(f"{head} {i}", lambda i=i: one(i)) for i in progress(range(groups), f"{head} heads")]  # type: ignore[misc]
-        return [torch.as_tensor(each["moment"]).double() for each in made], size * groups
-
-    moments, count = measure("marginal", networks)
-    plain, plain_count = measure("sampled", sampled)
-    values, vectors = psd_eigh(torch.stack(moments).mean(0))
-    plain_values = psd_eigh(torch.stack(plain).mean(0)).values
+    found = Groups.of(*_moments(run, factory, image_size, "marginal", networks, groups, step, kind))
+    plain, plain_count = _moments(run, factory, image_size, "sampled", sampled, groups, step, kind)
+    values, directions = found.whole
+    plain_values = psd_eigh(plain.mean(0)).values
     band = marchenko_pastur(plain_count, D, float(plain_values.sum()) / D)
     outside = int(band.outliers(plain_values).sum())
-
-    def jackknife(number: Callable[[Tensor, Tensor], float]) -> Estimate:
-        """A function of (eigenvalues, directions [k, side, side]), its error from leaving out one group at a time."""
-        whole = number(values, vectors.T.reshape(-1, image_size, image_size))
-        if groups < 3:
-            return Estimate(whole, None, count)
-        return Estimate(whole, jackknife_error([number(*kept) for kept in halves]), count)
-
-    halves = []
-    if groups >= 3:
-        for i in range(groups):
-            found = psd_eigh(torch.stack([m for j, m in enumerate(moments) if j != i]).mean(0))
-            halves.append((found.values, found.vectors.T.reshape(-1, image_size, image_size)))
     far = min(100, D)
     numbers = {
-        "energy of u_1 to u_3 in their strongest 5 % of frequencies": jackknife(lambda _, u: concentration(u[:3])),
-        "energy of u_1 at DC": jackknife(lambda _, u: float(energy(u[:1])[0, 0, 0])),
-        **{f"lambda_{k} / lambda_1": jackknife(lambda v, _, k=k: float(v[k - 1] / v[0])) for k in (10, far)},  # type: ignore[misc]
+        "energy of u_1 to u_3 in their strongest 5 % of frequencies": found.estimate(lambda _, u: concentration(u[:3])),
+        "energy of u_1 at DC": found.estimate(lambda _, u: float(energy(u[:1])[0, 0, 0])),
+        **{f"lambda_{k} / lambda_1": found.estimate(lambda v, _, k=k: float(v[k - 1] / v[0])) for k in (10, far)},  # type: ignore[misc]
         "eigenvalues above the Marchenko-Pastur band, sampled heads": Estimate(float(outside), None, plain_count),
     }
     charts = [
-        spectrum_chart(net, values, plain_values, band.upper, count, plain_count),
-        frequency_chart(vectors, image_size),
+        spectrum_chart(net, values, plain_values, band.upper, found.count, plain_count),
+        frequency_chart(directions[:3]),
     ]
     said = ""
     published = published_directions(net, reference, D)
     if published is not None:
         for k in (1, 10, 50):
-            numbers[f"overlap with the published first {k}"] = jackknife(
+            numbers[f"overlap with the published first {k}"] = found.estimate(
                 lambda _, u, k=k: subspace_overlap(u[:k].flatten(1).T, published[:k].T)  # type: ignore[misc]
             )
-        angles = principal_angles(vectors[:, :10], published[:10].T).rad2deg()
-        numbers["largest principal angle of the first 10, degrees"] = Estimate(float(angles[-1]), None, count)
+        angles = principal_angles(directions[:10].flatten(1).T, published[:10].T).rad2deg()
+        numbers["largest principal angle of the first 10, degrees"] = Estimate(float(angles[-1]), None, found.count)
         overlap = numbers["overlap with the published first 10"]
         said = f" The span of the first ten overlaps the published one by {overlap} (random: {10 / D:.2f})."
-        charts.append(overlap_chart(vectors, published, D))
+        charts.append(overlap_chart(directions, published))
         run.log(**{f"principal_angle_{i + 1}": float(angle) for i, angle in enumerate(angles)})
-    errors = torch.full_like(values, float("nan"))
-    if groups >= 3:
-        left = torch.stack([kept for kept, _ in halves])
-        errors = ((groups - 1) / groups * (left - left.mean(0)).square().sum(0)).sqrt()
-    directions = vectors.T[:64].reshape(-1, *shape).float().contiguous()
-    method = "finite-difference"
-    result = NADs(directions, values[:64], errors[:64], float(values.sum()), count, run.seed, method, step, "marginal")
-    run.save_arrays(
-        "nads",
-        directions=directions,
-        eigenvalues=values,
-        standard_errors=errors,
-        sampled_eigenvalues=plain_values,
-    )
-    _picture(run, result)
-
+    _keep(run, found, step, plain_values)
     concentrated, decay = next(iter(numbers.values())), numbers[f"lambda_{far} / lambda_1"]
     confirmed = concentrated.value - 2 * (concentrated.standard_error or 0.0) > 0.5 and outside >= 3
     return StudyResult(
@@ -156,6 +105,75 @@ def fig5(
         numbers=numbers,
         figures=tuple(charts),
     )
+
+
+def _moments(
+    run: Run, factory: Initialiser, side: int, head: str, total: int, groups: int, step: float, precision: str
+) -> tuple[Tensor, int]:
+    """Second moments [groups, D, D] of independent groups of networks, and the number of networks in all."""
+    shape, size = (1, side, side), max(1, total // groups)
+    # one evaluation point for everything, as in the paper: it belongs to the question, not to the sample
+    x = torch.randn(shape, generator=generator(run.seed, "x"))
+
+    def one(i: int) -> dict[str, Value]:
+        found = nads(factory, shape, size, step=step, device=run.device, seed=derive(run.seed, head, i), x=x,
+                     head=head, precision=precision)  # type: ignore[arg-type]  # fmt: skip
+        U = found.directions.flatten(1)
+        return {"moment": ((U.T * found.eigenvalues) @ U).float()}
+
+    made = [run.cached(f"{head} {i}", lambda i=i: one(i)) for i in progress(range(groups), f"{head} heads")]  # type: ignore[misc]
+    return torch.stack([torch.as_tensor(each["moment"]).double() for each in made]), size * groups
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Eigenvalues [D] and directions [D, side, side] of `count` networks, and those with one group of them left out.
+
+    With fewer than three groups none is left out, and nothing has an error.
+    """
+
+    count: int
+    whole: Pairs
+    left_out: tuple[Pairs, ...]
+
+    @classmethod
+    def of(cls, moments: Tensor, count: int) -> "Groups":
+        """From second moments [groups, D, D]."""
+        n, side = len(moments), math.isqrt(moments.shape[1])
+
+        def pairs(matrix: Tensor) -> Pairs:
+            values, vectors = psd_eigh(matrix)
+            return values, vectors.T.reshape(-1, side, side)
+
+        left_out = [pairs(torch.cat([moments[:i], moments[i + 1 :]]).mean(0)) for i in range(n)] if n > 2 else []
+        return cls(count, pairs(moments.mean(0)), tuple(left_out))
+
+    def estimate(self, number: Callable[[Tensor, Tensor], float]) -> Estimate:
+        """A function of (eigenvalues, directions) with its error."""
+        left = [number(*pairs) for pairs in self.left_out]
+        return Estimate(number(*self.whole), jackknife_error(left) if left else None, self.count)
+
+
+def _keep(run: Run, found: Groups, step: float, plain_values: Tensor) -> None:
+    """Store the directions and draw the first ones, where matplotlib is there."""
+    values, errors, n = found.whole[0], torch.full_like(found.whole[0], float("nan")), len(found.left_out)
+    if n:
+        left = torch.stack([pairs[0] for pairs in found.left_out])
+        errors = ((n - 1) / n * (left - left.mean(0)).square().sum(0)).sqrt()
+    directions = found.whole[1][:64, None].float().contiguous()
+    method, trace = "finite-difference", float(values.sum())
+    result = NADs(directions, values[:64], errors[:64], trace, found.count, run.seed, method, step, "marginal")
+    run.save_arrays(
+        "nads", directions=directions, eigenvalues=values, standard_errors=errors, sampled_eigenvalues=plain_values
+    )
+    try:
+        figure = result.plot()
+    except ImportError:
+        return
+    import matplotlib.pyplot as plt
+
+    save(figure, run.path / "figures", "directions", dpi=150)
+    plt.close(figure)
 
 
 def energy(directions: Tensor) -> Tensor:
@@ -194,11 +212,12 @@ def spectrum_chart(net: str, values: Tensor, plain: Tensor, edge: float, count: 
     )
 
 
-def frequency_chart(vectors: Tensor, side: int) -> Chart:
-    """Energy of the first three directions over the distance from DC."""
+def frequency_chart(directions: Tensor) -> Chart:
+    """Energy of directions [k, side, side] over the distance from DC."""
+    side = directions.shape[-1]
     k = torch.fft.fftfreq(side, 1 / side)
     radius = (k[:, None] ** 2 + k[None, :] ** 2).sqrt().round().long()
-    power = energy(vectors.T[:3].reshape(-1, side, side))
+    power = energy(directions)
     radii = list(range(int(radius.max()) + 1))
     return Chart(
         name="frequencies",
@@ -213,8 +232,9 @@ def frequency_chart(vectors: Tensor, side: int) -> Chart:
     )
 
 
-def overlap_chart(vectors: Tensor, published: Tensor, D: int) -> Chart:
+def overlap_chart(directions: Tensor, published: Tensor) -> Chart:
     """Overlap with the published span, for each number of directions."""
+    vectors, D = directions.flatten(1).T, published.shape[1]
     ks = list(range(1, len(published) + 1))
     return Chart(
         name="overlap",
@@ -227,15 +247,3 @@ def overlap_chart(vectors: Tensor, published: Tensor, D: int) -> Chart:
         ),
         alt="The overlap stays far above that of random subspaces for every number of directions.",
     )
-
-
-def _picture(run: Run, found: NADs) -> None:
-    """Pixels and Fourier space as a picture, where matplotlib is there."""
-    try:
-        figure = found.plot()
-    except ImportError:
-        return
-    import matplotlib.pyplot as plt
-
-    save(figure, run.path / "figures", "directions", dpi=150)
-    plt.close(figure)

@@ -102,8 +102,6 @@ def fig3_5(
         "last validation loss": Estimate.of(validation[-1].tolist()),
     }
     decide = list(numbers.values())[:3]
-    bins = min(50, count)
-    middle = [(i + 0.5) * count / bins for i in range(bins)]
     moments = sorted({0, int(best.double().mean().round()), (len(at) - 1) // 2, len(at) - 1})
     return StudyResult(
         verdict="confirmed" if all(above(number, 0.0) for number in decide) else "not confirmed",
@@ -116,19 +114,7 @@ def fig3_5(
         f"{basis.width:.3g}, {count} images, {runs} runs of {steps} steps.{said(data)}",
         numbers=numbers,
         figures=(
-            Chart(
-                "spectrum",
-                "Spectrum in the kernel's eigenbasis",
-                "eigenvector n",
-                "mean size of f~[n]",
-                (
-                    Series.of("noisy target", middle, binned(tau, bins), style="dashed"),
-                    Series.of("true target", middle, binned(tau_0, bins), style="dashed"),
-                    *(Series.of(f"step {int(at[i])}", middle, binned(spectra[i].mean(0), bins)) for i in moments),
-                ),
-                alt="The network's spectrum first follows the true target, then the noisy one.",
-                log_y=True,
-            ),
+            _spectra(tau, tau_0, {f"step {int(at[i])}": spectra[i].mean(0) for i in moments}),
             Chart(
                 "losses",
                 "Training and validation loss",
@@ -142,6 +128,25 @@ def fig3_5(
                 log_y=True,
             ),
         ),
+    )
+
+
+def _spectra(noisy: Tensor, clean: Tensor, learned: dict[str, Tensor]) -> Chart:
+    count = len(noisy)
+    bins = min(50, count)
+    middle = [(i + 0.5) * count / bins for i in range(bins)]
+    return Chart(
+        "spectrum",
+        "Spectrum in the kernel's eigenbasis",
+        "eigenvector n",
+        "mean size of f~[n]",
+        (
+            Series.of("noisy target", middle, binned(noisy, bins), style="dashed"),
+            Series.of("true target", middle, binned(clean, bins), style="dashed"),
+            *(Series.of(label, middle, binned(values, bins)) for label, values in learned.items()),
+        ),
+        alt="The network's spectrum first follows the true target, then the noisy one.",
+        log_y=True,
     )
 
 

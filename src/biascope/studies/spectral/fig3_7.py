@@ -15,10 +15,10 @@ from torch import Tensor
 from biascope.seeds import derive
 from biascope.studies.estimates import above
 from biascope.studies.registry import study
-from biascope.studies.result import Estimate, HeatMap, StudyResult
+from biascope.studies.result import Estimate, StudyResult
 from biascope.studies.runs import Run, Value
 from biascope.studies.spectral.fitting import forward
-from biascope.studies.spectral.flowers import BOX, TRAINING, Training, flower_classes, plane
+from biascope.studies.spectral.flowers import BOX, TRAINING, Training, flower_classes, plane, probability_map
 
 CLAIM = "Two networks, identical up to initialisation, agree on the samples of the manifold, yet differ elsewhere."
 
@@ -71,20 +71,12 @@ def fig3_7(
         "lowest training accuracy": Estimate(float(accuracy.min())),
         "majority baseline": Estimate(float(majority[0])),
     }
-    line = plane(side)[:side, 0].tolist()
     maps = tuple(
-        HeatMap.of(
+        probability_map(
             f"network-{i + 1}",
             f"Probability of label 1, network {i + 1}",
-            x=line,
-            y=line,
-            z=off[i].sigmoid().reshape(side, side).tolist(),
-            x_label="x",
-            y_label="y",
-            z_label="probability",
-            low=0.0,
-            high=1.0,
-            alt=f"What network {i + 1} predicts on the square of half side {BOX}.",
+            off[i].sigmoid().reshape(side, side),
+            f"What network {i + 1} predicts on the square of half side {BOX}.",
         )
         for i in range(2)
     )

@@ -16,9 +16,9 @@ from torch import Tensor
 from biascope.seeds import derive
 from biascope.studies.estimates import above, curve
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, HeatMap, StudyResult
+from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run, Value
-from biascope.studies.spectral.flowers import Training, flower_classes
+from biascope.studies.spectral.flowers import Training, cell_map, flower_classes
 from biascope.studies.spectral.waves import rank_correlation
 
 CLAIM = "Increasing L gives better classification of the same target signal."
@@ -84,19 +84,7 @@ def fig3_9(
         numbers=numbers,
         figures=(
             *(
-                HeatMap.of(
-                    name,
-                    title,
-                    x=frequencies,
-                    y=petals,
-                    z=values.T.tolist(),
-                    x_label="frequency k",
-                    y_label="petals L",
-                    z_label=name,
-                    alt=f"{title} over frequency and petals.",
-                    low=low,
-                    high=1.0,
-                )
+                cell_map(name, title, frequencies, petals, values, name, low)
                 for name, title, values, low in (
                     ("accuracy", "Training accuracy", mean, 0.5),
                     ("baseline", "Majority baseline", majority.mean(0), 0.5),

@@ -66,26 +66,7 @@ def fig_a_12(
     order = torch.randperm(len(train), generator=generator(run.seed, "subset"))[:count]
     mean, std = sets.channel_stats(train.x)
     x, y = (train.x[order] - mean.view(-1, 1, 1)) / std.view(-1, 1, 1), train.y[order]
-    channels, side = x.shape[1], x.shape[2]
-
-    def factory() -> nn.Module:
-        if data == "digits":
-            return nets.build("mlp", in_features=channels * side**2, hidden=(64, 64), outputs=10)
-        return nets.build("resnet18", in_channels=channels, outputs=10, blocks=(3, 3, 3), width=16, image_size=side)
-
-    def fitted() -> dict[str, Value]:
-        done = train_ensemble(
-            factory, [(x, y)], epochs=epochs, batch_size=128, lr=0.1, momentum=0.9, weight_decay=5e-4, clip_norm=None,
-            seed=derive(run.seed, "network"), device=run.device, precision=precision,  # type: ignore[arg-type]
-        )  # fmt: skip
-        assert done.networks is not None
-        return {"accuracy": float(done.train_accuracy[0]), **done.networks.one(0)}
-
-    got = run.cached("network", fitted)
-    accuracy = float(torch.as_tensor(got.pop("accuracy")))
-    net = factory()
-    net.load_state_dict({name: torch.as_tensor(value) for name, value in got.items()})
-    net = net.to(run.device).eval().requires_grad_(False)
+    net, accuracy = _fitted(run, x, y, "mlp" if data == "digits" else "resnet18", epochs, precision)
 
     def paths(c: int) -> dict[str, Value]:
         device = run.device
@@ -155,6 +136,30 @@ def fig_a_12(
             ),
         ),
     )
+
+
+def _fitted(run: Run, x: Tensor, y: Tensor, kind: str, epochs: int, precision: str) -> tuple[nn.Module, float]:
+    """A network trained on x [n, c, s, s], y, on the run's device, and its training accuracy."""
+    channels, side = x.shape[1], x.shape[2]
+
+    def factory() -> nn.Module:
+        if kind == "mlp":
+            return nets.build("mlp", in_features=channels * side**2, hidden=(64, 64), outputs=10)
+        return nets.build("resnet18", in_channels=channels, outputs=10, blocks=(3, 3, 3), width=16, image_size=side)
+
+    def train() -> dict[str, Value]:
+        done = train_ensemble(
+            factory, [(x, y)], epochs=epochs, batch_size=128, lr=0.1, momentum=0.9, weight_decay=5e-4, clip_norm=None,
+            seed=derive(run.seed, "network"), device=run.device, precision=precision,  # type: ignore[arg-type]
+        )  # fmt: skip
+        assert done.networks is not None
+        return {"accuracy": float(done.train_accuracy[0]), **done.networks.one(0)}
+
+    got = run.cached("network", train)
+    accuracy = float(torch.as_tensor(got.pop("accuracy")))
+    net = factory()
+    net.load_state_dict({name: torch.as_tensor(value) for name, value in got.items()})
+    return net.to(run.device).eval().requires_grad_(False), accuracy
 
 
 def attack(net: nn.Module, x: Tensor, target: int, steps: int, size: float = 0.05) -> Tensor:

@@ -15,10 +15,19 @@ from biascope.seeds import derive
 from biascope.spectral import radial_spectrum
 from biascope.studies.estimates import below
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, HeatMap, Series, StudyResult
+from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run, Value
 from biascope.studies.spectral.fitting import forward
-from biascope.studies.spectral.flowers import BOX, TRAINING, Training, flower_classes, nearest_probability, plane
+from biascope.studies.spectral.flowers import (
+    BOX,
+    TRAINING,
+    Training,
+    cell_map,
+    flower_classes,
+    nearest_probability,
+    plane,
+    probability_map,
+)
 from biascope.studies.spectral.waves import rank_correlation
 
 CLAIM = "The spectrum of a network decays faster than that of nearest-neighbour classifiers, for every K considered."
@@ -71,15 +80,13 @@ def fig_a_13(
     def heat() -> dict[str, Value]:
         cells = [(kk, L) for kk in map_k for L in map_petals]
         x, y, majority = flower_classes(cells, training.samples, threshold, derive(run.seed, "heat"))
-        accuracy = torch.stack(
-            [
-                torch.stack(
-                    [((nearest_probability(a, b, a, K) > 0.5) == (b > 0.5)).double().mean() for a, b in zip(x, y)]
-                )
-                for K in neighbours
-            ]
-        )
-        return {"accuracy": accuracy.reshape(len(neighbours), len(map_k), len(map_petals)), "majority": majority}
+        accuracy = [
+            ((nearest_probability(a, b, a, K) > 0.5) == (b > 0.5)).double().mean()
+            for K in neighbours
+            for a, b in zip(x, y)
+        ]
+        shape = (len(neighbours), len(map_k), len(map_petals))
+        return {"accuracy": torch.stack(accuracy).view(shape), "majority": majority}
 
     got = {name: torch.as_tensor(value) for name, value in run.cached("spectra", compare).items()}
     heats = torch.as_tensor(run.cached("heat maps", heat)["accuracy"])
@@ -101,7 +108,6 @@ def fig_a_13(
             )
     names = ["network", *(f"K = {K}" for K in neighbours)]
     largest = max(decide, key=lambda number: number.value)
-    line = plane(side)[:side, 0].tolist()
     return StudyResult(
         verdict="confirmed" if all(below(number, 0.0) for number in decide) else "not confirmed",
         claim=CLAIM,
@@ -120,34 +126,17 @@ def fig_a_13(
                 log_y=True,
             ),
             *(
-                HeatMap.of(
-                    f"accuracy-K{K}",
-                    f"Training accuracy of K = {K} neighbours",
-                    x=map_k,
-                    y=map_petals,
-                    z=heats[i].T.tolist(),
-                    x_label="frequency k",
-                    y_label="petals L",
-                    z_label="accuracy",
-                    low=0.5,
-                    high=1.0,
-                    alt=f"Training accuracy of {K} nearest neighbours over frequency and petals.",
+                cell_map(
+                    f"accuracy-K{K}", f"Training accuracy of K = {K} neighbours", map_k, map_petals, heat, "accuracy"
                 )
-                for i, K in enumerate(neighbours)
+                for K, heat in zip(neighbours, heats)
             ),
             *(
-                HeatMap.of(
+                probability_map(
                     f"map-{name.replace(' ', '').replace('=', '')}",
                     f"Probability of label 1, {name}",
-                    x=line,
-                    y=line,
-                    z=got["maps"][i].tolist(),
-                    x_label="x",
-                    y_label="y",
-                    z_label="probability",
-                    low=0.0,
-                    high=1.0,
-                    alt=f"Probability map of {name} on the square.",
+                    got["maps"][i],
+                    f"Probability map of {name} on the square.",
                 )
                 for i, name in enumerate(names[:2])
             ),

@@ -100,22 +100,8 @@ def fig_a_6(
     for name, options in values.items():
         for i, v in enumerate(options):
             numbers[f"high frequencies learned, {name} {v:g}"] = Estimate.of(learned[name][i].tolist())
-    at = clipped["steps"]
-    rows = torch.linspace(0, len(at) - 1, min(len(at), 40)).round().long()
     figures: list[Chart | HeatMap] = [
-        HeatMap.of(
-            f"{name}-{v:g}",
-            f"Spectrum over training, {name} {v:g}",
-            x=range(1, half + 1),
-            y=at[rows].tolist(),
-            z=(spectra[name][rows, i].mean(1) / samples).tolist(),
-            x_label="frequency",
-            y_label="step",
-            z_label="|f~|",
-            low=0.0,
-            high=1 / samples,
-            alt=f"How far the flat spectrum of the delta is filled at {name} {v:g}.",
-        )
+        _spectrum(f"{name} {v:g}", clipped["steps"], spectra[name][:, i].mean(1) / samples, 1 / samples)
         for name, options in values.items()
         for i, v in enumerate(options)
     ]
@@ -137,4 +123,22 @@ def fig_a_6(
         f"depth exceeds that by width by {over}. {seeds} seeds of {steps} steps.",
         numbers=numbers,
         figures=tuple(figures),
+    )
+
+
+def _spectrum(name: str, at: Tensor, values: Tensor, high: float) -> HeatMap:
+    """Amplitudes [r, frequencies] over the steps at [r], of many rows some."""
+    rows = torch.linspace(0, len(at) - 1, min(len(at), 40)).round().long()
+    return HeatMap.of(
+        name.replace(" ", "-"),
+        f"Spectrum over training, {name}",
+        x=range(1, values.shape[1] + 1),
+        y=at[rows].tolist(),
+        z=values[rows].tolist(),
+        x_label="frequency",
+        y_label="step",
+        z_label="|f~|",
+        low=0.0,
+        high=high,
+        alt=f"How far the flat spectrum of the delta is filled at {name}.",
     )

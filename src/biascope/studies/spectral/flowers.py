@@ -11,6 +11,7 @@ from torch import Tensor
 
 from biascope import data
 from biascope.seeds import derive
+from biascope.studies.result import HeatMap
 from biascope.studies.runs import Run
 from biascope.studies.spectral.fitting import Fit, Measure, draw_mlps, fit
 
@@ -65,6 +66,22 @@ def plane(side: int) -> Tensor:
     """
     line = BOX * (2 * torch.arange(side) / side - 1)
     return torch.stack([line.repeat(side), line.repeat_interleave(side)], 1)
+
+
+def probability_map(name: str, title: str, values: Tensor, alt: str) -> HeatMap:
+    """Probabilities [side, side] on the grid of `plane`."""
+    line = plane(len(values))[: len(values), 0].tolist()
+    return HeatMap.of(name, title, x=line, y=line, z=values.tolist(), x_label="x", y_label="y",
+                      z_label="probability", low=0.0, high=1.0, alt=alt)  # fmt: skip
+
+
+def cell_map(
+    name: str, title: str, k: Sequence[int], petals: Sequence[int], values: Tensor, label: str, low: float = 0.5
+) -> HeatMap:
+    """A share [k, petals] of every cell (k, L), from `low` to 1."""
+    return HeatMap.of(name, title, x=k, y=petals, z=values.T.tolist(), x_label="frequency k",
+                      y_label="petals L", z_label=label, low=low, high=1.0,
+                      alt=f"{title} over frequency and petals.")  # fmt: skip
 
 
 def nearest_probability(x: Tensor, y: Tensor, queries: Tensor, neighbours: int) -> Tensor:

@@ -23,6 +23,7 @@ from biascope.studies.runs import Run, Value
 
 CLAIM = "The relative volume of parameters that contribute to frequencies above k decays with k, as O(k^-2) or faster."
 BATCHES = 8
+EPS, CUTOFFS = (0.03, 0.1, 0.3), (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 
 
 @study(
@@ -42,24 +43,8 @@ def volume(
     depth: Annotated[int, "Linear layers"] = 4,
     width: Annotated[int, "units in a hidden layer"] = 16,
     clip: Annotated[float, "half side of the cube of parameters"] = 1.0,
-    eps: Annotated[tuple[float, ...], "thresholds, in units of the median over parameters of the largest |f~|"] = (
-        0.03,
-        0.1,
-        0.3,
-    ),
-    cutoffs: Annotated[tuple[int, ...], "k, cycles on [0, 1]"] = (
-        1,
-        2,
-        3,
-        4,
-        6,
-        8,
-        12,
-        16,
-        24,
-        32,
-        64,
-    ),
+    eps: Annotated[tuple[float, ...], "thresholds, in units of the median over parameters of the largest |f~|"] = EPS,
+    cutoffs: Annotated[tuple[int, ...], "k, cycles on [0, 1]"] = CUTOFFS,
     samples: Annotated[int, "parameter vectors for each threshold"] = 800_000,
     grid: Annotated[int, "pieces on which f is interpolated"] = 2048,
 ) -> StudyResult:
