@@ -213,6 +213,39 @@ def test_each_task_has_its_own_head(case: tuple[nn.Module, list[TaskVector], lis
     assert all(p.grad is None for h in heads.values() for p in h.parameters())
 
 
+def test_a_linearised_encoder_inside_another_network(case: tuple[nn.Module, list[TaskVector], list[Tensor]]) -> None:
+    """Only the encoder is linear, its output is normalised: every point is evaluated."""
+    net, taus, data = case
+
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = bs.linearize(net)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.normalize(self.encoder(x), dim=1)
+
+    full = Classifier()
+    inner = [TaskVector.from_tensors({f"encoder.{k}": t for k, t in tau.tensors.items()}) for tau in taus]
+    xi = bs.disentanglement_error(full, *inner, *data, alphas=ALPHAS, distance="l2")
+    torch.testing.assert_close(xi, by_definition(full, inner, data, "l2"), rtol=1e-10, atol=1e-10)
+    full.encoder = bs.linearize(net, params="2")
+    with pytest.raises(InputError, match=r"moves 'encoder.0.weight', which is not linearised"):
+        bs.disentanglement_error(full, *inner, *data, alphas=ALPHAS)
+    with pytest.raises(InputError, match=r"moves 'encoder.0.weight', which is not linearised"):
+        inner[0].apply_to(full)
+
+
+def test_layer_by_layer(case: tuple[nn.Module, list[TaskVector], list[Tensor]]) -> None:
+    """A vector that moves one layer only is the full one with zeros elsewhere."""
+    net, (one, two), data = case
+    part = one.restrict("0")
+    padded = TaskVector.from_tensors({k: part[k] if k in part else torch.zeros_like(t) for k, t in one.tensors.items()})
+    xi = bs.disentanglement_error(net, part, two, *data, alphas=ALPHAS, distance="l2")
+    assert torch.equal(xi, bs.disentanglement_error(net, padded, two, *data, alphas=ALPHAS, distance="l2"))
+    assert not torch.equal(xi, bs.disentanglement_error(net, one, two, *data, alphas=ALPHAS, distance="l2"))
+
+
 def test_one_output_is_judged_by_its_sign() -> None:
     net = mlp(outputs=1)
     taus = [random_vector(net, s, 1.0) for s in (1, 2)]

@@ -83,6 +83,7 @@ def test_linearity_of_a_move() -> None:
     same = float((straight.argmax(1) == tau.apply_to(net)(x).argmax(1)).double().mean())
     assert found.agreement[0] == pytest.approx(same)
     assert same < 1
+    assert "agreement" in found._repr_html_()
     # smooth activations: the residual is of first order in the size of the move
     small = [linearity(net, s * tau, x).residual for s in (1e-3, 1e-4)]
     assert small[0] / small[1] == pytest.approx(10, rel=0.02)

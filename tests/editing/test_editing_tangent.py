@@ -52,6 +52,7 @@ def test_a_loop_by_hand(tangent: bool) -> None:
     expected = by_hand(net, x, y, tangent, 40, 0.03)
     torch.testing.assert_close(dict(found.vector.tensors), expected, rtol=0, atol=1e-9)
     assert found.vector.norm() > 0.5
+    assert "<td>40</td>" in found._repr_html_()
     assert isinstance(found.model, Linearized) == tangent
     assert float(found.losses[-1]) < 0.8 * float(found.losses[0])
     torch.testing.assert_close(found.vector.apply_to(bs.linearize(net) if tangent else net)(x), found.model(x))

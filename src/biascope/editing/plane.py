@@ -40,9 +40,8 @@ class Plane:
         self.taus: list[Params] = [vector.on(state) for vector in vectors.values()]
         # an output of the user's own behind a linearised network need not be linear: then every point is evaluated
         self.linear = isinstance(self.f.module, Linearized) and output is None
-        if isinstance(self.f.module, Linearized):
-            for vector, tau in zip(vectors.values(), self.taus):
-                refuse_constants(self.f.module, tau, vector.buffers)
+        for vector, tau in zip(vectors.values(), self.taus):
+            refuse_constants(self.f.module, tau, vector.buffers)
         own = {**self.f.params, **self.f.frozen}
         self.start: Params = {name: own[name] for tau in self.taus for name in tau}
         self._moved: Params = {}

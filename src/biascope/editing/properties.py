@@ -17,7 +17,7 @@ from biascope.errors import InputError
 from biascope.functional import gather
 from biascope.kernels import LocalEnergy, local_energy, ntk
 from biascope.linearize.tangent import linearize
-from biascope.tables import grid, number
+from biascope.tables import facts, grid, number
 
 
 @dataclass(frozen=True)
@@ -153,6 +153,10 @@ class Linearity:
 
     residual: float
     agreement: tuple[float, float]
+
+    def _repr_html_(self) -> str:
+        """Both numbers, for notebooks."""
+        return facts("Tangent model against network", {"residual": self.residual, "agreement": number(*self.agreement)})
 
 
 def linearity(

@@ -32,6 +32,7 @@ from biascope.linearize.anchored import check_model, copy_of
 from biascope.linearize.tangent import Linearized, linearize
 from biascope.progress import progress
 from biascope.seeds import generator
+from biascope.tables import facts
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [n, c], labels) -> a scalar
 
@@ -46,6 +47,12 @@ class FineTuned:
     tangent: bool
     steps: int
     seed: int
+
+    def _repr_html_(self) -> str:
+        """What was trained and how far it went, for notebooks."""
+        title = "Tangent fine-tuning" if self.tangent else "Fine-tuning"
+        rows = {"steps": self.steps, "first loss": float(self.losses[0]), "last loss": float(self.losses[-1])}
+        return facts(title, {**rows, "vector": repr(self.vector)})
 
 
 def fine_tune(

@@ -196,8 +196,8 @@ class TaskVector:
         """theta + scale * tau: a new module from a module, a new state dict from a state dict.
 
         One copy of the model is made and moved in place; the given one is not changed. Parameters that the vector does
-        not have stay as they are. In a state dict only the moved tensors are new. `apply_to(dict(model.state_dict()))`
-        gives the edited weights without a second module; `apply_to(bs.linearize(model))` the post-hoc linearisation.
+        not have stay as they are. In a state dict only the moved tensors are new. `apply_to(model.state_dict())` gives
+        the edited weights without a second module, `apply_to(bs.linearize(model))` the post-hoc linearisation.
         """
         factor = coefficient(scale)
         if isinstance(model, Mapping):
@@ -211,8 +211,7 @@ class TaskVector:
         edited = copy_of(getattr(model, "_orig_mod", model))
         state = read(edited, "the model").tensors
         places = self.on(state, "the model")
-        if isinstance(edited, Linearized):
-            refuse_constants(edited, places, self.buffers)
+        refuse_constants(edited, places, self.buffers)
         with torch.no_grad():
             for name, tau in places.items():
                 state[name].add_(tau, alpha=factor)  # detached, but the same memory as the copy's own
@@ -335,13 +334,18 @@ def coefficient(scale: object) -> float:
     return factor
 
 
-def refuse_constants(lin: Linearized, places: Mapping[str, Tensor], buffers: frozenset[str]) -> None:
-    """Raise if a vector moves what is constant in a linearised network: it would have no effect."""
-    for name, tau in places.items():
-        if name not in lin.linearized and bool((tau != 0).any()):
-            kind = "a buffer, which belongs to the expansion point: build the vector with buffers='keep'"
-            fix = "not linearised: restrict the vector, or name it in linearize(params=...)"
-            raise InputError(f"the task vector moves '{name}', which is {kind if name in buffers else fix}")
+def refuse_constants(model: nn.Module, places: Mapping[str, Tensor], buffers: frozenset[str]) -> None:
+    """Raise if a vector moves what is constant in a linearised network or part: it would have no effect."""
+    for path, lin in model.named_modules():
+        if not isinstance(lin, Linearized):
+            continue
+        prefix = f"{path}." if path else ""
+        for name, tau in places.items():
+            inner = name.removeprefix(prefix)
+            if name.startswith(prefix) and inner not in lin.linearized and bool((tau != 0).any()):
+                kind = "a buffer, which belongs to the expansion point: build the vector with buffers='keep'"
+                fix = "not linearised: restrict the vector, or name it in linearize(params=...)"
+                raise InputError(f"the task vector moves '{name}', which is {kind if name in buffers else fix}")
 
 
 def _refuse_variances(vector: TaskVector, state: Mapping[str, Tensor], scale: float) -> None:
