@@ -43,9 +43,9 @@ def test_a_bowl_away_from_the_start_is_found_and_surrounded(i: int, j: int, a: i
     assert found.spent == len(bowl.asked)
 
 
-def test_nine_trials_surround_a_start_that_is_best_and_eight_do_not() -> None:
-    assert walk(Surface(lambda x, y: x * x + y * y), (0, 0), 9).surrounded
-    assert not walk(Surface(lambda x, y: x * x + y * y), (0, 0), 8).surrounded
+def test_eleven_trials_surround_a_start_that_is_best_and_ten_do_not() -> None:
+    assert walk(Surface(lambda x, y: x * x + y * y), (0, 0), 11).surrounded
+    assert not walk(Surface(lambda x, y: x * x + y * y), (0, 0), 10).surrounded
 
 
 def test_a_diagonal_valley_is_followed() -> None:
@@ -54,6 +54,15 @@ def test_a_diagonal_valley_is_followed() -> None:
     assert min(valley.loss(*p) for p in ((1, 0), (-1, 0), (0, 1), (0, -1))) > valley.loss(0, 0)
     found = walk(valley, (0, 0), 60)
     assert (found.best, found.surrounded) == ((5, 5), True)
+
+
+def test_a_valley_of_equal_ratios_is_followed() -> None:
+    """Learning rate over damping is what counts, two half-decades to a decade: all eight near neighbours are worse."""
+    valley = Surface(lambda x, y: 100 * (x - 2 * y) ** 2 + (y - 4) ** 2)
+    near = [(x, y) for x in (-1, 0, 1) for y in (-1, 0, 1) if (x, y) != (0, 0)]
+    assert min(valley.loss(*p) for p in near) > valley.loss(0, 0)
+    found = walk(valley, (0, 0), 60)
+    assert (found.best, found.surrounded) == ((8, 4), True)
 
 
 def test_beyond_the_end_of_a_ladder_nothing_is_tried() -> None:
@@ -139,7 +148,7 @@ TASK = contest.Problem(lambda seed, normed: nn.Linear(1, 1), lambda net, x, y: x
 
 @pytest.mark.parametrize(
     ("lr", "damping", "trials", "loose"),
-    [(0.03, 1e-3, 9, []), (0.3, 0.1, 40, []), (0.3, 0.1, 9, ["EKFAC"]), (1e-4, 1e-3, 40, [])],
+    [(0.03, 1e-3, 11, []), (0.3, 0.1, 40, []), (0.3, 0.1, 11, ["EKFAC"]), (1e-4, 1e-3, 40, [])],
 )
 def test_a_contest_finds_the_best_setting_or_says_that_it_did_not(
     lr: float, damping: float, trials: int, loose: list[str], here: Run, monkeypatch: pytest.MonkeyPatch
@@ -156,6 +165,23 @@ def test_a_contest_finds_the_best_setting_or_says_that_it_did_not(
     assert here.metrics()[-1]["surrounded"] == (not loose)
 
 
+def test_what_diverges_in_the_whole_training_gives_way_to_the_next_best(
+    here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best two settings of the short trainings diverge later."""
+    inner = bowl("ekfac", 0.03, 1e-3)
+
+    def cached(run: Run, problem: contest.Problem, setting: Setting, seed: int) -> contest.Row:
+        if setting.steps == 20 and setting.lr > 0.005:
+            return {"final": 1e30, "loss": torch.tensor([9.0, math.inf])}
+        return inner(run, problem, setting, seed)
+
+    monkeypatch.setattr(contest, "cached", cached)
+    best, _, surrounded, _ = contest.search(here, TASK, replace(TINY, steps=20), 30, 0.15, False)
+    assert (best.lr, best.second, best.steps) == (0.003, 1e-4, 20)  # of those tried, the nearest below 0.005
+    assert not surrounded
+
+
 def test_a_walk_that_ends_on_the_plateau_begins_again_from_its_best(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss is 1 / steps above the bowl: below 0.9 of a plateau of 0.2 from 6 steps on."""
     asked: list[tuple[int, float]] = []
@@ -169,10 +195,10 @@ def test_a_walk_that_ends_on_the_plateau_begins_again_from_its_best(here: Run, m
     frame = replace(TINY, steps=20)
     best, spent, surrounded, stuck = contest.search(here, replace(TASK, plateau=0.2), frame, 30, 0.15, True)
     assert (best.lr, best.second, best.steps, surrounded, stuck) == (0.3, 1e-3, 20, True, False)
-    assert sorted({steps for steps, _ in asked}) == [3, 6]
+    assert sorted({steps for steps, _ in asked}) == [3, 6, 20]  # two walks, and the whole training of the best
     assert asked[0] == (3, 0.03)
     assert next(pair for pair in asked if pair[0] == 6) == (6, 0.3)
-    assert spent == len(asked) == 13 + 9
+    assert spent == len(asked) - 1 == 14 + 11
     *_, stuck = contest.search(here, replace(TASK, plateau=0.2), frame, 30, 0.15, False)
     assert stuck
 

@@ -159,6 +159,8 @@ def search(
     """Best setting of one optimiser, the trainings it took, whether it is surrounded, and whether on the plateau.
 
     Nothing here depends on who else takes part: optimisers can be searched in runs of their own and joined later.
+    Where short trainings chose a setting that diverges in the whole one, the next best takes its place (and is not
+    called surrounded).
     """
     lrs, seconds = HALF_DECADES, {"momentum": MOMENTA}.get(SECOND.get(frame.name, ""), DECADES)
 
@@ -170,7 +172,7 @@ def search(
         steps = min(frame.steps, max(frame.every, round(frame.steps * share)))
 
         def loss(point: Point, steps: int = steps) -> float:
-            final = float(cached(run, problem, at(point, steps), 0)["final"])  # type: ignore[arg-type]
+            final = _final(run, problem, at(point, steps))
             return final if final < DIVERGED else math.inf
 
         found = walk(loss, start, trials, lambda point: seconds.has(point[1]))
@@ -179,10 +181,14 @@ def search(
         if not (extend and stuck and steps < frame.steps):
             break
         start, share = found.best, 2 * share
-    best = at(found.best, frame.steps)
-    shown = {"trials": spent, "surrounded": found.surrounded}
-    run.log(optimiser=frame.name, lr=best.lr, second=best.second, loss=found.loss, **shown)
-    return best, spent, found.surrounded, stuck
+    chosen = next((p for p in found.order if _final(run, problem, at(p, frame.steps)) < DIVERGED), found.best)
+    best, surrounded = at(chosen, frame.steps), found.surrounded and chosen == found.best
+    run.log(optimiser=frame.name, lr=best.lr, second=best.second, loss=found.loss, trials=spent, surrounded=surrounded)
+    return best, spent, surrounded, stuck
+
+
+def _final(run: Run, problem: Problem, setting: Setting) -> float:
+    return float(cached(run, problem, setting, 0)["final"])  # type: ignore[arg-type]
 
 
 def cached(run: Run, problem: Problem, setting: Setting, seed: int) -> Row:

@@ -1,23 +1,25 @@
 """A search that brackets: a walk on the lattice of two hyper-parameters until its best point is surrounded.
 
-Try the start, then its four straight neighbours; where none is better, the four diagonal ones too (valleys are
-diagonal: learning rate and damping grow together). Go to the best point tried so far and look around there, until all
-eight neighbours are no better, or the trials are spent. No point is tried twice; of equal points the earlier counts.
-From a start that diverges, the walk first goes down the learning rate until something is finite.
+Try the start, then its four straight neighbours; where none is better, the four diagonal ones too, and the two along
+which learning rate and damping grow alike (with much damping only their ratio matters: a valley that is neither
+straight nor diagonal here). Go to the best point tried so far and look around there, until all ten neighbours are no
+better, or the trials are spent. No point is tried twice; of equal points the earlier counts. From a start that
+diverges, the walk first goes down the learning rate until something is finite.
 
-Surrounded means a minimum of the neighbourhood, not of all. The floor of KFAC's valley with constant damping goes two
-half-decades of the learning rate per decade of the damping, which is no neighbour: see `autoencoder.STARTS`.
+Surrounded means a minimum of the neighbourhood, not of all. (Changed after the first walks: without the last two
+neighbours KFAC with constant damping could not follow its valley.)
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from biascope.errors import InputError
 
 Point = tuple[int, int]  # rung of the learning rate, rung of the other hyper-parameter
 STRAIGHT = (-1, 0), (1, 0), (0, -1), (0, 1)
 DIAGONAL = (1, 1), (-1, -1), (-1, 1), (1, -1)
+VALLEY = (2, 1), (-2, -1)  # a decade of each
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,16 @@ MOMENTA = Ladder((0.0, 0.5, 0.8, 0.9, 0.95, 0.99), ends=True)
 
 @dataclass(frozen=True)
 class Walk:
-    """Where a walk ended. `surrounded`: all neighbours of the best point were tried and are no better."""
+    """Where a walk ended. `surrounded`: all neighbours of the best point were tried and are no better.
+
+    order: all points tried with a finite loss, the best first.
+    """
 
     best: Point
     loss: float
     spent: int
     surrounded: bool
+    order: tuple[Point, ...] = field(default=(), repr=False)
 
 
 def walk(
@@ -76,7 +82,7 @@ def walk(
 
     Example:
         >>> walk(lambda p: (p[0] - 3) ** 2 + p[1] ** 2, (0, 0), 30)
-        Walk(best=(3, 0), loss=0, spent=16, surrounded=True)
+        Walk(best=(3, 0), loss=0, spent=17, surrounded=True)
     """
     if trials < 1:
         raise InputError(f"trials={trials}: at least one is needed")
@@ -100,8 +106,9 @@ def walk(
         enough = exists((last[0] - 1, last[1])) and look(last, down)
     centre = lowest()
     while enough:
-        enough = look(centre, STRAIGHT) and (lowest() != centre or look(centre, DIAGONAL))
+        enough = look(centre, STRAIGHT) and (lowest() != centre or look(centre, DIAGONAL + VALLEY))
         if lowest() == centre:
             break
         centre = lowest()
-    return Walk(centre, tried[centre], len(tried), enough)
+    finite = [point for point in tried if math.isfinite(tried[point])]
+    return Walk(centre, tried[centre], len(tried), enough, tuple(sorted(finite, key=lambda point: tried[point])))
