@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from biascope.kernels.figures import pyplot
+
 if TYPE_CHECKING:
     from biascope.geometry.average import AverageGeometry
     from biascope.geometry.nad_result import NADs
@@ -11,17 +13,9 @@ if TYPE_CHECKING:
 BLUE, GREY = "#0072B2", "#999999"
 
 
-def _pyplot() -> Any:
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise ImportError('plots need matplotlib: pip install "biascope[plot]"') from error
-    return plt
-
-
 def plot_nads(found: NADs, first: int = 3) -> Any:
     """Directions in pixels (top), in Fourier space (middle, when they are images), and the spectrum (right)."""
-    plt = _pyplot()
+    plt = pyplot()
     first = min(first, len(found.directions))
     images = len(found.input_shape) >= 2
     figure, axes = plt.subplots(2, first + 1, figsize=(1.7 * first + 2.8, 3.4), squeeze=False)
@@ -48,7 +42,7 @@ def plot_nads(found: NADs, first: int = 3) -> Any:
 
 def plot_spectrum(found: NADs, ax: Any = None) -> Any:
     """Eigenvalues over their index, log scale; the band of an isotropic network in grey."""
-    plt = _pyplot()
+    plt = pyplot()
     if ax is None:
         _, ax = plt.subplots(figsize=(3.4, 2.6))
     values = found.eigenvalues.float()
@@ -63,7 +57,7 @@ def plot_spectrum(found: NADs, ax: Any = None) -> Any:
 
 def plot_geometry(found: AverageGeometry) -> Any:
     """Heat map of the matrix and its spectrum."""
-    plt = _pyplot()
+    plt = pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(6.6, 3))
     matrix = found.matrix.float()
     limit = float(matrix.abs().max())

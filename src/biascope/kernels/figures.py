@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from biascope.kernels.spectrum import Spectrum
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
+    """matplotlib's pyplot, or an error that says how to get it."""
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
@@ -19,7 +20,7 @@ def _pyplot() -> Any:
 
 def plot_kernel(K: Kernel, ax: Any = None) -> Any:
     """Heat map (and, beside it, the spectrum of a symmetric kernel)."""
-    plt = _pyplot()
+    plt = pyplot()
     M = (K.values.sum(0) if K.mode == "diagonal" else K.matrix()).detach().cpu().float()
     if ax is None:
         figure, axes = plt.subplots(1, 2 if K.symmetric else 1, figsize=(6.6 if K.symmetric else 3.4, 3), squeeze=False)
@@ -40,7 +41,7 @@ def plot_kernel(K: Kernel, ax: Any = None) -> Any:
 
 def plot_spectrum(s: Spectrum, ax: Any = None) -> Any:
     """Eigenvalues against index, log-log."""
-    plt = _pyplot()
+    plt = pyplot()
     if ax is None:
         _, ax = plt.subplots(figsize=(3.4, 2.6))
     values = s.values.detach().cpu().float()

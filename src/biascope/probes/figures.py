@@ -7,23 +7,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from biascope.errors import InputError
+from biascope.kernels.figures import pyplot
 from biascope.probes.record import Record
 
 if TYPE_CHECKING:
     from biascope.probes.equal import EqualProgress
 
 
-def _pyplot() -> Any:
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise ImportError('plots need matplotlib: pip install "biascope[plot]"') from error
-    return plt
-
-
 def plot_records(records: Sequence[Record], against: str = "step", log: bool = True) -> Any:
     """One panel per metric, one line per part, against "step", "loss" or "elapsed"; returns the figure."""
-    plt = _pyplot()
+    plt = pyplot()
     seen = [r for r in records if not r.skipped]
     names: dict[str, list[str]] = {}
     for key in dict.fromkeys(key for r in seen for key in r.values):
@@ -55,7 +48,7 @@ def plot_records(records: Sequence[Record], against: str = "step", log: bool = T
 
 def plot_equal_progress(both: EqualProgress, name: str, ax: Any = None) -> Any:
     """A value of two runs against the threshold; progress goes to the right."""
-    plt = _pyplot()
+    plt = pyplot()
     if ax is None:
         _, ax = plt.subplots(figsize=(3.4, 2.6))
     one, two = both.column(name)
