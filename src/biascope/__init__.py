@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         ensembles,
         functional,
         geometry,
+        information,
         kernels,
         layers,
         linalg,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from biascope.curvature import fisher, ggn, hessian, load_curvature
     from biascope.editing import TaskVector, disentanglement_error
     from biascope.geometry import average_geometry, geometry_evolution, nads
+    from biascope.information import mutual_information
     from biascope.jacobian import Coverage, Jacobian
     from biascope.kernels import (
         Kernel,
@@ -72,6 +74,7 @@ _PUBLIC = {
     "nads": "biascope.geometry",
     "average_geometry": "biascope.geometry",
     "geometry_evolution": "biascope.geometry",
+    "mutual_information": "biascope.information",
     "lazy": "biascope.linearize",
     "Probe": "biascope.probes",
 }
@@ -82,6 +85,7 @@ _ROOMS = (
     "ensembles",
     "functional",
     "geometry",
+    "information",
     "kernels",
     "layers",
     "linalg",
@@ -114,6 +118,7 @@ __all__ = [
     "gradient_descent",
     "gradient_flow",
     "hessian",
+    "information",
     "kernel_regression",
     "kernels",
     "label_alignment",
@@ -123,6 +128,7 @@ __all__ = [
     "linearize",
     "load_curvature",
     "metric_eigenpairs",
+    "mutual_information",
     "nads",
     "nets",
     "ntk",

@@ -11,9 +11,9 @@ from biascope.information.bounds import (
     sample_size,
     smile,
 )
-from biascope.information.critics import JointCritic, SeparableCritic
+from biascope.information.critics import EncodedCritic, Encoder, JointCritic, SeparableCritic
 from biascope.information.estimate import mutual_information
-from biascope.information.ksg import ksg, local_information
+from biascope.information.neighbours import ksg, local_information
 from biascope.information.problems import (
     Problem,
     discrete_problem,
@@ -25,6 +25,8 @@ from biascope.information.problems import (
 from biascope.information.result import EstimateWarning, MutualInformation
 
 __all__ = [
+    "EncodedCritic",
+    "Encoder",
     "EstimateWarning",
     "JointCritic",
     "MineObjective",

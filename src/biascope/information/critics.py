@@ -12,23 +12,28 @@ from biascope.errors import InputError
 from biascope.information.samples import is_discrete
 from biascope.seeds import generator
 
+KNOTS = 256  # of the map to normal scores, per column
+EMBEDDING = 32  # features in which a separable critic compares x and y
 CHUNK = 16_384  # pairs in one pass of the critic where no gradient is needed
 
 
 class Encoder(nn.Module):
-    """A variable [n, ...] as features [n, f] in float32: standardised and flattened, or labels as one-hot vectors.
+    """A variable [n, ...] as features [n, f] in float32: normal scores of its columns, or labels as one-hot vectors.
 
-    Mean, scale and classes are those of the values given; columns that do not vary and labels not seen become 0.
-    Mutual information does not change under such maps, training does.
+    A column goes through the increasing map that makes the values given standard normal (ranks, read off at 256 knots
+    and linear between them). Mutual information does not change under such maps; training on heavy tails does. Columns
+    that do not vary and labels not among the values given become 0.
 
     Example:
         >>> Encoder(torch.tensor([3, 7, 7]))(torch.tensor([7, 3])).tolist()
         [[0.0, 1.0], [1.0, 0.0]]
+        >>> Encoder(torch.arange(101.0) ** 3)(torch.tensor([50.0**3])).abs().item() < 1e-6
+        True
     """
 
-    mean: Tensor
-    scale: Tensor
     classes: Tensor
+    knots: Tensor
+    scores: Tensor
 
     def __init__(self, values: Tensor) -> None:
         super().__init__()
@@ -36,21 +41,28 @@ class Encoder(nn.Module):
         if self.discrete:
             self.register_buffer("classes", torch.unique(values.flatten().long()))
             self.features = len(self.classes)
-        else:
-            flat = values.reshape(len(values), -1).double()
-            std = flat.std(0)
-            self.register_buffer("mean", flat.mean(0))
-            # rounding of a constant column is no signal: 1e-12 of its size is all it can be
-            varies = std > 1e-12 * flat.abs().amax(0)
-            self.register_buffer("scale", torch.where(varies, std, torch.inf))
-            self.features = flat.shape[1]
+            return
+        flat = values.reshape(len(values), -1).double()
+        n, self.features = flat.shape
+        end = torch.special.ndtri(torch.tensor(0.5 / n, dtype=torch.float64, device=flat.device))
+        steps = torch.linspace(-1, 1, KNOTS, dtype=torch.float64, device=flat.device)
+        rank = (torch.special.ndtr(-end * steps) * n - 0.5).round().clamp(0, n - 1)
+        self.register_buffer("knots", flat.sort(0).values[rank.long()].T.contiguous())  # [f, KNOTS]
+        self.register_buffer("scores", torch.special.ndtri((rank + 0.5) / n))
 
     def forward(self, values: Tensor) -> Tensor:
         """Features [n, f]."""
         if self.discrete:
             return (values.flatten()[:, None] == self.classes).float()
-        flat = values.reshape(len(values), -1)
-        return ((flat - self.mean) / self.scale).float()
+        columns = values.reshape(len(values), -1).double().T.contiguous()
+        # a value that many samples share has many ranks: the middle between the first and the last
+        return ((self._score(columns, False) + self._score(columns, True)) / 2).T.float()
+
+    def _score(self, columns: Tensor, right: bool) -> Tensor:
+        high = torch.searchsorted(self.knots, columns, right=right).clamp(1, KNOTS - 1)
+        left, gap = self.knots.gather(1, high - 1), self.knots.gather(1, high) - self.knots.gather(1, high - 1)
+        weight = torch.where(gap > 0, (columns - left) / gap, float(right)).clamp(-4, 5)  # goes on beyond the ends
+        return torch.lerp(self.scores[high - 1], self.scores[high], weight)
 
 
 def _empty_linear(fan_in: int, fan_out: int) -> nn.Linear:
@@ -75,25 +87,20 @@ def mlp(widths: list[int], rng: torch.Generator) -> nn.Sequential:
 
 
 class JointCritic(nn.Module):
-    """T(x, y): one network of x and y side by side; the default of mine, mine-f, nwj and smile.
-
-    x [n, ...] and y [n, ...] are examples from which the sizes and scales of the inputs are read. Gives [n].
+    """T(x, y) [n]: one network of x [n, p] and y [n, q] side by side; the default of mine, mine-f, nwj and smile.
 
     Example:
-        >>> x, y = torch.randn(10, 3), torch.arange(10) % 2
-        >>> JointCritic(x, y)(x, y).shape
+        >>> JointCritic(3, 1)(torch.randn(10, 3), torch.randn(10, 1)).shape
         torch.Size([10])
     """
 
-    def __init__(self, x: Tensor, y: Tensor, width: int = 128, depth: int = 2, seed: int = 0) -> None:
+    def __init__(self, x_features: int, y_features: int, width: int = 128, depth: int = 2, seed: int = 0) -> None:
         super().__init__()
-        self.x, self.y = Encoder(x), Encoder(y)
-        widths = [self.x.features + self.y.features, *[width] * depth, 1]
-        self.network = mlp(widths, generator(seed, "critic")).to(x.device)
+        self.network = mlp([x_features + y_features, *[width] * depth, 1], generator(seed, "critic"))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Scores [n] of the rows of x with the rows of y."""
-        scores: Tensor = self.network(torch.cat([self.x(x), self.y(y)], 1))
+        scores: Tensor = self.network(torch.cat([x, y], 1))
         return scores[:, 0]
 
 
@@ -101,32 +108,45 @@ class SeparableCritic(nn.Module):
     """T(x, y) = <g(x), h(y)>: all n m pairs for the price of n + m passes; the default of infonce.
 
     Example:
-        >>> x, y = torch.randn(10, 3), torch.randn(10)
-        >>> critic = SeparableCritic(x, y)
+        >>> critic, x, y = SeparableCritic(3, 1), torch.randn(10, 3), torch.randn(10, 1)
         >>> torch.allclose(critic.pairs(x, y).diagonal(), critic(x, y), atol=1e-5)
         True
     """
 
-    def __init__(self, x: Tensor, y: Tensor, width: int = 128, depth: int = 2, seed: int = 0, size: int = 32) -> None:
+    def __init__(self, x_features: int, y_features: int, width: int = 128, depth: int = 2, seed: int = 0) -> None:
         super().__init__()
-        self.x, self.y = Encoder(x), Encoder(y)
         rng = generator(seed, "critic")
-        self.g = mlp([self.x.features, *[width] * depth, size], rng).to(x.device)
-        self.h = mlp([self.y.features, *[width] * depth, size], rng).to(x.device)
+        self.g = mlp([x_features, *[width] * depth, EMBEDDING], rng)
+        self.h = mlp([y_features, *[width] * depth, EMBEDDING], rng)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Scores [n] of the rows of x with the rows of y."""
-        g, h = self.embed(x, y)
-        return (g * h).sum(1)
+        products: Tensor = self.g(x) * self.h(y)
+        return products.sum(1)
 
     def pairs(self, x: Tensor, y: Tensor) -> Tensor:
         """Scores [n, m] of every row of x with every row of y."""
-        g, h = self.embed(x, y)
-        return g @ h.T
+        scores: Tensor = self.g(x) @ self.h(y).T
+        return scores
 
-    def embed(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """g(x) [n, e] and h(y) [m, e]."""
-        return self.g(self.x(x)), self.h(self.y(y))
+
+class EncodedCritic(nn.Module):
+    """A critic of features behind the encoders of both variables: T(x, y) [n] for samples as they were given.
+
+    Example:
+        >>> x, y = torch.randn(10, 2, 3), torch.arange(10) % 2
+        >>> EncodedCritic(Encoder(x), Encoder(y), JointCritic(6, 2))(x, y).shape
+        torch.Size([10])
+    """
+
+    def __init__(self, x: Encoder, y: Encoder, critic: nn.Module) -> None:
+        super().__init__()
+        self.x, self.y, self.critic = x, y, critic
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Scores [n] of the rows of x with the rows of y."""
+        scores: Tensor = self.critic(self.x(x), self.y(y))
+        return scores
 
 
 def paired_scores(critic: nn.Module, x: Tensor, y: Tensor) -> Tensor:

@@ -12,9 +12,17 @@ from torch import Tensor, nn
 
 from biascope.errors import InputError
 from biascope.information.bounds import MineObjective, info_nce, jensen_shannon, mine_f, nwj
-from biascope.information.critics import JointCritic, SeparableCritic, all_scores, paired_scores
+from biascope.information.critics import (
+    CHUNK,
+    EncodedCritic,
+    Encoder,
+    JointCritic,
+    SeparableCritic,
+    all_scores,
+    paired_scores,
+)
 from biascope.information.evaluate import Evaluation
-from biascope.information.ksg import ksg
+from biascope.information.neighbours import ksg
 from biascope.information.result import EstimateWarning, MutualInformation
 from biascope.information.samples import checked_pairs, split_pairs
 from biascope.information.train import Objective, Training, train_critic
@@ -23,6 +31,7 @@ Estimator = Literal["mine", "mine-f", "nwj", "infonce", "smile", "ksg"]
 
 LEAST = 100  # pairs: below, the three parts of the split are too small to say anything
 BLOCKS = 20  # of held-out pairs, for the standard error
+ENOUGH = 4096  # validation pairs looked at: they only choose the step
 FEW = 30  # rows that carry E_Q[e^T]: with fewer the mean is a matter of luck
 
 
@@ -57,12 +66,13 @@ def mutual_information(
     A lower bound in expectation, that is: over held-out pairs, for whatever critic came out of training. Donsker-
     Varadhan with a mean of held-out pairs inside the logarithm is *not* one (Jensen); that usual number is in
     `.plug_in`. Pairs are split in three: `held_out` of them for the reported number, half as many to choose the step of
-    training, the rest to train on. The standard error is that of the mean over blocks (20; for infonce those of K pairs)
-    of held-out pairs.
+    training, the rest to train on. The standard error is that of the mean over blocks of held-out pairs (about 20; for
+    infonce those of K pairs).
 
-    critic: a module T(x, y) -> [n] for rows of x and y as they are given (trained in a copy); by default an MLP on
-    flattened, standardised inputs and one-hot labels. With `steps=0` it is used as it is. `ema_rate`: of MINE's moving
-    average; `clip`: SMILE's, in nats; `k`: neighbours of ksg.
+    critic: a module T(x, y) -> [n] for rows of x and y as they are given (trained in a copy); by default an MLP of the
+    normal scores of all columns and of one-hot labels, so that units and increasing maps of a column do not matter.
+    With `steps=0` a given critic is used as it is. `ema_rate`: of MINE's moving average; `clip`: SMILE's, in nats; `k`:
+    neighbours of ksg.
 
     Example:
         >>> rng = torch.Generator().manual_seed(0)
@@ -83,16 +93,37 @@ def mutual_information(
         raise InputError(f"need steps >= 0, batch_size >= 2 and lr > 0, got {steps}, {batch_size} and {lr}")
     if critic is None and steps == 0:
         raise InputError("steps=0 evaluates a given critic: pass critic=")
+    if critic is not None and not isinstance(critic, nn.Module):
+        raise InputError(f"critic must be a torch.nn.Module T(x, y) -> [n], got {type(critic).__name__}")
+    with torch.inference_mode(False):  # a critic cannot be trained in it
+        return _trained(x, y, estimator, seed, critic, steps, batch_size, lr, held_out, ema_rate, clip)
+
+
+def _trained(
+    x: Tensor,
+    y: Tensor,
+    estimator: str,
+    seed: int,
+    critic: nn.Module | None,
+    steps: int,
+    batch_size: int,
+    lr: float,
+    held_out: float,
+    ema_rate: float,
+    clip: float,
+) -> MutualInformation:
+    """Split, train, choose, report: everything after the checks, for all estimators with a critic."""
     parts = split_pairs(len(x), held_out, seed, x.device)
     block = batch_size if estimator == "infonce" else len(parts.held_out) // BLOCKS
-    block = max(2, min(block, len(parts.held_out) // 5, len(parts.validation)))
+    block = max(2, min(block, len(parts.held_out) // 5, len(parts.validation) // 2, ENOUGH // 2))
+    encoders = None
     if critic is None:
-        kind = SeparableCritic if estimator == "infonce" else JointCritic
-        critic = kind(x[parts.train], y[parts.train], seed=seed)
-    if not isinstance(critic, nn.Module):
-        raise InputError(f"critic must be a torch.nn.Module T(x, y) -> [n], got {type(critic).__name__}")
+        encoders = Encoder(x[parts.train]), Encoder(y[parts.train])
+        x, y = (torch.cat([encode(part) for part in torch.split(v, CHUNK)]) for encode, v in zip(encoders, (x, y)))
+        critic = (SeparableCritic if estimator == "infonce" else JointCritic)(x.shape[1], y.shape[1], seed=seed)
 
-    chosen_by = Evaluation(estimator, x[parts.validation], y[parts.validation], block, clip)
+    few = parts.validation[:ENOUGH]
+    chosen_by = Evaluation(estimator, x[few], y[few], block, clip)
     told_by = Evaluation(estimator, x[parts.held_out], y[parts.held_out], block, clip)
     objective = _objective(estimator, ema_rate)
     trained = train_critic(
@@ -101,7 +132,7 @@ def mutual_information(
     found = told_by.report(trained.critic, chosen_by)
     notes = _notes(estimator, found.nats, len(x), len(parts.held_out), found.cap, found.carriers, trained)
     for note in notes:
-        warnings.warn(f"{estimator}: {note}", EstimateWarning, stacklevel=2)
+        warnings.warn(f"{estimator}: {note}", EstimateWarning, stacklevel=3)
     return MutualInformation(
         nats=found.nats,
         standard_error=found.standard_error,
@@ -115,7 +146,7 @@ def mutual_information(
         notes=notes,
         cap=found.cap,
         plug_in=found.plug_in,
-        critic=trained.critic,
+        critic=trained.critic if encoders is None else EncodedCritic(*encoders, trained.critic),
     )
 
 

@@ -50,7 +50,7 @@ class Evaluation:
             return torch.stack([info_nce(all_scores(critic, x, y).double()) for x, y in blocks])
 
     def validate(self, critic: nn.Module) -> tuple[float, float]:
-        """The value for the curve, and the one by which the training step is chosen (not the same for smile and mine)."""
+        """The value for the curve, and the one by which the training step is chosen (others for smile and mine)."""
         if self.estimator == "infonce":
             value = float(self.info_nce_blocks(critic).mean())
             return value, value

@@ -18,7 +18,7 @@ from biascope.seeds import derive, generator
 Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]  # a batch of pairs, in rows -> what to maximise
 Validate = Callable[[nn.Module], tuple[float, float]]  # the value for the curve, and the one by which to choose
 
-POINTS = 50  # values on the curve
+POINTS = 50  # values on the curve at most, or nearly
 CLIP = 10.0  # largest norm of a gradient: e^T can make a single batch outweigh everything
 
 
@@ -88,11 +88,11 @@ def train_critic(
     device = x.device
     rows = batches(len(x), min(batch_size, len(x)), generator(seed, "batches", device=device))
     optimizer = torch.optim.Adam(parameters, lr=lr) if steps else None
-    every = max(1, steps // POINTS)
+    every = max(1, steps // POINTS, min(8, steps // 10))
     curve: list[float] = []
     at: list[int] = []
     best, state, best_step = -math.inf, copy.deepcopy(critic.state_dict()), 0
-    with own_randomness(derive(seed, "dropout"), device), torch.inference_mode(False), torch.enable_grad():
+    with own_randomness(derive(seed, "dropout"), device), torch.enable_grad():
         for step in progress(range(1, steps + 1), "critic", leave=False):
             assert optimizer is not None
             index = next(rows)
