@@ -12,8 +12,8 @@ from biascope.curvature.kronecker import EigenPiece
 from biascope.curvature.sums import EigenSum
 from biascope.errors import InputError
 from biascope.optim.checks import check_decay
-from biascope.optim.optimizer import NaturalGradient, OptimiserOptions, Params
-from biascope.optim.preconditioner import Common, Curvature, Preconditioner, Step
+from biascope.optim.optimizer import NaturalGradient, Params
+from biascope.optim.preconditioner import Common, Curvature, Preconditioner, Shared, Step
 from biascope.optim.units import LayerUnit
 
 
@@ -65,12 +65,8 @@ class EKFACPreconditioner(Preconditioner):
         if on_refresh not in {"reset", "project"}:
             raise InputError(f"on_refresh={on_refresh!r}: reset or project")
         check_decay("decay", decay)
-        self.scalings, self.decay, self.rescale_by_batch, self.on_refresh = (
-            scalings,
-            decay,
-            rescale_by_batch,
-            on_refresh,
-        )
+        self.scalings, self.decay = scalings, decay
+        self.rescale_by_batch, self.on_refresh = rescale_by_batch, on_refresh
         super().__init__(
             model,
             damping_mode=damping_mode,
@@ -117,7 +113,7 @@ class EKFACPreconditioner(Preconditioner):
         return E.layout.unpack(E.rotate(E.rotate(E.layout.pack(G)) / s, back=True))
 
 
-class EKFACOptions(OptimiserOptions, total=False):
+class EKFACOptions(Shared, total=False):
     """Options of `EKFACPreconditioner` that `EKFAC` passes on."""
 
     damping_mode: Literal["plain", "deep"]

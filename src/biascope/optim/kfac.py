@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from biascope.curvature.kronecker import EigenPiece
-from biascope.optim.optimizer import NaturalGradient, OptimiserOptions, Params
-from biascope.optim.preconditioner import Common, Curvature, Preconditioner
+from biascope.optim.optimizer import NaturalGradient, Params
+from biascope.optim.preconditioner import Common, Curvature, Preconditioner, Shared
 from biascope.optim.units import LayerUnit
 
 
@@ -89,7 +89,7 @@ class KFACPreconditioner(Preconditioner):
         return kept[2], kept[3]
 
 
-class KFACOptions(OptimiserOptions, total=False):
+class KFACOptions(Shared, total=False):
     """Options of `KFACPreconditioner` that `KFAC` passes on."""
 
     damping_mode: Literal["factored", "exact"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,16 +23,6 @@ from biascope.optim.preconditioner import Preconditioner
 
 Params = Iterable[nn.Parameter] | Iterable[dict[str, Any]] | None
 Self = TypeVar("Self", bound="NaturalGradient")
-
-
-class OptimiserOptions(TypedDict, total=False):
-    """What `KFAC` and `EKFAC` pass on to their preconditioners alike."""
-
-    damping: float
-    sharing: Literal["expand", "reduce"]
-    sua: bool
-    loss_reduction: Literal["mean", "sum"]
-    grad_scaler: Any
 
 
 class NaturalGradient(Optimizer):

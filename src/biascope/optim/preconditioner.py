@@ -32,15 +32,20 @@ from biascope.optim.units import LayerUnit, find_units, layout_of
 Damping = Callable[[LayerUnit], float]
 
 
-class Common(TypedDict, total=False):
-    """Options that KFAC and EKFAC share, with the same defaults."""
+class Shared(TypedDict, total=False):
+    """Options that KFAC and EKFAC share, as optimisers and as preconditioners."""
 
     damping: float
     sharing: Literal["expand", "reduce"]
     sua: bool
     loss_reduction: Literal["mean", "sum"]
-    params: Collection[nn.Parameter] | None
     grad_scaler: Any
+
+
+class Common(Shared, total=False):
+    """Options that their preconditioners share."""
+
+    params: Collection[nn.Parameter] | None
     fallback: str
 
 
