@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -36,8 +36,15 @@ class Networks:
 
     def __getitem__(self, index: slice) -> Networks:
         """Some of the networks, without a copy."""
-        params = {name: value[index] for name, value in self.params.items()}
-        return Networks(self.template, params, {name: value[index] for name, value in self.buffers.items()})
+        return self._each(lambda value: value[index])
+
+    def to(self, device: torch.device | str) -> Networks:
+        """The same networks on another device, detached."""
+        return self._each(lambda value: value.detach().to(device))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Networks:
+        params, buffers = ({n: change(value) for n, value in part.items()} for part in (self.params, self.buffers))
+        return Networks(self.template, params, buffers)
 
     @property
     def device(self) -> torch.device:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -204,7 +204,7 @@ def train_ensemble(
         if test is not None:
             test_accuracy.append(accuracy(networks, *work.load(indices, test), precision=precision))
         if keep:
-            kept.append(_to(networks, torch.device("cpu")))
+            kept.append(networks.to("cpu"))
     return TrainedEnsemble(
         _concatenate(kept) if keep else None,
         torch.cat(losses) if len({len(row[0]) for row in losses}) == 1 else _padded(losses),
@@ -273,13 +273,6 @@ def accuracy(networks: Networks, x: Tensor, y: Tensor, precision: Precision = "f
     out = outputs(networks, x, per_network=True, precision=precision)
     guess = (out[..., 0] > 0).long() if out.shape[-1] == 1 else out.argmax(-1)
     return (guess == y.to(guess)).float().mean(1).cpu()
-
-
-def _to(networks: Networks, device: torch.device) -> Networks:
-    def move(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: value.detach().to(device) for name, value in values.items()}
-
-    return Networks(networks.template, move(networks.params), move(networks.buffers))
 
 
 def _concatenate(parts: list[Networks]) -> Networks:

@@ -22,7 +22,6 @@ from biascope.studies.invariance.charts import decide, percent, remark
 from biascope.studies.invariance.geometries import Geometry, initial_geometry
 from biascope.studies.invariance.networks import ISOTROPIC, factory, shape_of
 from biascope.studies.invariance.tasks import Lazy, Noise, circles_task
-from biascope.studies.invariance.training import move
 from biascope.studies.pictures import picture
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
@@ -93,7 +92,7 @@ def fig1(
                     precision=precision if cuda else "float32", engine=engine,  # type: ignore[arg-type]
                 )  # fmt: skip
                 assert done.networks is not None
-                logits = plane_logits(move(done.networks, run.device), axes, 1.4 * r[1])
+                logits = plane_logits(done.networks.to(run.device), axes, 1.4 * r[1])
                 return {"train": done.train_accuracy, "test": done.test_accuracy, "plane": logits.cpu()}
 
             found = run.cached(f"circles {net} {name}", one)

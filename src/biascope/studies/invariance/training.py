@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from biascope.ensembles import Factory, Networks, accuracy, record, train_ensemble
+from biascope.ensembles import Factory, accuracy, record, train_ensemble
 from biascope.ensembles.arithmetic import Precision
 from biascope.ensembles.train import Schedule, TrainEngine
 from biascope.seeds import derive
@@ -70,7 +70,7 @@ def train_tasks(
         options["engine"] = done.engine  # timed once, not for every piece
         columns = [done.test_accuracy]
         if done.networks is not None:
-            networks = move(done.networks, run.device)
+            networks = done.networks.to(run.device)
             for more in tests[1:]:
                 found = []
                 for i in range(stop - start):
@@ -82,9 +82,3 @@ def train_tasks(
     made = [run.cached(f"{key} {start}", lambda start=start: piece(start)) for start in range(0, len(tasks), chunk)]  # type: ignore[misc]
     train, test = (torch.cat([torch.as_tensor(each[part]) for each in made]) for part in ("train", "test"))
     return Accuracies(train, test)
-
-
-def move(networks: Networks, device: torch.device | str) -> Networks:
-    """Stacked networks on another device."""
-    params = {name: value.to(device) for name, value in networks.params.items()}
-    return Networks(networks.template, params, {name: value.to(device) for name, value in networks.buffers.items()})

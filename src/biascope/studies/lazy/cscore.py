@@ -102,17 +102,13 @@ def c_scores(
         raise InputError(f"sizes={tuple(sizes)} of {n} examples must leave at least one in and one out; repeats >= 1")
     right = torch.zeros(len(counts), n, dtype=torch.float64)
     votes = torch.zeros(len(counts), n, dtype=torch.float64)
+    where = torch.device(device or "cpu")
     for k, count in enumerate(counts):
         subsets = Subsets(x, y, count, repeats, derive(seed, "subsets", k))
         done = train_ensemble(factory, subsets, seed=derive(seed, "networks", k), device=device, **training)
         assert done.networks is not None
         for r in range(repeats):
-            one = done.networks[r : r + 1]
-            where = torch.device(device or "cpu")
-            moved = type(one)(
-                one.template, *({k: t.to(where) for k, t in s.items()} for s in (one.params, one.buffers))
-            )
-            out = outputs(moved, x.to(where), engine="loop")[0]
+            out = outputs(done.networks[r : r + 1].to(where), x.to(where), engine="loop")[0]
             guess = (out[:, 0] > 0).long() if out.shape[1] == 1 else out.argmax(1)
             held = torch.ones(n, dtype=torch.bool)
             held[subsets.chosen(r)] = False

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from biascope.data import channel_stats, load
 from biascope.data.vision import CIFAR10_MEAN, CIFAR10_STD
-from biascope.ensembles import Networks, accuracy, record, train_ensemble
+from biascope.ensembles import accuracy, record, train_ensemble
 from biascope.seeds import derive, generator
 from biascope.studies.nad.directional import SMALL, resolve_precision
 from biascope.studies.runs import Run, Value
@@ -107,11 +107,7 @@ def train_on_images(
         )
         assert done.networks is not None
         run.log(piece=name, seconds=done.seconds, engine=done.engine)
-        params, buffers = (
-            {key: value.to(run.device) for key, value in part.items()}
-            for part in (done.networks.params, done.networks.buffers)
-        )
-        trained = Networks(done.networks.template, params, buffers)
+        trained = done.networks.to(run.device)
         found: dict[str, Value] = {"train": float(done.train_accuracy)}
         return found | {key: float(accuracy(trained, x[None], y[None])) for key, (x, y) in tests().items()}
 
