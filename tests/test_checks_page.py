@@ -46,6 +46,7 @@ def test_every_check_has_a_row() -> None:
         ),
         ("Weight space and function space, part E", [f"E{i}" for i in range(1, 12)]),
         ("Spectral bias and tangent feature alignment", [str(i) for i in range(1, 36)]),
+        ("Mutual information", [str(i) for i in range(36, 45)]),
         ("Linearization, EKFAC, lazy and hasty training", [str(i) for i in range(1, 37)]),
     ):
         assert set(wanted) <= rows(heading), set(wanted) - rows(heading)
