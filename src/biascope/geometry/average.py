@@ -6,22 +6,19 @@ G with GELU and a small probe_std (1e-3 to 1e-5), which measures the network lin
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from biascope.ensembles import Factory, Initialiser, Networks, input_gradients, record
 from biascope.ensembles.evaluate import Scalarise
-from biascope.errors import CorruptError, InputError, UnsupportedError
+from biascope.errors import InputError, UnsupportedError
+from biascope.geometry import files
 from biascope.geometry.few_passes import few_passes
 from biascope.geometry.measures import Comparison, compare
 from biascope.geometry.moments import BlockMoments, blocks_for
@@ -128,27 +125,14 @@ class AverageGeometry:
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, whole or not at all."""
-        path = Path(path)
-        about = {name: getattr(self, name) for name in _PLAIN}
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            save_file({"matrix": self.matrix.contiguous()}, temporary, {"geometry": json.dumps(about)})
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        files.write(path, "geometry", {"matrix": self.matrix}, {name: getattr(self, name) for name in _PLAIN})
 
     @classmethod
     def load(cls, path: str | Path) -> AverageGeometry:
         """Read what `save` wrote."""
-        try:
-            with safe_open(path, framework="pt", device="cpu") as file:
-                matrix = file.get_tensor("matrix")
-                about = json.loads((file.metadata() or {})["geometry"])
-        except FileNotFoundError as error:
-            raise InputError(f"there is no file {path}") from error
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
-            raise CorruptError(f"{path} does not hold an average geometry ({error})") from error
-        return cls(Dense(matrix, symmetric=True), matrix, **{**about, "input_shape": tuple(about["input_shape"])})
+        tensors, about = files.read(path, "geometry", "an average geometry")
+        matrix, shape = tensors["matrix"], tuple(about.pop("input_shape"))
+        return cls(Dense(matrix, symmetric=True), matrix, shape, **about)
 
 
 _PLAIN = ("input_shape", "n_networks", "n_probes", "seed", "relative_error", "kind")

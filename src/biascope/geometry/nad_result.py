@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from biascope.errors import CorruptError, InputError, UnsupportedError
+from biascope.errors import InputError, UnsupportedError
+from biascope.geometry import files
 from biascope.linalg import MarchenkoPastur, marchenko_pastur, principal_angles, subspace_overlap
 from biascope.tables import facts, grid, number
 
@@ -134,32 +131,15 @@ class NADs:
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, whole or not at all."""
-        path = Path(path)
-        tensors = {
-            name: getattr(self, name).detach().cpu().contiguous()
-            for name in ("directions", "eigenvalues", "standard_errors")
-        }
-        about = {name: getattr(self, name) for name in _PLAIN} | {"stability": list(map(list, self.stability))}
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            save_file(tensors, temporary, {"nads": json.dumps(about)})
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        tensors = {name: getattr(self, name) for name in ("directions", "eigenvalues", "standard_errors")}
+        files.write(path, "nads", tensors, {name: getattr(self, name) for name in _PLAIN})
 
     @classmethod
     def load(cls, path: str | Path) -> NADs:
         """Read what `save` wrote."""
-        try:
-            with safe_open(path, framework="pt", device="cpu") as file:
-                tensors = {name: file.get_tensor(name) for name in ("directions", "eigenvalues", "standard_errors")}
-                about = json.loads((file.metadata() or {})["nads"])
-        except FileNotFoundError as error:
-            raise InputError(f"there is no file {path}") from error
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
-            raise CorruptError(f"{path} does not hold NADs ({error})") from error
+        tensors, about = files.read(path, "nads", "NADs")
         about["stability"] = tuple((int(n), float(value)) for n, value in about["stability"])
         return cls(**tensors, **about)
 
 
-_PLAIN = ("trace", "n_networks", "seed", "method", "step", "head", "stability_k", "fallback")
+_PLAIN = ("trace", "n_networks", "seed", "method", "step", "head", "stability", "stability_k", "fallback")
