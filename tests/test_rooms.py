@@ -30,6 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "ensembles": CORE,
     "geometry": CORE | {"ensembles", "kernels"},
     **dict.fromkeys(USES, CORE | SPACES),
+    "fields": CORE | SPACES | {"nets", "data"},  # coordinate networks are built there
     "information": CORE | SPACES | {"data"},  # its problems are drawn there
     "studies": CORE | SPACES | USES | {"nets", "data"},
     "reports": CORE | SPACES | USES | {"nets", "data", "studies"},

@@ -1,0 +1,248 @@
+"""Which frequencies a coordinate network can hold at all (theorem 5.1), which it cannot, and which it folds.
+
+A network with L layers and polynomial activations of degree K, behind sines of frequencies Omega_t, is a sum of sines
+with frequencies in
+
+    H = { sum_t s_t Omega_t : s_t whole, sum_t |s_t| <= K^(L-1) },
+
+zero included. L counts linear layers, so that K^(L-1) is the degree of the network as a polynomial of its features.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from biascope.errors import InputError
+from biascope.fields.encoding import frequencies_of
+from biascope.fields.grids import coordinates
+from biascope.tables import facts
+
+MOST = 5_000_000  # integer vectors that are listed
+CLOSE = 1e-9  # frequencies nearer than this, relative to the largest, are one
+
+
+@dataclass(frozen=True)
+class HarmonicSupport:
+    """H: frequencies [m, d], one of every pair +-w (a sine has both), in order; zero included.
+
+    orders [m]: the smallest sum |s_t| that reaches a frequency. multiplicities [m]: in how many ways, that is by how
+    many integer vectors s of the ball.
+    """
+
+    frequencies: Tensor = field(repr=False)
+    orders: Tensor = field(repr=False)
+    multiplicities: Tensor = field(repr=False)
+    order: int
+
+    def __len__(self) -> int:
+        return len(self.frequencies)
+
+    def _repr_html_(self) -> str:
+        """How many frequencies, and the highest, for notebooks."""
+        rows = {"frequencies": len(self), "largest order": self.order}
+        return facts("Harmonic support", {**rows, "highest": float(self.frequencies.norm(dim=1).max())})
+
+
+def harmonic_support(frequencies: Tensor | nn.Module, degree: int, layers: int) -> HarmonicSupport:
+    """The harmonics that K^(L-1) allows, by listing integer vectors: for few frequencies and small orders.
+
+    Args:
+        frequencies: Omega [T] or [T, d] in cycles per unit, or a network (`FFN`, `SIREN`) whose first layer has them.
+        degree: K of the activation. For ReLU or sine, the degree of a polynomial that is close to it; what is left out
+            then is not zero, see `spectrum_leakage`.
+        layers: L, linear layers behind the sines.
+
+    Example:
+        >>> harmonic_support(torch.tensor([3.0, 10.0]), degree=2, layers=2).frequencies.flatten().tolist()
+        [0.0, 3.0, 6.0, 7.0, 10.0, 13.0, 20.0]
+    """
+    if degree < 1 or layers < 1:
+        raise InputError(f"degree={degree} and layers={layers} must be at least 1")
+    B = frequencies_of(frequencies)
+    order = degree ** (layers - 1)
+    s = integer_ball(len(B), order)
+    w = s.double() @ B
+    keys, sign = canonical(w)
+    _, start, index = np.unique(keys.numpy(), axis=0, return_index=True, return_inverse=True)
+    first, group = torch.from_numpy(start), torch.from_numpy(index.reshape(-1))
+    m = len(first)
+    smallest = torch.full((m,), order).scatter_reduce_(0, group, s.abs().sum(1), "amin")
+    ways = torch.bincount(group, minlength=m)
+    found = (w * sign[:, None])[first]
+    ways = torch.where(found.abs().amax(1) > CLOSE * B.abs().max(), ways // 2, ways)  # +w and -w fell together
+    return HarmonicSupport(found + 0.0, smallest, ways, order)
+
+
+def missing_bins(frequencies: Tensor | nn.Module, degree: int, layers: int, n: int, extent: float = 1.0) -> Tensor:
+    """DFT bins [n, ..., n] of an n^d grid over a box of side `extent` that no harmonic falls on.
+
+    What a signal has there no training can fit. Harmonics above n / 2 are folded, as sampling does.
+
+    Example:
+        >>> missing_bins(torch.tensor([1.0]), degree=4, layers=2, n=8, extent=2.0)  # odd bins
+        tensor([False,  True, False,  True, False,  True, False,  True])
+    """
+    support = harmonic_support(frequencies, degree, layers).frequencies * extent
+    bins = support.round()
+    if not bool((support - bins).abs().max() < 1e-6):
+        bad = support[(support - bins).abs().amax(1).argmax()] / extent
+        raise InputError(
+            f"the harmonic {bad.tolist()} does not fall on a bin of a box of side {extent:g}: its energy spreads over "
+            "all bins; give an extent that holds whole periods"
+        )
+    missing = torch.ones((n,) * bins.shape[1], dtype=torch.bool)
+    for sign in (1, -1):
+        missing[tuple((sign * bins.long() % n).T)] = False
+    return missing
+
+
+def spectrum_leakage(
+    f: Callable[[Tensor], Tensor],
+    frequencies: Tensor | nn.Module,
+    degree: int,
+    layers: int,
+    n: int,
+    extent: float = 1.0,
+) -> float:
+    """Share of a network's energy outside H, from its DFT on n^d points of a box of side `extent`.
+
+    Rounding for a polynomial of that degree; for other activations, what the degree leaves out. The mean counts.
+
+    Args:
+        f: coordinates [..., d] -> [..., c] (or [...]): a network in float64 for energies below 1e-13.
+        frequencies: Omega [T] or [T, d], or a network.
+        degree: K.
+        layers: L.
+        n: samples per axis; more than twice the highest harmonic, otherwise it is folded.
+        extent: side of the box; it must hold whole periods of all frequencies.
+
+    Example:
+        >>> spectrum_leakage(lambda r: torch.cos(2 * torch.pi * 3 * r) ** 2, torch.tensor([3.0]), 2, 2, n=32) < 1e-25
+        True
+    """
+    missing = missing_bins(frequencies, degree, layers, n, extent)
+    d = missing.dim()
+    with torch.no_grad():
+        values = f(coordinates((n,) * d, 0.0, extent, dtype=_dtype(f)))
+    if tuple(values.shape[:d]) != tuple(missing.shape):
+        raise InputError(f"f gave shape {list(values.shape)} on a grid {list(missing.shape)}; it must begin so")
+    power = (
+        torch.fft.fftn(values.double().cpu().reshape(*missing.shape, -1), dim=tuple(range(d))).abs().square().sum(-1)
+    )
+    if not float(power.sum()) > 0:
+        raise InputError("f is zero on the grid: it has no energy")
+    return float(power[missing].sum() / power.sum())
+
+
+@dataclass(frozen=True)
+class NyquistCheck:
+    """Which frequencies a sampling can tell apart.
+
+    frequencies [T, d]; rate, samples per unit; above [T], those beyond rate / 2 in any coordinate; aliases [T, d], the
+    frequency below that which takes the same values on the samples; reach, the highest harmonic of the given order.
+    """
+
+    frequencies: Tensor = field(repr=False)
+    rate: float
+    above: Tensor = field(repr=False)
+    aliases: Tensor = field(repr=False)
+    reach: float
+
+    @property
+    def share(self) -> float:
+        """Share of the frequencies that are folded."""
+        return float(self.above.double().mean())
+
+    @property
+    def safe(self) -> bool:
+        """Whether no harmonic of the given order can be folded."""
+        return self.reach <= self.rate / 2
+
+    def _repr_html_(self) -> str:
+        """Share of folded frequencies and the highest harmonic, for notebooks."""
+        rows: dict[str, object] = {"Nyquist frequency": self.rate / 2, "initial frequencies above it": self.share}
+        return facts("Nyquist check", {**rows, "highest harmonic": self.reach})
+
+
+def nyquist_check(frequencies: Tensor | nn.Module, rate: float, order: int = 1) -> NyquistCheck:
+    """Whether initial frequencies, and their harmonics up to an order, are below half the sampling rate.
+
+    What is above it fits the samples as well as its alias does, and shows between them (section 5.3.2).
+
+    Args:
+        frequencies: [T] or [T, d] in cycles per unit, or a network. SIREN's are w0 W_0 / (2 pi), so at most
+            w0 / (2 pi d) at initialisation.
+        rate: samples per unit of the coordinates: n / 2 for n samples on [-1, 1).
+        order: of the harmonics that count for `reach`; K^(L-1), or a few for sines.
+
+    Example:
+        >>> found = nyquist_check(torch.tensor([23.0, 105.0]), rate=128.0)
+        >>> found.above.tolist(), found.aliases.flatten().tolist()
+        ([False, True], [23.0, -23.0])
+    """
+    if not rate > 0 or order < 1:
+        raise InputError(f"rate={rate:g} must be positive and order={order} at least 1")
+    B = frequencies_of(frequencies)
+    above = (B.abs() > rate / 2).any(1)
+    return NyquistCheck(B, float(rate), above, B - rate * torch.round(B / rate), order * float(B.abs().max()))
+
+
+# ---------------------------------------------------------------------------------------------------------- integers
+
+
+def integer_ball(T: int, radius: int) -> Tensor:
+    """All integer vectors of T entries with sum |s_t| <= radius: [m, T].
+
+    Example:
+        >>> integer_ball(2, 1).tolist()
+        [[-1, 0], [0, -1], [0, 0], [0, 1], [1, 0]]
+    """
+    count = sum(2**i * math.comb(T, i) * math.comb(radius, i) for i in range(min(T, radius) + 1))
+    if count > MOST:
+        raise InputError(
+            f"{T} frequencies and harmonics up to order {radius} are {count:,} combinations, more than {MOST:,}: "
+            "use fewer frequencies, layers or a smaller degree"
+        )
+    s, used = torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, dtype=torch.long)
+    for _ in range(T):
+        parts = []
+        for v in range(-radius, radius + 1):
+            keep = used + abs(v) <= radius
+            parts.append(torch.cat([s[keep], torch.full((int(keep.sum()), 1), v)], 1))
+        s = torch.cat(parts)
+        used = s.abs().sum(1)
+    order = np.lexsort(s.flip(1).T.numpy())
+    return s[torch.from_numpy(order)]
+
+
+def canonical(w: Tensor, scale: float | None = None) -> tuple[Tensor, Tensor]:
+    """Whole numbers [m, d] that are equal where frequencies [m, d] are equal up to sign and rounding; the signs [m].
+
+    The sign makes the first entry that is not zero positive.
+
+    Example:
+        >>> canonical(torch.tensor([[-2.0], [2.0]], dtype=torch.float64))[1].tolist()
+        [-1.0, 1.0]
+    """
+    step = CLOSE * (float(w.abs().max()) if scale is None else scale) or 1.0
+    sign = torch.zeros(len(w), dtype=w.dtype)
+    for column in w.T:
+        sign = torch.where(sign == 0, torch.where(column.abs() > step, column.sign(), 0.0), sign)
+    sign = torch.where(sign == 0, 1.0, sign)
+    # the offset keeps simple fractions away from the half-way points of the rounding
+    return (w * sign[:, None] / step + 1 / math.pi).round().long(), sign
+
+
+def _dtype(f: Any) -> torch.dtype:
+    return (
+        next(iter(f.parameters())).dtype
+        if isinstance(f, nn.Module) and any(True for _ in f.parameters())
+        else torch.float64
+    )
