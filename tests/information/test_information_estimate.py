@@ -62,6 +62,17 @@ def test_the_optimal_critic_without_training(problem: Problem, estimator: str) -
         assert found.plug_in >= found.nats
 
 
+@pytest.mark.parametrize("estimator", ["mine", "infonce"])
+def test_standard_errors_are_the_spread_over_data_sets(estimator: str) -> None:
+    problem = gaussian_problem(2, 0.7)
+    given = {"critic": Optimal(problem), "steps": 0, "batch_size": 50}
+    found = [mutual_information(*problem.sample(1200, seed), estimator, **given) for seed in range(60)]  # type: ignore[arg-type]
+    nats = torch.tensor([f.nats for f in found])
+    told = torch.tensor([f.standard_error for f in found]).square().mean().sqrt()
+    assert 0.7 < float(told / nats.std()) < 1.4  # the spread itself is known to 9 %
+    assert float(nats.mean()) < problem.nats + 3 * float(nats.std()) / math.sqrt(60)  # a lower bound in expectation
+
+
 @pytest.mark.parametrize("estimator", NEURAL)
 def test_trained_on_correlated_gaussians(estimator: str) -> None:
     problem = gaussian_problem(1, 0.8)

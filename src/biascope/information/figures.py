@@ -21,12 +21,15 @@ def plot_estimate(found: MutualInformation, ax: Any = None) -> Any:
     if len(found.curve):
         ax.plot(found.steps.cpu(), found.curve.cpu(), color=BLUE, label="validation")
         ax.set_xlabel("training step")
+        top = max(float(found.curve.max()), found.nats)
+        if float(found.curve.min()) < top - 10:  # a critic that overfits falls without end
+            ax.set_ylim(top - 10, top + 1)
     else:  # nothing was trained: the number alone
         ax.set_xticks([])
     ax.axhline(found.nats, color=ORANGE, label=found.estimator)
     band = 2 * found.standard_error
     ax.axhspan(found.nats - band, found.nats + band, color=ORANGE, alpha=0.2, linewidth=0)
-    if found.cap is not None:
+    if found.cap is not None and found.nats > found.cap / 2:
         ax.axhline(found.cap, color=GREY, linestyle="--", label="cap")
     ax.set_ylabel("mutual information (nats)")
     ax.legend(frameon=False)
