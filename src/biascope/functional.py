@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import torch
@@ -53,8 +54,8 @@ class Functional:
 
     def to(self, dtype: torch.dtype) -> Functional:
         """Return the same function with parameters and floating-point buffers in another precision."""
-        cast = {k: v.to(dtype) if v.is_floating_point() else v for k, v in self.frozen.items()}
-        params = {k: v.to(dtype) for k, v in self.params.items()}
+        cast = {k: v.to(dtype) if v.is_floating_point() and v.dtype != dtype else v for k, v in self.frozen.items()}
+        params = {k: v if v.dtype == dtype else v.to(dtype) for k, v in self.params.items()}
         return Functional(self.module, params, cast, self.output, dtype, self.device)
 
     def prepare(self, inputs: Inputs) -> Inputs:
@@ -273,7 +274,7 @@ def check_inputs(inputs: Any, what: str = "x") -> Inputs:
             raise InputError(f"{name} is empty: shape {list(t.shape)} has no example")
         if t.is_complex():
             raise UnsupportedError(f"{name} is complex; only real inputs are supported")
-        if t.is_floating_point() and t.numel() and not bool(torch.stack(torch.aminmax(t)).isfinite().all()):
+        if t.is_floating_point() and t.numel() and not all(map(isfinite, torch.stack(torch.aminmax(t)).tolist())):
             bad = int((~torch.isfinite(t.reshape(t.shape[0], -1)).all(1)).nonzero()[0])
             raise InputError(f"{name} has a NaN or infinity, first in example {bad}")
     checked: Inputs = inputs
