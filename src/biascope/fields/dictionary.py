@@ -1,0 +1,198 @@
+"""A network as a dictionary: its atoms are the eigenfunctions of the tangent kernel on a grid (section 5.4).
+
+What has its energy in the leading atoms is learned in few steps and from few samples. The energy of signals f_nu in
+atoms whose eigenvalue is at least lam times the largest is
+
+    E(lam) = 1/n sum_nu  sum_{rho: lambda_rho >= lam lambda_1} <phi_rho, f_nu>^2 / ||f_nu||^2.
+
+Errata: Eq. 5.14 prints |<f, f>|^2, the fourth power of the norm, in the denominator; with the squared norm E tends
+to 1. And complexity falls with the alignment alpha (the text says that it grows).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from biascope.errors import InputError
+from biascope.kernels import ntk
+from biascope.linalg import effective_rank
+from biascope.tables import facts, grid, number, several
+
+THRESHOLDS = tuple(10.0**-k for k in range(11))  # the axis of Fig. 5.5, 1 down to 1e-10
+
+
+@dataclass(frozen=True)
+class Energy:
+    """E(lam) of signals: thresholds [q], shares [n, q] per signal; standard errors are over signals."""
+
+    thresholds: Tensor = field(repr=False)
+    shares: Tensor = field(repr=False)
+
+    @property
+    def mean(self) -> Tensor:
+        """E(lam) [q]."""
+        return self.shares.mean(0)
+
+    @property
+    def standard_error(self) -> Tensor:
+        """Of the mean, [q]; NaN for one signal."""
+        n = len(self.shares)
+        return self.shares.std(0) / math.sqrt(n) if n > 1 else torch.full_like(self.thresholds, math.nan)
+
+    @property
+    def area(self) -> float:
+        """Area under E over log10 lam, as a share of the whole: 1 if all energy is in the first atoms."""
+        x = self.thresholds.log10()
+        if len(x) < 2 or not bool(x.isfinite().all()):
+            raise InputError("an area needs at least two thresholds above 0")
+        return float(torch.trapezoid(self.mean, x) / (x[-1] - x[0]))
+
+    def plot(self, ax: Any = None) -> Any:
+        """E against lam on a logarithmic axis; returns the figure."""
+        from biascope.fields.figures import plot_energy
+
+        return plot_energy({"": self}, ax)
+
+    def _repr_html_(self) -> str:
+        """E at every threshold, for notebooks."""
+        cells = zip(self.thresholds.tolist(), self.mean.tolist(), self.standard_error.tolist())
+        return grid(
+            f"Energy of {len(self.shares)} signals", ["lambda / largest", "E"], [(t, number(m, s)) for t, m, s in cells]
+        )
+
+
+@dataclass(frozen=True)
+class Dictionary:
+    """Atoms of a network on a grid: values [k], largest first; atoms [N, k], orthonormal columns; grid, N = prod."""
+
+    values: Tensor = field(repr=False)
+    atoms: Tensor = field(repr=False)
+    grid: tuple[int, ...]
+
+    def images(self) -> Tensor:
+        """The atoms as signals [k, *grid] (unit sum of squares; signs are arbitrary)."""
+        return self.atoms.T.reshape(-1, *self.grid)
+
+    def coefficients(self, signals: Tensor) -> Tensor:
+        """<phi_rho, f_nu>, sums over the grid: [n, k] for signals [n, *grid] (or one [*grid], then n = 1)."""
+        return self.rows(signals) @ self.atoms
+
+    def energy(
+        self, signals: Tensor, thresholds: Sequence[float] | Tensor = THRESHOLDS, *, center: bool = True
+    ) -> Energy:
+        """E(lam) of signals [n, *grid] (or one [*grid]); their means are taken out first if `center`, as in the paper.
+
+        Thresholds are relative to the largest eigenvalue; 0 takes all atoms held, and E(0) = 1 if these are all.
+        """
+        rows = self.rows(signals)
+        if center:
+            rows = rows - rows.mean(1, keepdim=True)
+        total = rows.square().sum(1)
+        if not bool((total > 0).all()):
+            bad = int((total <= 0).nonzero()[0])
+            raise InputError(f"signal {bad} is {'constant' if center else 'zero'}: it has no energy")
+        lam = torch.as_tensor(thresholds, dtype=torch.float64).flatten()
+        inside = (self.values >= lam[:, None] * self.values[0]).double()  # [q, k]
+        shares = (rows @ self.atoms).square() @ inside.T / total[:, None]
+        return Energy(lam, shares)
+
+    def centroids(self) -> Tensor:
+        """Mean frequency [k] of every atom, |frequency| weighted by power, in cycles over the grid."""
+        axes = tuple(range(1, len(self.grid) + 1))
+        power = torch.fft.fftn(self.images(), dim=axes).abs().square()
+        radius = torch.zeros(self.grid, dtype=torch.float64)
+        for axis, n in enumerate(self.grid):
+            f = torch.fft.fftfreq(n, 1 / n, dtype=torch.float64)
+            radius = radius + f.square().reshape([-1 if a == axis else 1 for a in range(len(self.grid))])
+        moment: Tensor = (power * radius.sqrt()).flatten(1).sum(1)
+        centroids: Tensor = moment / power.flatten(1).sum(1)
+        return centroids
+
+    def effective_rank(self) -> float:
+        """How many atoms share the kernel's trace: exp(entropy of the eigenvalues)."""
+        return effective_rank(self.values)
+
+    def plot(self, count: int = 8) -> Any:
+        """The first atoms as curves or images; returns the figure."""
+        from biascope.fields.figures import plot_atoms
+
+        return plot_atoms(self, count)
+
+    def _repr_html_(self) -> str:
+        """Size and head of the spectrum, for notebooks."""
+        rows = {"atoms": len(self.values), "grid": " x ".join(map(str, self.grid))}
+        return facts("Dictionary", {**rows, "leading eigenvalues": several(self.values)})
+
+    def rows(self, signals: Tensor) -> Tensor:
+        """Signals [n, *grid], or one [*grid], as rows [n, N] in float64."""
+        one = tuple(signals.shape) == self.grid
+        if not one and tuple(signals.shape[1:]) != self.grid:
+            raise InputError(f"signals have shape {list(signals.shape)}; give [n, *grid] with grid {list(self.grid)}")
+        if not bool(torch.isfinite(signals).all()):
+            raise InputError("signals has a NaN or infinity")
+        return signals.detach().double().cpu().reshape(1 if one else len(signals), -1)
+
+
+def dictionary(
+    model: nn.Module,
+    r: Tensor,
+    k: int | None = None,
+    *,
+    output: int = 0,
+    precision: str = "float64",
+    **options: Any,
+) -> Dictionary:
+    """Eigenfunctions of a network's tangent kernel on a grid, as atoms.
+
+    Args:
+        model: [..., d] -> [..., c].
+        r: coordinates [*grid, d]. The kernel is a matrix of all pairs: 64 x 64 points are 134 MB in float64.
+        k: how many atoms; None for all. (The paper keeps 2,000 of 4,096, the energy beyond then never arrives.)
+        output: which output, for a network with several; one at a time, as in the paper.
+        precision: of `bs.ntk`; the tail of the spectrum below 1e-7 needs float64.
+        options: of `bs.ntk`, such as params or max_memory.
+
+    Example:
+        >>> from biascope.fields import coordinates
+        >>> from biascope.nets import build
+        >>> found = dictionary(build("siren", seed=0, hidden=(16, 16)), coordinates((4, 4)))
+        >>> found.images().shape, bool(found.energy(torch.rand(3, 4, 4), [0.0]).mean > 0.999)
+        (torch.Size([16, 4, 4]), True)
+    """
+    if r.dim() < 2:
+        raise InputError(f"coordinates have shape {list(r.shape)}; give [*grid, d], see fields.coordinates")
+    shape = tuple(r.shape[:-1])
+    K = ntk(model, r.reshape(-1, r.shape[-1]), outputs=output, precision=precision, **options)
+    found = K.eigh(k)
+    return Dictionary(found.values.double().cpu(), found.vectors.double().cpu(), shape)
+
+
+def mutual_coherence(A: Tensor, B: Tensor | None = None) -> float:
+    """Largest |<a_i, b_j>| of unit columns of A [N, k] and B [N, l]; of one dictionary, between different columns.
+
+    Two orthonormal bases of N dimensions: from 1 / sqrt(N) (a delta basis and a Fourier basis) to 1 (a shared atom).
+
+    Example:
+        >>> mutual_coherence(torch.eye(4), torch.ones(4, 1)), mutual_coherence(torch.eye(4))
+        (0.5, 0.0)
+    """
+    if A.dim() != 2 or (B is not None and (B.dim() != 2 or len(B) != len(A))):
+        raise InputError(
+            f"atoms are columns: A [N, k] and B [N, l], not {[list(M.shape) for M in (A, B) if M is not None]}"
+        )
+    P = A.double() / A.double().norm(dim=0)
+    Q = P if B is None else B.double() / B.double().norm(dim=0)
+    inner = (P.T @ Q).abs()
+    if not bool(inner.isfinite().all()):
+        raise InputError("an atom is zero or not finite: it has no direction")
+    if B is None:
+        if A.shape[1] < 2:
+            raise InputError("one atom has nothing to be coherent with")
+        inner.fill_diagonal_(0.0)
+    return float(inner.max())

@@ -1,0 +1,66 @@
+"""Pictures of dictionaries (matplotlib, imported only when a picture is asked for)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from biascope.errors import InputError
+
+if TYPE_CHECKING:
+    from biascope.fields.dictionary import Dictionary, Energy
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # told apart by everybody
+
+
+def plot_energy(curves: Mapping[str, Energy], ax: Any = None) -> Any:
+    """E against the relative eigenvalue for several dictionaries, with bands of one standard error."""
+    plt = _pyplot()
+    if ax is None:
+        _, ax = plt.subplots(figsize=(3.6, 2.8), layout="constrained")
+    for k, (name, energy) in enumerate(curves.items()):
+        x, y, error = energy.thresholds.numpy(), energy.mean.numpy(), energy.standard_error.numpy()
+        ax.plot(x, y, color=COLOURS[k % len(COLOURS)], label=name or None)
+        if len(energy.shares) > 1:
+            ax.fill_between(x, y - error, y + error, color=COLOURS[k % len(COLOURS)], alpha=0.2, linewidth=0)
+    ax.set_xscale("log")
+    ax.invert_xaxis()
+    ax.set_ylim(0, 1.02)
+    ax.set_xlabel(r"eigenvalue $\lambda / \lambda_1$, at least")
+    ax.set_ylabel(r"energy $E(\lambda)$")
+    if any(curves):
+        ax.legend(frameon=False, fontsize="small")
+    return ax.figure
+
+
+def plot_atoms(found: Dictionary, count: int = 8) -> Any:
+    """The first atoms of a dictionary of curves or images, with their eigenvalues."""
+    plt = _pyplot()
+    if len(found.grid) > 2:
+        raise InputError(f"atoms on a grid {list(found.grid)} have no picture: plot slices of found.images()")
+    count = min(count, len(found.values))
+    columns = min(4, count)
+    rows = math.ceil(count / columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(1.3 * columns, 1.45 * rows), layout="constrained", squeeze=False
+    )
+    for k, ax in enumerate(axes.flat):
+        ax.axis("off")
+        if k < count:
+            image = found.images()[k].numpy()
+            if len(found.grid) == 1:
+                ax.plot(image, color=COLOURS[0], linewidth=0.9)
+            else:
+                top = abs(image).max()
+                ax.imshow(image, cmap="RdBu_r", vmin=-top, vmax=top, interpolation="nearest")
+            ax.set_title(f"{k + 1}: {float(found.values[k] / found.values[0]):.2g}", fontsize="small")
+    return figure
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError('plots need matplotlib: pip install "biascope[plot]"') from error
+    return plt
