@@ -66,3 +66,47 @@ class _On:
     def dim(self) -> int:
         """As the tensor's."""
         return self._t.dim()
+
+
+REPRESENTATIONS = ("dense", "diagonal", "block", "quasidiagonal", "kfac", "ekfac", "lowrank", "implicit", "mixed")
+ASKS = {"ntk": lambda net, x: bs.ntk(net, x).tensor, "jacobian": lambda net, x: bs.Jacobian(net, x).to_dense()} | {
+    name: lambda net, x, name=name: bs.fisher(net, x, representation=name) @ torch.ones(26) for name in REPRESENTATIONS
+}
+
+
+@pytest.fixture
+def net() -> nn.Module:
+    made = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    rng = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in made.parameters():
+            p.copy_(torch.randn(p.shape, generator=rng))
+    return made
+
+
+@pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
+def test_derivatives_do_not_depend_on_no_grad(ask, net: nn.Module) -> None:
+    with torch.no_grad():
+        within = ask(net, X)
+    torch.testing.assert_close(within, ask(net, X), rtol=0, atol=0)
+    assert within.abs().max() > 0
+
+
+@pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
+def test_inference_mode_is_refused_by_name(ask, net: nn.Module) -> None:
+    with torch.inference_mode(), pytest.raises(InputError, match=r"inference_mode is on.*no_grad"):
+        ask(net, X)
+
+
+@pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
+def test_inputs_made_in_inference_mode_serve(ask, net: nn.Module) -> None:
+    with torch.inference_mode():
+        x = X + 0
+    torch.testing.assert_close(ask(net, x), ask(net, X), rtol=0, atol=0)
+
+
+def test_parameters_made_in_inference_mode_are_refused() -> None:
+    with torch.inference_mode():
+        made = nn.Linear(3, 2)
+    with pytest.raises(InputError, match=r"parameter 'weight' was made under torch\.inference_mode"):
+        bs.ntk(made, X)

@@ -91,11 +91,18 @@ def functional(
     if not isinstance(module, nn.Module):
         raise InputError(f"expected an nn.Module, got {type(module).__name__}; wrap a function in a module first")
     module = getattr(module, "_orig_mod", module)  # a compiled module hides the original one here
+    if torch.is_inference_mode_enabled():
+        raise InputError("torch.inference_mode is on: nothing can be differentiated in it. Use torch.no_grad instead")
     refuse_batch_dependence(module)
     named = dict(module.named_parameters())
     if not named:
         raise InputError(f"{type(module).__name__} has no parameters: there is nothing to differentiate")
     for name, p in named.items():
+        if p.is_inference():
+            raise InputError(
+                f"parameter '{name}' was made under torch.inference_mode and cannot be differentiated: build the model "
+                "outside of it"
+            )
         if not p.is_floating_point():
             raise UnsupportedError(
                 f"parameter '{name}' is {p.dtype}: only real floating-point parameters are supported"
@@ -277,7 +284,7 @@ def check_inputs(inputs: Any, what: str = "x") -> Inputs:
         if t.is_floating_point() and t.numel() and not all(map(isfinite, torch.stack(torch.aminmax(t)).tolist())):
             bad = int((~torch.isfinite(t.reshape(t.shape[0], -1)).all(1)).nonzero()[0])
             raise InputError(f"{name} has a NaN or infinity, first in example {bad}")
-    checked: Inputs = inputs
+    checked: Inputs = map_inputs(inputs, lambda t: t.clone() if t.is_inference() else t)  # autograd refuses those
     return checked
 
 

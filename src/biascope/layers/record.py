@@ -186,7 +186,9 @@ def record(
             break
     for use in recorder.uses:
         use.source = None
-    return Tape(out if read is None else read(out), recorder.uses, recorder.raw)
+    with torch.enable_grad():  # the caller may have switched it off
+        rows = out if read is None else read(out)
+    return Tape(rows, recorder.uses, recorder.raw)
 
 
 # ------------------------------------------------------------------------------------------------------- the handlers
