@@ -194,6 +194,8 @@ def test_what_cannot_be_is_refused() -> None:
         bessel_harmonics(SIREN(hidden=(2, 2, 2)), 3)
     with pytest.raises(InputError, match="points, more than"):
         harmonics(SIREN(hidden=(256, 4)), 3)
+    with pytest.raises(UnsupportedError, match="no layer of sines"):
+        encoding(SIREN(hidden=()))
     with pytest.raises(UnsupportedError, match="MLP has no known"):
         harmonics(MLP(), 3)
     with pytest.raises(InputError, match="must be \\[T, d\\]"):

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from biascope.errors import InputError
+from biascope.errors import InputError, UnsupportedError
 from biascope.kernels import ntk
 from biascope.linalg import effective_rank
 from biascope.tables import facts, grid, number, several
@@ -115,7 +115,12 @@ class Dictionary:
         return centroids
 
     def effective_rank(self) -> float:
-        """How many atoms share the kernel's trace: exp(entropy of the eigenvalues)."""
+        """How many atoms share the kernel's trace: exp(entropy of all eigenvalues)."""
+        if len(self.values) < len(self.atoms):
+            raise UnsupportedError(
+                f"effective_rank needs all {len(self.atoms)} eigenvalues and there are {len(self.values)}: make the "
+                "dictionary without k"
+            )
         return effective_rank(self.values)
 
     def plot(self, count: int = 8) -> Any:

@@ -58,6 +58,8 @@ def encoding(model: nn.Module) -> Encoding:
         B = net.features.frequencies
         return Encoding(B, B.new_zeros(len(B)), lambda t: net.mlp(torch.cat([t.sin(), t.cos()], -1)), order_of(net.mlp))
     if isinstance(net, SIREN):
+        if len(net.layers) < 3:
+            raise UnsupportedError("this SIREN has no layer of sines; give it at least one hidden layer")
         first, sine, *others = net.layers
         w0 = cast(float, sine.frequency)
         linear = cast(nn.Linear, first)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from biascope.errors import InputError
+from biascope.figures import log_scale, once, pyplot
 
 if TYPE_CHECKING:
     from biascope.fields.dictionary import Dictionary, Energy
@@ -16,7 +17,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 def plot_energy(curves: Mapping[str, Energy], ax: Any = None) -> Any:
     """E against the relative eigenvalue for several dictionaries, with bands of one standard error."""
-    plt = _pyplot()
+    plt = pyplot()
     if ax is None:
         _, ax = plt.subplots(figsize=(3.6, 2.8), layout="constrained")
     for k, (name, energy) in enumerate(curves.items()):
@@ -24,19 +25,19 @@ def plot_energy(curves: Mapping[str, Energy], ax: Any = None) -> Any:
         ax.plot(x, y, color=COLOURS[k % len(COLOURS)], label=name or None)
         if len(energy.shares) > 1:
             ax.fill_between(x, y - error, y + error, color=COLOURS[k % len(COLOURS)], alpha=0.2, linewidth=0)
-    ax.set_xscale("log")
+    log_scale(ax, "x")
     ax.invert_xaxis()
     ax.set_ylim(0, 1.02)
     ax.set_xlabel(r"eigenvalue $\lambda / \lambda_1$, at least")
     ax.set_ylabel(r"energy $E(\lambda)$")
     if any(curves):
         ax.legend(frameon=False, fontsize="small")
-    return ax.figure
+    return once(ax.figure)
 
 
 def plot_atoms(found: Dictionary, count: int = 8) -> Any:
     """The first atoms of a dictionary of curves or images, with their eigenvalues."""
-    plt = _pyplot()
+    plt = pyplot()
     if len(found.grid) > 2:
         raise InputError(f"atoms on a grid {list(found.grid)} have no picture: plot slices of found.images()")
     count = min(count, len(found.values))
@@ -55,12 +56,4 @@ def plot_atoms(found: Dictionary, count: int = 8) -> Any:
                 top = abs(image).max()
                 ax.imshow(image, cmap="RdBu_r", vmin=-top, vmax=top, interpolation="nearest")
             ax.set_title(f"{k + 1}: {float(found.values[k] / found.values[0]):.2g}", fontsize="small")
-    return figure
-
-
-def _pyplot() -> Any:
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise ImportError('plots need matplotlib: pip install "biascope[plot]"') from error
-    return plt
+    return once(figure)
