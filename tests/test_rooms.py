@@ -10,7 +10,8 @@ import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "biascope"
 
-BASE = {"errors", "progress", "seeds", "memory", "precision", "tables"}  # tiny helpers without an idea of their own
+# tiny helpers without an idea of their own
+BASE = {"errors", "progress", "seeds", "memory", "precision", "tables", "figures"}
 CORE = {"functional", "layers", "jacobian", "linalg"}
 SPACES = {"kernels", "curvature", "geometry", "linearize", "ensembles", "spectral"}
 USES = {"probes", "optim", "editing", "fields", "information"}

@@ -310,6 +310,12 @@ def test_matrix_free(monkeypatch: pytest.MonkeyPatch) -> None:
     v = torch.randn(8)
     assert torch.allclose((free @ v).double(), dense @ v, atol=1e-5)
     assert torch.allclose(free.eigh(2).values.double(), dense.eigh(2).values, rtol=1e-3)
+    assert free.rank() == dense.rank()
+    few = free.eigh(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(AverageGeometry, "eigh", lambda self, k=None: few)  # as where D is above 64
+        with pytest.raises(UnsupportedError, match="the 2 eigenvalues known of 8 are all"):
+            free.rank(1e-6)
     with pytest.raises(UnsupportedError, match="matrix-free"):
         _ = free.matrix
 

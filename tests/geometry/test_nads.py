@@ -225,7 +225,15 @@ def test_result_object(tmp_path: Path) -> None:
     with pytest.raises(CorruptError, match="does not hold"):
         NADs.load(tmp_path / "bad")
     figure = found.plot()
-    assert len(figure.axes) == 8
+    assert len(figure.axes) == 7  # three directions in pixels and in frequency, the spectrum
+
+
+def test_picture_of_few_networks_leaves_out_the_zeros() -> None:
+    found = nads(conv, (1, 6, 6), n_networks=5)
+    spectrum = found.plot().axes[-1]
+    assert spectrum.get_title() == "31 of 36 are zero: 5 networks"
+    assert len(spectrum.lines[0].get_ydata()) == 5
+    assert spectrum.get_ylim()[0] > 1e-6 * spectrum.get_ylim()[1]
 
 
 def test_reproducible_and_independent_of_memory() -> None:

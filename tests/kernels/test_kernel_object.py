@@ -90,6 +90,26 @@ def test_pictures(net: nn.Module, x: torch.Tensor, outputs: str) -> None:
     plt.close("all")
 
 
+def test_a_partial_spectrum_says_nothing_of_the_whole(net: nn.Module, x: torch.Tensor) -> None:
+    K = bs.ntk(net, x, outputs="trace", precision="float64")
+    part, whole = K.eigh(3), K.eigh()
+    assert (part.whole, whole.whole, K.eigh(7).whole) == (False, True, True)
+    with pytest.raises(UnsupportedError, match="effective_rank needs all 7 eigenvalues and there are 3"):
+        part.effective_rank()
+    assert "effective rank" not in part._repr_html_()
+    assert "3 of 7" in part._repr_html_()
+    assert f"{whole.effective_rank():.4g}" in whole._repr_html_()
+    assert part.plot().axes[0].get_title() == "the first 3 of 7"
+    assert whole.plot().axes[0].get_title().startswith("effective rank")
+
+
+def test_pictures_leave_out_what_rounding_made_of_zeros() -> None:
+    K = bs.ntk(nn.Linear(2, 1), torch.randn(20, 2, generator=torch.Generator().manual_seed(0)))
+    axes = K.eigh().plot().axes[0]
+    assert axes.get_title().endswith(", 17 zeros")  # two weights and a bias
+    assert len(axes.lines[0].get_ydata()) == 3
+
+
 def test_cross_kernels_have_no_spectrum(net: nn.Module, x: torch.Tensor) -> None:
     K = bs.ntk(net, x, x[:3])
     assert "7 x 3 examples" in repr(K)

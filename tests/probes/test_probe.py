@@ -537,7 +537,8 @@ def test_plot() -> None:
     figure = probe.plot()
     assert [ax.get_title() for ax in figure.axes if ax.get_visible()] == ["effective rank", "spectrum"]
     assert len(figure.axes[1].lines) == 14
-    probe.plot(against="loss")
+    assert [x for x in figure.axes[0].get_xticks() if -0.5 <= x <= 3.5] == [0, 1, 2, 3]
+    assert probe.plot(against="loss").axes[0].xaxis.get_inverted()  # of two panels as of three
     with pytest.raises(InputError, match="nothing to plot"):
         plot_records([Record(1, skipped=True)])
 

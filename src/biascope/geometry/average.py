@@ -75,7 +75,9 @@ class AverageGeometry:
         return self.operator @ v.to(self.operator.dtype)
 
     def eigh(self, k: int | None = None) -> Eigenpairs:
-        """Eigenpairs with the largest eigenvalues (largest magnitudes for an evolution); all of them by default."""
+        """Eigenpairs with the largest eigenvalues (largest magnitudes for an evolution); by default all of them,
+        or 64 where the matrix is not formed.
+        """
         D = self.operator.shape[0]
         if self.dense is None:
             return few_passes(
@@ -96,9 +98,15 @@ class AverageGeometry:
         return compare(self.matrix, other.matrix if isinstance(other, AverageGeometry) else other)
 
     def rank(self, threshold: float = 1e-3) -> int:
-        """Number of eigenvalues above `threshold` times the largest."""
+        """Number of eigenvalues above `threshold` times the largest; refused where the known ones do not get so low."""
         values = self.eigh().values.abs()
-        return int((values > threshold * values.max()).sum())
+        above = int((values > threshold * values.max()).sum())
+        if above == len(values) < self.operator.shape[0]:
+            raise UnsupportedError(
+                f"rank: the {above} eigenvalues known of {self.operator.shape[0]} are all above {threshold:g} of the "
+                "largest; give a larger threshold, or count those of G.eigh(k) with a larger k"
+            )
+        return above
 
     def trace(self) -> float:
         """tr G."""

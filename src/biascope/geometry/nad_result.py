@@ -25,7 +25,7 @@ class NADs:
         eigenvalues: [k], of the second moment itself (not singular values).
         standard_errors: [k], of the eigenvalues (delta method over blocks of networks; without the bias of sample
             eigenvalues, for which see `marchenko_pastur`).
-        trace: of the whole second moment.
+        trace: of the whole second moment; NaN where it is only known by products.
         n_networks: how many networks were drawn.
         seed: of the networks and of the evaluation point.
         method: finite-difference, autograd, mixed-derivative or ntk.
@@ -110,8 +110,8 @@ class NADs:
         rows: dict[str, object] = {
             "directions": f"{len(self.directions)} of inputs {list(self.input_shape)}",
             "networks": self.n_networks,
-            "trace": self.trace,
         }
+        rows |= {} if math.isnan(self.trace) else {"trace": self.trace}
         if self.stability:
             rows[f"split-half overlap of the first {self.stability_k}"] = self.stability[-1][1]
         rows |= {"head": self.head, "seed": self.seed}

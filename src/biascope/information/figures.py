@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from biascope.figures import once, pyplot
+
 if TYPE_CHECKING:
     from biascope.information.result import MutualInformation
 
@@ -12,12 +14,8 @@ BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#999999"
 
 def plot_estimate(found: MutualInformation, ax: Any = None) -> Any:
     """Validation curve over training steps; a line with a band of two standard errors for the held-out number."""
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise ImportError('plots need matplotlib: pip install "biascope[plot]"') from error
     if ax is None:
-        _, ax = plt.subplots(figsize=(3.4, 2.6), layout="constrained")
+        _, ax = pyplot().subplots(figsize=(3.4, 2.6), layout="constrained")
     if len(found.curve):
         ax.plot(found.steps.cpu(), found.curve.cpu(), color=BLUE, label="validation")
         ax.set_xlabel("training step")
@@ -33,4 +31,4 @@ def plot_estimate(found: MutualInformation, ax: Any = None) -> Any:
         ax.axhline(found.cap, color=GREY, linestyle="--", label="cap")
     ax.set_ylabel("mutual information (nats)")
     ax.legend(frameon=False)
-    return ax.figure
+    return once(ax.figure)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
+
+import torch
+
+from biascope.figures import draw_eigenvalues, once, pyplot
 
 if TYPE_CHECKING:
     from biascope.kernels.kernel import Kernel
     from biascope.kernels.spectrum import Spectrum
-
-
-def pyplot() -> Any:
-    """matplotlib's pyplot, or an error that says how to get it."""
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise ImportError('plots need matplotlib: pip install "biascope[plot]"') from error
-    return plt
 
 
 def plot_kernel(K: Kernel, ax: Any = None) -> Any:
@@ -23,8 +19,9 @@ def plot_kernel(K: Kernel, ax: Any = None) -> Any:
     plt = pyplot()
     M = (K.values.sum(0) if K.mode == "diagonal" else K.matrix()).detach().cpu().float()
     if ax is None:
-        figure, axes = plt.subplots(1, 2 if K.symmetric else 1, figsize=(6.6 if K.symmetric else 3.4, 3), squeeze=False)
-        ax, second = axes[0][0], axes[0][1] if K.symmetric else None
+        both = K.symmetric and K.mode != "diagonal"
+        figure, axes = plt.subplots(1, 2 if both else 1, figsize=(6.6 if both else 3.4, 3), squeeze=False)
+        ax, second = axes[0][0], axes[0][1] if both else None
     else:
         figure, second = ax.figure, None
     image = ax.imshow(M, cmap="viridis", interpolation="nearest")
@@ -32,21 +29,21 @@ def plot_kernel(K: Kernel, ax: Any = None) -> Any:
     ax.set_ylabel(ax.get_xlabel())
     ax.set_title(f"tangent kernel ({K.outputs})")
     figure.colorbar(image, ax=ax, fraction=0.046, pad=0.04)
-    if second is not None and K.mode != "diagonal":
-        plot_spectrum(K.eigh(), second)
     if second is not None:
+        plot_spectrum(K.eigh(), second)
         figure.tight_layout()
-    return figure
+    return once(figure)
 
 
 def plot_spectrum(s: Spectrum, ax: Any = None) -> Any:
-    """Eigenvalues against index, log-log."""
+    """Eigenvalues above rounding against index, log-log."""
     plt = pyplot()
     if ax is None:
-        _, ax = plt.subplots(figsize=(3.4, 2.6))
-    values = s.values.detach().cpu().float()
-    ax.loglog(range(1, len(values) + 1), values.clamp_min(float(values[0]) * 1e-12), color="#0072B2")
+        _, ax = plt.subplots(figsize=(3.4, 2.6), layout="constrained")
+    rounding = max(torch.finfo(s.values.dtype).eps * float(s.values[0]), 0.0 if math.isnan(s.negative) else -s.negative)
+    zeros = draw_eigenvalues(ax, s.values.tolist(), floor=rounding, log_index=True)
     ax.set_xlabel("index $j$")
     ax.set_ylabel(r"eigenvalue $\lambda_j$")
-    ax.set_title(f"effective rank {s.effective_rank():.1f}")
-    return ax.figure
+    title = f"effective rank {s.effective_rank():.1f}" if s.whole else f"the first {len(s.values)} of {len(s.vectors)}"
+    ax.set_title(title + (f", {zeros} zeros" if zeros else ""))
+    return once(ax.figure)

@@ -31,18 +31,28 @@ class Spectrum:
     negative: float = 0.0
     n: int = 0
 
+    @property
+    def whole(self) -> bool:
+        """Whether all eigenvalues are here, not only the leading ones."""
+        return len(self.values) == len(self.vectors)
+
     def effective_rank(self, kind: Literal["entropy", "participation"] = "entropy") -> float:
-        """Effective rank of the values held here."""
+        """Effective rank of the kernel; refused for a partial spectrum, whose tail counts too."""
+        if not self.whole:
+            raise UnsupportedError(
+                f"effective_rank needs all {len(self.vectors)} eigenvalues and there are {len(self.values)}: "
+                "call eigh() without k, or K.effective_rank()"
+            )
         return effective_rank(self.values, kind)
 
     def _repr_html_(self) -> str:
-        """The head of the spectrum and its effective rank, for notebooks."""
-        rows = {
+        """The head of the spectrum and, of a whole one, its effective rank, for notebooks."""
+        rows: dict[str, object] = {
             "eigenpairs": f"{len(self.values)} of {len(self.vectors)}",
             "leading eigenvalues": several(self.values),
-            "effective rank": self.effective_rank(),
-            "largest residual": float(self.residuals.max()),
         }
+        rows |= {"effective rank": self.effective_rank()} if self.whole else {}
+        rows["largest residual"] = float(self.residuals.max())
         return facts(f"Spectrum of a kernel on {self.n} examples", rows)
 
     def plot(self, ax: Any = None) -> Any:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from biascope.errors import InputError
-from biascope.kernels.figures import pyplot
+from biascope.figures import log_scale, once, pyplot
 from biascope.probes.record import Record
 
 if TYPE_CHECKING:
     from biascope.probes.equal import EqualProgress
+
+FEW_STEPS = 20  # fewer need no logarithmic axis
 
 
 def plot_records(records: Sequence[Record], against: str = "step", log: bool = True) -> Any:
@@ -36,14 +38,20 @@ def plot_records(records: Sequence[Record], against: str = "step", log: bool = T
             ax.plot([x for x, _ in points], [v for _, v in points], label=key.partition("/")[2], **style)
         ax.set_title(name.replace("_", " "))
         ax.set_xlabel(against)
-        if log:
-            ax.set_xscale("symlog" if against == "step" else "log")
-        if against == "loss":
-            ax.invert_xaxis()
+        ax.tick_params(labelbottom=True)  # also where the panel below is empty
         if 1 < len(keys) <= 8:
             ax.legend(fontsize=7, frameon=False)
+    shared = axes[0][0]
+    last = max(r.step for r in seen)
+    if against == "step" and last < FEW_STEPS:
+        shared.xaxis.get_major_locator().set_params(integer=True)
+        shared.set_xlim(-0.5, last + 0.5)
+    elif log:
+        log_scale(shared, "x", zero=against == "step")
+    if against == "loss":
+        shared.invert_xaxis()
     figure.tight_layout()
-    return figure
+    return once(figure)
 
 
 def plot_equal_progress(both: EqualProgress, name: str, ax: Any = None) -> Any:
@@ -59,4 +67,4 @@ def plot_equal_progress(both: EqualProgress, name: str, ax: Any = None) -> Any:
     ax.set_xlabel(both.by)
     ax.set_ylabel(name)
     ax.legend(frameon=False)
-    return ax.figure
+    return once(ax.figure)

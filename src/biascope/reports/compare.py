@@ -291,7 +291,8 @@ def _spectra(
             axes.plot(np.arange(1, len(y) + 1), y, "-", color=f"C{i % 7}", label=label)
             lines.append((label, range(1, len(y) + 1), y))
             rows += [(label, k + 1, float(value)) for k, value in enumerate(y)]
-        axes.set(xlabel="index", ylabel=y_label, yscale="log", xscale="log" if log_x else "linear")
+        axes.set(xlabel="index", ylabel=y_label)
+        figures.log_scale(axes, "xy" if log_x else "y")
         axes.legend()
     alt = "; ".join(f"{label} from {y[0]:.3g} to {y[-1]:.3g}" for label, _, y in lines)
     svg = figures.inline_svg(drawing, name)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from biascope.figures import log_scale
 from biascope.studies import HeatMap
 from biascope.studies.drawing import (
     FORMATS,
@@ -34,6 +35,7 @@ __all__ = [
     "draw",
     "hover",
     "inline_svg",
+    "log_scale",
     "new_figure",
     "numbers",
     "picture",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from biascope.errors import BiascopeError, UnsupportedError
+from biascope.figures import log_scale, log_ticks
 from biascope.studies import files
 from biascope.studies.result import Chart, HeatMap
 from biascope.tables import grid
@@ -94,8 +95,7 @@ def draw(chart: Chart | HeatMap, width: float = 3.4, height: float = 2.4) -> "Fi
                 high = [y + e for y, e in zip(series.y, series.error)]
                 axes.fill_between(series.x, low, high, color=color, alpha=0.2, linewidth=0)
         axes.set(xlabel=chart.x_label, ylabel=chart.y_label)
-        axes.set_xscale("log" if chart.log_x else "linear")
-        axes.set_yscale("log" if chart.log_y else "linear")
+        log_scale(axes, "x" * chart.log_x + "y" * chart.log_y)
         for axis in (axes.xaxis, axes.yaxis):
             if axis.get_scale() == "linear" and max(map(abs, axis.get_view_interval())) >= LONG:
                 axis.set_major_formatter(lambda value, _: said(value))
@@ -156,7 +156,9 @@ def _draw_map(chart: HeatMap, width: float, height: float) -> "Figure":
                     red, green, blue, _ = image.cmap(image.norm(value))
                     ink = "#000000" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "#ffffff"
                     axes.text(column, row, f"{value:.2g}", ha="center", va="center", fontsize=6, color=ink)
-        figure.colorbar(image, ax=axes, label=chart.z_label, shrink=0.9 if square else 1.0)
+        bar = figure.colorbar(image, ax=axes, label=chart.z_label, shrink=0.9 if square else 1.0)
+        if chart.log_z:
+            log_ticks(bar.ax.yaxis)
     return figure
 
 

@@ -324,7 +324,8 @@ def spectrum_figure(spectrum: InputSpectrum) -> Html:
         axes.plot(np.arange(1, len(values) + 1), values, color="C0", label="this network")
         floor = max(low, float(values.min())) if low > 0 else float(values.min())
         axes.axhspan(floor, high, color="C4", alpha=0.25, linewidth=0, label="isotropic network (chance)")
-        axes.set(xlabel="index of the direction", ylabel="eigenvalue / mean", xscale="log", yscale="log")
+        axes.set(xlabel="index of the direction", ylabel="eigenvalue / mean")
+        figures.log_scale(axes)
         axes.legend()
     alt = (
         f"Eigenvalues fall from {values[0]:.3g} to {values[-1]:.2g} times the mean; the chance band ends at {high:.2f}."

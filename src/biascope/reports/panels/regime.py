@@ -226,7 +226,8 @@ def _figure(seen: list[Seen]) -> Html:
         axes.plot(steps, residual, "o-", color="C0", label="Taylor residual")
         if not any(map(math.isnan, signs)):
             axes.plot(steps, signs, "s-", color="C1", label="share of signs that changed")
-        axes.set(xlabel="step", ylabel="departure from linear", xscale="log", ylim=(0, None))
+        axes.set(xlabel="step", ylabel="departure from linear", ylim=(0, None))
+        figures.log_scale(axes, "x")
         axes.legend()
     svg = figures.inline_svg(drawing, "regime")
     lines = [("Taylor residual", steps, residual), ("signs changed", steps, signs)]

@@ -114,7 +114,8 @@ def _spectrum(found: dict[str, KernelFacts], subject: Subject) -> Html:
             keep = kernel.values[kernel.values > kernel.values[0] * 1e-9]
             axes.plot(np.arange(1, len(keep) + 1), keep, "os"[i] + "-", color=f"C{i}", label=when)
             lines.append((when, range(1, len(keep) + 1), keep))
-        axes.set(xlabel="index", ylabel="eigenvalue", yscale="log")
+        axes.set(xlabel="index", ylabel="eigenvalue")
+        figures.log_scale(axes, "y")
         if len(found) > 1:
             axes.legend()
     first = lines[0][2]

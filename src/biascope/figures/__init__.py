@@ -1,0 +1,97 @@
+"""What all pictures share: pyplot where it is there, one drawing per notebook cell, logarithmic axes that can be read.
+
+matplotlib is imported only when something is drawn.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+__all__ = ["draw_eigenvalues", "log_scale", "log_ticks", "once", "pyplot"]
+
+BLUE = "#0072B2"
+ROUNDING = 1e-12  # eigenvalues below this share of the largest are zeros that rounding has moved
+
+
+def pyplot() -> Any:
+    """matplotlib's pyplot, or an error that says how to get it.
+
+    Example:
+        >>> pyplot().__name__
+        'matplotlib.pyplot'
+    """
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError('plots need matplotlib: pip install "biascope[plot]"') from error
+    return plt
+
+
+def once(figure: Any) -> Any:
+    """The same figure; as the last line of a notebook cell it is drawn once.
+
+    Jupyter shows a returned figure, and at the end of the cell every figure that pyplot still holds: the same
+    one again. This one leaves pyplot when it is shown. In a script `plt.show()` opens its window as ever.
+
+    Example:
+        >>> figure = once(pyplot().figure())
+        >>> figure._repr_mimebundle_()
+        {}
+    """
+    figure._repr_mimebundle_ = partial(_leave_pyplot, figure)  # IPython asks for this first, then for the picture
+    return figure
+
+
+def _leave_pyplot(figure: Any, **_: Any) -> dict[str, Any]:
+    import matplotlib
+
+    if "inline" in matplotlib.get_backend():  # windows and widgets are drawn once anyway, and closing ends them
+        pyplot().close(figure)
+    return {}
+
+
+def log_scale(axes: Any, which: str = "xy", zero: bool = False) -> None:
+    """Logarithmic axes ("x", "y", "xy") with few ticks in one notation; with `zero` linear from 0 to 1.
+
+    Example:
+        >>> _, axes = pyplot().subplots()
+        >>> _ = axes.plot([1, 8], [1, 2])
+        >>> log_scale(axes, "x")
+        >>> axes.xaxis.get_majorticklocs().tolist()
+        [1.0, 2.0, 5.0]
+    """
+    for name in which:
+        options = {"linthresh": 1} if zero else {}
+        getattr(axes, f"set_{name}scale")("symlog" if zero else "log", **options)
+        log_ticks(getattr(axes, f"{name}axis"))
+
+
+def log_ticks(axis: Any) -> None:
+    """Few ticks in one notation on an axis that is logarithmic already, such as a colour bar's.
+
+    Example:
+        >>> _, axes = pyplot().subplots()
+        >>> _ = axes.semilogx([1, 1e5], [1, 2])
+        >>> log_ticks(axes.xaxis)
+        >>> axes.xaxis.get_major_formatter().format_ticks([1, 1e5])
+        ['$\\\\mathdefault{10^{0}}$', '$\\\\mathdefault{10^{5}}$']
+    """
+    from biascope.figures import ticks
+
+    ticks.put_on(axis)
+
+
+def draw_eigenvalues(axes: Any, values: Sequence[float], floor: float = 0.0, log_index: bool = False) -> int:
+    """Eigenvalues, largest first, against their index; those below rounding (or `floor`) are left out and counted.
+
+    Example:
+        >>> _, axes = pyplot().subplots()
+        >>> draw_eigenvalues(axes, [4.0, 1.0, 1e-17])
+        1
+    """
+    shown = [value for value in values if value > max(floor, ROUNDING * values[0])]
+    axes.plot(range(1, len(shown) + 1), shown, color=BLUE, marker="." if len(shown) < 3 else "")
+    log_scale(axes, "xy" if log_index else "y")
+    axes.set_xlabel("index")
+    axes.set_ylabel("eigenvalue")
+    return len(values) - len(shown)
