@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
-from field_pictures import blobs
 from torch import Tensor, nn
 
 from biascope.errors import InputError, UnsupportedError
 from biascope.fields import Dictionary, Energy, coordinates, dictionary, fit, mutual_coherence
 from biascope.fields.networks import seeded
 from biascope.nets import FFN, SIREN
+from fields.field_pictures import blobs
 
 
 class Waves(nn.Module):

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from field_pictures import blobs
 from torch import Tensor, nn
 
 from biascope.errors import InputError
@@ -10,6 +9,7 @@ from biascope.fields import coordinates, dictionary, dictionary_change, fit, met
 from biascope.fields.meta import _outer
 from biascope.fields.networks import seeded
 from biascope.nets import FFN, MLP, SIREN
+from fields.field_pictures import blobs
 
 
 @pytest.mark.parametrize("algorithm", ["maml", "first-order", "reptile"])
