@@ -97,6 +97,13 @@ def test_rounded_frequencies_are_one(scale: float) -> None:
     torch.testing.assert_close(tenths.frequencies, whole.frequencies * 0.1 * scale, rtol=1e-12, atol=1e-12 * scale)
 
 
+def test_equal_frequencies_half_way_between_two_whole_numbers() -> None:
+    """3 / 7 and 1 / 7 + 2 / 7 relative to 4 * 256 / 7, in units of 1e-9, are on both sides of a half."""
+    whole = torch.tensor([1.0, 2.0, 3.0, 256.0], dtype=torch.float64)
+    sevenths = harmonic_support(whole / 7, degree=4, layers=2)
+    assert torch.equal(sevenths.multiplicities, harmonic_support(whole, degree=4, layers=2).multiplicities)
+
+
 def test_the_ball_is_counted_right() -> None:
     for T, radius in ((1, 5), (2, 4), (4, 3), (3, 0)):
         brute = [s for s in itertools.product(range(-radius, radius + 1), repeat=T) if sum(map(abs, s)) <= radius]
