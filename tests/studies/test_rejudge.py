@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from biascope.errors import InputError
+from biascope.files import read_json, write_json
 from biascope.studies import Run, configure, execute, load_result
-from biascope.studies.files import read_json, write_json
 from biascope.studies.rejudge import rejudge
 
 

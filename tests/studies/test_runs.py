@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from biascope import files
 from biascope.errors import BiascopeError, CorruptError, InputError
-from biascope.studies import files
 from biascope.studies.runs import MARKER, Run
 
 CONFIG = {"study": "nad/fig4a", "seed": 3, "device": "cpu", "options": {"sigma": 3.0}}

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from biascope.studies.files import write_text
+from biascope.files import write_text
 
 COLOURS = {"confirmed": "green", "not confirmed": "red"}
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from biascope.curvature.blockwise import BlockMetric
@@ -20,6 +18,7 @@ from biascope.curvature.plan import Plan
 from biascope.curvature.quasidiagonal import ArrowPiece
 from biascope.curvature.space import ParameterSpace
 from biascope.errors import CorruptError, InputError
+from biascope.files import read_tensors, write_tensors
 
 FORMAT = 1
 PIECES: dict[str, type[Piece]] = {
@@ -51,10 +50,7 @@ def save_metric(F: BlockMetric, path: Path) -> Path:
         "pieces": pieces,
     }
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    save_file(arrays, part, metadata={"biascope": json.dumps(header)})
-    part.replace(path)
+    write_tensors(path, arrays, {"biascope": json.dumps(header)})
     return path
 
 
@@ -73,14 +69,12 @@ def load_curvature(path: str | Path, device: torch.device | str = "cpu") -> Bloc
     if not path.is_file():
         raise InputError(f"{path}: there is no such file")
     try:
-        with safe_open(path, "pt", device="cpu") as file:
-            metadata = file.metadata() or {}
-            if "biascope" not in metadata:
-                raise CorruptError(f"{path}: a safetensors file, but not a metric saved by biascope")
-            header = json.loads(metadata["biascope"])
-            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, json.JSONDecodeError, UnicodeDecodeError) as e:
+        arrays, metadata = read_tensors(path)
+        header = json.loads(metadata.get("biascope", "{}"))
+    except (CorruptError, json.JSONDecodeError) as e:
         raise CorruptError(f"{path}: not a readable metric ({e}); it may be truncated, save it again") from None
+    if "pieces" not in header:
+        raise CorruptError(f"{path}: a safetensors file, but not a metric saved by biascope")
     if header.get("format") != FORMAT:
         raise CorruptError(f"{path}: format {header.get('format')!r}, this version of biascope reads {FORMAT}")
     try:

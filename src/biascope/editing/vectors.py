@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from biascope.editing.states import State, agree, belongs, chosen, finite, joined, listed, one, place, read, tied
 from biascope.errors import CorruptError, InputError
+from biascope.files import read_tensors, write_tensors
 from biascope.functional import ParamSelection, select_params
 from biascope.linearize.anchored import copy_of
 from biascope.linearize.tangent import Linearized
@@ -248,7 +247,6 @@ class TaskVector:
     def save(self, path: str | Path) -> Path:
         """Write to a safetensors file, which appears whole or not at all."""
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         arrays = {k: t.detach().cpu().contiguous() for k, t in self.tensors.items()}
         header = {
             "format": FORMAT,
@@ -257,9 +255,7 @@ class TaskVector:
             "aliases": dict(self.aliases),
             "sums": {k: _checksum(t) for k, t in arrays.items()},
         }
-        part = path.with_name(path.name + ".part")
-        save_file(arrays, part, metadata={"biascope": json.dumps(header)})
-        part.replace(path)
+        write_tensors(path, arrays, {"biascope": json.dumps(header)})
         return path
 
     @classmethod
@@ -268,21 +264,22 @@ class TaskVector:
         path = Path(path)
         if not path.is_file():
             raise InputError(f"{path}: there is no such file")
+        tensors, metadata = read_tensors(path)
         try:
-            with safe_open(path, "pt", device="cpu") as file:
-                header = json.loads((file.metadata() or {}).get("biascope", "{}"))
-                if header.get("kind") != "task vector":
-                    raise CorruptError(f"{path}: a safetensors file, but not a task vector saved by biascope")
-                if header["format"] != FORMAT:
-                    raise CorruptError(f"{path}: written in format {header['format']}, this version reads {FORMAT}")
-                tensors = {k: file.get_tensor(k) for k in header["sums"]}
-        except (SafetensorError, json.JSONDecodeError, KeyError) as problem:
-            raise CorruptError(f"{path}: not a whole safetensors file ({problem})") from problem
+            header = json.loads(metadata.get("biascope", "{}"))
+        except json.JSONDecodeError as problem:
+            raise CorruptError(f"{path}: its header is damaged ({problem})") from problem
+        if header.get("kind") != "task vector":
+            raise CorruptError(f"{path}: a safetensors file, but not a task vector saved by biascope")
+        if header["format"] != FORMAT:
+            raise CorruptError(f"{path}: written in format {header['format']}, this version reads {FORMAT}")
+        if tensors.keys() != header["sums"].keys():
+            raise CorruptError(f"{path}: its tensors are not those of its header, the file is damaged")
         for name, t in tensors.items():
             if _checksum(t) != header["sums"][name]:
                 raise CorruptError(f"{path}: the checksum of '{name}' is wrong, the file is damaged")
         vector = cls.__new__(cls)
-        vector._set({k: t.to(device) for k, t in tensors.items()}, frozenset(header["buffers"]), header["aliases"])
+        vector._set({k: tensors[k].to(device) for k in header["sums"]}, frozenset(header["buffers"]), header["aliases"])
         return vector
 
     # ------------------------------------------------------------------------------------------------ helpers

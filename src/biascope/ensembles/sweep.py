@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from biascope.errors import BiascopeError, CorruptError, InputError
+from biascope.files import read_tensors, write_tensors
 from biascope.progress import progress
 
 Job = Mapping[str, Any]
@@ -88,24 +86,19 @@ def _path(folder: Path, job: Job) -> Path:
 
 
 def _write(path: Path, job: Job, outcome: Mapping[str, Any]) -> None:
-    tensors = {name: v.detach().cpu().contiguous().clone() for name, v in outcome.items() if isinstance(v, Tensor)}
+    tensors = {name: v for name, v in outcome.items() if isinstance(v, Tensor)}
     plain = {name: value for name, value in outcome.items() if not isinstance(value, Tensor)}
     try:
         metadata = {"job": _key(job), "values": json.dumps(plain)}
     except TypeError as error:
         raise InputError(f"the outcome of {_key(job)} must hold tensors and plain values only: {error}") from error
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        save_file(tensors or {"": torch.empty(0)}, temporary, metadata)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_tensors(path, tensors or {"": torch.empty(0)}, metadata)
 
 
 def _read(path: Path) -> Outcome:
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys() if name}  # noqa: SIM118 (not a dict)
-            return {**tensors, **json.loads((file.metadata() or {})["values"])}
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        tensors, metadata = read_tensors(path)
+        tensors.pop("", None)
+        return {**tensors, **json.loads(metadata["values"])}
+    except (CorruptError, ValueError, KeyError) as error:
         raise CorruptError(f"{path} is damaged ({error}); delete it and run the sweep again") from error

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from biascope.errors import CorruptError, InputError, UnsupportedError
+from biascope.files import read_tensors, write_tensors
 from biascope.kernels.plan import Plan
 from biascope.kernels.spectrum import Spectrum, centre, spectrum
 from biascope.tables import facts, several
@@ -174,9 +175,7 @@ class Kernel:
     # ------------------------------------------------------------------------------------------------ in and out
 
     def save(self, path: str | Path) -> None:
-        """Write values (safetensors) with the description in the header."""
-        from safetensors.torch import save_file
-
+        """Write values (safetensors) with the description in the header; the file appears whole or not at all."""
         meta: dict[str, Any] = {
             "format": "biascope-kernel-1",
             "outputs": self.outputs,
@@ -184,18 +183,17 @@ class Kernel:
             "symmetric": self.symmetric,
         }
         meta |= {"error": self.error, "centring": self.centring}
-        save_file({"values": self.values.contiguous()}, str(path), {"biascope": json.dumps(meta)})
+        write_tensors(Path(path), {"values": self.values}, {"biascope": json.dumps(meta)})
 
     @staticmethod
     def load(path: str | Path) -> Kernel:
         """Read a kernel written by `save`."""
-        from safetensors import SafetensorError, safe_open
-
+        if not Path(path).is_file():
+            raise InputError(f"there is no file {path}")
         try:
-            with safe_open(str(path), "pt") as file:
-                meta = json.loads((file.metadata() or {})["biascope"])
-                values = file.get_tensor("values")
-        except (SafetensorError, KeyError, json.JSONDecodeError) as error:
+            tensors, metadata = read_tensors(Path(path))
+            meta, values = json.loads(metadata["biascope"]), tensors["values"]
+        except (CorruptError, KeyError, json.JSONDecodeError) as error:
             raise CorruptError(f"{path} is not a kernel saved by biascope: {error}") from error
         meta.pop("format")
         return Kernel(values, **meta)

@@ -8,16 +8,14 @@ state.safetensors   the network at the last measurement (if a metric needs it) a
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from biascope.errors import CorruptError, InputError
+from biascope.files import read_tensors, write_tensors, write_text
 from biascope.probes.record import Record, read_records, to_line
 
 State = dict[str, Tensor]
@@ -68,9 +66,7 @@ class Folder:
             if first[1]:
                 self._check(first[0])
                 found = read_records(self.records)
-        temporary = self.records.with_name(f".records.{os.getpid()}")
-        temporary.write_text("".join([to_line(self.header), *(to_line(r.as_dict()) for r in found)]), encoding="utf-8")
-        os.replace(temporary, self.records)
+        write_text(self.records, "".join([to_line(self.header), *(to_line(r.as_dict()) for r in found)]))
         return found
 
     def _check(self, line: str) -> None:
@@ -96,22 +92,15 @@ class Folder:
 
     def save(self, name: str, state: State, about: dict[str, Any]) -> None:
         """Write tensors and a description, whole or not at all."""
-        temporary = self.path / f".{name}.{os.getpid()}"
-        tensors = {k: t.detach().cpu().clone().contiguous() for k, t in state.items()}
-        try:
-            save_file(tensors, temporary, {"probe": json.dumps(about)})
-            os.replace(temporary, self.path / f"{name}.safetensors")
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_tensors(self.path / f"{name}.safetensors", state, {"probe": json.dumps(about)})
 
     def load(self, name: str) -> tuple[State, dict[str, Any]]:
         """What `save` wrote."""
         path = self.path / f"{name}.safetensors"
         try:
-            with safe_open(path, framework="pt", device="cpu") as file:
-                about = json.loads((file.metadata() or {})["probe"])
-                return {k: file.get_tensor(k) for k in file.keys()}, about  # noqa: SIM118
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            tensors, metadata = read_tensors(path)
+            return tensors, json.loads(metadata["probe"])
+        except (CorruptError, KeyError, ValueError) as error:
             raise CorruptError(
                 f"{path} is not the state of a probe ({error}); delete {self.path} to start again"
             ) from error

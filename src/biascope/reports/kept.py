@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from biascope.errors import InputError
+from biascope.files import write_text
 from biascope.reports.html import tag, write_look
 from biascope.reports.study_page import changed_options, write_study_page
 from biascope.studies import Run, load_result
-from biascope.studies.files import write_text
 from biascope.studies.runs import MARKER
 
 ARRAYS_LIMIT = 400_000  # bytes, all arrays together

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from biascope.files import write_text
 from biascope.reports import figures
 from biascope.reports.html import Html, csv_link, figure, image, join, page, table, tag
 from biascope.studies import Chart, HeatMap, Run, StudyResult, find, load_result
-from biascope.studies.files import write_text
 from biascope.studies.registry import PAPERS
 
 INLINE = 20_000  # characters that the numbers of one chart may take on a page that is kept

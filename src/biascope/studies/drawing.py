@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from biascope import files
 from biascope.errors import BiascopeError, UnsupportedError
 from biascope.figures import log_scale, log_ticks
-from biascope.studies import files
 from biascope.studies.result import Chart, HeatMap
 from biascope.tables import grid
 

@@ -18,8 +18,8 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from biascope import files
 from biascope.errors import InputError
-from biascope.studies import files
 from biascope.studies.options import Option, arguments, merge, near, options_of
 from biascope.studies.result import StudyResult
 from biascope.studies.runs import Run

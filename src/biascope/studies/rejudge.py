@@ -7,8 +7,9 @@ environment stay those of the run, and `result.json` says which commit judged it
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from biascope import files
 from biascope.errors import InputError
-from biascope.studies import environment, files
+from biascope.studies import environment
 from biascope.studies.options import arguments, merge
 from biascope.studies.registry import find, load_result
 from biascope.studies.result import StudyResult

@@ -21,11 +21,10 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
+from biascope import files
 from biascope.errors import CorruptError, InputError
-from biascope.studies import environment, files
+from biascope.studies import environment
 
 FORMAT = 1
 MARKER = "biascope-run.json"
@@ -164,8 +163,7 @@ class Run:
         path = self._file(name)
         scalars = {key: _plain(value) for key, value in scalars.items()}
         metadata = {"scalars": _json(f"the scalars of {name!r}", scalars)}
-        whole = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
-        files.write_atomically(path, lambda temporary: save_file(whole, temporary, metadata))
+        files.write_tensors(path, tensors, metadata)
         return path
 
     def _read(self, name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -173,10 +171,9 @@ class Run:
         if not path.exists():
             raise InputError(f"{self.path} has no arrays named {name!r}; it has {', '.join(self.arrays()) or 'none'}")
         try:
-            with safe_open(path, framework="pt", device="cpu") as file:
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-                return tensors, json.loads((file.metadata() or {}).get("scalars", "{}"))
-        except (SafetensorError, OSError, ValueError) as error:
+            tensors, metadata = files.read_tensors(path)
+            return tensors, json.loads(metadata.get("scalars", "{}"))
+        except (CorruptError, ValueError) as error:
             raise CorruptError(f"{path} is damaged ({error}); delete it and resume to compute it again") from error
 
 

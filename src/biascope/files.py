@@ -3,12 +3,14 @@
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 
 from biascope.errors import BiascopeError, CorruptError
 
@@ -65,6 +67,32 @@ def read_json(path: Path) -> Any:
         raise CorruptError(f"{path} is missing") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CorruptError(f"{path} is not valid JSON ({error})") from error
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file atomically: tensors from any device, and texts in its header.
+
+    Tensors that share memory are copied, as the format wants it; a large one alone is not.
+    """
+    seen: set[int] = set()
+    whole = {}
+    for name, tensor in tensors.items():
+        own = tensor.detach().cpu().contiguous()
+        place = own.untyped_storage().data_ptr()
+        whole[name] = own.clone() if place in seen else own
+        seen.add(place)
+    write_atomically(path, lambda temporary: save_file(whole, temporary, dict(metadata)))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What `write_tensors` wrote, on the CPU; a file that is not whole is named."""
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise CorruptError(f"{path} is missing") from error
+    except (SafetensorError, OSError) as error:
+        raise CorruptError(f"{path} is not a whole safetensors file ({error})") from error
 
 
 def append_line(path: Path, value: Any) -> None:
