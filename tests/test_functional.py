@@ -1,5 +1,9 @@
 """A module taken apart: what cannot be differentiated is refused by name."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -110,3 +114,42 @@ def test_parameters_made_in_inference_mode_are_refused() -> None:
         made = nn.Linear(3, 2)
     with pytest.raises(InputError, match=r"parameter 'weight' was made under torch\.inference_mode"):
         bs.ntk(made, X)
+
+
+@pytest.mark.parametrize("ask", [bs.fisher, bs.ntk, bs.Jacobian], ids=["fisher", "ntk", "jacobian"])
+def test_data_parallel_is_refused_by_name(ask, net: nn.Module) -> None:
+    with pytest.raises(InputError, match=r"DataParallel copies the network.*pass net\.module"):
+        ask(nn.DataParallel(net), X)
+    with pytest.raises(InputError, match=r"DataParallel '1' copies.*1\.module in its place"):
+        ask(nn.Sequential(net, nn.DataParallel(nn.Linear(2, 2))), X)
+
+
+WRAPPED = """
+import copy, sys, torch, biascope as bs
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from biascope.errors import UnsupportedError
+torch.distributed.init_process_group("gloo", f"file://{sys.argv[1]}/meet", rank=0, world_size=1)
+net, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), torch.randn(5, 3)
+torch.testing.assert_close(bs.ntk(nn.parallel.DistributedDataParallel(net), x).tensor, bs.ntk(net, x).tensor)
+old = FullyShardedDataParallel(copy.deepcopy(net), device_id=torch.device("cpu"), use_orig_params=True)
+new = fully_shard(copy.deepcopy(net), mesh=init_device_mesh("cpu", (1,)))
+asks = [lambda m: bs.ntk(m, x), lambda m: bs.Jacobian(m, x), lambda m: bs.fisher(m, x), bs.linearize]
+for sharded in (old, new, nn.Sequential(new)):
+    for ask in (*asks, lambda m: bs.Probe(m, x, torch.arange(5) % 2)):
+        try:
+            ask(sharded)
+        except UnsupportedError as error:
+            assert "spreads every parameter over the processes" in str(error), error
+        else:
+            raise AssertionError("not refused")
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed package")
+def test_ddp_is_seen_through_and_shards_are_refused_by_name(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", WRAPPED, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

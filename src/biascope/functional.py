@@ -25,6 +25,8 @@ Inputs = Tensor | dict[str, Tensor]  # one batch: a tensor [n, ...], or keyword 
 Params = dict[str, Tensor]
 ParamSelection = None | str | Sequence[str] | Callable[[str, Tensor], bool]
 
+SHARDED = {"FullyShardedDataParallel", "FSDPModule"}  # by name: torch.distributed is not there in every build
+
 
 @dataclass(frozen=True)
 class Functional:
@@ -93,6 +95,7 @@ def functional(
     module = getattr(module, "_orig_mod", module)  # a compiled module hides the original one here
     if torch.is_inference_mode_enabled():
         raise InputError("torch.inference_mode is on: nothing can be differentiated in it. Use torch.no_grad instead")
+    refuse_wrappers(module)
     refuse_batch_dependence(module)
     named = dict(module.named_parameters())
     if not named:
@@ -171,6 +174,23 @@ def select_params(named: Mapping[str, Tensor], params: ParamSelection) -> list[s
     if not chosen:
         raise InputError("the selection of parameters is empty")
     return [k for k in named if k in chosen]
+
+
+def refuse_wrappers(module: nn.Module) -> None:
+    """Raise if the network is hidden in a wrapper that spreads it or its parameters over devices."""
+    for name, m in module.named_modules():
+        where = f"{type(m).__name__} '{name}'" if name else type(m).__name__
+        if isinstance(m, nn.DataParallel):
+            raise InputError(
+                f"{where} copies the network to several devices for every call and cannot be differentiated by name: "
+                f"pass {f'a network without it ({name}.module in its place)' if name else 'net.module'}"
+            )
+        if not SHARDED.isdisjoint(kind.__name__ for kind in type(m).__mro__):
+            raise UnsupportedError(
+                f"{where} spreads every parameter over the processes, so none of them holds the network: load its full "
+                "state dict (torch.distributed.checkpoint.state_dict.get_model_state_dict with full_state_dict=True) "
+                "into a plain copy of the network and pass that"
+            )
 
 
 def refuse_batch_dependence(module: nn.Module) -> None:

@@ -234,14 +234,26 @@ def test_bench_outside_a_checkout_says_where_to_get_it(
     with pytest.raises(InputError, match="clone the repository"):
         bench.find_folder(tmp_path)
     (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / "harness.py").touch()
-    (tmp_path / "benchmarks" / "tiny.py").write_text("import sys; sys.exit(3 if 'fail' in sys.argv else 0)")
+    guard = 'import sys\nif __name__ == "__main__":\n    sys.exit(3 if "fail" in sys.argv else 0)\n'
+    for name in ("harness", "table", "tiny"):
+        (tmp_path / "benchmarks" / f"{name}.py").write_text(guard)
+    (tmp_path / "benchmarks" / "rivals.py").write_text("import sys\n")  # there to be imported
     assert run(["bench"]) == 0
     assert capsys.readouterr().out.strip() == "tiny"
     assert run(["bench", "tiny"]) == 0
     assert run(["bench", "tiny", "fail"]) == 1
     assert run(["bench", "tin"]) == 1
     assert "did you mean tiny" in capsys.readouterr().err
+
+
+def test_bench_lists_the_benchmarks_of_the_repository(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    assert run(["bench"]) == 0
+    listed = set(capsys.readouterr().out.split())
+    assert {"ntk", "curvature", "patterns"} <= listed
+    assert not listed & {"harness", "rivals", "curvature_rivals", "table"}
 
 
 def test_without_the_extras_one_line_says_what_to_install(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def bench(
 ) -> None:
     """Measure this machine against the installed rivals; what follows the name goes to the benchmark."""
     folder = find_folder(Path.cwd(), Path(__file__).resolve().parents[3])
-    known = {file.stem: file for file in sorted(folder.glob("*.py")) if file.stem != "harness"}
+    known = {file.stem: file for file in sorted(folder.glob("*.py")) if is_benchmark(file)}
     if name is None:
         typer.echo("\n".join(known))
         return
@@ -27,6 +27,16 @@ def bench(
         raise InputError(f"no benchmark is called {name!r}{near(name, known)}")
     code = subprocess.run([sys.executable, str(known[name]), *context.args], check=False).returncode
     raise typer.Exit(code if code in (0, 130) else 1)
+
+
+def is_benchmark(file: Path) -> bool:
+    """Whether a file measures something by itself; what others import and what prints results does not.
+
+    Example:
+        >>> is_benchmark(Path("benchmarks/harness.py"))
+        False
+    """
+    return file.stem not in {"harness", "table"} and '__name__ == "__main__"' in file.read_text(encoding="utf-8")
 
 
 def find_folder(*starts: Path) -> Path:

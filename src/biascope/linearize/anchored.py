@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import Params, refuse_batch_dependence
+from biascope.functional import Params, refuse_batch_dependence, refuse_wrappers
 
 State = nn.Module | Mapping[str, Tensor]  # a module, its state_dict, or {name: tensor}
 
@@ -99,6 +99,7 @@ def check_model(model: nn.Module) -> None:
         raise InputError(f"the model is {type(model).__name__} already; pass the original network")
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise InputError(f"pass the network itself (model.module) and wrap the result in {type(model).__name__}")
+    refuse_wrappers(model)
     refuse_batch_dependence(model)
     named = dict(model.named_parameters())
     if not named:

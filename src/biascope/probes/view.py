@@ -25,6 +25,7 @@ from biascope.functional import (
     batch_size,
     check_inputs,
     functional,
+    refuse_wrappers,
     take,
     tensors_of,
 )
@@ -88,6 +89,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
         elif hasattr(model, "_orig_mod"):
             model = model._orig_mod  # type: ignore[assignment]
         else:
+            refuse_wrappers(model)
             return model
 
 
