@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from biascope.reports import card as card_module
 from biascope.reports import make_card
 from biascope.reports.card import card_page
 from biascope.reports.panels import (
+    PANELS,
     Panel,
     Subject,
     anatomy,
@@ -92,6 +94,33 @@ def test_a_card_of_a_users_own_network(script: str, tmp_path: Path, check_page: 
     shown = card._repr_html_()
     check_page(shown)
     assert all(html.escape(panel.meaning) in shown for panel in card.panels)
+
+
+def test_a_card_says_what_it_is_in_one_line(script: str, tmp_path: Path) -> None:
+    card = make_card(f"{script}:good", (3, 2, 2), tmp_path / "c.html", networks=8)
+    assert len(repr(card)) < 400 + len(script) + len(str(tmp_path))
+    assert all(word in repr(card) for word in (":good", "c.html", f"{len(card.panels)} panels", card.panels[0].title))
+    assert len(repr(card.panels[0])) < 2000
+
+
+def test_only_the_same_card_replaces_a_card(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check_page: Check
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def made(**options: Any) -> str:
+        return make_card(f"{script}:good", (3, 2, 2), networks=4, panels=PANELS[:1], **options).path.stem
+
+    name = made()
+    first = Path("runs") / f"{name}.html"
+    check_page(first.read_text())
+    before = first.read_text()
+    assert made(seed=1) == f"{name}-2"
+    assert first.read_text() == before
+    assert made(seed=1) == f"{name}-2"  # again
+    assert made() == name
+    assert made(seed=2) == f"{name}-3"
+    assert made(seed=3, out=first) == name  # asked for by name
 
 
 def test_a_card_is_the_same_every_time(script: str, tmp_path: Path) -> None:

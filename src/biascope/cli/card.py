@@ -28,6 +28,7 @@ def card(
 ) -> None:
     """Make the bias card of a network: one page that says what it is inclined to learn."""
     from biascope.reports import make_card
+    from biascope.reports.card import default_page
 
     check_device(device)
     console = Console(highlight=False)
@@ -44,6 +45,8 @@ def card(
     )
     for panel in made.panels:
         console.print(f"[bold]{escape(panel.title)}[/]: {escape(panel.meaning)}")
+    if out is None and made.path != default_page(name):
+        console.print(f"{escape(str(default_page(name)))} was made with other settings and stays as it is.")
     console.print(f"The card took {made.seconds:.0f} s. Open it in a browser:")
     console.print(escape(str(made.path.resolve())), soft_wrap=True)
 

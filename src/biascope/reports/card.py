@@ -1,5 +1,7 @@
 """The bias card: one page that says what an architecture is inclined to learn."""
 
+import hashlib
+import json
 import os
 import re
 import sys
@@ -7,6 +9,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +18,27 @@ import torch
 import biascope
 from biascope.ensembles.arithmetic import arithmetic
 from biascope.errors import BiascopeError, InputError
+from biascope.files import write_text
 from biascope.progress import progress
 from biascope.reports import figures
-from biascope.reports.html import Html, page, tag, with_flags
+from biascope.reports.html import Html, page, stamp_of, tag, with_flags
 from biascope.reports.panels import PANELS, Panel, PanelFunction, Subject, make_subject
 from biascope.reports.panels.pace import worthwhile_threads
 from biascope.studies.environment import device_name
-from biascope.studies.files import write_text
 
 
 @dataclass(frozen=True)
 class Card:
-    """Where the page is, what it shows, how long it took."""
+    """Of which network, where the page is, what it shows, how long it took."""
 
+    name: str
     path: Path
     panels: tuple[Panel, ...]
     seconds: float
+
+    def __repr__(self) -> str:
+        titles = ", ".join(panel.title + " (skipped)" * panel.skipped for panel in self.panels)
+        return f"Card({self.name!r}, {str(self.path)!r}, {len(self.panels)} panels: {titles}; {self.seconds:.0f} s)"
 
     def _repr_html_(self) -> str:
         """What each panel means and a link to the page, for notebooks."""
@@ -57,7 +65,8 @@ def make_card(
         spec: a registry name ("lenet"), "package.module:factory", "path/to/script.py:factory", "torchvision:resnet18",
             "timm:NAME" or "hf:TYPE".
         input_shape: shape of one input; needed for your own factories.
-        out: the HTML file; `runs/card-NAME.html` by default.
+        out: the HTML file, replaced if it is there; by default `runs/card-NAME.html`, which only the same card
+            replaces: one with another seed, shape, weights, data or options becomes `card-NAME-2.html`.
         seed: seed of everything random on the page.
         device: where the networks are evaluated.
         networks: how many random initialisations to average over; None: what the time allows, by a short pilot.
@@ -73,15 +82,16 @@ def make_card(
         'card.html'
     """
     figures.require_matplotlib()  # say so now, not after the computation
-    path = page_path(out, f"card-{slug(spec)}")
+    stamp = stamped(spec, input_shape, seed, networks, weights, data, options)
+    path = page_path(out, default_page(spec), stamp)
     begin = time.perf_counter()
     subject = make_subject(spec, input_shape, seed, device, networks, weights, data, options)
     full = arithmetic(torch.device(device), "float32")  # torch's own default on a GPU is tf32 in convolutions
     with full, worthwhile_threads(subject.network, subject.inputs(64)):
         made = tuple(_safely(panel, subject) for panel in progress(panels, "panels"))
     seconds = time.perf_counter() - begin
-    write_text(path, card_page(subject, made, seconds, weights))
-    return Card(path, made, seconds)
+    write_text(path, card_page(subject, made, seconds, weights, stamp))
+    return Card(spec, path, made, seconds)
 
 
 def slug(spec: str) -> str:
@@ -94,17 +104,41 @@ def slug(spec: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", spec).strip("-")
 
 
-def page_path(out: str | Path | None, name: str) -> Path:
-    """The file to write, `runs/NAME.html` by default; one that cannot be written is refused before the work is done.
+def stamped(*settings: Any) -> str:
+    """A short name of what a page is made from; the same settings have the same one.
+
+    Example:
+        >>> stamped("lenet", (1, 32, 32)) == stamped("lenet", [1, 32, 32]) != stamped("lenet", None)
+        True
+    """
+    plain = json.dumps([dict(s) if isinstance(s, Mapping) else s for s in settings], sort_keys=True, default=str)
+    return hashlib.sha256(plain.encode()).hexdigest()[:16]
+
+
+def default_page(spec: str) -> Path:
+    """Where a network's card goes.
+
+    Example:
+        >>> default_page("lenet").as_posix()
+        'runs/card-lenet.html'
+    """
+    return Path("runs") / f"card-{slug(spec)}.html"
+
+
+def page_path(out: str | Path | None, default: Path, stamp: str = "") -> Path:
+    """The file to write; one that cannot be written is refused before the work is done.
+
+    Without `out` it is the default, or NAME-2 and so on where there is a page with another stamp: that one stays.
 
     Example:
         >>> import tempfile
-        >>> page_path(tempfile.mkdtemp() + "/new/card.html", "card-lenet").name
+        >>> page_path(tempfile.mkdtemp() + "/new/card.html", default_page("lenet")).name
         'card.html'
     """
-    path = Path(out) if out is not None else Path("runs") / f"{name}.html"
+    tries = chain([default], (default.with_stem(f"{default.stem}-{i}") for i in count(2)))
+    path = Path(out) if out is not None else next(p for p in tries if not p.is_file() or stamp_of(p) == stamp)
     if path.is_dir():
-        raise InputError(f"--out {path} is a folder: give the page a name, e.g. --out {path / f'{name}.html'}")
+        raise InputError(f"--out {path} is a folder: give the page a name, e.g. --out {path / default.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -114,7 +148,9 @@ def page_path(out: str | Path | None, name: str) -> Path:
     return path
 
 
-def card_page(subject: Subject, panels: Sequence[Panel], seconds: float, weights: str | Path | None = None) -> str:
+def card_page(
+    subject: Subject, panels: Sequence[Panel], seconds: float, weights: str | Path | None = None, stamp: str = ""
+) -> str:
     """The page as text."""
     shape = " × ".join(str(size) for size in subject.input_shape)
     footer = (
@@ -127,7 +163,7 @@ def card_page(subject: Subject, panels: Sequence[Panel], seconds: float, weights
         subtitle += f" Compared with the weights of {Path(weights).name}."
     if subject.data is not None:
         subtitle += f" Data: {subject.data.name}."
-    return page(subject.name, [panel_section(panel) for panel in panels], subtitle, footer)
+    return page(subject.name, [panel_section(panel) for panel in panels], subtitle, footer, stamp=stamp)
 
 
 def panel_section(panel: Panel) -> Html:

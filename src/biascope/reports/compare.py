@@ -12,9 +12,10 @@ import torch
 import biascope
 from biascope.ensembles.arithmetic import arithmetic
 from biascope.errors import InputError
+from biascope.files import write_text
 from biascope.progress import progress
 from biascope.reports import figures
-from biascope.reports.card import page_path, slug
+from biascope.reports.card import page_path, slug, stamped
 from biascope.reports.html import Html, figure, join, page, table, tag
 from biascope.reports.panels import Subject, make_subject
 from biascope.reports.panels.input_geometry import (
@@ -31,7 +32,6 @@ from biascope.reports.panels.pace import worthwhile_threads
 from biascope.reports.panels.tangent_kernel import KernelFacts, kernel_facts, samples
 from biascope.reports.spans import Overlaps, overlaps
 from biascope.studies.environment import device_name
-from biascope.studies.files import write_text
 from biascope.tables import number
 
 COMPARED, SHOWN = 8, 16  # directions whose spans are compared; directions that are shown
@@ -39,8 +39,9 @@ COMPARED, SHOWN = 8, 16  # directions whose spans are compared; directions that 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Where the page is, the overlaps [m, m] of m networks and their errors, what they mean, how long it took."""
+    """Names of m networks, where the page is, overlaps [m, m] and their errors, what they mean, how long it took."""
 
+    names: tuple[str, ...]
     path: Path
     overlaps: np.ndarray[Any, Any]
     errors: np.ndarray[Any, Any]
@@ -49,8 +50,10 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """The overlaps and a link to the page, for notebooks."""
-        pairs = [zip(*row) for row in zip(self.overlaps, self.errors)]
-        rows = [tag("tr", *(tag("td", number(value, error)) for value, error in row)) for row in pairs]
+        rows = [tag("tr", tag("th", ""), *(tag("th", name) for name in self.names))]
+        for name, values, errors in zip(self.names, self.overlaps, self.errors):
+            cells = [tag("td", number(value, error)) for value, error in zip(values, errors)]
+            rows.append(tag("tr", tag("th", name), *cells))
         link = tag("a", str(self.path), href=self.path.as_posix(), target="_blank")
         return tag("div", tag("p", self.meaning), tag("table", *rows), tag("p", "The page: ", link))
 
@@ -83,7 +86,8 @@ def make_compare(
     figures.require_matplotlib()
     if len(specs) < 2:
         raise InputError("compare needs two or more networks, e.g. biascope compare lenet resnet18")
-    path = page_path(out, f"compare-{slug('-'.join(specs))[:80]}")
+    stamp = stamped(specs, input_shape, seed, networks, options)
+    path = page_path(out, Path("runs") / f"compare-{slug('-'.join(specs))[:80]}.html", stamp)
     begin = time.perf_counter()
     first = make_subject(specs[0], input_shape, seed, device, networks, options=options)
     rest = [make_subject(spec, first.input_shape, seed, device, networks, options=options) for spec in specs[1:]]
@@ -92,8 +96,8 @@ def make_compare(
         found, shared = _measure([first, *rest])
     meaning = in_words(names, shared, min(one.spectrum.n for one in found))
     seconds = time.perf_counter() - begin
-    write_text(path, _page(names, found, shared, meaning, seconds))
-    return Comparison(path, shared.values, shared.errors, meaning, seconds)
+    write_text(path, _page(names, found, shared, meaning, seconds, stamp))
+    return Comparison(tuple(names), path, shared.values, shared.errors, meaning, seconds)
 
 
 def unique(names: Sequence[str]) -> list[str]:
@@ -162,7 +166,7 @@ def _pair(names: Sequence[str], shared: Overlaps, pair: tuple[int, int]) -> str:
     )
 
 
-def _page(names: list[str], found: list[_One], shared: Overlaps, meaning: str, seconds: float) -> str:
+def _page(names: list[str], found: list[_One], shared: Overlaps, meaning: str, seconds: float, stamp: str) -> str:
     shape = " × ".join(str(size) for size in found[0].subject.input_shape)
     k = shared.k
     rows = [
@@ -225,9 +229,8 @@ def _page(names: list[str], found: list[_One], shared: Overlaps, meaning: str, s
         f"biascope {biascope.__version__}, seed {found[0].subject.seed}, {seconds:.1f} s on "
         f"{device_name(found[0].subject.device)}. This page needs no network and holds its own data."
     )
-    return page(
-        " · ".join(names), body, f"Networks side by side, before they have seen any data. Inputs {shape}.", footer
-    )
+    subtitle = f"Networks side by side, before they have seen any data. Inputs {shape}."
+    return page(" · ".join(names), body, subtitle, footer, stamp=stamp)
 
 
 def _section(title: str, read: str, *blocks: Html, meaning: str = "") -> Html:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from biascope.studies.files import write_text
+from biascope.files import write_text
 
 
 class Html(str):
@@ -125,13 +125,18 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def page(title: str, body: Iterable[object], subtitle: object = "", footer: object = "", look: str = "") -> str:
+def page(
+    title: str, body: Iterable[object], subtitle: object = "", footer: object = "", look: str = "", stamp: str = ""
+) -> str:
     """A whole HTML document: one file, or with `look` one that takes page.css and page.js from that folder.
+
+    `stamp` says what the page was made from, for `stamp_of`.
 
     Example:
         >>> page("A & B", [tag("p", "x")]).count("A &amp; B")
         2
     """
+    mark = f'<meta name="biascope" content="{escape(stamp)}">' if stamp else ""
     style, script = f"<style>{CSS}</style>", f"<script>{SCRIPT}</script>"
     if look:
         style, script = f'<link rel="stylesheet" href="{look}/page.css">', f'<script src="{look}/page.js"></script>'
@@ -140,10 +145,25 @@ def page(title: str, body: Iterable[object], subtitle: object = "", footer: obje
         '<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
-        f"<title>{escape(title)}</title>{style}</head>\n<body><main>\n"
+        f"{mark}<title>{escape(title)}</title>{style}</head>\n<body><main>\n"
         f"<header><h1>{escape(title)}</h1>{tag('p', subtitle, class_='subtitle') if subtitle else ''}</header>\n"
         f"{join(body)}\n<footer>{escape(footer)}</footer></main>\n{script}</body></html>\n"
     )
+
+
+def stamp_of(path: Path) -> str:
+    """The stamp of a page, "" if it has none.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "a.html"
+        >>> _ = file.write_text(page("A", [], stamp="1f"))
+        >>> stamp_of(file)
+        '1f'
+    """
+    with path.open(encoding="utf-8", errors="replace") as file:
+        found = re.search(r'<meta name="biascope" content="([^"]*)">', file.read(2000))
+    return found.group(1) if found else ""
 
 
 def write_look(folder: Path) -> None:

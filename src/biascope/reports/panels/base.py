@@ -111,7 +111,7 @@ class Panel:
     title: str
     read: str
     meaning: str
-    blocks: Sequence[Html] = ()
+    blocks: Sequence[Html] = field(default=(), repr=False)
     skipped: bool = False
 
 
