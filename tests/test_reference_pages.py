@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 
 PAGES = Path(__file__).parents[1] / "docs" / "reference"
-ROOMS = ("curvature", "optim", "geometry", "linearize", "editing", "information", "probes", "spectral", "ensembles")
+ROOMS = (
+    "curvature",
+    "optim",
+    "geometry",
+    "linearize",
+    "editing",
+    "fields",
+    "information",
+    "probes",
+    "spectral",
+    "ensembles",
+)
 
 
 @pytest.mark.parametrize("room", ROOMS)

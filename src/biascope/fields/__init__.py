@@ -4,6 +4,7 @@ from biascope.fields.aliasing import AliasTest, alias_test
 from biascope.fields.bessel import bandwidth, bessel_harmonics
 from biascope.fields.dictionary import Dictionary, Energy, dictionary, mutual_coherence
 from biascope.fields.encoding import Encoding, encoding
+from biascope.fields.figures import plot_energy
 from biascope.fields.fit import Fit, fit, psnr
 from biascope.fields.grids import coordinates
 from biascope.fields.harmonics import Harmonics, harmonics
@@ -48,6 +49,7 @@ __all__ = [
     "missing_bins",
     "mutual_coherence",
     "nyquist_check",
+    "plot_energy",
     "psnr",
     "recovery_bound",
     "single_frequency",

@@ -16,10 +16,18 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 
 def plot_energy(curves: Mapping[str, Energy], ax: Any = None) -> Any:
-    """E against the relative eigenvalue for several dictionaries, with bands of one standard error."""
-    plt = pyplot()
+    """E(lam) of several dictionaries, {name: energy}, with bands of one standard error; returns the figure.
+
+    Example:
+        >>> import torch
+        >>> from biascope.fields import Energy
+        >>> lam = torch.tensor([1.0, 0.1, 0.01])
+        >>> curves = {"w0 = 5": Energy(lam, torch.rand(3, 3)), "w0 = 30": Energy(lam, torch.rand(3, 3))}
+        >>> len(plot_energy(curves).axes[0].lines)
+        2
+    """
     if ax is None:
-        _, ax = plt.subplots(figsize=(3.6, 2.8), layout="constrained")
+        _, ax = pyplot().subplots(figsize=(3.6, 2.8), layout="constrained")
     for k, (name, energy) in enumerate(curves.items()):
         x, y, error = energy.thresholds.numpy(), energy.mean.numpy(), energy.standard_error.numpy()
         ax.plot(x, y, color=COLOURS[k % len(COLOURS)], label=name or None)
@@ -37,13 +45,12 @@ def plot_energy(curves: Mapping[str, Energy], ax: Any = None) -> Any:
 
 def plot_atoms(found: Dictionary, count: int = 8) -> Any:
     """The first atoms of a dictionary of curves or images, with their eigenvalues."""
-    plt = pyplot()
     if len(found.grid) > 2:
         raise InputError(f"atoms on a grid {list(found.grid)} have no picture: plot slices of found.images()")
     count = min(count, len(found.values))
     columns = min(4, count)
     rows = math.ceil(count / columns)
-    figure, axes = plt.subplots(
+    figure, axes = pyplot().subplots(
         rows, columns, figsize=(1.3 * columns, 1.45 * rows), layout="constrained", squeeze=False
     )
     for k, ax in enumerate(axes.flat):
