@@ -31,7 +31,7 @@ class Waves(nn.Module):
 def test_atoms_that_are_known() -> None:
     n, sizes = 32, [1.0, 3.0, 0.1]
     r = coordinates(n, 0.0, 1.0, torch.float64)
-    found = dictionary(Waves(sizes), r, k=3)
+    found, whole = dictionary(Waves(sizes), r, k=3), dictionary(Waves(sizes), r)
     torch.testing.assert_close(found.values, torch.tensor([9.0, 1.0, 0.01], dtype=torch.float64) * n / 2)
     waves = torch.stack([torch.cos(2 * torch.pi * k * r[:, 0]) for k in (2, 1, 3)]) * math.sqrt(2 / n)
     torch.testing.assert_close((found.images() * waves).sum(1).abs(), torch.ones(3, dtype=torch.float64))
@@ -39,13 +39,16 @@ def test_atoms_that_are_known() -> None:
     # 4 cos 2 + 3 cos 1 + 2 (the mean) + 5 sin 4 (in no atom): 16 + 9 of 50 without the mean
     signal = waves.T @ torch.tensor([4.0, 3.0, 0.0], dtype=torch.float64)
     signal = signal + 2 + 5 * math.sqrt(2 / n) * torch.sin(2 * torch.pi * 4 * r[:, 0])
-    energy = found.energy(signal, [1.0, 0.2, 0.1, 0.0])
-    torch.testing.assert_close(energy.mean, torch.tensor([16.0, 16.0, 25.0, 25.0], dtype=torch.float64) / 50)
-    with_mean = found.energy(signal, [0.0], center=False)
+    energy = whole.energy(signal, [1.0, 0.2, 0.1, 1e-6, 0.0])
+    torch.testing.assert_close(energy.mean, torch.tensor([16.0, 16.0, 25.0, 25.0, 50.0], dtype=torch.float64) / 50)
+    torch.testing.assert_close(found.energy(signal, [1.0, 0.2, 0.1]).mean, energy.mean[:3])
+    with pytest.raises(UnsupportedError, match="3 of 32 atoms are held"):
+        found.energy(signal)
+    with_mean = whole.energy(signal, [1e-6], center=False)
     assert float(with_mean.mean) == pytest.approx(25 / (50 + 4 * n))
     torch.testing.assert_close(found.coefficients(signal).abs()[0], torch.tensor([4.0, 3.0, 0.0], dtype=torch.float64))
     p = torch.tensor([9.0, 1.0, 0.01], dtype=torch.float64) / 10.01
-    assert dictionary(Waves(sizes), r).effective_rank() == pytest.approx(math.exp(-float((p * p.log()).sum())))
+    assert whole.effective_rank() == pytest.approx(math.exp(-float((p * p.log()).sum())))
     with pytest.raises(UnsupportedError, match="needs all 32 eigenvalues and there are 3"):
         found.effective_rank()
 

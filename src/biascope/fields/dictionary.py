@@ -88,7 +88,8 @@ class Dictionary:
     ) -> Energy:
         """E(lam) of signals [n, *grid] (or one [*grid]); their means are taken out first if `center`, as in the paper.
 
-        Thresholds are relative to the largest eigenvalue; 0 takes all atoms held, and E(0) = 1 if these are all.
+        Thresholds are relative to the largest eigenvalue; 0 takes all atoms, E(0) = 1. With some of the atoms only,
+        thresholds below the smallest eigenvalue held are refused: the energy beyond would be missing.
         """
         rows = self.rows(signals)
         if center:
@@ -98,6 +99,12 @@ class Dictionary:
             bad = int((total <= 0).nonzero()[0])
             raise InputError(f"signal {bad} is {'constant' if center else 'zero'}: it has no energy")
         lam = torch.as_tensor(thresholds, dtype=torch.float64).flatten()
+        if len(self.values) < len(self.atoms) and bool((lam * self.values[0] < self.values[-1]).any()):
+            raise UnsupportedError(
+                f"{len(self.values)} of {len(self.atoms)} atoms are held, so E is known for thresholds of at least "
+                f"{float(self.values[-1] / self.values[0]):.3g} only: give larger ones, or make the dictionary "
+                "without k"
+            )
         inside = (self.values >= lam[:, None] * self.values[0]).double()  # [q, k]
         shares = (rows @ self.atoms).square() @ inside.T / total[:, None]
         return Energy(lam, shares)
@@ -131,7 +138,7 @@ class Dictionary:
 
     def _repr_html_(self) -> str:
         """Size and head of the spectrum, for notebooks."""
-        rows = {"atoms": len(self.values), "grid": " x ".join(map(str, self.grid))}
+        rows = {"atoms": f"{len(self.values)} of {len(self.atoms)}", "grid": " x ".join(map(str, self.grid))}
         return facts("Dictionary", {**rows, "leading eigenvalues": several(self.values)})
 
     def rows(self, signals: Tensor) -> Tensor:
@@ -158,7 +165,7 @@ def dictionary(
     Args:
         model: [..., d] -> [..., c].
         r: coordinates [*grid, d]. The kernel is a matrix of all pairs: 64 x 64 points are 134 MB in float64.
-        k: how many atoms; None for all. (The paper keeps 2,000 of 4,096, the energy beyond then never arrives.)
+        k: how many atoms; None for all. (The paper keeps 2,000 of 4,096; E then ends at the last eigenvalue held.)
         output: which output, for a network with several; one at a time, as in the paper.
         precision: of `bs.ntk`; the tail of the spectrum below 1e-7 needs float64.
         options: of `bs.ntk`, such as params or max_memory.
