@@ -1,0 +1,1 @@
+"""MINE: what the chapter on neural estimation of mutual information shows where the truth is known."""
