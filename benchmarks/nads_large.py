@@ -1,4 +1,4 @@
-"""Neural anisotropy directions of T = 10,000 networks by finite differences, D = 1024: seconds from call to result.
+"""Neural anisotropy directions of T = 10,000 networks, D = 1024: seconds from call to result.
 
     python benchmarks/nads_large.py lenet resnet18 --out benchmarks/results/nads-large-h200.json
     python benchmarks/nads_large.py densenet121 --precision fp16 --keep --out benchmarks/results/nads-large-h200.json
@@ -21,24 +21,25 @@ import biascope as bs
 SHAPE = (1, 32, 32)
 
 
-def measure(net: str, networks: int, precision: str, device: str) -> dict[str, object]:
+def measure(net: str, networks: int, method: str, precision: str, device: str) -> dict[str, object]:
     """Seconds of one call, and what came out of it."""
 
     def factory() -> torch.nn.Module:
         return bs.nets.build(net, outputs=1, **bs.nets.info(net).options_for(SHAPE)).eval()
 
-    bs.nads(factory, SHAPE, 2, step=100.0, device=device, precision=precision)
+    bs.nads(factory, SHAPE, 2, method=method, device=device, precision=precision)
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
-    found = bs.nads(factory, SHAPE, networks, step=100.0, device=device, precision=precision, seed=1)
+    found = bs.nads(factory, SHAPE, networks, method=method, device=device, precision=precision, seed=1)
     if device == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - start
     return {
         "net": net,
         "networks": networks,
+        "method": method,
         "precision": precision,
         "seconds": round(seconds, 3),
         "milliseconds_per_network": round(1e3 * seconds / networks, 4),
@@ -54,6 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("nets", nargs="+")
     parser.add_argument("--networks", type=int, default=10_000)
+    parser.add_argument("--method", default="finite-difference")
     parser.add_argument("--precision", default="tf32")
     parser.add_argument("--keep", action="store_true", help="keep what --out has of other networks or precisions")
     parser.add_argument("--out", type=Path)
@@ -61,9 +63,9 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = json.loads(args.out.read_text()) if args.keep and args.out and args.out.exists() else []
     for net in args.nets:
-        row = measure(net, args.networks, args.precision if device == "cuda" else "float32", device)
+        row = measure(net, args.networks, args.method, args.precision if device == "cuda" else "float32", device)
         print(json.dumps(row), flush=True)
-        same = {"net": row["net"], "precision": row["precision"]}
+        same = {key: row[key] for key in ("net", "method", "precision")}
         rows = [old for old in rows if {key: old[key] for key in same} != same] + [row]
         if args.out:
             args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -3,11 +3,13 @@
 import json
 import os
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -93,6 +95,11 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise CorruptError(f"{path} is missing") from error
     except (SafetensorError, OSError) as error:
         raise CorruptError(f"{path} is not a whole safetensors file ({error})") from error
+
+
+def checksum(tensor: Tensor) -> int:
+    """CRC of the bytes of a tensor on the CPU."""
+    return zlib.crc32(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
 def append_line(path: Path, value: Any) -> None:

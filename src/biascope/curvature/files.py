@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from biascope.curvature.plan import Plan
 from biascope.curvature.quasidiagonal import ArrowPiece
 from biascope.curvature.space import ParameterSpace
 from biascope.errors import CorruptError, InputError
-from biascope.files import read_tensors, write_tensors
+from biascope.files import checksum, read_tensors, write_tensors
 
 FORMAT = 1
 PIECES: dict[str, type[Piece]] = {
@@ -98,8 +97,3 @@ def _assemble(header: dict[str, Any], arrays: dict[str, Tensor], device: torch.d
     representation, rows = header["plan"]
     plan = Plan(representation, tuple((n, tuple(s), k, w) for n, s, k, w in rows))
     return BlockMetric(space, pieces, plan, header["info"])
-
-
-def checksum(t: Tensor) -> int:
-    """CRC of an array's bytes."""
-    return zlib.crc32(t.reshape(-1).view(torch.uint8).numpy().tobytes())

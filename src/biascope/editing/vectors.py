@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 from biascope.editing.states import State, agree, belongs, chosen, finite, joined, listed, one, place, read, tied
 from biascope.errors import CorruptError, InputError
-from biascope.files import read_tensors, write_tensors
+from biascope.files import checksum, read_tensors, write_tensors
 from biascope.functional import ParamSelection, select_params
 from biascope.linearize.anchored import copy_of
 from biascope.linearize.tangent import Linearized
@@ -253,7 +252,7 @@ class TaskVector:
             "kind": "task vector",
             "buffers": sorted(self.buffers),
             "aliases": dict(self.aliases),
-            "sums": {k: _checksum(t) for k, t in arrays.items()},
+            "sums": {k: checksum(t) for k, t in arrays.items()},
         }
         write_tensors(path, arrays, {"biascope": json.dumps(header)})
         return path
@@ -276,7 +275,7 @@ class TaskVector:
         if tensors.keys() != header["sums"].keys():
             raise CorruptError(f"{path}: its tensors are not those of its header, the file is damaged")
         for name, t in tensors.items():
-            if _checksum(t) != header["sums"][name]:
+            if checksum(t) != header["sums"][name]:
                 raise CorruptError(f"{path}: the checksum of '{name}' is wrong, the file is damaged")
         vector = cls.__new__(cls)
         vector._set({k: tensors[k].to(device) for k in header["sums"]}, frozenset(header["buffers"]), header["aliases"])
@@ -358,7 +357,3 @@ def _inner(a: Tensor, b: Tensor) -> float:
     """Inner product in float64, in pieces, so that a large embedding is not copied whole."""
     pieces = zip(torch.split(a.reshape(-1), 1 << 24), torch.split(b.reshape(-1), 1 << 24))
     return math.fsum(float((x.double() * y.double()).sum()) for x, y in pieces)
-
-
-def _checksum(t: Tensor) -> int:
-    return zlib.crc32(t.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
