@@ -1,5 +1,10 @@
 """Errors a user can act on: each says what is wrong, where, and what to type instead."""
 
+import difflib
+from collections.abc import Iterable
+
+MANY = 30  # names, of which no more are listed
+
 
 class BiascopeError(Exception):
     """Base of every error raised on purpose by biascope."""
@@ -15,3 +20,19 @@ class UnsupportedError(BiascopeError, NotImplementedError):
 
 class CorruptError(BiascopeError, OSError):
     """A file or folder on disk is not what it should be (truncated, foreign, wrong checksum)."""
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """A hint to append to "unknown name": the nearest matches, or everything there is.
+
+    Example:
+        >>> near("lenat", ["lenet", "mlp"])
+        '; did you mean lenet?'
+    """
+    known = sorted(known)
+    close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    close = close or [candidate for candidate in known if name.lower() in candidate.lower()][:5]
+    if close:
+        return f"; did you mean {' or '.join(close)}?"
+    more = f" and {len(known) - MANY} more" if len(known) > MANY else ""
+    return f"; there is {', '.join(known[:MANY])}{more}" if known else ""

@@ -7,7 +7,6 @@ example (BatchNorm in train mode, active dropout) is refused by name.
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from biascope.errors import InputError, UnsupportedError
+from biascope.errors import InputError, UnsupportedError, near
 
 Inputs = Tensor | dict[str, Tensor]  # one batch: a tensor [n, ...], or keyword arguments, each [n, ...]
 Params = dict[str, Tensor]
@@ -167,9 +166,8 @@ def select_params(named: Mapping[str, Tensor], params: ParamSelection) -> list[s
         for pattern in [params] if isinstance(params, str) else params:
             hits = {k for k in named if k == pattern or k.startswith(f"{pattern}.") or fnmatch.fnmatchcase(k, pattern)}
             if not hits:
-                near = difflib.get_close_matches(pattern, [*named, *{k.rpartition(".")[0] for k in named}], 3, 0.4)
-                hint = f"; did you mean {', '.join(repr(n) for n in near)}?" if near else ""
-                raise InputError(f"no parameter or layer is called {pattern!r}{hint}")
+                places = [*named, *{k.rpartition(".")[0] for k in named} - {""}]
+                raise InputError(f"no parameter or layer is called {pattern!r}{near(pattern, places)}")
             chosen |= hits
     if not chosen:
         raise InputError("the selection of parameters is empty")

@@ -100,16 +100,14 @@ def test_seed_leaves_cuda_alone():
 def test_unknown_name_lists_near_ones():
     with pytest.raises(InputError, match=r"'resnet81'; did you mean resnet18.*package\.module:factory"):
         nets.build("resnet81")
-    with pytest.raises(InputError, match=r"'qqqq'; Known: autoencoder"):
+    with pytest.raises(InputError, match=r"'qqqq'; there is autoencoder"):
         nets.info("qqqq")
 
 
 def test_unknown_option_lists_the_valid_ones():
-    with pytest.raises(
-        InputError, match=r"lenet has no option 'pooling' \(did you mean pool\?\); .*in_channels.*padding"
-    ):
+    with pytest.raises(InputError, match=r"lenet has no option 'pooling'; did you mean pool"):
         nets.build("lenet", pooling="avg")
-    with pytest.raises(InputError, match="has no option 'xyz'; its options: start_dim, end_dim"):
+    with pytest.raises(InputError, match="has no option 'xyz'; there is end_dim, start_dim"):
         nets.resolve("torch.nn:Flatten")(xyz=1)
 
 
@@ -173,7 +171,7 @@ def test_script_with_a_neighbour_module(script):
 @pytest.mark.parametrize(
     ("attribute", "message"),
     [
-        ("biuld", r"has no 'biuld'; type .*mine\.py:build"),
+        ("biuld", r"mine\.py has no 'biuld'; did you mean build"),
         ("ready", "is a Linear, not a factory: write `def build"),
         ("", "is not complete"),
     ],
@@ -188,7 +186,7 @@ def test_factories_that_misbehave(script):
         nets.resolve(f"{script}:wrong")()
     with pytest.raises(InputError, match=r"mine\.py:fails raised KeyError: 'layer9'"):
         nets.build(f"{script}:fails", seed=0)
-    with pytest.raises(InputError, match=r"has no option 'wdith' \(did you mean width\?\)"):
+    with pytest.raises(InputError, match=r"has no option 'wdith'; did you mean width"):
         nets.build(f"{script}:build", wdith=4)
 
 

@@ -232,7 +232,7 @@ def test_compiled_wrapper_is_looked_through() -> None:
         (lambda: Probe(mlp(3, 2), X, Y[:3]), InputError, r"expected a tensor of 12 labels, got \[3\]"),
         (lambda: Probe(mlp(3, 2), X, metrics=["label_alignment"]), InputError, "label_alignment need labels"),
         (lambda: Probe(mlp(3, 2), X, metrics=["layer_alignment"]), InputError, "layer_alignment: .*needs labels"),
-        (lambda: Probe(mlp(3, 2), X, Y, ["ntk_aligment"]), InputError, "did you mean 'ntk_alignment'"),
+        (lambda: Probe(mlp(3, 2), X, Y, ["ntk_aligment"]), InputError, "did you mean ntk_alignment"),
         (lambda: Probe(mlp(3, 2), X, Y, max_overhead=2.0), InputError, "max_overhead=2.0"),
         (lambda: Probe(mlp(3, 2), X, Y, ["sign_similarity"]), InputError, "no activation"),
         (lambda: Probe(mlp(3, 2), X / 0, Y), InputError, "x_probe has a NaN or infinity"),

@@ -400,7 +400,7 @@ def test_all_metrics_on_other_networks() -> None:
 
 
 def test_unknown_metrics_and_options() -> None:
-    with pytest.raises(InputError, match="'efective_rank'; did you mean 'effective_rank'"):
+    with pytest.raises(InputError, match="'efective_rank'; did you mean effective_rank"):
         metric("efective_rank")
     with pytest.raises(InputError, match="no option 'k'; it has ks, centred"):
         metric("trace_ratio", k=3)

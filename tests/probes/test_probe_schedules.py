@@ -68,7 +68,7 @@ def test_grids_of_all_runs_agree_without_a_start() -> None:
         (lambda: LossGrid(smoothing=1.0), "smoothing=1.0"),
         (lambda: EveryEpochs(0), "every=0"),
         (lambda: LossGrid().level(Moment(3, loss=-0.5)), "-0.5 at step 3"),
-        (lambda: as_schedule("epoch"), "did you mean 'epochs'"),
+        (lambda: as_schedule("epoch"), "did you mean epochs"),
         (lambda: as_schedule(2.5), "got float"),
     ],
 )

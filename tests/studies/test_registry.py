@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 import pytest
 
-from biascope.errors import CorruptError, InputError
+from biascope.errors import CorruptError, InputError, near
 from biascope.studies import Chart, Estimate, Run, Series, StudyResult, configure, execute, find, load_result, studies
 from biascope.studies import registry as registry_module
-from biascope.studies.options import arguments, convert, merge, near, options_of
+from biascope.studies.options import arguments, convert, merge, options_of
 from biascope.studies.registry import discover, study
 
 SIZES: dict[str, dict[str, object]] = {"smoke": {"n": 2}, "laptop": {}, "paper": {"n": 100}}

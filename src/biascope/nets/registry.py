@@ -1,6 +1,5 @@
 """Networks by name, and the user's own by `package.module:factory` or `path/to/script.py:factory`."""
 
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from biascope.errors import BiascopeError, InputError
+from biascope.errors import BiascopeError, InputError, near
 from biascope.tables import facts
 
 Factory = Callable[..., nn.Module]
@@ -129,11 +128,9 @@ def info(name: str) -> NetInfo:
     """
     if name in _REGISTRY:
         return _REGISTRY[name]
-    near = difflib.get_close_matches(name, names(), n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise InputError(
-        f"no network is called {name!r}; {hint}Known: {', '.join(names())}. "
-        "For your own, type package.module:factory or path/to/script.py:factory"
+        f"no network is called {name!r}{near(name, names())} (for your own, type package.module:factory or "
+        "path/to/script.py:factory)"
     )
 
 
@@ -207,9 +204,7 @@ def _check_options(spec: str, factory: Factory, options: Mapping[str, Any]) -> N
     valid = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     unknown = [name for name in options if name not in valid]
     if unknown:
-        near = difflib.get_close_matches(unknown[0], valid, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise InputError(f"{spec} has no option {unknown[0]!r}{hint}; its options: {', '.join(valid) or 'none'}")
+        raise InputError(f"{spec} has no option {unknown[0]!r}{near(unknown[0], valid) or '; it has none'}")
 
 
 def _load(spec: str) -> Factory:
@@ -220,9 +215,9 @@ def _load(spec: str) -> Factory:
     found = getattr(module, attribute, None)
     if found is None:
         public = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        near = difflib.get_close_matches(attribute, public, n=3) or public[:8]
-        hint = f"type {where}:{near[0]} (it has {', '.join(near)})" if near else "it defines no function or class"
-        raise InputError(f"{where} has no {attribute!r}; {hint}")
+        raise InputError(
+            f"{where} has no {attribute!r}{near(attribute, public) or '; it defines no function or class'}"
+        )
     if isinstance(found, nn.Module) or not callable(found):
         raise InputError(
             f"{spec} is a {type(found).__name__}, not a factory: write `def build(): return ...` in {where} "

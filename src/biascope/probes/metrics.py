@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from biascope.errors import InputError, UnsupportedError
+from biascope.errors import InputError, UnsupportedError, near
 from biascope.probes.view import View
 
 Values = float | Tensor | Mapping[str, float]
@@ -99,9 +98,7 @@ def metric(name: str, **options: Any) -> Metric:
         {'ks': (5, 10)}
     """
     if name not in REGISTER:
-        near = difflib.get_close_matches(name, REGISTER, 3, 0.4)
-        hint = f"; did you mean {', '.join(map(repr, near))}?" if near else f"; there are {', '.join(REGISTER)}"
-        raise InputError(f"no metric is called {name!r}{hint}")
+        raise InputError(f"no metric is called {name!r}{near(name, REGISTER)}")
     found = REGISTER[name]
     allowed = dict(list(inspect.signature(found.function).parameters.items())[1:])
     for option in options:

@@ -6,12 +6,11 @@ than it ever was. So a schedule keeps no state, and one object can serve many ru
 
 from __future__ import annotations
 
-import difflib
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from biascope.errors import InputError
+from biascope.errors import InputError, near
 
 
 @dataclass(frozen=True)
@@ -201,9 +200,7 @@ def as_schedule(schedule: Schedule | str | int) -> Schedule:
     if isinstance(schedule, str):
         if schedule in NAMES:
             return NAMES[schedule]()
-        near = difflib.get_close_matches(schedule, NAMES, 1, 0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise InputError(f"schedule={schedule!r} is not one of {', '.join(NAMES)}{hint}")
+        raise InputError(f"no schedule is called {schedule!r}{near(schedule, NAMES)}")
     raise InputError(f"schedule: expected a Schedule, a name or a number of steps, got {type(schedule).__name__}")
 
 

@@ -11,7 +11,6 @@ gives an option for every field of `Protocol`, with the defaults of that instanc
 """
 
 import dataclasses
-import difflib
 import inspect
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from biascope.errors import InputError
+from biascope.errors import InputError, near
 
 WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
@@ -126,21 +125,6 @@ def merge(options: Iterable[Option], *layers: Mapping[str, Any]) -> dict[str, An
                 raise InputError(f"unknown option {key!r}{near(key, known)}")
             values[name] = convert(known[name], value)
     return values
-
-
-def near(name: str, known: Iterable[str]) -> str:
-    """A hint to append to "unknown name": the nearest matches, or everything there is.
-
-    Example:
-        >>> near("lenat", ["lenet", "mlp"])
-        '; did you mean lenet?'
-    """
-    known = sorted(known)
-    close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
-    close = close or [candidate for candidate in known if name.lower() in candidate.lower()][:5]
-    if close:
-        return f"; did you mean {' or '.join(close)}?"
-    return f"; there is {', '.join(known)}" if known else ""
 
 
 def _convert(kind: Any, value: Any) -> Any:

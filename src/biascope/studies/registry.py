@@ -19,8 +19,8 @@ from typing import Any, Literal, get_args
 import torch
 
 from biascope import files
-from biascope.errors import InputError
-from biascope.studies.options import Option, arguments, merge, near, options_of
+from biascope.errors import InputError, near
+from biascope.studies.options import Option, arguments, merge, options_of
 from biascope.studies.result import StudyResult
 from biascope.studies.runs import Run
 

@@ -13,9 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from biascope import data
-from biascope.errors import InputError
+from biascope.errors import InputError, near
 from biascope.seeds import generator
-from biascope.studies.options import near
 
 EXAMPLES = 512  # read from a data set; panels take fewer
 

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from biascope import nets
-from biascope.errors import BiascopeError, InputError, UnsupportedError
+from biascope.errors import BiascopeError, InputError, UnsupportedError, near
 from biascope.nets import registry
-from biascope.studies.options import near
 
 Factory = Callable[[], nn.Module]
 Shape = tuple[int, ...]
