@@ -146,6 +146,7 @@ def hold(
     loose: list[str] = []
     blind: list[str] = []
     for name, frame in progress(settings.items(), "optimisers", total=len(settings)):
+        _warm_up(run, problem, frame)
         best[name], spent[name], surrounded, stuck = search(run, problem, frame, trials, trial, extend)
         loose += [] if surrounded else [NAMES[name]]
         blind += [NAMES[name]] if stuck else []
@@ -198,8 +199,6 @@ def cached(run: Run, problem: Problem, setting: Setting, seed: int) -> Row:
 
 def train(run: Run, problem: Problem, setting: Setting, seed: int) -> dict[str, Value]:
     """Losses on (at most `LOOK` of) the training images and seconds of training, every few steps; inf once diverged."""
-    if torch.device(run.device).type == "cuda":
-        _steps(problem, *_begin(run, problem, setting, seed), _indices(run, setting, seed, 0, 2, len(problem.x)))
     net, opt = _begin(run, problem, setting, seed)
     losses, seconds, clock = [evaluate(problem, net)], [0.0], 0.0
     for start, stop in zip(setting.ticks, setting.ticks[1:]):
@@ -217,6 +216,12 @@ def train(run: Run, problem: Problem, setting: Setting, seed: int) -> dict[str, 
         if len(losses) < len(seconds):
             losses.append(evaluate(problem, net) if math.isfinite(losses[-1]) else math.inf)
     return {"loss": torch.tensor(losses), "seconds": torch.tensor(seconds), "final": min(losses[-1], DIVERGED)}
+
+
+def _warm_up(run: Run, problem: Problem, setting: Setting) -> None:
+    """Two steps of a network that is thrown away: loading kernels and choosing algorithms is not part of training."""
+    if torch.device(run.device).type == "cuda":
+        _steps(problem, *_begin(run, problem, setting, 0), _indices(run, setting, 0, 0, 2, len(problem.x)))
 
 
 def _begin(run: Run, problem: Problem, setting: Setting, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
