@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from biascope.ensembles import SGD, evaluate, outputs, record, stacks, steppers
 from biascope.ensembles.capture import Captured, capture
-from biascope.ensembles.evaluate import Plan
+from biascope.ensembles.evaluate import Evaluator, Plan
 from biascope.ensembles.stacks import Together
 from biascope.ensembles.steppers import CapturedStep, Lane, train_in_turn
 from biascope.ensembles.train import Work
@@ -271,9 +271,21 @@ def test_stacked_networks_train_as_the_loop_does(taped: list[Any]) -> None:
 def test_outputs_by_one_graph_for_all_networks(taped: list[Any]) -> None:
     drawn, (x, _) = record(net).draw(0, 0, 3), data(7)
     with torch.no_grad():
-        found = evaluate._graph(drawn, x, Plan("graph", inputs=3))
+        found = evaluate.Replay(drawn, x, Plan("graph", inputs=3))(drawn)
     assert len(taped) == 1
     assert torch.allclose(found, outputs(drawn, x, engine="loop"), atol=1e-5)
+
+
+def test_a_graph_is_captured_once_for_all_groups_of_networks(taped: list[Any]) -> None:
+    initialiser, (x, _) = record(net), data(7)
+    by_graph = Evaluator(x, plan=Plan("graph", inputs=3))
+    for start, stop in ((0, 3), (3, 4), (4, 9)):
+        drawn = initialiser.draw(0, start, stop)
+        assert torch.allclose(by_graph(drawn, total=9 - start), outputs(drawn, x, engine="loop"), atol=1e-5)
+    assert len(taped) == 1
+    other = record(net).draw(1, 0, 2)  # of another template: its parameters may be of other shapes
+    assert torch.allclose(by_graph(other), outputs(other, x, engine="loop"), atol=1e-5)
+    assert len(taped) == 2
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])

@@ -31,8 +31,8 @@ def test_every_network_is_put_into_the_compiled_one(eager: None, channels_last: 
         made = compiled.compiled(drawn, x[:2], "float32", channels_last)
         assert made is not None
         assert compiled.compiled(drawn, x[:2], "float32", channels_last) is made
-        found = evaluate._graph(drawn, x, Plan("graph", 2, channels_last=channels_last), made)
-        again = evaluate._graph(drawn[1:], x, Plan("graph", 2, channels_last=channels_last), made)
+        found = evaluate.Replay(drawn, x, Plan("graph", 2, channels_last=channels_last), made)(drawn)
+        again = evaluate.Replay(drawn, x, Plan("graph", 2, channels_last=channels_last), made)(drawn[1:])
     expected = torch.stack([drawn.module(i)(x) for i in range(3)])
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(again, expected[1:])

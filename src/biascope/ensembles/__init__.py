@@ -1,6 +1,6 @@
 """Thousands of networks at once: drawn as stacks, evaluated and trained together."""
 
-from biascope.ensembles.evaluate import Plan, choose_plan, input_gradients, outputs, scalar_of
+from biascope.ensembles.evaluate import Evaluator, Plan, choose_plan, input_gradients, outputs, scalar_of
 from biascope.ensembles.initialisers import Factory, Initialiser, record
 from biascope.ensembles.networks import Networks
 from biascope.ensembles.sweep import finished, sweep
@@ -8,6 +8,7 @@ from biascope.ensembles.train import SGD, TrainedEnsemble, accuracy, data_order,
 
 __all__ = [
     "SGD",
+    "Evaluator",
     "Factory",
     "Initialiser",
     "Networks",

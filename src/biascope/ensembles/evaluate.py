@@ -94,21 +94,51 @@ def outputs(
         >>> outputs(drawn, torch.ones(5, 3)).shape
         torch.Size([4, 5, 2])
     """
+    if not per_network:
+        return Evaluator(x, engine, precision, max_memory, plan)(networks, total)
     x = _inputs(networks, x, per_network)
-    n = x.shape[1] if per_network else len(x)
     with torch.no_grad(), arithmetic(networks.device, precision):
-        plan = plan or choose_plan(networks, x, per_network, engine, max_memory)
-        if plan.engine == "graph":
-            long = worth_compiling(networks.template, plan.seconds, len(networks), max(total, len(networks)))
-            first = _layout(x[: plan.inputs], plan.channels_last)
-            made = compiled(networks, first, precision, plan.channels_last) if long else None
-            return _graph(networks, x, plan, made)
-        pieces = []
-        for start in range(0, len(networks), plan.networks):
-            group = networks[start : start + plan.networks]
-            own = x[start : start + plan.networks] if per_network else x
-            pieces.append(torch.cat([_run(group, own, i, plan, per_network) for i in range(0, n, plan.inputs)], dim=1))
-        return torch.cat(pieces)
+        return _in_groups(networks, x, plan or choose_plan(networks, x, True, engine, max_memory), True)
+
+
+class Evaluator:
+    """The outputs of one group of networks after another on the same inputs [n, ...]; options as of `outputs`.
+
+    What was captured for the first group serves all: with 10,000 networks in groups of 200, capturing a deep network
+    for each group costs as much as running it.
+
+    Example:
+        >>> from biascope.ensembles import record
+        >>> initialiser, evaluate = record(lambda: nn.Linear(3, 2)), Evaluator(torch.ones(5, 3))
+        >>> [tuple(evaluate(initialiser.draw(0, start, start + 4)).shape) for start in (0, 4)]
+        [(4, 5, 2), (4, 5, 2)]
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        engine: Engine = "auto",
+        precision: Precision = "float32",
+        max_memory: str | int | None = None,
+        plan: Plan | None = None,
+    ) -> None:
+        self.x, self.engine, self.precision, self.max_memory, self.plan = x, engine, precision, max_memory, plan
+        self.replay: Replay | None = None
+
+    def __call__(self, networks: Networks, total: int = 0) -> Tensor:
+        """Outputs [T, n, c]; `total` networks are still to come, these among them."""
+        x, total = _inputs(networks, self.x, False), max(total, len(networks))
+        with torch.no_grad(), arithmetic(networks.device, self.precision):
+            plan = self.plan = self.plan or choose_plan(networks, x, False, self.engine, self.max_memory)
+            if plan.engine != "graph":
+                return _in_groups(networks, x, plan, False)
+            long = worth_compiling(networks.template, plan.seconds, len(networks), total)
+            if self.replay is None or not self.replay.serves(networks, plan, long):
+                self.replay = None  # its memory first
+                first = _layout(x[: plan.inputs], plan.channels_last)
+                made = compiled(networks, first, self.precision, plan.channels_last) if long else None
+                self.replay = Replay(networks, x, plan, made, long)
+            return self.replay(networks)
 
 
 def input_gradients(
@@ -248,7 +278,9 @@ def _measure(networks: Networks, x: Tensor, per_network: bool, engine: Engine, r
         group = networks[: min(plan.networks, 64 if cuda else 4)] if plan.engine == "vmap" else few
         own = x[: len(group)] if per_network else x
         if plan.engine == "graph":
-            seconds = _seconds(lambda: _graph(group, own, plan)) / (len(group) * n)  # noqa: B023
+            replay = Replay(group, own, plan)
+            seconds = _seconds(lambda: replay(group)) / (len(group) * n)  # noqa: B023
+            del replay  # its memory, before the next one is made
         else:
             first = group if plan.engine == "vmap" else group[:1]
             mine = own[: len(first)] if per_network else own
@@ -276,34 +308,56 @@ def _run(group: Networks, x: Tensor, start: int, plan: Plan, per_network: bool) 
     return torch.stack(rows)
 
 
-def _graph(networks: Networks, x: Tensor, plan: Plan, made: Compiled | None = None) -> Tensor:
-    """Each network in turn, copied into the parameters of one captured CUDA graph that runs all inputs."""
-    x, first = _layout(x, plan.channels_last), networks.one(0)
-    if made is None:
-        static = {name: value.clone() for name, value in first.items()}
-        static = _channels_last(static) if plan.channels_last else static
-    else:
-        held = made.values()
-        static = {name: held[name] for name in first}
+def _in_groups(networks: Networks, x: Tensor, plan: Plan, per_network: bool) -> Tensor:
+    """By vmap or in turn, in as many pieces as the plan says."""
+    pieces, n = [], x.shape[1] if per_network else len(x)
+    for start in range(0, len(networks), plan.networks):
+        group = networks[start : start + plan.networks]
+        own = x[start : start + plan.networks] if per_network else x
+        pieces.append(torch.cat([_run(group, own, i, plan, per_network) for i in range(0, n, plan.inputs)], dim=1))
+    return torch.cat(pieces)
 
-    def call(piece: Tensor) -> Tensor:
+
+class Replay:
+    """Networks in turn, each copied into the parameters of one captured CUDA graph that runs all inputs."""
+
+    def __init__(
+        self, networks: Networks, x: Tensor, plan: Plan, made: Compiled | None = None, long: bool = False
+    ) -> None:
+        x, first, template = _layout(x, plan.channels_last), networks.one(0), networks.template
         if made is None:
-            return _call(networks.template, static, piece)
-        return _rows(made.call(piece), piece, networks.template)
+            static = {name: value.clone() for name, value in first.items()}
+            static = _channels_last(static) if plan.channels_last else static
+        else:
+            held = made.values()
+            static = {name: held[name] for name in first}
 
-    def everything() -> Tensor:
-        return torch.cat([call(x[i : i + plan.inputs]) for i in range(0, len(x), plan.inputs)])
+        def call(piece: Tensor) -> Tensor:
+            if made is None:
+                return _call(template, static, piece)
+            return _rows(made.call(piece), piece, template)
 
-    with nullcontext() if made else AffineNorm():
-        run = capture(everything, device=networks.device, warm_up=1)
-    for i in range(len(networks)):
-        own = networks.one(i)
-        torch._foreach_copy_(list(static.values()), [own[name] for name in static])
-        out = run()
-        if i == 0:
-            results = out.new_empty(len(networks), *out.shape)
-        results[i].copy_(out)
-    return results
+        def everything() -> Tensor:
+            return torch.cat([call(x[i : i + plan.inputs]) for i in range(0, len(x), plan.inputs)])
+
+        with nullcontext() if made else AffineNorm():
+            self.run = capture(everything, device=networks.device, warm_up=1)
+        self.static, self.made_for = static, (template, networks.device, networks.dtype, plan, long)
+
+    def serves(self, networks: Networks, plan: Plan, long: bool) -> bool:
+        """Is it for such networks, and compiled where that pays?"""
+        return self.made_for == (networks.template, networks.device, networks.dtype, plan, long or self.made_for[-1])
+
+    def __call__(self, networks: Networks) -> Tensor:
+        """Outputs [T, n, c]."""
+        for i in range(len(networks)):
+            own = networks.one(i)
+            torch._foreach_copy_(list(self.static.values()), [own[name] for name in self.static])
+            out = self.run()
+            if i == 0:
+                results = out.new_empty(len(networks), *out.shape)
+            results[i].copy_(out)
+        return results
 
 
 def _call(template: nn.Module, values: dict[str, Tensor], x: Tensor) -> Tensor:

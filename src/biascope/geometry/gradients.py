@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from biascope.ensembles import Initialiser, Networks, input_gradients, outputs, scalar_of
+from biascope.ensembles import Evaluator, Initialiser, Networks, input_gradients, scalar_of
 from biascope.ensembles.arithmetic import Precision
 from biascope.ensembles.evaluate import Scalarise
 from biascope.errors import InputError, UnsupportedError
@@ -59,29 +59,40 @@ class Sampler:
             own = 4 * sum(p.numel() for p in self.initialiser.template.parameters())
             room = min(4096, 2**30 // (2 * self.dimension), budget(self.max_memory, self.device) // (8 * own))
             size = max(size, room // size * size)
+        evaluate = self._evaluator() if self.method == "finite-difference" and self._at_once == self.dimension else None
         while start < stop:
             end = min(stop, (start // size + 1) * size)
-            yield start, self.rows(start, end, total=stop - start)
+            yield start, self.rows(start, end, stop - start, evaluate)
             start = end
 
-    def rows(self, start: int, stop: int, total: int = 0) -> Tensor:
-        """Gradients [networks, r, D] of networks start, ..., stop - 1, out of `total` that are still to come."""
+    def rows(self, start: int, stop: int, total: int = 0, evaluate: Evaluator | None = None) -> Tensor:
+        """Gradients [networks, r, D] of networks start, ..., stop - 1, out of `total` that are still to come.
+
+        `evaluate` knows all perturbed inputs already, if they are few enough to be held.
+        """
         networks = self.initialiser.draw(self.seed, start, stop, self.device, self.dtype)
         if self.method == "autograd":
             found = input_gradients(networks, self.x[None], scalarise=self.scalarise, max_memory=self.max_memory)
             return found.flatten(2)
         if self.head is None:
-            return self._differences(networks, total)[:, None]
-        rows = self._differences(without_head(networks, self.head), total)
+            return self._differences(networks, total, evaluate)[:, None]
+        rows = self._differences(without_head(networks, self.head), total, evaluate)
         return rows.transpose(1, 2) * math.sqrt(self.head_variance)
 
-    def _differences(self, networks: Networks, total: int) -> Tensor:
+    @property
+    def _at_once(self) -> int:
+        """Input directions whose perturbed inputs are held at once."""
+        return max(1, min(self.dimension, 2**26 // self.dimension))
+
+    def _evaluator(self, start: int = 0) -> Evaluator:
+        x = perturbed(self.x, start, min(start + self._at_once, self.dimension), self.step)
+        return Evaluator(x, precision=self.precision, max_memory=self.max_memory)
+
+    def _differences(self, networks: Networks, total: int, evaluate: Evaluator | None) -> Tensor:
         """Central differences: [T, D] of the scalar output, or [T, D, features]."""
-        D, pieces = self.dimension, []
-        at_once = max(1, min(D, 2**26 // D))
-        for start in range(0, D, at_once):
-            x = perturbed(self.x, start, min(start + at_once, D), self.step)
-            out = outputs(networks, x, precision=self.precision, max_memory=self.max_memory, total=total)
+        pieces = []
+        for start in range(0, self.dimension, self._at_once):
+            out = (evaluate or self._evaluator(start))(networks, total)
             if self.head is None:
                 T, n, c = out.shape
                 out = scalar_of(out.reshape(T * n, c), self.scalarise).reshape(T, n)
