@@ -1,5 +1,6 @@
 """Mutual information from samples: neural bounds, nearest neighbours, and problems with known answers."""
 
+from biascope.information.bottleneck import Bottleneck, discrete_bottleneck
 from biascope.information.bounds import (
     MineObjective,
     donsker_varadhan,
@@ -23,16 +24,22 @@ from biascope.information.problems import (
     sign_mixture_problem,
 )
 from biascope.information.result import EstimateWarning, MutualInformation
+from biascope.information.terms import MineTerm, adaptive_clip, clipped_backward
 
 __all__ = [
+    "Bottleneck",
     "EncodedCritic",
     "Encoder",
     "EstimateWarning",
     "JointCritic",
     "MineObjective",
+    "MineTerm",
     "MutualInformation",
     "Problem",
     "SeparableCritic",
+    "adaptive_clip",
+    "clipped_backward",
+    "discrete_bottleneck",
     "discrete_problem",
     "donsker_varadhan",
     "gaussian_problem",

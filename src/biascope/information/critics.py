@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -149,7 +150,7 @@ class EncodedCritic(nn.Module):
         return scores
 
 
-def paired_scores(critic: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def paired_scores(critic: Callable[..., Tensor], x: Tensor, y: Tensor) -> Tensor:
     """Scores [n] of the rows of x with the rows of y; what a critic returns is checked here."""
     scores = critic(x, y)
     if not isinstance(scores, Tensor) or scores.shape not in {(len(x),), (len(x), 1)}:

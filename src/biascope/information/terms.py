@@ -1,0 +1,101 @@
+"""Mutual information as a term of a loss: to be raised (GANs, ALI) or lowered (the bottleneck), with its own critic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from biascope.errors import InputError
+from biascope.information.bounds import MineObjective, donsker_varadhan
+from biascope.information.critics import paired_scores
+
+
+class MineTerm:
+    """I(x; y) by MINE for your own training loop: `fit` trains the critic on a batch, calling it gives the estimate.
+
+    critic: a module T(x, y) -> [n] for rows of x [n, ...] and y [n, ...]; it is trained in place, by Adam with `lr`.
+    Independent draws are the batch with y moved by one row, so its rows must be in random order. The estimate (nats,
+    Donsker-Varadhan on the batch) is differentiable in x and y; the critic gets no gradient from it. Add
+    `beta * term(x, z)` to a loss to squeeze x out of z. To raise information use `clipped_backward`: it is unbounded.
+    With few `fit`s between changes of x and y the critic lags behind and the estimate is too low.
+
+    Example:
+        >>> from biascope.information import JointCritic
+        >>> rng, scale = torch.Generator().manual_seed(0), torch.tensor(2.0, requires_grad=True)
+        >>> x, noise = torch.randn(512, 1, generator=rng), torch.randn(512, 1, generator=rng)
+        >>> term = MineTerm(JointCritic(1, 1), lr=1e-3)
+        >>> for _ in range(100):
+        ...     nats = term.fit(x, scale * x + noise)  # the truth: log(1 + 2^2) / 2 = 0.80
+        >>> term(x, scale * x + noise).backward()
+        >>> 0.5 < nats < 1.1, scale.grad.item() > 0
+        (True, True)
+    """
+
+    def __init__(self, critic: nn.Module, lr: float = 1e-4, rate: float = 0.01) -> None:
+        parameters = [p for p in critic.parameters() if p.requires_grad]
+        if not parameters or lr <= 0:
+            raise InputError(f"need a critic with parameters to train and lr > 0, got {type(critic).__name__} and {lr}")
+        self.critic = critic
+        self.objective = MineObjective(rate)
+        self.optimizer = torch.optim.Adam(parameters, lr=lr)
+
+    def fit(self, x: Tensor, y: Tensor) -> float:
+        """One step of the critic on pairs x [n, ...], y [n, ...] (no gradient reaches them); the estimate before it."""
+        joint, marginal = self._scores(self.critic, x.detach(), y.detach())
+        value = self.objective(joint, marginal)
+        self.optimizer.zero_grad(set_to_none=True)
+        (-value).backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return float(value.detach())
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        """The estimate [] in nats on pairs x [n, ...], y [n, ...], with gradients to x and y alone."""
+        fixed = {name: p.detach() for name, p in self.critic.named_parameters()}
+        return donsker_varadhan(*self._scores(lambda x, y: functional_call(self.critic, fixed, (x, y)), x, y))
+
+    @staticmethod
+    def _scores(critic: Callable[..., Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if len(x) != len(y) or len(x) < 2:
+            raise InputError(f"x has {len(x)} rows and y {len(y)}: both need the same number, at least 2")
+        scores = paired_scores(critic, torch.cat([x, x]), torch.cat([y, y.roll(1, 0)]))
+        return scores[: len(x)], scores[len(x) :]
+
+
+def adaptive_clip(information: Sequence[Tensor], loss: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The gradient of an information term, made no longer than that of the loss: min(|g_u|, |g_m|) g_m / |g_m| (C.1).
+
+    information (g_m), loss (g_u): gradients of the same parameters, in the same order. Norms are over all of them.
+
+    Example:
+        >>> adaptive_clip([torch.tensor([3.0, 4.0])], [torch.tensor([0.0, 1.0])])[0].tolist()
+        [0.6000000238418579, 0.800000011920929]
+    """
+    if len(information) != len(loss) or not loss:
+        raise InputError(f"{len(information)} gradients of the information, {len(loss)} of the loss: need as many")
+    mine, own = (torch.stack([g.square().sum() for g in row]).sum().sqrt() for row in (information, loss))
+    scale = torch.where(mine > own, own / mine, torch.ones_like(mine))  # also where both are 0
+    return tuple(scale * g for g in information)
+
+
+def clipped_backward(loss: Tensor, information: Tensor, parameters: Iterable[Tensor], beta: float = 1.0) -> None:
+    """Set `.grad` of `parameters` for descending loss - beta * information, with the information's part clipped.
+
+    loss, information: scalars that depend on the parameters (a generator's). See `adaptive_clip`.
+
+    Example:
+        >>> w = torch.tensor([1.0, 1.0], requires_grad=True)
+        >>> clipped_backward(w[0] * 2, 100 * w[1], [w], beta=0.5)
+        >>> w.grad.tolist()
+        [2.0, -1.0]
+    """
+    targets = list(parameters)
+    zero = [torch.zeros_like(p) for p in targets]
+    own = torch.autograd.grad(loss, targets, retain_graph=True, allow_unused=True)
+    mine = torch.autograd.grad(information, targets, allow_unused=True)
+    own_full = [z if g is None else g for g, z in zip(own, zero)]
+    clipped = adaptive_clip([z if g is None else -g for g, z in zip(mine, zero)], own_full)
+    for parameter, a, b in zip(targets, own_full, clipped):
+        parameter.grad = (a + beta * b).detach()
