@@ -1,0 +1,166 @@
+"""Imperfect recovery: networks with a fixed first layer of sines fitted to images, and what they cannot hold.
+
+With one frequency f0 per coordinate, a network on [-1, 1)^2 repeats itself after 1 / f0. For f0 = 1 all DFT bins with
+an odd index are empty whatever the weights, and the mean of the four half-shifted images bounds every training. (Grids
+leave the end point out; with it the empty bins would not be empty.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+
+from biascope.fields import coordinates, fit, recovery_bound
+from biascope.progress import progress
+from biascope.seeds import derive
+from biascope.studies.estimates import above, below, decide
+from biascope.studies.function_space.fields_setting import called, grey_images
+from biascope.studies.pictures import picture
+from biascope.studies.result import Chart, Estimate, Series, StudyResult
+from biascope.studies.runs import Run, Value
+
+EMPTY = 1e-6  # share of the energy at odd bins that float32 may leave
+SLACK = 0.01  # dB over the bound, for rounding
+
+
+@dataclass(frozen=True)
+class Recovering:
+    """Images and how they are fitted."""
+
+    images: Annotated[str, "ellipses (drawn), or a set of `biascope data get`"] = "chest-xray"
+    side: Annotated[int, "pixels along each axis (512 in the paper, whose photograph is not here)"] = 224
+    n: Annotated[int, "images (one in the paper)"] = 5
+    width: Annotated[int, "units of the three hidden layers"] = 256
+    features: Annotated[int, "sines of the network with many frequencies"] = 256
+    steps: Annotated[int, "full-batch steps of Adam"] = 2000
+    lr: Annotated[float, "learning rate"] = 1e-4
+
+
+RECOVERING = Recovering()
+SMOKE = {"images": "ellipses", "side": 16, "n": 3, "width": 32, "features": 32, "steps": 100, "lr": 3e-3}
+LAPTOP = {"side": 56, "n": 3, "width": 96, "features": 128, "steps": 400, "lr": 1e-3}
+
+Build = Callable[[int], nn.Module]  # seed -> network with one output
+
+
+def recover(run: Run, options: Recovering, builds: Mapping[str, Build], claim: str) -> StudyResult:
+    """Fit every image by three networks, named f0 = 1, f0 = 0.5 and the last one with many frequencies; judge them."""
+    ghost, blur, sharp = builds
+    signals = grey_images(options.images, "test", options.n, options.side, derive(run.seed, "images"))
+    r = coordinates((options.side, options.side))
+    jobs = [(name, i) for name in builds for i in range(options.n)]
+
+    def one(name: str, i: int) -> dict[str, Value]:
+        model = builds[name](derive(run.seed, "init", i)).to(run.device)
+        found = fit(model, r, signals[i].to(run.device), steps=options.steps, lr=options.lr)
+        with torch.no_grad():
+            image = found.model(r.to(run.device))[..., 0].double().cpu()
+        run.log(network=name, image=i, psnr=found.psnr)
+        return {"image": image, "psnr": found.psnr}
+
+    made = {job: run.cached(f"{job[0]} {job[1]}", lambda job=job: one(*job)) for job in progress(jobs, "fits")}  # type: ignore[misc]
+    images = {name: torch.stack([torch.as_tensor(made[name, i]["image"]) for i in range(options.n)]) for name in builds}
+    psnr = {name: torch.tensor([float(made[name, i]["psnr"]) for i in range(options.n)]) for name in builds}  # type: ignore[arg-type]
+    bounds = [recovery_bound(image, 1.0) for image in signals]
+    bound = torch.tensor([each.psnr for each in bounds])
+    odd = {name: odd_share(each) for name, each in images.items()}
+    kept = {name: fine_share(each, signals) for name, each in images.items()}
+
+    numbers = {f"PSNR, {name}": Estimate.of(values.tolist()) for name, values in psnr.items()}
+    numbers["bound of PSNR, f0 = 1"] = Estimate.of(bound.tolist())
+    numbers |= {f"energy at odd bins, {name}": Estimate.of(values.tolist()) for name, values in odd.items()}
+    numbers |= {f"fine detail kept, {name}": Estimate.of(values.tolist()) for name, values in kept.items()}
+    gaps = {
+        "over the bound, f0 = 1": Estimate.of((psnr[ghost] - bound).tolist()),
+        f"{blur} - {ghost}": Estimate.of((psnr[blur] - psnr[ghost]).tolist()),
+        f"{sharp} - {blur}": Estimate.of((psnr[sharp] - psnr[blur]).tolist()),
+        f"fine detail, {blur} - {sharp}": Estimate.of((kept[blur] - kept[sharp]).tolist()),
+    }
+    numbers |= {f"difference, {name}": value for name, value in gaps.items()}
+    under, step, higher, coarser = gaps.values()
+    empty = float(odd[ghost].max()) < EMPTY
+    holds = empty and float((psnr[ghost] - bound).max()) < SLACK and above(step) and above(higher) and below(coarser)
+    _draw(run, signals, [each.best for each in bounds], images)
+    said = ", ".join(f"{numbers[f'PSNR, {name}']} dB ({name})" for name in builds)
+    return StudyResult(
+        decide(holds, [step, higher, coarser]),
+        claim,
+        f"PSNR {said}; with f0 = 1 at most {numbers['bound of PSNR, f0 = 1']} dB is possible ({under} over it). "
+        f"Share of energy at odd bins with f0 = 1: at most {float(odd[ghost].max()):.1e}, with f0 = 0.5: "
+        f"{numbers[f'energy at odd bins, {blur}']}. Fine detail kept: {numbers[f'fine detail kept, {blur}']} (f0 = "
+        f"0.5), {numbers[f'fine detail kept, {sharp}']} ({sharp}). {options.n} {called(options.images)} of {options.side} x "
+        f"{options.side} grey pixels stand in for a colour photograph of 512 x 512; width {options.width}, {options.steps} steps; "
+        "errors over images.",
+        numbers,
+        (_chart(builds, psnr, bound),),
+    )
+
+
+def odd_share(images: Tensor) -> Tensor:
+    """Share [n] of the energy of images [n, h, w] at DFT bins with an odd index along any axis.
+
+    Example:
+        >>> odd_share(torch.rand(1, 4, 4).repeat(1, 2, 2)) < 1e-12
+        tensor([True])
+    """
+    power = torch.fft.fft2(images.double()).abs().square()
+    odd = torch.zeros(power.shape[1:], dtype=torch.bool)
+    odd[1::2], odd[:, 1::2] = True, True
+    share: Tensor = power[:, odd].sum(1) / power.sum((1, 2))
+    return share
+
+
+def fine_share(images: Tensor, targets: Tensor) -> Tensor:
+    """How much [n] of the targets' fine detail is recovered: 1 - error / energy, over frequencies beyond side / 8.
+
+    Example:
+        >>> target = torch.rand(1, 16, 16)
+        >>> float(fine_share(target, target)), float(fine_share(torch.zeros(1, 16, 16), target))
+        (1.0, 0.0)
+    """
+    side = targets.shape[-1]
+    f = torch.fft.fftfreq(side, 1 / side)
+    fine = (f[:, None].square() + f.square()).sqrt() > side / 8
+    error, energy = (torch.fft.fft2(x.double()).abs().square()[:, fine].sum(1) for x in (images - targets, targets))
+    share: Tensor = 1 - error / energy
+    return share
+
+
+def _chart(builds: Mapping[str, Build], psnr: Mapping[str, Tensor], bound: Tensor) -> Chart:
+    places = [i + 1 for i in range(len(builds))]
+    means = [Estimate.of(psnr[name].tolist()) for name in builds]
+    return Chart(
+        "psnr",
+        "Recovery of images",
+        "network",
+        "PSNR (dB)",
+        (
+            Series.of("fitted", places, [m.value for m in means], [m.standard_error or 0.0 for m in means], "points"),
+            Series.of("bound for f0 = 1", places, [float(bound.mean())] * len(places), style="dashed"),
+        ),
+        alt="PSNR of three networks: f0 = 1 lies below its bound, f0 = 0.5 higher, many frequencies highest.",
+        x_names=tuple(builds),
+    )
+
+
+def _draw(run: Run, signals: Tensor, best: list[Tensor], images: Mapping[str, Tensor]) -> None:
+    """The first image, the best possible one with f0 = 1 and the three fits, spectra below."""
+    shown = {"image": signals[0], "bound, f0 = 1": best[0]} | {name: each[0] for name, each in images.items()}
+
+    def draw(axes: Any) -> None:
+        for column, (name, image) in enumerate(shown.items()):
+            for axis in axes[:, column]:
+                axis.set_xticks([])
+                axis.set_yticks([])
+            axes[0][column].imshow(image.numpy(), cmap="gray", vmin=0, vmax=1)
+            axes[0][column].set_title(name, fontsize=8)
+            spectrum = torch.fft.fftshift(torch.fft.fft2(image.double() - image.double().mean()).abs())
+            middle = len(image) // 2
+            near = spectrum[middle - 8 : middle + 8, middle - 8 : middle + 8]  # single bins can be seen
+            axes[1][column].imshow((near + 1e-6).log10().numpy(), cmap="magma", vmin=-1, vmax=3)
+
+    picture(run, "recoveries", 2, len(shown), draw, (1.5, 1.6))
