@@ -92,9 +92,9 @@ def recover(run: Run, options: Recovering, builds: Mapping[str, Build], claim: s
         f"PSNR {said}; with f0 = 1 at most {numbers['bound of PSNR, f0 = 1']} dB is possible ({under} over it). "
         f"Share of energy at odd bins with f0 = 1: at most {float(odd[ghost].max()):.1e}, with f0 = 0.5: "
         f"{numbers[f'energy at odd bins, {blur}']}. Fine detail kept: {numbers[f'fine detail kept, {blur}']} (f0 = "
-        f"0.5), {numbers[f'fine detail kept, {sharp}']} ({sharp}). {options.n} {called(options.images)} of {options.side} x "
-        f"{options.side} grey pixels stand in for a colour photograph of 512 x 512; width {options.width}, {options.steps} steps; "
-        "errors over images.",
+        f"0.5), {numbers[f'fine detail kept, {sharp}']} ({sharp}). {options.n} {called(options.images)} of "
+        f"{options.side} x {options.side} grey pixels stand in for a colour photograph of 512 x 512; width "
+        f"{options.width}, {options.steps} steps; errors over images.",
         numbers,
         (_chart(builds, psnr, bound),),
     )

@@ -1,0 +1,133 @@
+"""Fig. 5.8: a SIREN pre-trained on one image for longer and longer, as a dictionary of other images.
+
+Pre-training is full-batch Adam on all pixels of one image. After each number of iterations, E of other images (figure
+5.5), and their test PSNR after a few more iterations (figure 5.7).
+
+Verdict: confirmed if both the area under E and the test PSNR after the longest pre-training are below those of the
+network that was not pre-trained, and the rank correlation of the area with the number of iterations is negative, by
+two standard errors over seeds (each has its own weights and its own image).
+"""
+
+from typing import Annotated
+
+import torch
+
+from biascope.fields import fit
+from biascope.progress import progress
+from biascope.seeds import derive
+from biascope.studies.estimates import below, curve, decide, mean_error, spearman
+from biascope.studies.function_space.fields_setting import (
+    LAPTOP,
+    SETTING,
+    SMOKE,
+    THRESHOLDS,
+    Field,
+    Setting,
+    areas,
+    atoms_of,
+    first_steps,
+    half,
+    start,
+)
+from biascope.studies.registry import study
+from biascope.studies.result import Chart, Estimate, Series, StudyResult
+from biascope.studies.runs import Run, Value
+
+CLAIM = "Pre-training on one image for longer moves the energy of others to small eigenvalues and lowers PSNR."
+
+
+@study(
+    "fields/fig5.8",
+    paper="function-space",
+    figure="5.8",
+    claim=CLAIM,
+    sizes={
+        "smoke": SMOKE | {"pretraining": (0, 30, 200), "pretraining_lr": 1e-3, "lr": 1e-3, "seeds": 3},
+        "laptop": LAPTOP | {"n": 20, "pretraining": (0, 30, 100, 300, 1000), "pretraining_lr": 4e-4, "lr": 4e-4},
+        "paper": {},
+    },
+)
+def fig5_8(
+    run: Run,
+    *,
+    setting: Setting = SETTING,
+    w0: Annotated[float, "first frequency of the SIREN"] = 30.0,
+    pretraining: Annotated[tuple[int, ...], "iterations on the one image (not given in the text)"] = (
+        0, 10, 100, 1000, 5000),
+    pretraining_lr: Annotated[float, "of Adam, on the one image"] = 1e-4,
+    iterations: Annotated[int, "of the fits to other images"] = 10,
+    lr: Annotated[float, "of Adam, in the fits to other images"] = 1e-4,
+) -> StudyResult:  # fmt: skip
+    """Energy and PSNR of other images after pre-training on one."""
+    counts = tuple(sorted({0, *pretraining}))
+    made = [run.cached(f"seed {seed}", lambda seed=seed: _one(run, setting, seed, w0, counts, pretraining_lr,  # type: ignore[misc]
+                                                              iterations, lr))
+            for seed in progress(range(setting.seeds), "seeds")]  # fmt: skip
+    shares = torch.stack([torch.as_tensor(each["shares"]) for each in made])  # [seeds, counts, q]
+    test = torch.stack([torch.as_tensor(each["test"]) for each in made])  # [seeds, counts]
+    area = areas(shares)
+    fall, lower = (Estimate.of((each[:, -1] - each[:, 0]).tolist()) for each in (area, test))
+    ranks = Estimate.of([spearman(counts, row) for row in area.tolist()])
+    numbers = {"change of the area under E": fall, "change of the test PSNR": lower}
+    numbers["rank correlation of iterations and area"] = ranks
+    for i, count in enumerate(counts):
+        numbers[f"area under E after {count}"] = Estimate.of(area[:, i].tolist())
+        numbers[f"test PSNR after {count}"] = Estimate.of(test[:, i].tolist())
+    places = [count + 1 for count in counts]
+    return StudyResult(
+        decide(below(fall) and below(lower) and below(ranks), [fall, lower, ranks]),
+        CLAIM,
+        f"{counts[-1]} iterations on one image change the area under E of others by {fall} (from "
+        f"{numbers['area under E after 0']}; rank correlation with the iterations {ranks}) and their test PSNR after "
+        f"{iterations} iterations by {lower} dB (from {numbers['test PSNR after 0']}). SIREN with w0 = {w0:g}. "
+        f"{setting.said} Errors over seeds.",
+        numbers,
+        (
+            Chart(
+                "energy",
+                "Energy of other images after pre-training on one",
+                "eigenvalue relative to the largest, at least",
+                "share of energy E",
+                tuple(
+                    Series.of(f"{c} iterations", THRESHOLDS, *mean_error(shares[:, i])) for i, c in enumerate(counts)
+                ),
+                alt="E of other images over the eigenvalue, one curve for each length of pre-training.",
+                log_x=True,
+            ),
+            Chart(
+                "psnr",
+                "PSNR of other images after pre-training on one",
+                "iterations of pre-training, plus 1",
+                f"test PSNR after {iterations} iterations (dB)",
+                (curve("other images", places, test),),
+                alt="Test PSNR on other images against the length of pre-training on one image.",
+                log_x=True,
+            ),
+        ),
+    )
+
+
+def _one(
+    run: Run,
+    setting: Setting,
+    seed: int,
+    w0: float,
+    counts: tuple[int, ...],
+    pretraining_lr: float,
+    iterations: int,
+    lr: float,
+) -> dict[str, Value]:
+    """Mean E [counts, q] and mean test PSNR [counts] of one seed."""
+    signals = setting.signals(derive(run.seed, "images", seed), setting.n + 1)
+    one, others = signals[0], signals[1:]
+    mask = half(setting.side, derive(run.seed, "pixels", seed))
+    drawn = start(run, Field("siren", w0), setting, seed)
+    shares, test = [], []
+    for count in counts:  # each from the beginning: the last one is the most of the work
+        r = setting.grid.to(run.device)
+        model = fit(drawn, r, one.to(run.device), steps=count, lr=pretraining_lr).model if count else drawn
+        shares.append(atoms_of(model, setting).energy(others, THRESHOLDS).mean)
+        after = first_steps(model, setting.grid, others, mask, steps=iterations, lr=lr, optimiser="adam")[1]
+        test.append(after[:, -1].mean())
+        run.log(seed=seed, iterations=count, test_psnr=float(test[-1]))
+    return {"shares": torch.stack(shares), "test": torch.stack(test)}
