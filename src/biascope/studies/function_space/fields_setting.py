@@ -16,6 +16,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from biascope import data, nets
+from biascope.data.catalogue import source
 from biascope.errors import InputError
 from biascope.fields import Dictionary, coordinates, dictionary, meta_learn
 from biascope.seeds import derive, generator
@@ -237,11 +238,11 @@ def grey_images(name: str, split: Literal["train", "test"], n: int, side: int, s
     """
     if name == "ellipses":
         return ellipses(n, side, seed)
-    found = data.load(name, None if name == "quickdraw" else split, dtype=torch.uint8)
+    found = data.load(name, split, dtype=torch.uint8)
     if len(found) < n:
         raise InputError(f"{name} has {len(found)} images in its {split} split, {n} were asked for")
     order = torch.randperm(len(found), generator=generator(seed, "images"))[:n]
-    x = found.x[order].float() / (16.0 if name == "digits" else 255.0)
+    x = found.x[order].float() / source(name).max_value
     weights = torch.tensor([0.299, 0.587, 0.114]) if x.shape[1] == 3 else torch.ones(1)
     grey = (x * weights[:, None, None]).sum(1, keepdim=True)
     if grey.shape[-1] < side:
