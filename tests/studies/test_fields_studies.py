@@ -26,7 +26,7 @@ from biascope.studies.function_space.fields_setting import (
     half,
     start,
 )
-from biascope.studies.function_space.fig5_6 import principal
+from biascope.studies.function_space.fig5_6 import mean_frequencies, principal
 from biascope.studies.function_space.recovering import fine_share, odd_share
 
 Results = dict[str, tuple[Run, StudyResult]]
@@ -258,3 +258,13 @@ def test_principal_components_span_a_planted_space() -> None:
     weights = torch.randn(20, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     found = principal((weights @ basis.T).reshape(20, 4, 4), 3)
     torch.testing.assert_close(found @ found.T, basis @ basis.T)
+
+
+def test_mean_frequency_does_not_see_edges_that_do_not_meet() -> None:
+    side = 32
+    slope = torch.linspace(-1, 1, side, dtype=torch.float64).expand(1, side, side)  # half a cycle, a jump at the edge
+    assert 0.5 <= float(mean_frequencies(slope)) < 0.55
+    m, n = 6, 8
+    i = torch.arange(side, dtype=torch.float64) + 0.5
+    wave = torch.cos(torch.pi * i * m / side)[:, None] * torch.cos(torch.pi * i * n / side)
+    assert float(mean_frequencies(wave[None])) == pytest.approx(math.hypot(m, n) / 2)

@@ -6,6 +6,7 @@ Pre-training is full-batch Adam on all pixels of one image. After each number of
 Verdict: confirmed if both the area under E and the test PSNR after the longest pre-training are below those of the
 network that was not pre-trained, and the rank correlation of the area with the number of iterations is negative, by
 two standard errors over seeds (each has its own weights and its own image).
+(Changed after the first laptop run, which ended after 1,000 iterations: up to 10,000, as the text gives no numbers.)
 """
 
 from typing import Annotated
@@ -43,7 +44,7 @@ CLAIM = "Pre-training on one image for longer moves the energy of others to smal
     claim=CLAIM,
     sizes={
         "smoke": SMOKE | {"pretraining": (0, 30, 200), "pretraining_lr": 1e-3, "lr": 1e-3, "seeds": 3},
-        "laptop": LAPTOP | {"n": 20, "pretraining": (0, 30, 100, 300, 1000), "pretraining_lr": 4e-4, "lr": 4e-4},
+        "laptop": LAPTOP | {"n": 20, "pretraining": (0, 100, 1000, 10_000), "pretraining_lr": 4e-4, "lr": 4e-4},
         "paper": {},
     },
 )
@@ -53,7 +54,7 @@ def fig5_8(
     setting: Setting = SETTING,
     w0: Annotated[float, "first frequency of the SIREN"] = 30.0,
     pretraining: Annotated[tuple[int, ...], "iterations on the one image (not given in the text)"] = (
-        0, 10, 100, 1000, 5000),
+        0, 100, 1000, 10_000),
     pretraining_lr: Annotated[float, "of Adam, on the one image"] = 1e-4,
     iterations: Annotated[int, "of the fits to other images"] = 10,
     lr: Annotated[float, "of Adam, in the fits to other images"] = 1e-4,
@@ -73,13 +74,15 @@ def fig5_8(
     for i, count in enumerate(counts):
         numbers[f"area under E after {count}"] = Estimate.of(area[:, i].tolist())
         numbers[f"test PSNR after {count}"] = Estimate.of(test[:, i].tolist())
+    said = {name: ", ".join(f"{v:.{k}f}" for v in each.mean(0)) for name, k, each in (("E", 3, area), ("dB", 1, test))}
     places = [count + 1 for count in counts]
     return StudyResult(
         decide(below(fall) and below(lower) and below(ranks), [fall, lower, ranks]),
         CLAIM,
         f"{counts[-1]} iterations on one image change the area under E of others by {fall} (from "
         f"{numbers['area under E after 0']}; rank correlation with the iterations {ranks}) and their test PSNR after "
-        f"{iterations} iterations by {lower} dB (from {numbers['test PSNR after 0']}). SIREN with w0 = {w0:g}. "
+        f"{iterations} iterations by {lower} dB (from {numbers['test PSNR after 0']}). After {', '.join(map(str, counts))} "
+        f"iterations the areas are {said['E']}, the PSNR {said['dB']} dB. SIREN with w0 = {w0:g}. "
         f"{setting.said} Errors over seeds.",
         numbers,
         (
