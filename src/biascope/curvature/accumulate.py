@@ -31,15 +31,18 @@ from biascope.layers import (
     per_example_gradients,
     recorded,
 )
+from biascope.layers.blocks import Layout
+from biascope.layers.record import Use
 from biascope.layers.rows import all_gradients, use_rows
-from biascope.layers.rules import MatrixRule
+from biascope.layers.rules import Linear, MatrixRule
 from biascope.memory import budget, parse_bytes
 
 CHUNK_BYTES = {"cpu": 2**28, "cuda": 2**34}  # factors of one chunk; a CPU gains nothing from more
 CACHE_BYTES = 2**24  # gradients of one chunk that a CPU likes to see again
 FEW = 256  # examples per pass below which a processor is not busy
 SMALL = 2**28  # bytes for which nobody asks how much memory is free: the question costs as much as a small layer
-NARROW = 1024  # outputs per example up to which they are kept to be looked at later
+NARROW = 64  # outputs per example up to which they are kept to be looked at later
+LATER = {"cpu": 1, "cuda": 32}  # chunks after which they are: a GPU that had to answer every time would stand still
 
 
 @dataclass(frozen=True)
@@ -233,7 +236,8 @@ class Stream:
                 "(control flow that depends on the data); evaluate such examples in separate calls"
             )
         z = tape.rows.detach()
-        self.refuse_nonfinite()  # of the examples before
+        if len(self._unread) >= LATER.get(f.device.type, 1):
+            self.refuse_nonfinite()  # of the examples before
         self._unread.append((start, z if z.shape[1] <= NARROW else largest_magnitude(z)))
         if not self.family.tolerant:
             self.refuse_nonfinite()
@@ -247,6 +251,11 @@ class Stream:
 def largest_magnitude(z: Tensor) -> Tensor:
     """Of each row of z [n, c]: [n]; NaN and infinity stay what they are."""
     return z.abs().amax(1)
+
+
+def is_plain(layout: Layout, use: Use) -> bool:
+    """Are these the rows of a linear layer, examples first? Its rule takes them as they are."""
+    return isinstance(use.rule, Linear) and layout.dim == 0 and layout.m == 1
 
 
 def factors_of(
@@ -266,7 +275,8 @@ def factors_of(
             assert slot is not None
             if g is None:
                 g = torch.zeros(size, *tape.uses[i].out_shape, dtype=f.dtype, device=f.device)
-            grads[i].append(slot.output.example_major_each(g, n))
+            plain = is_plain(slot.output, tape.uses[i])
+            grads[i].append(g if plain else slot.output.example_major_each(g, n))
         for b in small:
             for i in b.uses:
                 g = flow[i]
@@ -284,7 +294,7 @@ def factors_of(
             slots = [found.slots[i] for i in b.uses]
             rules = [u.rule for u in uses if isinstance(u.rule, MatrixRule)]
             saved = [
-                s.input.example_major(u.input, n)
+                u.input if is_plain(s.input, u) else s.input.example_major(u.input, n)
                 for u, s in zip(uses, slots)
                 if s is not None and s.input is not None and u.input is not None
             ]

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from biascope.layers import Factor, MatrixFactor
 from biascope.layers.factors import some
@@ -111,6 +110,14 @@ def add_rows(total: Tensor | None, X: Tensor) -> Tensor:
         total = X.new_zeros(X.shape[1], X.shape[1]) if total is None else total
         add_second_moment(total[None], X.T[None])
         return total
+    whole = len(X) // TERMS
+    if whole > 1 and X.device.type not in CACHED:  # one operation, and more work at once than one product gives a GPU
+        blocks = some(X, slice(0, whole * TERMS)).view(whole, TERMS, -1)
+        product = torch.bmm(blocks.transpose(1, 2), blocks).sum(0)
+        total = product if total is None else total.add_(product)
+        if len(X) == whole * TERMS:
+            return total
+        X = X[whole * TERMS :]
     for terms in torch.split(X, TERMS) if len(X) > TERMS else (X,):
         total = torch.mm(terms.T, terms) if total is None else total.addmm_(terms.T, terms)
     assert total is not None
@@ -120,7 +127,7 @@ def add_rows(total: Tensor | None, X: Tensor) -> Tensor:
 def add_homogeneous(total: Tensor | None, X: Tensor) -> Tensor:
     """`add_rows` of X [N, d] beside a column of ones: [d + 1, d + 1]."""
     if X.numel() <= PADDED.get(X.device.type, 0):
-        return add_rows(total, F.pad(X, (0, 1), value=1.0))
+        return add_rows(total, torch.cat([X, X.new_ones(len(X), 1)], 1))
     if total is None:
         total = X.new_zeros(X.shape[1] + 1, X.shape[1] + 1)
     add_rows(total[:-1, :-1], X)
@@ -157,7 +164,7 @@ def mean_moment(total: Tensor, count: int) -> Tensor:
     """A second moment's sum over `count`, made exactly symmetric."""
     if is_triangular(total.shape[-1], total.device):
         return symmetric(total).div_(count)
-    return (total + total.mT).mul_(0.5 / count)
+    return (total + total.transpose(-2, -1)).mul_(0.5 / count)
 
 
 def symmetric(total: Tensor) -> Tensor:
@@ -214,7 +221,10 @@ def squared_sums(G: Tensor, A: Tensor) -> Tensor:
 
 def squares(G: Tensor) -> Tensor:
     """sum_k G_k * G_k for G [k, ...], without a temporary of that size."""
-    if len(G) > 1 and G.device.type not in CACHED:
+    if len(G) == 1:
+        g = G[0]
+        return g * g
+    if G.device.type not in CACHED:
         norms: Tensor = torch.linalg.vector_norm(G, dim=0)
         return norms.square_()
     total = G[0].square()

@@ -10,17 +10,19 @@ from torch import Tensor
 
 
 def finite(tensors: Sequence[Tensor]) -> list[bool]:
-    """For each tensor: is every entry a number? Smallest and largest tell, in one pass each and one synchronisation.
+    """For each tensor: is every entry a number?
+
+    The norms tell, with one operation and one synchronisation for all. Only where a norm is none (an entry is none, or
+    large enough for its square to overflow) are the smallest and largest entries looked at.
 
     Example:
         >>> finite([torch.ones(2), torch.tensor([1.0, float("inf")])])
         [True, False]
     """
-    some = [t for t in tensors if t.numel()]
-    if not some:
+    some = [t for t in tensors if t.numel() and t.is_floating_point()]
+    if not some or all(map(isfinite, torch.stack(torch._foreach_norm(some)).tolist())):
         return [True] * len(tensors)
-    extremes = iter(torch.stack([e for t in some for e in torch.aminmax(t)]).tolist())
-    return [not t.numel() or (isfinite(next(extremes)) & isfinite(next(extremes))) for t in tensors]
+    return [not t.numel() or all(map(isfinite, torch.stack(torch.aminmax(t)).tolist())) for t in tensors]
 
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:

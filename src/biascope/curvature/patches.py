@@ -154,8 +154,8 @@ class PatchMoment:
         else:  # many products at once
             view = (blocks, terms, c), (terms * c, c, 1)
             left = X.as_strided(*view, margin * c).mT
-            for moment, step in zip(sums, steps):
-                moment += torch.bmm(left, X.as_strided(*view, (margin + step) * c)).sum(0)
+            parts = [torch.bmm(left, X.as_strided(*view, (margin + step) * c)).sum(0) for step in steps]
+            torch._foreach_add_(sums[: len(parts)], parts)
         if self.form.strips:
             first = torch.arange(margin, margin + length, hp * wp, device=self.device)[:, None]
             done = len(steps)

@@ -140,12 +140,13 @@ class DiagonalSum(Sum):
     def _add_plain(self, factor: MatrixFactor) -> None:
         """(g * g)^T (a * a), the first time without zeros to add to."""
         for s in pieces_of(factor, 2 * squared_cost(factor, False)):
-            gg, aa = squares(factor.plain_gradients(s)), factor.plain_inputs(s).square()
+            gg, a = squares(factor.plain_gradients(s)), factor.plain_inputs(s)
+            aa = a * a  # one operation; `square` takes several
             left, right = (aa, gg) if factor.rules[0].input_major else (gg, aa)
             shape = left.shape[1], right.shape[1]
             if self.d is None:
                 self._begin(gg.new_empty(self.space.numel(self.unit.names)))
-                torch.mm(left.T, right, out=self.weight.view(shape))
+                torch.mm(left.transpose(0, 1), right, out=self.weight.view(shape))
                 if factor.has_bias:
                     torch.sum(gg, 0, out=self.bias)
             else:

@@ -32,7 +32,7 @@ def some(t: Tensor, s: slice, dim: int = 0) -> Tensor:
 
 @dataclass
 class MatrixFactor:
-    """Inputs [n, m, ...] and output gradients [k, n, m, ...] of every use of a weight."""
+    """Inputs [n, m, ...] and output gradients [k, n, m, ...] of every use of a weight (linear ones may lack m = 1)."""
 
     block: Block
     rules: list[MatrixRule]
@@ -91,12 +91,12 @@ class MatrixFactor:
     def plain_inputs(self, s: slice) -> Tensor:
         """[b, d_in] of some examples, where `is_plain`."""
         a = some(self.inputs[0], s)
-        return a.reshape(a.shape[0], a.shape[-1])
+        return a if a.dim() == 2 else a.reshape(a.shape[0], a.shape[-1])
 
     def plain_gradients(self, s: slice) -> Tensor:
         """[k, b, d_out] of some examples, where `is_plain`."""
         g = some(self.grads[0], s, 1)
-        return g.reshape(g.shape[0], g.shape[1], g.shape[-1])
+        return g if g.dim() == 3 else g.reshape(g.shape[0], g.shape[1], g.shape[-1])
 
     @property
     def is_embedding(self) -> bool:
