@@ -1,0 +1,139 @@
+"""GANs in the plane, without and with a term for the information between samples and code (Eq. 17 with log D)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from biascope.progress import progress
+from biascope.seeds import derive, generator
+from biascope.studies.estimates import curve
+from biascope.studies.mine.stacks import PairCritic, Stack, StackedMine, descend
+from biascope.studies.pictures import picture
+from biascope.studies.result import Chart, Estimate
+from biascope.studies.runs import Run, Value
+
+BETAS = (0.5, 0.999)  # of Adam, as in ALI (the text gives only the rate)
+POINTS = 20  # of a curve
+Measure = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Everything but the weight of the information, which both arms share."""
+
+    steps: int
+    batch: int
+    lr: float
+    generator_width: int
+    width: int
+    noise: int
+    code: int
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Samples [S, m, 2] at the end; two measures [S, k] of samples and the information [S, k] at `at` [k] steps."""
+
+    samples: Tensor
+    first: Tensor
+    second: Tensor
+    nats: Tensor
+    at: Tensor
+
+
+def train(points: Tensor, beta: float, setting: Setting, seeds: Sequence[int], seed: int, measure: Measure,
+          samples: int) -> Trained:  # fmt: skip
+    """One GAN for every seed, on points [n, 2]. A step: discriminator, statistics network (if beta), generator.
+
+    The generator descends -log D(G) - beta I(G; code) with adaptive clipping. Data and latent draws do not depend on
+    beta, nor do the initial networks.
+    """
+    device = points.device
+    s, latent = len(seeds), setting.noise + setting.code
+    g = Stack([latent, *[setting.generator_width] * 2, 2], "leaky", seeds, "generator", batch_norm=True).to(device)
+    d = Stack([2, *[setting.width] * 3, 1], "leaky", seeds, "discriminator").to(device)
+    t = PairCritic(Stack([2 + setting.code, *[setting.width] * 3, 1], "elu", seeds, "statistics")).to(device)
+    mine = StackedMine(t, setting.lr, BETAS)
+    g_step, d_step = (torch.optim.Adam(net.parameters(), lr=setting.lr, betas=BETAS) for net in (g, d))
+    rows, draws = (generator(seed, name, device=device) for name in ("batches", "latent"))
+    final = torch.randn(s, samples, latent, generator=generator(seed, "samples", device=device), device=device)
+    every = max(1, setting.steps // POINTS)
+    kept: dict[str, list[Tensor]] = {"first": [], "second": [], "nats": []}
+    at = []
+    nats = torch.zeros(s, device=device)
+    for step in progress(range(1, setting.steps + 1), f"beta = {beta:g}", leave=False):
+        real = points[torch.randint(len(points), (s, setting.batch), generator=rows, device=device)]
+        z = torch.randn(s, setting.batch, latent, generator=draws, device=device)
+        fake, code = g(z), z[..., : setting.code]
+        loss = (softplus(-d(real)) + softplus(d(fake.detach()))).mean((1, 2))
+        descend(d_step, d.parameters(), loss)
+        information = None
+        if beta:
+            nats = mine.fit(fake, code)
+            information = mine(fake, code)
+        descend(g_step, g.parameters(), softplus(-d(fake)).mean((1, 2)), information, beta)
+        if step % every == 0:
+            with torch.no_grad():
+                first, second = measure(g(final))
+            for name, value in (("first", first), ("second", second), ("nats", nats)):
+                kept[name].append(value.cpu())
+            at.append(step)
+    with torch.no_grad():
+        made = g(final).cpu()
+    curves = {name: torch.stack(values, 1) for name, values in kept.items()}
+    return Trained(made, curves["first"], curves["second"], curves["nats"], torch.tensor(at))
+
+
+def both_arms(run: Run, points: Tensor, beta: float, setting: Setting, seeds: int, measure: Measure, samples: int
+              ) -> dict[str, Trained]:  # fmt: skip
+    """The GAN and the GAN with MINE, from the run folder where they are there already."""
+    members = [derive(run.seed, "member", i) for i in range(seeds)]
+    points = points.to(run.device)
+
+    def compute(weight: float) -> dict[str, Value]:
+        made = train(points, weight, setting, members, derive(run.seed, "gan"), measure, samples)
+        run.log(beta=weight, **{f"measure {i}": float(v) for i, v in enumerate(made.first[:, -1])})
+        return dict(vars(made))
+
+    found: dict[str, Any] = {}
+    for name, weight in (("GAN", 0.0), ("GAN + MINE", beta)):
+        stored = run.cached(name, lambda w=weight: compute(w))  # type: ignore[misc]
+        found[name] = Trained(**stored)  # type: ignore[arg-type]
+    return found
+
+
+def last(found: Trained, field: str) -> Estimate:
+    """A measure at the end of training, over seeds."""
+    return Estimate.of(getattr(found, field)[:, -1].tolist())
+
+
+def gain(found: dict[str, Trained]) -> Estimate:
+    """The first measure with MINE less that without, of the same seeds."""
+    return Estimate.of((found["GAN + MINE"].first[:, -1] - found["GAN"].first[:, -1]).tolist())
+
+
+def chart(found: dict[str, Trained], name: str, title: str, label: str, alt: str) -> Chart:
+    """The first measure over training, of both arms."""
+    series = tuple(curve(arm, made.at, made.first.double()) for arm, made in found.items())
+    return Chart(name, title, "iteration", label, series, alt=alt, caption="Mean over seeds, with standard errors.")
+
+
+def scatter(run: Run, name: str, points: Tensor, found: dict[str, Trained], limit: float) -> None:
+    """Data and samples of both arms, first seed."""
+    panels = {"data": points[: found["GAN"].samples.shape[1]], **{arm: made.samples[0] for arm, made in found.items()}}
+
+    def draw(axes: Any) -> None:
+        for axis, (title, cloud) in zip(axes.flat, panels.items()):
+            axis.scatter(*cloud.cpu().T.numpy(), s=1.5, linewidths=0, alpha=0.6, rasterized=True)
+            axis.set_xlim(-limit, limit)
+            axis.set_ylim(-limit, limit)
+            axis.set_aspect("equal")
+            axis.set_title(title)
+
+    picture(run, name, 1, 3, draw)
