@@ -81,9 +81,9 @@ def fig5_8(
         CLAIM,
         f"{counts[-1]} iterations on one image change the area under E of others by {fall} (from "
         f"{numbers['area under E after 0']}; rank correlation with the iterations {ranks}) and their test PSNR after "
-        f"{iterations} iterations by {lower} dB (from {numbers['test PSNR after 0']}). After {', '.join(map(str, counts))} "
-        f"iterations the areas are {said['E']}, the PSNR {said['dB']} dB. SIREN with w0 = {w0:g}. "
-        f"{setting.said} Errors over seeds.",
+        f"{iterations} iterations by {lower} dB (from {numbers['test PSNR after 0']}). After "
+        f"{', '.join(map(str, counts))} iterations the areas are {said['E']}, the PSNR {said['dB']} dB. SIREN with "
+        f"w0 = {w0:g}. {setting.said} Errors over seeds.",
         numbers,
         (
             Chart(
