@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from math import sqrt
 
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from biascope.curvature.finite import all_finite
 from biascope.errors import InputError
+
+THREADS = 8  # eigendecompositions at a time on a GPU
 
 
 def batched_eigh(S: Tensor) -> tuple[Tensor, Tensor]:
@@ -26,17 +29,12 @@ def eigh_of(matrices: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
     """
     if not all_finite(matrices):
         raise InputError("a Kronecker factor holds NaN or infinity: the outputs or gradients overflowed")
-    found: list[tuple[Tensor, Tensor] | None] = []
-    doubts: list[Tensor] = []
+    found = _side_by_side(matrices) if matrices[0].is_cuda and len(matrices) > 1 else [_eigh(S) for S in matrices]
     certain = torch.zeros((), dtype=torch.float64, device=matrices[0].device)
-    for S in matrices:
-        try:
-            values, U = torch.linalg.eigh(S)  # reads one triangle
-            found.append((values, U))
-            doubts.append(certain if S.dtype == torch.float64 else eigen_error(S, values, U))
-        except RuntimeError:  # the solver did not converge in single precision
-            found.append(None)
-            doubts.append(certain)
+    doubts = [
+        certain if pair is None or S.dtype == torch.float64 else eigen_error(S, *pair)
+        for S, pair in zip(matrices, found)
+    ]
     errors = torch.stack(doubts).tolist()
     out = []
     for S, pair, error in zip(matrices, found, errors):
@@ -46,6 +44,35 @@ def eigh_of(matrices: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         U = (U * peak.sign()).contiguous()  # as it comes back from a file
         out.append((values.to(S.dtype), U.to(S.dtype)))
     return out
+
+
+def _eigh(S: Tensor) -> tuple[Tensor, Tensor] | None:
+    try:
+        values, U = torch.linalg.eigh(S)  # reads one triangle
+    except RuntimeError:  # the solver did not converge in single precision
+        return None
+    return values, U
+
+
+def _side_by_side(matrices: Sequence[Tensor]) -> list[tuple[Tensor, Tensor] | None]:
+    """Every matrix by a thread and on a stream of its own: one eigendecomposition leaves most of a GPU idle."""
+    device = matrices[0].device
+    here = torch.cuda.current_stream(device)
+
+    def work(S: Tensor) -> tuple[Tensor, Tensor] | None:
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(here)
+        with torch.cuda.stream(stream):
+            pair = _eigh(S)
+        stream.synchronize()
+        for tensor in pair or ():
+            tensor.record_stream(here)  # made on one stream, used on another
+        return pair
+
+    largest_first = sorted(range(len(matrices)), key=lambda i: -matrices[i].shape[-1])
+    with ThreadPoolExecutor(THREADS) as pool:
+        pending = {i: pool.submit(work, matrices[i]) for i in largest_first}
+        return [pending[i].result() for i in range(len(matrices))]
 
 
 def eigen_error(S: Tensor, values: Tensor, U: Tensor) -> Tensor:
