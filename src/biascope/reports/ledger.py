@@ -1,7 +1,8 @@
 """The ledger: every claim of the papers joined with the finished runs that test it, never typed by hand.
 
 A claim with several runs (sizes, networks, devices) has one row per run, the largest size first; a claim without any
-says why: no study exists yet, nobody has committed a run, or the published setting cannot be had.
+says why: no study exists yet, nobody has committed a run, or the published setting cannot be had. What a run on a
+stand-in found is told in its row; the claim itself stays "not tested".
 """
 
 import os
@@ -82,8 +83,7 @@ def ledger(folder: str | Path = "reproductions") -> Ledger:
     for claim in _all_claims():
         mine = [run for run in runs if claim.tested_by(run.study, run.options)]
         rows += [
-            Row(claim, run.verdict, run.measured, run.study, run.size, run.settings, run.device, run.path)
-            for run in mine
+            Row(claim, *_judged(claim, run), run.study, run.size, run.settings, run.device, run.path) for run in mine
         ] or [Row(claim, "not tested", _why(claim), claim.studies[0] if claim.studies else "")]
     return Ledger(rows)
 
@@ -98,6 +98,13 @@ def _all_claims() -> list[Claim]:
     ]
     order = list(PAPERS)
     return sorted([*claims(), *extra], key=lambda claim: order.index(claim.paper))
+
+
+def _judged(claim: Claim, run: _Finished) -> tuple[str, str]:
+    """Verdict and measurement. A run on a stand-in does not test the claim: what it found is told, and not counted."""
+    if not claim.stand_in:
+        return run.verdict, run.measured
+    return "not tested", f"On a stand-in ({claim.stand_in}): {run.verdict}. {run.measured}"
 
 
 def _why(claim: Claim) -> str:

@@ -27,6 +27,7 @@ class Claim:
     also: str = ""  # the same figure in another document
     where: Mapping[str, Any] = field(default_factory=dict, hash=False)  # options a run must have to test this claim
     why: str = ""  # why it cannot be tested as published, where it cannot
+    stand_in: str = ""  # what its studies run on instead; such a run says nothing sure about the document's own claim
 
     def tested_by(self, study: str, options: Mapping[str, Any]) -> bool:
         """Whether a run of that study with those options tests this claim."""

@@ -1,0 +1,63 @@
+"""Charts and sentences that the studies of task arithmetic share."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from biascope.studies.estimates import curve, mean_error
+from biascope.studies.function_space.task_measures import Maps
+from biascope.studies.function_space.task_networks import HERE, LABELS, Setting
+from biascope.studies.result import Chart, HeatMap
+
+
+def by_task(name: str, title: str, tasks: Sequence[str], rows: Mapping[str, Tensor], alt: str) -> Chart:
+    """Accuracies of several networks, {label: [seeds, tasks]}, task by task."""
+    places = range(1, len(tasks) + 1)
+    return Chart(
+        name, title, "task", "test accuracy",
+        tuple(curve(label, places, table, "points") for label, table in rows.items()),
+        alt=alt, caption="Mean and standard error over seeds.", x_names=tuple(tasks),
+    )  # fmt: skip
+
+
+def heat_maps(found: Maps, methods: Sequence[str], where: str = "") -> tuple[HeatMap, ...]:
+    """One map of xi, averaged over seeds, per pair of tasks and method."""
+    made = []
+    for p, (one, two) in enumerate(found.pairs):
+        for method in methods:
+            # the first task's coefficient goes right, as in the paper
+            z = mean_error(found.xi[method][:, p].flatten(1))[0].reshape(len(found.alphas), -1).T
+            made.append(
+                HeatMap.of(
+                    f"xi-{p + 1}-{method}{'-' + where.split()[0] if where else ''}",
+                    f"{one} and {two}: {LABELS[method]}{', ' + where if where else ''}",
+                    x=found.alphas, y=found.alphas, z=z.tolist(),
+                    x_label=f"coefficient of {one}", y_label=f"coefficient of {two}",
+                    z_label="disentanglement error", low=0.0, high=1.6,
+                    alt="Disentanglement error over both coefficients, zero at the origin.",
+                    caption="Mean over seeds. Coefficients are searched in [0, 1].",
+                )
+            )  # fmt: skip
+    return tuple(made)
+
+
+def contrasts(energy: Tensor) -> Tensor:
+    """Energy on the task minus that on the control set, [seeds], from [seeds, outputs, points of both].
+
+    Example:
+        >>> import torch
+        >>> contrasts(torch.tensor([[[0.75, 1.0, 0.25, 0.0]]])).tolist()
+        [0.75]
+    """
+    task, control = energy.chunk(2, -1)
+    return (task - control).mean((1, 2))
+
+
+def about(setting: Setting, width: int | Sequence[int]) -> str:
+    """The deviation from the paper, in a sentence or two."""
+    widths = str(width) if isinstance(width, int) else ", ".join(map(str, width))
+    return (
+        f"{HERE} Encoder: {setting.net} of width {widths}, pre-trained here on {setting.few} images per class of "
+        f"{', '.join(setting.tasks)} and on {setting.control}; {setting.steps} steps of fine-tuning at {setting.lr:g}; "
+        f"errors over {setting.seeds} pre-trainings."
+    )

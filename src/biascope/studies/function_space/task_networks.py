@@ -1,0 +1,204 @@
+"""A stand-in for CLIP: an encoder pre-trained here on a mixture of image sets, then fine-tuned on each of them.
+
+theta_0 sees every image of the control set and `few` images per class of every task, with one cosine classifier over
+all classes; its rows for a task's classes are that task's head, frozen from then on, as CLIP's text embeddings are. So
+the pre-trained encoder solves every task a little and the control well. Only the encoder is fine-tuned or linearised;
+its output is normalised behind that. "Random": the same heads behind an encoder that was never trained.
+
+All studies of task arithmetic work on the same networks. These, and what is measured of them, are kept in the cache
+folder of the data (`networks/`), by setting, seed and code: any study trains what it lacks. The folder can be deleted.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from biascope import data, editing, nets
+from biascope.editing import TaskVector, fine_tune
+from biascope.errors import InputError
+from biascope.seeds import derive, generator
+from biascope.studies.function_space.task_images import TaskImages, task_images
+from biascope.studies.runs import Run, Value
+
+Start = Literal["pre-trained", "random"]
+METHODS = ("non-linear", "post-hoc", "linear")
+LABELS = {"non-linear": "fine-tuned", "post-hoc": "linearised after the fact", "linear": "tangent fine-tuning"}
+SCALE = 20.0  # of the cosines: 1 / temperature
+HERE = "Stand-in: not CLIP."
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Options of all studies of task arithmetic."""
+
+    tasks: Annotated[tuple[str, ...], "image sets; name:0-30 takes classes, name/inverted turns images"] = (
+        "mnist", "fashion-mnist", "cifar10", "quickdraw:0-30")  # fmt: skip
+    control: Annotated[str, "image set that is never fine-tuned on"] = "quickdraw:30-90"
+    side: Annotated[int, "pixels of a side, grey"] = 28
+    few: Annotated[int, "images per class of every task in pre-training"] = 10
+    shown: Annotated[int, "images per class of the control set in pre-training"] = 70
+    tune: Annotated[int, "images of a task in fine-tuning, at most"] = 3000
+    held: Annotated[int, "images on which coefficients are found, at most"] = 300
+    test: Annotated[int, "test images of a task, at most"] = 400
+    net: Annotated[Literal["lenet", "vit"], "the encoder"] = "lenet"
+    depth: Annotated[int, "blocks of a vit"] = 4
+    patch: Annotated[int, "pixels of a vit's patch"] = 7
+    embed: Annotated[int, "outputs of the encoder"] = 64
+    pretrain_steps: Annotated[int, "steps of pre-training"] = 1000
+    pretrain_lr: Annotated[float, "highest learning rate of pre-training"] = 2e-3
+    steps: Annotated[int, "steps of fine-tuning"] = 200
+    lr: Annotated[float, "highest learning rate of fine-tuning"] = 1e-3
+    batch: Annotated[int, "images per step"] = 64
+    seeds: Annotated[int, "pre-trainings, with all that follows"] = 3
+
+
+LAPTOP = Setting()
+SMOKE: dict[str, Any] = {
+    "tasks": "digits,digits/inverted,digits/turned", "control": "digits/mirrored", "side": 8, "few": 12, "shown": 40,
+    "tune": 400, "held": 100, "test": 120, "embed": 16, "pretrain_steps": 100, "steps": 30, "pretrain_lr": 1e-2,
+    "lr": 5e-3, "batch": 32, "seeds": 2,
+}  # fmt: skip
+PAPER: dict[str, Any] = {
+    "tasks": "mnist,fashion-mnist,cifar10,quickdraw:0-30,chest-xray", "control": "quickdraw:30-345", "few": 100,
+    "shown": 80, "tune": 40_000, "held": 1000, "test": 2048, "net": "vit", "depth": 9, "patch": 4, "embed": 192,
+    "pretrain_steps": 10_000, "pretrain_lr": 5e-4, "steps": 2000, "lr": 1e-4, "batch": 128,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Networks:
+    """theta_0 and its task vectors. `rows`: {set: class embeddings [classes, embed] of length 1}."""
+
+    encoder: nn.Module
+    rows: Mapping[str, Tensor]
+    images: Mapping[str, TaskImages]
+    vectors: Mapping[bool, Mapping[str, TaskVector]]  # by whether fine-tuning was tangent
+
+    def head(self, name: str) -> Callable[[Tensor], Tensor]:
+        """Logits of a set from the encoder's outputs: cosines with its class embeddings."""
+        rows = self.rows[name]
+        return lambda out: SCALE * F.normalize(out, dim=1) @ rows.T
+
+    def predictor(self, method: str) -> tuple[nn.Module, Mapping[str, TaskVector]]:
+        """Network at theta_0 (plain or linearised) and the task vectors that belong to a method."""
+        from biascope.linearize import linearize  # imports torch's compiler: slow, and needed here only
+
+        model = self.encoder if method == "non-linear" else linearize(self.encoder)
+        return model, self.vectors[method == "linear"]
+
+
+class Whole(nn.Module):
+    """Encoder and cosine classifier over the classes of all sets, [n, 1, side, side] -> [n, classes]."""
+
+    def __init__(self, encoder: nn.Module, classes: int, embed: int, seed: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.rows = nn.Parameter(torch.randn(classes, embed, generator=generator(seed, "class embeddings")))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, 1, side, side] -> [n, classes]."""
+        return SCALE * F.normalize(self.encoder(x), dim=1) @ F.normalize(self.rows, dim=1).T
+
+
+def encoder(setting: Setting, width: int, seed: int, device: str = "cpu") -> nn.Module:
+    """An untrained encoder in eval mode.
+
+    Example:
+        >>> encoder(Setting(embed=5), 4, 0)(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 5])
+    """
+    shape: dict[str, Any]
+    if setting.net == "lenet":
+        kind, shape = "lenet-avg", {"channels": (width, 2 * width), "hidden": (8 * width,), "padding": "same"}
+    else:
+        if width % 16:
+            raise InputError(f"width={width} of a vit must be a multiple of 16, the width of a head")
+        shape = {"patch": setting.patch, "depth": setting.depth, "width": width, "heads": width // 16, "mlp": 4 * width}
+        kind = "vit"
+    made = nets.build(kind, seed=seed, image_size=setting.side, outputs=setting.embed, **shape)
+    return made.to(device).eval()
+
+
+def networks(
+    run: Run,
+    setting: Setting,
+    width: int,
+    seed: int,
+    start: Start = "pre-trained",
+    tasks: Sequence[str] = (),
+    methods: Sequence[str] = METHODS,
+) -> Networks:
+    """theta_0 of a seed and the task vectors of `tasks` (all, if none is named), from the cache or trained now."""
+    cache = store(run, setting, width, seed)
+    chosen = derive(run.seed, "networks", seed)
+    sets = (*setting.tasks, setting.control)
+    images = {name: _images(setting, name, chosen, run.device) for name in sets}
+    sizes = [images[name].classes for name in sets]
+
+    def pretrain() -> dict[str, Value]:
+        whole = Whole(encoder(setting, width, derive(chosen, "encoder"), run.device), sum(sizes), setting.embed, chosen)
+        x = torch.cat([images[name].few[0] for name in sets])
+        first = [sum(sizes[:i]) for i in range(len(sizes))]
+        y = torch.cat([images[name].few[1] + low for name, low in zip(sets, first)])
+        steps, lr, batch = setting.pretrain_steps, setting.pretrain_lr, setting.batch
+        whole = whole.to(run.device).eval()
+        found = fine_tune(whole, (x, y), steps=steps, lr=lr, batch_size=batch, weight_decay=0.05, seed=chosen)
+        return dict(found.model.state_dict())
+
+    state = _tensors(cache.cached("pre-trained", pretrain), run.device)
+    rows = torch.split(F.normalize(state.pop("rows"), dim=1), sizes)
+    start_at = encoder(setting, width, derive(chosen, "never trained"), run.device)
+    if start == "pre-trained":
+        start_at.load_state_dict({k.removeprefix("encoder."): t for k, t in state.items()})
+    made = Networks(start_at, dict(zip(sets, rows)), images, {})
+
+    def tune(name: str, tangent: bool) -> dict[str, Value]:
+        found = fine_tune(
+            start_at, images[name].tune, tangent=tangent, steps=setting.steps, lr=setting.lr, batch_size=setting.batch,
+            head=made.head(name), seed=derive(chosen, "order", name),
+        )  # fmt: skip
+        return dict(found.vector.tensors)
+
+    vectors = {}
+    for tangent in sorted({method == "linear" for method in methods}):
+        keys = {name: f"{start}, {'tangent' if tangent else 'plain'}, {name}" for name in tasks or setting.tasks}
+        vectors[tangent] = {
+            name: TaskVector.from_tensors(
+                _tensors(cache.cached(key, lambda n=name, t=tangent: tune(n, t)), run.device)  # type: ignore[misc]
+            )
+            for name, key in keys.items()
+        }
+    return dataclasses.replace(made, vectors=vectors)
+
+
+def store(run: Run, setting: Setting, width: int, seed: int) -> Run:
+    """The folder of one pre-training and all that follows from it; settings, seeds and code each have their own."""
+    parts = {**dataclasses.asdict(setting), "seeds": seed}  # not how many seeds, but which
+    device = torch.device(run.device).type
+    text = repr((sorted(parts.items()), width, run.seed, device, torch.__version__, _code()))
+    path = data.data_root() / "networks" / hashlib.sha256(text.encode()).hexdigest()[:16]
+    (path / "arrays").mkdir(parents=True, exist_ok=True)
+    return Run(path, {}, {})
+
+
+def _code() -> str:
+    """A sum over the code that trains and measures: what it made before a change is not used after it."""
+    places = [*Path(editing.__path__[0]).glob("*.py"), *Path(__file__).parent.glob("task_*.py")]
+    return hashlib.sha256(b"".join(place.read_bytes() for place in sorted(places))).hexdigest()
+
+
+def _images(setting: Setting, name: str, seed: int, device: str) -> TaskImages:
+    few, tune = (setting.shown, 0) if name == setting.control else (setting.few, setting.tune)
+    s = setting
+    return task_images(name, s.side, seed, few=few, tune=tune, held=s.held, test=s.test, device=device)
+
+
+def _tensors(found: Mapping[str, Value], device: str) -> dict[str, Tensor]:
+    return {name: value.to(device) for name, value in found.items() if isinstance(value, Tensor)}
