@@ -184,7 +184,7 @@ def test_every_run_of_a_claim_is_shown_and_the_largest_counts(tmp_path: Path) ->
 def test_a_claim_without_a_run_says_why() -> None:
     reasons = {row.claim.id: row.measured for row in ledger("nowhere")}
     assert reasons["nad/4a"] == "no run kept yet: biascope run nad/fig4a --size paper"
-    assert reasons["alignment/5.3"] == "no study yet"
+    assert "no study yet" not in reasons.values()  # every claim that can be tested has a study
     assert "CLIP" in reasons["function-space/table6.1"]
     assert all(reasons.values())
 

@@ -13,13 +13,14 @@ from biascope.errors import InputError
 from biascope.information import MineTerm, adaptive_clip
 from biascope.seeds import generator
 from biascope.studies import Chart, Run, StudyResult, configure, execute, find
-from biascope.studies.mine import classifiers, gan, toys
+from biascope.studies.mine import classifiers, digit_ali, gan, stacked_digits, toys
 from biascope.studies.mine.classifiers import METHODS, Classifier
+from biascope.studies.mine.similarity import C1, WEIGHTS, ms_ssim
 from biascope.studies.mine.stacks import PairCritic, Stack, StackedMine, descend
 from biascope.studies.mine.table5_3 import PUBLISHED
 
 Results = dict[str, tuple[Run, StudyResult]]
-NAMES = ("mine/fig5.3", "mine/fig5.4", "mine/fig5.6", "mine/table5.3")
+NAMES = ("mine/fig5.3", "mine/fig5.4", "mine/fig5.6", "mine/table5.1", "mine/table5.2", "mine/table5.3")
 
 
 @pytest.fixture(scope="module")
@@ -296,3 +297,112 @@ def test_reconstruction_identity_has_the_entropy_of_the_data(seed: int) -> None:
     assert reconstruction == pytest.approx(kl(q, p) - kl(q_z, p_z) - information + entropy(q_x), abs=1e-12)
     assert reconstruction <= kl(q, p) - information + entropy(q_x)
     assert abs(reconstruction - (kl(q, p) - kl(q_z, p_z) - information + entropy(q_z))) > 1e-3
+
+
+# ---------------------------------------------------------------- stacked digits
+
+
+def sizes(net: nn.Module, x: Tensor, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> list[tuple[int, ...]]:
+    """Shapes of what the layers of a kind give, without the batch."""
+    seen: list[tuple[int, ...]] = []
+    hooks = [
+        m.register_forward_hook(lambda _m, _i, out: seen.append(tuple(out.shape[1:])))
+        for m in net.modules()
+        if isinstance(m, kind)
+    ]
+    net(x)
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+def test_tables_c1_to_c3_shape_by_shape() -> None:
+    before = torch.random.get_rng_state()
+    g = stacked_digits.generator_network(64, generator(0, "g"))
+    d = stacked_digits.discriminator_network(64, generator(0, "d"))
+    t = stacked_digits.StatisticsNetwork(16, generator(0, "t"))
+    z = torch.rand(2, 100, generator=generator(0, "z"))
+    assert torch.equal(before, torch.random.get_rng_state())  # drawn from the generators given
+    assert sizes(g, z, (nn.Linear, nn.ConvTranspose2d)) == [
+        (2 * 2 * 512,), (256, 4, 4), (128, 7, 7), (64, 14, 14), (3, 28, 28),
+    ]  # fmt: skip
+    x = g(z)
+    assert sizes(d, x, (nn.Conv2d, nn.Linear)) == [(64, 14, 14), (128, 7, 7), (256, 4, 4), (512, 2, 2), (1,)]
+    seen: list[tuple[int, ...]] = []
+    for layer in t.convolutions:
+        layer.register_forward_hook(lambda _m, _i, out: seen.append(tuple(out.shape[1:])))
+    assert t(x, z).shape == (2,)
+    assert seen == [(16, 14, 14), (32, 7, 7), (64, 4, 4)]
+    assert [m.out_features for m in t.head if isinstance(m, nn.Linear)] == [1024, 1]
+    assert not torch.equal(t(x, z), t(x, z.flip(0)))  # z is heard
+
+
+def test_modes_of_perfect_samples_are_at_the_noise_floor() -> None:
+    found = [
+        stacked_digits.modes_and_divergence(torch.randint(1000, (26_000,), generator=generator(i, "perfect")))
+        for i in range(50)
+    ]
+    assert all(modes == 1000 for modes, _ in found)
+    mean = sum(kl for _, kl in found) / 50
+    assert mean == pytest.approx(999 / 52_000, abs=4e-4)  # 2 n KL is chi-squared, about: each is off by 0.00086
+    half = torch.randint(500, (26_000,), generator=generator(9, "half"))
+    modes, kl = stacked_digits.modes_and_divergence(half)
+    assert modes == 500
+    assert kl == pytest.approx(math.log(2) + 499 / 52_000, abs=2e-3)
+
+
+@pytest.mark.slow
+def test_the_classifier_reads_every_channel() -> None:
+    x, y = stacked_digits.digit_images("digits", "train", "cpu")
+    assert x.shape[1:] == (28, 28)
+    assert -1 <= float(x.min()) < float(x.max()) <= 1
+    net = stacked_digits.train_classifier(x, y, 150, 0)
+    x_test, y_test = stacked_digits.digit_images("digits", "test", "cpu")
+    n = len(x_test) // 3
+    stacks = x_test[: 3 * n].reshape(n, 3, 28, 28)
+    right = stacked_digits.classify(net, stacks) == y_test[: 3 * n].reshape(n, 3)
+    assert float(right.float().mean()) > 0.9
+    assert torch.equal(stacked_digits.triples(y_test[:3][None]), (y_test[:3] * torch.tensor([100, 10, 1])).sum()[None])
+
+
+# ---------------------------------------------------------------- ALI on digits
+
+
+def test_tables_c4_to_c7_shape_by_shape() -> None:
+    before = torch.random.get_rng_state()
+    f = digit_ali.Encoder(64, generator(0, "f"))
+    g = digit_ali.decoder(64, generator(0, "g"))
+    d = digit_ali.PairNetwork(64, generator(0, "d"))
+    t = digit_ali.PairNetwork(64, generator(0, "t"), dynamic=True)
+    z = torch.randn(2, 128, generator=generator(0, "z"))
+    x = torch.randn(2, 1, 28, 28, generator=generator(0, "x"))
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert sizes(g, z, (nn.Linear, nn.ConvTranspose2d)) == [(4 * 4 * 256,), (128, 7, 7), (64, 14, 14), (1, 28, 28)]
+    assert f.layers[0].weight.shape == (64, 129, 5, 5)
+    assert [m.out_channels for m in f.layers if isinstance(m, nn.Conv2d)] == [64, 128, 256, 256]
+    assert f(x, z).shape == (2, 128)
+    for net in (d, t):
+        assert [m.out_channels for m in net.convolutions if isinstance(m, nn.Conv2d)] == [64, 128, 256]
+        assert not torch.equal(net(x, z), net(x, z.flip(0)))
+    assert isinstance(d.head, nn.Sequential)
+    assert d.head[0].weight.shape == (1024, 4 * 4 * 256 + 128)
+    assert t.head.weight.shape == (1, 4 * 4 * 256)
+
+
+def test_noise_in_the_encoder_is_tiled_as_maps() -> None:
+    f = digit_ali.Encoder(2, generator(0, "f")).double()
+    x = torch.randn(3, 1, 28, 28, generator=generator(0, "x"), dtype=torch.float64)
+    noise = torch.randn(3, 128, generator=generator(0, "e"), dtype=torch.float64)
+    plain = f.layers(torch.cat([x, noise[:, :, None, None].expand(-1, -1, 28, 28)], 1))
+    torch.testing.assert_close(f(x, noise), plain, rtol=1e-9, atol=1e-10)
+
+
+def test_structural_similarity_in_closed_form() -> None:
+    x = torch.rand(4, 1, 28, 28, generator=generator(0, "x"), dtype=torch.float64)
+    assert ms_ssim(x, x).tolist() == pytest.approx([1.0] * 4)
+    a, b = (torch.full((1, 1, 28, 28), v, dtype=torch.float64) for v in (0.3, 0.7))
+    brightness = (2 * 0.3 * 0.7 + C1) / (0.3**2 + 0.7**2 + C1)  # flat images have no structure; two scales
+    assert float(ms_ssim(a, b)) == pytest.approx(brightness ** (WEIGHTS[1] / (WEIGHTS[0] + WEIGHTS[1])), rel=1e-6)
+    noisy = [float(ms_ssim(x, (x + s * x.flip(0)) / (1 + s)).mean()) for s in (0.1, 0.5, 2.0)]
+    assert noisy == sorted(noisy, reverse=True)
+    assert len(WEIGHTS) == 5
