@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from biascope.studies.estimates import curve, mean_error
+from biascope.studies.estimates import curve, errors_over, mean_error
 from biascope.studies.function_space.task_measures import Maps
 from biascope.studies.function_space.task_networks import HERE, LABELS, Setting
 from biascope.studies.result import Chart, HeatMap
@@ -56,8 +56,10 @@ def contrasts(energy: Tensor) -> Tensor:
 def about(setting: Setting, width: int | Sequence[int]) -> str:
     """The deviation from the paper, in a sentence or two."""
     widths = str(width) if isinstance(width, int) else ", ".join(map(str, width))
+    n = setting.seeds
+    errors = f"errors over {n} pre-trainings" if n > 1 else errors_over(n, len(setting.tasks), "tasks")
     return (
         f"{HERE} Encoder: {setting.net} of width {widths}, pre-trained here on {setting.few} images per class of "
         f"{', '.join(setting.tasks)} and on {setting.control}; {setting.steps} steps of fine-tuning at {setting.lr:g}; "
-        f"errors over {setting.seeds} pre-trainings."
+        f"{errors}."
     )
