@@ -46,7 +46,7 @@ def layers(name: str) -> list[Layer]:
         if isinstance(m, nn.Conv2d):
             rule = Conv.parse(m.weight, m.stride, m.padding, m.dilation, m.groups)  # type: ignore[arg-type]
             moment = patch_moment(rule, inputs[0].shape, torch.float32, torch.device("cpu"))
-            shifts = None if moment is None else moment.cost * moment.channels**2
+            shifts = None if moment is None else moment.form.cost * moment.channels**2
         found.append(Layer(m.weight[0].numel() + 1, len(m.weight), out[0, 0].numel(), m.weight.numel(), shifts))
 
     for m in model.modules():

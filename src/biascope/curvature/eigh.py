@@ -14,6 +14,7 @@ from biascope.curvature.finite import all_finite
 from biascope.errors import InputError
 
 THREADS = 8  # eigendecompositions at a time on a GPU
+JACOBI = (257, 512)  # sizes for which torch has a GPU use Jacobi rotations, and for which that is slow (see `_padded`)
 
 
 def batched_eigh(S: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,11 +48,26 @@ def eigh_of(matrices: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
 
 
 def _eigh(S: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Ascending eigenvalues and vectors of S [g, d, d]; None where the solver did not converge."""
+    d = S.shape[-1]
+    if S.is_cuda and S.dtype == torch.float32 and JACOBI[0] <= d <= JACOBI[1]:
+        return _padded(S)
     try:
         values, U = torch.linalg.eigh(S)  # reads one triangle
     except RuntimeError:  # the solver did not converge in single precision
         return None
     return values, U
+
+
+def _padded(S: Tensor) -> tuple[Tensor, Tensor] | None:
+    """By way of a larger matrix with one more eigenvalue, below all others, whose vector is the last unit vector."""
+    d = S.shape[-1]
+    larger = S.new_zeros(len(S), JACOBI[1] + 1, JACOBI[1] + 1)
+    larger[:, :d, :d] = S
+    own = S.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True)
+    larger.diagonal(dim1=-2, dim2=-1)[:, d:] = -own
+    pair = _eigh(larger)
+    return None if pair is None else (pair[0][:, -d:], pair[1][:, :d, -d:])
 
 
 def _side_by_side(matrices: Sequence[Tensor]) -> list[tuple[Tensor, Tensor] | None]:
@@ -69,10 +85,18 @@ def _side_by_side(matrices: Sequence[Tensor]) -> list[tuple[Tensor, Tensor] | No
             tensor.record_stream(here)  # made on one stream, used on another
         return pair
 
-    largest_first = sorted(range(len(matrices)), key=lambda i: -matrices[i].shape[-1])
+    single = [(j, S[i : i + 1]) for j, S in enumerate(matrices) for i in range(len(S))]
     with ThreadPoolExecutor(THREADS) as pool:
-        pending = {i: pool.submit(work, matrices[i]) for i in largest_first}
-        return [pending[i].result() for i in range(len(matrices))]
+        largest_first = sorted(single, key=lambda item: -item[1].shape[-1])
+        pending = [(j, pool.submit(work, S)) for j, S in largest_first]
+        found = [[done.result() for i, done in pending if i == j] for j in range(len(matrices))]
+    return [_joined([pair for pair in pairs if pair is not None], len(pairs)) for pairs in found]
+
+
+def _joined(pairs: list[tuple[Tensor, Tensor]], wanted: int) -> tuple[Tensor, Tensor] | None:
+    if len(pairs) < wanted:
+        return None
+    return torch.cat([values for values, _ in pairs]), torch.cat([U for _, U in pairs])
 
 
 def eigen_error(S: Tensor, values: Tensor, U: Tensor) -> Tensor:

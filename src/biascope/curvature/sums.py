@@ -7,6 +7,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from biascope.curvature import contract
 from biascope.curvature.accumulate import Chunk, Stream
 from biascope.curvature.contract import (
     add_gradients,
@@ -129,7 +130,7 @@ class EigenSum(Sum):
         super().__init__(unit, space)
         self.basis = basis
         L = basis.layout
-        self.s = self.zeros(L.groups, L.offsets, L.d_out, L.columns)
+        self.s = self.zeros(L.groups, L.d_out, L.offsets * L.columns)
 
     def add(self, chunk: Chunk) -> None:  # noqa: D102
         factor, E = self.matrix(chunk), self.basis
@@ -138,24 +139,33 @@ class EigenSum(Sum):
         if factor.is_embedding:
             for s in pieces_of(factor, 4 * factor.k * z.d_out * z.positions):
                 tokens, g = token_gradients(factor, s)
-                self.s[0, 0].index_add_(1, tokens, (g @ E.U_B[0]).square().sum(0).T)
+                self.s[0].index_add_(1, tokens, (g @ E.U_B[0]).square().sum(0).T)
             return
         assert E.U_A is not None
         for s in pieces_of(factor, 2 * squared_cost(factor, L.bias)):
             if factor.is_plain:
                 a, U_A = factor.plain_inputs(s), E.U_A[0]
                 turned = torch.addmm(U_A[-1], a, U_A[:-1]) if L.bias else a @ U_A
-                self.s[0, 0].addmm_(squares(factor.plain_gradients(s) @ E.U_B[0]).T, turned.square_())
+                self.s[0].addmm_(squares(factor.plain_gradients(s) @ E.U_B[0]).T, turned.square_())
                 continue
             A, G = factor.operand(s), rotate(E.U_B, cotangents(factor, s))
-            if L.offsets > 1:
-                for e in range(L.offsets):  # the patches' entries at one kernel offset
-                    add_squares(self.s[:, e], G, rotate(E.U_A, offsets_apart(A, L)[:, :, :, e]))
+            if L.offsets == 1:
+                add_squares(self.s, G, rotate(E.U_A, A, L.bias))
+                continue
+            apart = offsets_apart(A, L).movedim(3, 1)  # [b, e, g, c, T]: the patches' entries by kernel offset
+            if A.device.type in contract.CACHED:
+                for e, own in enumerate(self._by_offset.unbind(2)):
+                    add_squares(own, G, rotate(E.U_A, apart[:, e]))
             else:
-                add_squares(self.s[:, 0], G, rotate(E.U_A, A, L.bias))
+                add_squares(self.s, G, rotate(E.U_A, apart).movedim(1, 2).flatten(2, 3))
+
+    @property
+    def _by_offset(self) -> Tensor:
+        """[g, o, e, c]."""
+        return self.s.view(*self.s.shape[:2], self.basis.layout.offsets, -1)
 
     def finish(self, n: int) -> Piece:  # noqa: D102
-        return self.basis.with_scalings(self.s.div_(n))
+        return self.basis.with_scalings(self._by_offset.transpose(1, 2).contiguous().div_(n))
 
 
 def offsets_apart(A: Tensor, L: Homogeneous) -> Tensor:

@@ -33,6 +33,7 @@ from biascope.tables import facts
 
 Engine = Literal["auto", "loop", "vmap", "graph"]
 LAUNCH_BOUND = 2e-3  # seconds for one network on all inputs, above which launches no longer matter on a GPU
+LARGEST_TRIAL = 64  # networks run together when engines are compared
 Scalarise = Callable[[Tensor], Tensor]  # outputs [n, c] -> [n]
 
 
@@ -248,7 +249,8 @@ def choose_plan(
         raise UnsupportedError("engine='graph' needs a CUDA device and inputs shared by all networks")
     n = x.shape[1] if per_network else len(x)
     room = budget(max_memory, networks.device)
-    key = (engine, n, tuple(x.shape[1:]), per_network, networks.device, networks.dtype, len(networks) > 1, max_memory)
+    crowd = min(len(networks), LARGEST_TRIAL).bit_length()  # what suits two networks need not suit thousands
+    key = (engine, n, tuple(x.shape[1:]), per_network, networks.device, networks.dtype, crowd, max_memory)
     cache = _PLANS.setdefault(networks.template, {})
     if key not in cache:
         cache[key] = _measure(networks, x, per_network, engine, room, n)
@@ -266,7 +268,10 @@ def _measure(networks: Networks, x: Tensor, per_network: bool, engine: Engine, r
     if engine in ("auto", "loop") and not (engine == "auto" and cuda and not per_network):
         plans += [Plan("loop", size, 1, layout) for size in sizes for layout in {False, image}]
     if engine in ("auto", "vmap") and (len(networks) > 1 or engine == "vmap"):
-        groups = {min(len(networks), max(1, room // (per_input * size)), 64 if cuda else 16) for size in (max(sizes),)}
+        groups = {
+            min(len(networks), max(1, room // (per_input * size)), LARGEST_TRIAL if cuda else 16)
+            for size in (max(sizes),)
+        }
         plans += [Plan("vmap", size, group) for size in {min(sizes), max(sizes)} for group in groups]
     if len(plans) == 1:
         return plans[0]
@@ -275,14 +280,14 @@ def _measure(networks: Networks, x: Tensor, per_network: bool, engine: Engine, r
     for plan in plans:
         if plan.engine == "vmap" and cuda and fastest * n > LAUNCH_BOUND:
             continue  # a network that keeps the GPU busy by itself gains nothing from company, and the trial is long
-        group = networks[: min(plan.networks, 64 if cuda else 4)] if plan.engine == "vmap" else few
-        own = x[: len(group)] if per_network else x
+        some = networks[: min(plan.networks, LARGEST_TRIAL if cuda else 4)] if plan.engine == "vmap" else few
+        own = x[: len(some)] if per_network else x
         if plan.engine == "graph":
-            replay = Replay(group, own, plan)
-            seconds = _seconds(lambda: replay(group)) / (len(group) * n)  # noqa: B023
+            replay = Replay(some, own, plan)
+            seconds = _seconds(lambda: replay(some)) / (len(some) * n)  # noqa: B023
             del replay  # its memory, before the next one is made
         else:
-            first = group if plan.engine == "vmap" else group[:1]
+            first = some if plan.engine == "vmap" else some[:1]
             mine = own[: len(first)] if per_network else own
             done = len(first) * min(plan.inputs, n)
             seconds = _seconds(lambda: _run(first, mine, 0, plan, per_network)) / done  # noqa: B023
