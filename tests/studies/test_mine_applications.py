@@ -36,7 +36,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 @pytest.mark.parametrize("name", NAMES)
 def test_structure_and_resuming(results: Results, name: str) -> None:
     run, result = results[name]
-    assert result.verdict in ("confirmed", "not confirmed")
+    # a few steps make no digits, and what makes none is not judged
+    blank = name in ("mine/table5.1", "mine/table5.2")
+    assert result.verdict in (("not tested",) if blank else ("confirmed", "not confirmed"))
     assert result.claim == find(name).claim
     assert all(math.isfinite(number.value) for number in result.numbers.values())
     assert all(isinstance(chart, Chart) for chart in result.figures)
