@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from biascope import data
-from biascope.ensembles import record
+from biascope.ensembles import Initialiser, Networks, record
 from biascope.errors import InputError
 from biascope.geometry import correlation, matched_count, removed_variance, velocity
 from biascope.geometry.linear_cnn import pooled_cnn_evolution, tap_matrices
@@ -136,7 +136,13 @@ def test_many_heads_give_the_closed_form_of_the_mlp() -> None:
 
 
 @pytest.mark.gpu
-def test_many_heads_on_a_gpu_are_in_full_float32() -> None:
+def test_many_heads_on_a_gpu_are_in_full_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = Initialiser.draw  # a GPU's own random numbers would make other networks
+
+    def same_networks(self: Initialiser, seed: int, start: int, stop: int, device: str) -> Networks:
+        return draw(self, seed, start, stop).to(device)
+
+    monkeypatch.setattr(Initialiser, "draw", same_networks)
     recorded = record(factory("lenet", (1, 16, 16), outputs=16, activation="gelu"))
     there, here = (many_heads(recorded, (1, 16, 16), 20, 0, 1e-3, device) for device in ("cuda", "cpu"))
     assert float((there - here).norm() / here.norm()) < 1e-5  # tf32 is off by 1e-4 and more

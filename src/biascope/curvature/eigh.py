@@ -14,7 +14,7 @@ from biascope.curvature.finite import all_finite
 from biascope.errors import InputError
 
 THREADS = 8  # eigendecompositions at a time on a GPU
-JACOBI = (257, 512)  # sizes for which torch has a GPU use Jacobi rotations, and for which that is slow (see `_padded`)
+JACOBI = 512  # up to here torch's solver in float32 is slower on a GPU than that in float64, which does no rotations
 
 
 def batched_eigh(S: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,25 +49,12 @@ def eigh_of(matrices: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
 
 def _eigh(S: Tensor) -> tuple[Tensor, Tensor] | None:
     """Ascending eigenvalues and vectors of S [g, d, d]; None where the solver did not converge."""
-    d = S.shape[-1]
-    if S.is_cuda and S.dtype == torch.float32 and JACOBI[0] <= d <= JACOBI[1]:
-        return _padded(S)
+    double = S.is_cuda and S.shape[-1] <= JACOBI
     try:
-        values, U = torch.linalg.eigh(S)  # reads one triangle
+        values, U = torch.linalg.eigh(S.double() if double else S)  # reads one triangle
     except RuntimeError:  # the solver did not converge in single precision
         return None
-    return values, U
-
-
-def _padded(S: Tensor) -> tuple[Tensor, Tensor] | None:
-    """By way of a larger matrix with one more eigenvalue, below all others, whose vector is the last unit vector."""
-    d = S.shape[-1]
-    larger = S.new_zeros(len(S), JACOBI[1] + 1, JACOBI[1] + 1)
-    larger[:, :d, :d] = S
-    own = S.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True)
-    larger.diagonal(dim1=-2, dim2=-1)[:, d:] = -own
-    pair = _eigh(larger)
-    return None if pair is None else (pair[0][:, -d:], pair[1][:, :d, -d:])
+    return values.to(S.dtype), U.to(S.dtype)
 
 
 def _side_by_side(matrices: Sequence[Tensor]) -> list[tuple[Tensor, Tensor] | None]:
