@@ -1,5 +1,6 @@
 """Operations done by hand agree with torch's own forward mode."""
 
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -7,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import biascope as bs
+from biascope.linearize import dual
 from biascope.linearize.dual import _RULES, evaluate_dual
 
 
@@ -146,3 +149,25 @@ def test_every_rule_is_one_torch_calls() -> None:
         other = 2 * one / 3
         other += torch.softmax(other, 0)
     assert set(_RULES) <= seen
+
+
+def test_nothing_of_a_call_stays_alive() -> None:
+    """Operations without a rule (here GELU) make torch's dual tensors, which once kept themselves alive."""
+    net = nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2))
+    lin, x = bs.linearize(net), torch.randn(6, 3)
+
+    def alive() -> int:
+        gc.collect()
+        return sum(type(thing) is dual._Dual for thing in gc.get_objects())
+
+    def broken(params: dict[str, Tensor]) -> list[Tensor]:
+        torch.special.erfcx(params["w"])
+        raise ValueError("half-way")
+
+    before = alive()
+    with torch.no_grad():
+        lin(x)
+        with pytest.raises(ValueError, match="half-way"):
+            evaluate_dual(broken, {"w": torch.ones(2)}, {"w": torch.ones(2)})
+    lin(x).sum().backward()
+    assert alive() == before

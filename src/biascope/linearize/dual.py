@@ -16,8 +16,10 @@ What has no rule gets torch's own dual tensors, made on demand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from threading import local
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ from torch.overrides import TorchFunctionMode
 from biascope.linearize.norms import Key, NormMap, norm_key
 
 Call = Callable[[dict[str, Tensor]], Sequence[Tensor]]
+_MADE = local()
 
 
 def evaluate_dual(
@@ -53,14 +56,25 @@ def evaluate_dual(
     rules: dict[Any, Callable[..., Any]] = {F.embedding: _embedding}
     if by_hand:
         rules = {**_RULES, F.batch_norm: partial(_batch_norm, norms or {})}
-    with forward_ad.dual_level():
+    with forward_ad.dual_level(), _remembered() as made:
         duals = {k: make(p, tangents[k]) for k, p in params.items()}
+        made += duals.values()  # some layers keep the weights of their last call
         with _ByHand(rules):
             outs = call(duals)
         pairs = [_parts(out) for out in outs]
-    for dual in duals.values():
-        dual.__dict__.clear()  # some layers keep the weights of their last call
     return [f.as_subclass(Tensor) for f, _ in pairs], [torch.zeros_like(f) if df is None else df for f, df in pairs]
+
+
+@contextmanager
+def _remembered() -> Iterator[list[Tensor]]:
+    """Duals that are emptied at the end: torch's dual tensor is a view of one that holds it, which nothing collects."""
+    before, _MADE.duals = getattr(_MADE, "duals", None), []
+    try:
+        yield _MADE.duals
+    finally:
+        for dual in _MADE.duals:
+            dual.__dict__.clear()
+        _MADE.duals = before
 
 
 class _Dual(Tensor):
@@ -108,6 +122,7 @@ def _native(a: Any) -> Any:
     """Arguments as torch's forward mode wants them."""
     if type(a) is _Dual:
         if a.native is None:
+            _MADE.duals.append(a)
             a.native = forward_ad.make_dual(a.as_subclass(Tensor), a.tangent)  # type: ignore[no-untyped-call]
             a.both = None
         return a.native

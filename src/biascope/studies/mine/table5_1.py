@@ -12,7 +12,9 @@ Verdict rule. "Confirmed" if all hold, each by two standard errors over seeds:
 2. KL with MINE is below 0.1.
 3. KL without MINE less KL with it, on the same seeds, is above 0.
 "Not tested" where the classifier's mean confidence on samples is below 0.8 in both arms: there are no digits to count.
-(This condition was added after a first short run, which made none and would have been "not confirmed".)
+(This condition was added after a first laptop run of 500 steps at learning rate 2e-4, which made none and would have
+been "not confirmed"; its difference of KL, 1.35 +- 0.22, was in MINE's favour, with 4.7 modes against 12.7. Steps and
+learning rate of that size were raised then, for both arms.)
 """
 
 from typing import Annotated, Any
