@@ -19,11 +19,11 @@ A benchmark file lists cases as data and hands them over:
 
 Every (case, contender) runs in a fresh process: warm-up, then repeats, each ended by a device synchronisation; the
 median counts. A first call of more than `LONG` seconds is itself the measurement (its share of warm-up is small; on a
-GPU, where kernels are chosen and compiled, a minute), and repeats stop after `ENOUGH` seconds. Wall seconds and CPU seconds of the process are both kept; with one thread on a
-CPU the headline is CPU seconds, which other jobs on the machine hardly change, else wall seconds. Peak memory is the
-process's high-water mark above what it was after `setup` (CPU) or `torch.cuda.max_memory_allocated` above what was
-allocated then (GPU). A contender that raises, runs out of time, or disagrees with the reference is recorded as failed
-and never as fast.
+GPU, where kernels are chosen and compiled, a minute), and repeats stop after `ENOUGH` seconds. Wall seconds and CPU
+seconds of the process are both kept; with one thread on a CPU the headline is CPU seconds, which other jobs on the
+machine hardly change, else wall seconds. Peak memory is the process's high-water mark above what it was after `setup`
+(CPU) or `torch.cuda.max_memory_allocated` above what was allocated then (GPU). A contender that raises, runs out of
+time, or disagrees with the reference is recorded as failed and never as fast.
 """
 
 import argparse
