@@ -39,3 +39,18 @@ def test_one_series_needs_no_legend() -> None:
     figure = draw(chart(Series.of("one", [0, 1], [0, 1])))
     assert not figure.legends
     assert figure.axes[0].get_legend() is None
+
+
+def test_names_that_would_run_into_each_other_are_written_aslant() -> None:
+    def angles(*names: str) -> set[float]:
+        series = (Series.of("s", range(1, len(names) + 1), range(len(names)), style="points"),)
+        figure = draw(Chart("c", "t", "x", "y", series, alt="a", x_names=names))
+        return {label.get_rotation() for label in figure.axes[0].get_xticklabels()}
+
+    assert angles("ReLU", "SIREN", "RFF") == {0.0}
+    assert angles("SIREN 5", "SIREN 30", "SIREN 100", "SIREN 30, MAML", "SIREN 30, Reptile") == {20.0}
+
+
+def test_few_values_of_x_all_have_a_tick() -> None:
+    figure = draw(Chart("c", "t", "width", "y", (Series.of("s", [4, 8], [1, 2]),), alt="a line"))
+    assert list(figure.axes[0].get_xticks()) == [4, 8]

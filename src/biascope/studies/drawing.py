@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ PALETTE = ("0072b2", "d55e00", "009e73", "cc79a7", "e69f00", "56b4e9", "7f7f7f")
 FORMATS = ("png", "svg", "pdf")
 _MARKERS = "osD^vP*"
 LONG = 10_000  # numbers at ticks are shortened from here
+FEW = 4  # values of x that all get a tick
+NAME_GAP = 3.0  # pixels between names under the axis
 
 
 def require_matplotlib() -> Any:
@@ -99,13 +102,27 @@ def draw(chart: Chart | HeatMap, width: float = 3.4, height: float = 2.4) -> "Fi
         for axis in (axes.xaxis, axes.yaxis):
             if axis.get_scale() == "linear" and max(map(abs, axis.get_view_interval())) >= LONG:
                 axis.set_major_formatter(lambda value, _: said(value))
+        measured = sorted({x for series in chart.series for x in series.x})
         if chart.x_names:
             axes.set_xticks(range(1, len(chart.x_names) + 1), chart.x_names)
             axes.margins(x=0.2)
+            _keep_names_apart(figure, axes)
+        elif not chart.log_x and len(measured) <= FEW:
+            axes.set_xticks(measured)
         if len(chart.series) > 1 and (len(chart.series) > 4 or not _legend_inside(figure, axes)):
             figure.set_figheight(height + 0.14 * ((len(chart.series) + 1) // 2))
             figure.legend(loc="outside lower center", ncols=2)
     return figure
+
+
+def _keep_names_apart(figure: "Figure", axes: Any) -> None:
+    """Names under the axis are written aslant where they would run into each other."""
+    figure.draw_without_rendering()
+    boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
+    if any(right.x0 < left.x1 + NAME_GAP for left, right in pairwise(boxes)):
+        axes.tick_params("x", rotation=20)
+        for label in axes.get_xticklabels():
+            label.set(horizontalalignment="right", rotation_mode="anchor")
 
 
 def _legend_inside(figure: "Figure", axes: Any) -> bool:
