@@ -161,6 +161,15 @@ def test_the_branches_of_a_gpu_agree_with_those_of_a_cpu(monkeypatch, name, sua,
     torch.testing.assert_close(there, here, rtol=1e-9, atol=1e-12 * float(here.abs().max()))
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_scalings_of_grouped_convolutions_on_a_gpu(monkeypatch, groups):
+    net = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1, groups=groups), nn.Tanh(), nn.Conv2d(6, 4, 3, groups=groups))
+    net, x = net.append(nn.Flatten()).append(nn.Linear(64, 3)).double(), torch.randn(5, 4, 6, 6, dtype=torch.float64)
+    here = bs.fisher(net, x, "ekfac", sua=True).to_dense()
+    monkeypatch.setattr(contract, "CACHED", ())
+    torch.testing.assert_close(bs.fisher(net, x, "ekfac", sua=True).to_dense(), here, rtol=1e-9, atol=1e-14)
+
+
 class Bad(nn.Module):
     def __init__(self):
         super().__init__()

@@ -402,3 +402,36 @@ def test_on_a_gpu_spectral_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = fit()
     monkeypatch.setattr(spectral, "FEW", 60)
     assert torch.allclose(graph.losses, fit().losses, rtol=1e-4)
+
+
+# ----------------------------------------------------------------------------------------- cuDNN's search for algorithms
+
+
+@pytest.mark.parametrize("search", [False, True])
+def test_algorithms_are_searched_for_while_capturing(search: bool, events: list[str]) -> None:
+    seen, count = set(), torch.zeros(1)
+
+    def step() -> None:
+        seen.add(torch.backends.cudnn.benchmark)
+        count.add_(1)
+
+    before = torch.backends.cudnn.benchmark
+    capture(step, device=CUDA, state=[count], search=search)
+    assert seen == {search}
+    assert torch.backends.cudnn.benchmark == before
+
+
+def test_only_long_work_pays_for_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def eager(step: Callable[..., Any], *inputs: Tensor, device: torch.device, search: bool, **more: Any) -> Any:
+        asked.append(search)
+        return step
+
+    monkeypatch.setattr(evaluate, "capture", eager)
+    drawn, (x, _) = record(net).draw(0, 0, 3), data(7)
+    for total in (3, 29, 31):
+        monkeypatch.setattr(evaluate, "worth_compiling", lambda *args: False)
+        Evaluator(x, plan=Plan("graph", inputs=3, seconds=1.0))(drawn, total)
+    assert asked == [False, False, True]
+    assert [work_of(CUDA, False, epochs).is_long for epochs in (624, 625)] == [False, True]  # 4 networks, 4 steps each

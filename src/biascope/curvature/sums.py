@@ -152,12 +152,14 @@ class EigenSum(Sum):
             if L.offsets == 1:
                 add_squares(self.s, G, rotate(E.U_A, A, L.bias))
                 continue
-            apart = offsets_apart(A, L).movedim(3, 1)  # [b, e, g, c, T]: the patches' entries by kernel offset
+            apart = offsets_apart(A, L)
             if A.device.type in contract.CACHED:
                 for e, own in enumerate(self._by_offset.unbind(2)):
-                    add_squares(own, G, rotate(E.U_A, apart[:, e]))
-            else:
-                add_squares(self.s, G, rotate(E.U_A, apart).movedim(1, 2).flatten(2, 3))
+                    add_squares(own, G, rotate(E.U_A, apart[:, :, :, e]))
+            else:  # one copy, to [g, b, T, e, c], and one product for all
+                rows = apart.permute(1, 0, 4, 3, 2)
+                turned = rows.reshape(L.groups, -1, L.d_in) @ E.U_A
+                add_squares(self.s, G, turned.view(*rows.shape[:3], -1).mT.transpose(0, 1))
 
     @property
     def _by_offset(self) -> Tensor:
@@ -169,7 +171,7 @@ class EigenSum(Sum):
 
 
 def offsets_apart(A: Tensor, L: Homogeneous) -> Tensor:
-    """Patches [b, g, c e, T] as [b, g, c, e, T]."""
+    """Patches [b, g, c e, T] as [b, g, c, e, T]: the entries of channel c at kernel offset e."""
     return A.reshape(*A.shape[:2], L.d_in, L.offsets, A.shape[3])
 
 

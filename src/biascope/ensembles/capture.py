@@ -51,6 +51,7 @@ def capture(
     stream: torch.cuda.Stream | None = None,
     warm_up: int = 3,
     optional: bool = False,
+    search: bool = True,
 ) -> Callable[..., T]:
     """The step as a graph on CUDA; on another device the step itself.
 
@@ -65,6 +66,7 @@ def capture(
         stream: to capture and to replay on; None replays on the current stream of each call.
         warm_up: runs before the capture.
         optional: a step that cannot be captured is given back as it is, instead of an error.
+        search: let cuDNN time its algorithms, seconds for a deep network: for what will be replayed that long.
 
     Example:
         >>> count = torch.zeros(1)
@@ -81,7 +83,7 @@ def capture(
     side.wait_stream(here)
     try:
         # `stream` encloses `graph`, which leaves its stream the current one when a capture fails
-        with torch.random.fork_rng([device]), fastest_convolutions(), torch.cuda.stream(side):
+        with torch.random.fork_rng([device]), fastest_convolutions(search), torch.cuda.stream(side):
             for left in reversed(range(warm_up)):
                 with no_waiting() if optional and left == 0 else nullcontext():
                     step(*held)
@@ -117,10 +119,10 @@ def no_waiting() -> Iterator[None]:
 
 
 @contextmanager
-def fastest_convolutions() -> Iterator[None]:
+def fastest_convolutions(search: bool = True) -> Iterator[None]:
     """cuDNN times its algorithms for each new shape: worth it where one capture is replayed many times."""
     old = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = search or old
     try:
         yield
     finally:

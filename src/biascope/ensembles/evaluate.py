@@ -33,6 +33,7 @@ from biascope.tables import facts
 
 Engine = Literal["auto", "loop", "vmap", "graph"]
 LAUNCH_BOUND = 2e-3  # seconds for one network on all inputs, above which launches no longer matter on a GPU
+SEARCH_PAYS = 30.0  # seconds of work from which cuDNN may time its algorithms
 LARGEST_TRIAL = 64  # networks run together when engines are compared
 Scalarise = Callable[[Tensor], Tensor]  # outputs [n, c] -> [n]
 
@@ -138,7 +139,7 @@ class Evaluator:
                 self.replay = None  # its memory first
                 first = _layout(x[: plan.inputs], plan.channels_last)
                 made = compiled(networks, first, self.precision, plan.channels_last) if long else None
-                self.replay = Replay(networks, x, plan, made, long)
+                self.replay = Replay(networks, x, plan, made, long, plan.seconds * total >= SEARCH_PAYS)
             return self.replay(networks)
 
 
@@ -327,7 +328,13 @@ class Replay:
     """Networks in turn, each copied into the parameters of one captured CUDA graph that runs all inputs."""
 
     def __init__(
-        self, networks: Networks, x: Tensor, plan: Plan, made: Compiled | None = None, long: bool = False
+        self,
+        networks: Networks,
+        x: Tensor,
+        plan: Plan,
+        made: Compiled | None = None,
+        long: bool = False,
+        search: bool = False,
     ) -> None:
         x, first, template = _layout(x, plan.channels_last), networks.one(0), networks.template
         if made is None:
@@ -346,7 +353,7 @@ class Replay:
             return torch.cat([call(x[i : i + plan.inputs]) for i in range(0, len(x), plan.inputs)])
 
         with nullcontext() if made else AffineNorm():
-            self.run = capture(everything, device=networks.device, warm_up=1)
+            self.run = capture(everything, device=networks.device, warm_up=1, search=search)
         self.static, self.made_for = static, (template, networks.device, networks.dtype, plan, long)
 
     def serves(self, networks: Networks, plan: Plan, long: bool) -> bool:

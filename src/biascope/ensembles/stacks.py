@@ -42,7 +42,12 @@ class Together:
             if not self.steps:
                 self.steps = {
                     size: capture(
-                        partial(stack.step, size), device=x.device, state=stack.state(), warm_up=2, optional=True
+                        partial(stack.step, size),
+                        device=x.device,
+                        state=stack.state(),
+                        warm_up=2,
+                        optional=True,
+                        search=work.is_long,
                     )
                     for size in set(sizes)
                 }

@@ -119,6 +119,7 @@ class Lane:
                     state=training.state(),
                     stream=self.stream,
                     warm_up=runs,
+                    search=work.is_long,
                 )
                 for size in {training.full, len(x) % training.full or training.full}
             }

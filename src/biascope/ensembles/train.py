@@ -39,6 +39,7 @@ Task = tuple[Tensor, Tensor]  # inputs [n, ...] and labels [n] (classes) or targ
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs [b, c], labels [b] -> a scalar, mean over the batch
 TrainEngine = Literal["auto", "vmap", "loop", "graph"]
 Schedule = Literal["linear", "constant"] | Callable[[float], float]
+LONG = 10_000  # steps of all networks together
 
 
 @dataclass(frozen=True)
@@ -228,6 +229,11 @@ class Work:
     device: torch.device
     dtype: torch.dtype | None
     precision: Precision
+
+    @property
+    def is_long(self) -> bool:
+        """Are there so many steps that a search for the fastest algorithms pays?"""
+        return len(self.tasks) * len(self.sgd.rates(len(self.tasks[0][0]))) >= LONG
 
     def start(self, indices: range) -> Networks:
         """The untrained networks."""
