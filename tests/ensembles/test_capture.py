@@ -404,7 +404,7 @@ def test_on_a_gpu_spectral_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.allclose(graph.losses, fit().losses, rtol=1e-4)
 
 
-# ----------------------------------------------------------------------------------------- cuDNN's search for algorithms
+# ---------------------------------------------------------------------------------------- cuDNN's search for algorithms
 
 
 @pytest.mark.parametrize("search", [False, True])
