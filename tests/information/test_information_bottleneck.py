@@ -61,3 +61,22 @@ def test_bad_arguments_are_named() -> None:
         discrete_bottleneck(torch.ones(3), 0.1)
     with pytest.raises(InputError, match="beta > 0"):
         discrete_bottleneck(torch.ones(3, 2), 0.0)
+    with pytest.raises(InputError, match="beta > 0"):
+        discrete_bottleneck(torch.ones(3, 2), math.nan)
+    with pytest.raises(InputError, match="size >= 1"):
+        discrete_bottleneck(torch.ones(3, 2), 0.1, size=0)
+    for bad in (math.nan, math.inf, -1.0):
+        with pytest.raises(InputError, match="finite, not negative"):
+            discrete_bottleneck(torch.tensor([[1.0, bad]]), 0.1)
+    with pytest.raises(InputError, match="sum of 0"):
+        discrete_bottleneck(torch.ones(0, 2), 0.1)
+
+
+def test_rows_of_the_encoder_stay_those_of_x() -> None:
+    joint = table()
+    without = discrete_bottleneck(joint, 0.1)
+    found = discrete_bottleneck(torch.cat([joint[:2], torch.zeros(1, 3), joint[2:]]), 0.1)  # x = 2 never occurs
+    assert found.encoder.shape == (6, 5)
+    assert torch.equal(found.encoder[[0, 1, 3, 4, 5]], without.encoder)
+    torch.testing.assert_close(found.encoder[2], joint.sum(1) @ without.encoder)
+    assert found.lagrangian == pytest.approx(without.lagrangian)

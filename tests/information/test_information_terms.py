@@ -79,12 +79,44 @@ def test_the_estimate_gives_gradients_to_the_samples_and_none_to_the_critic() ->
 
 def test_bad_batches_are_named() -> None:
     term = MineTerm(JointCritic(1, 1))
-    with pytest.raises(InputError, match="x has 3 rows and y 4"):
+    with pytest.raises(InputError, match=r"x and y are \[3, 1\] and \[4, 1\]"):
         term(torch.zeros(3, 1), torch.zeros(4, 1))
     with pytest.raises(InputError, match="at least 2"):
         term.fit(torch.zeros(1, 1), torch.zeros(1, 1))
     with pytest.raises(InputError, match="parameters to train"):
         MineTerm(nn.Identity())
+    for lr in (0.0, -1.0, math.nan):
+        with pytest.raises(InputError, match="lr > 0"):
+            MineTerm(JointCritic(1, 1), lr=lr)
+    with pytest.raises(InputError, match="rate"):
+        MineTerm(JointCritic(1, 1), rate=0.0)
+    with pytest.raises(InputError, match=r"are \[\] and \[\]"):
+        term(torch.tensor(1.0), torch.tensor(1.0))
+
+
+def test_a_batch_with_nan_leaves_the_critic_as_it_was() -> None:
+    term = MineTerm(JointCritic(1, 1))
+    good = torch.randn(8, 1, generator=torch.Generator().manual_seed(RNG))
+    term.fit(good, good)
+    before, average = copy.deepcopy(term.critic.state_dict()), term.objective.log_average
+    with pytest.raises(InputError, match="NaN in x and y"):
+        term.fit(good, torch.full((8, 1), math.nan))
+    assert all(torch.equal(t, before[name]) for name, t in term.critic.state_dict().items())
+    assert term.objective.log_average is average
+
+
+def test_gradients_that_do_not_belong_together_are_named() -> None:
+    w = torch.ones(2, requires_grad=True)
+    with pytest.raises(InputError, match=r"gradient 0 is \[2\] of the information and \[3\]"):
+        adaptive_clip([torch.ones(2)], [torch.ones(3)])
+    with pytest.raises(InputError, match="no parameters"):
+        clipped_backward(w.sum(), w.sum(), [])
+    with pytest.raises(InputError, match=r"loss must be one number that depends on the parameters, got \[2\]"):
+        clipped_backward(2 * w, w.sum(), [w])
+    with pytest.raises(InputError, match="information must be one number"):
+        clipped_backward(w.sum(), torch.tensor(1.0), [w])
+    with pytest.raises(InputError, match="beta must be finite"):
+        clipped_backward(w.sum(), w.sum(), [w], beta=math.nan)
 
 
 class Quadratic(nn.Module):

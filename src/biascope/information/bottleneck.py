@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,7 +17,10 @@ SHARP = 5.0  # of the random starts
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """q(z|x) `encoder` [x, z], I(x; z) `nats`, H(y|z) `uncertainty` in nats, and H(y|z) + beta I(x; z)."""
+    """q(z|x) `encoder` [x, z], I(x; z) `nats`, H(y|z) `uncertainty` in nats, and H(y|z) + beta I(x; z).
+
+    An x that never occurs says nothing: its row is q(z).
+    """
 
     encoder: Tensor
     nats: float
@@ -39,14 +43,23 @@ def discrete_bottleneck(
         >>> round(found.nats, 4), round(found.uncertainty, 4)  # log 2: what y needs
         (0.6931, 0.0)
     """
-    if joint.dim() != 2 or bool((joint < 0).any()) or float(joint.sum()) <= 0:
-        raise InputError(f"joint must be a table [x, y] of probabilities, got shape {list(joint.shape)}")
-    if beta <= 0 or starts < 1 or steps < 1:
-        raise InputError(f"need beta > 0, starts >= 1 and steps >= 1, got {beta}, {starts} and {steps}")
-    p = joint.double() / joint.double().sum()
-    p = p[p.sum(1) > 0]
+    p = joint.double()
+    if p.dim() != 2 or not bool((p >= 0).all() & p.isfinite().all()) or float(p.sum()) <= 0:
+        raise InputError(
+            f"joint must be a table [x, y] of probabilities, finite, not negative and not all 0; got shape "
+            f"{list(joint.shape)} and a sum of {float(p.sum()):g}"
+        )
+    if not 0 < beta < math.inf or starts < 1 or steps < 1 or (size is not None and size < 1):
+        raise InputError(
+            f"need beta > 0, size >= 1, starts >= 1 and steps >= 1, got {beta}, {size}, {starts} and {steps}"
+        )
+    occurs = p.sum(1) > 0
+    p = p[occurs] / p.sum()
     found = [_descend(p, beta, size or len(p), seed, start, steps) for start in range(starts)]
-    return min(found, key=lambda made: made.lagrangian)
+    best = min(found, key=lambda made: made.lagrangian)
+    encoder = (p.sum(1) @ best.encoder).repeat(len(occurs), 1)
+    encoder[occurs] = best.encoder
+    return replace(best, encoder=encoder)
 
 
 def _descend(p: Tensor, beta: float, size: int, seed: int, start: int, steps: int) -> Bottleneck:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -36,7 +37,7 @@ class MineTerm:
 
     def __init__(self, critic: nn.Module, lr: float = 1e-4, rate: float = 0.01) -> None:
         parameters = [p for p in critic.parameters() if p.requires_grad]
-        if not parameters or lr <= 0:
+        if not parameters or not 0 < lr < math.inf:
             raise InputError(f"need a critic with parameters to train and lr > 0, got {type(critic).__name__} and {lr}")
         self.critic = critic
         self.objective = MineObjective(rate)
@@ -45,6 +46,8 @@ class MineTerm:
     def fit(self, x: Tensor, y: Tensor) -> float:
         """One step of the critic on pairs x [n, ...], y [n, ...] (no gradient reaches them); the estimate before it."""
         joint, marginal = self._scores(self.critic, x.detach(), y.detach())
+        if not bool((joint.sum() + marginal.sum()).isfinite()):  # one such step would spoil the critic and the average
+            raise InputError("the critic's scores are not finite: look for NaN in x and y, or lower its lr")
         value = self.objective(joint, marginal)
         self.optimizer.zero_grad(set_to_none=True)
         (-value).backward()  # type: ignore[no-untyped-call]
@@ -58,8 +61,9 @@ class MineTerm:
 
     @staticmethod
     def _scores(critic: Callable[..., Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        if len(x) != len(y) or len(x) < 2:
-            raise InputError(f"x has {len(x)} rows and y {len(y)}: both need the same number, at least 2")
+        if not x.dim() or not y.dim() or len(x) != len(y) or len(x) < 2:
+            shapes = f"{list(x.shape)} and {list(y.shape)}"
+            raise InputError(f"x and y are {shapes}: both need the same number of rows, at least 2")
         scores = paired_scores(critic, torch.cat([x, x]), torch.cat([y, y.roll(1, 0)]))
         return scores[: len(x)], scores[len(x) :]
 
@@ -74,7 +78,15 @@ def adaptive_clip(information: Sequence[Tensor], loss: Sequence[Tensor]) -> tupl
         [0.6000000238418579, 0.800000011920929]
     """
     if len(information) != len(loss) or not loss:
-        raise InputError(f"{len(information)} gradients of the information, {len(loss)} of the loss: need as many")
+        raise InputError(
+            f"{len(information)} gradients of the information, {len(loss)} of the loss: need as many, at least one"
+        )
+    for i, (a, b) in enumerate(zip(information, loss)):
+        if a.shape != b.shape:
+            raise InputError(
+                f"gradient {i} is {list(a.shape)} of the information and {list(b.shape)} of the loss: they must be of "
+                "the same parameter"
+            )
     mine, own = (torch.stack([g.square().sum() for g in row]).sum().sqrt() for row in (information, loss))
     scale = torch.where(mine > own, own / mine, torch.ones_like(mine))  # also where both are 0
     return tuple(scale * g for g in information)
@@ -92,6 +104,13 @@ def clipped_backward(loss: Tensor, information: Tensor, parameters: Iterable[Ten
         [2.0, -1.0]
     """
     targets = list(parameters)
+    if not targets:
+        raise InputError("no parameters: give those that the loss is to be lowered by")
+    for name, value in (("loss", loss), ("information", information)):
+        if value.numel() != 1 or not value.requires_grad:
+            raise InputError(f"{name} must be one number that depends on the parameters, got {list(value.shape)}")
+    if not math.isfinite(beta):
+        raise InputError(f"beta must be finite, got {beta}")
     zero = [torch.zeros_like(p) for p in targets]
     own = torch.autograd.grad(loss, targets, retain_graph=True, allow_unused=True)
     mine = torch.autograd.grad(information, targets, allow_unused=True)

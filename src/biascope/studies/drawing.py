@@ -107,7 +107,7 @@ def draw(chart: Chart | HeatMap, width: float = 3.4, height: float = 2.4) -> "Fi
             axes.set_xticks(range(1, len(chart.x_names) + 1), chart.x_names)
             axes.margins(x=0.2)
             _keep_names_apart(figure, axes)
-        elif not chart.log_x and len(measured) <= FEW:
+        elif not chart.log_x and 1 < len(measured) <= FEW:
             axes.set_xticks(measured)
         if len(chart.series) > 1 and (len(chart.series) > 4 or not _legend_inside(figure, axes)):
             figure.set_figheight(height + 0.14 * ((len(chart.series) + 1) // 2))
