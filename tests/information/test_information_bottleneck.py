@@ -37,6 +37,7 @@ def test_equals_the_best_of_many_descents(beta: float) -> None:
         optimizer.zero_grad()
         values.sum().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+    values = values.detach()
     assert found.lagrangian == pytest.approx(float(values.min()), abs=1e-4)
     assert found.lagrangian <= float(values.min()) + 1e-9
     again = objective(joint, found.encoder.clamp_min(1e-300), beta)
