@@ -117,19 +117,21 @@ def test_long_numbers_at_ticks_are_short_and_things_have_their_names() -> None:
     ]
 
 
-def test_hover_knows_where_a_point_is_on_the_page() -> None:
-    """A point of the chart, taken through the box and the limits, lands where the SVG draws its marker."""
-    chart = Chart("c", "t", "x", "y", (Series.of("s", [2.0], [30.0], style="points"),), alt="a point")
+@pytest.mark.parametrize("values", [[2.0], [4.0, 8.0], [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]])
+def test_hover_knows_where_points_are_on_the_page(values: list[float]) -> None:
+    """Points of the chart, taken through the box and the limits, land where the SVG draws their markers."""
+    chart = Chart("c", "t", "x", "y", (Series.of("s", values, [30.0] * len(values), style="points"),), alt="points")
     drawn = figures.draw(chart)
     svg = figures.inline_svg(drawn, "p")
-    said = json.loads(figures.hover(drawn.axes[0], [("s", [2.0], [30.0])]))
+    said = json.loads(figures.hover(drawn.axes[0], [("s", values, [30.0] * len(values))]))
     width, height = map(float, re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups())  # type: ignore[union-attr]
-    across = (2.0 - said["x"][0]) / (said["x"][1] - said["x"][0])
-    up = (30.0 - said["y"][0]) / (said["y"][1] - said["y"][0])
-    x = (said["box"][0] + across * said["box"][2]) * width
-    y = (said["box"][1] + (1 - up) * said["box"][3]) * height
     marks = [tuple(map(float, place)) for place in re.findall(r'<use [^>]*x="([\d.]+)" y="([\d.]+)"', svg)]
-    assert any(abs(x - a) < 0.5 and abs(y - b) < 0.5 for a, b in marks)
+    up = (30.0 - said["y"][0]) / (said["y"][1] - said["y"][0])
+    y = (said["box"][1] + (1 - up) * said["box"][3]) * height
+    for value in values:
+        across = (value - said["x"][0]) / (said["x"][1] - said["x"][0])
+        x = (said["box"][0] + across * said["box"][2]) * width
+        assert any(abs(x - a) < 0.05 and abs(y - b) < 0.05 for a, b in marks)
 
 
 def test_palette_is_the_one_in_the_style_file() -> None:

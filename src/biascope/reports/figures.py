@@ -56,8 +56,7 @@ def hover(axes: Any, series: Sequence[tuple[str, Any, Any]] = (), cells: HeatMap
         >>> json.loads(hover(axes, [("a", [0, 1], [2, 3])]))["series"][0]
         ['a', [0.0, 1.0], [2.0, 3.0]]
     """
-    with style(), require_matplotlib().rc_context({"savefig.bbox": "standard"}):
-        axes.figure.draw_without_rendering()  # the layout moves the axes until the first drawing
+    inline_svg(axes.figure, "")  # the layout moves the axes when they are drawn, for every format a little differently
     box = axes.get_position()
     said: dict[str, Any] = {
         "box": _short([box.x0, 1 - box.y1, box.width, box.height]),
