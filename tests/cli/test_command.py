@@ -177,6 +177,11 @@ def test_nets_and_data(capsys: pytest.CaptureFixture[str], tmp_path: Path, monke
     assert "60,941 parameters" in capsys.readouterr().out
     assert run(["data", "list"]) == 0
     assert "cifar10" in capsys.readouterr().out
+    shared = tmp_path / "cache" / "networks" / "a"
+    shared.mkdir(parents=True)
+    (shared / "b.safetensors").write_bytes(bytes(3 * 2**20))
+    assert run(["data", "list"]) == 0
+    assert "3.0 MiB of networks that studies share" in capsys.readouterr().out
     assert run(["data", "info", "digits"]) == 0
     both = capsys.readouterr()
     assert "citation" in both.err

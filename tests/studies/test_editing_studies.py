@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from biascope.editing import TaskVector, disentanglement
-from biascope.errors import InputError
+from biascope.errors import CorruptError, InputError
 from biascope.reports import ledger, summary
 from biascope.studies import HeatMap, Run, StudyResult, configure, execute, find
 from biascope.studies.claims import claims
@@ -17,6 +17,7 @@ from biascope.studies.function_space.editing_charts import contrasts, heat_maps
 from biascope.studies.function_space.task_images import grey, task_images
 from biascope.studies.function_space.task_measures import LOW, Maps, accuracies, energies, maps
 from biascope.studies.function_space.task_networks import METHODS, Networks, Setting, encoder, networks, store
+from biascope.studies.rejudge import rejudge
 
 Results = dict[str, tuple[Run, StudyResult]]
 NAMES = (
@@ -63,6 +64,15 @@ def test_structure_and_resuming(results: Results, name: str) -> None:
     assert any(number.standard_error is not None for number in result.numbers.values())
     assert len({figure.name for figure in result.figures}) == len(result.figures) > 0
     assert execute(Run.resume(run.path)).to_json() == result.to_json()
+
+
+@pytest.mark.slow
+def test_a_run_can_be_judged_again_without_the_cache(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BIASCOPE_DATA", "nowhere")
+    for name in ("fig6.7", "table6.2", "fig6.10"):
+        run, result = results[name]
+        assert rejudge(run.path).to_json() == result.to_json()
+    assert not Path("nowhere").exists()
 
 
 @pytest.mark.slow
@@ -152,6 +162,18 @@ def test_networks_are_those_of_their_seed_and_trained_once(run: Run) -> None:
     assert (one.vectors[True]["digits"] - one.vectors[False]["digits"]).norm() != 0
 
 
+def test_a_damaged_file_of_the_cache_is_named_and_made_again(run: Run) -> None:
+    wanted = networks(run, TINY, 2, 2, methods=("non-linear",)).vectors[False]["digits"]
+    file = next(store(run, TINY, 2, 2).path.rglob("*plain*digits.safetensors"))
+    begun = file.read_bytes()[:100]
+    file.unlink()  # tensors in use are maps of the old file
+    file.write_bytes(begun)
+    with pytest.raises(CorruptError, match="delete it"):
+        networks(run, TINY, 2, 2, methods=("non-linear",))
+    file.unlink()
+    assert (networks(run, TINY, 2, 2, methods=("non-linear",)).vectors[False]["digits"] - wanted).norm() == 0
+
+
 def test_random_start_keeps_the_heads_of_the_pre_trained(run: Run) -> None:
     trained, random = (networks(run, TINY, 2, 0, start, methods=()) for start in ("pre-trained", "random"))  # type: ignore[arg-type]
     assert all(torch.equal(trained.rows[name], random.rows[name]) for name in trained.rows)
@@ -235,6 +257,8 @@ def test_energies_share_the_rank(run: Run) -> None:
         assert torch.allclose(ranks, ranks.round(), atol=1e-4)
         assert float(ranks.max()) <= 20 + 1e-4
         assert bool((contrasts(values) > 0).all())
+    with pytest.raises(InputError, match="61 images were asked for, digits has 60"):  # halves would not be halves
+        energies(run, TINY, 2, points=61, outputs=1)
 
 
 def test_encoders() -> None:

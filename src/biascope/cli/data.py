@@ -25,6 +25,10 @@ def list_sets() -> None:
         size = f"{info.download_mib} MiB" if info.download_mib else ""
         table.add_row(name, escape(info.title), str(info.n_train), str(info.n_test), size, "yes" if info.cached else "")
     Console().print(table)
+    shared = data.data_root() / "networks"
+    taken = sum(file.stat().st_size for file in shared.rglob("*.safetensors"))
+    if taken:
+        typer.echo(f"{shared}: {taken / 2**20:.1f} MiB of networks that studies share; delete it at will.")
 
 
 @app.command()

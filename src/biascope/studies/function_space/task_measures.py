@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from biascope.editing import disentanglement, localisation, task_addition, task_negation
+from biascope.errors import InputError
 from biascope.seeds import generator
 from biascope.studies.function_space.task_networks import METHODS, Networks, Setting, Start, networks, store
 from biascope.studies.runs import Run, Value
@@ -167,7 +168,7 @@ def energies(
             head = nn.Linear(rows.shape[1], len(rows), bias=False, device=rows.device)
             head.weight = nn.Parameter(rows, requires_grad=False)
             model = nn.Sequential(made.encoder, head).eval()
-            x, z = (_some(made.images[name].test[0], points, seed) for name in (task, setting.control))
+            x, z = (_some(made.images[name].test[0], points, seed, name) for name in (task, setting.control))
             classes = range(min(outputs, len(rows)))
             each = [localisation(model, x, z, outputs=c, params=["0"]).energy.values.flatten() for c in classes]
             found[task] = torch.stack(each).double()
@@ -182,14 +183,21 @@ def _heads(made: Networks, tasks: Sequence[str]) -> dict[str, Callable[[Tensor],
     return {task: made.head(task) for task in tasks}
 
 
-def _some(x: Tensor, n: int, seed: int) -> Tensor:
+def _some(x: Tensor, n: int, seed: int, name: str) -> Tensor:
+    if n > len(x):
+        raise InputError(f"{n} images were asked for, {name} has {len(x)} for tests: raise `test` or ask for fewer")
     return x[torch.randperm(len(x), generator=generator(seed, "points"))[:n].to(x.device)]
 
 
 def _kept(
     run: Run, setting: Setting, width: int, seed: int, key: str, measure: Callable[[int], Mapping[str, Value]]
 ) -> dict[str, Tensor]:
-    cache = store(run, setting, width, seed)
-    run.log(measured=key, width=width, seed=seed, from_cache=key in cache.arrays())
-    found = cache.cached(key, lambda: measure(seed))
+    """What `measure` gives: from the run folder, else from the cache, else now. Judging a run again needs no cache."""
+
+    def take() -> dict[str, Value]:
+        cache = store(run, setting, width, seed)
+        run.log(measured=key, width=width, seed=seed, from_cache=key in cache.arrays())
+        return cache.cached(key, lambda: measure(seed))
+
+    found = run.cached(f"{key}, width {width}, seed {seed}", take)
     return {name: value for name, value in found.items() if isinstance(value, Tensor)}
