@@ -268,3 +268,9 @@ def test_mean_frequency_does_not_see_edges_that_do_not_meet() -> None:
     i = torch.arange(side, dtype=torch.float64) + 0.5
     wave = torch.cos(torch.pi * i * m / side)[:, None] * torch.cos(torch.pi * i * n / side)
     assert float(mean_frequencies(wave[None])) == pytest.approx(math.hypot(m, n) / 2)
+
+
+def test_a_largest_weight_that_is_small_is_refused(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "r", configure("fields/fig5.2", "smoke", overrides={"largest": 0.5}))
+    with pytest.raises(InputError, match=r"largest=0\.5 is no large weight"):
+        execute(run)

@@ -71,6 +71,16 @@ def test_without_the_rivals_nothing_is_tested(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "s", configure("mine/table5.3", "smoke", overrides=few | {"methods": ("prayer",)}))
     with pytest.raises(InputError, match="prayer"):
         execute(run)
+    run = Run.create(tmp_path / "t", configure("mine/table5.3", "smoke", overrides=few | {"batch": 101}))
+    with pytest.raises(InputError, match="batch=101 is more than the 100"):
+        execute(run)
+
+
+def test_few_images_make_a_smaller_picture() -> None:
+    images = torch.linspace(-1, 1, 5)[:, None, None, None].expand(5, 1, 28, 28)
+    made = stacked_digits.sheet(images)
+    assert made.shape == (56, 56, 1)
+    assert [float(made[y, x, 0]) for y in (0, 28) for x in (0, 28)] == [0.0, 0.25, 0.5, 0.75]  # row by row
 
 
 # ---------------------------------------------------------------- data and measures
@@ -194,6 +204,15 @@ def test_without_information_it_is_the_plain_gan() -> None:
             optimizer.step()
     torch.testing.assert_close(made.samples[0], alone(g, 0, final), atol=2e-4, rtol=1e-3)
     assert float(made.nats.abs().max()) == 0
+
+
+@pytest.mark.parametrize("steps", [7, 45])
+def test_the_last_measure_is_that_of_the_last_iteration(steps: int) -> None:
+    setting = gan.Setting(steps=steps, batch=10, lr=1e-3, generator_width=4, width=4, noise=1, code=1)
+    made = gan.train(toys.grid(100, 0), 0.0, setting, [3, 4], 0, lambda x: (x.mean((1, 2)), x.std((1, 2))), 30)
+    assert made.at[-1] == steps
+    assert torch.equal(made.first[:, -1], made.samples.mean((1, 2)))
+    assert len(set(made.at.tolist())) == len(made.at) == made.nats.shape[1]
 
 
 def test_the_statistics_network_moves_the_generator_and_not_the_discriminator() -> None:

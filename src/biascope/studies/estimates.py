@@ -171,6 +171,23 @@ def mean_error(rows: ArrayLike | Tensor) -> tuple[Tensor, Tensor | None]:
     return table.mean(0), table.std(0) / len(table) ** 0.5 if len(table) > 1 else None
 
 
+def through(
+    label: str,
+    x: Iterable[float] | Tensor,
+    estimates: Iterable[Estimate],
+    style: Literal["line", "points", "dashed"] = "line",
+) -> Series:
+    """Estimates as a curve, with their standard errors where all have one.
+
+    Example:
+        >>> through("area", [5, 10], [Estimate(0.2, 0.1), Estimate(0.4, 0.1)]).error
+        (0.1, 0.1)
+    """
+    found = list(estimates)
+    errors = [e.standard_error for e in found if e.standard_error is not None]
+    return Series.of(label, x, [e.value for e in found], errors if len(errors) == len(found) else None, style)
+
+
 def curve(
     label: str,
     x: Iterable[float] | Tensor,

@@ -16,6 +16,7 @@ import torch
 from scipy.special import jv
 from torch import nn
 
+from biascope.errors import InputError
 from biascope.fields import bandwidth, bessel_harmonics
 from biascope.fields.networks import seeded
 from biascope.nets import SIREN
@@ -49,6 +50,8 @@ def fig5_2(
     seeds: Annotated[int, "drawn SIRENs"] = 10,
 ) -> StudyResult:
     """Bessel functions, and what they do to the harmonics of drawn networks."""
+    if largest <= SMALL:
+        raise InputError(f"largest={largest:g} is no large weight: the rule compares it with {SMALL:g}")
     b = np.linspace(0, largest, points)
     weights = {n: jv(n, b) for n in range(orders + 1)}
     small = (b > 0) & (b <= SMALL)

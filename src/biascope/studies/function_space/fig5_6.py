@@ -19,7 +19,7 @@ from torch import Tensor
 from biascope.linalg import subspace_overlap
 from biascope.progress import progress
 from biascope.seeds import derive
-from biascope.studies.estimates import above, curve, decide, spearman
+from biascope.studies.estimates import above, curve, decide, spearman, through
 from biascope.studies.function_space.fields_setting import (
     LAPTOP,
     META,
@@ -35,7 +35,7 @@ from biascope.studies.function_space.fields_setting import (
 )
 from biascope.studies.pictures import picture, signed
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, Series, StudyResult
+from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run, Value
 
 CLAIM = "Eigenfunctions of a SIREN carry higher frequencies for larger w0, and look like faces after meta-learning."
@@ -97,7 +97,14 @@ def fig5_6(
                 "Overlap of the first atoms with principal components of images",
                 "network",
                 "overlap",
-                (_points(fields, numbers),),
+                (
+                    through(
+                        "first atoms",
+                        range(1, len(fields) + 1),
+                        [numbers[f"overlap with images, {field.title}"] for field in fields],
+                        "points",
+                    ),
+                ),
                 alt="The meta-learned network has the largest overlap.",
                 x_names=tuple(field.title for field in fields),
             ),
@@ -147,14 +154,6 @@ def principal(images: Tensor, k: int) -> Tensor:
     """
     components: Tensor = torch.linalg.svd(images.double().flatten(1), full_matrices=False).Vh[:k].T
     return components
-
-
-def _points(fields: list[Field], numbers: dict[str, Estimate]) -> Series:
-    found = [numbers[f"overlap with images, {field.title}"] for field in fields]
-    places = range(1, len(fields) + 1)
-    return Series.of(
-        "first atoms", places, [e.value for e in found], [e.standard_error or 0.0 for e in found], "points"
-    )
 
 
 def _draw(run: Run, first: dict[Field, Tensor]) -> None:

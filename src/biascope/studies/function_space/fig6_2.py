@@ -13,12 +13,12 @@ D.1  "Confirmed" if, averaged over tasks and at every size, fine-tuned is above 
 
 from typing import Annotated
 
-from biascope.studies.estimates import above, decide, over_seeds
+from biascope.studies.estimates import above, decide, over_seeds, through
 from biascope.studies.function_space.editing_charts import about, by_task
 from biascope.studies.function_space.task_measures import Accuracies, accuracies
 from biascope.studies.function_space.task_networks import LABELS, LAPTOP, METHODS, PAPER, SMOKE, Setting
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, Series, StudyResult
+from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run
 
 CLAIM_2 = (
@@ -113,11 +113,7 @@ def figD_1(
     shrinks = [over_seeds(small - large) for small, large in zip(gaps[widths[0]], gaps[widths[-1]])]
     for method, shrink in zip(("linear", "post-hoc"), shrinks):
         numbers[f"gap of {LABELS[method]}, smallest minus largest network"] = shrink
-    series = [
-        Series.of(LABELS[m], widths, [e.value for e in of], [e.standard_error or 0.0 for e in of])
-        for m in METHODS
-        for of in [[over_seeds(found[w].of(m).single) for w in widths]]
-    ]
+    series = [through(LABELS[m], widths, [over_seeds(found[w].of(m).single) for w in widths]) for m in METHODS]
     return StudyResult(
         decide(all(steps) and all(map(above, shrinks)), [*judged, *shrinks]),
         CLAIM_D1,

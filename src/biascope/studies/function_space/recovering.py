@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from biascope.fields import coordinates, fit, recovery_bound
 from biascope.progress import progress
 from biascope.seeds import derive
-from biascope.studies.estimates import above, below, decide
+from biascope.studies.estimates import above, below, decide, through
 from biascope.studies.function_space.fields_setting import called, grey_images
 from biascope.studies.pictures import picture
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
@@ -132,14 +132,13 @@ def fine_share(images: Tensor, targets: Tensor) -> Tensor:
 
 def _chart(builds: Mapping[str, Build], psnr: Mapping[str, Tensor], bound: Tensor) -> Chart:
     places = [i + 1 for i in range(len(builds))]
-    means = [Estimate.of(psnr[name].tolist()) for name in builds]
     return Chart(
         "psnr",
         "Recovery of images",
         "network",
         "PSNR (dB)",
         (
-            Series.of("fitted", places, [m.value for m in means], [m.standard_error or 0.0 for m in means], "points"),
+            through("fitted", places, [Estimate.of(psnr[name].tolist()) for name in builds], "points"),
             Series.of("bound for f0 = 1", places, [float(bound.mean())] * len(places), style="dashed"),
         ),
         alt="PSNR of three networks: f0 = 1 lies below its bound, f0 = 0.5 higher, many frequencies highest.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,12 +12,13 @@ from torch.nn.functional import softplus
 
 from biascope.progress import progress
 from biascope.seeds import generator
-from biascope.studies.mine.stacks import PairCritic, Stack, StackedMine, descend
+from biascope.studies.estimates import through
+from biascope.studies.mine.stacks import BETAS, PairCritic, Stack, StackedMine, descend
 from biascope.studies.mine.toys import centres, modes
+from biascope.studies.result import Chart, Estimate
 
 Arm = Literal["ALI", "ALICE (l2)", "ALICE (adv.)", "ALI + MINE"]
 ARMS: tuple[Arm, ...] = ("ALI", "ALICE (l2)", "ALICE (adv.)", "ALI + MINE")
-BETAS = (0.5, 0.999)  # of Adam, as in ALI (the text gives only the rate)
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,16 @@ def train(points: Tensor, test: Tensor, arm: Arm, setting: Setting, seeds: Seque
     error = (back - wide).norm(dim=2).mean(1)
     kept = {"samples": made, "back": back, "code": code, "modes": found, "near": near, "error": error}
     return {name: value.cpu() for name, value in (kept | {"kept": same.float().mean(1)}).items()}
+
+
+def by_model(name: str, title: str, label: str, values: Mapping[str, Estimate]) -> Chart:
+    """One point with its error for each model."""
+    return Chart(
+        name, title, "model", label,
+        (through("mean over seeds", range(1, len(values) + 1), values.values(), "points"),),
+        alt="One point with its error for each of four models.",
+        x_names=tuple(values),
+    )  # fmt: skip
 
 
 def nearest_centre(x: Tensor) -> Tensor:

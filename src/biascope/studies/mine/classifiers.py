@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from biascope.data import Dataset
+from biascope.errors import InputError
 from biascope.progress import progress
 from biascope.seeds import generator
-from biascope.studies.mine.stacks import Stack, StackedMine
+from biascope.studies.mine.stacks import BETAS, Stack, StackedMine
 
-ADAM = (0.5, 0.999)
 DROPOUT, PENALTY, SMOOTHING = 0.5, 0.1, 0.1  # of the three plain regularisers, as usual
 CRITIC_NOISE = (0.3, 0.5, 0.5)  # Table C.12
 DECAY_EVERY, DECAY = 2, 0.97  # of the learning rate, in epochs (Alemi et al.)
@@ -142,7 +142,8 @@ def train(train_set: Dataset, test: Dataset, method: Method, setting: Setting, s
           ) -> dict[str, Tensor]:  # fmt: skip
     """Test error [S] in per cent and MINE's last estimate of I(x; z) [S], for a classifier of every seed.
 
-    Images are flattened and scaled to [-1, 1]. Order of examples and initial weights do not depend on the method.
+    Images are flattened and scaled to [-1, 1]. Order of examples does not depend on the method, nor do initial weights
+    of layers that have the same shape (those up to the first that differs).
     Evaluated with moving averages of the weights.
     """
     x, x_test = (2 * d.x.flatten(1) - 1 for d in (train_set, test))
@@ -150,15 +151,17 @@ def train(train_set: Dataset, test: Dataset, method: Method, setting: Setting, s
     net = Classifier(x.shape[1], classes, method, setting, seeds).to(device)
     parameters = list(net.parameters())
     averages = [p.detach().clone() for p in parameters]
-    optimizer = torch.optim.Adam(parameters, lr=setting.lr, betas=ADAM)
+    optimizer = torch.optim.Adam(parameters, lr=setting.lr, betas=BETAS)
     order, noise = (generator(seed, name, device=device) for name in ("order", "noise"))
     mine = None
     if method.penalty == "mine":
         widths = [x.shape[1] + setting.bottleneck, setting.critic_width, setting.critic_width, 1]
         critic = NoisyCritic(Stack(widths, "elu", seeds, "statistics"), noise).to(device)
-        mine = StackedMine(critic, setting.critic_lr, ADAM)
+        mine = StackedMine(critic, setting.critic_lr, BETAS)
     nats = torch.zeros(s, device=device)
     per_epoch = len(x) // setting.batch
+    if not per_epoch:
+        raise InputError(f"batch={setting.batch} is more than the {len(x)} training images: nothing would be trained")
     for epoch in progress(range(setting.epochs), "epochs", leave=False):
         for group in optimizer.param_groups:
             group["lr"] = setting.lr * DECAY ** (epoch // DECAY_EVERY)

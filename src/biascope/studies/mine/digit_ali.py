@@ -12,8 +12,9 @@ from torch.nn.functional import conv2d, leaky_relu, softplus
 from biascope.information import MineTerm, clipped_backward
 from biascope.progress import progress
 from biascope.seeds import generator
-from biascope.studies.mine.ali import BETAS, Arm
-from biascope.studies.mine.stacked_digits import drawn
+from biascope.studies.mine.ali import Arm
+from biascope.studies.mine.stacked_digits import drawn, norm
+from biascope.studies.mine.stacks import BETAS
 
 LATENT = 128  # of z, and of the encoder's noise
 
@@ -27,11 +28,6 @@ class Setting:
     lr: float
     width: int
     weight: float
-
-
-def norm(channels: int) -> nn.BatchNorm2d:
-    """Batch normalisation by the batch at hand, always."""
-    return nn.BatchNorm2d(channels, track_running_stats=False)
 
 
 class Encoder(nn.Module):
@@ -110,9 +106,9 @@ class PairNetwork(nn.Module):
 
 
 def train(x: Tensor, test: Tensor, arm: Arm, setting: Setting, seed: int) -> tuple[Tensor, Tensor]:
-    """One model on images x [n, 1, 28, 28] in [-1, 1]: reconstructions of `test`, and as many samples as 25.
+    """One model on images x [n, 1, 28, 28] in [-1, 1]: reconstructions of `test`, and 25 samples.
 
-    Objectives are those of `ali.train`, with convolutional networks.
+    Objectives are those of `ali.train`, with convolutional networks; squares are means over pixels, not sums.
     """
     device, width = x.device, setting.width
     f = Encoder(width, generator(seed, "encoder")).to(device)

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from biascope.seeds import derive
 from biascope.studies.estimates import above, decide
-from biascope.studies.mine.ali import ARMS, Arm, Setting, nearest_centre, train
+from biascope.studies.mine.ali import ARMS, Arm, Setting, by_model, nearest_centre, train
 from biascope.studies.mine.toys import RADIUS, grid
 from biascope.studies.pictures import picture
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, Series, StudyResult
+from biascope.studies.result import Estimate, StudyResult
 from biascope.studies.runs import Run
 
 CLAIM = "ALI with MINE keeps the modes that ALICE loses and still reconstructs."
@@ -33,7 +33,6 @@ WORDS = {
     "error": "reconstruction error",
     "kept": "reconstructed in their mode",
 }
-
 SHOWN = {"back": "reconstructions", "samples": "samples", "code": "codes"}
 
 
@@ -95,22 +94,15 @@ def fig5_6(
         f"{steps} iterations, lr {lr:g}, widths {generator_width} and {width} (Fig. 5.4: 5000, 0.0001, 500 and 400), "
         f"code of {latent} dimensions; errors over {seeds} seeds.",
         numbers=numbers,
-        figures=tuple(_chart(found, name) for name in ("modes", "error")),
-    )
-
-
-def _chart(found: dict[str, dict[str, Any]], name: str) -> Chart:
-    at = range(1, len(found) + 1)
-    values = [Estimate.of(made[name].tolist()) for made in found.values()]
-    errors = None if any(e.standard_error is None for e in values) else [e.standard_error for e in values]
-    return Chart(
-        name,
-        f"25 Gaussians: {'modes found in samples' if name == 'modes' else 'distance of points and reconstructions'}",
-        "model",
-        WORDS[name],
-        (Series.of("mean over seeds", at, [e.value for e in values], errors, style="points"),),
-        alt="One point with its error for each of four models.",
-        x_names=tuple(found),
+        figures=tuple(
+            by_model(
+                name, f"25 Gaussians: {title}", WORDS[name], {arm: numbers[f"{WORDS[name]}, {arm}"] for arm in ARMS}
+            )
+            for name, title in (
+                ("modes", "modes found in samples"),
+                ("error", "distance of points and reconstructions"),
+            )
+        ),
     )
 
 
@@ -121,9 +113,7 @@ def _picture(run: Run, test: Tensor, found: dict[str, dict[str, Any]]) -> None:
 
     def draw(axes: Any) -> None:
         for column, (arm, made) in enumerate(found.items()):
-            for row, (what, name) in enumerate(
-                (("reconstructions", "back"), ("samples", "samples"), ("codes", "code"))
-            ):
+            for row, (name, what) in enumerate(SHOWN.items()):
                 axis, cloud = axes[row][column], made[name][0]
                 shade = {"color": "C0"} if name == "samples" else {"c": colour[:DRAWN].numpy(), "cmap": "nipy_spectral"}
                 axis.scatter(*cloud[:DRAWN, :2].T.numpy(), s=1.5, linewidths=0, alpha=0.6, rasterized=True, **shade)
@@ -133,4 +123,4 @@ def _picture(run: Run, test: Tensor, found: dict[str, dict[str, Any]]) -> None:
                 axis.set_aspect("equal")
                 axis.set_title(f"{arm}: {what}", fontsize=8)
 
-    picture(run, "models", 3, len(found), draw, (2.1, 2.1))
+    picture(run, "models", len(SHOWN), len(found), draw, (2.1, 2.1))

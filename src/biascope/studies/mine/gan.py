@@ -13,12 +13,11 @@ from torch.nn.functional import softplus
 from biascope.progress import progress
 from biascope.seeds import derive, generator
 from biascope.studies.estimates import curve
-from biascope.studies.mine.stacks import PairCritic, Stack, StackedMine, descend
+from biascope.studies.mine.stacks import BETAS, PairCritic, Stack, StackedMine, descend
 from biascope.studies.pictures import picture
 from biascope.studies.result import Chart, Estimate
 from biascope.studies.runs import Run, Value
 
-BETAS = (0.5, 0.999)  # of Adam, as in ALI (the text gives only the rate)
 POINTS = 20  # of a curve
 Measure = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -78,7 +77,7 @@ def train(points: Tensor, beta: float, setting: Setting, seeds: Sequence[int], s
             nats = mine.fit(fake, code)
             information = mine(fake, code)
         descend(g_step, g.parameters(), softplus(-d(fake)).mean((1, 2)), information, beta)
-        if step % every == 0:
+        if step % every == 0 or step == setting.steps:
             with torch.no_grad():
                 first, second = measure(g(final))
             for name, value in (("first", first), ("second", second), ("nats", nats)):

@@ -62,7 +62,7 @@ def generator_network(width: int, rng: torch.Generator) -> nn.Sequential:
         for i, grow in enumerate((1, 0, 1, 1)):  # 2 -> 4 -> 7 -> 14 -> 28
             last = i == 3
             layers.append(nn.ConvTranspose2d(channels[i], channels[i + 1], 5, 2, 2, grow))
-            layers += [nn.Tanh()] if last else [_norm(channels[i + 1]), nn.ReLU()]
+            layers += [nn.Tanh()] if last else [norm(channels[i + 1]), nn.ReLU()]
         net = nn.Sequential(*layers)
     return drawn(net, rng)
 
@@ -74,7 +74,7 @@ def discriminator_network(width: int, rng: torch.Generator) -> nn.Sequential:
         layers: list[nn.Module] = []
         for i in range(4):  # 28 -> 14 -> 7 -> 4 -> 2
             layers.append(nn.Conv2d(channels[i], channels[i + 1], 5, 2, 2))
-            layers += [_norm(channels[i + 1]), nn.ReLU()] if i else [nn.ReLU()]
+            layers += [norm(channels[i + 1]), nn.ReLU()] if i else [nn.ReLU()]
         net = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * channels[-1], 1))
     return drawn(net, rng)
 
@@ -99,8 +99,9 @@ class StatisticsNetwork(nn.Module):
         return scores[:, 0]
 
 
-def _norm(channels: int) -> nn.BatchNorm2d:
-    return nn.BatchNorm2d(channels, track_running_stats=False)  # statistics of the batch, always
+def norm(channels: int) -> nn.BatchNorm2d:
+    """Batch normalisation by the batch at hand, always."""
+    return nn.BatchNorm2d(channels, track_running_stats=False)
 
 
 def drawn(net: Network, rng: torch.Generator, small: bool = True) -> Network:
@@ -145,6 +146,18 @@ def classify(net: nn.Module, images: Tensor) -> Tensor:
     """Labels [n, c] of every channel of images [n, c, 28, 28]."""
     labels: Tensor = net(images.reshape(-1, 1, SIDE, SIDE)).argmax(1)
     return labels.reshape(images.shape[:2])
+
+
+def sheet(images: Tensor) -> Tensor:
+    """The first k^2 of images [n, c, 28, 28] in [-1, 1] as one picture [28 k, 28 k, c] in [0, 1].
+
+    Example:
+        >>> sheet(torch.zeros(11, 3, 28, 28)).shape
+        torch.Size([84, 84, 3])
+    """
+    k, c = math.isqrt(len(images)), images.shape[1]
+    rows = images[: k * k].reshape(k, k, c, SIDE, SIDE).permute(0, 3, 1, 4, 2)
+    return ((rows.reshape(k * SIDE, k * SIDE, c) + 1) / 2).clamp(0, 1)
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ from biascope.seeds import generator
 
 Activation = Callable[[Tensor], Tensor]
 EPSILON = 1e-5  # of batch normalisation
+BETAS = (0.5, 0.999)  # of Adam, as in ALI (the text gives only the rate)
 
 
 def leaky(x: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from biascope.progress import progress
 from biascope.seeds import derive, generator
 from biascope.studies.estimates import above, below, decide
 from biascope.studies.mine import stacked_digits as digits
+from biascope.studies.mine.stacks import BETAS
 from biascope.studies.pictures import picture
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
@@ -131,7 +132,7 @@ def _train(x: Tensor, beta: float, steps: int, images: int, batch: int, lr: floa
     g = digits.generator_network(width, generator(seed, "generator")).to(device)
     d = digits.discriminator_network(width, generator(seed, "discriminator")).to(device)
     term = MineTerm(digits.StatisticsNetwork(critic_width, generator(seed, "statistics")).to(device), lr=lr)
-    g_step, d_step = (torch.optim.Adam(net.parameters(), lr=lr, betas=(0.5, 0.999)) for net in (g, d))
+    g_step, d_step = (torch.optim.Adam(net.parameters(), lr=lr, betas=BETAS) for net in (g, d))
     rows, draws = (generator(seed, name, device=device) for name in ("batches", "latent"))
 
     def latent(n: int) -> Tensor:
@@ -181,9 +182,7 @@ def _picture(run: Run, x: Tensor, found: dict[str, list[dict[str, Any]]]) -> Non
 
     def draw(axes: Any) -> None:
         for axis, (title, made) in zip(axes.flat, panels.items()):
-            side = digits.SIDE
-            sheet = made.reshape(5, 5, 3, side, side).permute(0, 3, 1, 4, 2).reshape(5 * side, 5 * side, 3)
-            axis.imshow(((sheet + 1) / 2).clamp(0, 1).numpy())
+            axis.imshow(digits.sheet(made).numpy())
             axis.axis("off")
             axis.set_title(title)
 

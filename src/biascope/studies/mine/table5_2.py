@@ -21,12 +21,12 @@ import torch
 from biascope.seeds import derive
 from biascope.studies.estimates import above, decide
 from biascope.studies.mine import stacked_digits as digits
-from biascope.studies.mine.ali import ARMS, Arm
+from biascope.studies.mine.ali import ARMS, Arm, by_model
 from biascope.studies.mine.digit_ali import Setting, train
 from biascope.studies.mine.similarity import ms_ssim
 from biascope.studies.pictures import picture
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, Series, StudyResult
+from biascope.studies.result import Estimate, StudyResult
 from biascope.studies.runs import Run
 
 CLAIM = (
@@ -116,22 +116,15 @@ def table5_2(
         f"width {width} (paper: 50000 of 100, 64); errors over {seeds} seeds."
         f"{'' if dataset == 'mnist' else f' {dataset} stands in for MNIST.'}",
         numbers=numbers,
-        figures=tuple(_chart(found, name) for name in MEASURES),
-    )
-
-
-def _chart(found: dict[str, list[dict[str, Any]]], name: str) -> Chart:
-    at = range(1, len(found) + 1)
-    values = [Estimate.of([made[name] for made in rows]) for rows in found.values()]
-    errors = None if any(e.standard_error is None for e in values) else [e.standard_error for e in values]
-    return Chart(
-        name.lower(),
-        f"Reconstructions of digits: {name}",
-        "model",
-        name,
-        (Series.of("mean over seeds", at, [e.value for e in values], errors, style="points"),),
-        alt="One point with its error for each of four models.",
-        x_names=tuple(found),
+        figures=tuple(
+            by_model(
+                name.lower(),
+                f"Reconstructions of digits: {name}",
+                name,
+                {arm: numbers[f"{name}, {arm}"] for arm in ARMS},
+            )
+            for name in MEASURES
+        ),
     )
 
 
@@ -145,8 +138,7 @@ def _picture(run: Run, x: torch.Tensor, found: dict[str, list[dict[str, Any]]]) 
         for axis in axes.flat:
             axis.axis("off")
         for axis, (title, made) in zip(axes.flat, panels.items()):
-            sheet = made.reshape(5, 5, 28, 28).permute(0, 2, 1, 3).reshape(140, 140)
-            axis.imshow(sheet.numpy(), cmap="gray", vmin=-1, vmax=1)
+            axis.imshow(digits.sheet(made)[..., 0].numpy(), cmap="gray", vmin=0, vmax=1)
             axis.set_title(title, fontsize=8)
 
     picture(run, "reconstructions", 3, 3, draw, (2.2, 2.2))

@@ -3,7 +3,7 @@
 Cross-entropy + beta I(x; z). MINE estimates the information for any encoder: Gaussian (mu + sigma e), with noise
 propagated (enc([x, e])) or added to the input (enc(x + s e)). Rivals: none, dropout, confidence penalty, label
 smoothing, and the deep variational bottleneck (DVB: KL(q(z|x) | N(0, I)) in place of the information), alone and with
-the same noise at its input. All have the same layers, initial weights, order of examples, steps and beta; nothing is
+the same noise at its input. All have the same hidden layers, order of examples, steps and beta; nothing is
 tuned for any of them. (The published numbers without MINE are copied from another paper; hyperparameters not printed
 are those of Alemi et al., as far as known.) Predictions of random encoders are means over draws.
 
@@ -20,7 +20,7 @@ from biascope import data
 from biascope.data import Dataset
 from biascope.errors import InputError
 from biascope.seeds import derive
-from biascope.studies.estimates import above, decide
+from biascope.studies.estimates import above, decide, through
 from biascope.studies.mine.classifiers import METHODS, Setting, train
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
@@ -129,9 +129,7 @@ def _some(whole: Dataset, n: int, seed: int) -> Dataset:
 
 def _chart(errors: dict[str, torch.Tensor], dataset: str) -> Chart:
     at = range(1, len(errors) + 1)
-    found = [Estimate.of(row.tolist()) for row in errors.values()]
-    spread = None if any(e.standard_error is None for e in found) else [e.standard_error for e in found]
-    series = [Series.of("here", at, [e.value for e in found], spread, style="points")]
+    series = [through("here", at, [Estimate.of(row.tolist()) for row in errors.values()], "points")]
     if dataset == "mnist":
         series.append(Series.of("published", at, [PUBLISHED[name] for name in errors], style="points"))
     return Chart(
