@@ -87,6 +87,8 @@ def fig5_2(
                 "J_n(b)",
                 tuple(Series.of(f"n = {n}", b, values) for n, values in weights.items()),
                 alt="Bessel functions of order 0 to 3: at small b only order 0 is large, then each rises in turn.",
+                caption="Harmonics of sin(b sin t) have odd orders n, those of cos(b sin t) even ones; their "
+                "amplitudes are 2 J_n(b), at order 0 J_0(b).",
             ),
             Chart(
                 "beyond",
@@ -94,7 +96,8 @@ def fig5_2(
                 "size of the weights of the second layer",
                 "share of energy",
                 (curve("beyond order 3", sizes, beyond),),
-                alt="The share of energy in high harmonics is near 0 for small weights and near 1 for large ones.",
+                alt="The share of energy in high harmonics over the size of the weights.",
+                caption="Mean over seeds; band: one standard error.",
                 log_x=True,
             ),
         ),

@@ -90,6 +90,9 @@ def fig5_4(
                 "amplitude",
                 (curve("fitted", range(spectra[w0].shape[1]), spectra[w0]),),
                 alt=f"Amplitudes over frequency: a peak at {frequency} Hz; one at {alias} Hz shows aliasing.",
+                caption=f"Fitted on {samples} samples of a tone of {frequency} Hz, shown on twice as many: what lies "
+                f"above {samples // 2} Hz the samples cannot tell from a lower frequency. Mean over seeds; band: one "
+                "standard error.",
             )
             for w0 in w0s
         ),

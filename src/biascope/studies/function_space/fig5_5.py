@@ -17,6 +17,7 @@ from biascope.progress import progress
 from biascope.studies.estimates import above, decide, errors_over, mean_error, over_seeds, through
 from biascope.studies.function_space.fields_setting import (
     LAPTOP,
+    LEGEND,
     META,
     META_LAPTOP,
     META_SMOKE,
@@ -95,6 +96,8 @@ def energy_chart(shares: dict[Field, Tensor]) -> Chart:
         "share of energy E",
         tuple(Series.of(field.title, THRESHOLDS, *mean_error(each.mean(1))) for field, each in shares.items()),
         alt="E falls from 1 at small eigenvalues to 0 at the largest; the more slowly, the better the dictionary.",
+        caption="E: share of the images' energy in atoms (eigenfunctions of the tangent kernel) with such eigenvalues. "
+        f"{LEGEND}",
         log_x=True,
     )
 
@@ -111,6 +114,8 @@ def _areas(w0s: tuple[float, ...], numbers: dict[str, Estimate], learned: Field)
             through("SIREN", w0s, [numbers[f"area under E, {Field('siren', w0).title}"] for w0 in w0s]),
             *(Series.of(name, ends, [level.value] * 2, style="dashed") for name, level in levels.items()),
         ),
-        alt="The area under E rises with w0, has a peak and falls; meta-learning lies above all.",
+        alt="The area under E against w0; dashed lines for ReLU and for the learned start.",
+        caption="Area over log10 of the eigenvalue, as a share of the whole: 1 if the first atoms have all energy. "
+        "Mean over seeds; band: one standard error.",
         log_x=True,
     )

@@ -22,6 +22,7 @@ from biascope.seeds import derive
 from biascope.studies.estimates import above, curve, decide, spearman, through
 from biascope.studies.function_space.fields_setting import (
     LAPTOP,
+    LEGEND,
     META,
     META_LAPTOP,
     META_SMOKE,
@@ -90,7 +91,8 @@ def fig5_6(
                 "atom",
                 "cycles over the image",
                 tuple(curve(f.title, range(1, atoms + 1), each[0]) for f, each in found.items()),
-                alt="Mean frequency of the first atoms of several networks: higher for larger w0.",
+                alt="Mean frequency of the first atoms, one curve for each network.",
+                caption=f"{LEGEND} Picture above: the first atoms of each network, red above zero and blue below.",
             ),
             Chart(
                 "overlaps",
@@ -105,7 +107,9 @@ def fig5_6(
                         "points",
                     ),
                 ),
-                alt="The meta-learned network has the largest overlap.",
+                alt="One point with its error for each network.",
+                caption=f"Overlap of the span of the first {atoms} atoms with that of as many principal components of "
+                "held-out images: 1 if they are the same. Bars: one standard error over seeds.",
                 x_names=tuple(field.title for field in fields),
             ),
         ),
@@ -163,8 +167,8 @@ def _draw(run: Run, first: dict[Field, Tensor]) -> None:
         for row, (field, atoms) in zip(axes, first.items()):
             for axis, atom in zip(row, atoms):
                 signed(axis, atom)
-            row[0].set_ylabel(field.title, fontsize=7)
+            row[0].set_ylabel(field.title, fontsize=9)
         for i, axis in enumerate(axes[0]):
-            axis.set_title(f"{i + 1}", fontsize=8)
+            axis.set_title(f"{i + 1}", fontsize=10)
 
     picture(run, "atoms", len(first), len(next(iter(first.values()))), draw, (1.05, 1.1))

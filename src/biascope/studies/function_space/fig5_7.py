@@ -16,6 +16,7 @@ from biascope.progress import progress
 from biascope.studies.estimates import above, curve, decide, over_seeds, spearman
 from biascope.studies.function_space.fields_setting import (
     LAPTOP,
+    LEGEND,
     META,
     META_LAPTOP,
     META_SMOKE,
@@ -94,7 +95,8 @@ def fig5_7(
                     "iteration",
                     "PSNR (dB)",
                     tuple(curve(f.title, range(iterations + 1), p[f].mean(1)) for f in fields),
-                    alt="PSNR over the first iterations, one curve per network; the order is that of the energy.",
+                    alt="PSNR over the first iterations, one curve for each network.",
+                    caption=LEGEND,
                 )
                 for name, p in (("test", test), ("train", train))
             ),
@@ -106,7 +108,8 @@ def fig5_7(
                 tuple(
                     Series.of(f.title, by_area[:, i], ends["test"][:, i], style="points") for i, f in enumerate(fields)
                 ),
-                alt="One point per network and seed: PSNR grows with the area under E.",
+                alt="One point for each network and seed: PSNR against the area under E.",
+                caption="One point for each seed. Area under E: 1 if the first atoms have all energy of the images.",
             ),
         ),
     )

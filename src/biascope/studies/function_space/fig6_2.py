@@ -14,7 +14,7 @@ D.1  "Confirmed" if, averaged over tasks and at every size, fine-tuned is above 
 from typing import Annotated
 
 from biascope.studies.estimates import above, decide, over_seeds, through
-from biascope.studies.function_space.editing_charts import about, by_task
+from biascope.studies.function_space.editing_charts import about, by_task, spoken
 from biascope.studies.function_space.task_measures import Accuracies, accuracies
 from biascope.studies.function_space.task_networks import LABELS, LAPTOP, METHODS, PAPER, SMOKE, Setting
 from biascope.studies.registry import study
@@ -42,7 +42,7 @@ def fig6_2(run: Run, *, width: Annotated[int, "of the encoder"] = 8, setting: Se
     """Accuracy of fine-tuned networks and of their linearisations after the fact."""
     found = accuracies(run, setting, width)
     gaps = {
-        task: Estimate.of((found.of("non-linear").single - found.of("post-hoc").single)[:, t].tolist())
+        spoken(task): Estimate.of((found.of("non-linear").single - found.of("post-hoc").single)[:, t].tolist())
         for t, task in enumerate(setting.tasks)
     }
     sure = [task for task, gap in gaps.items() if above(gap)]
@@ -122,9 +122,10 @@ def figD_1(
         f"for the linearisation after the fact. {about(setting, widths)}",
         numbers,
         (
-            Chart("sizes", "Single tasks", "width of the encoder", "test accuracy, mean over tasks", tuple(series),
-                  alt="Accuracy of three methods against the width.", caption="Mean and standard error over seeds."),
-            _chart(setting, found[widths[-1]], METHODS),
+            Chart("sizes", "Single tasks, by size", "width of the encoder", "test accuracy, mean over tasks",
+                  tuple(series), alt="Accuracy of three methods against the width.",
+                  caption="Mean and standard error over seeds."),
+            _chart(setting, found[widths[-1]], METHODS, f"Single tasks, width {widths[-1]}"),
         ),
     )  # fmt: skip
 
@@ -134,6 +135,6 @@ def _means(found: Accuracies) -> dict[str, Estimate]:
     return made | {f"accuracy, {LABELS[method]}": over_seeds(found.of(method).single) for method in METHODS}
 
 
-def _chart(setting: Setting, found: Accuracies, methods: tuple[str, ...]) -> Chart:
+def _chart(setting: Setting, found: Accuracies, methods: tuple[str, ...], title: str = "Single tasks") -> Chart:
     rows = {LABELS[method]: found.of(method).single for method in methods} | {"pre-trained": found.before}
-    return by_task("single", "Single tasks", setting.tasks, rows, "Accuracy of every method on every task.")
+    return by_task("single", title, setting.tasks, rows, "Accuracy of every method on every task.")

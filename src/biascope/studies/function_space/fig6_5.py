@@ -11,8 +11,8 @@ the smallest, for the fine-tuned network and for its linearisation.
 from typing import Annotated
 
 from biascope.studies.estimates import above, curve, decide, over_seeds
-from biascope.studies.function_space.editing_charts import about, heat_maps
-from biascope.studies.function_space.task_measures import maps
+from biascope.studies.function_space.editing_charts import about, heat_maps, spoken
+from biascope.studies.function_space.task_measures import LOW, maps
 from biascope.studies.function_space.task_networks import LABELS, LAPTOP, PAPER, SMOKE, Setting
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, StudyResult
@@ -60,19 +60,20 @@ def fig6_5(
             for method in COMPARED
         ),
         alt="The share of the map where the error is low, against the width.",
-        caption="Mean and standard error over seeds.",
+        caption=f"Share of the coefficients on [-3, 3]^2 with an error up to {LOW:g}. Mean and standard error over "
+        "seeds.",
     )  # fmt: skip
     ends = (
-        heat_maps(found[w], ("non-linear",), f"width{w}")
+        heat_maps(found[w], ("non-linear",), f"width {w}")
         for w in (widths if len(widths) < 3 else (widths[0], widths[-1]))
     )
     moved = [numbers[f"||tau|| / sqrt(m), width {w}"] for w in (widths[0], widths[-1])]
     return StudyResult(
         decide(all(map(above, grows.values())), grows.values()),
         CLAIM,
-        f"From width {widths[0]} to {widths[-1]} the low region of {' and '.join(large.pairs[0])} grows by "
-        f"{grows['non-linear']} of the map for the network and by {grows['post-hoc']} for its linearisation; a weight "
-        f"moves {moved[0]} in the smallest and {moved[1]} in the largest network. {about(setting, widths)}",
+        f"From width {widths[0]} to {widths[-1]} the low region of {' and '.join(map(spoken, large.pairs[0]))} grows "
+        f"by {grows['non-linear']} of the map for the network and by {grows['post-hoc']} for its linearisation; a "
+        f"weight moves {moved[0]} in the smallest and {moved[1]} in the largest network. {about(setting, widths)}",
         numbers,
         (sizes, *(shown for maps_ in ends for shown in maps_)),
     )

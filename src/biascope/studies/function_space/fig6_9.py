@@ -11,7 +11,7 @@ above one half by two standard errors over seeds: nearer to perfect localisation
 from typing import Annotated
 
 from biascope.studies.estimates import above, decide
-from biascope.studies.function_space.editing_charts import about, contrasts
+from biascope.studies.function_space.editing_charts import about, contrasts, spoken
 from biascope.studies.function_space.task_measures import energies
 from biascope.studies.function_space.task_networks import LAPTOP, PAPER, SMOKE, Setting
 from biascope.studies.registry import study
@@ -41,7 +41,7 @@ def fig6_9(
     setting: Setting = LAPTOP,
 ) -> StudyResult:
     """Local energy of the kernel's eigenfunctions on a task and on the control set."""
-    found = energies(run, setting, width, points, outputs)
+    found = {spoken(task): values for task, values in energies(run, setting, width, points, outputs).items()}
     gaps = {task: Estimate.of(contrasts(values).tolist()) for task, values in found.items()}
     numbers = {f"energy on {task} minus control": gap for task, gap in gaps.items()}
     for task, values in found.items():
@@ -55,22 +55,24 @@ def fig6_9(
         half = len(mean) // 2
         charts.append(
             Chart(
-                f"energy-{len(charts) + 1}", f"Local energy, {task}", "image", "energy of the eigenfunctions",
+                f"energy-{len(charts) + 1}", f"Local energy, {task}", "image, by its energy",
+                "energy of the eigenfunctions (0 to 1)",
                 (
                     Series.of(task, range(1, half + 1), mean[:half].sort(descending=True).values, style="points"),
                     Series.of("control", range(half + 1, 2 * half + 1), mean[half:].sort(descending=True).values,
                               style="points"),
                 ),
                 alt=f"Energy on images of {task} and of the control set, sorted within each.",
-                caption="First seed, mean over logits. Within each half the images are sorted.",
+                caption=f"Control: {spoken(setting.control)}. 1 on the task and 0 on the control: the eigenfunctions "
+                "live on the task alone; 0.5 everywhere: they do not tell the two apart. First seed, mean over logits.",
             )
         )  # fmt: skip
     return StudyResult(
         decide(len(local) == len(gaps), gaps.values()),
         CLAIM,
         f"Energy on the task minus energy on the control set: {', '.join(f'{t} {gap}' for t, gap in gaps.items())}; "
-        f"surely above one half on {len(local)} of {len(gaps)}. {points} test images each, control {setting.control}. "
-        f"{about(setting, width)}",
+        f"surely above one half on {len(local)} of {len(gaps)}. {points} test images each, control "
+        f"{spoken(setting.control)}. {about(setting, width)}",
         numbers,
         tuple(charts),
     )

@@ -14,6 +14,7 @@ from biascope.progress import progress
 from biascope.studies.estimates import above, curve, decide, errors_over, over_seeds
 from biascope.studies.function_space.fields_setting import (
     LAPTOP,
+    LEGEND,
     META,
     META_LAPTOP,
     META_SMOKE,
@@ -95,7 +96,8 @@ def figC_2(
                 "iteration",
                 "test PSNR (dB)",
                 tuple(curve(field.title, range(iterations + 1), test[field].mean(1)) for field in fields),
-                alt="Test PSNR over the first iterations; the meta-learned network lies above all others.",
+                alt="Test PSNR over the first iterations, one curve for each network.",
+                caption=f"On the pixels that were not fitted. {LEGEND}",
             ),
             energy_chart(shares),
         ),

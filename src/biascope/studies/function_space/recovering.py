@@ -89,12 +89,12 @@ def recover(run: Run, options: Recovering, builds: Mapping[str, Build], claim: s
     return StudyResult(
         decide(holds, [step, higher, coarser]),
         claim,
-        f"PSNR {said}; with f0 = 1 at most {numbers['bound of PSNR, f0 = 1']} dB is possible ({under} over it). "
-        f"Share of energy at odd bins with f0 = 1: at most {float(odd[ghost].max()):.1e}, with f0 = 0.5: "
-        f"{numbers[f'energy at odd bins, {blur}']}. Fine detail kept: {numbers[f'fine detail kept, {blur}']} (f0 = "
-        f"0.5), {numbers[f'fine detail kept, {sharp}']} ({sharp}). {options.n} {called(options.images)} of "
-        f"{options.side} x {options.side} grey pixels stand in for a colour photograph of 512 x 512; width "
-        f"{options.width}, {options.steps} steps; errors over images.",
+        f"PSNR {said}; with f0 = 1 at most {numbers['bound of PSNR, f0 = 1']} dB is possible (fitted "
+        f"minus possible: {under}). Share of energy at odd bins with f0 = 1: at most {float(odd[ghost].max()):.1e}, "
+        f"with f0 = 0.5: {numbers[f'energy at odd bins, {blur}']}. Fine detail kept: "
+        f"{numbers[f'fine detail kept, {blur}']} (f0 = 0.5), {numbers[f'fine detail kept, {sharp}']} ({sharp}). "
+        f"{options.n} {called(options.images)} of {options.side} x {options.side} grey pixels stand in for a "
+        f"colour photograph of 512 x 512; width {options.width}, {options.steps} steps; errors over images.",
         numbers,
         (_chart(builds, psnr, bound),),
     )
@@ -141,7 +141,10 @@ def _chart(builds: Mapping[str, Build], psnr: Mapping[str, Tensor], bound: Tenso
             through("fitted", places, [Estimate.of(psnr[name].tolist()) for name in builds], "points"),
             Series.of("bound for f0 = 1", places, [float(bound.mean())] * len(places), style="dashed"),
         ),
-        alt="PSNR of three networks: f0 = 1 lies below its bound, f0 = 0.5 higher, many frequencies highest.",
+        alt="PSNR of three networks as points with error bars, and the bound for f0 = 1 as a dashed line.",
+        caption="f0: the network's only frequency, in cycles over half the image; the third has many. Bars: one "
+        "standard error over images. Picture above: an image, the best that f0 = 1 allows, and the three fits; below "
+        "each, its Fourier amplitudes at low frequencies (logarithmic, frequency 0 in the middle).",
         x_names=tuple(builds),
     )
 
@@ -156,7 +159,7 @@ def _draw(run: Run, signals: Tensor, best: list[Tensor], images: Mapping[str, Te
                 axis.set_xticks([])
                 axis.set_yticks([])
             axes[0][column].imshow(image.numpy(), cmap="gray", vmin=0, vmax=1)
-            axes[0][column].set_title(name, fontsize=8)
+            axes[0][column].set_title(name, fontsize=11)
             spectrum = torch.fft.fftshift(torch.fft.fft2(image.double() - image.double().mean()).abs())
             middle = len(image) // 2
             near = spectrum[middle - 8 : middle + 8, middle - 8 : middle + 8]  # single bins can be seen

@@ -13,7 +13,7 @@ Verdict rules, each by two standard errors over seeds:
 from typing import Annotated
 
 from biascope.studies.estimates import above, decide, over_seeds
-from biascope.studies.function_space.editing_charts import about, by_task
+from biascope.studies.function_space.editing_charts import about, by_task, spoken
 from biascope.studies.function_space.task_measures import Accuracies, accuracies
 from biascope.studies.function_space.task_networks import LABELS, LAPTOP, METHODS, PAPER, SMOKE, Setting
 from biascope.studies.registry import study
@@ -65,7 +65,7 @@ def fig6_3(run: Run, *, width: Annotated[int, "of the encoder"] = 8, setting: Se
     """Accuracy of the sum of all task vectors, task by task."""
     found = accuracies(run, setting, width)
     leads: dict[str, list[Estimate]] = {
-        task: [
+        spoken(task): [
             Estimate.of((found.of("linear").multi - found.of(other).multi)[:, t].tolist())
             for other in ("non-linear", "post-hoc")
         ]

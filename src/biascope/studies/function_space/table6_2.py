@@ -12,7 +12,7 @@ points (0.02).
 from typing import Annotated
 
 from biascope.studies.estimates import above, below, decide, over_seeds
-from biascope.studies.function_space.editing_charts import about, by_task
+from biascope.studies.function_space.editing_charts import about, by_task, spoken
 from biascope.studies.function_space.task_measures import negations
 from biascope.studies.function_space.task_networks import LABELS, LAPTOP, METHODS, PAPER, SMOKE, Setting
 from biascope.studies.registry import study
@@ -60,7 +60,7 @@ def table6_2(
         CLAIM,
         f"Target / control accuracy: {', '.join(said)}; pre-trained {numbers['target accuracy, pre-trained']} / "
         f"{numbers['control accuracy, pre-trained']}. Tangent minus plain: {less} / {kept}. Control set: "
-        f"{setting.control}. {about(setting, width)}",
+        f"{spoken(setting.control)}. {about(setting, width)}",
         numbers,
         (by_task("target", "Task subtracted", setting.tasks, rows, "Accuracy on every task after its subtraction."),),
     )

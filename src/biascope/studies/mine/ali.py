@@ -100,13 +100,13 @@ def train(points: Tensor, test: Tensor, arm: Arm, setting: Setting, seeds: Seque
     return {name: value.cpu() for name, value in (kept | {"kept": same.float().mean(1)}).items()}
 
 
-def by_model(name: str, title: str, label: str, values: Mapping[str, Estimate]) -> Chart:
+def by_model(name: str, title: str, label: str, values: Mapping[str, Estimate], caption: str) -> Chart:
     """One point with its error for each model."""
     return Chart(
         name, title, "model", label,
         (through("mean over seeds", range(1, len(values) + 1), values.values(), "points"),),
         alt="One point with its error for each of four models.",
-        x_names=tuple(values),
+        caption=f"{caption} Bars: one standard error over seeds.", x_names=tuple(values),
     )  # fmt: skip
 
 

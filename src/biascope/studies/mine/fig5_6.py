@@ -33,6 +33,7 @@ WORDS = {
     "error": "reconstruction error",
     "kept": "reconstructed in their mode",
 }
+PICTURE = "Picture above: what each model makes of held-out points, its samples and its codes; a colour is a mode."
 SHOWN = {"back": "reconstructions", "samples": "samples", "code": "codes"}
 
 
@@ -96,11 +97,15 @@ def fig5_6(
         numbers=numbers,
         figures=tuple(
             by_model(
-                name, f"25 Gaussians: {title}", WORDS[name], {arm: numbers[f"{WORDS[name]}, {arm}"] for arm in ARMS}
+                name,
+                f"25 Gaussians: {title}",
+                WORDS[name],
+                {arm: numbers[f"{WORDS[name]}, {arm}"] for arm in ARMS},
+                caption,
             )
-            for name, title in (
-                ("modes", "modes found in samples"),
-                ("error", "distance of points and reconstructions"),
+            for name, title, caption in (
+                ("modes", "modes found in samples", PICTURE),
+                ("error", "distance of points and reconstructions", "Euclidean distance."),
             )
         ),
     )
@@ -113,7 +118,7 @@ def _picture(run: Run, test: Tensor, found: dict[str, dict[str, Any]]) -> None:
 
     def draw(axes: Any) -> None:
         for column, (arm, made) in enumerate(found.items()):
-            for row, (name, what) in enumerate(SHOWN.items()):
+            for row, name in enumerate(SHOWN):
                 axis, cloud = axes[row][column], made[name][0]
                 shade = {"color": "C0"} if name == "samples" else {"c": colour[:DRAWN].numpy(), "cmap": "nipy_spectral"}
                 axis.scatter(*cloud[:DRAWN, :2].T.numpy(), s=1.5, linewidths=0, alpha=0.6, rasterized=True, **shade)
@@ -121,6 +126,8 @@ def _picture(run: Run, test: Tensor, found: dict[str, dict[str, Any]]) -> None:
                 axis.set_xlim(-limit, limit)
                 axis.set_ylim(-limit, limit)
                 axis.set_aspect("equal")
-                axis.set_title(f"{arm}: {what}", fontsize=8)
+            axes[0][column].set_title(arm, fontsize=13)
+        for row, what in enumerate(SHOWN.values()):
+            axes[row][0].set_ylabel(what, fontsize=13)
 
     picture(run, "models", len(SHOWN), len(found), draw, (2.1, 2.1))

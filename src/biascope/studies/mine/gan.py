@@ -19,6 +19,7 @@ from biascope.studies.result import Chart, Estimate
 from biascope.studies.runs import Run, Value
 
 POINTS = 20  # of a curve
+CAPTION = "Mean over seeds; bands: one standard error. Picture above: data, and samples of both GANs (first seed)."
 Measure = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
@@ -120,7 +121,7 @@ def gain(found: dict[str, Trained]) -> Estimate:
 def chart(found: dict[str, Trained], name: str, title: str, label: str, alt: str) -> Chart:
     """The first measure over training, of both arms."""
     series = tuple(curve(arm, made.at, made.first.double()) for arm, made in found.items())
-    return Chart(name, title, "iteration", label, series, alt=alt, caption="Mean over seeds, with standard errors.")
+    return Chart(name, title, "iteration", label, series, alt=alt, caption=CAPTION)
 
 
 def scatter(run: Run, name: str, points: Tensor, found: dict[str, Trained], limit: float) -> None:

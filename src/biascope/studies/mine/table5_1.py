@@ -171,7 +171,8 @@ def _chart(found: dict[str, list[dict[str, Any]]]) -> Chart:
         "modes of 1000",
         series,
         alt="A point for every GAN: few modes go with a large divergence.",
-        caption="One point for each seed.",
+        caption="One point for each seed. Picture above: stacks of three digits, one in each colour, of the data and "
+        "of both GANs (first seed).",
     )
 
 

@@ -35,6 +35,12 @@ CLAIM = (
 SHOWN = 25
 RECOGNISED = 0.5  # accuracy of the best model from which there is something to compare
 MEASURES = ("error", "accuracy", "MS-SSIM")
+CAPTIONS = {
+    "error": "Euclidean distance of a test image and its reconstruction, pixels in [-1, 1]. Picture above: test "
+    "images, their reconstructions and samples by each model (first seed).",
+    "accuracy": "Share of test images whose reconstruction is classified as what they are.",
+    "MS-SSIM": "Structural similarity on two scales: 1 for equal images.",
+}
 
 
 @study(
@@ -122,6 +128,7 @@ def table5_2(
                 f"Reconstructions of digits: {name}",
                 name,
                 {arm: numbers[f"{name}, {arm}"] for arm in ARMS},
+                CAPTIONS[name],
             )
             for name in MEASURES
         ),
@@ -139,6 +146,6 @@ def _picture(run: Run, x: torch.Tensor, found: dict[str, list[dict[str, Any]]]) 
             axis.axis("off")
         for axis, (title, made) in zip(axes.flat, panels.items()):
             axis.imshow(digits.sheet(made)[..., 0].numpy(), cmap="gray", vmin=0, vmax=1)
-            axis.set_title(title, fontsize=8)
+            axis.set_title(title, fontsize=10)
 
     picture(run, "reconstructions", 3, 3, draw, (2.2, 2.2))

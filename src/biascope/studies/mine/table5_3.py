@@ -135,10 +135,10 @@ def _chart(errors: dict[str, torch.Tensor], dataset: str) -> Chart:
     return Chart(
         "errors",
         "Test error by regulariser",
-        "method, in the order of the caption",
+        "regulariser",
         "misclassified (%)",
         tuple(series),
         alt="One point with its error for each method, those with MINE last.",
-        caption=f"{', '.join(f'{i} {name}' for i, name in zip(at, errors))}. Means over seeds with standard errors.",
-        x_names=tuple(str(i) for i in at),
+        caption="Means over seeds; bars: one standard error.",
+        x_names=tuple(errors),
     )
