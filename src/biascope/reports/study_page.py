@@ -49,7 +49,7 @@ def study_page(run: Run, result: StudyResult, raw: dict[str, Any], light: bool =
         ("Verdict", verdict),
         ("Size", run.config.get("size", "")),
         ("Seed", run.seed),
-        ("Time", f"{raw.get('seconds', 0):.3g} s" + (" (resumed)" if raw.get("resumed") else "")),
+        ("Time", _took(run, raw)),
         ("Device", device),
     ]
     numbers = [(name, estimate.value, _or_empty(estimate.standard_error), _or_empty(estimate.n))
@@ -134,6 +134,13 @@ def changed_options(run: Run) -> dict[str, Any]:
 def _typed(value: Any) -> str:
     """A value as it is typed on the command line: sequences with commas."""
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _took(run: Run, raw: dict[str, Any]) -> str:
+    """Seconds, and what they do not count: earlier sittings, measurements that another study had made already."""
+    found = sum(bool(line.get("from_cache")) for line in run.metrics())
+    notes = ["resumed"] * bool(raw.get("resumed")) + [f"{found} measurements taken from other studies"] * bool(found)
+    return f"{raw.get('seconds', 0):.3g} s" + (f" ({', '.join(notes)})" if notes else "")
 
 
 def _words(file: Path) -> str:
