@@ -81,5 +81,5 @@ def about(setting: Setting, width: int | Sequence[int]) -> str:
     return (
         f"{HERE} Encoder: {setting.net} of width {widths}, pre-trained here on {setting.few} images per class of "
         f"{', '.join(map(spoken, setting.tasks))} and on {spoken(setting.control)}; {setting.steps} steps of "
-        f"fine-tuning at {setting.lr:g}; {errors}. Time without networks that were there already."
+        f"fine-tuning at {setting.lr:g}; {errors}."
     )

@@ -135,10 +135,11 @@ def _chart(errors: dict[str, torch.Tensor], dataset: str) -> Chart:
     return Chart(
         "errors",
         "Test error by regulariser",
-        "regulariser",
+        "regulariser, in the order of the caption",
         "misclassified (%)",
         tuple(series),
         alt="One point with its error for each method, those with MINE last.",
-        caption="Means over seeds; bars: one standard error.",
-        x_names=tuple(errors),
+        caption=f"{', '.join(f'{i} {name}' for i, name in zip(at, errors))}. DVB: deep variational bottleneck. Means "
+        "over seeds; bars: one standard error.",
+        x_names=tuple(str(i) for i in at),
     )
