@@ -142,12 +142,17 @@ def test_turns_and_classes() -> None:
     assert torch.equal(some, x[(y == 3) | (y == 4)])
     assert torch.equal(classes, y[(y == 3) | (y == 4)] - 3)
     assert grey("digits", "test", 4)[0].shape[1:] == (1, 4, 4)
-    with pytest.raises(InputError, match="first-last"):
+    with pytest.raises(InputError, match="the end left out"):
         grey("digits:3", "test", 8)
     with pytest.raises(InputError, match="no classes 40-50"):
         grey("digits:40-50", "test", 8)
     with pytest.raises(InputError, match="inverted"):
         grey("digits/invertd", "test", 8)
+
+
+def test_maps_need_two_tasks(run: Run) -> None:
+    with pytest.raises(InputError, match="name two tasks"):
+        maps(run, dataclasses.replace(TINY, tasks=("digits",)), 2)
 
 
 def test_networks_are_those_of_their_seed_and_trained_once(run: Run) -> None:

@@ -238,6 +238,8 @@ def test_images() -> None:
     every = data.load("digits", "test").x[:, 0]
     assert all(bool((every == image).flatten(1).all(1).any()) for image in found)  # untouched at their own size
     assert torch.equal(found, grey_images("digits", "test", 20, 8, seed=0))
+    with pytest.raises(InputError, match="no images are called 'ellipse'; did you mean ellipses"):
+        grey_images("ellipse", "test", 2, 16, seed=0)
     with pytest.raises(InputError, match="repeat pixels"):
         grey_images("digits", "test", 2, 16, seed=0)
     with pytest.raises(InputError, match="were asked for"):

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from biascope import data, nets
 from biascope.data.catalogue import source
-from biascope.errors import InputError
+from biascope.errors import InputError, near
 from biascope.fields import Dictionary, coordinates, dictionary, meta_learn
 from biascope.seeds import derive, generator
 from biascope.studies.runs import Run, Value
@@ -239,6 +239,9 @@ def grey_images(name: str, split: Literal["train", "test"], n: int, side: int, s
     """
     if name == "ellipses":
         return ellipses(n, side, seed)
+    known = ("ellipses", *(each for each in data.names() if data.info(each).classes))
+    if name not in known:
+        raise InputError(f"no images are called {name!r}{near(name, known)}")
     found = data.load(name, split, dtype=torch.uint8)
     if len(found) < n:
         raise InputError(f"{name} has {len(found)} images in its {split} split, {n} were asked for")

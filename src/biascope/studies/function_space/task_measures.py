@@ -117,6 +117,8 @@ def maps(
 ) -> Maps:
     """Disentanglement errors on [-3, 3]^2 of the first `pairs` pairs of neighbours in the list of tasks."""
     chosen = tuple(itertools.pairwise(setting.tasks))[:pairs]
+    if not chosen:
+        raise InputError(f"tasks={','.join(setting.tasks)} and pairs={pairs} make no pair: name two tasks or more")
     alphas = tuple(torch.linspace(-3, 3, grid, dtype=torch.float64).tolist())
 
     def measure(seed: int, method: str) -> dict[str, Value]:
