@@ -101,5 +101,7 @@ def task_images(
 def _span(name: str, span: str) -> tuple[int, int]:
     low, _, high = span.partition("-")
     if not (low.isdigit() and high.isdigit() and int(low) < int(high)):
-        raise InputError(f"{name}:{span}: write classes as first-end, the end left out, e.g. {name}:0-30 for the first thirty")
+        raise InputError(
+            f"{name}:{span}: write classes as first-end, the end left out, e.g. {name}:0-30 for the first thirty"
+        )
     return int(low), int(high)
