@@ -38,6 +38,14 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "--frequencies" in out
     assert "initialisations, for the error bars" in out
+    assert "figure 4b" in out
+    for family in ("mine", "mine/"):
+        assert run(["list", family]) == 0
+        out = capsys.readouterr().out
+        assert "mine/table5.1" in out
+        assert "nad/" not in out
+    assert run(["list", "mine/table5.1"]) == 0
+    assert "figure Table" not in capsys.readouterr().out
 
 
 def test_run_writes_a_folder_with_a_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

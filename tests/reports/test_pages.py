@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from biascope.errors import BiascopeError, InputError
-from biascope.reports import figures, html, ledger, ledger_markdown, ledger_page, summary, write_study_page
+from biascope.reports import figures, html, keep, ledger, ledger_markdown, ledger_page, summary, write_study_page
 from biascope.studies import Chart, Estimate, HeatMap, Run, Series, StudyResult, configure, execute
+from biascope.studies.pictures import picture
 
 Check = Callable[[str], None]
 
@@ -195,3 +196,13 @@ def test_an_unfinished_run_stops_the_ledger_by_name(tmp_path: Path) -> None:
     Run.create(tmp_path / "half", configure("nad/fig4a"))
     with pytest.raises(InputError, match="half is not finished"):
         ledger(tmp_path)
+
+
+def test_pictures_of_a_study_have_their_caption_on_the_page_and_when_kept(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", configure("nad/fig4a"))
+    execute(run)
+    picture(run, "cats", 1, 1, lambda axes: axes[0][0].plot([0, 1]), caption="Two cats & a line.")
+    for page in (write_study_page(run.path), keep(run.path, tmp_path / "kept").path / "index.html"):
+        text = page.read_text()
+        assert text.count("Two cats &amp; a line.") >= 2  # read by the eye, and aloud
+        assert 'alt="Two cats &amp; a line."' in text

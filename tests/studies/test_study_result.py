@@ -6,7 +6,7 @@ import math
 import pytest
 
 from biascope.errors import InputError
-from biascope.studies import Chart, HeatMap, Series, StudyResult
+from biascope.studies import Chart, Estimate, HeatMap, Series, StudyResult
 
 
 def test_a_heat_map_keeps_its_cells_and_its_gaps() -> None:
@@ -31,3 +31,9 @@ def test_a_chart_comes_back_equal() -> None:
     drawn = Chart("c", "t", "net", "y", (Series.of("s", [1, 2], [0.5, 1.0]),), alt="two points", x_names=("a", "b"))
     result = StudyResult("not tested", "c", "m", {}, (drawn,))
     assert StudyResult.from_json(json.loads(json.dumps(result.to_json()))).figures == (drawn,)
+
+
+def test_errors_of_rounding_are_said_to_be_none() -> None:
+    assert str(Estimate(-1 / 90, 8.7e-18, 2)) == "-0.01111 ± 0 (n = 2)"
+    assert str(Estimate(0.0, 0.0, 2)) == "0 ± 0 (n = 2)"
+    assert str(Estimate(1.0, float("nan"))) == "1 ± nan"

@@ -60,7 +60,7 @@ def run_study(
             print(f"delete {damaged}, then make it again from what is stored: {_resume_command(run)}", file=sys.stderr)
         raise
     except BiascopeError:
-        print(f"the run stopped; go on with: {_resume_command(run)}", file=sys.stderr)
+        print(f"the run stopped; with the same options it goes on by: {_resume_command(run)}", file=sys.stderr)
         raise
 
 

@@ -11,18 +11,21 @@ from biascope.studies.registry import PAPERS, Study, discover, find, studies
 
 
 def list_studies(
-    name: Annotated[str | None, typer.Argument(help="A study: show its claim, options and sizes.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A study: show its claim, options and sizes. Or a family, such as nad.")
+    ] = None,
 ) -> None:
-    """Every study by paper and figure; with a name, what it claims and which options it takes."""
+    """Every study by paper and figure, or those of a family; with a name, what it claims and which options it takes."""
     console = Console()
-    if name is not None:
+    chosen = [study for study in studies().values() if name is None or study.name.startswith(f"{name.rstrip('/')}/")]
+    if name is not None and not chosen:
         describe(find(name), console)
         return
     table = Table(title="Studies")
     for column in ("paper", "figure", "name", "what it shows"):
         table.add_column(column, no_wrap=column == "name")
     previous = ""
-    for study in studies().values():
+    for study in chosen:
         paper = PAPERS[study.paper] if study.paper != previous else ""
         previous = study.paper
         table.add_row(escape(paper), escape(study.figure), study.name, escape(study.summary))
@@ -37,7 +40,7 @@ def list_studies(
 def describe(study: Study, console: Console) -> None:
     """A study's claim, and a table of its options at every size."""
     console.print(f"[bold]{study.name}[/]: {escape(study.summary)}")
-    console.print(f"{PAPERS[study.paper]}, figure {study.figure}. Claim: {escape(study.claim)}")
+    console.print(f"{study.place}. Claim: {escape(study.claim)}")
     table = Table(title="Options")
     for column in ("option", "type", *study.sizes, "meaning"):
         table.add_column(column)

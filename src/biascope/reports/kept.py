@@ -80,8 +80,9 @@ def keep(run_folder: str | Path, into: str | Path = "reproductions", name: str =
     _copy_metrics(run.path / "metrics.jsonl", target / "metrics.jsonl", left_out)
     _copy_arrays(run.path / "arrays", target / "arrays", left_out)
     (target / "figures").mkdir()
-    for png in sorted((run.path / "figures").glob("*.png")):
-        shutil.copyfile(png, target / "figures" / png.name)
+    for made in sorted((run.path / "figures").glob("*.*")):
+        if made.suffix in (".png", ".txt"):
+            shutil.copyfile(made, target / "figures" / made.name)
     write_study_page(target, formats=("png",), dpi=DPI)  # draws the figures
     write_study_page(target, light=True)  # and the page that is kept links to them
     write_look(Path(into))  # one for all kept pages

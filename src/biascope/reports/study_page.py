@@ -9,7 +9,6 @@ from biascope.files import write_text
 from biascope.reports import figures
 from biascope.reports.html import Html, csv_link, figure, image, join, page, table, tag
 from biascope.studies import Chart, HeatMap, Run, StudyResult, find, load_result
-from biascope.studies.registry import PAPERS
 
 INLINE = 20_000  # characters that the numbers of one chart may take on a page that is kept
 
@@ -61,7 +60,7 @@ def study_page(run: Run, result: StudyResult, raw: dict[str, Any], light: bool =
     ]
     drawn = {chart.name for chart in result.figures}
     pictures = [  # what a study drew itself, such as images of directions
-        tag("section", tag("h2", _words(png)), figure(_picture(png, light), _words(png), ""))
+        tag("section", tag("h2", _words(png)), figure(_picture(png, light), _alt(png), _caption(png)))
         for png in sorted((run.path / "figures").glob("*.png"))
         if png.stem not in drawn
     ]
@@ -84,8 +83,8 @@ def study_page(run: Run, result: StudyResult, raw: dict[str, Any], light: bool =
         ),
     ]
     versions = ", ".join(f"{name} {run.environment[name]}" for name in ("biascope", "torch", "numpy", "python"))
-    title, paper = f"{study.name}: {study.summary.rstrip('.')}", f"{PAPERS[study.paper]}, figure {study.figure}"
-    return page(title, body, paper, f"Made with {versions}.", look=".." if light else "")
+    title = f"{study.name}: {study.summary.rstrip('.')}"
+    return page(title, body, study.place, f"Made with {versions}.", look=".." if light else "")
 
 
 def chart_block(chart: Chart | HeatMap, prefix: str) -> Html:
@@ -110,7 +109,17 @@ def linked(chart: Chart | HeatMap) -> Html:
 
 
 def _picture(png: Path, light: bool) -> Html:
-    return tag("img", src=f"figures/{png.name}", alt=_words(png)) if light else image(png.read_bytes(), _words(png))
+    return tag("img", src=f"figures/{png.name}", alt=_alt(png)) if light else image(png.read_bytes(), _alt(png))
+
+
+def _alt(png: Path) -> str:
+    return _caption(png) or _words(png)
+
+
+def _caption(png: Path) -> str:
+    """What a study says of a picture of its own."""
+    beside = png.with_suffix(".txt")
+    return beside.read_text(encoding="utf-8").strip() if beside.exists() else ""
 
 
 def fact_list(facts: list[tuple[str, object]]) -> Html:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from biascope import files
 from biascope.errors import UnsupportedError
 from biascope.studies.drawing import new_figure, save, style
 from biascope.studies.runs import Run
@@ -23,8 +24,13 @@ def picture(
     draw: Callable[[Any], None],
     size: tuple[float, float] = (2.6, 2.4),
     dpi: int = 130,
+    *,
+    caption: str,
 ) -> None:
-    """Save figures/<name>.png, .svg and .pdf, drawn on a grid of axes [rows, columns] of `size` inches each."""
+    """Save figures/<name>.png, .svg and .pdf, drawn on a grid of axes [rows, columns] of `size` inches each.
+
+    The caption, which is also what a reader without eyes gets, goes into figures/<name>.txt.
+    """
     try:
         with style():
             figure, axes = new_figure(size[0] * columns, size[1] * rows, rows, columns)
@@ -32,9 +38,12 @@ def picture(
     except UnsupportedError:
         return
     save(figure, run.path / "figures", name, dpi=dpi)
+    files.write_text(run.path / "figures" / f"{name}.txt", caption + "\n")
 
 
-def direction_picture(run: Run, name: str, directions: Tensor, titles: Sequence[str], columns: int = 10) -> None:
+def direction_picture(
+    run: Run, name: str, subject: str, directions: Tensor, titles: Sequence[str], columns: int = 10
+) -> None:
     """Directions [k, side, side]: pixels above, energy in Fourier space (DC in the centre) below."""
     columns = min(columns, len(directions))
     rows = -(-len(directions) // columns)
@@ -48,7 +57,10 @@ def direction_picture(run: Run, name: str, directions: Tensor, titles: Sequence[
             low.imshow(torch.fft.fftshift(torch.fft.fft2(direction).abs().square()).numpy(), cmap="magma")
             top.set_title(title, fontsize=8)
 
-    picture(run, name, 2 * rows, columns, draw, (1.1, 1.2))
+    caption = (
+        f"{subject}: pixels above (red positive, blue negative), energy in Fourier space (DC in the centre) below."
+    )
+    picture(run, name, 2 * rows, columns, draw, (1.1, 1.2), caption=caption)
 
 
 def signed(axis: Any, image: Tensor, **options: Any) -> None:

@@ -49,6 +49,20 @@ class Study:
     sizes: Mapping[str, Mapping[str, Any]]
 
     @property
+    def place(self) -> str:
+        """Where the claim is made: the paper, and the figure, table or theorem.
+
+        Example:
+            >>> find("nad/fig4a").place
+            'Neural anisotropy directions, figure 4a'
+        """
+        if self.figure.startswith("Table"):
+            where = self.figure
+        else:
+            where = f"theorem {self.figure[1:]}" if self.figure.startswith("T") else f"figure {self.figure}"
+        return f"{PAPERS[self.paper]}, {where}"
+
+    @property
     def summary(self) -> str:
         """First line of the function's docstring."""
         return (self.function.__doc__ or "").strip().split("\n")[0]

@@ -12,6 +12,7 @@ from typing import Any, Literal, cast, get_args
 from biascope.errors import CorruptError, InputError
 
 Verdict = Literal["confirmed", "not confirmed", "not tested"]
+ROUNDING = 1e-12  # relative errors below this are rounding, not spread
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,9 @@ class Estimate:
         if self.standard_error is None:
             return f"{self.value:.4g}"
         count = f" (n = {self.n})" if self.n is not None else ""
-        if not (math.isfinite(self.standard_error) and self.standard_error > 0):
+        if self.standard_error <= ROUNDING * abs(self.value):
+            return f"{self.value:.4g} ± 0{count}"
+        if not math.isfinite(self.standard_error):
             return f"{self.value:.4g} ± {self.standard_error:.2g}{count}"
         digits = max(0, 1 - math.floor(math.log10(self.standard_error)))
         return f"{self.value:.{digits}f} ± {self.standard_error:.{digits}f}{count}"

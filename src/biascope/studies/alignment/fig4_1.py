@@ -35,6 +35,7 @@ CLAIM = (
     "becomes steeper: lambda_20 / lambda_1 falls from 1.5 % to 0.2 % in 2000 iterations."
 )
 SHOWN = (0, 1, 2, 3, 4, 19)  # eigenfunctions in the picture
+CAPTION = "Eigenfunctions of the tangent kernel on the plane while one network trains: red positive, blue negative."
 
 
 @study(
@@ -198,4 +199,4 @@ def _picture(run: Run, functions: Tensor, times: list[int]) -> None:
             axes[r][0].set_ylabel(f"iteration {times[r]}", fontsize=8)
 
     rows, columns = functions.shape[:2]
-    picture(run, "eigenfunctions", rows, columns, draw, (1.4, 1.45), dpi=150)
+    picture(run, "eigenfunctions", rows, columns, draw, (1.4, 1.45), dpi=150, caption=CAPTION)

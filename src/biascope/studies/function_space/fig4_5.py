@@ -68,7 +68,14 @@ def fig4_5(
             sharp.append(concentration(directions[:3, 0]))
             spectra.append(alignments / alignments[0])
             if seed == 0:
-                direction_picture(run, f"directions-{name}", directions[:k, 0], [str(i + 1) for i in range(k)], k)
+                direction_picture(
+                    run,
+                    f"directions-{name}",
+                    f"First NTK-NADs of {name}",
+                    directions[:k, 0],
+                    [str(i + 1) for i in range(k)],
+                    k,
+                )
         overlap, energy = Estimate.of(overlaps), Estimate.of(sharp)
         numbers[f"overlap of the first {k} with the architecture's, {title(name)}"] = overlap
         numbers[f"energy in the strongest 5 % of frequencies, {title(name)}"] = energy

@@ -41,6 +41,7 @@ from biascope.studies.runs import Run, Value
 
 CLAIM = "Eigenfunctions of a SIREN carry higher frequencies for larger w0, and look like faces after meta-learning."
 SHOWN = 6
+CAPTION = "The first atoms of each network (first seed), red above zero and blue below."
 
 
 @study(
@@ -92,7 +93,7 @@ def fig5_6(
                 "cycles over the image",
                 tuple(curve(f.title, range(1, atoms + 1), each[0]) for f, each in found.items()),
                 alt="Mean frequency of the first atoms, one curve for each network.",
-                caption=f"{LEGEND} Picture above: the first atoms of each network, red above zero and blue below.",
+                caption=f"{LEGEND}",
             ),
             Chart(
                 "overlaps",
@@ -171,4 +172,4 @@ def _draw(run: Run, first: dict[Field, Tensor]) -> None:
         for i, axis in enumerate(axes[0]):
             axis.set_title(f"{i + 1}", fontsize=10)
 
-    picture(run, "atoms", len(first), len(next(iter(first.values()))), draw, (1.05, 1.1))
+    picture(run, "atoms", len(first), len(next(iter(first.values()))), draw, (1.05, 1.1), caption=CAPTION)

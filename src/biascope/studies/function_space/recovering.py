@@ -41,6 +41,10 @@ class Recovering:
 
 
 RECOVERING = Recovering()
+CAPTION = (
+    "An image, the best that f0 = 1 allows, and the three fits; below each, its Fourier amplitudes at low frequencies "
+    "(logarithmic, frequency 0 in the middle)."
+)
 SMOKE = {"images": "ellipses", "side": 16, "n": 3, "width": 32, "features": 32, "steps": 100, "lr": 3e-3}
 LAPTOP = {"side": 56, "n": 3, "width": 96, "features": 128, "steps": 400, "lr": 1e-3}
 
@@ -143,8 +147,7 @@ def _chart(builds: Mapping[str, Build], psnr: Mapping[str, Tensor], bound: Tenso
         ),
         alt="PSNR of three networks as points with error bars, and the bound for f0 = 1 as a dashed line.",
         caption="f0: the network's only frequency, in cycles over half the image; the third has many. Bars: one "
-        "standard error over images. Picture above: an image, the best that f0 = 1 allows, and the three fits; below "
-        "each, its Fourier amplitudes at low frequencies (logarithmic, frequency 0 in the middle).",
+        "standard error over images.",
         x_names=tuple(builds),
     )
 
@@ -165,4 +168,4 @@ def _draw(run: Run, signals: Tensor, best: list[Tensor], images: Mapping[str, Te
             near = spectrum[middle - 8 : middle + 8, middle - 8 : middle + 8]  # single bins can be seen
             axes[1][column].imshow((near + 1e-6).log10().numpy(), cmap="magma", vmin=-1, vmax=3)
 
-    picture(run, "recoveries", 2, len(shown), draw, (1.5, 1.6))
+    picture(run, "recoveries", 2, len(shown), draw, (1.5, 1.6), caption=CAPTION)

@@ -32,6 +32,10 @@ CLAIM = (
     "fails to generalise when one is not (D_B); an MLP learns both."
 )
 SETS = {"A": "D_A, both axes aligned with G", "B": "D_B, one axis not aligned"}
+CAPTION = (
+    "The plane of the circles without noise: the two classes (blue inside, orange outside) and where each trained "
+    "network changes its mind (green, one line for each seed)."
+)
 GRID = 41
 
 
@@ -176,4 +180,4 @@ def _picture(run: Run, nets: tuple[str, ...], planes: dict[tuple[str, str], Tens
                 axis.set_ylabel("u2", fontsize=8)
                 axis.tick_params(labelsize=7)
 
-    picture(run, "decision-boundaries", len(nets), len(SETS), draw, (3.0, 3.0))
+    picture(run, "decision-boundaries", len(nets), len(SETS), draw, (3.0, 3.0), caption=CAPTION)

@@ -27,6 +27,7 @@ from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, HeatMap, Series, StudyResult
 from biascope.studies.runs import Run
 
+CAPTION = "The average geometry G, one row and one column for each pixel: red positive, blue negative, white zero."
 CLAIM = (
     "The average geometry of an MLP is a scaled identity; LeNet's has entries near the diagonal only; those of "
     "ResNet18 and ViT are periodic; the eigenvalues of all but the MLP span orders of magnitude."
@@ -216,4 +217,6 @@ def _maps(run: Run, found: dict[str, Geometry]) -> None:
             axis.set_xticks([])
             axis.set_yticks([])
 
-    picture(run, "average-geometry", 1, len(found), draw, (4.0, 4.2), dpi=280)  # about one dot per entry
+    picture(
+        run, "average-geometry", 1, len(found), draw, (4.0, 4.2), dpi=280, caption=CAPTION
+    )  # about one dot per entry

@@ -33,7 +33,7 @@ WORDS = {
     "error": "reconstruction error",
     "kept": "reconstructed in their mode",
 }
-PICTURE = "Picture above: what each model makes of held-out points, its samples and its codes; a colour is a mode."
+PICTURE = "What each model makes of held-out points, its samples and its codes; a colour is a mode."
 SHOWN = {"back": "reconstructions", "samples": "samples", "code": "codes"}
 
 
@@ -130,4 +130,4 @@ def _picture(run: Run, test: Tensor, found: dict[str, dict[str, Any]]) -> None:
         for row, what in enumerate(SHOWN.values()):
             axes[row][0].set_ylabel(what, fontsize=13)
 
-    picture(run, "models", len(SHOWN), len(found), draw, (2.1, 2.1))
+    picture(run, "models", len(SHOWN), len(found), draw, (2.1, 2.1), caption=PICTURE)

@@ -19,7 +19,7 @@ from biascope.studies.result import Chart, Estimate
 from biascope.studies.runs import Run, Value
 
 POINTS = 20  # of a curve
-CAPTION = "Mean over seeds; bands: one standard error. Picture above: data, and samples of both GANs (first seed)."
+CAPTION = "Mean over seeds; bands: one standard error."
 Measure = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
@@ -136,4 +136,4 @@ def scatter(run: Run, name: str, points: Tensor, found: dict[str, Trained], limi
             axis.set_aspect("equal")
             axis.set_title(title)
 
-    picture(run, name, 1, 3, draw)
+    picture(run, name, 1, 3, draw, caption="Data, and samples of both GANs (first seed).")

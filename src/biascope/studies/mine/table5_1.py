@@ -171,8 +171,7 @@ def _chart(found: dict[str, list[dict[str, Any]]]) -> Chart:
         "modes of 1000",
         series,
         alt="A point for every GAN: few modes go with a large divergence.",
-        caption="One point for each seed. Picture above: stacks of three digits, one in each colour, of the data and "
-        "of both GANs (first seed).",
+        caption="One point for each seed.",
     )
 
 
@@ -187,4 +186,5 @@ def _picture(run: Run, x: Tensor, found: dict[str, list[dict[str, Any]]]) -> Non
             axis.axis("off")
             axis.set_title(title)
 
-    picture(run, "images", 1, 3, draw)
+    caption = "Stacks of three digits, one in each colour, of the data and of both GANs (first seed)."
+    picture(run, "images", 1, 3, draw, caption=caption)

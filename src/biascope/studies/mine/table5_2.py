@@ -35,9 +35,9 @@ CLAIM = (
 SHOWN = 25
 RECOGNISED = 0.5  # accuracy of the best model from which there is something to compare
 MEASURES = ("error", "accuracy", "MS-SSIM")
+CAPTION = "Test images, their reconstructions and samples by each model (first seed)."
 CAPTIONS = {
-    "error": "Euclidean distance of a test image and its reconstruction, pixels in [-1, 1]. Picture above: test "
-    "images, their reconstructions and samples by each model (first seed).",
+    "error": "Euclidean distance of a test image and its reconstruction, pixels in [-1, 1].",
     "accuracy": "Share of test images whose reconstruction is classified as what they are.",
     "MS-SSIM": "Structural similarity on two scales: 1 for equal images.",
 }
@@ -148,4 +148,4 @@ def _picture(run: Run, x: torch.Tensor, found: dict[str, list[dict[str, Any]]]) 
             axis.imshow(digits.sheet(made)[..., 0].numpy(), cmap="gray", vmin=0, vmax=1)
             axis.set_title(title, fontsize=10)
 
-    picture(run, "reconstructions", 3, 3, draw, (2.2, 2.2))
+    picture(run, "reconstructions", 3, 3, draw, (2.2, 2.2), caption=CAPTION)

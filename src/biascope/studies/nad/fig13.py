@@ -59,7 +59,9 @@ def fig13(
         run, net, image_size, networks, width=width, head=head, step=step, precision=precision, reuse=reuse
     )
     indices = [*range(min(FIRST, len(U))), *range(EVERY, len(U), EVERY)]
-    direction_picture(run, "directions", U[indices], [f"$u_{{{i + 1}}}$" for i in indices], columns)
+    direction_picture(
+        run, "directions", f"Anisotropy directions of {net}", U[indices], [f"$u_{{{i + 1}}}$" for i in indices], columns
+    )
     shares = np.array([concentration(u[None]) for u in U])
     frequency = mean_frequency(U)
     first = Estimate.of(shares[:FIRST].tolist())

@@ -95,7 +95,9 @@ def fig17(
         noise = difference(stable["Algorithm 1"], stable["Algorithm 2"])
         numbers["overlap between groups, Algorithm 1 minus Algorithm 2"] = noise
     pictured = second[0][: min(k, 10)]
-    direction_picture(run, "algorithm-2", pictured, [f"$u_{{{i + 1}}}$" for i in range(len(pictured))])
+    direction_picture(
+        run, "algorithm-2", "Directions by Algorithm 2", pictured, [f"$u_{{{i + 1}}}$" for i in range(len(pictured))]
+    )
     mean, rows = radial(reference), np.stack([radial(each) for each in second])
     chart = Chart(
         name="energy",
