@@ -37,6 +37,11 @@ def picture(
             draw(np.asarray(axes, dtype=object).reshape(rows, columns))
     except UnsupportedError:
         return
+    keep_picture(run, name, figure, caption, dpi)
+
+
+def keep_picture(run: Run, name: str, figure: Any, caption: str, dpi: int = 150) -> None:
+    """A figure in the formats of all figures, and its caption."""
     save(figure, run.path / "figures", name, dpi=dpi)
     files.write_text(run.path / "figures" / f"{name}.txt", caption + "\n")
 

@@ -104,7 +104,7 @@ def fig5_6(
                 caption,
             )
             for name, title, caption in (
-                ("modes", "modes found in samples", PICTURE),
+                ("modes", "modes found in samples", "Of 25."),
                 ("error", "distance of points and reconstructions", "Euclidean distance."),
             )
         ),

@@ -20,14 +20,15 @@ from biascope.geometry import NADs, nads
 from biascope.linalg import marchenko_pastur, principal_angles, psd_eigh, subspace_overlap
 from biascope.progress import progress
 from biascope.seeds import derive, generator
-from biascope.studies.drawing import save
 from biascope.studies.estimates import jackknife_error
 from biascope.studies.nad.anisotropy import Reference, published_directions
 from biascope.studies.nad.directional import architecture
+from biascope.studies.pictures import keep_picture
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run, Value
 
+CAPTION = "The first directions in pixels and in Fourier space (zero frequency in the centre), and the eigenvalues."
 CLAIM = (
     "The first anisotropy directions of a convolutional network are concentrated on a few Fourier frequencies, "
     "and its eigenvalues decay far faster than sampling alone would make them."
@@ -172,7 +173,7 @@ def _keep(run: Run, found: Groups, step: float, plain_values: Tensor) -> None:
         return
     import matplotlib.pyplot as plt
 
-    save(figure, run.path / "figures", "directions", dpi=150)
+    keep_picture(run, "directions", figure, CAPTION)
     plt.close(figure)
 
 
