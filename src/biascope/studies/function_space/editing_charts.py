@@ -9,6 +9,11 @@ from biascope.studies.function_space.task_measures import Maps
 from biascope.studies.function_space.task_networks import HERE, LABELS, Setting
 from biascope.studies.result import Chart, HeatMap
 
+MAP = (
+    "Share of the test images whose class changes where the other task's vector is added, summed over both tasks (0 to "
+    "2); mean over seeds. Merging looks for its coefficient in [0, 1]."
+)
+
 
 def by_task(name: str, title: str, tasks: Sequence[str], rows: Mapping[str, Tensor], alt: str) -> Chart:
     """Accuracies of several networks, {label: [seeds, tasks]}, task by task."""
@@ -36,9 +41,7 @@ def heat_maps(found: Maps, methods: Sequence[str], where: str = "") -> tuple[Hea
                     x_label=f"coefficient of {one}", y_label=f"coefficient of {two}",
                     z_label="disentanglement error", low=0.0, high=1.6,
                     alt="Disentanglement error over both coefficients, zero at the origin.",
-                    caption="Share of the test images whose class changes where the other task's vector is added, "
-                    "summed over both tasks (0 to 2); mean over seeds. Merging looks for its coefficient in [0, 1]."
-                    f"{_classes(pair)}",
+                    caption=("As above." if made else MAP) + _classes(pair),
                 )
             )  # fmt: skip
     return tuple(made)
