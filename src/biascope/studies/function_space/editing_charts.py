@@ -27,7 +27,7 @@ def by_task(name: str, title: str, tasks: Sequence[str], rows: Mapping[str, Tens
 
 def heat_maps(found: Maps, methods: Sequence[str], where: str = "") -> tuple[HeatMap, ...]:
     """One map of xi, averaged over seeds, per pair of tasks and method."""
-    made = []
+    made = list[HeatMap]()
     for p, pair in enumerate(found.pairs):
         one, two = map(spoken, pair)
         for method in methods:
