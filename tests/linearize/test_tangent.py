@@ -4,6 +4,8 @@ import copy
 import io
 import math
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -296,6 +298,16 @@ def test_torch_compile_falls_back_to_eager_inside() -> None:
     torch.testing.assert_close(compiled(x), lin(x))
     compiled(x).sum().backward()
     assert lin.get_parameter("0.weight").grad is not None
+    frames = torch._dynamo.utils.counters["frames"]
+    before = dict(frames)
+    compiled(x)
+    assert dict(frames) == before  # nothing is compiled anew
+
+
+def test_the_compiler_is_not_imported_by_those_who_do_not_use_it() -> None:
+    code = "import sys, torch, biascope as bs; bs.linearize(torch.nn.Linear(2, 1))(torch.ones(1, 2)); "
+    code += "assert 'torch._dynamo' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_attention_settings_are_restored() -> None:

@@ -131,9 +131,9 @@ class Linearized(Anchored):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the network returns for these inputs, linearised."""
-        return self._evaluate(args, kwargs)
+        evaluate = _untraced() if torch.compiler.is_dynamo_compiling() else Linearized._evaluate
+        return evaluate(self, args, kwargs)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # Dynamo cannot trace dual levels: eager here
     def _evaluate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.is_inference_mode_enabled():  # torch loses tangents in it, silently
             with torch.inference_mode(False), torch.no_grad():
@@ -201,3 +201,17 @@ def _refuse_moved_constants(lin: Any, _: Any) -> None:
     for k, p in lin.named_parameters():
         if k not in lin.linearized and not torch.equal(p.detach(), lin.origin[k]):
             raise InputError(f"the loaded state moves '{k}', which is not linearised: name it in linearize(params=...)")
+
+
+_UNTRACED: Callable[..., Any] | None = None
+
+
+def _untraced() -> Callable[..., Any]:
+    """`_evaluate` for Dynamo, which cannot trace dual levels.
+
+    One for all calls, or each would be compiled anew; made when first needed, since that imports the compiler (1.4 s).
+    """
+    global _UNTRACED
+    if _UNTRACED is None:
+        _UNTRACED = torch.compiler.disable(Linearized._evaluate)  # type: ignore[no-untyped-call]
+    return _UNTRACED

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 import torch
 
 from biascope.kernels import binarization_overlap
+from biascope.linearize import linearize
 from biascope.progress import progress
 from biascope.seeds import derive
 from biascope.studies.estimates import above, below, curve, decide, errors_over, over_seeds, rank_correlations
@@ -127,8 +128,6 @@ def fig4_2(
 
 
 def _learn(run: Run, bench: Benchmark, kind: str, rho: int, recipe: Recipe, seed: int) -> dict[str, Any]:
-    from biascope.linearize import linearize  # imports torch's compiler: slow, and needed here only
-
     model = copy.deepcopy(bench.net) if kind == "f" else linearize(bench.net)
     found = learn(model, bench.net, bench, rho, recipe, derive(run.seed, "order", seed))
     run.log(kind=kind, rho=rho, seed=seed, **{k: v for k, v in found.items() if k != "losses"})

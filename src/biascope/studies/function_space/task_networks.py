@@ -26,6 +26,7 @@ from torch.nn import functional as F
 from biascope import data, nets
 from biascope.editing import TaskVector, fine_tune
 from biascope.errors import InputError
+from biascope.linearize import linearize
 from biascope.seeds import derive, generator
 from biascope.studies.function_space.task_images import TaskImages, task_images
 from biascope.studies.runs import Run, Value
@@ -91,8 +92,6 @@ class Networks:
 
     def predictor(self, method: str) -> tuple[nn.Module, Mapping[str, TaskVector]]:
         """Network at theta_0 (plain or linearised) and the task vectors that belong to a method."""
-        from biascope.linearize import linearize  # imports torch's compiler: slow, and needed here only
-
         model = self.encoder if method == "non-linear" else linearize(self.encoder)
         return model, self.vectors[method == "linear"]
 
