@@ -1,10 +1,13 @@
 """Single precision: long sums, checked eigenbases, small damping; and work done in parts."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
 
 import biascope as bs
+from biascope.curvature import eigh
 from biascope.curvature.contract import add_second_moment, symmetric
 from biascope.curvature.eigh import batched_eigh, eigen_error
 from biascope.curvature.finite import all_finite, finite
@@ -57,6 +60,43 @@ def test_a_wrong_eigenbasis_is_noticed_and_mended(monkeypatch):
     monkeypatch.setattr(torch.linalg, "eigh", lambda A: real(A) if A.dtype == torch.float64 else (values, bent))
     s, V = batched_eigh(S)
     assert float(((V * s[:, None]) @ V.mT - S).abs().max() / S.abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("room", [0, 2**31])
+def test_matrices_side_by_side_come_back_in_their_order(monkeypatch, room):
+    """As on a GPU, whose streams are imitated."""
+
+    class Stream:
+        def __init__(self, device=None):
+            pass
+
+        def wait_stream(self, other):
+            pass
+
+        def synchronize(self):
+            pass
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    monkeypatch.setattr(eigh, "ROOM", room)
+    g = torch.Generator().manual_seed(0)
+    stacks = [
+        torch.randn(n, 2 * d, d, generator=g, dtype=torch.float64) for n, d in ((1, 30), (2, 12), (1, 31), (3, 5))
+    ]
+    stacks = [X.mT @ X for X in stacks]
+    for S, (values, U) in zip(stacks, eigh._side_by_side(stacks), strict=True):
+        torch.testing.assert_close((U * values[:, None]) @ U.mT, S)
+    real = torch.linalg.eigh
+
+    def fails_once(A):
+        if A.shape[-1] == 12:
+            raise RuntimeError("did not converge")
+        return real(A)
+
+    monkeypatch.setattr(torch.linalg, "eigh", fails_once)
+    assert [pair is None for pair in eigh._side_by_side(stacks)] == [False, True, False, False]
 
 
 def test_factors_of_one_size_are_decomposed_together():

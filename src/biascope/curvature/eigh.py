@@ -13,7 +13,7 @@ from torch import Tensor
 from biascope.curvature.finite import all_finite
 from biascope.errors import InputError
 
-THREADS = 8  # eigendecompositions at a time on a GPU
+THREADS, ROOM = 8, 2**31  # eigendecompositions at a time on a GPU, and bytes for all of them
 JACOBI = 512  # up to here torch's solver in float32 is slower on a GPU than that in float64, which does no rotations
 
 
@@ -73,8 +73,9 @@ def _side_by_side(matrices: Sequence[Tensor]) -> list[tuple[Tensor, Tensor] | No
         return pair
 
     single = [(j, S[i : i + 1]) for j, S in enumerate(matrices) for i in range(len(S))]
-    with ThreadPoolExecutor(THREADS) as pool:
-        largest_first = sorted(single, key=lambda item: -item[1].shape[-1])
+    largest_first = sorted(single, key=lambda item: -item[1].shape[-1])
+    each = 4 * 8 * largest_first[0][1].numel()  # the matrix, its vectors and the solver's own two, in float64 at worst
+    with ThreadPoolExecutor(max(1, min(THREADS, ROOM // each))) as pool:
         pending = [(j, pool.submit(work, S)) for j, S in largest_first]
         found = [[done.result() for i, done in pending if i == j] for j in range(len(matrices))]
     return [_joined([pair for pair in pairs if pair is not None], len(pairs)) for pairs in found]
