@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from biascope.linalg import Dense, eigsh, subspace_overlap, symmetrise
+from biascope.linalg import Dense, eigsh, psd_eigh, subspace_overlap, symmetrise
 
 
 class BlockMoments:
@@ -88,8 +88,20 @@ class BlockMoments:
         for parity in (0, 1):
             half = symmetrise(self.sums[parity::2].sum(0)) / self.counts[parity::2].sum().clamp(min=1)
             half = half / half.diagonal().mean().clamp(min=torch.finfo(torch.float64).tiny)
-            tops.append(eigsh(Dense(half.cpu(), symmetric=True), k, tol=1e-6, verify=False).vectors)
+            tops.append(leading(half, k, dense=half.is_cuda))
         return subspace_overlap(tops[0], tops[1])
+
+
+def leading(matrix: Tensor, k: int, dense: bool) -> Tensor:
+    """The k leading eigenvectors [D, k] of a symmetric matrix, on the CPU: out of all (faster on a GPU), or alone.
+
+    Example:
+        >>> leading(torch.diag(torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64)), 1, dense=True).abs()[:, 0]
+        tensor([0., 1., 0.], dtype=torch.float64)
+    """
+    if dense:
+        return psd_eigh(matrix).vectors[:, :k].cpu()
+    return eigsh(Dense(matrix.cpu(), symmetric=True), k, tol=1e-6, verify=False).vectors
 
 
 def blocks_for(dimension: int, room: int) -> int:
