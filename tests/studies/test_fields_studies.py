@@ -12,7 +12,7 @@ from biascope import data
 from biascope.errors import InputError
 from biascope.fields import coordinates, fit, psnr, recovery_bound, single_frequency
 from biascope.seeds import derive
-from biascope.studies import Chart, Run, StudyResult, configure, execute, find
+from biascope.studies import Chart, Run, configure, execute, find
 from biascope.studies.function_space.fields_setting import (
     THRESHOLDS,
     Field,
@@ -28,19 +28,15 @@ from biascope.studies.function_space.fields_setting import (
 )
 from biascope.studies.function_space.fig5_6 import mean_frequencies, principal
 from biascope.studies.function_space.recovering import fine_share, odd_share
+from studies.smoke_runs import Results, smoke_runs
 
-Results = dict[str, tuple[Run, StudyResult]]
 NAMES = tuple(f"fields/fig{f}" for f in ("5.2", "5.3", "C.1", "5.4", "5.5", "5.6", "5.7", "5.8", "C.2", "C.3"))
 SMALL = Setting("ellipses", side=8, n=5, width=8, seeds=2)
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    made = {}
-    for name in NAMES:
-        run = Run.create(tmp_path_factory.mktemp("runs") / name.replace("/", "-"), configure(name, "smoke", seed=0))
-        made[name] = (run, execute(run))
-    return made
+    return smoke_runs(tmp_path_factory, NAMES)
 
 
 @pytest.mark.slow

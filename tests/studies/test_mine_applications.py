@@ -12,24 +12,20 @@ from biascope.data import load
 from biascope.errors import InputError
 from biascope.information import MineTerm, adaptive_clip
 from biascope.seeds import generator
-from biascope.studies import Chart, Run, StudyResult, configure, execute, find
+from biascope.studies import Chart, Run, configure, execute, find
 from biascope.studies.mine import classifiers, digit_ali, gan, stacked_digits, toys
 from biascope.studies.mine.classifiers import METHODS, Classifier
 from biascope.studies.mine.similarity import C1, WEIGHTS, ms_ssim
 from biascope.studies.mine.stacks import PairCritic, Stack, StackedMine, descend
 from biascope.studies.mine.table5_3 import PUBLISHED
+from studies.smoke_runs import Results, smoke_runs
 
-Results = dict[str, tuple[Run, StudyResult]]
 NAMES = ("mine/fig5.3", "mine/fig5.4", "mine/fig5.6", "mine/table5.1", "mine/table5.2", "mine/table5.3")
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    made = {}
-    for name in NAMES:
-        run = Run.create(tmp_path_factory.mktemp("runs") / name.replace("/", "-"), configure(name, "smoke", seed=0))
-        made[name] = (run, execute(run))
-    return made
+    return smoke_runs(tmp_path_factory, NAMES)
 
 
 @pytest.mark.slow

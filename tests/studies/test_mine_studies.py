@@ -8,20 +8,16 @@ import torch
 
 from biascope.information import gaussian_problem, ksg
 from biascope.seeds import derive
-from biascope.studies import Chart, Run, StudyResult, configure, execute, find
+from biascope.studies import Chart, Run, configure, execute, find
 from biascope.studies.mine.estimating import estimates, surely_within
+from studies.smoke_runs import Results, smoke_runs
 
-Results = dict[str, tuple[Run, StudyResult]]
 NAMES = ("mine/fig5.1", "mine/fig5.2")
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    made = {}
-    for name in NAMES:
-        run = Run.create(tmp_path_factory.mktemp("runs") / name.replace("/", "-"), configure(name, "smoke", seed=0))
-        made[name] = (run, execute(run))
-    return made
+    return smoke_runs(tmp_path_factory, NAMES)
 
 
 @pytest.mark.slow

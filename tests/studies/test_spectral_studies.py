@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from biascope.errors import InputError
-from biascope.studies import HeatMap, Run, StudyResult, configure, execute, find
+from biascope.studies import HeatMap, Run, StudyResult, execute, find
+from studies.smoke_runs import Results, smoke_runs
 
 TINY: dict[str, dict[str, object]] = {
     "spectral/fig3.1": {},
@@ -29,16 +30,8 @@ TINY: dict[str, dict[str, object]] = {
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Run, StudyResult]]:
-    made = {}
-    for name, options in TINY.items():
-        path = tmp_path_factory.mktemp("runs") / name.replace("/", "-")
-        run = Run.create(path, configure(name, "smoke", seed=0, overrides=options))
-        made[name] = (run, execute(run))
-    return made
-
-
-Results = dict[str, tuple[Run, StudyResult]]
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return smoke_runs(tmp_path_factory, TINY, TINY)
 
 
 @pytest.mark.slow

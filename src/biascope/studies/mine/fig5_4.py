@@ -10,11 +10,9 @@ The share of samples near a centre and the lenient count (one sample near a cent
 the rule.
 """
 
-from typing import Annotated
-
 from biascope.seeds import derive
 from biascope.studies.estimates import above, decide
-from biascope.studies.mine.gan import Setting, both_arms, chart, gain, last, scatter
+from biascope.studies.mine.gan import PUBLISHED, SIZES, Setting, both_arms, chart, gain, last, scatter
 from biascope.studies.mine.toys import RADIUS, grid, modes, touched
 from biascope.studies.registry import study
 from biascope.studies.result import Estimate, StudyResult
@@ -29,32 +27,12 @@ KEPT = 22.5  # modes, nine tenths
     paper="alignment",
     figure="5.4",
     claim=CLAIM,
-    sizes={
-        "smoke": {"points": 5000, "steps": 60, "generator_width": 32, "width": 32, "lr": 2e-3, "seeds": 2,
-                  "samples": 500},
-        "laptop": {"steps": 4000, "generator_width": 128, "width": 128, "lr": 5e-4, "seeds": 4},
-        "paper": {},
-    },
-)  # fmt: skip
-def fig5_4(
-    run: Run,
-    *,
-    beta: Annotated[float, "weight of the information"] = 1.0,
-    points: Annotated[int, "points to train on"] = 100_000,
-    steps: Annotated[int, "iterations"] = 5000,
-    batch: Annotated[int, "points in an iteration"] = 100,
-    lr: Annotated[float, "of Adam, all networks"] = 1e-4,
-    generator_width: Annotated[int, "units in the generator's two layers"] = 500,
-    width: Annotated[int, "units in the three layers of discriminator and statistics network"] = 400,
-    noise: Annotated[int, "Gaussian inputs of the generator without a meaning (not given in the text)"] = 8,
-    code: Annotated[int, "Gaussian inputs whose information is raised (not given)"] = 8,
-    samples: Annotated[int, "samples that are measured"] = 2500,
-    seeds: Annotated[int, "networks of each arm"] = 10,
-) -> StudyResult:
+    sizes=SIZES,
+)
+def fig5_4(run: Run, *, setting: Setting = PUBLISHED) -> StudyResult:
     """Modes found over training, without and with MINE."""
-    setting = Setting(steps, batch, lr, generator_width, width, noise, code)
-    data = grid(points, derive(run.seed, "points"))
-    found = both_arms(run, data, beta, setting, seeds, modes, samples)
+    data = grid(setting.points, derive(run.seed, "points"))
+    found = both_arms(run, data, setting, modes)
     more, kept = gain(found), last(found["GAN + MINE"], "first")
     numbers = {"modes with MINE - without": more}
     for arm, made in found.items():
@@ -69,9 +47,7 @@ def fig5_4(
         f"Near a centre lie {numbers['samples near a centre, GAN']} and "
         f"{numbers['samples near a centre, GAN + MINE']} of the samples. One sample at least have "
         f"{numbers['modes with a sample, GAN']} and {numbers['modes with a sample, GAN + MINE']} modes. "
-        f"{steps} iterations, lr {lr:g}, widths "
-        f"{generator_width} and {width} (paper: 5000, 0.0001, 500 and 400); the grid's spacing and {noise} + {code} "
-        f"latent inputs are our choice; errors over {seeds} seeds.",
+        + setting.about("the grid's spacing"),
         numbers=numbers,
         figures=(
             chart(found, "modes", "25 Gaussians: modes found in samples", "modes found",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -25,15 +25,35 @@ Measure = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Setting:
-    """Everything but the weight of the information, which both arms share."""
+    """Options of the studies in the plane; both arms share all but `beta`."""
 
-    steps: int
-    batch: int
-    lr: float
-    generator_width: int
-    width: int
-    noise: int
-    code: int
+    beta: Annotated[float, "weight of the information"] = 1.0
+    points: Annotated[int, "points to train on"] = 100_000
+    steps: Annotated[int, "iterations"] = 5000
+    batch: Annotated[int, "points in an iteration"] = 100
+    lr: Annotated[float, "of Adam, all networks"] = 1e-4
+    generator_width: Annotated[int, "units in the generator's two layers"] = 500
+    width: Annotated[int, "units in the three layers of discriminator and statistics network"] = 400
+    noise: Annotated[int, "Gaussian inputs of the generator without a meaning (not given in the text)"] = 8
+    code: Annotated[int, "Gaussian inputs whose information is raised (not given)"] = 8
+    samples: Annotated[int, "samples that are measured"] = 2500
+    seeds: Annotated[int, "networks of each arm"] = 10
+
+    def about(self, chosen: str) -> str:
+        """What deviates from the paper, in a sentence; `chosen`: what the text does not give."""
+        return (
+            f"{self.steps} iterations, lr {self.lr:g}, widths {self.generator_width} and {self.width} (paper: 5000, "
+            f"0.0001, 500 and 400); {chosen} and {self.noise} + {self.code} latent inputs are our choice; errors over "
+            f"{self.seeds} seeds."
+        )
+
+
+PUBLISHED = Setting()
+SIZES: dict[str, dict[str, Any]] = {
+    "smoke": {"points": 5000, "steps": 60, "generator_width": 32, "width": 32, "lr": 2e-3, "seeds": 2, "samples": 500},
+    "laptop": {"steps": 4000, "generator_width": 128, "width": 128, "lr": 5e-4, "seeds": 4},
+    "paper": {},
+}
 
 
 @dataclass(frozen=True)
@@ -90,19 +110,18 @@ def train(points: Tensor, beta: float, setting: Setting, seeds: Sequence[int], s
     return Trained(made, curves["first"], curves["second"], curves["nats"], torch.tensor(at))
 
 
-def both_arms(run: Run, points: Tensor, beta: float, setting: Setting, seeds: int, measure: Measure, samples: int
-              ) -> dict[str, Trained]:  # fmt: skip
+def both_arms(run: Run, points: Tensor, setting: Setting, measure: Measure) -> dict[str, Trained]:
     """The GAN and the GAN with MINE, from the run folder where they are there already."""
-    members = [derive(run.seed, "member", i) for i in range(seeds)]
+    members = [derive(run.seed, "member", i) for i in range(setting.seeds)]
     points = points.to(run.device)
 
     def compute(weight: float) -> dict[str, Value]:
-        made = train(points, weight, setting, members, derive(run.seed, "gan"), measure, samples)
+        made = train(points, weight, setting, members, derive(run.seed, "gan"), measure, setting.samples)
         run.log(beta=weight, **{f"measure {i}": float(v) for i, v in enumerate(made.first[:, -1])})
         return dict(vars(made))
 
     found: dict[str, Any] = {}
-    for name, weight in (("GAN", 0.0), ("GAN + MINE", beta)):
+    for name, weight in (("GAN", 0.0), ("GAN + MINE", setting.beta)):
         stored = run.cached(name, lambda w=weight: compute(w))  # type: ignore[misc]
         found[name] = Trained(**stored)  # type: ignore[arg-type]
     return found
