@@ -209,7 +209,7 @@ _UNTRACED: Callable[..., Any] | None = None
 def _untraced() -> Callable[..., Any]:
     """`_evaluate` for Dynamo, which cannot trace dual levels.
 
-    One for all calls, or each would be compiled anew; made when first needed, since that imports the compiler, which is slow.
+    One for all calls, or each would be compiled anew; made when needed, since that imports the compiler, slowly.
     """
     global _UNTRACED
     if _UNTRACED is None:
