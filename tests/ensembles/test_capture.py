@@ -18,13 +18,14 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from biascope.ensembles import SGD, evaluate, outputs, record, stacks, steppers
+from biascope.ensembles import SGD, Networks, evaluate, outputs, record, stacks, steppers
 from biascope.ensembles.capture import Captured, capture
 from biascope.ensembles.evaluate import Evaluator, Plan
 from biascope.ensembles.stacks import Together
 from biascope.ensembles.steppers import CapturedStep, Lane, train_in_turn
 from biascope.ensembles.train import Work
 from biascope.studies.function_space import training as function_space
+from biascope.studies.invariance import tracking
 from biascope.studies.lazy import training as lazy
 from biascope.studies.spectral import fitting as spectral
 
@@ -314,6 +315,22 @@ def test_lazy_training(taped: list[Any]) -> None:
     assert torch.equal(ends[0].loss, ends[1].loss)
     assert torch.equal(ends[0].batch_loss[1:], ends[1].batch_loss[1:])
     assert len(ends[0].steps) > 2
+
+
+def test_tracked_networks(taped: list[Any]) -> None:
+    descent, seen = tracking.Descent(2, 0.1, 16, momentum=0.9, clip_norm=0.5), []
+    factory = lambda: nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 2))  # noqa: E731
+    for train in (tracking.train_lanes, tracking.train_stack):
+
+        def watch(epoch: int, networks: Networks) -> None:
+            seen.append((epoch, {name: value.clone() for name, value in networks.params.items()}))
+
+        train(record(factory), 5, 1, 3, *data(), descent, torch.device("cpu"), watch)
+    assert len(taped) == 4  # two lanes, batches of 16 and of 2
+    assert [epoch for epoch, _ in seen] == [0, 1, 2] * 2
+    for (_, lanes), (_, stack) in zip(seen[:3], seen[3:]):
+        assert all(torch.allclose(lanes[name], stack[name], atol=1e-5) for name in stack)
+    assert not torch.allclose(seen[0][1]["0.weight"], seen[2][1]["0.weight"], atol=1e-3)
 
 
 def test_spectral_fits(taped: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,14 +96,8 @@ def track(
             accuracies.append((guess == y[seen]).float().mean(1).cpu())
 
         seed = derive(run.seed, stream or key)
-        if captured:
-            sgd = SGD(
-                descent.epochs, descent.batch_size, descent.lr, descent.momentum, 0.0, descent.clip_norm, "constant"
-            )
-            work = Work(recorded, [], sgd, F.cross_entropy, seed, device, None, precision)
-            train_lanes(work, range(start, stop), x, y, watch)
-        else:
-            train_stack(recorded, seed, start, stop, x, y, replace(descent, precision=precision), device, watch)
+        train = train_lanes if captured else train_stack
+        train(recorded, seed, start, stop, x, y, replace(descent, precision=precision), device, watch)
         return {"gradients": torch.stack(gradients), "accuracy": torch.stack(accuracies)}
 
     made = [
@@ -181,8 +175,22 @@ def clip(leaves: list[Tensor], largest: float) -> None:
         g.mul_(factor.view(-1, *[1] * (g.dim() - 1)))
 
 
-def train_lanes(work: Work, indices: range, x: Tensor, y: Tensor, watch: Watch) -> None:
+def train_lanes(
+    recorded: Initialiser,
+    seed: int,
+    start: int,
+    stop: int,
+    x: Tensor,
+    y: Tensor,
+    descent: Descent,
+    device: torch.device,
+    watch: Watch,
+) -> None:
     """The same with captured steps, a few large networks side by side (see `CapturedStep`); CUDA only."""
+    sgd = SGD(descent.epochs, descent.batch_size, descent.lr, descent.momentum, 0.0, descent.clip_norm, "constant")
+    same = [(x, y)] * stop  # every network has the same task
+    work = Work(recorded, same, sgd, F.cross_entropy, seed, device, None, descent.precision)
+    indices = range(start, stop)
     networks = work.start(indices)
     lanes = [Lane(work, networks.module(place), x, y) for place in range(len(indices))]
     for place, lane in enumerate(lanes):
