@@ -109,19 +109,19 @@ def run_benchmark(
 ) -> dict[str, Any]:
     """Run every case of a benchmark file; returns (and writes to `out`) what was measured, on what, and the ratios.
 
-    `keep`: the cases in `out` that are not run now stay there; the contenders of one case are always of one run.
+    `keep`: the cases in `out` stay there until they have been run again; the contenders of one case are of one run.
     `call_limit`: a rival whose first call takes more seconds is stopped and recorded as failed. `in_process`: no fresh
     process per contender (starting one costs a GPU several seconds); memory is then only measured on a GPU.
     """
     measurements = []
     if keep and out is not None and out.exists():
-        rows = [Measurement(**row) for row in json.loads(out.read_text())["measurements"]]
-        measurements = [row for row in rows if only not in row.case]
+        measurements = [Measurement(**row) for row in json.loads(out.read_text())["measurements"]]
     kind = device.split(":")[0]
     report = _report(cases, measurements, file, device, repeats, warmup, baseline, None)
     for case in cases:
         if only not in case.name or kind not in case.devices:
             continue
+        new = []
         with tempfile.TemporaryDirectory() as folder:  # of this case: the reference is computed once
             for contender in case.contenders:
                 if kind not in contender.devices:
@@ -139,7 +139,8 @@ def run_benchmark(
                     in_process,
                 )
                 print(f"{case.name:<32} {contender.name:<20} {_cell(measured)}", file=sys.stderr, flush=True)
-                measurements.append(measured)
+                new.append(measured)
+        measurements = [row for row in measurements if row.case != case.name] + new
         report = _report(cases, measurements, file, device, repeats, warmup, baseline, out)  # kept if the next one dies
     return report
 

@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--networks", type=int, default=10_000)
     parser.add_argument("--method", default="finite-difference")
     parser.add_argument("--precision", default="tf32")
-    parser.add_argument("--keep", action="store_true", help="keep what --out has of other networks or precisions")
+    parser.add_argument("--keep", action="store_true", help="keep what --out has of other nets, numbers or precisions")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -65,7 +65,7 @@ def main() -> None:
     for net in args.nets:
         row = measure(net, args.networks, args.method, args.precision if device == "cuda" else "float32", device)
         print(json.dumps(row), flush=True)
-        same = {key: row[key] for key in ("net", "method", "precision")}
+        same = {key: row[key] for key in ("net", "networks", "method", "precision")}
         rows = [old for old in rows if {key: old[key] for key in same} != same] + [row]
         if args.out:
             args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ import json
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -139,6 +140,27 @@ def test_cpu_limit_and_keep(harness: ModuleType, tmp_path: Path) -> None:
     both = json.loads(out.read_text())["measurements"]
     assert [row["case"] for row in both] == ["quick", "slow"]
     assert both[1] == first[0]
+
+
+def test_what_is_kept_stays_until_its_case_is_finished(
+    harness: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contenders = (harness.Contender("biascope", abs), harness.Contender("rival", abs))
+    cases = [harness.Case(name, lambda device: 1, contenders) for name in ("a", "b")]
+    seconds = [1.0, 2.0, 3.0, 4.0, 10.0, 20.0, 30.0]
+
+    def one(case: Any, contender: Any, *rest: Any) -> Any:
+        if not seconds:
+            raise KeyboardInterrupt
+        return harness.Measurement(case.name, contender.name, "cpu", "ok", wall_s=seconds.pop(0), cpu_s=1.0)
+
+    monkeypatch.setattr(harness, "_run_one", one)
+    out = tmp_path / "report.json"
+    harness.run_benchmark(cases, "x.py", out=out)
+    assert [row["wall_s"] for row in json.loads(out.read_text())["measurements"]] == [1, 2, 3, 4]
+    with pytest.raises(KeyboardInterrupt):  # in the middle of b
+        harness.run_benchmark(cases, "x.py", out=out, keep=True)
+    assert [row["wall_s"] for row in json.loads(out.read_text())["measurements"]] == [10, 20, 3, 4]
 
 
 def test_machine_is_described(harness: ModuleType) -> None:
