@@ -3,22 +3,53 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
+from biascope.curvature import contract
 from biascope.errors import InputError
 
 
-def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """The name of the first tensor with NaN or infinity; one synchronisation per device where all are finite."""
-    devices: dict[torch.device, list[Tensor]] = {}
-    for t in tensors.values():
-        devices.setdefault(t.device, []).append(t.isfinite().all())
-    if all(bool(torch.stack(flags).all()) for flags in devices.values()):
-        return None
-    return next(name for name, t in tensors.items() if not bool(t.isfinite().all()))
+class Finite:
+    """Are all tensors finite? Asked here, answered by `bad`: in between a GPU is sent more work."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = tensors
+        devices: dict[torch.device, list[Tensor]] = {}
+        for t in tensors.values():
+            if t.numel():
+                devices.setdefault(t.device, []).append(t)
+        self.largest = [_later(_largest(found)) for found in devices.values()]
+
+    def bad(self) -> str | None:
+        """The name of the first tensor with NaN or infinity; one wait per device where all are finite."""
+        if all(math.isfinite(read()) for read in self.largest):
+            return None
+        return next(name for name, t in self.tensors.items() if not bool(t.isfinite().all()))
+
+
+def _largest(tensors: list[Tensor]) -> Tensor:
+    """The largest absolute value; infinite or NaN if one is."""
+    if tensors[0].device.type in contract.CACHED:  # there, infinity norms are slow
+        extremes = [value for t in tensors for value in t.aminmax()]
+        return torch.stack(extremes).abs().max()
+    return torch.stack(torch._foreach_norm(tensors, math.inf)).max()
+
+
+def _later(t: Tensor) -> Callable[[], float]:
+    """A number that is waited for when it is read: not for what was sent to the GPU after it."""
+    if not t.is_cuda:
+        return lambda: float(t)
+    copy, done = t.to("cpu", non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record(torch.cuda.current_stream(t.device))
+
+    def read() -> float:
+        done.synchronize()
+        return float(copy)
+
+    return read
 
 
 def check_positive(name: str, value: float) -> float:

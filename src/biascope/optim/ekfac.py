@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any, Literal, Unpack
 
 from torch import Tensor, nn
 
 from biascope.curvature.kronecker import EigenPiece
-from biascope.curvature.sums import EigenSum
 from biascope.errors import InputError
 from biascope.optim.checks import check_decay
 from biascope.optim.optimizer import NaturalGradient, Params
-from biascope.optim.preconditioner import Common, Curvature, Preconditioner, Shared, Step
-from biascope.optim.units import LayerUnit
+from biascope.optim.preconditioner import Common, Preconditioner, Shared, Step
+from biascope.optim.scalings import batch_scalings
+from biascope.optim.stacks import Stack, from_basis, rescaled, to_basis
 
 
 class EKFACPreconditioner(Preconditioner):
@@ -81,36 +80,24 @@ class EKFACPreconditioner(Preconditioner):
 
     def _renewed(self, old: EigenPiece | None, new: EigenPiece) -> EigenPiece:
         if self.scalings == "running" and self.on_refresh == "project" and old is not None:
-            return scaled(new, projected(old, new))
+            return rescaled(new, projected(old, new))
         return new
 
-    def _rescale(self, unit: LayerUnit, step: Step, G: Tensor) -> Curvature | None:
-        c, chunks, n = step.curvature, step.chunks, step.examples
-        E = c.basis
-        assert E is not None
-        if self.scalings == "running":
-            if n == 0:
-                return None
-            m = n if self.rescale_by_batch else 1
-            mean = G if self.loss_reduction == "mean" else G / n
-            squares = m * E.rotate(E.layout.pack(mean))[0].square()
-            return replace(c, basis=scaled(E, self.decay * E.s + (1 - self.decay) * squares))
-        if not chunks:
-            return None
-        total = EigenSum(chunks[0][0], unit.space, E)
-        for _, chunk in chunks:
-            total.add(chunk)
-        piece = total.finish(n)
-        assert isinstance(piece, EigenPiece)
-        return replace(c, basis=piece)
+    def _ready(self, step: Step) -> bool:
+        return step.examples > 0 if self.scalings == "running" else bool(step.batches)
 
-    def _solve(self, unit: LayerUnit, c: Curvature, G: Tensor, damping: float) -> Tensor:
-        E = c.basis
-        assert E is not None
-        s = E.s + damping
-        if self.damping_mode == "deep":
-            s = s + math.sqrt(damping) * (E.s_B[:, None, :, None] + E.s_A[:, None, None, :])
-        return E.layout.unpack(E.rotate(E.rotate(E.layout.pack(G)) / s, back=True))
+    def _natural(self, stack: Stack, steps: list[Step], G: Tensor) -> tuple[Tensor, EigenPiece]:
+        E, n, eps = stack.basis, stack.examples, stack.damping
+        V = to_basis(E, G)
+        if self.scalings == "running":
+            times = (n if self.rescale_by_batch else 1) / (1 if self.loss_reduction == "mean" else n**2)
+            s = (self.decay * E.s).addcmul_(V, V, value=(1 - self.decay) * times)
+        else:
+            s = batch_scalings(stack, [step.batches for step in steps], steps[0].scale / math.sqrt(n))
+        deep = self.damping_mode == "deep"
+        return from_basis(E, V.div_(s + (self._kept(stack, lambda: deep_damping(E, eps)) if deep else eps))), rescaled(
+            E, s
+        )
 
 
 class EKFACOptions(Shared, total=False):
@@ -165,9 +152,9 @@ class EKFAC(NaturalGradient):
         super().__init__(model, EKFACPreconditioner, params, lr, momentum, weight_decay, fallback, **chosen)
 
 
-def scaled(E: EigenPiece, s: Tensor) -> EigenPiece:
-    """The same basis with other scalings s [g, e, o, i]."""
-    return EigenPiece(E.names, E.U_B, E.U_A, s, E.s_B, E.s_A, E.layout)
+def deep_damping(E: EigenPiece, damping: float) -> Tensor:
+    """(S_B + r)(S_A + r) - S_B S_A with r = sqrt(damping) [g, 1, o, i]."""
+    return math.sqrt(damping) * (E.s_B[:, None, :, None] + E.s_A[:, None, None, :]) + damping
 
 
 def projected(old: EigenPiece, new: EigenPiece) -> Tensor:

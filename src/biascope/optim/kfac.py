@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from biascope.curvature.kronecker import EigenPiece
 from biascope.optim.optimizer import NaturalGradient, Params
-from biascope.optim.preconditioner import Common, Curvature, Preconditioner, Shared
-from biascope.optim.units import LayerUnit
+from biascope.optim.preconditioner import Common, Preconditioner, Shared, Step
+from biascope.optim.stacks import Stack, both_sides, from_basis, to_basis, together_again
 
 
 class KFACPreconditioner(Preconditioner):
@@ -55,7 +55,6 @@ class KFACPreconditioner(Preconditioner):
         factor_decay: float = 0.95,
         **common: Unpack[Common],
     ) -> None:
-        self._inverses: dict[str, tuple[EigenPiece, float, Tensor, Tensor]] = {}
         super().__init__(
             model,
             damping_mode=damping_mode,
@@ -65,28 +64,14 @@ class KFACPreconditioner(Preconditioner):
             **common,
         )
 
-    def _solve(self, unit: LayerUnit, c: Curvature, G: Tensor, damping: float) -> Tensor:
-        E = c.basis
-        assert E is not None
-        V = E.layout.pack(G)
+    def _natural(self, stack: Stack, steps: list[Step], G: Tensor) -> tuple[Tensor, EigenPiece]:
+        E = stack.basis
         if self.damping_mode == "exact":
-            return E.layout.unpack(E.rotate(E.rotate(V) / (E.s + damping), back=True))
-        B, A = self._inverse(unit.name, E, damping)
-        V = B[:, None] @ V
-        return E.layout.unpack(V * A[:, None, None] if E.U_A is None else V @ A[:, None])
-
-    def _inverse(self, name: str, E: EigenPiece, damping: float) -> tuple[Tensor, Tensor]:
-        """Inverses of the damped factors, kept until the basis or the damping changes."""
-        kept = self._inverses.get(name)
-        if kept is None or kept[0] is not E or kept[1] != damping:
-            a, b = E.s_A.mean(-1), E.s_B.mean(-1)
-            pi = torch.where((a > 0) & (b > 0), (a / b).sqrt(), 1.0)
-            root = math.sqrt(damping)
-            s_B, s_A = E.s_B + (root / pi)[:, None], E.s_A + (root * pi)[:, None]
-            B = (E.U_B / s_B[:, None]) @ E.U_B.mT
-            A = 1.0 / s_A if E.U_A is None else (E.U_A / s_A[:, None]) @ E.U_A.mT
-            kept = self._inverses[name] = (E, damping, B, A)
-        return kept[2], kept[3]
+            return from_basis(E, to_basis(E, G).div_(self._kept(stack, lambda: E.s + stack.damping))), E
+        B, A = self._kept(stack, lambda: inverses(E, stack.damping))
+        if A is not None and A.dim() == 2:
+            return torch.bmm(B, G).mul_(A[:, None]), E
+        return together_again(both_sides(B, G, A, E.layout.offsets), E.layout.offsets), E
 
 
 class KFACOptions(Shared, total=False):
@@ -134,3 +119,18 @@ class KFAC(NaturalGradient):
     ) -> None:
         chosen: dict[str, Any] = {"damping": 1e-2, **options}
         super().__init__(model, KFACPreconditioner, params, lr, momentum, weight_decay, fallback, **chosen)
+
+
+def inverses(E: EigenPiece, damping: float) -> tuple[Tensor, Tensor | None]:
+    """Inverses of the damped factors [g, o, o] and [g, i, i], or [g, i] where A is a diagonal.
+
+    Where A is one number, B's inverse takes it, and there is no other.
+    """
+    a, b = E.s_A.mean(-1), E.s_B.mean(-1)
+    pi = torch.where((a > 0) & (b > 0), (a / b).sqrt(), 1.0)
+    root = math.sqrt(damping)
+    s_B, s_A = E.s_B + (root / pi)[:, None], E.s_A + (root * pi)[:, None]
+    if E.layout.columns == 1:
+        return (E.U_B / (s_B * s_A)[:, None]) @ E.U_B.mT, None
+    B = (E.U_B / s_B[:, None]) @ E.U_B.mT
+    return B, 1.0 / s_A if E.U_A is None else (E.U_A / s_A[:, None]) @ E.U_A.mT

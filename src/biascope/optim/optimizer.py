@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from biascope.curvature.plan import Plan
 from biascope.errors import CorruptError, InputError, UnsupportedError
-from biascope.optim.checks import check_positive, first_not_finite
+from biascope.optim.checks import check_positive
 from biascope.optim.plain import RULES, sgd
 from biascope.optim.preconditioner import Preconditioner
 
@@ -83,21 +83,19 @@ class NaturalGradient(Optimizer):
             return loss
         parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         if scaled and self.grad_scale is not None:  # type: ignore[attr-defined]
-            for p in parameters:
-                assert p.grad is not None
-                p.grad.div_(scale)
-        self._check(parameters)
+            torch._foreach_div_([p.grad for p in parameters], scale)
         dampings = {id(p): float(g["damping"]) for g in self.param_groups for p in g["params"]}
-        directions = pre.directions(lambda unit: dampings[id(unit.parameters[0])], scale, skip_overflow=scaled)
+        plain = {name: p.grad for p in parameters if (name := pre.names[id(p)]) in pre.left and p.grad is not None}
+        directions = pre.directions(lambda unit: dampings[id(unit.parameters[0])], scale, scaled, plain)
         if not directions:
             return loss
-        plain = RULES[self.fallback]
         for group in self.param_groups:
-            for p in group["params"]:
-                if p in directions:
-                    sgd(p, directions[p], self.state[p], group)
-                elif p.grad is not None:
-                    plain(p, p.grad, self.state[p], group)
+            covered = [p for p in group["params"] if p in directions]
+            others = [p for p in group["params"] if p.grad is not None and p not in directions]
+            if covered:
+                sgd(covered, [directions[p] for p in covered], [self.state[p] for p in covered], group)
+            if others:
+                RULES[self.fallback](others, [p.grad for p in others], [self.state[p] for p in others], group)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -158,11 +156,3 @@ class NaturalGradient(Optimizer):
                 f"grad_scaler=scaler to {type(self).__name__}"
             )
         return float(scale), True
-
-    def _check(self, parameters: list[Tensor]) -> None:
-        """Refuse plain gradients that are not finite before anything moves (the covered ones are checked later)."""
-        pre = self.preconditioner
-        names = [(pre.names[id(p)], p.grad) for p in parameters]
-        if bad := first_not_finite({name: g for name, g in names if name in pre.left and g is not None}):
-            pre.watcher.clear()
-            raise InputError(f"the gradient of {bad} holds NaN or infinity; nothing was changed")

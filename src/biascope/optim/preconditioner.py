@@ -19,15 +19,15 @@ from typing import Any, Literal, TypedDict
 import torch
 from torch import Tensor, nn
 
-from biascope.curvature.accumulate import Chunk
 from biascope.curvature.contract import summed_rows
 from biascope.curvature.kronecker import EigenPiece, KroneckerPiece, decompose
-from biascope.curvature.plan import Plan, Unit
+from biascope.curvature.plan import Plan
 from biascope.curvature.sums import KroneckerSum
 from biascope.errors import CorruptError, InputError
-from biascope.optim.checks import check_decay, check_positive, first_not_finite
-from biascope.optim.hooks import Watcher
-from biascope.optim.units import LayerUnit, find_units, layout_of
+from biascope.optim.checks import Finite, check_decay, check_positive
+from biascope.optim.hooks import Call, Watcher
+from biascope.optim.stacks import Stack, join, part, rescaled
+from biascope.optim.units import LayerUnit, find_units
 
 Damping = Callable[[LayerUnit], float]
 
@@ -61,11 +61,14 @@ class Curvature:
 
 @dataclass(frozen=True)
 class Step:
-    """One unit in one step: its curvature so far, what the hooks saw, of how many examples."""
+    """One unit in one step: its curvature so far, the calls that the hooks kept, of how many examples, and what makes
+    their output gradients those of the individual losses.
+    """
 
     curvature: Curvature
-    chunks: list[tuple[Unit, Chunk]]
+    batches: list[list[Call]]
     examples: int
+    scale: float
 
 
 class Preconditioner:
@@ -112,6 +115,8 @@ class Preconditioner:
         self.names = {id(p): name for name, p in model.named_parameters()}
         self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         self.curvatures = {unit.name: Curvature() for unit in units}
+        self._joined: dict[tuple[str, ...], tuple[EigenPiece, tuple[EigenPiece, ...]]] = {}
+        self._following: dict[tuple[str, ...], tuple[Tensor, float, Any]] = {}
         self.steps = 0
         self.notes: dict[str, str] = {}
         self.checked = False
@@ -170,85 +175,115 @@ class Preconditioner:
 
     # ---- one step ----
 
-    def directions(self, damping: Damping, scale: float = 1.0, skip_overflow: bool = False) -> dict[Tensor, Tensor]:
+    @torch.no_grad()
+    def directions(
+        self,
+        damping: Damping,
+        scale: float = 1.0,
+        skip_overflow: bool = False,
+        plain: Mapping[str, Tensor] | None = None,
+    ) -> dict[Tensor, Tensor]:
         """{parameter: natural gradient} from the `.grad`s and what the hooks saw; changes no gradient.
 
         `scale` is what the loss was multiplied with before `backward()` (the `.grad`s are taken as unscaled already).
-        Either everything is computed and the state moves on, or an error is raised and the state is as before.
+        Either everything is computed and the state moves on, or an error is raised and the state is as before. `plain`
+        are other gradients that must be finite.
         """
         try:
-            gradients = {u.name: g for u in self.units if (g := u.gradient()) is not None}
-            if not gradients:
+            units = [u for u in self.units if all(p.grad is not None for p in u.parameters)]
+            if not units:
                 raise InputError("no covered parameter has a gradient: call loss.backward() before the step")
-            if bad := self._not_finite(gradients):
-                if skip_overflow:
-                    return {}
-                raise InputError(f"the gradient of {bad} holds NaN or infinity; nothing was changed")
-            new, notes = dict(self.curvatures), dict[str, str]()
-            directions: dict[Tensor, Tensor] = {}
-            seen = {u.name: self._look(u, gradients[u.name], scale) for u in self.units if u.name in gradients}
-            self._refresh([u for u in self.units if u.name in seen], seen)
-            for unit in self.units:
-                if unit.name not in seen:
-                    continue
-                G, step = gradients[unit.name], seen[unit.name]
-                curvature = None if step.curvature.basis is None else self._rescale(unit, step, G)
-                if curvature is None or curvature.basis is None:
-                    notes[unit.name] = "its module was not called in training mode in the last step"
-                    continue
-                eps = check_positive("damping", damping(unit))
-                new[unit.name] = curvature
-                directions |= dict(zip(unit.parameters, unit.split(self._solve(unit, curvature, G, eps))))
+            finite = Finite({**(plain or {}), **self._gradients(units)})
+            due = [u for u in units if self.curvatures[u.name].basis is None or self.steps % self.refresh_every == 0]
+            if due and (bad := finite.bad()):  # before anything is decomposed
+                return self._refuse(bad, skip_overflow)
+            seen = {unit.name: self._look(unit, scale) for unit in units}
+            self._refresh(due, seen)
+            new, directions = dict(self.curvatures), dict[Tensor, Tensor]()
+            ready = [u for u in units if seen[u.name].curvature.basis is not None and self._ready(seen[u.name])]
+            for stack in self._stacks(ready, seen, damping):
+                steps = [seen[unit.name] for unit in stack.units]
+                V, E = self._natural(stack, steps, stack.gradients())
+                directions |= stack.split(V)
+                for step, piece in zip(steps, self._keep(stack, E)):
+                    new[piece.names[0]] = replace(step.curvature, basis=piece)
+            if not due and (bad := finite.bad()):  # by now a GPU has all of the step before it
+                return self._refuse(bad, skip_overflow)
             if not directions:
                 raise InputError(
                     "there are gradients, but no covered layer was seen: was the model in eval() mode, or did the "
                     "forward pass run before this object was made or after it was closed?"
                 )
-            self.curvatures, self.notes, self.checked = new, notes, True
+            unseen = {u.name for u in units} - {u.name for u in ready}
+            self.notes = dict.fromkeys(unseen, "its module was not called in training mode in the last step")
+            self.curvatures, self.checked = new, True
             self.steps += 1
             return directions
         finally:
             self.watcher.clear()
             self._watch()
 
-    def _look(self, unit: LayerUnit, G: Tensor, scale: float) -> Step:
+    def _refuse(self, bad: str, skip: bool) -> dict[Tensor, Tensor]:
+        if skip:
+            return {}
+        raise InputError(f"the gradient of {bad} holds NaN or infinity; nothing was changed")
+
+    def _gradients(self, units: list[LayerUnit]) -> dict[str, Tensor]:
+        """Of the parameters, and of the outputs where they are kept."""
+        found = {name: p.grad for u in units for name, p in zip(u.names, u.parameters) if p.grad is not None}
+        for module, record in self.watcher.records.items():
+            for i, call in enumerate(record.calls):
+                if call.grad is not None:
+                    found[f"the output of {self.watcher.modules[module][0]} (call {i + 1})"] = call.grad
+        return found
+
+    def _look(self, unit: LayerUnit, scale: float) -> Step:
         """What the hooks saw of a unit, and its factors after this step."""
         self._same_device(unit)
         old = self.curvatures[unit.name]
-        record = self.watcher.records[unit.module]
-        calls, batches = record.calls, record.batches()
-        if any(call.examples == 0 for call in calls):
-            raise InputError(f"{unit.name} was given a batch without examples: skip empty batches; nothing was changed")
-        examples = sum(batch[0].examples for batch in batches)
-        chunks: list[tuple[Unit, Chunk]] = []
-        if calls and all(call.input is not None for call in calls):
-            factor = (examples if self.loss_reduction == "mean" else 1) / scale
-            chunks = [unit.chunk(batch, factor) for batch in batches]
-            if not self.checked:
-                self._compare(unit, chunks, G, examples)
-            if old.basis is None or self.steps % self.factors_every == 0:
-                old = self._average(unit, chunks, old, examples)
-        return Step(old, chunks, examples)
+        batches = self.watcher.records[unit.module].batches()
+        examples = 0
+        for batch in batches:
+            if batch[0].examples == 0:
+                raise InputError(
+                    f"{unit.name} was given a batch without examples: skip empty batches; nothing was changed"
+                )
+            examples += batch[0].examples
+        if any(call.input is None for batch in batches for call in batch):
+            batches = []
+        factor = (examples if self.loss_reduction == "mean" else 1) / scale
+        if batches and not self.checked:
+            self._compare(unit, batches)
+        if batches and (old.basis is None or self.steps % self.factors_every == 0):
+            old = self._average(unit, batches, old, examples, factor)
+        return Step(old, batches, examples, factor)
 
-    def _average(self, unit: LayerUnit, chunks: list[tuple[Unit, Chunk]], old: Curvature, n: int) -> Curvature:
-        total = KroneckerSum(chunks[0][0], unit.space)
-        for _, chunk in chunks:
+    def _average(self, unit: LayerUnit, batches: list[list[Call]], old: Curvature, n: int, scale: float) -> Curvature:
+        total: KroneckerSum | None = None
+        for batch in batches:
+            described, chunk = unit.chunk(batch)
+            total = total or KroneckerSum(described, unit.space)
             total.add(chunk)
+        assert total is not None
         piece = total.finish(n)
+        A, B = piece.A, piece.B.mul_(scale**2)
         t = old.updates + 1
         decay = min(self.factor_decay, 1.0 - 1.0 / t)  # the first factors are plain means
         if old.A is None or old.B is None or decay == 0.0:
-            return replace(old, A=piece.A, B=piece.B, updates=t)
-        return replace(old, A=decay * old.A + (1 - decay) * piece.A, B=decay * old.B + (1 - decay) * piece.B, updates=t)
+            return replace(old, A=A, B=B, updates=t)
+        return replace(old, A=torch.lerp(A, old.A, decay), B=torch.lerp(B, old.B, decay), updates=t)
 
-    def _refresh(self, units: list[LayerUnit], seen: dict[str, Step]) -> None:
-        """New eigenbases where they are due, all together."""
+    def _refresh(self, due: list[LayerUnit], seen: dict[str, Step]) -> None:
+        """New eigenbases, all together."""
         pieces: dict[str, KroneckerPiece] = {}
-        for unit in units:
+        for unit in due:
             c = seen[unit.name].curvature
-            if (c.basis is None or self.steps % self.refresh_every == 0) and c.A is not None and c.B is not None:
-                pieces[unit.name] = KroneckerPiece(unit.names, c.B, c.A, layout_of(unit))
+            if c.A is not None and c.B is not None:
+                pieces[unit.name] = KroneckerPiece(unit.names, c.B, c.A, unit.layout)
         decompose(list(pieces.values()))
+        if pieces:
+            self._joined.clear()
+            self._following.clear()
         for name, piece in pieces.items():
             step = seen[name]
             c = replace(step.curvature, basis=self._renewed(step.curvature.basis, piece.eigen))
@@ -258,11 +293,49 @@ class Preconditioner:
         """The basis to go on with after a refresh."""
         return new
 
-    def _rescale(self, unit: LayerUnit, step: Step, G: Tensor) -> Curvature | None:
-        return step.curvature
+    def _ready(self, step: Step) -> bool:
+        """Is there what a step needs, given a basis?"""
+        return True
 
-    def _solve(self, unit: LayerUnit, c: Curvature, G: Tensor, damping: float) -> Tensor:
-        raise AssertionError("a preconditioner solves")
+    def _natural(self, stack: Stack, steps: list[Step], G: Tensor) -> tuple[Tensor, EigenPiece]:
+        """The natural gradient of G, both [g, o, i e], and the basis with its scalings after this step."""
+        raise AssertionError("a preconditioner turns gradients into natural ones")
+
+    # ---- units of the same form, together ----
+
+    def _stacks(self, units: list[LayerUnit], seen: dict[str, Step], damping: Damping) -> list[Stack]:
+        groups: dict[tuple[float, int, tuple[object, ...]], list[LayerUnit]] = {}
+        for unit in units:
+            eps = check_positive("damping", damping(unit))
+            groups.setdefault((eps, seen[unit.name].examples, unit.form), []).append(unit)
+        stacks = []
+        for (eps, examples, _), members in groups.items():
+            names = tuple(unit.name for unit in members)
+            pieces = [E for name in names if (E := seen[name].curvature.basis) is not None]
+            E, parts = self._joined.get(names, (None, ()))
+            if E is None or any(a is not b for a, b in zip(parts, pieces)):
+                E = join(pieces)
+                parts = tuple(part(E, pieces))
+                self._joined[names] = E, parts
+            stacks.append(Stack(tuple(members), E, parts, examples, eps))
+        return stacks
+
+    def _keep(self, stack: Stack, E: EigenPiece) -> tuple[EigenPiece, ...]:
+        """Keep a stack's basis with new scalings together; its parts."""
+        if E is stack.basis:
+            return stack.parts
+        g = stack.parts[0].layout.groups
+        parts = (E,) if len(stack.parts) == 1 else tuple(map(rescaled, stack.parts, torch.split(E.s, g)))
+        self._joined[stack.names] = E, parts
+        return parts
+
+    def _kept(self, stack: Stack, make: Callable[[], Any]) -> Any:
+        """What follows from a stack's factors and damping, made anew when one of them changes."""
+        factor, damping, value = self._following.get(stack.names, (None, 0.0, None))
+        if factor is not stack.basis.U_B or damping != stack.damping:
+            value = make()
+            self._following[stack.names] = stack.basis.U_B, stack.damping, value
+        return value
 
     def _needs_factors(self) -> bool:
         due = self.steps % self.factors_every == 0 or self.steps % self.refresh_every == 0
@@ -271,26 +344,21 @@ class Preconditioner:
     def _watch(self) -> None:
         self.watcher.capture = self._needs_factors()
 
-    def _not_finite(self, gradients: Mapping[str, Tensor]) -> str | None:
-        tensors = dict(gradients)
-        for unit in self.units:
-            for i, call in enumerate(self.watcher.records[unit.module].calls):
-                if call.grad is not None:
-                    tensors[f"the output of {unit.name} (call {i + 1})"] = call.grad
-        return first_not_finite(tensors)
-
     def _same_device(self, unit: LayerUnit) -> None:
-        basis, device = self.curvatures[unit.name].basis, unit.space.device
+        basis, device = self.curvatures[unit.name].basis, unit.parameters[0].device
         if basis is not None and basis.s.device != device:
             raise InputError(
                 f"{unit.name} is on {device}, its curvature on {basis.s.device}: the model was moved after the first "
                 "step; load_state_dict(state_dict()) moves the curvature"
             )
 
-    def _compare(self, unit: LayerUnit, chunks: list[tuple[Unit, Chunk]], G: Tensor, n: int) -> None:
+    def _compare(self, unit: LayerUnit, batches: list[list[Call]]) -> None:
         """Warn once where the module's calls do not account for its gradient (up to its length: it may be clipped)."""
+        G = unit.gradient()
+        assert G is not None
         total = torch.zeros_like(G)
-        for _, chunk in chunks:
+        for batch in batches:
+            chunk = unit.chunk(batch)[1]
             rows = summed_rows(chunk.factors[unit.names], unit.names)
             total += torch.cat([rows[name] for name in unit.names], -1).T
         cosine = (total * G).sum() / (total.norm() * G.norm()).clamp_min(torch.finfo(G.dtype).tiny)
@@ -331,7 +399,7 @@ class Preconditioner:
         return {unit.name: self._read(unit, state["units"][unit.name]) for unit in self.units}, int(state["steps"])
 
     def _read(self, unit: LayerUnit, entry: Mapping[str, Any]) -> Curvature:
-        layout, space = layout_of(unit), unit.space
+        layout, space = unit.layout, unit.space
         g, o, i = layout.groups, layout.d_out, layout.columns
         side = (g, i) if unit.rule.kind == "embedding" else (g, i, i)
         shapes: dict[str, tuple[int, ...]] = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -63,43 +64,51 @@ class LayerUnit:
         """The unit is called after its first parameter."""
         return self.names[0]
 
+    @cached_property
+    def layout(self) -> Homogeneous:
+        """How the unit's parameters and the factors correspond."""
+        return layout_of(self)
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """Units of the same form are stepped together."""
+        return (self.layout, *((p.shape, p.dtype, p.device) for p in self.parameters), self.sua, self.rule.kind)
+
     @property
     def space(self) -> ParameterSpace:
         """Shapes, device and the precision of the factors (float64 for a float64 weight, else float32)."""
         first = self.parameters[0]
-        dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
-        return ParameterSpace({n: tuple(p.shape) for n, p in zip(self.names, self.parameters)}, dtype, first.device)
+        shapes = {name: tuple(p.shape) for name, p in zip(self.names, self.parameters)}
+        return ParameterSpace(shapes, precision(first), first.device)
 
     def gradient(self) -> Tensor | None:
         """The `.grad`s, flat [p, 1] in the factors' precision; None where one is missing."""
         grads = [p.grad for p in self.parameters]
         if any(g is None for g in grads):
             return None
-        return torch.cat([g.detach().reshape(-1, 1).to(self.space.dtype) for g in grads if g is not None])
+        dtype = precision(self.parameters[0])
+        return torch.cat([g.detach().reshape(-1, 1).to(dtype) for g in grads if g is not None])
 
-    def split(self, X: Tensor) -> list[Tensor]:
-        """[p, 1] back to the parameters' shapes and precisions."""
-        parts = torch.split(X, [p.numel() for p in self.parameters])
-        return [part.reshape(p.shape).to(p.dtype) for part, p in zip(parts, self.parameters)]
+    def tensors(self, call: Call) -> tuple[Tensor, Tensor]:
+        """Input (padded, where the module does that itself) and output gradient of a call in the factors' precision."""
+        x, g, first = call.input, call.grad, self.parameters[0]
+        assert x is not None
+        assert g is not None
+        flat = x.dim() < 2 and x.is_floating_point()
+        if flat or (isinstance(self.module, CONVS) and x.dim() != self.module.weight.dim()):
+            raise InputError(f"{self.name} got an input {list(x.shape)} without a batch dimension; add one")
+        if x.device != first.device or g.device != first.device:
+            raise InputError(f"{self.name} is on {first.device}, its input on {x.device}: move one of them")
+        dtype, x = precision(first), pad(self.module, x)
+        return x.to(dtype) if x.is_floating_point() else x, g.to(dtype)
 
-    def chunk(self, calls: list[Call], scale: float) -> tuple[Unit, Chunk]:
-        """Calls of the same examples as what the curvature's sums add; output gradients times `scale`."""
-        space, n = self.space, calls[0].examples
+    def chunk(self, calls: list[Call]) -> tuple[Unit, Chunk]:
+        """Calls of the same examples as what the curvature's sums add."""
+        n = calls[0].examples
         inputs, grads, positions, sizes = [], [], 0, None
         for call in calls:
-            assert call.input is not None
-            assert call.grad is not None
-            x = call.input
-            flat = x.dim() < 2 and x.is_floating_point()
-            if flat or (isinstance(self.module, CONVS) and x.dim() != self.module.weight.dim()):
-                raise InputError(f"{self.name} got an input {list(x.shape)} without a batch dimension; add one")
-            x = pad(self.module, x)
-            if x.device != space.device or call.grad.device != space.device:
-                raise InputError(f"{self.name} is on {space.device}, its input on {x.device}: move one of them")
-            if x.is_floating_point():
-                x = x.to(space.dtype)
-            a = x.reshape(n, -1, *x.shape[1:])
-            g = (call.grad.to(space.dtype) * scale).reshape(n, -1, *call.grad.shape[1:])
+            x, g = self.tensors(call)
+            a, g = x.reshape(n, -1, *x.shape[1:]), g.reshape(n, -1, *g.shape[1:])
             sizes = self.rule.sizes(a.shape, g.shape)
             positions += sizes.positions
             inputs.append(a)
@@ -110,6 +119,11 @@ class LayerUnit:
         factor = MatrixFactor(block, [self.rule] * len(calls), inputs, grads)
         unit = Unit(self.names, (block,), "kfac", block.reason, self.sharing, self.sua)
         return unit, Chunk({self.names: factor}, n, range(1), True)
+
+
+def precision(parameter: Tensor) -> torch.dtype:
+    """Of the factors: float64 for a float64 parameter, else float32."""
+    return torch.float64 if parameter.dtype == torch.float64 else torch.float32
 
 
 def pad(module: nn.Module, x: Tensor) -> Tensor:

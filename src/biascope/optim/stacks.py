@@ -1,0 +1,121 @@
+"""Units of the same form as one with more groups: one multiplication for all of them.
+
+A ResNet-34 has about forty convolutions with a bias each, of about fifteen forms. Between two steps the arrays of a
+stack stay together; those of a unit are views of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from biascope.curvature.kronecker import EigenPiece
+from biascope.optim.units import LayerUnit
+
+
+@dataclass(frozen=True)
+class Stack:
+    """m units of one form that saw equally many examples and are damped alike.
+
+    `basis` is of all of them, with m g groups in place of g; `parts` are its views, one per unit.
+    """
+
+    units: tuple[LayerUnit, ...]
+    basis: EigenPiece
+    parts: tuple[EigenPiece, ...]
+    examples: int
+    damping: float
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the units."""
+        return tuple(unit.name for unit in self.units)
+
+    def gradients(self) -> Tensor:
+        """The `.grad`s as [m g, o, i e] (a bias: the last column) in the factors' precision."""
+        L = self.basis.layout
+        V = _together([unit.parameters[0].grad for unit in self.units])
+        V = V.reshape(L.groups, L.d_in, L.d_out).mT if L.input_major else V.reshape(L.groups, L.d_out, -1)
+        if L.bias:
+            b = _together([unit.parameters[1].grad for unit in self.units])
+            V = torch.cat([V, b.reshape(L.groups, L.d_out, 1)], -1)
+        return V.to(self.basis.U_B.dtype)
+
+    def split(self, V: Tensor) -> dict[Tensor, Tensor]:
+        """[m g, o, i e] back to the parameters, in their shapes and precisions."""
+        L, m = self.basis.layout, len(self.units)
+        columns = [V[..., :-1], V[..., -1]] if L.bias else [V.mT if L.input_major else V]
+        out: dict[Tensor, Tensor] = {}
+        for j, X in enumerate(columns):
+            own = [unit.parameters[j] for unit in self.units]
+            out |= zip(own, X.reshape(m, *own[0].shape).to(own[0].dtype).contiguous().unbind())
+        return out
+
+
+def join(pieces: Sequence[EigenPiece]) -> EigenPiece:
+    """Pieces of one layout as one, group after group."""
+    E = pieces[0]
+    if len(pieces) == 1:
+        return E
+    U_A = None if E.U_A is None else torch.cat([p.U_A for p in pieces if p.U_A is not None])
+    U_B, s, s_B, s_A = (torch.cat([getattr(p, key) for p in pieces]) for key in ("U_B", "s", "s_B", "s_A"))
+    layout = replace(E.layout, groups=len(pieces) * E.layout.groups)
+    return EigenPiece(tuple(name for p in pieces for name in p.names), U_B, U_A, s, s_B, s_A, layout)
+
+
+def part(E: EigenPiece, pieces: Sequence[EigenPiece]) -> list[EigenPiece]:
+    """The views of joined pieces that take the pieces' places."""
+    if len(pieces) == 1:
+        return [E]
+    g = pieces[0].layout.groups
+    U_A = [None] * len(pieces) if E.U_A is None else torch.split(E.U_A, g)
+    own = zip(pieces, torch.split(E.U_B, g), U_A, *(torch.split(t, g) for t in (E.s, E.s_B, E.s_A)))
+    return [EigenPiece(p.names, U_B, A, s, s_B, s_A, p.layout) for p, U_B, A, s, s_B, s_A in own]
+
+
+def rescaled(E: EigenPiece, s: Tensor) -> EigenPiece:
+    """The same basis with other scalings s [g, e, o, i]."""
+    return EigenPiece(E.names, E.U_B, E.U_A, s, E.s_B, E.s_A, E.layout)
+
+
+def both_sides(B: Tensor, V: Tensor, A: Tensor | None, offsets: int) -> Tensor:
+    """B V A for V [g, o, i e], with the kernel offsets apart: [g, e o, i]. A is left out where it is None."""
+    V = torch.bmm(B, V)
+    if offsets > 1:
+        g, o = V.shape[:2]
+        V = V.view(g, o, -1, offsets).permute(0, 3, 1, 2).reshape(g, offsets * o, -1)
+    return V if A is None else torch.bmm(V, A)
+
+
+def together_again(V: Tensor, offsets: int) -> Tensor:
+    """[g, e o, i] to [g, o, i e]."""
+    if offsets == 1:
+        return V
+    g, eo, i = V.shape
+    return V.view(g, offsets, eo // offsets, i).permute(0, 2, 3, 1).reshape(g, eo // offsets, i * offsets)
+
+
+def right(E: EigenPiece) -> Tensor | None:
+    """U_A, but where it is the identity, or a sign, which cancels on the way back."""
+    return None if E.layout.columns == 1 else E.U_A
+
+
+def to_basis(E: EigenPiece, V: Tensor) -> Tensor:
+    """U_B^T V U_A [g, e, o, i] for V [g, o, i e], up to signs that `from_basis` takes back."""
+    return both_sides(E.U_B.mT, V, right(E), E.layout.offsets).view(E.s.shape)
+
+
+def from_basis(E: EigenPiece, V: Tensor) -> Tensor:
+    """U_B V U_A^T [g, o, i e] for V [g, e, o, i]."""
+    V, U_A = V.flatten(1, 2), right(E)
+    if U_A is not None:
+        V = torch.bmm(V, U_A.mT)
+    return torch.bmm(E.U_B, together_again(V, E.layout.offsets))
+
+
+def _together(grads: Sequence[Tensor | None]) -> Tensor:
+    found = [g for g in grads if g is not None]
+    return found[0] if len(found) == 1 else torch.stack(found)
