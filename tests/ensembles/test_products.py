@@ -31,6 +31,19 @@ def test_equals_torch_for_stacked_networks(kernel, stride, padding, bias) -> Non
         assert torch.allclose(a, c, rtol=1e-11, atol=1e-11)
 
 
+def test_half_precision_before_the_patches_are_made() -> None:
+    g = torch.Generator().manual_seed(0)
+    x, w, b = (torch.randn(shape, generator=g) for shape in ((3, 2, 4, 9, 8), (3, 6, 4, 5, 5), (3, 6)))
+    with torch.autocast("cpu", torch.bfloat16), ConvolutionsAsProducts():
+        fast = vmap(torch.conv2d)(x, w, b)
+        double = vmap(torch.conv2d)(x.double(), w.double(), b.double())
+    exact = vmap(torch.conv2d)(x.double(), w.double(), b.double())
+    assert fast.dtype == torch.bfloat16
+    assert (fast - exact).norm() < 1e-2 * exact.norm()
+    assert double.dtype == torch.float64  # torch's own autocast leaves it as well
+    assert torch.allclose(double, exact, rtol=1e-12, atol=1e-12)
+
+
 def test_what_it_does_not_treat_goes_to_torch() -> None:
     x, w = torch.randn(1, 4, 6, 6), torch.randn(4, 2, 3, 3)
     assert patch_product(x, w, groups=2) is None

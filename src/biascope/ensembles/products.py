@@ -62,6 +62,9 @@ def patch_product(
         or c * kh * kw > LARGEST_PATCH
     ):
         return None
+    if torch.is_autocast_enabled(x.device.type) and x.dtype == torch.float32:
+        half = torch.get_autocast_dtype(x.device.type)  # before copying: patches are half as large
+        x, weight, bias = x.to(half), weight.to(half), None if bias is None else bias.to(half)
     (sh, sw), (ph, pw) = _pair(stride), _pair(padding)
     if ph or pw:
         x = F.pad(x, (pw, pw, ph, ph))

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from biascope.ensembles.arithmetic import arithmetic
@@ -66,7 +66,7 @@ class Stack:
 
     def __init__(self, work: Work, networks: Networks, x: Tensor, y: Tensor) -> None:
         self.work, self.template = work, networks.template
-        module = copy.deepcopy(networks.template).train()
+        module = pool_first(copy.deepcopy(networks.template).train())
 
         def loss(params: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
             return work.loss(functional_call(module, (params, buffers), (x,)), y)  # BatchNorm writes into `buffers`
@@ -77,10 +77,11 @@ class Stack:
         self.momenta = [torch.empty_like(value) for value in networks.params.values()] if work.sgd.momentum else []
         self.x, self.y = torch.empty_like(x), torch.empty_like(y)
         T, n, self.full = len(x), x.shape[1], min(work.sgd.batch_size, x.shape[1])
-        self.pick = torch.arange(T, device=x.device)[:, None]
-        self.rates = torch.tensor(work.sgd.rates(n), dtype=torch.float64, device=x.device)
+        self.firsts = n * torch.arange(T, device=x.device)[:, None]  # of each network's examples among all
+        dtype = next(iter(self.params.values())).dtype
+        self.rates = torch.tensor(work.sgd.rates(n), dtype=dtype, device=x.device)
         self.order = torch.zeros(-(-n // self.full), T, self.full, dtype=torch.long, device=x.device)
-        self.history = torch.zeros(T, len(self.rates), dtype=next(iter(self.params.values())).dtype, device=x.device)
+        self.history = torch.zeros(T, len(self.rates), dtype=dtype, device=x.device)
         self.count = torch.zeros(1, dtype=torch.long, device=x.device)
 
     @torch.no_grad()
@@ -95,9 +96,12 @@ class Stack:
         self.y.copy_(y)
 
     def shuffle(self, order: Tensor) -> None:
-        """The order [T, n] of an epoch; the last batch is filled up with positions that no step reads."""
+        """The order [T, n] of an epoch; the last batch is filled up with positions that no step reads.
+
+        It is kept as places among the examples of all networks: one index gathers faster than two.
+        """
         missing = self.order.shape[0] * self.full - order.shape[1]
-        filled = torch.nn.functional.pad(order, (0, missing))
+        filled = self.firsts + torch.nn.functional.pad(order, (0, missing))
         self.order.copy_(filled.view(len(order), -1, self.full).transpose(0, 1))
 
     def state(self) -> list[Tensor]:
@@ -109,7 +113,8 @@ class Stack:
         sgd, params = self.work.sgd, list(self.params.values())
         batch = self.order.index_select(0, self.count % len(self.order))[0, :, :size]
         with ConvolutionsAsProducts() if self.x.is_cuda else nullcontext():
-            losses = self.losses_of(self.params, self.buffers, self.x[self.pick, batch], self.y[self.pick, batch])
+            x, y = self.x.flatten(0, 1)[batch], self.y.flatten(0, 1)[batch]
+            losses = self.losses_of(self.params, self.buffers, x, y)
         gradients = list(torch.autograd.grad(losses.sum(), params, materialize_grads=True))
         with torch.no_grad():
             update(sgd, params, self.momenta, gradients, self.rates.index_select(0, self.count), stacked=True)
@@ -120,6 +125,40 @@ class Stack:
         """A copy of the networks as they are now."""
         params = {name: value.detach().clone() for name, value in self.params.items()}
         return Networks(self.template, params, {name: value.clone() for name, value in self.buffers.items()})
+
+
+class PoolFirst(nn.Sequential):
+    """A Sequential that takes the maxima of pools before the ReLU in front of them, not after it.
+
+    Values and gradients are the same, since the largest value stays the largest, and ReLU has a quarter of the values
+    to look at. What others see by index or by iteration is in its old order.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Like nn.Sequential."""
+        parts = list(self)
+        for i in range(len(parts) - 1):
+            if can_change_places(*parts[i : i + 2]):
+                parts[i : i + 2] = parts[i + 1], parts[i]
+        for part in parts:
+            input = part(input)
+        return input
+
+
+def can_change_places(relu: nn.Module, pool: nn.Module) -> bool:
+    """Are they a ReLU and a pool, and nobody looks between them?"""
+    if type(relu) is not nn.ReLU or type(pool) is not nn.MaxPool2d or pool.return_indices:
+        return False
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return not any(getattr(part, kind) for part in (relu, pool) for kind in hooks)
+
+
+def pool_first(module: nn.Module) -> nn.Module:
+    """The same module, with every Sequential in it as a `PoolFirst`."""
+    for part in module.modules():
+        if type(part) is nn.Sequential:
+            part.__class__ = PoolFirst
+    return module
 
 
 def update(
