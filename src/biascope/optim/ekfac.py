@@ -87,17 +87,15 @@ class EKFACPreconditioner(Preconditioner):
         return step.examples > 0 if self.scalings == "running" else bool(step.batches)
 
     def _natural(self, stack: Stack, steps: list[Step], G: Tensor) -> tuple[Tensor, EigenPiece]:
-        E, n, eps = stack.basis, stack.examples, stack.damping
+        E, n = stack.basis, stack.examples
         V = to_basis(E, G)
         if self.scalings == "running":
             times = (n if self.rescale_by_batch else 1) / (1 if self.loss_reduction == "mean" else n**2)
             s = (self.decay * E.s).addcmul_(V, V, value=(1 - self.decay) * times)
         else:
             s = batch_scalings(stack, [step.batches for step in steps], steps[0].scale / math.sqrt(n))
-        deep = self.damping_mode == "deep"
-        return from_basis(E, V.div_(s + (self._kept(stack, lambda: deep_damping(E, eps)) if deep else eps))), rescaled(
-            E, s
-        )
+        added = self.stacks.follow(stack, deep_damping) if self.damping_mode == "deep" else stack.damping
+        return from_basis(E, V.div_(s + added)), rescaled(E, s)
 
 
 class EKFACOptions(Shared, total=False):

@@ -51,7 +51,7 @@ class Record:
 
     def commit(self) -> None:
         """The weight's gradient was accumulated: what is pending counts."""
-        known = {id(call) for call in self.calls}
+        known = {id(call) for call in self.calls} if self.groups else ()
         fresh = []
         this = torch._C._current_graph_task_id()
         for task, call, grad in self.pending:
@@ -92,6 +92,7 @@ class Watcher:
         self.records = {module: Record() for module in modules}
         self.capture = True  # keep tensors, or only count examples
         self.examples: int | None = None
+        self.me = weakref.ref(self)
         self.handles: list[RemovableHandle] = [
             model.register_forward_pre_hook(Hook(self, "model_called"), with_kwargs=True)
         ]
@@ -133,8 +134,7 @@ class Watcher:
         rows = x.shape[0] if x.dim() else 0
         examples = self.examples if self.examples and rows % self.examples == 0 else rows
         call, version = Call(examples, x.detach() if self.capture else None), x._version
-        # the watcher is not kept alive by the graph; the record is small
-        me = weakref.ref(self)
+        me = self.me  # the watcher is not kept alive by the graph; the record is small
 
         def arrived(grad: Tensor) -> None:
             watcher = me()

@@ -67,8 +67,8 @@ class KFACPreconditioner(Preconditioner):
     def _natural(self, stack: Stack, steps: list[Step], G: Tensor) -> tuple[Tensor, EigenPiece]:
         E = stack.basis
         if self.damping_mode == "exact":
-            return from_basis(E, to_basis(E, G).div_(self._kept(stack, lambda: E.s + stack.damping))), E
-        B, A = self._kept(stack, lambda: inverses(E, stack.damping))
+            return from_basis(E, to_basis(E, G).div_(E.s + stack.damping)), E
+        B, A = self.stacks.follow(stack, inverses)
         if A is not None and A.dim() == 2:
             return torch.bmm(B, G).mul_(A[:, None]), E
         return together_again(both_sides(B, G, A, E.layout.offsets), E.layout.offsets), E

@@ -26,7 +26,7 @@ from biascope.curvature.sums import KroneckerSum
 from biascope.errors import CorruptError, InputError
 from biascope.optim.checks import Finite, check_decay, check_positive
 from biascope.optim.hooks import Call, Watcher
-from biascope.optim.stacks import Stack, join, part, rescaled
+from biascope.optim.stacks import Stack, Stacks
 from biascope.optim.units import LayerUnit, find_units
 
 Damping = Callable[[LayerUnit], float]
@@ -115,8 +115,7 @@ class Preconditioner:
         self.names = {id(p): name for name, p in model.named_parameters()}
         self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         self.curvatures = {unit.name: Curvature() for unit in units}
-        self._joined: dict[tuple[str, ...], tuple[EigenPiece, tuple[EigenPiece, ...]]] = {}
-        self._following: dict[tuple[str, ...], tuple[Tensor, float, Any]] = {}
+        self.stacks = Stacks()
         self.steps = 0
         self.notes: dict[str, str] = {}
         self.checked = False
@@ -205,8 +204,9 @@ class Preconditioner:
                 steps = [seen[unit.name] for unit in stack.units]
                 V, E = self._natural(stack, steps, stack.gradients())
                 directions |= stack.split(V)
-                for step, piece in zip(steps, self._keep(stack, E)):
-                    new[piece.names[0]] = replace(step.curvature, basis=piece)
+                for step, piece in zip(steps, self.stacks.keep(stack, E)):
+                    c = step.curvature
+                    new[piece.names[0]] = Curvature(piece, c.A, c.B, c.updates)
             if not due and (bad := finite.bad()):  # by now a GPU has all of the step before it
                 return self._refuse(bad, skip_overflow)
             if not directions:
@@ -280,10 +280,10 @@ class Preconditioner:
             c = seen[unit.name].curvature
             if c.A is not None and c.B is not None:
                 pieces[unit.name] = KroneckerPiece(unit.names, c.B, c.A, unit.layout)
+        if not pieces:
+            return
         decompose(list(pieces.values()))
-        if pieces:
-            self._joined.clear()
-            self._following.clear()
+        self.stacks = Stacks()
         for name, piece in pieces.items():
             step = seen[name]
             c = replace(step.curvature, basis=self._renewed(step.curvature.basis, piece.eigen))
@@ -293,6 +293,17 @@ class Preconditioner:
         """The basis to go on with after a refresh."""
         return new
 
+    def _stacks(self, units: list[LayerUnit], seen: dict[str, Step], damping: Damping) -> list[Stack]:
+        """Units of the same form that saw equally many examples and are damped alike, together."""
+        groups: dict[tuple[float, int, tuple[object, ...]], list[LayerUnit]] = {}
+        for unit in units:
+            eps = check_positive("damping", damping(unit))
+            groups.setdefault((eps, seen[unit.name].examples, unit.form), []).append(unit)
+        return [
+            self.stacks.of(members, [E for u in members if (E := seen[u.name].curvature.basis)], examples, eps)
+            for (eps, examples, _), members in groups.items()
+        ]
+
     def _ready(self, step: Step) -> bool:
         """Is there what a step needs, given a basis?"""
         return True
@@ -300,42 +311,6 @@ class Preconditioner:
     def _natural(self, stack: Stack, steps: list[Step], G: Tensor) -> tuple[Tensor, EigenPiece]:
         """The natural gradient of G, both [g, o, i e], and the basis with its scalings after this step."""
         raise AssertionError("a preconditioner turns gradients into natural ones")
-
-    # ---- units of the same form, together ----
-
-    def _stacks(self, units: list[LayerUnit], seen: dict[str, Step], damping: Damping) -> list[Stack]:
-        groups: dict[tuple[float, int, tuple[object, ...]], list[LayerUnit]] = {}
-        for unit in units:
-            eps = check_positive("damping", damping(unit))
-            groups.setdefault((eps, seen[unit.name].examples, unit.form), []).append(unit)
-        stacks = []
-        for (eps, examples, _), members in groups.items():
-            names = tuple(unit.name for unit in members)
-            pieces = [E for name in names if (E := seen[name].curvature.basis) is not None]
-            E, parts = self._joined.get(names, (None, ()))
-            if E is None or any(a is not b for a, b in zip(parts, pieces)):
-                E = join(pieces)
-                parts = tuple(part(E, pieces))
-                self._joined[names] = E, parts
-            stacks.append(Stack(tuple(members), E, parts, examples, eps))
-        return stacks
-
-    def _keep(self, stack: Stack, E: EigenPiece) -> tuple[EigenPiece, ...]:
-        """Keep a stack's basis with new scalings together; its parts."""
-        if E is stack.basis:
-            return stack.parts
-        g = stack.parts[0].layout.groups
-        parts = (E,) if len(stack.parts) == 1 else tuple(map(rescaled, stack.parts, torch.split(E.s, g)))
-        self._joined[stack.names] = E, parts
-        return parts
-
-    def _kept(self, stack: Stack, make: Callable[[], Any]) -> Any:
-        """What follows from a stack's factors and damping, made anew when one of them changes."""
-        factor, damping, value = self._following.get(stack.names, (None, 0.0, None))
-        if factor is not stack.basis.U_B or damping != stack.damping:
-            value = make()
-            self._following[stack.names] = stack.basis.U_B, stack.damping, value
-        return value
 
     def _needs_factors(self) -> bool:
         due = self.steps % self.factors_every == 0 or self.steps % self.refresh_every == 0

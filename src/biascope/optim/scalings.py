@@ -7,6 +7,7 @@ times the work for a 3 x 3 kernel); everything else goes through the curvature's
 from __future__ import annotations
 
 from functools import lru_cache
+from math import prod
 
 import torch
 from torch import Tensor
@@ -33,16 +34,13 @@ def batch_scalings(stack: Stack, seen: list[Batches], scale: float) -> Tensor:
         turned = torch.bmm(rows[0] if len(rows) == 1 else torch.cat(rows), E.U_B)
         norms: Tensor = torch.linalg.vector_norm(turned, dim=1)
         return norms.mul_(scale).square_().view(E.s.shape)
+    totals = [_squares(*each) for each in zip(stack.units, stack.parts, seen)]
+    if E.layout.offsets == 1:
+        return (totals[0] if len(totals) == 1 else torch.cat(totals)).mul_(scale**2).view(E.s.shape)
     s = torch.empty_like(E.s, memory_format=torch.contiguous_format)
-    for unit, piece, batches, own in zip(stack.units, stack.parts, seen, torch.split(s, unit_groups(stack))):
-        total = _squares(unit, piece, batches)
+    for total, own in zip(totals, torch.split(s, len(totals[0]))):
         torch.mul(total.view(*total.shape[:2], E.layout.offsets, -1).transpose(1, 2), scale**2, out=own)
     return s
-
-
-def unit_groups(stack: Stack) -> int:
-    """Groups of one unit."""
-    return stack.parts[0].layout.groups
 
 
 def _bias_rows(unit: LayerUnit, batches: Batches) -> Tensor:
@@ -85,7 +83,10 @@ def conv_squares(total: Tensor | None, x: Tensor, g: Tensor, E: EigenPiece, rule
     Patches p and the squares are formed for as many examples at a time as the workspace holds.
     """
     assert E.U_A is not None
-    G = contract.rotate(E.U_B, g.flatten(2)[:, None])[:, 0].mT  # [b, T, o]
+    if g.device.type in contract.CACHED or prod(g.shape[2:]) < contract.LONG // 4:
+        G = contract.rotate(E.U_B, g.flatten(2)[:, None])[:, 0].mT  # [b, T, o]
+    else:  # a GPU is busy with the matrices of single examples: no copy in another order
+        G = torch.bmm(E.U_B.mT.expand(len(g), -1, -1), g.flatten(2)).mT
     X = _padded(x, rule)
     X = (X.reshape(-1, X.shape[-1]) @ E.U_A[0]).view(X.shape)
     n, T, o = G.shape

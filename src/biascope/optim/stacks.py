@@ -6,14 +6,17 @@ stack stay together; those of a unit are views of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from biascope.curvature.kronecker import EigenPiece
 from biascope.optim.units import LayerUnit
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -23,16 +26,12 @@ class Stack:
     `basis` is of all of them, with m g groups in place of g; `parts` are its views, one per unit.
     """
 
+    names: tuple[str, ...]
     units: tuple[LayerUnit, ...]
     basis: EigenPiece
     parts: tuple[EigenPiece, ...]
     examples: int
     damping: float
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of the units."""
-        return tuple(unit.name for unit in self.units)
 
     def gradients(self) -> Tensor:
         """The `.grad`s as [m g, o, i e] (a bias: the last column) in the factors' precision."""
@@ -53,6 +52,42 @@ class Stack:
             own = [unit.parameters[j] for unit in self.units]
             out |= zip(own, X.reshape(m, *own[0].shape).to(own[0].dtype).contiguous().unbind())
         return out
+
+
+class Stacks:
+    """What is kept of stacks between steps: their arrays in one piece, and what follows from them."""
+
+    def __init__(self) -> None:
+        self.joined: dict[tuple[str, ...], tuple[EigenPiece, tuple[EigenPiece, ...]]] = {}
+        self.following: dict[tuple[str, ...], tuple[Tensor, float, Any]] = {}
+
+    def of(self, units: list[LayerUnit], pieces: list[EigenPiece], examples: int, damping: float) -> Stack:
+        """Units and their bases, joined unless they are the ones that were kept."""
+        names = tuple(unit.name for unit in units)
+        E, parts = self.joined.get(names, (None, ()))
+        if E is None or any(a is not b for a, b in zip(parts, pieces)):
+            E = join(pieces)
+            parts = tuple(part(E, pieces))
+            self.joined[names] = E, parts
+        return Stack(names, tuple(units), E, parts, examples, damping)
+
+    def keep(self, stack: Stack, E: EigenPiece) -> tuple[EigenPiece, ...]:
+        """Keep a stack's basis with new scalings; its parts."""
+        if E is stack.basis:
+            return stack.parts
+        g = stack.parts[0].layout.groups
+        parts = (E,) if len(stack.parts) == 1 else tuple(map(rescaled, stack.parts, torch.split(E.s, g)))
+        self.joined[stack.names] = E, parts
+        return parts
+
+    def follow(self, stack: Stack, make: Callable[[EigenPiece, float], T]) -> T:
+        """What `make` gives for a stack's factors and damping, anew when one of them changes."""
+        known = self.following.get(stack.names)
+        if known is None or known[0] is not stack.basis.U_B or known[1] != stack.damping:
+            known = stack.basis.U_B, stack.damping, make(stack.basis, stack.damping)
+            self.following[stack.names] = known
+        value: T = known[2]
+        return value
 
 
 def join(pieces: Sequence[EigenPiece]) -> EigenPiece:

@@ -59,7 +59,7 @@ class LayerUnit:
     sharing: str
     sua: bool
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The unit is called after its first parameter."""
         return self.names[0]
