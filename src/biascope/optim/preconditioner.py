@@ -26,6 +26,7 @@ from biascope.curvature.sums import KroneckerSum
 from biascope.errors import CorruptError, InputError
 from biascope.optim.checks import Finite, check_decay, check_positive
 from biascope.optim.hooks import Call, Watcher
+from biascope.optim.memory import Curvature, read
 from biascope.optim.stacks import Stack, Stacks
 from biascope.optim.units import LayerUnit, find_units
 
@@ -47,16 +48,6 @@ class Common(Shared, total=False):
 
     params: Collection[nn.Parameter] | None
     fallback: str
-
-
-@dataclass(frozen=True)
-class Curvature:
-    """What is known of one unit: running averages of the factors, their eigenbasis and the scalings in it."""
-
-    basis: EigenPiece | None = None
-    A: Tensor | None = None
-    B: Tensor | None = None
-    updates: int = 0
 
 
 @dataclass(frozen=True)
@@ -348,10 +339,7 @@ class Preconditioner:
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and numbers that a resumed training needs, besides the constructor's arguments."""
-        units: dict[str, dict[str, Any]] = {}
-        for name, c in self.curvatures.items():
-            entry: dict[str, Any] = {"updates": c.updates, "A": c.A, "B": c.B}
-            units[name] = entry | ({} if c.basis is None else c.basis.arrays())
+        units = {name: c.state() for name, c in self.curvatures.items()}
         return {"kind": self.kind, "steps": self.steps, "units": units}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -371,31 +359,4 @@ class Preconditioner:
         names = {unit.name for unit in self.units}
         if set(state["units"]) != names:
             raise InputError(f"the state covers other parameters: {sorted(names ^ set(state['units']))[:3]} differ")
-        return {unit.name: self._read(unit, state["units"][unit.name]) for unit in self.units}, int(state["steps"])
-
-    def _read(self, unit: LayerUnit, entry: Mapping[str, Any]) -> Curvature:
-        layout, space = unit.layout, unit.space
-        g, o, i = layout.groups, layout.d_out, layout.columns
-        side = (g, i) if unit.rule.kind == "embedding" else (g, i, i)
-        shapes: dict[str, tuple[int, ...]] = {
-            "A": side,
-            "B": (g, o, o),
-            "U_A": (g, i, i),
-            "U_B": (g, o, o),
-            "s_A": (g, i),
-            "s_B": (g, o),
-        }
-        shapes["s"] = (g, layout.offsets, o, i)
-        tensors = {}
-        for key, value in entry.items():
-            if key == "updates" or value is None:
-                continue
-            if key not in shapes or not isinstance(value, Tensor) or tuple(value.shape) != shapes[key]:
-                found = list(value.shape) if isinstance(value, Tensor) else value
-                raise InputError(f"{unit.name}: {key} in the state is {found}, this model needs {shapes.get(key)}")
-            tensors[key] = value.to(space.device, space.dtype, copy=True)
-        basis = None
-        if "s" in tensors:
-            t = tensors
-            basis = EigenPiece(unit.names, t["U_B"], t.get("U_A"), t["s"], t["s_B"], t["s_A"], layout)
-        return Curvature(basis, tensors.get("A"), tensors.get("B"), int(entry["updates"]))
+        return {unit.name: read(unit, state["units"][unit.name]) for unit in self.units}, int(state["steps"])
