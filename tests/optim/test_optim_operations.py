@@ -190,5 +190,6 @@ def test_what_is_not_finite_is_named(bad, gpu, monkeypatch):
 def test_the_answer_of_a_gpu_is_waited_for():
     x = torch.ones(2**24, device="cuda")
     assert Finite({"x": x}).bad() is None
-    x[-1] = float("nan")
-    assert Finite({"ones": torch.ones(3), "x": x}).bad() == "x"
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        x[-1] = bad
+        assert Finite({"ones": torch.ones(3), "x": x}).bad() == "x"
