@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from itertools import product
+from math import ceil
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ Offset = tuple[int, int]
 Pixels = tuple[tuple[int, ...], tuple[int, ...]]  # rows and columns
 TERMS = {"cpu": 2048, "cuda": 1024}  # of a sum, in one matrix product
 CHANNELS = 32  # fewer make products too thin to be fast
+LARGE = 256  # terms or channels from which a product is large enough for a cache
 
 
 class Geometry:
@@ -39,38 +41,38 @@ class Geometry:
             [tuple(u for u in range(s) if not 0 <= u + p[0] - a < o) for a in range(k)]
             for s, p, o, k in zip(size, padding, self.out, kernel)
         ]
-        self.padded = (size[0] + kernel[0] - 1, size[1] + kernel[1] - 1)
-        self.shifts = sorted({_shift(a, b) for a, b in self.pairs})
+        shifts = {_shift(a, b) for a, b in self.pairs}
+        self.shifts = sorted((i, j) for i, j in shifts if i < size[0] and abs(j) < size[1])  # others meet nothing
         found = {key for a, b in self.pairs for key, _ in self._borders(a, b)}
-        self.borders = sorted(found, key=lambda key: (_count(key[0]), key))
+        self.borders = sorted(found, key=lambda key: (len(self._seen(*key)), key))
+
+    def _seen(self, pixels: Pixels, shift: Offset) -> list[tuple[Offset, Offset]]:
+        """The pixels, with the shifted ones, for which both lie in the image."""
+        (h, w), (i, j) = self.size, shift
+        both = [(u, (u[0] + i, u[1] + j)) for u in product(*pixels)]
+        return [(u, v) for u, v in both if 0 <= v[0] < h and 0 <= v[1] < w]
 
     def _borders(self, a: Offset, b: Offset) -> list[tuple[tuple[Pixels, Offset], float]]:
-        """The border sums, with signs, that offsets a <= b need; without those whose shifted pixels are all zero."""
+        """The border sums, with signs, that offsets a <= b need; without those whose shifted pixels are all outside."""
         (h, w), shift = self.size, _shift(a, b)
         rows, columns = self.unseen[0][a[0]], self.unseen[1][a[1]]
         strips = [((rows, tuple(range(w))), -1.0), ((tuple(range(h)), columns), -1.0), ((rows, columns), 1.0)]
-        inside = [
-            any(0 <= u + shift[0] < h for u in us) and any(0 <= v + shift[1] < w for v in vs) for (us, vs), _ in strips
-        ]
-        return [((pixels, shift), sign) for (pixels, sign), there in zip(strips, inside) if there]
+        return [((pixels, shift), sign) for pixels, sign in strips if self._seen(pixels, shift)]
 
     @property
     def cost(self) -> int:
         """Multiplications per image, over channels squared."""
-        return len(self.shifts) * self.padded[0] * self.padded[1] + sum(_count(pixels) for pixels, _ in self.borders)
-
-    def step(self, shift: Offset) -> int:
-        """A shift, in padded images read row by row."""
-        return shift[0] * self.padded[1] + shift[1]
+        whole = sum((self.size[0] - i) * (self.size[1] - abs(j)) for i, j in self.shifts)
+        return whole + sum(len(self._seen(*key)) for key in self.borders)
 
     @cached_property
     def strips(self) -> list[Tensor]:
-        """Pixels and shifted pixels [2, m, q] of m border sums with q pixels each, in the order of `borders`."""
-        found: dict[int, list[list[int]]] = {}
-        for (rows, columns), shift in self.borders:
-            at = [self.step(u) for u in product(rows, columns)]
-            found.setdefault(len(at), []).append([*at, *(u + self.step(shift) for u in at)])
-        return [self._send(both).view(-1, 2, q).transpose(0, 1) for q, both in found.items()]
+        """Rows and columns [2, .] of pixels and of shifted pixels [., 2, m, q] of m border sums of q pixels each."""
+        found: dict[int, list[list[tuple[Offset, Offset]]]] = {}
+        for key in self.borders:
+            seen = self._seen(*key)
+            found.setdefault(len(seen), []).append(seen)
+        return [self._send(each).permute(3, 2, 0, 1) for each in found.values()]  # [m, q, 2, row or column]
 
     @cached_property
     def signs(self) -> Tensor:
@@ -78,7 +80,8 @@ class Geometry:
         at = {key: len(self.shifts) + j for j, key in enumerate(self.borders)}
         signs = [[0.0] * (len(self.shifts) + len(at)) for _ in self.pairs]
         for row, (a, b) in zip(signs, self.pairs):
-            row[self.shifts.index(_shift(a, b))] = 1.0
+            if _shift(a, b) in self.shifts:
+                row[self.shifts.index(_shift(a, b))] = 1.0
             for key, sign in self._borders(a, b):
                 row[at[key]] += sign
         return self._send(signs)
@@ -106,14 +109,21 @@ def _shift(a: Offset, b: Offset) -> Offset:
     return b[0] - a[0], b[1] - a[1]
 
 
-def _count(pixels: Pixels) -> int:
-    return len(pixels[0]) * len(pixels[1])
-
-
 @lru_cache(maxsize=256)
 def geometry(kernel: Offset, padding: tuple[Offset, ...], size: Offset, device: torch.device) -> Geometry:
     """The `Geometry` of a convolution, made once: a GPU would have to be waited for whenever its tables are sent."""
     return Geometry(kernel, padding, size, device)
+
+
+@lru_cache(maxsize=4)  # layers of one form follow each other
+def _gathered(form: Geometry, groups: int, each: int) -> list[Tensor]:
+    """Where the pixels of `form.strips` lie in [h, groups, w, each], image by image: [2, m, q groups each]."""
+    if not form.strips:
+        return []
+    group, inside = (torch.arange(size, device=form.device) for size in (groups, each))
+    image = (group[:, None] * (form.size[1] * each) + inside).flatten()
+    places = [row * (groups * form.size[1]) + column for row, column in form.strips]
+    return [(place[..., None] * each + image).flatten(2) for place in places]
 
 
 class PatchMoment:
@@ -130,40 +140,37 @@ class PatchMoment:
     @property
     def columns(self) -> int:
         """Numbers per image that `add` needs at once."""
-        hp, wp = self.form.padded
-        return self.channels * (hp * wp + max((t.numel() for t in self.form.strips), default=0))
+        h, w = self.form.size
+        return self.channels * (h * w + max((t[0].numel() for t in self.form.strips), default=0))
 
     def add(self, x: Tensor) -> None:
         """Add images [n, c, h, w]."""
-        n, c = x.shape[:2]
-        (h, w), (hp, wp) = self.form.size, self.form.padded
-        # images end to end, channels last, with gaps of zeros: a shift is then a shift of the one long index
-        margin, length = self.form.step((self.form.kernel[0] - 1, self.form.kernel[1] - 1)), n * hp * wp
-        terms = min(TERMS.get(self.device.type, 2048), length)
-        blocks = -(-length // terms)
-        X = torch.zeros(margin + blocks * terms + margin, c, dtype=self.dtype, device=self.device)
-        X[margin : margin + length].view(n, hp, wp, c)[:, :h, :w] = x.permute(0, 2, 3, 1)
-        steps = [self.form.step(shift) for shift in self.form.shifts]
-        sums = self.sums.unbind()
-        if self.device.type in contract.CACHED:
-            for p in range(margin, margin + length, terms):
-                q = min(p + terms, margin + length)
-                left = X[p:q].T
-                for moment, step in zip(sums, steps):
-                    moment.addmm_(left, X[p + step : q + step])
+        n, c, h, w = x.shape
+        groups = ceil(n / max(1, TERMS.get(self.device.type, 2048) // w))
+        each = ceil(n / groups)
+        if groups * each > n:
+            x = torch.cat([x, x.new_zeros(groups * each - n, c, h, w)])
+        # a row of pixels of some images, pixel by pixel: a shift by columns or rows gives matrices again, and no copy
+        X = x.view(groups, each, c, h, w).permute(3, 0, 4, 1, 2).contiguous().to(self.dtype)
+        sums, done, pixel = self.sums.unbind(), len(self.form.shifts), each * c
+        sides, first = [], X.storage_offset()  # 1 x 1 images are not copied
+        for i, j in self.form.shifts:
+            count, terms = (h - i) * groups, (w - abs(j)) * each
+            left = X.as_strided((count, c, terms), (w * pixel, 1, c), first + max(-j, 0) * pixel)
+            at = first + (i * groups * w + max(j, 0)) * pixel
+            right = X.as_strided((count, terms, c), (w * pixel, c, 1), at)
+            sides.append((left, right))
+        if self.device.type in contract.CACHED and max(w * each, c) >= LARGE:
+            for p in range(h * groups):
+                for moment, (left, right) in zip(sums, sides):
+                    if p < len(left):
+                        moment.addmm_(left[p], right[p])
         else:  # many products at once
-            view = (blocks, terms, c), (terms * c, c, 1)
-            left = X.as_strided(*view, margin * c).mT
-            parts = [torch.bmm(left, X.as_strided(*view, (margin + step) * c)).sum(0) for step in steps]
-            torch._foreach_add_(sums[: len(parts)], parts)
-        if self.form.strips:
-            first = torch.arange(margin, margin + length, hp * wp, device=self.device)[:, None]
-            done = len(steps)
-            for strip in self.form.strips:
-                at = (strip[:, :, None] + first).flatten(2)  # [2, m, n q]
-                left, right = X[at].unbind()
-                self.sums[done : done + len(left)].baddbmm_(left.mT, right)
-                done += len(left)
+            torch._foreach_add_(sums[:done], [torch.bmm(left, right).sum(0) for left, right in sides])
+        for strip in _gathered(self.form, groups, each):
+            left, right = X.view(-1, c)[strip].unbind()
+            self.sums[done : done + len(left)].baddbmm_(left.mT, right)
+            done += len(left)
         self.total += x.sum(0)
         self.n += n
 
