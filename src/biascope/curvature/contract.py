@@ -1,5 +1,4 @@
-"""Contractions of a matrix factor: squares, rows and second moments of per-example gradients, mostly without forming
-them.
+"""Contractions of a matrix factor: rows and second moments of per-example gradients, mostly without forming them.
 
 With G [k, b, g, o, T] (cotangents, examples, groups, outputs, positions) and A [b, g, i, T], the gradient of example b
 under cotangent k is sum_t G_t A_t^T. Positions are summed before squaring; cotangents after.
@@ -42,31 +41,40 @@ def operand(factor: MatrixFactor, s: slice, bias: bool) -> Tensor:
 
 def cotangents(factor: MatrixFactor, s: slice) -> Tensor:
     """G [k, b, g, o, T] of some examples."""
-    k = factor.k
-    flat = [r.cotangent(some(g, s, 1).flatten(0, 1)) for r, g in zip(factor.rules, factor.grads)]
-    parts = [G[None] if k == 1 else G.reshape(k, -1, *G.shape[1:]) for G in flat]
+    parts = [r.cotangents(some(g, s, 1)) for r, g in zip(factor.rules, factor.grads)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
 def rotate(U: Tensor, X: Tensor, bias: bool = False) -> Tensor:
     """U^T X for U [g, d, d] and X [..., g, d, T]; with `bias`, X lacks its last row, which is ones.
 
-    One multiplication of all rows [..., T, d], or, where a processor's cache likes it better, one per matrix.
+    One multiplication of all rows [..., T, d], or, where there are many positions, one per example, without a copy.
     """
     g, d, T = X.shape[-3:]
     weight, ones = (U[:, :d], U[:, d:]) if bias else (U, None)
-    if g == 1 and T >= LONG and X.device.type in CACHED:
+    if g == 1 and T >= LONG:
         out = X.new_empty(*X.shape[:-2], U.shape[-1], T)
-        for x, y in zip(X.reshape(-1, d, T), out.view(-1, U.shape[-1], T)):
-            if ones is None:
-                torch.mm(weight[0].T, x, out=y)
-            else:
-                torch.addmm(ones[0].T, weight[0].T, x, out=y)
+        for x, y in zip(X, out) if X.dim() == 5 else ((X, out),):
+            _turn(weight[0].T, None if ones is None else ones[0].T, x[:, 0], y[:, 0])
         return out
     rows = X.movedim(-3, 0).mT  # [g, ..., T, d]
     flat = rows.reshape(g, -1, d)
     turned = flat @ weight if ones is None else torch.baddbmm(ones, flat, weight)
     return turned.reshape(*rows.shape[:-1], U.shape[-1]).mT.movedim(0, -3)
+
+
+def _turn(W: Tensor, ones: Tensor | None, X: Tensor, out: Tensor) -> None:
+    """out [b, e, T] = W X + ones for W [e, d], X [b, d, T], ones [e, 1]."""
+    if X.device.type in CACHED:
+        for x, y in zip(X, out):
+            if ones is None:
+                torch.mm(W, x, out=y)
+            else:
+                torch.addmm(ones, W, x, out=y)
+    elif ones is None:
+        torch.bmm(W.expand(len(X), -1, -1), X, out=out)
+    else:
+        torch.baddbmm(ones, W.expand(len(X), -1, -1), X, out=out)
 
 
 def is_triangular(d: int, device: torch.device) -> bool:
@@ -144,12 +152,16 @@ def _add_border(total: Tensor, sums: Tensor, count: int) -> None:
 
 def add_gradients(total: Tensor, G: Tensor) -> None:
     """total [g, o, o] += sum of G_t G_t^T over cotangents, examples and positions of G [k, b, g, o, T]."""
-    o, T = G.shape[-2:]
-    if not is_triangular(o, G.device) and o <= T and LONG <= T:  # example by example: no copy in another order
-        X = G.flatten(0, 1)
-        total += (X @ X.mT).sum(0)
+    if by_example(G.shape[-2], G.shape[-1], G.device):
+        for X in G:
+            total += (X @ X.mT).sum(0)
     else:
         add_second_moment(total, G.permute(2, 3, 0, 1, 4).flatten(2))
+
+
+def by_example(o: int, T: int, device: torch.device) -> bool:
+    """Are gradients [o, T] multiplied example by example? Then they need no copy in another order."""
+    return not is_triangular(o, device) and o <= T and LONG <= T
 
 
 def add_inputs(total: Tensor, A: Tensor, bias: bool) -> None:
@@ -177,72 +189,6 @@ def symmetric(total: Tensor) -> Tensor:
         square = total[:, i:j, i:j].triu()
         total[:, i:j, i:j] = square + square.triu(1).mT
     return total
-
-
-def add_squares(total: Tensor, G: Tensor, A: Tensor) -> Tensor | None:
-    """total [g, o, i] += sum_k sum_b (sum_t G_t A_t^T)^2; with one position, gives sum_k G^2 [b, g, o] for the bias."""
-    if G.shape[-1] > 1:
-        total += squared_sums(G, A)
-        return None
-    GG = squares(G[..., 0])
-    total.baddbmm_(GG.permute(1, 2, 0), A[..., 0].square().transpose(0, 1))
-    return GG
-
-
-def squared_sums(G: Tensor, A: Tensor) -> Tensor:
-    """sum_k sum_b (sum_t G_t A_t^T)^2, entry by entry: [g, o, i].
-
-    One position: (g * g)^T (a * a). Few positions: products of pairs of positions, summed over the cotangents before
-    the one multiplication. Many: per-example gradients, squared.
-    """
-    k, _, _, _, T = G.shape
-    if T == 1:
-        return squares(G[..., 0]).permute(1, 2, 0) @ A[..., 0].square().transpose(0, 1)
-    pairs = T * (T + 1) // 2
-    if pairs <= k * (T + TRAFFIC):
-        t, u = torch.triu_indices(T, T, device=G.device)
-        twice = torch.where(t == u, 1.0, 2.0).to(A.dtype)
-        GG = G[0][..., t] * G[0][..., u]
-        for j in range(1, k):
-            GG.addcmul_(G[j][..., t], G[j][..., u])
-        AA = A[..., t] * A[..., u] * twice
-        return GG.permute(1, 2, 0, 3).flatten(2) @ AA.permute(1, 0, 3, 2).flatten(1, 2)
-    total = torch.zeros(*G.shape[2:4], A.shape[2], dtype=G.dtype, device=G.device)
-    if G.device.type in CACHED:  # one gradient at a time
-        each = torch.empty_like(total)
-        for g in G:
-            for left, right in zip(g, A.mT):
-                total.addcmul_(torch.matmul(left, right, out=each), each)
-        return total
-    for g in G:
-        total += torch.linalg.vector_norm(torch.matmul(g, A.mT), dim=0).square_()  # squares and sums in one pass
-    return total
-
-
-def squares(G: Tensor) -> Tensor:
-    """sum_k G_k * G_k for G [k, ...], without a temporary of that size."""
-    if len(G) == 1:
-        g = G[0]
-        return g * g
-    if G.device.type not in CACHED:
-        norms: Tensor = torch.linalg.vector_norm(G, dim=0)
-        return norms.square_()
-    total = G[0].square()
-    for g in G[1:]:
-        total.addcmul_(g, g)
-    return total
-
-
-def squared_cost(factor: MatrixFactor, bias: bool) -> int:
-    """Numbers per example that `squared_sums` and its operands need at once."""
-    z = factor.block.sizes
-    assert z is not None
-    i, k, T = z.d_in + bias, factor.k, z.positions
-    pairs = T * (T + 1) // 2
-    inner = (z.d_out + i) * pairs * 2 if pairs <= k * (T + TRAFFIC) else 2 * z.d_out * i
-    if pairs > k * (T + TRAFFIC) and factor.grads[0].device.type in CACHED:
-        inner = 0  # one gradient at a time
-    return z.groups * (inner + i * T + k * z.d_out * T)
 
 
 def squared_norms(factor: MatrixFactor) -> Tensor:

@@ -10,13 +10,9 @@ from torch import Tensor
 from biascope.curvature.accumulate import Chunk
 from biascope.curvature.contract import (
     add_second_moment,
-    add_squares,
     cotangents,
     gradient_rows,
     pieces_of,
-    squared_cost,
-    squared_sums,
-    squares,
     symmetric,
     token_gradients,
 )
@@ -25,6 +21,7 @@ from biascope.curvature.pieces import DensePiece, DiagonalPiece, Piece
 from biascope.curvature.plan import Unit
 from biascope.curvature.quasidiagonal import ArrowPiece
 from biascope.curvature.space import ParameterSpace
+from biascope.curvature.squares import add_squares, squared_cost, squared_sums, squares
 from biascope.layers import MatrixFactor, RowsFactor
 
 

@@ -14,13 +14,11 @@ from biascope.curvature.contract import (
     add_homogeneous,
     add_inputs,
     add_rows,
-    add_squares,
+    by_example,
     cotangents,
     mean_moment,
     pieces_of,
     rotate,
-    squared_cost,
-    squares,
     summed_rows,
     token_gradients,
 )
@@ -30,6 +28,7 @@ from biascope.curvature.pieces import Piece
 from biascope.curvature.plain_sums import ArrowSum, DenseSum, DiagonalSum, LowRankSum, Sum
 from biascope.curvature.plan import Unit
 from biascope.curvature.space import ParameterSpace
+from biascope.curvature.squares import add_squares, add_turned_squares, squared_cost, squares
 from biascope.layers import Block, MatrixFactor
 from biascope.layers.rules import Conv
 
@@ -71,7 +70,8 @@ class KroneckerSum(Sum):
         assert z is not None
         if chunk.first:
             self._add_inputs(factor, L)
-        for s in pieces_of(factor, z.groups * z.positions * 2 * factor.k * z.d_out):
+        alone = by_example(z.d_out, z.positions, self.B.device)
+        for s in pieces_of(factor, z.groups * z.d_out * (z.d_out if alone else 2 * factor.k * z.positions)):
             G = cotangents(factor, s)
             if factor.is_embedding:
                 G = G * (factor.indices(s) >= 0)[None, :, None, None]
@@ -150,7 +150,10 @@ class EigenSum(Sum):
                 continue
             A, G = factor.operand(s), rotate(E.U_B, cotangents(factor, s))
             if L.offsets == 1:
-                add_squares(self.s, G, rotate(E.U_A, A, L.bias))
+                if L.groups == 1 and z.positions > factor.k * L.d_out:
+                    add_turned_squares(self.s[0], G, A, E.U_A[0], L.bias)
+                else:
+                    add_squares(self.s, G, rotate(E.U_A, A, L.bias))
                 continue
             apart = offsets_apart(A, L)
             if A.device.type in contract.CACHED:

@@ -67,9 +67,8 @@ class MatrixFactor:
 
     def cotangents(self, s: slice) -> Tensor:
         """G [k, b, groups, d_out, T] of some examples for all cotangents."""
-        parts = [r.cotangent(some(g, s, 1).flatten(0, 1)) for r, g in zip(self.rules, self.grads)]
-        G = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-        return G.reshape(self.k, -1, *G.shape[1:])
+        parts = [r.cotangents(some(g, s, 1)) for r, g in zip(self.rules, self.grads)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def bias_rows(self, j: int, s: slice) -> Tensor:
         """Per-example gradient of the folded bias [b, d_out * groups] for cotangent j."""

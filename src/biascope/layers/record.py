@@ -59,13 +59,29 @@ class Tape:
         if not self.uses:
             return []
         edges = [use.edge for use in self.uses]
+        if cotangents.device.type in FOLDED:
+            return self._folded_gradients(edges, cotangents)
         return list(
             torch.autograd.grad(
                 self.rows, edges, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=True
             )
         )
 
+    def _folded_gradients(self, edges: list[GradientEdge], cotangents: Tensor) -> list[Tensor | None]:
+        """`is_grads_batched` loops over the cotangents in convolutions; this vmap makes them examples of one."""
+        there: list[int] = []
 
+        def pull(u: Tensor) -> list[Tensor]:
+            grads = torch.autograd.grad(self.rows, edges, u, retain_graph=True, allow_unused=True)
+            there[:] = [i for i, g in enumerate(grads) if g is not None]
+            return [grads[i] for i in there]
+
+        found = torch.func.vmap(pull)(cotangents)  # tensors only: it takes no None
+        by_edge: dict[int, Tensor] = dict(zip(there, found, strict=True))
+        return [by_edge.get(i) for i in range(len(edges))]
+
+
+FOLDED = ("cuda",)  # devices on which a convolution of k n examples beats k of n: a CPU's cache does not like it
 Handler = Callable[["Recorder", Any, tuple[Any, ...], dict[str, Any]], Any]
 HANDLERS: dict[Any, Handler] = {}
 

@@ -45,6 +45,11 @@ class MatrixRule:
         """G [n, groups, d_out, T] from the output's gradient [n, m, ...]."""
         raise AssertionError("a matrix rule gives its cotangent")
 
+    def cotangents(self, g: Tensor) -> Tensor:
+        """G [k, n, groups, d_out, T] from k gradients of the output [k, n, m, ...]."""
+        G = self.cotangent(g.flatten(0, 1))
+        return G.reshape(len(g), -1, *G.shape[1:])
+
     def bias_rows(self, g: Tensor) -> Tensor:
         """Per-example gradient of the bias [n, d_out * groups]."""
         return self.cotangent(g).sum(-1).flatten(1)
@@ -157,6 +162,11 @@ class Conv(MatrixRule):
         n, m = g.shape[:2]
         G = g.reshape(n * m, self.groups, g.shape[2] // self.groups, -1)
         return G if m == 1 else _join_positions(G, n, m)
+
+    def cotangents(self, g: Tensor) -> Tensor:  # noqa: D102
+        if g.shape[2] > 1:
+            return super().cotangents(g)
+        return g.reshape(*g.shape[:2], self.groups, g.shape[3] // self.groups, -1)  # of some examples, still a view
 
     def sizes(self, a: torch.Size, g: torch.Size) -> Sizes:  # noqa: D102
         gr = self.groups
