@@ -18,7 +18,7 @@ CACHED = ("cpu",)  # devices on which many small products in the cache beat few 
 WORKSPACE = {"cpu": 2**25, "cuda": 2**30}  # larger ones malloc takes fresh from the system, page by page
 TERMS = 4096  # of a sum, in one matrix product
 TRIANGLE = {"cpu": 384, "cuda": 1024}  # size from which half of a symmetric product is left out
-SEVERAL = 8  # blocks of terms up to which a GPU adds one after the other
+SPLIT, SHORT = 16, 512  # products into which a GPU splits a sum, and their least terms: one alone would leave it idle
 BAND = {"cpu": 96, "cuda": 512}  # rows of the triangle that are computed at once
 LONG = 256  # positions from which the matrices of single examples are multiplied as they are
 PADDED = {"cpu": 2**15, "cuda": 2**23}  # inputs up to which a copy with ones costs less than more operations do
@@ -96,17 +96,19 @@ def add_second_moment(total: Tensor, Z: Tensor) -> None:
                 for i in range(0, d, width):
                     T[i : i + width, i:].addmm_(terms[i : i + width], terms[i:].T)
         return
-    whole = N // TERMS
-    if 1 <= whole <= SEVERAL and Z.device.type not in CACHED:
-        for terms in torch.split(Z, TERMS, dim=2):
-            total.baddbmm_(terms, terms.mT)
-        return
+    size = terms_of(N, Z.device)
+    whole = N // size
     if whole > 1:  # the blocks' products are smaller than Z
-        H = Z[..., : whole * TERMS].reshape(len(Z), d, whole, TERMS).transpose(1, 2)
+        H = Z[..., : whole * size].reshape(len(Z), d, whole, size).transpose(1, 2)
         total += (H @ H.mT).sum(1)
-        Z = Z[..., whole * TERMS :]
+        Z = Z[..., whole * size :]
     if Z.shape[2]:
         total.baddbmm_(Z, Z.mT)
+
+
+def terms_of(N: int, device: torch.device) -> int:
+    """How many of N terms go into one product."""
+    return TERMS if device.type in CACHED else min(TERMS, max(SHORT, N // SPLIT))
 
 
 def add_rows(total: Tensor | None, X: Tensor) -> Tensor:
@@ -118,14 +120,15 @@ def add_rows(total: Tensor | None, X: Tensor) -> Tensor:
         total = X.new_zeros(X.shape[1], X.shape[1]) if total is None else total
         add_second_moment(total[None], X.T[None])
         return total
-    whole = len(X) // TERMS
+    size = terms_of(len(X), X.device)
+    whole = len(X) // size
     if whole > 1 and X.device.type not in CACHED:  # one operation, and more work at once than one product gives a GPU
-        blocks = some(X, slice(0, whole * TERMS)).view(whole, TERMS, -1)
+        blocks = some(X, slice(0, whole * size)).view(whole, size, -1)
         product = torch.bmm(blocks.transpose(1, 2), blocks).sum(0)
         total = product if total is None else total.add_(product)
-        if len(X) == whole * TERMS:
+        if len(X) == whole * size:
             return total
-        X = X[whole * TERMS :]
+        X = X[whole * size :]
     for terms in torch.split(X, TERMS) if len(X) > TERMS else (X,):
         total = torch.mm(terms.T, terms) if total is None else total.addmm_(terms.T, terms)
     assert total is not None
