@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import biascope as bs
-from biascope.curvature import eigh
+from biascope.curvature import contract, eigh
 from biascope.curvature.contract import add_second_moment, symmetric
 from biascope.curvature.eigh import batched_eigh, eigen_error
 from biascope.curvature.finite import all_finite, finite
@@ -29,8 +29,10 @@ def test_a_large_layer_can_be_solved_in_float32(representation: str) -> None:
 
 
 @pytest.mark.parametrize(("groups", "N", "d"), [(1, 72 * 4096 + 5, 8), (2, 5000, 400), (1, 10, 385), (3, 1, 2)])
-def test_second_moments(groups, N, d):
+@pytest.mark.parametrize("cached", [("cpu",), ()])
+def test_second_moments(groups, N, d, cached, monkeypatch):
     """Long sums, large matrices of which a triangle is computed, groups. One float32 product is off by 2e-4."""
+    monkeypatch.setattr(contract, "CACHED", cached)  # (): as on a GPU
     Y = torch.randn(groups, N, d, generator=torch.Generator().manual_seed(0))
     exact = Y.double().mT @ Y.double()
     total = torch.zeros(groups, d, d)

@@ -89,15 +89,20 @@ def add_second_moment(total: Tensor, Z: Tensor) -> None:
     symmetric product need not be computed.
     """
     d, N = Z.shape[1:]
+    size = terms_of(N, Z.device)
+    whole = N // size
     if is_triangular(d, Z.device):
         width = BAND.get(Z.device.type, 128)
         for T, X in zip(total, Z):
-            for terms in torch.split(X, TERMS, dim=1):
+            if whole > 1 and X.device.type not in CACHED:
+                H = X[:, : whole * size].view(d, whole, size).transpose(0, 1)
+                for i in range(0, d, width):
+                    T[i : i + width, i:] += torch.bmm(H[:, i : i + width], H[:, i:].mT).sum(0)
+                X = X[:, whole * size :]
+            for terms in torch.split(X, TERMS, dim=1) if X.shape[1] else ():
                 for i in range(0, d, width):
                     T[i : i + width, i:].addmm_(terms[i : i + width], terms[i:].T)
         return
-    size = terms_of(N, Z.device)
-    whole = N // size
     if whole > 1:  # the blocks' products are smaller than Z
         H = Z[..., : whole * size].reshape(len(Z), d, whole, size).transpose(1, 2)
         total += (H @ H.mT).sum(1)

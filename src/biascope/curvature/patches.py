@@ -150,8 +150,11 @@ class PatchMoment:
         each = ceil(n / groups)
         if groups * each > n:
             x = torch.cat([x, x.new_zeros(groups * each - n, c, h, w)])
+        last = x.movedim(1, -1)  # channels
+        if self.device.type in contract.CACHED:
+            last = last.contiguous()  # one copy in two steps, of which each has neighbours on both sides
         # a row of pixels of some images, pixel by pixel: a shift by columns or rows gives matrices again, and no copy
-        X = x.view(groups, each, c, h, w).permute(3, 0, 4, 1, 2).contiguous().to(self.dtype)
+        X = last.view(groups, each, h, w, c).permute(2, 0, 3, 1, 4).contiguous().to(self.dtype)
         sums, done, pixel = self.sums.unbind(), len(self.form.shifts), each * c
         sides, first = [], X.storage_offset()  # 1 x 1 images are not copied
         for i, j in self.form.shifts:
