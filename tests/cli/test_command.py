@@ -177,6 +177,27 @@ def test_ctrl_c_leaves_a_folder_that_resumes(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "my run" / "result.json").read_text())["resumed"] is True
 
 
+def test_an_interrupt_that_makes_clean_up_fail_is_an_interrupt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*args: object, **more: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:  # as torch's vmap does when it is interrupted while it begins
+            raise RuntimeError("INTERNAL ASSERT FAILED")
+
+    monkeypatch.setattr("biascope.cli.run_study.execute", interrupted)
+    assert run(["run", "nad/fig4b", "--size", "smoke", "--out", str(tmp_path / "r")]) == 130
+    assert "go on with: biascope run --resume" in capsys.readouterr().err
+
+    def broken(*args: object, **more: object) -> None:
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr("biascope.cli.run_study.execute", broken)
+    with pytest.raises(RuntimeError, match="something else"):
+        run(["run", "nad/fig4b", "--size", "smoke", "--out", str(tmp_path / "s")])
+
+
 def test_nets_and_data(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BIASCOPE_DATA", str(tmp_path / "cache"))
     assert run(["nets"]) == 0

@@ -10,6 +10,7 @@ import typer
 
 import biascope
 from biascope.cli import bench, card, compare, data, keep, ledger, nets, run_study, studies
+from biascope.cli.interrupts import plain_interrupts
 from biascope.errors import BiascopeError
 
 app = typer.Typer(
@@ -48,7 +49,8 @@ def root(
 def run(arguments: Sequence[str]) -> int:
     """Run the command; every expected failure becomes one line on standard error and an exit code."""
     try:
-        code = app(args=list(arguments), prog_name="biascope", standalone_mode=False)
+        with plain_interrupts():
+            code = app(args=list(arguments), prog_name="biascope", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except BiascopeError as error:
         return _fail(str(error))

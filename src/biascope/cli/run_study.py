@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from biascope.cli.interrupts import plain_interrupts
 from biascope.cli.studies import describe
 from biascope.errors import BiascopeError, CorruptError, InputError, UnsupportedError
 from biascope.studies import Run, configure, execute, find
@@ -49,7 +50,8 @@ def run_study(
         if run.finished:
             console.print(f"{escape(str(run.path))} was finished already; making its page again")
         else:
-            execute(run)
+            with plain_interrupts():
+                execute(run)
         _show(run, console)
     except KeyboardInterrupt:
         print(f"\ninterrupted; go on with: {_resume_command(run)}", file=sys.stderr)
