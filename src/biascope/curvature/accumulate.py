@@ -7,8 +7,8 @@ pass (EKFAC's scalings) costs no network evaluation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 from typing import Any
@@ -45,6 +45,10 @@ NARROW = 64  # outputs per example up to which they are kept to be looked at lat
 LATER = {"cpu": 1, "cuda": 32}  # chunks after which they are: a GPU that had to answer every time would stand still
 
 
+InputFactors = dict[tuple[str, ...], MatrixFactor]
+Early = Callable[[InputFactors], None]
+
+
 @dataclass(frozen=True)
 class Chunk:
     """Some examples and some cotangents: factors by the names of their block."""
@@ -52,7 +56,7 @@ class Chunk:
     factors: dict[tuple[str, ...], Factor]
     n: int
     ks: range
-    first: bool  # the first group of cotangents of these examples: what belongs to the inputs is counted here
+    first: bool  # is what belongs to the inputs alone counted here? Once, whatever the cotangents
 
     @property
     def nbytes(self) -> int:
@@ -160,8 +164,14 @@ class Stream:
                 pass
         return self.n
 
-    def chunks(self, blocks: Sequence[Block], keep: bool = False, trust: bool = False) -> Iterator[Chunk]:
-        """All chunks, with factors for these blocks; with `trust`, the caller asks `finite` at the end."""
+    def chunks(
+        self, blocks: Sequence[Block], keep: bool = False, trust: bool = False, early: Early | None = None
+    ) -> Iterator[Chunk]:
+        """All chunks, with factors for these blocks; with `trust`, the caller asks `finite` at the end.
+
+        `early` is called with the inputs of every chunk before its backward passes: a GPU has work while these are
+        still being written down.
+        """
         names = {b.names for b in blocks}
         if self._kept is not None and (not self._kept or names <= set(self._kept[0].factors)):
             yield from self._kept
@@ -177,7 +187,7 @@ class Stream:
                 some = None if draws is None else draws[:, piece]
                 labels = None if y is None else y[piece]
                 part = inputs if step >= b else take(inputs, piece)
-                for chunk in self._examples(blocks, part, labels, some, group, start + s):
+                for chunk in self._examples(blocks, part, labels, some, group, start + s, early):
                     if kept is not None:
                         held += chunk.nbytes
                         kept = [*kept, chunk] if self._fits(held) or held <= self.limit - self._room else None
@@ -226,7 +236,14 @@ class Stream:
         return ceil(b / ceil(b / step)), group  # parts of equal size
 
     def _examples(
-        self, blocks: Sequence[Block], inputs: Inputs, y: Tensor | None, draws: Tensor | None, group: int, start: int
+        self,
+        blocks: Sequence[Block],
+        inputs: Inputs,
+        y: Tensor | None,
+        draws: Tensor | None,
+        group: int,
+        start: int,
+        early: Early | None,
     ) -> Iterator[Chunk]:
         f, found = self.f, self.found
         tape = recorded(f, found, inputs)
@@ -241,11 +258,15 @@ class Stream:
         self._unread.append((start, z if z.shape[1] <= NARROW else largest_magnitude(z)))
         if not self.family.tolerant:
             self.refuse_nonfinite()
+        before = input_factors(found, tape, blocks)
+        if early is not None:
+            early(before)
         width = self.family.width
         for k0 in range(0, width, group):
             ks = range(k0, min(k0 + group, width))
             cot = self.family.cotangents(z, y, draws, ks)
-            yield Chunk(factors_of(f, found, tape, blocks, inputs, cot, ks.stop == width), len(z), ks, k0 == 0)
+            factors = factors_of(f, found, tape, blocks, before, inputs, cot, ks.stop == width)
+            yield Chunk(factors, len(z), ks, k0 == 0 and early is None)
 
 
 def largest_magnitude(z: Tensor) -> Tensor:
@@ -258,8 +279,32 @@ def is_plain(layout: Layout, use: Use) -> bool:
     return isinstance(use.rule, Linear) and layout.dim == 0 and layout.m == 1
 
 
+def input_factors(found: Anatomy, tape: Tape, blocks: Sequence[Block]) -> InputFactors:
+    """What a forward pass alone says about the matrix blocks: factors without gradients."""
+    out, n = {}, tape.rows.shape[0]
+    for b in blocks:
+        if b.kind == "matrix":
+            uses = [tape.uses[i] for i in b.uses]
+            slots = [found.slots[i] for i in b.uses]
+            rules = [u.rule for u in uses if isinstance(u.rule, MatrixRule)]
+            saved = [
+                u.input if is_plain(s.input, u) else s.input.example_major(u.input, n)
+                for u, s in zip(uses, slots)
+                if s is not None and s.input is not None and u.input is not None
+            ]
+            out[b.names] = MatrixFactor(b, rules, saved, [])
+    return out
+
+
 def factors_of(
-    f: Functional, found: Anatomy, tape: Tape, blocks: Sequence[Block], inputs: Inputs, cot: Tensor, last: bool
+    f: Functional,
+    found: Anatomy,
+    tape: Tape,
+    blocks: Sequence[Block],
+    before: InputFactors,
+    inputs: Inputs,
+    cot: Tensor,
+    last: bool,
 ) -> dict[tuple[str, ...], Factor]:
     """Factors of a recorded pass for cotangents [k, n, c]; the graph is freed after the `last` ones."""
     k, n = cot.shape[:2]
@@ -290,15 +335,7 @@ def factors_of(
     raw = per_example_gradients(f, fallback, inputs, cot) if fallback else {}
     for b in blocks:
         if b.kind == "matrix":
-            uses = [tape.uses[i] for i in b.uses]
-            slots = [found.slots[i] for i in b.uses]
-            rules = [u.rule for u in uses if isinstance(u.rule, MatrixRule)]
-            saved = [
-                u.input if is_plain(s.input, u) else s.input.example_major(u.input, n)
-                for u, s in zip(uses, slots)
-                if s is not None and s.input is not None and u.input is not None
-            ]
-            out[b.names] = MatrixFactor(b, rules, saved, [stacked[i] for i in b.uses])
+            out[b.names] = replace(before[b.names], grads=[stacked[i] for i in b.uses])
         else:
             out[b.names] = RowsFactor(b, raw[b.names[0]] if b.kind == "fallback" else rows[b.names])
     return out

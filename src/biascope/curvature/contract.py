@@ -27,8 +27,8 @@ TRAFFIC = 30  # writing and squaring one number costs about as much as this many
 
 def pieces_of(factor: MatrixFactor, per_example: int) -> Iterator[slice]:
     """Slices of examples whose temporaries (per_example numbers each) fit the workspace."""
-    limit = WORKSPACE.get(factor.grads[0].device.type, 2**26)
-    step = max(1, limit // max(1, per_example * factor.grads[0].element_size()))
+    limit = WORKSPACE.get(factor.inputs[0].device.type, 2**26)
+    step = max(1, limit // max(1, per_example * factor.inputs[0].element_size()))
     for s in range(0, factor.n, step):
         yield slice(s, min(s + step, factor.n))
 
@@ -125,6 +125,8 @@ def add_rows(total: Tensor | None, X: Tensor) -> Tensor:
         total = X.new_zeros(X.shape[1], X.shape[1]) if total is None else total
         add_second_moment(total[None], X.T[None])
         return total
+    if total is None and len(X) <= 2 * TERMS and X.device.type not in CACHED:
+        return torch.mm(X.T, X)  # cuBLAS splits it as well as we could
     size = terms_of(len(X), X.device)
     whole = len(X) // size
     if whole > 1 and X.device.type not in CACHED:  # one operation, and more work at once than one product gives a GPU

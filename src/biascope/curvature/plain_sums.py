@@ -7,7 +7,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from biascope.curvature.accumulate import Chunk
+from biascope.curvature.accumulate import Chunk, InputFactors
 from biascope.curvature.contract import (
     add_second_moment,
     cotangents,
@@ -52,6 +52,9 @@ class Sum:
         factor = chunk.factors[self.unit.blocks[0].names]
         assert isinstance(factor, MatrixFactor)
         return factor
+
+    def add_inputs(self, factors: InputFactors) -> None:
+        """Add what belongs to the inputs of some examples alone; `add` follows for the same examples."""
 
     def add(self, chunk: Chunk) -> None:
         """Add some examples."""

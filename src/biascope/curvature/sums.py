@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from biascope.curvature import contract
-from biascope.curvature.accumulate import Chunk, Stream
+from biascope.curvature.accumulate import Chunk, InputFactors, Stream
 from biascope.curvature.contract import (
     add_gradients,
     add_homogeneous,
@@ -59,17 +59,24 @@ class KroneckerSum(Sum):
         self.B = self.zeros(L.groups, L.d_out, L.d_out)
         return L
 
-    def add(self, chunk: Chunk) -> None:  # noqa: D102
-        factor = self.matrix(chunk)
+    def add_inputs(self, factors: InputFactors) -> None:  # noqa: D102
+        factor = factors[self.unit.blocks[0].names]
         L = self.layout or self._begin(factor)
         if factor.is_plain:
-            self._add_plain(factor, L, chunk.first)
+            self._add_plain_inputs(factor, L)
+        else:
+            self._add_inputs(factor, L)
+
+    def add(self, chunk: Chunk) -> None:  # noqa: D102
+        factor = self.matrix(chunk)
+        if chunk.first:
+            self.add_inputs({factor.block.names: factor})
+        if factor.is_plain:
+            self._add_plain_gradients(factor)
             return
         assert self.B is not None
         z = factor.block.sizes
         assert z is not None
-        if chunk.first:
-            self._add_inputs(factor, L)
         alone = by_example(z.d_out, z.positions, self.B.device)
         for s in pieces_of(factor, z.groups * z.d_out * (z.d_out if alone else 2 * factor.k * z.positions)):
             G = cotangents(factor, s)
@@ -100,14 +107,17 @@ class KroneckerSum(Sum):
                 A = A.mean(-1, keepdim=True)
             add_inputs(self.A, A, L.bias)
 
-    def _add_plain(self, factor: MatrixFactor, L: Homogeneous, first: bool) -> None:
-        """Rows of inputs and of gradients."""
-        for s in pieces_of(factor, 2 * L.d_in) if first else ():
+    def _add_plain_inputs(self, factor: MatrixFactor, L: Homogeneous) -> None:
+        for s in pieces_of(factor, 2 * L.d_in):
             a = factor.plain_inputs(s)
             self.positions += a.shape[0]
             add = add_homogeneous if L.bias else add_rows
             self.A = add(None if self.A is None else self.A[0], a).unsqueeze(0)
-        for s in pieces_of(factor, 2 * factor.k * L.d_out):
+
+    def _add_plain_gradients(self, factor: MatrixFactor) -> None:
+        z = factor.block.sizes
+        assert z is not None
+        for s in pieces_of(factor, 2 * factor.k * z.d_out):
             g = factor.plain_gradients(s).flatten(0, 1)
             self.B = add_rows(None if self.B is None else self.B[0], g).unsqueeze(0)
 
@@ -203,7 +213,12 @@ def build_pieces(stream: Stream, units: list[Unit], space: ParameterSpace, centr
     """
     second = [j for j, u in enumerate(units) if u.kind == "ekfac"]
     sums: list[Sum] = [SUMS[u.kind](u, space) for u in units]
-    for chunk in stream.chunks(blocks_of(units), keep=bool(second) or centred, trust=True):
+
+    def early(factors: InputFactors) -> None:
+        for total in sums:
+            total.add_inputs(factors)
+
+    for chunk in stream.chunks(blocks_of(units), keep=bool(second) or centred, trust=True, early=early):
         for total in sums:
             total.add(chunk)
     pieces = [total.finish(stream.n) for total in sums]

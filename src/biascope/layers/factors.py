@@ -32,7 +32,10 @@ def some(t: Tensor, s: slice, dim: int = 0) -> Tensor:
 
 @dataclass
 class MatrixFactor:
-    """Inputs [n, m, ...] and output gradients [k, n, m, ...] of every use of a weight (linear ones may lack m = 1)."""
+    """Inputs [n, m, ...] and output gradients [k, n, m, ...] of every use of a weight (linear ones may lack m = 1).
+
+    Before the way back there are no gradients yet.
+    """
 
     block: Block
     rules: list[MatrixRule]
@@ -47,7 +50,7 @@ class MatrixFactor:
     @property
     def n(self) -> int:
         """Number of examples."""
-        return self.grads[0].shape[1]
+        return self.inputs[0].shape[0]
 
     @property
     def has_bias(self) -> bool:
@@ -58,7 +61,7 @@ class MatrixFactor:
         """A [b, groups, d_in, T] of some examples, all uses joined along T."""
         parts = [r.operand(some(a, s)) for r, a in zip(self.rules, self.inputs)]
         A = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-        return A if A.dtype == self.grads[0].dtype else A.to(self.grads[0].dtype)
+        return A.to(self.grads[0].dtype) if self.grads and A.dtype != self.grads[0].dtype else A
 
     def cotangent(self, j: int, s: slice) -> Tensor:
         """G [b, groups, d_out, T] of some examples for cotangent j."""

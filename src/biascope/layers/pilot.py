@@ -274,12 +274,14 @@ def _disagreements(f: Functional, found: Anatomy, two: Inputs, names: list[str],
     gen = torch.Generator().manual_seed(0)
     u = torch.randn(tape.rows.shape, generator=gen, dtype=torch.float64).to(f.device, f.dtype)
     by_rule = rows_of_tape(f, found, tape, u[None], names)
+    with torch.enable_grad():
+        rows = f(params, two)  # unrecorded: a tape's convolutions keep no way back to their weights
     error, size = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)  # squares, summed over both examples
     for i in range(2):  # one example's gradients at a time: for a large network this is what takes the memory
         v = torch.zeros_like(u)
         v[i] = u[i]
         grads = torch.autograd.grad(
-            tape.rows, [params[n] for n in names], v, retain_graph=True, allow_unused=True, materialize_grads=True
+            rows, [params[n] for n in names], v, retain_graph=True, allow_unused=True, materialize_grads=True
         )
         for n, exact in zip(names, grads):
             size[n] += float(exact.norm()) ** 2

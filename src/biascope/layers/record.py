@@ -23,6 +23,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from biascope.errors import UnsupportedError
 from biascope.functional import REENTRANT
 from biascope.layers import attention
+from biascope.layers.convolution import conv2d
 from biascope.layers.rules import Affine, Broadcast, Conv, ConvTranspose, Embedding, Linear, MatMul, MatrixRule, RowRule
 
 
@@ -248,7 +249,9 @@ def _conv(r: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     x, w, b = c.pop("input"), c.pop("weight"), c.pop("bias", None)
     if r.name(x) or x.dim() != w.dim():
         return NotImplemented
-    return r.note(func(*args, **kwargs), Conv.parse(w, **c), {"weight": w, "bias": b}, x)
+    leaves = r.name(w) and (b is None or r.name(b))  # nobody asks a tape for the gradients of parameters themselves
+    out = conv2d(x, w, b, **c) if leaves and func is F.conv2d else func(*args, **kwargs)
+    return r.note(out, Conv.parse(w, **c), {"weight": w, "bias": b}, x)
 
 
 @handles(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
