@@ -10,7 +10,7 @@ from torch import nn
 
 import biascope as bs
 from biascope.errors import InputError
-from biascope.functional import refuse_devices
+from biascope.functional import batches, functional, modules_of, refuse_devices, tensors_in
 
 X = torch.ones(4, 3)
 
@@ -122,6 +122,51 @@ def test_data_parallel_is_refused_by_name(ask, net: nn.Module) -> None:
         ask(nn.DataParallel(net), X)
     with pytest.raises(InputError, match=r"DataParallel '1' copies.*1\.module in its place"):
         ask(nn.Sequential(net, nn.DataParallel(nn.Linear(2, 2))), X)
+
+
+class Knot(nn.Module):
+    """A shared module, a tied weight, an absent bias, a cycle, and buffers of which one is shared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = nn.Parameter(torch.ones(2))
+        self.first = nn.Linear(3, 3, bias=False)
+        self.again = nn.ModuleList([self.first, nn.Linear(3, 3), None, nn.BatchNorm1d(3)])
+        self.again[1].weight = self.first.weight
+        self.register_buffer("mean", self.again[3].running_mean)
+        self.register_module("missing", None)
+        object.__setattr__(self.first, "_modules", {"back": self})
+
+
+def test_one_walk_finds_what_torch_finds() -> None:
+    net = Knot()
+    parts = modules_of(net)
+    assert [(name, m) for m, name in parts.items()] == list(net.named_modules())
+    for kind, want in (("_parameters", net.named_parameters()), ("_buffers", net.named_buffers())):
+        got = tensors_in(parts, kind)
+        for (name, t), (want_name, want_t) in zip(got.items(), want, strict=True):
+            assert name == want_name
+            assert t is want_t
+
+
+def test_what_is_frozen_and_what_is_not() -> None:
+    net = Shifted(torch.ones(3))
+    f = functional(net, params="body.bias", precision="float64")
+    assert list(f.params) == ["body.bias"]
+    assert list(f.frozen) == ["body.weight", "shift"]
+    assert {t.dtype for t in (*f.params.values(), *f.frozen.values())} == {torch.float64}
+    net.body.weight.requires_grad_(False)
+    assert list(functional(net).params) == ["body.bias"]
+
+
+def test_inputs_are_refused_for_what_is_no_number_and_not_for_large_sums() -> None:
+    huge = torch.full((4, 3), 3e38)  # their sum is infinite, they are not
+    assert next(batches(huge))[0] is huge
+    for bad, values in ((2, (float("inf"),)), (1, (float("nan"),)), (0, (float("inf"), float("-inf")))):
+        x = X.clone()
+        x[bad, : len(values)] = torch.tensor(values)
+        with pytest.raises(InputError, match=f"x has a NaN or infinity, first in example {bad}"):
+            next(batches(x))
 
 
 WRAPPED = """

@@ -25,6 +25,13 @@ Params = dict[str, Tensor]
 ParamSelection = None | str | Sequence[str] | Callable[[str, Tensor], bool]
 
 SHARDED = {"FullyShardedDataParallel", "FSDPModule"}  # by name: torch.distributed is not there in every build
+LOOKED_AT = (
+    nn.DataParallel,
+    nn.modules.batchnorm._BatchNorm,
+    nn.modules.dropout._DropoutNd,
+    nn.RNNBase,
+    nn.MultiheadAttention,
+)  # what else `refuse_wrappers` and `refuse_batch_dependence` look at
 
 
 @dataclass(frozen=True)
@@ -55,9 +62,8 @@ class Functional:
 
     def to(self, dtype: torch.dtype) -> Functional:
         """Return the same function with parameters and floating-point buffers in another precision."""
-        cast = {k: v.to(dtype) if v.is_floating_point() and v.dtype != dtype else v for k, v in self.frozen.items()}
-        params = {k: v if v.dtype == dtype else v.to(dtype) for k, v in self.params.items()}
-        return Functional(self.module, params, cast, self.output, dtype, self.device)
+        params, frozen = _cast(self.params, dtype), _cast(self.frozen, dtype)
+        return Functional(self.module, params, frozen, self.output, dtype, self.device)
 
     def prepare(self, inputs: Inputs) -> Inputs:
         """Move a batch to the function's device and precision (integers stay integers)."""
@@ -94,9 +100,11 @@ def functional(
     module = getattr(module, "_orig_mod", module)  # a compiled module hides the original one here
     if torch.is_inference_mode_enabled():
         raise InputError("torch.inference_mode is on: nothing can be differentiated in it. Use torch.no_grad instead")
-    refuse_wrappers(module)
-    refuse_batch_dependence(module)
-    named = dict(module.named_parameters())
+    parts = modules_of(module)
+    if not all(map(is_harmless, set(map(type, parts)))):  # many modules, of few classes
+        refuse_wrappers(module)
+        refuse_batch_dependence(module)
+    named = tensors_in(parts, "_parameters")
     if not named:
         raise InputError(f"{type(module).__name__} has no parameters: there is nothing to differentiate")
     for name, p in named.items():
@@ -109,19 +117,60 @@ def functional(
             raise UnsupportedError(
                 f"parameter '{name}' is {p.dtype}: only real floating-point parameters are supported"
             )
-    buffers = dict(module.named_buffers())
+    buffers = tensors_in(parts, "_buffers")
     device = refuse_devices(named, buffers)
     chosen = select_params(named, params)
     dtype = compute_dtype(precision, named.values())
-    frozen = {k: v.detach() for k, v in named.items() if k not in chosen}
-    frozen |= {k: v.detach() for k, v in buffers.items()}
-    taken = {k: named[k].detach() for k in chosen}
-    f = Functional(module, taken, frozen, output, dtype, device)
-    return f.to(dtype)
+    taken = {k: named.pop(k).detach() for k in chosen}
+    frozen = {k: v.detach() for k, v in (named | buffers).items()}
+    return Functional(module, _cast(taken, dtype), _cast(frozen, dtype), output, dtype, device)
+
+
+def modules_of(module: nn.Module) -> dict[nn.Module, str]:
+    """Names of a module and all in it, each once, in the order of `named_modules`, whose generators take their time.
+
+    Example:
+        >>> list(modules_of(nn.Sequential(nn.Linear(3, 2), nn.Sequential(nn.ReLU()))).values())
+        ['', '0', '1', '1.0']
+    """
+    names: dict[nn.Module, str] = {}
+
+    def walk(m: nn.Module, name: str) -> None:
+        if m not in names:
+            names[m] = name
+            for child, inner in m._modules.items():
+                if inner is not None:
+                    walk(inner, f"{name}.{child}" if name else child)
+
+    walk(module, "")
+    return names
+
+
+def tensors_in(parts: Mapping[nn.Module, str], kind: str) -> Params:
+    """The "_parameters" or "_buffers" of `modules_of`, each once, as `named_parameters` and `named_buffers` give them.
+
+    Example:
+        >>> list(tensors_in(modules_of(nn.Sequential(nn.Linear(3, 2))), "_parameters"))
+        ['0.weight', '0.bias']
+    """
+    seen: dict[int, tuple[str, Tensor]] = {}
+    for m, where in parts.items():
+        for name, t in getattr(m, kind).items():
+            if t is not None and id(t) not in seen:
+                seen[id(t)] = (f"{where}.{name}" if where else name, t)
+    return dict(seen.values())
+
+
+def _cast(tensors: Params, dtype: torch.dtype) -> Params:
+    """The floating-point ones in another precision."""
+    return {k: v if v.dtype == dtype or not v.is_floating_point() else v.to(dtype) for k, v in tensors.items()}
 
 
 def refuse_devices(named: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> torch.device:
     """The one device of all parameters and buffers, or an error that names what lies elsewhere."""
+    devices = {t.device for tensors in (named, buffers) for t in tensors.values()}
+    if len(devices) == 1 and (device := devices.pop()).type != "meta":
+        return device
     for kind, tensors in (("parameter", named), ("buffer", buffers)):
         for name, t in tensors.items():
             if t.device.type == "meta":
@@ -154,10 +203,11 @@ def compute_dtype(precision: str, params: Iterable[Tensor]) -> torch.dtype:
 def select_params(named: Mapping[str, Tensor], params: ParamSelection) -> list[str]:
     """Names of the parameters a selection stands for, in the module's order."""
     if params is None:
-        chosen = {k for k, p in named.items() if p.requires_grad}
-        if not chosen:
+        needed = [k for k, p in named.items() if p.requires_grad]
+        if not needed:
             raise InputError('no parameter has requires_grad; pass params="all" to differentiate the frozen ones')
-    elif params == "all":
+        return needed
+    if params == "all":
         chosen = set(named)
     elif callable(params):
         chosen = {k for k, p in named.items() if params(k, p)}
@@ -172,6 +222,11 @@ def select_params(named: Mapping[str, Tensor], params: ParamSelection) -> list[s
     if not chosen:
         raise InputError("the selection of parameters is empty")
     return [k for k in named if k in chosen]
+
+
+def is_harmless(kind: type) -> bool:
+    """Is this a class of modules that `refuse_wrappers` and `refuse_batch_dependence` never refuse?"""
+    return not issubclass(kind, LOOKED_AT) and SHARDED.isdisjoint([base.__name__ for base in kind.__mro__])
 
 
 def refuse_wrappers(module: nn.Module) -> None:
@@ -233,7 +288,7 @@ def as_rows(out: Any, n: int, output: Callable[[Any], Tensor] | None, module: nn
         raise InputError(f"{who} returned a scalar; one row per example is needed: [{n}, c] (do not average the batch)")
     if out.shape[0] != n:
         raise InputError(f"{who} returned shape {list(out.shape)} for {n} examples: the first dimension must be {n}")
-    return out.reshape(n, -1)
+    return out if out.dim() == 2 else out.reshape(n, -1)
 
 
 # ---------------------------------------------------------------------------------------------------------- batches
@@ -299,11 +354,17 @@ def check_inputs(inputs: Any, what: str = "x") -> Inputs:
             raise InputError(f"{name} is empty: shape {list(t.shape)} has no example")
         if t.is_complex():
             raise UnsupportedError(f"{name} is complex; only real inputs are supported")
-        if t.is_floating_point() and t.numel() and not all(map(isfinite, torch.stack(torch.aminmax(t)).tolist())):
+        if t.is_floating_point() and t.numel() and not _is_finite(t):
             bad = int((~torch.isfinite(t.reshape(t.shape[0], -1)).all(1)).nonzero()[0])
             raise InputError(f"{name} has a NaN or infinity, first in example {bad}")
     checked: Inputs = map_inputs(inputs, lambda t: t.clone() if t.is_inference() else t)  # autograd refuses those
     return checked
+
+
+def _is_finite(t: Tensor) -> bool:
+    """A sum of numbers is one, but where it overflows: then the smallest and the largest tell."""
+    total: Any = t.sum().tolist()
+    return isfinite(total) or all(map(isfinite, torch.stack(torch.aminmax(t)).tolist()))
 
 
 def batches(data: Any, what: str = "x") -> Iterator[tuple[Inputs, Tensor | None]]:

@@ -6,8 +6,8 @@ from torch import nn
 
 import biascope as bs
 from biascope.functional import functional
-from biascope.layers import anatomy, leaves, record, recorded
-from biascope.layers.passes import own_parameters
+from biascope.layers import anatomy, leaves, passes, record, recorded
+from biascope.layers.passes import is_chain, own_parameters
 
 
 @pytest.fixture
@@ -84,3 +84,77 @@ def test_another_path_with_own_parameters_falls_back(representation, seeded):
     plain.weight.data.fill_(1.0)
     got, want = (bs.fisher(net, x, representation, likelihood="gaussian") for net in (Capricious(), plain))
     torch.testing.assert_close(got.to_dense(), want.to_dense())
+
+
+def chains() -> list[nn.Module]:
+    torch.manual_seed(0)
+    tied = nn.Linear(3, 3)
+    return [
+        mlp(),
+        nn.Sequential(nn.Flatten(), nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Identity(), nn.Linear(4, 2)).double(),
+        nn.Sequential(tied, nn.GELU(), tied, nn.Dropout(0.5), nn.Linear(3, 2, bias=False)).double().eval(),
+    ]
+
+
+@pytest.mark.parametrize("net", chains(), ids=["mlp", "in place", "tied"])
+def test_a_chain_is_recorded_as_by_the_recorder(net, seeded, monkeypatch):
+    x = torch.randn(4, 3, generator=seeded, dtype=torch.float64)
+    f = functional(net)
+    found = anatomy(f, x)
+    monkeypatch.setattr(passes, "record", None)  # not asked
+    chained = recorded(f, found, x)
+    want = record(f, leaves(f), x)
+    assert torch.equal(chained.rows, want.rows)
+    assert [(type(u.rule), u.roles, u.out_shape) for u in chained.uses] == [
+        (type(u.rule), u.roles, u.out_shape) for u in want.uses
+    ]
+    assert all(torch.equal(mine.input, theirs.input) for mine, theirs in zip(chained.uses, want.uses, strict=True))
+    cotangent = torch.randn(4, 2, generator=seeded, dtype=torch.float64)
+    for mine, theirs in zip(chained.gradients(cotangent), want.gradients(cotangent), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+class Loud(nn.Linear):
+    """A linear layer that is more than that."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def _global_hook(net, monkeypatch):
+    handle = nn.modules.module.register_module_forward_hook(lambda m, args, out: out * 2 if m is net[0] else out)
+    monkeypatch.setattr(net, "undo", handle.remove, raising=False)
+
+
+CHANGES = {
+    "hook": lambda net, patch: net[0].register_forward_hook(lambda m, args, out: out * 2),
+    "hook of the function": lambda net, patch: net[1].register_forward_hook(lambda m, args, out: out * 2),
+    "hook before": lambda net, patch: net[2].register_forward_pre_hook(lambda m, args: (args[0] * 2,)),
+    "hook of all": lambda net, patch: net.register_forward_hook(lambda m, args, out: out * 2),
+    "global hook": _global_hook,
+    "forward of the layer": lambda net, patch: patch.setattr(
+        net[0], "forward", lambda x: 2 * nn.Linear.forward(net[0], x)
+    ),
+    "forward of the class": lambda net, patch: patch.setattr(nn.Tanh, "forward", lambda self, x: x**2),
+    "subclass": lambda net, patch: net.__setitem__(2, Loud(5, 2).double()),
+    "nested": lambda net, patch: net.__setitem__(1, nn.Sequential(nn.Tanh(), nn.Tanh())),
+    "parametrised": lambda net, patch: nn.utils.parametrizations.weight_norm(net[0]),
+    "spectral norm": lambda net, patch: nn.utils.spectral_norm(net[0]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_no_chain_any_more_is_called_as_it_is(change, seeded, monkeypatch):
+    net, x = mlp().eval(), torch.randn(4, 3, generator=seeded, dtype=torch.float64)
+    assert is_chain(net)
+    bs.fisher(net, x, "diagonal", likelihood="gaussian")  # looked at before it changes
+    CHANGES[change](net, monkeypatch)
+    try:
+        assert not is_chain(net)
+        got = bs.fisher(net, x, "diagonal", likelihood="gaussian").diagonal()
+        f = functional(net)
+        J = torch.func.jacrev(lambda p: f(p, x))(f.params)
+    finally:
+        getattr(net, "undo", lambda: None)()
+    want = torch.cat([j.flatten(2).square().sum((0, 1)) for j in J.values()]) / len(x)
+    torch.testing.assert_close(got, want)

@@ -198,7 +198,7 @@ class Score(Family):
     def _drawn_scores(p: Tensor, draws: Tensor, root: float) -> Tensor:
         """The same for p [n, c] and draws [k, n, 1] with few small operations."""
         cdf = p.cumsum(-1, dtype=torch.float64)
-        each = cdf.expand(len(draws), *p.shape).contiguous()
+        each = cdf.expand(draws.shape[0], *p.shape).contiguous()
         labels = torch.searchsorted(each, draws * cdf[:, -1:]).clamp_(max=p.shape[1] - 1)  # beyond only where p is NaN
         score = p.new_zeros(each.shape).scatter_(-1, labels, 1.0).sub_(p)
         return score if root == 1.0 else score.mul_(root)

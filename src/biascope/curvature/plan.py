@@ -113,7 +113,7 @@ def _layer_units(blocks: list[Block], space: ParameterSpace, wanted: str, sharin
         return [Unit(b.names, (b,), "diagonal", "diagonal") for b in blocks]
     units = []
     pair = _affine_pair(blocks)
-    rest = [b for b in blocks if b not in pair]
+    rest = [b for b in blocks if b not in pair] if pair else blocks
     for b in rest:
         if wanted == "quasidiagonal":
             arrow = b.kind == "matrix" and len(b.names) == 2
@@ -147,6 +147,8 @@ def _kronecker_units(b: Block, wanted: str, sharing: str, sua: bool) -> list[Uni
 def _affine_pair(blocks: list[Block]) -> list[Block]:
     """Scale and shift of a normalisation layer, if these are what the layer has."""
     pair = [b for b in blocks if b.kind == "rows" and b.reason.startswith("affine rule")]
+    if not pair:
+        return []
     weights = [b for b in pair if b.names[0].endswith("weight")]
     biases = [b for b in pair if b.names[0].endswith("bias")]
     return [*weights, *biases] if len(weights) == len(biases) == 1 and weights[0].numel == biases[0].numel else []

@@ -32,7 +32,7 @@ class ParameterSpace:
         """The differentiated parameters of a network."""
         return ParameterSpace({k: tuple(p.shape) for k, p in f.params.items()}, f.dtype, f.device)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of parameters, p."""
         return sum(prod(s) for s in self.shapes.values())

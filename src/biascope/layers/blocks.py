@@ -11,7 +11,7 @@ A *block* is the unit that kernels and metrics are assembled from:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -113,7 +113,7 @@ class Anatomy:
 
     def watched(self, f: Functional) -> Functional:
         """The same function, which raises `StaleError` when an output has another shape than the pilot's."""
-        return replace(f, output=Watch(f.output, self.shape))
+        return Functional(f.module, f.params, f.frozen, Watch(f.output, self.shape), f.dtype, f.device)
 
     def matches(self, tape: Tape) -> bool:
         """Does a new forward pass use the parameters in the same order as the pilot did?"""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from biascope.errors import UnsupportedError
-from biascope.functional import Functional, Inputs, batch_size, take, tensors_of
+from biascope.functional import Functional, Inputs, batch_size, modules_of, take, tensors_of
 from biascope.layers.blocks import Anatomy, Block, Layout, Slot, leaves, out_tensor
 from biascope.layers.record import Tape, Use, record
 from biascope.layers.rows import rows_of_tape
@@ -40,14 +40,15 @@ def anatomy(f: Functional, inputs: Inputs) -> Anatomy:
         f.dtype,
         f.device,
         f.output,
-        tuple([(m.training, *_needs(m)) for m in f.module.modules()]),
+        tuple([(m.training, *_needs(m)) for m in modules_of(f.module)]),
     )
     cache = _CACHE.setdefault(f.module, {})
-    if key not in cache:
+    found = cache.get(key)
+    if found is None:
         if len(cache) > 8:
             cache.clear()
-        cache[key] = _pilot(f, inputs)
-    return cache[key]
+        found = cache[key] = _pilot(f, inputs)
+    return found
 
 
 def _needs(m: nn.Module) -> list[bool]:
