@@ -325,7 +325,7 @@ def test_tracked_networks(taped: list[Any]) -> None:
         def watch(epoch: int, networks: Networks) -> None:
             seen.append((epoch, {name: value.clone() for name, value in networks.params.items()}))
 
-        train(record(factory), 5, 1, 3, *data(), descent, torch.device("cpu"), watch)
+        train(tracking.Task(record(factory), 5, *data(), descent), range(1, 3), watch)
     assert len(taped) == 4  # two lanes, batches of 16 and of 2
     assert [epoch for epoch, _ in seen] == [0, 1, 2] * 2
     for (_, lanes), (_, stack) in zip(seen[:3], seen[3:]):

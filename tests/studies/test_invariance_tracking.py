@@ -13,7 +13,7 @@ from biascope.studies import Run
 from biascope.studies.invariance.aligned_flipped import compare_pair
 from biascope.studies.invariance.geometries import Geometry
 from biascope.studies.invariance.networks import factory
-from biascope.studies.invariance.tracking import Descent, common_probes, track, train_stack
+from biascope.studies.invariance.tracking import Descent, Task, common_probes, track, train_stack
 
 X = torch.randn(24, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = (X[:, 0] > 0).long()
@@ -30,7 +30,7 @@ def watched(descent: Descent, start: int = 0, stop: int = 3) -> list[dict[str, T
         assert epoch == len(seen)
         seen.append({name: value.clone() for name, value in networks.params.items()})
 
-    train_stack(record(build), 3, start, stop, X, Y, descent, torch.device("cpu"), watch)
+    train_stack(Task(record(build), 3, X, Y, descent), range(start, stop), watch)
     return seen
 
 

@@ -46,6 +46,17 @@ class Descent:
 
 
 @dataclass(frozen=True)
+class Task:
+    """Networks to draw, the data x [n, ...] and y [n] that all of them learn, where these are, and how."""
+
+    recorded: Initialiser
+    seed: int
+    x: Tensor = field(repr=False)
+    y: Tensor = field(repr=False)
+    descent: Descent
+
+
+@dataclass(frozen=True)
 class Track:
     """Gradients [epochs + 1, R, probes, D] and accuracy on the training set [epochs + 1, R]."""
 
@@ -95,9 +106,9 @@ def track(
             guess = outputs(networks, x[seen], engine="vmap" if len(networks) > LANES else "loop").argmax(-1)
             accuracies.append((guess == y[seen]).float().mean(1).cpu())
 
-        seed = derive(run.seed, stream or key)
+        task = Task(recorded, derive(run.seed, stream or key), x, y, replace(descent, precision=precision))
         train = train_lanes if captured else train_stack
-        train(recorded, seed, start, stop, x, y, replace(descent, precision=precision), device, watch)
+        train(task, range(start, stop), watch)
         return {"gradients": torch.stack(gradients), "accuracy": torch.stack(accuracies)}
 
     made = [
@@ -116,23 +127,14 @@ def stack_size(recorded: Initialiser, runs: int) -> int:
     return max(1, min(runs, 2**23 // weight)) if weight < 2**20 else 1
 
 
-def train_stack(
-    recorded: Initialiser,
-    seed: int,
-    start: int,
-    stop: int,
-    x: Tensor,
-    y: Tensor,
-    descent: Descent,
-    device: torch.device,
-    watch: Watch,
-) -> None:
-    """Train networks start, ..., stop - 1 together; `watch` sees them before the first epoch and after each one."""
-    drawn, n = recorded.draw(seed, start, stop, device), len(x)
+def train_stack(task: Task, indices: range, watch: Watch) -> None:
+    """Train these networks together; `watch` sees them before the first epoch and after each one."""
+    x, y, descent = task.x, task.y, task.descent
+    drawn, n = task.recorded.draw(task.seed, indices.start, indices.stop, x.device), len(x)
     template = copy.deepcopy(drawn.template).train()
     params = {name: value.clone().requires_grad_(True) for name, value in drawn.params.items()}
     buffers = {name: value.clone() for name, value in drawn.buffers.items()}
-    T, leaves = stop - start, list(params.values())
+    T, leaves = len(indices), list(params.values())
     # one optimiser for the stack: SGD and Adam work entry by entry, so networks do not mix
     optimiser: torch.optim.Optimizer = torch.optim.SGD(leaves, descent.lr, descent.momentum)
     if descent.optimiser == "adam":
@@ -154,8 +156,8 @@ def train_stack(
     look(0)
     size = descent.batch_size or n
     for epoch in progress(range(descent.epochs), "epochs", leave=False):
-        order = torch.stack([data_order(seed, i, epoch, n) for i in range(start, stop)]).to(device)
-        with arithmetic(device, descent.precision):  # not while looking: gradients are measured in full float32
+        order = torch.stack([data_order(task.seed, i, epoch, n) for i in indices]).to(x.device)
+        with arithmetic(x.device, descent.precision):  # not while looking: gradients are measured in full float32
             for batch in torch.split(order, size, dim=1):
                 optimiser.zero_grad()
                 for part in torch.split(batch, descent.micro, dim=1):
@@ -175,22 +177,12 @@ def clip(leaves: list[Tensor], largest: float) -> None:
         g.mul_(factor.view(-1, *[1] * (g.dim() - 1)))
 
 
-def train_lanes(
-    recorded: Initialiser,
-    seed: int,
-    start: int,
-    stop: int,
-    x: Tensor,
-    y: Tensor,
-    descent: Descent,
-    device: torch.device,
-    watch: Watch,
-) -> None:
+def train_lanes(task: Task, indices: range, watch: Watch) -> None:
     """The same with captured steps, a few large networks side by side (see `CapturedStep`); CUDA only."""
+    x, y, descent = task.x, task.y, task.descent
     sgd = SGD(descent.epochs, descent.batch_size, descent.lr, descent.momentum, 0.0, descent.clip_norm, "constant")
-    same = [(x, y)] * stop  # every network has the same task
-    work = Work(recorded, same, sgd, F.cross_entropy, seed, device, None, descent.precision)
-    indices = range(start, stop)
+    same = [(x, y)] * indices.stop  # every network has the same task
+    work = Work(task.recorded, same, sgd, F.cross_entropy, task.seed, x.device, None, descent.precision)
     networks = work.start(indices)
     lanes = [Lane(work, networks.module(place), x, y) for place in range(len(indices))]
     for place, lane in enumerate(lanes):
