@@ -159,6 +159,20 @@ def test_what_is_frozen_and_what_is_not() -> None:
     assert list(functional(net).params) == ["body.bias"]
 
 
+class Secretive(nn.Sequential):
+    """Hides its biases."""
+
+    def named_parameters(self, *args, **kwargs):
+        """Weights only."""
+        return ((name, p) for name, p in super().named_parameters(*args, **kwargs) if "weight" in name)
+
+
+def test_parameters_that_a_class_hides_stay_hidden() -> None:
+    net = Secretive(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    assert list(functional(net).params) == ["0.weight", "2.weight"]
+    assert bs.fisher(net, X, "kfac").shape == (20, 20)
+
+
 def test_inputs_are_refused_for_what_is_no_number_and_not_for_large_sums() -> None:
     huge = torch.full((4, 3), 3e38)  # their sum is infinite, they are not
     assert next(batches(huge))[0] is huge

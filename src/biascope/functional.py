@@ -104,7 +104,8 @@ def functional(
     if not all(map(is_harmless, set(map(type, parts)))):  # many modules, of few classes
         refuse_wrappers(module)
         refuse_batch_dependence(module)
-    named = tensors_in(parts, "_parameters")
+    plain = type(module).named_parameters is nn.Module.named_parameters  # a class may hide some
+    named = tensors_in(parts, "_parameters") if plain else dict[str, Tensor](module.named_parameters())
     if not named:
         raise InputError(f"{type(module).__name__} has no parameters: there is nothing to differentiate")
     for name, p in named.items():

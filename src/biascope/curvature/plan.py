@@ -69,13 +69,25 @@ def make_units(
     sua: bool,
     limit: Callable[[], int],  # bytes; asked only where something large is wanted
 ) -> list[Unit]:
-    """The units of a representation, in the model's order."""
+    """The units of a representation, in the model's order (made once per anatomy; not to be changed)."""
     if sharing not in {"expand", "reduce"}:
         raise InputError(f"sharing={sharing!r}: expand or reduce")
-    if representation in WHOLE:
-        unit = Unit(tuple(space.shapes), found.blocks, str(representation), "one matrix for everything")
+    key = (representation, sharing, sua) if isinstance(representation, str) else None
+    units: list[Unit] | None = found.plans.get(key)
+    if units is None:
+        units = _units(found, space, representation, sharing, sua)
+        if key is not None:
+            found.plans[key] = units
+    for unit in units:
         _fits(unit, space, limit)
-        return [unit]
+    return units
+
+
+def _units(
+    found: Anatomy, space: ParameterSpace, representation: str | Mapping[str, str], sharing: str, sua: bool
+) -> list[Unit]:
+    if representation in WHOLE:
+        return [Unit(tuple(space.shapes), found.blocks, str(representation), "one matrix for everything")]
     layers: dict[str, list[Block]] = {}
     for b in found.blocks:
         layers.setdefault(b.layer, []).append(b)
@@ -86,8 +98,6 @@ def make_units(
         units += _layer_units(blocks, space, wanted, sharing, sua)
     if isinstance(representation, Mapping) and (unknown := set(representation) - used - {"*"}):
         raise InputError(f"no layer, parameter or rule matches {sorted(unknown)[0]!r}; layers: {', '.join(layers)}")
-    for unit in units:
-        _fits(unit, space, limit)
     return units
 
 
