@@ -183,7 +183,7 @@ def kronfluence(model: nn.Module, batches: Batches, representation: str, monte_c
             return self.compute_train_loss(batch, model)
 
     task, arguments, state = Classification(), FactorArguments(), State(cpu=not batches[0][0].is_cuda)
-    net = prepare_model(copy.deepcopy(model), task)
+    net = prepare_model(copy.deepcopy(model), task).to(batches[0][0].device)  # its own parameters start on the CPU
     batches = [part for x, y in batches for part in zip(x.split(256), y.split(256))]  # it keeps per-example gradients
     common = {"model": net, "state": state, "factor_args": arguments, "disable_tqdm": True}
     n, covariances = fit_covariance_matrices_with_loader(task=task, loader=batches, **common)

@@ -6,7 +6,7 @@ under cotangent k is sum_t G_t A_t^T. Positions are summed before squaring; cota
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -25,12 +25,12 @@ PADDED = {"cpu": 2**15, "cuda": 2**23}  # inputs up to which a copy with ones co
 TRAFFIC = 30  # writing and squaring one number costs about as much as this many multiplications
 
 
-def pieces_of(factor: MatrixFactor, per_example: int) -> Iterator[slice]:
+def pieces_of(factor: MatrixFactor, per_example: int) -> Iterable[slice]:
     """Slices of examples whose temporaries (per_example numbers each) fit the workspace."""
     limit = WORKSPACE.get(factor.inputs[0].device.type, 2**26)
     step = max(1, limit // max(1, per_example * factor.inputs[0].element_size()))
-    for s in range(0, factor.n, step):
-        yield slice(s, min(s + step, factor.n))
+    n = factor.n
+    return (slice(0, n),) if step >= n else [slice(s, min(s + step, n)) for s in range(0, n, step)]
 
 
 def operand(factor: MatrixFactor, s: slice, bias: bool) -> Tensor:
@@ -125,8 +125,8 @@ def add_rows(total: Tensor | None, X: Tensor) -> Tensor:
         total = X.new_zeros(X.shape[1], X.shape[1]) if total is None else total
         add_second_moment(total[None], X.T[None])
         return total
-    if total is None and len(X) <= 2 * TERMS and X.device.type not in CACHED:
-        return torch.mm(X.T, X)  # cuBLAS splits it as well as we could
+    if total is None and X.shape[0] <= (TERMS if X.device.type in CACHED else 2 * TERMS):
+        return torch.mm(X.T, X)  # cuBLAS splits a sum as well as we could
     size = terms_of(len(X), X.device)
     whole = len(X) // size
     if whole > 1 and X.device.type not in CACHED:  # one operation, and more work at once than one product gives a GPU
@@ -145,7 +145,7 @@ def add_rows(total: Tensor | None, X: Tensor) -> Tensor:
 def add_homogeneous(total: Tensor | None, X: Tensor) -> Tensor:
     """`add_rows` of X [N, d] beside a column of ones: [d + 1, d + 1]."""
     if X.numel() <= PADDED.get(X.device.type, 0):
-        return add_rows(total, torch.cat([X, X.new_ones(len(X), 1)], 1))
+        return add_rows(total, torch.cat([X, X.new_ones(X.shape[0], 1)], 1))
     if total is None:
         total = X.new_zeros(X.shape[1] + 1, X.shape[1] + 1)
     add_rows(total[:-1, :-1], X)
