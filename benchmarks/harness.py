@@ -19,7 +19,8 @@ A benchmark file lists cases as data and hands them over:
 
 Every (case, contender) runs in a fresh process: warm-up, then repeats, each ended by a device synchronisation; the
 median counts. A first call of more than `LONG` seconds is itself the measurement (its share of warm-up is small; on a
-GPU, where kernels are chosen and compiled, a minute), and repeats stop after `ENOUGH` seconds. Wall seconds and CPU
+GPU, where kernels are chosen and compiled, a minute), and repeats stop after `ENOUGH` seconds, but not before `LEAST`.
+Wall seconds and CPU
 seconds of the process are both kept; with one thread on a CPU the headline is CPU seconds, which other jobs on the
 machine hardly change, else wall seconds. Peak memory is the process's high-water mark above what it was after `setup`
 (CPU) or `torch.cuda.max_memory_allocated` above what was allocated then (GPU). A contender that raises, runs out of
@@ -48,6 +49,7 @@ from typing import Any
 
 OURS = "biascope"
 LONG, ENOUGH = {"cpu": 8.0, "cuda": 60.0}, 8.0  # seconds
+WARM, LEAST = 0.1, 0.5  # seconds that short calls are warmed up and repeated: a processor changes its speed in less
 KEYS = ("wall_s", "cpu_s", "peak_bytes")
 
 
@@ -461,11 +463,13 @@ def _measure(case: Case, contender: Contender, job: dict[str, Any]) -> dict[str,
             return {"status": "failed", "reason": f"error {error:.2g} above {case.tolerance:g}", "error": error}
         first, long = wall[0], LONG["cuda" if gpu else "cpu"]
         if first < long:
-            for _ in range(job["warmup"] if first < 1 else 0):
+            warm, start = 0, time.perf_counter()
+            while warm < (job["warmup"] if first < 1 else 0) or time.perf_counter() - start + first < WARM:
                 contender.run(mine)
-            synchronize()
+                synchronize()
+                warm += 1
             wall, cpu = [], []
-        while len(wall) < job["repeats"] and (not wall or (first < long and sum(wall) < ENOUGH)):
+        while not wall or (first < long and len(wall) < job["repeats"] and sum(wall) < ENOUGH) or sum(wall) < LEAST:
             start, start_cpu = time.perf_counter(), time.process_time()
             contender.run(mine)
             synchronize()

@@ -19,6 +19,7 @@ DOUBLE = torch.float64
 def everywhere(monkeypatch):
     """As on a GPU, in plain float32 or float64."""
     monkeypatch.setattr(convolution, "DEVICES", ("cpu", "cuda"))
+    monkeypatch.setattr(convolution, "MANY", 1)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
@@ -108,6 +109,9 @@ def test_left_to_torch_where_it_does_not_pay(everywhere, monkeypatch):
     assert torch.equal(conv2d(x[0, :2], w), F.conv2d(x[0, :2], w))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert conv2d(x[:, :2].float(), w.float()).dtype == torch.bfloat16
+    monkeypatch.setattr(convolution, "MANY", 3)
+    assert torch.equal(conv2d(x[:, :2], w), F.conv2d(x[:, :2], w))
+    monkeypatch.setattr(convolution, "MANY", 1)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     assert torch.equal(conv2d(x[:, :2], w), F.conv2d(x[:, :2], w))
 
@@ -116,7 +120,7 @@ def test_left_to_torch_where_it_does_not_pay(everywhere, monkeypatch):
 @pytest.mark.parametrize("image", [(4, 4), (8, 8), (33, 17)])
 @pytest.mark.parametrize("kernel", [1, 3])
 def test_on_a_gpu_in_float32(image, kernel):
-    x, w, padding = drawn(3, 5, *image), drawn(7, 5, kernel, kernel, seed=1), kernel // 2
+    x, w, padding = drawn(convolution.MANY, 5, *image), drawn(7, 5, kernel, kernel, seed=1), kernel // 2
     exact = F.conv2d(x.requires_grad_(True), w, padding=padding)
     g = drawn(*exact.shape, seed=2)
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 DEVICES = ("cuda",)  # where it pays
+MANY = 256  # examples from which it does; with fewer, cuDNN's own way back is as fast and takes less memory
 FEW_PIXELS = 16  # of an image up to which the product of patches is faster
 
 
@@ -28,8 +29,8 @@ def conv2d(
 ) -> Tensor:
     """torch's conv2d of x [n, c, h, w] with weight [o, c, kh, kw]; only x is differentiated, by faster kernels.
 
-    Where they are not faster (other devices, tf32, half precision, strides, groups, dilation), and for data, it is
-    torch's own.
+    Where they are not faster (other devices, few examples, tf32, half precision, strides, groups, dilation), and for
+    data, it is torch's own.
 
     Example:
         >>> x, w = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
@@ -40,6 +41,7 @@ def conv2d(
         not x.requires_grad
         or x.device.type not in DEVICES
         or x.dim() != 4
+        or x.shape[0] < MANY
         or groups != 1
         or isinstance(padding, str)
         or _pair(stride) != (1, 1)
