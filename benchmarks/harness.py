@@ -50,6 +50,7 @@ from typing import Any
 OURS = "biascope"
 LONG, ENOUGH = {"cpu": 8.0, "cuda": 60.0}, 8.0  # seconds
 WARM, LEAST = 0.1, 0.5  # seconds that short calls are warmed up and repeated: a processor changes its speed in less
+MOST = 1000  # repeats, however short
 KEYS = ("wall_s", "cpu_s", "peak_bytes")
 
 
@@ -469,7 +470,8 @@ def _measure(case: Case, contender: Contender, job: dict[str, Any]) -> dict[str,
                 synchronize()
                 warm += 1
             wall, cpu = [], []
-        while not wall or (first < long and len(wall) < job["repeats"] and sum(wall) < ENOUGH) or sum(wall) < LEAST:
+        begun = time.perf_counter()
+        while not wall or (first < long and _goes_on(len(wall), time.perf_counter() - begun, job["repeats"])):
             start, start_cpu = time.perf_counter(), time.process_time()
             contender.run(mine)
             synchronize()
@@ -490,6 +492,11 @@ def _measure(case: Case, contender: Contender, job: dict[str, Any]) -> dict[str,
         "peak_bytes": peak,
         "error": error,
     }
+
+
+def _goes_on(done: int, seconds: float, repeats: int) -> bool:
+    """Is another repeat wanted?"""
+    return (done < repeats and seconds < ENOUGH) or (done < MOST and seconds < LEAST)
 
 
 def _relative_error(case: Case, state: Any, output: Any, kept: Path) -> float | None:

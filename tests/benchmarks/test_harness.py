@@ -181,6 +181,6 @@ def test_short_calls_are_repeated_until_they_say_something(harness: ModuleType) 
 
     case = harness.Case("short", lambda device: None, (harness.Contender("biascope", short),))
     (row,) = harness.run_benchmark([case], __file__, repeats=2, in_process=True)["measurements"]
-    assert sum(row["wall_all"]) >= harness.LEAST
+    assert sum(row["wall_all"]) >= 0.9 * harness.LEAST
     assert 10 <= len(row["wall_all"]) < len(calls)  # and warmed up before
-    assert calls[len(calls) - len(row["wall_all"])] - calls[0] >= harness.WARM
+    assert calls[len(calls) - len(row["wall_all"])] - calls[0] >= 0.9 * harness.WARM
