@@ -224,7 +224,7 @@ def matrix_case(name: str, representation: str, monte_carlo: bool) -> Case:
             tool,
             lambda state, make=make: (state, make(state.model, state.batches, representation, monte_carlo)),
             requires,
-            cpu_limit=None if tool == "biascope" else 600,
+            cpu_limit=None if tool == "biascope" else 2400,
         )
         for tool, (make, requires, has, sampled) in TOOLS.items()
         if representation in has and (monte_carlo or not sampled)
