@@ -25,7 +25,7 @@ from biascope.functional import (
 )
 from biascope.layers import Anatomy, anatomy, leaves, per_example_gradients, record, rows_of_tape
 from biascope.linalg.operator import Adjoint, LinearOperator
-from biascope.precision import arithmetic
+from biascope.precision import arithmetic, without_cudnn
 from biascope.tables import grid
 
 
@@ -99,7 +99,7 @@ def _double_backward(f: Functional, inputs: Inputs, v: Params) -> Tensor:
     """J v = d/du <J^T u, v>, since J^T u is linear in u."""
     params = leaves(f)
     names = list(params)
-    with torch.enable_grad(), differentiable_attention(), torch.backends.cudnn.flags(enabled=False):
+    with torch.enable_grad(), differentiable_attention(), without_cudnn():
         rows = f(params, inputs)
         u = torch.zeros_like(rows, requires_grad=True)
         grads = torch.autograd.grad(

@@ -11,6 +11,7 @@ import biascope as bs
 from biascope.functional import functional
 from biascope.layers import anatomy, convolution, recorded
 from biascope.layers.convolution import conv2d
+from biascope.precision import arithmetic
 
 DOUBLE = torch.float64
 
@@ -20,7 +21,7 @@ def everywhere(monkeypatch):
     """As on a GPU, in plain float32 or float64."""
     monkeypatch.setattr(convolution, "DEVICES", ("cpu", "cuda"))
     monkeypatch.setattr(convolution, "MANY", 1)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(convolution, "convolves_in_tf32", lambda: False)
 
 
 def drawn(*shape, seed=0):
@@ -112,7 +113,7 @@ def test_left_to_torch_where_it_does_not_pay(everywhere, monkeypatch):
     monkeypatch.setattr(convolution, "MANY", 3)
     assert torch.equal(conv2d(x[:, :2], w), F.conv2d(x[:, :2], w))
     monkeypatch.setattr(convolution, "MANY", 1)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    monkeypatch.setattr(convolution, "convolves_in_tf32", lambda: True)
     assert torch.equal(conv2d(x[:, :2], w), F.conv2d(x[:, :2], w))
 
 
@@ -123,7 +124,7 @@ def test_on_a_gpu_in_float32(image, kernel):
     x, w, padding = drawn(convolution.MANY, 5, *image), drawn(7, 5, kernel, kernel, seed=1), kernel // 2
     exact = F.conv2d(x.requires_grad_(True), w, padding=padding)
     g = drawn(*exact.shape, seed=2)
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+    with arithmetic("float32"):
         there = x.detach().float().cuda().requires_grad_(True)
         found = conv2d(there, w.float().cuda(), padding=padding)
         assert type(found.grad_fn).__name__ == "_ConvolutionBackward"

@@ -22,7 +22,7 @@ from biascope.errors import InputError, UnsupportedError
 from biascope.functional import ParamSelection, batches, differentiable_attention, functional
 from biascope.layers import Anatomy, leaves
 from biascope.memory import readable
-from biascope.precision import arithmetic
+from biascope.precision import arithmetic, without_cudnn
 
 Loss = str | Callable[[Tensor, Tensor | None], Tensor]
 
@@ -78,7 +78,7 @@ class HessianMetric(ProductMetric):
         for inputs, y, _ in self.stream.batches():
             params = leaves(f)
             ps = list(params.values())
-            with torch.enable_grad(), differentiable_attention(), torch.backends.cudnn.flags(enabled=False):
+            with torch.enable_grad(), differentiable_attention(), without_cudnn():
                 losses = family.losses(f(params, inputs), y)
                 if not bool(torch.isfinite(losses).all()):
                     bad = int((~torch.isfinite(losses)).nonzero()[0])

@@ -21,6 +21,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from biascope.precision import multiplies_in_tf32, without_cudnn
+
 LARGEST_PATCH = 512  # inputs per output value; beyond that the copies of patches cost more than they save
 TILE = 64  # columns that a product on a GPU computes at least
 MOVING = {"full": 128, "tf32": 256, "half": 1024}  # multiplications in the time of copying a value of a patch (H200)
@@ -42,7 +44,7 @@ class ConvolutionsAsProducts(TorchFunctionMode):
             if found is not None:
                 return found
         if func is F.batch_norm:
-            with torch.backends.cudnn.flags(enabled=False):
+            with without_cudnn():
                 return func(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
@@ -221,8 +223,7 @@ def _multiplication(x: Tensor) -> str:
     """Which of the kinds of `MOVING` a product of such tensors is."""
     if x.element_size() < 4:
         return "half"
-    fast = x.is_cuda and x.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
-    return "tf32" if fast else "full"
+    return "tf32" if x.is_cuda and x.dtype == torch.float32 and multiplies_in_tf32() else "full"
 
 
 def _pair(value: Any) -> tuple[int, int]:

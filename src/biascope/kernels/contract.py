@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from biascope.layers import Factor, MatrixFactor, RowsFactor
+from biascope.precision import arithmetic
 
 
 def mul(X: Tensor, Y: Tensor) -> Tensor:
@@ -52,9 +53,7 @@ def _split(X: Tensor) -> tuple[Tensor, Tensor]:
 
 def _gram_split(X: Tensor, Y: Tensor | None, workspace: int) -> Tensor:
     """X X^T (or X Y^T) in float32 accuracy from tf32 products: HH + HL + LH."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
+    with arithmetic("tf32"):
         rows = len(X) + (0 if Y is None else len(Y))
         step = max(8192, workspace // (8 * rows) // 1024 * 1024)
         total = torch.zeros(len(X), len(X) if Y is None else len(Y), dtype=X.dtype, device=X.device)
@@ -67,8 +66,6 @@ def _gram_split(X: Tensor, Y: Tensor | None, workspace: int) -> Tensor:
                 Yh, Yl = _split(Y[:, c : c + step].contiguous())
                 total += mul(Xh, Yh) + (mul(Xh, Yl) + mul(Xl, Yh))
         return total
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 class Scratch:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from biascope.precision import convolves_in_tf32
+
 DEVICES = ("cuda",)  # where it pays
 MANY = 256  # examples from which it does; with fewer, cuDNN's own way back is as fast and takes less memory
 FEW_PIXELS = 16  # of an image up to which the product of patches is faster
@@ -49,7 +51,7 @@ def conv2d(
         or any(p >= k for p, k in zip(_pair(padding), weight.shape[2:]))
         or x.dtype not in (torch.float32, torch.float64)
         or torch.is_autocast_enabled(x.device.type)
-        or torch.backends.cudnn.allow_tf32
+        or convolves_in_tf32()
     ):
         return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
     parameters = (weight.detach(), None if bias is None else bias.detach())

@@ -16,6 +16,7 @@ from biascope.functional import Params, differentiable_attention, no_reentrant_c
 from biascope.linearize.anchored import hung
 from biascope.linearize.dual import evaluate_dual
 from biascope.linearize.norms import Norms
+from biascope.precision import without_cudnn
 
 if TYPE_CHECKING:
     from biascope.linearize.tangent import Linearized
@@ -101,7 +102,7 @@ class Expansion:
         with (
             torch.enable_grad(),
             differentiable_attention(),
-            torch.backends.cudnn.flags(enabled=False),
+            without_cudnn(),
             self.at(leaves),
         ):
             f0 = self.f(leaves)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from biascope import data, nets
 from biascope.errors import InputError
+from biascope.precision import arithmetic
 from biascope.studies.ekfac import contest
 from biascope.studies.ekfac.contest import Outcome, Problem, Setting
 from biascope.studies.runs import Run
@@ -113,7 +114,7 @@ class OnCifar:
     ) -> Outcome:
         """A contest with batches of `size` for the KFAC family, of `plain` for the others."""
         own = frames(names, len(task.x), self.epochs, size, plain, self.refresh, self.looks, halve)
-        with contest.tf32(self.tf32):
+        with arithmetic("tf32" if self.tf32 else "float32"):
             return contest.hold(run, task, own, self.trials, self.seeds, self.trial)
 
 

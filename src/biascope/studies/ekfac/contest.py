@@ -15,8 +15,7 @@ rivals that had stayed on the plateau had counted as beaten. One seed has no err
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -354,16 +353,3 @@ def charts(out: Outcome, loss: str, note: str, name: str = "", title: str = "") 
             log_y=True,
         ),
     )
-
-
-@contextmanager
-def tf32(allowed: bool) -> Iterator[None]:
-    """Let float32 products on the GPU use tf32 (or forbid it), and set everything back."""
-    kept = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high" if allowed else "highest")
-    torch.backends.cudnn.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(kept[0])
-        torch.backends.cudnn.allow_tf32 = kept[1]
