@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from biascope.editing.plane import Head, Output, Plane, chunks, coefficients, per_task
 from biascope.editing.vectors import TaskVector
 from biascope.errors import InputError
+from biascope.precision import without_autocast
 from biascope.progress import progress
 from biascope.tables import grid, number
 
@@ -93,6 +94,7 @@ class Disentanglement:
         return grid(title, ["mean xi on [0, 1]", "largest xi"], [(number(*self.box()), float(xi.max()))])
 
 
+@without_autocast()
 def disentanglement(
     model: nn.Module,
     vectors: Mapping[str, TaskVector],

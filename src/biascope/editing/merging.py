@@ -17,6 +17,7 @@ from biascope.editing.disentanglement import predicted_class
 from biascope.editing.plane import Head, Output, Plane, chunks, coefficients, per_task
 from biascope.editing.vectors import TaskVector, coefficient
 from biascope.errors import InputError
+from biascope.precision import without_autocast
 from biascope.progress import progress
 from biascope.tables import grid, number
 
@@ -113,6 +114,7 @@ class Addition:
         return grid(f"Task addition at alpha = {self.alpha:g}", ["task", "pre-trained", "single", "merged"], rows)
 
 
+@without_autocast()
 def task_addition(
     model: nn.Module,
     vectors: Mapping[str, TaskVector],
@@ -230,6 +232,7 @@ class Negation:
         return grid(f"Task negation at alpha = {self.alpha:g}", ["data", "before", "after"], rows)
 
 
+@without_autocast()
 def task_negation(
     model: nn.Module,
     vector: TaskVector,

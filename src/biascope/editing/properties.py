@@ -17,6 +17,7 @@ from biascope.errors import InputError
 from biascope.functional import gather
 from biascope.kernels import LocalEnergy, local_energy, ntk
 from biascope.linearize.tangent import linearize
+from biascope.precision import without_autocast
 from biascope.tables import facts, grid, number
 
 
@@ -45,6 +46,7 @@ class Leakage:
         return grid("Leakage E||J tau||", ["inputs of", *(f"vector of {t}" for t in self.tasks)], rows)
 
 
+@without_autocast()
 def leakage(
     model: nn.Module,
     vectors: Mapping[str, TaskVector],
@@ -106,6 +108,7 @@ class Localisation:
         return grid("Local energy", ["task", "control"], [(number(*self.task), number(*self.control))])
 
 
+@without_autocast()
 def localisation(
     model: nn.Module,
     task: Any,
@@ -159,6 +162,7 @@ class Linearity:
         return facts("Tangent model against network", {"residual": self.residual, "agreement": number(*self.agreement)})
 
 
+@without_autocast()
 def linearity(
     model: nn.Module, vector: TaskVector, data: Any, *, output: Output | None = None, batch_size: int = 256
 ) -> Linearity:

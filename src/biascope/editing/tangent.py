@@ -30,6 +30,7 @@ from biascope.functional import (
 )
 from biascope.linearize.anchored import check_model, copy_of
 from biascope.linearize.tangent import Linearized, linearize
+from biascope.precision import without_autocast
 from biascope.progress import progress
 from biascope.seeds import generator
 from biascope.tables import facts
@@ -55,6 +56,7 @@ class FineTuned:
         return facts(title, {**rows, "vector": repr(self.vector)})
 
 
+@without_autocast()
 def fine_tune(
     model: nn.Module,
     data: Any,

@@ -30,7 +30,8 @@ def arithmetic(device: torch.device, precision: Precision) -> Iterator[None]:
     if device.type != "cuda":
         if precision != "float32":
             raise UnsupportedError(f"precision={precision!r} is for CUDA devices; on {device.type} use 'float32'")
-        yield
+        with full_or_tf32("float32"):
+            yield
         return
     half = torch.autocast("cuda", HALF.get(precision), enabled=precision in HALF, cache_enabled=False)
     with full_or_tf32("float32" if precision == "float32" else "tf32"), half:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from biascope.errors import InputError
 from biascope.fields.fit import Fit, fit
 from biascope.fields.grids import coordinates
+from biascope.precision import without_autocast
 from biascope.spectral import amplitude_spectrum
 from biascope.tables import facts
 
@@ -55,6 +56,7 @@ class AliasTest:
         return facts("Alias test", {**rows, "error on samples": self.train_mse, "between": self.test_mse})
 
 
+@without_autocast()
 def alias_test(
     model: nn.Module,
     frequency: int = 23,

@@ -22,8 +22,10 @@ from biascope.fields.encoding import encoding
 from biascope.fields.harmonics import MOST, Harmonics, compared, first_positive
 from biascope.nets import SIREN
 from biascope.nets.parts import Sine
+from biascope.precision import without_autocast
 
 
+@without_autocast()
 def bessel_harmonics(model: SIREN, order: int, seed: int = 0) -> Harmonics:
     """Harmonics of a SIREN with two hidden layers, truncated at |s_t| <= order; costs F (2 order + 1)^T.
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from biascope.errors import InputError, UnsupportedError
 from biascope.kernels import ntk
 from biascope.linalg import effective_rank
+from biascope.precision import without_autocast
 from biascope.tables import facts, grid, number, several
 
 THRESHOLDS = tuple(10.0**-k for k in range(11))  # the axis of Fig. 5.5, 1 down to 1e-10
@@ -151,6 +152,7 @@ class Dictionary:
         return signals.detach().double().cpu().reshape(1 if one else len(signals), -1)
 
 
+@without_autocast()
 def dictionary(
     model: nn.Module,
     r: Tensor,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from biascope.errors import InputError
 from biascope.linearize.anchored import copy_of
+from biascope.precision import without_autocast
 from biascope.progress import progress
 from biascope.seeds import generator
 from biascope.tables import facts
@@ -63,6 +64,7 @@ class Fit:
         return facts("Fit", {**rows, "PSNR on held-out points": float(self.test_psnr[-1])})
 
 
+@without_autocast()
 def fit(
     model: nn.Module,
     r: Tensor,

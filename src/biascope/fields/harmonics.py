@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from biascope.errors import InputError
 from biascope.fields.encoding import Encoding, encoding
 from biascope.fields.support import canonical
+from biascope.precision import without_autocast
 from biascope.seeds import generator
 from biascope.tables import facts, several
 
@@ -78,6 +79,7 @@ class Harmonics:
         return facts("Harmonics", {**rows, "at frequencies": several(self.frequencies.norm(dim=1)[order])})
 
 
+@without_autocast()
 def harmonics(model: nn.Module | Encoding, order: int | None = None, seed: int = 0) -> Harmonics:
     """Amplitudes and phases of all harmonics of a network of sines.
 

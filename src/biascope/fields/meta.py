@@ -25,6 +25,7 @@ from biascope.fields.dictionary import Dictionary, Energy
 from biascope.functional import select_params
 from biascope.linalg import principal_angles, subspace_overlap
 from biascope.linearize.anchored import copy_of
+from biascope.precision import without_autocast
 from biascope.progress import progress
 from biascope.seeds import generator
 from biascope.tables import facts, number
@@ -51,6 +52,7 @@ class MetaLearned:
         return facts(f"Meta-learning ({self.algorithm})", {**rows, "first loss": first, "last loss": last})
 
 
+@without_autocast()
 def meta_learn(
     model: nn.Module,
     r: Tensor,

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from biascope.errors import InputError
 from biascope.fields.encoding import frequencies_of
 from biascope.fields.grids import coordinates
+from biascope.precision import without_autocast
 from biascope.tables import facts
 
 MOST = 5_000_000  # integer vectors that are listed
@@ -103,6 +104,7 @@ def missing_bins(frequencies: Tensor | nn.Module, degree: int, layers: int, n: i
     return missing
 
 
+@without_autocast()
 def spectrum_leakage(
     f: Callable[[Tensor], Tensor],
     frequencies: Tensor | nn.Module,

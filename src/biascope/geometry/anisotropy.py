@@ -19,6 +19,7 @@ from biascope.geometry.moments import BlockMoments, blocks_for
 from biascope.geometry.nad_result import NADs
 from biascope.linalg import psd_eigh, subspace_overlap
 from biascope.memory import budget
+from biascope.precision import without_autocast
 from biascope.progress import progress
 from biascope.seeds import generator
 
@@ -27,6 +28,7 @@ DENSE_UP_TO = 4096  # larger inputs never see a D x D matrix
 AUTO_START, AUTO_LIMIT = 256, 65_536
 
 
+@without_autocast()
 def nads(
     factory: Factory | Initialiser,
     input_shape: Sequence[int] = (1, 32, 32),

@@ -24,6 +24,7 @@ from biascope.geometry.measures import Comparison, compare
 from biascope.geometry.moments import BlockMoments, blocks_for
 from biascope.linalg import Dense, Eigenpairs, FromFunction, LinearOperator, eigsh, psd_eigh
 from biascope.memory import budget
+from biascope.precision import without_autocast
 from biascope.progress import progress
 from biascope.seeds import generator
 from biascope.tables import facts, number
@@ -70,10 +71,12 @@ class AverageGeometry:
             )
         return self.dense
 
+    @without_autocast()
     def __matmul__(self, v: Tensor) -> Tensor:
         """G v for v [D] or [D, k]."""
         return self.operator @ v.to(self.operator.dtype)
 
+    @without_autocast()
     def eigh(self, k: int | None = None) -> Eigenpairs:
         """Eigenpairs with the largest eigenvalues (largest magnitudes for an evolution); by default all of them,
         or 64 where the matrix is not formed.
@@ -146,6 +149,7 @@ class AverageGeometry:
 _PLAIN = ("input_shape", "n_networks", "n_probes", "seed", "relative_error", "kind")
 
 
+@without_autocast()
 def average_geometry(
     factory: Factory | Initialiser,
     input_shape: Sequence[int],
@@ -222,6 +226,7 @@ def average_geometry(
     return from_moments(moments, shape, n_probes, seed, "geometry")
 
 
+@without_autocast()
 def geometry_of(
     networks: Networks, probes: Tensor, scalarise: Scalarise | None = None, max_memory: str | int | None = None
 ) -> AverageGeometry:

@@ -19,6 +19,7 @@ from biascope.geometry.average import DENSE_UP_TO, AverageGeometry, draw_probes,
 from biascope.geometry.moments import BlockMoments, blocks_for
 from biascope.linalg import FromFunction
 from biascope.memory import budget
+from biascope.precision import without_autocast
 from biascope.progress import progress
 
 Params = dict[str, Tensor]
@@ -29,6 +30,7 @@ LOSSES: dict[str, SumLoss] = {
 }
 
 
+@without_autocast()
 def geometry_evolution(
     factory: Factory | Initialiser,
     x_train: Tensor,

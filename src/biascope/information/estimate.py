@@ -26,6 +26,7 @@ from biascope.information.neighbours import ksg
 from biascope.information.result import EstimateWarning, MutualInformation
 from biascope.information.samples import checked_pairs, split_pairs
 from biascope.information.train import Objective, Training, train_critic
+from biascope.precision import without_autocast
 
 Estimator = Literal["mine", "mine-f", "nwj", "infonce", "smile", "ksg"]
 
@@ -35,6 +36,7 @@ ENOUGH = 4096  # validation pairs looked at: they only choose the step
 FEW = 30  # rows that carry E_Q[e^T]: with fewer the mean is a matter of luck
 
 
+@without_autocast()
 def mutual_information(
     x: Tensor,
     y: Tensor,

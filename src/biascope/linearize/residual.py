@@ -12,8 +12,10 @@ from biascope.errors import InputError
 from biascope.functional import Functional, Params, batches, functional
 from biascope.jacobian import jacobian_vector
 from biascope.linearize.anchored import State, state_of
+from biascope.precision import without_autocast
 
 
+@without_autocast()
 def linearized_prediction(
     model: nn.Module,
     params: State,
@@ -42,6 +44,7 @@ def linearized_prediction(
     return torch.cat(parts)
 
 
+@without_autocast()
 def taylor_residual(
     model: nn.Module,
     params: State,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from biascope.errors import BiascopeError, InputError
 from biascope.functional import ParamSelection
+from biascope.precision import without_autocast
 from biascope.probes.checks import check_model, check_setup, eval_notes, read_loss, refuse_chance
 from biascope.probes.files import Folder, fill, state_of
 from biascope.probes.groups import as_groups
@@ -118,7 +119,7 @@ class Probe:
         self._theta: Tensor | None = None  # parameters at the last step, if steps are followed
         self._warned: set[str] = set()
         self._closed = False
-        with self._time.counted():
+        with without_autocast(), self._time.counted():
             self._begin()
 
     # ------------------------------------------------------------------------------------------------- in the loop
@@ -134,12 +135,12 @@ class Probe:
             step: number of steps taken so far; None counts the calls. Needed when training resumes from a checkpoint.
             epoch: number of epochs so far, for a schedule by epochs.
         """
-        with self._time.counted():
+        with without_autocast(), self._time.counted():
             return self._on_step(loss, step, epoch)
 
     def measure(self, loss: Tensor | float | None = None) -> Record:
         """Measure now, whatever schedule and cap say."""
-        with self._time.counted():
+        with without_autocast(), self._time.counted():
             raw = read_loss(loss, self._here.step)
             return self._measure(Moment(self._here.step, self._here.epoch, raw), raw, None)
 
@@ -148,7 +149,7 @@ class Probe:
         last = max(self._caught_up, self._records[-1].step if self._records else 0)
         try:
             if not self._closed and self._here.step > last:
-                with self._time.counted():
+                with without_autocast(), self._time.counted():
                     raw = read_loss(self._loss, self._here.step)
                     loss = self._here.loss if self.schedule.needs_loss else raw
                     self._due(Moment(self._here.step, self._here.epoch, loss), raw, None)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from biascope.errors import InputError
+from biascope.precision import without_autocast
 from biascope.spectral.norms import spectral_norm
 from biascope.spectral.regions import Polygons, Segments
 from biascope.spectral.relu_network import ReLUNetwork, affine_map, relu_network
@@ -97,6 +98,7 @@ def decay_exponent(
     return Decay(slope, error, at, envelope)
 
 
+@without_autocast()
 def lipschitz_bounds(model: nn.Module | ReLUNetwork, x: Tensor) -> LipschitzBounds:
     """The chain of equation 7 for a network; W_eps is looked at in the regions that x [n, d] falls in.
 

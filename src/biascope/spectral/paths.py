@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from biascope.errors import InputError
+from biascope.precision import without_autocast
 from biascope.tables import grid, mean
 
 Classifier = Callable[[Tensor], Tensor]  # inputs [n, ...] -> logits [n, classes]
@@ -57,6 +58,7 @@ class Paths:
         )
 
 
+@without_autocast()
 def autoneb(
     classify: Classifier,
     start: Tensor,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from biascope.errors import InputError
+from biascope.precision import without_autocast
 from biascope.progress import progress
 from biascope.seeds import generator
 from biascope.spectral.spectrum import amplitude_spectrum
@@ -52,6 +53,7 @@ def sphere_directions(params: dict[str, Tensor], draws: int, rng: torch.Generato
     return {n: v / norm.reshape(-1, *[1] * (v.dim() - 1)) for n, v in raw.items()}
 
 
+@without_autocast()
 def perturbation_robustness(
     model: nn.Module,
     x: Tensor,
@@ -120,6 +122,7 @@ class HighFrequencyVolume:
         return grid(f"Volume of {self.samples} samples", ["cut-off", "share"], zip(self.cutoffs.tolist(), shares))
 
 
+@without_autocast()
 def high_frequency_volume(
     widths: Sequence[int],
     clip: float,

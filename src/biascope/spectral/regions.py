@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from biascope.errors import InputError
+from biascope.precision import without_autocast
 from biascope.spectral.relu_network import ReLUNetwork, affine_map, relu_network
 from biascope.tables import facts
 
@@ -76,6 +77,7 @@ class Polygons:
         return facts("Piecewise linear function of the plane", rows)
 
 
+@without_autocast()
 def linear_regions_1d(
     model: nn.Module | ReLUNetwork, low: float | Tensor, high: float | Tensor, max_knots: int = 1_000_000
 ) -> Segments:
@@ -127,6 +129,7 @@ def linear_regions_1d(
     return Segments(t if along else t + start, values, slopes)
 
 
+@without_autocast()
 def linear_regions_2d(
     model: nn.Module | ReLUNetwork,
     low: Sequence[float] = (-1.0, -1.0),

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from biascope.errors import InputError, UnsupportedError
+from biascope.precision import without_autocast
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class ReLUNetwork:
         return flat.to("cpu", torch.float64)
 
 
+@without_autocast()
 def relu_network(model: nn.Module | ReLUNetwork) -> ReLUNetwork:
     """Read the affine maps of a ReLU network; anything that is not Linear, ReLU or Flatten is refused by name.
 
@@ -93,6 +95,7 @@ def relu_network(model: nn.Module | ReLUNetwork) -> ReLUNetwork:
     return net
 
 
+@without_autocast()
 def activation_pattern(model: nn.Module | ReLUNetwork, x: Tensor) -> list[Tensor]:
     """Which hidden units are active at x [n, d]: one boolean tensor [n, d_k] for each hidden layer.
 
@@ -104,6 +107,7 @@ def activation_pattern(model: nn.Module | ReLUNetwork, x: Tensor) -> list[Tensor
     return [z > 0 for z in relu_network(model).preactivations(x)[:-1]]
 
 
+@without_autocast()
 def affine_map(model: nn.Module | ReLUNetwork, x: Tensor) -> tuple[Tensor, Tensor]:
     """W_eps [n, c, d] and b_eps [n, c] of the linear region that each x lies in: f(x) = W_eps x + b_eps there.
 
