@@ -80,12 +80,14 @@ def _forward_is_adjoint(f: Functional, inputs: Inputs) -> bool:
     if key not in known:
         gen = torch.Generator().manual_seed(0)
         two = take(inputs, slice(0, 2))
-        v = {k: torch.randn(p.shape, generator=gen, dtype=torch.float64).to(p) for k, p in f.params.items()}
+        v = {
+            k: torch.randn(p.shape, generator=gen, dtype=torch.float64, device="cpu").to(p) for k, p in f.params.items()
+        }
         with torch.enable_grad(), no_reentrant_checkpoints():
             f(leaves(f), two)
         try:
             Jv = _forward(f, two, v)
-            u = torch.randn(Jv.shape, generator=gen, dtype=torch.float64).to(Jv)
+            u = torch.randn(Jv.shape, generator=gen, dtype=torch.float64, device="cpu").to(Jv)
             back = vector_jacobian(f, two, u)
             left, right = (u * Jv).double().sum(), sum((back[k] * v[k]).double().sum() for k in v)
             size = sum((back[k] * v[k]).double().square().sum() for k in v) ** 0.5
@@ -308,7 +310,7 @@ class Jacobian(LinearOperator):
         """Dense rows [m, c, p] of some examples (all if None), parameters in the order of `J.f.params`."""
         eye = torch.eye(self.c, dtype=self.f.dtype, device=self.f.device)
         parts = []
-        wanted = None if index is None else torch.arange(self.n)[index]
+        wanted = None if index is None else torch.arange(self.n, device="cpu")[index]
         for s, inputs in self._batches():
             if wanted is not None:
                 local = wanted[(wanted >= s.start) & (wanted < s.stop)] - s.start

@@ -141,7 +141,9 @@ class BlockMetric(Metric):
         if n < 1:
             raise InputError(f"sample needs n >= 1, not {n}")
         generator = generator if generator is not None else torch.Generator().manual_seed(0)
-        Z = torch.randn(self.shape[0], n, generator=generator, dtype=torch.float64).to(self.device, self.dtype)
+        Z = torch.randn(self.shape[0], n, generator=generator, dtype=torch.float64, device="cpu").to(
+            self.device, self.dtype
+        )
         return self._each(Z, lambda piece, part: piece.sample(part, damping, mode)).T
 
     # the spectrum -----------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def ball_complexity(radius: float, K: Tensor, samples: int = 1000, seed: int = 0
         (0.5, 0.0)
     """
     generator = torch.Generator().manual_seed(seed)
-    signs = torch.randint(0, 2, (samples, len(K)), generator=generator).to(K) * 2 - 1
+    signs = torch.randint(0, 2, (samples, len(K)), generator=generator, device="cpu").to(K) * 2 - 1
     values = radius / len(K) * ((signs @ K) * signs).sum(1).clamp_min(0.0).sqrt()
     return float(values.mean()), float(values.std() / math.sqrt(samples))
 

@@ -104,6 +104,6 @@ def eigen_error(S: Tensor, values: Tensor, U: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _random_vectors(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    z = torch.randn(d, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    z = torch.randn(d, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu")
     unit: Tensor = z / z.norm(dim=0)
     return unit.to(device, dtype)

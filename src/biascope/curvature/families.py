@@ -162,9 +162,11 @@ class Score(Family):
         if self.samples is None:
             return None
         if isinstance(self.base, Gaussian):
-            return torch.randn(self.samples, n, self.shape.total, generator=generator, dtype=torch.float64)
+            return torch.randn(
+                self.samples, n, self.shape.total, generator=generator, dtype=torch.float64, device="cpu"
+            )
         each = self.shape.positions if isinstance(self.base, Categorical) else self.shape.total
-        return torch.rand(self.samples, n, each, generator=generator, dtype=torch.float64)
+        return torch.rand(self.samples, n, each, generator=generator, dtype=torch.float64, device="cpu")
 
     def check_labels(self, y: Tensor | None, n: int) -> Tensor | None:  # noqa: D102
         return None if self.random else checked_labels(self.base.name, y, n, self.shape)

@@ -92,7 +92,7 @@ class LowRankSum(Sum):
     def add(self, chunk: Chunk) -> None:  # noqa: D102
         for rows in self.rows(chunk, chunk.n):
             self.kept.append(rows.flatten(0, 1))
-            self.owner.append(torch.tensor(chunk.ks).repeat_interleave(rows.shape[1]))
+            self.owner.append(torch.tensor(chunk.ks, device="cpu").repeat_interleave(rows.shape[1]))
 
     def finish(self, n: int) -> Piece:  # noqa: D102
         owner = torch.cat(self.owner).to(self.space.device)

@@ -120,9 +120,9 @@ def ways(f: Functional, inputs: Inputs) -> Ways:
 
 def _try(f: Functional, two: Inputs) -> Ways:
     gen = torch.Generator().manual_seed(0)
-    V = torch.randn(2, f.num_params, generator=gen, dtype=torch.float64).to(f.device, f.dtype)
+    V = torch.randn(2, f.num_params, generator=gen, dtype=torch.float64, device="cpu").to(f.device, f.dtype)
     truth = [slowly(f, two, v) for v in V]
-    u = torch.randn(2, *truth[0].rows.shape, generator=gen, dtype=torch.float64).to(f.device, f.dtype)
+    u = torch.randn(2, *truth[0].rows.shape, generator=gen, dtype=torch.float64, device="cpu").to(f.device, f.dtype)
     pulled = torch.stack([t.pull(w) for t, w in zip(truth, u)])
     pushed = torch.stack([t.tangent for t in truth])
     failures = (RuntimeError, NotImplementedError, ValueError, TypeError)

@@ -25,7 +25,9 @@ from biascope.precision import without_autocast
 from biascope.progress import progress
 from biascope.tables import grid, number
 
-GRID = tuple(torch.linspace(-3, 3, 25).tolist())  # the published 20 points on [-3, 3] contain neither 0 nor 1
+GRID = tuple(
+    torch.linspace(-3, 3, 25, device="cpu").tolist()
+)  # the published 20 points on [-3, 3] contain neither 0 nor 1
 MOST = 20_000  # points of a grid; beyond that, a line
 Distance = Callable[[Tensor, Tensor], Tensor]  # ([n, c], [n, c]) -> [n]
 
@@ -48,14 +50,17 @@ class Disentanglement:
     @property
     def xi(self) -> Tensor:
         """The error, [A, ..., A] with one axis per task, or [A] along a line; float64."""
-        return sum(self.by_task().values(), torch.zeros(()))
+        return sum(self.by_task().values(), torch.zeros((), device="cpu"))
 
     @property
     def standard_error(self) -> Tensor:
         """Standard error of `xi`, of the same shape; NaN for a task of one example."""
         parts = map(Tensor.double, self.distances.values())
-        squares = [d.var(-1) / d.shape[-1] if d.shape[-1] > 1 else torch.full(d.shape[:-1], torch.nan) for d in parts]
-        return sum(squares, torch.zeros(())).sqrt()
+        squares = [
+            d.var(-1) / d.shape[-1] if d.shape[-1] > 1 else torch.full(d.shape[:-1], torch.nan, device="cpu")
+            for d in parts
+        ]
+        return sum(squares, torch.zeros((), device="cpu")).sqrt()
 
     def by_task(self) -> dict[str, Tensor]:
         """What every task's inputs add to xi."""
@@ -169,7 +174,7 @@ def disentanglement(
     shape = (A,) if along == "line" else (A,) * T
     return Disentanglement(
         names,
-        torch.tensor(steps, dtype=torch.float64),
+        torch.tensor(steps, dtype=torch.float64, device="cpu"),
         {task: torch.stack(d).reshape(*shape, -1) for task, d in distances.items()},
         distance if isinstance(distance, str) else getattr(distance, "__name__", "distance"),
         along,

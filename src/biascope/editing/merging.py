@@ -192,7 +192,7 @@ def task_addition(
     return Addition(
         names,
         alpha,
-        torch.tensor(steps, dtype=torch.float64),
+        torch.tensor(steps, dtype=torch.float64, device="cpu"),
         table,
         single,
         {k: score[k]([alpha] * T) for k in names},
@@ -294,7 +294,7 @@ def task_negation(
             for data, what, head in ((test[0], "test[0]", heads[0]), (test[1], "test[1]", heads[1]))
         ]
     after, before = [s([-alpha]) for s in scores], [s([0.0]) for s in scores]
-    return Negation(alpha, keep, torch.tensor(steps, dtype=torch.float64), table, *after, *before)
+    return Negation(alpha, keep, torch.tensor(steps, dtype=torch.float64, device="cpu"), table, *after, *before)
 
 
 # ------------------------------------------------------------------------------------------------------- helpers

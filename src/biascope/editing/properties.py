@@ -36,7 +36,7 @@ class Leakage:
         """The disentanglement error of the tangent model of two tasks with the L2 distance, in closed form: [A, A]."""
         if len(self.tasks) != 2:
             raise InputError(f"the closed form is for two tasks, not {len(self.tasks)}")
-        size = torch.tensor(coefficients(alphas), dtype=torch.float64).abs()
+        size = torch.tensor(coefficients(alphas), dtype=torch.float64, device="cpu").abs()
         return size[None, :] * self.values[0, 1] + size[:, None] * self.values[1, 0]
 
     def _repr_html_(self) -> str:
@@ -78,7 +78,10 @@ def leakage(
     data = per_task(data, names, "data")
     plane = Plane(model, vectors, output, batch_size, rows=False)
     T = len(names)
-    means, errors = torch.zeros(T, T, dtype=torch.float64), torch.zeros(T, T, dtype=torch.float64)
+    means, errors = (
+        torch.zeros(T, T, dtype=torch.float64, device="cpu"),
+        torch.zeros(T, T, dtype=torch.float64, device="cpu"),
+    )
     for s, task in enumerate(names):
         pieces, _ = chunks(data[task], f"data[{task!r}]", batch_size)
         for t, slope in enumerate(plane.slopes(pieces)):
@@ -194,7 +197,7 @@ def cosines(vectors: Mapping[str, TaskVector]) -> Tensor:
                [0.7071, 1.    ]])
     """
     all_ = list(vectors.values())
-    return torch.tensor([[a.cosine(b) for b in all_] for a in all_], dtype=torch.float64)
+    return torch.tensor([[a.cosine(b) for b in all_] for a in all_], dtype=torch.float64, device="cpu")
 
 
 def sparsity(vector: TaskVector, share: float = 0.9) -> float:

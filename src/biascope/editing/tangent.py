@@ -127,10 +127,10 @@ def fine_tune(
     dtype = trained[0].dtype
     optimiser = torch.optim.AdamW(trained, lr=lr, weight_decay=weight_decay)
     rng, rows = generator(seed, "fine-tune"), prediction_rows(output)
-    losses, queue = [], torch.empty(0, dtype=torch.long)
+    losses, queue = [], torch.empty(0, dtype=torch.long, device="cpu")
     for step in progress(range(steps), "tangent fine-tuning" if tangent else "fine-tuning", leave=False):
         while len(queue) < min(batch_size, n):
-            queue = torch.cat([queue, torch.randperm(n, generator=rng)])
+            queue = torch.cat([queue, torch.randperm(n, generator=rng, device="cpu")])
         index, queue = queue[:batch_size], queue[batch_size:]
         args = map_inputs(take(x, index), lambda t: t.to(device, dtype if t.is_floating_point() else None))
         out = as_rows(tuned(**args) if isinstance(args, dict) else tuned(args), len(index), rows, tuned)

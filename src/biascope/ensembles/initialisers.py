@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -220,13 +220,15 @@ def _checked(module: object) -> nn.Module:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """torch's, NumPy's and Python's global random states set for a moment, then put back."""
+    """torch's, NumPy's and Python's global random states set for a moment, then put back; the CPU as default device."""
+    device = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
     numpy_state, python_state, state = np.random.get_state(), random.getstate(), torch.get_rng_state()  # noqa: NPY002
     try:
         torch.default_generator.manual_seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002
         random.seed(seed)
-        yield
+        with device:
+            yield
     finally:
         torch.set_rng_state(state)
         np.random.set_state(numpy_state)  # noqa: NPY002

@@ -92,7 +92,7 @@ def _write(path: Path, job: Job, outcome: Mapping[str, Any]) -> None:
         metadata = {"job": _key(job), "values": json.dumps(plain)}
     except TypeError as error:
         raise InputError(f"the outcome of {_key(job)} must hold tensors and plain values only: {error}") from error
-    write_tensors(path, tensors or {"": torch.empty(0)}, metadata)
+    write_tensors(path, tensors or {"": torch.empty(0, device="cpu")}, metadata)
 
 
 def _read(path: Path) -> Outcome:

@@ -209,8 +209,8 @@ def train_ensemble(
     return TrainedEnsemble(
         _concatenate(kept) if keep else None,
         torch.cat(losses) if len({len(row[0]) for row in losses}) == 1 else _padded(losses),
-        torch.cat(train_accuracy) if train_accuracy else torch.empty(0),
-        torch.cat(test_accuracy) if test_accuracy else torch.empty(0),
+        torch.cat(train_accuracy) if train_accuracy else torch.empty(0, device="cpu"),
+        torch.cat(test_accuracy) if test_accuracy else torch.empty(0, device="cpu"),
         chosen,
         spent,
         seed,
@@ -262,7 +262,7 @@ def data_order(seed: int, network: int, epoch: int, n: int) -> Tensor:
         >>> sorted(data_order(0, 0, 0, 4).tolist())
         [0, 1, 2, 3]
     """
-    return torch.randperm(n, generator=generator(seed, "order", network, epoch))
+    return torch.randperm(n, generator=generator(seed, "order", network, epoch), device="cpu")
 
 
 def accuracy(networks: Networks, x: Tensor, y: Tensor, precision: Precision = "float32") -> Tensor:

@@ -99,7 +99,7 @@ class Dictionary:
         if not bool((total > 0).all()):
             bad = int((total <= 0).nonzero()[0])
             raise InputError(f"signal {bad} is {'constant' if center else 'zero'}: it has no energy")
-        lam = torch.as_tensor(thresholds, dtype=torch.float64).flatten()
+        lam = torch.as_tensor(thresholds, dtype=torch.float64, device="cpu").flatten()
         if len(self.values) < len(self.atoms) and bool((lam * self.values[0] < self.values[-1]).any()):
             raise UnsupportedError(
                 f"{len(self.values)} of {len(self.atoms)} atoms are held, so E is known for thresholds of at least "
@@ -114,7 +114,7 @@ class Dictionary:
         """Mean frequency [k] of every atom, |frequency| weighted by power, in cycles over the grid."""
         axes = tuple(range(1, len(self.grid) + 1))
         power = torch.fft.fftn(self.images(), dim=axes).abs().square()
-        radius = torch.zeros(self.grid, dtype=torch.float64)
+        radius = torch.zeros(self.grid, dtype=torch.float64, device="cpu")
         for axis, n in enumerate(self.grid):
             f = torch.fft.fftfreq(n, 1 / n, dtype=torch.float64)
             radius = radius + f.square().reshape([-1 if a == axis else 1 for a in range(len(self.grid))])

@@ -140,7 +140,7 @@ def fit(
     if not bool(found.isfinite().all()):
         bad = int((~found.isfinite()).nonzero()[0])
         raise InputError(f"the loss became {found[bad]:g} in step {bad}: use a smaller lr than {lr:g}")
-    columns = torch.tensor(seen, dtype=torch.float64).T
+    columns = torch.tensor(seen, dtype=torch.float64, device="cpu").T
     return Fit(net, found, columns[0].long(), columns[1], columns[2], seed)
 
 
@@ -174,7 +174,7 @@ def _samples(like: Tensor, r: Tensor, values: Tensor, fitted: Tensor | None) -> 
             "[*grid, c] or [*grid]"
         )
     n = math.prod(grid)
-    inside = torch.ones(n, dtype=torch.bool) if fitted is None else fitted.reshape(-1)
+    inside = torch.ones(n, dtype=torch.bool, device="cpu") if fitted is None else fitted.reshape(-1)
     if inside.dtype != torch.bool or len(inside) != n or not bool(inside.any()):
         raise InputError(f"fitted must be a mask {list(grid)} of booleans with at least one True")
     if not bool(torch.isfinite(values).all()):

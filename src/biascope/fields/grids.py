@@ -34,5 +34,5 @@ def coordinates(
         raise InputError(f"shape={shape!r}: a grid needs at least one sample along every axis")
     if not low < high:
         raise InputError(f"low={low:g} must be below high={high:g}")
-    axes = [(low + (high - low) * torch.arange(n, dtype=torch.float64) / n).to(dtype) for n in sizes]
+    axes = [(low + (high - low) * torch.arange(n, dtype=torch.float64, device="cpu") / n).to(dtype) for n in sizes]
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)

@@ -64,7 +64,7 @@ class Harmonics:
         _, start, index = np.unique(keys.numpy(), axis=0, return_index=True, return_inverse=True)
         first, group = torch.from_numpy(start), torch.from_numpy(index.reshape(-1))  # shortest s come first
         turned = torch.where(sign[:, None] < 0, self.coefficients.conj(), self.coefficients)
-        summed = torch.zeros(len(first), turned.shape[1], dtype=turned.dtype).index_add_(0, group, turned)
+        summed = torch.zeros(len(first), turned.shape[1], dtype=turned.dtype, device="cpu").index_add_(0, group, turned)
         w = (self.frequencies * sign[:, None])[first] + 0.0
         still = w.abs().amax(1) <= 1e-9 * self.frequencies.abs().max()
         summed = torch.where(still[:, None], summed.real.to(summed), summed)  # a constant has no sine
@@ -112,12 +112,12 @@ def harmonics(model: nn.Module | Encoding, order: int | None = None, seed: int =
             f"{T} frequencies at order {order} need {side}^{T} points, more than {MOST:,}: give a smaller order= "
             "or a network with fewer frequencies"
         )
-    angle = 2 * math.pi * torch.arange(side, dtype=torch.float64) / side
+    angle = 2 * math.pi * torch.arange(side, dtype=torch.float64, device="cpu") / side
     theta = torch.cartesian_prod(*[angle] * T).reshape(-1, T)
     values = torch.cat([e.rest(part) for part in torch.split(theta, 65_536)])
     axes = tuple(range(T))
     series = torch.fft.fftn(values.reshape((side,) * T + (-1,)), dim=axes, norm="forward").reshape(len(theta), -1)
-    whole = torch.arange(side)
+    whole = torch.arange(side, device="cpu")
     whole = torch.where(whole > order, whole - side, whole)
     s = torch.cartesian_prod(*[whole] * T).reshape(-1, T)
     keep = first_positive(s)
@@ -137,7 +137,9 @@ def compared(e: Encoding, s: Tensor, series: Tensor, seed: int = 0) -> Harmonics
         >>> compared(e, torch.tensor([[0]]), torch.zeros(1, 1, dtype=torch.complex128)).residual
         1.0
     """
-    probes = 2 * math.pi * torch.rand(PROBES, len(e.frequencies), generator=generator(seed, "angles")).double()
+    probes = (
+        2 * math.pi * torch.rand(PROBES, len(e.frequencies), generator=generator(seed, "angles"), device="cpu").double()
+    )
     truth = e.rest(probes)
     phase = probes @ s.double().T
     close = phase.cos() @ series.real - phase.sin() @ series.imag
@@ -155,7 +157,7 @@ def first_positive(s: Tensor) -> Tensor:
         >>> first_positive(torch.tensor([[0, -1], [0, 1], [0, 0]])).tolist()
         [False, True, True]
     """
-    sign = torch.zeros(len(s), dtype=s.dtype)
+    sign = torch.zeros(len(s), dtype=s.dtype, device="cpu")
     for column in s.T:
         sign = torch.where(sign == 0, column.sign(), sign)
     return sign >= 0

@@ -116,7 +116,7 @@ def meta_learn(
     update = torch.optim.Adam(trained, lr=lr)
     rng, losses = generator(seed, "meta"), []
     for _ in progress(range(steps), f"meta-learning ({algorithm})", leave=False):
-        index = torch.randperm(len(y), generator=rng)[:batch_size].to(y.device)
+        index = torch.randperm(len(y), generator=rng, device="cpu")[:batch_size].to(y.device)
         gradients, value = outer({name: held[name].detach() for name in names}, y[index])
         for name in names:
             held[name].grad = gradients[name]

@@ -74,7 +74,7 @@ def harmonic_support(frequencies: Tensor | nn.Module, degree: int, layers: int) 
     _, start, index = np.unique(keys.numpy(), axis=0, return_index=True, return_inverse=True)
     first, group = torch.from_numpy(start), torch.from_numpy(index.reshape(-1))
     m = len(first)
-    smallest = torch.full((m,), order).scatter_reduce_(0, group, s.abs().sum(1), "amin")
+    smallest = torch.full((m,), order, device="cpu").scatter_reduce_(0, group, s.abs().sum(1), "amin")
     ways = torch.bincount(group, minlength=m)
     found = (w * sign[:, None])[first]
     ways = torch.where(found.abs().amax(1) > CLOSE * B.abs().max(), ways // 2, ways)  # +w and -w fell together
@@ -98,7 +98,7 @@ def missing_bins(frequencies: Tensor | nn.Module, degree: int, layers: int, n: i
             f"the harmonic {bad.tolist()} does not fall on a bin of a box of side {extent:g}: its energy spreads over "
             "all bins; give an extent that holds whole periods"
         )
-    missing = torch.ones((n,) * bins.shape[1], dtype=torch.bool)
+    missing = torch.ones((n,) * bins.shape[1], dtype=torch.bool, device="cpu")
     for sign in (1, -1):
         missing[tuple((sign * bins.long() % n).T)] = False
     return missing
@@ -212,12 +212,12 @@ def integer_ball(T: int, radius: int) -> Tensor:
             f"{T} frequencies and harmonics up to order {radius} are {count:,} combinations, more than {MOST:,}: "
             "use fewer frequencies, layers or a smaller degree"
         )
-    s, used = torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, dtype=torch.long)
+    s, used = torch.zeros(1, 0, dtype=torch.long, device="cpu"), torch.zeros(1, dtype=torch.long, device="cpu")
     for _ in range(T):
         parts = []
         for v in range(-radius, radius + 1):
             keep = used + abs(v) <= radius
-            parts.append(torch.cat([s[keep], torch.full((int(keep.sum()), 1), v)], 1))
+            parts.append(torch.cat([s[keep], torch.full((int(keep.sum()), 1), v, device="cpu")], 1))
         s = torch.cat(parts)
         used = s.abs().sum(1)
     order = np.lexsort(s.flip(1).T.numpy())
@@ -234,7 +234,7 @@ def canonical(w: Tensor, scale: float | None = None) -> tuple[Tensor, Tensor]:
         [-1.0, 1.0]
     """
     step = CLOSE * (float(w.abs().max()) if scale is None else scale) or 1.0
-    sign = torch.zeros(len(w), dtype=w.dtype)
+    sign = torch.zeros(len(w), dtype=w.dtype, device="cpu")
     for column in w.T:
         sign = torch.where(sign == 0, torch.where(column.abs() > step, column.sign(), 0.0), sign)
     sign = torch.where(sign == 0, 1.0, sign)

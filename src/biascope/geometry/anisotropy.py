@@ -97,7 +97,7 @@ def nads(
     initialiser = factory if isinstance(factory, Initialiser) else record(factory)
     where = torch.device(device or "cpu")
     if x is None:
-        x = torch.randn(shape, generator=generator(seed, "x"))
+        x = torch.randn(shape, generator=generator(seed, "x"), device="cpu")
     if tuple(x.shape) != shape:
         raise InputError(f"x has shape {list(x.shape)}, but input_shape is {list(shape)}")
     if top is not None and not 1 <= top <= x.numel():
@@ -192,7 +192,7 @@ def _matrix_free(sampler: Sampler, T: int, top: int, stability_k: int, max_memor
     values, vectors = top_of(None, top)
     squares = torch.cat([(rows.double() @ vectors.double()).square() for _, rows in pieces()])
     trace = sum(float(rows.double().square().sum()) for _, rows in pieces()) / T
-    errors = squares.std(0) / T**0.5 if T > 1 else torch.full((top,), float("nan"))
+    errors = squares.std(0) / T**0.5 if T > 1 else torch.full((top,), float("nan"), device="cpu")
     stability, k = list[tuple[int, float]](), min(stability_k, T // 2)
     if keep and k >= 1:
         stability.append((T, subspace_overlap(top_of(0, k)[1].double().cpu(), top_of(1, k)[1].double().cpu())))
@@ -217,7 +217,7 @@ def _second_order(
     T = 1 if ntk else n_networks
     points = x[None]
     if ntk:
-        points = torch.randn(n_points, *x.shape, generator=generator(seed, "points")).to(x)
+        points = torch.randn(n_points, *x.shape, generator=generator(seed, "points"), device="cpu").to(x)
     H = MixedDerivative(initialiser.template, points, scalarise)
     weight = sum(p.numel() for p in initialiser.template.parameters()) * (top + 10) * 4
     group = max(1, min(T, initialiser.block, 2**27 // max(1, weight)))
@@ -238,7 +238,7 @@ def _second_order(
         errors = H.jackknife(initialiser.draw(seed, 0, 1, device, dtype), pairs.vectors, groups=16)
     else:
         energies = torch.cat([H.energies(networks, pairs.vectors) for networks in groups()])
-        errors = energies.std(0) / T**0.5 if T > 1 else torch.full((top,), float("nan"))
+        errors = energies.std(0) / T**0.5 if T > 1 else torch.full((top,), float("nan"), device="cpu")
     trace = float("nan")  # would cost D products
     directions = pairs.vectors.T.reshape(-1, *x.shape).cpu().contiguous()
     return NADs(

@@ -253,7 +253,7 @@ def draw_probes(seed: int, start: int, stop: int, n: int, shape: Sequence[int], 
         >>> torch.equal(draw_probes(0, 2, 3, 1, (4,), 1.0)[0], draw_probes(0, 0, 5, 1, (4,), 1.0)[2])
         True
     """
-    drawn = [torch.randn(n, *shape, generator=generator(seed, "probe", t)) for t in range(start, stop)]
+    drawn = [torch.randn(n, *shape, generator=generator(seed, "probe", t), device="cpu") for t in range(start, stop)]
     return std * torch.stack(drawn)
 
 

@@ -24,7 +24,7 @@ def aliasing_matrix(D: int, S: int) -> Tensor:
     """
     if S < 1 or D % S:
         raise InputError(f"the pooling factor S={S} must divide D={D}")
-    return torch.eye(D // S, dtype=torch.float64).repeat(1, S) / math.sqrt(S)
+    return torch.eye(D // S, dtype=torch.float64, device="cpu").repeat(1, S) / math.sqrt(S)
 
 
 def linear_pooling_covariance(m: Tensor, S: int, s_theta: float = 1.0, s_phi: float = 1.0) -> Tensor:
@@ -112,9 +112,9 @@ def deep_linear_hessians(
     D, A = len(m), aliasing_matrix(len(m), S)
     if not 0 <= l < D:
         raise InputError(f"frequency l={l} must be between 0 and {D - 1}")
-    signal = torch.zeros(D, dtype=torch.float64)
+    signal = torch.zeros(D, dtype=torch.float64, device="cpu")
     signal[l] = eps**2 * m[l] ** 2
     power = signal + sigma**2 * m.square()
     H_phi = 2 * s_theta**2 / S * torch.diag(power)
     H_theta = 2 * s_phi**2 * A @ torch.diag(power) @ A.T
-    return H_theta, H_phi, -2 * eps * A @ torch.diag(m * (torch.arange(D) == l))
+    return H_theta, H_phi, -2 * eps * A @ torch.diag(m * (torch.arange(D, device="cpu") == l))

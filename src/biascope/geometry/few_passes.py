@@ -40,7 +40,7 @@ def few_passes(
         ([49.0, 48.0], [49, 48])
     """
     width, rounding = min(dimension, k + oversampling), 100 * torch.finfo(dtype).eps
-    start = torch.randn(dimension, width, generator=generator(seed, "few passes")).to(device, dtype)
+    start = torch.randn(dimension, width, generator=generator(seed, "few passes"), device="cpu").to(device, dtype)
     block = torch.linalg.qr(start)[0]
     basis, image = block.new_zeros(dimension, 0), block.new_zeros(dimension, 0)
     for done in range(1, passes + 1):

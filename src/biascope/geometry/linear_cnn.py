@@ -44,7 +44,7 @@ def _line(extent: int, kernel: int, stride: int, padding: int, circular: bool) -
     outputs = extent if circular else (extent + 2 * padding - kernel) // stride + 1
     if outputs < 1:
         raise InputError(f"a kernel of {kernel} does not fit into {extent} positions with padding {padding}")
-    made = torch.zeros(kernel, extent, outputs, dtype=torch.float64)
+    made = torch.zeros(kernel, extent, outputs, dtype=torch.float64, device="cpu")
     for tap in range(kernel):
         for out in range(outputs):
             position = (out + tap - kernel // 2) % extent if circular else out * stride + tap - padding
@@ -74,7 +74,7 @@ def pool_matrix(shape: Sequence[int], size: int) -> Tensor:
     for extent in shape:
         if extent % size:
             raise InputError(f"pooling by {size} does not divide {extent} positions")
-        lines.append(torch.eye(extent // size, dtype=torch.float64).repeat_interleave(size, dim=1) / size)
+        lines.append(torch.eye(extent // size, dtype=torch.float64, device="cpu").repeat_interleave(size, dim=1) / size)
     return lines[0] if len(lines) == 1 else torch.kron(*lines)
 
 
@@ -103,7 +103,7 @@ def dense_head(positions: int, variances: Sequence[float], widths: Sequence[int]
     if len(variances) != len(widths) + 1:
         raise InputError(f"{len(variances)} dense layers need {len(variances) - 1} hidden widths, got {len(widths)}")
     scale = variances[-1] * math.prod(n * s * gain for n, s in zip(widths, variances[:-1]))
-    return scale * torch.eye(positions, dtype=torch.float64)
+    return scale * torch.eye(positions, dtype=torch.float64, device="cpu")
 
 
 # ------------------------------------------------------------- one convolution and global average pooling (Thm 3.2)

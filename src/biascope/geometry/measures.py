@@ -66,7 +66,7 @@ def compare(A: Tensor, B: Tensor) -> Comparison:
         0.9487
     """
     A, B = _pair(A, B)
-    D, eye = len(A), torch.eye(len(A), dtype=A.dtype)
+    D, eye = len(A), torch.eye(len(A), dtype=A.dtype, device="cpu")
     A0, B0 = (M - M.diagonal().mean() * eye for M in (A, B))
     identity = correlation(A, eye), correlation(B, eye)
     flat = A0.norm() < 1e-12 * A.norm() or B0.norm() < 1e-12 * B.norm()
@@ -114,7 +114,7 @@ def containment(delta: Tensor, reference: Tensor, k: int | Iterable[int]) -> Con
         raise InputError("nothing is contained in a subspace: Delta is zero")
     rotated = (V := psd_eigh(reference, clip=False).vectors).T @ delta @ V
     mean = delta.diagonal().mean()
-    rest = float((delta - mean * torch.eye(D, dtype=delta.dtype)).square().sum())
+    rest = float((delta - mean * torch.eye(D, dtype=delta.dtype, device="cpu")).square().sum())
     ks = (k,) if isinstance(k, int) else tuple(k)
     share, random = [], []
     for size in ks:
@@ -212,7 +212,7 @@ def project_out(x: Tensor, directions: Tensor) -> Tensor:
     V = directions.flatten(1).to(x) if len(directions) else directions.reshape(0, x[0].numel()).to(x)
     if V.shape[1] != x[0].numel():
         raise InputError(f"directions have {V.shape[1]} entries, inputs {x[0].numel()}")
-    if not torch.allclose(V @ V.T, torch.eye(len(V)).to(V), atol=1e-4):
+    if not torch.allclose(V @ V.T, torch.eye(len(V), device="cpu").to(V), atol=1e-4):
         raise InputError("directions must be orthonormal rows; orthogonalise them first")
     flat = x.flatten(1)
     return (flat - (flat @ V.T) @ V).view_as(x)

@@ -79,7 +79,7 @@ class MixedDerivative:
         """Standard errors [k] of ||Hbar v||^2 of one network over its points, by leaving out one group at a time."""
         pieces = [piece for piece in self.points.chunk(groups) if len(piece)]
         if len(pieces) < 2:
-            return torch.full((V.shape[1],), float("nan"), dtype=torch.float64)
+            return torch.full((V.shape[1],), float("nan"), dtype=torch.float64, device="cpu")
         params = {name: value[0] for name, value in network.params.items()}
         buffers = {name: value[0] for name, value in network.buffers.items()}
         weights = [len(piece) / len(self.points) for piece in pieces]

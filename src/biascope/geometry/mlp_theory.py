@@ -71,7 +71,7 @@ def active_second_moment(a: Tensor, b: Tensor) -> Tensor:
     """
     a, b = a.double() / a.double().norm(), b.double() / b.double().norm()
     al = 2 * math.atan2(float((a - b).norm()), float((a + b).norm()))
-    moment = both_active(al) * torch.eye(len(a), dtype=torch.float64)
+    moment = both_active(al) * torch.eye(len(a), dtype=torch.float64, device="cpu")
     for direction, sign in ((a + b, 1.0), (a - b, -1.0)):
         if direction.norm() > 1e-15:
             unit = direction / direction.norm()
@@ -98,7 +98,7 @@ def mlp_evolution(x_train: Tensor, n: int, sw: float = 1.0, sp: float = 1.0) -> 
     parallel = expect_angle(lambda al: along(al) ** 2, D)
     across = expect_angle(lambda al: math.sin(al) ** 4, D) / (two_pi**2 * (D - 1))
     mixed = expect_angle(lambda al: both_active(al) * along(al), D)
-    S, identity = X.T @ X, torch.eye(D, dtype=torch.float64)
+    S, identity = X.T @ X, torch.eye(D, dtype=torch.float64, device="cpu")
     trace = torch.trace(S)
     cc = parallel * S + across * (trace * identity - S)  # sum over data of E c c^T
     B = sw**2 * sp**4 * (n / 4 * (2 * S + trace * identity) + n * (n - 1) * cc)
@@ -119,7 +119,7 @@ def mlp_evolution_large_dimension(S: Tensor, n: int, sw: float = 1.0, sp: float 
     a, b, pairs = sp**4 * sw**2, sp**2 * sw**4, n * (n - 1)
     cS = 2 * (n * a / 2 + pairs * a / 16 + 3 * n * b / 4 + pairs * b / 16)
     cI = 2 * (n * a / 4 + pairs * a / (4 * math.pi**2 * D)) * torch.trace(S)
-    return -cS * S - cI * torch.eye(D, dtype=torch.float64)
+    return -cS * S - cI * torch.eye(D, dtype=torch.float64, device="cpu")
 
 
 def linear_regression_evolution(S: Tensor, s: float = 1.0) -> Tensor:

@@ -29,7 +29,7 @@ class BlockMoments:
     def __init__(self, dimension: int, blocks: int, device: torch.device | str = "cpu") -> None:
         self.sums = torch.zeros(blocks, dimension, dimension, dtype=torch.float64, device=device)
         self.means = torch.zeros(blocks, dimension, dtype=torch.float64, device=device)
-        self.counts = torch.zeros(blocks, dtype=torch.float64)
+        self.counts = torch.zeros(blocks, dtype=torch.float64, device="cpu")
 
     def add(self, start: int, rows: Tensor, others: Tensor | None = None) -> None:
         """Rows [networks, r, D] of networks start, start + 1, ...; each network adds sum over r of row row^T.
@@ -66,7 +66,7 @@ class BlockMoments:
         used = self.counts > 0
         n = int(used.sum())
         if n < 2:
-            return torch.full((vectors.shape[1],), float("nan"), dtype=torch.float64)
+            return torch.full((vectors.shape[1],), float("nan"), dtype=torch.float64, device="cpu")
         values = torch.stack(
             [((self.sums[b] / self.counts[b]) @ vectors * vectors).sum(0) for b in used.nonzero()[:, 0]]
         )

@@ -66,7 +66,7 @@ def _descend(p: Tensor, beta: float, size: int, seed: int, start: int, steps: in
     p_x = p.sum(1)
     p_y_x = p / p_x[:, None]
     rng = generator(seed, "bottleneck", start)
-    logits = SHARP * torch.randn(len(p), size, generator=rng, dtype=torch.float64)
+    logits = SHARP * torch.randn(len(p), size, generator=rng, dtype=torch.float64, device="cpu")
     encoder = logits.softmax(1).to(p.device)  # nearly one z for an x: blurred starts end in few z
     for _ in range(steps):
         q_z = p_x @ encoder

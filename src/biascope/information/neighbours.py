@@ -65,7 +65,7 @@ def ksg(x: Tensor, y: Tensor, k: int = 3, algorithm: int = 1, seed: int = 0) -> 
         notes.append(f"{nats:.3g} nats exceed log({len(x)}): nearest neighbours of {len(x)} samples cannot tell")
     for note in notes:
         warnings.warn(f"ksg: {note}", EstimateWarning, stacklevel=2)
-    none = torch.empty(0, dtype=torch.float64)
+    none = torch.empty(0, dtype=torch.float64, device="cpu")
     return MutualInformation(
         nats=nats,
         standard_error=_standard_error(a[order], b[order], k, algorithm),

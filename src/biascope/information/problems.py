@@ -122,8 +122,8 @@ def sign_mixture_problem(rho: float = 0.9) -> Problem:
 
     def draw(n: int, seed: int) -> tuple[Tensor, Tensor]:
         rng = generator(seed, "sign mixture")
-        x, noise = torch.randn(2, n, 1, generator=rng, dtype=torch.float64)
-        sign = 2 * torch.randint(2, (n, 1), generator=rng) - 1
+        x, noise = torch.randn(2, n, 1, generator=rng, dtype=torch.float64, device="cpu")
+        sign = 2 * torch.randint(2, (n, 1), generator=rng, device="cpu") - 1
         return x, sign * pair(x, noise)
 
     nodes, weights = (torch.from_numpy(v) for v in np.polynomial.hermite_e.hermegauss(200))
@@ -145,7 +145,7 @@ def mixture_problem(classes: int = 3, distance: float = 2.0) -> Problem:
     """
     if classes < 2:
         raise InputError(f"need two classes or more, got {classes}")
-    means = distance * torch.arange(classes, dtype=torch.float64)
+    means = distance * torch.arange(classes, dtype=torch.float64, device="cpu")
 
     def log_ratio(x: Tensor, y: Tensor) -> Tensor:
         logs = -((x - means.to(x)) ** 2) / 2
@@ -154,12 +154,14 @@ def mixture_problem(classes: int = 3, distance: float = 2.0) -> Problem:
 
     def draw(n: int, seed: int) -> tuple[Tensor, Tensor]:
         rng = generator(seed, "mixture")
-        y = torch.randint(classes, (n,), generator=rng)
-        return (means[y] + torch.randn(n, generator=rng, dtype=torch.float64))[:, None], y
+        y = torch.randint(classes, (n,), generator=rng, device="cpu")
+        return (means[y] + torch.randn(n, generator=rng, dtype=torch.float64, device="cpu"))[:, None], y
 
     nodes, weights = (torch.from_numpy(v) for v in np.polynomial.hermite_e.hermegauss(200))
     chances = weights / weights.sum()
-    parts = [chances @ log_ratio((m + nodes)[:, None], torch.full((200,), c)) for c, m in enumerate(means)]
+    parts = [
+        chances @ log_ratio((m + nodes)[:, None], torch.full((200,), c, device="cpu")) for c, m in enumerate(means)
+    ]
     return Problem(f"mixture-{classes}-distance{distance:g}", float(torch.stack(parts).mean()), draw, log_ratio)
 
 

@@ -81,7 +81,7 @@ def split_pairs(n: int, held_out: float, seed: int, device: torch.device) -> Spl
     """
     if not 0 < held_out < 0.6:
         raise InputError(f"held_out is the share of pairs kept for the reported number, in (0, 0.6); got {held_out}")
-    order = torch.randperm(n, generator=generator(seed, "split")).to(device)
+    order = torch.randperm(n, generator=generator(seed, "split"), device="cpu").to(device)
     last = max(1, round(n * held_out))
     middle = max(1, last // 2)
     train, validation, kept = torch.split(order, [n - last - middle, middle, last])

@@ -116,4 +116,6 @@ def train_critic(
                     best, state, best_step = criterion, copy.deepcopy(critic.state_dict()), step
     critic.load_state_dict(state)
     critic.eval()
-    return Training(critic, torch.tensor(curve, dtype=torch.float64), torch.tensor(at), best_step)
+    return Training(
+        critic, torch.tensor(curve, dtype=torch.float64, device="cpu"), torch.tensor(at, device="cpu"), best_step
+    )

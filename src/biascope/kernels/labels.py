@@ -174,12 +174,12 @@ class _Labels:
             raise InputError(
                 "x is a DataLoader that shuffles, so y does not belong to it; leave y out to use its labels"
             )
-        self.total, self.squares = torch.zeros((), dtype=torch.float64), 0.0
+        self.total, self.squares = torch.zeros((), dtype=torch.float64, device="cpu"), 0.0
         stream.survey(self._see)
         n, c = stream.n, stream.outputs
         if y is not None and len(y) != n:
             raise InputError(f"y has {len(y)} labels for {n} examples")
-        self.mean = torch.zeros((), dtype=torch.float64)
+        self.mean = torch.zeros((), dtype=torch.float64, device="cpu")
         if kind:
             self.mean = self.total / n if kind == "per-output" else self.total.mean() / n
         self.norm_squared = self.squares - n * float(self.mean.square().expand(c).sum())
@@ -228,14 +228,16 @@ class _Probes:
     def _draw(self, group: int, s: slice) -> Tensor:
         shape = (len(self.groups[group]), s.stop - s.start, self.stream.outputs)
         if self.exact:  # unit vectors: rows of J
-            flat = torch.zeros(shape[0], self.stream.n * shape[2], dtype=torch.float64).fill_diagonal_(1.0)
+            flat = torch.zeros(shape[0], self.stream.n * shape[2], dtype=torch.float64, device="cpu").fill_diagonal_(
+                1.0
+            )
             return flat.view(shape[0], self.stream.n, shape[2])[:, s]
         gen = generator(self.seed, "label_alignment", group, s.start)
-        return torch.randint(0, 2, shape, generator=gen, dtype=torch.int8) * 2.0 - 1.0
+        return torch.randint(0, 2, shape, generator=gen, dtype=torch.int8, device="cpu") * 2.0 - 1.0
 
     def _mean(self, group: int) -> Tensor:
         if group not in self._means:
-            total, start = torch.zeros(()), 0
+            total, start = torch.zeros((), device="cpu"), 0
             for b in self.stream.sizes:
                 total = total + self._draw(group, slice(start, start + b)).sum(1)  # [m, c]
                 start += b
@@ -261,10 +263,10 @@ class _Pairs:
         self.partners += [len(G) - 1] * len(G)
 
     def estimate(self) -> tuple[float, float]:
-        rows = torch.tensor(self.rows, dtype=torch.float64)
+        rows = torch.tensor(self.rows, dtype=torch.float64, device="cpu")
         if self.exact:
             return float(rows.sum()), 0.0
-        partners = torch.tensor(self.partners, dtype=torch.float64)
+        partners = torch.tensor(self.partners, dtype=torch.float64, device="cpu")
         without = (rows.sum() - 2 * rows) / (partners.sum() - 2 * partners)
         m = len(rows)
         error = ((m - 1) / m * (without - without.mean()).square().sum()).sqrt()

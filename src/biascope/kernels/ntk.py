@@ -94,12 +94,12 @@ def cotangents(outputs: str | int, c: int) -> tuple[str, Tensor]:
     if isinstance(outputs, int):
         if not -c <= outputs < c:
             raise InputError(f"outputs={outputs}: the model has {c} outputs, indices 0 to {c - 1}")
-        return "trace", torch.eye(c)[outputs % c][None]
+        return "trace", torch.eye(c, device="cpu")[outputs % c][None]
     if outputs == "sum":
-        return "trace", torch.ones(1, c)
+        return "trace", torch.ones(1, c, device="cpu")
     if outputs not in {"full", "trace", "diagonal"}:
         raise InputError(f"outputs={outputs!r}: expected full, trace, diagonal, sum, or an output's index")
-    return outputs, torch.eye(c)
+    return outputs, torch.eye(c, device="cpu")
 
 
 @dataclass
@@ -212,8 +212,8 @@ class Job:
         """Relative Frobenius error of a sampled block against float64."""
         n1, n2 = self.plan.n1, self.plan.n2
         gen = torch.Generator().manual_seed(0)
-        i = torch.randperm(n1, generator=gen)[:count].sort().values
-        j = i if self.two is None else torch.randperm(n2, generator=gen)[:count].sort().values
+        i = torch.randperm(n1, generator=gen, device="cpu")[:count].sort().values
+        j = i if self.two is None else torch.randperm(n2, generator=gen, device="cpu")[:count].sort().values
         f = self.f.to(torch.float64)
         with arithmetic("float64"):
             other = None if self.two is None else take(self.two, j)

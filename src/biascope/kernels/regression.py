@@ -208,7 +208,7 @@ def steps_to_loss(
     energy = (sys.vectors.mT @ _residual(sys, y, f0_train)[2]).square().sum(1)
 
     def at(step: float) -> float:
-        factor = _power(torch.where(sys.kept, lr * sys.values, 0.0), torch.tensor([step]).to(energy))[0]
+        factor = _power(torch.where(sys.kept, lr * sys.values, 0.0), torch.tensor([step], device="cpu").to(energy))[0]
         return float(0.5 * (factor.square() * energy).sum())
 
     if at(0.0) <= loss:
@@ -243,7 +243,7 @@ def _power(z: Tensor, steps: Tensor) -> Tensor:
 
 
 def _times(t: float | Sequence[float] | Tensor, what: str) -> Tensor:
-    times = torch.as_tensor(t, dtype=torch.float64).reshape(-1)
+    times = torch.as_tensor(t, dtype=torch.float64, device="cpu").reshape(-1)
     if len(times) == 0 or not bool((times >= 0).all()) or not bool(torch.isfinite(times).all()):
         raise InputError(f"{what} must be one or more finite numbers >= 0")
     return times

@@ -182,16 +182,16 @@ class _Draw:
         """[rows, dim]."""
         gen = generator(self.seed, "sketch", self.kind, *name)
         if self.kind == "gaussian":
-            return torch.randn(rows, self.dim, generator=gen).to(like)
-        return (torch.randint(0, 2, (rows, self.dim), generator=gen, dtype=torch.int8) * 2 - 1).to(like)
+            return torch.randn(rows, self.dim, generator=gen, device="cpu").to(like)
+        return (torch.randint(0, 2, (rows, self.dim), generator=gen, dtype=torch.int8, device="cpu") * 2 - 1).to(like)
 
     def sparse(self, rows: int, like: Tensor, *name: object) -> Tensor:
         """[dim, rows], about sqrt(rows) random signs in every row, at places drawn with replacement."""
         gen = generator(self.seed, "sketch", self.kind, *name)
         m = max(1, round(rows**0.5))
-        at = torch.randint(0, rows, (self.dim, m), generator=gen)
-        sign = torch.randint(0, 2, (self.dim, m), generator=gen, dtype=torch.int8) * 2 - 1
-        index = torch.stack([torch.arange(self.dim).repeat_interleave(m), at.flatten()])
+        at = torch.randint(0, rows, (self.dim, m), generator=gen, device="cpu")
+        sign = torch.randint(0, 2, (self.dim, m), generator=gen, dtype=torch.int8, device="cpu") * 2 - 1
+        index = torch.stack([torch.arange(self.dim, device="cpu").repeat_interleave(m), at.flatten()])
         weight = sign.flatten().to(like.dtype) * (rows / m) ** 0.5
         return torch.sparse_coo_tensor(index, weight, (self.dim, rows), device=like.device, check_invariants=True)
 

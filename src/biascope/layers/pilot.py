@@ -72,7 +72,7 @@ def forget(f: Functional) -> None:
 
 def _pilot(f: Functional, inputs: Inputs) -> Anatomy:
     n = batch_size(inputs)
-    three = f.prepare(take(inputs, torch.arange(3) % n))
+    three = f.prepare(take(inputs, torch.arange(3, device="cpu") % n))
     two = take(three, slice(0, 2))
     saved = 0
     held = {
@@ -113,7 +113,7 @@ def _pilot(f: Functional, inputs: Inputs) -> Anatomy:
 def _can_batch(tape: Tape) -> bool:
     """Does a vmapped backward pass run without slow fallbacks, and agree with single ones?"""
     gen = torch.Generator().manual_seed(0)
-    cot = torch.randn(2, *tape.rows.shape, generator=gen).to(tape.rows)
+    cot = torch.randn(2, *tape.rows.shape, generator=gen, device="cpu").to(tape.rows)
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
@@ -273,7 +273,7 @@ def _disagreements(f: Functional, found: Anatomy, two: Inputs, names: list[str],
     if not found.matches(tape):
         return names
     gen = torch.Generator().manual_seed(0)
-    u = torch.randn(tape.rows.shape, generator=gen, dtype=torch.float64).to(f.device, f.dtype)
+    u = torch.randn(tape.rows.shape, generator=gen, dtype=torch.float64, device="cpu").to(f.device, f.dtype)
     by_rule = rows_of_tape(f, found, tape, u[None], names)
     with torch.enable_grad():
         rows = f(params, two)  # unrecorded: a tape's convolutions keep no way back to their weights

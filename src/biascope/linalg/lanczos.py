@@ -93,7 +93,7 @@ class _Lanczos:
     def __init__(self, A: LinearOperator, size: int, generator: torch.Generator, start: Tensor) -> None:
         self.A, self.size, self.generator = A, size, generator
         self.V = torch.empty(size, A.shape[0], dtype=A.dtype, device=A.device)  # a row per basis vector: contiguous
-        self.H = torch.zeros(size, size, dtype=torch.float64)
+        self.H = torch.zeros(size, size, dtype=torch.float64, device="cpu")
         self.filled, self.matvecs, self.scale = 0, 0, 0.0
         self.next, self.beta = start / start.norm(), 0.0
 

@@ -37,9 +37,9 @@ def draw(n: int, k: int, like: LinearOperator, generator: torch.Generator, kind:
         8.0
     """
     if kind == "rademacher":
-        block = torch.randint(0, 2, (k, n), generator=generator, dtype=torch.int8) * 2 - 1
+        block = torch.randint(0, 2, (k, n), generator=generator, dtype=torch.int8, device="cpu") * 2 - 1
     elif kind == "gaussian":
-        block = torch.randn(k, n, generator=generator, dtype=torch.float32)
+        block = torch.randn(k, n, generator=generator, dtype=torch.float32, device="cpu")
     else:
         raise InputError(f"probes must be 'rademacher' or 'gaussian', not {kind!r}")
     return block.T.to(like.device, like.dtype).contiguous()

@@ -170,7 +170,7 @@ def adjoint(here: Expansion) -> str:
     gen = torch.Generator().manual_seed(0)
 
     def noise(t: Tensor) -> Tensor:
-        return torch.randn(t.shape, generator=gen, dtype=torch.float64).to(t)
+        return torch.randn(t.shape, generator=gen, dtype=torch.float64, device="cpu").to(t)
 
     def products(here: Expansion) -> tuple[list[Tensor], tuple[Tensor, ...]]:
         with no_reentrant_checkpoints():

@@ -98,7 +98,7 @@ class QuadraticModel:
         y_mode = self.theta_star * self.mu.sqrt()
         bound = self.y_tilde.clone()
         for group in groups:
-            index = torch.tensor(group)
+            index = torch.tensor(group, device="cpu")
             bound[index] = self.mu[index].max().sqrt() * y_mode[index].norm()
         loaded = [g for g in groups if float(bound[g[0]]) > 1e-9 * float(self.y_tilde.max())]
         if loaded:
@@ -110,7 +110,7 @@ class QuadraticModel:
             )
         first = int(self.y_tilde.argmax())
         alone = all(first not in group for group in loaded)
-        rivals = bound[torch.arange(len(bound)) != first]
+        rivals = bound[torch.arange(len(bound), device="cpu") != first]
         certain = alone and (len(rivals) == 0 or float(self.y_tilde[first]) > float(rivals.max()))
         return Ranking(
             self.y_tilde.argsort(descending=True, stable=True),
@@ -250,7 +250,7 @@ def example_errors(theta: Tensor, mu: Tensor, u: Tensor, y: Tensor) -> Tensor:
 
 
 def _times(t: float | Sequence[float] | Tensor) -> Tensor:
-    time = torch.as_tensor(t, dtype=torch.float64).reshape(-1, 1)
+    time = torch.as_tensor(t, dtype=torch.float64, device="cpu").reshape(-1, 1)
     if not bool((time >= 0).all() & time.isfinite().all()):
         raise InputError("times must be finite and >= 0")
     return time

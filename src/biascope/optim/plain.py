@@ -35,7 +35,11 @@ def adam(parameters: list[Tensor], d: list[Tensor], states: list[State], group: 
         d = list(torch._foreach_add(d, parameters, alpha=group["weight_decay"]))
     for p, state in zip(parameters, states):
         if not state:
-            state |= {"step": torch.tensor(0.0), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+            state |= {
+                "step": torch.tensor(0.0, device="cpu"),
+                "exp_avg": torch.zeros_like(p),
+                "exp_avg_sq": torch.zeros_like(p),
+            }
         state["step"] += 1
     times = [float(state["step"]) for state in states]
     means, squares = [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states]

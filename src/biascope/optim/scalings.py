@@ -138,5 +138,5 @@ def _add_squares(total: Tensor | None, G: Tensor, A: Tensor) -> Tensor:
 @lru_cache(maxsize=64)
 def _pairs(T: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Pairs of positions, and how often each counts [., 1]; made once, since a GPU is waited for when sent them."""
-    t, u = torch.triu_indices(T, T)
+    t, u = torch.triu_indices(T, T, device="cpu")
     return t.to(device), u.to(device), torch.where(t == u, 1.0, 2.0)[:, None].to(device, dtype)

@@ -22,7 +22,7 @@ def as_groups(groups: Mapping[str, Any] | None, n: int) -> dict[str, Group]:
         {'hard': tensor([1])}
     """
     if groups is None:
-        return {"all": torch.arange(n)}
+        return {"all": torch.arange(n, device="cpu")}
     checked: dict[str, Group] = {}
     for name, group in groups.items():
         if isinstance(group, tuple):

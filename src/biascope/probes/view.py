@@ -331,7 +331,7 @@ def _input_gradients(view: View, std: float | None) -> Tensor:
         raise UnsupportedError("input gradients need one floating-point input tensor; these inputs are not one")
     if std is not None:
         generator = torch.Generator().manual_seed(view.setup.seed)
-        drawn = std * torch.randn(tensors_of(inputs)[0].shape, generator=generator)
+        drawn = std * torch.randn(tensors_of(inputs)[0].shape, generator=generator, device="cpu")
         inputs = {next(iter(inputs)): drawn} if isinstance(inputs, dict) else drawn
         inputs = f.prepare(inputs)
     x = tensors_of(inputs)[0].detach().clone().requires_grad_(True)

@@ -73,13 +73,15 @@ def decay_exponent(
         >>> round(decay_exponent(hat).exponent, 1)
         -2.0
     """
-    u = torch.tensor([float(v) for v in direction], dtype=torch.float64)
+    u = torch.tensor([float(v) for v in direction], dtype=torch.float64, device="cpu")
     if not float(u.norm()) > 0:
         raise InputError(f"direction {tuple(direction)} is zero")
     if not 0 < k_min < k_max or bins < 3:
         raise InputError(f"need 0 < k_min < k_max and bins >= 3, got {k_min}, {k_max}, {bins}")
-    edges = torch.logspace(0, 1, bins + 1, base=k_max / k_min, dtype=torch.float64) * k_min
-    k = torch.cat([torch.linspace(a, b, per_bin + 1, dtype=torch.float64)[:-1] for a, b in pairwise(edges.tolist())])
+    edges = torch.logspace(0, 1, bins + 1, base=k_max / k_min, dtype=torch.float64, device="cpu") * k_min
+    k = torch.cat(
+        [torch.linspace(a, b, per_bin + 1, dtype=torch.float64, device="cpu")[:-1] for a, b in pairwise(edges.tolist())]
+    )
     waves = k[:, None] * (u / u.norm())
     if isinstance(transform, Segments | Polygons):
         values = fourier_transform(transform, waves, boundary=boundary)

@@ -39,15 +39,15 @@ def composition_kernel(gamma: Embedding, latent: Tensor, k: Tensor, points: int 
         >>> P[:, 0].abs().numpy().round(4)  # Bessel functions J_0, J_1, J_2 at 1.5
         array([0.5118, 0.5579, 0.2321])
     """
-    z = torch.arange(points + 1, dtype=torch.float64) / points
-    weights = torch.full((points + 1,), 1 / points, dtype=torch.float64)
+    z = torch.arange(points + 1, dtype=torch.float64, device="cpu") / points
+    weights = torch.full((points + 1,), 1 / points, dtype=torch.float64, device="cpu")
     weights[0] = weights[-1] = 0.5 / points
-    k = torch.as_tensor(k, dtype=torch.float64)
+    k = torch.as_tensor(k, dtype=torch.float64, device="cpu")
     where = gamma(z)
     if k.dim() != 2 or where.shape != (points + 1, k.shape[1]):
         raise InputError(f"gamma gives {list(where.shape)} and k is {list(k.shape)}; need [n, d] both, of one d")
     along = torch.exp(1j * (where @ k.T)) * weights[:, None]
-    away = torch.exp(-1j * torch.as_tensor(latent, dtype=torch.float64).reshape(-1, 1) * z)
+    away = torch.exp(-1j * torch.as_tensor(latent, dtype=torch.float64, device="cpu").reshape(-1, 1) * z)
     return away @ along
 
 
@@ -60,8 +60,8 @@ def max_latent_frequency(gamma: Embedding, k: Tensor, points: int = 4096) -> Ten
         >>> max_latent_frequency(flower(0), torch.tensor([[1.0, 0.0]])).div(2 * torch.pi).round(decimals=4)
         tensor([1.], dtype=torch.float64)
     """
-    z = (torch.arange(points, dtype=torch.float64) / points).requires_grad_(True)
+    z = (torch.arange(points, dtype=torch.float64, device="cpu") / points).requires_grad_(True)
     with torch.enable_grad():
-        along = gamma(z) @ torch.as_tensor(k, dtype=torch.float64).T  # [points, n]
+        along = gamma(z) @ torch.as_tensor(k, dtype=torch.float64, device="cpu").T  # [points, n]
         slopes = [torch.autograd.grad(along[:, i].sum(), z, retain_graph=True)[0] for i in range(along.shape[1])]
     return torch.stack(slopes).abs().amax(1)

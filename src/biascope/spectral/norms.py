@@ -27,7 +27,7 @@ def spectral_norm(w: Tensor, iterations: int | None = None, seed: int = 0) -> Te
         return found
     if iterations < 1:
         raise InputError(f"iterations must be >= 1, got {iterations}")
-    v = torch.randn(w.shape[-1], 1, generator=generator(seed, "power iteration"), dtype=torch.float64)
+    v = torch.randn(w.shape[-1], 1, generator=generator(seed, "power iteration"), dtype=torch.float64, device="cpu")
     v = v.to(w.device, w.dtype).expand(*w.shape[:-2], -1, -1)
     for _ in range(iterations):
         v = w.mT @ (w @ v)

@@ -102,7 +102,7 @@ def perturbation_robustness(
     mean = sums / draws
     variance = (squares / draws - mean.square()).clamp(min=0) * draws / max(1, draws - 1)
     error = (variance / draws).sqrt()
-    grid = torch.tensor(list(deltas), dtype=torch.float64)
+    grid = torch.tensor(list(deltas), dtype=torch.float64, device="cpu")
     return Robustness(grid, tuple(picks), mean.cpu(), error.cpu(), draws, seed)
 
 
@@ -153,7 +153,7 @@ def high_frequency_volume(
     cycles = torch.arange(1, grid // 2, device=device)
     # ∫ over one piece of a constant slope: sinc(pi m / grid) times the difference of f across it
     factor = torch.sinc(cycles / grid) / (2 * math.pi * cycles)
-    counts = torch.zeros(len(cutoffs), dtype=torch.float64)
+    counts = torch.zeros(len(cutoffs), dtype=torch.float64, device="cpu")
     chunk = max(1, 2**24 // (grid * max(widths)))
     for start in progress(range(0, samples, chunk), "high-frequency volume", leave=False):
         size = min(chunk, samples - start)
@@ -167,5 +167,5 @@ def high_frequency_volume(
         counts += torch.stack([(above[:, k] > eps).sum() for k in cutoffs]).double().cpu()  # index k is k + 1 cycles
     volume = counts / samples
     return HighFrequencyVolume(
-        torch.tensor(list(cutoffs)), volume, (volume * (1 - volume) / samples).sqrt(), samples, seed
+        torch.tensor(list(cutoffs), device="cpu"), volume, (volume * (1 - volume) / samples).sqrt(), samples, seed
     )

@@ -35,7 +35,7 @@ class Segments:
     @classmethod
     def through(cls, knots: Sequence[float] | Tensor, values: Sequence[float] | Tensor) -> Segments:
         """The function of one output through the points (knots [m + 1], values [m + 1])."""
-        t, y = (torch.as_tensor(v, dtype=torch.float64) for v in (knots, values))
+        t, y = (torch.as_tensor(v, dtype=torch.float64, device="cpu") for v in (knots, values))
         if t.shape != y.shape or t.dim() != 1 or len(t) < 2 or not bool((t.diff() > 0).all()):
             raise InputError(f"knots {list(t.shape)} must rise, and values {list(y.shape)} be as many")
         return cls(t, y[:, None], (y.diff() / t.diff())[:, None])
@@ -94,8 +94,8 @@ def linear_regions_1d(
         [-1.0, 0.0, 0.5, 1.0]
     """
     net = relu_network(model)
-    start = torch.as_tensor(low, dtype=torch.float64).reshape(-1)
-    stop = torch.as_tensor(high, dtype=torch.float64).reshape(-1)
+    start = torch.as_tensor(low, dtype=torch.float64, device="cpu").reshape(-1)
+    stop = torch.as_tensor(high, dtype=torch.float64, device="cpu").reshape(-1)
     if start.shape != stop.shape or len(start) != net.widths[0]:
         raise InputError(
             f"a segment from {list(start.shape)} to {list(stop.shape)} for a network of {net.widths[0]} inputs"
@@ -108,7 +108,7 @@ def linear_regions_1d(
     def point(t: Tensor) -> Tensor:
         return start + t[:, None] * (stop - start) / length
 
-    t = torch.tensor([0.0, length], dtype=torch.float64)
+    t = torch.tensor([0.0, length], dtype=torch.float64, device="cpu")
     for layer in range(len(net.weights) - 1):
         z = net.preactivations(point(t))[layer]
         left, right = z[:-1], z[1:]
@@ -116,7 +116,7 @@ def linear_regions_1d(
         a, b = left[piece, unit], right[piece, unit]
         crossing = t[piece] + (t[piece + 1] - t[piece]) * a / (a - b)
         t = torch.cat([t, crossing]).sort().values
-        keep = torch.cat([torch.ones(1, dtype=torch.bool), t.diff() > MERGE * length])
+        keep = torch.cat([torch.ones(1, dtype=torch.bool, device="cpu"), t.diff() > MERGE * length])
         t = t[keep]
         t[-1] = length
         if len(t) > max_knots:

@@ -88,7 +88,7 @@ def relu_network(model: nn.Module | ReLUNetwork) -> ReLUNetwork:
     if not weights:
         raise UnsupportedError(f"{type(model).__name__} has no Linear layer")
     if rectify:  # the output itself is rectified
-        weights.append(torch.eye(len(weights[-1]), dtype=torch.float64))
+        weights.append(torch.eye(len(weights[-1]), dtype=torch.float64, device="cpu"))
         biases.append(weights[-1].new_zeros(len(weights[-1])))
     net = ReLUNetwork(tuple(weights), tuple(biases))
     _check(model, net)
@@ -151,7 +151,7 @@ def _leaves(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
 
 
 def _check(model: nn.Module, net: ReLUNetwork) -> None:
-    x = torch.randn(8, net.widths[0], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(8, net.widths[0], dtype=torch.float64, generator=torch.Generator().manual_seed(0), device="cpu")
     twin = copy.deepcopy(model).to("cpu", torch.float64).eval()
     try:
         with torch.no_grad():

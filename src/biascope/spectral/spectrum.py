@@ -56,4 +56,4 @@ def radial_spectrum(values: Tensor, extent: float = 1.0) -> tuple[Tensor, Tensor
     sums = torch.zeros(*values.shape[:-2], int(ring.max()) + 1, dtype=size.dtype, device=values.device)
     sums.index_add_(-1, ring, size.flatten(-2))
     whole = n // 2
-    return torch.arange(whole) / extent, sums[..., :whole]
+    return torch.arange(whole, device="cpu") / extent, sums[..., :whole]

@@ -56,7 +56,7 @@ def transform_from_jumps(knots: Tensor, jumps: Tensor, k: Tensor) -> Tensor:
         >>> transform_from_jumps(knots, jumps, torch.tensor([7.3])).numpy().round(6)
         array([-0.061421+0.034228j])
     """
-    t, w, k = (torch.as_tensor(v, dtype=torch.float64) for v in (knots, jumps, k))
+    t, w, k = (torch.as_tensor(v, dtype=torch.float64, device="cpu") for v in (knots, jumps, k))
     if bool((k == 0).any()):
         raise InputError("the sum over jumps is not defined at k = 0")
     phase = torch.exp(-1j * k[:, None] * t)
@@ -99,7 +99,7 @@ class _Edges:
             triangles += [torch.stack([v[0], v[i], v[i + 1]]) for i in range(1, len(v) - 1)]
             of_triangle += [r] * (len(v) - 2)
         self.p, self.q = torch.cat(starts), torch.cat(stops)
-        self.owner, self.of_triangle = torch.tensor(owner), torch.tensor(of_triangle)
+        self.owner, self.of_triangle = torch.tensor(owner, device="cpu"), torch.tensor(of_triangle, device="cpu")
         self.triangles = torch.stack(triangles)  # [T, 3, 2]
         self.centres = torch.stack([v.mean(0) for v in f.vertices])
         self.radii = torch.stack([(v - v.mean(0)).norm(dim=1).max() for v in f.vertices])
@@ -115,7 +115,7 @@ def _plane_block(f: Polygons, edges: _Edges, k: Tensor, boundary: bool) -> Tenso
     phase = torch.exp(-1j * (k @ ((edges.p + edges.q) / 2).T))
     flux = (k @ edges.normals.T) * phase  # k . n times the edge's length and phase
     j0 = _bessel(0, half)
-    indicator = torch.zeros(n, len(f), dtype=torch.complex128).index_add_(1, edges.owner, flux * j0)
+    indicator = torch.zeros(n, len(f), dtype=torch.complex128, device="cpu").index_add_(1, edges.owner, flux * j0)
     indicator = 1j * indicator / square[:, None]
     slope = torch.einsum("rcd,nd->nrc", f.weights, k) / square[:, None, None]
 
@@ -126,18 +126,20 @@ def _plane_block(f: Polygons, edges: _Edges, k: Tensor, boundary: bool) -> Tenso
     level = torch.einsum("pd,pvd->pv", k[pair_n], corners - edges.centres[owner][:, None])
     factor = area * torch.exp(-1j * (k[pair_n] * edges.centres[owner]).sum(1))
     series = factor * torch.from_numpy(simplex_series(level.numpy()))
-    near = torch.zeros(n, len(f), dtype=torch.complex128).index_put_((pair_n, owner), series, accumulate=True)
+    near = torch.zeros(n, len(f), dtype=torch.complex128, device="cpu").index_put_(
+        (pair_n, owner), series, accumulate=True
+    )
     indicator = torch.where(small, near, indicator)
     if not boundary:
         return -1j * (slope * indicator[..., None]).sum(1)
 
-    total = torch.zeros(n, c, dtype=torch.complex128)
+    total = torch.zeros(n, c, dtype=torch.complex128, device="cpu")
     j1 = _bessel(1, half)
     for output in range(c):
         w, bias = f.weights[:, output][edges.owner], f.biases[:, output][edges.owner]
         at_p, at_q = (w * edges.p).sum(1) + bias, (w * edges.q).sum(1) + bias
         around = flux * ((at_p + at_q) / 2 * j0 - 1j * (at_q - at_p) / 2 * j1)
-        ring = torch.zeros(n, len(f), dtype=torch.complex128).index_add_(1, edges.owner, around)
+        ring = torch.zeros(n, len(f), dtype=torch.complex128, device="cpu").index_add_(1, edges.owner, around)
         far = -1j * slope[..., output] * indicator + 1j * ring / square[:, None]
         values = torch.einsum("pvd,pd->pv", corners, f.weights[owner, output]) + f.biases[owner, output][:, None]
         linear = factor * torch.from_numpy(simplex_series(level.numpy(), values.numpy()))
