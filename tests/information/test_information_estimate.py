@@ -373,3 +373,10 @@ def test_on_a_gpu(estimator: str) -> None:
     assert abs(found.nats - problem.nats) < 3 * found.standard_error + 0.03
     assert torch.equal(state, torch.get_rng_state())
     assert torch.equal(cuda, torch.cuda.get_rng_state())
+
+
+def test_warnings_point_at_the_caller():
+    x = torch.randn(200, 1, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(EstimateWarning) as said:
+        bs.mutual_information(x, x, steps=20)
+    assert {w.filename for w in said if issubclass(w.category, EstimateWarning)} == {__file__}

@@ -134,7 +134,7 @@ def _trained(
     found = told_by.report(trained.critic, chosen_by)
     notes = _notes(estimator, found.nats, len(x), len(parts.held_out), found.cap, found.carriers, trained)
     for note in notes:
-        warnings.warn(f"{estimator}: {note}", EstimateWarning, stacklevel=3)
+        warnings.warn(f"{estimator}: {note}", EstimateWarning, stacklevel=4)
     return MutualInformation(
         nats=found.nats,
         standard_error=found.standard_error,
