@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import biascope as bs
-from biascope.errors import InputError
+from biascope.errors import InputError, UnsupportedError
 from biascope.functional import batches, functional, modules_of, refuse_devices, tensors_in
 
 X = torch.ones(4, 3)
@@ -212,3 +212,13 @@ torch.distributed.destroy_process_group()
 def test_ddp_is_seen_through_and_shards_are_refused_by_name(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", WRAPPED, str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_torchscript_is_refused_with_two_ways_out() -> None:
+    plain, x = nn.Linear(3, 2), torch.randn(4, 3)
+    for scripted in (torch.jit.script(plain), torch.jit.trace(plain, x)):
+        with pytest.raises(UnsupportedError, match=r"TorchScript.*nn\.Sequential\(it\)"):
+            functional(scripted)
+        f = functional(nn.Sequential(scripted))
+        assert torch.equal(f(f.params, x), plain(x))

@@ -98,6 +98,11 @@ def functional(
     if not isinstance(module, nn.Module):
         raise InputError(f"expected an nn.Module, got {type(module).__name__}; wrap a function in a module first")
     module = getattr(module, "_orig_mod", module)  # a compiled module hides the original one here
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UnsupportedError(
+            f"{type(module).__name__} is TorchScript, whose parameters torch cannot swap: pass the module it was made "
+            "from, or nn.Sequential(it)"
+        )
     if torch.is_inference_mode_enabled():
         raise InputError("torch.inference_mode is on: nothing can be differentiated in it. Use torch.no_grad instead")
     parts = modules_of(module)
