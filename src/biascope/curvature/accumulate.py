@@ -250,7 +250,8 @@ class Stream:
         if not found.matches(tape):
             raise StaleError(
                 f"{type(f.module).__name__} takes another path on the examples from {start} on than on the first ones "
-                "(control flow that depends on the data); evaluate such examples in separate calls"
+                "(control flow that depends on the data or on their number); evaluate such examples in separate calls, "
+                'or use representation="implicit", which needs no layers'
             )
         z = tape.rows.detach()
         if len(self._unread) >= LATER.get(f.device.type, 1):
