@@ -10,13 +10,15 @@ from __future__ import annotations
 import fnmatch
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from biascope.errors import InputError, UnsupportedError, near
 
@@ -32,6 +34,38 @@ LOOKED_AT = (
     nn.RNNBase,
     nn.MultiheadAttention,
 )  # what else `refuse_wrappers` and `refuse_batch_dependence` look at
+
+NORMS = {F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm}
+
+
+class PlainOrder(TorchFunctionMode):
+    """While active, gradients reach batch and instance normalisation on a CPU in plain memory order.
+
+    torch (2.13) misreads some others there: those of one example whose channels come last, as a transformer after the
+    normalisation sends them; instance normalisation, which sees all examples as one, misreads them of any number.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        return in_plain_order(out) if func in NORMS else out
+
+
+def in_plain_order(out: Tensor) -> Tensor:
+    """The same values; their gradient is contiguous. No view, for the sake of activations in place.
+
+    Example:
+        >>> x = torch.ones(2, 3, requires_grad=True)
+        >>> seen = []
+        >>> handle = x.register_hook(lambda g: seen.append(g.stride()))
+        >>> in_plain_order(x).backward(torch.ones(3, 2).T)
+        >>> seen
+        [(3, 1)]
+    """
+    if out.device.type != "cpu":
+        return out
+    flat = torch.ops.aten._unsafe_view(out.contiguous(), [out.numel()])
+    plain: Tensor = torch.ops.aten._unsafe_view(flat, out.shape)
+    return plain
 
 
 @dataclass(frozen=True)
@@ -57,7 +91,8 @@ class Functional:
         """Evaluate the module on a batch: [n, c]."""
         args: tuple[Tensor, ...] = () if isinstance(inputs, dict) else (inputs,)
         kwargs = inputs if isinstance(inputs, dict) else {}
-        out = torch.func.functional_call(self.module, {**self.frozen, **params}, args, kwargs)
+        with PlainOrder() if self.device.type == "cpu" and torch.is_grad_enabled() else nullcontext():
+            out = torch.func.functional_call(self.module, {**self.frozen, **params}, args, kwargs)
         return as_rows(out, batch_size(inputs), self.output, self.module)
 
     def to(self, dtype: torch.dtype) -> Functional:

@@ -110,6 +110,7 @@ class Anatomy:
     batched: bool = False  # one vmapped backward pass for all cotangents works (fewer, larger operations)
     reasons: dict[str, str] = field(default_factory=dict)
     shape: tuple[int, ...] = ()  # of one example's output, before it is flattened
+    unreached: frozenset[int] = frozenset()  # uses that the outputs do not depend on
     plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # what users made of it
 
     def watched(self, f: Functional) -> Functional:

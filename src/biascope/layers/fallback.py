@@ -2,7 +2,7 @@
 
 The ladder: `vmap` over examples of a vector-Jacobian product; where a module cannot be vmapped (recurrent cells,
 data-dependent control flow), one example at a time. Batching rules are not all right (prelu's backward gives the wrong
-shape for a single cotangent), so vmap is trusted only after it agreed with plain autograd on two examples.
+shape for a single cotangent), so vmap is trusted only after it agreed with plain autograd on two and three examples.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ def per_example_gradients(
     chunk = n if chunk is None else max(1, min(chunk, n))
     parts = []
     gradients = _vmapped if _vmap_is_right(f, names, inputs, cotangents) else _one_by_one
+    if gradients is _vmapped and chunk == 1:
+        gradients = _one_by_one  # a vmap over one example is not what was looked at, and saves nothing
     for start in range(0, n, chunk):
         piece = take(inputs, slice(start, start + chunk))
         parts.append(gradients(f, names, piece, cotangents[:, start : start + chunk]))
@@ -52,20 +54,23 @@ _TRUSTED: WeakKeyDictionary[nn.Module, dict[object, bool]] = WeakKeyDictionary()
 
 
 def _vmap_is_right(f: Functional, names: list[str], inputs: Inputs, cotangents: Tensor) -> bool:
-    key = (tuple(names), cotangents.shape[0], f.dtype, f.device, tuple(m.training for m in f.module.modules()))
+    modes = tuple(m.training for m in f.module.modules())
+    key = (tuple(names), cotangents.shape[0], min(3, cotangents.shape[1]), f.dtype, f.device, modes)
     known = _TRUSTED.setdefault(f.module, {})
     if key not in known:
-        two, cot = take(inputs, slice(0, 2)), cotangents[:, :2]
-        try:
-            fast, slow = _vmapped(f, names, two, cot), _one_by_one(f, names, two, cot)
-            scale = max(float(s.norm()) for s in slow.values())
-            tol = torch.finfo(f.dtype).eps ** 0.6
-            known[key] = all(
-                fast[k].shape == slow[k].shape and float((fast[k] - slow[k]).norm()) <= tol * scale for k in names
-            )
-        except (RuntimeError, NotImplementedError, ValueError):
-            known[key] = False
+        # batching rules may be right by chance where there are as many examples as cotangents: so two, and three
+        known[key] = all(_agree(f, names, take(inputs, slice(0, m)), cotangents[:, :m]) for m in (2, 3))
     return known[key]
+
+
+def _agree(f: Functional, names: list[str], inputs: Inputs, cotangents: Tensor) -> bool:
+    try:
+        fast, slow = _vmapped(f, names, inputs, cotangents), _one_by_one(f, names, inputs, cotangents)
+    except (RuntimeError, NotImplementedError, ValueError):
+        return False
+    scale = max(float(s.norm()) for s in slow.values())
+    tol = torch.finfo(f.dtype).eps ** 0.6
+    return all(fast[k].shape == slow[k].shape and float((fast[k] - slow[k]).norm()) <= tol * scale for k in names)
 
 
 def _vmapped(f: Functional, names: list[str], inputs: Inputs, cotangents: Tensor) -> dict[str, Tensor]:

@@ -101,7 +101,9 @@ def _pilot(f: Functional, inputs: Inputs) -> Anatomy:
     blocks = _blocks(f, tape3, slots, raw)
     batched = _can_batch(tape3)
     per_example = max(1, saved // 3)
-    found = Anatomy(tuple(blocks), tuple(slots), tape3.rows.shape[1], per_example, batched, raw, shape)
+    flow = tape3.gradients(torch.ones_like(tape3.rows))
+    unreached = frozenset(i for i, g in enumerate(flow) if g is None)
+    found = Anatomy(tuple(blocks), tuple(slots), tape3.rows.shape[1], per_example, batched, raw, shape, unreached)
     wrong = _certify(f, found, two)
     if wrong:
         raw |= dict.fromkeys(wrong, "the layer rule disagrees with autograd here")

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from biascope.errors import UnsupportedError
-from biascope.functional import REENTRANT
+from biascope.functional import NORMS, REENTRANT, in_plain_order
 from biascope.layers import attention
 from biascope.layers.convolution import conv2d
 from biascope.layers.rules import Affine, Broadcast, Conv, ConvTranspose, Embedding, Linear, MatMul, MatrixRule, RowRule
@@ -113,8 +113,10 @@ class Recorder(TorchFunctionMode):
         return self.names.get(id(t)) if isinstance(t, Tensor) else None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if kwargs is None:
-            kwargs = {}
+        out = self._called(func, args, kwargs or {})
+        return in_plain_order(out) if func in NORMS else out
+
+    def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
         touched = self._touched(args)
         if kwargs:
             touched += self._touched(kwargs.values())
@@ -151,6 +153,9 @@ class Recorder(TorchFunctionMode):
         if not out.requires_grad:
             refuse_reentrant_checkpoint()
             return out  # under no_grad or detached: not part of the derivative
+        if out._is_view() and not isinstance(rule, Broadcast):
+            # torch writes the history of an activation in place on a view into its base, past the edge below
+            out = torch.ops.aten._unsafe_view(out, out.shape)
         names = {role: n for role, t in roles.items() if (n := self.names.get(id(t))) is not None}
         kept = None if saved is None else saved.detach()
         if kept is not None and self.clone_inputs and not own:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from biascope.functional import Functional
-from biascope.layers.blocks import Anatomy
+from biascope.layers.blocks import Anatomy, StaleError
 from biascope.layers.record import Tape
 from biascope.layers.rules import MatrixRule
 
@@ -17,12 +17,18 @@ def all_gradients(tape: Tape, found: Anatomy, cotangents: Tensor, last: bool = F
     One piece where a vmapped backward pass pays, else k pieces of one cotangent each.
     """
     if found.batched and len(cotangents) > 1:
-        return [tape.batched_gradients(cotangents)]
-    k = len(cotangents)
-    return [
-        [None if g is None else g.unsqueeze(0) for g in tape.gradients(cotangents[j], retain=not last or j < k - 1)]
-        for j in range(k)
-    ]
+        pieces = [tape.batched_gradients(cotangents)]
+    else:
+        k = len(cotangents)
+        pieces = [
+            [None if g is None else g.unsqueeze(0) for g in tape.gradients(cotangents[j], retain=not last or j < k - 1)]
+            for j in range(k)
+        ]
+    for i, g in enumerate(pieces[0]):
+        if g is None and i not in found.unreached:  # zeros would be a lie
+            names = " and ".join(tape.uses[i].roles.values())
+            raise StaleError(f"no gradient reached the layer of {names}, as it did on the first examples")
+    return pieces
 
 
 def use_rows(tape: Tape, found: Anatomy, index: int, role: str, g: Tensor) -> Tensor:
