@@ -36,18 +36,34 @@ LOOKED_AT = (
 )  # what else `refuse_wrappers` and `refuse_batch_dependence` look at
 
 NORMS = {F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm}
+PRELUS = {F.prelu, torch.prelu, torch.Tensor.prelu}
 
 
-class PlainOrder(TorchFunctionMode):
-    """While active, gradients reach batch and instance normalisation on a CPU in plain memory order.
+class RightGradients(TorchFunctionMode):
+    """While active, what torch (2.13) differentiates wrongly is written in another way.
 
-    torch (2.13) misreads some others there: those of one example whose channels come last, as a transformer after the
-    normalisation sends them; instance normalisation, which sees all examples as one, misreads them of any number.
+    On a CPU the backward pass of batch and instance normalisation misreads gradients in some memory orders: those of
+    one example whose channels come last, as a transformer after the normalisation sends them; instance normalisation,
+    which sees all examples as one, those of any number. Under vmap PReLU takes examples for cotangents.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in PRELUS:
+            return prelu(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))
         return in_plain_order(out) if func in NORMS else out
+
+
+def prelu(input: Tensor, weight: Tensor) -> Tensor:
+    """F.prelu of input [n, c, ...] with weight [1] or [c], by elementary operations.
+
+    Example:
+        >>> x, w = torch.randn(2, 3, 4), torch.rand(3)
+        >>> torch.equal(prelu(x, w), F.prelu(x, w))
+        True
+    """
+    slope = weight if weight.numel() == 1 else weight.view(-1, *[1] * (input.dim() - 2))
+    return torch.where(input > 0, input, slope * input)
 
 
 def in_plain_order(out: Tensor) -> Tensor:
@@ -91,7 +107,7 @@ class Functional:
         """Evaluate the module on a batch: [n, c]."""
         args: tuple[Tensor, ...] = () if isinstance(inputs, dict) else (inputs,)
         kwargs = inputs if isinstance(inputs, dict) else {}
-        with PlainOrder() if self.device.type == "cpu" and torch.is_grad_enabled() else nullcontext():
+        with RightGradients() if torch.is_grad_enabled() else nullcontext():
             out = torch.func.functional_call(self.module, {**self.frozen, **params}, args, kwargs)
         return as_rows(out, batch_size(inputs), self.output, self.module)
 
