@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from biascope.derivatives import differentiable_attention
 from biascope.errors import InputError
 from biascope.functional import (
     Functional,
@@ -18,7 +19,6 @@ from biascope.functional import (
     ParamSelection,
     batch_size,
     batches,
-    differentiable_attention,
     functional,
     no_reentrant_checkpoints,
     take,

@@ -18,8 +18,9 @@ from biascope.curvature.outputs import IGNORE, OutputShape, checked_labels, outp
 from biascope.curvature.pieces import DensePiece
 from biascope.curvature.plan import Plan
 from biascope.curvature.space import ParameterSpace
+from biascope.derivatives import differentiable_attention
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import ParamSelection, batches, differentiable_attention, functional
+from biascope.functional import ParamSelection, batches, functional
 from biascope.layers import Anatomy, leaves
 from biascope.memory import readable
 from biascope.precision import arithmetic, without_cudnn

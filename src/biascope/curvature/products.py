@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from biascope.functional import Functional, Inputs, Params, differentiable_attention, take, tensors_of
+from biascope.derivatives import differentiable_attention
+from biascope.functional import Functional, Inputs, Params, take, tensors_of
 from biascope.jacobian import jacobian_vector
 from biascope.layers import leaves
 

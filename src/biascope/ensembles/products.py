@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from biascope.layers.convolution import pair
 from biascope.precision import multiplies_in_tf32, without_cudnn
 
 LARGEST_PATCH = 512  # inputs per output value; beyond that the copies of patches cost more than they save
@@ -70,7 +71,7 @@ def patch_product(
     _, c, kh, kw = weight.shape
     if (
         groups != 1
-        or _pair(dilation) != (1, 1)
+        or pair(dilation) != (1, 1)
         or isinstance(padding, str)
         or x.dim() != 4
         or c * kh * kw > LARGEST_PATCH
@@ -79,11 +80,11 @@ def patch_product(
     if torch.is_autocast_enabled(x.device.type) and x.dtype == torch.float32:
         half = torch.get_autocast_dtype(x.device.type)  # before copying: patches are half as large
         x, weight, bias = x.to(half), weight.to(half), None if bias is None else bias.to(half)
-    ph, pw = _pair(padding)
+    ph, pw = pair(padding)
     if ph or pw:
         x = F.pad(x, (pw, pw, ph, ph))
     stacked = (x[None], weight[None], None if bias is None else bias[None])
-    out: Tensor = _PatchProduct.apply(*stacked, _pair(stride))[0]  # type: ignore[no-untyped-call]
+    out: Tensor = _PatchProduct.apply(*stacked, pair(stride))[0]  # type: ignore[no-untyped-call]
     return out.squeeze(0)  # `out[0]` would copy its gradient into zeros
 
 
@@ -224,7 +225,3 @@ def _multiplication(x: Tensor) -> str:
     if x.element_size() < 4:
         return "half"
     return "tf32" if x.is_cuda and x.dtype == torch.float32 and multiplies_in_tf32() else "full"
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    return (int(value), int(value)) if isinstance(value, int) else (int(value[0]), int(value[-1]))

@@ -10,11 +10,12 @@ from torch import Tensor
 from torch.func import functional_call, grad, jvp, vmap
 from torch.nn import functional as F
 
+from biascope.derivatives import differentiable_attention
 from biascope.ensembles import Factory, Initialiser, Networks, record, scalar_of
 from biascope.ensembles.arithmetic import arithmetic
 from biascope.ensembles.evaluate import Scalarise, activation_bytes
 from biascope.errors import InputError
-from biascope.functional import as_rows, differentiable_attention
+from biascope.functional import as_rows
 from biascope.geometry.average import DENSE_UP_TO, AverageGeometry, draw_probes, from_moments
 from biascope.geometry.moments import BlockMoments, blocks_for
 from biascope.linalg import FromFunction

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, jvp, vmap
 
+from biascope.derivatives import differentiable_attention
 from biascope.ensembles import Networks, scalar_of
 from biascope.ensembles.evaluate import Scalarise
-from biascope.functional import as_rows, differentiable_attention
+from biascope.functional import as_rows
 
 Params = dict[str, Tensor]
 

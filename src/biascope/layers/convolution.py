@@ -46,16 +46,16 @@ def conv2d(
         or x.shape[0] < MANY
         or groups != 1
         or isinstance(padding, str)
-        or _pair(stride) != (1, 1)
-        or _pair(dilation) != (1, 1)
-        or any(p >= k for p, k in zip(_pair(padding), weight.shape[2:]))
+        or pair(stride) != (1, 1)
+        or pair(dilation) != (1, 1)
+        or any(p >= k for p, k in zip(pair(padding), weight.shape[2:]))
         or x.dtype not in (torch.float32, torch.float64)
         or torch.is_autocast_enabled(x.device.type)
         or convolves_in_tf32()
     ):
         return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
     parameters = (weight.detach(), None if bias is None else bias.detach())
-    out: Tensor = _Convolution.apply(x, *parameters, _pair(padding))  # type: ignore[no-untyped-call]
+    out: Tensor = _Convolution.apply(x, *parameters, pair(padding))  # type: ignore[no-untyped-call]
     return out
 
 
@@ -91,5 +91,6 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int
     return out.view(n, h, w, -1).permute(0, 3, 1, 2).contiguous()
 
 
-def _pair(value: Any) -> tuple[int, int]:
+def pair(value: Any) -> tuple[int, int]:
+    """What torch takes for both dimensions of an image."""
     return (int(value), int(value)) if isinstance(value, int) else (int(value[0]), int(value[-1]))

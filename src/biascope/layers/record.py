@@ -20,8 +20,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
+from biascope.derivatives import NORMS, in_plain_order
 from biascope.errors import UnsupportedError
-from biascope.functional import NORMS, REENTRANT, in_plain_order
+from biascope.functional import REENTRANT
 from biascope.layers import attention
 from biascope.layers.convolution import conv2d
 from biascope.layers.rules import Affine, Broadcast, Conv, ConvTranspose, Embedding, Linear, MatMul, MatrixRule, RowRule

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from biascope.derivatives import differentiable_attention
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import Params, differentiable_attention, no_reentrant_checkpoints
+from biascope.functional import Params, no_reentrant_checkpoints
 from biascope.linearize.anchored import hung
 from biascope.linearize.dual import evaluate_dual
 from biascope.linearize.norms import Norms

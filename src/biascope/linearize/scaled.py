@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from biascope.derivatives import differentiable_attention
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import differentiable_attention, refuse_batch_dependence
+from biascope.functional import refuse_batch_dependence
 from biascope.linearize.anchored import Anchored
 
 # alpha times the rounding error of f: above the first the signal f - f0 is noisy, above the second it is lost
