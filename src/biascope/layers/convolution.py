@@ -2,8 +2,8 @@
 
 In float32 cuDNN's way back to the input runs at 12 to 30 TFLOP/s on an H200 where its way forward runs at 40, and on
 images of a few pixels either of them at 12 to 18. At stride 1 the way back is as well a forward convolution of the
-gradient with the weights turned round; on few pixels a product of patches takes both ways at 40. (Measured by
-`benchmarks/convolutions.py`.)
+gradient with the weights turned round; on few pixels a product of patches takes both ways at 40. (It is
+`benchmarks/convolutions.py` that measures this.)
 """
 
 from __future__ import annotations
