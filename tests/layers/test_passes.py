@@ -6,7 +6,7 @@ from torch import nn
 
 import biascope as bs
 from biascope.functional import functional
-from biascope.layers import anatomy, leaves, record, recorded
+from biascope.layers import anatomy, leaves, passes, record, recorded
 from biascope.layers.passes import own_parameters
 
 
@@ -128,3 +128,18 @@ def test_a_module_changed_since_it_was_looked_at_is_called_as_it_is(change, seed
         getattr(net, "undo", lambda: None)()
     want = torch.cat([j.flatten(2).square().sum((0, 1)) for j in J.values()]) / len(x)
     torch.testing.assert_close(got, want)
+
+
+def test_prelu_is_recorded_once(monkeypatch, seeded):
+    """Written out for the pilot and for every pass after it alike, else each would be made twice."""
+    net, x = (
+        nn.Sequential(nn.Linear(3, 4), nn.PReLU(), nn.Linear(4, 2)).double(),
+        torch.randn(5, 3, dtype=torch.float64),
+    )
+    f = functional(net)
+    found = anatomy(f, x)
+    assert [block.kind for block in found.blocks] == ["matrix", "rows", "matrix"]
+    made = []
+    monkeypatch.setattr(passes, "record", lambda *args: made.append(1) or record(*args))
+    recorded(f, found, x)
+    assert made == [1]

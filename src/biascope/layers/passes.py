@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from biascope.derivatives import RightGradients
 from biascope.functional import Functional, Inputs, as_rows, batch_size, modules_of, tensors_in
 from biascope.layers.blocks import Anatomy, leaves
 from biascope.layers.record import Tape, record
@@ -65,5 +66,6 @@ def own_parameters(f: Functional) -> dict[str, Tensor] | None:
 
 
 def _call(f: Functional, inputs: Inputs) -> Any:
-    out = f.module(**inputs) if isinstance(inputs, dict) else f.module(inputs)
+    with RightGradients():
+        out = f.module(**inputs) if isinstance(inputs, dict) else f.module(inputs)
     return out if f.output is None else f.output(out)

@@ -20,7 +20,6 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
-from biascope.derivatives import NORMS, in_plain_order
 from biascope.errors import UnsupportedError
 from biascope.functional import REENTRANT
 from biascope.layers import attention
@@ -114,10 +113,8 @@ class Recorder(TorchFunctionMode):
         return self.names.get(id(t)) if isinstance(t, Tensor) else None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = self._called(func, args, kwargs or {})
-        return in_plain_order(out) if func in NORMS else out
-
-    def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if kwargs is None:
+            kwargs = {}
         touched = self._touched(args)
         if kwargs:
             touched += self._touched(kwargs.values())
