@@ -17,11 +17,13 @@ from pathlib import Path
 import torch
 
 import biascope as bs
+from biascope.linalg import subspace_overlap
+from biascope.studies.nad.anisotropy import published_directions
 
 SHAPE = (1, 32, 32)
 
 
-def measure(net: str, networks: int, method: str, precision: str, device: str) -> dict[str, object]:
+def measure(net: str, networks: int, method: str, precision: str, device: str, reference: str) -> dict[str, object]:
     """Seconds of one call, and what came out of it."""
 
     def factory() -> torch.nn.Module:
@@ -36,6 +38,8 @@ def measure(net: str, networks: int, method: str, precision: str, device: str) -
     if device == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - start
+    published = published_directions(net, reference, SHAPE[1] * SHAPE[2])
+    vectors = found.directions.flatten(1).T.double().cpu()
     return {
         "net": net,
         "networks": networks,
@@ -44,6 +48,9 @@ def measure(net: str, networks: int, method: str, precision: str, device: str) -
         "seconds": round(seconds, 3),
         "milliseconds_per_network": round(1e3 * seconds / networks, 4),
         "first_eigenvalues": [float(value) for value in found.eigenvalues[:3]],
+        "overlap_with_published_first_10": None
+        if published is None
+        else round(subspace_overlap(vectors[:, :10], published[:10].T), 4),
         "finite": bool(torch.isfinite(found.eigenvalues).all()),
         "peak_memory_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if device == "cuda" else None,
         "device": torch.cuda.get_device_name() if device == "cuda" else platform.processor(),
@@ -57,13 +64,17 @@ def main() -> None:
     parser.add_argument("--networks", type=int, default=10_000)
     parser.add_argument("--method", default="finite-difference")
     parser.add_argument("--precision", default="tf32")
+    parser.add_argument(
+        "--reference", default="", help="folder with published directions, nads_NAME.npz, to compare with"
+    )
     parser.add_argument("--keep", action="store_true", help="keep what --out has of other nets, numbers or precisions")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = json.loads(args.out.read_text()) if args.keep and args.out and args.out.exists() else []
     for net in args.nets:
-        row = measure(net, args.networks, args.method, args.precision if device == "cuda" else "float32", device)
+        precision = args.precision if device == "cuda" else "float32"
+        row = measure(net, args.networks, args.method, precision, device, args.reference)
         print(json.dumps(row), flush=True)
         same = {key: row[key] for key in ("net", "networks", "method", "precision")}
         rows = [old for old in rows if {key: old[key] for key in same} != same] + [row]

@@ -141,7 +141,7 @@ def test_ctrl_c_leaves_a_folder_that_resumes(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "biascope.cli",
+        "biascope",
         "run",
         "nad/fig4b",
         "--out",
@@ -171,7 +171,7 @@ def test_ctrl_c_leaves_a_folder_that_resumes(tmp_path: Path) -> None:
     assert "Traceback" not in error
     before = {path: path.stat().st_mtime_ns for path in arrays.glob("seed*")}
     assert 1 <= len(before) < 60
-    subprocess.run([sys.executable, "-m", "biascope.cli", "run", "--resume", "my run"], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "biascope", "run", "--resume", "my run"], check=True, capture_output=True)
     assert len(list(arrays.glob("seed*"))) == 60
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in before.items())
     assert json.loads((tmp_path / "my run" / "result.json").read_text())["resumed"] is True
@@ -294,7 +294,7 @@ def test_without_the_extras_one_line_says_what_to_install(tmp_path: Path) -> Non
     (tmp_path / "typer.py").write_text("raise ImportError('no typer', name='typer')")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-m", "biascope.cli", "list"], capture_output=True, text=True, env=environment, check=False
+        [sys.executable, "-m", "biascope", "list"], capture_output=True, text=True, env=environment, check=False
     )
     assert done.returncode == 1
     assert done.stderr.strip() == "the biascope command needs typer: pip install 'biascope[cli,plot]'"
