@@ -74,7 +74,11 @@ def study_page(run: Run, result: StudyResult, raw: dict[str, Any], light: bool =
         ),
         *pictures,
         tag("div", join(charts), class_="columns"),
-        tag("section", tag("h2", "Numbers"), table(["quantity", "value", "standard error", "n"], numbers, "numbers")),
+        tag(
+            "section",
+            tag("h2", "Numbers"),
+            table(["quantity", "value", "standard error", "n"], numbers, "numbers", limit=40),
+        ),
         tag(
             "section",
             tag("h2", "How to run it again"),
