@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 NORMS = {F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm}
-PRELUS = {F.prelu, torch.prelu, torch.Tensor.prelu}
+WRITTEN_OUT: dict[Any, Any] = {}  # torch's function: the same by elementary operations
 
 
 class RightGradients(TorchFunctionMode):
-    """While active, what torch (2.13) differentiates wrongly is written in another way.
+    """While active, what torch (2.13) differentiates wrongly, or not at all, is written in another way.
 
     On a CPU the backward pass of batch and instance normalisation misreads gradients in some memory orders: those of
     one example whose channels come last, as a transformer after the normalisation sends them; instance normalisation,
-    which sees all examples as one, those of any number. Under vmap PReLU takes examples for cotangents.
+    which sees all examples as one, those of any number. Under vmap PReLU takes examples for cotangents. Weight
+    normalisation has no forward-mode derivative.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in PRELUS:
-            return prelu(*args, **(kwargs or {}))
-        out = func(*args, **(kwargs or {}))
+        out = WRITTEN_OUT.get(func, func)(*args, **(kwargs or {}))
         return in_plain_order(out) if func in NORMS else out
 
 
@@ -40,6 +39,32 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
     """
     slope = weight if weight.numel() == 1 else weight.view(-1, *[1] * (input.dim() - 2))
     return torch.where(input > 0, input, slope * input)
+
+
+def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """g v / ||v||, the norms over all but one dimension (-1: over all), by elementary operations.
+
+    Example:
+        >>> v, g = torch.randn(2, 3), torch.rand(2, 1)
+        >>> torch.allclose(weight_norm(v, g), torch._weight_norm(v, g))
+        True
+    """
+    return v * (g / torch.norm_except_dim(v, 2, dim))
+
+
+WRITTEN_OUT |= dict.fromkeys((F.prelu, torch.prelu, torch.Tensor.prelu), prelu)
+WRITTEN_OUT[torch._weight_norm] = weight_norm
+
+
+def call(module: nn.Module, tensors: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+    """torch.func.functional_call; what is differentiated through it is so rightly.
+
+    Example:
+        >>> call(nn.Linear(2, 1), {"weight": torch.ones(1, 2), "bias": torch.zeros(1)}, (torch.ones(1, 2),)).item()
+        2.0
+    """
+    with RightGradients() if torch.is_grad_enabled() else nullcontext():
+        return torch.func.functional_call(module, tensors, args, kwargs)
 
 
 def in_plain_order(out: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from biascope.derivatives import RightGradients
+from biascope.derivatives import call
 from biascope.errors import InputError, UnsupportedError, near
 
 Inputs = Tensor | dict[str, Tensor]  # one batch: a tensor [n, ...], or keyword arguments, each [n, ...]
@@ -58,8 +58,7 @@ class Functional:
         """Evaluate the module on a batch: [n, c]."""
         args: tuple[Tensor, ...] = () if isinstance(inputs, dict) else (inputs,)
         kwargs = inputs if isinstance(inputs, dict) else {}
-        with RightGradients() if torch.is_grad_enabled() else nullcontext():
-            out = torch.func.functional_call(self.module, {**self.frozen, **params}, args, kwargs)
+        out = call(self.module, {**self.frozen, **params}, args, kwargs)
         return as_rows(out, batch_size(inputs), self.output, self.module)
 
     def to(self, dtype: torch.dtype) -> Functional:

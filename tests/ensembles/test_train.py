@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from biascope import nets
 from biascope.ensembles import SGD, data_order, outputs, record, train_ensemble
+from biascope.ensembles.steppers import Training
+from biascope.ensembles.train import Work
 from biascope.errors import InputError, UnsupportedError
 
 
@@ -162,8 +164,54 @@ def test_different_sizes_need_the_loop() -> None:
     assert done.losses.isnan().sum() == 2
 
 
+class Half(nn.Module):
+    """One layer frozen, one that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.idle = nn.Linear(36, 4), nn.Linear(4, 2), nn.Linear(3, 3)
+        self.head.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.body(x.flatten(1))))
+
+
+@pytest.mark.parametrize("engine", ["vmap", "loop"])
+def test_frozen_and_unused_parameters_stay(engine) -> None:  # type: ignore[no-untyped-def]
+    before = record(Half).draw(5, 0, 3, dtype=torch.float64)
+    assert set(before.params) == {"body.weight", "body.bias", "idle.weight", "idle.bias"}
+    done = train_ensemble(Half, tasks(3), seed=5, dtype=torch.float64, engine=engine, **SETTINGS)
+    assert done.networks is not None
+    for i in range(3):
+        old, new = before.module(i).state_dict(), done.networks.module(i).state_dict()
+        changed = {name for name in old if not torch.equal(old[name], new[name])}
+        assert changed == {"body.weight", "body.bias"}
+    assert not done.networks.module(0).head.weight.requires_grad
+
+
+@pytest.mark.parametrize("factory", [net, Half])
+def test_the_step_that_graphs_capture_is_that_of_the_loop(factory) -> None:  # type: ignore[no-untyped-def]
+    """Its body, run here without a graph."""
+    data, sgd = tasks(1), SGD(**SETTINGS)
+    work = Work(
+        record(factory), data, sgd, nn.functional.cross_entropy, 5, torch.device("cpu"), torch.float64, "float32"
+    )
+    x, y = work.load(range(1))
+    training = Training(work, work.start(range(1)).module(0), x[0], y[0])
+    training.load(work.start(range(1)), 0, 0, x[0], y[0])
+    for size in [16, 16, 16, 2] * 3:
+        training.step(size)
+    done = train_ensemble(factory, data, seed=5, dtype=torch.float64, engine="loop", **SETTINGS)
+    assert done.networks is not None
+    torch.testing.assert_close(training.history, done.losses[0], rtol=1e-4, atol=1e-5)  # it loses digits in float32
+    for name, value in done.networks.module(0).state_dict().items():
+        torch.testing.assert_close(training.module.state_dict()[name], value, rtol=1e-3, atol=1e-5)
+
+
 def test_refusals() -> None:
     x, y = torch.randn(4, 3), torch.zeros(4, dtype=torch.long)
+    with pytest.raises(InputError, match="Linear has no parameter with requires_grad"):
+        train_ensemble(lambda: nn.Linear(3, 2).requires_grad_(False), [(x, y)])
     with pytest.raises(UnsupportedError, match="CUDA"):
         train_ensemble(lambda: nn.Linear(3, 2), [(x, y)], engine="graph")
     with pytest.raises(InputError, match="no tasks"):

@@ -1,6 +1,7 @@
 """Average geometry and its evolution against closed forms and brute force (spec 02, checks 1 to 6, 8, 10)."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from biascope.geometry import (
     geometry_evolution,
     geometry_of,
     gsg,
+    nads,
 )
 from biascope.geometry.average import draw_probes
 from biascope.geometry.curvature_link import input_curvature
@@ -261,6 +263,37 @@ def test_evolution_is_the_derivative_of_the_geometry_along_the_flow() -> None:
             second.append(g.T @ g / 2)
         total += (second[0] - second[1]) / (2 * h) / 3
     assert relative(found.matrix, total) < 1e-6
+
+
+def test_only_what_is_trained_moves_the_geometry() -> None:
+    """A frozen last layer, as of random features; and all that moves is a bias, which no slope depends on."""
+
+    def build(frozen: str) -> Callable[[], nn.Module]:
+        def factory() -> nn.Module:
+            net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+            for name, p in net.named_parameters():
+                p.requires_grad_(name not in frozen.split())
+            return net
+
+        return factory
+
+    x, y = torch.randn(6, 3, dtype=torch.float64), torch.randn(6, dtype=torch.float64)
+
+    def evolution(frozen: str) -> Tensor:
+        return geometry_evolution(build(frozen), x, y, 20, seed=1, dtype=torch.float64).matrix
+
+    whole, body, head = (evolution(f) for f in ("", "2.weight 2.bias", "0.weight 0.bias"))
+    torch.testing.assert_close(body + head, whole)  # the flow is the sum of the two
+    assert float(body.norm()) > 0.01
+    assert float(head.norm()) > 0.01
+    still = geometry_evolution(build("0.weight 0.bias 2.weight"), x, y, 20, seed=1, dtype=torch.float64)
+    assert float(still.matrix.norm()) == 0
+    assert math.isnan(still.relative_error)
+    with pytest.raises(InputError, match="no parameter with requires_grad"):
+        evolution("0.weight 0.bias 2.weight 2.bias")
+    with pytest.raises(InputError, match="no parameter with requires_grad"):
+        nads(build("0.weight 0.bias 2.weight 2.bias"), (3,), 4, method="mixed-derivative", top=2)
+    assert nads(build("0.weight 0.bias 2.weight 2.bias"), (3,), 4).eigenvalues[0] > 0
 
 
 def test_input_curvature() -> None:

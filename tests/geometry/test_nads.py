@@ -152,6 +152,24 @@ def test_marginal_head_has_the_same_expectation_and_less_noise() -> None:
         marginal.marchenko_pastur()
 
 
+class Again(nn.Module):
+    """The last layer is used below itself: called twice, or by its weight alone."""
+
+    def __init__(self, call: bool) -> None:
+        super().__init__()
+        self.head, self.call = nn.Linear(4, 4), call
+
+    def forward(self, x: Tensor) -> Tensor:
+        below = self.head(x) if self.call else x @ self.head.weight
+        return self.head(torch.tanh(below))
+
+
+@pytest.mark.parametrize("call", [True, False])
+def test_a_head_that_is_used_below_is_not_averaged_out(call: bool) -> None:
+    with pytest.raises(UnsupportedError, match="last layer 'head' is used below it too"):
+        nads(lambda: Again(call), (4,), n_networks=4, head="marginal")
+
+
 def test_marginal_head_is_exactly_the_conditional_expectation() -> None:
     """One network, many heads drawn by hand."""
     drawn = record(conv).draw(0, 0, 1, dtype=torch.float64)

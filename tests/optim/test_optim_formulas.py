@@ -226,6 +226,17 @@ class Words(nn.Module):
         return self.head(torch.tanh(self.words(x)).sum(1))
 
 
+class TimeMajor(nn.Module):
+    """Layers that see positions first and examples second, as in a transformer without batch_first."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.first, self.head = first, nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.first(x.transpose(0, 1))).mean(0))
+
+
 def tokens(n=6):
     return torch.randn(n, 3, 4, generator=rng(1), dtype=torch.float64)
 
@@ -239,6 +250,8 @@ MORE = {
     "tokens": (lambda: Tokens(False), tokens),
     "folded": (lambda: Tokens(True), tokens),
     "embedding": (Words, words),
+    "time-major": (lambda: TimeMajor(nn.Linear(4, 4)), tokens),
+    "time-major embedding": (lambda: TimeMajor(nn.Embedding(7, 4)), words),
     "conv1d": (
         lambda: nn.Sequential(nn.Conv1d(2, 4, 3, dilation=2, groups=2), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3)),
         lambda: torch.randn(5, 2, 8, generator=rng(4), dtype=torch.float64),
@@ -248,6 +261,14 @@ MORE = {
         lambda: torch.randn(5, 1, 3, 3, 3, generator=rng(4), dtype=torch.float64),
     ),
 }
+
+
+def test_what_could_be_time_major_is_asked_about():
+    net = seeded(lambda: TimeMajor(nn.Linear(4, 4)))
+    opt = bs.optim.EKFAC(net, lr=1.0, damping=0.05)
+    with pytest.warns(UserWarning, match=r"\[4, 2, 4\] of first.weight has 2 examples along its second"):
+        backward(net, torch.randn(2, 4, 4, generator=rng(1), dtype=torch.float64), torch.tensor([0, 1]))
+    opt.step()
 
 
 @pytest.mark.parametrize("name", MORE)

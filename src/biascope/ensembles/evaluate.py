@@ -20,8 +20,9 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
+from biascope.derivatives import call
 from biascope.ensembles.arithmetic import AffineNorm, Precision, arithmetic
 from biascope.ensembles.capture import capture
 from biascope.ensembles.compiled import Compiled, compiled, worth_compiling
@@ -373,7 +374,7 @@ class Replay:
 
 
 def _call(template: nn.Module, values: dict[str, Tensor], x: Tensor) -> Tensor:
-    return _rows(functional_call(template, values, (x,)), x, template)
+    return _rows(call(template, values, (x,)), x, template)
 
 
 def _rows(out: Any, x: Tensor, template: nn.Module) -> Tensor:

@@ -69,6 +69,8 @@ class Initialiser:
     ) -> Networks:
         """Networks start, ..., stop - 1 of the ensemble with this seed, stacked: {name: [stop - start, *shape]}.
 
+        Parameters that the factory freezes are drawn too, and come among the buffers.
+
         `dtype` casts floating-point tensors after they were drawn in the factory's own precision.
         """
         if not 0 <= start < stop:
@@ -86,8 +88,8 @@ class Initialiser:
             values = {name: torch.stack([each[name] for each in built]).to(where) for name in built[0]}
         if dtype is not None:
             values = {name: value.to(dtype) if value.is_floating_point() else value for name, value in values.items()}
-        names = [name for name, _ in self.template.named_parameters()]
-        params = {name: values.pop(name) for name in names}
+        trained = [name for name, parameter in self.template.named_parameters() if parameter.requires_grad]
+        params = {name: values.pop(name) for name in trained}
         return Networks(self.template, params, values)
 
     def _draw_block(self, seed: int, b: int, device: torch.device) -> dict[str, Tensor]:
@@ -136,6 +138,17 @@ class Initialiser:
         return self._program.live({self._views[name].storage})
 
 
+def with_something_to_train(factory: Factory | Initialiser) -> Initialiser:
+    """The factory recorded; refused when every parameter is frozen, for what trains or differentiates them."""
+    initialiser = factory if isinstance(factory, Initialiser) else record(factory)
+    if not any(parameter.requires_grad for parameter in initialiser.template.parameters()):
+        kind = type(initialiser.template).__name__
+        raise InputError(
+            f"{kind} has no parameter with requires_grad: there is nothing to train or to differentiate by"
+        )
+    return initialiser
+
+
 def record(factory: Factory) -> Initialiser:
     """Find out how a factory initialises its network, and check the finding.
 
@@ -174,8 +187,6 @@ def record(factory: Factory) -> Initialiser:
     }
     reasons |= _verify(program, views, again)
     steps = program.live({view.storage for view in views.values()})
-    for tensor in values.values():
-        tensor.requires_grad_(False) if tensor.is_floating_point() else None
     elements = max(1, sum(value.numel() for value in values.values()))
     block = 1
     while block * 2 <= LARGEST_BLOCK and block * 2 * elements <= BLOCK_ELEMENTS:

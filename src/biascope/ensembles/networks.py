@@ -16,6 +16,9 @@ from biascope.errors import InputError
 class Networks:
     """T networks: `params` and `buffers` are {name: [T, *shape]}; `template` is the module they are put into.
 
+    `params` are what is trained and differentiated; parameters that the factory has frozen (`requires_grad` False) are
+    among the `buffers`.
+
     Example:
         >>> stacked = Networks(nn.Linear(2, 1, bias=False), {"weight": torch.ones(3, 1, 2)}, {})
         >>> len(stacked), stacked.module(0)(torch.ones(1, 2)).item()
@@ -54,7 +57,8 @@ class Networks:
     @property
     def dtype(self) -> torch.dtype:
         """Precision of the parameters."""
-        return next(iter(self.params.values())).dtype
+        tensors = (*self.params.values(), *self.buffers.values())
+        return next((value.dtype for value in tensors if value.is_floating_point()), torch.get_default_dtype())
 
     def one(self, i: int) -> dict[str, Tensor]:
         """Parameters and buffers of network i, as views of the stacks."""
@@ -66,6 +70,6 @@ class Networks:
         own = dict((*made.named_parameters(), *made.named_buffers()))
         for name, value in self.one(i).items():
             own[name].data = value.detach().clone()
-        for parameter in made.parameters():
-            parameter.requires_grad_(True)
+        for name in self.params:
+            own[name].requires_grad_(True)
         return made

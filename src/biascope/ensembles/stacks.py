@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from biascope.derivatives import RightGradients
 from biascope.ensembles.arithmetic import arithmetic
 from biascope.ensembles.capture import capture
 from biascope.ensembles.networks import Networks
@@ -112,10 +112,10 @@ class Stack:
         """One step of SGD for every network, on the first `size` examples of the batch whose turn it is."""
         sgd, params = self.work.sgd, list(self.params.values())
         batch = self.order.index_select(0, self.count % len(self.order))[0, :, :size]
-        with ConvolutionsAsProducts() if self.x.is_cuda else nullcontext():
+        with ConvolutionsAsProducts() if self.x.is_cuda else RightGradients():
             x, y = self.x.flatten(0, 1)[batch], self.y.flatten(0, 1)[batch]
             losses = self.losses_of(self.params, self.buffers, x, y)
-        gradients = list(torch.autograd.grad(losses.sum(), params, materialize_grads=True))
+        gradients = torch.autograd.grad(losses.sum(), params, allow_unused=True)
         with torch.no_grad():
             update(sgd, params, self.momenta, gradients, self.rates.index_select(0, self.count), stacked=True)
             self.history.index_copy_(1, self.count, losses.detach().to(self.history)[:, None])
@@ -162,9 +162,22 @@ def pool_first(module: nn.Module) -> nn.Module:
 
 
 def update(
-    sgd: SGD, params: list[Tensor], momenta: list[Tensor], gradients: list[Tensor], rate: Tensor, stacked: bool = False
+    sgd: SGD,
+    params: list[Tensor],
+    momenta: list[Tensor],
+    found: Sequence[Tensor | None],
+    rate: Tensor,
+    stacked: bool = False,
 ) -> None:
-    """A step of SGD in place, with `rate` [1] on the device; the norm is clipped for each network of a stack alone."""
+    """A step of SGD in place, with `rate` [1] on the device; the norm is clipped for each network of a stack alone.
+
+    What has no gradient (None) is left as it is, without weight decay, as torch.optim.SGD leaves it.
+    """
+    used = [i for i, gradient in enumerate(found) if gradient is not None]
+    params, momenta = [params[i] for i in used], [momenta[i] for i in used] if momenta else []
+    gradients = [gradient for gradient in found if gradient is not None]
+    if not gradients:
+        return
     if sgd.clip_norm is not None:
         norms = [g.flatten(1).norm(dim=1) for g in gradients] if stacked else list(torch._foreach_norm(gradients))
         factor = (sgd.clip_norm / (torch.stack(norms).norm(dim=0) + 1e-6)).clamp(max=1.0)  # [T], or one number

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from biascope.derivatives import RightGradients
 from biascope.ensembles.arithmetic import arithmetic
 from biascope.ensembles.capture import capture
 from biascope.ensembles.evaluate import clock
@@ -41,7 +42,7 @@ def train_in_turn(work: Work, indices: range, x: Tensor, y: Tensor) -> tuple[Net
         module, own_x, own_y = networks.module(place).train(), x[place], y[place]
         sgd = torch.optim.SGD(module.parameters(), work.sgd.lr, work.sgd.momentum, weight_decay=work.sgd.weight_decay)
         rates, history, index = work.sgd.rates(len(own_x)), list[Tensor](), indices[place]
-        with own_randomness(work, range(index, index + 1)), arithmetic(x.device, work.precision):
+        with own_randomness(work, range(index, index + 1)), arithmetic(x.device, work.precision), RightGradients():
             for epoch in range(work.sgd.epochs):
                 order = work.order(range(index, index + 1), epoch, len(own_x))[0]
                 for batch in torch.split(order, work.sgd.batch_size):
@@ -131,7 +132,7 @@ class Training:
     def __init__(self, work: Work, module: nn.Module, x: Tensor, y: Tensor) -> None:
         self.work, sgd, n = work, work.sgd, len(x)
         self.module = module.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
-        self.params = list(self.module.parameters())
+        self.params = [p for p in self.module.parameters() if p.requires_grad]
         self.momenta = [torch.zeros_like(p) for p in self.params] if sgd.momentum else []
         self.x = x.clone(memory_format=torch.channels_last) if x.dim() == 4 else x.clone()
         self.y = y.clone()
@@ -153,7 +154,7 @@ class Training:
         if x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         loss = self.work.loss(self.module(x).float(), y)
-        gradients = list(torch.autograd.grad(loss, self.params, materialize_grads=True))
+        gradients = torch.autograd.grad(loss, self.params, allow_unused=True)
         with torch.no_grad():
             update(sgd, self.params, self.momenta, gradients, self.rates.index_select(0, self.count))
             self.history.index_copy_(0, self.count, loss.detach().float().view(1))

@@ -8,8 +8,10 @@ Engines (all do the same arithmetic, in another order of networks):
 "auto" times a few steps of each that can run here.
 
 A step is: gradient of the mean loss over the batch; its norm clipped (as torch.nn.utils.clip_grad_norm_); weight decay
-added; momentum; learning rate. That is torch.optim.SGD. Network i starts from `record(factory).draw(seed, i, i + 1)`
-and sees its data in the order of `data_order(seed, i, epoch, n)`. A last batch that is not full is used as it is.
+added; momentum; learning rate. That is torch.optim.SGD: parameters that the factory has frozen, or that the loss does
+not depend on, stay as they were drawn. Where torch itself misreads a gradient (`biascope.derivatives.RightGradients`),
+the right one is taken. Network i starts from `record(factory).draw(seed, i, i + 1)` and sees its data in the order of
+`data_order(seed, i, epoch, n)`. A last batch that is not full is used as it is.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from torch.nn import functional as F
 from biascope.ensembles import steppers
 from biascope.ensembles.arithmetic import Precision
 from biascope.ensembles.evaluate import outputs
-from biascope.ensembles.initialisers import Factory, Initialiser, record
+from biascope.ensembles.initialisers import Factory, Initialiser, with_something_to_train
 from biascope.ensembles.networks import Networks
 from biascope.errors import InputError, UnsupportedError
 from biascope.memory import budget
@@ -171,7 +173,7 @@ def train_ensemble(
         raise InputError(f"{len(tasks)} tasks but {len(test)} test sets; give one each")
     if engine not in get_args(TrainEngine):
         raise InputError(f"engine={engine!r} is not one of {', '.join(get_args(TrainEngine))}")
-    initialiser = factory if isinstance(factory, Initialiser) else record(factory)
+    initialiser = with_something_to_train(factory)
     where = torch.device(device or "cpu")
     if engine == "graph" and where.type != "cuda":
         raise UnsupportedError("engine='graph' needs a CUDA device; use 'vmap' or 'loop'")

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, grad_and_value, vmap
+from torch.func import grad, grad_and_value, vmap
 
+from biascope.derivatives import call
 from biascope.errors import InputError
 from biascope.fields.dictionary import Dictionary, Energy
 from biascope.functional import select_params
@@ -106,7 +107,7 @@ def meta_learn(
     x, y = _signals(trained[0], r, signals)
 
     def loss(params: Params, target: Tensor) -> Tensor:
-        out = functional_call(net, {**frozen, **params}, (x,))
+        out = call(net, {**frozen, **params}, (x,))
         if out.shape != target.shape:
             raise InputError(f"the network gives {list(out.shape)} on the grid, a signal has {list(target.shape)}")
         error: Tensor = (out - target).square().mean()

@@ -11,6 +11,7 @@ from torch import Tensor
 from biascope.ensembles import Factory, Initialiser, Networks, record
 from biascope.ensembles.arithmetic import Precision, arithmetic
 from biascope.ensembles.evaluate import Scalarise
+from biascope.ensembles.initialisers import with_something_to_train
 from biascope.errors import InputError
 from biascope.geometry.few_passes import few_passes
 from biascope.geometry.gradients import Sampler
@@ -94,6 +95,9 @@ def nads(
         raise InputError(f"step must be positive, not {step}")
     if n_networks != "auto" and n_networks < 1:
         raise InputError(f"n_networks must be at least 1 or 'auto', not {n_networks}")
+    second_order = method in ("mixed-derivative", "ntk")
+    if second_order:
+        factory = with_something_to_train(factory)
     initialiser = factory if isinstance(factory, Initialiser) else record(factory)
     where = torch.device(device or "cpu")
     if x is None:
@@ -104,7 +108,7 @@ def nads(
         raise InputError(f"top must be between 1 and {x.numel()}, not {top}")
     kind = dtype or next(initialiser.template.parameters()).dtype
     x = x.to(where, kind)
-    if method in ("mixed-derivative", "ntk"):
+    if second_order:
         if n_networks == "auto":
             raise InputError("n_networks='auto' is for finite differences and autograd")
         with arithmetic(where, "float32"):

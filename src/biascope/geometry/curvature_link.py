@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, hessian, jacfwd
+from torch.func import grad, hessian, jacfwd
 
+from biascope.derivatives import call
 from biascope.ensembles import scalar_of
 from biascope.errors import InputError
 from biascope.functional import as_rows
@@ -58,7 +59,7 @@ def input_curvature(model: nn.Module, x: Tensor, y: Tensor, loss: str | ScalarLo
     values = {name: v.detach() for name, v in (*model.named_parameters(), *model.named_buffers())}
 
     def f(flat: Tensor) -> Tensor:
-        out = as_rows(functional_call(model, values, (flat.view(1, *x.shape),)), 1, None, model)
+        out = as_rows(call(model, values, (flat.view(1, *x.shape),)), 1, None, model)
         return scalar_of(out)[0]
 
     flat = x.detach().flatten()

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, jvp, vmap
+from torch.func import grad, jvp, vmap
 from torch.nn import functional as F
 
-from biascope.derivatives import differentiable_attention
-from biascope.ensembles import Factory, Initialiser, Networks, record, scalar_of
+from biascope.derivatives import call, differentiable_attention
+from biascope.ensembles import Factory, Initialiser, Networks, scalar_of
 from biascope.ensembles.arithmetic import arithmetic
 from biascope.ensembles.evaluate import Scalarise, activation_bytes
+from biascope.ensembles.initialisers import with_something_to_train
 from biascope.errors import InputError
 from biascope.functional import as_rows
 from biascope.geometry.average import DENSE_UP_TO, AverageGeometry, draw_probes, from_moments
@@ -81,7 +82,7 @@ def geometry_evolution(
     if isinstance(loss, str) and loss not in LOSSES:
         raise InputError(f"loss={loss!r} is not one of {', '.join(LOSSES)}, and not a function")
     shape, D = tuple(x_train.shape[1:]), x_train[0].numel()
-    initialiser = factory if isinstance(factory, Initialiser) else record(factory)
+    initialiser = with_something_to_train(factory)
     where = torch.device(device or "cpu")
     kind = dtype or next(initialiser.template.parameters()).dtype
     x, y = x_train.to(where, kind), y_train.to(where, kind)
@@ -89,7 +90,7 @@ def geometry_evolution(
     template = initialiser.template
 
     def f(params: Params, buffers: Params, inputs: Tensor) -> Tensor:
-        out = as_rows(functional_call(template, (params, buffers), (inputs,)), len(inputs), None, template)
+        out = as_rows(call(template, (params, buffers), (inputs,)), len(inputs), None, template)
         return scalar_of(out, scalarise)
 
     room = budget(max_memory, where)

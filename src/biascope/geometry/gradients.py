@@ -135,23 +135,35 @@ def perturbed(x: Tensor, start: int, stop: int, step: float) -> Tensor:
 def find_head(networks: Networks, x: Tensor) -> tuple[str, int]:
     """Name and number of outputs of the nn.Linear whose output is the network's output."""
     module = networks.module(0)
-    seen: dict[str, Tensor] = {}
+    x = x[None].to(networks.device, networks.dtype)
+    seen: dict[str, tuple[Tensor, Tensor]] = {}
     for name, layer in module.named_modules():
         if isinstance(layer, nn.Linear):
-            layer.register_forward_hook(lambda m, args, out, name=name: seen.__setitem__(name, out))
+            layer.register_forward_hook(lambda m, args, out, name=name: seen.__setitem__(name, (args[0], out)))
     with torch.no_grad():
-        out = module(x[None].to(networks.device, networks.dtype))
-    last = [name for name, value in seen.items() if isinstance(out, Tensor) and value is out]
-    if len(last) != 1 or last[0] == "":
-        raise UnsupportedError("head='marginal' needs a network that ends in an nn.Linear; use head='sampled'")
+        out = module(x)
+        last = [name for name, (_, value) in seen.items() if isinstance(out, Tensor) and value is out]
+        if len(last) != 1 or last[0] == "":
+            raise UnsupportedError("head='marginal' needs a network that ends in an nn.Linear; use head='sampled'")
+        features = seen[last[0]][0].clone()
+        module.get_parameter(f"{last[0]}.weight").add_(1)
+        module(x)
+    if not torch.equal(seen[last[0]][0], features):
+        raise UnsupportedError(
+            f"head='marginal': the weight of the last layer '{last[0]}' is used below it too, so it cannot be averaged "
+            "out; use head='sampled'"
+        )
     return last[0], int(out.shape[1])
 
 
 def without_head(networks: Networks, head: str) -> Networks:
     """The same networks ending below their last layer."""
     template = _truncated(networks.template, head)
-    params = {name: value for name, value in networks.params.items() if not name.startswith(f"{head}.")}
-    return Networks(template, params, networks.buffers)
+    params, buffers = (
+        {name: value for name, value in part.items() if not name.startswith(f"{head}.")}
+        for part in (networks.params, networks.buffers)
+    )
+    return Networks(template, params, buffers)
 
 
 _TRUNCATED: weakref.WeakKeyDictionary[nn.Module, dict[str, nn.Module]] = weakref.WeakKeyDictionary()

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, jvp, vmap
+from torch.func import grad, jvp, vmap
 
-from biascope.derivatives import differentiable_attention
+from biascope.derivatives import call, differentiable_attention
 from biascope.ensembles import Networks, scalar_of
 from biascope.ensembles.evaluate import Scalarise
 from biascope.functional import as_rows
@@ -34,9 +34,7 @@ class MixedDerivative:
 
         def f(params: Params, buffers: Params, shift: Tensor) -> Tensor:
             inputs = points + shift.view(points.shape[1:])
-            out = as_rows(
-                functional_call(self.template, (params, buffers), (inputs,)), len(inputs), None, self.template
-            )
+            out = as_rows(call(self.template, (params, buffers), (inputs,)), len(inputs), None, self.template)
             return scalar_of(out, self.scalarise).mean()
 
         return f

@@ -74,11 +74,14 @@ class BlockMoments:
         return errors.cpu()
 
     def relative_error(self) -> float:
-        """Expected ||estimate - truth||_F / ||estimate||_F, from the spread of the blocks; NaN with fewer than two."""
+        """Expected ||estimate - truth||_F / ||estimate||_F, from the spread of the blocks.
+
+        NaN with fewer than two blocks, and where everything is zero.
+        """
         used = [int(b) for b in (self.counts > 0).nonzero()[:, 0]]
-        if len(used) < 2:
-            return float("nan")
         mean = self.matrix()
+        if len(used) < 2 or not mean.any():
+            return float("nan")
         squares = sum(float((self.sums[b] / self.counts[b] - mean).square().sum()) for b in used)
         return math.sqrt(squares / (len(used) * (len(used) - 1))) / float(mean.norm())
 

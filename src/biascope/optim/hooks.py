@@ -8,6 +8,7 @@ uses by the same examples (a reused module, Siamese branches); several `backward
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,11 +23,15 @@ from biascope.errors import InputError
 
 @dataclass
 class Call:
-    """One call of a module: its input and its output's gradient (None where only the count is wanted)."""
+    """One call of a module: its input and its output's gradient (None where only the count is wanted).
+
+    `second`: the examples lie along the second dimension.
+    """
 
     examples: int
     input: Tensor | None
     grad: Tensor | None = None
+    second: bool = False
 
 
 @dataclass
@@ -92,6 +97,7 @@ class Watcher:
         self.records = {module: Record() for module in modules}
         self.capture = True  # keep tensors, or only count examples
         self.examples: int | None = None
+        self.warned: set[str] = set()
         self.me = weakref.ref(self)
         self.handles: list[RemovableHandle] = [
             model.register_forward_pre_hook(Hook(self, "model_called"), with_kwargs=True)
@@ -131,9 +137,16 @@ class Watcher:
         if parameter.grad is None:  # gradients were dropped without a step: so is what belongs to them
             record.groups.clear()
         x: Tensor = args[0]
-        rows = x.shape[0] if x.dim() else 0
-        examples = self.examples if self.examples and rows % self.examples == 0 else rows
-        call, version = Call(examples, x.detach() if self.capture else None), x._version
+        examples, second = examples_of(x, self.examples)
+        if not second and x.dim() > 2 and x.shape[1] == examples < x.shape[0] and name not in self.warned:
+            self.warned.add(name)
+            warnings.warn(
+                f"the input {list(x.shape)} of {name} has {examples} examples along its second dimension, or "
+                f"{x.shape[0] // examples} rows for each along its first; the latter is assumed. If the former holds, "
+                "use batch_first=True or another batch size",
+                stacklevel=2,
+            )
+        call, version = Call(examples, x.detach() if self.capture else None, second=second), x._version
         me = self.me  # the watcher is not kept alive by the graph; the record is small
 
         def arrived(grad: Tensor) -> None:
@@ -152,6 +165,24 @@ class Watcher:
         module = self.by_parameter.get(id(parameter))
         if module is not None:
             self.records[module].commit()
+
+
+def examples_of(x: Tensor, examples: int | None) -> tuple[int, bool]:
+    """How many examples a layer's input [rows, ...] holds, and whether they lie along the second dimension.
+
+    The rows are those of the model's `examples`, or several for each (tokens, windows); or else they are positions and
+    the second dimension is that of the examples, as in a transformer without batch_first; or else they are examples.
+
+    Example:
+        >>> [examples_of(torch.empty(shape), 6) for shape in ((6, 2), (18, 2), (5, 6, 2), (5, 2))]
+        [(6, False), (6, False), (6, True), (5, False)]
+    """
+    rows = x.shape[0] if x.dim() else 0
+    if examples and rows % examples:
+        positions = x.dim() - (1 if x.is_floating_point() else 0)  # an embedding's input has no channels
+        if positions >= 2 and x.shape[1] == examples:
+            return examples, True
+    return (examples if examples and rows % examples == 0 else rows), False
 
 
 def _remove(handles: list[RemovableHandle]) -> None:

@@ -99,6 +99,8 @@ class LayerUnit:
             raise InputError(f"{self.name} got an input {list(x.shape)} without a batch dimension; add one")
         if x.device != first.device or g.device != first.device:
             raise InputError(f"{self.name} is on {first.device}, its input on {x.device}: move one of them")
+        if call.second:
+            x, g = x.transpose(0, 1), g.transpose(0, 1)
         dtype, x = precision(first), pad(self.module, x)
         return x.to(dtype) if x.is_floating_point() else x, g.to(dtype)
 
