@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -56,6 +56,11 @@ WRITTEN_OUT |= dict.fromkeys((F.prelu, torch.prelu, torch.Tensor.prelu), prelu)
 WRITTEN_OUT[torch._weight_norm] = weight_norm
 
 
+def right_gradients() -> AbstractContextManager[object]:
+    """`RightGradients` where gradients are wanted, nothing where not."""
+    return RightGradients() if torch.is_grad_enabled() else nullcontext()
+
+
 def call(module: nn.Module, tensors: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
     """torch.func.functional_call; what is differentiated through it is so rightly.
 
@@ -63,7 +68,7 @@ def call(module: nn.Module, tensors: Any, args: tuple[Any, ...], kwargs: dict[st
         >>> call(nn.Linear(2, 1), {"weight": torch.ones(1, 2), "bias": torch.zeros(1)}, (torch.ones(1, 2),)).item()
         2.0
     """
-    with RightGradients() if torch.is_grad_enabled() else nullcontext():
+    with right_gradients():
         return torch.func.functional_call(module, tensors, args, kwargs)
 
 
