@@ -20,7 +20,8 @@ class EKFACPreconditioner(Preconditioner):
     """EKFAC: the gradient in KFAC's eigenbasis divided by its second moment there, to be followed by any optimiser.
 
     Args:
-        model: covered are its Linear, Conv1d/2d/3d and Embedding layers; examples lie along the first dimension.
+        model: covered are its Linear, Conv1d/2d/3d and Embedding layers; examples lie along the first dimension
+            (along the second where only that has as many entries as the model has examples).
         damping_mode: "plain" (s + damping) or "deep" (s + (S_B + r)(S_A + r) - S_B S_A with r = sqrt(damping)).
         refresh_every: steps between two computations of the eigenbasis.
         scalings: "batch" (second moments over the examples of this step) or "running" (EKFAC-ra: s <- decay s +

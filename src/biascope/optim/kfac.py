@@ -18,7 +18,8 @@ class KFACPreconditioner(Preconditioner):
     """KFAC: dW = (B + b)^-1 G (A + a)^-1, to be followed by any torch optimiser.
 
     Args:
-        model: covered are its Linear, Conv1d/2d/3d and Embedding layers; examples lie along the first dimension.
+        model: covered are its Linear, Conv1d/2d/3d and Embedding layers; examples lie along the first dimension
+            (along the second where only that has as many entries as the model has examples).
         damping_mode: "factored" (b = sqrt(damping) / pi, a = pi sqrt(damping), pi^2 = the ratio of the mean
             eigenvalues of A and B) or "exact" ((B (x) A + damping I)^-1).
         refresh_every: steps between two decompositions of the factors.
