@@ -222,3 +222,29 @@ def test_torchscript_is_refused_with_two_ways_out() -> None:
             functional(scripted)
         f = functional(nn.Sequential(scripted))
         assert torch.equal(f(f.params, x), plain(x))
+
+
+class Checked(nn.Module):
+    """Raises what torch does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 4), nn.Linear(5, 2))
+        self.head = nn.Linear(2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[-1] != 3:
+            raise KeyError("three channels")
+        return self.head(self.body(x))
+
+
+@pytest.mark.parametrize(
+    "call", [bs.ntk, bs.Jacobian, bs.fisher, lambda net, x: bs.hessian(net, (x, torch.zeros(len(x))))]
+)
+def test_the_layer_that_cannot_take_its_input_is_named(call) -> None:  # type: ignore[no-untyped-def]
+    match = r"Checked cannot take an input \[\d, 3\]: its layer 'body.1', Linear\(in_features=5.*got \[\d, 4\]"
+    with pytest.raises(InputError, match=match) as raised:
+        call(Checked(), torch.ones(4, 3))
+    assert isinstance(raised.value.__cause__, RuntimeError)
+    with pytest.raises(KeyError, match="three channels"):  # the user's own word stands
+        call(Checked(), torch.ones(4, 2))

@@ -10,16 +10,17 @@ from __future__ import annotations
 import fnmatch
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import isfinite
+from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from biascope.derivatives import call
-from biascope.errors import InputError, UnsupportedError, near
+from biascope.errors import BiascopeError, InputError, UnsupportedError, near
 
 Inputs = Tensor | dict[str, Tensor]  # one batch: a tensor [n, ...], or keyword arguments, each [n, ...]
 Params = dict[str, Tensor]
@@ -58,7 +59,10 @@ class Functional:
         """Evaluate the module on a batch: [n, c]."""
         args: tuple[Tensor, ...] = () if isinstance(inputs, dict) else (inputs,)
         kwargs = inputs if isinstance(inputs, dict) else {}
-        out = call(self.module, {**self.frozen, **params}, args, kwargs)
+        # where torch differentiates, errors may mean that it cannot, and are dealt with by the caller
+        plain = not torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
+        with explained(self.module, inputs) if plain else nullcontext():
+            out = call(self.module, {**self.frozen, **params}, args, kwargs)
         return as_rows(out, batch_size(inputs), self.output, self.module)
 
     def to(self, dtype: torch.dtype) -> Functional:
@@ -198,6 +202,22 @@ def refuse_devices(named: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -
     return device
 
 
+def device_of(device: torch.device | str | None) -> torch.device:
+    """The device that is meant, the CPU by default; refused before any work where torch does not see it.
+
+    Example:
+        >>> device_of(None)
+        device(type='cpu')
+    """
+    try:
+        where = torch.device(device or "cpu")
+    except RuntimeError as error:
+        raise InputError(f"device {device!r} is not a torch device; use cpu, cuda or cuda:0") from error
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"device {str(device)!r} was asked for, but torch sees no CUDA device here; use cpu")
+    return where
+
+
 def compute_dtype(precision: str, params: Iterable[Tensor]) -> torch.dtype:
     """Precision in which the network itself is evaluated; bf16 and tf32 concern the contractions only."""
     if precision not in {"float32", "float64", "tf32", "bf16"}:
@@ -296,6 +316,48 @@ def as_rows(out: Any, n: int, output: Callable[[Any], Tensor] | None, module: nn
     if out.shape[0] != n:
         raise InputError(f"{who} returned shape {list(out.shape)} for {n} examples: the first dimension must be {n}")
     return out if out.dim() == 2 else out.reshape(n, -1)
+
+
+@contextmanager
+def explained(module: nn.Module, inputs: Inputs) -> Iterator[None]:
+    """Around a plain call of a module: where torch's error leaves the user to search, name the layer and what it got.
+
+    Example:
+        >>> net, x = nn.Sequential(nn.Linear(3, 4), nn.Linear(5, 1)), torch.ones(2, 3)
+        >>> with explained(net, x):
+        ...     net(x)
+        Traceback (most recent call last):
+        ...
+        biascope.errors.InputError: Sequential cannot take an input [2, 3]: its layer '1', Linear(in_features=5, \
+        out_features=1, bias=True), got [2, 4] (RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x4 and 5x1))
+    """
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        if isinstance(error, BiascopeError | torch.OutOfMemoryError):
+            raise
+        shapes = " and ".join(str(list(t.shape)) for t in tensors_of(inputs))
+        said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        where, who = _failing_layer(module, error.__traceback__), _described(module)
+        raise InputError(f"{who} cannot take an input {shapes}{where} ({said})") from error
+
+
+def _failing_layer(module: nn.Module, trace: TracebackType | None) -> str:
+    """The innermost layer among the frames of a traceback, with the shape of its first tensor."""
+    names, found = modules_of(module), ""
+    while trace is not None:
+        frame, trace = trace.tb_frame, trace.tb_next
+        layer = frame.f_locals.get("self")
+        if frame.f_code.co_name != "forward" or not isinstance(layer, nn.Module) or not names.get(layer):
+            continue
+        given = [frame.f_locals.get(name) for name in frame.f_code.co_varnames[: frame.f_code.co_argcount]]
+        first = next((str(list(t.shape)) for t in given if isinstance(t, Tensor)), "no tensor")
+        found = f": its layer '{names[layer]}', {_described(layer)}, got {first}"
+    return found
+
+
+def _described(layer: nn.Module) -> str:
+    return type(layer).__name__ if any(True for _ in layer.children()) else repr(layer)
 
 
 # ---------------------------------------------------------------------------------------------------------- batches

@@ -222,6 +222,54 @@ def test_refusals() -> None:
         train_ensemble(lambda: nn.Linear(3, 2), [(x, y[:3])])
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"epochs": 0}, "epochs=0"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"lr": -0.1}, "lr must be positive"),
+        ({"momentum": 1.0}, r"momentum in \[0, 1\)"),
+        ({"clip_norm": 0.0}, "clip_norm=0.0 must be positive"),
+        ({"x": torch.empty(0, 3), "y": torch.empty(0, dtype=torch.long)}, r"no examples: its inputs are \[0, 3\]"),
+        ({"x": torch.full((4, 3), torch.nan)}, "inputs of task 0 hold NaN"),
+        ({"y": torch.tensor([0, 1, 2, 0])}, "labels from 0 to 2, but the network has 2 outputs"),
+        ({"y": torch.tensor([0, 1, -1, 0])}, "labels from -1 to 1"),
+        (
+            {"y": torch.zeros(4, dtype=torch.float64)},
+            r"cross-entropy does not take outputs \[4, 2\] and labels \[4\] of",
+        ),
+        ({"y": torch.zeros(4, 3), "loss": "mse"}, r"mse does not take outputs \[4, 2\] and labels \[4, 3\]"),
+        ({"x": torch.ones(4, 5)}, r"Linear\(in_features=3.*cannot take an input \[1, 5\]"),
+        ({"factory": lambda: nn.LSTM(3, 2)}, "LSTM returned a tuple, not a tensor"),
+        ({"factory": nn.Linear(3, 2)}, "a function that builds networks is needed, not a Linear"),
+        ({"factory": nn.Linear}, "callable without arguments"),
+        ({"factory": nn.Flatten}, "Flatten has no parameters"),
+        ({"device": "cuda:0"}, "torch sees no CUDA device here"),
+        ({"device": "gpu"}, "is not a torch device"),
+    ],
+)
+def test_what_cannot_be_trained_is_named(changed, message) -> None:  # type: ignore[no-untyped-def]
+    if changed.get("device") == "cuda:0" and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    given = {"x": torch.ones(4, 3), "y": torch.tensor([0, 1, 1, 0]), "factory": lambda: nn.Linear(3, 2), **changed}
+    factory, task = given.pop("factory"), (given.pop("x"), given.pop("y"))
+    with pytest.raises(InputError, match=message):
+        train_ensemble(factory, [task], **given)
+
+
+def test_a_last_batch_of_one_example_is_found_before_training() -> None:
+    factory = lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))  # noqa: E731
+    x, y = torch.randn(7, 3), torch.zeros(7, dtype=torch.long)
+    with pytest.raises(InputError, match=r"layer '1', BatchNorm1d\(4.*got \[1, 4\]"):
+        train_ensemble(factory, [(x, y)], batch_size=3)
+    assert train_ensemble(factory, [(x, y)], batch_size=4, epochs=1).losses.shape == (1, 2)
+
+
+def test_ignored_labels_are_no_classes() -> None:
+    x, y = torch.randn(4, 3), torch.tensor([0, -100, 1, -100])
+    assert torch.isfinite(train_ensemble(lambda: nn.Linear(3, 2), [(x, y)], epochs=1).losses).all()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_graph_engine_equals_the_loop(momentum) -> None:  # type: ignore[no-untyped-def]

@@ -296,6 +296,36 @@ def test_only_what_is_trained_moves_the_geometry() -> None:
     assert nads(build("0.weight 0.bias 2.weight 2.bias"), (3,), 4).eigenvalues[0] > 0
 
 
+def test_what_does_not_fit_is_named() -> None:
+    x, y, net = torch.randn(4, 3), torch.randn(4), lambda: nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 1))
+    wrong = r"layer '0', Linear\(in_features=4.*got \[1, 3\]"
+    for method in ("finite-difference", "autograd", "mixed-derivative", "ntk"):
+        with pytest.raises(InputError, match=wrong):
+            nads(net, (3,), 4, method=method, top=2)
+    for call in (
+        lambda: nads(net, (3,), 4, head="marginal"),
+        lambda: average_geometry(net, (3,), 4),
+        lambda: geometry_evolution(net, x, y, 4),
+    ):
+        with pytest.raises(InputError, match=wrong):
+            call()
+    line = lambda: nn.Linear(3, 1)  # noqa: E731
+    for bad, message in (
+        (lambda: geometry_evolution(line, x * torch.nan, y, 4), "x_train has a NaN"),
+        (lambda: geometry_evolution(line, x, y / 0, 4), "y_train has a NaN or infinity"),
+        (lambda: geometry_evolution(line, x[:0], y[:0], 4), "x_train is empty"),
+        (lambda: geometry_evolution(line, x, y, 0), "n_networks=0"),
+        (lambda: average_geometry(lambda: nn.Sequential(line(), Root()), (3,), 40), "NaN or infinite gradients"),
+    ):
+        with pytest.raises(InputError, match=message):
+            bad()
+
+
+class Root(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sqrt()
+
+
 def test_input_curvature() -> None:
     """Hess_x loss against autograd; for ReLU networks and SSE it is exactly g g^T (check 10)."""
     x, y = torch.randn(4, dtype=torch.float64), torch.tensor(0.3, dtype=torch.float64)

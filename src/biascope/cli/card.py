@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from biascope.errors import InputError
-from biascope.studies.registry import check_device
+from biascope.functional import device_of
 
 
 def card(
@@ -30,7 +30,7 @@ def card(
     from biascope.reports import make_card
     from biascope.reports.card import default_page
 
-    check_device(device)
+    device_of(device)
     console = Console(highlight=False)
     made = make_card(
         name,

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from biascope.cli.card import network_options, shape
-from biascope.studies.registry import check_device
+from biascope.functional import device_of
 
 
 def compare(
@@ -23,7 +23,7 @@ def compare(
     """Put networks side by side: which input directions they share, their spectra, their maps."""
     from biascope.reports import make_compare
 
-    check_device(device)
+    device_of(device)
     console = Console(highlight=False)
     options = network_options(settings or [])
     made = make_compare(names, shape(input_), out, seed, device, networks, options)

@@ -28,7 +28,7 @@ from biascope.ensembles.capture import capture
 from biascope.ensembles.compiled import Compiled, compiled, worth_compiling
 from biascope.ensembles.networks import Networks
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import as_rows
+from biascope.functional import as_rows, explained
 from biascope.memory import budget
 from biascope.tables import facts
 
@@ -100,6 +100,7 @@ def outputs(
     if not per_network:
         return Evaluator(x, engine, precision, max_memory, plan)(networks, total)
     x = _inputs(networks, x, per_network)
+    try_input(networks, x[0])
     with torch.no_grad(), arithmetic(networks.device, precision):
         return _in_groups(networks, x, plan or choose_plan(networks, x, True, engine, max_memory), True)
 
@@ -132,6 +133,8 @@ class Evaluator:
         """Outputs [T, n, c]; `total` networks are still to come, these among them."""
         x, total = _inputs(networks, self.x, False), max(total, len(networks))
         with torch.no_grad(), arithmetic(networks.device, self.precision):
+            if self.plan is None:
+                try_input(networks, x)
             plan = self.plan = self.plan or choose_plan(networks, x, False, self.engine, self.max_memory)
             if plan.engine != "graph":
                 return _in_groups(networks, x, plan, False)
@@ -166,6 +169,7 @@ def input_gradients(
         True
     """
     x = _inputs(networks, x, per_network)
+    try_input(networks, x[0] if per_network else x)
     if engine == "graph":
         raise UnsupportedError("engine='graph' gives outputs only; use 'loop' or 'vmap' for gradients")
     T, n = len(networks), (x.shape[1] if per_network else len(x))
@@ -378,6 +382,11 @@ def _call(template: nn.Module, values: dict[str, Tensor], x: Tensor) -> Tensor:
 
 
 def _rows(out: Any, x: Tensor, template: nn.Module) -> Tensor:
+    if not isinstance(out, Tensor) and not isinstance(getattr(out, "logits", None), Tensor):
+        raise InputError(
+            f"{type(template).__name__} returned a {type(out).__name__}, not a tensor: let the factory build a module "
+            "that returns the one that is meant"
+        )
     rows = as_rows(out, len(x), None, template)
     return rows.float() if rows.dtype in (torch.bfloat16, torch.float16) else rows
 
@@ -435,4 +444,17 @@ def clock() -> float:
 def _inputs(networks: Networks, x: Tensor, per_network: bool) -> Tensor:
     if per_network and len(x) != len(networks):
         raise InputError(f"x has shape {list(x.shape)} for {len(networks)} networks; per_network needs [T, n, ...]")
-    return x.to(networks.device, networks.dtype)
+    return x.to(networks.device, networks.dtype if x.is_floating_point() else None)
+
+
+def try_input(networks: Networks, x: Tensor) -> Tensor:
+    """Outputs [1, c] of the first network on the first of x [n, ...], or an error that says what does not fit.
+
+    Example:
+        >>> from biascope.ensembles import record
+        >>> try_input(record(lambda: nn.Linear(3, 2)).draw(0, 0, 1), torch.ones(5, 3)).shape
+        torch.Size([1, 2])
+    """
+    one = x[:1]
+    with torch.no_grad(), explained(networks.template, one):
+        return _call(networks.template, networks.one(0), one)

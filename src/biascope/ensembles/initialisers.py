@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from biascope.ensembles.networks import Networks
 from biascope.ensembles.recorder import TRUNCATED, Program, Step, View, recording, replay
 from biascope.errors import InputError
+from biascope.functional import device_of
 from biascope.seeds import derive, generator
 
 Factory = Callable[[], nn.Module]
@@ -75,7 +76,7 @@ class Initialiser:
         """
         if not 0 <= start < stop:
             raise InputError(f"networks start={start} to stop={stop}: need 0 <= start < stop")
-        where = torch.device(device or "cpu")
+        where = device_of(device)
         if self.recorded:
             parts = []
             for b in range(start // self.block, (stop - 1) // self.block + 1):
@@ -162,7 +163,7 @@ def record(factory: Factory) -> Initialiser:
     """
     seed = derive(0, "record")
     with _seeded(seed), recording() as recorder:
-        first = _checked(factory())
+        first = _built(factory)
     program = recorder.program
     second = _build(factory, derive(0, "verify"))
     if second is first:
@@ -217,12 +218,23 @@ def _verify(program: Program, views: Mapping[str, View], built: Mapping[str, Ten
 
 def _build(factory: Factory, seed: int) -> nn.Module:
     with _seeded(seed):
-        return _checked(factory())
+        return _built(factory)
 
 
-def _checked(module: object) -> nn.Module:
+def _built(factory: Factory) -> nn.Module:
+    if isinstance(factory, nn.Module):
+        kind = type(factory).__name__
+        raise InputError(f"a function that builds networks is needed, not a {kind}: pass lambda: {kind}(...)")
+    try:
+        module = factory()
+    except TypeError as error:
+        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:  # from inside the factory
+            raise
+        raise InputError(f"the factory must be callable without arguments, e.g. lambda: MLP(10) ({error})") from error
     if not isinstance(module, nn.Module):
         raise InputError(f"the factory returned a {type(module).__name__}; it must return an nn.Module")
+    if not any(True for _ in (*module.parameters(), *module.buffers())):
+        raise InputError(f"{type(module).__name__} has no parameters: all networks of the factory would be the same")
     devices = {p.device.type for p in module.parameters()}
     if devices - {"cpu"}:
         raise InputError(f"the factory builds on {sorted(devices)}; build on the CPU and pass device= instead")

@@ -28,10 +28,12 @@ from torch.nn import functional as F
 
 from biascope.ensembles import steppers
 from biascope.ensembles.arithmetic import Precision
-from biascope.ensembles.evaluate import outputs
+from biascope.ensembles.evaluate import outputs, try_input
 from biascope.ensembles.initialisers import Factory, Initialiser, with_something_to_train
 from biascope.ensembles.networks import Networks
+from biascope.ensembles.stacks import own_randomness
 from biascope.errors import InputError, UnsupportedError
+from biascope.functional import device_of, explained
 from biascope.memory import budget
 from biascope.progress import progress
 from biascope.seeds import generator
@@ -55,6 +57,17 @@ class SGD:
     weight_decay: float = 0.0
     clip_norm: float | None = 0.5
     schedule: Schedule = "linear"
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch_size < 1:
+            raise InputError(f"epochs={self.epochs}, batch_size={self.batch_size}: both must be at least 1")
+        if not (self.lr > 0 and 0 <= self.momentum < 1 and self.weight_decay >= 0):
+            raise InputError(
+                f"lr={self.lr}, momentum={self.momentum}, weight_decay={self.weight_decay}: lr must be positive, "
+                "momentum in [0, 1) and weight_decay not negative"
+            )
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise InputError(f"clip_norm={self.clip_norm} must be positive, or None for no clipping")
 
     def rates(self, n: int) -> list[float]:
         """Learning rate of every step, for n examples; linear: lr (1 - step / steps)."""
@@ -174,7 +187,7 @@ def train_ensemble(
     if engine not in get_args(TrainEngine):
         raise InputError(f"engine={engine!r} is not one of {', '.join(get_args(TrainEngine))}")
     initialiser = with_something_to_train(factory)
-    where = torch.device(device or "cpu")
+    where = device_of(device)
     if engine == "graph" and where.type != "cuda":
         raise UnsupportedError("engine='graph' needs a CUDA device; use 'vmap' or 'loop'")
     if precision == "fp16":
@@ -185,6 +198,7 @@ def train_ensemble(
     criterion = LOSSES[loss] if isinstance(loss, str) else loss
     work = Work(initialiser, tasks, sgd, criterion, seed, where, dtype, precision)
 
+    classes = _try_out(work, loss)
     room = budget(max_memory, where)
     group = max(1, min(len(tasks), group or steppers.group_size(work, room)))
     chosen = engine if engine != "auto" else steppers.choose(work, group)
@@ -196,6 +210,8 @@ def train_ensemble(
     for start in progress(range(0, len(tasks), size), f"training ({chosen})", total=math.ceil(len(tasks) / size)):
         indices = range(start, min(start + size, len(tasks)))
         data = work.load(indices)
+        if loss == "cross-entropy":
+            _check_classes(data[1], classes)
         begin = time.perf_counter()
         networks, history = run(indices, *data)
         if where.type == "cuda":
@@ -250,6 +266,12 @@ class Work:
         x, y = (torch.stack([pair[part] for pair in found]).to(self.device) for part in (0, 1))
         if len(x[0]) != len(y[0]):
             raise InputError(f"a task has {len(x[0])} inputs but {len(y[0])} labels")
+        if len(x[0]) == 0:
+            raise InputError(f"a task has no examples: its inputs are {list(x[0].shape)}")
+        for what, part in (("inputs", x), ("labels", y)):
+            if part.is_floating_point() and not torch.isfinite(part.sum()) and not torch.isfinite(part).all():
+                bad = next(i for i, one in zip(indices, part) if not torch.isfinite(one).all())
+                raise InputError(f"the {what} of task {bad} hold NaN or infinity")
         return (x.to(self.dtype) if self.dtype is not None and x.is_floating_point() else x), y
 
     def order(self, indices: range, epoch: int, n: int) -> Tensor:
@@ -281,6 +303,37 @@ def accuracy(networks: Networks, x: Tensor, y: Tensor, precision: Precision = "f
     out = outputs(networks, x, per_network=True, precision=precision)
     guess = (out[..., 0] > 0).long() if out.shape[-1] == 1 else out.argmax(-1)
     return (guess == y.to(guess)).float().mean(1).cpu()
+
+
+def _try_out(work: Work, loss: str | Loss) -> int:
+    """Number of outputs; errors say what does not fit: the inputs into the network, or its outputs to the labels."""
+    (x, y), networks = work.load(range(1)), work.start(range(1))
+    n = min(work.sgd.batch_size, len(x[0]))
+    out = try_input(networks, x[0])
+    if len(x[0]) % work.sgd.batch_size == 1 and n > 1:  # batch normalisation cannot train on it
+        module, last = networks.module(0).train(), x[0, :1]
+        with own_randomness(work, range(1)), explained(module, last):
+            module(last)
+    if loss == "cross-entropy":
+        _check_classes(y, out.shape[1])
+    try:
+        work.loss(out.expand(n, *out.shape[1:]), y[0, :n])
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+        raise InputError(
+            f"loss {name} does not take outputs {[n, *out.shape[1:]]} and labels {list(y[0, :n].shape)} of {y.dtype} "
+            f"({type(error).__name__}: {str(error).splitlines()[0]})"
+        ) from error
+    return int(out.shape[1])
+
+
+def _check_classes(y: Tensor, classes: int) -> None:
+    """Labels that are classes lie in 0, ..., classes - 1 (-100 is what cross-entropy leaves out)."""
+    if y.is_floating_point():
+        return
+    low, high = (int(value) for value in torch.aminmax(y))
+    if high >= classes or (low < 0 and not ((y >= 0) | (y == -100)).all()):
+        raise InputError(f"labels from {low} to {high}, but the network has {classes} outputs: classes are 0, 1, ...")
 
 
 def _concatenate(parts: list[Networks]) -> Networks:

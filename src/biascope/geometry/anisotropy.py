@@ -10,9 +10,10 @@ from torch import Tensor
 
 from biascope.ensembles import Factory, Initialiser, Networks, record
 from biascope.ensembles.arithmetic import Precision, arithmetic
-from biascope.ensembles.evaluate import Scalarise
+from biascope.ensembles.evaluate import Scalarise, try_input
 from biascope.ensembles.initialisers import with_something_to_train
 from biascope.errors import InputError
+from biascope.functional import device_of
 from biascope.geometry.few_passes import few_passes
 from biascope.geometry.gradients import Sampler
 from biascope.geometry.mixed import MixedDerivative
@@ -99,7 +100,7 @@ def nads(
     if second_order:
         factory = with_something_to_train(factory)
     initialiser = factory if isinstance(factory, Initialiser) else record(factory)
-    where = torch.device(device or "cpu")
+    where = device_of(device)
     if x is None:
         x = torch.randn(shape, generator=generator(seed, "x"), device="cpu")
     if tuple(x.shape) != shape:
@@ -222,6 +223,7 @@ def _second_order(
     points = x[None]
     if ntk:
         points = torch.randn(n_points, *x.shape, generator=generator(seed, "points"), device="cpu").to(x)
+    try_input(initialiser.draw(seed, 0, 1, device, dtype), points)
     H = MixedDerivative(initialiser.template, points, scalarise)
     weight = sum(p.numel() for p in initialiser.template.parameters()) * (top + 10) * 4
     group = max(1, min(T, initialiser.block, 2**27 // max(1, weight)))

@@ -18,6 +18,7 @@ from torch import Tensor
 from biascope.ensembles import Factory, Initialiser, Networks, input_gradients, record
 from biascope.ensembles.evaluate import Scalarise
 from biascope.errors import InputError, UnsupportedError
+from biascope.functional import device_of
 from biascope.geometry import files
 from biascope.geometry.few_passes import few_passes
 from biascope.geometry.measures import Comparison, compare
@@ -193,7 +194,7 @@ def average_geometry(
     if probes is not None and tuple(probes.shape[1:]) != shape:
         raise InputError(f"probes have shape {list(probes.shape)}; they must be [n, {', '.join(map(str, shape))}]")
     initialiser = factory if isinstance(factory, Initialiser) else record(factory)
-    where, D = torch.device(device or "cpu"), math.prod(shape)
+    where, D = device_of(device), math.prod(shape)
     n_probes = n_probes if probes is None else len(probes)
 
     def rows() -> Iterator[tuple[int, Tensor]]:
@@ -260,5 +261,7 @@ def draw_probes(seed: int, start: int, stop: int, n: int, shape: Sequence[int], 
 def from_moments(moments: BlockMoments, shape: tuple[int, ...], n_probes: int, seed: int, kind: str) -> AverageGeometry:
     """The result behind block sums."""
     matrix = moments.matrix().cpu()
+    if not torch.isfinite(matrix).all():
+        raise InputError("a network gave NaN or infinite gradients at the probes")
     error = moments.relative_error()
     return AverageGeometry(Dense(matrix, symmetric=True), matrix, shape, moments.count, n_probes, seed, error, kind)

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from biascope.derivatives import call, differentiable_attention
 from biascope.ensembles import Factory, Initialiser, Networks, scalar_of
 from biascope.ensembles.arithmetic import arithmetic
-from biascope.ensembles.evaluate import Scalarise, activation_bytes
+from biascope.ensembles.evaluate import Scalarise, activation_bytes, try_input
 from biascope.ensembles.initialisers import with_something_to_train
 from biascope.errors import InputError
-from biascope.functional import as_rows
+from biascope.functional import as_rows, check_inputs, device_of
 from biascope.geometry.average import DENSE_UP_TO, AverageGeometry, draw_probes, from_moments
 from biascope.geometry.moments import BlockMoments, blocks_for
 from biascope.linalg import FromFunction
@@ -81,9 +81,13 @@ def geometry_evolution(
         raise InputError(f"x_train has {len(x_train)} examples, y_train has shape {list(y_train.shape)}; need [m]")
     if isinstance(loss, str) and loss not in LOSSES:
         raise InputError(f"loss={loss!r} is not one of {', '.join(LOSSES)}, and not a function")
+    if n_networks < 1 or n_probes < 1:
+        raise InputError(f"need positive numbers: n_networks={n_networks}, n_probes={n_probes}")
+    check_inputs(x_train, "x_train")
+    check_inputs(y_train, "y_train")
     shape, D = tuple(x_train.shape[1:]), x_train[0].numel()
     initialiser = with_something_to_train(factory)
-    where = torch.device(device or "cpu")
+    where = device_of(device)
     kind = dtype or next(initialiser.template.parameters()).dtype
     x, y = x_train.to(where, kind), y_train.to(where, kind)
     total = LOSSES[loss] if isinstance(loss, str) else loss
@@ -95,6 +99,7 @@ def geometry_evolution(
 
     room = budget(max_memory, where)
     first = initialiser.draw(seed, 0, 1, where, dtype)
+    try_input(first, x)
     weight = sum(p.numel() * p.element_size() for p in first.params.values())
     cost = 6 * weight * (1 + n_probes) + 6 * activation_bytes(first, x[:1]) * (min(batch, len(x)) + 4 * n_probes)
     group = max(1, min(n_networks, initialiser.block, room // (4 * cost)))

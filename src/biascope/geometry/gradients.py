@@ -24,6 +24,7 @@ from biascope.ensembles import Evaluator, Initialiser, Networks, input_gradients
 from biascope.ensembles.arithmetic import Precision
 from biascope.ensembles.evaluate import Scalarise
 from biascope.errors import InputError, UnsupportedError
+from biascope.functional import explained
 from biascope.memory import budget
 
 
@@ -140,7 +141,7 @@ def find_head(networks: Networks, x: Tensor) -> tuple[str, int]:
     for name, layer in module.named_modules():
         if isinstance(layer, nn.Linear):
             layer.register_forward_hook(lambda m, args, out, name=name: seen.__setitem__(name, (args[0], out)))
-    with torch.no_grad():
+    with torch.no_grad(), explained(module, x):
         out = module(x)
         last = [name for name, (_, value) in seen.items() if isinstance(out, Tensor) and value is out]
         if len(last) != 1 or last[0] == "":

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from biascope.errors import UnsupportedError
-from biascope.functional import Functional, Inputs, batch_size, modules_of, take, tensors_of
+from biascope.functional import Functional, Inputs, batch_size, explained, modules_of, take, tensors_of
 from biascope.layers.blocks import Anatomy, Block, Layout, Slot, leaves, out_tensor
 from biascope.layers.record import Tape, Use, record
 from biascope.layers.rows import rows_of_tape
@@ -92,7 +92,7 @@ def _pilot(f: Functional, inputs: Inputs) -> Anatomy:
         shape = tuple(t.shape[1:]) if isinstance(t, Tensor) else ()
         return t
 
-    with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
+    with explained(f.module, three), torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
         tape3 = record(replace(f, output=look), leaves(f), three)
     tape2 = record(f, leaves(f), two)
     _refuse_mixing(f, tape3.rows, tape2.rows, three)

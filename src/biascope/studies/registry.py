@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import torch
-
 from biascope import files
 from biascope.errors import InputError, near
+from biascope.functional import device_of
 from biascope.studies.options import Option, arguments, merge, options_of
 from biascope.studies.result import StudyResult
 from biascope.studies.runs import Run
@@ -158,7 +157,7 @@ def configure(
         2.0
     """
     found = find(name)
-    check_device(device)
+    device_of(device)
     return {
         "study": name,
         "size": size,
@@ -177,7 +176,7 @@ def execute(run: Run) -> StudyResult:
         'confirmed'
     """
     found = find(str(run.config.get("study")))
-    check_device(run.device)
+    device_of(run.device)
     resumed = bool(run.arrays() or run.metrics())
     begin = time.perf_counter()
     values = merge(found.options, run.config.get("options", {}))
@@ -206,16 +205,6 @@ def load_result(path: str | Path) -> tuple[Run, StudyResult, dict[str, Any]]:
         raise InputError(f"{run.path} is not finished; go on with `biascope run --resume {run.path}`")
     raw = files.read_json(run.path / "result.json")
     return run, StudyResult.from_json(raw), raw
-
-
-def check_device(device: str) -> None:
-    """Refuse a device this machine does not have, before any work is done."""
-    try:
-        kind = torch.device(device).type
-    except RuntimeError as error:
-        raise InputError(f"device {device!r} is not a torch device; use cpu, cuda or cuda:0") from error
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device {device!r} was asked for, but torch sees no CUDA device here; use --device cpu")
 
 
 def _figure_key(figure: str) -> tuple[int, str]:
