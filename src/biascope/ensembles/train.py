@@ -59,8 +59,8 @@ class SGD:
     schedule: Schedule = "linear"
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch_size < 1:
-            raise InputError(f"epochs={self.epochs}, batch_size={self.batch_size}: both must be at least 1")
+        if not all(isinstance(number, int) and number >= 1 for number in (self.epochs, self.batch_size)):
+            raise InputError(f"epochs={self.epochs}, batch_size={self.batch_size}: whole numbers from 1 on are needed")
         if not (self.lr > 0 and 0 <= self.momentum < 1 and self.weight_decay >= 0):
             raise InputError(
                 f"lr={self.lr}, momentum={self.momentum}, weight_decay={self.weight_decay}: lr must be positive, "

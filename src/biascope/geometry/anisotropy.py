@@ -94,8 +94,8 @@ def nads(
         raise InputError(f"method={method!r} is not one of {', '.join(get_args(Method))}")
     if step <= 0:
         raise InputError(f"step must be positive, not {step}")
-    if n_networks != "auto" and n_networks < 1:
-        raise InputError(f"n_networks must be at least 1 or 'auto', not {n_networks}")
+    if n_networks != "auto" and (not isinstance(n_networks, int) or n_networks < 1):
+        raise InputError(f"n_networks must be a number of at least 1 or 'auto', not {n_networks!r}")
     second_order = method in ("mixed-derivative", "ntk")
     if second_order:
         factory = with_something_to_train(factory)
