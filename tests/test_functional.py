@@ -10,7 +10,8 @@ from torch import nn
 
 import biascope as bs
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import batches, functional, modules_of, refuse_devices, tensors_in
+from biascope.functional import functional, modules_of, refuse_devices, tensors_in
+from biascope.inputs import batches
 
 X = torch.ones(4, 3)
 

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from math import isfinite
 from types import TracebackType
 from typing import Any
 
@@ -21,8 +20,8 @@ from torch import Tensor, nn
 
 from biascope.derivatives import call
 from biascope.errors import BiascopeError, InputError, UnsupportedError, near
+from biascope.inputs import Inputs, batch_size, map_inputs, tensors_of
 
-Inputs = Tensor | dict[str, Tensor]  # one batch: a tensor [n, ...], or keyword arguments, each [n, ...]
 Params = dict[str, Tensor]
 ParamSelection = None | str | Sequence[str] | Callable[[str, Tensor], bool]
 
@@ -360,29 +359,6 @@ def _described(layer: nn.Module) -> str:
     return type(layer).__name__ if any(True for _ in layer.children()) else repr(layer)
 
 
-# ---------------------------------------------------------------------------------------------------------- batches
-
-
-def map_inputs(inputs: Inputs, fn: Callable[[Tensor], Tensor]) -> Inputs:
-    """Apply fn to the tensor, or to every keyword tensor."""
-    return {k: fn(v) for k, v in inputs.items()} if isinstance(inputs, dict) else fn(inputs)
-
-
-def tensors_of(inputs: Inputs) -> list[Tensor]:
-    """All tensors of a batch."""
-    return list(inputs.values()) if isinstance(inputs, dict) else [inputs]
-
-
-def batch_size(inputs: Inputs) -> int:
-    """Number of examples in a batch."""
-    return tensors_of(inputs)[0].shape[0]
-
-
-def take(inputs: Inputs, index: slice | Tensor) -> Inputs:
-    """Some examples of a batch."""
-    return map_inputs(inputs, lambda t: t[index])
-
-
 @contextmanager
 def no_reentrant_checkpoints() -> Iterator[None]:
     """UnsupportedError where `torch.utils.checkpoint(..., use_reentrant=True)` leaves its layers without derivatives.
@@ -403,76 +379,3 @@ REENTRANT = (
     "the network uses torch.utils.checkpoint with use_reentrant=True, which hides its layers from "
     "torch.autograd.grad; use use_reentrant=False"
 )
-
-
-def check_inputs(inputs: Any, what: str = "x") -> Inputs:
-    """Validate one batch: tensors with equal leading size, at least one example, finite."""
-    if isinstance(inputs, Mapping):
-        inputs = {k: v for k, v in inputs.items() if k != "labels"}
-        if not inputs or not all(isinstance(v, Tensor) for v in inputs.values()):
-            raise InputError(f"{what}: a dict of inputs must hold tensors only, one per keyword argument of the model")
-        sizes = {k: v.shape[0] if v.dim() else None for k, v in inputs.items()}
-        if len(set(sizes.values())) != 1:
-            raise InputError(f"{what}: keyword inputs disagree on the number of examples: {sizes}")
-    elif not isinstance(inputs, Tensor):
-        raise InputError(f"{what}: expected a tensor [n, ...] or a dict of tensors, got {type(inputs).__name__}")
-    for name, t in inputs.items() if isinstance(inputs, dict) else [(what, inputs)]:
-        if t.dim() == 0:
-            raise InputError(f"{name} is a scalar; the first dimension must count examples")
-        if t.shape[0] == 0:
-            raise InputError(f"{name} is empty: shape {list(t.shape)} has no example")
-        if t.is_complex():
-            raise UnsupportedError(f"{name} is complex; only real inputs are supported")
-        if t.is_floating_point() and t.numel() and not _is_finite(t):
-            bad = int((~torch.isfinite(t.reshape(t.shape[0], -1)).all(1)).nonzero()[0])
-            raise InputError(f"{name} has a NaN or infinity, first in example {bad}")
-    checked: Inputs = map_inputs(inputs, lambda t: t.clone() if t.is_inference() else t)  # autograd refuses those
-    return checked
-
-
-def _is_finite(t: Tensor) -> bool:
-    """A sum of numbers is one, but where it overflows: then the smallest and the largest tell."""
-    total: Any = t.sum().tolist()
-    return isfinite(total) or all(map(isfinite, torch.stack(torch.aminmax(t)).tolist()))
-
-
-def batches(data: Any, what: str = "x") -> Iterator[tuple[Inputs, Tensor | None]]:
-    """Iterate over (inputs, labels or None).
-
-    A tensor or a dict is one batch; a tuple (x, y) is one labelled batch; anything else is iterated over and each
-    element is read in the same way (so a DataLoader, or a list of batches).
-    """
-    if isinstance(data, Tensor | Mapping):
-        labels = data.get("labels") if isinstance(data, Mapping) else None
-        yield check_inputs(data, what), labels
-        return
-    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor | Mapping):
-        yield check_inputs(data[0], what), data[1]
-        return
-    if not isinstance(data, Iterable):
-        raise InputError(
-            f"{what}: expected a tensor, a dict, (x, y) or an iterable of batches, got {type(data).__name__}"
-        )
-    count = 0
-    for count, item in enumerate(data, start=1):
-        where = f"batch {count - 1} of {what}"
-        labels = None
-        if isinstance(item, tuple | list):
-            if not item or not isinstance(item[0], Tensor | Mapping):
-                raise InputError(f"{where}: expected x or (x, y), got {type(item).__name__} of {len(item)}")
-            item, labels = item[0], (item[1] if len(item) > 1 else None)
-        elif isinstance(item, Mapping):
-            labels = item.get("labels")
-        yield check_inputs(item, where), labels
-    if count == 0:
-        raise InputError(f"{what} is empty: the iterable gave no batch")
-
-
-def gather(data: Any, what: str = "x") -> Inputs:
-    """All examples of `data` as one batch (inputs only)."""
-    parts = [inputs for inputs, _ in batches(data, what)]
-    if len(parts) == 1:
-        return parts[0]
-    if isinstance(parts[0], dict):
-        return {k: torch.cat([p[k] for p in parts if isinstance(p, dict)]) for k in parts[0]}
-    return torch.cat([p for p in parts if isinstance(p, Tensor)])

@@ -12,17 +12,8 @@ from torch import Tensor, nn
 
 from biascope.derivatives import differentiable_attention
 from biascope.errors import InputError
-from biascope.functional import (
-    Functional,
-    Inputs,
-    Params,
-    ParamSelection,
-    batch_size,
-    batches,
-    functional,
-    no_reentrant_checkpoints,
-    take,
-)
+from biascope.functional import Functional, Params, ParamSelection, functional, no_reentrant_checkpoints
+from biascope.inputs import Inputs, batch_size, batches, take
 from biascope.layers import Anatomy, anatomy, leaves, per_example_gradients, record, rows_of_tape
 from biascope.linalg.operator import Adjoint, LinearOperator
 from biascope.precision import arithmetic, without_cudnn

@@ -18,9 +18,10 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from biascope.ensembles import SGD, Networks, evaluate, outputs, record, stacks, steppers
+from biascope.ensembles import SGD, Networks, engines, evaluate, outputs, record, stacks, steppers
 from biascope.ensembles.capture import Captured, capture
-from biascope.ensembles.evaluate import Evaluator, Plan
+from biascope.ensembles.engines import Plan
+from biascope.ensembles.evaluate import Evaluator
 from biascope.ensembles.stacks import Together
 from biascope.ensembles.steppers import CapturedStep, Lane, train_in_turn
 from biascope.ensembles.train import Work
@@ -105,7 +106,7 @@ def taped(events: list[str], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         made.append(capture(step, *inputs, device=CUDA, **more))
         return made[-1]
 
-    for module in (evaluate, stacks, steppers, function_space, lazy, spectral):
+    for module in (engines, stacks, steppers, function_space, lazy, spectral):
         monkeypatch.setattr(module, "capture", on_the_cpu)
     return made
 
@@ -272,7 +273,7 @@ def test_stacked_networks_train_as_the_loop_does(taped: list[Any]) -> None:
 def test_outputs_by_one_graph_for_all_networks(taped: list[Any]) -> None:
     drawn, (x, _) = record(net).draw(0, 0, 3), data(7)
     with torch.no_grad():
-        found = evaluate.Replay(drawn, x, Plan("graph", inputs=3))(drawn)
+        found = engines.Replay(drawn, x, Plan("graph", inputs=3))(drawn)
     assert len(taped) == 1
     assert torch.allclose(found, outputs(drawn, x, engine="loop"), atol=1e-5)
 
@@ -445,7 +446,7 @@ def test_only_long_work_pays_for_a_search(monkeypatch: pytest.MonkeyPatch) -> No
         asked.append(search)
         return step
 
-    monkeypatch.setattr(evaluate, "capture", eager)
+    monkeypatch.setattr(engines, "capture", eager)
     drawn, (x, _) = record(net).draw(0, 0, 3), data(7)
     for total in (3, 29, 31):
         monkeypatch.setattr(evaluate, "worth_compiling", lambda *args: False)

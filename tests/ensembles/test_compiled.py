@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from biascope import nets
-from biascope.ensembles import Plan, compiled, evaluate, outputs, record
+from biascope.ensembles import Plan, compiled, engines, outputs, record
 
 
 def net() -> nn.Module:
@@ -31,8 +31,8 @@ def test_every_network_is_put_into_the_compiled_one(eager: None, channels_last: 
         made = compiled.compiled(drawn, x[:2], "float32", channels_last)
         assert made is not None
         assert compiled.compiled(drawn, x[:2], "float32", channels_last) is made
-        found = evaluate.Replay(drawn, x, Plan("graph", 2, channels_last=channels_last), made)(drawn)
-        again = evaluate.Replay(drawn, x, Plan("graph", 2, channels_last=channels_last), made)(drawn[1:])
+        found = engines.Replay(drawn, x, Plan("graph", 2, channels_last=channels_last), made)(drawn)
+        again = engines.Replay(drawn, x, Plan("graph", 2, channels_last=channels_last), made)(drawn[1:])
     expected = torch.stack([drawn.module(i)(x) for i in range(3)])
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(again, expected[1:])

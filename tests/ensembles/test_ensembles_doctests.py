@@ -6,7 +6,7 @@ import importlib
 import pytest
 
 
-@pytest.mark.parametrize("name", ["capture", "evaluate", "initialisers", "networks", "sweep", "train"])
+@pytest.mark.parametrize("name", ["capture", "engines", "evaluate", "initialisers", "networks", "sweep", "train"])
 def test_examples(name: str) -> None:
     module = importlib.import_module(f"biascope.ensembles.{name}")
     result = doctest.testmod(module)

@@ -19,7 +19,8 @@ from torch import Tensor
 from biascope.curvature.families import Family
 from biascope.curvature.finite import finite
 from biascope.errors import InputError
-from biascope.functional import Functional, Inputs, batch_size, batches, take, tensors_of
+from biascope.functional import Functional
+from biascope.inputs import Inputs, batch_size, batches, take, tensors_of
 from biascope.layers import (
     Anatomy,
     Block,

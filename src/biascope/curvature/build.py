@@ -18,7 +18,8 @@ from biascope.curvature.plan import REPRESENTATIONS, describe, make_units
 from biascope.curvature.space import ParameterSpace
 from biascope.curvature.sums import build_pieces
 from biascope.errors import InputError
-from biascope.functional import Functional, Inputs, ParamSelection, batches, functional, take
+from biascope.functional import Functional, ParamSelection, functional
+from biascope.inputs import Inputs, batches, take
 from biascope.layers import StaleError, anatomy, forget
 from biascope.precision import arithmetic
 

@@ -20,7 +20,8 @@ from biascope.curvature.plan import Plan
 from biascope.curvature.space import ParameterSpace
 from biascope.derivatives import differentiable_attention
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import ParamSelection, batches, functional
+from biascope.functional import ParamSelection, functional
+from biascope.inputs import batches
 from biascope.layers import Anatomy, leaves
 from biascope.memory import readable
 from biascope.precision import arithmetic, without_cudnn

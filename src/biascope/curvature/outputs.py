@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from biascope.errors import InputError
-from biascope.functional import Functional, Inputs, take
+from biascope.functional import Functional
+from biascope.inputs import Inputs, take
 
 IGNORE = -100  # torch's ignore_index: a position without a label
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from biascope.derivatives import differentiable_attention
-from biascope.functional import Functional, Inputs, Params, take, tensors_of
+from biascope.functional import Functional, Params
+from biascope.inputs import Inputs, take, tensors_of
 from biascope.jacobian import jacobian_vector
 from biascope.layers import leaves
 

@@ -16,7 +16,8 @@ from biascope.curvature.plain_sums import LowRankSum
 from biascope.curvature.plan import Unit
 from biascope.curvature.space import ParameterSpace
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import Params, batches, functional
+from biascope.functional import Params, functional
+from biascope.inputs import batches
 from biascope.layers import anatomy
 from biascope.linalg import hutchinson
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from biascope.editing.states import listed, read
 from biascope.editing.vectors import TaskVector, coefficient, refuse_constants
 from biascope.errors import InputError
-from biascope.functional import Functional, Inputs, Params, batch_size, batches, functional, take
+from biascope.functional import Functional, Params, functional
+from biascope.inputs import Inputs, batch_size, batches, take
 from biascope.jacobian import jacobian_vector
 from biascope.linearize.tangent import Linearized
 

@@ -14,7 +14,7 @@ from biascope.editing.disentanglement import predicted_class
 from biascope.editing.plane import Output, Plane, chunks, coefficients, per_task
 from biascope.editing.vectors import TaskVector
 from biascope.errors import InputError
-from biascope.functional import gather
+from biascope.inputs import gather
 from biascope.kernels import LocalEnergy, local_energy, ntk
 from biascope.linearize.tangent import linearize
 from biascope.precision import without_autocast

@@ -19,15 +19,8 @@ from torch import Tensor, nn
 from biascope.editing.plane import Head, Output, chunks, prediction_rows
 from biascope.editing.vectors import TaskVector
 from biascope.errors import InputError
-from biascope.functional import (
-    ParamSelection,
-    as_rows,
-    gather,
-    map_inputs,
-    refuse_devices,
-    select_params,
-    take,
-)
+from biascope.functional import ParamSelection, as_rows, refuse_devices, select_params
+from biascope.inputs import gather, map_inputs, take
 from biascope.linearize.anchored import check_model, copy_of
 from biascope.linearize.tangent import Linearized, linearize
 from biascope.precision import without_autocast

@@ -1,6 +1,7 @@
 """Thousands of networks at once: drawn as stacks, evaluated and trained together."""
 
-from biascope.ensembles.evaluate import Evaluator, Plan, choose_plan, input_gradients, outputs, scalar_of
+from biascope.ensembles.engines import Plan
+from biascope.ensembles.evaluate import Evaluator, choose_plan, input_gradients, outputs, scalar_of
 from biascope.ensembles.initialisers import Factory, Initialiser, record
 from biascope.ensembles.networks import Networks
 from biascope.ensembles.sweep import finished, sweep

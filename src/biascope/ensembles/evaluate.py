@@ -14,54 +14,25 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from biascope.derivatives import call
-from biascope.ensembles.arithmetic import AffineNorm, Precision, arithmetic
-from biascope.ensembles.capture import capture
-from biascope.ensembles.compiled import Compiled, compiled, worth_compiling
+from biascope.ensembles.arithmetic import Precision, arithmetic
+from biascope.ensembles.compiled import compiled, worth_compiling
+from biascope.ensembles.engines import Plan, Replay, call_rows, layout, run_all, run_group, try_input
 from biascope.ensembles.networks import Networks
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import as_rows, explained
 from biascope.memory import budget
-from biascope.tables import facts
 
 Engine = Literal["auto", "loop", "vmap", "graph"]
 LAUNCH_BOUND = 2e-3  # seconds for one network on all inputs, above which launches no longer matter on a GPU
 SEARCH_PAYS = 30.0  # seconds of work from which cuDNN may time its algorithms
 LARGEST_TRIAL = 64  # networks run together when engines are compared
 Scalarise = Callable[[Tensor], Tensor]  # outputs [n, c] -> [n]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How the networks are run: engine, inputs per call, networks per call (vmap), memory layout (loop, graph).
-
-    `seconds` is what one network took on all inputs when engines were compared; 0 when there was no choice.
-    """
-
-    engine: str
-    inputs: int
-    networks: int = 1
-    channels_last: bool = False
-    seconds: float = 0.0
-
-    def _repr_html_(self) -> str:
-        """What was chosen, for notebooks."""
-        rows = {
-            "engine": self.engine,
-            "inputs per call": self.inputs,
-            "networks per call": self.networks,
-            "channels last": "yes" if self.channels_last else "no",
-            "seconds of one network": self.seconds or "not measured",
-        }
-        return facts("Plan of an ensemble", rows)
 
 
 _PLANS: weakref.WeakKeyDictionary[nn.Module, dict[Any, Plan]] = weakref.WeakKeyDictionary()
@@ -100,9 +71,8 @@ def outputs(
     if not per_network:
         return Evaluator(x, engine, precision, max_memory, plan)(networks, total)
     x = _inputs(networks, x, per_network)
-    try_input(networks, x[0])
     with torch.no_grad(), arithmetic(networks.device, precision):
-        return _in_groups(networks, x, plan or choose_plan(networks, x, True, engine, max_memory), True)
+        return run_all(networks, x, plan or choose_plan(networks, x, True, engine, max_memory), True)
 
 
 class Evaluator:
@@ -133,15 +103,13 @@ class Evaluator:
         """Outputs [T, n, c]; `total` networks are still to come, these among them."""
         x, total = _inputs(networks, self.x, False), max(total, len(networks))
         with torch.no_grad(), arithmetic(networks.device, self.precision):
-            if self.plan is None:
-                try_input(networks, x)
             plan = self.plan = self.plan or choose_plan(networks, x, False, self.engine, self.max_memory)
             if plan.engine != "graph":
-                return _in_groups(networks, x, plan, False)
+                return run_all(networks, x, plan, False)
             long = worth_compiling(networks.template, plan.seconds, len(networks), total)
             if self.replay is None or not self.replay.serves(networks, plan, long):
                 self.replay = None  # its memory first
-                first = _layout(x[: plan.inputs], plan.channels_last)
+                first = layout(x[: plan.inputs], plan.channels_last)
                 made = compiled(networks, first, self.precision, plan.channels_last) if long else None
                 self.replay = Replay(networks, x, plan, made, long, plan.seconds * total >= SEARCH_PAYS)
             return self.replay(networks)
@@ -169,13 +137,12 @@ def input_gradients(
         True
     """
     x = _inputs(networks, x, per_network)
-    try_input(networks, x[0] if per_network else x)
     if engine == "graph":
         raise UnsupportedError("engine='graph' gives outputs only; use 'loop' or 'vmap' for gradients")
     T, n = len(networks), (x.shape[1] if per_network else len(x))
 
     def scalar(values: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        return scalar_of(_call(networks.template, values, inputs), scalarise).sum()
+        return scalar_of(call_rows(networks.template, values, inputs), scalarise).sum()
 
     def looped(group: Networks, inputs: Tensor) -> Tensor:
         found = []
@@ -270,9 +237,9 @@ def _measure(networks: Networks, x: Tensor, per_network: bool, engine: Engine, r
     sizes = {at_once} if cuda else {min(size, at_once) for size in (64, 256)}
     plans = list[Plan]()
     if engine in ("auto", "graph") and cuda and not per_network:
-        plans += [Plan("graph", at_once, 1, layout) for layout in {False, image}]
+        plans += [Plan("graph", at_once, 1, last) for last in {False, image}]
     if engine in ("auto", "loop") and not (engine == "auto" and cuda and not per_network):
-        plans += [Plan("loop", size, 1, layout) for size in sizes for layout in {False, image}]
+        plans += [Plan("loop", size, 1, last) for size in sizes for last in {False, image}]
     if engine in ("auto", "vmap") and (len(networks) > 1 or engine == "vmap"):
         groups = {
             min(len(networks), max(1, room // (per_input * size)), LARGEST_TRIAL if cuda else 16)
@@ -296,110 +263,10 @@ def _measure(networks: Networks, x: Tensor, per_network: bool, engine: Engine, r
             first = some if plan.engine == "vmap" else some[:1]
             mine = own[: len(first)] if per_network else own
             done = len(first) * min(plan.inputs, n)
-            seconds = _seconds(lambda: _run(first, mine, 0, plan, per_network)) / done  # noqa: B023
+            seconds = _seconds(lambda: run_group(first, mine, 0, plan, per_network)) / done  # noqa: B023
         if seconds < fastest:
             best, fastest = plan, seconds
     return replace(best, seconds=fastest * n)
-
-
-def _run(group: Networks, x: Tensor, start: int, plan: Plan, per_network: bool) -> Tensor:
-    """Outputs [networks, inputs, c] of a group on inputs start, ..., start + plan.inputs - 1."""
-    piece = x[:, start : start + plan.inputs] if per_network else x[start : start + plan.inputs]
-    if plan.engine == "vmap":
-        values = {**group.params, **group.buffers}
-        run = vmap(lambda v, inputs: _call(group.template, v, inputs), in_dims=(0, 0 if per_network else None))
-        found: Tensor = run(values, piece)
-        return found
-    rows = []
-    for i in range(len(group)):
-        values, inputs = group.one(i), piece[i] if per_network else piece
-        if plan.channels_last:
-            values, inputs = _channels_last(values), _layout(inputs, True)
-        rows.append(_call(group.template, values, inputs))
-    return torch.stack(rows)
-
-
-def _in_groups(networks: Networks, x: Tensor, plan: Plan, per_network: bool) -> Tensor:
-    """By vmap or in turn, in as many pieces as the plan says."""
-    pieces, n = [], x.shape[1] if per_network else len(x)
-    for start in range(0, len(networks), plan.networks):
-        group = networks[start : start + plan.networks]
-        own = x[start : start + plan.networks] if per_network else x
-        pieces.append(torch.cat([_run(group, own, i, plan, per_network) for i in range(0, n, plan.inputs)], dim=1))
-    return torch.cat(pieces)
-
-
-class Replay:
-    """Networks in turn, each copied into the parameters of one captured CUDA graph that runs all inputs."""
-
-    def __init__(
-        self,
-        networks: Networks,
-        x: Tensor,
-        plan: Plan,
-        made: Compiled | None = None,
-        long: bool = False,
-        search: bool = False,
-    ) -> None:
-        x, first, template = _layout(x, plan.channels_last), networks.one(0), networks.template
-        if made is None:
-            static = {name: value.clone() for name, value in first.items()}
-            static = _channels_last(static) if plan.channels_last else static
-        else:
-            held = made.values()
-            static = {name: held[name] for name in first}
-
-        def call(piece: Tensor) -> Tensor:
-            if made is None:
-                return _call(template, static, piece)
-            return _rows(made.call(piece), piece, template)
-
-        def everything() -> Tensor:
-            return torch.cat([call(x[i : i + plan.inputs]) for i in range(0, len(x), plan.inputs)])
-
-        with nullcontext() if made else AffineNorm():
-            self.run = capture(everything, device=networks.device, warm_up=1, search=search)
-        self.static, self.made_for = static, (template, networks.device, networks.dtype, plan, long)
-
-    def serves(self, networks: Networks, plan: Plan, long: bool) -> bool:
-        """Is it for such networks, and compiled where that pays?"""
-        return self.made_for == (networks.template, networks.device, networks.dtype, plan, long or self.made_for[-1])
-
-    def __call__(self, networks: Networks) -> Tensor:
-        """Outputs [T, n, c]."""
-        for i in range(len(networks)):
-            own = networks.one(i)
-            torch._foreach_copy_(list(self.static.values()), [own[name] for name in self.static])
-            out = self.run()
-            if i == 0:
-                results = out.new_empty(len(networks), *out.shape)
-            results[i].copy_(out)
-        return results
-
-
-def _call(template: nn.Module, values: dict[str, Tensor], x: Tensor) -> Tensor:
-    return _rows(call(template, values, (x,)), x, template)
-
-
-def _rows(out: Any, x: Tensor, template: nn.Module) -> Tensor:
-    if not isinstance(out, Tensor) and not isinstance(getattr(out, "logits", None), Tensor):
-        raise InputError(
-            f"{type(template).__name__} returned a {type(out).__name__}, not a tensor: let the factory build a module "
-            "that returns the one that is meant"
-        )
-    rows = as_rows(out, len(x), None, template)
-    return rows.float() if rows.dtype in (torch.bfloat16, torch.float16) else rows
-
-
-def _layout(x: Tensor, channels_last: bool) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last) if channels_last else x
-
-
-def _channels_last(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name: value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value
-        for name, value in values.items()
-    }
 
 
 def activation_bytes(networks: Networks, x: Tensor, per_network: bool = False) -> int:
@@ -413,8 +280,7 @@ def activation_bytes(networks: Networks, x: Tensor, per_network: bool = False) -
     leaves = [m for m in networks.template.modules() if not list(m.children())]
     hooks = [leaf.register_forward_hook(note) for leaf in leaves]
     try:
-        with torch.no_grad():
-            _call(networks.template, networks.one(0), x[0, :1] if per_network else x[:1])
+        try_input(networks, x[0] if per_network else x)
     finally:
         for hook in hooks:
             hook.remove()
@@ -445,16 +311,3 @@ def _inputs(networks: Networks, x: Tensor, per_network: bool) -> Tensor:
     if per_network and len(x) != len(networks):
         raise InputError(f"x has shape {list(x.shape)} for {len(networks)} networks; per_network needs [T, n, ...]")
     return x.to(networks.device, networks.dtype if x.is_floating_point() else None)
-
-
-def try_input(networks: Networks, x: Tensor) -> Tensor:
-    """Outputs [1, c] of the first network on the first of x [n, ...], or an error that says what does not fit.
-
-    Example:
-        >>> from biascope.ensembles import record
-        >>> try_input(record(lambda: nn.Linear(3, 2)).draw(0, 0, 1), torch.ones(5, 3)).shape
-        torch.Size([1, 2])
-    """
-    one = x[:1]
-    with torch.no_grad(), explained(networks.template, one):
-        return _call(networks.template, networks.one(0), one)

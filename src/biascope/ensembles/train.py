@@ -28,12 +28,14 @@ from torch.nn import functional as F
 
 from biascope.ensembles import steppers
 from biascope.ensembles.arithmetic import Precision
-from biascope.ensembles.evaluate import outputs, try_input
+from biascope.ensembles.engines import try_input
+from biascope.ensembles.evaluate import outputs
 from biascope.ensembles.initialisers import Factory, Initialiser, with_something_to_train
 from biascope.ensembles.networks import Networks
 from biascope.ensembles.stacks import own_randomness
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import device_of, explained
+from biascope.inputs import is_finite
 from biascope.memory import budget
 from biascope.progress import progress
 from biascope.seeds import generator
@@ -269,8 +271,8 @@ class Work:
         if len(x[0]) == 0:
             raise InputError(f"a task has no examples: its inputs are {list(x[0].shape)}")
         for what, part in (("inputs", x), ("labels", y)):
-            if part.is_floating_point() and not torch.isfinite(part.sum()) and not torch.isfinite(part).all():
-                bad = next(i for i, one in zip(indices, part) if not torch.isfinite(one).all())
+            if part.is_floating_point() and not is_finite(part):
+                bad = next(i for i, one in zip(indices, part) if not is_finite(one))
                 raise InputError(f"the {what} of task {bad} hold NaN or infinity")
         return (x.to(self.dtype) if self.dtype is not None and x.is_floating_point() else x), y
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from biascope.ensembles import Factory, Initialiser, Networks, record
 from biascope.ensembles.arithmetic import Precision, arithmetic
-from biascope.ensembles.evaluate import Scalarise, try_input
+from biascope.ensembles.engines import try_input
+from biascope.ensembles.evaluate import Scalarise
 from biascope.ensembles.initialisers import with_something_to_train
 from biascope.errors import InputError
 from biascope.functional import device_of

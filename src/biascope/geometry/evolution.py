@@ -13,12 +13,13 @@ from torch.nn import functional as F
 from biascope.derivatives import call, differentiable_attention
 from biascope.ensembles import Factory, Initialiser, Networks, scalar_of
 from biascope.ensembles.arithmetic import arithmetic
-from biascope.ensembles.evaluate import Scalarise, activation_bytes, try_input
+from biascope.ensembles.evaluate import Scalarise, activation_bytes
 from biascope.ensembles.initialisers import with_something_to_train
 from biascope.errors import InputError
-from biascope.functional import as_rows, check_inputs, device_of
+from biascope.functional import as_rows, device_of
 from biascope.geometry.average import DENSE_UP_TO, AverageGeometry, draw_probes, from_moments
 from biascope.geometry.moments import BlockMoments, blocks_for
+from biascope.inputs import check_inputs
 from biascope.linalg import FromFunction
 from biascope.memory import budget
 from biascope.precision import without_autocast
@@ -99,7 +100,6 @@ def geometry_evolution(
 
     room = budget(max_memory, where)
     first = initialiser.draw(seed, 0, 1, where, dtype)
-    try_input(first, x)
     weight = sum(p.numel() * p.element_size() for p in first.params.values())
     cost = 6 * weight * (1 + n_probes) + 6 * activation_bytes(first, x[:1]) * (min(batch, len(x)) + 4 * n_probes)
     group = max(1, min(n_networks, initialiser.block, room // (4 * cost)))

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import Functional, Inputs, ParamSelection, batch_size, functional, gather, take, tensors_of
+from biascope.functional import Functional, ParamSelection, functional
+from biascope.inputs import Inputs, batch_size, gather, take, tensors_of
 from biascope.kernels.contract import Scratch, add_block, add_rows, mirror, small_rows
 from biascope.kernels.kernel import Kernel
 from biascope.kernels.plan import Plan, make_plan

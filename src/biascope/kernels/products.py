@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from biascope.functional import Functional, Inputs, batch_size, take
+from biascope.functional import Functional
+from biascope.inputs import Inputs, batch_size, take
 from biascope.jacobian import jacobian_vector, vector_jacobian
 from biascope.kernels.plan import Plan
 

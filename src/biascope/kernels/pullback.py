@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 
 from biascope.errors import InputError
-from biascope.functional import Functional, Inputs, batch_size, batches, map_inputs, take
+from biascope.functional import Functional
+from biascope.inputs import Inputs, batch_size, batches, map_inputs, take
 from biascope.layers import leaves
 
 HELD = 1 << 30  # bytes of pulled-back vectors held at a time

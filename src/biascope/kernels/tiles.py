@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from biascope.errors import CorruptError, InputError
-from biascope.functional import Functional, Inputs, batch_size, take, tensors_of
+from biascope.functional import Functional
+from biascope.inputs import Inputs, batch_size, take, tensors_of
 from biascope.kernels.kernel import Kernel
 from biascope.kernels.ntk import Job, cotangents
 from biascope.layers import anatomy

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from biascope.errors import UnsupportedError
-from biascope.functional import Functional, Inputs, batch_size, take
+from biascope.functional import Functional
+from biascope.inputs import Inputs, batch_size, take
 from biascope.layers.blocks import Anatomy, Block
 from biascope.layers.fallback import per_example_gradients
 from biascope.layers.passes import recorded

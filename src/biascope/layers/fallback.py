@@ -12,7 +12,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from biascope.functional import Functional, Inputs, batch_size, map_inputs, take
+from biascope.functional import Functional
+from biascope.inputs import Inputs, batch_size, map_inputs, take
 
 
 def per_example_gradients(

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from biascope.derivatives import RightGradients
-from biascope.functional import Functional, Inputs, as_rows, batch_size, modules_of, tensors_in
+from biascope.functional import Functional, as_rows, modules_of, tensors_in
+from biascope.inputs import Inputs, batch_size
 from biascope.layers.blocks import Anatomy, leaves
 from biascope.layers.record import Tape, record
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from biascope.errors import UnsupportedError
-from biascope.functional import Functional, Inputs, batch_size, explained, modules_of, take, tensors_of
+from biascope.functional import Functional, explained, modules_of
+from biascope.inputs import Inputs, batch_size, take, tensors_of
 from biascope.layers.blocks import Anatomy, Block, Layout, Slot, leaves, out_tensor
 from biascope.layers.record import Tape, Use, record
 from biascope.layers.rows import rows_of_tape

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from biascope.errors import InputError
-from biascope.functional import Functional, Params, batches, functional
+from biascope.functional import Functional, Params, functional
+from biascope.inputs import batches
 from biascope.jacobian import jacobian_vector
 from biascope.linearize.anchored import State, state_of
 from biascope.precision import without_autocast

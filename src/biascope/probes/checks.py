@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import Inputs, batch_size, check_inputs, take
+from biascope.inputs import Inputs, batch_size, check_inputs, take
 from biascope.probes.metrics import Metric
 from biascope.probes.view import View
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from biascope.errors import InputError
-from biascope.functional import Inputs, batch_size, check_inputs, map_inputs
+from biascope.inputs import Inputs, batch_size, check_inputs, map_inputs
 
 Group = Tensor | tuple[Inputs, Tensor]  # indices into the probe batch, or a batch (x, y) of its own
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import map_inputs
+from biascope.inputs import map_inputs
 from biascope.probes.groups import moved_groups
 from biascope.probes.probe import Probe
 from biascope.probes.record import Record

@@ -18,17 +18,8 @@ from torch import Tensor, nn
 
 from biascope.curvature.complexity import feature_norm
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import (
-    Functional,
-    Inputs,
-    ParamSelection,
-    batch_size,
-    check_inputs,
-    functional,
-    refuse_wrappers,
-    take,
-    tensors_of,
-)
+from biascope.functional import Functional, ParamSelection, functional, refuse_wrappers
+from biascope.inputs import Inputs, batch_size, check_inputs, take, tensors_of
 from biascope.kernels import Kernel, ntk
 from biascope.probes.activations import activation_signs, last_hidden
 from biascope.probes.groups import Group, as_groups

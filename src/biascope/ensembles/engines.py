@@ -1,0 +1,161 @@
+"""The ways to run many networks on the same or their own inputs: in turn, by vmap, or as one captured graph."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from biascope.derivatives import call
+from biascope.ensembles.arithmetic import AffineNorm
+from biascope.ensembles.capture import capture
+from biascope.ensembles.compiled import Compiled
+from biascope.ensembles.networks import Networks
+from biascope.errors import InputError
+from biascope.functional import as_rows, explained
+from biascope.tables import facts
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the networks are run: engine, inputs per call, networks per call (vmap), memory layout (loop, graph).
+
+    `seconds` is what one network took on all inputs when engines were compared; 0 when there was no choice.
+    """
+
+    engine: str
+    inputs: int
+    networks: int = 1
+    channels_last: bool = False
+    seconds: float = 0.0
+
+    def _repr_html_(self) -> str:
+        """What was chosen, for notebooks."""
+        rows = {
+            "engine": self.engine,
+            "inputs per call": self.inputs,
+            "networks per call": self.networks,
+            "channels last": "yes" if self.channels_last else "no",
+            "seconds of one network": self.seconds or "not measured",
+        }
+        return facts("Plan of an ensemble", rows)
+
+
+def run_group(group: Networks, x: Tensor, start: int, plan: Plan, per_network: bool) -> Tensor:
+    """Outputs [networks, inputs, c] of a group on inputs start, ..., start + plan.inputs - 1."""
+    piece = x[:, start : start + plan.inputs] if per_network else x[start : start + plan.inputs]
+    if plan.engine == "vmap":
+        values = {**group.params, **group.buffers}
+        run = vmap(lambda v, inputs: call_rows(group.template, v, inputs), in_dims=(0, 0 if per_network else None))
+        found: Tensor = run(values, piece)
+        return found
+    rows = []
+    for i in range(len(group)):
+        values, inputs = group.one(i), piece[i] if per_network else piece
+        if plan.channels_last:
+            values, inputs = _channels_last(values), layout(inputs, True)
+        rows.append(call_rows(group.template, values, inputs))
+    return torch.stack(rows)
+
+
+def run_all(networks: Networks, x: Tensor, plan: Plan, per_network: bool) -> Tensor:
+    """By vmap or in turn, in as many pieces as the plan says."""
+    pieces, n = [], x.shape[1] if per_network else len(x)
+    for start in range(0, len(networks), plan.networks):
+        group = networks[start : start + plan.networks]
+        own = x[start : start + plan.networks] if per_network else x
+        pieces.append(torch.cat([run_group(group, own, i, plan, per_network) for i in range(0, n, plan.inputs)], dim=1))
+    return torch.cat(pieces)
+
+
+class Replay:
+    """Networks in turn, each copied into the parameters of one captured CUDA graph that runs all inputs."""
+
+    def __init__(
+        self,
+        networks: Networks,
+        x: Tensor,
+        plan: Plan,
+        made: Compiled | None = None,
+        long: bool = False,
+        search: bool = False,
+    ) -> None:
+        x, first, template = layout(x, plan.channels_last), networks.one(0), networks.template
+        if made is None:
+            static = {name: value.clone() for name, value in first.items()}
+            static = _channels_last(static) if plan.channels_last else static
+        else:
+            held = made.values()
+            static = {name: held[name] for name in first}
+
+        def outputs_on(piece: Tensor) -> Tensor:
+            if made is None:
+                return call_rows(template, static, piece)
+            return rows_of(made.call(piece), piece, template)
+
+        def everything() -> Tensor:
+            return torch.cat([outputs_on(x[i : i + plan.inputs]) for i in range(0, len(x), plan.inputs)])
+
+        with nullcontext() if made else AffineNorm():
+            self.run = capture(everything, device=networks.device, warm_up=1, search=search)
+        self.static, self.made_for = static, (template, networks.device, networks.dtype, plan, long)
+
+    def serves(self, networks: Networks, plan: Plan, long: bool) -> bool:
+        """Is it for such networks, and compiled where that pays?"""
+        return self.made_for == (networks.template, networks.device, networks.dtype, plan, long or self.made_for[-1])
+
+    def __call__(self, networks: Networks) -> Tensor:
+        """Outputs [T, n, c]."""
+        for i in range(len(networks)):
+            own = networks.one(i)
+            torch._foreach_copy_(list(self.static.values()), [own[name] for name in self.static])
+            out = self.run()
+            if i == 0:
+                results = out.new_empty(len(networks), *out.shape)
+            results[i].copy_(out)
+        return results
+
+
+def call_rows(template: nn.Module, values: dict[str, Tensor], x: Tensor) -> Tensor:
+    """Outputs [n, c] of the template with these parameters and buffers."""
+    return rows_of(call(template, values, (x,)), x, template)
+
+
+def rows_of(out: Any, x: Tensor, template: nn.Module) -> Tensor:
+    """What the template returned as [n, c], in float32 at least."""
+    if not isinstance(out, Tensor) and not isinstance(getattr(out, "logits", None), Tensor):
+        raise InputError(
+            f"{type(template).__name__} returned a {type(out).__name__}, not a tensor: let the factory build a module "
+            "that returns the one that is meant"
+        )
+    rows = as_rows(out, len(x), None, template)
+    return rows.float() if rows.dtype in (torch.bfloat16, torch.float16) else rows
+
+
+def layout(x: Tensor, channels_last: bool) -> Tensor:
+    """Inputs in the memory order that is wanted."""
+    return x.contiguous(memory_format=torch.channels_last) if channels_last else x
+
+
+def _channels_last(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value
+        for name, value in values.items()
+    }
+
+
+def try_input(networks: Networks, x: Tensor) -> Tensor:
+    """Outputs [1, c] of the first network on the first of x [n, ...], or an error that says what does not fit.
+
+    Example:
+        >>> from biascope.ensembles import record
+        >>> try_input(record(lambda: nn.Linear(3, 2)).draw(0, 0, 1), torch.ones(5, 3)).shape
+        torch.Size([1, 2])
+    """
+    one = x[:1]
+    with torch.no_grad(), explained(networks.template, one):
+        return call_rows(networks.template, networks.one(0), one)
