@@ -12,21 +12,6 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 NORMS = {F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm}
-WRITTEN_OUT: dict[Any, Any] = {}  # torch's function: the same by elementary operations
-
-
-class RightGradients(TorchFunctionMode):
-    """While active, what torch (2.13) differentiates wrongly, or not at all, is written in another way.
-
-    On a CPU the backward pass of batch and instance normalisation misreads gradients in some memory orders: those of
-    one example whose channels come last, as a transformer after the normalisation sends them; instance normalisation,
-    which sees all examples as one, those of any number. Under vmap PReLU takes examples for cotangents. Weight
-    normalisation has no forward-mode derivative.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = WRITTEN_OUT.get(func, func)(*args, **(kwargs or {}))
-        return in_plain_order(out) if func in NORMS else out
 
 
 def prelu(input: Tensor, weight: Tensor) -> Tensor:
@@ -52,8 +37,24 @@ def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     return v * (g / torch.norm_except_dim(v, 2, dim))
 
 
-WRITTEN_OUT |= dict.fromkeys((F.prelu, torch.prelu, torch.Tensor.prelu), prelu)
-WRITTEN_OUT[torch._weight_norm] = weight_norm
+WRITTEN_OUT: dict[Any, Any] = {  # torch's function: the same by elementary operations
+    **dict.fromkeys((F.prelu, torch.prelu, torch.Tensor.prelu), prelu),
+    torch._weight_norm: weight_norm,
+}
+
+
+class RightGradients(TorchFunctionMode):
+    """While active, what torch (2.13) differentiates wrongly, or not at all, is written in another way.
+
+    On a CPU the backward pass of batch and instance normalisation misreads gradients in some memory orders: those of
+    one example whose channels come last, as a transformer after the normalisation sends them; instance normalisation,
+    which sees all examples as one, those of any number. Under vmap PReLU takes examples for cotangents. Weight
+    normalisation has no forward-mode derivative.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = WRITTEN_OUT.get(func, func)(*args, **(kwargs or {}))
+        return in_plain_order(out) if func in NORMS else out
 
 
 def right_gradients() -> AbstractContextManager[object]:

@@ -141,7 +141,7 @@ class Initialiser:
 
 def with_something_to_train(factory: Factory | Initialiser) -> Initialiser:
     """The factory recorded; refused when every parameter is frozen, for what trains or differentiates them."""
-    initialiser = factory if isinstance(factory, Initialiser) else record(factory)
+    initialiser = record(factory)
     if not any(parameter.requires_grad for parameter in initialiser.template.parameters()):
         kind = type(initialiser.template).__name__
         raise InputError(
@@ -150,17 +150,19 @@ def with_something_to_train(factory: Factory | Initialiser) -> Initialiser:
     return initialiser
 
 
-def record(factory: Factory) -> Initialiser:
+def record(factory: Factory | Initialiser) -> Initialiser:
     """Find out how a factory initialises its network, and check the finding.
 
     Args:
         factory: takes nothing, returns a new `nn.Module` each time, drawn from torch's global random state (which is
-            left as it was).
+            left as it was). What was recorded before is given back.
 
     Example:
         >>> record(lambda: nn.Linear(2, 2)).recorded
         True
     """
+    if isinstance(factory, Initialiser):
+        return factory
     seed = derive(0, "record")
     with _seeded(seed), recording() as recorder:
         first = _built(factory)

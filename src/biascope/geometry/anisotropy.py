@@ -98,9 +98,7 @@ def nads(
     if n_networks != "auto" and (not isinstance(n_networks, int) or n_networks < 1):
         raise InputError(f"n_networks must be a number of at least 1 or 'auto', not {n_networks!r}")
     second_order = method in ("mixed-derivative", "ntk")
-    if second_order:
-        factory = with_something_to_train(factory)
-    initialiser = factory if isinstance(factory, Initialiser) else record(factory)
+    initialiser = with_something_to_train(factory) if second_order else record(factory)
     where = device_of(device)
     if x is None:
         x = torch.randn(shape, generator=generator(seed, "x"), device="cpu")

@@ -193,7 +193,7 @@ def average_geometry(
         )
     if probes is not None and tuple(probes.shape[1:]) != shape:
         raise InputError(f"probes have shape {list(probes.shape)}; they must be [n, {', '.join(map(str, shape))}]")
-    initialiser = factory if isinstance(factory, Initialiser) else record(factory)
+    initialiser = record(factory)
     where, D = device_of(device), math.prod(shape)
     n_probes = n_probes if probes is None else len(probes)
 
