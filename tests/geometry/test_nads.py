@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev
 
 from biascope import nets
-from biascope.ensembles import record
+from biascope.ensembles import input_gradients, record
 from biascope.errors import CorruptError, InputError, UnsupportedError
 from biascope.geometry import NADs, nads
 from biascope.geometry.closed_forms import mlp_geometry_constant
@@ -150,6 +150,24 @@ def test_marginal_head_has_the_same_expectation_and_less_noise() -> None:
     assert marginal.overlap(big, 5) > sampled.overlap(big, 5)
     with pytest.raises(UnsupportedError, match="independent gradients"):
         marginal.marchenko_pastur()
+
+
+def test_as_large_as_imagenet() -> None:
+    """D = 150,528, never as a matrix: the spectrum is that of the Gram matrix of the gradients."""
+
+    def large() -> nn.Module:
+        layers = (nn.Conv2d(3, 4, 7, 4, 3), nn.ReLU(), nn.AvgPool2d(4), nn.Conv2d(4, 4, 3, 2), nn.ReLU())
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(144, 1))
+
+    shape, T = (3, 224, 224), 12
+    x = torch.randn(shape, generator=generator(1, "x"))
+    found = nads(large, shape, T, method="autograd", top=3, seed=1, x=x)
+    rows = input_gradients(record(large).draw(1, 0, T), x[None], engine="loop").flatten(1).double()
+    gram = torch.linalg.eigvalsh(rows @ rows.T / T).flip(0)
+    assert found.directions.shape == (3, *shape)
+    torch.testing.assert_close(found.eigenvalues, gram[:3], rtol=1e-3, atol=0)
+    along = (found.directions.flatten(1).double() @ rows.T).square().sum(1) / T
+    torch.testing.assert_close(along, gram[:3], rtol=1e-3, atol=0)
 
 
 class Again(nn.Module):
