@@ -1,6 +1,6 @@
 """Milliseconds of one training step at batch 128, per network, when many networks are trained at once.
 
-    python benchmarks/training_steps.py lenet resnet18 vgg11
+    python benchmarks/training_steps.py lenet resnet18 vgg11 densenet121
 
 By the slope between trainings of 2 and 12 epochs, so that drawing, choosing an engine and capturing do not count.
 """
@@ -17,6 +17,7 @@ JOBS = {  # networks, examples each, precision on a GPU
     "lenet": (544, 1280, "tf32"),
     "resnet18": (8, 2560, "bf16"),
     "vgg11": (8, 2560, "bf16"),
+    "densenet121": (8, 2560, "bf16"),
 }
 BATCH = 128
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from biascope.ensembles import SGD, Networks, engines, evaluate, outputs, record, stacks, steppers
+from biascope.ensembles import SGD, Networks, compiled, engines, evaluate, outputs, record, stacks, steppers
 from biascope.ensembles.capture import Captured, capture
 from biascope.ensembles.engines import Plan
 from biascope.ensembles.evaluate import Evaluator
@@ -239,6 +239,34 @@ def test_lanes_draw_the_same_noise_whether_they_are_new_or_not(taped: list[Any])
     assert len(taped) == 4
     assert torch.equal(new(range(2, 4), x, y)[1], again)
     assert not torch.allclose(first, again, rtol=1e-2)
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+def test_lanes_of_a_compiled_network(taped: list[Any], monkeypatch: pytest.MonkeyPatch, dropout: bool) -> None:
+    """Compiled after a few steps that leave no trace; the next sweep finds it; the last, smaller batch goes without."""
+    x, y = (part.expand(2, *part.shape) for part in data())
+    plain = CapturedStep(work_of(torch.device("cpu"), dropout))(range(2), x, y)
+    monkeypatch.setattr("biascope.ensembles.train.LONG", 0)
+    monkeypatch.setattr(compiled, "TRAINING_PAYS", 0.0)
+    sizes: list[int] = []
+
+    def fake(function: Callable[..., Tensor], **kwargs: object) -> Callable[..., Tensor]:
+        def called(values: dict[str, Tensor], x: Tensor) -> Tensor:
+            sizes.append(len(x))
+            return function(values, x)
+
+        return called
+
+    monkeypatch.setattr(torch, "compile", fake)
+    work = work_of(torch.device("cpu"), dropout)
+    for lanes_made in (4 + 4, 4):
+        taped.clear()
+        networks, losses = CapturedStep(work)(range(2), x, y)
+        assert len(taped) == lanes_made
+        assert torch.equal(losses, plain[1])
+        assert all(torch.equal(value, plain[0].params[name]) for name, value in networks.params.items())
+        assert all(torch.equal(value, plain[0].buffers[name]) for name, value in networks.buffers.items())
+    assert set(sizes) == {16}
 
 
 def test_lanes_are_given_back_at_once(events: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

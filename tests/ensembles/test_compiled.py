@@ -1,13 +1,14 @@
 """Networks compiled for long jobs: the same outputs, and no trust without a comparison."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from biascope import nets
-from biascope.ensembles import Plan, compiled, engines, outputs, record
+from biascope.ensembles import Networks, Plan, compiled, engines, outputs, record, train, train_ensemble
 
 
 def net() -> nn.Module:
@@ -57,6 +58,88 @@ def test_only_long_jobs_are_compiled() -> None:
     assert not compiled.worth_compiling(network, 0.01, 100, 1000)
     assert compiled.worth_compiling(network, 0.01, 100, 6000)
     assert not compiled.worth_compiling(network, 0.0, 100, 10**9)  # no choice of engines, so no time was taken
+
+
+@pytest.mark.slow
+def test_training_by_the_compiled_network(eager: None) -> None:
+    """Outputs, gradients and running statistics of every network are those of the plain call, dropout included."""
+
+    def factory() -> nn.Module:
+        return nn.Sequential(net(), nn.Dropout(0.3))
+
+    drawn = record(factory).draw(0, 0, 3)
+    x = torch.randn(5, 1, 6, 6, generator=torch.Generator().manual_seed(1))
+    assert compiled.compiled_training(drawn, x, "float32", make=False) is None
+    forward = compiled.compiled_training(drawn, x, "float32")
+    assert forward is not None
+    assert compiled.compiled_training(drawn, x, "float32", make=False) is forward
+    for place in range(3):
+        found = _pass(forward, drawn, place, x)
+        expected = _pass(nn.Module.__call__, drawn, place, x)
+        assert len(found) == len(expected) == 1 + 6 + 3
+        for a, b in zip(found, expected):
+            torch.testing.assert_close(a, b)
+
+
+def _pass(forward: compiled.Forward, drawn: Networks, place: int, x: torch.Tensor) -> list[torch.Tensor]:
+    module = drawn.module(place).train()
+    with torch.random.fork_rng([]):
+        torch.manual_seed(place)
+        out = forward(module, x)
+        gradients = torch.autograd.grad(out.exp().sum(), list(module.parameters()))
+    return [out.detach(), *gradients, *module.buffers()]
+
+
+def test_wrong_gradients_statistics_and_errors_of_compiled_training_are_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+
+    def broken(*args: object, **kwargs: object) -> object:
+        raise RuntimeError("no C compiler\nand a long story")
+
+    def half(function: Any, **kwargs: object) -> Any:  # the right outputs, half the gradient
+        return lambda values, x: 0.5 * function(values, x) + 0.5 * function(values, x).detach()
+
+    def forgetful(function: Any, **kwargs: object) -> Any:  # leaves the running mean as it was
+        return lambda values, x: function({**values, "1.running_mean": values["1.running_mean"].clone()}, x)
+
+    def nan(function: Any, **kwargs: object) -> Any:
+        return lambda values, x: function(values, x) * torch.nan
+
+    fakes = [(broken, "no C compiler"), (half, "gradients 0.5 off"), (forgetful, "outputs are"), (nan, "nan")]
+    for fake, reason in fakes:
+        drawn = record(lambda: nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))).draw(0, 0, 2)
+        monkeypatch.setattr(torch, "compile", fake)
+        with pytest.warns(UserWarning, match=reason):
+            assert compiled.compiled_training(drawn, x, "float32") is None
+        assert compiled.compiled_training(drawn, x, "float32") is None  # and is not tried again
+
+
+def test_training_is_counted_apart() -> None:
+    network = nn.Linear(1, 1)
+    assert not compiled.worth_compiling(network, 1.0, 59, 59)
+    assert not compiled.worth_compiling(network, 1.0, 299, 299, training=True)
+    assert compiled.worth_compiling(network, 1.0, 1, 1)
+    assert compiled.worth_compiling(network, 1.0, 1, 1, training=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+def test_training_compiled_on_a_gpu(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the loop in float32; twice, since the second sweep finds the compiled network."""
+    monkeypatch.setattr(compiled, "TRAINING_PAYS", 0.0)
+    monkeypatch.setattr(train, "LONG", 0)
+    g = torch.Generator().manual_seed(0)
+    tasks = [(torch.randn(70, 1, 16, 16, generator=g), torch.arange(70) % 2) for _ in range(3)]
+    initialiser = record(lambda: nets.build("resnet18", in_channels=1, outputs=2, width=8))
+    settings: dict[str, Any] = {"epochs": 2, "batch_size": 32, "lr": 0.05, "device": "cuda", "keep": False}
+    expected = train_ensemble(initialiser, tasks, engine="loop", **settings).losses
+    for _ in range(2):
+        found = train_ensemble(initialiser, tasks, engine="graph", precision=precision, **settings).losses  # type: ignore[arg-type]
+        made = compiled._HISTORIES[initialiser.template].training
+        assert [forward is not None for forward in made.values()] == [True]
+        assert (found - expected).abs().max() < {"float32": 2e-3}.get(precision, 5e-2) * expected.max()
 
 
 @pytest.mark.gpu

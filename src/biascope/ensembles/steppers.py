@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from biascope.derivatives import RightGradients
 from biascope.ensembles.arithmetic import arithmetic
 from biascope.ensembles.capture import capture
+from biascope.ensembles.compiled import Forward, compiled_training, worth_compiling
 from biascope.ensembles.evaluate import clock
 from biascope.ensembles.networks import Networks
 from biascope.ensembles.stacks import Together, own_randomness, update
@@ -24,6 +25,7 @@ Runner = Callable[[range, Tensor, Tensor], tuple[Networks, Tensor]]
 LARGEST_GROUP = 1024
 LARGE = 2_000_000  # parameters above which a network fills a GPU by itself, so that vmap is not tried
 LANES = 4  # networks trained side by side by captured graphs
+PLAIN: Forward = nn.Module.__call__
 
 
 def make(engine: str, work: Work) -> Runner:
@@ -64,12 +66,13 @@ class CapturedStep:
 
     One network of batch 128 does not fill a large GPU, so several are trained side by side, each lane on a stream of
     its own. Everything a step needs (order of the data, learning rates, step counter) lies on the device; a new network
-    is copied into a lane.
+    is copied into a lane. Where there is much to train, the network is compiled first.
     """
 
     def __init__(self, work: Work) -> None:
         self.work = work
         self.lanes: list[Lane] = []
+        self.forward: Forward = PLAIN
 
     def __call__(self, indices: range, x: Tensor, y: Tensor) -> tuple[Networks, Tensor]:
         """Train the networks, one per lane."""
@@ -80,9 +83,9 @@ class CapturedStep:
         networks = self.work.start(indices)
         if self.lanes and self.lanes[0].training.x.shape != x.shape[1:]:
             self.lanes = []
-        while len(self.lanes) < len(indices):
-            place = len(self.lanes)
-            self.lanes.append(Lane(self.work, networks.module(place), x[place], y[place]))
+        if not self.lanes:
+            self._open(indices, networks, x, y)
+        self._add_lanes(networks, x, y)
         lanes = self.lanes[: len(indices)]
         for place, lane in enumerate(lanes):
             lane.training.load(networks, place, indices[place], x[place], y[place])
@@ -90,6 +93,36 @@ class CapturedStep:
         trainings = [lane.training for lane in lanes]
         trained = stacked(networks, [training.module for training in trainings])
         return trained, torch.stack([training.history for training in trainings])
+
+    def _open(self, indices: range, networks: Networks, x: Tensor, y: Tensor) -> None:
+        """First lanes, of the compiled network where there is one already; of none at all if it is only made now."""
+        size, precision = min(self.work.sgd.batch_size, x.shape[1]), self.work.precision
+        self.forward = compiled_training(networks, x[0, :size], precision, make=False) or PLAIN
+        self._add_lanes(networks, x, y)
+        if self.forward is PLAIN and self.work.is_long and self._is_worth_compiling(indices):
+            first = self.lanes[0].training
+            first.load(networks, 0, indices[0], x[0], y[0])
+            made = compiled_training(networks, first.batch(size)[0], precision)
+            if made is not None:
+                self.lanes, self.forward = [], made
+
+    def _add_lanes(self, networks: Networks, x: Tensor, y: Tensor) -> None:
+        for place in range(len(self.lanes), len(networks)):
+            self.lanes.append(Lane(self.work, networks.module(place), x[place], y[place], self.forward))
+
+    def _is_worth_compiling(self, indices: range) -> bool:
+        """By the time of a few steps, whose traces are gone when the lanes are loaded."""
+        training = self.lanes[0].training
+        few = min(3, len(training.rates))
+        torch.cuda.synchronize(self.work.device)
+        begin = clock()
+        with torch.random.fork_rng([self.work.device]):
+            for lane in self.lanes * few:
+                lane.steps[training.full]()
+            torch.cuda.synchronize(self.work.device)
+        seconds = (clock() - begin) / few / len(self.lanes) * len(training.rates)
+        template, left = self.work.initialiser.template, len(self.work.tasks) - indices.start
+        return worth_compiling(template, seconds, left, left, training=True)
 
 
 def train_epochs(lanes: list[Lane], epochs: int) -> None:
@@ -108,8 +141,8 @@ def train_epochs(lanes: list[Lane], epochs: int) -> None:
 class Lane:
     """A training on a stream of its own, with a captured step for full batches and one for the last batch."""
 
-    def __init__(self, work: Work, module: nn.Module, x: Tensor, y: Tensor) -> None:
-        self.training = training = Training(work, module, x, y)
+    def __init__(self, work: Work, module: nn.Module, x: Tensor, y: Tensor, forward: Forward = PLAIN) -> None:
+        self.training = training = Training(work, module, x, y, forward)
         self.stream = torch.cuda.Stream(x.device)  # type: ignore[no-untyped-call]
         runs = min(3, len(training.rates))
         with arithmetic(x.device, work.precision):
@@ -127,10 +160,13 @@ class Lane:
 
 
 class Training:
-    """One network's training in tensors that stay where they are: steps ask the host for nothing."""
+    """One network's training in tensors that stay where they are: steps ask the host for nothing.
 
-    def __init__(self, work: Work, module: nn.Module, x: Tensor, y: Tensor) -> None:
-        self.work, sgd, n = work, work.sgd, len(x)
+    `forward` is for full batches; the last, smaller one is not worth another compilation.
+    """
+
+    def __init__(self, work: Work, module: nn.Module, x: Tensor, y: Tensor, forward: Forward = PLAIN) -> None:
+        self.work, self.forward, sgd, n = work, forward, work.sgd, len(x)
         self.module = module.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
         self.params = [p for p in self.module.parameters() if p.requires_grad]
         self.momenta = [torch.zeros_like(p) for p in self.params] if sgd.momentum else []
@@ -149,16 +185,20 @@ class Training:
     def step(self, size: int) -> None:
         """One step on the first `size` examples of the batch whose turn it is."""
         sgd = self.work.sgd
-        batch = self.orders.index_select(0, self.count)[0, :size]
-        x, y = self.x[batch], self.y[batch]
-        if x.dim() == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
-        loss = self.work.loss(self.module(x).float(), y)
+        x, y = self.batch(size)
+        out = self.forward(self.module, x) if size == self.full else self.module(x)
+        loss = self.work.loss(out.float(), y)
         gradients = torch.autograd.grad(loss, self.params, allow_unused=True)
         with torch.no_grad():
             update(sgd, self.params, self.momenta, gradients, self.rates.index_select(0, self.count))
             self.history.index_copy_(0, self.count, loss.detach().float().view(1))
             self.count += 1
+
+    def batch(self, size: int) -> tuple[Tensor, Tensor]:
+        """The first `size` inputs and labels of the batch whose turn it is."""
+        order = self.orders.index_select(0, self.count)[0, :size]
+        x = self.x[order]
+        return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x, self.y[order]
 
     @torch.no_grad()
     def load(self, networks: Networks, place: int, index: int, x: Tensor, y: Tensor) -> None:
