@@ -116,6 +116,22 @@ def test_wrong_gradients_statistics_and_errors_of_compiled_training_are_not_used
         assert compiled.compiled_training(drawn, x, "float32") is None  # and is not tried again
 
 
+class Counting(nn.Linear):
+    """A module whose passes differ by what it keeps in Python: each is compiled anew."""
+
+    passes = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        return super().forward(x) * (1.0 if self.passes < 3 else 2.0)
+
+
+def test_what_would_be_compiled_again_and_again_is_not_compiled(eager: None) -> None:
+    drawn = record(lambda: Counting(3, 2)).draw(0, 0, 2)
+    with pytest.warns(UserWarning, match="[Rr]ecompil"):
+        assert compiled.compiled_training(drawn, torch.ones(4, 3), "float32") is None
+
+
 def test_training_is_counted_apart() -> None:
     network = nn.Linear(1, 1)
     assert not compiled.worth_compiling(network, 1.0, 59, 59)

@@ -129,6 +129,8 @@ def _compile_training(networks: Networks, x: Tensor, precision: Precision) -> Fo
         made = torch.compile(outputs, dynamic=False, backend=BACKEND, options=OPTIONS.get(BACKEND))
         exact = _trial(networks, nn.Module.__call__, x, "float32")
         plain, ours = (_trial(networks, call, x, precision) for call in (nn.Module.__call__, forward))
+        with torch.compiler.set_stance("fail_on_recompile"):  # in a graph's capture it could not be compiled again
+            _trial(networks, forward, x, precision, passes=2)
     except Exception as error:  # as above
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
     else:
@@ -144,14 +146,17 @@ def _compile_training(networks: Networks, x: Tensor, precision: Precision) -> Fo
     return None
 
 
-def _trial(networks: Networks, call: Forward, x: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
-    """Outputs with buffers after a pass in training mode, and the gradient of the outputs' squares, each [k]."""
+def _trial(
+    networks: Networks, call: Forward, x: Tensor, precision: Precision, passes: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Outputs with buffers after passes in training mode, and the gradient of the outputs' squares, each [k]."""
     module = networks.module(0).train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     params = [p for p in module.parameters() if p.requires_grad]
     with arithmetic(x.device, precision), torch.random.fork_rng([x.device] if x.is_cuda else []):
         torch.manual_seed(0)
-        out = call(module, x).float()
-        found = torch.autograd.grad(out.square().mean(), params, allow_unused=True)
+        for _ in range(passes):
+            out = call(module, x).float()
+            found = torch.autograd.grad(out.square().mean(), params, allow_unused=True)
     kept = [value for value in (out.detach(), *module.buffers()) if value.is_floating_point()]
     return _flat(kept), _flat([gradient for gradient in found if gradient is not None])
 
