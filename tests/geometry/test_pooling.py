@@ -10,11 +10,21 @@ from biascope.geometry.pooling import (
     box_prefilter,
     cosine_direction,
     curvature_ratio,
+    linear_map_bayes_accuracy,
     pooling_bayes_accuracy,
     pooling_matrix,
     spectral_pooling,
     transfer,
 )
+
+SCALES = [1e-12, 1e-9, 1e-6, 1e-3, 1e3, 1e6, 1e9, 1e12]
+
+
+def discriminant_analysis(P: np.ndarray, v: np.ndarray, a: float, sigma: float) -> float:
+    """Phi(sqrt(mu^T Sigma^+ mu)) written out, 1 if mu leaves the range of Sigma; P of order one."""
+    mu, Sigma = a * P @ v, sigma**2 * P @ (np.eye(v.size) - np.outer(v, v)) @ P.T
+    w = np.linalg.pinv(Sigma, rcond=1e-10, hermitian=True) @ mu
+    return 1.0 if np.linalg.norm(Sigma @ w - mu) > 1e-7 else float(norm.cdf(np.sqrt(mu @ w)))
 
 
 def random_filter(D: int) -> np.ndarray:
@@ -75,12 +85,90 @@ def test_real_closed_form_is_exact_off_the_special_bins(S: int, kind: str) -> No
             )
 
 
-def test_coincidences_of_the_printed_formula() -> None:
-    for S, variant in ((2, "real"), (4, "complex")):
-        for freq in (3, 7, 21):
-            args = (box_prefilter(S, 64), S, freq)
-            right = pooling_bayes_accuracy(*args, variant=variant)  # type: ignore[arg-type]
-            assert pooling_bayes_accuracy(*args, variant="printed") == pytest.approx(right, abs=1e-12)
+@pytest.mark.parametrize("printed", ["printed", "appendix"])
+def test_coincidences_of_the_printed_formulas(printed: str) -> None:
+    """Where a printed formula is right, and that it is wrong everywhere else (spec 01, 2.7)."""
+    right = {
+        "printed": {(2, "real"), (4, "complex")},
+        "appendix": {(4, "real"), (8, "complex")},  # the second: sqrt(8) / 2 = sqrt(2)
+    }[printed]
+    for S in (2, 4, 8):
+        for variant in ("real", "complex"):
+            for freq in (3, 9, 21):
+                args = (box_prefilter(S, 64), S, freq)
+                expected = pooling_bayes_accuracy(*args, variant=variant)  # type: ignore[arg-type]
+                found = pooling_bayes_accuracy(*args, variant=printed)  # type: ignore[arg-type]
+                if (S, variant) in right:
+                    assert found == pytest.approx(expected, abs=1e-12)
+                else:
+                    assert abs(found - expected) > 1e-3
+
+
+def test_appendix_formula_by_its_own_letters() -> None:
+    """1 - Q(eps gamma / (2 sigma)), gamma^2 = S |m^[l]|^2 / sum of the aliases' powers."""
+    S, D, freq, eps, sigma = 3, 60, 7, 0.9, 1.7
+    power = np.abs(np.fft.fft(random_filter(D))) ** 2
+    gamma = np.sqrt(S * power[freq] / (power[freq + 20] + power[freq + 40]))
+    found = pooling_bayes_accuracy(random_filter(D), S, freq, eps, sigma, variant="appendix")
+    assert found == pytest.approx(1 - norm.sf(eps / (2 * sigma) * gamma), abs=1e-12)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("kind", ["box", "random"])
+def test_no_accuracy_depends_on_the_scale_of_the_filter(scale: float, kind: str) -> None:
+    S, D = 4, 64
+    m = box_prefilter(S, D) if kind == "box" else random_filter(D)
+    for freq in range(D // 2 + 1):
+        gain = alias_gain(m, S, freq)
+        assert alias_gain(scale * m, S, freq) == pytest.approx(gain, rel=1e-9)
+        for variant in ("exact", "real", "complex", "printed", "appendix"):
+            expected = pooling_bayes_accuracy(m, S, freq, variant=variant)  # type: ignore[arg-type]
+            found = pooling_bayes_accuracy(scale * m, S, freq, variant=variant)  # type: ignore[arg-type]
+            assert found == pytest.approx(expected, abs=1e-10)
+    if kind == "box":  # DC survives, the zeros of the filter do not
+        assert pooling_bayes_accuracy(scale * m, S, 0) == 1.0
+        assert pooling_bayes_accuracy(scale * m, S, 16) == pytest.approx(0.5, abs=1e-12)
+        assert alias_gain(scale * m, S, 0) == np.inf
+        assert alias_gain(scale * m, S, 16) == 0.0
+
+
+def test_a_filter_that_lets_nothing_through() -> None:
+    assert alias_gain(np.zeros(8), 2, 1) == 0.0
+    for variant in ("exact", "real"):
+        assert pooling_bayes_accuracy(np.zeros(8), 2, 1, variant=variant) == 0.5  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("D", "S"), [(5, 2), (7, 7), (10, 4), (30, 7), (32, 5), (33, 32), (24, 6)])
+@pytest.mark.parametrize("kind", ["box", "random"])
+def test_any_pooling_factor_by_discriminant_analysis(D: int, S: int, kind: str) -> None:
+    """The signal filtered and decimated sample by sample, M = ceil(D/S), then analysed in the pooled space."""
+    m = box_prefilter(S, D) if kind == "box" else random_filter(D)
+    pooled = np.array([[m[(i - j) % D] for j in range(D)] for i in range(0, D, S)])
+    assert pooled.shape == (int(np.ceil(D / S)), D)
+    assert np.array_equal(pooling_matrix(m, S), pooled)
+    for freq in range(D // 2 + 1):
+        expected = discriminant_analysis(pooled, cosine_direction(freq, D), 0.7, 1.3)
+        assert pooling_bayes_accuracy(m, S, freq, 0.7, 1.3) == pytest.approx(expected, abs=1e-9)
+
+
+def test_where_the_factor_does_not_divide_the_constant_no_longer_survives_for_certain() -> None:
+    assert pooling_bayes_accuracy(box_prefilter(5, 30), 5, 0) == 1.0
+    assert 0.5 < pooling_bayes_accuracy(box_prefilter(7, 30), 7, 0) < 0.999
+
+
+def test_any_linear_map_by_discriminant_analysis() -> None:
+    """Rank-deficient maps too, and directions that are seen wholly, in part, or not at all."""
+    rng = np.random.default_rng(2)
+    for M, D, rank in ((3, 8, 3), (6, 8, 4), (9, 8, 5), (2, 8, 1)):
+        P = rng.standard_normal((M, rank)) @ rng.standard_normal((rank, D))
+        rows = np.linalg.svd(P)[2]
+        for v in (rows[0], rows[-1], *rng.standard_normal((3, D))):
+            v = v / np.linalg.norm(v)
+            for scale in (1e-12, 1.0, 1e12):
+                found = linear_map_bayes_accuracy(scale * P, v, 0.7, 1.3)
+                assert found == pytest.approx(discriminant_analysis(P, v, 0.7, 1.3), abs=1e-8)
+        assert linear_map_bayes_accuracy(P, rows[0]) == 1.0
+        assert linear_map_bayes_accuracy(P, rows[-1]) == pytest.approx(0.5, abs=1e-12)
 
 
 def test_complex_model_by_its_own_definition() -> None:
@@ -123,9 +211,27 @@ def test_curvature_ratio() -> None:
 
 
 def test_bad_input_is_named() -> None:
-    with pytest.raises(InputError, match="S=3 must divide the signal length D=128"):
-        box_prefilter(3, 128)
+    for variant in ("real", "complex", "printed", "appendix"):  # the frequencies would not fold onto each other
+        with pytest.raises(InputError, match=r"S=3 must divide the signal length D=128: .*variant='exact'"):
+            pooling_bayes_accuracy(box_prefilter(3, 128), 3, 1, variant=variant)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="S=3 must divide"):
+        alias_gain(box_prefilter(3, 128), 3, 1)
+    with pytest.raises(InputError, match="S=3 must divide"):
+        spectral_pooling(np.ones(128), np.ones(128), 3)
+    for S in (0, 9):
+        with pytest.raises(InputError, match=f"S={S} must lie between 1 and the signal length D=8"):
+            box_prefilter(S, 8)
+        with pytest.raises(InputError, match=f"S={S} must lie between 1 and the signal length D=8"):
+            pooling_matrix(np.ones(8), S)
     with pytest.raises(InputError, match="sigma=0"):
         pooling_bayes_accuracy(box_prefilter(4, 128), 4, 1, sigma=0)
-    with pytest.raises(InputError, match="'best' is not one of"):
+    with pytest.raises(InputError, match="sigma=nan"):
+        pooling_bayes_accuracy(box_prefilter(4, 128), 4, 1, sigma=np.nan)
+    with pytest.raises(InputError, match="'best' is not one of exact, real, complex, printed, appendix"):
         pooling_bayes_accuracy(box_prefilter(4, 128), 4, 1, variant="best")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"gap_convention='quarter' is not one of full .*, half"):
+        pooling_bayes_accuracy(box_prefilter(4, 128), 4, 1, gap_convention="quarter")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"shape \[2, 4\]"):
+        transfer(np.ones((2, 4)))
+    with pytest.raises(InputError, match="not finite"):
+        linear_map_bayes_accuracy([[np.inf, 0.0]], [1.0, 0.0])

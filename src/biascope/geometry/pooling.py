@@ -3,12 +3,14 @@
 Pooling is a circular filter followed by keeping every S-th sample. Seen through unitary DFTs it adds up S frequencies
 that are M = D/S apart (aliasing): `z^[t] = S^-1/2 sum_k m^[kM+t] x^[kM+t]` (Eq. 1). A direction whose frequency the
 filter damps is therefore drowned in the noise of its aliases, and no classifier behind the pooling can undo it.
+Where S does not divide D nothing folds so neatly; M = ceil(D/S) samples are still kept, and what they tell is still
+known exactly (`linear_map_bayes_accuracy`).
 
 Everything here is float64 NumPy: the objects are small and the closed forms are tested to 1e-10.
 """
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +19,9 @@ from scipy.special import ndtr
 from biascope.errors import InputError
 
 Array = npt.NDArray[np.float64]
-Variant = Literal["exact", "real", "complex", "printed"]
+Variant = Literal["exact", "real", "complex", "printed", "appendix"]
+GapConvention = Literal["full", "half"]
+ROUNDING = 1e-12  # what is smaller than this times the largest number of its kind is taken for zero
 
 
 def box_prefilter(S: int, D: int) -> Array:
@@ -27,7 +31,8 @@ def box_prefilter(S: int, D: int) -> Array:
         >>> box_prefilter(2, 4)
         array([0.5, 0.5, 0. , 0. ])
     """
-    _check_factor(S, D)
+    if not 1 <= S <= D:
+        raise InputError(f"the pooling factor S={S} must lie between 1 and the signal length D={D}")
     m = np.zeros(D)
     m[:S] = 1.0 / S
     return m
@@ -40,18 +45,24 @@ def transfer(prefilter: npt.ArrayLike) -> npt.NDArray[np.complex128]:
         >>> np.round(np.abs(transfer(box_prefilter(2, 4))), 3)
         array([1.   , 0.707, 0.   , 0.707])
     """
-    return np.asarray(np.fft.fft(np.asarray(prefilter, dtype=np.float64)), dtype=np.complex128)
+    return np.asarray(np.fft.fft(_filter(prefilter)), dtype=np.complex128)
 
 
 def pooling_matrix(prefilter: npt.ArrayLike, S: int) -> Array:
-    """P [M, D]: circular filtering of a signal [D], then every S-th sample. M = D / S.
+    """P [M, D]: circular filtering of a signal [D], then every S-th sample, from the first on. M = ceil(D / S).
+
+    Where S does not divide D, the window of the first sample reaches back over the end of the signal into that of the
+    last one.
 
     Example:
-        >>> pooling_matrix(box_prefilter(2, 4), 2).shape
-        (2, 4)
+        >>> pooling_matrix(box_prefilter(2, 5), 2)
+        array([[0.5, 0. , 0. , 0. , 0.5],
+               [0. , 0.5, 0.5, 0. , 0. ],
+               [0. , 0. , 0. , 0.5, 0.5]])
     """
-    m = np.asarray(prefilter, dtype=np.float64)
-    _check_factor(S, m.size)
+    m = _filter(prefilter)
+    if not 1 <= S <= m.size:
+        raise InputError(f"the pooling factor S={S} must lie between 1 and the signal length D={m.size}")
     rows = np.arange(0, m.size, S)[:, None]
     return np.asarray(m[(rows - np.arange(m.size)[None, :]) % m.size])
 
@@ -87,18 +98,24 @@ def cosine_direction(l: int, D: int) -> Array:  # noqa: E741  (the paper's lette
 def alias_gain(prefilter: npt.ArrayLike, S: int, l: int) -> float:  # noqa: E741
     """g0(l) = |m^[l]| / sqrt(sum over the S - 1 aliases of |m^[l + kM]|^2); infinite when nothing aliases onto l.
 
+    It does not depend on the filter's scale. S must divide D.
+
     Example:
         >>> round(alias_gain(box_prefilter(4, 128), 4, 5), 3)
         3.56
     """
-    power = np.abs(transfer(prefilter)) ** 2
-    D = power.size
+    m_hat = np.abs(transfer(prefilter))
+    D = m_hat.size
     _check_factor(S, D)
-    signal = power[l % D]
-    aliases = sum(power[(l + k * (D // S)) % D] for k in range(1, S))
-    if aliases < 1e-28:
-        return math.inf if signal > 1e-28 else 0.0
-    return float(math.sqrt(signal / aliases))
+    largest = m_hat.max()
+    if largest == 0:
+        return 0.0
+    relative = np.where(m_hat > ROUNDING * largest, m_hat / largest, 0.0)  # rounding is no alias
+    signal = float(relative[l % D])
+    aliases = float(np.linalg.norm([relative[(l + k * (D // S)) % D] for k in range(1, S)]))
+    if aliases == 0:
+        return math.inf if signal else 0.0
+    return signal / aliases
 
 
 def pooling_bayes_accuracy(
@@ -108,63 +125,68 @@ def pooling_bayes_accuracy(
     eps: float = 1.0,
     sigma: float = 3.0,
     variant: Variant = "exact",
-    gap_convention: Literal["full", "half"] = "full",
+    gap_convention: GapConvention = "full",
 ) -> float:
     """Best accuracy any classifier can reach on D(v_l) after pooling (Theorem 1), v_l the cosine of frequency l.
 
     Args:
         prefilter: impulse response [D] of the filter before decimation, e.g. `box_prefilter(S, D)`.
-        S: pooling factor; must divide D.
+        S: pooling factor, at most D; every variant but "exact" needs one that divides D.
         l: frequency of the discriminative direction.
         eps: class means at +-eps v ("full") or, when eps is the gap between them, at +-(eps/2) v ("half").
         sigma: noise standard deviation in every direction but v.
-        variant: "exact" is Gaussian discriminant analysis of the pooled signal, O(M^3), right for every l. "real" is
-            its closed form Phi(a g0 / sigma), right unless 2l = 0 mod M. "complex" is the circular complex model of
-            the paper's proof, Phi(sqrt2 a g0 / sigma). "printed" is the paper's Theorem 1 as printed; its gamma is
-            sqrt(S) g0 and its factor sqrt2/2, so it agrees with none of the others in general (erratum; it equals
-            "real" at S = 2 and "complex" at S = 4).
+        variant: "exact" is Gaussian discriminant analysis of the pooled signal, O(M^2 D), right for every l and S.
+            "real" is its closed form Phi(a g0 / sigma), right unless 2l = 0 mod M. "complex" is the circular complex
+            model of the paper's proof, Phi(sqrt2 a g0 / sigma). "printed" is the paper's Theorem 1 as printed; its
+            gamma is sqrt(S) g0 and its factor sqrt2/2, so it agrees with none of the others in general (erratum; it
+            equals "real" at S = 2 and "complex" at S = 4). "appendix" is the theorem as the appendix repeats it, with
+            the factor 1/2 (it equals "real" at S = 4, and "complex" at S = 8). In both, a stands for the paper's eps.
         gap_convention: see `eps`.
 
     Example:
         >>> round(pooling_bayes_accuracy(box_prefilter(4, 128), 4, l=5), 4)
         0.8823
     """
-    m = np.asarray(prefilter, dtype=np.float64)
-    _check_factor(S, m.size)
-    if sigma <= 0 or eps <= 0:
-        raise InputError(f"eps and sigma must be positive, got eps={eps}, sigma={sigma}")
-    a = {"full": eps, "half": eps / 2}[gap_convention]
+    m = _filter(prefilter)
+    _check_signal(eps, sigma)
+    offsets = {"full": eps, "half": eps / 2}
+    if gap_convention not in offsets:
+        raise InputError(f"gap_convention={gap_convention!r} is not one of full (means at +-eps v), half (+-eps/2 v)")
+    a = offsets[gap_convention]
     if variant == "exact":
         return linear_map_bayes_accuracy(pooling_matrix(m, S), cosine_direction(l, m.size), a, sigma)
-    scale = {"real": 1.0, "complex": math.sqrt(2), "printed": math.sqrt(2 * S) / 2}
-    if variant not in scale:
-        raise InputError(f"variant={variant!r} is not one of exact, real, complex, printed")
+    if variant not in get_args(Variant):
+        raise InputError(f"variant={variant!r} is not one of {', '.join(get_args(Variant))}")
+    _check_factor(S, m.size)
+    scale = {"real": 1.0, "complex": math.sqrt(2), "printed": math.sqrt(2 * S) / 2, "appendix": math.sqrt(S) / 2}
     return float(ndtr(scale[variant] * (a / sigma) * alias_gain(m, S, l)))
 
 
 def linear_map_bayes_accuracy(P: npt.ArrayLike, v: npt.ArrayLike, eps: float = 1.0, sigma: float = 3.0) -> float:
     """Best accuracy on x = +-eps v + sigma (noise across v) seen through any linear map P [M, D], v [D] of length 1.
 
-    Gaussian discriminant analysis, O(M^3): Phi(eps/sigma sqrt(mu^T Sigma^+ mu)) with mu = P v and
-    Sigma = P (I - v v^T) P^T; 1 when mu leaves the range of Sigma. Pooling of images is P = kron(P1, P2).
+    Gaussian discriminant analysis: Phi(eps/sigma sqrt(mu^T Sigma^+ mu)) with mu = P v and Sigma = P (I - v v^T) P^T;
+    1 when mu leaves the range of Sigma. With t the squared length of the part of v in the row space of P,
+    mu^T Sigma^+ mu = t / (1 - t) (Sherman and Morrison): only that space matters, not the scale of P, and 1 is the case
+    t = 1. O(M^2 D). Pooling of images is P = kron(P1, P2).
 
     Example:
         >>> round(linear_map_bayes_accuracy(pooling_matrix(box_prefilter(4, 128), 4), cosine_direction(5, 128)), 4)
         0.8823
     """
     P, v = np.asarray(P, dtype=np.float64), np.asarray(v, dtype=np.float64).ravel()
-    if P.ndim != 2 or P.shape[1] != v.size or abs(np.linalg.norm(v) - 1) > 1e-6:
+    if P.ndim != 2 or P.shape[1] != v.size or not abs(np.linalg.norm(v) - 1) <= 1e-6:
         raise InputError(f"P {list(P.shape)} needs shape [M, D] and v {v.size} entries of length 1 (D the same)")
-    if sigma <= 0 or eps <= 0:
-        raise InputError(f"eps and sigma must be positive, got eps={eps}, sigma={sigma}")
-    mu = P @ v
-    Sigma = P @ P.T - np.outer(mu, mu)
-    values, vectors = np.linalg.eigh(Sigma)
-    coefficients = vectors.T @ mu
-    noisy = values > 1e-12 * max(values[-1], 1e-300)
-    if np.linalg.norm(coefficients[~noisy]) > 1e-9:  # a noise-free direction carries the class
+    if not np.isfinite(P).all():
+        raise InputError("P has entries that are not finite")
+    _check_signal(eps, sigma)
+    _, sizes, rows = np.linalg.svd(P, full_matrices=False)
+    seen = rows[sizes > ROUNDING * sizes.max(initial=0.0)]
+    coefficients = seen @ v
+    lost = float(np.linalg.norm(v - coefficients @ seen))  # sqrt(1 - t), without cancellation
+    if lost < ROUNDING:  # all of v is seen, and no noise with it
         return 1.0
-    return float(ndtr((eps / sigma) * math.sqrt(np.sum(coefficients[noisy] ** 2 / values[noisy]))))
+    return float(ndtr((eps / sigma) * float(np.linalg.norm(coefficients)) / lost))
 
 
 def curvature_ratio(m_hat: npt.ArrayLike, eps: float, sigma: float) -> Array:
@@ -179,6 +201,21 @@ def curvature_ratio(m_hat: npt.ArrayLike, eps: float, sigma: float) -> Array:
     return np.asarray(eps**2 * power / (sigma**2 * power.max()), dtype=np.float64)
 
 
+def _filter(prefilter: npt.ArrayLike) -> Array:
+    m = np.asarray(prefilter, dtype=np.float64)
+    if m.ndim != 1 or not m.size or not np.isfinite(m).all():
+        raise InputError(f"the prefilter must be a list [D] of finite numbers, got shape {list(m.shape)}")
+    return m
+
+
+def _check_signal(eps: float, sigma: float) -> None:
+    if not (sigma > 0 and eps > 0):
+        raise InputError(f"eps and sigma must be positive, got eps={eps}, sigma={sigma}")
+
+
 def _check_factor(S: int, D: int) -> None:
     if S < 1 or D % S:
-        raise InputError(f"the pooling factor S={S} must divide the signal length D={D}")
+        raise InputError(
+            f"the pooling factor S={S} must divide the signal length D={D}: only then do whole frequencies alias onto "
+            "each other. pooling_bayes_accuracy(..., variant='exact') takes any S up to D"
+        )
