@@ -1,5 +1,6 @@
 """Closed forms of the NAD paper against autograd on sampled models (spec 01, checks 5, 6, 8, 10)."""
 
+import itertools
 import math
 
 import pytest
@@ -15,6 +16,8 @@ from biascope.geometry.closed_forms import (
     linear_pooling_mixed,
     mlp_geometry_constant,
     nonlinear_pooling_covariance,
+    xi_averaged_over_signs,
+    xi_matrix,
 )
 from biascope.geometry.dipole import general_learning_bound, learning_bound, markov_bound
 
@@ -90,8 +93,60 @@ def test_nonlinear_pooling() -> None:
     g = (theta @ A) * m * phi * (phi * x > 0)
     outer = g[:, :, None] * g[:, None, :]
     close(outer.mean(0), outer, nonlinear_pooling_covariance(m, S, x, 0.7, 1.3))
-    with pytest.raises(InputError, match="zero"):
-        nonlinear_pooling_covariance(m, S, torch.zeros(D))
+
+
+WITH_ZEROS = torch.tensor([1.0, 0.0, -2.0, 0.0, 0.4, -0.1], dtype=torch.float64)  # 0 and 3, 1 and 4, 2 and 5 alias
+
+
+@pytest.mark.parametrize("slope", [1.0, 0.5, 0.0])
+def test_xi_at_zero_entries(slope: float) -> None:
+    """relu'(0) = slope written out, float64: every entry within 5 standard errors of 400,000 draws."""
+    phi = 1.3 * torch.randn(400_000, D, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    argument = phi * WITH_ZEROS
+    gated = phi * ((argument > 0).double() + slope * (argument == 0).double())
+    outer = gated[:, :, None] * gated[:, None, :]
+    Xi = xi_matrix(WITH_ZEROS, 1.3, slope)
+    close(outer.mean(0), outer, Xi)
+    assert Xi.diagonal().tolist() == pytest.approx([1.3**2 * v for v in (0.5, slope**2, 0.5, slope**2, 0.5, 0.5)])
+    off = Xi - torch.diag(Xi.diagonal())
+    assert float(off[1].abs().max()) == float(off[:, 3].abs().max()) == 0.0
+    assert float(off[0, 2]) == pytest.approx(-(1.3**2) / (2 * math.pi))
+
+
+def test_nonlinear_pooling_at_zero_entries_in_either_convention() -> None:
+    """The paper's relu'(0) = 1 by an explicit derivative, torch's relu'(0) = 0 by torch's own autograd."""
+    theta, phi = sampled(200_000, 0.7, 1.3)
+    g = (theta @ A) * m * phi * (phi * WITH_ZEROS >= 0)
+    outer = g[:, :, None] * g[:, None, :]
+    close(outer.mean(0), outer, nonlinear_pooling_covariance(m, S, WITH_ZEROS, 0.7, 1.3))
+
+    def net(theta: torch.Tensor, phi: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return theta @ (A @ (m * torch.relu(phi * x)))
+
+    g = vmap(grad(net, argnums=2), in_dims=(0, 0, None))(theta, phi, WITH_ZEROS)
+    outer = g[:, :, None] * g[:, None, :]
+    close(outer.mean(0), outer, nonlinear_pooling_covariance(m, S, WITH_ZEROS, 0.7, 1.3, slope_at_zero=0.0))
+    nonzero = torch.where(WITH_ZEROS == 0, 1.0, WITH_ZEROS)  # without zeros the convention says nothing
+    either = [nonlinear_pooling_covariance(m, S, nonzero, slope_at_zero=slope) for slope in (0.0, 1.0)]
+    assert torch.equal(*either)
+
+
+def test_xi_averaged_over_all_signs() -> None:
+    """All 2^6 sign patterns, exactly; the covariance is half of the linear model's (the paper prints the same)."""
+    patterns = [torch.tensor(signs, dtype=torch.float64) for signs in itertools.product((-2.0, 0.3), repeat=D)]
+    mean = torch.stack([xi_matrix(x, 1.3) for x in patterns]).mean(0)
+    assert torch.allclose(mean, xi_averaged_over_signs(D, 1.3), atol=1e-14)
+    covariance = torch.stack([nonlinear_pooling_covariance(m, S, x, 0.7, 1.3) for x in patterns]).mean(0)
+    averaged = nonlinear_pooling_covariance(m, S, None, 0.7, 1.3)
+    assert torch.allclose(covariance, averaged, atol=1e-14)
+    assert torch.allclose(averaged, linear_pooling_covariance(m, S, 0.7, 1.3) / 2, atol=1e-14)
+
+
+def test_xi_refuses_wrong_shapes() -> None:
+    with pytest.raises(InputError, match=r"shape \[D\], got \[2, 3\]"):
+        xi_matrix(torch.ones(2, 3))
+    with pytest.raises(InputError, match="x has 4 entries, the transfer function m 6"):
+        nonlinear_pooling_covariance(m, S, torch.ones(4))
 
 
 @pytest.mark.parametrize(("L", "trace"), [(1, 0.0556), (2, 0.00926), (3, 0.00154)])

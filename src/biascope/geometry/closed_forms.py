@@ -47,21 +47,65 @@ def linear_pooling_mixed(m: Tensor, S: int, s_theta: float = 1.0, s_phi: float =
     return (s_theta**2 + s_phi**2) / S * torch.diag(m.double().square())
 
 
-def nonlinear_pooling_covariance(m: Tensor, S: int, x: Tensor, s_theta: float = 1.0, s_phi: float = 1.0) -> Tensor:
-    """E[g g^T] at x of theta^T A (m . relu(phi . x)): s_theta^2 (A^T A . m m^T . Xi), [D, D] (Ex. 4).
+def xi_matrix(x: Tensor, s_phi: float = 1.0, slope_at_zero: float = 1.0) -> Tensor:
+    """Xi [D, D] of Ex. 4 at x [D]: E[phi_i relu'(phi_i x_i) phi_j relu'(phi_j x_j)], phi ~ N(0, s_phi^2 I).
 
     Xi_ij = (s_phi^2 / 2 pi) sgn(x_i) sgn(x_j) off the diagonal, s_phi^2 / 2 on it (printed: a factor (1 - 2/pi)/2).
-    Entries of x must not be zero (there the convention relu'(0) decides).
+
+    Where x_i = 0, the derivative of relu at 0 decides, a convention: `slope_at_zero` = 1 means relu'(t) = 1 for t >= 0;
+    torch's autograd takes 0. With slope r, phi_i relu'(phi_i x_i) is r phi_i: of mean zero and independent of the
+    others, so Xi_ii = r^2 s_phi^2 and the rest of its row and column is 0. Other entries do not depend on it.
+
+    Example:
+        >>> xi_matrix(torch.tensor([2.0, 0.0, -1.0]))
+        tensor([[ 0.5000,  0.0000, -0.1592],
+                [ 0.0000,  1.0000,  0.0000],
+                [-0.1592,  0.0000,  0.5000]], dtype=torch.float64)
+    """
+    if x.dim() != 1:
+        raise InputError(f"x must have shape [D], got {list(x.shape)}")
+    sign = x.double().sign()
+    Xi = s_phi**2 / (2 * math.pi) * torch.outer(sign, sign)
+    diagonal = torch.where(sign == 0, slope_at_zero**2, 0.5) * s_phi**2
+    return Xi - torch.diag(Xi.diagonal()) + torch.diag(diagonal.to(Xi))
+
+
+def xi_averaged_over_signs(D: int, s_phi: float = 1.0) -> Tensor:
+    """Xi averaged over x with independent, symmetric signs and no zeros: (s_phi^2 / 2) I, [D, D].
+
+    The paper prints I; the rectifier costs half of the linear model.
+
+    Example:
+        >>> xi_averaged_over_signs(2)
+        tensor([[0.5000, 0.0000],
+                [0.0000, 0.5000]], dtype=torch.float64)
+    """
+    return s_phi**2 / 2 * torch.eye(D, dtype=torch.float64, device="cpu")
+
+
+def nonlinear_pooling_covariance(
+    m: Tensor,
+    S: int,
+    x: Tensor | None,
+    s_theta: float = 1.0,
+    s_phi: float = 1.0,
+    slope_at_zero: float = 1.0,
+) -> Tensor:
+    """E[g g^T] at x [D] of theta^T A (m . relu(phi . x)): s_theta^2 (A^T A . m m^T . Xi), [D, D] (Ex. 4).
+
+    See `xi_matrix` for Xi and for what `slope_at_zero` says about zero entries of x. With x=None the average over x of
+    independent symmetric signs (`xi_averaged_over_signs`): half of `linear_pooling_covariance`.
 
     Example:
         >>> nonlinear_pooling_covariance(torch.ones(2), 2, torch.ones(2)).diagonal()
         tensor([0.2500, 0.2500], dtype=torch.float64)
+        >>> nonlinear_pooling_covariance(torch.ones(2), 2, torch.zeros(2)).diagonal()
+        tensor([0.5000, 0.5000], dtype=torch.float64)
     """
-    if bool((x == 0).any()):
-        raise InputError("x has zero entries; the derivative of relu at 0 is a convention, not a number")
-    m, sign, A = m.double(), x.double().sign(), aliasing_matrix(len(m), S)
-    Xi = s_phi**2 / (2 * math.pi) * torch.outer(sign, sign)
-    Xi.fill_diagonal_(s_phi**2 / 2)
+    m, A = m.double(), aliasing_matrix(len(m), S)
+    Xi = xi_averaged_over_signs(len(m), s_phi) if x is None else xi_matrix(x, s_phi, slope_at_zero)
+    if Xi.shape != (len(m), len(m)):
+        raise InputError(f"x has {len(Xi)} entries, the transfer function m {len(m)}; they must be as many")
     return s_theta**2 * (A.T @ A) * torch.outer(m, m) * Xi
 
 
