@@ -19,6 +19,7 @@ from biascope.geometry import (
     matched_count,
     project_out,
     removed_variance,
+    subspace_size,
     velocity,
 )
 from biascope.geometry.mlp_theory import active_second_moment, both_active_moments, expect_angle
@@ -170,3 +171,119 @@ def test_lemmas_a5_and_a7() -> None:
     assert active_second_moment(a, -a).abs().max() < 1e-12
     unit = d / d.norm(dim=1, keepdim=True)
     assert (unit.T @ unit / len(d) - torch.eye(3) / 3).abs().max() < 3e-3
+
+
+def test_matrices_with_a_nan_are_refused_by_name() -> None:
+    """max(-1, min(1, nan)) is 1: a matrix with a NaN would correlate perfectly with everything."""
+    good, bad = psd(4), psd(4, 1)
+    bad[1, 2] = float("nan")
+    infinite = psd(4, 1)
+    infinite[0, 0] = math.inf
+    x, V = torch.randn(3, 4, generator=RNG.manual_seed(0)), torch.eye(4)
+    wrong = x.clone()
+    wrong[2, 1] = float("nan")
+    for call, name in (
+        (lambda: correlation(good, bad), "B "),
+        (lambda: correlation(infinite, good), "A "),
+        (lambda: compare(bad, good), "A "),
+        (lambda: velocity(bad, good), "now "),
+        (lambda: velocity(good, infinite), "before "),
+        (lambda: containment(bad, good, 2), "delta "),
+        (lambda: containment(good, bad, 2), "reference "),
+        (lambda: subspace_size(bad, share=0.9), "G "),
+        (lambda: gsg(bad, good), "G "),
+        (lambda: gsg(good, bad), "S "),
+        (lambda: flip_spectrum(bad), "G "),
+        (lambda: generalised_directions(bad, good), "S "),
+        (lambda: generalised_directions(good, bad), "G "),
+        (lambda: project_out(x, bad), "directions "),
+        (lambda: removed_variance(bad, V), "S "),
+        (lambda: removed_variance(good, bad), "directions "),
+        (lambda: matched_count(good, V, bad, 1), "directions "),
+        (lambda: alignment_score(x, bad), "G "),
+    ):
+        with pytest.raises(InputError, match=f"^{name}.*hold.* NaN or infinity"):
+            call()
+    for data in (lambda: data_second_moment(wrong), lambda: project_out(wrong, V), lambda: alignment_score(wrong, V)):
+        with pytest.raises(InputError, match="x has a NaN or infinity, first in example 2"):
+            data()
+    with pytest.raises(InputError, match="batch 1 of x has a NaN"):
+        data_second_moment([x, (wrong, None)])
+
+
+def test_correlation_outside_the_range_of_squares() -> None:
+    """Entries whose squares overflow or vanish in float64."""
+    A, B = psd(4, 0), psd(4, 1)
+    assert correlation(1e200 * A, B) == pytest.approx(correlation(A, B), abs=1e-12)
+    assert correlation(1e-200 * A, 1e-200 * B) == pytest.approx(correlation(A, B), abs=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_singular_geometry_needs_a_ridge(dtype: torch.dtype) -> None:
+    """Rank 5 in 6 dimensions: rounding leaves a tiny eigenvalue of either sign, here in all of 20 draws refused."""
+    S = psd(6, 0)
+    for seed in range(20):
+        half = rotation(6, seed)[:, :5] * torch.arange(1.0, 6.0, dtype=torch.float64)
+        G = (half @ half.T).to(dtype)
+        with pytest.raises(InputError, match="give a ridge"):
+            generalised_directions(S, G, ridge=0.0)
+        found = generalised_directions(S, G, ridge=1e-6)
+        missing = rotation(6, seed)[:, 5]  # the direction that G does not see comes first
+        assert abs(float(found.directions[0] @ missing)) > 0.99
+        assert float(found.values[0]) <= torch.linalg.eigvalsh(S)[-1] / (1e-6 * 25) * 1.01
+    regular = generalised_directions(S, psd(6, 1).to(dtype), ridge=0.0)
+    exact = torch.linalg.eigvals(torch.linalg.solve(psd(6, 1), S)).real.sort(descending=True).values
+    assert torch.allclose(regular.values, exact, rtol=1e-9 if dtype == torch.float64 else 1e-4)
+    for ridge in (-1.0, math.nan, math.inf):
+        with pytest.raises(InputError, match="ridge must be a number"):
+            generalised_directions(S, S, ridge=ridge)
+
+
+def test_shapes_that_do_not_fit_are_named() -> None:
+    x, V = torch.ones(3, 2, 2), torch.eye(4)
+    for call, message in (
+        (lambda: alignment_score(x, torch.eye(3)), r"x \[3, 2, 2\] have 4 entries, G is \[3, 3\]"),
+        (lambda: alignment_score(x, torch.ones(4, 3)), r"square matrix \[D, D\], got \[4, 3\]"),
+        (lambda: alignment_score(torch.ones(4), V), "two dimensions"),
+        (lambda: data_second_moment(torch.ones(4)), "two dimensions"),
+        (lambda: data_second_moment([x, torch.ones(2, 3)]), "batch 1 of x has 3 entries per example.* 4"),
+        (lambda: data_second_moment(x[:0], normalise=True), "x is empty"),
+        (lambda: project_out(x, V[0]), r"\[k, ...\] with 4 entries each, got \[4\]"),
+        (lambda: project_out(x, torch.eye(3)), r"4 entries each, got \[3, 3\]"),
+        (lambda: project_out(x[0, 0], V), "two dimensions"),
+        (lambda: project_out(x[:0], V), "x is empty"),
+        (lambda: removed_variance(V, torch.eye(3)), r"4 entries each, got \[3, 3\]"),
+        (lambda: removed_variance(0 * V, V), "trace 0"),
+        (lambda: matched_count(V, V[:2], V, 3), "between 0 and the 2"),
+        (lambda: flip_spectrum(torch.ones(2, 3)), r"square matrix \[D, D\], got \[2, 3\]"),
+    ):
+        with pytest.raises(InputError, match=message):
+            call()
+
+
+def test_cut_off_of_the_architecture_subspace() -> None:
+    """Eigenvalues 8, 4, 2, 1, 1: shares of the trace 0.5, 0.75, 0.875, 0.9375, 1 by hand."""
+    Q, values = rotation(5, 3), torch.tensor([8.0, 4.0, 2.0, 1.0, 1.0], dtype=torch.float64)
+    G = (Q * values) @ Q.T
+    by_share = [subspace_size(G, share=s) for s in (0.1, 0.5, 0.51, 0.75, 0.8, 0.9, 0.99, 1.0)]
+    assert by_share == [1, 1, 2, 2, 3, 4, 5, 5]
+    assert [subspace_size(G, threshold=t) for t in (0.6, 0.3, 0.2, 0.1, 0.0)] == [1, 2, 3, 5, 5]
+    half = Q[:, :2] * values[:2].sqrt()
+    assert subspace_size(half @ half.T, share=1.0) == 2  # what rounding leaves of the other three does not count
+    delta = -psd(5, 8)
+    cut = containment(delta, G, share=0.8)
+    assert cut == containment(delta, G, 3)
+    assert cut.share[0] == pytest.approx(float((Q[:, :3].T @ delta @ Q[:, :3]).norm() / delta.norm()))
+    assert containment(delta, G, threshold=0.3).k == (2,)
+    for call, message in (
+        (lambda: subspace_size(G), "one of threshold and share"),
+        (lambda: subspace_size(G, threshold=0.1, share=0.5), "one of threshold and share"),
+        (lambda: subspace_size(G, share=0.0), r"share must be in \(0, 1\], got 0.0"),
+        (lambda: subspace_size(G, threshold=1.0), r"threshold must be in \[0, 1\)"),
+        (lambda: subspace_size(-G, share=0.5), "positive semi-definite"),
+        (lambda: subspace_size(0 * G, share=0.5), "zero matrix"),
+        (lambda: containment(delta, G), "one of threshold and share"),
+        (lambda: containment(delta, G, 2, share=0.5), "not both"),
+    ):
+        with pytest.raises(InputError, match=message):
+            call()

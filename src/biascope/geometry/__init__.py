@@ -18,6 +18,7 @@ from biascope.geometry.measures import (
     matched_count,
     project_out,
     removed_variance,
+    subspace_size,
     velocity,
 )
 from biascope.geometry.nad_result import NADs
@@ -45,5 +46,6 @@ __all__ = [
     "pooling_bayes_accuracy",
     "project_out",
     "removed_variance",
+    "subspace_size",
     "velocity",
 ]

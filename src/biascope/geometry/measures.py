@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from biascope.errors import InputError
+from biascope.inputs import check_inputs, is_finite
 from biascope.linalg import psd_eigh, symmetrise
 
 
@@ -24,11 +25,15 @@ def correlation(A: Tensor, B: Tensor) -> float:
         >>> correlation(torch.eye(3), 2 * torch.eye(3))
         1.0
     """
-    A, B = _pair(A, B)
-    norms = A.norm() * B.norm()
-    if norms == 0:
+    return _correlation(*_pair(A, B))
+
+
+def _correlation(A: Tensor, B: Tensor) -> float:
+    largest = A.abs().max(), B.abs().max()
+    if min(largest) == 0:
         raise InputError("the correlation with a zero matrix is not defined")
-    return max(-1.0, min(1.0, float((A * B).sum() / norms)))  # rounding must not leave [-1, 1]
+    A, B = A / largest[0], B / largest[1]  # squares of very large or small entries would leave the range of float64
+    return max(-1.0, min(1.0, float((A * B).sum() / (A.norm() * B.norm()))))  # rounding must not leave [-1, 1]
 
 
 @dataclass(frozen=True)
@@ -68,12 +73,12 @@ def compare(A: Tensor, B: Tensor) -> Comparison:
     A, B = _pair(A, B)
     D, eye = len(A), torch.eye(len(A), dtype=A.dtype, device="cpu")
     A0, B0 = (M - M.diagonal().mean() * eye for M in (A, B))
-    identity = correlation(A, eye), correlation(B, eye)
+    identity = _correlation(A, eye), _correlation(B, eye)
     flat = A0.norm() < 1e-12 * A.norm() or B0.norm() < 1e-12 * B.norm()
-    removed = 0.0 if flat else correlation(A0, B0)
+    removed = 0.0 if flat else _correlation(A0, B0)
     dimension = (D - 1) * (D + 2) / 2
     spread = float(A0.norm() * B0.norm() / (A.norm() * B.norm())) / math.sqrt(dimension) if D > 1 else 0.0
-    return Comparison(correlation(A, B), identity, removed, identity[0] * identity[1], spread)
+    return Comparison(_correlation(A, B), identity, removed, identity[0] * identity[1], spread)
 
 
 def velocity(now: Tensor, before: Tensor) -> float:
@@ -85,7 +90,7 @@ def velocity(now: Tensor, before: Tensor) -> float:
         >>> round(velocity(torch.eye(2), torch.eye(2)), 9)
         0.0
     """
-    return 1.0 - correlation(now, before)
+    return 1.0 - _correlation(*_pair(now, before, "now", "before"))
 
 
 @dataclass(frozen=True)
@@ -97,8 +102,61 @@ class Containment:
     random: tuple[float, ...]
 
 
-def containment(delta: Tensor, reference: Tensor, k: int | Iterable[int]) -> Containment:
+def subspace_size(G: Tensor, *, threshold: float | None = None, share: float | None = None) -> int:
+    """Dimension of the span of the leading eigenvectors of a positive semi-definite G [D, D] (the subspace S_F).
+
+    The paper gives no cut-off; say one of the two:
+
+    Args:
+        G: for example the average geometry at initialisation.
+        threshold: how many eigenvalues are above this fraction of the largest.
+        share: the smallest k whose k largest eigenvalues add up to at least this share of the trace, in (0, 1].
+
+    Example:
+        >>> G = torch.diag(torch.tensor([6.0, 3.0, 1.0]))
+        >>> subspace_size(G, threshold=0.2), subspace_size(G, share=0.9)
+        (2, 2)
+    """
+    values = psd_eigh(_square(G, "G"), clip=False).values
+    if values[-1] < -1e-6 * values[0].abs():  # lower than float32 rounding makes it
+        raise InputError(f"G must be positive semi-definite: its smallest eigenvalue is {float(values[-1]):.3g}")
+    return size_of(values.clamp(min=0), threshold, share)
+
+
+def size_of(values: Tensor, threshold: float | None, share: float | None) -> int:
+    """`subspace_size` of eigenvalues >= 0 at hand, in descending order and all there are for a share of their sum.
+
+    Example:
+        >>> size_of(torch.tensor([6.0, 3.0, 1.0]), None, 0.5)
+        1
+    """
+    if (threshold is None) == (share is None):
+        raise InputError(f"give one of threshold and share, not threshold={threshold}, share={share}")
+    if not values[0] > 0:
+        raise InputError("a zero matrix has no leading eigenvectors")
+    if threshold is not None:
+        if not 0 <= threshold < 1:
+            raise InputError(f"threshold must be in [0, 1), got {threshold}")
+        return int((values > threshold * values[0]).sum())
+    if share is None or not 0 < share <= 1:
+        raise InputError(f"share must be in (0, 1], got {share}")
+    reached = values.double().cumsum(0)
+    # all of the trace is reached at the last eigenvalue that still adds to it
+    return int((reached < share * reached[-1] * (1 - 1e-12)).sum()) + 1
+
+
+def containment(
+    delta: Tensor,
+    reference: Tensor,
+    k: int | Iterable[int] | None = None,
+    *,
+    threshold: float | None = None,
+    share: float | None = None,
+) -> Containment:
     """||Q_k^T Delta Q_k||_F / ||Delta||_F with Q_k the top k eigenvectors of `reference` (for example G S G).
+
+    Instead of k, `threshold` or `share` cut the eigenvectors of a positive semi-definite `reference` off as
+    `subspace_size` does; the k found is in the result.
 
     The random baseline is exact: with P a random projector of rank k, E ||P Delta P||^2 = (tr Delta / D)^2 k +
     c ||Delta_0||^2, c = E[P11 P22] + E[P12^2].
@@ -107,7 +165,11 @@ def containment(delta: Tensor, reference: Tensor, k: int | Iterable[int]) -> Con
         >>> containment(torch.diag(torch.tensor([1.0, 0.0])), torch.diag(torch.tensor([2.0, 1.0])), 1).share
         (1.0,)
     """
-    delta, reference = _pair(delta, reference)
+    delta, reference = _pair(delta, reference, "delta", "reference")
+    if k is None:
+        k = subspace_size(reference, threshold=threshold, share=share)
+    elif threshold is not None or share is not None:
+        raise InputError(f"give k or a cut-off, not both: k={k}, threshold={threshold}, share={share}")
     delta, D = symmetrise(delta), len(delta)
     norm = delta.norm()
     if norm == 0:
@@ -116,16 +178,16 @@ def containment(delta: Tensor, reference: Tensor, k: int | Iterable[int]) -> Con
     mean = delta.diagonal().mean()
     rest = float((delta - mean * torch.eye(D, dtype=delta.dtype, device="cpu")).square().sum())
     ks = (k,) if isinstance(k, int) else tuple(k)
-    share, random = [], []
+    shares, random = list[float](), list[float]()
     for size in ks:
         if not 1 <= size <= D:
             raise InputError(f"k must be between 1 and {D}, not {size}")
-        share.append(float(rotated[:size, :size].norm() / norm))
+        shares.append(float(rotated[:size, :size].norm() / norm))
         off = size * (D - size) / (D * (D - 1) * (D + 2)) if D > 1 else 0.0
         pair = (size**2 - size * (size + 2) / (D + 2)) / (D * (D - 1)) if D > 1 else 0.0
         inside = float(mean) ** 2 * size + (pair + off) * rest
         random.append(math.sqrt(max(inside, 0.0)) / float(norm))
-    return Containment(ks, tuple(share), tuple(random))
+    return Containment(ks, tuple(shares), tuple(random))
 
 
 def data_second_moment(x: Tensor | Iterable[Tensor], normalise: bool = False) -> Tensor:
@@ -138,8 +200,11 @@ def data_second_moment(x: Tensor | Iterable[Tensor], normalise: bool = False) ->
         tensor([1., 1.], dtype=torch.float64)
     """
     total, count = None, 0
-    for batch in (x,) if isinstance(x, Tensor) else x:
-        rows = (batch[0] if isinstance(batch, tuple | list) else batch).flatten(1).double()
+    for number, batch in enumerate((x,) if isinstance(x, Tensor) else x):
+        name = "x" if isinstance(x, Tensor) else f"batch {number} of x"
+        rows = _rows(batch[0] if isinstance(batch, tuple | list) else batch, name)
+        if total is not None and rows.shape[1] != len(total):
+            raise InputError(f"{name} has {rows.shape[1]} entries per example, the batches before it {len(total)}")
         part = rows.T @ rows
         total, count = part if total is None else total + part, count + len(rows)
     if total is None:
@@ -154,7 +219,7 @@ def gsg(G: Tensor, S: Tensor) -> Tensor:
         >>> gsg(2 * torch.eye(2), torch.eye(2)).diagonal()
         tensor([4., 4.], dtype=torch.float64)
     """
-    G, S = _pair(G, S)
+    G, S = _pair(G, S, "G", "S")
     return symmetrise(G @ S @ G)
 
 
@@ -165,7 +230,7 @@ def flip_spectrum(G: Tensor) -> Tensor:
         >>> flip_spectrum(torch.diag(torch.tensor([3.0, 1.0]))).diagonal()
         tensor([1., 3.])
     """
-    values, V = psd_eigh(G.double(), clip=False)
+    values, V = psd_eigh(_square(G, "G").double(), clip=False)
     return ((V * values.flip(0)) @ V.T).to(G.dtype)
 
 
@@ -181,20 +246,26 @@ def generalised_directions(S: Tensor, G: Tensor, k: int | None = None, ridge: fl
     """Directions of much data and little geometry: S v = l (G + ridge ||G||_2 I) v, l descending, then orthogonalised.
 
     The paper says "generalised eigenvectors of G and S"; which side is meant follows from its use (what may be removed
-    first is what the network cannot see anyway).
+    first is what the network cannot see anyway). A G that is singular in its own precision (smallest eigenvalue at most
+    D eps of the largest) needs a ridge: without one, rounding decides the order.
 
     Example:
         >>> found = generalised_directions(torch.eye(2), torch.diag(torch.tensor([1.0, 0.1])), k=1)
         >>> found.directions.abs().round().tolist()
         [[0.0, 1.0]]
     """
-    S, G = _pair(S, G)
-    if ridge < 0:
-        raise InputError(f"ridge must not be negative, got {ridge}")
+    if not 0 <= ridge < math.inf:
+        raise InputError(f"ridge must be a number >= 0, got {ridge}")
+    rounded = ridge == 0 and G.is_floating_point()  # what a ridge lifts is as exact as float64
+    eps = torch.finfo(G.dtype if rounded else torch.float64).eps
+    S, G = _pair(S, G, "S", "G")
     values, V = psd_eigh(G)
     scale = values + ridge * values[0]
-    if scale[-1] <= 0:
-        raise InputError("G is singular: give a positive ridge")
+    if scale[-1] <= len(G) * eps * scale[0]:
+        raise InputError(
+            f"G is singular: its eigenvalues go from {float(values[0]):.3g} to {float(values[-1]):.3g}; "
+            f"give a ridge larger than {ridge:g}, for example 1e-6"
+        )
     half = V / scale.sqrt()
     found = psd_eigh(half.T @ symmetrise(S) @ half)
     Q, R = torch.linalg.qr(half @ found.vectors)
@@ -209,9 +280,7 @@ def project_out(x: Tensor, directions: Tensor) -> Tensor:
         >>> project_out(torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 0.0]]))
         tensor([[0., 4.]])
     """
-    V = directions.flatten(1).to(x) if len(directions) else directions.reshape(0, x[0].numel()).to(x)
-    if V.shape[1] != x[0].numel():
-        raise InputError(f"directions have {V.shape[1]} entries, inputs {x[0].numel()}")
+    V = _directions(directions, math.prod(_inputs(x, "x").shape[1:])).to(x)
     if not torch.allclose(V @ V.T, torch.eye(len(V), device="cpu").to(V), atol=1e-4):
         raise InputError("directions must be orthonormal rows; orthogonalise them first")
     flat = x.flatten(1)
@@ -225,7 +294,10 @@ def removed_variance(S: Tensor, directions: Tensor) -> Tensor:
         >>> removed_variance(torch.eye(2), torch.eye(2))
         tensor([0.5000, 1.0000], dtype=torch.float64)
     """
-    V, S = directions.flatten(1).double(), S.double()
+    S = _square(S, "S").double()
+    V = _directions(directions, len(S)).double()
+    if not torch.trace(S) > 0:
+        raise InputError(f"S has the trace {float(torch.trace(S)):.3g}: there is no variance to remove a share of")
     removed: Tensor = torch.einsum("kd,de,ke->k", V, S, V).cumsum(0)
     return removed / torch.trace(S)
 
@@ -237,6 +309,8 @@ def matched_count(S: Tensor, directions: Tensor, others: Tensor, k: int) -> int:
         >>> matched_count(torch.diag(torch.tensor([3.0, 1.0])), torch.eye(2), torch.eye(2).flip(0), 1)
         2
     """
+    if not 0 <= k <= len(directions):
+        raise InputError(f"k must be between 0 and the {len(directions)} directions given, not {k}")
     if k == 0:
         return 0
     wanted = removed_variance(S, directions[:k])[-1] - 1e-12
@@ -253,15 +327,51 @@ def alignment_score(x: Tensor, G: Tensor) -> Tensor:
         >>> alignment_score(torch.tensor([[0.0, 2.0]]), torch.diag(torch.tensor([1.0, 5.0])))
         tensor([5.], dtype=torch.float64)
     """
-    flat = x.flatten(1).double()
+    flat, G = _rows(x, "x"), _square(G, "G").double()
+    if flat.shape[1] != len(G):
+        raise InputError(f"examples of x {list(x.shape)} have {flat.shape[1]} entries, G is {list(G.shape)}")
     norms = flat.norm(dim=1)
     if bool((norms == 0).any()):
         raise InputError(f"example {int((norms == 0).nonzero()[0])} is zero: it has no direction to score")
-    scores: Tensor = ((flat @ G.double()) * flat).sum(1) / norms.square()
+    scores: Tensor = ((flat @ G) * flat).sum(1) / norms.square()
     return scores
 
 
-def _pair(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
+def _pair(A: Tensor, B: Tensor, first: str = "A", second: str = "B") -> tuple[Tensor, Tensor]:
     if A.dim() != 2 or A.shape != B.shape or A.shape[0] != A.shape[1]:
-        raise InputError(f"need two square matrices of one size, got {list(A.shape)} and {list(B.shape)}")
-    return A.detach().double().cpu(), B.detach().double().cpu()
+        raise InputError(
+            f"need two square matrices of one size, got {first} {list(A.shape)} and {second} {list(B.shape)}"
+        )
+    return _square(A, first).double().cpu(), _square(B, second).double().cpu()
+
+
+def _square(M: Tensor, name: str) -> Tensor:
+    if M.dim() != 2 or M.shape[0] != M.shape[1] or len(M) == 0:
+        raise InputError(f"{name} must be a square matrix [D, D], got {list(M.shape)}")
+    if not is_finite(M.detach()):
+        raise InputError(f"{name} {list(M.shape)} holds NaN or infinity")
+    return M.detach()
+
+
+def _inputs(x: Tensor, name: str) -> Tensor:
+    checked = check_inputs(x, name)
+    if not isinstance(checked, Tensor) or checked.dim() < 2:
+        raise InputError(f"{name} must be a tensor of inputs [n, ...] with at least two dimensions")
+    return checked
+
+
+def _rows(x: Tensor, name: str) -> Tensor:
+    """Inputs [n, ...] as rows [n, D] in float64."""
+    return _inputs(x, name).flatten(1).double()
+
+
+def _directions(directions: Tensor, D: int) -> Tensor:
+    """Directions [k, ...] as rows [k, D]."""
+    shape = list(directions.shape)
+    if shape[:1] == [0]:
+        return directions.reshape(0, D)
+    if directions.dim() < 2 or math.prod(shape[1:]) != D:
+        raise InputError(f"directions must be [k, ...] with {D} entries each, got {shape}")
+    if not is_finite(directions.detach()):
+        raise InputError(f"directions {shape} hold NaN or infinity")
+    return directions.reshape(-1, D)
