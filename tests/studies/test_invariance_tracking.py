@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from biascope.ensembles import Networks, data_order, record
+from biascope.ensembles import Networks, data_order, input_gradients, record
 from biascope.errors import InputError
 from biascope.studies import Run
-from biascope.studies.invariance.aligned_flipped import compare_pair
+from biascope.studies.invariance.aligned_flipped import compare_pair, fresh_probes
+from biascope.studies.invariance.factors import History
 from biascope.studies.invariance.geometries import Geometry
 from biascope.studies.invariance.networks import factory
 from biascope.studies.invariance.tracking import Descent, Task, common_probes, track, train_stack
@@ -108,6 +109,29 @@ def test_both_sets_are_given_to_the_same_networks(tmp_path: Path) -> None:
     assert torch.equal(starts[0], starts[1])
     assert pair.velocity[False][0].shape == (3,)
     assert bool((pair.velocity[False][0] >= 0).all())
+    assert pair.floor is not None
     assert 0 < pair.floor < 1
     mean = pair.mean_velocity[False].value - pair.mean_velocity[True].value
     assert pair.velocity_gap.value == pytest.approx(mean)
+
+
+@pytest.mark.parametrize("net", ["mlp", "lenet"])
+def test_floor_is_the_velocity_of_fresh_probes(net: str) -> None:
+    """Against simulation: the same networks at pairs of fresh sets of probes. Two halves of a set give far more."""
+    R, P, sets, shape = 5, 8, 40, (1, 16, 16)
+    networks = record(factory(net, shape, norm=False)).draw(0, 0, R)
+    probes = torch.randn(sets * P, *shape, generator=torch.Generator().manual_seed(1))
+    gradients = input_gradients(networks, probes).flatten(2).double().view(R, sets, P, -1)
+    w = torch.ones(R, dtype=torch.float64)
+
+    def velocity(a: Tensor, b: Tensor) -> float:
+        return float(History(torch.stack([a, b])).velocity(w)[0])
+
+    truth = torch.tensor([velocity(gradients[:, i], gradients[:, i + 1]) for i in range(0, sets, 2)])
+    floors = torch.tensor([fresh_probes(gradients[:, i]) for i in range(sets)])
+    halves = torch.tensor([velocity(gradients[:, i, : P // 2], gradients[:, i, P // 2 :]) for i in range(sets)])
+    error = float((truth.var() / len(truth) + floors.var() / sets).sqrt())
+    # 2 %: the mean of a ratio is not the ratio of means
+    assert abs(float(floors.mean() - truth.mean())) < 3 * error + 0.02 * float(truth.mean())
+    assert float(halves.mean()) > 1.25 * float(truth.mean())  # the rule it replaces
+    assert fresh_probes(gradients[:, 0, :1]) is None

@@ -146,6 +146,10 @@ def _numbers(pairs: dict[int, Pair]) -> dict[str, Estimate]:
         found[f"n = {n}: gap in training accuracy, points"] = pair.accuracy_gap
         found[f"n = {n}: mean velocity, G covariance"] = pair.mean_velocity[False]
         found[f"n = {n}: mean velocity, flip(G) covariance"] = pair.mean_velocity[True]
+        if pair.floor is not None:
+            found[f"n = {n}: velocity that fresh probes alone would give"] = Estimate(
+                pair.floor, None, len(pair.fitting)
+            )
     return found
 
 
@@ -165,6 +169,8 @@ def _charts(pairs: dict[int, Pair], how: str) -> tuple[Chart, ...]:
         alt="Gap in training accuracy over the number of examples.",
         log_x=True,
     )
+    known = {n: pair.floor for n, pair in pairs.items() if pair.floor is not None}
+    floors = [Series.of("fresh probes alone", known, known.values(), style="dashed")] if known else []
     velocity = Chart(
         name="velocity",
         title=f"Mean geometric velocity, {how}",
@@ -173,8 +179,10 @@ def _charts(pairs: dict[int, Pair], how: str) -> tuple[Chart, ...]:
         series=(
             series("G covariance", [p.mean_velocity[False] for p in pairs.values()]),
             series("flip(G) covariance", [p.mean_velocity[True] for p in pairs.values()]),
+            *floors,
         ),
         alt="Mean velocity on both sets over the number of examples.",
+        caption="The probes are the same at all times; dashed: what new ones would give without any training.",
         log_x=True,
         log_y=True,
     )

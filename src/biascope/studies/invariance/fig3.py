@@ -74,7 +74,10 @@ def fig3(
             numbers[f"{net}: mean velocity, {name} covariance"] = pair.mean_velocity[flip]
         numbers[f"{net}: mean velocity, G minus flip(G)"] = pair.velocity_gap
         numbers[f"{net}: time-averaged training accuracy, G minus flip(G), points"] = pair.accuracy_gap
-        caption = f"{runs} networks, {probes} common probes; fresh probes alone would give {pair.floor:.2g}."
+        caption = f"{runs} networks, {probes} common probes."
+        if pair.floor is not None:
+            numbers[f"{net}: velocity that fresh probes alone would give"] = Estimate(pair.floor, None, runs)
+            caption = f"{caption[:-1]}; as many fresh ones alone would give {pair.floor:.2g}."
         charts += [velocity_chart(net, pair, caption), fitting_chart(net, pair)]
     said = "; ".join(
         f"{net} {numbers[f'{net}: mean velocity, G covariance']} against "
