@@ -2,6 +2,15 @@
 
 from biascope.geometry.anisotropy import nads
 from biascope.geometry.average import AverageGeometry, average_geometry, geometry_of
+from biascope.geometry.curvature_link import CurvatureTerms, curvature_correlation, input_curvature
+from biascope.geometry.dipole import (
+    DipoleDerivatives,
+    dipole_derivatives,
+    dipole_metric,
+    general_learning_bound,
+    learning_bound,
+    markov_bound,
+)
 from biascope.geometry.evolution import geometry_evolution
 from biascope.geometry.measures import (
     Comparison,
@@ -28,6 +37,7 @@ __all__ = [
     "AverageGeometry",
     "Comparison",
     "Containment",
+    "CurvatureTerms",
     "Directions",
     "NADs",
     "alignment_score",
@@ -35,12 +45,19 @@ __all__ = [
     "compare",
     "containment",
     "correlation",
+    "curvature_correlation",
     "data_second_moment",
+    "dipole_derivatives",
+    "dipole_metric",
     "flip_spectrum",
+    "general_learning_bound",
     "generalised_directions",
     "geometry_evolution",
     "geometry_of",
     "gsg",
+    "input_curvature",
+    "learning_bound",
+    "markov_bound",
     "matched_count",
     "nads",
     "pooling_bayes_accuracy",

@@ -1,15 +1,144 @@
 """The dipole metric and its bounds (NAD paper, Sec. 3): which directions a network can tell apart, and learn to.
 
 A dipole is a pair x, x + v with opposite labels; q(v) = g(|f(x) - f(x + v)|) says how well the network separates it.
+For small v that is g(|v^T grad_x f|), whose gradient with respect to the parameters is g'(|v^T grad_x f|) H v up to a
+sign, H = d2f/dtheta dx: Lemma 2 bounds its mean length by two moments, which `dipole_derivatives` gives for real
+networks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from biascope.ensembles import Factory, Initialiser, Networks, input_gradients, outputs, scalar_of
+from biascope.ensembles.arithmetic import arithmetic
+from biascope.ensembles.engines import rows_of, try_input
+from biascope.ensembles.evaluate import Scalarise
+from biascope.ensembles.initialisers import with_something_to_train
 from biascope.errors import InputError
+from biascope.functional import device_of, explained, refuse_batch_dependence
+from biascope.geometry.mixed import MixedDerivative
+from biascope.precision import without_autocast
+from biascope.progress import progress
+
+G = Callable[[Tensor], Tensor]  # increasing, entry by entry
+HELD = 2**27  # numbers of H v held at once
+
+
+@dataclass(frozen=True)
+class DipoleDerivatives:
+    """What Lemma 2 needs of T networks at a point: `directional` v^T grad_x f and `mixed` ||H v||, float64.
+
+    [T] each for one direction v, [T, k] for k of them.
+
+    Example:
+        >>> found = dipole_derivatives(lambda: nn.Linear(2, 1), torch.ones(2), torch.tensor([3.0, 4.0]), n_networks=5)
+        >>> found.directional.shape, found.mixed.tolist()  # f = w x + b, so H v = (v, 0)
+        (torch.Size([5]), [5.0, 5.0, 5.0, 5.0, 5.0])
+    """
+
+    directional: Tensor
+    mixed: Tensor
+
+
+@without_autocast()
+def dipole_metric(
+    networks: nn.Module | Networks,
+    x: Tensor,
+    v: Tensor,
+    g: G = torch.square,
+    *,
+    scalarise: Scalarise | None = None,
+) -> Tensor:
+    """q(v) = g(|f(x) - f(x + v)|) of one network or of a stack of them.
+
+    Args:
+        networks: a module, in eval mode where the mode matters; its q can be differentiated by its parameters. Or T
+            stacked networks (`Initialiser.draw`), without gradients.
+        x: the point [*shape].
+        v: one direction [*shape], or k of them [k, *shape]. With a small v let the network be float64: f(x) - f(x + v)
+            cancels.
+        g: an increasing function, applied entry by entry.
+        scalarise: outputs [n, c] -> [n], for networks with more than two outputs (two: the difference of logits).
+
+    Returns:
+        [] or [k] for a module, [T] or [T, k] for a stack.
+
+    Example:
+        >>> net = nn.Linear(2, 1)
+        >>> q = dipole_metric(net, torch.ones(2), torch.tensor([1.0, 0.0]))
+        >>> bool(torch.isclose(q, net.weight[0, 0] ** 2))
+        True
+    """
+    directions, single = _directions(x, v)
+    inputs = torch.cat([x[None], x[None] + directions.to(x)])  # [1 + k, *shape]
+    if isinstance(networks, Networks):
+        out = outputs(networks, inputs)
+        T, n, c = out.shape
+        f = scalar_of(out.reshape(T * n, c), scalarise).view(T, n)
+    else:
+        refuse_batch_dependence(networks)
+        like = next(networks.parameters(), inputs)
+        inputs = inputs.to(like.device, like.dtype)
+        with explained(networks, inputs):
+            out = rows_of(networks(inputs), inputs, networks)
+        f = scalar_of(out, scalarise)
+    q = g((f[..., :1] - f[..., 1:]).abs())
+    return q[..., 0] if single else q
+
+
+@without_autocast()
+def dipole_derivatives(
+    networks: Factory | Initialiser | Networks,
+    x: Tensor,
+    v: Tensor,
+    *,
+    n_networks: int = 1000,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    scalarise: Scalarise | None = None,
+) -> DipoleDerivatives:
+    """v^T grad_x f and ||H v||, H = d2f/dtheta dx, of each of T networks at x: for the bounds of this module.
+
+    Autograd's derivatives: with ReLU those almost everywhere, the kinks left out.
+
+    Args:
+        networks: builds a freshly initialised network (or an `Initialiser`), evaluated in eval mode; or T stacked
+            networks, for which `n_networks`, `seed`, `device` and `dtype` say nothing.
+        x: the point [*shape].
+        v: one direction [*shape], or k of them [k, *shape]; of any length.
+        n_networks: T.
+        seed: of the networks, drawn as `nads` draws them.
+        device: where to compute.
+        dtype: of the networks, the factory's own by default.
+        scalarise: outputs [n, c] -> [n], for networks with more than two outputs (two: the difference of logits).
+
+    Example:
+        >>> factory = lambda: nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+        >>> found = dipole_derivatives(factory, torch.ones(3), torch.tensor([0.1, 0.0, 0.0]), n_networks=50)
+        >>> learning_bound(found.directional, found.mixed, alpha=2.0) > 0
+        True
+    """
+    directions, single = _directions(x, v)
+    V = directions.flatten(1).T  # [D, k]
+    parts = list[tuple[Tensor, Tensor]]()
+    for group in progress(_groups(networks, V.shape[1], n_networks, seed, device, dtype), "networks", leave=False):
+        point = x[None].to(group.device, group.dtype)
+        if not parts:
+            try_input(group, point)
+        with arithmetic(group.device, "float32"):
+            gradients = input_gradients(group, point, scalarise=scalarise).flatten(1).double()  # [T, D]
+            energies = MixedDerivative(group.template, point, scalarise).energies(group, V)
+        parts.append(((gradients @ V.to(gradients)).cpu(), energies.sqrt().cpu()))
+    directional, mixed = (torch.cat(column) for column in zip(*parts))
+    if not (directional.isfinite().all() and mixed.isfinite().all()):
+        raise InputError("a network has derivatives that are NaN or infinite at x; look at its outputs there")
+    return DipoleDerivatives(directional[:, 0], mixed[:, 0]) if single else DipoleDerivatives(directional, mixed)
 
 
 def learning_bound(directional: Tensor, mixed: Tensor, alpha: float, beta: float = 0.0) -> float:
@@ -24,7 +153,6 @@ def learning_bound(directional: Tensor, mixed: Tensor, alpha: float, beta: float
         beta: offset of it.
 
     Example:
-        >>> import torch
         >>> learning_bound(torch.ones(3), torch.full((3,), 2.0), alpha=0.5)
         1.0
     """
@@ -35,7 +163,6 @@ def general_learning_bound(directional: Tensor, mixed: Tensor, w: Callable[[Tens
     """sqrt(E w(|v^T grad f|)^2) sqrt(E ||H v||^2) for any w with |g'| <= w (the paper's general version).
 
     Example:
-        >>> import torch
         >>> general_learning_bound(torch.ones(2), torch.ones(2), lambda t: 3 * t)
         3.0
     """
@@ -51,7 +178,6 @@ def markov_bound(v: Tensor, covariance: Tensor, eta: float) -> float:
     It holds exactly for the gradients of any sample, with their own second moment.
 
     Example:
-        >>> import torch
         >>> markov_bound(torch.tensor([1.0, 0.0]), torch.eye(2), eta=4.0)
         0.25
     """
@@ -59,3 +185,37 @@ def markov_bound(v: Tensor, covariance: Tensor, eta: float) -> float:
         raise InputError(f"eta must be positive, not {eta}")
     flat = v.double().flatten()
     return min(1.0, float(flat @ covariance.double() @ flat) / eta)
+
+
+def _directions(x: Tensor, v: Tensor) -> tuple[Tensor, bool]:
+    """v as [k, *shape], and whether it was a single one [*shape]."""
+    if v.shape == x.shape:
+        return v[None], True
+    if v.shape[1:] != x.shape or not len(v):
+        raise InputError(f"v needs the shape of x {list(x.shape)}, or [k, ...] of such; got {list(v.shape)}")
+    return v, False
+
+
+def _groups(
+    networks: Factory | Initialiser | Networks,
+    k: int,
+    n_networks: int,
+    seed: int,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+) -> Iterator[Networks]:
+    """The networks, in groups whose H v for k directions can be held."""
+    if isinstance(networks, Networks):
+        if not networks.params:
+            raise InputError("all parameters of these networks are frozen: there is nothing to differentiate by")
+        size = max(1, HELD // (k * sum(value[0].numel() for value in networks.params.values())))
+        for start in range(0, len(networks), size):
+            yield networks[start : start + size]
+        return
+    if n_networks < 1:
+        raise InputError(f"n_networks must be at least 1, not {n_networks}")
+    initialiser, where = with_something_to_train(networks), device_of(device)
+    size = max(1, HELD // (k * sum(p.numel() for p in initialiser.template.parameters())))
+    size = min(size, initialiser.block)  # blocks are drawn whole
+    for start in range(0, n_networks, size):
+        yield initialiser.draw(seed, start, min(start + size, n_networks), where, dtype)
