@@ -315,6 +315,9 @@ def test_what_does_not_fit_is_named() -> None:
         (lambda: geometry_evolution(line, x, y / 0, 4), "y_train has a NaN or infinity"),
         (lambda: geometry_evolution(line, x[:0], y[:0], 4), "x_train is empty"),
         (lambda: geometry_evolution(line, x, y, 0), "n_networks=0"),
+        (lambda: geometry_evolution(line, x, y, 4, batch=0), "batch=0"),
+        (lambda: geometry_evolution(line, x, y, 4, batch=-1), "batch=-1"),
+        (lambda: geometry_evolution(line, x, torch.zeros(4), 4, loss="logistic"), 'y_train holds 0: "logistic" wants'),
         (lambda: average_geometry(lambda: nn.Sequential(line(), Root()), (3,), 40), "NaN or infinite gradients"),
     ):
         with pytest.raises(InputError, match=message):
@@ -328,14 +331,15 @@ class Root(nn.Module):
 
 def test_input_curvature() -> None:
     """Hess_x loss against autograd; for ReLU networks and SSE it is exactly g g^T (check 10)."""
-    x, y = torch.randn(4, dtype=torch.float64), torch.tensor(0.3, dtype=torch.float64)
+    x = torch.randn(4, dtype=torch.float64)
     for activation, piecewise in ((nn.Tanh, False), (nn.ReLU, True)):
         model = nn.Sequential(nn.Linear(4, 6), activation(), nn.Linear(6, 1)).double()
-        for name, loss in (
-            ("sse", lambda f: 0.5 * (f - y) ** 2),
-            ("logistic", lambda f: torch.log1p(torch.exp(-y * f))),
+        for name, label, loss in (
+            ("sse", 0.3, lambda f, y: 0.5 * (f - y) ** 2),
+            ("logistic", -1.0, lambda f, y: torch.log1p(torch.exp(-y * f))),
         ):
-            whole = hessian(lambda z: loss(model(z[None])[0, 0]))(x)  # noqa: B023
+            y = torch.tensor(label, dtype=torch.float64)
+            whole = hessian(lambda z: loss(model(z[None])[0, 0], y))(x)  # noqa: B023
             terms = input_curvature(model, x, y, name)
             assert torch.allclose(terms.hessian, whole, atol=1e-12)
             if piecewise:

@@ -7,17 +7,23 @@ is all there is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, hessian, jacfwd
+from torch.func import grad, hessian, jacfwd, vmap
 
-from biascope.derivatives import call
-from biascope.ensembles import scalar_of
+from biascope.derivatives import call, differentiable_attention
+from biascope.ensembles import Networks, scalar_of
+from biascope.ensembles.evaluate import Scalarise
 from biascope.errors import InputError
-from biascope.functional import as_rows
+from biascope.functional import as_rows, refuse_batch_dependence
+from biascope.geometry.losses import check_labels
+from biascope.geometry.measures import Comparison, compare
+from biascope.inputs import check_inputs
+from biascope.memory import budget, readable
+from biascope.precision import without_autocast
 
 ScalarLoss = Callable[[Tensor, Tensor], Tensor]  # f, y -> loss, all 0-dimensional
 SCALAR_LOSSES: dict[str, ScalarLoss] = {
@@ -28,7 +34,7 @@ SCALAR_LOSSES: dict[str, ScalarLoss] = {
 
 @dataclass(frozen=True)
 class CurvatureTerms:
-    """The two terms of the input Hessian [D, D] at one example, and the whole."""
+    """The two terms of the input Hessian, [n, D, D] for a batch and [D, D] for one example, and the whole."""
 
     function_term: Tensor = field(repr=False)
     gradient_term: Tensor = field(repr=False)
@@ -39,31 +45,116 @@ class CurvatureTerms:
         return self.function_term + self.gradient_term
 
     @property
+    def shares(self) -> Tensor:
+        """||gradient term|| / (||function term|| + ||gradient term||), Frobenius, of every example; 0 for 0 / 0."""
+        a, b = (term.double().flatten(-2).norm(dim=-1) for term in (self.function_term, self.gradient_term))
+        return torch.where(a + b > 0, b / (a + b), 0.0)
+
+    @property
     def gradient_share(self) -> float:
-        """||gradient term|| / (||function term|| + ||gradient term||), Frobenius."""
-        a, b = self.function_term.norm(), self.gradient_term.norm()
-        return float(b / (a + b)) if a + b > 0 else 0.0
+        """Mean of `shares` over the examples."""
+        return float(self.shares.mean())
 
 
-def input_curvature(model: nn.Module, x: Tensor, y: Tensor, loss: str | ScalarLoss = "sse") -> CurvatureTerms:
-    """The terms at one example x [*input_shape] with label y (a number; +-1 for "logistic").
+@without_autocast()
+def input_curvature(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    loss: str | ScalarLoss = "sse",
+    scalarise: Scalarise | None = None,
+    max_memory: str | int | None = None,
+) -> CurvatureTerms:
+    """The two terms of Hess_x loss = l'(f) Hess_x f + l''(f) g g^T at every example.
+
+    Args:
+        model: in eval mode, as far as batch normalisation and dropout are concerned.
+        x: inputs [n, *input_shape] with labels y [n], or one input [*input_shape] with a label y of no dimension.
+        y: labels; -1 and +1 for "logistic".
+        loss: "sse" (half the square), "logistic", or a function (f, y) -> loss of numbers.
+        scalarise: outputs [n, c] -> [n]; one output, or the difference of two logits, by default.
+        max_memory: for example "4GB"; the result holds 2 n D^2 numbers.
 
     Example:
-        >>> terms = input_curvature(nn.Linear(2, 1), torch.ones(2), torch.tensor(0.0))
-        >>> terms.gradient_share
+        >>> terms = input_curvature(nn.Linear(2, 1), torch.ones(3, 2), torch.zeros(3))
+        >>> terms.hessian.shape, terms.gradient_share
+        (torch.Size([3, 2, 2]), 1.0)
+    """
+    refuse_batch_dependence(model)
+    values = {name: v.detach() for name, v in (*model.named_parameters(), *model.named_buffers())}
+    one = y.dim() == 0
+    pieces = _pieces(model, values, x[None] if one else x, y[None] if one else y, loss, scalarise, max_memory)
+    first, second, g, H = (piece[0] if one else piece for piece in pieces)
+    outer = g[..., :, None] * g[..., None, :]
+    return CurvatureTerms(first[..., None, None] * H, second[..., None, None] * outer)
+
+
+@without_autocast()
+def curvature_correlation(
+    networks: Networks,
+    x: Tensor,
+    y: Tensor,
+    loss: str | ScalarLoss = "sse",
+    scalarise: Scalarise | None = None,
+    max_memory: str | int | None = None,
+) -> Comparison:
+    """Is E Hess_x loss proportional to G^t? Their correlation, both averaged over the networks and the examples.
+
+    `value` is 1 where it is: exactly for a linear or ReLU network with the squared error, and as l'(f) -> 0 with l''(f)
+    constant for others. Positive matrices correlate by default: hold `value` against `null`. Arguments as of
+    `input_curvature`, with stacked networks (for example trained ones) in place of one model.
+
+    Example:
+        >>> from biascope.ensembles import record
+        >>> drawn = record(lambda: nn.Linear(3, 1)).draw(seed=0, start=0, stop=20)
+        >>> round(curvature_correlation(drawn, torch.ones(2, 3), torch.zeros(2)).value, 6)
         1.0
     """
+    refuse_batch_dependence(networks.template)
+    curvature = geometry = torch.zeros((), dtype=torch.float64, device="cpu")
+    for i in range(len(networks)):
+        pieces = _pieces(networks.template, networks.one(i), x, y, loss, scalarise, max_memory)
+        first, second, g, H = (piece.double().cpu() for piece in pieces)
+        curvature = curvature + torch.einsum("n,nij->ij", first, H) + torch.einsum("n,ni,nj->ij", second, g, g)
+        geometry = geometry + g.T @ g
+    return compare(curvature, geometry)  # sums do for means: the correlation has no scale
+
+
+def _pieces(
+    model: nn.Module,
+    values: Mapping[str, Tensor],
+    x: Tensor,
+    y: Tensor,
+    loss: str | ScalarLoss,
+    scalarise: Scalarise | None,
+    max_memory: str | int | None,
+) -> tuple[Tensor, ...]:
+    """l'(f) [n], l''(f) [n], grad_x f [n, D] and Hess_x f [n, D, D]."""
     if isinstance(loss, str) and loss not in SCALAR_LOSSES:
         raise InputError(f"loss={loss!r} is not one of {', '.join(SCALAR_LOSSES)}, and not a function")
     of = SCALAR_LOSSES[loss] if isinstance(loss, str) else loss
-    values = {name: v.detach() for name, v in (*model.named_parameters(), *model.named_buffers())}
+    if y.dim() != 1 or len(x) != len(y):
+        raise InputError(f"x {list(x.shape)} and y {list(y.shape)} do not fit: need [n, *input_shape] and [n]")
+    check_inputs(x, "x")
+    check_labels(y, loss)
+    like = next((v for v in values.values() if v.is_floating_point()), x)
+    x, y, shape, D = x.detach().to(like), y.detach().to(like), x.shape[1:], x[0].numel()
+    needed, room = 2 * len(x) * D**2 * x.element_size(), budget(max_memory, x.device)
+    if needed > room:
+        raise InputError(
+            f"the Hessians of {len(x)} inputs of {D} entries need {readable(needed)} of {readable(room)}; "
+            "take fewer examples at a time, or raise max_memory"
+        )
 
     def f(flat: Tensor) -> Tensor:
-        out = as_rows(call(model, values, (flat.view(1, *x.shape),)), 1, None, model)
-        return scalar_of(out)[0]
+        out = as_rows(call(model, dict(values), (flat.view(1, *shape),)), 1, None, model)
+        return scalar_of(out, scalarise)[0]
 
-    flat = x.detach().flatten()
-    value, g, H = f(flat), grad(f)(flat), hessian(f)(flat)
-    first = grad(of)(value, y)
-    second = jacfwd(grad(of))(value, y)
-    return CurvatureTerms(first * H, second * torch.outer(g, g))
+    def one(flat: Tensor, label: Tensor) -> tuple[Tensor, ...]:
+        value = f(flat)
+        return grad(of)(value, label), jacfwd(grad(of))(value, label), grad(f)(flat), hessian(f)(flat)
+
+    with differentiable_attention():
+        together = vmap(one, chunk_size=max(1, 4096 // D))  # D directions are pushed forward for every example
+        found: tuple[Tensor, ...] = together(x.flatten(1), y)
+    return tuple(piece.detach() for piece in found)

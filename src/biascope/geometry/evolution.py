@@ -18,6 +18,7 @@ from biascope.ensembles.initialisers import with_something_to_train
 from biascope.errors import InputError
 from biascope.functional import as_rows, device_of
 from biascope.geometry.average import DENSE_UP_TO, AverageGeometry, draw_probes, from_moments
+from biascope.geometry.losses import check_labels
 from biascope.geometry.moments import BlockMoments, blocks_for
 from biascope.inputs import check_inputs
 from biascope.linalg import FromFunction
@@ -82,10 +83,10 @@ def geometry_evolution(
         raise InputError(f"x_train has {len(x_train)} examples, y_train has shape {list(y_train.shape)}; need [m]")
     if isinstance(loss, str) and loss not in LOSSES:
         raise InputError(f"loss={loss!r} is not one of {', '.join(LOSSES)}, and not a function")
-    if n_networks < 1 or n_probes < 1:
-        raise InputError(f"need positive numbers: n_networks={n_networks}, n_probes={n_probes}")
+    if n_networks < 1 or n_probes < 1 or batch < 1:
+        raise InputError(f"need positive numbers: n_networks={n_networks}, n_probes={n_probes}, batch={batch}")
     check_inputs(x_train, "x_train")
-    check_inputs(y_train, "y_train")
+    check_labels(y_train, loss, "y_train")
     shape, D = tuple(x_train.shape[1:]), x_train[0].numel()
     initialiser = with_something_to_train(factory)
     where = device_of(device)
