@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
 
@@ -13,14 +14,15 @@ from biascope.ensembles.arithmetic import Precision, arithmetic
 from biascope.ensembles.engines import try_input
 from biascope.ensembles.evaluate import Scalarise
 from biascope.ensembles.initialisers import with_something_to_train
-from biascope.errors import InputError
+from biascope.errors import InputError, UnsupportedError
 from biascope.functional import device_of
 from biascope.geometry.few_passes import few_passes
 from biascope.geometry.gradients import Sampler
 from biascope.geometry.mixed import MixedDerivative
 from biascope.geometry.moments import BlockMoments, blocks_for
 from biascope.geometry.nad_result import NADs
-from biascope.linalg import psd_eigh, subspace_overlap
+from biascope.inputs import is_finite
+from biascope.linalg import Eigenpairs, fix_signs, psd_eigh, subspace_overlap, symmetrise
 from biascope.memory import budget
 from biascope.precision import without_autocast
 from biascope.progress import progress
@@ -59,7 +61,7 @@ def nads(
         factory: builds a freshly initialised network (or an `Initialiser`). It is evaluated in eval mode.
         input_shape: shape of one input, D entries.
         n_networks: T; "auto" doubles it until the leading directions of two halves of the networks overlap by
-            `tolerance` (at most 65,536).
+            `tolerance` (at most 65,536, with a warning when that is not enough).
         method: "finite-difference" is Algorithm 1, the eigenvectors of E[g g^T] with central differences of width
             `step`; "autograd" takes exact gradients instead (with ReLU these depend more on x); "mixed-derivative" is
             Algorithm 2 corrected, eigenvectors of E[H^T H] with H = d2f/dtheta dx; "ntk" are the right singular vectors
@@ -77,9 +79,9 @@ def nads(
             expectation with far less noise per network; "sampled" is the algorithm as printed.
         scalarise: outputs [n, c] -> [n], for networks with more than two outputs (two: the difference of logits).
         tolerance: for n_networks="auto".
-        stability_k: how many leading directions the stability is about.
+        stability_k: how many leading directions the stability is about; at most D / 2 and half the networks.
         n_points: Gaussian inputs of "ntk".
-        precision: "tf32" or "bf16" arithmetic on CUDA.
+        precision: "tf32", "fp16" or "bf16" arithmetic of finite differences on CUDA.
         dtype: of the networks, the factory's own by default. Moments are always summed in float64.
 
     Example:
@@ -97,13 +99,27 @@ def nads(
         raise InputError(f"step must be positive, not {step}")
     if n_networks != "auto" and (not isinstance(n_networks, int) or n_networks < 1):
         raise InputError(f"n_networks must be a number of at least 1 or 'auto', not {n_networks!r}")
+    if head not in ("sampled", "marginal"):
+        raise InputError(f"head={head!r} is not 'sampled' or 'marginal'")
+    if stability_k < 1:
+        raise InputError(f"stability_k must be at least 1, not {stability_k}")
     second_order = method in ("mixed-derivative", "ntk")
+    for name, value, usual, methods in (
+        ("head", head, "sampled", ("finite-difference",)),
+        ("precision", precision, "float32", ("finite-difference",)),
+        ("center", center, False, ("finite-difference", "autograd")),
+        ("x", x is not None, False, ("finite-difference", "autograd", "mixed-derivative")),
+    ):
+        if value != usual and method not in methods:
+            raise UnsupportedError(f"{name} is for method {' or '.join(methods)}; method={method!r} does not use it")
     initialiser = with_something_to_train(factory) if second_order else record(factory)
     where = device_of(device)
     if x is None:
         x = torch.randn(shape, generator=generator(seed, "x"), device="cpu")
     if tuple(x.shape) != shape:
         raise InputError(f"x has shape {list(x.shape)}, but input_shape is {list(shape)}")
+    if not is_finite(x):
+        raise InputError("x holds NaN or infinity")
     if top is not None and not 1 <= top <= x.numel():
         raise InputError(f"top must be between 1 and {x.numel()}, not {top}")
     kind = dtype or next(initialiser.template.parameters()).dtype
@@ -116,10 +132,9 @@ def nads(
                 initialiser, x, method, n_networks, top or min(10, x.numel()), n_points, seed, where, dtype, scalarise
             )
     sampler = Sampler(initialiser, x, seed, method, step, where, dtype, scalarise, precision, max_memory, None, 0.0)
+    sampler.check_batches()
     if head == "marginal":
         sampler = sampler.marginal()
-    elif head != "sampled":
-        raise InputError(f"head={head!r} is not 'sampled' or 'marginal'")
     if x.numel() <= DENSE_UP_TO:
         return _dense(sampler, n_networks, top, center, tolerance, stability_k, max_memory)
     if n_networks == "auto" or center or head == "marginal":
@@ -141,29 +156,42 @@ def _dense(
     D, auto = sampler.dimension, n_networks == "auto"
     total = AUTO_LIMIT if n_networks == "auto" else n_networks
     moments = BlockMoments(D, min(blocks_for(D, budget(max_memory, sampler.device)), total), sampler.device)
-    k = min(stability_k, D)
+    subtract = center and sampler.head is None  # a head that is averaged out has the mean zero already
+    # as many directions as there are entries always overlap, and half of T networks span T / 2
+    k = min(stability_k, D // 2, total // 2 if sampler.head is None else D)
     checkpoint, stability = AUTO_START, list[tuple[int, float]]()
     for start, rows in progress(_checked(sampler.chunks(0, total)), "networks", leave=False):
         moments.add(start, rows)
         done = moments.count
         if done >= checkpoint and done < total:
-            stability.append((done, moments.split_half_overlap(k)))
+            stability += [(done, moments.split_half_overlap(k, subtract))] if k else []
             checkpoint = 2 * done
-            if auto and stability[-1][1] >= tolerance:
+            if auto and (not k or stability[-1][1] >= tolerance):
                 break
-    if len(moments.sums) > 1 and (not stability or stability[-1][0] != moments.count):
-        stability.append((moments.count, moments.split_half_overlap(k)))
-    matrix = moments.matrix(center)
+    if k and len(moments.sums) > 1 and (not stability or stability[-1][0] != moments.count):
+        stability.append((moments.count, moments.split_half_overlap(k, subtract)))
+    if auto and k and stability[-1][1] < tolerance:
+        warnings.warn(
+            f"n_networks='auto': the first {k} directions of two halves of {moments.count} networks overlap by "
+            f"{stability[-1][1]:.2f}, not by {tolerance}: they may be no directions of the architecture (an isotropic "
+            "one has none); see NADs.marchenko_pastur",
+            stacklevel=4,
+        )
+    matrix = moments.matrix(subtract)
     values, vectors = psd_eigh(matrix)
     values, vectors = values[:top], vectors[:, :top]
-    directions = vectors.T.reshape(-1, *sampler.x.shape).cpu().contiguous()
-    return _result(
-        sampler, directions, values.cpu(), moments.spread(vectors), float(matrix.trace()), moments.count, stability, k
-    )
+    exact = torch.zeros_like(values)
+    pairs = Eigenpairs(values, vectors, exact, exact == 0, 0, D)
+    errors = moments.spread(vectors, subtract)
+    return _result(sampler, pairs, errors, float(matrix.trace()), moments.count, stability, k, center)
 
 
 def _matrix_free(sampler: Sampler, T: int, top: int, stability_k: int, max_memory: str | int | None) -> NADs:
-    """Top directions by block Krylov over the gradients; they are kept if they fit, else drawn again for each pass."""
+    """Top directions of inputs whose D x D matrix is never formed.
+
+    Gradients are kept if they fit, and then the T x T matrix of their products has everything; else, or with too many
+    networks for that, by block Krylov, for which the networks are drawn again in each pass.
+    """
     D, room = sampler.dimension, budget(max_memory, sampler.device)
     keep = room // 3 >= T * D * 4
     kept: list[tuple[int, Tensor]] = []
@@ -177,31 +205,60 @@ def _matrix_free(sampler: Sampler, T: int, top: int, stability_k: int, max_memor
                 kept.append((start, rows[:, 0]))
             yield start, rows[:, 0]
 
-    def top_of(parity: int | None, k: int) -> tuple[Tensor, Tensor]:
+    # float64 where it leaves room for a dozen blocks: eigenvalues below 1e-5 of the first are lost in float32
+    held = room // 3 // (D * (top + 10))  # bytes for each entry of a block
+    kind = torch.float64 if held >= 12 * 16 else torch.float32
+
+    def top_of(parity: int | None, k: int) -> Eigenpairs:
+        def own(start: int, rows: Tensor) -> Tensor:
+            return rows if parity is None else rows[(start + parity) % 2 :: 2]
+
         def product(X: Tensor) -> Tensor:
             found, count = torch.zeros_like(X), 0
             for start, rows in pieces():
-                own = rows if parity is None else rows[(start + parity) % 2 :: 2]
-                found += own.T.to(X) @ (own.to(X) @ X)
-                count += len(own)
+                part = own(start, rows).to(X)
+                found += part.T @ (part @ X)
+                count += len(part)
             return found / max(count, 1)
 
-        passes = min(20 if keep else 12, max(6, room // 3 // (8 * D * (k + 10))))  # as many blocks are held
-        pairs = few_passes(product, D, k, passes=passes, seed=sampler.seed, device=sampler.device)
-        return pairs.values, pairs.vectors
+        if keep and T <= DENSE_UP_TO:
+            return _by_gram(torch.cat([own(start, rows) for start, rows in kept]), k)
+        passes = min(20 if keep else 12, max(6, held // (16 if kind == torch.float64 else 8)))  # blocks are held
+        return few_passes(product, D, k, passes=passes, seed=sampler.seed, device=sampler.device, dtype=kind)
 
     for _ in pieces():  # the first pass fills what is kept
         pass
     top = min(top, T)
-    values, vectors = top_of(None, top)
-    squares = torch.cat([(rows.double() @ vectors.double()).square() for _, rows in pieces()])
+    pairs = top_of(None, top)
+    squares = torch.cat([(rows.double() @ pairs.vectors.double()).square() for _, rows in pieces()])
     trace = sum(float(rows.double().square().sum()) for _, rows in pieces()) / T
     errors = squares.std(0) / T**0.5 if T > 1 else torch.full((top,), float("nan"), device="cpu")
     stability, k = list[tuple[int, float]](), min(stability_k, T // 2)
     if keep and k >= 1:
-        stability.append((T, subspace_overlap(top_of(0, k)[1].double().cpu(), top_of(1, k)[1].double().cpu())))
-    directions = vectors.T.reshape(-1, *sampler.x.shape).cpu().contiguous()
-    return _result(sampler, directions, values.double().cpu(), errors.double().cpu(), trace, T, stability, k)
+        halves = (top_of(parity, k).vectors.double().cpu() for parity in (0, 1))
+        stability.append((T, subspace_overlap(*halves)))
+    return _result(sampler, pairs, errors.double().cpu(), trace, T, stability, k)
+
+
+def _by_gram(rows: Tensor, k: int) -> Eigenpairs:
+    """The k leading eigenpairs of rows^T rows / T for rows [T, D], by the eigenvectors of rows rows^T, in float64.
+
+    Example:
+        >>> found = _by_gram(torch.tensor([[0.0, 2.0, 0.0], [1.0, 0.0, 0.0]]), 1)
+        >>> found.values.tolist(), found.vectors.abs()[:, 0].tolist()
+        ([2.0], [0.0, 1.0, 0.0])
+    """
+    T = len(rows)
+    pieces = torch.split(rows, 2**24 // T, dim=1)  # in float64 all at once would be twice the rows
+    gram = torch.zeros(T, T, dtype=torch.float64, device=rows.device)
+    for part in pieces:
+        gram += part.double() @ part.double().T
+    values, mixing = psd_eigh(symmetrise(gram))
+    values, mixing = values[:k] / T, mixing[:, :k]
+    vectors = torch.cat([part.double().T @ mixing for part in pieces])
+    vectors = fix_signs(torch.linalg.qr(vectors)[0])
+    certain = torch.ones(k, dtype=torch.bool, device=values.device)
+    return Eigenpairs(values, vectors, torch.zeros_like(values), certain, 0, T)
 
 
 def _second_order(
@@ -237,25 +294,25 @@ def _second_order(
             total += H.gram(networks, X)
         return (total / T).to(X)
 
-    tol = 1e-8 if x.dtype == torch.float64 else 1e-4
+    tol = 1e-8 if x.dtype == torch.float64 else 1e-3  # of each eigenvalue
     pairs = few_passes(product, D, top, passes=20, tol=tol, seed=seed, device=device, dtype=x.dtype)
     if ntk:
         errors = H.jackknife(initialiser.draw(seed, 0, 1, device, dtype), pairs.vectors, groups=16)
     else:
         energies = torch.cat([H.energies(networks, pairs.vectors) for networks in groups()])
         errors = energies.std(0) / T**0.5 if T > 1 else torch.full((top,), float("nan"), device="cpu")
-    trace = float("nan")  # would cost D products
-    directions = pairs.vectors.T.reshape(-1, *x.shape).cpu().contiguous()
     return NADs(
-        directions,
+        pairs.vectors.T.reshape(-1, *x.shape).cpu().contiguous(),
         pairs.values.double().cpu(),
         errors.cpu(),
-        trace,
+        float("nan"),  # the trace would cost D products
         T,
         seed,
         method,
         0.0,
         fallback=dict(initialiser.reasons),
+        resolved=resolved(pairs),
+        x=None if ntk else x.cpu(),
     )
 
 
@@ -273,29 +330,36 @@ def _checked(chunks: Iterator[tuple[int, Tensor]]) -> Iterator[tuple[int, Tensor
         yield start, rows
 
 
+def resolved(pairs: Eigenpairs) -> int:
+    """How many of the leading eigenpairs are certain, up to the first that is not."""
+    return int(pairs.converged.long().cumprod(0).sum())
+
+
 def _result(
     sampler: Sampler,
-    directions: Tensor,
-    values: Tensor,
+    pairs: Eigenpairs,
     errors: Tensor,
     trace: float,
     count: int,
     stability: list[tuple[int, float]],
     k: int,
+    center: bool = False,
 ) -> NADs:
-    head = "sampled" if sampler.head is None else "marginal"
-    step = sampler.step if sampler.method == "finite-difference" else 0.0
     return NADs(
-        directions,
-        values,
+        pairs.vectors.T.reshape(-1, *sampler.x.shape).cpu().contiguous(),
+        pairs.values.double().cpu(),
         errors,
         trace,
         count,
         sampler.seed,
         sampler.method,
-        step,
-        head,
+        sampler.step if sampler.method == "finite-difference" else 0.0,
+        "sampled" if sampler.head is None else "marginal",
         tuple(stability),
         k,
         dict(sampler.initialiser.reasons),
+        resolved(pairs),
+        center,
+        sampler.precision,
+        sampler.x.cpu(),
     )

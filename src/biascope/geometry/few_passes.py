@@ -31,8 +31,9 @@ def few_passes(
 ) -> Eigenpairs:
     """The k eigenpairs of largest magnitude of a symmetric operator (values float64), from at most `passes` products.
 
-    `product` maps a block [D, b] in `dtype` to a block of the same shape. Stops when all residuals are below `tol`
-    times the largest eigenvalue; warns, with the largest residual, when the passes end first.
+    `product` maps a block [D, b] in `dtype` to a block of the same shape. Stops when each residual is below `tol` times
+    the eigenvalue it belongs to (against the largest one, any direction of a small eigenvalue would pass for found);
+    warns when the passes end first, or rounding does not let it come so far. `converged` says which ones are found.
 
     Example:
         >>> found = few_passes(lambda X: torch.arange(50.0)[:, None] * X, 50, 2, passes=6)
@@ -52,19 +53,22 @@ def few_passes(
         order = values.abs().argsort(descending=True)[:k]
         values, S = values[order], S[:, order].to(basis)
         residuals = (image @ S - (basis @ S) * values.to(basis)).norm(dim=0).double()
-        converged = residuals <= tol * values[0].abs()
+        converged = residuals <= tol * values.abs()
         if bool(converged.all()) or done == passes:
             break
         block, R = torch.linalg.qr(new - basis @ (basis.T @ new))
         block = block[:, R.diagonal().abs() > rounding * abs(float(values[0]))][:, : dimension - basis.shape[1]]
-        if block.shape[1] == 0:  # the space is exhausted: nothing is missing
+        if block.shape[1] == 0:  # the space is exhausted: what is left is zero, which float32 cannot tell from small
+            converged = converged | (values.abs() <= (rounding if dtype == torch.float64 else 0.0) * values[0].abs())
             break
         block = torch.linalg.qr(block - basis @ (basis.T @ block))[0]  # once more, against rounding
     if not bool(converged.all()):
+        found = int(converged.long().cumprod(0).sum())
+        worst = float((residuals / values.abs()).nan_to_num(0.0).max())
         warnings.warn(
-            f"after {done} passes over the networks {int((~converged).sum())} of {k} leading directions have residuals "
-            f"up to {float(residuals.max() / values[0].abs()):.1e} of the largest eigenvalue (wanted {tol:.0e}): "
-            "ask for fewer directions, or give more memory",
+            f"after {done} passes over the networks only the first {found} of {k} leading directions are certain: "
+            f"others have residuals up to {worst:.1e} of their eigenvalue (wanted {tol:.0e}); ask for fewer "
+            "directions, give more memory, or use float64 networks",
             stacklevel=2,
         )
     vectors = fix_signs(torch.linalg.qr(basis @ S)[0])

@@ -101,6 +101,21 @@ class Sampler:
             pieces.append((out[:, :half] - out[:, half:]) / (2 * self.step))
         return torch.cat(pieces, dim=1)
 
+    def check_batches(self) -> None:
+        """Refuse networks whose answer to an input depends on the other inputs of the batch."""
+        networks = self.initialiser.draw(self.seed, 0, 1, dtype=self.dtype)
+        module = networks.module(0)
+        pair = perturbed(self.x.to(networks.device), 0, 1, self.step)
+        with torch.no_grad(), explained(module, pair[:1]):
+            alone, together = module(pair[:1]), module(pair)
+        if isinstance(together, Tensor) and isinstance(alone, Tensor) and together.shape[:1] == (2,):
+            off = float((together[:1] - alone).abs().max())
+            if off > 1e-2 * float(alone.abs().max()):
+                raise UnsupportedError(
+                    f"{type(module).__name__}: the answer to one input depends on the others of the batch (by "
+                    f"{off:.2g}), as with batch statistics in eval mode (BatchNorm with track_running_stats=False)"
+                )
+
     def marginal(self) -> Sampler:
         """The same with the head averaged out; refused when the last layer is not one that can be."""
         if self.method != "finite-difference":
@@ -137,16 +152,28 @@ def find_head(networks: Networks, x: Tensor) -> tuple[str, int]:
     """Name and number of outputs of the nn.Linear whose output is the network's output."""
     module = networks.module(0)
     x = x[None].to(networks.device, networks.dtype)
-    seen: dict[str, tuple[Tensor, Tensor]] = {}
+    seen: dict[str, tuple[Tensor, Tensor, int]] = {}  # input, output and how often it had been written to
     for name, layer in module.named_modules():
         if isinstance(layer, nn.Linear):
-            layer.register_forward_hook(lambda m, args, out, name=name: seen.__setitem__(name, (args[0], out)))
+            layer.register_forward_hook(
+                lambda m, args, out, name=name: seen.__setitem__(name, (args[0], out, out._version))
+            )
     with torch.no_grad(), explained(module, x):
         out = module(x)
-        last = [name for name, (_, value) in seen.items() if isinstance(out, Tensor) and value is out]
+        last = [name for name, (_, value, _) in seen.items() if isinstance(out, Tensor) and value is out]
         if len(last) != 1 or last[0] == "":
             raise UnsupportedError("head='marginal' needs a network that ends in an nn.Linear; use head='sampled'")
+        if out._version != seen[last[0]][2]:
+            raise UnsupportedError(
+                f"head='marginal': the output of the last layer '{last[0]}' is changed in place after it, so it is not "
+                "the end of the network; use head='sampled'"
+            )
         features = seen[last[0]][0].clone()
+        if features.numel() != features.shape[-1]:
+            raise UnsupportedError(
+                f"head='marginal': the last layer '{last[0]}' acts on several places of an input "
+                f"({list(features.shape)}), whose outputs share its weights; use head='sampled'"
+            )
         module.get_parameter(f"{last[0]}.weight").add_(1)
         module(x)
     if not torch.equal(seen[last[0]][0], features):
@@ -154,7 +181,7 @@ def find_head(networks: Networks, x: Tensor) -> tuple[str, int]:
             f"head='marginal': the weight of the last layer '{last[0]}' is used below it too, so it cannot be averaged "
             "out; use head='sampled'"
         )
-    return last[0], int(out.shape[1])
+    return last[0], int(out.shape[-1])
 
 
 def without_head(networks: Networks, head: str) -> Networks:

@@ -61,15 +61,21 @@ class BlockMoments:
             mean -= torch.outer(row, row)
         return mean
 
-    def spread(self, vectors: Tensor) -> Tensor:
-        """Standard errors [k] of u^T M u for the columns u of `vectors` [D, k]; NaN with fewer than two blocks."""
+    def spread(self, vectors: Tensor, center: bool = False) -> Tensor:
+        """Standard errors [k] of u^T M u for the columns u of `vectors` [D, k]; NaN with fewer than two blocks.
+
+        With `center`, M is about the mean row (whose own error is of higher order).
+        """
         used = self.counts > 0
         n = int(used.sum())
         if n < 2:
             return torch.full((vectors.shape[1],), float("nan"), dtype=torch.float64, device="cpu")
-        values = torch.stack(
-            [((self.sums[b] / self.counts[b]) @ vectors * vectors).sum(0) for b in used.nonzero()[:, 0]]
-        )
+        blocks = [int(b) for b in used.nonzero()[:, 0]]
+        values = torch.stack([((self.sums[b] / self.counts[b]) @ vectors * vectors).sum(0) for b in blocks])
+        if center:
+            along = torch.stack([self.means[b] / self.counts[b] for b in blocks]) @ vectors  # [blocks, k]
+            mean = (self.means.sum(0) / self.count) @ vectors
+            values = values - 2 * along * mean + mean.square()
         errors: Tensor = values.std(0) / n**0.5
         return errors.cpu()
 
@@ -85,11 +91,15 @@ class BlockMoments:
         squares = sum(float((self.sums[b] / self.counts[b] - mean).square().sum()) for b in used)
         return math.sqrt(squares / (len(used) * (len(used) - 1))) / float(mean.norm())
 
-    def split_half_overlap(self, k: int) -> float:
+    def split_half_overlap(self, k: int, center: bool = False) -> float:
         """Overlap of the k leading eigenvectors of the even blocks with those of the odd ones (1: the same span)."""
         tops = []
         for parity in (0, 1):
-            half = symmetrise(self.sums[parity::2].sum(0)) / self.counts[parity::2].sum().clamp(min=1)
+            count = self.counts[parity::2].sum().clamp(min=1)
+            half = symmetrise(self.sums[parity::2].sum(0)) / count
+            if center:
+                row = self.means[parity::2].sum(0) / count
+                half = half - torch.outer(row, row)
             half = half / half.diagonal().mean().clamp(min=torch.finfo(torch.float64).tiny)
             tops.append(leading(half, k, dense=half.is_cuda))
         return subspace_overlap(tops[0], tops[1])

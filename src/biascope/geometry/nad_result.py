@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from biascope.errors import InputError, UnsupportedError
 from biascope.geometry import files
-from biascope.linalg import MarchenkoPastur, marchenko_pastur, principal_angles, subspace_overlap
+from biascope.linalg import MarchenkoPastur, effective_rank, marchenko_pastur, principal_angles, subspace_overlap
 from biascope.tables import facts, grid, number
 
 
@@ -35,6 +35,10 @@ class NADs:
             directions of one half of the networks with those of the other. The whole is better than its halves.
         stability_k: how many leading directions `stability` is about.
         fallback: {parameter: why} if the factory had to be called for each network.
+        resolved: how many leading directions the eigensolver is certain of; None: all of them.
+        center: whether the mean gradient was taken off.
+        precision: arithmetic of the networks.
+        x: the evaluation point [*input_shape]; None for ntk, which has many.
     """
 
     directions: Tensor = field(repr=False)
@@ -49,6 +53,10 @@ class NADs:
     stability: tuple[tuple[int, float], ...] = ()
     stability_k: int = 10
     fallback: dict[str, str] = field(default_factory=dict)
+    resolved: int | None = None
+    center: bool = False
+    precision: str = "float32"
+    x: Tensor | None = field(default=None, repr=False)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -96,6 +104,32 @@ class NADs:
             raise InputError(f"inputs of different size: {ours.shape[1]} and {theirs.shape[1]} entries")
         return ours.T.cpu(), theirs.T.cpu()
 
+    def effective_rank(self, kind: Literal["entropy", "participation"] = "entropy") -> float:
+        """How many directions matter, from 1 to D: exp of the entropy of the eigenvalues' shares, or the participation
+        ratio (sum lambda)^2 / sum lambda^2.
+
+        Example:
+            >>> flat = NADs(torch.eye(4), torch.ones(4), torch.zeros(4), 4.0, 1, 0, "autograd", 0.0)
+            >>> round(flat.effective_rank(), 6), flat.effective_rank("participation"), flat.decay_index()
+            (4.0, 4.0, 0.0)
+        """
+        return effective_rank(self._all(), kind)
+
+    def decay_index(self) -> float:
+        """a of the power law lambda_i ~ i^-a through all positive eigenvalues, by least squares in logarithms."""
+        values = self._all()
+        values = values[values > 1e-12 * values[0]]
+        index, height = torch.arange(1, len(values) + 1, dtype=torch.float64).log(), values.log()
+        index, height = index - index.mean(), height - height.mean()
+        return float(-(index @ height) / (index @ index).clamp(min=1e-300)) + 0.0
+
+    def _all(self) -> Tensor:
+        if len(self.eigenvalues) < self.dimension:
+            raise UnsupportedError(
+                f"this needs all {self.dimension} eigenvalues, but {len(self.eigenvalues)} are known: leave out top="
+            )
+        return self.eigenvalues.double().clamp(min=0.0)
+
     def marchenko_pastur(self) -> MarchenkoPastur:
         """Where the eigenvalues of as many isotropic gradients of the same total variance would lie.
 
@@ -112,6 +146,8 @@ class NADs:
             "networks": self.n_networks,
         }
         rows |= {} if math.isnan(self.trace) else {"trace": self.trace}
+        if self.resolved is not None and self.resolved < len(self.directions):
+            rows["certain"] = f"the first {self.resolved}; the others did not converge"
         if self.stability:
             rows[f"split-half overlap of the first {self.stability_k}"] = self.stability[-1][1]
         rows |= {"head": self.head, "seed": self.seed}
@@ -132,6 +168,7 @@ class NADs:
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, whole or not at all."""
         tensors = {name: getattr(self, name) for name in ("directions", "eigenvalues", "standard_errors")}
+        tensors |= {} if self.x is None else {"x": self.x}
         files.write(path, "nads", tensors, {name: getattr(self, name) for name in _PLAIN})
 
     @classmethod
@@ -142,4 +179,7 @@ class NADs:
         return cls(**tensors, **about)
 
 
-_PLAIN = ("trace", "n_networks", "seed", "method", "step", "head", "stability", "stability_k", "fallback")
+_PLAIN = (
+    *("trace", "n_networks", "seed", "method", "step", "head", "stability", "stability_k", "fallback"),
+    *("resolved", "center", "precision"),
+)

@@ -1,0 +1,242 @@
+"""Where NADs could go wrong without a word: fast spectra, heads that are not the end, errors of centred moments."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from biascope import nets
+from biascope.ensembles import input_gradients, record
+from biascope.errors import InputError, UnsupportedError
+from biascope.geometry import NADs, nads
+from biascope.geometry.few_passes import few_passes
+
+
+def falling(decay: float, T: int = 300, D: int = 900) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows [T, D] with singular values i^-decay; those, and the right singular vectors [D, T]."""
+    g = torch.Generator().manual_seed(0)
+    U, V = (torch.linalg.qr(torch.randn(n, T, generator=g, dtype=torch.float64))[0] for n in (T, D))
+    s = torch.arange(1, T + 1, dtype=torch.float64) ** -decay
+    return (U * s) @ V.T, s, V
+
+
+# ------------------------------------------------------------------------------------- directions of small eigenvalues
+
+
+def test_small_eigenvalues_are_found_too() -> None:
+    """The 40th is 1.4e-4 of the first: against the first alone, any direction would pass for it."""
+    rows, s, V = falling(1.2)
+    found = few_passes(lambda X: rows.T @ (rows @ X), 900, 40, passes=20, dtype=torch.float64)
+    assert bool(found.converged.all())
+    assert torch.allclose(found.values, s[:40] ** 2, rtol=1e-6)
+    assert float((found.vectors * V[:, :40]).sum(0).abs().min()) > 0.9999
+
+
+def test_what_rounding_hides_is_said() -> None:
+    rows, s, _ = falling(1.2)
+    single = rows.float()
+    with pytest.warns(UserWarning, match="only the first [0-9]+ of 40 leading directions are certain"):
+        found = few_passes(lambda X: single.T @ (single @ X), 900, 40, passes=20)
+    sure = int(found.converged.long().cumprod(0).sum())
+    assert 5 <= sure < 40
+    assert torch.allclose(found.values[:sure], s[:sure] ** 2, rtol=1e-3)
+
+
+class Falling(nn.Module):
+    """A linear network whose gradient has standard deviations i^-decay in the coordinates."""
+
+    def __init__(self, D: int, decay: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(D, 1, bias=False)
+        self.scale = nn.Parameter(torch.arange(1, D + 1) ** -decay, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x * self.scale)
+        return out
+
+
+@pytest.mark.parametrize("memory", [None, "20MB"])
+def test_matrix_free_directions_of_a_fast_spectrum(memory: str | None) -> None:
+    """Gradients kept (their Gram matrix), or drawn again for every pass (block Krylov), against a decomposition."""
+    T, D, k = 400, 5000, 30
+    factory = record(lambda: Falling(D, 1.2))
+    found = nads(factory, (D,), T, method="autograd", top=k, max_memory=memory)
+    rows = input_gradients(factory.draw(0, 0, T), torch.zeros(1, D))[:, 0].double()
+    exact = torch.linalg.svd(rows, full_matrices=False)
+    sure = found.resolved
+    assert sure is not None
+    assert sure == k or memory is not None
+    assert sure >= 10
+    assert torch.allclose(found.eigenvalues[:sure], exact.S[:sure] ** 2 / T, rtol=2e-3)
+    assert float((found.directions[:sure].double() * exact.Vh[:sure]).sum(1).abs().min()) > 0.99
+
+
+def test_mixed_derivatives_say_how_far_they_got() -> None:
+    """Float32 networks with a spectrum over seven decades: the rest is not passed off as found."""
+    D = 200
+    factory = lambda: nn.Sequential(Falling(D, 1.5), nn.Tanh())  # noqa: E731
+    exact = nads(factory, (D,), 30, method="mixed-derivative", top=40, dtype=torch.float64)
+    assert exact.resolved == 40
+    with pytest.warns(UserWarning, match="are certain"):
+        found = nads(factory, (D,), 30, method="mixed-derivative", top=40)
+    assert found.resolved is not None
+    assert 2 <= found.resolved < 40
+    assert torch.allclose(found.eigenvalues[: found.resolved], exact.eigenvalues[: found.resolved], rtol=1e-2)
+    assert f"the first {found.resolved};" in found._repr_html_()
+
+
+# ------------------------------------------------------------------------------------------ heads that are not the end
+
+
+class Ending(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.body, self.head, self.wide, self.how = nn.Linear(6, 5), nn.Linear(5, 1), nn.Linear(6, 1), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.relu(self.body(x)))
+        if self.how == "skip":
+            out += 5 * self.wide(x)
+        elif self.how == "relu":
+            torch.relu_(out)
+        return out
+
+
+@pytest.mark.parametrize("how", ["skip", "relu"])
+def test_a_head_that_is_changed_in_place_is_not_averaged_out(how: str) -> None:
+    with pytest.raises(UnsupportedError, match="'head' is changed in place"):
+        nads(lambda: Ending(how), (6,), 8, head="marginal")
+    assert nads(lambda: Ending(""), (6,), 8, head="marginal").head == "marginal"
+
+
+def test_a_head_over_several_places_is_not_averaged_out() -> None:
+    factory = lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))  # noqa: E731
+    with pytest.raises(UnsupportedError, match="several places"):
+        nads(factory, (6,), 8, head="marginal", scalarise=None)
+
+
+# ---------------------------------------------------------------------------------------------- centring and stability
+
+
+class Shifted(nn.Module):
+    """f = (30 + w)^T x with w ~ N(0, diag(9, 1, 0.09)): a mean gradient far from zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(3) * torch.tensor([3.0, 1.0, 0.3]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ (30 + self.w))[:, None]
+
+
+def test_standard_errors_of_centred_moments() -> None:
+    """Of the eigenvalues of a normal sample: lambda sqrt(2 / T); those of the raw moment are 10 to 100 times larger."""
+    T = 4000
+    found = nads(Shifted, (3,), T, method="autograd", center=True, dtype=torch.float64)
+    expected = found.eigenvalues * (2 / T) ** 0.5
+    assert torch.allclose(found.eigenvalues, torch.tensor([9.0, 1.0, 0.09], dtype=torch.float64), rtol=0.15)
+    # from 16 blocks: relative error of an error 1 / sqrt(30) = 0.18; within three of them
+    assert ((found.standard_errors / expected - 1).abs() < 0.55).all()
+    assert found.center
+    assert found.stability[-1] == (T, pytest.approx(1.0, abs=1e-3))
+
+
+def test_centring_leaves_an_averaged_head_alone() -> None:
+    """Given the features, the mean gradient is zero; the rows of a network's features have another mean."""
+    factory = lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 1))  # noqa: E731
+    plain, centred = (nads(factory, (4,), 64, head="marginal", center=center) for center in (False, True))
+    assert torch.allclose(plain.eigenvalues, centred.eigenvalues, rtol=1e-6)  # engines differ by rounding
+
+
+def test_stability_is_never_about_the_whole_space() -> None:
+    found = nads(lambda: nn.Linear(8, 1), (8,), 512, stability_k=10)
+    assert found.stability_k == 4
+    assert all(value < 0.99 for _, value in found.stability)
+    assert nads(lambda: nn.Linear(400, 1), (400,), 6).stability_k == 3
+    assert nads(lambda: nn.Linear(1, 1), (1,), 64).stability == ()
+    with pytest.raises(InputError, match="stability_k must be at least 1"):
+        nads(lambda: nn.Linear(8, 1), (8,), 16, stability_k=0)
+
+
+def test_auto_says_that_it_did_not_become_stable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("biascope.geometry.anisotropy.AUTO_LIMIT", 1024)
+    with pytest.warns(UserWarning, match=r"first 4 directions of two halves of 1024 networks overlap by 0\."):
+        found = nads(lambda: nn.Linear(8, 1), (8,), "auto", tolerance=0.999)
+    assert found.n_networks == 1024
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert nads(lambda: Falling(8, 2.0), (8,), "auto").n_networks < 1024
+        assert nads(lambda: nn.Linear(1, 1), (1,), "auto").n_networks == 256
+
+
+# --------------------------------------------------------------------------------------- what is not used is not taken
+
+
+@pytest.mark.parametrize(
+    ("method", "changed", "name"),
+    [
+        ("mixed-derivative", {"head": "marginal"}, "head"),
+        ("ntk", {"center": True}, "center"),
+        ("ntk", {"x": torch.zeros(3)}, "x"),
+        ("autograd", {"precision": "tf32"}, "precision"),
+        ("mixed-derivative", {"precision": "tf32"}, "precision"),
+    ],
+)
+def test_options_that_a_method_does_not_use_are_refused(method: str, changed: dict[str, object], name: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"^{name} is for method"):
+        nads(lambda: nn.Linear(3, 1), (3,), 4, method=method, **changed)  # type: ignore[arg-type]
+
+
+def test_other_refusals() -> None:
+    with pytest.raises(InputError, match="head='bogus'"):
+        nads(lambda: nn.Linear(3, 1), (3,), 4, method="ntk", head="bogus")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="x holds NaN"):
+        nads(lambda: nn.Linear(3, 1), (3,), 4, x=torch.tensor([1.0, torch.nan, 0.0]))
+
+
+def test_networks_whose_answers_depend_on_the_batch_are_refused() -> None:
+    def factory(track: bool) -> nn.Module:
+        norm = nn.BatchNorm1d(5, track_running_stats=track)
+        return nn.Sequential(nn.Linear(6, 5), norm, nn.ReLU(), nn.Linear(5, 1))
+
+    def nets_with_images(track: bool) -> nn.Module:
+        norm = nn.BatchNorm2d(3, track_running_stats=track)
+        return nn.Sequential(nn.Conv2d(1, 3, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(48, 1))
+
+    with pytest.raises(UnsupportedError, match="depends on the others of the batch"):
+        nads(lambda: nets_with_images(False), (1, 6, 6), 4)
+    assert nads(lambda: nets_with_images(True), (1, 6, 6), 4).n_networks == 4
+    assert nads(lambda: factory(True), (6,), 4).n_networks == 4
+
+
+# -------------------------------------------------------------------------------------------------------- what is kept
+
+
+def test_how_it_was_measured_is_kept(tmp_path: Path) -> None:
+    x = torch.randn(1, 32, 32, generator=torch.Generator().manual_seed(3))
+    found = nads(lambda: nets.build("lenet"), (1, 32, 32), 8, center=True, x=x)
+    found.save(tmp_path / "n.safetensors")
+    again = NADs.load(tmp_path / "n.safetensors")
+    assert again.x is not None
+    assert torch.equal(again.x, x)
+    assert (again.center, again.precision, again.resolved) == (True, "float32", 1024)
+    ntk = nads(lambda: nn.Linear(3, 1), (3,), method="ntk", top=1, n_points=8)
+    assert ntk.x is None
+    ntk.save(tmp_path / "k.safetensors")
+    assert NADs.load(tmp_path / "k.safetensors").x is None
+
+
+def test_spectra_in_one_number() -> None:
+    values = torch.tensor([4.0, 2.0, 1.0, 1.0], dtype=torch.float64)
+    found = NADs(torch.eye(4), values, torch.zeros(4), 8.0, 1, 0, "autograd", 0.0)
+    share = values / 8
+    assert found.effective_rank() == pytest.approx(float(torch.exp(-(share * share.log()).sum())))
+    assert found.effective_rank("participation") == pytest.approx(64 / 22)
+    power = NADs(
+        torch.eye(50), torch.arange(1, 51, dtype=torch.float64) ** -1.7, torch.zeros(50), 1.0, 1, 0, "autograd", 0.0
+    )
+    assert power.decay_index() == pytest.approx(1.7)
+    with pytest.raises(UnsupportedError, match="all 4 eigenvalues, but 2 are known"):
+        NADs(torch.eye(4)[:2], values[:2], torch.zeros(2), 8.0, 1, 0, "autograd", 0.0).effective_rank()
