@@ -38,6 +38,7 @@ __all__ = [
     "Comparison",
     "Containment",
     "CurvatureTerms",
+    "DipoleDerivatives",
     "Directions",
     "NADs",
     "alignment_score",
