@@ -1,7 +1,10 @@
-"""What the NAD papers do to images: poisoning along carriers, the flip of a basis, a channel with its own task."""
+"""What the NAD papers do to images: poisoning along carriers, the flip of a basis, a channel with its own task; and how
+much of what tells the classes of a set apart lies along which direction.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -13,6 +16,7 @@ from biascope.data.directional import Gap, directional_inputs
 from biascope.errors import InputError
 
 Rule = Literal["choice", "code"]
+CHUNK = 4096  # images in float64 at a time
 
 
 def carriers(n_classes: int, n_channels: int = 3, rule: Rule = "choice") -> list[tuple[int, int, int]]:
@@ -53,7 +57,8 @@ def poison(
     """Images x [n, c, h, w] whose coefficient along their class's carrier is replaced by +-eps: x + (s eps - <x, k>) k.
 
     `nads` [k, h, w] or [k, h w]: orthonormal directions, of which those from `index` (0-based) on are used; see
-    `carriers`. `overwrite="all"` also sets every other carrier to 0, which makes the set linearly separable for
+    `carriers`. Of used ones that are not orthonormal the coefficients would not be +-eps; they are refused.
+    `overwrite="all"` also sets every other carrier to 0, which makes the set linearly separable for
     certain. Poison images in [0, 1], before normalisation.
 
     Example:
@@ -75,6 +80,7 @@ def poison(
     used = nads[index : index + n_directions].flatten(1).to(x)
     if used.shape[1] != x.shape[2] * x.shape[3]:
         raise InputError(f"nads have {used.shape[1]} entries, the images {x.shape[2]} x {x.shape[3]}")
+    _refuse_oblique(used, f"nads {index}..{index + n_directions - 1}")
     offset, channel, sign = (torch.tensor(column, device=x.device)[y.to(x.device)] for column in zip(*table))
     flat = x.flatten(2)
     now = flat @ used.T  # [n, c, directions]
@@ -111,11 +117,12 @@ def underspecified(
     *,
     eps: float = 1.0,
     sigma: float = 3.0,
-    gap: Gap = "half",
+    gap: Gap = "full",
     seed: Seed = 0,
 ) -> Dataset:
     """Images x [n, c, h, w] with one more channel drawn from D(v) for the same binary labels y: two ways to be right.
 
+    `gap` as in `directional`, "full" as in the studies.
     Test what was learnt with `zero_channels`: the last channel zeroed leaves the images, the others zeroed leave D(v).
 
     Example:
@@ -148,3 +155,68 @@ def zero_channels(x: Tensor, channels: list[int]) -> Tensor:
     out = x.clone()
     out[:, channels] = 0
     return out
+
+
+def class_mean_energies(x: Tensor, y: Tensor, directions: Tensor) -> Tensor:
+    """How much of what tells the class means of a set apart lies along each direction: its alignment with a basis.
+
+    e_i = sum_c p_c <mu_c - mu, u_i>^2 / sum_c p_c ||mu_c - mu||^2, with p_c the share of class c, mu_c the mean of its
+    images and mu = sum_c p_c mu_c that of all. Over a complete basis (and all channels) the energies add up to 1. With
+    the NADs of an architecture: a set whose energy lies along the first of them suits it. Means of few images keep some
+    of the noise: with C classes, (C - 1) / n times its variance along u_i, in the mean and before the division.
+
+    Args:
+        x: images (or any inputs) [n, *shape].
+        y: labels [n], any integers.
+        directions: orthonormal, [k, *shape]; or directions of one channel, [k, h, w], [k, 1, h, w] or [k, h w] for x
+            [n, channels, h, w], which are placed in each channel in turn.
+
+    Returns:
+        Energies in float64 on the CPU: [k], or [k, channels] for directions of one channel.
+
+    Example:
+        >>> x = torch.tensor([[1.0, 5.0], [1.0, -5.0], [-1.0, 3.0], [-1.0, -3.0]])
+        >>> class_mean_energies(x, torch.tensor([0, 0, 1, 1]), torch.eye(2))
+        tensor([1., 0.], dtype=torch.float64)
+    """
+    if x.dim() < 2 or y.shape != x.shape[:1] or not len(x):
+        raise InputError(f"expected x [n, ...] and y [n], n > 0, got {list(x.shape)} and {list(y.shape)}")
+    rows, whole = directions.detach().flatten(1).cpu().double(), directions.shape[1:] == x.shape[1:]
+    if not whole and (x.dim() < 3 or rows.shape[1] != x[0, 0].numel()):
+        raise InputError(
+            f"directions {list(directions.shape)} have neither the shape of an input {list(x.shape[1:])} nor that of "
+            "one of its channels"
+        )
+    _refuse_oblique(rows, "the directions")
+    apart, shares = _class_means(x, y)  # [classes, D]
+    shape = (len(apart), -1, rows.shape[1])  # [classes, 1 or channels, entries]
+    energies = torch.einsum("c,cjk->kj", shares, (apart.view(shape) @ rows.T).square())
+    energies = energies / (shares @ apart.square().sum(1))
+    return energies[:, 0] if whole else energies
+
+
+def _class_means(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """mu_c - mu of every class, [classes, D], and the shares p_c, [classes]; refused where they all are the same."""
+    _, index, counts = torch.unique(y.cpu(), return_inverse=True, return_counts=True)
+    sums = torch.zeros(len(counts), x[0].numel(), dtype=torch.float64, device="cpu")
+    size = 0.0
+    for start in range(0, len(x), CHUNK):
+        piece = x[start : start + CHUNK].detach().flatten(1).cpu().double()
+        sums.index_add_(0, index[start : start + CHUNK], piece)
+        size += float(piece.square().sum()) / len(x)
+    if not math.isfinite(size):
+        raise InputError("x has entries that are not finite")
+    shares = counts.double() / len(x)
+    apart = sums / counts[:, None] - sums.sum(0) / len(x)
+    energy = float(shares @ apart.square().sum(1))
+    if not energy > 1e-26 * size:  # a difference of 1e-13 of the inputs is rounding
+        raise InputError(f"the means of the {len(counts)} class(es) do not differ: there is no energy to share out")
+    return apart, shares
+
+
+def _refuse_oblique(rows: Tensor, what: str, tol: float = 1e-3) -> None:
+    """Raise where rows [k, D] are not orthonormal; the tolerance is that of `complete_basis`."""
+    wide = rows.double()
+    error = float((wide @ wide.T - torch.eye(len(wide), dtype=wide.dtype, device=wide.device)).abs().max())
+    if not error <= tol:
+        raise InputError(f"{what} are not orthonormal (largest error of their Gram matrix {error:.3g} > {tol})")
