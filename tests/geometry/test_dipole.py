@@ -85,7 +85,7 @@ def test_dipole_metric_of_more_outputs_and_other_precisions() -> None:
     x, v = gaussian(4), gaussian(4, seed=1)
     q = dipole_metric(net, x, v, scalarise=lambda out: out[:, 2])
     assert q.dtype == torch.float32  # the network's own
-    assert q.item() == pytest.approx(float((net.weight[2].double() @ v) ** 2), rel=1e-5)
+    assert q.item() == pytest.approx(float((net.weight[2].detach().double() @ v) ** 2), rel=1e-5)
     with pytest.raises(InputError, match="3 outputs"):
         dipole_metric(net, x, v)
 
