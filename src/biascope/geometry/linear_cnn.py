@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,16 +20,34 @@ GELU_GAIN = 0.25  # GELU'(0)^2
 
 
 def tap_matrices(
-    shape: Sequence[int], kernel: int, *, stride: int = 1, padding: int = 0, circular: bool = False
+    shape: Sequence[int],
+    kernel: int,
+    *,
+    stride: int = 1,
+    padding: int | Literal["same"] | None = None,
+    circular: bool = False,
 ) -> Tensor:
     """[taps, inputs, outputs] zeros and ones: which input position a tap of the kernel reads for an output position.
 
-    `shape` is the input's (length,) or (height, width). Circular padding keeps the size ("same").
+    As torch's convolutions do it, for zero padding and for `padding_mode="circular"`.
+
+    Args:
+        shape: the input's (length,) or (height, width).
+        kernel: taps per dimension.
+        stride: as torch's.
+        padding: positions added on both sides, or "same" (stride 1 only), which keeps the size; an even kernel then has
+            one more on the right. By default 0, and "same" if circular.
+        circular: whether the padding wraps around; at most once, as in torch.
 
     Example:
         >>> tap_matrices((3,), kernel=2).shape
         torch.Size([2, 3, 2])
     """
+    padding = ("same" if circular else 0) if padding is None else padding
+    if min(kernel, stride, *shape) < 1 or (isinstance(padding, int) and padding < 0):
+        raise InputError(f"need positive sizes: shape={tuple(shape)}, {kernel=}, {stride=}, {padding=}")
+    if isinstance(padding, str) and (padding != "same" or stride != 1):
+        raise InputError(f'{padding=} with {stride=}: "same" is for stride 1 alone; give a number of positions')
     lines = [_line(extent, kernel, stride, padding, circular) for extent in shape]
     if len(lines) == 1:
         return lines[0]
@@ -40,14 +59,18 @@ def tap_matrices(
     return pairs.reshape(taps, rows.shape[1] * columns.shape[1], rows.shape[2] * columns.shape[2])
 
 
-def _line(extent: int, kernel: int, stride: int, padding: int, circular: bool) -> Tensor:
-    outputs = extent if circular else (extent + 2 * padding - kernel) // stride + 1
+def _line(extent: int, kernel: int, stride: int, padding: int | str, circular: bool) -> Tensor:
+    left, right = (padding, padding) if isinstance(padding, int) else ((kernel - 1) // 2, kernel // 2)
+    outputs = (extent + left + right - kernel) // stride + 1
     if outputs < 1:
         raise InputError(f"a kernel of {kernel} does not fit into {extent} positions with padding {padding}")
+    if circular and max(left, right) > extent:
+        raise InputError(f"circular padding of {max(left, right)} wraps around {extent} positions more than once")
     made = torch.zeros(kernel, extent, outputs, dtype=torch.float64, device="cpu")
     for tap in range(kernel):
         for out in range(outputs):
-            position = (out + tap - kernel // 2) % extent if circular else out * stride + tap - padding
+            position = out * stride + tap - left
+            position = position % extent if circular else position
             if 0 <= position < extent:
                 made[tap, position, out] = 1.0
     return made
@@ -61,6 +84,23 @@ def through_convolution(covariance: Tensor, taps: Tensor, channels_out: int, var
         tensor([1., 2., 1.], dtype=torch.float64)
     """
     return channels_out * variance * torch.einsum("tio,op,tjp->ij", taps, covariance, taps)
+
+
+def through_sum(*branches: Tensor) -> Tensor:
+    """Covariance at the input of a residual sum [in, in]: what came back through its branches, skip included, adds.
+
+    So it does as long as all branches but one hold weights of their own, of mean zero: the cross terms vanish. For an
+    identity skip give the covariance at the sum's output itself, for a 1 x 1 shortcut `through_convolution` of it.
+
+    Example:
+        >>> at_output = torch.eye(3).double()
+        >>> branch = through_convolution(at_output, tap_matrices((3,), 2, circular=True), 1, 0.5)
+        >>> through_sum(at_output, branch).diagonal()
+        tensor([2., 2., 2.], dtype=torch.float64)
+    """
+    if not branches or len({branch.shape for branch in branches}) != 1:
+        raise InputError(f"branches must be covariances of one size, got {[list(b.shape) for b in branches]}")
+    return torch.stack(branches).sum(0)
 
 
 def pool_matrix(shape: Sequence[int], size: int) -> Tensor:
