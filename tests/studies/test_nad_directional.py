@@ -1,5 +1,6 @@
 """The trainings per direction: exact data, steps to a loss, resuming, and the same numbers as a plain ensemble."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +103,17 @@ def test_training_is_the_ensembles_and_resumes(tmp_path: Path) -> None:
     first = (run.path / "arrays" / "a 0.safetensors").stat().st_mtime_ns
     train_directions(run, "a", factory, v, protocol)
     assert (run.path / "arrays" / "a 0.safetensors").stat().st_mtime_ns == first  # not trained again
+
+
+def test_pieces_of_another_length_are_read_as_they_are(tmp_path: Path) -> None:
+    """A run made with one chunk per 256 directions is judged where chunks have 8: nothing is trained again."""
+    run = Run.create(tmp_path / "run", {"study": "nad/fig1", "seed": 5})
+    protocol, v, factory = Protocol(n=8, n_test=8, epochs=1, chunk=3), unit(5, 4, 4), architecture("logreg", 4)
+    found = train_directions(run, "a", factory, v, protocol)
+    assert run.arrays() == ["a 0", "a 3"]
+    again = train_directions(run, "a", factory, v, replace(protocol, chunk=1))
+    assert np.array_equal(again.test, found.test)
+    assert run.arrays() == ["a 0", "a 3"]
 
 
 def test_logistic_regression_learns_every_direction(tmp_path: Path) -> None:

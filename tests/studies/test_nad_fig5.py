@@ -8,7 +8,7 @@ import torch
 
 from biascope.studies import Run, configure, execute
 from biascope.studies.nad.anisotropy import published_directions
-from biascope.studies.nad.fig5 import concentration, energy
+from biascope.studies.nad.fig5 import PLACES, concentration, energy
 
 
 def start(tmp_path: Path, **overrides: object) -> Run:
@@ -43,6 +43,35 @@ def test_networks_without_an_image_size_and_small_images(tmp_path: Path) -> None
     result = execute(start(tmp_path, net="mlp", image_size=8, networks=8, sampled=8))
     assert result.numbers["lambda_64 / lambda_1"].value > 0
     assert result.verdict == "not confirmed"  # isotropic
+
+
+def test_where_the_energy_of_two_networks_must_lie() -> None:
+    """Planted waves: a comb for ResNet-18; DC and the two highest frequencies for DenseNet-121, in no other order."""
+    n = 16
+    x, y = torch.meshgrid(torch.arange(n), torch.arange(n), indexing="ij")
+
+    def wave(a: int, b: int) -> torch.Tensor:
+        return torch.cos(2 * torch.pi * (a * x + b * y) / n)
+
+    (comb,) = PLACES["resnet18"].values()
+    assert comb(energy(torch.stack([wave(4, 8), wave(0, 4), wave(0, 0)]))) == pytest.approx(1.0)
+    assert comb(energy(torch.stack([wave(4, 8), wave(2, 4), wave(0, 0)]))) == pytest.approx(2 / 3)
+    first, others = PLACES["densenet121"].values()
+    right, wrong = (energy(torch.stack(waves)) for waves in (
+        [wave(0, 0), wave(8, 0), wave(0, 8)], [wave(1, 0), wave(0, 0), wave(0, 8)]
+    ))  # fmt: skip
+    assert (first(right), others(right)) == pytest.approx((1.0, 1.0))
+    assert (first(wrong), others(wrong)) == pytest.approx((0.0, 0.5), abs=1e-12)
+
+
+@pytest.mark.slow
+def test_the_comb_of_resnet18_is_measured_with_an_error(tmp_path: Path) -> None:
+    result = execute(start(tmp_path, net="resnet18", image_size=8, networks=8, sampled=8, groups=4))
+    share = result.numbers["energy of u_1 to u_3 on multiples of 4"]
+    assert share.standard_error is not None
+    assert 0 <= share.value <= 1
+    assert f"on multiples of 4: {share}" in result.measured
+    assert "Not judged" in result.measured
 
 
 def test_concentration() -> None:

@@ -2,13 +2,16 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from biascope.data.images import carriers, nad_flip, poison
 from biascope.studies import Run, StudyResult, configure, execute
+from biascope.studies.nad.anisotropy import spread_indices
 from biascope.studies.nad.directional import architecture
-from biascope.studies.nad.images import ImageProtocol, image_set, train_on_images
+from biascope.studies.nad.fig7 import against_clean
+from biascope.studies.nad.images import ImageProtocol, described, image_set, train_on_images
 
 
 def start(tmp_path: Path, name: str, **overrides: object) -> tuple[Run, StudyResult]:
@@ -26,7 +29,22 @@ def test_images(tmp_path: Path) -> None:
     x = images.normalised(images.x)
     assert x.mean((0, 2, 3)).abs().max() < 1e-5
     assert (x.std((0, 2, 3)) - 1).abs().max() < 1e-3
-    assert "stand-in" in images.note
+    assert (
+        images.note == described("digits", 100)[0] == "100 training images of 8 x 8 digits as a stand-in for CIFAR-10"
+    )
+    assert len(images.test_y) == described("digits", 100)[1]
+    assert described("digits", 10**6)[0] == image_set(run, "digits", 0).note
+
+
+def test_the_flip_and_the_mean_do_not_commute(tmp_path: Path) -> None:
+    """Flipped before normalising, every image has one and the same picture m (F 1 - 1) / s added to it."""
+    images = image_set(Run.create(tmp_path / "run", {"study": "nad/fig8", "seed": 0}), "digits", 32)
+    U = torch.linalg.qr(torch.randn(256, 256, generator=torch.Generator().manual_seed(0), dtype=torch.float64))[0].T
+    x, mean, std = images.x.double(), images.mean.double().view(3, 1, 1), images.std.double().view(3, 1, 1)
+    before, after = (nad_flip(x, U) - mean) / std, nad_flip((x - mean) / std, U)
+    one = torch.ones(1, 3, 16, 16, dtype=torch.float64)
+    assert torch.allclose(before - after, mean * (nad_flip(one, U) - one) / std, atol=1e-10)
+    assert float((before - after).abs().max()) > 0.1
 
 
 def test_poison_and_flip_keep_their_promises(tmp_path: Path) -> None:
@@ -58,6 +76,44 @@ def test_training_scores_every_test_set_and_is_stored(tmp_path: Path) -> None:
         raise AssertionError("trained again")
 
     assert train_on_images(run, "a", factory, fail, lambda: tests, protocol) == found
+
+
+def judged(tmp_path: Path, name: str, stored: dict[str, dict[str, float]], **overrides: object) -> StudyResult:
+    """A run on CIFAR-10 whose networks are all trained: neither images nor directions are needed to judge it."""
+    run = Run.create(tmp_path / f"run {len(list(tmp_path.iterdir()))}", configure(name, "paper", overrides=overrides))
+    for key, values in stored.items():
+        run.cached(key, lambda values=values: values)  # type: ignore[misc]
+    return execute(run)
+
+
+def test_parts_of_the_poisoning_claim(tmp_path: Path) -> None:
+    indices = spread_indices(8, 1023)
+    accuracy = dict(zip(indices, np.linspace(0.2, 0.88, len(indices))))
+
+    def verdict(clean: float, **changed: float) -> str:
+        own = {**accuracy, **{int(name[1:]): value for name, value in changed.items()}}
+        stored = {f"carrier {i}": {"train": 1.0, "test": float(value)} for i, value in own.items()}
+        return judged(tmp_path, "nad/fig7", {"clean": {"train": 1.0, "test": clean}, **stored}, count=8).verdict
+
+    assert verdict(0.88) == "confirmed"
+    assert verdict(0.95) == "not confirmed"  # the last carrier costs 0.07
+    assert verdict(0.88, _0=0.45) == "not confirmed"  # the first one leaves more than half
+    ruined, spared = against_clean(0.8, 0.2, 0.8, 100)
+    assert (ruined.value, spared.value) == pytest.approx((-0.2, 0.0))
+    errors = np.sqrt([(0.16 + 0.16 / 4) / 100, 0.32 / 100])
+    assert [ruined.standard_error, spared.standard_error] == pytest.approx(errors)
+
+
+def test_both_kinds_of_images_must_be_learnt(tmp_path: Path) -> None:
+    def verdict(original: float, flipped: float) -> str:
+        stored = {
+            "lenet original 0": {"train": original, "test": 0.8},
+            "lenet flipped 0": {"train": flipped, "test": 0.5},
+        }
+        return judged(tmp_path, "nad/fig8", stored, nets="lenet").verdict
+
+    assert verdict(1.0, 0.96) == "confirmed"
+    assert verdict(0.94, 1.0) == verdict(1.0, 0.94) == "not confirmed"
 
 
 @pytest.mark.slow

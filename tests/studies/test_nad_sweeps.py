@@ -6,10 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy.stats import spearmanr
 
 from biascope.errors import InputError
 from biascope.studies import Run, StudyResult, configure, execute
+from biascope.studies.estimates import rank_correlation, spearman
+from biascope.studies.nad.anisotropy import spread_indices
 from biascope.studies.nad.fig3 import variants
+from biascope.studies.nad.fig6 import PUBLISHED, RANGES, _weighted_spearman, whole_range
 from biascope.studies.nad.fig11 import checks
 from biascope.studies.nad.fig13 import mean_frequency
 from biascope.studies.nad.fig17 import radial, spectral_correlation
@@ -23,6 +27,18 @@ def start(tmp_path: Path) -> Start:
         folder = tmp_path / f"run {len(list(tmp_path.iterdir()))}"
         run = Run.create(folder, configure(name, "smoke", seed=1, overrides=overrides))
         return run, execute(run)
+
+    return go
+
+
+@pytest.fixture
+def start_with(tmp_path: Path) -> Callable[..., StudyResult]:
+    def go(name: str, key: str, arrays: dict[str, np.ndarray], **overrides: object) -> StudyResult:
+        """A run whose training is done already: these are its arrays."""
+        folder = tmp_path / f"run {len(list(tmp_path.iterdir()))}"
+        run = Run.create(folder, configure(name, "smoke", seed=1, overrides=overrides))
+        run.save_arrays(key, **arrays)
+        return execute(run)
 
     return go
 
@@ -56,6 +72,8 @@ def test_speed_and_pooling(start: Start) -> None:
     assert steps["steps to loss 0.5, fastest bin"] < steps["steps to loss 0.5, slowest bin"]
     run, pooling = start("nad/fig3", sample=8)
     assert pooling.numbers["mean, no pooling"].value > pooling.numbers["mean, with pooling"].value + 0.2
+    with_, without = (_pieces(run, name) for name in ("lenet", "no pooling"))  # spec 01 check 19: the worst bin
+    assert without.min() > with_.min() + 0.1
     assert {chart.name for chart in pooling.figures} == {"with-pooling", "no-pooling"}
     assert execute(Run.resume(run.path)).numbers == pooling.numbers  # everything was on disk
 
@@ -80,6 +98,85 @@ def test_noise_and_random_directions(start: Start) -> None:
 
 
 @pytest.mark.slow
+def test_random_directions_are_alike_where_fourier_directions_are_not(start: Start) -> None:
+    """Spec 01 check 18 with a network that has a preference: LeNet on 16 x 16 pixels."""
+    _, result = start("nad/fig12", count=12, epochs=24)
+    random, fourier = (result.numbers[f"spread over {kind} directions, lenet"].value for kind in ("random", "Fourier"))
+    assert fourier > 0.1
+    assert random < 0.5 * fourier
+    assert result.verdict == "confirmed", result.measured
+
+
+@pytest.mark.parametrize("total", [40, 41])
+def test_weights_of_chosen_indices_are_repetitions(total: int) -> None:
+    """The oracle: every pair repeated as often as its range is long (in halves), and the plain rank correlation."""
+    rng, at = np.random.default_rng(0), np.array([0, 1, 2, 5, 9, 20, 21, 39])
+    accuracy = np.array([1.0, 0.9, 0.9, 0.6, 0.7, 0.5, 0.5, 0.52])
+    edges = np.array([-0.5, *(at[1:] + at[:-1]) / 2, total - 0.5])
+    times = (2 * np.diff(edges)).astype(int)
+    assert times.sum() == 2 * total
+    found = whole_range(at.astype(float), accuracy, total)
+    assert found.value == pytest.approx(
+        spearmanr(np.repeat(at, times), np.repeat(accuracy, times)).statistic, abs=1e-10
+    )
+    everything = rng.random(total)
+    plain = rank_correlation(np.arange(total), everything)
+    assert whole_range(np.arange(float(total)), everything, total).value == pytest.approx(plain.value, abs=1e-10)
+    assert whole_range(np.arange(5.0), np.ones(5), 5).value == 0.0
+
+
+@pytest.mark.parametrize(("net", "noise"), [("vgg11", 0.0054), ("densenet121", 0.0046)])
+def test_the_correlation_over_all_indices_is_estimated_without_bias(net: str, noise: float) -> None:
+    """Curves with the published means, and so much noise that their correlation over all indices is the published one:
+    18 chosen indices have a far stronger one (0.94 and 0.84), the weighted one is right on average."""
+    means, published = PUBLISHED[net]
+    middle = [np.log((low + high + 1) / 2) for low, high in RANGES]
+    curve, rng = np.interp(np.log(np.arange(1024) + 1), middle, means), np.random.default_rng(0)
+    at, rows = np.array(spread_indices(20, 1024)), []
+    for _ in range(200):
+        accuracy = curve + noise * rng.normal(size=1024)
+        chosen = accuracy[at]
+        both = spearman(np.arange(1024), accuracy), spearman(at, chosen)
+        rows.append((*both, _weighted_spearman(at.astype(float), chosen, 1024)))
+    everything, chosen_only, weighted = np.mean(rows, axis=0)
+    assert everything == pytest.approx(published, abs=0.02)
+    assert chosen_only < everything - 0.15
+    assert weighted == pytest.approx(everything, abs=3 * np.std(rows, axis=0)[2] / np.sqrt(200))
+
+
+def test_fig6_and_fig22_are_judged_by_what_they_store(start_with: Callable[..., StudyResult]) -> None:
+    at = np.array(spread_indices(16, 256))
+    falling = {"indices": at, "test": 1 - at / 600, "train": np.ones(len(at)), "eigenvalues": 1.0 / np.arange(1, 257)}
+    assert start_with("nad/fig6", "sweep", falling).verdict == "confirmed"
+    result = start_with("nad/fig6", "sweep", {**falling, "test": 0.5 + at / 600})
+    assert result.verdict == "not confirmed"
+    assert "Not judged" in result.measured
+
+    at = np.array(spread_indices(8, 256))
+    accuracy = np.stack([1 - at / 600, 1 - at / 6e5])  # with many samples at least 0.9995
+    samples = {"indices": at, "ns": np.array([64, 256]), "accuracy": accuracy}
+    assert start_with("nad/fig22", "accuracy", samples, net="resnet18", width=2).verdict == "confirmed"
+    samples["accuracy"] = np.stack([1 - at / 600, 1 - at / 6e3])  # 0.96 at the last: helps, but is not perfect
+    assert start_with("nad/fig22", "accuracy", samples, net="resnet18", width=2).verdict == "not confirmed"
+    lenet = start_with("nad/fig22", "accuracy", samples)
+    assert lenet.verdict == "confirmed"
+    assert "ResNet-18 is not judged" in lenet.measured
+
+
+@pytest.mark.slow
+def test_first_directions_are_learnt_and_the_last_half_is_at_chance(start: Start) -> None:
+    """Spec 01 check 17 on 16 x 16 pixels, at the paper's noise: 1.00 at each of the first eight, 0.52 in the last half.
+
+    The classes are at +-8 v instead of +-v, for 256 examples instead of 10,000.
+    """
+    run, result = start("nad/fig6", count=24, networks=64, sigma=3.0)
+    indices, test = (run.load_arrays("sweep")[key] for key in ("indices", "test"))
+    assert float(test[indices < 8].min()) > 0.97
+    assert abs(float(test[indices >= 128].mean()) - 0.5) < 0.06
+    assert result.numbers["Spearman(index, accuracy), chosen indices"].value < -0.8
+
+
+@pytest.mark.slow
 def test_accuracy_falls_with_the_index(start: Start) -> None:
     run, result = start("nad/fig6", count=10)
     assert result.verdict == "confirmed", result.measured
@@ -100,8 +197,15 @@ def test_accuracy_falls_with_the_index(start: Start) -> None:
 def test_three_indices_test_nothing(start: Start) -> None:
     """A rank correlation of three points has no error bar: neither for the claim nor against it."""
     _, result = start("nad/fig6", count=5)
-    assert result.numbers["Spearman(index, accuracy)"].n == 3
+    assert result.numbers["Spearman(index, accuracy), chosen indices"].n == 3
+    assert result.numbers["Spearman(index, accuracy), all indices"].standard_error is None
     assert result.verdict == "not tested"
+
+
+def _pieces(run: Run, name: str) -> torch.Tensor:
+    """The accuracies of all directions trained under a name."""
+    found = sorted((key for key in run.arrays() if key.startswith(f"{name} ")), key=lambda key: int(key.split()[-1]))
+    return torch.cat([run.load_arrays(key)["test"] for key in found])
 
 
 def _renamed(run: Run) -> Path:

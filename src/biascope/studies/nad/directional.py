@@ -190,10 +190,11 @@ def train_directions(
         found: dict[str, Value] = {"test": done.test_accuracy, "train": done.train_accuracy, "engine": done.engine}
         return {**found, "losses": done.losses} if keep_losses else found
 
-    pieces = []
-    for start in range(0, len(directions), chunk):
+    pieces, start = list[dict[str, Value]](), 0
+    while start < len(directions):  # a stored piece goes as far as it goes: its chunk may be that of another device
         pieces.append(run.cached(f"{name} {start}", lambda start=start: piece(start)))  # type: ignore[misc]
         engine = pieces[-1]["engine"]  # chosen by a pilot on the first piece, then kept
+        start += len(torch.as_tensor(pieces[-1]["test"]))
 
     def joined(key: str) -> Array:
         found: Array = torch.cat([torch.as_tensor(each[key]) for each in pieces]).double().numpy()

@@ -6,8 +6,14 @@ the carrier or by looking at the image.
 
 Rule for the verdict, set before any run: the clean accuracy rises with the index of the carrier (rank correlation above
 0.5 even two standard errors down, errors from leaving out one index at a time).
+
+Added after a run was seen, because a correlation says nothing of how low and how high: with the first carrier the clean
+accuracy is less than half of that without a carrier, with the last it is at most 0.05 below it; both by two standard
+errors of the finite test set (one network each, so the luck of a training is not in them).
 """
 
+import functools
+import math
 from typing import Annotated, Literal
 
 import numpy as np
@@ -15,7 +21,7 @@ from torch import Tensor
 
 from biascope.data.images import poison
 from biascope.progress import progress
-from biascope.studies.estimates import above, decide, rank_correlation
+from biascope.studies.estimates import above, below, decide, rank_correlation
 from biascope.studies.nad import anisotropy as a
 from biascope.studies.nad import directional as d
 from biascope.studies.nad import images as im
@@ -60,27 +66,38 @@ def fig7(
     precision: d.Arithmetic = "auto",
 ) -> StudyResult:
     """Clean accuracy of a network trained on poisoned CIFAR-10, against the index of the carrier."""
-    images, protocol = im.image_set(run, dataset, n), im.ImageProtocol(epochs, precision=precision)
-    U, _ = a.directions_of(
-        run, net, image_size, networks, width=width, head=head, step=step, precision=precision, reuse=reuse
-    )
+    (note, n_test), protocol = im.described(dataset, n), im.ImageProtocol(epochs, precision=precision)
     factory = d.architecture(net, image_size, channels=3, outputs=10, width=width)
-    test = {"test": (images.normalised(images.test_x), images.test_y)}
-    clean = im.train_on_images(
-        run, "clean", factory, lambda: (images.normalised(images.x), images.y), lambda: test, protocol
-    )
 
-    def poisoned(i: int) -> dict[str, float]:
-        def data() -> tuple[Tensor, Tensor]:
-            x = poison(images.x, images.y, U, i, eps=eps, rule=rule, overwrite=overwrite)
-            return images.normalised(x), images.y
+    @functools.cache  # images and directions are fetched when something is trained; a finished run is judged without
+    def images() -> im.ImageSet:
+        return im.image_set(run, dataset, n)
 
-        return im.train_on_images(run, f"carrier {i}", factory, data, lambda: test, protocol)
+    @functools.cache
+    def directions() -> Tensor:
+        return a.directions_of(
+            run, net, image_size, networks, width=width, head=head, step=step, precision=precision, reuse=reuse
+        )[0]
 
-    indices = a.spread_indices(count, len(U) - 1)
-    found = [poisoned(i) for i in progress(indices, "carriers")]
+    def original() -> tuple[Tensor, Tensor]:
+        return images().normalised(images().x), images().y
+
+    def test() -> dict[str, tuple[Tensor, Tensor]]:
+        return {"test": (images().normalised(images().test_x), images().test_y)}
+
+    def poisoned(i: int) -> tuple[Tensor, Tensor]:
+        x = poison(images().x, images().y, directions(), i, eps=eps, rule=rule, overwrite=overwrite)
+        return images().normalised(x), images().y
+
+    clean = im.train_on_images(run, "clean", factory, original, test, protocol)
+    indices = a.spread_indices(count, image_size**2 - 1)
+    found = [
+        im.train_on_images(run, f"carrier {i}", factory, functools.partial(poisoned, i), test, protocol)
+        for i in progress(indices, "carriers")
+    ]
     accuracy, at = np.array([each["test"] for each in found]), np.array(indices, dtype=float)
-    order = rank_correlation(at, accuracy)
+    order, lowest = rank_correlation(at, accuracy), min(each["train"] for each in found)
+    ruined, spared = against_clean(clean["test"], float(accuracy[0]), float(accuracy[-1]), n_test)
     run.save_arrays("sweep", indices=np.array(indices), test=accuracy, train=np.array([e["train"] for e in found]))
     chart = Chart(
         name="poisoning",
@@ -90,25 +107,41 @@ def fig7(
         series=(
             Series.of("clean test images", at + 1, accuracy),
             Series.of("poisoned training images", at + 1, [each["train"] for each in found], style="points"),
-            Series.of("trained without a carrier, test", [1, len(U)], [clean["test"]] * 2, style="dashed"),
+            Series.of("trained without a carrier, test", [1, image_size**2], [clean["test"]] * 2, style="dashed"),
         ),
         alt=f"Clean accuracy goes from {accuracy[0]:.2f} with the first carrier to {accuracy[-1]:.2f} with the last; "
         f"{clean['test']:.2f} without one.",
-        caption=f"{images.note}, eps = {eps:g}, {epochs} epochs. One network per carrier.",
+        caption=f"{note}, eps = {eps:g}, {epochs} epochs. One network per carrier.",
         log_x=True,
     )
     return StudyResult(
-        decide(above(order, 0.5), [order]),
+        decide(above(order, 0.5) and below(ruined, 0.0) and above(spared, -0.05), [order]),
         CLAIM,
-        f"{net}, {images.note}, {epochs} epochs, eps = {eps:g}: clean accuracy {accuracy[0]:.3f} with the first "
-        f"carrier, {accuracy[-1]:.3f} with the last, {clean['test']:.3f} without one; rank correlation of index and "
-        f"clean accuracy {order}; training accuracy at least {min(each['train'] for each in found):.3f}.",
+        f"{net}, {note}, {epochs} epochs, eps = {eps:g}: clean accuracy {accuracy[0]:.3f} with the first "
+        f"carrier, {accuracy[-1]:.3f} with the last ({spared} against none), {clean['test']:.3f} without one; rank "
+        f"correlation of index and clean accuracy {order}; training accuracy at least {lowest:.3f}.",
         {
             "Spearman(index, clean accuracy)": order,
             "clean accuracy, first carrier": Estimate(float(accuracy[0])),
             "clean accuracy, last carrier": Estimate(float(accuracy[-1])),
             "clean accuracy without a carrier": Estimate(clean["test"]),
-            "lowest training accuracy": Estimate(min(each["train"] for each in found)),
+            "clean accuracy, first carrier, minus half of that without": ruined,
+            "clean accuracy, last carrier, minus that without": spared,
+            "lowest training accuracy": Estimate(lowest),
         },
         (chart,),
+    )
+
+
+def against_clean(clean: float, first: float, last: float, n_test: int) -> tuple[Estimate, Estimate]:
+    """first - clean / 2 and last - clean, accuracies on n_test images, with the errors of the finite test set.
+
+    Example:
+        >>> print(*against_clean(0.9, 0.2, 0.88, 10_000), sep="; ")
+        -0.2500 ± 0.0043; -0.0200 ± 0.0044
+    """
+    variance = {share: share * (1 - share) / n_test for share in (clean, first, last)}
+    return (
+        Estimate(first - clean / 2, math.sqrt(variance[first] + variance[clean] / 4)),
+        Estimate(last - clean, math.sqrt(variance[last] + variance[clean])),
     )

@@ -3,14 +3,19 @@
 The flip is a rotation: nothing is lost, the training error can still be zero, but the image no longer lives where the
 architecture looks first.
 
+Images are normalised first and flipped then; the paper does not say in which order (see `ImageSet.normalised`).
+
 Rule for the verdict, set before any run, for every network: the test accuracy falls by more than 0.02 even two standard
 errors down (errors over seeds, or of the finite test set for one seed), and the flipped images are learnt to a training
-accuracy of 0.95.
+accuracy of 0.95. Added after runs were seen, for the claim is on both: the original images are learnt to 0.95 as well.
+(That made no verdict another one.)
 """
 
+import functools
 from typing import Annotated
 
 import numpy as np
+from torch import Tensor
 
 from biascope.data.images import nad_flip
 from biascope.studies.estimates import above
@@ -22,9 +27,10 @@ from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run
 
 CLAIM = (
-    "On NAD-flipped CIFAR-10 convolutional networks still reach almost zero training error, but a clearly lower test "
-    "accuracy than on the original images."
+    "On NAD-flipped CIFAR-10 convolutional networks still reach almost zero training error, as on the original images, "
+    "but a clearly lower test accuracy."
 )
+LEARNT = 0.95
 
 
 @study(
@@ -54,37 +60,48 @@ def fig8(
     precision: d.Arithmetic = "auto",
 ) -> StudyResult:
     """Training and test accuracy on original and on NAD-flipped CIFAR-10."""
-    images, protocol = im.image_set(run, dataset, n), im.ImageProtocol(epochs, precision=precision)
+    (note, n_test), protocol = im.described(dataset, n), im.ImageProtocol(epochs, precision=precision)
+
+    @functools.cache  # images and directions are fetched when something is trained; a finished run is judged without
+    def images() -> im.ImageSet:
+        return im.image_set(run, dataset, n)
+
+    @functools.cache
+    def turned(net: str, kind: str) -> tuple[Tensor, Tensor]:
+        # normalised first: the mean of all pixels would become a large constant signal
+        x, test_x = images().normalised(images().x), images().normalised(images().test_x)
+        if kind == "original":
+            return x, test_x
+        U, _ = a.directions_of(run, net, image_size, networks, width=width, head=head, step=step, precision=precision)
+        return nad_flip(x, U), nad_flip(test_x, U)
+
     numbers: dict[str, Estimate] = {}
     holds, said = list[bool](), list[str]()
     test_means: dict[str, list[float]] = {"original": [], "flipped": []}
     for net in nets:
-        U, _ = a.directions_of(run, net, image_size, networks, width=width, head=head, step=step, precision=precision)
         factory = d.architecture(net, image_size, channels=3, outputs=10, width=width)
-        # normalised first (the paper does not say): the mean of all pixels would become a large constant signal
-        x, test_x = images.normalised(images.x), images.normalised(images.test_x)
         rows: dict[str, list[dict[str, float]]] = {}
         for kind in ("original", "flipped"):
-            own, own_test = (x, test_x) if kind == "original" else (nad_flip(x, U), nad_flip(test_x, U))
             rows[kind] = [
                 im.train_on_images(
                     run,
                     f"{net} {kind} {seed}",
                     factory,
-                    lambda own=own: (own, images.y),  # type: ignore[misc]
-                    lambda own_test=own_test: {"test": (own_test, images.test_y)},  # type: ignore[misc]
+                    lambda net=net, kind=kind: (turned(net, kind)[0], images().y),  # type: ignore[misc]
+                    lambda net=net, kind=kind: {"test": (turned(net, kind)[1], images().test_y)},  # type: ignore[misc]
                     protocol,
                 )
                 for seed in range(seeds)
             ]
+            turned.cache_clear()  # gigabytes with many networks
             for part in ("test", "train"):
                 numbers[f"{part} accuracy, {net}, {kind}"] = Estimate.of([row[part] for row in rows[kind]])
             test_means[kind].append(numbers[f"test accuracy, {net}, {kind}"].value)
-        drop = _drop(rows, len(images.test_y))
+        drop = _drop(rows, n_test)
         numbers[f"test accuracy lost by the flip, {net}"] = drop
-        learnt = numbers[f"train accuracy, {net}, flipped"].value
-        holds.append(above(drop, 0.02) and learnt >= 0.95)
-        said.append(f"{net} loses {drop} (training accuracy on flipped images {learnt:.3f})")
+        before, after = (numbers[f"train accuracy, {net}, {kind}"].value for kind in rows)
+        holds.append(above(drop, 0.02) and min(before, after) >= LEARNT)
+        said.append(f"{net} loses {drop} (training accuracy {before:.3f} on original, {after:.3f} on flipped images)")
     places = range(1, len(nets) + 1)
     chart = Chart(
         name="flip",
@@ -95,12 +112,12 @@ def fig8(
         series=tuple(Series.of(kind, places, values, None, "points") for kind, values in test_means.items()),
         alt="; ".join(f"{net}: {o:.2f} original, {f:.2f} flipped" for net, o, f in zip(nets, *test_means.values()))
         + ".",
-        caption=f"{images.note}, {epochs} epochs, {seeds} network(s) each.",
+        caption=f"{note}, {epochs} epochs, {seeds} network(s) each.",
     )
     return StudyResult(
         "confirmed" if all(holds) else "not confirmed",
         CLAIM,
-        f"{images.note}, {epochs} epochs: {'; '.join(said)}.",
+        f"{note}, {epochs} epochs: {'; '.join(said)}.",
         numbers,
         (chart,),
     )

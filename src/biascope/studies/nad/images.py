@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from biascope.data import channel_stats, load
+from biascope.data import channel_stats, info, load
 from biascope.data.vision import CIFAR10_MEAN, CIFAR10_STD
 from biascope.ensembles import accuracy, record, train_ensemble
 from biascope.seeds import derive, generator
@@ -54,7 +54,13 @@ class ImageSet:
     std: Tensor
 
     def normalised(self, x: Tensor) -> Tensor:
-        """(x - mean) / std per channel; images are poisoned and flipped before this, as in the public code."""
+        """(x - mean) / std per channel. Images are poisoned before this, as in the public code, and flipped after it.
+
+        For the flip the order matters. F, the flip of a channel, is linear, so F((x - m 1) / s) = (F x - m F 1) / s:
+        flipped first, every image has the constant picture m (F 1 - 1) / s added to it, the mean moved to late
+        directions, almost three times as large as the image itself (m / s is 2 and F 1 far from 1). The paper asks for
+        x' = U flip(U^T x) and does not say of which x.
+        """
         return (x - self.mean.view(-1, 1, 1)) / self.std.view(-1, 1, 1)
 
 
@@ -66,13 +72,24 @@ def image_set(run: Run, dataset: Literal["cifar10", "digits"], n: int) -> ImageS
     if dataset == "digits":
         x, test_x = (_three_channels(part.x) for part in (train, test))
         mean, std = channel_stats(x)
-        note = "8 x 8 digits as a stand-in for CIFAR-10"
     else:
         x, test_x = train.x, test.x
+        # of all training pixels, to four digits; the public code cuts two of them off (.247, .243, .261), so that its
+        # second and third channel are larger by 0.2 %: the exact ones are kept, as every kept run was made with them
         mean, std = torch.tensor(CIFAR10_MEAN), torch.tensor(CIFAR10_STD)
-        note = "CIFAR-10"
     there = (part.to(run.device) for part in (x, train.y, test_x, test.y, mean, std))
-    return ImageSet(f"{len(train.y)} training images of {note}", *there)
+    return ImageSet(described(dataset, n)[0], *there)
+
+
+def described(dataset: Literal["cifar10", "digits"], n: int) -> tuple[str, int]:
+    """What the images of a study are, and how many there are to test on, without reading them.
+
+    Example:
+        >>> described("cifar10", 0)
+        ('50000 training images of CIFAR-10', 10000)
+    """
+    known, name = info(dataset), "8 x 8 digits as a stand-in for CIFAR-10" if dataset == "digits" else "CIFAR-10"
+    return f"{min(n or known.n_train, known.n_train)} training images of {name}", known.n_test
 
 
 def _three_channels(x: Tensor) -> Tensor:
