@@ -10,16 +10,17 @@ from torch import nn
 from biascope import data
 from biascope.ensembles import Initialiser, Networks, record
 from biascope.errors import InputError
-from biascope.geometry import correlation, matched_count, removed_variance, velocity
+from biascope.geometry import containment, correlation, gsg, matched_count, removed_variance, velocity
 from biascope.geometry.linear_cnn import pooled_cnn_evolution, tap_matrices
 from biascope.geometry.mlp_theory import mlp_evolution
 from biascope.seeds import generator
 from biascope.studies.invariance import fig6, fig7, fig9, tasks
 from biascope.studies.invariance.boundary_sweep import check_boundaries
-from biascope.studies.invariance.charts import decide, negligible, together
+from biascope.studies.invariance.charts import decide, negligible, restricted, together
 from biascope.studies.invariance.factors import History, energy, jackknife, overlap
 from biascope.studies.invariance.fig1 import one_axis_accuracy
-from biascope.studies.invariance.fig2_8 import summarise
+from biascope.studies.invariance.fig2_8 import contained, summarise
+from biascope.studies.invariance.fig4 import reach
 from biascope.studies.invariance.fig12_13 import batch_for
 from biascope.studies.invariance.geometries import Geometry, many_heads, spread_indices
 from biascope.studies.invariance.images import stand_in
@@ -47,6 +48,33 @@ def test_noise_does_not_help_a_claim_that_nothing_differs() -> None:
     assert negligible(Estimate(4.0, 10.0, 3), 5.0) is None  # was "flat" when within two standard errors of zero
     assert decide(together([True, None]), 5) == "not tested"
     assert decide(together([None, False]), 5) == "not confirmed"
+
+
+def test_a_claim_is_said_for_what_ran() -> None:
+    claim, untested = restricted(
+        "It falls.", networks=(("mlp", "resnet18-narrow"), ("mlp", "resnet18")), rates=([1], [1])
+    )
+    assert claim == "For networks mlp, resnet18-narrow only: It falls."
+    assert untested == " Not tested: networks resnet18."
+    both = restricted("It falls.", networks=(["vit"], ["mlp", "vit"]), rates=([50], [50, 90]))
+    assert both == (
+        "For networks vit; rates 50 only: It falls.",
+        " Not tested: networks mlp; rates 90.",
+    )
+    assert restricted("It falls.", networks=(["vit", "mlp", "lenet"], ["mlp", "vit"])) == ("It falls.", "")
+
+
+def test_reach_is_where_accuracy_falls() -> None:
+    """A curve that holds for m of 10 directions and is at chance along the others reaches m / 10."""
+    for m in (2, 5, 9):
+        accuracy = torch.where(torch.arange(10) < m, 0.9, 0.5).double().repeat(3, 1)
+        found = reach(accuracy)
+        assert found is not None
+        assert torch.allclose(found, torch.full((3,), m / 10, dtype=torch.float64))
+        lower = reach(0.5 + 0.5 * (accuracy - 0.5))  # as far, but lower: the same
+        assert lower is not None
+        assert torch.allclose(lower, found)
+    assert reach(torch.full((3, 10), 0.53)) is None
 
 
 def test_a_rise_is_looked_for_at_a_fixed_epoch() -> None:
@@ -181,6 +209,28 @@ def test_history_is_the_dense_computation() -> None:
     assert energy(g[0], M).shape == (5,)
 
 
+def test_containment_from_factors_is_the_dense_one() -> None:
+    g = torch.randn(3, 6, 2, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    S = torch.diag(torch.logspace(0, -4, 20, dtype=torch.float64))
+    g[2] = g[0] + 5 * g[2] @ S  # moves where S is large
+    target = gsg(torch.eye(20, dtype=torch.float64), S)
+    numbers = contained(History(g), target, [1, 2])
+    for t in (1, 2):
+        dense = torch.einsum("trpd,trpe->tde", g, g)
+        found = containment(dense[t] - dense[0], target, (2, 6))
+        for k, share, random in zip((2, 6), found.share, found.random):
+            mine = numbers[f"share of G^{t} - G^0 within the first {k} eigenvectors of GSG"]
+            assert mine.value == pytest.approx(share, rel=1e-9)
+            assert mine.standard_error is not None
+            assert numbers[f"share of G^{t} - G^0 within {k} random dimensions"].value == pytest.approx(
+                random, rel=1e-9
+            )
+            inside = mine.value > random + 2 * mine.standard_error
+            assert inside == (t == 2), (t, k)  # noise lies in random directions, the planted change does not
+    still = g[[0, 0]]
+    assert contained(History(still), target, [1]) == {}
+
+
 def test_jackknife_of_a_mean_is_its_standard_error() -> None:
     values = torch.tensor([1.0, 2.0, 4.0, 9.0], dtype=torch.float64)
     mean, error = jackknife(lambda w: (w * values).sum() / w.sum(), 4)
@@ -204,6 +254,23 @@ def test_true_spread_sees_structure_and_not_noise() -> None:
         assert found.standard_error is not None
         assert abs(found.value - spread) < 4 * found.standard_error + 0.05
         assert float(torch.linalg.eigvalsh(mean).std()) > spread + 0.1  # the naive spread is fooled
+
+
+def test_span_counts_the_true_orders_of_magnitude() -> None:
+    D, n = 40, 400
+    for orders in (0.0, 1.0, 3.0):
+        scale = torch.logspace(0, -orders, D, dtype=torch.float64)
+        groups = []
+        for i in range(6):
+            rows = torch.randn(n, D, generator=generator(1, i), dtype=torch.float64) * scale.sqrt()
+            groups.append(rows.T @ rows / n)
+        mean = torch.stack(groups).mean(0)
+        found = fig9.span(Geometry(mean, torch.ones(D), torch.eye(D), tuple(groups), (D,), 6 * n))
+        truth = math.log10(float(scale[0] / scale[-4:].mean()))
+        assert found.standard_error is not None
+        assert abs(found.value - truth) < 4 * found.standard_error + 0.02 * orders  # eigenvectors are not exact
+    few = [g[:, :] for g in (torch.eye(D).double() + 0.0, torch.eye(D).double())]
+    assert fig9.span(Geometry(few[0], torch.ones(D), torch.eye(D), tuple(few), (D,), 2)).value == pytest.approx(0.0)
 
 
 def test_displacement_profile() -> None:
@@ -240,6 +307,23 @@ def test_labels_along_are_those_of_relabel(boundary: str) -> None:
         again = data.relabel(test, U[k], boundary, reference=reference)  # type: ignore[arg-type]
         assert (found.test[k] == again.y).float().mean() > 0.98  # float32 against float64 at the boundary
     assert found.ceiling.tolist() == [1.0, 1.0]
+
+
+def test_sinusoid_of_the_text_is_that_of_relabel() -> None:
+    """sin(xbar.u) with standardised channels, against `data.relabel`; it is not the published code's."""
+    train, test = (3.0 * stand_in(200, 4, 0, part).x + 1.0 for part in ("train", "test"))
+    U = unit(3, 2, (3, 4, 4))
+    text, code = (labels_along(train, test, U, "sinusoidal", 0.0, 0, 0, kind) for kind in ("channel", "projection"))
+    for k in range(2):
+        reference = data.relabel(train, U[k], "sinusoidal", sinusoid="channel")
+        again = data.relabel(test, U[k], "sinusoidal", sinusoid="channel", reference=reference)
+        assert (text.train[k] == reference.y).float().mean() > 0.99  # float32 against float64 at the boundary
+        assert (text.test[k] == again.y).float().mean() > 0.98
+        assert (text.train[k] == code.train[k]).float().mean() < 0.9
+    noisy = labels_along(train, test, U, "sinusoidal", 0.2, 0, 0, "channel")
+    assert 0.5 < float(noisy.ceiling.min()) < 1.0
+    linear = [labels_along(train, test, U, "linear", 0.2, 0, 0, kind).train for kind in ("channel", "projection")]
+    assert torch.equal(linear[0], linear[1])  # for the sinusoid alone
 
 
 def test_label_noise_flips_as_many_labels_as_noise_on_the_images() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from biascope.errors import InputError
 from biascope.studies import HeatMap, Run, StudyResult, configure, execute, studies
+from biascope.studies.invariance import fig2_8
 
 SWEEP: dict[str, Any] = {"n_train": 128, "n_test": 100, "epochs": 1, "networks": 16, "heads": 16, "engine": "vmap"}
 TRACK: dict[str, Any] = {"networks": 16, "heads": 16, "runs": 3, "epochs": 2}
@@ -124,6 +125,50 @@ def test_pictures_and_resuming(made: Made) -> None:
 
 
 @pytest.mark.slow
+def test_partial_runs_claim_no_more_than_they_judged(made: Made) -> None:
+    """Every tiny run has fewer networks, boundaries or rates than the paper: its page says which."""
+    whole = {"gih/fig7": "images", "gih/fig15": ""}  # these judge all the paper has, one of them on other images
+    for name, (_, result) in made.items():
+        claim = studies()[name].claim
+        if whole.get(name) == "":
+            assert result.claim == claim
+            continue
+        assert "only: " in result.claim, name
+        assert result.claim.split("only: ")[1].rstrip(".").split(", and")[0] in claim, name
+        assert "Not tested: " in result.measured, name
+    assert made["gih/fig3"][1].claim.startswith("For networks lenet only: ")
+    assert "Not tested: networks mlp, resnet18, vit." in made["gih/fig3"][1].measured
+    assert "boundaries quadratic, sinusoidal" in made["gih/fig10"][1].measured
+    assert "networks resnet18; boundaries quadratic, sinusoidal; rates 1.0, 0.1, 0.01, 0.001" in (
+        made["gih/fig14"][1].measured
+    )
+    assert "rates 30, 70, 90" in made["gih/table1"][1].measured
+
+
+@pytest.mark.slow
+def test_containment_and_rates_are_on_the_page(made: Made) -> None:
+    for name in ("gih/fig2", "gih/fig8"):
+        numbers = made[name][1].numbers
+        for k in (8, 23, 77, 230):  # of 768
+            assert 0 <= numbers[f"mlp: share of G^2 - G^0 within the first {k} eigenvectors of GSG"].value <= 1
+            assert numbers[f"mlp: share of G^2 - G^0 within {k} random dimensions"].value < 0.5
+    assert "Learning rates of Adam: mlp 0.001" in made["gih/fig8"][1].measured
+
+
+def test_adams_rate_of_large_networks_is_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {}
+
+    def spy(run: Run, whole: str, networks: Any, options: Any, descent_of: Any, **more: Any) -> StudyResult:
+        seen.update({net: descent_of(net).lr for net in networks})
+        return StudyResult("not tested", whole, more["how"])
+
+    monkeypatch.setattr(fig2_8, "correlations", spy)
+    for i, (options, rate) in enumerate((({}, 1e-3), ({"large_lr": "1e-4"}, 1e-4))):
+        execute(Run.create(tmp_path / str(i), configure("gih/fig8", "smoke", overrides=options)))
+        assert seen == {"mlp": 1e-3, "lenet": 1e-3, "vgg11": 1e-3, "resnet18": rate}
+
+
+@pytest.mark.slow
 def test_baselines_are_on_the_page(made: Made) -> None:
     """Fig. 2 must show what unrelated positive matrices would give, and the sign of the first change."""
     _, result = made["gih/fig2"]
@@ -140,6 +185,8 @@ def test_wrong_options_are_named(tmp_path: Path) -> None:
         ("gih/fig10", {"boundaries": "cubic"}, "cubic"),
         ("gih/table1", {"rates": "120"}, "120"),
         ("gih/fig12", {"sizes": "20,10"}, "increasing"),
+        ("gih/fig9", {"side": "8"}, "9 or more"),
+        ("gih/fig9", {"side": "18", "nets": "lenet"}, "divide evenly"),
     ):
         run = Run.create(tmp_path / f"{match}", configure(name, "smoke", overrides=options))
         with pytest.raises(InputError, match=match):

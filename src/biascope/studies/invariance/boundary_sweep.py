@@ -4,7 +4,8 @@ x = eps al u + w with w Gaussian noise in all other directions, so the data pref
 from the network. The noise is the same for all directions.
 """
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -45,6 +46,10 @@ class Sweep:
         """G of a network."""
         return initial_geometry(run, net, shape, networks=self.networks, heads=self.heads, norm=norm)
 
+    def later(self, run: Run, net: str, shape: Sequence[int]) -> Callable[[], Geometry]:
+        """The same, made when it is first asked for."""
+        return functools.cache(lambda: self.geometry(run, net, shape))
+
     def protocol(self, boundary: Boundary, more_epochs: float, lr: float, batch_size: int = 128) -> Protocol:
         """How networks are trained; a sinusoidal boundary takes `more_epochs` times as long."""
         passes = round(self.epochs * (more_epochs if boundary == "sinusoidal" else 1.0))
@@ -78,7 +83,9 @@ def sweep_directions(
     run: Run,
     key: str,
     net: str,
-    directions: Sequence[Tensor],
+    geometry: Callable[[], Geometry],
+    indices: Sequence[int],
+    shape: tuple[int, ...],
     boundary: Boundary,
     protocol: Protocol,
     *,
@@ -89,9 +96,16 @@ def sweep_directions(
     norm: bool = True,
     sigma: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Training and test accuracy, each [repeats, directions], of one network per direction and repeat."""
-    shape, eps, count = tuple(directions[0].shape), eps_of(net, boundary), len(directions)
-    U = torch.stack(list(directions)).to(run.device)
+    """Training and test accuracy, each [repeats, directions], of one network per direction and repeat.
+
+    The directions are the eigenvectors `indices` of `geometry()`, which is asked for only where something is trained:
+    a run that holds its accuracies is judged without it.
+    """
+    eps, count = eps_of(net, boundary), len(indices)
+
+    @functools.cache
+    def directions() -> Tensor:
+        return torch.stack([geometry().direction(i) for i in indices]).to(run.device)
 
     def noise(part: str, n: int, repeat: int) -> Noise:
         return Noise.draw(n, shape, sigma, run.seed, run.device, part, repeat)
@@ -102,7 +116,8 @@ def sweep_directions(
 
     def tasks(sets: Sequence[Noise]) -> Lazy:
         return Lazy(
-            lambda i: boundary_task(sets[i // count], U[i % count], boundary, eps, bias[i // count]), repeats * count
+            lambda i: boundary_task(sets[i // count], directions()[i % count], boundary, eps, bias[i // count]),
+            repeats * count,
         )
 
     done = train_tasks(

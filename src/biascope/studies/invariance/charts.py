@@ -1,6 +1,6 @@
 """How the claims of this paper are judged, part by part, and how that is said."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -45,6 +45,29 @@ def decide(as_claimed: bool | None, repeats: int) -> Verdict:
     if repeats < 3 or as_claimed is None:
         return "not tested"
     return "confirmed" if as_claimed else "not confirmed"
+
+
+def restricted(claim: str, **parts: tuple[Sequence[object], Sequence[object]]) -> tuple[str, str]:
+    """The claim as far as a run has judged it, and a sentence naming what it has not; parts: (judged, the paper's).
+
+    A verdict is about what ran. Where the paper speaks of more networks, boundaries or rates than that, the claim is
+    said for those of the run alone.
+
+    Example:
+        >>> restricted("A > B.", networks=(["mlp"], ["mlp", "vit"]))
+        ('For networks mlp only: A > B.', ' Not tested: networks vit.')
+        >>> restricted("A > B.", networks=(["mlp", "vit"], ["mlp", "vit"]))
+        ('A > B.', '')
+    """
+    judged, missing = list[str](), list[str]()
+    for name, (ran, wanted) in parts.items():
+        absent = [str(each) for each in wanted if each not in ran]
+        if absent:
+            judged.append(f"{name} {', '.join(map(str, ran))}")
+            missing.append(f"{name} {', '.join(absent)}")
+    if not missing:
+        return claim, ""
+    return f"For {'; '.join(judged)} only: {claim}", f" Not tested: {'; '.join(missing)}."
 
 
 def remark(as_claimed: bool | None) -> str:

@@ -74,9 +74,14 @@ class History:
         """Corr(G^t, M), [T], from `energies(M)` and ||M||_F."""
         return (energies @ w) / (_pairs(self.own, w).sqrt() * norm)
 
+    def moved(self, w: Tensor) -> Tensor:
+        """||G^t - G^0||_F^2, [T], up to a factor."""
+        own = _pairs(self.own, w)
+        return own + own[0] - 2 * _pairs(self.first, w)
+
     def change_with_matrix(self, energies: Tensor, norm: float, w: Tensor) -> Tensor:
         """Signed Corr(G^t - G^0, M) for t = 1, ..., [T - 1]."""
-        squares = _pairs(self.own, w) + _pairs(self.own, w)[0] - 2 * _pairs(self.first, w)
+        squares = self.moved(w)
         found: Tensor = ((energies - energies[0]) @ w)[1:] / (squares[1:].clamp_min(1e-300).sqrt() * norm)
         return found
 

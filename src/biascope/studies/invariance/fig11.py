@@ -10,10 +10,12 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from biascope.data.boundaries import Sinusoid
 from biascope.geometry import data_second_moment, gsg
 from biascope.linalg import psd_eigh
 from biascope.studies.estimates import below, spearman
 from biascope.studies.invariance.boundary_sweep import (
+    BOUNDARIES,
     Sweep,
     accuracy_chart,
     check_boundaries,
@@ -21,12 +23,12 @@ from biascope.studies.invariance.boundary_sweep import (
     order,
     sweep_directions,
 )
-from biascope.studies.invariance.charts import decide
+from biascope.studies.invariance.charts import decide, restricted
 from biascope.studies.invariance.fig4 import subset
 from biascope.studies.invariance.geometries import spread_indices
 from biascope.studies.invariance.images import Source, said
 from biascope.studies.invariance.networks import factory, shape_of
-from biascope.studies.invariance.relabelled import sweep_labels
+from biascope.studies.invariance.relabelled import said_sinusoid, sweep_labels
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run
@@ -63,6 +65,9 @@ def fig11(
     repeats: Annotated[int, "independent trainings per direction"] = 3,
     more_epochs: Annotated[float, "factor on the epochs for the sinusoidal boundary"] = 2.5,
     lr: Annotated[float, "first learning rate (linear decay to 0)"] = 0.5,
+    sinusoid: Annotated[
+        Sinusoid, "sin(pi (x.u - mean)/std) (projection, published code), or sin(xbar.u) (channel, text)"
+    ] = ("projection"),
     sweep: Sweep = SWEEP,
 ) -> StudyResult:
     """Accuracy by direction of a small LeNet with as many examples as parameters."""
@@ -77,20 +82,19 @@ def fig11(
     results: dict[str, dict[str, Tensor]] = {"CIFAR": {}, "isotropic": {}}
     sizes = {"CIFAR": len(S), "isotropic": side**2}
     places = {part: spread_indices(D, max(1, (D - 1) // (points - 1))) for part, D in sizes.items()}
-    grey_geometry = sweep.geometry(run, net, grey)
+    grey_geometry = sweep.later(run, net, grey)
     for boundary in kinds:
         protocol = sweep.protocol(boundary, more_epochs, lr)
         _, accuracy, ceiling = sweep_labels(
             run, "relabel", net, train, test, [vectors[i] for i in places["CIFAR"]], boundary, protocol, noise=noise,
-            repeats=repeats, chunk=sweep.chunk,
+            repeats=repeats, chunk=sweep.chunk, sinusoid=sinusoid,
         )  # fmt: skip
         results["CIFAR"][boundary] = accuracy
         if noise > 0:
             results["CIFAR"][f"{boundary}, ceiling of the label noise"] = ceiling
-        directions = [grey_geometry.direction(i) for i in places["isotropic"]]
         results["isotropic"][boundary] = sweep_directions(
-            run, "sweep", net, directions, boundary, protocol, n_train=n_train, n_test=n_test, repeats=repeats,
-            chunk=sweep.chunk,
+            run, "sweep", net, grey_geometry, places["isotropic"], grey, boundary, protocol,
+            n_train=n_train, n_test=n_test, repeats=repeats, chunk=sweep.chunk,
         )[1]  # fmt: skip
     right, charts = dict[str, bool](), list[Chart]()
     for part, tests in results.items():
@@ -104,12 +108,14 @@ def fig11(
                                "GSG" if part == "CIFAR" else "G")  # fmt: skip
         charts.append(chart)
     told = "; ".join(f"{part} {numbers[f'{part}: Spearman, mean over boundaries']}" for part in results)
+    claim, untested = restricted(CLAIM, boundaries=(kinds, BOUNDARIES), images=([source], ["cifar10"]))
     return StudyResult(
         verdict=decide(all(right.values()), repeats),
-        claim=CLAIM,
+        claim=claim,
         measured=f"Spearman(index, accuracy), mean over boundaries: {told}. {n_train} examples for {weights} "
         f"parameters; "
-        f"part (a): {said(source, side)}, label noise {noise:g}, whose ceiling falls along the spectrum by itself.",
+        f"part (a): {said(source, side)}, label noise {noise:g}, whose ceiling falls along the spectrum by itself."
+        f"{said_sinusoid(kinds, sinusoid)}{untested}",
         numbers=numbers,
         figures=tuple(charts),
     )

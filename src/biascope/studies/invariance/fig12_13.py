@@ -15,7 +15,7 @@ from typing import Annotated
 from biascope.errors import InputError
 from biascope.studies.estimates import above
 from biascope.studies.invariance.aligned_flipped import Following, Pair, compare_pair
-from biascope.studies.invariance.charts import decide
+from biascope.studies.invariance.charts import decide, restricted
 from biascope.studies.invariance.networks import shape_of
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
@@ -35,6 +35,7 @@ SIZES = {
     "laptop": {"net": "lenet", "side": 16, "networks": 256, "heads": 32, "sizes": (500, 1000, 2000), "runs": 6,
                "epochs": 60, "probes": 8},
 }  # fmt: skip
+NETS = ("resnet18",)
 PAPER_SETS = (10_000, 20_000, 40_000, 60_000, 80_000, 100_000)
 
 
@@ -72,11 +73,12 @@ def fig12(
     gaps = {n: pair.accuracy_gap for n, pair in pairs.items()}
     shrinks = _minus(gaps[sizes[0]], gaps[sizes[-1]])
     numbers = {**_numbers(pairs), "gap at the smallest size minus gap at the largest, points": shrinks}
+    claim, untested = restricted(CLAIM_12, networks=([options.net], NETS))
     return StudyResult(
         verdict=decide(above(shrinks), options.runs),
-        claim=CLAIM_12,
+        claim=claim,
         measured=f"Gap in time-averaged training accuracy: {gaps[sizes[0]]} points with {sizes[0]} examples, "
-        f"{gaps[sizes[-1]]} with {sizes[-1]}; difference {shrinks}. {options}",
+        f"{gaps[sizes[-1]]} with {sizes[-1]}; difference {shrinks}. {options}{untested}",
         numbers=numbers,
         figures=_charts(pairs, "batch size fixed"),
     )
@@ -98,12 +100,13 @@ def fig13(
         f"n = {sizes[-1]}, batch size fixed: gap in training accuracy, points": plain,
         "gap with the steps fixed minus gap with the batch fixed, points": returns,
     }
+    claim, untested = restricted(CLAIM_13, networks=([options.net], NETS))
     return StudyResult(
         verdict=decide(above(returns), options.runs),
-        claim=CLAIM_13,
+        claim=claim,
         measured=f"With {sizes[-1]} examples the gap in time-averaged training accuracy is {gap} points with the "
         f"number of steps fixed and {plain} with the batch fixed; difference {returns}. "
-        f"{options}",
+        f"{options}{untested}",
         numbers=numbers,
         figures=_charts(pairs, "number of steps fixed"),
     )

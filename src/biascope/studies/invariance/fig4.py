@@ -5,33 +5,43 @@ do not. Along directions in which images hardly vary the labels are nearly rando
 network. The charts show this ceiling (the share of test labels that the noise leaves unchanged); `noise=0` removes it.
 
 Verdict rule, as the paper reads its figure: for every network the Spearman correlation of index and test accuracy,
-averaged over the boundaries, is negative by 2 standard errors over repeats. The same for accuracy along the directions
-whose ceiling is within 5 points of the highest is reported as a number.
+averaged over the boundaries, is negative by 2 standard errors over repeats; and the accuracy falls the sooner the
+harder the boundary (linear, quadratic, sinusoidal): its "reach", the mean over directions of its excess over chance as
+a share of the largest, is smaller for each boundary than for the next easier one, by 2 standard errors over repeats. A
+boundary learned in no direction (best mean accuracy below 55 %) has no reach, and nothing is tested; with one boundary
+only the first part is claimed. (The second part was added after the first run, at a laptop's size, which had been
+judged without it.) The order along the directions whose ceiling is within 5 points of the highest is a number only.
 """
 
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from biascope.data.boundaries import Sinusoid
 from biascope.geometry import data_second_moment, gsg
 from biascope.linalg import psd_eigh
 from biascope.seeds import generator
-from biascope.studies.estimates import below, spearman
-from biascope.studies.invariance.boundary_sweep import Sweep, accuracy_chart, check_boundaries, fall, order
-from biascope.studies.invariance.charts import decide, percent
+from biascope.studies.estimates import above, below, spearman
+from biascope.studies.invariance.boundary_sweep import BOUNDARIES, Sweep, accuracy_chart, check_boundaries, fall, order
+from biascope.studies.invariance.charts import decide, percent, remark, restricted, together
 from biascope.studies.invariance.geometries import spread_indices
 from biascope.studies.invariance.images import Source, said, ten_classes
 from biascope.studies.invariance.networks import shape_of
-from biascope.studies.invariance.relabelled import sweep_labels
+from biascope.studies.invariance.relabelled import said_sinusoid, sweep_labels
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run
 
 CLAIM = (
     "On CIFAR images labelled by a linear, quadratic or sinusoidal boundary along one direction, the test accuracy of "
-    "LeNet, ResNet18 and ViT without normalisation falls with the direction's eigenvalue in GSG."
+    "LeNet, ResNet18 and ViT without normalisation falls with the direction's eigenvalue in GSG"
 )
+LEARNT = 0.55
+SOONER = ", and the sooner the harder the boundary"
+NETS = ("lenet", "resnet18", "vit")
 SWEEP = Sweep(chunk=32)
 
 
@@ -39,7 +49,7 @@ SWEEP = Sweep(chunk=32)
     "gih/fig4",
     paper="invariance",
     figure="4",
-    claim=CLAIM,
+    claim=f"{CLAIM}{SOONER}.",
     sizes={
         "smoke": {"nets": ("lenet",), "source": "synthetic", "side": 16, "networks": 48, "heads": 32, "stride": 383,
                   "n_train": 400, "n_test": 200, "epochs": 6, "repeats": 3, "boundaries": ("linear",),
@@ -52,7 +62,7 @@ SWEEP = Sweep(chunk=32)
 def fig4(
     run: Run,
     *,
-    nets: Annotated[tuple[str, ...], "architectures, without normalisation"] = ("lenet", "resnet18", "vit"),
+    nets: Annotated[tuple[str, ...], "architectures, without normalisation"] = NETS,
     source: Annotated[Source, "cifar10, or a synthetic stand-in"] = "cifar10",
     side: Annotated[int, "side of the images"] = 32,
     stride: Annotated[int, "every how many eigenvectors of GSG one is tried"] = 30,
@@ -62,6 +72,9 @@ def fig4(
     repeats: Annotated[int, "independent label noise and trainings per direction"] = 5,
     more_epochs: Annotated[float, "factor on the epochs for the sinusoidal boundary"] = 2.5,
     lr: Annotated[float, "first learning rate (linear decay to 0)"] = 0.5,
+    sinusoid: Annotated[
+        Sinusoid, "sin(pi (x.u - mean)/std) (projection, published code), or sin(xbar.u) (channel, text)"
+    ] = ("projection"),
     sweep: Sweep = SWEEP,
 ) -> StudyResult:
     """Test accuracy on CIFAR images relabelled along directions down the spectrum of GSG."""
@@ -71,21 +84,22 @@ def fig4(
     indices = spread_indices(len(S), stride)
     numbers: dict[str, Estimate] = {}
     charts: list[Chart] = []
-    right, fitted = dict[str, bool](), 1.0
+    right, fitted = dict[str, bool | None](), 1.0
     for net in nets:
         G = sweep.geometry(run, net, shape, norm=False)
         vectors = psd_eigh(gsg(G.matrix, S).to(run.device)).vectors.float().T.reshape(-1, *shape)
         directions = [vectors[i] for i in indices]
         curves: dict[str, Tensor] = {}
-        orders, clear = [], []
+        orders, clear, reaches = [], [], dict[str, Tensor | None]()
         for boundary in kinds:
             protocol = sweep.protocol(boundary, more_epochs, lr)
             fit, accuracy, ceiling = sweep_labels(
                 run, "relabel", net, train, test, directions, boundary, protocol, noise=noise, repeats=repeats,
-                chunk=sweep.chunk,
+                chunk=sweep.chunk, sinusoid=sinusoid,
             )  # fmt: skip
             fitted = min(fitted, float(fit.mean()))
             curves[boundary] = accuracy
+            reaches[boundary] = reach(accuracy)
             if noise > 0:
                 curves[f"{boundary}, ceiling of the label noise"] = ceiling
             numbers[f"{net}, {boundary}: Spearman(index, accuracy)"] = order(indices, accuracy)
@@ -96,24 +110,37 @@ def fig4(
             orders.append(torch.tensor([spearman(indices, row) for row in accuracy]))
             found = clear_order(indices, accuracy, ceiling)
             clear += [] if found is None else [found]
-        together = numbers[f"{net}: Spearman, mean over boundaries"] = Estimate.of(torch.stack(orders).mean(0).tolist())
+        falls = numbers[f"{net}: Spearman, mean over boundaries"] = Estimate.of(torch.stack(orders).mean(0).tolist())
+        sooner: list[bool | None] = []
+        for (easy, far), (hard, near) in pairwise(reaches.items()):
+            if far is None or near is None:
+                sooner.append(None)
+                continue
+            gap = numbers[f"{net}: reach, {easy} minus {hard}"] = Estimate.of((far - near).tolist())
+            sooner.append(above(gap))
         if clear:
             few = Estimate.of(torch.stack(clear).mean(0).tolist())
             numbers[f"{net}: Spearman where the label noise matters little"] = few
-        right[net] = below(together)
+        right[net] = together([below(falls), *sooner])
         caption = f"{len(train)} images, label noise {noise:g}, {repeats} repeats. Above the ceiling nobody can get."
         charts.append(accuracy_chart(net, indices, curves, caption, "GSG"))
     told = "; ".join(
         f"{net} {numbers[f'{net}: Spearman, mean over boundaries']} (where label noise matters little: "
         f"{numbers.get(f'{net}: Spearman where the label noise matters little', 'too few directions to tell')})"
+        f"{_said_reach(net, kinds, numbers)}{remark(right[net])}"
         for net in nets
     )
+    whole = f"{CLAIM}{SOONER if len(kinds) > 1 else ''}."
+    claim, untested = restricted(
+        whole, networks=(nets, NETS), boundaries=(kinds, BOUNDARIES), images=([source], ["cifar10"])
+    )
     return StudyResult(
-        verdict=decide(all(right.values()), repeats),
-        claim=CLAIM,
+        verdict=decide(together(right.values()), repeats),
+        claim=claim,
         measured=f"Spearman(index, accuracy), mean over boundaries: {told}. {said(source, side)}, {len(train)} "
         f"training images, label noise {noise:g}; its ceiling falls along the spectrum for any network (see charts). "
-        f"Lowest mean training accuracy {100 * fitted:.0f} % (the paper trains to 100).",
+        f"Lowest mean training accuracy {100 * fitted:.0f} % (the paper trains to 100)."
+        f"{said_sinusoid(kinds, sinusoid)}{untested}",
         numbers=numbers,
         figures=tuple(charts),
     )
@@ -125,6 +152,25 @@ def subset(run: Run, source: Source, side: int, n_train: int, n_test: int) -> tu
     for data, n in zip(ten_classes(run, source, side, n_train), (n_train, n_test)):
         made.append(data.x[torch.randperm(len(data), generator=generator(run.seed, "subset", n))[:n]])
     return made[0], made[1]
+
+
+def reach(accuracy: Tensor) -> Tensor | None:
+    """How far down the directions accuracy [repeats, directions] holds, [repeats]; None if learned in none of them.
+
+    The mean over directions of the excess over chance, as a share of the largest mean excess: 1 if it never falls,
+    1 / directions if it falls at once.
+
+    Example:
+        >>> reach(torch.tensor([[0.9, 0.9, 0.5, 0.5]])), reach(torch.tensor([[0.52, 0.5]]))
+        (tensor([0.5000]), None)
+    """
+    best = float(accuracy.mean(0).max())
+    return None if best < LEARNT else (accuracy - 0.5).mean(1) / (best - 0.5)
+
+
+def _said_reach(net: str, kinds: Sequence[str], numbers: Mapping[str, Estimate]) -> str:
+    names = [f"{net}: reach, {easy} minus {hard}" for easy, hard in pairwise(kinds)]
+    return "".join(f", {name.split(': ')[1]} {numbers.get(name, 'cannot be told')}" for name in names)
 
 
 def clear_order(indices: list[int], accuracy: Tensor, ceiling: Tensor, margin: float = 0.05) -> Tensor | None:

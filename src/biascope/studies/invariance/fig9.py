@@ -3,9 +3,12 @@
 What is structure and what is sampling noise is decided by independent groups of networks: the traceless parts of two
 groups' estimates agree only in what is really there. Verdict rule: for the MLP the spread of the true eigenvalues
 (noise removed) is below 0.1 of their mean, 2 standard errors included (which was added after the first run); for every
-other network it is above 0.5 by 2 standard errors; LeNet's mean entry falls with the distance from the diagonal
-(distance 1 to 3 against 8 and more); for ResNet18 and ViT entries at a distance of 8 pixels (total stride, patch) are
-larger than those at 4.
+other network the eigenvalues span two orders of magnitude, by 2 standard errors over the groups: G along the leading
+eigenvector over its mean along the lowest tenth of them, eigenvectors from all groups but one and G from that one, so
+that noise does not widen the span (imprecise eigenvectors narrow it). LeNet's mean entry falls with the distance from
+the diagonal (distance 1 to 3 against 8 and more); for ResNet18 and ViT entries at a distance of 8 pixels (total stride,
+patch) are larger than those at 4. (Changed after the first runs: a spread above half the mean had stood for the orders
+of magnitude.)
 """
 
 import math
@@ -17,8 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from biascope.errors import InputError
+from biascope.linalg import psd_eigh
 from biascope.studies.estimates import above, curve, jackknife_error
-from biascope.studies.invariance.charts import decide, negligible, remark, together
+from biascope.studies.invariance.charts import decide, negligible, remark, restricted, together
 from biascope.studies.invariance.geometries import Geometry, initial_geometry
 from biascope.studies.invariance.lenet_oracle import lenet_geometry
 from biascope.studies.invariance.networks import ISOTROPIC, shape_of
@@ -32,6 +37,9 @@ CLAIM = (
     "The average geometry of an MLP is a scaled identity; LeNet's has entries near the diagonal only; those of "
     "ResNet18 and ViT are periodic; the eigenvalues of all but the MLP span orders of magnitude."
 )
+NETS = ("mlp", "lenet", "resnet18", "vit")
+SMALLEST = 9  # pixels: entries at a distance of 8 are looked at
+ORDERS = 2.0  # of magnitude
 
 
 @study(
@@ -48,7 +56,7 @@ CLAIM = (
 def fig9(
     run: Run,
     *,
-    nets: Annotated[tuple[str, ...], "architectures"] = ("mlp", "lenet", "resnet18", "vit"),
+    nets: Annotated[tuple[str, ...], "architectures"] = NETS,
     side: Annotated[int, "side of the grey input image"] = 32,
     networks: Annotated[int, "networks drawn for G"] = 10_000,
     groups: Annotated[int, "independent groups of networks, for the error bars"] = 4,
@@ -56,7 +64,10 @@ def fig9(
     corner: Annotated[int, "rows and columns of G shown as data (the pictures show all)"] = 64,
 ) -> StudyResult:
     """Average geometry of the architectures at initialisation: maps and spectra."""
+    if side < SMALLEST:
+        raise InputError(f"side={side}: entries 8 pixels apart are compared, so the side must be {SMALLEST} or more")
     shape = shape_of(1, side, nets)
+    exact = lenet_geometry(side) if "lenet" in nets else None  # first: not every side has one
     found = {
         net: initial_geometry(run, net, shape, networks=networks, groups=max(groups, 2), probe_std=probe_std)
         for net in nets
@@ -65,6 +76,7 @@ def fig9(
     right: dict[str, bool | None] = {}
     for net, G in found.items():
         spread = numbers[f"{net}: spread of the true eigenvalues / mean"] = true_spread(G)
+        width = numbers[f"{net}: orders of magnitude from the first to the lowest tenth of the eigenvalues"] = span(G)
         numbers[f"{net}: largest / median eigenvalue"] = Estimate(float(G.values[0] / G.values.median()), None, G.rows)
         profiles = torch.stack([displacement_profile(each, side) for each in G.groups])  # [groups, side]
         near = Estimate.of((profiles[:, 1:4].mean(1) - profiles[:, 8:].mean(1)).tolist())
@@ -74,24 +86,27 @@ def fig9(
         if net in ISOTROPIC:
             right[net] = negligible(spread, 0.1)
         elif net.startswith("lenet"):
-            right[net] = above(spread, 0.5) and above(near)
+            right[net] = above(width, ORDERS) and above(near)
         else:
-            right[net] = above(spread, 0.5) and above(period)
+            right[net] = above(width, ORDERS) and above(period)
         run.log(net=net, as_claimed=right[net], relative_error=G.error)
-    if "lenet" in found:
-        exact = lenet_geometry(side)
+    if exact is not None:
         numbers["lenet: correlation with the covariance recursion, noise removed"] = agreement(found["lenet"], exact)
     run.save_arrays("spectra", **{net: G.values for net, G in found.items()})
     _maps(run, found)
     said = "; ".join(
-        f"{net} {numbers[f'{net}: spread of the true eigenvalues / mean']}{remark(right[net])}" for net in nets
+        f"{net} {numbers[f'{net}: spread of the true eigenvalues / mean']} (orders of magnitude: "
+        f"{numbers[f'{net}: orders of magnitude from the first to the lowest tenth of the eigenvalues']})"
+        f"{remark(right[net])}"
+        for net in nets
     )
+    claim, untested = restricted(CLAIM, networks=(nets, NETS))
     return StudyResult(
         verdict=decide(together(right.values()), max(groups, 2)),
-        claim=CLAIM,
+        claim=claim,
         measured=f"Spread of the true eigenvalues over their mean, sampling noise removed: {said}. "
         f"{networks} GELU networks each, inputs 1 x {side} x {side}, probes of standard deviation {probe_std:g}; "
-        "entries by distance decide band and period (see numbers).",
+        f"entries by distance decide band and period (see numbers).{untested}",
         numbers=numbers,
         figures=(
             spectra_chart({net: (G.values, G.rows) for net, G in found.items()}, side),
@@ -119,6 +134,22 @@ def true_spread(G: Geometry) -> Estimate:
         kept = [s for s, pair in zip(squares, combinations(range(n), 2)) if out not in pair]
         left.append(max(float(np.mean(kept)), 0.0) ** 0.5)
     return Estimate(value, jackknife_error(left), G.rows)
+
+
+def span(G: Geometry) -> Estimate:
+    """log10 of v^T G v along the leading eigenvector over its mean along the lowest tenth, error over groups.
+
+    The eigenvectors come from the other groups of networks, so sampling noise does not spread the values; what is mixed
+    by imprecise eigenvectors makes the number smaller, never larger on average.
+    """
+    found = []
+    for i, own in enumerate(G.groups):
+        others = torch.stack([g for j, g in enumerate(G.groups) if j != i]).mean(0)
+        V = psd_eigh(others).vectors
+        values = ((own @ V) * V).sum(0)
+        low = values[-max(1, len(values) // 10) :].mean().clamp_min(1e-12 * float(values[0]))
+        found.append(float(torch.log10(values[0] / low)))
+    return Estimate.of(found)
 
 
 def agreement(G: Geometry, exact: Tensor) -> Estimate:

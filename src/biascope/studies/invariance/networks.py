@@ -1,6 +1,8 @@
 """The architectures of the paper, as its experiments use them.
 
-Two hidden layers of 100 for the MLP, average pooling in LeNet, torch's own initialisation, ReLU (GELU in the ViT).
+Two hidden layers of 100 for the MLP, average pooling in LeNet, ReLU (GELU in the ViT). Initialisation is torch's own,
+except in VGG11, whose convolutions have weights N(0, 2 / fan out) and biases 0 (He's, as in the NAD work), and for the
+class token and the positions of the ViT, N(0, 0.02^2).
 Normalisation layers stay in for synthetic data and are removed for real data. The geometry at initialisation is
 estimated with GELU. "-narrow" and "-small" are the same designs made small enough for a laptop.
 """

@@ -3,6 +3,9 @@
 As `biascope.data.relabel`, for many directions at once. The label noise of the paper (labels computed on x + noise, the
 noise iid per pixel with 0.2 times the channel's variance) enters a label only through its projection on u, which is
 Gaussian with variance 0.2 sum_c var_c |u_c|^2; that projection is drawn directly.
+
+The sinusoidal label is the sign of sin(pi (x.u - mean)/std) minus its median ("projection", the published code), or of
+sin(xbar.u) minus its median with every channel of xbar standardised ("channel", the text).
 """
 
 import math
@@ -13,7 +16,7 @@ import torch
 from torch import Tensor
 
 from biascope.data import channel_stats
-from biascope.data.boundaries import Boundary, boundary_value, middle
+from biascope.data.boundaries import Boundary, Sinusoid, boundary_value, middle
 from biascope.seeds import generator
 from biascope.studies.invariance.networks import factory
 from biascope.studies.invariance.tasks import Lazy
@@ -31,10 +34,22 @@ class Labels:
 
 
 def labels_along(
-    train: Tensor, test: Tensor, U: Tensor, boundary: Boundary, noise: float, seed: int, repeat: int
+    train: Tensor,
+    test: Tensor,
+    U: Tensor,
+    boundary: Boundary,
+    noise: float,
+    seed: int,
+    repeat: int,
+    sinusoid: Sinusoid = "projection",
 ) -> Labels:
     """Labels of images [n, c, h, w] for every unit direction of U [k, c, h, w]; bias: minus the training median."""
-    _, std = channel_stats(train)
+    middles, std = channel_stats(train)
+    standardised = boundary == "sinusoidal" and sinusoid == "channel"
+    if standardised:  # by what the labels are computed on, so with the noise
+        mean_, scale = (s.to(U).view(-1, 1, 1) for s in (middles, std * math.sqrt(1 + noise)))
+        train, test = ((x - mean_.to(x)) / scale.to(x) for x in (train, test))
+        _, std = channel_stats(train)
     spread = (noise * (std.square().to(U)[None] * U.flatten(2).square().sum(2)).sum(1)).sqrt()  # [k]
     clean = [x.flatten(1) @ U.flatten(1).T for x in (train, test)]  # [n, k]
     seen = []
@@ -44,7 +59,7 @@ def labels_along(
     mean, deviation = seen[0].mean(0), seen[0].std(0, correction=0).clamp_min(1e-30)
 
     def inner(p: Tensor) -> Tensor:
-        return boundary_value(p, math.pi * (p - mean) / deviation, boundary)
+        return boundary_value(p, p if standardised else math.pi * (p - mean) / deviation, boundary)
 
     median = middle(inner(seen[0]))
     y_train, y_test, y_clean = ((inner(p) > median).long().T for p in (seen[0], seen[1], clean[1]))
@@ -64,11 +79,12 @@ def sweep_labels(
     noise: float,
     repeats: int,
     chunk: int,
+    sinusoid: Sinusoid = "projection",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Training accuracy, test accuracy and ceiling, each [repeats, directions]; one network for each entry."""
     U, count = torch.stack(list(directions)).to(run.device), len(directions)
     train, test = train.to(run.device), test.to(run.device)
-    labels = [labels_along(train, test, U, boundary, noise, run.seed, r) for r in range(repeats)]
+    labels = [labels_along(train, test, U, boundary, noise, run.seed, r, sinusoid) for r in range(repeats)]
     done = train_tasks(
         run,
         f"{key} {net} {boundary}",
@@ -80,3 +96,17 @@ def sweep_labels(
     )
     ceiling = torch.stack([each.ceiling for each in labels])
     return done.train.view(repeats, count), done.test[:, 0].view(repeats, count), ceiling
+
+
+def said_sinusoid(boundaries: Sequence[str], sinusoid: Sinusoid) -> str:
+    """Which sinusoidal boundary was used, for `measured`; nothing where none was.
+
+    Example:
+        >>> said_sinusoid(["linear", "sinusoidal"], "channel")
+        " Sinusoidal labels: sin(xbar.u) with standardised channels, the paper's text."
+    """
+    if "sinusoidal" not in boundaries:
+        return ""
+    if sinusoid == "channel":
+        return " Sinusoidal labels: sin(xbar.u) with standardised channels, the paper's text."
+    return " Sinusoidal labels: sin(pi (x.u - mean)/std), the published code's, not the text's sin(xbar.u)."

@@ -10,8 +10,9 @@ networks each, fewer steps than published): 16 x 16 pixels, 10,000 images, 90 % 
 random: 45.1); 30 % removed, 1000 steps: 55.1 against 57.1. The same sign with GELU and with scores of pixels in [0, 1].
 Keeping the lowest scores loses as well (31.4 and 38.9 % in the first two): either end is less varied.
 
-Verdict rule: for every network the mean over removal rates of the difference score minus random is positive by 2
-standard errors over repeats.
+Verdict rule: for every network and at each removal rate the difference score minus random is positive by 2 standard
+errors over repeats. (Changed after runs had been seen: the mean over the rates had been judged, where the paper claims
+every rate. No verdict changed by it.)
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from biascope.errors import InputError
 from biascope.geometry import alignment_score
 from biascope.seeds import generator
 from biascope.studies.estimates import above, curve
-from biascope.studies.invariance.charts import decide, percent, remark
+from biascope.studies.invariance.charts import decide, percent, remark, restricted
 from biascope.studies.invariance.geometries import initial_geometry
 from biascope.studies.invariance.images import Source, said, ten_classes
 from biascope.studies.invariance.networks import factory, shape_of
@@ -34,12 +35,13 @@ from biascope.studies.invariance.tasks import Lazy
 from biascope.studies.invariance.training import Protocol, train_tasks
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
-from biascope.studies.runs import Run
+from biascope.studies.runs import Run, Value
 
 CLAIM = (
     "Dropping the CIFAR-10 images with the smallest score costs less test accuracy than dropping random ones, for "
     "LeNet, ResNet18 and ViT without normalisation, at every rate: 0.6 to 2 points."
 )
+NETS = ("lenet", "resnet18", "vit")
 RATES = (10, 20, 30, 40, 50, 60, 70, 80, 90)
 PUBLISHED = {  # test accuracy in %, random and score, at RATES
     "lenet": (
@@ -64,7 +66,7 @@ LAPTOP = {"nets": ("lenet",), "side": 16, "n_train": 10_000, "networks": 256, "h
 class Pruning:
     """Options of both tables."""
 
-    nets: Annotated[tuple[str, ...], "architectures, without normalisation"] = ("lenet", "resnet18", "vit")
+    nets: Annotated[tuple[str, ...], "architectures, without normalisation"] = NETS
     rates: Annotated[tuple[int, ...], "percentages of the training set to remove"] = RATES
     source: Annotated[Source, "cifar10, or a synthetic stand-in"] = "cifar10"
     side: Annotated[int, "side of the images"] = 32
@@ -98,7 +100,7 @@ def table1(
     options: Pruning = FOUR_RATES,
 ) -> StudyResult:
     """Pruning CIFAR-10 by the score, at four rates."""
-    return pruning(run, options)
+    return pruning(run, options, FOUR_RATES.rates)
 
 
 @study(
@@ -114,62 +116,81 @@ def table2(
     options: Pruning = NINE_RATES,
 ) -> StudyResult:
     """Pruning CIFAR-10 by the score, at nine rates."""
-    return pruning(run, options)
+    return pruning(run, options, NINE_RATES.rates)
 
 
-def pruning(run: Run, options: Pruning) -> StudyResult:
-    """Both tables."""
-    nets, rates, repeats, side = options.nets, options.rates, options.repeats, options.side
+def pruning(run: Run, options: Pruning, published: tuple[int, ...]) -> StudyResult:
+    """Both tables; `published` are the rates of the paper's."""
+    nets, rates, repeats = options.nets, options.rates, options.repeats
     if not rates or not all(0 < rate < 100 for rate in rates):
         raise InputError(f"rates={rates} must be percentages between 0 and 100")
-    shape = shape_of(3, side, nets)
-    train, test = ten_classes(run, options.source, side, options.n_train)
-    train = train.subset(torch.arange(min(options.n_train, len(train)))).to(run.device)
-    test = test.to(run.device)
+    shape = shape_of(3, options.side, nets)
     numbers: dict[str, Estimate] = {}
     charts: list[Chart] = []
     right: dict[str, bool] = {}
     for net in nets:
-        G = initial_geometry(run, net, shape, networks=options.networks, heads=options.heads, norm=False)
-        scores, labels = alignment_score(train.x, G.matrix.to(run.device)).cpu(), train.y.cpu()
-        kept: list[Tensor] = []
-        for rate in rates:
-            best = keep(scores, labels, rate / 100, options.per_class)
-            chance = [torch.rand(len(train), generator=generator(run.seed, "random", rate, r)) for r in range(repeats)]
-            sets = [best] * repeats + [keep(each, labels, rate / 100, options.per_class) for each in chance]
-            sets = [index.to(run.device) for index in sets]
-            passes = round(options.epochs * len(train) / len(best))  # over the kept images, for as many steps
-            protocol = Protocol(
-                passes, 128, options.lr, 0.9, 5e-4, options.clip_norm or None,
-                precision=options.precision, engine=options.engine,  # type: ignore[arg-type]
-            )  # fmt: skip
-            accuracy = train_tasks(
-                run, f"prune {net} {rate}", factory(net, shape, outputs=10, norm=False),
-                Lazy(lambda i, s=sets: (train.x[s[i]], train.y[s[i]]), 2 * repeats),  # type: ignore[misc]
-                [Lazy(lambda i: (test.x, test.y), 2 * repeats)], protocol, chunk=options.chunk,
-            ).test[:, 0]  # fmt: skip
-            kept.append(percent(accuracy).view(2, repeats))
-            for name, row in zip(("score", "random"), kept[-1]):
+
+        def measured(net: str = net) -> dict[str, Value]:
+            return {"accuracy": accuracies(run, net, shape, options), "rates": torch.tensor(rates)}
+
+        table = torch.as_tensor(run.cached(f"table {net}", measured)["accuracy"])  # [rates, 2, repeats]
+        gains = []
+        for rate, pair in zip(rates, table):
+            for name, row in zip(("score", "random"), pair):
                 numbers[f"{net}, {rate} % removed, {name}"] = Estimate.of(row.tolist())
-            numbers[f"{net}, {rate} % removed, score minus random"] = difference(kept[-1])
-        table = torch.stack(kept)  # [rates, 2, repeats]
-        gain = numbers[f"{net}: score minus random, mean over rates"] = difference(table.mean(0))
-        right[net] = above(gain)
+            gain = numbers[f"{net}, {rate} % removed, score minus random"] = difference(pair)
+            gains.append(gain)
+        numbers[f"{net}: score minus random, mean over rates"] = difference(table.mean(0))
+        right[net] = all(above(gain) for gain in gains)
         charts.append(_chart(net, rates, table))
-        run.save_arrays(f"table {net}", accuracy=table, rates=torch.tensor(rates))
     told = "; ".join(
-        f"{net} {numbers[f'{net}: score minus random, mean over rates']} points{remark(right[net])}" for net in nets
+        f"{net} "
+        + ", ".join(f"{numbers[f'{net}, {rate} % removed, score minus random']} at {rate} %" for rate in rates)
+        + f"; mean over rates {numbers[f'{net}: score minus random, mean over rates']}{remark(right[net])}"
+        for net in nets
     )
     how = "within each class" if options.per_class else "over all classes"
+    claim, untested = restricted(
+        CLAIM, networks=(nets, NETS), rates=(rates, published), images=([options.source], ["cifar10"])
+    )
     return StudyResult(
         verdict=decide(all(right.values()), repeats),
-        claim=CLAIM,
-        measured=f"Score minus random, mean over {', '.join(map(str, rates))} % removed: {told}. "
-        f"{said(options.source, side)}, {len(train)} images before removal, dropped {how}, {options.epochs} epochs' "
-        f"worth of steps, {repeats} repeats.",
+        claim=claim,
+        measured=f"Score minus random, points: {told}. {said(options.source, options.side)}, {options.n_train} images "
+        f"before removal, dropped {how}, {options.epochs} epochs' worth of steps, {repeats} repeats.{untested}",
         numbers=numbers,
         figures=tuple(charts),
     )
+
+
+def accuracies(run: Run, net: str, shape: tuple[int, ...], options: Pruning) -> Tensor:
+    """Test accuracies in per cent [rates, 2, repeats]: the best scores kept, and as many random images."""
+    repeats = options.repeats
+    train, test = ten_classes(run, options.source, options.side, options.n_train)
+    if len(train) < options.n_train:
+        raise InputError(f"n_train={options.n_train}: there are {len(train)} training images")
+    train = train.subset(torch.arange(options.n_train)).to(run.device)
+    test = test.to(run.device)
+    G = initial_geometry(run, net, shape, networks=options.networks, heads=options.heads, norm=False)
+    scores, labels = alignment_score(train.x, G.matrix.to(run.device)).cpu(), train.y.cpu()
+    rows: list[Tensor] = []
+    for rate in options.rates:
+        best = keep(scores, labels, rate / 100, options.per_class)
+        chance = [torch.rand(len(train), generator=generator(run.seed, "random", rate, r)) for r in range(repeats)]
+        sets = [best] * repeats + [keep(each, labels, rate / 100, options.per_class) for each in chance]
+        sets = [index.to(run.device) for index in sets]
+        passes = round(options.epochs * len(train) / len(best))  # over the kept images, for as many steps
+        protocol = Protocol(
+            passes, 128, options.lr, 0.9, 5e-4, options.clip_norm or None,
+            precision=options.precision, engine=options.engine,  # type: ignore[arg-type]
+        )  # fmt: skip
+        accuracy = train_tasks(
+            run, f"prune {net} {rate}", factory(net, shape, outputs=10, norm=False),
+            Lazy(lambda i, s=sets: (train.x[s[i]], train.y[s[i]]), 2 * repeats),  # type: ignore[misc]
+            [Lazy(lambda i: (test.x, test.y), 2 * repeats)], protocol, chunk=options.chunk,
+        ).test[:, 0]  # fmt: skip
+        rows.append(percent(accuracy).view(2, repeats))
+    return torch.stack(rows)
 
 
 def keep(scores: Tensor, y: Tensor, fraction: float, per_class: bool) -> Tensor:
