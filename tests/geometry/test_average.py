@@ -392,7 +392,7 @@ def test_matrix_free_evolution(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = torch.Generator().manual_seed(0)
     x, y = torch.randn(12, 8, generator=rng), torch.randn(12, generator=rng)
     dense = geometry_evolution(lambda: PooledCNN(3, 3, 1, 1), x, y, n_networks=60, n_probes=2)
-    monkeypatch.setattr("biascope.geometry.evolution.DENSE_UP_TO", 4)
+    monkeypatch.setattr("biascope.geometry.average.DENSE_UP_TO", 4)
     free = geometry_evolution(lambda: PooledCNN(3, 3, 1, 1), x, y, n_networks=60, n_probes=2)
     V = torch.randn(8, 3, generator=rng)
     assert torch.allclose((free @ V).double(), dense @ V, rtol=1e-4, atol=1e-5 * float(dense.matrix.norm()))

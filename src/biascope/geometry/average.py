@@ -7,7 +7,7 @@ G with GELU and a small probe_std (1e-3 to 1e-5), which measures the network lin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ from biascope.errors import InputError, UnsupportedError
 from biascope.functional import device_of
 from biascope.geometry import files
 from biascope.geometry.few_passes import few_passes
-from biascope.geometry.measures import Comparison, compare
+from biascope.geometry.measures import Comparison, compare, size_of
 from biascope.geometry.moments import BlockMoments, blocks_for
+from biascope.inputs import check_inputs, is_finite
 from biascope.linalg import Dense, Eigenpairs, FromFunction, LinearOperator, eigsh, psd_eigh
 from biascope.memory import budget
 from biascope.precision import without_autocast
@@ -31,6 +32,7 @@ from biascope.seeds import generator
 from biascope.tables import facts, number
 
 DENSE_UP_TO = 4096
+Rows = Callable[[], Iterator[tuple[int, Tensor]]]  # first network and gradients [networks, probes, D] of each group
 
 
 @dataclass(frozen=True)
@@ -39,13 +41,14 @@ class AverageGeometry:
 
     Attributes:
         operator: what `G @ v` uses.
-        dense: [D, D] in float64, None when D is too large for a matrix.
+        dense: [D, D] in float64, None when D is too large for a matrix, or the memory too small.
         input_shape: of one input.
         n_networks: networks averaged.
         n_probes: inputs per network.
         seed: of networks and probes.
         relative_error: expected ||G - truth||_F / ||G||_F, from blocks of networks; NaN if not known.
         kind: "geometry" or "evolution".
+        fallback: {parameter: why} if the factory had to be called for each network.
 
     Example:
         >>> from torch import nn
@@ -62,13 +65,15 @@ class AverageGeometry:
     seed: int
     relative_error: float
     kind: str = "geometry"
+    fallback: dict[str, str] = field(default_factory=dict)
 
     @property
     def matrix(self) -> Tensor:
         """The matrix [D, D], float64."""
         if self.dense is None:
             raise UnsupportedError(
-                f"D = {self.operator.shape[0]} is done matrix-free: use G @ v and G.eigh(k) instead of G.matrix"
+                f"D = {self.operator.shape[0]} is done matrix-free: use G @ v and G.eigh(k) instead of G.matrix; up to "
+                f"D = {DENSE_UP_TO} a larger max_memory makes room for the matrix"
             )
         return self.dense
 
@@ -101,8 +106,15 @@ class AverageGeometry:
         """Correlation with another matrix, and the baselines that two positive matrices need (see `compare`)."""
         return compare(self.matrix, other.matrix if isinstance(other, AverageGeometry) else other)
 
-    def rank(self, threshold: float = 1e-3) -> int:
-        """Number of eigenvalues above `threshold` times the largest; refused where the known ones do not get so low."""
+    def rank(self, threshold: float = 1e-3, share: float | None = None) -> int:
+        """Number of eigenvalues above `threshold` times the largest; refused where the known ones do not get so low.
+
+        With `share`: how many of the largest add up to that share of the trace (of the sum of magnitudes for an
+        evolution), see `subspace_size`; for a matrix that is formed.
+        """
+        if share is not None:
+            values = torch.linalg.eigvalsh(self.matrix).abs().sort(descending=True).values
+            return size_of(values, None, share)
         values = self.eigh().values.abs()
         above = int((values > threshold * values.max()).sum())
         if above == len(values) < self.operator.shape[0]:
@@ -147,7 +159,7 @@ class AverageGeometry:
         return cls(Dense(matrix, symmetric=True), matrix, shape, **about)
 
 
-_PLAIN = ("input_shape", "n_networks", "n_probes", "seed", "relative_error", "kind")
+_PLAIN = ("input_shape", "n_networks", "n_probes", "seed", "relative_error", "kind", "fallback")
 
 
 @without_autocast()
@@ -168,7 +180,8 @@ def average_geometry(
 
     Args:
         factory: builds a freshly initialised network; evaluated in eval mode.
-        input_shape: of one input, D entries; above 4096 the result is matrix-free (`G @ v`, `G.eigh(k)`).
+        input_shape: of one input, D entries; above 4096, or where three matrices do not fit into `max_memory`, the
+            result is matrix-free (`G @ v`, `G.eigh(k)`).
         n_networks: 10,000 in the paper.
         n_probes: inputs per network, drawn for each network.
         seed: of networks and probes.
@@ -191,8 +204,10 @@ def average_geometry(
             f"need positive sizes: input_shape={shape}, n_networks={n_networks}, n_probes={n_probes}, "
             f"probe_std={probe_std}"
         )
-    if probes is not None and tuple(probes.shape[1:]) != shape:
-        raise InputError(f"probes have shape {list(probes.shape)}; they must be [n, {', '.join(map(str, shape))}]")
+    if probes is not None:
+        check_inputs(probes, "probes")
+        if tuple(probes.shape[1:]) != shape:
+            raise InputError(f"probes have shape {list(probes.shape)}; they must be [n, {', '.join(map(str, shape))}]")
     initialiser = record(factory)
     where, D = device_of(device), math.prod(shape)
     n_probes = n_probes if probes is None else len(probes)
@@ -206,25 +221,14 @@ def average_geometry(
             found = input_gradients(
                 networks, own, per_network=probes is None, scalarise=scalarise, max_memory=max_memory
             )
-            yield start, found.flatten(2) / math.sqrt(n_probes)
+            if start == 0 and not found.any():  # networks as drawn are all alike: no need to wait for the others
+                raise InputError(
+                    "all gradients are zero; a ReLU network without biases has none at 0: use probe_std > 0"
+                )
+            yield start, found.flatten(2)
 
-    if D > DENSE_UP_TO:
-
-        def product(X: Tensor) -> Tensor:
-            total = torch.zeros_like(X)
-            for _, r in rows():
-                flat = r.reshape(-1, D).to(X)
-                total += flat.T @ (flat @ X)
-            return total / n_networks
-
-        operator = FromFunction(product, (D, D), torch.float32, where, symmetric=True)
-        return AverageGeometry(operator, None, shape, n_networks, n_probes, seed, float("nan"))
-    moments = BlockMoments(D, min(blocks_for(D, budget(max_memory, where)), n_networks), where)
-    for start, r in rows():
-        if start == 0 and not r.any():
-            raise InputError("all gradients are zero; a ReLU network without biases has none at 0: use probe_std > 0")
-        moments.add(start, r)
-    return from_moments(moments, shape, n_probes, seed, "geometry")
+    room = budget(max_memory, where)
+    return _average(rows, shape, n_networks, n_probes, seed, where, room, initialiser.reasons)
 
 
 @without_autocast()
@@ -233,7 +237,8 @@ def geometry_of(
 ) -> AverageGeometry:
     """G^t of networks at hand (for example trained ones) at probes [n, *input_shape]; rank at most T n.
 
-    Use the same probes at every time: the noise then cancels in comparisons such as `velocity`.
+    Use the same probes at every time: the noise then cancels in comparisons such as `velocity`. Above D = 4096, or
+    where three matrices do not fit into `max_memory`, the result is matrix-free (`G @ v`, `G.eigh(k)`).
 
     Example:
         >>> from torch import nn
@@ -241,10 +246,83 @@ def geometry_of(
         >>> geometry_of(drawn, torch.randn(2, 3)).n_networks
         50
     """
-    moments = BlockMoments(probes[0].numel(), min(16, len(networks)), networks.device)
-    found = input_gradients(networks, probes, scalarise=scalarise, max_memory=max_memory)
-    moments.add(0, found.flatten(2) / math.sqrt(len(probes)))
-    return from_moments(moments, tuple(probes.shape[1:]), len(probes), 0, "geometry")
+    check_inputs(probes, "probes")
+    if probes.dim() < 2:
+        raise InputError(f"probes have shape {list(probes.shape)}; they must be [n, *input_shape]")
+    shape, room = tuple(probes.shape[1:]), budget(max_memory, networks.device)
+    size = max(1, min(len(networks), 2**27 // probes.numel(), room // (16 * probes.numel())))
+
+    def rows() -> Iterator[tuple[int, Tensor]]:
+        for start in range(0, len(networks), size):
+            found = input_gradients(networks[start : start + size], probes, scalarise=scalarise, max_memory=max_memory)
+            yield start, found.flatten(2)
+
+    return _average(rows, shape, len(networks), len(probes), 0, networks.device, room, {})
+
+
+def _average(
+    rows: Rows,
+    shape: tuple[int, ...],
+    n_networks: int,
+    n_probes: int,
+    seed: int,
+    where: torch.device,
+    room: int,
+    fallback: Mapping[str, str],
+) -> AverageGeometry:
+    """G from the gradients that every call of `rows` gives: a matrix, or a product where there is no room for one."""
+    D = math.prod(shape)
+
+    def checked() -> Iterator[tuple[int, Tensor]]:
+        zero = True
+        for start, found in rows():
+            refuse_infinite(found)
+            zero = zero and not found.any()
+            yield start, found / math.sqrt(n_probes)
+        if zero:
+            raise InputError(
+                f"all gradients of the {n_networks} networks are zero at these probes; a ReLU network without biases "
+                "has none at 0: use other probes"
+            )
+
+    blocks = blocks_within(D, room, n_networks)
+    if blocks:
+        moments = BlockMoments(D, blocks, where)
+        for start, r in checked():
+            moments.add(start, r)
+        return from_moments(moments, shape, n_probes, seed, "geometry", fallback)
+
+    def product(X: Tensor) -> Tensor:
+        total = torch.zeros_like(X)
+        for _, r in checked():
+            flat = r.reshape(-1, D).to(X)
+            total += flat.T @ (flat @ X)
+        return total / n_networks
+
+    any(bool(r.any()) for _, r in checked())  # up to the first gradient that is not zero; without one, it refuses
+    operator = FromFunction(product, (D, D), torch.float32, where, symmetric=True)
+    unknown, about = float("nan"), dict(fallback)
+    return AverageGeometry(operator, None, shape, n_networks, n_probes, seed, unknown, "geometry", about)
+
+
+def blocks_within(D: int, room: int, n_networks: int) -> int:
+    """Blocks [D, D] in float64 that leave room for two more in a budget in bytes; 0 where a matrix is not to be formed.
+
+    Example:
+        >>> blocks_within(100, 10**9, 1000), blocks_within(100, 320_000, 1000), blocks_within(100, 200_000, 1000)
+        (16, 2, 0)
+    """
+    return 0 if D > DENSE_UP_TO else max(0, min(blocks_for(D, room), room // (8 * D**2) - 2, n_networks))
+
+
+def refuse_infinite(gradients: Tensor) -> None:
+    """Raise if a gradient is NaN or infinite.
+
+    Example:
+        >>> refuse_infinite(torch.ones(2, 3))
+    """
+    if not is_finite(gradients):
+        raise InputError("a network gave NaN or infinite gradients at the probes")
 
 
 def draw_probes(seed: int, start: int, stop: int, n: int, shape: Sequence[int], std: float) -> Tensor:
@@ -258,10 +336,17 @@ def draw_probes(seed: int, start: int, stop: int, n: int, shape: Sequence[int], 
     return std * torch.stack(drawn)
 
 
-def from_moments(moments: BlockMoments, shape: tuple[int, ...], n_probes: int, seed: int, kind: str) -> AverageGeometry:
+def from_moments(
+    moments: BlockMoments,
+    shape: tuple[int, ...],
+    n_probes: int,
+    seed: int,
+    kind: str,
+    fallback: Mapping[str, str],
+) -> AverageGeometry:
     """The result behind block sums."""
     matrix = moments.matrix().cpu()
     if not torch.isfinite(matrix).all():
         raise InputError("a network gave NaN or infinite gradients at the probes")
-    error = moments.relative_error()
-    return AverageGeometry(Dense(matrix, symmetric=True), matrix, shape, moments.count, n_probes, seed, error, kind)
+    operator, error, count = Dense(matrix, symmetric=True), moments.relative_error(), moments.count
+    return AverageGeometry(operator, matrix, shape, count, n_probes, seed, error, kind, dict(fallback))

@@ -17,9 +17,9 @@ from biascope.ensembles.evaluate import Scalarise, activation_bytes
 from biascope.ensembles.initialisers import with_something_to_train
 from biascope.errors import InputError
 from biascope.functional import as_rows, device_of
-from biascope.geometry.average import DENSE_UP_TO, AverageGeometry, draw_probes, from_moments
+from biascope.geometry.average import AverageGeometry, blocks_within, draw_probes, from_moments, refuse_infinite
 from biascope.geometry.losses import check_labels
-from biascope.geometry.moments import BlockMoments, blocks_for
+from biascope.geometry.moments import BlockMoments
 from biascope.inputs import check_inputs
 from biascope.linalg import FromFunction
 from biascope.memory import budget
@@ -58,8 +58,8 @@ def geometry_evolution(
 
     Args:
         factory: builds a freshly initialised network; eval mode.
-        x_train: [m, *input_shape]; above D = 4096 entries the result is matrix-free (`Delta @ v`, `Delta.eigh(k)`), and
-            every product is a pass over all networks.
+        x_train: [m, *input_shape]; above D = 4096 entries, or where three matrices do not fit into `max_memory`, the
+            result is matrix-free (`Delta @ v`, `Delta.eigh(k)`), and every product is a pass over all networks.
         y_train: [m], floats (for "logistic" -1 and +1).
         n_networks: networks to average over.
         loss: "sse" (half the summed squares), "logistic", or a function (f [b], y [b]) -> sum of losses.
@@ -113,9 +113,12 @@ def geometry_evolution(
                 probes = draw_probes(seed, start, start + len(networks), n_probes, shape, probe_std).to(where, kind)
                 flow = descent(f, networks, x, y, total, batch)
                 g, u = along(f, networks, flow, probes)
+                refuse_infinite(g)
+                refuse_infinite(u)
                 yield start, u.flatten(2) / math.sqrt(n_probes), g.flatten(2) / math.sqrt(n_probes)
 
-    if D > DENSE_UP_TO:
+    blocks = blocks_within(D, room, n_networks)
+    if not blocks:
 
         def product(X: Tensor) -> Tensor:
             made = torch.zeros_like(X)
@@ -125,11 +128,12 @@ def geometry_evolution(
             return made / n_networks
 
         operator = FromFunction(product, (D, D), torch.float32, where, symmetric=True)
-        return AverageGeometry(operator, None, shape, n_networks, n_probes, seed, float("nan"), "evolution")
-    moments = BlockMoments(D, min(blocks_for(D, room), n_networks), where)
+        about = dict(initialiser.reasons)
+        return AverageGeometry(operator, None, shape, n_networks, n_probes, seed, float("nan"), "evolution", about)
+    moments = BlockMoments(D, blocks, where)
     for start, u, g in rows():
         moments.add(start, u, g)
-    return from_moments(moments, shape, n_probes, seed, "evolution")
+    return from_moments(moments, shape, n_probes, seed, "evolution", initialiser.reasons)
 
 
 def descent(
