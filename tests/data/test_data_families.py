@@ -67,6 +67,12 @@ def test_simplicity_contest_is_exact(u: torch.Tensor, gap: str, offset: float) -
     assert float(dot(linear_only, u[1]).abs().max()) < 1e-10
 
 
+def test_simplicity_contest_puts_the_classes_at_plus_minus_eps_by_default(u: torch.Tensor) -> None:
+    d = simplicity_contest(u[0], u[1], u[2], 100, eps=0.7, seed=2)
+    assert torch.allclose(dot(d.x, u[0]), 0.7 * (2 * d.y.double() - 1), atol=1e-10)
+    assert d.info["gap"] == "full"
+
+
 @pytest.mark.parametrize("boundary", ["linear", "quadratic", "sinusoidal"])
 def test_isotropic_boundaries(u: torch.Tensor, boundary: str) -> None:
     d = isotropic(u[4], 2000, boundary, eps=2.0, sigma=0.5, seed=3)  # type: ignore[arg-type]
@@ -138,8 +144,22 @@ def test_boundary_errors(u: torch.Tensor) -> None:
         relabel(x, torch.ones(1, 4, 4), noise=1.0, noise_rule="x")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="not made by relabel"):
         relabel(x, torch.ones(1, 4, 4), reference=isotropic(u[0], 4))
-    with pytest.raises(InputError, match="eps"):
-        isotropic(u[0], 4, eps=0.0)
+    for eps in (0.0, math.nan, math.inf):
+        with pytest.raises(InputError, match="eps"):
+            isotropic(u[0], 4, eps=eps)
+    for value in (math.nan, math.inf):
+        bad = x.clone()
+        bad[2, 0, 1, 1] = value
+        with pytest.raises(InputError, match="x has a NaN or infinity, first in example 2"):
+            relabel(bad, torch.ones(1, 4, 4))
+        with pytest.raises(InputError, match='bias must be "median" or a finite number'):
+            relabel(x, torch.ones(1, 4, 4), bias=value)
+        with pytest.raises(InputError, match="noise must be a number >= 0"):
+            relabel(x, torch.ones(1, 4, 4), noise=value)
+    with pytest.raises(InputError, match="noise must be a number >= 0, got -1"):
+        relabel(x, torch.ones(1, 4, 4), noise=-1.0)
+    with pytest.raises(InputError, match="x is empty"):
+        relabel(x[:0], torch.ones(1, 4, 4))
 
 
 def spd(dim: int) -> torch.Tensor:

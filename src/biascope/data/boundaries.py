@@ -10,6 +10,7 @@ from torch import Tensor
 
 from biascope.data.dataset import Dataset, Labels, Seed, as_labels, generator, orthonormal, project_out, seed_of
 from biascope.errors import InputError
+from biascope.inputs import check_inputs
 
 Boundary = Literal["linear", "quadratic", "sinusoidal"]
 Sinusoid = Literal["projection", "channel"]
@@ -39,8 +40,8 @@ def isotropic(
         >>> int(d.y.sum())
         50
     """
-    if eps == 0:
-        raise InputError("eps must not be 0: the label would not depend on x")
+    if eps == 0 or not math.isfinite(eps):
+        raise InputError(f"eps must be finite and not 0, or the label would not depend on x; got {eps}")
     (unit,) = orthonormal(u.detach().cpu())
     rng = generator(seed)
     alpha = torch.randn(n, generator=rng, dtype=torch.float64)
@@ -80,6 +81,11 @@ def relabel(
         >>> d.x is x, int(d.y.sum())
         (True, 5)
     """
+    check_inputs(x, "x")  # a NaN would be of class 0, and an infinity decide the bias
+    if not 0 <= noise < math.inf:
+        raise InputError(f"noise must be a number >= 0, got {noise}")
+    if bias != "median" and not math.isfinite(bias):
+        raise InputError(f'bias must be "median" or a finite number, got {bias}')
     (unit,) = orthonormal(u.detach().to(x.device))
     if unit.shape != x.shape[1:]:
         raise InputError(f"u has shape {list(unit.shape)}, the inputs have {list(x.shape[1:])}")

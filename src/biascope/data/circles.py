@@ -70,7 +70,7 @@ def simplicity_contest(
     n: int = 10_000,
     *,
     eps: float = 1.0,
-    gap: Gap = "half",
+    gap: Gap = "full",
     radii: tuple[float, float] = (0.25, 1.5),
     sigma: float = 1.0,
     labels: Labels = "01",
@@ -80,11 +80,12 @@ def simplicity_contest(
 
     x = +-a u1 + r_y (al u2 + be u3)/norm + w, al, be ~ N(0, 1), w ~ N(0, sigma^2) orthogonal to all three. Which one a
     network uses is seen on test inputs with the other feature removed: `project_out(x, u2, u3)` leaves the linear one,
-    `project_out(x, u1)` the circles. Defaults: the published code's (a = eps/2 = 0.5).
+    `project_out(x, u1)` the circles. a = eps with `gap="full"` (the text, as of `directional`), eps/2 with "half": the
+    published code has eps = 1 and "half", a = 0.5. Default radii and sigma are the published code's.
 
     Example:
         >>> e = torch.eye(6)
-        >>> d = simplicity_contest(*e[:3], 4, eps=1.0, gap="full", radii=(1.0, 2.0), seed=0)
+        >>> d = simplicity_contest(*e[:3], 4, eps=1.0, radii=(1.0, 2.0), seed=0)
         >>> d.x[:, 0].tolist()
         [-1.0, 1.0, -1.0, 1.0]
     """
