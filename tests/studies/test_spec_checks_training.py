@@ -37,6 +37,18 @@ def test_logistic_regression_at_the_noise_of_the_paper(tmp_path: Path) -> None:
     assert found.test.min() >= 0.999
 
 
+@pytest.mark.slow
+def test_the_mlp_at_the_noise_of_the_paper(tmp_path: Path) -> None:
+    """Spec 01 check 15: about 100 % for every direction, 32 x 32, 10,000 samples, the paper's protocol. Here 94 %, for
+    the constant picture and for the highest frequency alike; 4000 samples give 71 % (the kept run of nad/fig20)."""
+    run = Run.create(tmp_path / "run", {"study": "nad/fig20", "seed": 0})
+    v = torch.stack([torch.ones(32, 32), torch.tensor([1.0, -1.0]).repeat(512).view(32, 32)]) / 32
+    found = train_directions(run, "mlp", architecture("mlp", 32), v, Protocol(n_test=2000))
+    assert found.train.min() == 1.0
+    assert found.test.min() > 0.9
+    assert abs(found.test[0] - found.test[1]) < 4 * (2 * 0.94 * 0.06 / 2000) ** 0.5
+
+
 def test_the_flip_does_not_matter_to_logistic_regression() -> None:
     """Spec 03 B9: a rotation is nothing to a linear classifier; poisoning with eps = 0 still removes content."""
     U = random_orthogonal(64, seed=0)
