@@ -8,7 +8,7 @@ from biascope.data.difficulty import balanced_cells, corrupt_labels, easy_diffic
 from biascope.data.directional import directional, directional_inputs, in_channel
 from biascope.data.fourier import FourierBasis, dft_basis, fourier_vectors, frequency_map
 from biascope.data.gaussians import flip_spectrum, geometry_gaussian
-from biascope.data.images import carriers, nad_flip, poison, underspecified, zero_channels
+from biascope.data.images import carriers, class_mean_energies, nad_flip, poison, underspecified, zero_channels
 from biascope.data.loading import load, load_weights
 from biascope.data.mutual import correlated_gaussians, gaussian_mutual_information, noisy_function
 from biascope.data.packing import pack, unpack
@@ -36,6 +36,7 @@ __all__ = [
     "channel_stats",
     "cifar2",
     "circles",
+    "class_mean_energies",
     "complete_basis",
     "correlated_gaussians",
     "corrupt_labels",

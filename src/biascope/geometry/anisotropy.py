@@ -52,6 +52,7 @@ def nads(
     tolerance: float = 0.95,
     stability_k: int = 10,
     n_points: int = 256,
+    average: Literal["gram", "operator"] = "gram",
     precision: Precision = "float32",
     dtype: torch.dtype | None = None,
 ) -> NADs:
@@ -81,6 +82,8 @@ def nads(
         tolerance: for n_networks="auto".
         stability_k: how many leading directions the stability is about; at most D / 2 and half the networks.
         n_points: Gaussian inputs of "ntk".
+        average: of "mixed-derivative": "gram" is E[H^T H]; "operator" averages H over the networks first, as Algorithm
+            2 is printed, which leaves the noise of one network however many there are, since E[H] is about zero.
         precision: "tf32", "fp16" or "bf16" arithmetic of finite differences on CUDA.
         dtype: of the networks, the factory's own by default. Moments are always summed in float64.
 
@@ -101,6 +104,8 @@ def nads(
         raise InputError(f"n_networks must be a number of at least 1 or 'auto', not {n_networks!r}")
     if head not in ("sampled", "marginal"):
         raise InputError(f"head={head!r} is not 'sampled' or 'marginal'")
+    if average not in ("gram", "operator"):
+        raise InputError(f"average={average!r} is not 'gram' or 'operator'")
     if stability_k < 1:
         raise InputError(f"stability_k must be at least 1, not {stability_k}")
     second_order = method in ("mixed-derivative", "ntk")
@@ -108,6 +113,7 @@ def nads(
         ("head", head, "sampled", ("finite-difference",)),
         ("precision", precision, "float32", ("finite-difference",)),
         ("center", center, False, ("finite-difference", "autograd")),
+        ("average", average, "gram", ("mixed-derivative",)),
         ("x", x is not None, False, ("finite-difference", "autograd", "mixed-derivative")),
     ):
         if value != usual and method not in methods:
@@ -129,8 +135,9 @@ def nads(
             raise InputError("n_networks='auto' is for finite differences and autograd")
         with arithmetic(where, "float32"):
             return _second_order(
-                initialiser, x, method, n_networks, top or min(10, x.numel()), n_points, seed, where, dtype, scalarise
-            )
+                initialiser, x, method, n_networks, top or min(10, x.numel()), n_points, seed, where, dtype, scalarise,
+                average == "operator",
+            )  # fmt: skip
     sampler = Sampler(initialiser, x, seed, method, step, where, dtype, scalarise, precision, max_memory, None, 0.0)
     sampler.check_batches()
     if head == "marginal":
@@ -272,6 +279,7 @@ def _second_order(
     device: torch.device,
     dtype: torch.dtype | None,
     scalarise: Scalarise | None,
+    operator: bool,
 ) -> NADs:
     """Algorithm 2 and NTK-NADs by block Krylov."""
     D, ntk = x.numel(), method == "ntk"
@@ -283,12 +291,15 @@ def _second_order(
     H = MixedDerivative(initialiser.template, points, scalarise)
     weight = sum(p.numel() for p in initialiser.template.parameters()) * (top + 10) * 4
     group = max(1, min(T, initialiser.block, 2**27 // max(1, weight)))
+    group = min(group, max(1, T // 8)) if operator else group  # some to leave out, for the errors
 
     def groups() -> Iterator[Networks]:
         for start in range(0, T, group):
             yield initialiser.draw(seed, start, min(start + group, T), device, dtype)
 
     def product(X: Tensor) -> Tensor:
+        if operator:
+            return H.mean_gram(groups, X).to(X)
         total = torch.zeros(X.shape, dtype=torch.float64, device=X.device)
         for networks in progress(groups(), "networks", leave=False):
             total += H.gram(networks, X)
@@ -298,6 +309,8 @@ def _second_order(
     pairs = few_passes(product, D, top, passes=20, tol=tol, seed=seed, device=device, dtype=x.dtype)
     if ntk:
         errors = H.jackknife(initialiser.draw(seed, 0, 1, device, dtype), pairs.vectors, groups=16)
+    elif operator:
+        errors = H.mean_jackknife(groups, pairs.vectors)[1]
     else:
         energies = torch.cat([H.energies(networks, pairs.vectors) for networks in groups()])
         errors = energies.std(0) / T**0.5 if T > 1 else torch.full((top,), float("nan"), device="cpu")

@@ -30,8 +30,8 @@ from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run, Value
 
 CLAIM = (
-    "Finite differences with h = 100 instead of back-propagation are necessary to obtain meaningful directions: they see "
-    "the function on a coarser scale and hide local fluctuations."
+    "Finite differences with h = 100 instead of back-propagation are necessary to obtain meaningful directions: they "
+    "see the function on a coarser scale and hide local fluctuations."
 )
 K = 10  # leading directions whose spans are compared
 
@@ -105,10 +105,10 @@ def steps(
     return StudyResult(
         decide(above(gain), [gain]),
         CLAIM,
-        f"{net}, {size * groups} networks: the strongest 5 % of frequencies hold {sharp[0]} of the energy of u_1 to u_3 "
-        f"with h = {min(steps):g} and {sharp[-1]} with h = {max(steps):g} (about 0.2 for random directions); directions "
-        f"at two points overlap by {alike[0]} and {alike[-1]}. Averaged over {points} points: {averaged[0]} and "
-        f"{averaged[-1]}.",
+        f"{net}, {size * groups} networks: the strongest 5 % of frequencies hold {sharp[0]} of the energy of u_1 to "
+        f"u_3 with h = {min(steps):g} and {sharp[-1]} with h = {max(steps):g} (about 0.2 for random directions); "
+        f"directions at two points overlap by {alike[0]} and {alike[-1]}. Averaged over {points} points: {averaged[0]} "
+        f"and {averaged[-1]}.",
         numbers,
         (_chart(net, sorted(steps), sharp, averaged, alike),),
     )
