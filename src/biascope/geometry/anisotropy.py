@@ -15,7 +15,7 @@ from biascope.ensembles.engines import try_input
 from biascope.ensembles.evaluate import Scalarise
 from biascope.ensembles.initialisers import with_something_to_train
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import device_of
+from biascope.functional import device_of, refuse_batch_dependence
 from biascope.geometry.few_passes import few_passes
 from biascope.geometry.gradients import Sampler
 from biascope.geometry.mixed import MixedDerivative
@@ -139,7 +139,7 @@ def nads(
                 average == "operator",
             )  # fmt: skip
     sampler = Sampler(initialiser, x, seed, method, step, where, dtype, scalarise, precision, max_memory, None, 0.0)
-    sampler.check_batches()
+    refuse_batch_dependence(initialiser.draw(seed, 0, 1).module(0))
     if head == "marginal":
         sampler = sampler.marginal()
     if x.numel() <= DENSE_UP_TO:

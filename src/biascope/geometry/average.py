@@ -18,7 +18,7 @@ from torch import Tensor
 from biascope.ensembles import Factory, Initialiser, Networks, input_gradients, record
 from biascope.ensembles.evaluate import Scalarise
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import device_of
+from biascope.functional import device_of, refuse_batch_dependence
 from biascope.geometry import files
 from biascope.geometry.few_passes import few_passes
 from biascope.geometry.measures import Comparison, compare, size_of
@@ -209,6 +209,7 @@ def average_geometry(
         if tuple(probes.shape[1:]) != shape:
             raise InputError(f"probes have shape {list(probes.shape)}; they must be [n, {', '.join(map(str, shape))}]")
     initialiser = record(factory)
+    refuse_batch_dependence(initialiser.draw(seed, 0, 1).module(0))
     where, D = device_of(device), math.prod(shape)
     n_probes = n_probes if probes is None else len(probes)
 

@@ -101,21 +101,6 @@ class Sampler:
             pieces.append((out[:, :half] - out[:, half:]) / (2 * self.step))
         return torch.cat(pieces, dim=1)
 
-    def check_batches(self) -> None:
-        """Refuse networks whose answer to an input depends on the other inputs of the batch."""
-        networks = self.initialiser.draw(self.seed, 0, 1, dtype=self.dtype)
-        module = networks.module(0)
-        pair = perturbed(self.x.to(networks.device), 0, 1, self.step)
-        with torch.no_grad(), explained(module, pair[:1]):
-            alone, together = module(pair[:1]), module(pair)
-        if isinstance(together, Tensor) and isinstance(alone, Tensor) and together.shape[:1] == (2,):
-            off = float((together[:1] - alone).abs().max())
-            if off > 1e-2 * float(alone.abs().max()):
-                raise UnsupportedError(
-                    f"{type(module).__name__}: the answer to one input depends on the others of the batch (by "
-                    f"{off:.2g}), as with batch statistics in eval mode (BatchNorm with track_running_stats=False)"
-                )
-
     def marginal(self) -> Sampler:
         """The same with the head averaged out; refused when the last layer is not one that can be."""
         if self.method != "finite-difference":
