@@ -66,6 +66,21 @@ def test_kept_accuracy_falls_for_lenet_at_the_papers_size() -> None:
     assert result.claim.startswith("For networks lenet; boundaries linear only: ")  # the check asks for more networks
 
 
+@pytest.mark.slow
+def test_harder_boundaries_fall_sooner(tmp_path: Path) -> None:
+    """Fig. 4 on images that stand in for CIFAR-10, without label noise, whose ceiling alone would make it so."""
+    sizes = {"boundaries": "linear,quadratic", "stride": 153, "n_train": 1500, "n_test": 500, "epochs": 8, "noise": 0.0}
+    _, result = small(tmp_path, "gih/fig4", nets="lenet", **{**sizes, "networks": 48})
+    curves = {series.label: torch.tensor(series.y) - 50 for series in result.figures[0].series}  # type: ignore[union-attr]
+    reach = {name: float(curve.mean() / curve.max()) for name, curve in curves.items()}
+    gap = result.numbers["lenet: reach, linear minus quadratic"]
+    assert gap.standard_error is not None
+    assert gap.value > 2 * gap.standard_error
+    assert gap.value == pytest.approx(reach["linear"] - reach["quadratic"], abs=1e-6)
+    for boundary in ("linear", "quadratic"):
+        assert result.numbers[f"lenet, {boundary}: Spearman(index, accuracy)"].value < 0
+
+
 # --------------------------------------------------------------------------------------------- 18: simplicity contest
 
 
