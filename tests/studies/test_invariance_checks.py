@@ -215,7 +215,15 @@ def test_kept_pruning_by_the_score_loses_at_every_rate(name: str, rates: list[in
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["gih-fig5-paper-h200", "gih-fig10-paper-lenet-h200", "gih-table1-paper-lenet-h200", "gih-table2-laptop-cpu"],
+    [
+        "gih-fig5-paper-h200",
+        "gih-fig5-laptop-cpu",
+        "gih-fig10-paper-lenet-h200",
+        "gih-fig10-laptop-cpu",
+        "gih-fig14-laptop-cpu",
+        "gih-table1-paper-lenet-h200",
+        "gih-table2-laptop-cpu",
+    ],
 )
 def test_kept_verdicts_follow_from_the_kept_arrays(tmp_path: Path, name: str) -> None:
     """The runs that are kept with all that the rules look at; nothing is trained, no data and no G are needed."""
