@@ -17,10 +17,11 @@ from biascope.reports.html import Html, csv_link, join, page, table, tag
 from biascope.reports.study_page import changed_options
 from biascope.studies import load_result, studies
 from biascope.studies.claims import Claim, claims
-from biascope.studies.registry import PAPERS
+from biascope.studies.registry import PAPERS, Study
 
 SIZES = ("paper", "laptop", "smoke")
 VERDICTS = ("confirmed", "not confirmed", "not tested")
+SCOPE = ("nets", "boundaries", "rates")  # options that say for what a claim is judged
 HEADER = ("Figure", "Claim", "Study", "Size", "Device", "Measured", "Verdict", "Run")
 
 
@@ -131,7 +132,24 @@ def _finished(path: Path) -> _Finished:
     settings = ", ".join(f"{key}={value}" for key, value in changed_options(run).items())
     options = run.config.get("options", {})
     device = str(run.environment.get("device_name", ""))
-    return _Finished(study.name, size, settings, device, result.measured, result.verdict, path, options)
+    told = result.measured
+    measured = told if "Not tested: " in told else told + untested(study, options)  # newer runs say it themselves
+    return _Finished(study.name, size, settings, device, measured, result.verdict, path, options)
+
+
+def untested(study: Study, options: Mapping[str, Any]) -> str:
+    """What the paper's size has and a run with these options has not, as a sentence; empty where it has all.
+
+    Example:
+        >>> untested(studies()["gih/fig3"], {"nets": ["mlp", "lenet"]})
+        ' Not tested: nets resnet18, vit.'
+    """
+    wanted, missing = study.values("paper"), list[str]()
+    for key in (key for key in SCOPE if key in wanted and key in options):
+        have, want = (list(v) if isinstance(v, list | tuple) else [v] for v in (options[key], wanted[key]))
+        absent = [str(each) for each in want if each not in have]
+        missing += [f"{key} {', '.join(absent)}"] if absent else []
+    return f" Not tested: {'; '.join(missing)}." if missing else ""
 
 
 def summary(rows: Sequence[Row]) -> str:
