@@ -9,7 +9,7 @@ from scipy.stats import ks_2samp
 from torch import Tensor, nn
 
 from biascope import nets
-from biascope.ensembles import record
+from biascope.ensembles import record, train_ensemble
 from biascope.ensembles.initialisers import _build, tensors_of
 from biascope.ensembles.recorder import replay
 from biascope.errors import InputError
@@ -153,6 +153,11 @@ def test_what_is_not_understood_calls_the_factory_and_says_so(factory, culprit: 
     drawn = recorded.draw(0, 2, 5)
     again = recorded.draw(0, 3, 4)
     assert torch.equal(drawn.params[culprit][1:2], again.params[culprit])
+    trained = train_ensemble(recorded, [(torch.ones(4, 3), torch.arange(4) % 2)], epochs=1)
+    assert culprit in trained.fallback
+    assert "factory called for each network" in trained._repr_html_()
+    recognised = train_ensemble(lambda: nn.Linear(3, 2), [(torch.ones(4, 3), torch.arange(4) % 2)], epochs=1)
+    assert "factory called" not in recognised._repr_html_()
     assert not torch.equal(drawn.params[culprit][0], drawn.params[culprit][1])
 
 

@@ -97,6 +97,8 @@ class TrainedEnsemble:
         test_accuracy: [T], or empty without test data.
         engine: what ran.
         seconds: wall time of training alone.
+        seed: of the initial networks and of the order of the data.
+        fallback: {parameter: why} if the factory had to be called for each network.
     """
 
     networks: Networks | None = field(repr=False)
@@ -106,6 +108,7 @@ class TrainedEnsemble:
     engine: str
     seconds: float
     seed: int
+    fallback: dict[str, str] = field(default_factory=dict)
 
     def _repr_html_(self) -> str:
         """Losses and accuracies, means over networks with standard errors, for notebooks."""
@@ -119,6 +122,8 @@ class TrainedEnsemble:
                 rows[f"{name} accuracy"] = mean(accuracies.tolist())
         kept = "kept" if self.networks is not None else "not kept"
         rows |= {"weights": kept, "engine": self.engine, "seconds": f"{self.seconds:.1f}", "seed": self.seed}
+        if self.fallback:
+            rows["factory called for each network"] = "; ".join(f"{name}: {why}" for name, why in self.fallback.items())
         return facts("Trained ensemble (mean ± standard error over networks)", rows)
 
 
@@ -234,6 +239,7 @@ def train_ensemble(
         chosen,
         spent,
         seed,
+        dict(initialiser.reasons),
     )
 
 
