@@ -57,6 +57,23 @@ def test_information_is_the_mean_of_the_log_ratio_which_normalises(problem: Prob
     assert abs(float(across.mean()) - 1) < 3.5 * float(across.std()) / math.sqrt(n)
 
 
+@pytest.mark.parametrize("gap", [0.5, 0.1, 1e-2, 1e-3, 1e-4, 1e-6])
+def test_information_of_the_sign_mixture_at_every_correlation(gap: float) -> None:
+    """E log ratio by the trapezoidal rule on x and the noise, with points as dense at the ridge as it is narrow."""
+    problem = sign_mixture_problem(1 - gap)
+    s = math.sqrt(gap * (2 - gap))
+    a = torch.linspace(-1, 1, 3001, dtype=torch.float64) * math.asinh(9 / s)
+    x, n = s * a.sinh(), torch.linspace(-9, 9, 721, dtype=torch.float64)
+    at_x = (-x.square() / 2).exp() * s * a.cosh() * (a[1] - a[0]) / math.sqrt(2 * math.pi)
+    at_n = (-n.square() / 2).exp() * (n[1] - n[0]) / math.sqrt(2 * math.pi)
+    grid, noise = torch.meshgrid(x, n, indexing="ij")
+    y = (1 - gap) * grid + s * noise
+    values = problem.log_ratio(grid.reshape(-1, 1), y.reshape(-1, 1)).view_as(grid)
+    assert float(at_x.sum() * at_n.sum()) == pytest.approx(1, abs=1e-9)
+    assert problem.nats == pytest.approx(float(at_x @ values @ at_n), abs=1e-6)
+    assert sign_mixture_problem(gap - 1).nats == problem.nats
+
+
 def test_samples_follow_seeds_and_leave_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
     table = torch.full((2, 2), 0.25)
@@ -91,6 +108,8 @@ def test_arguments_are_checked() -> None:
         gaussian_problem(1, 1.0)
     with pytest.raises(InputError, match="rho"):
         sign_mixture_problem(1.0)
+    with pytest.raises(InputError, match=r"transform must be .*'foo'"):
+        gaussian_problem(1, 0.5, "foo")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="two classes"):
         mixture_problem(1)
     with pytest.raises(InputError, match="sigma"):
