@@ -1,6 +1,7 @@
 """Leakage, localisation, linearity and the shape of vectors, against dense Jacobians and closed forms (E5, E6)."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -62,6 +63,47 @@ def test_energy_is_shared_between_task_and_control() -> None:
     assert "<td>" in every._repr_html_()
     with pytest.raises(InputError, match="outputs='full': one kernel per output is needed"):
         localisation(net, points(12, 1), points(12, 2), outputs="full")
+
+
+def test_energy_of_a_network_counts_every_eigenfunction() -> None:
+    """Singular values of a LeNet fall below 200 eps of float32, and are real: the projection by QR of J J^T."""
+    images = bs.data.load("digits", "train").x
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:200]
+    x = nn.functional.interpolate(images[order].float(), size=32, mode="bilinear")
+    net = bs.nets.build("lenet", seed=0, outputs=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        found = localisation(net, x[:100], x[100:], outputs=1)
+    assert found.rank == 100
+    assert found.task[0] + found.control[0] == pytest.approx(1.0, abs=1e-9)
+    wide = bs.nets.build("lenet", seed=0, outputs=2).double()
+    p = dict(wide.named_parameters())
+    per_example = torch.func.vmap(
+        torch.func.grad(lambda p, x: torch.func.functional_call(wide, p, (x[None],))[0, 1]), (None, 0)
+    )
+    J = torch.cat([g.flatten(1) for g in per_example(p, x.double()).values()], 1).detach()
+    Q = torch.linalg.qr((J[:100] @ J.T).T).Q  # no cut: the whole row space
+    # rounding of K, 1e-15 of its largest singular value, over the smallest
+    torch.testing.assert_close(found.energy.values, Q.square().sum(1), rtol=0, atol=1e-8)
+    assert "100 of 100" in found._repr_html_()
+
+
+def test_energies_that_do_not_add_up_are_said() -> None:
+    net, x, z = nn.Linear(4, 1, bias=False), points(6, 1), points(6, 2)
+    with pytest.warns(UserWarning, match="6 task points has 4 eigenfunctions above rounding .some inputs are equal"):
+        found = localisation(net, x, z, outputs=0)
+    assert found.rank == 4
+    assert float(found.energy.values.sum()) == pytest.approx(4, rel=1e-12)
+    assert "4 of 6" in found._repr_html_()
+    steep = 10.0 ** -torch.arange(0.0, 8.0)[:, None] * torch.eye(8)
+    with pytest.warns(UserWarning, match="the bound on the rounding of float32"):
+        assert localisation(nn.Linear(8, 1, bias=False), steep, steep, outputs=0, precision="float32").rank == 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert localisation(nn.Linear(8, 1, bias=False), steep, steep, outputs=0).rank == 8
+        assert localisation(net, x, z, outputs=0, rank=3, precision="bf16").rank == 3
+    with pytest.raises(InputError, match="precision='bf16': its rounding would count"):
+        localisation(net, x, z, precision="bf16")
 
 
 @pytest.mark.parametrize(("rho", "task", "control"), [(0.0, 0.96, 0.04), (0.3, 0.89, 0.11), (0.9, 0.55, 0.45)])

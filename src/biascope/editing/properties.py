@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from biascope.editing.disentanglement import predicted_class
 from biascope.editing.plane import Output, Plane, chunks, coefficients, per_task
 from biascope.editing.vectors import TaskVector
 from biascope.errors import InputError
+from biascope.inputs import batch_size as size_of
 from biascope.inputs import gather
 from biascope.kernels import LocalEnergy, local_energy, ntk
 from biascope.linearize.tangent import linearize
@@ -94,12 +96,19 @@ class Localisation:
     """Local energy of the tangent kernel's eigenfunctions on task and control inputs.
 
     energy: per point, task first. task, control: (mean, standard error over points). Localised: 1 and 0; not at all,
-    with equal numbers of points and full rank: 0.5 and 0.5.
+    with equal numbers of points and full rank: 0.5 and 0.5. rank: how many eigenfunctions were summed (one number per
+    output for "diagonal"); with equal numbers of points both means add up to rank / points.
     """
 
     energy: LocalEnergy = field(repr=False)
     task: tuple[float, float]
     control: tuple[float, float]
+    points: int  # of the task: the largest rank
+
+    @property
+    def rank(self) -> int | tuple[int, ...]:
+        """Eigenfunctions that were summed; of several outputs, of each."""
+        return self.energy.rank
 
     @property
     def contrast(self) -> float:
@@ -107,8 +116,10 @@ class Localisation:
         return self.task[0] - self.control[0]
 
     def _repr_html_(self) -> str:
-        """The two means, for notebooks."""
-        return grid("Local energy", ["task", "control"], [(number(*self.task), number(*self.control))])
+        """The two means and the rank, for notebooks."""
+        ranks = sorted(set(_ranks(self.energy)))
+        said = f"{' to '.join(str(r) for r in dict.fromkeys((ranks[0], ranks[-1])))} of {self.points}"
+        return grid("Local energy", ["task", "control", "rank"], [(number(*self.task), number(*self.control), said)])
 
 
 @without_autocast()
@@ -119,11 +130,15 @@ def localisation(
     *,
     outputs: int | str = "diagonal",
     rank: int | None = None,
+    precision: str = "float64",
     **options: Any,
 ) -> Localisation:
     """Do the eigenfunctions that represent a task live on its own inputs? E_loc(x) = sum_rho phi_rho(x)^2.
 
-    The right singular vectors of K(task, task and control); see `biascope.kernels.local_energy`.
+    The right singular vectors of K(task, task and control); see `biascope.kernels.local_energy`. All count the same,
+    whatever their singular value, so the kernel is made in float64: in float32 those below n eps of the largest, which
+    for a network can be a good part of them, count as rounding and are cut. With all of them and equally many points
+    the two means add up to 1; where the rank is below the number of task points they do not, and a warning says so.
 
     Args:
         model: the network at theta0.
@@ -131,7 +146,8 @@ def localisation(
         control: inputs of another one, as many for the simple reading.
         outputs: "diagonal" (one kernel per output, averaged in the means) or an output's index.
         rank: how many eigenfunctions; all above rounding if None.
-        options: of `bs.ntk` (precision, strategy, max_memory, params, ...).
+        precision: of `bs.ntk`: "float64" or "float32"; "tf32" and "bf16" only with a rank.
+        options: of `bs.ntk` (strategy, max_memory, params, ...).
 
     Example:
         >>> net = nn.Linear(4, 1, bias=False)
@@ -141,12 +157,27 @@ def localisation(
     """
     if isinstance(outputs, str) and outputs != "diagonal":
         raise InputError(f"outputs={outputs!r}: one kernel per output is needed, 'diagonal' or an output's index")
+    if rank is None and precision not in {"float64", "float32"}:
+        raise InputError(
+            f"precision={precision!r}: its rounding would count as eigenfunctions; use 'float64', or give the rank"
+        )
     x, z = gather(task, "task"), gather(control, "control")
     both = gather([x, z], "task and control")
-    n = len(next(iter(x.values()))) if isinstance(x, dict) else len(x)
-    energy = local_energy(ntk(model, x, both, outputs=outputs, **options), rank)
+    n = size_of(x)
+    energy = local_energy(ntk(model, x, both, outputs=outputs, precision=precision, **options), rank)
+    if rank is None and min(_ranks(energy)) < n:
+        why = (
+            "some inputs are equal to the network, or it has too few parameters"
+            if precision == "float64"
+            else f"the others are below the bound on the rounding of {precision}: use precision='float64'"
+        )
+        warnings.warn(
+            f"the kernel of {n} task points has {min(_ranks(energy))} eigenfunctions above rounding ({why}): the local "
+            f"energies add up to that and not to {n}. Compare with others of the same rank only, given by rank=",
+            stacklevel=3,
+        )
     values = energy.values.reshape(-1, energy.values.shape[-1]).mean(0)
-    return Localisation(energy, _spread(values[:n]), _spread(values[n:]))
+    return Localisation(energy, _spread(values[:n]), _spread(values[n:]), n)
 
 
 @dataclass(frozen=True)
@@ -235,6 +266,10 @@ def effective_ranks(vector: TaskVector) -> dict[str, float]:
             square = float(s.square().sum())
             found[name] = float(s.sum()) ** 2 / square if square else float("nan")
     return found
+
+
+def _ranks(energy: LocalEnergy) -> tuple[int, ...]:
+    return energy.rank if isinstance(energy.rank, tuple) else (energy.rank,)
 
 
 def _spread(values: Tensor) -> tuple[float, float]:
