@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import biascope as bs
 from biascope.editing import Disentanglement, TaskVector, disentanglement, leakage
+from biascope.editing.disentanglement import predicted_class
 from biascope.errors import InputError, UnsupportedError
 from editing.editing_nets import Gated, mlp, points, random_vector
 
@@ -255,6 +256,29 @@ def test_one_output_is_judged_by_its_sign() -> None:
     assert float(xi[1, 0]) == pytest.approx(float((signs[0] != signs[1]).double().mean()))
     assert float(xi[0, 1]) == pytest.approx(float((signs[0] != signs[2]).double().mean()))
     assert xi.max() > 0
+
+
+@pytest.mark.parametrize("distance", ["argmax", "kl"])
+def test_masked_classes_have_a_distance(case: tuple[nn.Module, list[TaskVector], list[Tensor]], distance: str) -> None:
+    """A class at -infinity is one that is not there."""
+    net, taus, data = case
+    pair, x = dict(zip("ab", taus)), dict(zip("ab", data))
+    masked, cut = (
+        disentanglement(net, pair, x, ALPHAS, distance=distance, heads=dict.fromkeys("ab", head)).xi
+        for head in (lambda out: torch.cat([out[:, :2], out[:, 2:] - torch.inf], 1), lambda out: out[:, :2])
+    )
+    torch.testing.assert_close(masked, cut)
+    assert float(masked.max()) > 0
+
+
+def test_what_predicts_no_class() -> None:
+    nan, inf = torch.nan, torch.inf
+    rows = torch.tensor([[nan, 1.0], [inf, 1.0], [-inf, -inf], [-inf, -5.0], [2.0, -inf]])
+    torch.testing.assert_close(
+        predicted_class(rows), torch.tensor([nan, nan, nan, 1.0, 0.0], dtype=torch.float64), equal_nan=True
+    )
+    one = predicted_class(torch.tensor([[inf], [-inf], [-3.0]]))
+    torch.testing.assert_close(one, torch.tensor([nan, nan, 0.0], dtype=torch.float64), equal_nan=True)
 
 
 def test_a_distance_of_ones_own_and_broken_outputs(case: tuple[nn.Module, list[TaskVector], list[Tensor]]) -> None:

@@ -257,3 +257,69 @@ def test_nothing_is_changed(case: Case) -> None:
     assert all(torch.equal(before[k], t) for k, t in net.state_dict().items())
     assert all(p.grad is None for p in net.parameters())
     assert torch.equal(torch.get_rng_state(), rng)
+
+
+def test_masked_classes_are_no_failure(case: Case) -> None:
+    """Heads that set classes to -infinity score as those that set them to -1e9, and forget as much."""
+    net, taus, data = case
+    open_ = torch.tensor([True, True, False])
+    two = {k: (x, y.clamp_max(1)) for k, (x, y) in data.items()}
+    scored = []
+    for mask in (-math.inf, -1e9):
+
+        def head(out: Tensor, mask: float = mask) -> Tensor:
+            return torch.where(open_, out, mask)
+
+        added = task_addition(net, taus, two, heads=dict.fromkeys("abc", head))
+        negated = task_negation(net, taus["a"], two["a"], two["b"], heads=(head, head))
+        scored.append((added, negated))
+    (added, negated), (added_finite, negated_finite) = scored
+    assert added.absolute() == added_finite.absolute()
+    assert added.absolute()[0] > 0.3
+    assert negated.alpha == negated_finite.alpha
+    assert negated.means() == negated_finite.means()
+    assert negated.means()["control_before"][0] > 0.3
+
+
+def test_scores_that_are_nan_are_not_the_best(case: Case) -> None:
+    net, taus, data = case
+
+    def nan_at_start(outputs: Tensor, labels: Tensor) -> Tensor:
+        here = torch.equal(outputs, net(data["a"][0]))
+        return accuracy(outputs, labels) + (math.nan if here else 0.0)
+
+    found = task_addition(net, {"a": taus["a"]}, {"a": data["a"]}, alphas=[0.0, 1.0], metric=nan_at_start)
+    assert found.held_out[:, 0].isnan().tolist() == [True, False]
+    assert found.alpha == 1.0
+
+    def nothing(outputs: Tensor, labels: Tensor) -> Tensor:
+        return torch.full((len(labels),), math.nan)
+
+    with pytest.raises(InputError, match="NaN at every one of 21 coefficients"):
+        task_addition(net, {"a": taus["a"]}, {"a": data["a"]}, choose="absolute", metric=nothing)
+    with pytest.raises(InputError, match="alone scores nan on held-out data"):
+        task_addition(net, {"a": taus["a"]}, {"a": data["a"]}, metric=nothing)
+    with pytest.raises(InputError, match="theta0 scores nan on it"):
+        task_negation(net, taus["a"], data["a"], data["b"], metric=nothing)
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        return -nn.functional.cross_entropy(outputs, labels, reduction="none")
+
+    with pytest.raises(InputError, match="of which no share can be kept"):
+        task_negation(net, taus["a"], data["a"], data["b"], metric=loss)
+
+
+@pytest.mark.parametrize("keep", [-1.0, 1.5, math.nan])
+def test_a_share_to_keep_lies_between_zero_and_one(case: Case, keep: float) -> None:
+    net, taus, data = case
+    with pytest.raises(InputError, match=f"keep={keep:g}: the share"):
+        task_negation(net, taus["a"], data["a"], data["b"], keep=keep)
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_batches_hold_an_example(case: Case, size: int) -> None:
+    net, taus, data = case
+    with pytest.raises(InputError, match=f"batch_size={size}: a whole number of at least 1"):
+        task_addition(net, taus, data, batch_size=size)
+    with pytest.raises(InputError, match=f"batch_size={size}: a whole number of at least 1"):
+        task_negation(net, taus["a"], data["a"], data["b"], batch_size=size)

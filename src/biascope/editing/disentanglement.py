@@ -222,16 +222,24 @@ def _distance(distance: str | Distance) -> tuple[Callable[[Tensor], Tensor], Dis
     if distance == "l2":
         return lambda out: out, lambda a, b: torch.linalg.vector_norm(a - b, dim=1)
     if distance == "kl":
-        return lambda out: out.log_softmax(1), lambda p, q: (p.exp() * (p - q)).sum(1)
+        return lambda out: out.log_softmax(1), _kl
     raise InputError(f"distance={distance!r} is not known; choose 'argmax', 'l2', 'kl' or give a function")
 
 
+def _kl(p: Tensor, q: Tensor) -> Tensor:
+    """KL [n] of log-probabilities [n, c]; a class of probability 0, such as a masked one, adds 0."""
+    return torch.where(p == -torch.inf, 0.0, p.exp() * (p - q)).sum(1)
+
+
 def predicted_class(out: Tensor) -> Tensor:
-    """The class that [n, c] outputs predict, as numbers [n]: arg-max, or the sign of one output; NaN of NaN.
+    """The class that [n, c] outputs predict, as numbers [n]: arg-max, or the sign of one output.
+
+    NaN where there is none: a NaN or +infinity in the row, or nothing but -infinity. Some -infinities are masked
+    classes and leave a prediction.
 
     Example:
-        >>> predicted_class(torch.tensor([[0.1, 0.9], [float("nan"), 0.0]])).tolist()
-        [1.0, nan]
+        >>> predicted_class(torch.tensor([[0.1, 0.9], [float("nan"), 0.0], [0.5, -float("inf")]])).tolist()
+        [1.0, nan, 0.0]
     """
     label = out.argmax(1) if out.shape[1] > 1 else (out[:, 0] > 0).long()
-    return torch.where(out.isfinite().all(1), label.double(), torch.nan)
+    return torch.where(out.amax(1).isfinite(), label.double(), torch.nan)  # the maximum of a NaN is NaN

@@ -178,7 +178,7 @@ def task_addition(
     if choose == "normalised":
         bottom = torch.stack([single[k].mean() for k in names])
         for k, b in zip(names, bottom.tolist()):
-            if b <= 0:
+            if not b > 0:
                 raise InputError(
                     f"task {k!r} alone scores {b:g} on held-out data: nothing to normalise by; use choose='absolute'"
                 )
@@ -260,7 +260,7 @@ def task_negation(
         control: held-out data of what must stay.
         test: (target, control) for the report; None: the held-out data, which flatters.
         alphas: coefficients to try, not negative.
-        keep: share of the control score that must be left.
+        keep: share of the control score that must be left, 0 to 1.
         metric: (outputs [n, c], labels) -> scores [n], higher is better.
         heads: of target and control, functions [n, c] -> [n, classes].
         output: how to get a tensor [n, c] from what the model returns.
@@ -278,6 +278,8 @@ def task_negation(
     steps = coefficients(alphas)
     if min(steps) < 0:
         raise InputError(f"alphas: {min(steps):g} would add the task; negation takes coefficients from 0 on")
+    if not 0 <= keep <= 1:
+        raise InputError(f"keep={keep:g}: the share of the control score to be left lies between 0 and 1")
     plane = Plane(model, {"task": vector}, output, batch_size)
     scores = [
         Scorer(plane, data, what, metric, head)
@@ -285,8 +287,12 @@ def task_negation(
     ]
     search = progress(steps, "task negation", leave=False)
     table = torch.stack([torch.stack([s([-a]).mean() for s in scores]) for a in search])
-    floor = keep * float(scores[1]([0.0]).mean())
-    allowed = [(a, -t) for a, (t, c) in zip(steps, table.tolist()) if c >= floor - 1e-12]
+    before_edit = float(scores[1]([0.0]).mean())
+    if not before_edit >= 0:
+        raise InputError(
+            f"control: theta0 scores {before_edit:g} on it, of which no share can be kept; give a metric >= 0"
+        )
+    allowed = [(a, -t) for a, (t, c) in zip(steps, table.tolist()) if c >= keep * before_edit - 1e-12]
     alpha = _best(*zip(*allowed)) if allowed else 0.0
     if test is not None:
         scores = [
@@ -320,8 +326,11 @@ class Scorer:
 
 
 def _best(steps: Sequence[float], values: Sequence[float]) -> float:
-    """The step with the largest value; of equal ones the smallest in size."""
-    return min(zip(steps, values), key=lambda pair: (-pair[1], abs(pair[0])))[0]
+    """The step with the largest value; of equal ones the smallest in size. NaN is no value."""
+    scored = [(a, v) for a, v in zip(steps, values) if not math.isnan(v)]
+    if not scored:
+        raise InputError(f"the held-out score is NaN at every one of {len(steps)} coefficients: there is no best one")
+    return min(scored, key=lambda pair: (-pair[1], abs(pair[0])))[0]
 
 
 def _mean(scores: Tensor) -> tuple[float, float]:
@@ -331,7 +340,7 @@ def _mean(scores: Tensor) -> tuple[float, float]:
 def _ratio(top: Tensor, bottom: Tensor, task: str) -> tuple[float, float]:
     """mean(top) / mean(bottom) of paired scores; its standard error to first order."""
     below = float(bottom.mean())
-    if below <= 0:
+    if not below > 0:
         raise InputError(f"task {task!r} alone scores {below:g}: there is nothing to normalise by")
     ratio = float(top.mean()) / below
     return ratio, _mean((top - ratio * bottom) / below)[1]

@@ -113,6 +113,8 @@ def _inner(lin: Linearized, f: Functional) -> Functional:
 
 def chunks(data: Any, what: str, size: int) -> tuple[list[Inputs], Tensor | None]:
     """All examples in pieces of at most `size`, and their labels [n] or None; read once, so the order is fixed."""
+    if not isinstance(size, int) or size < 1:
+        raise InputError(f"batch_size={size}: a whole number of at least 1 is needed")
     pieces: list[Inputs] = []
     labels: list[Tensor] = []
     total = 0
