@@ -119,7 +119,7 @@ class NADs:
         """a of the power law lambda_i ~ i^-a through all positive eigenvalues, by least squares in logarithms."""
         values = self._all()
         values = values[values > 1e-12 * values[0]]
-        index, height = torch.arange(1, len(values) + 1, dtype=torch.float64).log(), values.log()
+        index, height = torch.arange(1, len(values) + 1, dtype=torch.float64, device="cpu").log(), values.log()
         index, height = index - index.mean(), height - height.mean()
         return float(-(index @ height) / (index @ index).clamp(min=1e-300)) + 0.0
 
