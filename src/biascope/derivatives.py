@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -37,9 +38,71 @@ def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     return v * (g / torch.norm_except_dim(v, 2, dim))
 
 
+def embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """F.embedding of indices [...] with weight [m, d]: [..., d], whose forward mode is the adjoint of reverse mode.
+
+    torch's backward pass skips the padding row, its forward mode does not: a tangent of that row is dropped here.
+    Gradients are never sparse, which nothing but some optimisers can read.
+
+    Example:
+        >>> word = torch.tensor([0, 1])
+        >>> torch.func.jvp(lambda w: embedding(word, w, padding_idx=0), (torch.ones(2, 1),), (torch.ones(2, 1),))[1]
+        tensor([[0.],
+                [1.]])
+    """
+    out = F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq)
+    if padding_idx is None or not in_forward_mode():
+        return out
+    return torch.where((input == padding_idx % weight.shape[0]).unsqueeze(-1), out.detach(), out)
+
+
+def lookup(weight: Tensor, indices: Tensor, padding_idx: int = -1, *how: Any, **more: Any) -> Tensor:
+    """torch.embedding, in the way of `embedding`; here -1 stands for no padding row.
+
+    Example:
+        >>> lookup(torch.eye(2), torch.tensor([1]))
+        tensor([[0., 1.]])
+    """
+    frequencies = how[0] if how else more.get("scale_grad_by_freq", False)
+    padding = None if padding_idx == -1 else padding_idx
+    return embedding(indices, weight, padding, scale_grad_by_freq=frequencies)
+
+
+def embedding_bag(input: Tensor, weight: Tensor, **how: Any) -> Tensor:
+    """F.embedding_bag, whose gradients are never sparse.
+
+    Example:
+        >>> weight = torch.ones(3, 2, requires_grad=True)
+        >>> embedding_bag(torch.tensor([[0, 2]]), weight, sparse=True).sum().backward()
+        >>> weight.grad.layout
+        torch.strided
+    """
+    return F.embedding_bag(input, weight, **{**how, "sparse": False})
+
+
+def in_forward_mode() -> bool:
+    """Are tangents carried along, by torch.func.jvp or by dual tensors?
+
+    Example:
+        >>> in_forward_mode()
+        False
+    """
+    return forward_ad._current_level >= 0
+
+
+EMBEDDINGS: dict[Any, Any] = {F.embedding: embedding, torch.embedding: lookup, F.embedding_bag: embedding_bag}
 WRITTEN_OUT: dict[Any, Any] = {  # torch's function: the same by elementary operations
     **dict.fromkeys((F.prelu, torch.prelu, torch.Tensor.prelu), prelu),
     torch._weight_norm: weight_norm,
+    **EMBEDDINGS,
 }
 
 
@@ -49,7 +112,8 @@ class RightGradients(TorchFunctionMode):
     On a CPU the backward pass of batch and instance normalisation misreads gradients in some memory orders: those of
     one example whose channels come last, as a transformer after the normalisation sends them; instance normalisation,
     which sees all examples as one, those of any number. Under vmap PReLU takes examples for cotangents. Weight
-    normalisation has no forward-mode derivative.
+    normalisation has no forward-mode derivative. Embeddings push a tangent of the padding row forward that their
+    backward pass never pulls back.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -57,9 +121,21 @@ class RightGradients(TorchFunctionMode):
         return in_plain_order(out) if func in NORMS else out
 
 
+class RightTangents(TorchFunctionMode):
+    """While active, tangents are those that the backward pass is the adjoint of; for forward mode without gradients.
+
+    Not the rest of `RightGradients`: that mends backward passes, and there is none.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return EMBEDDINGS.get(func, func)(*args, **(kwargs or {}))
+
+
 def right_gradients() -> AbstractContextManager[object]:
-    """`RightGradients` where gradients are wanted, nothing where not."""
-    return RightGradients() if torch.is_grad_enabled() else nullcontext()
+    """`RightGradients` where gradients are wanted, `RightTangents` where only tangents are, nothing where neither."""
+    if torch.is_grad_enabled():
+        return RightGradients()
+    return RightTangents() if in_forward_mode() else nullcontext()
 
 
 def call(module: nn.Module, tensors: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:

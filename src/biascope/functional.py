@@ -33,6 +33,7 @@ LOOKED_AT = (
     nn.RNNBase,
     nn.MultiheadAttention,
 )  # what else `refuse_wrappers` and `refuse_batch_dependence` look at
+TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,8 @@ def functional(
     if torch.is_inference_mode_enabled():
         raise InputError("torch.inference_mode is on: nothing can be differentiated in it. Use torch.no_grad instead")
     parts = modules_of(module)
-    if not all(map(is_harmless, set(map(type, parts)))):  # many modules, of few classes
+    kinds = set(map(type, parts))  # many modules, of few classes
+    if not all(map(is_harmless, kinds)):
         refuse_wrappers(module)
         refuse_batch_dependence(module)
     plain = type(module).named_parameters is nn.Module.named_parameters  # a class may hide some
@@ -130,6 +132,8 @@ def functional(
     buffers = tensors_in(parts, "_buffers")
     device = refuse_devices(named, buffers)
     chosen = select_params(named, params)
+    if any(issubclass(kind, TABLES) for kind in kinds):
+        refuse_embeddings(parts, {k: named[k] for k in chosen})
     dtype = compute_dtype(precision, named.values())
     taken = {k: named.pop(k).detach() for k in chosen}
     frozen = {k: v.detach() for k, v in (named | buffers).items()}
@@ -291,6 +295,33 @@ def refuse_batch_dependence(module: nn.Module) -> None:
             raise UnsupportedError(f"{where} is active (train mode, p={m.p}): call model.eval() first")
         if m.training and isinstance(m, nn.RNNBase | nn.MultiheadAttention) and m.dropout > 0:
             raise UnsupportedError(f"{where} has active dropout (p={m.dropout}): call model.eval() first")
+
+
+def refuse_embeddings(parts: Mapping[nn.Module, str], chosen: Params) -> None:
+    """Raise if a table of `modules_of` changes when it is called, or has gradients in which the examples mix.
+
+    Example:
+        >>> refuse_embeddings(modules_of(nn.Embedding(5, 2, max_norm=1.0)), {})
+        Traceback (most recent call last):
+        ...
+        biascope.errors.UnsupportedError: Embedding has max_norm=1.0, which writes new weights into the model at every \
+        call: bring the rows to that norm once, then set max_norm = None
+    """
+    for m, name in parts.items():
+        if not isinstance(m, TABLES):
+            continue
+        where = f"{type(m).__name__} '{name}'" if name else type(m).__name__
+        if m.max_norm is not None:
+            raise UnsupportedError(
+                f"{where} has max_norm={m.max_norm}, which writes new weights into the model at every call: bring the "
+                "rows to that norm once, then set max_norm = None"
+            )
+        inside = f"{name}." if name else ""
+        if m.scale_grad_by_freq and any(p is m.weight or k.startswith(inside) for k, p in chosen.items()):
+            raise UnsupportedError(
+                f"{where} has scale_grad_by_freq=True: the gradient of an example depends on the others in its batch "
+                "and is no derivative. Set scale_grad_by_freq = False, or leave its weight out of params"
+            )
 
 
 def as_rows(out: Any, n: int, output: Callable[[Any], Tensor] | None, module: nn.Module) -> Tensor:
