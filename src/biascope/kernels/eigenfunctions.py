@@ -23,7 +23,7 @@ def eigenfunction_targets(K: Kernel | Spectrum, index: int | Sequence[int], bina
 
     Args:
         K: a symmetric kernel, or its spectrum. N = n, or n * c (examples major) for a full kernel.
-        index: 0 is the largest eigenvalue.
+        index: 0 is the largest eigenvalue. Refused where the eigenpair is not resolved (see `Spectrum.resolved`).
         binarize: labels sign(phi) in {-1, +1} (zero counts as +1); otherwise phi itself, with mean square 1.
 
     Example:
@@ -36,7 +36,9 @@ def eigenfunction_targets(K: Kernel | Spectrum, index: int | Sequence[int], bina
     held = K.vectors.shape[1] if isinstance(K, Spectrum) else size
     if not wanted or min(wanted) < 0 or max(wanted) >= held:
         raise InputError(f"index={index}: eigenfunctions 0 to {held - 1} are there")
-    vectors = (K if isinstance(K, Spectrum) else K.eigh(max(wanted) + 1)).vectors[:, wanted]
+    spec = K if isinstance(K, Spectrum) else K.eigh(max(wanted) + 1)
+    spec.refuse_unresolved(wanted)
+    vectors = spec.vectors[:, wanted]
     vectors = vectors / vectors.square().mean(0).sqrt()
     chosen = torch.where(vectors < 0, -1.0, 1.0).to(vectors) if binarize else vectors
     return chosen[:, 0] if isinstance(index, int) else chosen
@@ -136,7 +138,9 @@ def rotation_gain(
 ) -> Rotation:
     """g_j = [alpha_after(phi_j) / alpha_before(phi_j)] / median over j, for eigenfunctions of the initial kernel.
 
-    Training on phi_k makes g_k stand out; the median takes the general growth of the gradients out.
+    Training on phi_k makes g_k stand out; the median takes the general growth of the gradients out. Targets whose
+    initial alignment is rounding (up to 10 eps of the largest, eps of the less precise of targets and weights) are
+    refused by name: their gain is noise, and would move the median.
 
     Args:
         before: the network with its initial weights.
@@ -153,19 +157,31 @@ def rotation_gain(
         >>> rotation_gain(net, net, torch.randn(5, 2), torch.randn(5, 3)).gains.tolist()
         [1.0, 1.0, 1.0]
     """
+    if isinstance(targets, Spectrum):
+        targets.refuse_unresolved()
     columns = targets.vectors if isinstance(targets, Spectrum) else targets
     a, b = (
         target_alignments(m, x, columns, True, params, output, precision=precision, batch_size=batch_size)
         for m in (before, after)
     )
-    if not bool((a > 0).all()):
-        bad = int((a <= 0).nonzero()[0])
-        raise InputError(f"target {bad} has no alignment with the initial kernel: its gain is not defined")
+    floor = 10 * _coarsest(before, columns, precision) * float(a.max())
+    if not bool((a > floor).all()):
+        bad = int((a <= floor).nonzero()[0])
+        raise InputError(
+            f"target {bad} has no alignment with the initial kernel ({float(a[bad]):.1e}, the largest is "
+            f"{float(a.max()):.1e}; up to {floor:.1e} is rounding): its gain is not defined, leave it out"
+        )
     ratio = b / a
     median = float(ratio.quantile(0.5))
     if not median > 0:
         raise InputError("the other weights give a kernel that is zero on most targets: no gain can be told")
     return Rotation(ratio / median, a, b, median)
+
+
+def _coarsest(model: nn.Module, columns: Tensor, precision: str) -> float:
+    """The larger eps of the targets and of the arithmetic."""
+    used = functional(model, precision=precision).dtype
+    return max(torch.finfo(t).eps for t in (used, columns.dtype) if t.is_floating_point)
 
 
 def centred_prediction(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,14 +89,11 @@ class Kernel:
     def normalized(self) -> Kernel:
         """K_ij / sqrt(K_ii K_jj), the cosine of tangent features."""
         self._square("normalising")
-        if self.mode == "diagonal":
-            d = self.values.diagonal(dim1=1, dim2=2)
-            scale = (d[:, :, None] * d[:, None]).clamp_min(torch.finfo(d.dtype).tiny).sqrt()
-            return self._with(self.values / scale)
-        k, n = (self.values.shape[0], self.values.shape[1]) if self.mode == "full" else (1, len(self.values))
-        M = self.values.reshape(k * n, k * n)
-        d = M.diagonal().clamp_min(torch.finfo(M.dtype).tiny).rsqrt()
-        return self._with((M * d[:, None] * d).view_as(self.values))
+        k, n = (self.values.shape[0], self.values.shape[1]) if self.mode == "full" else (1, self.values.shape[-1])
+        M = self.values if self.mode == "diagonal" else self.values.reshape(k * n, k * n)
+        # one factor at a time: the product K_ii K_jj leaves float32 long before its root does
+        d = M.diagonal(dim1=-2, dim2=-1).clamp_min(torch.finfo(M.dtype).tiny).rsqrt()
+        return self._with((M * d[..., :, None] * d[..., None, :]).view_as(self.values))
 
     def trace(self) -> float:
         """Sum of the diagonal (over examples and outputs), summed in float64."""
@@ -114,8 +112,9 @@ class Kernel:
         """Eigenvalues (descending) and eigenvectors of the matrix; the top k only if k is given.
 
         Returns:
-            Spectrum(values [k], vectors [N, k], residuals [k]). With `normalize` the values are those of the kernel
-            operator under the empirical measure (divided by n) and vectors are eigenfunctions with mean square 1.
+            Spectrum(values [k], vectors [N, k], residuals [k]); `resolved` [k] says which pairs are found. With
+            `normalize` the values are those of the kernel operator under the empirical measure (divided by n) and
+            vectors are eigenfunctions with mean square 1.
         """
         self._square("the spectrum")
         return spectrum(self.matrix(), k, self.n[0], normalize)
@@ -151,13 +150,16 @@ class Kernel:
         """Share of the labels' energy in the top k eigenvectors: ||Phi_k y||^2 / ||y||^2 (or the norms' ratio).
 
         The paper prints a ratio of norms and calls it energy; squared is the default. Random labels give about k / N.
+        Eigenvectors that could not be resolved are refused; a warning says where some of the k eigenvalues are zero.
         """
         from biascope.kernels.alignment import label_columns
 
         target = label_columns(self, y)
-        vectors = self.eigh(k).vectors.to(target)
         if not target.any():
             raise InputError("all targets are zero: they have no energy")
+        spec = self.eigh(k)
+        _check_span(spec)
+        vectors = spec.vectors.to(target)
         share = float((vectors.mT @ target).square().sum() / target.square().sum())
         return share if squared else share**0.5
 
@@ -227,3 +229,17 @@ class Kernel:
         text += f", centred {self.centring}" if self.centring else ""
         text += f", error {self.error:.1e} against float64" if self.error is not None else ""
         return text + ")"
+
+
+def _check_span(spec: Spectrum) -> None:
+    """Refuse a span of leading eigenvectors that was not found; warn of one that is not defined."""
+    if spec.whole or bool(spec.resolved.all()):
+        return
+    if spec.negative != spec.negative:  # NaN: not all eigenvalues are known, others may be larger than these
+        spec.refuse_unresolved()
+    rank = int(spec.resolved.long().cumprod(0).sum())
+    warnings.warn(
+        f"only {rank} of the first {len(spec.values)} eigenvalues are above zero: which other vectors count is "
+        f"rounding; ask for k={rank}",
+        stacklevel=3,
+    )

@@ -41,6 +41,7 @@ def nystrom_extension(K_new: Kernel | Tensor, spectrum: Spectrum) -> Tensor:
             f"eigenvalue {bad} ({float(values[bad]):.3g}) is zero up to rounding: its eigenfunction cannot be "
             f"extended; ask for the top {bad} with K.eigh(k={bad})"
         )
+    spectrum.refuse_unresolved()
     values = values * spectrum.n if spectrum.normalized else values
     return M @ vectors / values
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,10 +11,13 @@ import torch
 from torch import Tensor
 
 from biascope.errors import InputError, UnsupportedError
-from biascope.linalg import Dense, effective_rank, eigsh, psd_eigh
+from biascope.linalg import Dense, Eigenpairs, effective_rank, eigsh, psd_eigh, symmetrise
+from biascope.memory import budget
 from biascope.tables import facts, several
 
 DENSE_LIMIT = 3000  # below this size a dense eigendecomposition is as fast as Lanczos
+DENSE_AFFORDABLE = 10_000  # up to this size it is done where Lanczos does not resolve what was asked: minutes
+RESOLVED = 1e-3  # residual up to which an eigenpair counts as found, relative to its own eigenvalue
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,8 @@ class Spectrum:
 
     values [k]; vectors [N, k], orthonormal columns (mean square 1 if `normalized`); residuals ||K v - lambda v|| [k].
     `negative` is the most negative eigenvalue before it was clipped to 0 as rounding (0 if none, NaN if not computed).
-    `n` examples were behind the matrix.
+    `n` examples were behind the matrix. Residuals belong to the matrix as it is given: that its entries are rounded is
+    not in them.
     """
 
     values: Tensor
@@ -35,6 +41,27 @@ class Spectrum:
     def whole(self) -> bool:
         """Whether all eigenvalues are here, not only the leading ones."""
         return len(self.values) == len(self.vectors)
+
+    @property
+    def resolved(self) -> Tensor:
+        """Mask [k] of the pairs that are found: residual at most 1e-3 of their own eigenvalue.
+
+        Against the largest eigenvalue any vector would pass for an eigenvector of a small one. Eigenvalues that are
+        zero up to rounding are never resolved: any vector of the null space belongs to them.
+        """
+        return self.residuals <= RESOLVED * self.values
+
+    def refuse_unresolved(self, wanted: Sequence[int] | None = None) -> None:
+        """An error if one of the pairs (all if None) is not resolved."""
+        bad = [i for i in (~self.resolved).nonzero()[:, 0].tolist() if wanted is None or i in set(wanted)]
+        if bad:
+            i, N = bad[0], len(self.vectors)
+            raise InputError(
+                f"eigenpair {i} is not resolved: its eigenvalue is {float(self.values[i]):.3g}, its residual "
+                f"{float(self.residuals[i]):.1e} (largest eigenvalue {float(self.values[0]):.3g}), so its vector is "
+                f"rounding or not found; ask for indices below {i}, or decompose all of the {N} x {N} kernel in "
+                "float64 with K.eigh()"
+            )
 
     def effective_rank(self, kind: Literal["entropy", "participation"] = "entropy") -> float:
         """Effective rank of the kernel; refused for a partial spectrum, whose tail counts too."""
@@ -63,24 +90,74 @@ class Spectrum:
 
 
 def spectrum(K: Tensor, k: int | None, n: int, normalize: bool) -> Spectrum:
-    """Top k (or all) eigenpairs of a symmetric matrix; small ones and full ones in float64."""
+    """Top k (or all) eigenpairs of a symmetric matrix, found in float64 and given back in the matrix's dtype.
+
+    A small part of a large spectrum is sought by Lanczos. Where that does not resolve each eigenvalue relative to
+    itself, all are computed if the matrix has at most 10,000 rows and memory is enough; a warning says if not.
+    """
     N = len(K)
     if k is not None and not 1 <= k <= N:
         raise InputError(f"k={k}: a kernel of size {N} has between 1 and {N} eigenpairs")
     if not bool(torch.isfinite(K).all()):
         raise InputError("the kernel has NaN or infinite entries: it has no spectrum")
-    if k is None or N <= DENSE_LIMIT or k > N // 3:
-        full = psd_eigh(K, clip=False)
-        negative = refuse_indefinite(full.values, 1e-2)
-        values, vectors = full.values[:k].clamp_min(0), full.vectors[:, :k]
-        residuals = torch.linalg.vector_norm(K.to(vectors) @ vectors - vectors * values, dim=0)
-    else:
-        pairs = eigsh(Dense(K, symmetric=True), k, seed=0)
-        values, vectors, residuals, negative = pairs.values, pairs.vectors, pairs.residuals, float("nan")
+    found = _dense(K, k) if k is None or N <= DENSE_LIMIT or k > N // 3 else _leading(K, k)
+    values, vectors, residuals = (t.to(K.device, K.dtype) for t in found[:3])
+    negative = found[3]
     if normalize:
         values, vectors, residuals = values / n, vectors * n**0.5, residuals / n
         negative /= n
     return Spectrum(values, vectors, residuals, normalize, negative, n)
+
+
+Found = tuple[Tensor, Tensor, Tensor, float]  # values, vectors, residuals, the most negative eigenvalue
+
+
+def _dense(K: Tensor, k: int | None) -> Found:
+    """All eigenpairs in float64, of which k are kept."""
+    S = _double(K)
+    full = psd_eigh(S, clip=False)
+    negative = refuse_indefinite(full.values, 1e-2)
+    values, vectors = full.values[:k].clamp_min(0), full.vectors[:, :k]
+    pieces = [slice(i, i + 1024) for i in range(0, len(values), 1024)]  # not another N x N matrix
+    residuals = torch.cat([(S @ vectors[:, s] - vectors[:, s] * values[s]).norm(dim=0) for s in pieces])
+    return values, vectors, residuals, negative
+
+
+def _leading(K: Tensor, k: int) -> Found:
+    """The k leading pairs by Lanczos, or by the dense decomposition where those are not resolved and it is affordable.
+
+    Lanczos measures residuals against the largest eigenvalue, so it is asked for as much as the arithmetic gives.
+    """
+    N = len(K)
+    room = budget(None, torch.device("cpu") if K.device.type == "mps" else K.device)
+    if 3 * 8 * N * (N + k) <= room:
+        S, tol = symmetrise(_double(K)), 1e-12
+    else:
+        S, tol = K.detach(), 1e-12 if K.dtype == torch.float64 else 1e-6
+    pairs = eigsh(Dense(S, symmetric=True), k, tol=tol, seed=0)
+    values = pairs.values.clamp_min(0)
+    unsure = pairs.residuals > RESOLVED * values
+    if bool((unsure & ~_zero(pairs, N)).any()) and N <= DENSE_AFFORDABLE and room >= 5 * 8 * N * N:
+        return _dense(K, k)
+    if bool(unsure.any()):
+        first = int(unsure.nonzero()[0])
+        warnings.warn(
+            f"only the first {first} of {k} eigenpairs are resolved: the others are zero, or have residuals above "
+            f"{RESOLVED:.0e} of their eigenvalue; ask for k={first}, give a float64 kernel, or decompose all with "
+            "K.eigh()",
+            stacklevel=4,
+        )
+    return values, pairs.vectors, pairs.residuals, float("nan")
+
+
+def _zero(pairs: Eigenpairs, N: int) -> Tensor:
+    """Mask [k] of eigenvalues that are zero up to rounding in float64, where a dense decomposition tells no more."""
+    floor = N * torch.finfo(torch.float64).eps * pairs.values[0]
+    return pairs.converged & (pairs.values <= floor)
+
+
+def _double(K: Tensor) -> Tensor:
+    return K.detach().to("cpu" if K.device.type == "mps" else K.device, torch.float64)
 
 
 def refuse_indefinite(values: Tensor, tol: float) -> float:
