@@ -79,10 +79,15 @@ class BlockMetric(Metric):
         """Root of the sum of the pieces' squared norms."""
         return torch.stack([piece.frobenius_squared() for piece in self.pieces]).sum().sqrt()
 
+    @property
+    def _zero(self) -> Tensor:
+        """An eigenvalue that a metric of low rank has but does not hold."""
+        return torch.zeros(1, dtype=self.dtype, device=self.device)
+
     def spectral_norm(self) -> Tensor:
         """Largest |eigenvalue|."""
         try:
-            return torch.stack([piece.eigenvalues().abs().max() for piece in self.pieces]).max()
+            return torch.cat([piece.eigenvalues().abs() for piece in self.pieces] + [self._zero]).max()
         except UnsupportedError:
             return super().spectral_norm()
 

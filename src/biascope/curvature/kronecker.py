@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from biascope.curvature.eigh import batched_eigh, eigh_of
-from biascope.curvature.pieces import Piece, powers
-from biascope.errors import UnsupportedError
+from biascope.curvature.pieces import Piece, matrix_rounding, powers
+from biascope.errors import InputError, UnsupportedError
 from biascope.linalg.eigenbasis import check_damping
 
 
@@ -121,52 +121,63 @@ class KroneckerPiece(Piece):
         return self.eigen.with_eigenvalues(s)
 
     def damped_factors(self, damping: float) -> tuple[Tensor, Tensor]:
-        """B + sqrt(damping) / pi I and A + pi sqrt(damping) I with pi^2 = (tr A / d_in) / (tr B / d_out), per group."""
+        """Eigenvalues [g, o] of B + sqrt(damping) / pi I and [g, i] of A + pi sqrt(damping) I; none may vanish.
+
+        pi^2 = (tr A / d_in) / (tr B / d_out), per group. Damping the eigenvalues adds no rounding; a product of two may
+        be tiny, it is divided exactly.
+        """
         check_damping(damping)
         a = (self.A.diagonal(dim1=-2, dim2=-1) if self.full else self.A).mean(-1)
         b = self.B.diagonal(dim1=-2, dim2=-1).mean(-1)
         pi = torch.where((a > 0) & (b > 0), (a / b).clamp_min(torch.finfo(a.dtype).tiny).sqrt(), 1.0)
         root = sqrt(damping)
-        eye_B = torch.eye(self.B.shape[-1], dtype=a.dtype, device=a.device)
-        B = self.B + (root / pi)[:, None, None] * eye_B
-        if not self.full:
-            return B, self.A + root * pi[:, None]
-        eye_A = torch.eye(self.A.shape[-1], dtype=a.dtype, device=a.device)
-        return B, self.A + (root * pi)[:, None, None] * eye_A
+        s_B, s_A = self.eigen.s_B + (root / pi)[:, None], self.eigen.s_A + (root * pi)[:, None]
+        for s, which, exact in ((s_B, "output", False), (s_A, "input", not self.full)):
+            own = 0 if exact else 1 if damping > 0 else s.shape[-1]  # undamped ones are as uncertain as their matrix
+            floor = matrix_rounding(own, s.dtype) * s.amax(-1, keepdim=True)
+            if not bool((s > floor).all()):
+                raise InputError(
+                    f"the {which} factor of {', '.join(self.names[:2])} is singular: {int((s <= floor).sum())} of "
+                    f"{s.numel()} eigenvalues vanish beside the largest; give damping > {damping:g}"
+                )
+        return s_B, s_A
 
     def damped(self, damping: float, mode: str) -> Tensor:  # noqa: D102
         if mode == "exact":
             return self.invertible(self.eigenvalues() + damping)
-        return self._factored(damping).eigenvalues()
-
-    def _factored(self, damping: float) -> KroneckerPiece:
-        piece = KroneckerPiece(self.names, *self.damped_factors(damping), self.layout)
-        piece.invertible(piece.eigenvalues())
-        return piece
+        return self._outer(*self.damped_factors(damping)).flatten()
 
     def solve(self, X: Tensor, damping: float, mode: str) -> Tensor:  # noqa: D102
         if mode == "exact":
             return self.eigen.solve(X, damping, "exact")
-        return self._factored(damping).eigen.solve(X, 0.0, "exact")
+        b, a = self.damped_factors(damping)  # one after the other: their product may be too small for a float32
+        V = self.eigen.rotate(self.layout.pack(X)) / b[:, None, :, None] / a[:, None, None, :]
+        return self.layout.unpack(self.eigen.rotate(V, back=True))
 
     def inverse(self, damping: float, mode: str) -> Piece | None:  # noqa: D102
         if mode == "exact":
             return self.eigen.inverse(damping, "exact")
-        return self._factored(damping).power(-1.0, 0.0)
+        b, a = self.damped_factors(damping)
+        return self._with_factors(1 / b, 1 / a)
 
     def sample(self, Z: Tensor, damping: float, mode: str) -> Tensor:  # noqa: D102
         if mode == "exact":
             return self.eigen.sample(Z, damping, "exact")
-        return self._factored(damping).eigen.sample(Z, 0.0, "exact")
+        return self.from_eigenbasis(Z / self.damped(damping, mode).sqrt()[:, None])
 
     def power(self, exponent: float, cutoff: float) -> Piece:
-        """B^e (x) A^e stays Kronecker; eigenvalues are left out factor by factor."""
-        E = self.eigen
-        b = torch.stack([powers(s, exponent, cutoff) for s in E.s_B])
-        a = torch.stack([powers(s, exponent, cutoff) for s in E.s_A])
-        B = (E.U_B * b[:, None]) @ E.U_B.mT
-        A = a if E.U_A is None else (E.U_A * a[:, None]) @ E.U_A.mT
-        return KroneckerPiece(self.names, B, A, self.layout)
+        """B^e (x) A^e stays Kronecker; eigenvalues are left out factor by factor, up to the factor's own rounding."""
+        E, dtype = self.eigen, self.B.dtype
+        n_B, n_A = E.s_B.shape[-1], E.s_A.shape[-1] if self.full else 0  # a diagonal factor is known entry by entry
+        b = torch.stack([powers(s, exponent, cutoff, matrix_rounding(n_B, dtype)) for s in E.s_B])
+        a = torch.stack([powers(s, exponent, cutoff, matrix_rounding(n_A, dtype)) for s in E.s_A])
+        return self._with_factors(b, a)
+
+    def _with_factors(self, b: Tensor, a: Tensor) -> KroneckerPiece:
+        """The factors' eigenbases with other eigenvalues b [g, o] and a [g, i]."""
+        U_B, U_A = self.eigen.U_B, self.eigen.U_A
+        B = (U_B * b[:, None]) @ U_B.mT
+        return KroneckerPiece(self.names, B, a if U_A is None else (U_A * a[:, None]) @ U_A.mT, self.layout)
 
     def scale(self, c: float) -> Piece:  # noqa: D102
         if c < 0 and self.symmetric:  # factors are decomposed as positive ones
@@ -201,7 +212,7 @@ class EigenPiece(Piece):
     """diag(s) in the basis U_B (x) U_A (U_A None: the identity); s [g, e, o, i].
 
     s_B, s_A are the Kronecker factors' eigenvalues the basis came with: the factored damping of deep nets uses them. A
-    power, an inverse and most sums have no such factors (`factored` is False).
+    power, an inverse and most sums have no such factors (`factored` is False, s_B = s_A = 1).
     """
 
     kind = "ekfac"
@@ -254,7 +265,20 @@ class EigenPiece(Piece):
         return self.layout.unpack(self.rotate(X.T.reshape(-1, *self.s.shape), back=True))
 
     def with_eigenvalues(self, s: Tensor) -> Piece:  # noqa: D102
-        return self._with(s, self.s_B, self.s_A, False)
+        return self._with(s, torch.ones_like(self.s_B), torch.ones_like(self.s_A), False)
+
+    def power(self, exponent: float, cutoff: float) -> Piece:
+        """Entry by entry. For e < 0 without the directions that a factor knows by its rounding alone.
+
+        The others are means of squares, each with a rounding of its own: that of a squared gradient.
+        """
+        s, n_B, n_A = self.eigenvalues(), self.s_B.shape[-1], self.s_A.shape[-1]
+        squared = matrix_rounding(n_B, s.dtype) * matrix_rounding(n_A, s.dtype)
+        in_B = self.s_B > matrix_rounding(n_B, s.dtype) * self.s_B.amax(-1, keepdim=True)
+        full = self.U_A is not None  # an embedding's factor is a diagonal: it counts words
+        in_A = self.s_A > (matrix_rounding(n_A, s.dtype) if full else 0.0) * self.s_A.amax(-1, keepdim=True)
+        known = (in_B[:, None, :, None] & in_A[:, None, None, :]).expand(self.s.shape).flatten()
+        return self.with_eigenvalues(powers(s, exponent, cutoff, squared, known))
 
     def with_scalings(self, s: Tensor) -> Piece:
         """The same Kronecker factors, with other second moments of gradients in their eigenbasis."""
@@ -299,8 +323,10 @@ class EigenPiece(Piece):
         mine, theirs = (torch.cat([E.s_B.flatten(), E.s_A.flatten()]) for E in (self, other))
         m, t = mine.max(), theirs.max()
         multiple = bool((t * mine - m * theirs).abs().max() <= 64 * torch.finfo(m.dtype).eps * m * t)
+        if not (multiple and self.factored and other.factored):
+            return self.with_eigenvalues(self.s + other.s)
         s_B, s_A = torch.hypot(self.s_B, other.s_B), torch.hypot(self.s_A, other.s_A)
-        return self._with(self.s + other.s, s_B, s_A, multiple and self.factored and other.factored)
+        return self._with(self.s + other.s, s_B, s_A, True)
 
     def product(self, other: Piece) -> Piece | None:
         """(B (x) A)(B' (x) A') = B B' (x) A A'."""

@@ -1,17 +1,24 @@
-"""Low rank: F = J^T J kept as the scaled rows J [r, p] themselves; the small Gram matrix J J^T does the work."""
+"""Low rank: F = J^T J kept as the scaled rows J [r, p] themselves; the small Gram matrix J J^T does the work.
+
+Eigenvectors v = J^T u / sqrt(lambda) divide by what may be tiny: the Gram and the projections on it are in float64,
+some columns of J at a time.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from math import sqrt
 
 import torch
 from torch import Tensor
 
-from biascope.curvature.pieces import Piece, powers
+from biascope.curvature.pieces import Piece, matrix_rounding, powers
 from biascope.errors import InputError
-from biascope.linalg import long_dot, psd_eigh
+from biascope.linalg import psd_eigh
 from biascope.linalg.eigenbasis import check_damping
+
+WIDE = 2**22  # entries of J that are float64 at a time
 
 
 class LowRankPiece(Piece):
@@ -42,29 +49,72 @@ class LowRankPiece(Piece):
     @cached_property
     def gram(self) -> Tensor:
         """J J^T [r, r]: the tangent kernel over n."""
-        return long_dot(self.J, self.J)
+        return self._wide_gram.to(self.J.dtype)
+
+    @cached_property
+    def _wide_gram(self) -> Tensor:
+        total = self.J.new_zeros(len(self.J), len(self.J), dtype=torch.float64)
+        for _, J in self._columns():
+            total.addmm_(J, J.T)
+        return total
+
+    def _columns(self) -> Iterator[tuple[slice, Tensor]]:
+        """Some columns of J at a time, in float64."""
+        step = max(1, WIDE // max(1, len(self.J)))
+        for start in range(0, self.size, step):
+            some = slice(start, start + step)
+            yield some, self.J[:, some].double()
+
+    def _down(self, X: Tensor) -> Tensor:
+        """J X [r, k] in float64."""
+        total = X.new_zeros(len(self.J), X.shape[1], dtype=torch.float64)
+        for some, J in self._columns():
+            total.addmm_(J, X[some].double())
+        return total
+
+    def _up(self, W: Tensor) -> Tensor:
+        """J^T W [p, k] for W in float64, summed in float64, in J's precision."""
+        out = self.J.new_empty(self.size, W.shape[1])
+        for some, J in self._columns():
+            out[some] = J.T @ W
+        return out
 
     @cached_property
     def _dual(self) -> tuple[Tensor, Tensor]:
-        """Eigenvalues [r] and eigenvectors U [r, r] of the Gram."""
-        values, U = psd_eigh(self.gram)
+        """Eigenvalues [r] and eigenvectors U [r, r] of the Gram, in float64."""
+        if not len(self.J):  # a power of zero
+            return self._wide_gram[0:0].flatten(), self._wide_gram
+        values, U = psd_eigh(self._wide_gram)
         return values, U
 
     def _inside(self, weights: Tensor, X: Tensor) -> Tensor:
         """J^T U diag(weights) U^T J X: a function of F without the division by sqrt(lambda), which loses all digits of
         float32 where lambda is tiny.
         """
-        U = self._dual[1]
-        return self.J.T @ (U @ (weights[:, None] * (U.T @ (self.J @ X))))
+        U = self._dual[1].to(X.dtype)
+        return self.J.T @ (U @ (weights.to(X.dtype)[:, None] * (U.T @ (self.J @ X))))
+
+    def _kept(self, rounding: float) -> tuple[Tensor, Tensor]:
+        """Eigenvalues [r'] of the Gram above this times the largest, and their eigenvectors [r, r'], in float64."""
+        values, U = self._dual
+        keep = values > rounding * values[:1]
+        return values[keep], U[:, keep]
 
     @cached_property
     def _eigen(self) -> tuple[Tensor, Tensor]:
         """Non-zero eigenvalues [r'] and eigenvectors [p, r'] by duality: v = J^T u / sqrt(lambda)."""
-        values, U = self._dual
-        keep = values > len(values) * torch.finfo(values.dtype).eps * values[0]
-        values, U = values[keep], U[:, keep]
-        V = self.J.T @ (U / values.sqrt())
-        return values, V
+        values, U = self._kept(matrix_rounding(len(self.J), self.J.dtype))
+        return values.to(self.J.dtype), self._up(U / values.sqrt())
+
+    def _solve_in_span(self, X: Tensor, damping: float) -> Tensor:
+        """V ((V^T X) / (lambda + damping)) with V = J^T U / sqrt(lambda) on all that J tells from its own rounding.
+
+        Without damping X's rounding would be divided by the smallest eigenvalues: then on `eigenvalues` only.
+        """
+        eps = torch.finfo(self.J.dtype).eps
+        own = len(self.J) * max(eps**2, torch.finfo(torch.float64).eps)  # eigenvalues are squares of singular values
+        values, U = self._kept(own if damping > 0 else len(self.J) * eps)
+        return self._up(U @ ((U.T @ self._down(X)) / (values * (values + damping))[:, None]))
 
     def eigenvalues(self) -> Tensor:
         """The non-zero ones; all others vanish."""
@@ -86,13 +136,10 @@ class LowRankPiece(Piece):
             raise InputError(f"complement={complement!r}: keep (all of the space) or drop (the span of the rows only)")
         if complement == "keep" and damping > 0:
             return (X - self._inside(1 / (self._dual[0] + damping), X)) / damping
-        values, V = self._eigen
-        if complement == "drop":
-            return V @ ((V.T @ X) / (values + damping)[:, None])
-        if len(values) == self.size:
-            return V @ ((V.T @ X) / values[:, None])
+        if complement == "drop" or len(self.eigenvalues()) == self.size:
+            return self._solve_in_span(X, damping)
         raise InputError(
-            f"a low-rank metric (rank {len(values)} of {self.size}) is singular: give damping > 0, or "
+            f"a low-rank metric (rank {len(self.eigenvalues())} of {self.size}) is singular: give damping > 0, or "
             "complement='drop' to solve in the span of its rows"
         )
 
@@ -100,8 +147,9 @@ class LowRankPiece(Piece):
         """Full rank, so not a piece of this kind: the metric gives a lazy inverse instead."""
         return None
 
-    def power(self, exponent: float, cutoff: float) -> Piece:  # noqa: D102
-        return self.with_eigenvalues(powers(self.eigenvalues(), exponent, cutoff))
+    def power(self, exponent: float, cutoff: float) -> Piece:
+        """On the span of the rows; the power of zero is zero."""
+        return self.with_eigenvalues(powers(self.eigenvalues(), exponent, cutoff, 0.0))  # rounding is left out already
 
     def sample(self, Z: Tensor, damping: float, mode: str) -> Tensor:  # noqa: D102
         check_damping(damping)

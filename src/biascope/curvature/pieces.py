@@ -96,8 +96,9 @@ class Piece:
         return self.with_eigenvalues(1.0 / self.damped(damping, mode))
 
     def power(self, exponent: float, cutoff: float) -> Piece:
-        """F^e; for e < 0 eigenvalues up to `cutoff` times the largest are left out (pseudo-inverse)."""
-        return self.with_eigenvalues(powers(self.eigenvalues(), exponent, cutoff))
+        """F^e; for e < 0 eigenvalues up to `cutoff` times the largest, or up to rounding, are left out."""
+        s = self.eigenvalues()
+        return self.with_eigenvalues(powers(s, exponent, cutoff, matrix_rounding(len(s), s.dtype)))
 
     def sample(self, Z: Tensor, damping: float, mode: str) -> Tensor:
         """N(0, (F + damping I)^-1) from standard normal Z [p, k]."""
@@ -140,10 +141,22 @@ class Piece:
         return cls(names, **arrays, **header)
 
 
-def powers(s: Tensor, exponent: float, cutoff: float) -> Tensor:
-    """s^e, with what vanishes left out for e < 0."""
-    floor = max(cutoff, len(s) * torch.finfo(s.dtype).eps) * s.abs().max()
-    keep = s.abs() > floor if exponent < 0 else torch.ones_like(s, dtype=torch.bool)
+def matrix_rounding(n: int, dtype: torch.dtype) -> float:
+    """What rounding does to an eigenvalue of a matrix [n, n], over the largest: n eps."""
+    return n * torch.finfo(dtype).eps
+
+
+def powers(s: Tensor, exponent: float, cutoff: float, rounding: float, known: Tensor | None = None) -> Tensor:
+    """s^e; for e < 0 without what is no larger than max(cutoff, rounding) times the largest.
+
+    Entries that are each known by themselves (a diagonal) have `rounding` 0: then zeros are left out, and numbers too
+    small for all their digits. `known`: False where an entry is rounding alone, whatever its size.
+    """
+    largest = s.abs().max() if len(s) else s.new_zeros(())
+    floor = (max(cutoff, rounding) * largest).clamp_min(torch.finfo(s.dtype).tiny)
+    keep = torch.ones_like(s, dtype=torch.bool)
+    if exponent < 0:
+        keep = s.abs() > floor if known is None else (s.abs() > floor) & known
     if exponent != int(exponent):
         if bool((s < -floor).any()):
             raise InputError(f"power {exponent} of a matrix with negative eigenvalues")
@@ -188,6 +201,10 @@ class DiagonalPiece(Piece):
                 "zero; give damping > 0"
             )
         return s
+
+    def power(self, exponent: float, cutoff: float) -> Piece:
+        """Entry by entry: without a `cutoff` nothing but zeros is left out."""
+        return DiagonalPiece(self.names, powers(self.d, exponent, cutoff, 0.0))
 
     def downdate(self, M: Tensor) -> Piece:  # noqa: D102
         return DiagonalPiece(self.names, (self.d - M.square().sum(1)).clamp_min(0.0))

@@ -45,6 +45,7 @@ class KroneckerEigen(LinearOperator):
             )
         super().__init__((s.numel(), s.numel()), s.dtype, s.device, symmetric=True)
         self.U_B, self.U_A, self.s = U_B, U_A, s
+        self.known: Tensor | None = None  # False where an eigenvalue is rounding alone, whatever its size
 
     def _matmat(self, X: Tensor) -> Tensor:
         return self._rotate(self.U_B, self.U_A, self.s.reshape(-1, 1) * self._rotate(self.U_B.T, self.U_A.T, X))
@@ -97,13 +98,17 @@ class KroneckerEigen(LinearOperator):
         return self.inverse(damping) @ v
 
     def power(self, exponent: float, cutoff: float = 0.0) -> KroneckerEigen:
-        """Eigenvalues s^e; for e < 0 those at or below `cutoff` times the largest are left out (pseudo-inverse)."""
+        """Eigenvalues s^e; for e < 0 those at or below `cutoff` times the largest are left out (pseudo-inverse).
+
+        So are those below the product of the two bases' own rounding, (p eps) (r eps) times the largest.
+        """
         if exponent != int(exponent) and bool((self.s < 0).any()):
             raise InputError(f"{self!r}: power {exponent} of negative eigenvalues")
         keep = torch.ones_like(self.s, dtype=torch.bool)
         if exponent < 0:
-            floor = max(cutoff, len(self.s) * torch.finfo(self.dtype).eps) * self.s.abs().max()
-            keep = self.s.abs() > floor
+            rounding = len(self.U_B) * len(self.U_A) * torch.finfo(self.dtype).eps ** 2
+            floor = (max(cutoff, rounding) * self.s.abs().max()).clamp_min(torch.finfo(self.dtype).tiny)
+            keep = self.s.abs() > floor if self.known is None else (self.s.abs() > floor) & self.known
         return self.with_scalings(torch.where(keep, torch.where(keep, self.s, 1.0) ** exponent, 0.0))
 
     def sample(self, n: int, damping: float | Tensor = 0.0, seed: int = 0) -> Tensor:
