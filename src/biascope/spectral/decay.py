@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,7 +14,7 @@ from biascope.errors import InputError
 from biascope.precision import without_autocast
 from biascope.spectral.norms import spectral_norm
 from biascope.spectral.regions import Polygons, Segments
-from biascope.spectral.relu_network import ReLUNetwork, affine_map, relu_network
+from biascope.spectral.relu_network import ReLUNetwork, affine_map, check_at, relu_network
 from biascope.spectral.transform import fourier_transform
 from biascope.tables import facts, number
 
@@ -66,18 +67,26 @@ def decay_exponent(
     """Slope of log |f~(k u)| over log k along a direction u, on the largest value in each of `bins` ranges of k.
 
     The phases make |f~| dip; the largest value in a range follows the envelope. `boundary=False` looks at the sum of
-    Lemma 3.1, without the jump that cutting a network off at a box would add.
+    Lemma 3.1, without the jump that cutting a network off at a box would add. A network itself is refused: it has no
+    transform before it is said on which box, so give `linear_regions_1d(net, low, high)` or `linear_regions_2d`.
 
     Example:
         >>> hat = Segments.through([0.0, 0.5, 1.0], [0.0, 0.5, 0.0])
         >>> round(decay_exponent(hat).exponent, 1)
         -2.0
     """
+    if isinstance(transform, nn.Module | ReLUNetwork):
+        raise InputError(
+            f"{type(transform).__name__} is a network and not a Fourier transform: pass linear_regions_1d(net, low, "
+            "high) or linear_regions_2d(net, low, high), or a function of wave vectors k [n, d]"
+        )
     u = torch.tensor([float(v) for v in direction], dtype=torch.float64, device="cpu")
     if not float(u.norm()) > 0:
         raise InputError(f"direction {tuple(direction)} is zero")
-    if not 0 < k_min < k_max or bins < 3:
-        raise InputError(f"need 0 < k_min < k_max and bins >= 3, got {k_min}, {k_max}, {bins}")
+    if not 0 < k_min < k_max < math.inf or bins < 3 or per_bin < 1:
+        raise InputError(
+            f"need 0 < k_min < k_max, bins >= 3 and per_bin >= 1, got {k_min}, {k_max}, {bins} and {per_bin}"
+        )
     edges = torch.logspace(0, 1, bins + 1, base=k_max / k_min, dtype=torch.float64, device="cpu") * k_min
     k = torch.cat(
         [torch.linspace(a, b, per_bin + 1, dtype=torch.float64, device="cpu")[:-1] for a, b in pairwise(edges.tolist())]
@@ -88,6 +97,8 @@ def decay_exponent(
     else:
         values = transform(waves)
     size = values.abs().reshape(bins, per_bin, -1).norm(dim=2)
+    if not bool(size.isfinite().all()):
+        raise InputError("the transform has NaN or infinite values: there is no exponent")
     envelope, place = size.max(dim=1)
     at = k.reshape(bins, per_bin).gather(1, place[:, None])[:, 0]
     if bool((envelope <= 0).any()):
@@ -110,6 +121,7 @@ def lipschitz_bounds(model: nn.Module | ReLUNetwork, x: Tensor) -> LipschitzBoun
         True
     """
     net = relu_network(model)
+    check_at(model, net, x)
     local = torch.linalg.matrix_norm(affine_map(net, x)[0], 2).max()
     product = torch.stack([spectral_norm(w) for w in net.weights]).prod()
     largest = max(float(w.abs().max()) for w in net.weights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -58,10 +59,14 @@ def rbf_eigenbasis(x: Tensor, width: float) -> RBFBasis:
         >>> rbf_eigenbasis(torch.randn(20, 3), width=1.0).vectors.shape
         torch.Size([20, 20])
     """
-    if len(x) < 2 or not width > 0:
+    if len(x) < 2 or not 0 < width < math.inf:
         raise InputError(f"need at least two samples and width > 0, got x {list(x.shape)} and width {width}")
     flat = x.detach().reshape(len(x), -1).double()
-    kernel = torch.exp(-torch.cdist(flat, flat).square() / width**2)
+    if not bool(flat.isfinite().all()):
+        raise InputError("x has NaN or infinite values: distances to them do not exist")
+    # not by |x|^2 + |y|^2 - 2 x.y, which cancels where the samples are far from the origin
+    distances = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist")
+    kernel = torch.exp(-(distances / width).square())
     values, vectors = torch.linalg.eigh(kernel)
     values, vectors = values.flip(0), vectors.flip(1)
     peak = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))

@@ -32,13 +32,16 @@ def composition_kernel(gamma: Embedding, latent: Tensor, k: Tensor, points: int 
     """P_gamma(l, k) = ∫_0^1 e^{i (k . gamma(z) - l z)} dz, the share of f~(k) in (f ∘ gamma)~(l).
 
     latent: l [m] in radians (2 pi times cycles); k [n, d]: complex128 [m, n]. The trapezoidal rule converges
-    exponentially for closed curves and l = 2 pi times an integer; take `points` well above |l| and |k| |gamma'| / pi.
+    exponentially for closed curves and l = 2 pi times an integer; take `points` well above (|l| + |k| |gamma'|) / pi.
+    Below that a higher l has the values of a lower one (aliasing), and is refused.
 
     Example:
         >>> P = composition_kernel(flower(0), 2 * torch.pi * torch.arange(3), torch.tensor([[1.5, 0.0]]))
         >>> P[:, 0].abs().numpy().round(4)  # Bessel functions J_0, J_1, J_2 at 1.5
         array([0.5118, 0.5579, 0.2321])
     """
+    if points < 2:
+        raise InputError(f"need points >= 2, got {points}")
     z = torch.arange(points + 1, dtype=torch.float64, device="cpu") / points
     weights = torch.full((points + 1,), 1 / points, dtype=torch.float64, device="cpu")
     weights[0] = weights[-1] = 0.5 / points
@@ -46,8 +49,16 @@ def composition_kernel(gamma: Embedding, latent: Tensor, k: Tensor, points: int 
     where = gamma(z)
     if k.dim() != 2 or where.shape != (points + 1, k.shape[1]):
         raise InputError(f"gamma gives {list(where.shape)} and k is {list(k.shape)}; need [n, d] both, of one d")
-    along = torch.exp(1j * (where @ k.T)) * weights[:, None]
-    away = torch.exp(-1j * torch.as_tensor(latent, dtype=torch.float64, device="cpu").reshape(-1, 1) * z)
+    phase = where @ k.T
+    latent = torch.as_tensor(latent, dtype=torch.float64, device="cpu").reshape(-1, 1)
+    turn = float(latent.abs().max()) / points + float(phase.diff(dim=0).abs().max())
+    if not turn < math.pi:
+        raise InputError(
+            f"k . gamma(z) - l z turns by up to {turn:.4g} radians between two of {points} points, and pi or more "
+            f"cannot be told from less: take points > {turn * points / math.pi:.0f}, or smaller l and k"
+        )
+    along = torch.exp(1j * phase) * weights[:, None]
+    away = torch.exp(-1j * latent * z)
     return away @ along
 
 

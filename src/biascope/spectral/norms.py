@@ -12,8 +12,8 @@ from biascope.seeds import generator
 def spectral_norm(w: Tensor, iterations: int | None = None, seed: int = 0) -> Tensor:
     """Largest singular value of w [..., m, n]: [...]. Exact, or by `iterations` steps of power iteration on W^T W.
 
-    The iteration approaches from below. (Iterating on W itself, as is sometimes done, does not give the spectral norm
-    of a matrix that is not symmetric.)
+    The iteration approaches from below, at any scale of w. (Iterating on W itself, as is sometimes done, does not give
+    the spectral norm of a matrix that is not symmetric.)
 
     Example:
         >>> spectral_norm(torch.diag(torch.tensor([3.0, 1.0]))), round(float(spectral_norm(torch.eye(4), 10)), 4)
@@ -27,10 +27,17 @@ def spectral_norm(w: Tensor, iterations: int | None = None, seed: int = 0) -> Te
         return found
     if iterations < 1:
         raise InputError(f"iterations must be >= 1, got {iterations}")
+    largest = w.abs().amax((-2, -1), keepdim=True)
+    w = w / torch.where(largest > 0, largest, 1)  # so that no square over- or underflows, whatever the scale of w
     v = torch.randn(w.shape[-1], 1, generator=generator(seed, "power iteration"), dtype=torch.float64, device="cpu")
     v = v.to(w.device, w.dtype).expand(*w.shape[:-2], -1, -1)
     for _ in range(iterations):
-        v = w.mT @ (w @ v)
-        v = v / v.norm(dim=-2, keepdim=True).clamp(min=1e-30)
-    norm: Tensor = (w @ v).norm(dim=-2)[..., 0]
-    return norm
+        v = _unit(w.mT @ _unit(w @ _unit(v)))
+    norm: Tensor = (w @ v).norm(dim=-2, keepdim=True) * largest
+    return norm[..., 0, 0]
+
+
+def _unit(v: Tensor) -> Tensor:
+    """Columns v [..., n, 1] of length 1; those that are 0 stay 0."""
+    size = v.norm(dim=-2, keepdim=True)
+    return v / torch.where(size > 0, size, 1)

@@ -8,13 +8,15 @@ adds a pivot where the path between two pivots is worst.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from biascope.errors import InputError
+from biascope.functional import refuse_batch_dependence
 from biascope.precision import without_autocast
 from biascope.tables import grid, mean
 
@@ -30,7 +32,7 @@ class Paths:
         length_ratio: [p], length over that of the straight line.
         min_probability: [p], the smallest softmax probability of the class on the path (sampled between pivots).
         straight_probability: [p], the same for the straight line.
-        connected: [p], whether the class is predicted at every sampled point.
+        connected: [p], whether the class is predicted at every sampled point (not where a point or a logit is NaN).
         straight_connected: [p], the same for the straight line.
     """
 
@@ -75,7 +77,8 @@ def autoneb(
     """Bend the straight lines from start [p, ...] to stop [p, ...] so that class target [p] is predicted all along.
 
     Args:
-        classify: logits [n, classes] of inputs [n, ...]; its parameters get no gradient here.
+        classify: logits [n, classes] of inputs [n, ...]; its parameters get no gradient here. A module with batch norm
+            or dropout must be in eval mode.
         start: first ends.
         stop: last ends.
         target: class of each path.
@@ -99,6 +102,14 @@ def autoneb(
         )
     if pivots < 3 or steps < 1 or rounds < 1:
         raise InputError(f"need pivots >= 3, rounds >= 1 and steps >= 1, got {pivots}, {rounds}, {steps}")
+    if samples < 1 or not 0 < lr < math.inf or not 0 <= momentum < 1:
+        raise InputError(f"need samples >= 1, lr > 0 and 0 <= momentum < 1, got {samples}, {lr} and {momentum}")
+    for name, ends in (("start", start), ("stop", stop)):
+        bad = ~ends.isfinite().flatten(1).all(1)
+        if bool(bad.any()):
+            raise InputError(f"{name} has NaN or infinite values, first in row {int(bad.nonzero()[0])}")
+    if isinstance(classify, nn.Module):
+        refuse_batch_dependence(classify)
     shape, p = start.shape[1:], len(start)
     line = torch.linspace(0, 1, pivots, device=start.device, dtype=start.dtype)[None, :, None]
     a, b = start.detach().flatten(1)[:, None], stop.detach().flatten(1)[:, None]
@@ -113,9 +124,12 @@ def autoneb(
 
     def probabilities(points: Tensor) -> tuple[Tensor, Tensor]:
         """Probability of the class and whether it is predicted, [p, (m - 1) samples + 1], between pivots too."""
+        points = _between(points, samples)
         with torch.no_grad():
-            out = logits(_between(points, samples))
-        wins = out.argmax(2) == target.to(out.device)[:, None]
+            out = logits(points)
+        # argmax takes NaN for the largest, and a path that has diverged is none
+        sound = out.isfinite().all(2) & points.isfinite().all(2).to(out.device)
+        wins = (out.argmax(2) == target.to(out.device)[:, None]) & sound
         return of_class(out.softmax(2)), wins
 
     straight, straight_wins = probabilities(path)

@@ -12,18 +12,22 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from biascope.errors import InputError
+from biascope.functional import refuse_batch_dependence
 from biascope.precision import without_autocast
 from biascope.progress import progress
 from biascope.seeds import generator
 from biascope.spectral.spectrum import amplitude_spectrum
 from biascope.tables import grid, number
 
+ROUNDING = 10  # units of rounding of the largest output: an amplitude below is that of rounding errors
+
 
 @dataclass(frozen=True)
 class Robustness:
     """Amplitudes [deltas, frequencies] after a random step of length delta in parameter space, over those before it.
 
-    The mean is over draws of the direction, of magnitudes (not of complex values); errors are standard errors of it.
+    The mean is over draws of the direction, of magnitudes (not of complex values); errors are standard errors of it,
+    NaN for a single draw, which has none.
     """
 
     deltas: Tensor = field(repr=False)
@@ -48,8 +52,10 @@ def sphere_directions(params: dict[str, Tensor], draws: int, rng: torch.Generato
         >>> sum(v.flatten(1).square().sum(1) for v in u.values()).allclose(torch.ones(5))
         True
     """
+    if draws < 1:
+        raise InputError(f"need draws >= 1, got {draws}")
     raw = {n: torch.randn(draws, *p.shape, dtype=p.dtype, device=rng.device, generator=rng) for n, p in params.items()}
-    norm = torch.stack([v.flatten(1).square().sum(1) for v in raw.values()]).sum(0).sqrt()
+    norm = torch.stack([v.reshape(draws, -1).square().sum(1) for v in raw.values()]).sum(0).sqrt()
     return {n: v / norm.reshape(-1, *[1] * (v.dim() - 1)) for n, v in raw.items()}
 
 
@@ -66,6 +72,8 @@ def perturbation_robustness(
     """How much of each frequency is left at theta + delta u, u uniform on the sphere of parameter space.
 
     x [n, d]: inputs along which the model's one output is a function of z = j/n. Each u is used for every delta.
+    A frequency whose amplitude is below `ROUNDING` units of rounding of the largest output holds nothing to compare
+    with, and is refused; so are layers whose output depends on the batch or on chance (call `model.eval()` first).
 
     Example:
         >>> net = nn.Sequential(nn.Linear(1, 16), nn.ReLU(), nn.Linear(16, 1))
@@ -76,19 +84,30 @@ def perturbation_robustness(
     params = {name: value.detach() for name, value in model.named_parameters()}
     if not params:
         raise InputError(f"{type(model).__name__} has no parameters to perturb")
+    refuse_batch_dependence(model)  # before the first evaluation, which would already move running statistics
+    if draws < 1 or chunk < 1:
+        raise InputError(f"need draws >= 1 and chunk >= 1, got {draws} and {chunk}")
+    if not len(frequencies) or not len(deltas) or not all(map(math.isfinite, deltas)):
+        raise InputError(f"need a frequency and finite deltas, got {tuple(frequencies)} and {tuple(deltas)}")
     if max(frequencies) > len(x) // 2 or min(frequencies) < 0:
         raise InputError(f"frequencies {tuple(frequencies)} must lie in 0..{len(x) // 2} for {len(x)} samples")
     device = next(iter(params.values())).device
     picks, rng = list(frequencies), generator(seed, "sphere", device=device)
 
+    def outputs(values: dict[str, Tensor]) -> Tensor:
+        out: Tensor = functional_call(model, values, (x.to(device),))
+        return out.reshape(len(x))
+
     def spectrum(values: dict[str, Tensor]) -> Tensor:
-        out = functional_call(model, values, (x.to(device),))
-        return amplitude_spectrum(out.reshape(len(x)))[picks]
+        return amplitude_spectrum(outputs(values))[picks]
 
     with torch.no_grad():
-        before = spectrum(params)
-        if bool((before == 0).any()):
-            gone = [k for k, size in zip(picks, before.tolist()) if size == 0]
+        out = outputs(params)
+        if not bool(out.isfinite().all()):
+            raise InputError(f"{type(model).__name__} gives NaN or infinite outputs at x: there is no spectrum")
+        before = amplitude_spectrum(out)[picks]
+        floor = ROUNDING * torch.finfo(out.dtype).eps * float(out.abs().max())
+        if gone := [k for k, size in zip(picks, before.tolist()) if size <= floor]:
             raise InputError(f"the model has nothing at frequencies {gone} to compare with; leave them out")
         sums = torch.zeros(len(deltas), len(picks), dtype=torch.float64, device=device)
         squares = torch.zeros_like(sums)
@@ -100,7 +119,7 @@ def perturbation_robustness(
                 sums[i] += ratio.sum(0)
                 squares[i] += ratio.square().sum(0)
     mean = sums / draws
-    variance = (squares / draws - mean.square()).clamp(min=0) * draws / max(1, draws - 1)
+    variance = (squares / draws - mean.square()).clamp(min=0) * draws / (draws - 1 if draws > 1 else math.nan)
     error = (variance / draws).sqrt()
     grid = torch.tensor(list(deltas), dtype=torch.float64, device="cpu")
     return Robustness(grid, tuple(picks), mean.cpu(), error.cpu(), draws, seed)
@@ -135,7 +154,7 @@ def high_frequency_volume(
 ) -> HighFrequencyVolume:
     """Monte Carlo for the relative volume of Xi_eps(k) (appendix A.4), for ReLU networks of one input on [0, 1].
 
-    widths: (1, d_1, ..., d_L, 1). Wave numbers and cut-offs are in cycles (k' = 2 pi times them in radians), up to
+    widths: (1, d_1, ..., d_L, 1). Wave numbers and cut-offs are in cycles (k' = 2 pi times them in radians), below
     `grid` / 2. f~ is the sum of Lemma 3.1 over [0, 1] for f interpolated on `grid` pieces: without the jump
     that cutting f off at 0 and 1 would add.
 
@@ -144,10 +163,16 @@ def high_frequency_volume(
         >>> bool((found.volume.diff() <= 0).all())
         True
     """
-    if widths[0] != 1 or widths[-1] != 1:
+    if not len(widths) or widths[0] != 1 or widths[-1] != 1:
         raise InputError(f"widths {tuple(widths)} must begin and end with 1")
-    if max(cutoffs) >= grid // 2:
-        raise InputError(f"cut-offs up to {max(cutoffs)} need a grid of more than {2 * max(cutoffs)} pieces")
+    if len(widths) < 2 or min(widths) < 1 or samples < 1:
+        raise InputError(f"need two widths >= 1 or more and samples >= 1, got {tuple(widths)} and {samples}")
+    if not 0 < clip < math.inf or not 0 <= eps < math.inf:
+        raise InputError(f"need clip > 0 and eps >= 0, got {clip} and {eps}")
+    if not len(cutoffs) or min(cutoffs) < 0 or any(k != int(k) for k in cutoffs):
+        raise InputError(f"cut-offs are whole numbers of cycles >= 0, got {tuple(cutoffs)}")
+    if max(cutoffs) + 1 >= grid // 2:  # there must be a wave number above the last cut-off and below grid / 2
+        raise InputError(f"cut-offs up to {max(cutoffs)} need a grid of at least {2 * int(max(cutoffs)) + 4} pieces")
     rng = generator(seed, "volume", device=device)
     x = torch.linspace(0, 1, grid + 1, device=device)[None, :, None]
     cycles = torch.arange(1, grid // 2, device=device)
@@ -164,7 +189,9 @@ def high_frequency_volume(
             h = torch.baddbmm(b, h.clamp(min=0) if i else h, w)
         spectrum = torch.fft.rfft(h[..., 0].diff(dim=1)).abs()[:, 1 : grid // 2] * factor
         above = spectrum.flip(1).cummax(1).values.flip(1)  # the largest |f~| at this wave number or beyond
-        counts += torch.stack([(above[:, k] > eps).sum() for k in cutoffs]).double().cpu()  # index k is k + 1 cycles
+        counts += (
+            torch.stack([(above[:, k] > eps).sum() for k in map(int, cutoffs)]).double().cpu()
+        )  # index k is k + 1 cycles
     volume = counts / samples
     return HighFrequencyVolume(
         torch.tensor(list(cutoffs), device="cpu"), volume, (volume * (1 - volume) / samples).sqrt(), samples, seed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,10 +12,10 @@ from torch import Tensor, nn
 
 from biascope.errors import InputError
 from biascope.precision import without_autocast
-from biascope.spectral.relu_network import ReLUNetwork, affine_map, relu_network
+from biascope.spectral.relu_network import ReLUNetwork, affine_map, check_at, relu_network
 from biascope.tables import facts
 
-MERGE = 1e-12  # knots closer than this share of the segment are one
+MERGE = 1e-12  # knots closer than this share of the segment are one, and values below this share of their terms 0
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
@@ -102,17 +103,20 @@ def linear_regions_1d(
         )
     along = isinstance(low, Tensor) and low.dim() > 0
     length = float((stop - start).norm())
+    if not math.isfinite(length):
+        raise InputError(f"the segment from {low} to {high} is not finite")
     if not length > 0 or (not along and float(stop) < float(start)):
         raise InputError(f"the segment from {low} to {high} is empty; give low < high")
 
     def point(t: Tensor) -> Tensor:
         return start + t[:, None] * (stop - start) / length
 
+    check_at(model, net, point(length * torch.linspace(0, 1, 65, dtype=torch.float64, device="cpu")))
     t = torch.tensor([0.0, length], dtype=torch.float64, device="cpu")
     for layer in range(len(net.weights) - 1):
         z = net.preactivations(point(t))[layer]
         left, right = z[:-1], z[1:]
-        piece, unit = (left * right < 0).nonzero(as_tuple=True)
+        piece, unit = (left.sign() * right.sign() < 0).nonzero(as_tuple=True)  # products may underflow
         a, b = left[piece, unit], right[piece, unit]
         crossing = t[piece] + (t[piece + 1] - t[piece]) * a / (a - b)
         t = torch.cat([t, crossing]).sort().values
@@ -148,8 +152,12 @@ def linear_regions_2d(
     if net.widths[0] != 2:
         raise InputError(f"the network has {net.widths[0]} inputs; linear_regions_2d needs 2")
     (x0, y0), (x1, y1) = low, high
-    if not (x0 < x1 and y0 < y1):
-        raise InputError(f"the rectangle from {tuple(low)} to {tuple(high)} is empty; give low < high in both axes")
+    if not (-math.inf < x0 < x1 < math.inf and -math.inf < y0 < y1 < math.inf):
+        raise InputError(
+            f"the rectangle from {tuple(low)} to {tuple(high)} is empty or not finite; give low < high in both axes"
+        )
+    axes = [torch.linspace(a, b, 9, dtype=torch.float64, device="cpu") for a, b in ((x0, x1), (y0, y1))]
+    check_at(model, net, torch.cartesian_prod(*axes))
     box = np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]], dtype=np.float64)
     # each polygon with the affine map of the layer's input on it
     todo: list[tuple[Array, Array, Array]] = [(box, np.eye(2), np.zeros(2))]
@@ -158,10 +166,12 @@ def linear_regions_2d(
         for polygon, slope, shift in todo:
             m, v = w @ slope, w @ shift + b
             z = polygon @ m.T + v
-            tolerance = MERGE * (1 + np.abs(z).max())
+            # rounding of z, unit by unit: relative to the terms it is summed from, so that no scale of a unit matters
+            terms = np.abs(polygon) @ (np.abs(w) @ np.abs(slope)).T + np.abs(w) @ np.abs(shift) + np.abs(b)
+            tolerance = MERGE * terms.max(0)
             pieces = [polygon]
             for unit in np.flatnonzero((z.min(0) < -tolerance) & (z.max(0) > tolerance)):
-                pieces = [half for piece in pieces for half in _cut(piece, m[unit], v[unit], tolerance)]
+                pieces = [half for piece in pieces for half in _cut(piece, m[unit], v[unit], tolerance[unit])]
             for piece in pieces:
                 active = piece.mean(0) @ m.T + v > 0
                 done.append((piece, m * active[:, None], v * active))

@@ -7,6 +7,8 @@ W_eps x + b_eps. Everything here is float64, on the CPU, and detached from the u
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -14,6 +16,11 @@ from torch import Tensor, nn
 
 from biascope.errors import InputError, UnsupportedError
 from biascope.precision import without_autocast
+
+READ = (nn.Linear, nn.ReLU, nn.Flatten, nn.Identity)
+PLAIN = "an nn.Sequential of Linear, ReLU and Flatten layers"
+SCALES = (1e-2, 1.0, 1e2, 1e4)  # of the points that every network is checked at
+ROUNDING = 1e-11  # of float64 sums: two ways of adding up, and affine maps that were put into one
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,9 @@ class ReLUNetwork:
         flat = x.detach().reshape(len(x), -1) if x.dim() else x.reshape(1, 1)
         if flat.shape[1] != self.widths[0]:
             raise InputError(f"x has shape {list(x.shape)}; this network takes [n, {self.widths[0]}]")
+        bad = ~flat.isfinite().all(1)
+        if bool(bad.any()):
+            raise InputError(f"x has NaN or infinite values, first in row {int(bad.nonzero()[0])}: it is in no region")
         return flat.to("cpu", torch.float64)
 
 
@@ -59,8 +69,15 @@ class ReLUNetwork:
 def relu_network(model: nn.Module | ReLUNetwork) -> ReLUNetwork:
     """Read the affine maps of a ReLU network; anything that is not Linear, ReLU or Flatten is refused by name.
 
-    Containers other than `nn.Sequential` are read child by child, and the result is checked against the module at
-    random points, so a `forward` that does something else is found out.
+    Containers are read child by child, and the result is then checked against the module:
+
+    - by structure: the layers must be called one after another, each on the untouched output of the one before (or a
+      reshape of it). A function called in between (`torch.relu`, `clamp`, a sum) is found out wherever it acts.
+    - by value, in float64, at random points of scales 0.01 to 10,000, and by the functions of this package also at the
+      points, along the segment or in the rectangle that they are asked about.
+
+    So a `forward` without branches is certain to be what is read. What is seen at the points only: a `forward` that
+    decides by the values of its input, and hooks of the user.
 
     Example:
         >>> relu_network(nn.Sequential(nn.Linear(1, 4), nn.Tanh()))
@@ -69,6 +86,7 @@ def relu_network(model: nn.Module | ReLUNetwork) -> ReLUNetwork:
     """
     if isinstance(model, ReLUNetwork):
         return model
+    model = getattr(model, "_orig_mod", model)  # of torch.compile, which calls the layers in its own way
     weights: list[Tensor] = []
     biases: list[Tensor] = []
     rectify = False  # a ReLU stands before the next affine map
@@ -90,8 +108,12 @@ def relu_network(model: nn.Module | ReLUNetwork) -> ReLUNetwork:
     if rectify:  # the output itself is rectified
         weights.append(torch.eye(len(weights[-1]), dtype=torch.float64, device="cpu"))
         biases.append(weights[-1].new_zeros(len(weights[-1])))
+    if not all(bool(v.isfinite().all()) for v in weights + biases):
+        raise InputError(f"{type(model).__name__} has NaN or infinite weights: it has no linear regions")
     net = ReLUNetwork(tuple(weights), tuple(biases))
-    _check(model, net)
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(len(SCALES), 8, net.widths[0], dtype=torch.float64, generator=rng, device="cpu")
+    check_at(model, net, (x * torch.tensor(SCALES, dtype=torch.float64, device="cpu").view(-1, 1, 1)).flatten(0, 1))
     return net
 
 
@@ -104,7 +126,9 @@ def activation_pattern(model: nn.Module | ReLUNetwork, x: Tensor) -> list[Tensor
         >>> [p.shape for p in activation_pattern(net, torch.zeros(3, 2))]
         [torch.Size([3, 5])]
     """
-    return [z > 0 for z in relu_network(model).preactivations(x)[:-1]]
+    net = relu_network(model)
+    check_at(model, net, x)
+    return [z > 0 for z in net.preactivations(x)[:-1]]
 
 
 @without_autocast()
@@ -121,6 +145,7 @@ def affine_map(model: nn.Module | ReLUNetwork, x: Tensor) -> tuple[Tensor, Tenso
         True
     """
     net = relu_network(model)
+    check_at(model, net, x)
     pattern = activation_pattern(net, x)
     w = net.weights[-1].expand(len(x), -1, -1)
     b = net.biases[-1].expand(len(x), -1)
@@ -132,7 +157,11 @@ def affine_map(model: nn.Module | ReLUNetwork, x: Tensor) -> tuple[Tensor, Tenso
 
 
 def _leaves(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
-    if isinstance(module, nn.Linear | nn.ReLU | nn.Flatten | nn.Identity):
+    if isinstance(module, READ):
+        if not any(type(module).forward is kind.forward for kind in READ):
+            raise UnsupportedError(
+                f"layer {name!r} is a {type(module).__name__} with a forward of its own; use {PLAIN}"
+            )
         return [(name, module)]
     if isinstance(module, nn.Dropout) and (not module.training or module.p == 0):
         return []
@@ -150,20 +179,84 @@ def _leaves(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
     return found
 
 
-def _check(model: nn.Module, net: ReLUNetwork) -> None:
-    x = torch.randn(8, net.widths[0], dtype=torch.float64, generator=torch.Generator().manual_seed(0), device="cpu")
-    twin = copy.deepcopy(model).to("cpu", torch.float64).eval()
-    try:
-        with torch.no_grad():
-            out = twin(x)
-    except (RuntimeError, ValueError, TypeError) as error:
+@without_autocast()
+def check_at(model: nn.Module | ReLUNetwork, net: ReLUNetwork, x: Tensor) -> None:
+    """Raise if `net` is not what the module does at (some 64 of) the points x [n, d], in its steps and in its values.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 1))
+        >>> check_at(model, relu_network(model), torch.randn(3, 2))
+    """
+    if isinstance(model, ReLUNetwork):
+        return
+    with torch.inference_mode(False):  # in it tensors do not say whether they were changed
+        _check(model, net, net.inputs(x))
+
+
+def _check(model: nn.Module, net: ReLUNetwork, x: Tensor) -> None:
+    x = x[:: max(1, len(x) // 64)]
+    # copied so that neither the parameters' dtype nor the mode of the user's module is touched
+    twin = copy.deepcopy(getattr(model, "_orig_mod", model)).to("cpu", torch.float64).eval()
+    given = x.clone()  # layers may work in place
+    with _followed([layer for _, layer in _leaves(twin, "")], given) as chain:
+        try:
+            with torch.no_grad():
+                out = twin(given)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise UnsupportedError(
+                f"{type(model).__name__} cannot be evaluated at x [n, {net.widths[0]}] ({error}); "
+                "give a network of Linear, ReLU and Flatten layers"
+            ) from error
+    if not isinstance(out, Tensor) or not chain.ends_in(out) or not _agree(net, x, out):
         raise UnsupportedError(
-            f"{type(model).__name__} cannot be evaluated at x [n, {net.widths[0]}] ({error}); "
-            "give a network of Linear, ReLU and Flatten layers"
-        ) from error
-    mine = net(x)
-    if not isinstance(out, Tensor) or not torch.allclose(out.reshape(len(x), -1), mine, rtol=1e-8, atol=1e-10):
-        raise UnsupportedError(
-            f"the forward of {type(model).__name__} is not its Linear and ReLU layers one after another; "
-            "write it as an nn.Sequential of Linear, ReLU and Flatten"
+            f"the forward of {type(model).__name__} is not its Linear and ReLU layers one after another; use {PLAIN}"
         )
+
+
+class _Chain:
+    """Whether layers were called in order, each on what the one before gave."""
+
+    def __init__(self, layers: list[nn.Module], x: Tensor) -> None:
+        self.left = list(layers)
+        self.sound = True
+        self.keep(x)
+
+    def keep(self, value: Tensor) -> None:
+        self.last, self.version = value, value._version
+
+    def follows(self, value: object) -> bool:
+        """The last tensor itself, not changed in place since, or a reshape of it."""
+        last = self.last
+        if not isinstance(value, Tensor) or last._version != self.version:
+            return False
+        same = value.data_ptr() == last.data_ptr() and value.numel() == last.numel() and value.dtype == last.dtype
+        return value is last or (same and value.is_contiguous() and last.is_contiguous())
+
+    def before(self, layer: nn.Module, args: tuple[object, ...]) -> None:
+        if not self.left or self.left.pop(0) is not layer or len(args) != 1 or not self.follows(args[0]):
+            self.sound = False
+
+    def after(self, layer: nn.Module, args: tuple[object, ...], out: Tensor) -> None:
+        self.keep(out)
+
+    def ends_in(self, out: Tensor) -> bool:
+        return self.sound and not self.left and self.follows(out)
+
+
+@contextmanager
+def _followed(layers: list[nn.Module], x: Tensor) -> Iterator[_Chain]:
+    chain = _Chain(layers, x)
+    for layer in {id(layer): layer for layer in layers}.values():  # one that is used twice gets one hook
+        layer.register_forward_pre_hook(chain.before)
+        layer.register_forward_hook(chain.after)
+    yield chain
+
+
+def _agree(net: ReLUNetwork, x: Tensor, out: Tensor) -> bool:
+    """Equal up to rounding, which is followed through the layers: relative to the terms of every sum, not to out."""
+    h, error = x, torch.zeros_like(x)
+    for i, (w, b) in enumerate(zip(net.weights, net.biases)):
+        h = h.clamp(min=0) if i else h
+        error = error @ w.abs().T + ROUNDING * (h.abs() @ w.abs().T + b.abs())
+        h = h @ w.T + b
+    return out.numel() == h.numel() and bool(((out.reshape(len(x), -1) - h).abs() <= error).all())
