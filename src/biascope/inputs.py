@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import isfinite
+from operator import index
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from biascope.errors import InputError, UnsupportedError
 
 Inputs = Tensor | dict[str, Tensor]  # one batch: a tensor [n, ...], or keyword arguments, each [n, ...]
+LOOKED_AT = 4096  # entries of a batch by which it is known again
 
 
 def map_inputs(inputs: Inputs, fn: Callable[[Tensor], Tensor]) -> Inputs:
@@ -100,6 +104,111 @@ def batches(data: Any, what: str = "x") -> Iterator[tuple[Inputs, Tensor | None]
         yield check_inputs(item, where), labels
     if count == 0:
         raise InputError(f"{what} is empty: the iterable gave no batch")
+
+
+def check_batch_size(size: int | None) -> int | None:
+    """A number of examples per pass: a whole number from 1 on, or None.
+
+    Example:
+        >>> check_batch_size(-1)
+        Traceback (most recent call last):
+        ...
+        biascope.errors.InputError: batch_size=-1: a whole number from 1 on is needed, or None
+    """
+    try:
+        if size is None or index(size) >= 1:
+            return None if size is None else index(size)
+    except TypeError:
+        pass
+    raise InputError(f"batch_size={size!r}: a whole number from 1 on is needed, or None")
+
+
+def shuffles(data: Any) -> bool:
+    """Is this a DataLoader that gives another order, or other examples, at every pass?
+
+    Example:
+        >>> shuffles(DataLoader([1.0, 2.0], shuffle=True)), shuffles(DataLoader([1.0, 2.0]))
+        (True, False)
+    """
+    if not isinstance(data, DataLoader):
+        return False
+    samplers = [data.sampler, data.batch_sampler, getattr(data.batch_sampler, "sampler", None)]
+    return any(isinstance(s, RandomSampler | SubsetRandomSampler | WeightedRandomSampler) for s in samplers)
+
+
+def read_again(data: Any, what: str = "x") -> Any:
+    """Data that are passed over more than once or belong to other vectors: the same examples in the same order.
+
+    Tensors are returned as they are, other batches as a `Steady`; a one-shot iterator or a DataLoader that shuffles is
+    refused.
+
+    Example:
+        >>> read_again(DataLoader([1.0, 2.0], shuffle=True))
+        Traceback (most recent call last):
+        ...
+        biascope.errors.InputError: x is a DataLoader that shuffles, so that its examples come in another order at \
+        every pass; use shuffle=False
+    """
+    if isinstance(data, Tensor | Mapping | tuple) or not isinstance(data, Iterable):
+        return data
+    if iter(data) is data:
+        raise InputError(
+            f"{what} is a one-shot iterator; pass a list of batches or a DataLoader, which can be read again"
+        )
+    if shuffles(data):
+        raise InputError(
+            f"{what} is a DataLoader that shuffles, so that its examples come in another order at every pass; use "
+            "shuffle=False"
+        )
+    return data if isinstance(data, Steady) else Steady(data, what)
+
+
+class Steady:
+    """Batches that must be the same at every pass; the first one tells what they are.
+
+    Example:
+        >>> steady = Steady([torch.zeros(2), torch.ones(3)], "x")
+        >>> [len(batch) for _ in range(2) for batch in steady]
+        [2, 3, 2, 3]
+    """
+
+    def __init__(self, data: Iterable[Any], what: str) -> None:
+        self.data, self.what = data, what
+        self._marks: list[int] | None = None  # None until all batches were seen
+
+    def __iter__(self) -> Iterator[Any]:
+        marks: list[int] = []
+        for item in self.data:
+            marks.append(_mark(item))
+            i = len(marks) - 1
+            if self._marks is not None and self._marks[i : i + 1] != marks[-1:]:
+                raise InputError(
+                    f"batch {i} of {self.what} is not what it was at the first pass: the examples must not change "
+                    "(no shuffling, no random augmentation)"
+                )
+            yield item
+        if self._marks is not None and len(marks) != len(self._marks):
+            raise InputError(
+                f"{self.what} gave {len(self._marks)} batches at the first pass and {len(marks)} at a later one; it "
+                "must not change"
+            )
+        self._marks = marks
+
+
+def _mark(item: Any) -> int:
+    """A checksum of the inputs of a batch, of their order too; of entries spread over them where there are many."""
+    item = item[0] if isinstance(item, tuple | list) and item else item
+    found = item.values() if isinstance(item, Mapping) else [item]
+    mark = 0
+    for t in found:
+        if not isinstance(t, Tensor):
+            continue  # refused by `batches`
+        flat, m = t.detach().reshape(-1), t.numel()
+        if m > LOOKED_AT:  # steps of the golden ratio fall into no pattern of rows and columns
+            places = torch.arange(LOOKED_AT, dtype=torch.float64, device="cpu").mul_(0.6180339887498949)
+            flat = flat[places.frac().mul_(m).long().to(t.device)]
+        mark = crc32(flat.contiguous().view(torch.uint8).cpu().numpy().tobytes(), crc32(str(t.shape).encode(), mark))
+    return mark
 
 
 def gather(data: Any, what: str = "x") -> Inputs:

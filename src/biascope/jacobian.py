@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from biascope.derivatives import differentiable_attention
 from biascope.errors import InputError
 from biascope.functional import Functional, Params, ParamSelection, functional, no_reentrant_checkpoints
-from biascope.inputs import Inputs, batch_size, batches, take
+from biascope.inputs import Inputs, batch_size, batches, check_batch_size, read_again, take, tensors_of
 from biascope.layers import Anatomy, anatomy, leaves, per_example_gradients, record, rows_of_tape
 from biascope.linalg.operator import Adjoint, LinearOperator
 from biascope.precision import arithmetic, without_cudnn
 from biascope.tables import grid
+
+MANY = 32  # trials kept per module
 
 
 def vector_jacobian(f: Functional, inputs: Inputs, u: Tensor) -> Params:
@@ -33,8 +35,9 @@ def jacobian_vector(f: Functional, inputs: Inputs, v: Params) -> Tensor:
     """J v on one prepared batch: [n, c].
 
     Forward mode where it exists and is the adjoint of reverse mode, else the double backward trick. The two differ for
-    Embedding(padding_idx=...), whose backward skips the padding row, and for functions with a backward of their own
-    (straight-through estimators): there the Jacobian is the one that training sees, the reverse one.
+    functions with a backward of their own (straight-through estimators), which a trial on two examples shows: there the
+    Jacobian is the one that training sees, the reverse one. So it is for Embedding(padding_idx=...), whose backward
+    skips the padding row: that two examples may not show, and `derivatives.embedding` makes the two agree.
     """
     if _forward_is_adjoint(f, inputs):
         return _forward(f, inputs, v)
@@ -61,31 +64,49 @@ def _forward(f: Functional, inputs: Inputs, v: Params) -> Tensor:
     return out
 
 
-_FORWARD: WeakKeyDictionary[nn.Module, dict[object, bool]] = WeakKeyDictionary()
+_FORWARD: WeakKeyDictionary[nn.Module, dict[object, tuple[Callable[[], object], bool]]] = WeakKeyDictionary()
 
 
 def _forward_is_adjoint(f: Functional, inputs: Inputs) -> bool:
-    """Does <u, J v> by forward mode equal <J^T u, v> by reverse mode? Tried once per module, on two examples."""
-    key = (tuple(f.params), f.dtype, f.device, tuple(m.training for m in f.module.modules()))
+    """Does <u, J v> by forward mode equal <J^T u, v> by reverse mode?
+
+    Tried on two examples, once per module, mode, output and kind of inputs, any of which may lead into other code.
+    """
+    names = tuple(inputs) if isinstance(inputs, dict) else ()
+    kind = (names, tuple((t.dim(), t.dtype) for t in tensors_of(inputs)))
+    key = (tuple(f.params), f.dtype, f.device, tuple(m.training for m in f.module.modules()), id(f.output), kind)
     known = _FORWARD.setdefault(f.module, {})
-    if key not in known:
-        gen = torch.Generator().manual_seed(0)
-        two = take(inputs, slice(0, 2))
-        v = {
-            k: torch.randn(p.shape, generator=gen, dtype=torch.float64, device="cpu").to(p) for k, p in f.params.items()
-        }
-        with torch.enable_grad(), no_reentrant_checkpoints():
-            f(leaves(f), two)
-        try:
-            Jv = _forward(f, two, v)
-            u = torch.randn(Jv.shape, generator=gen, dtype=torch.float64, device="cpu").to(Jv)
-            back = vector_jacobian(f, two, u)
-            left, right = (u * Jv).double().sum(), sum((back[k] * v[k]).double().sum() for k in v)
-            size = sum((back[k] * v[k]).double().square().sum() for k in v) ** 0.5
-            known[key] = bool((left - right).abs() <= 1e4 * torch.finfo(f.dtype).eps * (size + left.abs()))
-        except (NotImplementedError, RuntimeError):
-            known[key] = False
-    return known[key]
+    output, agree = known.get(key, (lambda: known, False))
+    if output() is not f.output:  # not tried, or an output that is gone had the same id
+        if len(known) > MANY:
+            known.clear()
+        agree = _try_forward(f, take(inputs, slice(0, 2)))
+        known[key] = (_weakly(f.output), agree)
+    return agree
+
+
+def _weakly(output: object) -> Callable[[], object]:
+    """Held so that a module which the output holds can be freed; what torch and Python offer ready-made holds none."""
+    try:
+        return ref(output)
+    except TypeError:  # None, operator.itemgetter
+        return lambda: output
+
+
+def _try_forward(f: Functional, two: Inputs) -> bool:
+    gen = torch.Generator().manual_seed(0)
+    v = {k: torch.randn(p.shape, generator=gen, dtype=torch.float64, device="cpu").to(p) for k, p in f.params.items()}
+    with torch.enable_grad(), no_reentrant_checkpoints():
+        f(leaves(f), two)
+    try:
+        Jv = _forward(f, two, v)
+        u = torch.randn(Jv.shape, generator=gen, dtype=torch.float64, device="cpu").to(Jv)
+        back = vector_jacobian(f, two, u)
+        left, right = (u * Jv).double().sum(), sum((back[k] * v[k]).double().sum() for k in v)
+        size = sum((back[k] * v[k]).double().square().sum() for k in v) ** 0.5
+        return bool((left - right).abs() <= 1e4 * torch.finfo(f.dtype).eps * (size + left.abs()))
+    except (NotImplementedError, RuntimeError):
+        return False
 
 
 def _double_backward(f: Functional, inputs: Inputs, v: Params) -> Tensor:
@@ -164,10 +185,11 @@ class Jacobian(LinearOperator):
     """Jacobian of a network's outputs on some data with respect to its parameters; rows (n, c), columns parameters.
 
     `x` may be a tensor, a dict of keyword tensors, or a re-iterable of batches x or (x, y): products stream over it.
+    Rows belong to examples, so it must give the same ones in the same order at every pass.
 
     Args:
         model: any nn.Module whose examples do not mix.
-        x: the examples.
+        x: the examples; a DataLoader must not shuffle.
         params: which parameters are columns (see `bs.functional.functional`).
         output: how to get a tensor from what the model returns.
         precision: "float32" or "float64".
@@ -190,12 +212,8 @@ class Jacobian(LinearOperator):
         batch_size: int | None = None,
     ) -> None:
         self.f = functional(model, params, output, precision)
-        self.data = x
-        self.batch_size = batch_size
-        if isinstance(x, Iterable) and iter(x) is x:
-            raise InputError(
-                "x is a one-shot iterator; pass a list of batches or a DataLoader, which can be read again"
-            )
+        self.data = read_again(x)
+        self.batch_size = check_batch_size(batch_size)
         self.n, self.c = self._count()
         super().__init__((self.n * self.c, self.f.num_params), self.f.dtype, self.f.device)
 
@@ -297,21 +315,48 @@ class Jacobian(LinearOperator):
 
     # ----------------------------------------------------------------------------------------------------- rows
 
-    def rows(self, index: slice | Tensor | None = None) -> Tensor:
-        """Dense rows [m, c, p] of some examples (all if None), parameters in the order of `J.f.params`."""
+    def rows(self, index: slice | Tensor | Sequence[int] | None = None) -> Tensor:
+        """Dense rows [m, c, p] of some examples (all if None), parameters in the order of `J.f.params`.
+
+        Args:
+            index: a slice, positions [m] or a mask [n]. The rows are in the order of the positions, which may be
+                negative (from the end) and may come more than once.
+
+        Example:
+            >>> J = Jacobian(nn.Linear(1, 1, bias=False), torch.tensor([[1.0], [2.0], [3.0]]), batch_size=2)
+            >>> J.rows(torch.tensor([2, 0])).flatten()
+            tensor([3., 1.])
+        """
         eye = torch.eye(self.c, dtype=self.f.dtype, device=self.f.device)
-        parts = []
-        wanted = None if index is None else torch.arange(self.n, device="cpu")[index]
+        wanted = self._positions(index)
+        out = torch.empty(len(wanted), self.c, self.p, dtype=self.f.dtype, device=self.f.device)
         for s, inputs in self._batches():
-            if wanted is not None:
-                local = wanted[(wanted >= s.start) & (wanted < s.stop)] - s.start
-                if not len(local):
-                    continue
-                inputs = take(inputs, local.to(self.f.device))
-            b = batch_size(inputs)
+            here = ((wanted >= s.start) & (wanted < s.stop)).nonzero().flatten()
+            if not len(here):
+                continue
+            if index is not None:
+                inputs = take(inputs, (wanted[here] - s.start).to(self.f.device))
             with arithmetic("float32"):
-                parts.append(self._dense(inputs, eye[:, None].expand(self.c, b, self.c)))
-        return torch.cat(parts)
+                dense = self._dense(inputs, eye[:, None].expand(self.c, len(here), self.c))
+            out[here.to(self.f.device)] = dense
+        return out
+
+    def _positions(self, index: slice | Tensor | Sequence[int] | None) -> Tensor:
+        """What an index of examples stands for: positions [m] from 0 to n - 1."""
+        every = torch.arange(self.n, device="cpu")
+        if index is None:
+            return every
+        if not isinstance(index, slice):
+            index = torch.as_tensor(index, device="cpu")
+            if index.dim() != 1:
+                raise InputError(
+                    f"J.rows: positions [m] or a mask [{self.n}] are needed, got shape {list(index.shape)}"
+                )
+            index = index if index.numel() else index.long()
+        try:
+            return every[index]
+        except (IndexError, ValueError) as error:
+            raise InputError(f"J.rows: the index does not fit {self.n} examples: {error}") from error
 
     def _dense(self, inputs: Inputs, cot: Tensor) -> Tensor:
         found = self.anatomy

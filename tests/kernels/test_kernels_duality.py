@@ -86,6 +86,33 @@ def test_a_jacobian_over_a_loader_with_some_parameters():
     torch.testing.assert_close(J @ v, (D @ pairs.vectors[:, 1]).view(6, 2))
 
 
+@pytest.mark.parametrize("n", [6, 40])
+def test_a_loader_in_order_is_taken_and_one_that_shuffles_is_refused(n):
+    net, x = make(n)
+    data = torch.utils.data.TensorDataset(x)
+    check(bs.metric_eigenpairs(net, torch.utils.data.DataLoader(data, batch_size=4)), net, x)
+    gen = torch.Generator().manual_seed(0)
+    with pytest.raises(InputError, match="DataLoader that shuffles"):
+        bs.metric_eigenpairs(net, torch.utils.data.DataLoader(data, batch_size=4, shuffle=True, generator=gen))
+
+
+@pytest.mark.parametrize("side", ["kernel", "metric"])
+def test_examples_that_change_between_passes_are_refused(side):
+    net, x = make(8)
+
+    class Turning:
+        """The examples in another order at every pass."""
+
+        passes = 0
+
+        def __iter__(self):
+            self.passes += 1
+            yield from x.roll(self.passes, 0).split(4)
+
+    with pytest.raises(InputError, match="is not what it was"):
+        bs.metric_eigenpairs(net, Turning(), side=side)
+
+
 def test_float32_models_give_float32_accuracy():
     net, x = make(6)
     exact = bs.metric_eigenpairs(net, x, k=5).values

@@ -72,7 +72,7 @@ def metric_eigenpairs(
 
     Args:
         model: a module (then x is needed), or a Jacobian.
-        x: the examples.
+        x: the examples, the same in the same order at every pass: a DataLoader that shuffles is refused.
         k: how many of the largest; all with a non-zero eigenvalue if None.
         params: which parameters to differentiate.
         output: how to get a tensor from what the model returns.
