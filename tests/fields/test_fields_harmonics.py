@@ -1,15 +1,17 @@
 """Amplitudes of harmonics against polynomial multiplication, Bessel functions and the networks themselves."""
 
 import math
+import re
 from collections import defaultdict
 
 import pytest
 import torch
-from scipy.special import jv
+from scipy.special import airy, jv
 from torch import Tensor, nn
 
 from biascope.errors import InputError, UnsupportedError
 from biascope.fields import MultiplicativeFilter, Polynomial, bandwidth, bessel_harmonics, encoding, harmonics
+from biascope.fields.encoding import order_of
 from biascope.fields.networks import frozen_siren, seeded
 from biascope.nets import FFN, MLP, SIREN
 
@@ -138,6 +140,89 @@ def test_parseval_and_bandwidth(b: float) -> None:
     assert n == 0 or sum(jv(k, b) ** 2 for k in range(-n + 1, n)) < 0.98
     assert abs(n - (b + 1)) <= 1  # Carson
     assert sum(jv(k, b) ** 2 for k in range(-100, 101)) == pytest.approx(1, abs=1e-12)
+
+
+def miller(b: float) -> list[float]:
+    """2 J_k(b)^2 for k = 0, 1, ... by the recurrence downwards, which is stable, and J_0^2 + 2 sum J_k^2 = 1."""
+    top = int(b + 80 + 30 * b ** (1 / 3))
+    J = [0.0] * (top + 2)
+    J[top] = 1e-300
+    for k in range(top, 0, -1):
+        J[k - 1] = 2 * k / b * J[k] - J[k + 1]
+        if abs(J[k - 1]) > 1e100:
+            J[k - 1 :] = [v * 1e-200 for v in J[k - 1 :]]
+    largest = max(map(abs, J))
+    J = [v / largest for v in J]  # squares of numbers near 1e-300 would be zero
+    total = math.fsum([J[0] ** 2, *(2 * v**2 for v in J[1:])])
+    return [2 * v**2 / total for v in J]
+
+
+@pytest.mark.parametrize(
+    ("b", "share"),
+    [(1e3, 1 - 1e-12), (1e4, 0.9999999), (1e4, 0.5), (2e5, 0.999999), (7.5, 1 - 2**-53), (0.01, 1 - 2**-53)],
+)
+def test_bandwidth_of_large_arguments_and_shares_near_one(b: float, share: float) -> None:
+    energy = miller(b)
+    beyond, n = 0.0, len(energy) - 1
+    while n > 0 and beyond + energy[n] <= 1 - share:
+        beyond, n = beyond + energy[n], n - 1
+    assert bandwidth(b, share) == bandwidth(-b, share) == n
+    assert n > 0.7 * b
+
+
+def test_bandwidth_of_a_million_and_of_too_much() -> None:
+    """Near n = b, J_n is an Airy function, and the energy beyond z is 2 (2 / b)^(1/3) (Ai'(z)^2 - z Ai(z)^2)."""
+    n, scale = bandwidth(1e6, 0.999999), (2 / 1e6) ** (1 / 3)
+
+    def beyond(n: float) -> float:
+        z = scale * (n + 0.5 - 1e6)  # the sum over k > n is the integral from n + 1/2
+        ai, slope, _, _ = airy(z)
+        return float(2 * scale * (slope**2 - z * ai**2))
+
+    assert beyond(n + 1) < 1e-6 < beyond(n - 2)
+    for b in (1e8, math.inf, math.nan):
+        with pytest.raises(InputError, match=re.escape(f"b={b:g}: Bessel functions")):
+            bandwidth(b)
+
+
+def test_a_module_that_stands_twice_counts_twice() -> None:
+    """The square of a square, one module: degree 4, and the expansion is exact."""
+    square = Polynomial([0.2, 0.5, 1.0])
+    assert order_of(nn.Sequential(nn.Linear(2, 2), square, nn.Linear(2, 2), square)) == 4
+    block = nn.Sequential(nn.Linear(2, 2), square)
+    assert order_of(nn.Sequential(block, block, block)) == 8
+    shared, own = (
+        seeded(FFN, 0, in_features=1, hidden=(4, 4), frequencies=torch.tensor([[3.0]]), activation=make)
+        for make in (lambda: square, lambda: Polynomial([0.2, 0.5, 1.0]))
+    )
+    found = harmonics(shared)
+    assert found.frequencies.flatten().tolist() == [0.0, 3.0, 6.0, 9.0, 12.0]
+    assert found.residual < 1e-12
+    torch.testing.assert_close(found.coefficients, harmonics(own).coefficients)
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.square = square
+
+        def forward(self, z: Tensor) -> Tensor:
+            out: Tensor = self.square(self.square(z))
+            return out
+
+    assert order_of(nn.Sequential(nn.Linear(2, 2), Twice())) is None
+
+
+def test_terms_of_rounded_frequencies_are_merged() -> None:
+    """0.1 + 0.2 = 0.3 in a network of float32: as many lines as with 1, 2, 3, and of the same amplitudes."""
+    tenths, whole = (
+        seeded(FFN, 0, in_features=1, hidden=(4,), frequencies=B, activation=lambda: Polynomial([0.0, 0.0, 1.0]))
+        for B in (torch.tensor([[0.1], [0.2], [0.3]]), torch.tensor([[1.0], [2.0], [3.0]]))
+    )
+    found, exact = harmonics(tenths).merged(), harmonics(whole).merged()
+    assert len(found.frequencies) == len(exact.frequencies) == 7
+    torch.testing.assert_close(found.amplitudes, exact.amplitudes)
+    r = torch.rand(50, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    torch.testing.assert_close(found(r), tenths.double()(r).detach(), rtol=0, atol=1e-6)
 
 
 def test_other_activations_have_a_residual_that_falls() -> None:

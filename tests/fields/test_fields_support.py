@@ -21,7 +21,7 @@ from biascope.fields import (
     single_frequency,
     spectrum_leakage,
 )
-from biascope.fields.support import integer_ball
+from biascope.fields.support import canonical, integer_ball
 from biascope.nets import FFN, SIREN
 
 MODULES = [m.name for m in pkgutil.iter_modules(biascope.fields.__path__)]
@@ -95,6 +95,47 @@ def test_rounded_frequencies_are_one(scale: float) -> None:
     whole = harmonic_support(torch.tensor([1.0, 2.0, 3.0]), 3, 2)
     assert torch.equal(tenths.multiplicities, whole.multiplicities)
     torch.testing.assert_close(tenths.frequencies, whole.frequencies * 0.1 * scale, rtol=1e-12, atol=1e-12 * scale)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1.0, 0.7, 1e3])
+def test_rounded_frequencies_are_one_in_every_type(dtype: torch.dtype, scale: float) -> None:
+    """Tenths in float32 are off by 1e-8, more than 1e-9; the support is that of 1, 2, 3."""
+    tenths = (torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64) * scale).to(dtype)
+    found, whole = harmonic_support(tenths, 2, 2), harmonic_support(torch.tensor([1, 2, 3]), 2, 2)
+    assert len(found) == len(whole) == 7
+    assert torch.equal(found.multiplicities, whole.multiplicities)
+    assert torch.equal(found.orders, whole.orders)
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(found.frequencies, whole.frequencies * 0.1 * scale, rtol=0, atol=eps * scale)
+    pair = torch.stack([tenths, -tenths.flip(0)], 1)  # 0.1, 0.2, 0.3 against -0.3, -0.2, -0.1
+    two = harmonic_support(pair, 2, 2)
+    exact = harmonic_support(torch.tensor([[1, -3], [2, -2], [3, -1]]), 2, 2)
+    assert torch.equal(two.multiplicities, exact.multiplicities)
+
+
+def test_different_frequencies_stay_different() -> None:
+    """What float32 can tell apart, it does; and float64 more."""
+    near = torch.tensor([1.0, 1.0 + 1e-6])
+    assert len(harmonic_support(near, 1, 1)) == 3
+    nearer = torch.tensor([1.0, 1.0 + 1e-8], dtype=torch.float64)
+    assert len(harmonic_support(nearer, 1, 1)) == 3
+    assert len(harmonic_support(nearer.float(), 1, 1)) == 2
+
+
+def test_dense_frequencies_do_not_become_one() -> None:
+    """Gaps below the rounding of float32 form a chain over the whole range, which is cut into pieces of four steps."""
+    w = torch.linspace(0, 1, 100_001, dtype=torch.float64)[:, None]
+    keys, _ = canonical(w, 1.6e-5)
+    assert (keys.diff(dim=0) >= 0).all()
+    sizes = torch.bincount(keys[:, 0])[1:]
+    assert 6 <= sizes[:-1].min() <= sizes.max() <= 7  # pieces of 6.4e-5 hold six or seven steps of 1e-5
+
+
+def test_bins_of_rounded_frequencies() -> None:
+    """256 times 0.1 in float32 is 4e-6 of a bin beside a bin of a box of 10."""
+    tenth = torch.tensor([0.1])
+    assert not missing_bins(tenth, degree=256, layers=2, n=8, extent=10.0).any()
 
 
 def test_equal_frequencies_half_way_between_two_whole_numbers() -> None:

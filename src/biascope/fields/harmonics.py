@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from biascope.errors import InputError
-from biascope.fields.encoding import Encoding, encoding
+from biascope.fields.encoding import CLOSE, Encoding, encoding
 from biascope.fields.support import canonical
 from biascope.precision import without_autocast
 from biascope.seeds import generator
@@ -30,13 +30,15 @@ class Harmonics:
     """f(r) = Re sum_m C_m exp(2 pi i <w_m, r>), one m for every pair +-s.
 
     s [m, T] whole numbers; frequencies [m, d] = s Omega in cycles per unit; coefficients C [m, c], complex128, phases
-    included. residual: the series against the network at random angles, relative root mean square.
+    included. residual: the series against the network at random angles, relative root mean square. close: frequencies
+    nearer than this, relative to the largest, are one (rounding of the type that the network holds them in).
     """
 
     s: Tensor = field(repr=False)
     frequencies: Tensor = field(repr=False)
     coefficients: Tensor = field(repr=False)
     residual: float
+    close: float = CLOSE
 
     @property
     def amplitudes(self) -> Tensor:
@@ -60,13 +62,13 @@ class Harmonics:
 
     def merged(self) -> Harmonics:
         """Terms with the same frequency added up (of several s, the shortest is kept); sorted by frequency."""
-        keys, sign = canonical(self.frequencies)
+        keys, sign = canonical(self.frequencies, self.close)
         _, start, index = np.unique(keys.numpy(), axis=0, return_index=True, return_inverse=True)
         first, group = torch.from_numpy(start), torch.from_numpy(index.reshape(-1))  # shortest s come first
         turned = torch.where(sign[:, None] < 0, self.coefficients.conj(), self.coefficients)
         summed = torch.zeros(len(first), turned.shape[1], dtype=turned.dtype, device="cpu").index_add_(0, group, turned)
         w = (self.frequencies * sign[:, None])[first] + 0.0
-        still = w.abs().amax(1) <= 1e-9 * self.frequencies.abs().max()
+        still = w.abs().amax(1) <= self.close * self.frequencies.abs().max()
         summed = torch.where(still[:, None], summed.real.to(summed), summed)  # a constant has no sine
         s = self.s[first] * sign[first, None].long()
         return replace(self, s=torch.where(still[:, None], 0, s), frequencies=w, coefficients=summed)
@@ -147,7 +149,7 @@ def compared(e: Encoding, s: Tensor, series: Tensor, seed: int = 0) -> Harmonics
     order = torch.from_numpy(np.lexsort((*s.T.flip(0).numpy(), s.abs().sum(1).numpy())))
     s, series = s[order], series[order]
     turned = series * torch.exp(1j * (s.double() @ e.phases))[:, None]
-    return Harmonics(s, s.double() @ e.frequencies, turned, residual)
+    return Harmonics(s, s.double() @ e.frequencies, turned, residual, e.close)
 
 
 def first_positive(s: Tensor) -> Tensor:

@@ -20,13 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from biascope.errors import InputError
-from biascope.fields.encoding import frequencies_of
+from biascope.fields.encoding import CLOSE, frequencies_of, rounded_frequencies
 from biascope.fields.grids import coordinates
 from biascope.precision import without_autocast
 from biascope.tables import facts
 
 MOST = 5_000_000  # integer vectors that are listed
-CLOSE = 1e-9  # frequencies nearer than this, relative to the largest, are one
 
 
 @dataclass(frozen=True)
@@ -60,24 +59,27 @@ def harmonic_support(frequencies: Tensor | nn.Module, degree: int, layers: int) 
             then is not zero, see `spectrum_leakage`.
         layers: L, linear layers behind the sines.
 
+    Sums that differ by no more than the rounding of the numbers given are one frequency: 0.1 + 0.2 and 0.3, in float32
+    to 2e-7 of the largest sum, in float64 to 1e-9. Give float64 where smaller differences are meant.
+
     Example:
         >>> harmonic_support(torch.tensor([3.0, 10.0]), degree=2, layers=2).frequencies.flatten().tolist()
         [0.0, 3.0, 6.0, 7.0, 10.0, 13.0, 20.0]
     """
     if degree < 1 or layers < 1:
         raise InputError(f"degree={degree} and layers={layers} must be at least 1")
-    B = frequencies_of(frequencies)
+    B, close = rounded_frequencies(frequencies)
     order = degree ** (layers - 1)
     s = integer_ball(len(B), order)
     w = s.double() @ B
-    keys, sign = canonical(w)
+    keys, sign = canonical(w, close)
     _, start, index = np.unique(keys.numpy(), axis=0, return_index=True, return_inverse=True)
     first, group = torch.from_numpy(start), torch.from_numpy(index.reshape(-1))
     m = len(first)
     smallest = torch.full((m,), order, device="cpu").scatter_reduce_(0, group, s.abs().sum(1), "amin")
     ways = torch.bincount(group, minlength=m)
     found = (w * sign[:, None])[first]
-    ways = torch.where(found.abs().amax(1) > CLOSE * B.abs().max(), ways // 2, ways)  # +w and -w fell together
+    ways = torch.where(found.abs().amax(1) > close * w.abs().max(), ways // 2, ways)  # +w and -w fell together
     return HarmonicSupport(found + 0.0, smallest, ways, order)
 
 
@@ -92,7 +94,8 @@ def missing_bins(frequencies: Tensor | nn.Module, degree: int, layers: int, n: i
     """
     support = harmonic_support(frequencies, degree, layers).frequencies * extent
     bins = support.round()
-    if not bool((support - bins).abs().max() < 1e-6):
+    _, close = rounded_frequencies(frequencies)
+    if not bool((support - bins).abs().max() < max(1e-6, close * float(support.abs().max()))):
         bad = support[(support - bins).abs().amax(1).argmax()] / extent
         raise InputError(
             f"the harmonic {bad.tolist()} does not fall on a bin of a box of side {extent:g}: its energy spreads over "
@@ -224,22 +227,37 @@ def integer_ball(T: int, radius: int) -> Tensor:
     return s[torch.from_numpy(order)]
 
 
-def canonical(w: Tensor, scale: float | None = None) -> tuple[Tensor, Tensor]:
+def canonical(w: Tensor, close: float = CLOSE) -> tuple[Tensor, Tensor]:
     """Whole numbers [m, d] that are equal where frequencies [m, d] are equal up to sign and rounding; the signs [m].
 
-    The sign makes the first entry that is not zero positive.
+    Equal: nearer than `close` times the largest. The sign makes the first entry that is not zero positive. The numbers
+    have the order of the frequencies.
 
     Example:
         >>> canonical(torch.tensor([[-2.0], [2.0]], dtype=torch.float64))[1].tolist()
         [-1.0, 1.0]
     """
-    step = CLOSE * (float(w.abs().max()) if scale is None else scale) or 1.0
+    step = close * float(w.abs().max())
     sign = torch.zeros(len(w), dtype=w.dtype, device="cpu")
     for column in w.T:
         sign = torch.where(sign == 0, torch.where(column.abs() > step, column.sign(), 0.0), sign)
     sign = torch.where(sign == 0, 1.0, sign)
-    # the offset keeps simple fractions away from the half-way points of the rounding
-    return (w * sign[:, None] / step + 1 / math.pi).round().long(), sign
+    return torch.stack([_groups(column, step) for column in (w * sign[:, None]).T], 1), sign
+
+
+def _groups(values: Tensor, step: float) -> Tensor:
+    """Numbers [m] in the order of the values [m]: equal for values with no gap above `step` between them.
+
+    Groups, not rounding to a grid, which has equal values on both sides of its half-way points. Where values lie so
+    dense that a chain of them is long, it is cut into pieces of four steps.
+    """
+    ordered, order = values.sort(stable=True)
+    new = torch.ones(len(values), dtype=torch.bool, device="cpu")
+    new[1:] = ordered.diff() > step
+    start = ordered[new][new.cumsum(0) - 1]
+    piece = ((ordered - start) / (4 * step or 1.0)).floor()
+    new[1:] |= piece.diff() > 0
+    return torch.empty(len(values), dtype=torch.long, device="cpu").index_copy_(0, order, new.cumsum(0))
 
 
 def _dtype(f: Any) -> torch.dtype:
