@@ -43,11 +43,37 @@ def test_which_way_is_taken_and_said(seeded):
     F = bs.fisher(net, x, "implicit")
     F @ torch.randn(F.shape[0], 2, generator=seeded, dtype=torch.float64)
     assert F.info["block products"] == "together"
-    words, tokens = case("words")  # the padding row's forward and backward derivatives differ
-    how = products.ways(functional(words, precision="float64"), tokens)
+    words, tokens = case("words")  # the padding row has no tangent, as it has no gradient
+    assert products.ways(functional(words, precision="float64"), tokens).single is products.one
+    rounded = nn.Sequential(nn.Linear(3, 2), Rounded()).double()
+    how = products.ways(functional(rounded), torch.ones(2, 3, dtype=torch.float64))
     assert how.single is products.slowly
     assert not how.block
     assert "adjoint" in how.why
+
+
+class Rounded(nn.Module):
+    """Rounds; its backward pass is that of the identity, its forward mode the true derivative."""
+
+    class Round(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            return x.round()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(ctx, u):
+            return u
+
+        @staticmethod
+        def jvp(ctx, v):
+            return torch.zeros_like(v)
+
+    def forward(self, x):
+        return self.Round.apply(x)
 
 
 class Conditional(nn.Module):

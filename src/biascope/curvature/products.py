@@ -3,8 +3,7 @@
 Forward mode and reverse mode share the pass, so that a product J^T H J v evaluates the network once. For a block of
 vectors the tangents are vmapped (the outputs are computed once for all of them), and so are the backward passes.
 Both are tried on two examples first, against the slow ways of `biascope.jacobian`; where they fail or differ
-(embeddings with a padding index, straight-through estimators, operations without a forward-mode or batching rule), the
-slow ways are taken.
+(straight-through estimators, operations without a forward-mode or batching rule), the slow ways are taken.
 """
 
 from __future__ import annotations
