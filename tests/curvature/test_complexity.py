@@ -1,6 +1,7 @@
 """Complexity of the path, and Rademacher bounds where they are exact."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -100,3 +101,68 @@ def test_margins():
         complexity.margin_risk(outputs, labels, 0.0)
     with pytest.raises(InputError, match="delta"):
         complexity.margin_bound(0.1, 0.1, 5, delta=2.0)
+
+
+def test_margins_of_a_single_output():
+    """y f for two classes; the maximum over no other output made every margin infinite and the risk 0."""
+    outputs = torch.tensor([[-5.0], [0.25], [3.0]])
+    for labels in (torch.tensor([1, 1, -1]), torch.tensor([1, 1, 0]), torch.tensor([1.0, 1.0, -1.0])):
+        assert complexity.margin_risk(outputs, labels, 1.0) == pytest.approx((1.0 + 0.75 + 1.0) / 3)
+    assert complexity.margin_risk(outputs[2:], torch.tensor([1]), 1.0) == 0.0
+    for labels in (torch.tensor([0, 1, 2]), torch.tensor([-1, 0, 1])):
+        with pytest.raises(InputError, match="single output"):
+            complexity.margin_risk(outputs, labels, 1.0)
+    with pytest.raises(InputError, match="labels"):
+        complexity.margin_risk(outputs, torch.tensor([1]), 1.0)
+    for gamma in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(InputError, match="gamma"):
+            complexity.multiclass_complexity(1.0, torch.eye(3), 3, gamma)
+
+
+def test_no_bound_where_no_interpolator_exists():
+    K = torch.diag(torch.tensor([4.0, 0.0]))
+    found = complexity.optimal_norm_bound(K, torch.tensor([1.0, 1.0]))
+    assert math.isinf(found.euclidean)
+    assert math.isinf(found.optimal)
+    assert (found.outside, found.rank) == (0.5, 1)
+    inside = complexity.optimal_norm_bound(K, torch.tensor([1.0, 0.0]))
+    assert (inside.outside, inside.rank) == (0.0, 1)
+    assert inside.optimal == inside.euclidean == 0.5  # one mode: |u^T y| / n
+    part = complexity.optimal_norm_bound(K, torch.tensor([1.0, 1.0]), cutoff=1e-10)  # asked for: the part inside
+    assert (part.optimal, part.outside) == (0.5, 0.5)
+    for dtype in (torch.float32, torch.float64):  # labels in the range of a singular kernel, up to rounding
+        Phi, _ = kernel(n=30, p=6)
+        y = Phi @ torch.ones(6, dtype=torch.float64)
+        found = complexity.optimal_norm_bound((Phi @ Phi.T).to(dtype), y.to(dtype))
+        assert found.rank == 6
+        assert found.euclidean == pytest.approx(6**0.5 * float(Phi.norm()) / 30, rel=1e-4)
+
+
+def test_norm_bounds_refuse_what_is_no_kernel():
+    y = torch.ones(2)
+    for K, match in (
+        (torch.tensor([[1.0, math.nan], [math.nan, 1.0]]), "NaN"),
+        (torch.zeros(2, 2), "positive semi-definite"),
+        (torch.diag(torch.tensor([1.0, -1.0])), "positive semi-definite"),
+    ):
+        with pytest.raises(InputError, match=match):
+            complexity.optimal_norm_bound(K, y)
+    with pytest.raises(InputError, match="y has a NaN"):
+        complexity.optimal_norm_bound(torch.eye(2), torch.tensor([1.0, math.inf]))
+    for cutoff in (-1.0, 1.0, math.nan):
+        with pytest.raises(InputError, match="cutoff"):
+            complexity.optimal_norm_bound(torch.eye(2), y, cutoff=cutoff)
+
+
+def test_a_bound_that_the_cutoff_sets_says_so():
+    K = torch.diag(torch.logspace(0, -12, 13, dtype=torch.float64))
+    y = torch.ones(13, dtype=torch.float64)
+    with pytest.warns(UserWarning, match="ill-conditioned"):
+        found = complexity.optimal_norm_bound(K, y, cutoff=3e-9)
+    assert found.rank == 9
+    assert found.outside == pytest.approx(4 / 13)
+    assert found.euclidean == pytest.approx((float((1 / K.diagonal()[:9]).sum() * K.diagonal()[:9].sum())) ** 0.5 / 13)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        complexity.optimal_norm_bound(torch.diag(torch.tensor([4.0, 1.0])), torch.ones(2))
+        complexity.optimal_norm_bound(K, torch.eye(13, dtype=torch.float64)[0], cutoff=1e-6)  # y has nothing there

@@ -6,6 +6,7 @@ Phi_t is the matrix of tangent features (the Jacobian) on n examples, K_t = Phi_
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -126,18 +127,46 @@ def margin_bound(empirical_risk: float, complexity: float, n: int, delta: float 
 
 
 def margin_risk(outputs: Tensor, labels: Tensor, gamma: float) -> float:
-    """Mean ramp loss of the margins f[y] - max_{y' != y} f[y']: 1 below 0, 0 above gamma, a ramp between.
+    """Mean ramp loss of the margins: 1 below 0, 0 above gamma, a ramp between.
+
+    Args:
+        outputs: f [n, c].
+        labels: classes [n]; the margin is f[y] - max_{y' != y} f[y']. For one output (c = 1) it is y f, with labels -1
+            or 0 for one class and 1 for the other.
+        gamma: where the ramp ends.
 
     Example:
         >>> margin_risk(torch.tensor([[2.0, 0.0], [0.0, 0.5]]), torch.tensor([0, 1]), 1.0)
         0.25
+        >>> margin_risk(torch.tensor([[2.0], [0.5]]), torch.tensor([1, -1]), 1.0)
+        0.5
     """
-    if not gamma > 0:
-        raise InputError(f"gamma={gamma}: must be positive")
+    _check_gamma(gamma)
+    if outputs.dim() != 2 or labels.shape != outputs.shape[:1]:
+        raise InputError(f"outputs must be [n, c] and labels [n], got {list(outputs.shape)} and {list(labels.shape)}")
     outputs = outputs.detach()
-    own = outputs.gather(1, labels[:, None])
-    others = outputs.scatter(1, labels[:, None], -math.inf).amax(1, keepdim=True)
-    return float((1 - (own - others) / gamma).clamp(0.0, 1.0).mean())
+    if outputs.shape[1] == 1:
+        margins = _signs(labels).to(outputs) * outputs[:, 0]
+    else:
+        own = outputs.gather(1, labels[:, None])
+        margins = (own - outputs.scatter(1, labels[:, None], -math.inf).amax(1, keepdim=True))[:, 0]
+    return float((1 - margins / gamma).clamp(0.0, 1.0).mean())
+
+
+def _signs(labels: Tensor) -> Tensor:
+    """Labels of two classes, {-1, 1} or {0, 1}, as -1 and 1."""
+    values = set(labels.unique().tolist())
+    if not (values <= {-1, 1} or values <= {0, 1}):
+        raise InputError(
+            f"labels of a single output must be -1 and 1, or 0 and 1, not {sorted(values)[:4]}; more classes need one "
+            "output each"
+        )
+    return torch.where(labels > 0, 1.0, -1.0)
+
+
+def _check_gamma(gamma: float) -> None:
+    if not (gamma > 0 and math.isfinite(gamma)):
+        raise InputError(f"gamma={gamma}: must be positive")
 
 
 def multiclass_complexity(radius: float, K: Tensor, classes: int, gamma: float) -> float:
@@ -147,39 +176,98 @@ def multiclass_complexity(radius: float, K: Tensor, classes: int, gamma: float) 
         >>> multiclass_complexity(1.0, torch.eye(4), classes=4, gamma=1.0)
         4.0
     """
+    _check_gamma(gamma)
+    if classes < 1:
+        raise InputError(f"classes={classes}: at least one")
     return classes * math.sqrt(classes) / gamma * ball_bound(radius, K)
 
 
 @dataclass(frozen=True)
 class NormBounds:
-    """Bounds for the minimum-norm interpolator in two norms; `weights` nu_j [r] give the better one."""
+    """Bounds for the minimum-norm interpolator in two norms; `weights` nu_j [r] give the better one.
+
+    Attributes:
+        euclidean: the bound for A = I; infinite where no interpolator exists.
+        optimal: the bound for the best A.
+        weights: nu_j of the eigenvalues used, ascending.
+        outside: share of y's energy on eigenvectors left out, which no function of the kernel's space reaches.
+        rank: eigenvalues used.
+    """
 
     euclidean: float
     optimal: float
     weights: Tensor
+    outside: float = 0.0
+    rank: int = 0
 
 
-def optimal_norm_bound(K: Tensor, y: Tensor, cutoff: float = 1e-10) -> NormBounds:
+def optimal_norm_bound(K: Tensor, y: Tensor, cutoff: float | None = None) -> NormBounds:
     """Bounds of ||w*||_A ||A^-1 Phi^T||_F / n for w* = Phi^T K^-1 y: A = I, and the best A in K's eigenbasis.
 
     The best weights are nu_j = lambda_j / |u_j^T y| and the bound is (1/n) sum_j |u_j^T y|, whatever the eigenvalues.
     It depends on the labels, so it is not a uniform high-probability bound.
 
+    Ill-conditioned kernels: `euclidean` has a sum of (u_j^T y)^2 / lambda_j, which the smallest eigenvalues decide.
+    Their size is then that of rounding or of `cutoff`, and so is the bound; a warning says so where a cutoff ten times
+    larger changes a bound by more than a tenth.
+
     Args:
-        K: kernel [n, n].
+        K: kernel [n, n], positive semi-definite.
         y: targets [n].
-        cutoff: eigenvalues below this times the largest are left out.
+        cutoff: None: eigenvalues up to rounding, n eps times the largest, are zero; where y has a part there, no
+            interpolator exists and both bounds are infinite. A number: eigenvalues up to this times the largest are
+            left out and the bounds are those of y's part on the others; `outside` says how much of y is not bounded.
 
     Example:
         >>> b = optimal_norm_bound(torch.diag(torch.tensor([4.0, 1.0])), torch.tensor([1.0, 1.0]))
         >>> round(b.optimal, 4), round(b.euclidean, 4)
         (1.0, 1.25)
+        >>> optimal_norm_bound(torch.diag(torch.tensor([4.0, 0.0])), torch.tensor([1.0, 1.0])).optimal
+        inf
     """
     if K.dim() != 2 or K.shape[0] != K.shape[1] or y.shape != (len(K),):
         raise InputError(f"K must be [n, n] and y [n], got {list(K.shape)} and {list(y.shape)}")
+    for name, t in (("K", K), ("y", y)):
+        if not bool(torch.isfinite(t).all()):
+            raise InputError(f"{name} has a NaN or infinity")
+    if cutoff is not None and not 0 <= cutoff < 1:
+        raise InputError(f"cutoff={cutoff}: a share of the largest eigenvalue, from 0 to below 1")
     values, U = torch.linalg.eigh(K.double())
-    keep = values > cutoff * values[-1]
-    values, c = values[keep], (U.T @ y.double())[keep].abs()
-    n = len(K)
-    euclidean = math.sqrt(float((c.square() / values).sum() * values.sum())) / n
-    return NormBounds(euclidean, float(c.sum()) / n, values / c.clamp_min(torch.finfo(c.dtype).tiny))
+    # a kernel made in float32 knows its eigenvalues to float32's rounding
+    eps = torch.finfo(K.dtype if K.is_floating_point() else torch.float64).eps
+    rounding = len(K) * eps
+    if not bool(values[-1] > 0) or bool(values[0] < -10 * rounding * values[-1]):
+        raise InputError(
+            f"K must be positive semi-definite and not zero; its eigenvalues go from {float(values[0]):.3g}"
+        )
+    c = U.T @ y.double()
+    found = _norm_bounds(values, c, rounding if cutoff is None else cutoff, 0.0 if cutoff is None else math.inf, eps)
+    # with `outside` allowed: what is compared is the sums
+    part, coarser = (
+        _norm_bounds(values, c, k * (rounding if cutoff is None else cutoff), math.inf, eps) for k in (1, 10)
+    )
+    if math.isfinite(found.optimal) and not _alike(part, coarser):
+        warnings.warn(
+            f"the kernel is ill-conditioned: with a cutoff ten times larger the bounds are {coarser.euclidean:.3g} and "
+            f"{coarser.optimal:.3g}, not {part.euclidean:.3g} and {part.optimal:.3g}; they are set by the cutoff",
+            stacklevel=2,
+        )
+    return found
+
+
+def _norm_bounds(values: Tensor, c: Tensor, cutoff: float, allowed: float, eps: float) -> NormBounds:
+    """Bounds from eigenvalues [n] and the targets' coordinates c [n]; infinite where more is outside than `allowed`."""
+    n, keep = len(values), values > cutoff * values[-1]
+    total = float(c.square().sum())
+    outside = float(c[~keep].square().sum()) / total if total > 0 else 0.0
+    left, mine = values[keep], c[keep].abs()
+    weights = left / mine.clamp_min(torch.finfo(c.dtype).tiny)
+    if outside > max(allowed, (n * eps) ** 2):  # a part of y of the size of rounding is no part
+        return NormBounds(math.inf, math.inf, weights, outside, len(left))
+    euclidean = math.sqrt(float((mine.square() / left).sum() * left.sum())) / n
+    return NormBounds(euclidean, float(mine.sum()) / n, weights, outside, len(left))
+
+
+def _alike(a: NormBounds, b: NormBounds) -> bool:
+    pairs = ((a.euclidean, b.euclidean), (a.optimal, b.optimal))
+    return all(abs(x - y) <= 0.1 * max(x, y) for x, y in pairs)
