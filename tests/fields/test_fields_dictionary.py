@@ -107,8 +107,14 @@ def test_area() -> None:
     lam = torch.tensor([1.0, 0.1, 0.01], dtype=torch.float64)
     assert Energy(lam, torch.tensor([[0.0, 0.5, 1.0]])).area == pytest.approx(0.5)
     assert Energy(lam, torch.ones(3, 3)).area == pytest.approx(1)
-    with pytest.raises(InputError, match="two thresholds"):
-        _ = Energy(torch.zeros(2), torch.ones(1, 2)).area
+    mixed = torch.tensor([2, 0, 1])
+    uneven = torch.tensor([[0.1, 0.7, 0.9]])  # trapezia of 0.4 and 0.8
+    assert Energy(lam, uneven).area == pytest.approx(0.6)
+    assert Energy(lam[mixed], uneven[:, mixed]).area == pytest.approx(0.6)
+    assert Energy(lam.flip(0), uneven.flip(1)).area == pytest.approx(0.6)
+    for bad in (torch.zeros(2), torch.ones(2), torch.ones(1)):
+        with pytest.raises(InputError, match="two different thresholds"):
+            _ = Energy(bad, torch.ones(1, len(bad))).area
 
 
 def test_centroids_of_images() -> None:

@@ -169,3 +169,17 @@ def test_equal_values() -> None:
 def test_refusals(arguments: tuple[list[float], ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
         quadratic_model(*arguments)
+
+
+def test_a_mode_that_starts_at_zero_stays_there() -> None:
+    """w = 0 is a fixed point of both flows, at any time; the others arrive at theta* and stay."""
+    model = quadratic_model([4.0, 4.0, 1.0, 0.0], [2.0, 2.0, 0.0, 0.0], [0.0, 1e-3, 0.0, 0.2])
+    for t in (0.0, 1.0, 300.0, 1e6, 1e308):
+        found = model.nonlinear(t)[0]
+        assert found[0] == found[2] == 0.0
+        assert model.linearised(t)[0, 0] == 0.0
+        assert float(found[3]) == pytest.approx(0.2, rel=1e-15)
+        if t >= 300:
+            assert float(found[1]) == pytest.approx(1.0, rel=1e-14)
+    assert torch.isinf(model.times(0.01).nonlinear[0])
+    assert simulate(model, 0.01, [1000])[0, 0] == 0.0

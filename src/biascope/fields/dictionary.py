@@ -49,10 +49,11 @@ class Energy:
     @property
     def area(self) -> float:
         """Area under E over log10 lam, as a share of the whole: 1 if all energy is in the first atoms."""
-        x = self.thresholds.log10()
-        if len(x) < 2 or not bool(x.isfinite().all()):
-            raise InputError("an area needs at least two thresholds above 0")
-        return float(torch.trapezoid(self.mean, x) / (x[-1] - x[0]))
+        lam, order = self.thresholds.sort()
+        x = lam.log10()
+        if len(x) < 2 or not bool(x.isfinite().all()) or lam[0] == lam[-1]:
+            raise InputError(f"an area needs at least two different thresholds above 0, not {self.thresholds.tolist()}")
+        return float(torch.trapezoid(self.mean[order], x) / (x[-1] - x[0]))
 
     def plot(self, ax: Any = None) -> Any:
         """E against lam on a logarithmic axis; returns the figure."""

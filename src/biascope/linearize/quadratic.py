@@ -50,12 +50,15 @@ class QuadraticModel:
         """theta(t) [T, r] of gradient flow on the model itself.
 
         theta0 theta* / (theta0 - exp(-2 y~ t) (theta0 - theta*)), written so that theta* = 0 and mu = 0 need no cases.
+        theta0 = 0 is a fixed point: such a mode never moves.
         """
         time = _times(t)
         z = 2 * self.y_tilde * time
-        decay = torch.exp(-z)
-        grown = torch.where(z > 0, -torch.expm1(-z) / z.clamp_min(1e-300), 1.0)  # (1 - exp(-z)) / z
-        return self.theta0 / (decay + 2 * self.mu * time * self.theta0 * grown)
+        decay, learnt = torch.exp(-z), -torch.expm1(-z)
+        early = 2 * self.mu * time * torch.where(z > 0, learnt / z.clamp_min(1e-300), 1.0)
+        late = learnt / self.theta_star  # the same number; the product above is infinity times 0 at the end of time
+        theta = self.theta0 / (decay + self.theta0 * torch.where(z > 1, late, early))
+        return torch.where(self.theta0 > 0, theta, 0.0)
 
     def linearised(self, t: float | Sequence[float] | Tensor) -> Tensor:
         """theta(t) [T, r] of gradient flow on the model linearised at its start: theta* + e^(-2 mu theta0 t) (...)."""
