@@ -295,6 +295,7 @@ def refuse_batch_dependence(module: nn.Module) -> None:
             raise UnsupportedError(f"{where} is active (train mode, p={m.p}): call model.eval() first")
         if m.training and isinstance(m, nn.RNNBase | nn.MultiheadAttention) and m.dropout > 0:
             raise UnsupportedError(f"{where} has active dropout (p={m.dropout}): call model.eval() first")
+    refuse_embeddings(modules_of(module), dict(module.named_parameters()))
 
 
 def refuse_embeddings(parts: Mapping[nn.Module, str], chosen: Params) -> None:

@@ -1,13 +1,18 @@
-"""Linearised random networks against the Jacobian by torch.func: outputs away from the start, and gradients there."""
+"""Linearised random networks against the Jacobian by torch.func: outputs away from the start, and gradients there.
+
+And embeddings, of which forward and backward mode of torch say different things.
+"""
 
 from collections.abc import Iterable
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import biascope as bs
 from biascope.derivatives import RightGradients, differentiable_attention
+from biascope.errors import UnsupportedError
 from random_networks import DOUBLE, drawn
 
 
@@ -36,3 +41,29 @@ def test_right_for_random_networks(seeds: Iterable[int]) -> None:
             gradient = torch.cat([p.new_zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in parameters])
             expected = torch.einsum("iap,ia->p", J, u)
             torch.testing.assert_close(gradient, expected, rtol=1e-7, atol=1e-8, msg=f"seed {seed}, {engine}: {net}")
+
+
+def test_tables_whose_gradients_mix_examples_are_refused() -> None:
+    for options, word in (({"scale_grad_by_freq": True}, "scale_grad_by_freq"), ({"max_norm": 1.0}, "max_norm")):
+        net = nn.Sequential(nn.Embedding(5, 3, **options), nn.Flatten(), nn.Linear(6, 2))  # type: ignore[arg-type]
+        with pytest.raises(UnsupportedError, match=word):
+            bs.linearize(net)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_padding_rows_have_no_tangent(device: str) -> None:
+    """Moving the padding row moves the network, but by torch's definition it has no gradient: so says J v, too."""
+    net = nn.Sequential(nn.Embedding(5, 3, padding_idx=0), nn.Flatten(), nn.Linear(6, 2)).double().to(device)
+    x = torch.tensor([[1, 2], [3, 0], [0, 0]], device=device)
+    lin = bs.linearize(net)
+    with torch.no_grad():
+        for p in lin.parameters():
+            p.add_(0.1)
+    moved = {name: torch.full_like(p, 0.1) for name, p in net.named_parameters()}
+    rows = []
+    for i in range(3):
+        for k in range(2):
+            grads = torch.autograd.grad(net(x[i : i + 1])[0, k], list(net.parameters()))
+            rows.append(sum(float((g * m).sum()) for g, m in zip(grads, moved.values())))
+    expected = net(x).detach() + torch.tensor(rows, device=device, dtype=torch.float64).view(3, 2)
+    torch.testing.assert_close(lin(x).detach(), expected)

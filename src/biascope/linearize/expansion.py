@@ -40,11 +40,16 @@ class Expansion:
 
     def f(self, params: Params) -> list[Tensor]:
         """Floating-point tensors of what the network returns."""
-        on_cpu = self.point[self.names[0]].device.type == "cpu"  # the mode costs launches, and only CPUs misread
-        with self.at(params), right_gradients() if on_cpu else nullcontext():
+        # the mode costs launches; only CPUs misread gradients, but forward mode sees padding rows everywhere
+        on_cpu = self.point[self.names[0]].device.type == "cpu"
+        with self.at(params), right_gradients() if on_cpu or self.is_padded() else nullcontext():
             out = self.skeleton(*self.args, **self.kwargs)
         tensors, self.rebuild = _open(out, type(self.skeleton).__name__)
         return tensors
+
+    def is_padded(self) -> bool:
+        """Does a table of the network have a padding row, which has no gradient?"""
+        return any(getattr(part, "padding_idx", None) is not None for part in self.skeleton.modules())
 
     def at(self, params: Params) -> AbstractContextManager[None]:
         """The network at the expansion point, with these parameters in it.
