@@ -24,6 +24,7 @@ from biascope.editing.properties import (
 )
 from biascope.editing.tangent import FineTuned, fine_tune, posthoc, predictors
 from biascope.editing.vectors import TaskVector
+from biascope.editing.zeroshot import ZeroShotHead, contrastive_loss, zero_shot_head
 
 __all__ = [
     "Addition",
@@ -34,10 +35,12 @@ __all__ = [
     "Localisation",
     "Negation",
     "TaskVector",
+    "ZeroShotHead",
     "accuracy",
     "analogy",
     "average",
     "combine",
+    "contrastive_loss",
     "cosines",
     "disentanglement",
     "disentanglement_error",
@@ -51,4 +54,5 @@ __all__ = [
     "sparsity",
     "task_addition",
     "task_negation",
+    "zero_shot_head",
 ]
