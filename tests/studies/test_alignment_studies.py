@@ -264,6 +264,8 @@ def test_fig4_6(tmp_path: Path) -> None:
     check(result)
     assert result.numbers["rank correlation of corruption and C(f)"].value == 1.0
     assert result.verdict == "not tested"  # one seed
+    assert result.claim.startswith("For sweeps corruption only: ")
+    assert "Not tested: sweeps width, channels." in result.measured
     ends = [result.numbers[f"gap at the ends of the sweep, {end}, corruption"].value for end in ("first", "last")]
     assert ends[1] > ends[0] + 0.1
     with pytest.raises(InputError, match="width, corruption, channels"):

@@ -15,6 +15,7 @@ from biascope.studies.ekfac import autoencoder, cifar, contest, standing
 from biascope.studies.ekfac.common import flow, gram, kfac_scalings, reconstruction, relative_error
 from biascope.studies.ekfac.contest import Setting
 from biascope.studies.ekfac.fig3_3 import LABELS, measure
+from biascope.studies.ekfac.fig4_2 import far_less
 from biascope.studies.ekfac.figB_1 import change, singular_vectors
 
 
@@ -139,6 +140,23 @@ def test_a_rival_on_the_plateau_is_not_beaten() -> None:
     assert verdict(ekfac=flat, kfac=flat, sgd=flat) == "not tested"  # nobody learnt
     assert verdict(ekfac=[100.0], kfac=[150.0], sgd=[150.0]) == "not tested"  # one seed
     assert "SGD + momentum" in " ".join(standing.remarks(outcome(ekfac=better, sgd=flat)))
+
+
+def test_who_did_not_take_part_is_named() -> None:
+    good, better = [150.0, 151.0], [100.0, 101.0]
+    found = standing.compare(outcome(ekfac=better, kfac=good), ("ekfac", "ekfac-ra"), ("kfac", "sgd"), {})
+    assert found.absent == ["EKFAC-ra", "SGD + momentum"]
+    assert "Did not take part, and is not judged: EKFAC-ra; SGD + momentum." in str(found)
+    assert found.won == ["EKFAC against KFAC"]
+    everyone = standing.compare(outcome(ekfac=better, kfac=good), ("ekfac",), ("kfac",), {})
+    assert "take part" not in str(everyone)
+
+
+def test_a_drift_is_far_less_only_than_one_that_is_there() -> None:
+    assert far_less([0.1, 0.12, 0.11], [1.0, 1.1, 0.9])
+    assert not far_less([0.5, 0.6, 0.7], [1.0, 1.1, 0.9])
+    assert not far_less([0.1, 0.12, 0.11], [-1.0, -1.1, -0.9])  # KFAC's error falls: the ratio is below one half
+    assert not far_less([0.1, 0.12, 0.11], [1.0, 1.1, -0.9])
 
 
 def test_the_plateau_is_the_loss_of_the_best_constant_output(tmp_path: Path) -> None:
@@ -316,6 +334,8 @@ def test_singular_vectors_and_the_change_along_them() -> None:
 
 def test_figB_1_end_to_end(tmp_path: Path) -> None:
     result = run(tmp_path, "ekfac/figB.1")
+    assert result.verdict == "not tested"  # one seed
+    assert result.numbers["change along top / along random directions (medians)"].value > 1
     assert result.numbers["change on the sample / first order"].value == pytest.approx(1.0, abs=0.2)
     top, random, _ = (np.array(s.y) for s in result.figures[0].series)  # type: ignore[union-attr]
     assert top[0] > random.max()

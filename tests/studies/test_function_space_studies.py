@@ -20,6 +20,7 @@ from biascope.studies.function_space.directions import first_network, initialise
 from biascope.studies.function_space.eigentasks import benchmark, learn
 from biascope.studies.function_space.fig4_8 import alignments, rank_of
 from biascope.studies.function_space.setting import network, two_classes
+from biascope.studies.function_space.table4_1 import neighbours
 from biascope.studies.function_space.training import Recipe, fit
 
 TINY: dict[str, Any] = {"dataset": "digits", "batch": 32}
@@ -154,6 +155,16 @@ def test_gains_by_the_kernel_are_those_without_it(run: Run) -> None:
 
 def test_rank_of() -> None:
     assert [rank_of(torch.tensor([3.0, 1.0, 2.0]), k) for k in range(3)] == [1, 3, 2]
+
+
+def test_the_order_of_table4_1_is_the_published_one_not_that_of_the_options() -> None:
+    wanted = [("mlp", "lenet"), ("lenet", "resnet18")]
+    assert neighbours(["mlp", "lenet", "resnet18"]) == wanted == neighbours(["resnet18", "lenet", "mlp"])
+    assert neighbours(["resnet18", "mlp"]) == [("mlp", "resnet18")]
+    assert neighbours(["resnet18", "resnet18-narrow", "lenet"]) == [
+        ("lenet", "resnet18"),
+        ("lenet", "resnet18-narrow"),
+    ]
 
 
 # --------------------------------------------------------------------------------------------------------- the studies

@@ -1,6 +1,7 @@
 """Equal progress: interpolation, pairing by seed, and the constructions the groups come from."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from biascope.studies.lazy.comparison import (
     at_progress,
     curve_series,
     estimate,
+    not_linear,
     paired_differences,
     shared_levels,
     stayed_linear,
@@ -93,6 +95,16 @@ def test_stayed_linear_is_about_the_tangent_kernel() -> None:
     losses = torch.ones(3, 1)
     assert stayed_linear([trajectory(("a",), losses, 0.95)])
     assert not stayed_linear([trajectory(("a",), losses, 0.95), trajectory(("a",), losses, 0.8)])
+    assert not_linear("alpha = 100", [trajectory(("a",), losses, 0.95)]) == ""
+    assert not_linear("alpha = 100", [trajectory(("a",), losses, 0.8)]) == " alpha = 100 did not stay linear."
+
+
+def test_what_was_not_measured_did_not_stay_linear() -> None:
+    known = trajectory(("a",), torch.ones(3, 1), 0.95)
+    unknown = replace(known, linearity_probes=known.linearity_probes[:0], linearity=known.linearity[:0])
+    assert not stayed_linear([unknown])
+    assert not stayed_linear([known, unknown])
+    assert "was not measured (lin=0)" in not_linear("alpha = 100", [known, unknown])
 
 
 def test_noise_task_has_wrong_labels_only_in_the_noisy_group() -> None:

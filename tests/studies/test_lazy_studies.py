@@ -133,6 +133,15 @@ def test_fig6_5_regression_has_the_noise_it_says() -> None:
     assert test.shape == (500, 11)
 
 
+def test_figB_3_the_size_of_the_identity_bound_is_set_by_the_cutoff(tmp_path: Path) -> None:
+    """A share s of the largest eigenvalue kept as the least one bounds ||w|| by 1 / sqrt(s): the bound follows it."""
+    small = {"N": 200, "P": 200, "draws": 10}
+    found = [run(tmp_path / str(cut), "lazy/figB.3", cutoff=cut, **small) for cut in (1e-14, 1e-8)]
+    tight, loose = (result.numbers["A = Id bound, c = 1, median"].value for result in found)
+    assert tight > 20 * loose
+    assert "set by the cutoff of 1e-08" in found[1].measured
+
+
 def test_figB_3_the_identity_bound_blows_up_and_the_optimal_one_does_not(tmp_path: Path) -> None:
     """Check 31 at a smaller size."""
     result = run(tmp_path, "lazy/figB.3")

@@ -28,7 +28,8 @@ from biascope.studies.runs import Run
 CLAIM = (
     "While VGG-19 learns CIFAR-10, its tangent kernel becomes large and anisotropic: by 100 % training accuracy the "
     "largest and the mean eigenvalue have grown more than 100 times, the effective rank has dropped below 10 % of its "
-    "first value (20 % with half of the labels random), and 40 of 1000 eigenvalues hold more than 70 % of the trace."
+    "first value (20 % with half of the labels random), and 40 of 1000 eigenvalues hold more than 70 % of the trace. "
+    "(How the effective rank goes with the test accuracy is not judged.)"
 )
 SIZES: dict[str, dict[str, Any]] = {
     "smoke": {

@@ -23,8 +23,9 @@ from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run
 
 CLAIM = (
-    "The tangent kernel aligns with easy examples first and more: on MNIST mixed with random labels or with another "
-    "image set, the alignment with the easy examples rises faster and higher."
+    "On MNIST mixed with random labels or with another image set, the tangent kernel aligns more with the easy "
+    "examples than with the difficult ones, and sooner where these are of another set. (Whether it also does so sooner "
+    "where they have random labels is not judged.)"
 )
 
 

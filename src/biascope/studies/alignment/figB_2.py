@@ -25,8 +25,9 @@ from biascope.studies.result import Chart, Estimate, HeatMap, Series, StudyResul
 from biascope.studies.runs import Run, Value
 
 CLAIM = (
-    "The eigenvectors of the tangent kernel of a random MLP on a line are close to Fourier modes, of higher frequency "
-    "for smaller eigenvalues (first half), and the eigenvalues decay fast (lambda_10 / lambda_1 about 4 %)."
+    "The eigenvectors of the tangent kernel of a random MLP on a line are like Fourier modes of higher frequency "
+    "for smaller eigenvalues (first half), and the eigenvalues decay fast (lambda_10 / lambda_1 below 10 %; that it is "
+    "about 4 %, and how close the eigenvectors are to Fourier modes, is not judged)."
 )
 
 

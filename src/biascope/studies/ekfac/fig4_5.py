@@ -20,7 +20,7 @@ from biascope.studies.runs import Run
 
 CLAIMS = {
     "4.5": "On VGG-11 and CIFAR-10, EKFAC and EKFAC-ra reach a lower training loss per epoch than KFAC and than SGD "
-    "with momentum, with or without batch normalisation.",
+    "with momentum, with or without batch normalisation. (KFAC at the smaller batches of SGD does not take part.)",
     "4.6": "On a ResNet-34 without normalisation, EKFAC-ra reaches a lower training loss per epoch than KFAC and than "
     "SGD with momentum and batch normalisation.",
     "A.4": "With the learning rate halved at fixed epochs, EKFAC is still ahead of KFAC and SGD on VGG-11.",

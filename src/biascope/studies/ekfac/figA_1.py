@@ -21,7 +21,8 @@ from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run
 
 CLAIMS = {
-    "vgg11": "On VGG-11 the gain of EKFAC over KFAC per epoch shrinks with smaller batches.",
+    "vgg11": "On VGG-11 the gain of EKFAC-ra over KFAC per epoch shrinks with smaller batches. (EKFAC without running "
+    "averages, and that there is no gain in wall time, is not judged.)",
     "resnet34": "On ResNet-34 EKFAC-ra gains over KFAC per epoch at every batch size.",
 }
 

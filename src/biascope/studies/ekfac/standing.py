@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 from biascope.studies.ekfac.contest import LEARNT, NAMES, Outcome
@@ -11,11 +11,14 @@ from biascope.studies.result import Estimate, Verdict
 
 @dataclass(frozen=True)
 class Standing:
-    """Comparisons: won, lost, and those that test nothing (a rival that did not learn, or one seed)."""
+    """Comparisons: won, lost, and those that test nothing (a rival that did not learn, or one seed); and the names of
+    those a claim speaks of that did not take part, with whom nothing is compared.
+    """
 
     won: list[str]
     lost: list[str]
     untested: list[str]
+    absent: list[str] = field(default_factory=list)
 
     @property
     def verdict(self) -> Verdict:
@@ -30,6 +33,7 @@ class Standing:
             f"Not tested (one seed, or a rival that did not learn): {'; '.join(self.untested)}."
             if self.untested
             else "",
+            f"Did not take part, and is not judged: {'; '.join(self.absent)}." if self.absent else "",
         ]
         return " ".join(filter(None, parts))
 
@@ -39,9 +43,9 @@ def compare(
 ) -> Standing:
     """Whose loss is lower by two standard errors of the paired difference, and whose is not.
 
-    A rival that never learnt anything was badly tuned: being ahead of it shows nothing.
+    A rival that never learnt anything was badly tuned: being ahead of it shows nothing. Who did not take part is named.
     """
-    standing = Standing([], [], [])
+    standing = Standing([], [], [], [NAMES[name] for name in (*mine, *rivals) if name not in out.rows])
     for a, b in product(mine, rivals):
         if a not in out.rows or b not in out.rows:
             continue

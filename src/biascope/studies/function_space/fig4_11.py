@@ -10,7 +10,8 @@ Verdict: confirmed if, averaged over targets, (a) the kernel after training lear
 kernel is more accurate on validation images than the one after training, both by two standard errors over seeds. With
 one seed the errors are over targets, which the text says; with a single training there are none and nothing is tested.
 (Changed after the first runs: errors had pooled targets and seeds, and one training had been enough.) If neither of the
-two kernels reaches the loss, the claim is not tested.
+two kernels reaches the loss, the claim is not tested. The kernels of the epochs between (Fig. 4.12), and how the
+trained kernel compares with the network, are numbers that no rule judges.
 """
 
 import copy
@@ -31,9 +32,9 @@ from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run, Value
 
 CLAIM = (
-    "The kernel of a trained network learns its task as fast as the network did and far faster than the initial "
-    "kernel, but it generalises worse than the initial kernel, at the level of the network; a few epochs of training "
-    "are enough for that."
+    "The kernel of a trained network learns its task in fewer iterations than the initial kernel, but it generalises "
+    "worse than the initial kernel. (That it learns as fast as the network and generalises at its level, and that a "
+    "few epochs of training are enough, is not judged.)"
 )
 
 

@@ -35,8 +35,8 @@ from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run
 
 CLAIM = (
-    "The energy of images in the leading atoms of a SIREN grows up to w0 about 40 and then recedes; meta-learning is "
-    "best."
+    "The energy of images in the leading atoms of a SIREN is largest at a w0 between the smallest and the largest, and "
+    "recedes on both sides; meta-learning is best. (That the best w0 is about 40 is not judged.)"
 )
 W0S = (5.0, 10.0, 20.0, 40.0, 60.0, 80.0, 100.0)
 

@@ -33,8 +33,8 @@ from biascope.studies.result import Chart, StudyResult
 from biascope.studies.runs import Run
 
 CLAIM = (
-    "After three iterations a Fourier-feature field with sigma 1 and meta-learning reaches 17.3 dB, far above every "
-    "other setting (9 to 12 dB)."
+    "After three iterations a meta-learned Fourier-feature field with sigma 1 is far above every other setting: by 3 "
+    "dB or more. (The published 17.3 against 9 to 12 dB are not judged.)"
 )
 FAR = 3.0  # dB
 

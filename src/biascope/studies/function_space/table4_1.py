@@ -7,14 +7,16 @@ reported). A linearised network has the same kernel at every epoch: all of the c
 
 Verdict: confirmed if for every network the energy after training exceeds the energy before, and the final energies are
 ordered as published (MLP, LeNet, ResNet-18), each by two standard errors over the seeds. One seed tests nothing.
-(Changed after the first runs: plain differences had decided with one seed, and the order without errors.)
+(Changed after the first runs: plain differences had decided with one seed, the order without errors, and the order
+tested had been that in which the networks were named.)
 """
 
+from collections.abc import Iterable
 from functools import partial
-from itertools import pairwise
 from typing import Annotated, Literal
 
 import torch
+from torch import Tensor
 
 from biascope.data import Dataset
 from biascope.kernels import ntk
@@ -29,9 +31,10 @@ from biascope.studies.runs import Run, Value
 
 CLAIM = (
     "Training turns the tangent kernel towards the labels: the energy of CIFAR2 labels in its 50 first eigenvectors "
-    "grows, and more so for networks that generalise better (MLP 26.0 to 63.6 %, LeNet 25.8 to 83.0 %, ResNet-18 22.7 "
-    "to 96.7 %)."
+    "grows, and ends higher for LeNet than for the MLP and for ResNet-18 than for LeNet. (The published percentages, "
+    "MLP 26.0 to 63.6, LeNet 25.8 to 83.0, ResNet-18 22.7 to 96.7, are shown, not judged.)"
 )
+PLACE = {"mlp": 0, "lenet": 1, "resnet18-narrow": 2, "resnet18": 2}  # of the published order
 PUBLISHED = {"mlp": (0.260, 0.636, 0.676), "lenet": (0.258, 0.830, 0.750), "resnet18": (0.227, 0.967, 0.814)}
 
 
@@ -94,7 +97,7 @@ def table4_1(
         rows[name] = [run.cached(f"{name} {seed}", partial(work, seed)) for seed in range(seeds)]
     numbers: dict[str, Estimate] = {}
     gains: list[Estimate] = []
-    finals, said = [], []
+    finals, said = dict[str, Tensor](), list[str]()
     for name, found in rows.items():
         energy = torch.stack([torch.as_tensor(r["energy"]) for r in found])
         first, last = Estimate.of(energy[:, 0].tolist()), Estimate.of(energy[:, -1].tolist())
@@ -109,12 +112,14 @@ def table4_1(
             f"test accuracy, {title(name)}": accuracy,
         }
         gains.append(gain)
-        finals.append(energy[:, -1])
+        finals[name] = energy[:, -1]
         said.append(f"{title(name)} {first} to {last} (test accuracy {accuracy})")
-    steps = [Estimate.of((b - a).tolist()) for a, b in pairwise(finals)]
-    names = [title(name) for name in rows]
-    numbers |= {f"energy after, {b} minus {a}": value for (a, b), value in zip(pairwise(names), steps)}
-    judged = [*gains, *steps]
+    steps = {
+        f"energy after, {title(b)} minus {title(a)}": Estimate.of((finals[b] - finals[a]).tolist())
+        for a, b in neighbours(rows)
+    }
+    numbers |= steps
+    judged = [*gains, *steps.values()]
     known = [name for name in rows if name in PUBLISHED and dataset == "cifar10"]
     squares = sum(abs(numbers[f"energy before, {title(n)}"].value - PUBLISHED[n][0]) for n in known)
     norms = sum(abs(numbers[f"ratio of norms before, {title(n)}"].value - PUBLISHED[n][0]) for n in known)
@@ -132,6 +137,20 @@ def table4_1(
         numbers,
         (_chart(rows, [step / each for step in at], k),),
     )
+
+
+def neighbours(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Pairs of networks that follow each other in the published order, in whatever order they are named.
+
+    Example:
+        >>> neighbours(["resnet18", "mlp", "lenet"])
+        [('mlp', 'lenet'), ('lenet', 'resnet18')]
+        >>> neighbours(["resnet18", "resnet18-narrow"])
+        []
+    """
+    ordered = sorted(names, key=lambda name: PLACE[name])
+    there = sorted({PLACE[name] for name in ordered})
+    return [(a, b) for a in ordered for b in ordered if there.index(PLACE[b]) == there.index(PLACE[a]) + 1]
 
 
 def _train(

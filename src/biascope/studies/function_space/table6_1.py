@@ -20,7 +20,7 @@ from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run
 
-CLAIM = "Tangent fine-tuning improves task addition."
+CLAIM = "Tangent fine-tuning improves the accuracy of task addition. (The normalised accuracy is not judged.)"
 CLAIM_3 = "Task by task, addition with tangent fine-tuning is highest on most tasks."
 
 

@@ -151,8 +151,19 @@ def linearity_numbers(runs: Mapping[str, Sequence[Trajectory]]) -> dict[str, Est
 
 
 def stayed_linear(runs: Sequence[Trajectory], least: float = 0.9) -> bool:
-    """Whether the tangent kernel kept an alignment of `least` with its start in every run (else it is no lazy run)."""
-    return all(len(t.linearity) == 0 or float(t.linearity[:, 1].min()) >= least for t in runs)
+    """Whether the tangent kernel kept an alignment of `least` with its start in every run (else it is no lazy run).
+
+    Where it was not measured (lin=0) nobody knows, and the answer is no.
+    """
+    return all(len(t.linearity) > 0 and float(t.linearity[:, 1].min()) >= least for t in runs)
+
+
+def not_linear(label: str, runs: Sequence[Trajectory]) -> str:
+    """What the text says of runs that are not known to be lazy: a sentence, or nothing."""
+    if stayed_linear(runs):
+        return ""
+    measured = all(len(t.linearity) for t in runs)
+    return f" {label} did not stay linear." if measured else f" Whether {label} stayed linear was not measured (lin=0)."
 
 
 def steps_taken(runs: Mapping[str, Sequence[Trajectory]]) -> dict[str, Estimate]:

@@ -29,7 +29,7 @@ from biascope.studies.runs import Run, Value
 
 CLAIM = (
     "At equal training loss on yin-yang the non-linear regime has the lower loss on large areas of one class and the "
-    "higher loss on the small disks, and it trains faster."
+    "higher loss on the small disks. (That it trains faster is shown, not judged.)"
 )
 FEWEST = 5
 LOSSES = (0.6, 0.5, 0.4, 0.3)

@@ -5,12 +5,20 @@
 
 Verdict: confirmed if, over seeds, the loss of the noisy examples at equal clean loss (mean over the levels both regimes
 reach) is higher for the non-linear regime and its best test loss is lower, both by two standard errors. Not tested if a
-run ended before its test loss turned, or if the large alpha did not keep the tangent kernel (alignment below 0.9).
+run ended before its test loss turned, or if the large alpha did not keep the tangent kernel (alignment below 0.9, or
+not measured).
 """
 
 from __future__ import annotations
 
-from biascope.studies.lazy.comparison import known, linearity_chart, linearity_numbers, stayed_linear, steps_taken
+from biascope.studies.lazy.comparison import (
+    known,
+    linearity_chart,
+    linearity_numbers,
+    not_linear,
+    stayed_linear,
+    steps_taken,
+)
 from biascope.studies.lazy.noise import NOISE, NoiseTask, compare, curves_chart, noise_runs
 from biascope.studies.lazy.regimes import REGIMES, Factor, Regimes
 from biascope.studies.registry import study
@@ -68,7 +76,7 @@ def fig5_2_noise(
         **steps_taken(runs),
     }
     notes = "" if found.settled else " A run ended before its test loss turned, so the best test losses are not final."
-    notes += "" if linear else f" {labels[1]} did not stay linear."
+    notes += not_linear(labels[1], lazy)
     return StudyResult(
         verdict,
         CLAIM,

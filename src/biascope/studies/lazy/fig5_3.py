@@ -30,6 +30,7 @@ from biascope.studies.lazy.comparison import (
     known,
     linearity_chart,
     linearity_numbers,
+    not_linear,
     paired_differences,
     stayed_linear,
     steps_taken,
@@ -115,7 +116,7 @@ def fig5_3(
         CLAIM,
         f"Stand-in: {dataset} with a spurious {kind} ({agreement:.0%} agreement) instead of photographs; "
         f"{said(net, width, init)}, {n} examples, {regimes.seeds} seeds. At equal accuracy with the feature: {found}."
-        + ("" if linear else f" {lazy} did not stay linear."),
+        + not_linear(lazy, runs[lazy]),
         {**known(numbers), **linearity_numbers(runs), **steps_taken(runs)},
         (
             _chart(runs, "train"),

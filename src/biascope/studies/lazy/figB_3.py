@@ -7,7 +7,8 @@ points the bound of the ball ||w|| <= ||w*|| (A = Id) is compared with the bound
 which is (1/n) sum_j |u_j^T y| whatever the eigenvalues. The interval is not in the thesis.
 
 Verdict: confirmed if from the second largest c to c = 1 the median A = Id bound grows by more than 100, and the median
-optimal bound stays below 1 at every c.
+optimal bound stays below 1 at every c. How large the A = Id bound is at c = 1 is set by `cutoff`: the spectrum ends in
+rounding, and what is left out does not count. Whether the bounds follow the test error is not judged.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run
 
 CLAIM = (
-    "As the features become anisotropic (c -> 1) the bound with A = Id blows up and does not follow the test error, "
-    "while the bound in the optimal norm does not."
+    "As the features become anisotropic (c -> 1) the bound with A = Id blows up, while the bound in the optimal norm "
+    "does not. (Whether they follow the test error is not judged.)"
 )
 SCALES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 
@@ -49,6 +50,7 @@ def figB_3(
     n: Annotated[int, "points of a training sample"] = 50,
     draws: Annotated[int, "training samples"] = 100,
     scales: Annotated[tuple[float, ...], "values of c, ascending, the last one 1"] = SCALES,
+    cutoff: Annotated[float, "eigenvalues below this share of the largest are left out of the bounds"] = 1e-14,
 ) -> StudyResult:
     """Complexity bounds and test error over the anisotropy of the features."""
     psi, values = rbf_modes(N, P, a, gamma, run.seed)
@@ -56,7 +58,7 @@ def figB_3(
     identity, optimal, errors = list[Tensor](), list[Tensor](), list[Tensor]()
     for c in progress(scales, "scales"):
         scaled = 1 + c * (values - 1)
-        found = run.cached(f"c={c:g}", lambda scaled=scaled: _bounds(psi, scaled, y, n, draws, run.seed))  # type: ignore[misc]
+        found = run.cached(f"c={c:g}", lambda scaled=scaled: _bounds(psi, scaled, y, n, draws, run.seed, cutoff))  # type: ignore[misc]
         for rows, key in ((identity, "identity"), (optimal, "optimal"), (errors, "error")):
             rows.append(torch.as_tensor(found[key]))
     medians = [[float(row.median()) for row in rows] for rows in (identity, optimal, errors)]
@@ -72,7 +74,8 @@ def figB_3(
         "confirmed" if holds else "not confirmed",
         CLAIM,
         f"Median A = Id bound {medians[0][0]:.2f} at c = {scales[0]:g}, {medians[0][-2]:.2f} at {scales[-2]:g}, "
-        f"{medians[0][-1]:.3g} at {scales[-1]:g}; optimal bound at most {max(medians[1]):.2f}. {draws} samples of {n} "
+        f"{medians[0][-1]:.3g} at {scales[-1]:g}, where it is set by the cutoff of {cutoff:g}; "
+        f"optimal bound at most {max(medians[1]):.2f}. {draws} samples of {n} "
         f"points, a = {a:g} (not in the thesis); labels sign(psi_{mode + 1})"
         + ("." if mode == 0 else ", as sign(psi_1) is of (nearly) one class."),
         numbers,
@@ -117,7 +120,7 @@ def labels_of(psi: Tensor, least: float = 0.1) -> tuple[int, Tensor, float]:
     return mode, y, share
 
 
-def _bounds(psi: Tensor, values: Tensor, y: Tensor, n: int, draws: int, seed: int) -> dict[str, Tensor]:
+def _bounds(psi: Tensor, values: Tensor, y: Tensor, n: int, draws: int, seed: int, cutoff: float) -> dict[str, Tensor]:
     """Both bounds and the test error [draws] for random samples of n points; the kernel is psi diag(values) psi^T."""
     found: dict[str, list[float]] = {"identity": [], "optimal": [], "error": []}
     features = psi * values.clamp_min(0).sqrt()
@@ -125,7 +128,7 @@ def _bounds(psi: Tensor, values: Tensor, y: Tensor, n: int, draws: int, seed: in
         order = torch.randperm(len(y), generator=generator(seed, "sample", draw))
         own, rest = order[:n], order[n:]
         K = features[own] @ features[own].T
-        bounds = optimal_norm_bound(K, y[own], cutoff=1e-14)
+        bounds = optimal_norm_bound(K, y[own], cutoff=cutoff)
         # minimum norm interpolation through the singular values of the features, which is better conditioned than K
         w = torch.linalg.lstsq(features[own], y[own, None], driver="gelsd").solution[:, 0]
         guess = (features[rest] @ w).sign()

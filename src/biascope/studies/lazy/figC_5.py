@@ -15,6 +15,7 @@ from biascope.studies.lazy.comparison import (
     at_progress,
     estimate,
     known,
+    not_linear,
     paired_differences,
     shared_levels,
     stayed_linear,
@@ -91,8 +92,7 @@ def figC_5(
         decide(above(hard) and below(easy), (hard, easy)) if linear else "not tested",
         CLAIM,
         f"{task}, {regimes.seeds} seeds: non-linear minus linear loss is {hard} on the most "
-        f"difficult and {easy} on the easiest of {len(own)} groups."
-        + ("" if linear else f" {list(runs)[1]} did not stay linear."),
+        f"difficult and {easy} on the easiest of {len(own)} groups." + not_linear(list(runs)[1], lazy),
         {**known(numbers), **known_scores, **steps_taken(runs)},
         (shown, by_group, group_chart(runs, measure="accuracy"), group_chart(runs, "test", "accuracy")),
     )

@@ -27,7 +27,7 @@ from biascope.studies.spectral.images import said, two_classes
 
 CLAIM = (
     "Low-frequency label noise affects validation more than high-frequency noise; with high-frequency noise the "
-    "validation loss dips early, to a value that hardly depends on the noise's amplitude."
+    "validation loss dips before it rises. (That the minimum hardly depends on the noise's amplitude is not judged.)"
 )
 
 

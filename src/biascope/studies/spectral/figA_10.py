@@ -25,7 +25,8 @@ from biascope.studies.spectral.fitting import draw_mlps, fit
 from biascope.studies.spectral.images import said
 
 CLAIM = (
-    "White noise is learned more easily on the curved manifold of images than on a flat manifold of the same dimension."
+    "White noise is learned more easily, by the loss averaged over training, on the curved manifold of images than on "
+    "a flat manifold of the same dimension. (Vectors of equal norm, and the loss at the end, are shown, not judged.)"
 )
 GROUPS = ("curved", "flat", "flat, same norm")
 

@@ -5,9 +5,10 @@ gradient). Between pairs of them AutoNEB bends the straight line so that the cla
 ResNet-20 (the registry's ResNet with blocks 3-3-3 and 16 channels).
 
 Verdict rule, over classes: "confirmed" if every path stays in its class at all points looked at (100 %), and the mean
-path is at most 10 % longer than the straight line (the paper: 3.0 +- 0.3 %). "Not tested" if the network has not
-learned (training accuracy below 0.6) or no class has a pair. (It had not with the 4000 images and 5 epochs of the
-laptop size; the kept run has 10,000 images and 15 epochs.)
+path is less than 10 % longer than the straight line, by two standard errors (added after the first run). That it is 3.0
++- 0.3 % longer, as published, is not judged. "Not tested" if the network has not learned (training accuracy below 0.6)
+or fewer than two classes have a pair. (It had not with the 4000 images and 5 epochs of the laptop size; the kept run
+has 10,000 images and 15 epochs.)
 """
 
 from typing import Annotated
@@ -21,13 +22,14 @@ from biascope.ensembles import train_ensemble
 from biascope.progress import progress
 from biascope.seeds import derive, generator
 from biascope.spectral import autoneb
+from biascope.studies.estimates import below, decide
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run, Value
 
 CLAIM = (
-    "Paths that cross no decision boundary connect all pairs of images of a class, adversarial ones too; they are "
-    "about 3 % longer than the straight line."
+    "Paths that cross no decision boundary connect all pairs of images of a class, adversarial ones too; they are less "
+    "than 10 % longer than the straight line. (The published 3.0 +- 0.3 % is not judged.)"
 )
 
 MEASURED = ("length_ratio", "min_probability", "straight_probability", "connected", "straight_connected")
@@ -117,7 +119,7 @@ def fig_a_12(
         " 8x8 digits and a multilayer perceptron stand in for CIFAR-10 and ResNet-20." if data == "digits" else ""
     )
     return StudyResult(
-        verdict="confirmed" if whole and longer.value < 0.1 else "not confirmed",
+        verdict=decide(whole and below(longer, 0.1), [longer]),
         claim=CLAIM,
         measured=f"{float(everything['connected'].mean()):.2%} of {len(everything['connected'])} pairs are connected "
         f"({float(everything['straight_connected'].mean()):.2%} by the straight line); the paths are {longer} longer, "

@@ -4,7 +4,9 @@ Labels of frequency k on gamma_L; the map is sampled on a square, its 2-D FFT su
 maps of nearest neighbours (training accuracy over k and L) note that one neighbour is perfect by construction.
 
 Verdict rule, over runs (phases and initial networks): "confirmed" if for every number of neighbours the mean of
-log(zeta_network / zeta_neighbours) over the upper third of the wave numbers is below 0 by two standard errors.
+log(zeta_network / zeta_neighbours) over the upper third of the wave numbers is below 0 by two standard errors. "Not
+tested" with one run, or where a network's training accuracy is not above 0.95 (as in Fig. 3.7): one that has learnt
+nothing has no high frequencies either. (The last sentence was added after runs had been seen.)
 """
 
 from typing import Annotated
@@ -13,7 +15,7 @@ import torch
 
 from biascope.seeds import derive
 from biascope.spectral import radial_spectrum
-from biascope.studies.estimates import below
+from biascope.studies.estimates import below, decide
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run, Value
@@ -31,6 +33,7 @@ from biascope.studies.spectral.flowers import (
 from biascope.studies.spectral.waves import rank_correlation
 
 CLAIM = "The spectrum of a network decays faster than that of nearest-neighbour classifiers, for every K considered."
+LEARNT = 0.95  # training accuracy of every network
 
 
 @study(
@@ -98,7 +101,7 @@ def fig_a_13(
         )
         for i, K in enumerate(neighbours)
     }
-    decide = list(numbers.values())
+    judged = list(numbers.values())
     numbers["training accuracy of the network"] = Estimate.of(got["accuracy"].tolist())
     numbers["majority baseline"] = Estimate.of(got["majority"].double().tolist())
     for i, K in enumerate(neighbours):
@@ -107,13 +110,15 @@ def fig_a_13(
                 rank_correlation(torch.tensor(map_petals), heats[i]).tolist()
             )
     names = ["network", *(f"K = {K}" for K in neighbours)]
-    largest = max(decide, key=lambda number: number.value)
+    largest = max(judged, key=lambda number: number.value)
+    learnt = float(got["accuracy"].min()) > LEARNT
     return StudyResult(
-        verdict="confirmed" if all(below(number, 0.0) for number in decide) else "not confirmed",
+        verdict=decide(all(map(below, judged)), judged) if learnt else "not tested",
         claim=CLAIM,
         measured=f"log(zeta_network / zeta_K) at high wave numbers is at most {largest} over K = {neighbours}; the "
         f"network's training accuracy is {numbers['training accuracy of the network']} (baseline "
-        f"{numbers['majority baseline'].value:.3f}). k = {k}, L = {petals}, {training.steps} steps.",
+        f"{numbers['majority baseline'].value:.3f}). k = {k}, L = {petals}, {training.steps} steps."
+        + ("" if learnt else " A network has not learnt its labels: nothing is tested."),
         numbers=numbers,
         figures=(
             Chart(
