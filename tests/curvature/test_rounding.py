@@ -1,4 +1,7 @@
-"""What rounding may take away: powers and inverses of large layers, and low rank, in single precision."""
+"""What rounding may take away: powers and inverses of large layers, low rank, and covariances, in float32."""
+
+import copy
+import warnings
 
 import pytest
 import torch
@@ -135,3 +138,82 @@ def test_a_low_rank_metric_of_zero() -> None:
     assert torch.equal(F.solve(v, damping=0.5), 2 * v)
     assert torch.equal(zero.solve(v, damping=0.5), 2 * v)
     assert torch.equal(F.solve(v, damping=0.5, complement="drop"), 0 * v)
+
+
+def offset_case() -> tuple[nn.Module, Tensor, Tensor, Tensor]:
+    """A network whose loss gradients have mean^2 / variance ~ 1e6; and their exact covariance [p, p]."""
+    g = torch.Generator().manual_seed(0)
+    net = nn.Sequential(nn.Conv1d(1, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(6, 2))
+    for p in net.parameters():
+        p.data = 0.3 * torch.randn(p.shape, generator=g)
+    x = 1 + 1e-3 * torch.randn(200, 1, 3, generator=g)
+    y = torch.tensor([50.0, -30.0]) + 1e-2 * torch.randn(200, 2, generator=g)
+    wide = copy.deepcopy(net).double()
+    rows = []
+    for a, b in zip(x.double(), y.double()):
+        loss = 0.5 * (wide(a[None]) - b).square().sum()
+        rows.append(torch.cat([t.flatten() for t in torch.autograd.grad(loss, list(wide.parameters()))]))
+    R = torch.stack(rows)
+    cov = torch.cov(R.T, correction=0)
+    assert float(R.mean(0).square().sum() / cov.trace()) > 5e5
+    return net, x, y, cov
+
+
+@pytest.mark.parametrize(
+    "representation", ["dense", "block", "diagonal", "quasidiagonal", "ekfac", "lowrank", "implicit"]
+)
+def test_covariances_in_float32(representation: str) -> None:
+    """The second moment minus the mean's square, in float32, had no digit left and negative variances."""
+    net, x, y, cov = offset_case()
+    C = bs.curvature.gradient_covariance(net, (x, y), representation, likelihood="gaussian", batch_size=64)
+    assert C.dtype == torch.float32
+    # gradients are known to a few 6e-8 of their mean, deviations to 1e3 times that
+    tolerance = 3e-3
+    assert relative(C.trace(), cov.trace()) < tolerance
+    assert float(C.diagonal().min()) >= 0
+    if representation != "ekfac":  # exact in its own basis only
+        assert relative(C.diagonal(), cov.diagonal()) < tolerance
+    if representation in ("dense", "lowrank", "implicit"):
+        V = torch.randn(len(cov), 3, generator=torch.Generator().manual_seed(1))
+        assert relative(C @ V, cov @ V.double()) < tolerance
+        assert relative(C @ V[:, 0], cov @ V[:, 0].double()) < tolerance
+        assert relative(C.quadratic_form(V), ((cov @ V.double()) * V.double()).sum(0)) < tolerance
+        assert relative(C.frobenius_norm(), cov.norm()) < tolerance
+
+
+@pytest.mark.parametrize("estimator", ["exact", "monte-carlo"])
+def test_centred_products_with_several_cotangents(estimator: str) -> None:
+    """The implicit products of a centred Fisher matrix are those of the dense one, in float64."""
+    g = torch.Generator().manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4)).double()
+    x, V = (torch.randn(n, k, generator=g, dtype=torch.float64) for n, k in ((11, 3), (44, 2)))
+    options = {"estimator": estimator, "samples": 3, "centred": True, "precision": "float64", "batch_size": 4}
+    dense = bs.fisher(net, x, "dense", **options)
+    implicit = bs.fisher(net, x, "implicit", **options)
+    assert relative(implicit @ V, dense @ V) < 1e-10
+    assert relative(implicit.quadratic_form(V), dense.quadratic_form(V)) < 1e-10
+    assert relative(implicit.trace(), dense.trace()) < 1e-10
+
+
+@pytest.mark.parametrize("representation", ["diagonal", "implicit"])
+def test_a_covariance_below_rounding_says_so(representation: str) -> None:
+    net, x = nn.Linear(3, 1), torch.ones(20, 3)
+    y = torch.full((20, 1), 7.0)
+    with pytest.warns(UserWarning, match="do not differ"):
+        trace = bs.curvature.gradient_covariance(net, (x, y), representation, likelihood="gaussian").trace()
+    assert float(trace) < 1e-10
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+        bs.curvature.gradient_covariance(net, (x, torch.ones(20, 1)), representation, likelihood="gaussian").trace()
+
+
+def test_an_estimated_frobenius_norm_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    F = bs.fisher(nn.Linear(40, 3), torch.randn(9, 40, generator=torch.Generator().manual_seed(0)), "implicit")
+    exact = float(F.frobenius_norm())
+    monkeypatch.setattr("biascope.curvature.implicit.GRAM_BYTES", 0)
+    with pytest.warns(UserWarning, match=r"is an estimate, .* \+- "):
+        found = float(F.frobenius_norm())
+    error = float(F.estimate_frobenius_norm().standard_error)
+    assert 0 < error < 0.3 * exact
+    assert abs(found - exact) < 4 * error

@@ -87,6 +87,7 @@ class Stream:
         self.seed, self.batch = seed, batch
         self.max_memory = None if max_memory is None else parse_bytes(max_memory)
         self.n = 0
+        self.copies = 1  # how much memory the caller takes per chunk, in units of the chunk's own
         self._only: tuple[Inputs, Tensor | None] | None = None  # data that is one batch: checked once
         pair = isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor | Mapping)
         if pair or isinstance(data, Tensor | Mapping):
@@ -222,7 +223,7 @@ class Stream:
 
     def _sizes(self, blocks: Sequence[Block], b: int) -> tuple[int, int]:
         """Examples per forward pass and cotangents per group."""
-        item = self.f.dtype.itemsize
+        item = self.f.dtype.itemsize * self.copies
         inputs = sum(x.input_numel for x in blocks) * item + self.found.activation_bytes
         each = (
             sum(x.output_numel if x.kind == "matrix" else x.numel for x in blocks) * item

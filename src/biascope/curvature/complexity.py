@@ -155,7 +155,7 @@ def margin_risk(outputs: Tensor, labels: Tensor, gamma: float) -> float:
 
 def _signs(labels: Tensor) -> Tensor:
     """Labels of two classes, {-1, 1} or {0, 1}, as -1 and 1."""
-    values = set(labels.unique().tolist())
+    values = set(labels.tolist())
     if not (values <= {-1, 1} or values <= {0, 1}):
         raise InputError(
             f"labels of a single output must be -1 and 1, or 0 and 1, not {sorted(values)[:4]}; more classes need one "

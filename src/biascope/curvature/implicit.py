@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from biascope.curvature.accumulate import Stream
+from biascope.curvature.accumulate import Chunk, Stream
+from biascope.curvature.centring import COPIES, warn_of_rounding, wide, widened
 from biascope.curvature.contract import squared_norms
+from biascope.curvature.families import Family
 from biascope.curvature.metric import Metric, Vector
 from biascope.curvature.plain_sums import DiagonalSum
 from biascope.curvature.plan import Plan, Unit
@@ -24,6 +26,7 @@ from biascope.linalg.operator import LinearOperator
 from biascope.precision import arithmetic
 
 GRAM_BYTES = 2**30  # rows that are formed to get an exact Frobenius norm
+COTANGENTS = 2**24  # entries of cotangents at a time in the products of a centred metric
 
 
 class ProductMetric(Metric):
@@ -69,6 +72,9 @@ class ImplicitMetric(ProductMetric):
 
     Trace and diagonal are exact: one pass with the layer rules. So is the Frobenius norm while the
     rows of J fit in memory; `estimate_frobenius_norm` gives an estimate with its standard error.
+
+    Centred, F v = (1/n) sum_ik (g_ik - m_k) (g_ik - m_k)^T v with g_ik = J_i^T s_ik: the means m_k are taken off before
+    the sum, where the mean of F v off F v would leave no digit of a small covariance.
     """
 
     def __init__(
@@ -77,38 +83,47 @@ class ImplicitMetric(ProductMetric):
         super().__init__(space, plan, info)
         self.stream, self.units = stream, units
         stream.count()
-        self.means: Tensor | None = None
+        self.means: Tensor | None = None  # [p, width], in float64
         if centred:
-            means = torch.empty(space.size, stream.family.width, dtype=space.dtype, device=space.device)
-            for unit, M in mean_gradients(stream, units, space).items():
+            stream.copies = COPIES
+            means = torch.empty(space.size, stream.family.width, dtype=torch.float64, device=space.device)
+            for unit, M in mean_gradients(stream, units, wide(space)).items():
                 space.put(unit.names, M, means)
             self.means = means
 
     @arithmetic("float32")
     def _matmat(self, X: Tensor) -> Tensor:
-        family, n, k = self.stream.family, self.stream.n, X.shape[1]
+        n, k = self.stream.n, X.shape[1]
         out: Tensor | None = None  # [k, p]
+        centre = None if self.means is None else Centre(self.stream.family, self.means, X)
         for some, at, y, draws in self._linearised(X):
-            part = at.pull(family.apply(at.outputs, y, draws, at.tangent) / n)
+            if centre is None:
+                part = at.pull(self.stream.family.apply(at.outputs, y, draws, at.tangent) / n)
+            else:
+                part = at.pull(centre.apply(some, at, y, draws) / n)
             if out is None:
                 out = part.reshape(k, -1) if part.numel() == X.numel() else X.new_zeros(k, len(X))
                 if part.numel() == X.numel():
                     continue
             out[some] += part
         assert out is not None, "data is never empty"
-        return out.T if self.means is None else out.T - self.means @ (self.means.T @ X)
+        return out.T if centre is None else out.T - (centre.means @ (centre.sums.T / n)).to(X.dtype)
 
     @arithmetic("float32")
     def quadratic_form(self, v: Vector) -> Tensor:
         """v^T F v from J v alone: a number, or [k] for a block."""
         X, _ = self._columns(v, "quadratic_form")
-        family = self.stream.family
+        family, n = self.stream.family, self.stream.n
+        centre = None if self.means is None else Centre(family, self.means, X)
         total = torch.zeros(X.shape[1], dtype=self.dtype, device=self.device)
         for some, at, y, draws in self._linearised(X):
-            total[some] += (at.tangent * family.apply(at.outputs, y, draws, at.tangent)).sum((-2, -1))
-        total /= self.stream.n
-        if self.means is not None:
-            total -= (self.means.T @ X).square().sum(0)
+            if centre is None:
+                total[some] += (at.tangent * family.apply(at.outputs, y, draws, at.tangent)).sum((-2, -1))
+            else:
+                centre.apply(some, at, y, draws)
+        total /= n
+        if centre is not None:
+            total = (centre.squares / n - (centre.sums / n).square().sum(1)).clamp_min(0.0).to(self.dtype)
         return total if isinstance(v, Tensor) and v.dim() == 2 else total[0]
 
     def _linearised(self, X: Tensor) -> Iterator[tuple[int | slice, Linearised, Tensor | None, Tensor | None]]:
@@ -130,7 +145,7 @@ class ImplicitMetric(ProductMetric):
     def trace(self) -> Tensor:
         """Exact, by one pass: sum of squared gradient norms, without forming gradients where a rule allows."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for chunk in self.stream.chunks([b for u in self.units for b in u.blocks]):
+        for chunk in self._chunks():
             for factor in chunk.factors.values():
                 if isinstance(factor, MatrixFactor):
                     total += squared_norms(factor)
@@ -138,24 +153,33 @@ class ImplicitMetric(ProductMetric):
                     total += factor.rows.square().sum(dtype=torch.float64)
         total /= self.stream.n
         if self.means is not None:
-            total -= self.means.square().sum(dtype=torch.float64)
+            whole, total = total, (total - self.means.square().sum()).clamp_min(0.0)
+            warn_of_rounding(next(iter(self.space.shapes)), float(whole), float(total), self.dtype)
         return total.to(self.dtype)
+
+    def _chunks(self) -> Iterator[Chunk]:
+        """All chunks; for differences of sums in float64."""
+        chunks = self.stream.chunks([b for u in self.units for b in u.blocks])
+        return chunks if self.means is None else widened(chunks)
 
     @arithmetic("float32")
     def diagonal(self, chunk: int = 256) -> Tensor:
         """Exact, by one pass with the layer rules."""
-        sums = [DiagonalSum(u, self.space) for u in self.units]
-        for part in self.stream.chunks([b for u in self.units for b in u.blocks]):
+        space = self.space if self.means is None else wide(self.space)
+        sums = [DiagonalSum(u, space) for u in self.units]
+        for part in self._chunks():
             for s in sums:
                 s.add(part)
-        out = torch.empty(self.shape[0], 1, dtype=self.dtype, device=self.device)
+        out = torch.empty(self.shape[0], 1, dtype=space.dtype, device=self.device)
         for s in sums:
-            self.space.put(s.unit.names, s.finish(self.stream.n).diagonal()[:, None], out)
-        return out[:, 0] if self.means is None else out[:, 0] - self.means.square().sum(1)
+            space.put(s.unit.names, s.finish(self.stream.n).diagonal()[:, None], out)
+        if self.means is not None:
+            out = (out - self.means.square().sum(1, keepdim=True)).clamp_min(0.0)
+        return out[:, 0].to(self.dtype)
 
     @arithmetic("float32")
     def frobenius_norm(self) -> Tensor:
-        """Through the Gram matrix of the rows where these fit in memory, else estimated."""
+        """Through the Gram matrix of the rows where these fit in memory, else estimated: a warning says how well."""
         rows = self.stream.n * self.stream.family.width
         if rows * (self.shape[0] + rows) * self.dtype.itemsize > min(GRAM_BYTES, self.stream.limit // 2):
             return super().frobenius_norm()
@@ -168,3 +192,30 @@ class ImplicitMetric(ProductMetric):
     def jacobi(self, damping: float) -> LinearOperator:
         """1 / (diag F + damping), a preconditioner for `solve`."""
         return Diagonal(1.0 / (self.diagonal() + damping))
+
+
+class Centre:
+    """Coordinates r_ik = (g_ik - m_k)^T v of the examples for directions X [p, k], and their sums over the examples.
+
+    In float64: s_ik^T (J_i v) and m_k^T v are two large numbers that almost agree.
+    """
+
+    def __init__(self, family: Family, means: Tensor, X: Tensor) -> None:
+        self.family, self.means = family, means
+        self.offsets = X.T.double() @ means  # [k, width]
+        self.sums = torch.zeros_like(self.offsets)
+        self.squares = self.offsets.new_zeros(len(X.T))
+
+    def apply(self, some: int | slice, at: Linearised, y: Tensor | None, draws: Tensor | None) -> Tensor:
+        """sum_k s_ik r_ik, in the form of the tangents [..., n, c]; r and r^2 are added to the sums."""
+        z, out = at.outputs, torch.zeros_like(at.tangent, dtype=torch.float64)
+        step = max(1, COTANGENTS // z.numel())
+        for start in range(0, self.family.width, step):
+            ks = range(start, min(start + step, self.family.width))
+            S = self.family.cotangents(z, y, draws, ks).double()
+            own = slice(ks.start, ks.stop)
+            r = torch.einsum("knc,...nc->...kn", S, at.tangent.double()) - self.offsets[some][..., own, None]
+            self.sums[some][..., own] += r.sum(-1)
+            self.squares[some] += r.square().sum((-2, -1))
+            out += torch.einsum("...kn,knc->...nc", r, S)
+        return out.to(at.tangent.dtype)

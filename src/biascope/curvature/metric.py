@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,8 +119,16 @@ class Metric(LinearOperator):
     # numbers ----------------------------------------------------------------------------------------------------
 
     def frobenius_norm(self) -> Tensor:
-        """||F||_F."""
-        return self.estimate_frobenius_norm().value.to(self.dtype)
+        """||F||_F; a representation that can only estimate it warns, with the standard error."""
+        found = self.estimate_frobenius_norm()
+        if bool(found.standard_error > 0):  # few parameters: every one was asked
+            warnings.warn(
+                f"||F||_F of representation={self.representation!r} is an estimate, {float(found.value):.4g} +- "
+                f"{float(found.standard_error):.2g} from {found.samples} random vectors; estimate_frobenius_norm "
+                "gives both numbers",
+                stacklevel=2,
+            )
+        return found.value.to(self.dtype)
 
     def spectral_norm(self) -> Tensor:
         """Largest |eigenvalue|, by Lanczos unless the representation knows it."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from biascope.curvature import contract
 from biascope.curvature.accumulate import Chunk, InputFactors, Stream
+from biascope.curvature.centring import COPIES, centred_pieces, wide, widened, widened_inputs
 from biascope.curvature.contract import (
     add_gradients,
     add_homogeneous,
@@ -209,16 +210,30 @@ SUMS = {
 def build_pieces(stream: Stream, units: list[Unit], space: ParameterSpace, centred: bool) -> list[Piece]:
     """One pass over the data for all sums, a second for EKFAC's scalings (on the kept factors where they fit).
 
-    The caller asks `stream.finite` whether the outputs, and the pieces, are numbers: one wait for all of them.
+    Sums of a centred metric are in float64, which a difference of two of them needs. The caller asks `stream.finite`
+    whether the outputs, and the pieces, are numbers: one wait for all of them.
     """
+    if not centred:
+        return _summed_pieces(stream, units, space, keep=False)
+    stream.copies = COPIES
+    pieces = _summed_pieces(stream, units, wide(space), keep=True)
+    means = mean_gradients(stream, units, wide(space))
+    stream.forget()
+    return centred_pieces(pieces, [means[u] for u in units], space.dtype)
+
+
+def _summed_pieces(stream: Stream, units: list[Unit], space: ParameterSpace, keep: bool) -> list[Piece]:
+    """Second moments in the precision of `space`; with `keep`, the factors are kept for one more pass."""
     second = [j for j, u in enumerate(units) if u.kind == "ekfac"]
     sums: list[Sum] = [SUMS[u.kind](u, space) for u in units]
+    widen = space.dtype != stream.f.dtype
 
     def early(factors: InputFactors) -> None:
         for total in sums:
-            total.add_inputs(factors)
+            total.add_inputs(widened_inputs(factors) if widen else factors)
 
-    for chunk in stream.chunks(blocks_of(units), keep=bool(second) or centred, trust=True, early=early):
+    chunks = stream.chunks(blocks_of(units), keep=bool(second) or keep, trust=True, early=early)
+    for chunk in widened(chunks) if widen else chunks:
         for total in sums:
             total.add(chunk)
     pieces = [total.finish(stream.n) for total in sums]
@@ -227,15 +242,14 @@ def build_pieces(stream: Stream, units: list[Unit], space: ParameterSpace, centr
         factors = [piece for j in second if isinstance(piece := pieces[j], KroneckerPiece)]
         decompose(factors)
         scalings = [EigenSum(units[j], space, piece.eigen) for j, piece in zip(second, factors, strict=True)]
-        for chunk in stream.chunks(blocks_of([units[j] for j in second])):
+        chunks = stream.chunks(blocks_of([units[j] for j in second]))
+        for chunk in widened(chunks) if widen else chunks:
             for scaling in scalings:
                 scaling.add(chunk)
         for j, scaling in zip(second, scalings, strict=True):
             pieces[j] = scaling.finish(stream.n)
-    if centred:
-        means = mean_gradients(stream, units, space)
-        pieces = [piece.downdate(means[u]) for u, piece in zip(units, pieces, strict=True)]
-    stream.forget()
+    if not keep:
+        stream.forget()
     return pieces
 
 
@@ -245,10 +259,11 @@ def blocks_of(units: list[Unit]) -> list[Block]:
 
 
 def mean_gradients(stream: Stream, units: list[Unit], space: ParameterSpace) -> dict[Unit, Tensor]:
-    """Mean over the examples of the gradient for every cotangent: {unit: [p, k]}."""
+    """Mean over the examples of the gradient for every cotangent: {unit: [p, k]}, in the precision of `space`."""
     width = stream.family.width
     totals = {u: torch.zeros(width, space.numel(u.names), dtype=space.dtype, device=space.device) for u in units}
-    for chunk in stream.chunks(blocks_of(units)):
+    chunks = stream.chunks(blocks_of(units))
+    for chunk in chunks if space.dtype == stream.f.dtype else widened(chunks):
         for u in units:
             parts: dict[str, Tensor] = {}
             for b in u.blocks:
