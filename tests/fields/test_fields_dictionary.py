@@ -107,7 +107,7 @@ def test_area() -> None:
     lam = torch.tensor([1.0, 0.1, 0.01], dtype=torch.float64)
     assert Energy(lam, torch.tensor([[0.0, 0.5, 1.0]])).area == pytest.approx(0.5)
     assert Energy(lam, torch.ones(3, 3)).area == pytest.approx(1)
-    mixed = torch.tensor([2, 0, 1])
+    mixed = torch.tensor([0, 2, 1])  # in this order the trapezia would give 0.2
     uneven = torch.tensor([[0.1, 0.7, 0.9]])  # trapezia of 0.4 and 0.8
     assert Energy(lam, uneven).area == pytest.approx(0.6)
     assert Energy(lam[mixed], uneven[:, mixed]).area == pytest.approx(0.6)
