@@ -1,11 +1,16 @@
 """Kernels on disk: same values, resumable after kill -9, damage found, foreign folders refused."""
 
+import functools
 import json
+import operator
+import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,28 +18,28 @@ import torch
 from torch import nn
 
 import biascope as bs
-from biascope.errors import CorruptError, InputError
+from biascope.errors import CorruptError, InputError, UnsupportedError
 from biascope.kernels import open_kernel
 
 MODEL = """
-import sys, time, torch
+import os, sys, time, torch
 from torch import nn
 import biascope as bs
 
 class Slow(nn.Module):
-    def __init__(self, pause):
+    def __init__(self):
         super().__init__()
-        self.net, self.pause = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)), pause
+        self.net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
     def forward(self, x):
-        time.sleep(self.pause)
+        time.sleep(float(os.environ.get("PAUSE", 0)))
         return self.net(x)
 
-def make(pause):
+def make():
     torch.manual_seed(3)
-    return Slow(pause), torch.randn(30, 6)
+    return Slow(), torch.randn(30, 6)
 
 if __name__ == "__main__":
-    model, x = make(0.05)
+    model, x = make()
     bs.ntk(model, x, store=sys.argv[1], max_memory="40KB", precision="float64")
 """
 
@@ -42,7 +47,7 @@ if __name__ == "__main__":
 def make() -> tuple[nn.Module, torch.Tensor]:
     scope: dict[str, object] = {"__name__": "model"}
     exec(MODEL, scope)
-    return scope["make"](0.0)  # type: ignore[operator,no-any-return]
+    return scope["make"]()  # type: ignore[operator,no-any-return]
 
 
 @pytest.mark.parametrize("outputs", ["full", "trace", "diagonal", 0])
@@ -62,7 +67,8 @@ def test_same_values_as_in_memory(tmp_path: Path, outputs: str | int, cross: boo
 def test_resumes_after_kill_nine(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(MODEL)
     folder = tmp_path / "kernel"
-    process = subprocess.Popen([sys.executable, str(tmp_path / "script.py"), str(folder)])
+    environment = os.environ | {"PAUSE": "0.05"}
+    process = subprocess.Popen([sys.executable, str(tmp_path / "script.py"), str(folder)], env=environment)
     log = folder / "tiles.jsonl"
     deadline = time.monotonic() + 60
     while not (log.exists() and len(log.read_text().splitlines()) >= 2):
@@ -146,3 +152,134 @@ def test_reading_does_not_change_the_file(tmp_path: Path) -> None:
     K = bs.ntk(model, x, outputs="trace", store=tmp_path / "k")
     K.values.mul_(2)
     assert not torch.equal(open_kernel(tmp_path / "k").tensor, K.tensor)
+
+
+class Net(nn.Module):
+    """A network whose kernel depends on much that is not a differentiated parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.act = nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh()
+        self.second, self.third = nn.Linear(5, 5, bias=False), nn.Linear(5, 5, bias=False)
+        self.gate, self.slope, self.shift = torch.tanh, 1.0, torch.zeros(5)
+        self.extra = nn.Parameter(torch.tensor(1.0))
+        with torch.no_grad():
+            self.third.weight.copy_(self.second.weight)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        z = self.act(self.norm(self.first(x))) * self.slope + self.shift
+        return self.second(self.gate(self.third(z))) * self.extra, z
+
+
+def first(out: Any) -> torch.Tensor:
+    return out[0]  # type: ignore[no-any-return]
+
+
+def scaled(factor: float) -> Callable[[Any], torch.Tensor]:
+    return lambda out: factor * out[0]
+
+
+def relu(net: Net) -> None:
+    net.act = nn.ReLU()  # type: ignore[assignment]
+
+
+def loud(module: nn.Module, args: Any, out: torch.Tensor) -> torch.Tensor:
+    return 2 * out
+
+
+CHANGES: dict[str, Callable[[Net], Any]] = {
+    "frozen weight": lambda net: net.first.weight.data.add_(0.5),
+    "a single number": lambda net: net.extra.data.add_(1e-6),
+    "buffer": lambda net: net.norm.running_mean.add_(1.0),  # type: ignore[union-attr]
+    "activation module": relu,
+    "activation function": lambda net: setattr(net, "gate", torch.sigmoid),
+    "number": lambda net: setattr(net, "slope", 2.0),
+    "tensor that is no buffer": lambda net: net.shift.add_(1.0),
+    "hook": lambda net: net.first.register_forward_hook(loud),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_folder_does_not_answer_for_another_network(tmp_path: Path, change: str) -> None:
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    net = Net().eval()
+    asked = {"params": "second", "output": first, "outputs": "trace", "store": tmp_path / "k"}
+    before = bs.ntk(net, x, **asked).tensor.clone()  # type: ignore[arg-type]
+    assert torch.equal(bs.ntk(net, x, **asked).tensor, before)  # type: ignore[arg-type]
+    CHANGES[change](net)
+    assert not torch.equal(bs.ntk(net, x, **asked | {"store": None}).tensor, before)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"holds another kernel: its (frozen|modules) is"):
+        bs.ntk(net, x, **asked)  # type: ignore[arg-type]
+
+
+def test_a_folder_does_not_answer_for_another_selection(tmp_path: Path) -> None:
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    net = Net().eval()  # "second" and "third" have equal weights
+    bs.ntk(net, x, params="second", output=first, store=tmp_path / "k")
+    with pytest.raises(InputError, match="holds another kernel: its parameters is"):
+        bs.ntk(net, x, params="third", output=first, store=tmp_path / "k")
+
+
+def test_keywords_of_the_data_count(tmp_path: Path) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(3, 1)
+
+        def forward(self, u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return self.a(u) * v.sum(1, keepdim=True)  # type: ignore[no-any-return]
+
+    net, u, v = Two(), torch.randn(4, 3), torch.randn(4, 3)
+    bs.ntk(net, {"u": u, "v": v}, store=tmp_path / "k")
+    with pytest.raises(InputError, match="its data is"):
+        bs.ntk(net, {"v": u, "u": v}, store=tmp_path / "k")
+
+
+def test_output_functions_count_by_what_they_do(tmp_path: Path) -> None:
+    net, x = Net().eval(), torch.randn(4, 4)
+    same: list[tuple[Any, Any]] = [
+        (scaled(2.0), scaled(2.0)),
+        (operator.itemgetter(0), operator.itemgetter(0)),
+        (functools.partial(first), functools.partial(first)),
+    ]
+    for i, (one, again) in enumerate(same):
+        bs.ntk(net, x, output=one, store=tmp_path / str(i))
+        bs.ntk(net, x, output=again, store=tmp_path / str(i))
+    for other in (scaled(3.0), first, operator.itemgetter(1), lambda out: out[1]):
+        with pytest.raises(InputError, match="its output is"):
+            bs.ntk(net, x, output=other, store=tmp_path / "0")
+
+    class Opaque:
+        __slots__ = ("at",)
+
+        def __init__(self) -> None:
+            self.at = 0
+
+        def __call__(self, out: Any) -> torch.Tensor:
+            return out[self.at]  # type: ignore[no-any-return]
+
+    with pytest.raises(UnsupportedError, match="pass a plain function"):
+        bs.ntk(net, x, output=Opaque(), store=tmp_path / "opaque")
+    assert not (tmp_path / "opaque").exists()
+
+
+def test_a_folder_of_unknown_origin_is_not_resumed(tmp_path: Path) -> None:
+    model, x = make()
+    K = bs.ntk(model, x, store=tmp_path / "k").tensor.clone()
+    config = json.loads((tmp_path / "k" / "kernel.json").read_text())
+    del config["modules"]
+    (tmp_path / "k" / "kernel.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="does not say which modules"):
+        bs.ntk(model, x, store=tmp_path / "k")
+    assert torch.equal(open_kernel(tmp_path / "k").tensor, K)
+
+
+def test_layers_are_refused_and_the_error_is_measured(tmp_path: Path) -> None:
+    model, x = make()
+    with pytest.raises(UnsupportedError, match="whole kernel only"):
+        bs.ntk(model, x, store=tmp_path / "k", by_layer=True)
+    K = bs.ntk(model, x, store=tmp_path / "k", check=True)
+    assert K.error == pytest.approx(bs.ntk(model, x, check=True).error, rel=0.5)  # rounding depends on the tiles
+    assert 0 < K.error < 1e-5  # type: ignore[operator]
+    assert open_kernel(tmp_path / "k").error == K.error
+    assert bs.ntk(model, x, store=tmp_path / "k").error is None

@@ -43,6 +43,7 @@ class Kernel:
     error: float | None = None  # relative Frobenius error against float64 on sampled examples, where measured
     recompute: Callable[[], dict[str, Tensor]] | None = field(default=None, compare=False)
     centring: str | None = None
+    model_outputs: int | None = None  # of the model, where known: with one output, integer labels are values
 
     @property
     def tensor(self) -> Tensor:
@@ -72,8 +73,14 @@ class Kernel:
             raise UnsupportedError(f"{what} needs the symmetric kernel K(x, x); this one is K(x, x2)")
 
     def _with(self, values: Tensor, **changes: Any) -> Kernel:
-        kept = {"outputs": self.outputs, "mode": self.mode, "symmetric": self.symmetric, "plan": self.plan}
-        return Kernel(values, **(kept | {"error": self.error, "centring": self.centring} | changes))
+        kept: dict[str, Any] = {
+            "outputs": self.outputs,
+            "mode": self.mode,
+            "symmetric": self.symmetric,
+            "plan": self.plan,
+        }
+        kept |= {"error": self.error, "centring": self.centring, "model_outputs": self.model_outputs}
+        return Kernel(values, **(kept | changes))
 
     # ------------------------------------------------------------------------------------------------- the matrix
 
@@ -166,7 +173,9 @@ class Kernel:
     def by_layer(self) -> dict[str, Kernel]:
         """Kernels of the single layers, which sum to this one; computed on demand while the model is unchanged."""
         if self.recompute is None:
-            raise UnsupportedError("this kernel was derived from another one; take by_layer() of the original")
+            raise UnsupportedError(
+                "this kernel was derived from another one or read from disk; take by_layer() of the original"
+            )
         return {name: self._with(values) for name, values in self.recompute().items()}
 
     def pca(self, k: int = 2) -> Tensor:
@@ -184,7 +193,7 @@ class Kernel:
             "mode": self.mode,
             "symmetric": self.symmetric,
         }
-        meta |= {"error": self.error, "centring": self.centring}
+        meta |= {"error": self.error, "centring": self.centring, "model_outputs": self.model_outputs}
         write_tensors(Path(path), {"values": self.values}, {"biascope": json.dumps(meta)})
 
     @staticmethod

@@ -14,6 +14,7 @@ from biascope.errors import InputError, UnsupportedError
 from biascope.functional import Functional, ParamSelection, functional
 from biascope.inputs import Inputs, batch_size, gather, take, tensors_of
 from biascope.kernels.contract import Scratch, add_block, add_rows, mirror, small_rows
+from biascope.kernels.fingerprint import state_fingerprint
 from biascope.kernels.kernel import Kernel
 from biascope.kernels.plan import Plan, make_plan
 from biascope.kernels.products import by_products
@@ -52,7 +53,8 @@ def ntk(
         params: which parameters to differentiate (see `bs.functional.functional`).
         output: how to get a tensor from what the model returns.
         by_layer: also keep the kernel of every layer (`K.by_layer()` computes them later if this was not asked).
-        store: a folder for tiles on disk, when the kernel does not fit in memory; an interrupted run resumes there.
+        store: a folder for tiles on disk, when the kernel does not fit in memory; an interrupted run resumes there if
+            parameters, buffers, data, selection, the module's code and `output` are the same. Not with `by_layer`.
         check: measure the error against float64 on sampled examples (default: for tf32 and bf16).
 
     Example:
@@ -68,13 +70,26 @@ def ntk(
     if store is not None:
         from biascope.kernels.tiles import stored_ntk
 
-        return stored_ntk(f, one, two, outputs, strategy, precision, max_memory, Path(store))
+        if by_layer:
+            raise UnsupportedError(
+                "store= keeps the whole kernel only: leave by_layer out, or store the kernel of each layer in a folder "
+                "of its own with params="
+            )
+        return stored_ntk(f, one, two, outputs, strategy, precision, max_memory, Path(store), check)
     with arithmetic(precision):
         found = anatomy(f, one)
         job = Job.make(f, found, one, two, outputs, strategy, precision, max_memory)
         values, layers = job.run(by_layer)
-        error = job.measure_error(values) if (check if check is not None else precision in {"tf32", "bf16"}) else None
-    return Kernel(values, job.outputs, job.mode, two is None, job.plan, error, _Recompute(job, layers))
+        error = None
+        if wants_check(check, precision):
+            error = measure_error(f, job.found, one, two, outputs, job.mode, values)
+    recompute = _Recompute(job, layers)
+    return Kernel(values, outputs, job.mode, two is None, job.plan, error, recompute, model_outputs=found.outputs)
+
+
+def wants_check(check: bool | None, precision: str) -> bool:
+    """Whether the error is to be measured: as asked, or for the precisions that need it."""
+    return check if check is not None else precision in {"tf32", "bf16"}
 
 
 def _check_pair(one: Inputs, two: Inputs | None) -> None:
@@ -209,23 +224,33 @@ class Job:
                     target = K if layers is None else layers[name]
                     place(target, part, r, c, self.mode, both=p.symmetric and not same)
 
-    def measure_error(self, values: Tensor, count: int = 6) -> float:
-        """Relative Frobenius error of a sampled block against float64."""
-        n1, n2 = self.plan.n1, self.plan.n2
-        gen = torch.Generator().manual_seed(0)
-        i = torch.randperm(n1, generator=gen, device="cpu")[:count].sort().values
-        j = i if self.two is None else torch.randperm(n2, generator=gen, device="cpu")[:count].sort().values
-        f = self.f.to(torch.float64)
-        with arithmetic("float64"):
-            other = None if self.two is None else take(self.two, j)
-            exact, _ = Job.make(f, self.found, take(self.one, i), other, self.outputs, "auto", "float64", None).run()
-        i, j = i.to(values.device), j.to(values.device)
-        block = {
-            "full": lambda: values[:, i][:, :, :, j],
-            "trace": lambda: values[i][:, j],
-            "diagonal": lambda: values[:, i][:, :, j],
-        }[self.mode]()
-        return float((block.double() - exact).norm() / exact.norm())
+
+def measure_error(
+    f: Functional,
+    found: Anatomy,
+    one: Inputs,
+    two: Inputs | None,
+    outputs: str | int,
+    mode: str,
+    values: Tensor,
+    count: int = 6,
+) -> float:
+    """Relative Frobenius error of a sampled block of a kernel (in the layout it is summed in) against float64."""
+    n1, n2 = batch_size(one), batch_size(one if two is None else two)
+    gen = torch.Generator().manual_seed(0)
+    i = torch.randperm(n1, generator=gen, device="cpu")[:count].sort().values
+    j = i if two is None else torch.randperm(n2, generator=gen, device="cpu")[:count].sort().values
+    with arithmetic("float64"):
+        other = None if two is None else take(two, j)
+        job = Job.make(f.to(torch.float64), found, take(one, i), other, outputs, "auto", "float64", None)
+        exact, _ = job.run()
+    i, j = i.to(values.device), j.to(values.device)
+    block = {
+        "full": lambda: values[:, i][:, :, :, j],
+        "trace": lambda: values[i][:, j],
+        "diagonal": lambda: values[:, i][:, :, j],
+    }[mode]()
+    return float((block.to(exact) - exact).norm() / exact.norm())
 
 
 def place(K: Tensor, tile: Tensor, r: slice, c: slice, mode: str, both: bool) -> None:
@@ -245,20 +270,25 @@ def place(K: Tensor, tile: Tensor, r: slice, c: slice, mode: str, both: bool) ->
 
 
 class _Recompute:
-    """Gives the per-layer kernels, computing them on demand if the model is still the same."""
+    """Gives the per-layer kernels, computing them on demand if model and inputs are still the same, by value."""
 
     def __init__(self, job: Job, layers: dict[str, Tensor] | None) -> None:
         self.job, self.layers = job, layers
-        self.versions = [p._version for p in job.f.module.parameters()]
+        lazy = layers is None and job.plan.strategy != "products"
+        self.state = self._state() if lazy else ""
+
+    def _state(self) -> str:
+        """What the kernel was computed from: versions miss buffers, and what is written to `.data`."""
+        return state_fingerprint(self.job.f, self.job.one, self.job.two)
 
     def __call__(self) -> dict[str, Tensor]:
         if self.layers is None:
             if self.job.plan.strategy == "products":
                 raise UnsupportedError("strategy='products' sees only the whole kernel; use 'auto' for by_layer()")
-            if [p._version for p in self.job.f.module.parameters()] != self.versions:
+            if self._state() != self.state:
                 raise InputError(
-                    "the model's parameters changed since this kernel was computed; ask for the layers at once with "
-                    "bs.ntk(..., by_layer=True)"
+                    "the model (parameters, buffers or modules) or its inputs changed since this kernel was computed; "
+                    "ask for the layers at once with bs.ntk(..., by_layer=True)"
                 )
             with arithmetic(self.job.plan.precision):
                 self.layers = self.job.run(by_layer=True)[1]

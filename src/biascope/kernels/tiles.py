@@ -1,8 +1,9 @@
 """Kernels on disk: computed tile by tile into one memory-mapped array, each tile checksummed, resumable after a kill.
 
-A folder holds `kernel.json` (what is being computed: shapes, hashes of parameters and data), `values.npy` (the array,
-memory-mapped) and `tiles.jsonl` (one line per finished tile with its checksum, written after the tile is on disk). A
-killed run leaves at most one unlisted tile, which is computed again.
+A folder holds `kernel.json` (what is being computed: shapes, and hashes of all that determines the kernel, which are
+the differentiated parameters, the others and the buffers, by name, the modules with their code, the output function and
+the data), `values.npy` (the array, memory-mapped) and `tiles.jsonl` (one line per finished tile with its checksum,
+written after the tile is on disk). A killed run leaves at most one unlisted tile, which is computed again.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from torch import Tensor
 
 from biascope.errors import CorruptError, InputError
 from biascope.functional import Functional
-from biascope.inputs import Inputs, batch_size, take, tensors_of
+from biascope.inputs import Inputs, batch_size, take
+from biascope.kernels.fingerprint import fingerprint, function_fingerprint, inputs_fingerprint, module_fingerprint
 from biascope.kernels.kernel import Kernel
-from biascope.kernels.ntk import Job, cotangents
+from biascope.kernels.ntk import Job, cotangents, measure_error, wants_check
 from biascope.layers import anatomy
 from biascope.memory import budget as memory_budget
 from biascope.precision import arithmetic
@@ -40,6 +42,7 @@ def stored_ntk(
     precision: str,
     max_memory: str | int | None,
     path: Path,
+    check: bool | None = None,
 ) -> Kernel:
     """Compute a kernel into a folder; finished tiles found there are checked and kept."""
     with arithmetic(precision):
@@ -58,8 +61,13 @@ def stored_ntk(
             "outputs": outputs,
             "symmetric": two is None,
             "precision": precision,
-            "parameters": fingerprint(list(f.params.values())),
-            "data": fingerprint(tensors_of(one) + ([] if two is None else tensors_of(two))),
+            "kind": "ntk",
+            "model_outputs": found.outputs,
+            "data": inputs_fingerprint(one, two),
+            "parameters": fingerprint(f.params),
+            "frozen": fingerprint(f.frozen),
+            "modules": module_fingerprint(f.module),
+            "output": function_fingerprint(f.output),
         }
         store = Store.open(path, config, side)
         first = None
@@ -69,7 +77,10 @@ def stored_ntk(
             job = Job.make(f, found, take(one, r), other, outputs, strategy, precision, limit)
             first = first or job.plan
             store.write(job.run()[0], r, c)
-    return Kernel(store.values(), outputs, mode, two is None, first)
+        values = store.values()
+        error = measure_error(f, found, one, two, outputs, mode, values) if wants_check(check, precision) else None
+        store.note_error(error)
+    return Kernel(values, outputs, mode, two is None, first, error, model_outputs=found.outputs)
 
 
 def open_kernel(path: str | Path, verify: bool = True) -> Kernel:
@@ -92,16 +103,8 @@ def open_kernel(path: str | Path, verify: bool = True) -> Kernel:
         raise CorruptError(
             f"{path} holds an unfinished kernel: {len(left)} tiles are missing; run bs.ntk(..., store=) again"
         )
-    return Kernel(store.values(), config["outputs"], config["mode"], config["symmetric"])
-
-
-def fingerprint(tensors: list[Tensor]) -> str:
-    """A hash of values, shapes and types."""
-    h = hashlib.blake2b(digest_size=16)
-    for t in tensors:
-        h.update(f"{tuple(t.shape)} {t.dtype}".encode())
-        h.update(t.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if t.dim() else repr(t).encode())
-    return h.hexdigest()
+    known = {"error": config.get("error"), "model_outputs": config.get("model_outputs")}
+    return Kernel(store.values(), config["outputs"], config["mode"], config["symmetric"], **known)
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -112,6 +115,12 @@ def _read_config(path: Path) -> dict[str, Any]:
     except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise CorruptError(f"{path} is not a biascope kernel folder: kernel.json is missing or unreadable") from error
     return config
+
+
+def _write_config(path: Path, config: dict[str, Any]) -> None:
+    new = path / "kernel.json.new"
+    new.write_text(json.dumps(config, indent=1))
+    new.rename(path / "kernel.json")
 
 
 def _examples(config: dict[str, Any]) -> tuple[int, int]:
@@ -145,17 +154,19 @@ class Store:
                 array.flush()
                 del array
                 temporary.rename(path / "values.npy")
-                new = path / "kernel.json.new"
-                new.write_text(json.dumps(config, indent=1))
-                new.rename(path / "kernel.json")  # last: a folder with this file is complete
+                _write_config(path, config)  # last: a folder with this file is complete
             except OSError as error:
                 raise InputError(f"cannot write a kernel to {path}: {error}") from error
             return Store(path, config, {})
         old = _read_config(path)
         for key, value in config.items():
-            if key != "side" and old.get(key) != value:
+            if key != "side" and key not in old:
                 raise InputError(
-                    f"{path} holds another kernel: its {key} is {old.get(key)!r}, not {value!r}. Choose another folder"
+                    f"{path} does not say which {key} its kernel has, so it cannot be resumed: choose another folder"
+                )
+            if key != "side" and old[key] != value:
+                raise InputError(
+                    f"{path} holds another kernel: its {key} is {old[key]!r}, not {value!r}. Choose another folder"
                 )
         done: dict[tuple[int, int], str] = {}
         log = path / "tiles.jsonl"
@@ -211,6 +222,12 @@ class Store:
             log.flush()
             os.fsync(log.fileno())
         self.done[(r.start, c.start)] = entry["checksum"]
+
+    def note_error(self, error: float | None) -> None:
+        """Write down the measured error, for those who open the folder."""
+        if error is not None:
+            self.config = self.config | {"error": error}
+            _write_config(self.path, self.config)
 
     def values(self) -> Tensor:
         """The array as a tensor that reads from disk; writing to it does not change the file."""
