@@ -1,6 +1,7 @@
 """Metrics of the tangent kernel: its alignment with its start and with the labels, its spectrum, its velocity.
 
 Spec: linearity measures are uncentred; alignment with labels, effective rank and trace ratios use centred features.
+Eigenvalues below the rounding of the kernel, before centring, count as 0 (see `View.eigenvalues`).
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def trace_ratio(view: View, ks: Sequence[int] = (40, 80, 160), centred: bool = T
 
 @register()
 def spectrum(view: View, k: int = 10, centred: bool = True) -> dict[str, float]:
-    """The k largest eigenvalues ("1" is the largest), and the mean and median of all.
+    """The k largest eigenvalues ("1" is the largest), and the mean and median of all (0: not told from rounding).
 
     Example:
         >>> found = spectrum(View.of(nn.Linear(2, 1, bias=False), torch.eye(2)), k=1, centred=False)
@@ -146,5 +147,6 @@ def spectrum(view: View, k: int = 10, centred: bool = True) -> dict[str, float]:
 def _values(view: View, centred: bool) -> Tensor:
     values = view.eigenvalues if centred else view.uncentred_eigenvalues
     if not values.sum() > 0:
-        raise InputError("the tangent kernel is zero" + (" after centring" if centred else "") + ": it has no spectrum")
+        what = "the tangent kernel is zero" + (" (or rounding) after centring" if centred else "")
+        raise InputError(f'{what}: it has no spectrum; precision="float64" tells small differences apart')
     return values
