@@ -93,6 +93,20 @@ def test_any_critic_stays_below_the_truth_on_a_table(seed: int) -> None:
     assert float(mine_f(joint, marginal)) <= float(donsker_varadhan(joint, marginal))
 
 
+def test_no_scores_are_no_bound() -> None:
+    none, some = torch.zeros(0), torch.zeros(3)
+    for bound in (donsker_varadhan, mine_f, nwj, smile, jensen_shannon, MineObjective()):
+        with pytest.raises(InputError, match=r"no scores of pairs \(joint\)"):
+            bound(none, some)  # type: ignore[operator]
+        with pytest.raises(InputError, match="no scores"):
+            bound(some, none)  # type: ignore[operator]
+    with pytest.raises(InputError, match="K >= 1"):
+        info_nce(torch.zeros(0, 0))
+    for clip in (math.nan, 0.0, -1.0):
+        with pytest.raises(InputError, match="clip must be > 0"):
+            smile(some, some, clip=clip)
+
+
 def test_no_overflow() -> None:
     joint, marginal = torch.full((4,), 1000.0), torch.tensor([1000.0, -1000.0])
     assert float(donsker_varadhan(joint, marginal)) == pytest.approx(math.log(2), abs=1e-4)

@@ -46,6 +46,38 @@ def test_adaptive_clip_without_a_loss_gradient_is_zero_and_batches() -> None:
         adaptive_clip(mine[:2], own)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "mine", "own"),
+    [
+        (torch.float16, 300.0, 1.0),  # squares pass 65,504
+        (torch.float16, 1e-4, 1e-5),  # and squares of these are 0
+        (torch.float32, 1e20, 1.0),
+        (torch.float32, 1e-25, 1e-26),
+        (torch.bfloat16, 1e30, 1e-30),
+        (torch.float64, 1e200, 1e198),
+        (torch.float64, 1e-200, 1e-201),
+    ],
+)
+def test_adaptive_clip_of_any_size_and_dtype(dtype: torch.dtype, mine: float, own: float) -> None:
+    g, u = torch.tensor([3.0, 0.0, -4.0], dtype=dtype) * mine, torch.tensor([0.0, 5.0, 0.0], dtype=dtype) * own
+    (clipped,) = adaptive_clip([g], [u])
+    assert clipped.dtype == dtype
+    # both norms are 5 times their size: exact in float64 by numbers that need no squares
+    expected = g.double() / float(g.double().abs().max()) * 4 / 5 * float(u.double()[1])
+    # one rounding of the result, and that of 3 x and 4 x in the dtype
+    rtol, tiny = 4 * torch.finfo(dtype).eps, torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    torch.testing.assert_close(clipped.double(), expected, rtol=rtol, atol=tiny)
+    (kept,) = adaptive_clip([u], [g])  # the shorter one is left as it is, bit for bit
+    assert torch.equal(kept, u)
+
+
+def test_adaptive_clip_by_a_norm_that_is_not_finite_is_nan() -> None:
+    for bad in (math.inf, math.nan):
+        g, u = [torch.tensor([1.0, 2.0])], [torch.tensor([bad, 0.0])]
+        assert bool(adaptive_clip(g, u)[0].isnan().all())
+        assert bool(adaptive_clip(u, g)[0].isnan().all())
+
+
 def test_clipped_backward_is_the_sum_of_the_two_gradients() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
     x = torch.randn(6, 3, generator=torch.Generator().manual_seed(RNG), dtype=torch.float64)

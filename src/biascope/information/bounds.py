@@ -27,6 +27,13 @@ def log_mean_exp(scores: Tensor) -> Tensor:
     return scores.flatten().logsumexp(0) - math.log(scores.numel())
 
 
+def _mean(joint: Tensor) -> Tensor:
+    """Mean of the scores of pairs; torch's own is NaN without a word where there are none."""
+    if not joint.numel():
+        raise InputError("no scores of pairs (joint): a mean needs at least one")
+    return joint.mean()
+
+
 def donsker_varadhan(joint: Tensor, marginal: Tensor) -> Tensor:
     """E_P[T] - log E_Q[e^T], tight at T = log dP/dQ + any constant.
 
@@ -38,7 +45,7 @@ def donsker_varadhan(joint: Tensor, marginal: Tensor) -> Tensor:
         >>> float(donsker_varadhan(torch.tensor([2.0, 4.0]), torch.zeros(5)))
         3.0
     """
-    return joint.mean() - log_mean_exp(marginal)
+    return _mean(joint) - log_mean_exp(marginal)
 
 
 def mine_f(joint: Tensor, marginal: Tensor) -> Tensor:
@@ -50,7 +57,7 @@ def mine_f(joint: Tensor, marginal: Tensor) -> Tensor:
         >>> float(mine_f(torch.tensor([2.0, 4.0]), torch.ones(5)))
         2.0
     """
-    return joint.mean() - (log_mean_exp(marginal) - 1).exp()
+    return _mean(joint) - (log_mean_exp(marginal) - 1).exp()
 
 
 def nwj(joint: Tensor, marginal: Tensor) -> Tensor:
@@ -62,7 +69,7 @@ def nwj(joint: Tensor, marginal: Tensor) -> Tensor:
         >>> float(nwj(torch.tensor([2.0, 4.0]), torch.zeros(5)))
         3.0
     """
-    return joint.mean() - log_mean_exp(marginal).exp() + 1
+    return _mean(joint) - log_mean_exp(marginal).exp() + 1
 
 
 def info_nce(scores: Tensor) -> Tensor:
@@ -76,6 +83,8 @@ def info_nce(scores: Tensor) -> Tensor:
     """
     if scores.dim() != 2 or scores.shape[0] != scores.shape[1]:
         raise InputError(f"InfoNCE needs the scores of all pairs [K, K], got {list(scores.shape)}")
+    if not len(scores):
+        raise InputError("no scores of pairs: InfoNCE needs K >= 1")
     return (scores.diagonal() - scores.logsumexp(1)).mean() + math.log(len(scores))
 
 
@@ -88,9 +97,9 @@ def smile(joint: Tensor, marginal: Tensor, clip: float = 5.0) -> Tensor:
         >>> float(smile(torch.tensor([9.0]), torch.tensor([7.0]), clip=5.0))
         4.0
     """
-    if clip <= 0:
+    if not clip > 0:  # NaN neither
         raise InputError(f"clip must be > 0, got {clip}")
-    return joint.mean() - log_mean_exp(marginal.clamp(-clip, clip))
+    return _mean(joint) - log_mean_exp(marginal.clamp(-clip, clip))
 
 
 def jensen_shannon(joint: Tensor, marginal: Tensor) -> Tensor:
@@ -102,7 +111,9 @@ def jensen_shannon(joint: Tensor, marginal: Tensor) -> Tensor:
         >>> float(jensen_shannon(torch.zeros(3), torch.zeros(3)))
         0.0
     """
-    return math.log(2) - (softplus(-joint).mean() + softplus(marginal).mean()) / 2
+    if not marginal.numel():
+        raise InputError("no scores of independent draws (marginal): a mean needs at least one")
+    return math.log(2) - (_mean(softplus(-joint)) + softplus(marginal).mean()) / 2
 
 
 class MineObjective:
@@ -138,7 +149,7 @@ class MineObjective:
             kept = self.log_average + math.log1p(-self.rate)
             self.log_average = torch.logaddexp(kept, now + math.log(self.rate))
         ratio = (log_mean - self.log_average).exp()
-        return joint.mean() - now - (ratio - ratio.detach())
+        return _mean(joint) - now - (ratio - ratio.detach())
 
 
 def sample_size(

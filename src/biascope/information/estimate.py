@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable
@@ -29,6 +30,9 @@ from biascope.information.train import Objective, Training, train_critic
 from biascope.precision import without_autocast
 
 Estimator = Literal["mine", "mine-f", "nwj", "infonce", "smile", "ksg"]
+
+TRAINED = ("mine", "mine-f", "nwj", "infonce", "smile")  # they have a critic, and all options of training
+USED_BY = {"ema_rate": ("mine",), "clip": ("smile",), "k": ("ksg",)}
 
 LEAST = 100  # pairs: below, the three parts of the split are too small to say anything
 BLOCKS = 20  # of held-out pairs, for the standard error
@@ -73,8 +77,9 @@ def mutual_information(
 
     critic: a module T(x, y) -> [n] for rows of x and y as they are given (trained in a copy); by default an MLP of the
     normal scores of all columns and of one-hot labels, so that units and increasing maps of a column do not matter.
-    With `steps=0` a given critic is used as it is. `ema_rate`: of MINE's moving average; `clip`: SMILE's, in nats; `k`:
-    neighbours of ksg.
+    With `steps=0` a given critic is used as it is. `ema_rate`: of mine's moving average; `clip`: smile's, in nats; `k`:
+    neighbours of ksg. An option that the estimator does not use is refused unless it is at its default (ksg, which
+    trains nothing, also takes steps=0).
 
     Example:
         >>> rng = torch.Generator().manual_seed(0)
@@ -86,19 +91,32 @@ def mutual_information(
     """
     if estimator not in get_args(Estimator):
         raise InputError(f"estimator {estimator!r} is not known; choose one of {', '.join(get_args(Estimator))}")
+    options: dict[str, object] = {"critic": critic, "steps": steps, "batch_size": batch_size, "lr": lr}
+    _refuse_unused(estimator, options | {"held_out": held_out, "ema_rate": ema_rate, "clip": clip, "k": k})
     if estimator == "ksg":
-        if critic is not None:
-            raise InputError("ksg has no critic; leave critic out, or choose another estimator")
         return ksg(x, y, k=k, seed=seed)
     x, y = checked_pairs(x, y, LEAST, f"{estimator} splits them into three parts and needs")
-    if steps < 0 or batch_size < 2 or lr <= 0:
+    if steps < 0 or batch_size < 2 or not 0 < lr < math.inf:
         raise InputError(f"need steps >= 0, batch_size >= 2 and lr > 0, got {steps}, {batch_size} and {lr}")
+    if not 0 < clip < math.inf:
+        raise InputError(f"clip must be > 0, got {clip}")
     if critic is None and steps == 0:
         raise InputError("steps=0 evaluates a given critic: pass critic=")
     if critic is not None and not isinstance(critic, nn.Module):
         raise InputError(f"critic must be a torch.nn.Module T(x, y) -> [n], got {type(critic).__name__}")
     with torch.inference_mode(False):  # a critic cannot be trained in it
         return _trained(x, y, estimator, seed, critic, steps, batch_size, lr, held_out, ema_rate, clip)
+
+
+def _refuse_unused(estimator: Estimator, given: dict[str, object]) -> None:
+    """Raise if an option is set that this estimator would not look at."""
+    defaults = inspect.signature(mutual_information).parameters
+    for name, value in given.items():
+        users = USED_BY.get(name, TRAINED)
+        untrained = estimator == "ksg" and name == "steps" and value == 0
+        if estimator not in users and value != defaults[name].default and not untrained:
+            why = "ksg has no critic" if name == "critic" else f"{estimator} does not use {name} (got {value!r})"
+            raise InputError(f"{why}; leave {name} out, or choose an estimator that uses it: {', '.join(users)}")
 
 
 def _trained(

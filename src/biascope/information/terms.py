@@ -71,7 +71,9 @@ class MineTerm:
 def adaptive_clip(information: Sequence[Tensor], loss: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The gradient of an information term, made no longer than that of the loss: min(|g_u|, |g_m|) g_m / |g_m| (C.1).
 
-    information (g_m), loss (g_u): gradients of the same parameters, in the same order. Norms are over all of them.
+    information (g_m), loss (g_u): gradients of the same parameters, in the same order. Norms are over all of them, in
+    float64 and relative to the largest entry, so no size of gradient in any dtype over- or underflows. Where a norm is
+    not finite all that is returned is NaN.
 
     Example:
         >>> adaptive_clip([torch.tensor([3.0, 4.0])], [torch.tensor([0.0, 1.0])])[0].tolist()
@@ -87,9 +89,19 @@ def adaptive_clip(information: Sequence[Tensor], loss: Sequence[Tensor]) -> tupl
                 f"gradient {i} is {list(a.shape)} of the information and {list(b.shape)} of the loss: they must be of "
                 "the same parameter"
             )
-    mine, own = (torch.stack([g.square().sum() for g in row]).sum().sqrt() for row in (information, loss))
-    scale = torch.where(mine > own, own / mine, torch.ones_like(mine))  # also where both are 0
-    return tuple(scale * g for g in information)
+    (mine, mine_unit), (own, own_unit) = _length(information), _length(loss)
+    share = (own / mine) * (own_unit / mine_unit)  # |g_u| / |g_m|
+    one = torch.ones_like(share)
+    scale = torch.where((share >= 1) | ((mine == 0) & own.isfinite()), one, share)
+    return tuple((scale * g.double()).to(g.dtype) for g in information)
+
+
+def _length(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The norm of all entries together as a product of two numbers [] in float64, the second their largest size."""
+    filled = [g.double() for g in gradients if g.numel()] or [torch.zeros(1, dtype=torch.float64)]
+    largest = torch.stack([g.abs().amax() for g in filled]).amax()
+    unit = torch.where(largest == 0, torch.ones_like(largest), largest)
+    return torch.stack([(g / unit).square().sum() for g in filled]).sum().sqrt(), unit
 
 
 def clipped_backward(loss: Tensor, information: Tensor, parameters: Iterable[Tensor], beta: float = 1.0) -> None:
