@@ -167,7 +167,7 @@ def localisation(
     energy = local_energy(ntk(model, x, both, outputs=outputs, precision=precision, **options), rank)
     if rank is None and min(_ranks(energy)) < n:
         why = (
-            "some inputs are equal to the network, or it has too few parameters"
+            "their gradients are linearly dependent: equal inputs, few parameters, or many inputs in one linear region"
             if precision == "float64"
             else f"the others are below the bound on the rounding of {precision}: use precision='float64'"
         )
