@@ -43,6 +43,15 @@ def test_normalised_kernels_have_unit_diagonal(net: nn.Module, x: torch.Tensor, 
         assert float(M.abs().max()) <= 1 + 1e-12
 
 
+@pytest.mark.parametrize("scale", [1e-20, 1.0, 1e20])
+@pytest.mark.parametrize("outputs", ["full", "trace", "diagonal"])
+def test_cosines_do_not_depend_on_the_scale(net: nn.Module, x: torch.Tensor, outputs: str, scale: float) -> None:
+    """In float32 the product of two diagonal entries leaves the range long before its root does."""
+    exact = bs.ntk(net, x, outputs=outputs, precision="float64")
+    K = Kernel((exact.values * scale).float(), exact.outputs, exact.mode, True).normalized()
+    torch.testing.assert_close(K.tensor.double(), exact.normalized().tensor, rtol=1e-5, atol=1e-6)
+
+
 def test_pca_reproduces_the_centred_kernel(net: nn.Module, x: torch.Tensor) -> None:
     K = bs.ntk(net, x, outputs="trace", precision="float64")
     coordinates = K.pca(7)
@@ -129,3 +138,24 @@ def test_spectrum_arguments(net: nn.Module, x: torch.Tensor) -> None:
     torch.testing.assert_close(functions.vectors.square().mean(0), torch.ones(7, dtype=torch.float64))
     torch.testing.assert_close(functions.values * 7, K.eigh().values)
     assert K.trace_ratios((7,))[7] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("change", ["statistics", "data", "module", "inputs"])
+def test_layers_on_demand_are_those_of_the_kernel_or_refused(change: str, precision: str) -> None:
+    net, x = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2)).eval(), torch.randn(5, 6)
+    K = bs.ntk(net, x, precision=precision)
+    if change == "statistics":
+        net[1].running_var.mul_(3.0)
+    elif change == "data":
+        net[0].weight.data.mul_(2.0)
+    elif change == "module":
+        net[2] = nn.ReLU()
+    else:
+        x.add_(1.0)
+    if precision == "float64" and change in {"statistics", "data"}:  # K holds its own float64 copy of the weights
+        total = torch.stack([k.tensor for k in K.by_layer().values()]).sum(0)
+        torch.testing.assert_close(total, K.tensor, rtol=1e-12, atol=1e-12)
+    else:
+        with pytest.raises(InputError, match="changed since"):
+            K.by_layer()

@@ -176,3 +176,15 @@ def test_indefinite_kernels_are_refused_and_rounding_is_reported():
     spec = slightly.eigh()
     assert spec.negative == pytest.approx(-1e-6, rel=1e-5)
     assert float(spec.values.min()) == 0
+
+
+@pytest.mark.parametrize("outputs", ["full", "trace", "diagonal"])
+def test_equal_labels_are_refused_whatever_rounding_leaves_of_them(outputs):
+    net, x, _ = make()
+    K = bs.ntk(net, x, outputs=outputs)
+    for value in (0.1, 1e8 / 3, -1e-9 / 7):
+        equal = torch.full((9, 3), value, dtype=F64)
+        with pytest.raises(InputError, match="all labels are equal"):
+            K.alignment(equal)
+        nearly = equal * (1 + 1e-10 * torch.randn(9, 3, generator=torch.Generator().manual_seed(0), dtype=F64))
+        assert 0 < K.alignment(nearly) <= 1

@@ -188,3 +188,19 @@ def test_too_few_probes_are_refused():
     net, x, y = make()
     with pytest.raises(InputError, match="at least 3 probes"):
         bs.label_alignment(net, x, y, sketch=2)
+
+
+def test_the_papers_alpha_is_that_of_labels_as_they_are():
+    net, x, y = make()
+    y = y.clamp_max(1)  # unbalanced: centring changes much
+    J = torch.func.jacrev(lambda p: torch.func.functional_call(net, p, (x,)))(
+        {k: p.detach() for k, p in net.named_parameters()}
+    )
+    Y = nn.functional.one_hot(y, 3).double()
+    mean = [torch.einsum("ia,ia...->...", Y, j) / len(y) for j in J.values()]
+    truth = float(sum(m.square().sum() for m in mean))
+    assert bs.label_alignment(net, x, y, centered=False, sketch=3).alpha == pytest.approx(truth, rel=1e-10)
+    centred = [torch.einsum("ia,ia...->...", Y - Y.mean(0), j) / len(y) for j in J.values()]
+    by_default = bs.label_alignment(net, x, y, sketch=3).alpha
+    assert by_default == pytest.approx(float(sum(m.square().sum() for m in centred)), rel=1e-10)
+    assert by_default < 0.5 * truth

@@ -11,6 +11,7 @@ from biascope.errors import InputError
 from biascope.kernels import (
     generalization_bound,
     gradient_step_modes,
+    open_kernel,
     steps_to_loss,
     time_constants,
 )
@@ -285,3 +286,66 @@ def test_cross_kernels_and_wrong_classes_are_refused():
         bs.kernel_regression(bs.ntk(net, x2, x), torch.ones(5, 2))
     with pytest.raises(InputError, match="class 5, but the model has 2 outputs"):
         bs.kernel_regression(bs.ntk(net, x), torch.tensor([0, 1, 5, 0, 0, 0, 0, 0]))
+
+
+# ------------------------------------------------------------------------------------------- what cannot be reached
+
+
+def test_the_bound_is_infinite_for_targets_outside_of_the_space():
+    K = torch.diag(torch.tensor([1.0, 0.0]))
+    inside, outside, both = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.01])
+    assert generalization_bound(K, inside) == pytest.approx(0.5, rel=1e-6)
+    assert bs.rkhs_norm(K, inside).reached
+    for y in (outside, both):
+        assert not bs.rkhs_norm(K, y).reached
+        assert generalization_bound(K, y) == math.inf
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_rounding_of_a_singular_kernel_does_not_make_the_bound_infinite(dtype):
+    gen = torch.Generator().manual_seed(0)
+    X, w = torch.randn(40, 5, generator=gen, dtype=F64), torch.randn(5, generator=gen, dtype=F64)
+    K = (X.to(dtype) @ X.to(dtype).T).to(dtype)
+    y = (X @ w).to(dtype)  # ||f||^2 = |w|^2: X has full rank
+    truth = float(w.norm()) * float(X.norm()) / 40
+    assert generalization_bound(K, y) == pytest.approx(truth, rel=1e-4 if dtype == torch.float32 else 1e-9)
+    assert generalization_bound(K, y + torch.randn(40, generator=gen).to(dtype)) == math.inf
+
+
+def test_the_bound_takes_no_cross_kernels():
+    net, x, x2, _ = make(c=1)
+    for bad in (bs.ntk(net, x, x2, outputs=0), bs.ntk(net, x, x2, outputs=0).tensor, bs.ntk(net, x, x + 1).tensor):
+        with pytest.raises((InputError, NotImplementedError), match="symmetric"):
+            generalization_bound(bad, norm_squared=1.0)
+    with pytest.raises(InputError, match=r"-1 on its diagonal"):
+        generalization_bound(torch.diag(torch.tensor([2.0, -1.0])), norm_squared=1.0)
+
+
+@pytest.mark.parametrize("outputs", [0, "trace", "sum", "full"])
+def test_integers_are_values_for_a_model_with_one_output(outputs, tmp_path):
+    net, x, *_ = make(c=1)
+    y = torch.arange(8) % 2
+    K = bs.ntk(net, x, outputs=outputs)
+    stored = bs.ntk(net, x, outputs=outputs, store=tmp_path / "k")
+    K.save(tmp_path / "k.safetensors")
+    sketched = bs.sketched_ntk(net, x, outputs=outputs, dim=4096).kernel()
+    kernels = [K, stored, open_kernel(tmp_path / "k"), bs.Kernel.load(tmp_path / "k.safetensors"), sketched]
+    for k in [*kernels, K.by_layer()["0"]]:
+        assert k.alignment(y, False) == k.alignment(y.double(), False)
+        assert bs.rkhs_norm(k, y, cutoff=0.1).squared == bs.rkhs_norm(k, y.double(), cutoff=0.1).squared
+        assert k.energy_concentration(y, 3) == k.energy_concentration(y.double(), 3)
+        assert torch.equal(bs.kernel_regression(k, y, 1.0).train, bs.kernel_regression(k, y.double(), 1.0).train)
+    if outputs != "full":  # of a plain matrix nobody knows the model: class indices, as documented
+        one_hot = nn.functional.one_hot(y).double()
+        assert bs.rkhs_norm(K.tensor, y).squared == bs.rkhs_norm(K.tensor, one_hot).squared
+    several = bs.ntk(make(c=2)[0], x, outputs=0)
+    assert bs.rkhs_norm(several, y).squared == bs.rkhs_norm(several, nn.functional.one_hot(y)).squared
+
+
+def test_many_small_steps_lose_no_digits():
+    z = 1e-14  # of the slow mode; 1 - z keeps two digits of it
+    K, y = torch.diag(torch.tensor([1.0, z], dtype=F64)), torch.tensor([0.0, 1.0], dtype=F64)
+    assert steps_to_loss(K, y, 0.5 * math.exp(-2)) == pytest.approx(1 / z, rel=1e-9)  # (1 - z)^(2 t) = exp(-2)
+    slow = steps_to_loss(torch.eye(2), torch.ones(2), math.exp(-2), lr=1e-20)
+    assert slow == pytest.approx(1e20, rel=1e-9)  # the kernel gets there, however long it takes
+    assert steps_to_loss(torch.eye(2, dtype=F64), torch.ones(2), 0.5, lr=2.0) == math.inf  # it goes back and forth

@@ -19,7 +19,8 @@ def targets(y: Tensor, n: int, outputs: int | None) -> Tensor:
 
     Floats and booleans are values. Integers [n] are class indices and become one-hot, unless they are all -1 or +1
     (signs) or the model has one output (values). `outputs` is the number of outputs, None if the kernel has none of
-    its own ([n, n]): then there are as many classes as the largest index says.
+    its own ([n, n]) and the model has several, or it is not known how many: then there are as many classes as the
+    largest index says.
     """
     if not isinstance(y, Tensor):
         raise InputError(f"y must be a tensor of labels [n] or targets [n, d], not {type(y).__name__}")
@@ -47,8 +48,13 @@ def label_columns(K: Kernel, y: Tensor) -> Tensor:
     """Labels [N, d] in the space `K.matrix()` acts on: one column [n * c] for "full", [n, d] otherwise."""
     n = K.n[0]
     if K.mode == "trace":
-        return targets(y, n, None).to(K.values.device)
+        return targets(y, n, _one_output(K)).to(K.values.device)
     return _output_targets(K, y).reshape(-1, 1)
+
+
+def _one_output(K: Kernel) -> int | None:
+    """1 for a kernel [n, n] of a model with one output, else None."""
+    return 1 if K.model_outputs == 1 else None
 
 
 def _output_targets(K: Kernel, y: Tensor) -> Tensor:
@@ -96,15 +102,17 @@ def centre_targets(Y: Tensor, kind: str) -> Tensor:
 
 def _with_labels(K: Kernel, Kc: Tensor, y: Tensor, kind: str) -> float:
     if K.mode == "trace":  # one value per example: both centrings are over examples, column by column
-        Y = centre_targets(targets(y, K.n[0], None).to(Kc.device), "per-output" if kind else "")
-        return _ratio((Y * (Kc @ Y)).sum(), _norm(K, Kc, kind), _label_norm(Y.mT @ Y))
-    Y = centre_targets(_output_targets(K, y), kind).mT  # [c, n]; the kernel's values are output-major
+        raw = targets(y, K.n[0], _one_output(K)).to(Kc.device)
+        Y = centre_targets(raw, "per-output" if kind else "")
+        return _ratio((Y * (Kc @ Y)).sum(), _norm(K, Kc, kind), _label_norm(Y.mT @ Y, raw))
+    raw = _output_targets(K, y)
+    Y = centre_targets(raw, kind).mT  # [c, n]; the kernel's values are output-major
     if K.mode == "full":
         v = Y.reshape(-1)
         top = v @ (Kc.reshape(len(v), len(v)) @ v)
     else:
         top = (Y * (Kc @ Y[..., None])[..., 0]).sum()
-    return _ratio(top, _norm(K, Kc, kind), _label_norm(Y.square().sum()[None, None]))
+    return _ratio(top, _norm(K, Kc, kind), _label_norm(Y.square().sum()[None, None], raw))
 
 
 def _norm(K: Kernel, Kc: Tensor, kind: str) -> Tensor:
@@ -116,9 +124,11 @@ def _norm(K: Kernel, Kc: Tensor, kind: str) -> Tensor:
     return norm
 
 
-def _label_norm(G: Tensor) -> Tensor:
+def _label_norm(G: Tensor, raw: Tensor) -> Tensor:
+    """Norm of the centred labels' Gram matrix; what rounding leaves of equal labels is refused."""
     norm: Tensor = torch.linalg.matrix_norm(G)
-    if not norm > 0:
+    rounding = 100 * torch.finfo(raw.dtype).eps
+    if not norm > rounding**2 * raw.square().sum():
         raise InputError("all labels are equal: after centring nothing is left to align with")
     return norm
 

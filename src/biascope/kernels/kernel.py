@@ -146,7 +146,8 @@ class Kernel:
 
         Args:
             other: class indices [n], targets [n, d] (or [n]), or a Kernel of the same shape. Integers are class indices
-                unless they are all -1 or +1, or the model has one output.
+                unless they are all -1 or +1, or the model has one output (`model_outputs`, known of kernels made by
+                `ntk`; of a kernel put together by hand it is taken to have several unless that says so).
             centered: "per-output" (default), "global", or False for the uncentred alignment.
         """
         from biascope.kernels.alignment import alignment

@@ -32,10 +32,12 @@ class LabelAlignment:
     Attributes:
         value: CKA, y^T K y / (||K||_F ||y||^2) of the centred kernel and labels.
         standard_error: of the value, from the sketch of the norm; 0 where the norm is exact.
-        numerator: y^T K y, exact.
+        numerator: y^T K y of the labels as centred, exact.
         target_norm_squared: ||y||^2 = y^T y.
-        alpha: y^T K y / n^2 = || mean_i y_i df(x_i)/dtheta ||^2, the papers' alpha(f*) under the empirical measure.
-        alpha_normalized: y^T K y / y^T y; an eigenvector of K gives its eigenvalue.
+        alpha: y^T K y / n^2 = || mean_i y_i df(x_i)/dtheta ||^2 of the labels as centred here, so by default of
+            centred ones. The papers' alpha(f*) under the empirical measure takes the labels as they are: it is this
+            number with `centered=False`.
+        alpha_normalized: y^T K y / y^T y, of the same labels; uncentred, an eigenvector of K gives its eigenvalue.
         frobenius: ||K||_F, estimated.
         frobenius_standard_error: of ||K||_F.
         samples: number of examples.
@@ -93,7 +95,8 @@ def label_alignment(
         model: any nn.Module whose examples do not mix.
         x: a tensor [n, ...], a dict, or a re-iterable of batches x or (x, y).
         y: class indices [n] or targets [n, c]; None to take the labels of the batches.
-        centered: True or "per-output" (over examples, for every output), "global" (over all), or False.
+        centered: True or "per-output" (over examples, for every output), "global" (over all), or False, which makes
+            `alpha` the papers' alpha(f*).
         sketch: number of probes for ||K||_F, at least 3. The relative standard error of the value is at most about
             sqrt(2 / sketch), reached when one eigenvalue dominates. With sketch >= n * c the norm is exact.
         seed: of the probes.

@@ -73,7 +73,8 @@ def kernel_regression(
 
     Args:
         K_train: K(x, x): Kernel or tensor, [n, n] or full [n, c, n, c].
-        y: class indices [n] (made one-hot; -1/+1 stay as they are), or targets [n], [n, d]; [n, c] for a full kernel.
+        y: class indices [n] (made one-hot; -1/+1, and integers for a model with one output, stay as they are), or
+            targets [n], [n, d]; [n, c] for a full kernel.
         ridge: >= 0.
         K_test: K(x_test, x): rows are test examples.
         f0_train: outputs of the network itself at x, zero if None (the centred model).
@@ -206,14 +207,17 @@ def steps_to_loss(
     lr = 1 / float(sys.values[0]) if lr is None else lr
     check_rate(sys, lr)
     energy = (sys.vectors.mT @ _residual(sys, y, f0_train)[2]).square().sum(1)
+    z = torch.where(sys.kept, lr * sys.values, 0.0).clamp_max(2.0)  # `check_rate` lets rounding above 2 pass
+
+    def left(factor: Tensor) -> float:
+        return float(0.5 * (factor.square() * energy).sum())
 
     def at(step: float) -> float:
-        factor = _power(torch.where(sys.kept, lr * sys.values, 0.0), torch.tensor([step], device="cpu").to(energy))[0]
-        return float(0.5 * (factor.square() * energy).sum())
+        return left(_power(z, energy.new_tensor([float(step)]))[0])
 
     if at(0.0) <= loss:
         return 0.0
-    if at(1e15) > loss:
+    if left(((z < 1e-300) | (z == 2)).to(z)) > loss:  # these never decay
         return math.inf
     high = 1
     while at(high) > loss:
@@ -238,8 +242,12 @@ def check_rate(sys: System, lr: float) -> None:
 
 
 def _power(z: Tensor, steps: Tensor) -> Tensor:
-    """(1 - z)^steps [T, N] for z [N] in [0, 2]."""
-    return (1 - z)[None].pow(steps[:, None])
+    """(1 - z)^steps [T, N] for z [N] in [0, 2].
+
+    1 - z is exact from z = 1/2 on; below, it would lose the digits of a small z, which many steps bring out again.
+    """
+    slow = torch.exp(steps[:, None] * torch.log1p(-z.clamp_max(0.5)))
+    return torch.where(z < 0.5, slow, (1 - z)[None].pow(steps[:, None]))
 
 
 def _times(t: float | Sequence[float] | Tensor, what: str) -> Tensor:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from biascope.errors import InputError
 from biascope.kernels.kernel import Kernel
-from biascope.kernels.system import as_matrix, system
+from biascope.kernels.system import symmetric_matrix, system
 from biascope.tables import facts
+
+NEGLIGIBLE = 1e-3  # of the squared norm
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,9 @@ class RKHSNorm:
         rank: eigenvalues used.
         outside: share of y's energy on eigenvectors with eigenvalue zero (up to rounding), which no function of the
             space reaches: the true norm is infinite if this is not rounding itself.
+        reached: whether `outside` is rounding: with eigenvalues at the cutoff it would add at most 1e-3 of `squared`.
+            If not, `squared` is the norm of the part that is reached, and the norm of y itself is infinite, or the
+            kernel is not precise enough to tell.
     """
 
     squared: float
@@ -33,6 +39,7 @@ class RKHSNorm:
     condition: float
     rank: int
     outside: float
+    reached: bool = True
 
     @property
     def value(self) -> float:
@@ -42,7 +49,7 @@ class RKHSNorm:
     def _repr_html_(self) -> str:
         """The norm and what bounds it, for notebooks."""
         rows = {"norm": self.value, "squared": self.squared, "lower bound of it": self.lower_bound, "alpha": self.alpha}
-        rows |= {"rank": self.rank, "condition": self.condition, "outside": self.outside}
+        rows |= {"rank": self.rank, "condition": self.condition, "outside": self.outside, "reached": self.reached}
         return facts("Norm in the kernel's space", rows)
 
 
@@ -68,13 +75,16 @@ def rkhs_norm(K: Kernel | Tensor, y: Tensor, cutoff: float | None = None) -> RKH
         raise InputError("all targets are zero")
     kept = sys.kept
     top = float((sys.values * energy).sum())
+    squared, left = float((energy[kept] / sys.values[kept]).sum()), float(energy[~kept].sum())
+    floor = max(sys.cutoff, len(kept) * torch.finfo(torch.float64).eps * float(sys.values[0]))
     return RKHSNorm(
-        squared=float((energy[kept] / sys.values[kept]).sum()),
+        squared=squared,
         lower_bound=total**2 / top if top > 0 else math.inf,
         alpha=top / sys.n**2,
         condition=sys.condition,
         rank=int(kept.sum()),
-        outside=float(energy[~kept].sum()) / total,
+        outside=left / total,
+        reached=left <= NEGLIGIBLE * squared * floor,
     )
 
 
@@ -82,7 +92,14 @@ def generalization_bound(K: Kernel | Tensor, y: Tensor | None = None, norm_squar
     """sqrt(||f||_k^2 mean k(x, x) / n), the complexity term of R(f) <= R_hat(f) + O(this).
 
     It equals (B / n) sqrt(tr K), the Rademacher bound of the ball of radius B = ||f||_k. The constant in O() depends on
-    the loss. The norm is that of the targets y unless given.
+    the loss. The norm is that of the targets y unless given; it is infinite, and so is the bound, where y has more than
+    rounding on eigenvectors with eigenvalue zero (`RKHSNorm.reached`). In float32 that is often all that can be said of
+    labels: compute the kernel in float64, or bound a function in the space by its own `norm_squared`.
+
+    Args:
+        K: kernel K(x, x), [n, n] or full.
+        y: targets as for `kernel_regression`.
+        norm_squared: ||f||_k^2, instead of y.
 
     Example:
         >>> import torch
@@ -93,8 +110,12 @@ def generalization_bound(K: Kernel | Tensor, y: Tensor | None = None, norm_squar
         raise InputError("give either y or norm_squared")
     if norm_squared is None:
         assert y is not None
-        norm_squared = rkhs_norm(K, y).squared
+        norm = rkhs_norm(K, y)
+        norm_squared = norm.squared if norm.reached else math.inf
     if not norm_squared >= 0:
         raise InputError(f"norm_squared={norm_squared}: a number >= 0 is needed")
-    M, n, _ = as_matrix(K)
-    return math.sqrt(norm_squared * float(M.diagonal().double().sum())) / n
+    M, n, _ = symmetric_matrix(K)
+    diagonal = M.diagonal().double()
+    if not float(diagonal.min()) >= 0:
+        raise InputError(f"the kernel has {float(diagonal.min()):.3g} on its diagonal, where k(x, x) >= 0 stands")
+    return math.sqrt(norm_squared * float(diagonal.sum())) / n

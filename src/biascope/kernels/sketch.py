@@ -46,6 +46,7 @@ class SketchedKernel:
     seed: int
     factored: bool
     columns: tuple[tuple[str, int], ...]  # parameters and their sizes
+    model_outputs: int | None = None
 
     @property
     def dim(self) -> int:
@@ -70,7 +71,8 @@ class SketchedKernel:
         """The estimated kernel, K(x, x) or K(x, other's x); `K.error` is its estimated relative Frobenius error."""
         values = self._values(other)
         error = self._errors(other).double().norm() / values.double().norm()
-        return Kernel(values, self.outputs, self.mode, other is None, error=float(error))
+        c = self.model_outputs
+        return Kernel(values, self.outputs, self.mode, other is None, error=float(error), model_outputs=c)
 
     def standard_error(self, other: SketchedKernel | None = None) -> Tensor:
         """Standard error of every entry of `kernel(other).tensor`, from the scatter of the coordinates."""
@@ -167,7 +169,7 @@ def sketched_ntk(
                     _rows(target, factor, draw)
     features /= dim**0.5
     sizes = tuple((name, q.numel()) for name, q in f.params.items())
-    return SketchedKernel(features, outputs, mode, kind, seed, factored and kind != "sparse", sizes)
+    return SketchedKernel(features, outputs, mode, kind, seed, factored and kind != "sparse", sizes, stream.outputs)
 
 
 @dataclass(frozen=True)

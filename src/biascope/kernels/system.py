@@ -18,7 +18,8 @@ from biascope.linalg import psd_eigh
 class System:
     """Eigenpairs of K [N, N] in float64, descending; N = n * c for a full kernel, N = n (c None) for one per example.
 
-    Eigenvalues up to `cutoff` are rounding: the matrix is taken to be singular there.
+    Eigenvalues up to `cutoff` are rounding: the matrix is taken to be singular there. `scalar` says that the model is
+    known to have one output: integer targets are values then.
     """
 
     values: Tensor
@@ -26,6 +27,7 @@ class System:
     n: int
     c: int | None
     cutoff: float
+    scalar: bool = False
 
     @property
     def kept(self) -> Tensor:
@@ -41,7 +43,7 @@ class System:
     def columns(self, y: Tensor) -> Tensor:
         """Targets as columns [N, d] in float64."""
         if self.c is None:
-            return targets(y, self.n, None).to(self.values)
+            return targets(y, self.n, 1 if self.scalar else None).to(self.values)
         t = targets(y, self.n, self.c)
         if t.shape[1] != self.c:
             raise InputError(
@@ -91,6 +93,25 @@ def as_matrix(K: Kernel | Tensor, what: str = "K") -> tuple[Tensor, int, int | N
     raise InputError(f"{what} must be a Kernel or a tensor [n, m] or [n, c, m, c], not {got}")
 
 
+def symmetric_matrix(K: Kernel | Tensor) -> tuple[Tensor, int, int | None]:
+    """`as_matrix` of K(x, x), refused if it is not square, finite and symmetric up to rounding."""
+    if isinstance(K, Kernel):
+        K._square("this")
+    M, n, c = as_matrix(K)
+    if M.shape[0] != M.shape[1]:
+        raise InputError(f"a symmetric kernel K(x, x) is needed, not a matrix {list(M.shape)}")
+    if not bool(torch.isfinite(M).all()):
+        raise InputError("the kernel has NaN or infinite entries")
+    S = M.detach().double()
+    if float((S - S.mT).norm()) > max(1e-4, 10 * _eps(M)) * float(S.norm()):
+        raise InputError("the kernel is not symmetric; K(x, x2) goes into K_test")
+    return M, n, c
+
+
+def _eps(M: Tensor) -> float:
+    return torch.finfo(M.dtype).eps if M.is_floating_point() else 0.0
+
+
 def system(K: Kernel | Tensor, cutoff: float | None = None) -> System:
     """Decompose a symmetric positive semi-definite kernel.
 
@@ -99,26 +120,17 @@ def system(K: Kernel | Tensor, cutoff: float | None = None) -> System:
         cutoff: eigenvalues up to cutoff times the largest count as zero; by default what rounding in the kernel's own
             precision (or its measured error) can make.
     """
-    if isinstance(K, Kernel):
-        K._square("this")
-    M, n, c = as_matrix(K)
-    if M.shape[0] != M.shape[1]:
-        raise InputError(f"a symmetric kernel K(x, x) is needed, not a matrix {list(M.shape)}")
-    if not bool(torch.isfinite(M).all()):
-        raise InputError("the kernel has NaN or infinite entries")
-    eps = torch.finfo(M.dtype).eps if M.is_floating_point() else 0.0
+    M, n, c = symmetric_matrix(K)
     S = M.detach().double()
-    norm = float(S.norm())
-    if float((S - S.mT).norm()) > max(1e-4, 10 * eps) * norm:
-        raise InputError("the kernel is not symmetric; K(x, x2) goes into K_test")
     values, vectors = psd_eigh(S, clip=False)
     top = float(values[0])
-    noise = len(S) * eps
+    noise = len(S) * _eps(M)
     if isinstance(K, Kernel) and K.error and top > 0:
-        noise = max(noise, K.error * norm / top)
+        noise = max(noise, K.error * float(S.norm()) / top)
     refuse_indefinite(values, max(10 * noise, 1e-12))
     if not top > 0:
         raise InputError("the kernel is zero: nothing can be learnt with it")
     if cutoff is not None and not 0 <= cutoff < 1:
         raise InputError(f"cutoff={cutoff}: a fraction of the largest eigenvalue between 0 and 1 is needed")
-    return System(values.clamp_min(0), vectors, n, c, top * (noise if cutoff is None else cutoff))
+    scalar = isinstance(K, Kernel) and K.model_outputs == 1
+    return System(values.clamp_min(0), vectors, n, c, top * (noise if cutoff is None else cutoff), scalar)
