@@ -78,6 +78,13 @@ def test_adaptive_clip_by_a_norm_that_is_not_finite_is_nan() -> None:
         assert bool(adaptive_clip(u, g)[0].isnan().all())
 
 
+def test_adaptive_clip_of_empty_gradients() -> None:
+    none = torch.zeros(0, 3)
+    assert adaptive_clip([none], [none])[0].shape == (0, 3)
+    clipped = adaptive_clip([none, torch.tensor([4.0])], [none, torch.tensor([2.0])])
+    assert clipped[1].tolist() == [2.0]
+
+
 def test_clipped_backward_is_the_sum_of_the_two_gradients() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
     x = torch.randn(6, 3, generator=torch.Generator().manual_seed(RNG), dtype=torch.float64)

@@ -98,7 +98,7 @@ def adaptive_clip(information: Sequence[Tensor], loss: Sequence[Tensor]) -> tupl
 
 def _length(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """The norm of all entries together as a product of two numbers [] in float64, the second their largest size."""
-    filled = [g.double() for g in gradients if g.numel()] or [torch.zeros(1, dtype=torch.float64)]
+    filled = [g.double() for g in gradients if g.numel()] or [gradients[0].double().sum().view(1)]
     largest = torch.stack([g.abs().amax() for g in filled]).amax()
     unit = torch.where(largest == 0, torch.ones_like(largest), largest)
     return torch.stack([(g / unit).square().sum() for g in filled]).sum().sqrt(), unit
