@@ -343,3 +343,8 @@ def test_vectors_are_checked(metric):
     meta = {"0.bias": torch.zeros(5, device="meta")}
     with pytest.raises(InputError, match="on meta, the metric on cpu"):
         F @ meta
+
+
+def test_a_dense_matrix_in_blocks_of_no_columns_is_refused(metric):
+    with pytest.raises(InputError, match="chunk must be at least 1"):
+        metric("mlp", "dense")[0].to_dense(chunk=0)

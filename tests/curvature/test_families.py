@@ -204,6 +204,12 @@ def test_user_supplied_weights():
         assert relative(G.to_dense(), d.T @ d / len(x)) < 1e-10
     with pytest.raises(InputError, match=r"must give \[k, n, 3\]"):
         bs.fisher(net, x, likelihood=lambda z, y: z)
+    for options in ({"estimator": "monte-carlo"}, {"estimator": "banana"}, {"samples": -3}):
+        with pytest.raises(InputError, match="a function as likelihood"):
+            bs.fisher(net, x, likelihood=difference, **options)
+    for options in ({"estimator": "banana"}, {"samples": 0}):
+        with pytest.raises(InputError, match=r"estimator=|samples="):
+            bs.fisher(net, x, **options)
 
 
 def test_fisher_is_the_hessian_of_the_divergence():

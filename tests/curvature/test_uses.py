@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 import biascope as bs
 from biascope.curvature import uses
@@ -89,6 +90,21 @@ def test_influence_scores(setting):
     assert relative(scores, G @ inverse @ G[:2].T) < 1e-9
     with pytest.raises(InputError, match="same `params`"):
         uses.influence_scores(metric, net, (x, y), (x, y), 0.1, params="2")
+
+
+def test_the_order_of_the_examples_is_that_of_the_data(setting):
+    """A loader that shuffles gave rows in an order that nobody knows."""
+    net, x, y, _ = setting
+    metric, data = bs.fisher(net, x, "dense"), TensorDataset(x, y)
+    ordered, shuffled = (DataLoader(data, batch_size=4, shuffle=s) for s in (False, True))
+    assert torch.equal(uses.loss_gradients(net, ordered), uses.loss_gradients(net, (x, y)))
+    with pytest.raises(InputError, match="data is a DataLoader that shuffles"):
+        uses.loss_gradients(net, shuffled)
+    for train, test, name in ((shuffled, ordered, "train"), (ordered, shuffled, "test")):
+        with pytest.raises(InputError, match=f"{name} is a DataLoader that shuffles"):
+            uses.influence_scores(metric, net, train, test, damping=0.1)
+    with pytest.raises(InputError, match="one-shot iterator"):
+        uses.loss_gradients(net, iter([(x, y)]))
 
 
 @pytest.mark.parametrize("representation", ["dense", "ekfac", "lowrank", "quasidiagonal", "implicit"])

@@ -225,3 +225,11 @@ def test_bad_construction() -> None:
         Dense(torch.ones(2, 3), symmetric=True)
     with pytest.raises(NotImplementedError, match="must define _matmat"):
         LinearOperator((2, 2), torch.float32, "cpu") @ torch.ones(2)
+
+
+@pytest.mark.parametrize("chunk", [0, -1])
+def test_blocks_of_no_columns_are_refused(chunk: int) -> None:
+    """By those that need none, too: a matrix that is there already."""
+    for A in (Dense(torch.eye(3)), Diagonal(torch.ones(3))):
+        with pytest.raises(InputError, match="chunk must be at least 1"):
+            A.to_dense(chunk=chunk)

@@ -1,6 +1,7 @@
 """What goes wrong is said by name, and leaves parameters and state as they were."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -187,6 +188,8 @@ def test_inputs_without_a_batch_dimension():
         ({"loss_reduction": "none"}, "loss_reduction='none'"),
         ({"sharing": "sum"}, "sharing='sum'"),
         ({"lr": -1.0}, "lr must be at least 0"),
+        ({"lr": float("inf")}, "lr must be at least 0 and finite"),
+        ({"weight_decay": float("inf")}, "weight_decay must be at least 0 and finite"),
         ({"momentum": -0.1}, "momentum must be at least 0"),
     ],
 )
@@ -231,3 +234,37 @@ def test_an_input_changed_in_place_under_autocast_is_named():
     with pytest.raises(InputError, match="changed in place"):
         out.float().square().mean().backward()
     opt.close()
+
+
+@pytest.mark.parametrize("kind", [bs.optim.KFAC, bs.optim.EKFAC])
+def test_examples_that_the_loss_ignores_are_noticed(kind):
+    """The mean is over 4 of 7 examples, the metric takes it as one over 7: 7 / 4 too large, as the warning says."""
+    (x, y), net = mlp_data(), mlp()
+    y[1:4] = -100
+    opt = kind(net, lr=0.0, damping=0.01)
+    backward(net, x, y)
+    with pytest.warns(UserWarning, match=r"3 of 7 examples have no gradient.* too large by 1\.75"):
+        opt.step()
+    few = mlp()
+    right = kind(few, lr=0.0, damping=0.01)
+    backward(few, x[y >= 0], y[y >= 0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        right.step()
+        opt.zero_grad()
+        backward(net, x, y)
+        opt.step()  # said once
+    if kind is bs.optim.EKFAC:  # KFAC's input factors also see what is ignored
+        ours, theirs = opt.preconditioner.pieces(), right.preconditioner.pieces()
+        for name, piece in theirs.items():
+            assert float(ours[name].trace() / piece.trace()) == pytest.approx(7 / 4, rel=1e-9)
+
+
+def test_sums_and_fitted_batches_are_not_warned_of():
+    (x, y), net = mlp_data(), mlp()
+    y[1:4] = -100
+    opt = bs.optim.EKFAC(net, lr=0.0, damping=0.01, loss_reduction="sum")
+    F.cross_entropy(net(x), y, reduction="sum").backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opt.step()

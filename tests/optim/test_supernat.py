@@ -118,8 +118,13 @@ def test_bad_input():
         bs.optim.SuperNat(w, torch.zeros(5, 4), lr=0.1)
     with pytest.raises(InputError, match="NaN"):
         bs.optim.SuperNat(w, torch.full((5, 3), float("nan")), lr=0.1)
-    with pytest.raises(InputError, match="must be > 0"):
+    with pytest.raises(InputError, match="lr must be a number > 0"):
         bs.optim.SuperNat(w, torch.ones(5, 3), lr=0.0)
+    for bad in (float("inf"), float("nan"), -1.0):
+        with pytest.raises(InputError, match="lr must be a number > 0"):
+            bs.optim.SuperNat(w, torch.ones(5, 3), lr=bad)
+        with pytest.raises(InputError, match="scale must be a number > 0"):
+            bs.optim.SuperNat(w, torch.ones(5, 3), lr=0.1, scale=bad)
     opt = bs.optim.SuperNat(w, torch.eye(5, 3), lr=0.1)
     with pytest.raises(InputError, match="needs the gradient"):
         opt.step()

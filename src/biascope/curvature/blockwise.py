@@ -17,7 +17,7 @@ from biascope.curvature.plan import Plan
 from biascope.curvature.space import ParameterSpace
 from biascope.errors import InputError, UnsupportedError
 from biascope.linalg import Eigenpairs
-from biascope.linalg.operator import LinearOperator
+from biascope.linalg.operator import LinearOperator, check_chunk
 
 MODES = ("exact", "factored")
 
@@ -92,7 +92,8 @@ class BlockMetric(Metric):
             return super().spectral_norm()
 
     def to_dense(self, chunk: int = 256) -> Tensor:
-        """[p, p], in the flat parameter order."""
+        """[p, p], in the flat parameter order; the pieces are put in as they are, whatever the chunk."""
+        check_chunk(chunk)
         out = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
         index = torch.arange(self.shape[0], device=self.device)
         for piece in self.pieces:

@@ -54,7 +54,8 @@ def fisher(
             {layer, parameter pattern or rule: representation} for a mixture. kfac and ekfac use Kronecker factors where
             they exist and exact blocks or diagonals elsewhere; `F.plan` says which parameter got what.
         likelihood: categorical | bernoulli | gaussian (gaussian is also the L2 metric J^T J), or a function
-            (outputs [n, c], labels) -> weights [k, n, c] with F = (1/n) sum_i sum_k (J_i^T w_ik)(J_i^T w_ik)^T.
+            (outputs [n, c], labels) -> weights [k, n, c] with F = (1/n) sum_i sum_k (J_i^T w_ik)(J_i^T w_ik)^T, which
+            has no `estimator` and `samples`.
         estimator: exact (the expectation in closed form) | monte-carlo (`samples` labels per example drawn from the
             model) | empirical (the given labels: the second moment of loss gradients, often called empirical Fisher).
         samples: labels drawn per example for monte-carlo.
@@ -79,6 +80,11 @@ def fisher(
 
     def family(f: Functional, shape: OutputShape, first: tuple[Inputs, Tensor | None]) -> Family:
         if callable(likelihood):
+            if estimator != "exact" or samples != 1:
+                raise InputError(
+                    f"estimator={estimator!r}, samples={samples}: a function as likelihood gives its weights itself, "
+                    "no labels are drawn or compared; leave both out"
+                )
             return _weighted(f, shape, likelihood, first)
         return likelihood_family(likelihood, estimator, samples, shape)
 

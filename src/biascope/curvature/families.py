@@ -286,10 +286,12 @@ def likelihood_family(likelihood: str, estimator: str, samples: int, shape: Outp
     if likelihood not in EXACT:
         raise InputError(f"likelihood={likelihood!r}: choose {', '.join(EXACT)}, or give a function of the outputs")
     base = EXACT[likelihood](shape)
+    if estimator not in {"exact", "monte-carlo", "empirical"}:
+        raise InputError(f"estimator={estimator!r}: choose exact, monte-carlo or empirical")
+    if samples < 1:
+        raise InputError(f"samples={samples}: at least one draw per example is needed")
     if estimator == "exact":
         return base
-    if estimator not in {"monte-carlo", "empirical"}:
-        raise InputError(f"estimator={estimator!r}: choose exact, monte-carlo or empirical")
     return Score(base, samples if estimator == "monte-carlo" else None)
 
 

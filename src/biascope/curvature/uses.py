@@ -17,7 +17,7 @@ from biascope.curvature.plan import Unit
 from biascope.curvature.space import ParameterSpace
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import Params, functional
-from biascope.inputs import batches
+from biascope.inputs import batches, read_again
 from biascope.layers import anatomy
 from biascope.linalg import hutchinson
 
@@ -125,7 +125,8 @@ def influence_scores(
     """Influence of training examples on test losses, [n_test, n_train]: g_test^T (F + damping I)^-1 g_train.
 
     Positive: training more on the example lowers the test loss. Gradients are those of -log p(y | x) at the labels.
-    Options (`params`, `output`, `precision`, `class_dim`) are those of `bs.fisher`, as F was made with.
+    Options (`params`, `output`, `precision`, `class_dim`) are those of `bs.fisher`, as F was made with. Rows and
+    columns are in the order of the data: a DataLoader must not shuffle.
 
     Example:
         >>> import biascope as bs
@@ -133,6 +134,7 @@ def influence_scores(
         >>> influence_scores(bs.fisher(net, x), net, (x, y), (x[:2], y[:2]), damping=0.1).shape
         torch.Size([2, 8])
     """
+    train, test = read_again(train, "train"), read_again(test, "test")
     left = loss_gradients(model, test, likelihood, **options)
     right = loss_gradients(model, train, likelihood, **options)
     if left.shape[1] != F.shape[0]:
@@ -155,10 +157,13 @@ def loss_gradients(
 ) -> Tensor:
     """Per-example gradients of -log p(y | x), [n, p] in the flat parameter order.
 
+    Rows are in the order of the data: a DataLoader must not shuffle.
+
     Example:
         >>> loss_gradients(nn.Linear(3, 2), (torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))).shape
         torch.Size([4, 8])
     """
+    data = read_again(data, "data")
     f = functional(model, params, output, precision)
     first, _ = next(iter(batches(data, "data")))
     space, found = ParameterSpace.of(f), anatomy(f, first)

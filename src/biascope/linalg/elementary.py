@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from biascope.errors import InputError
-from biascope.linalg.operator import LinearOperator
+from biascope.linalg.operator import LinearOperator, check_chunk
 
 
 class Dense(LinearOperator):
@@ -44,7 +44,8 @@ class Dense(LinearOperator):
         return self.matrix.diagonal().clone()
 
     def to_dense(self, chunk: int = 256) -> Tensor:
-        """A copy of the matrix."""
+        """A copy of the matrix, whatever the chunk."""
+        check_chunk(chunk)
         return self.matrix.clone()
 
 

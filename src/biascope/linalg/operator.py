@@ -135,8 +135,7 @@ class LinearOperator:
         )
 
     def _identity(self, chunk: int) -> Any:
-        if chunk < 1:
-            raise InputError(f"chunk must be at least 1, not {chunk}")
+        check_chunk(chunk)
         n = self.shape[1]
         for start in range(0, n, chunk):
             width = min(chunk, n - start)
@@ -365,3 +364,9 @@ def _scalar(value: Any) -> float:
     if not math.isfinite(number):
         raise InputError(f"an operator cannot be scaled by {number}")
     return number
+
+
+def check_chunk(chunk: int) -> None:
+    """Refuse blocks of no columns."""
+    if chunk < 1:
+        raise InputError(f"chunk must be at least 1, not {chunk}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -160,12 +161,25 @@ def hung(where: Sequence[Slot], state: Mapping[str, Tensor]) -> Iterator[None]:
             table[key] = t
 
 
+NORM_BUFFERS = {"running_mean", "running_var", "num_batches_tracked"}
+
+
 def state_of(source: State, like: Params, what: str) -> Params:
-    """The tensors of a module or state dict that are named in `like`, checked, on the same devices and precision."""
+    """The tensors of a module or state dict that are named in `like`, checked, on the same devices and precision.
+
+    Names that `like` lacks are refused where one that it has is missing (a name was misspelt, or is of another network)
+    and named in a warning where all are there. A module's buffers, and in a state dict those of normalisation layers,
+    whole numbers and other names of a tied parameter, are no such names.
+    """
+    strange: list[str] = []
     if isinstance(source, nn.Module):
         source = getattr(source, "_orig_mod", source)
-        source = {**dict(source.named_parameters()), **dict(source.named_buffers())}
-    if not isinstance(source, Mapping):
+        parameters = dict(source.named_parameters())
+        strange = [k for k in parameters if k not in like]
+        source = {**parameters, **dict(source.named_buffers())}
+    elif isinstance(source, Mapping):
+        strange = _strange(source, like)
+    else:
         raise InputError(f"{what}: expected a module or a state dict, got {type(source).__name__}")
     found = {}
     for k, t in like.items():
@@ -174,4 +188,23 @@ def state_of(source: State, like: Params, what: str) -> Params:
             if given.shape != t.shape:
                 raise InputError(f"{what}: '{k}' has shape {list(given.shape)}, the model has {list(t.shape)}")
             found[k] = given.detach().to(t.device, t.dtype, copy=True)
+    if found and strange:
+        missing = [k for k in like if k not in found]
+        if missing:
+            raise InputError(f"{what}: the model has no '{strange[0]}'; what it has and is not given: '{missing[0]}'")
+        warnings.warn(
+            f"{what}: the model has no '{strange[0]}'; {len(strange)} such tensors are not used", stacklevel=3
+        )
     return found
+
+
+def _strange(source: Mapping[str, Tensor], like: Params) -> list[str]:
+    """Names of a state dict that `like` lacks and that are nothing a state dict has besides parameters."""
+    own = {t.data_ptr() for k, t in source.items() if k in like and isinstance(t, Tensor) and t.numel()}
+
+    def besides(k: str, t: object) -> bool:
+        if not isinstance(t, Tensor) or not t.is_floating_point() or k.rsplit(".", 1)[-1] in NORM_BUFFERS:
+            return True
+        return t.numel() > 0 and t.data_ptr() in own  # tied: two names of one tensor
+
+    return [k for k, t in source.items() if k not in like and not besides(k, t)]

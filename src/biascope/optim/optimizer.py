@@ -7,6 +7,7 @@ plain rule named in `fallback`; `opt.coverage()` lists them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
@@ -45,8 +46,8 @@ class NaturalGradient(Optimizer):
             raise InputError(f"fallback={fallback!r}: {' or '.join(RULES)}")
         check_positive("damping", options["damping"])
         for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
-            if not value >= 0:
-                raise InputError(f"{name} must be at least 0, not {value}")
+            if not (value >= 0 and math.isfinite(value)):
+                raise InputError(f"{name} must be at least 0 and finite, not {value}")
         if not isinstance(model, nn.Module):
             raise InputError(
                 f"expected an nn.Module, got {type(model).__name__}: optim.{type(self).__name__}(model, ...)"

@@ -110,6 +110,7 @@ class Preconditioner:
         self.steps = 0
         self.notes: dict[str, str] = {}
         self.checked = False
+        self.asked = loss_reduction == "sum"  # a sum leaves the scale of each loss alone
         self.watcher = Watcher(model, {u.module: (u.name, u.parameters[0]) for u in reversed(units)})
         self._watch()
 
@@ -188,6 +189,8 @@ class Preconditioner:
             if due and (bad := finite.bad()):  # before anything is decomposed
                 return self._refuse(bad, skip_overflow)
             seen = {unit.name: self._look(unit, scale) for unit in units}
+            if due and not self.asked:
+                self._count_silent(seen)
             self._refresh(due, seen)
             new, directions = dict(self.curvatures), dict[Tensor, Tensor]()
             ready = [u for u in units if seen[u.name].curvature.basis is not None and self._ready(seen[u.name])]
@@ -332,6 +335,31 @@ class Preconditioner:
             warnings.warn(
                 f"the calls of its module explain the gradient of {unit.name} only in part (cosine {float(cosine):.2f})"
                 ": the weight is also used elsewhere, or the loss has a penalty; the metric covers the calls alone",
+                stacklevel=4,
+            )
+
+    def _count_silent(self, seen: Mapping[str, Step]) -> None:
+        """Warn once where whole examples have no gradient in any layer: a mean loss that ignores them is of the others.
+
+        An example that is fitted beyond rounding looks the same, so the scale is left to the user.
+        """
+        silent: dict[tuple[object, ...], Tensor] = {}  # by backward pass, number of examples and device
+        for step in seen.values():
+            for i, batch in enumerate(step.batches):
+                for call in batch:
+                    if call.grad is None:
+                        continue
+                    rows = call.grad.transpose(0, 1) if call.second else call.grad
+                    here = (rows.reshape(call.examples, -1) == 0).all(1)
+                    key = i, call.examples, here.device
+                    silent[key] = silent[key] & here if key in silent else here
+        count, total = sum(int(m.sum()) for m in silent.values()), sum(len(m) for m in silent.values())
+        if 0 < count < total:
+            self.asked = True
+            warnings.warn(
+                f"{count} of {total} examples have no gradient: if the loss ignores them (ignore_index, a mask), its "
+                "mean is over the others, but the metric takes it as one over all, which makes it too large by "
+                f"{total / (total - count):.3g}; leave such examples out of the batch",
                 stacklevel=4,
             )
 

@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 
 from biascope.errors import InputError
 from biascope.linalg import thin_svd
+from biascope.optim.checks import check_positive
 
 Scale = Literal["first", "max_residual", "keep_top", "keep_trace"]
 
@@ -64,8 +65,9 @@ class SuperNat(Optimizer):
             raise InputError("the features hold NaN or infinity")
         if isinstance(scale, str) and scale not in get_args(Scale):
             raise InputError(f"scale={scale!r} is not a number or one of {', '.join(get_args(Scale))}")
-        if not lr > 0 or (not isinstance(scale, str) and not scale > 0):
-            raise InputError(f"lr and scale must be > 0, not {lr} and {scale}")
+        check_positive("lr", lr)
+        if not isinstance(scale, str):
+            check_positive("scale", scale)
         super().__init__([w], {"lr": lr})
         U, s, Vh = thin_svd(features.detach()) if features.shape[0] >= features.shape[1] else _wide(features.detach())
         keep = s > s.max() * max(features.shape) * torch.finfo(s.dtype).eps
