@@ -80,6 +80,19 @@ def test_what_stays_unresolved_is_said_and_refused(monkeypatch):
         K.energy_concentration(Q[:, 0], 50)
 
 
+def test_without_memory_for_float64_what_float32_does_not_resolve_is_said(monkeypatch):
+    K, lam, Q = geometric(400, 200, 10, torch.float32)
+    monkeypatch.setattr(spectrum, "DENSE_LIMIT", 100)
+    monkeypatch.setattr(spectrum, "budget", lambda size, device: 0)
+    with pytest.warns(UserWarning, match="of 80 eigenpairs are resolved"):
+        spec = K.eigh(80)  # down to 1e-8 of the largest
+    good = spec.resolved
+    assert 20 <= int(good.sum()) < 80
+    right = (spec.values.double() / lam[:80] - 1).abs() < 1e-2
+    assert bool(right[good].all())
+    assert float((spec.vectors.double() * Q[:, :80]).sum(0).abs()[good].min()) > 0.99
+
+
 def test_zeros_are_not_resolved_and_no_reason_for_a_dense_decomposition(monkeypatch):
     K, lam, _ = geometric(400, 5, 10)
     monkeypatch.setattr(spectrum, "DENSE_LIMIT", 100)
