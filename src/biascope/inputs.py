@@ -155,12 +155,21 @@ def read_again(data: Any, what: str = "x") -> Any:
         raise InputError(
             f"{what} is a one-shot iterator; pass a list of batches or a DataLoader, which can be read again"
         )
+    refuse_shuffling(data, what)
+    return data if isinstance(data, Steady) else Steady(data, what)
+
+
+def refuse_shuffling(data: Any, what: str = "x") -> None:
+    """Raise for a DataLoader whose order nobody knows, where rows of the answer belong to its examples.
+
+    Example:
+        >>> refuse_shuffling(DataLoader([1.0, 2.0]))
+    """
     if shuffles(data):
         raise InputError(
             f"{what} is a DataLoader that shuffles, so that its examples come in another order at every pass; use "
             "shuffle=False"
         )
-    return data if isinstance(data, Steady) else Steady(data, what)
 
 
 class Steady:

@@ -1,5 +1,6 @@
 """The ntk call: budgets, plans, precision, selections, loaders, errors."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -79,10 +80,14 @@ print((peak - before) / int(sys.argv[1]), K.plan.passes)
 @pytest.mark.slow
 @pytest.mark.parametrize("megabytes", [150, 400])
 def test_the_memory_budget_is_honoured(megabytes: int) -> None:
-    """Peak resident memory above the start, in a fresh process, is at most 15 % over the budget."""
-    out = subprocess.run(
-        [sys.executable, "-c", MEMORY, str(megabytes * 2**20), "96"], capture_output=True, text=True, check=True
-    ).stdout.split()
+    """Peak resident memory above the start, in a fresh process, is at most 15 % over the budget.
+
+    Large blocks come from and go back to the system one by one: what glibc keeps of freed ones (20 to 60 MB, as it
+    happens) is not what the budget is about.
+    """
+    command = [sys.executable, "-c", MEMORY, str(megabytes * 2**20), "96"]
+    env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    out = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout.split()
     assert float(out[0]) < 1.15, f"used {float(out[0]):.2f} of the budget"
     assert int(out[1]) > 1, "the budget was meant to bite"
 

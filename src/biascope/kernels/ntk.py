@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import Functional, ParamSelection, functional
-from biascope.inputs import Inputs, batch_size, gather, take, tensors_of
+from biascope.inputs import Inputs, batch_size, gather, refuse_shuffling, take, tensors_of
 from biascope.kernels.contract import Scratch, add_block, add_rows, mirror, small_rows
 from biascope.kernels.fingerprint import state_fingerprint
 from biascope.kernels.kernel import Kernel
@@ -64,6 +64,8 @@ def ntk(
         (torch.Size([5, 2, 5, 2]), torch.Size([5, 5]))
     """
     f = functional(model, params, output, precision)
+    refuse_shuffling(x, "x")
+    refuse_shuffling(x2, "x2")
     one = gather(x, "x")
     two = None if x2 is None else gather(x2, "x2")
     _check_pair(one, two)

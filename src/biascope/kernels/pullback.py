@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, RandomSampler
 
 from biascope.errors import InputError
 from biascope.functional import Functional
-from biascope.inputs import Inputs, batch_size, batches, map_inputs, take
+from biascope.inputs import Inputs, batch_size, batches, map_inputs, shuffles, take
 from biascope.layers import leaves
 
 HELD = 1 << 30  # bytes of pulled-back vectors held at a time
@@ -43,7 +42,7 @@ class Stream:
     @property
     def shuffles(self) -> bool:
         """Does the loader give another order at every pass?"""
-        return isinstance(self.data, DataLoader) and isinstance(self.data.sampler, RandomSampler)
+        return shuffles(self.data)
 
     @property
     def n(self) -> int:

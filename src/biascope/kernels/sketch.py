@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from biascope.errors import InputError
 from biascope.functional import ParamSelection, functional
+from biascope.inputs import refuse_shuffling
 from biascope.kernels.kernel import SHOWN_UP_TO, Kernel
 from biascope.kernels.ntk import cotangents
 from biascope.kernels.pullback import Stream
@@ -151,6 +152,7 @@ def sketched_ntk(
     if dim < 2:
         raise InputError(f"dim={dim}: at least 2 coordinates are needed for a standard error")
     f = functional(model, params, output, precision)
+    refuse_shuffling(x)
     stream = Stream(f, x, batch_size).survey()
     assert stream.first is not None
     found = anatomy(f, stream.first)

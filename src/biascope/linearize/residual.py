@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from biascope.errors import InputError
 from biascope.functional import Functional, Params, functional
-from biascope.inputs import batches
+from biascope.inputs import batches, refuse_shuffling
 from biascope.jacobian import jacobian_vector
 from biascope.linearize.anchored import State, state_of
 from biascope.precision import without_autocast
@@ -38,6 +38,7 @@ def linearized_prediction(
         >>> torch.allclose(linearized_prediction(net, moved, torch.eye(3)), moved(torch.eye(3)), atol=1e-6)
         True
     """
+    refuse_shuffling(x)
     f, new = _points(model, params, output, precision)
     v = {k: new[k] - f.params[k] for k in new}
     with torch.no_grad():
