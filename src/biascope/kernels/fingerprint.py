@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,6 +25,7 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.d
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 BOOKKEEPING = frozenset(vars(nn.Module())) - {"training", *HOOKS}  # tensors and children are looked at by name
 OWNERS = ("torch", "numpy", "builtins")  # code that comes with a version, and counts by its name
+MANGLED = re.compile(r"___torch_mangle_\d+\.")  # numbers of one process, in the code of scripted modules
 DEPTH = 12  # of objects in objects
 
 
@@ -156,11 +158,25 @@ class _Teller:
         number = {m: i for i, m in enumerate(parts)}
         for m, name in parts.items():
             children = {k: number.get(child) for k, child in m._modules.items()}  # type: ignore[arg-type]
+            scripted = isinstance(m, torch.jit.ScriptModule)
             plain = {k: v for k, v in vars(m).items() if k not in BOOKKEEPING and k not in HOOKS}
+            own = self._script(m) if scripted else self(plain)
             hooks = [self(list(getattr(m, k).values())) for k in HOOKS]  # their keys count all hooks of a process
-            mine = [self(dict(t) if values else list(t)) for t in (m._parameters, m._buffers)]
-            lines.append(f"{name} {self(type(m))} {m.extra_repr()} {children} {mine} {self(plain)} {hooks}")
+            named = [dict(t.items()) for t in (m._parameters, m._buffers)]  # scripted modules have no plain dicts
+            mine = [self(t if values else list(t)) for t in named]
+            lines.append(f"{name} {self(type(m))} {m.extra_repr()} {children} {mine} {own} {hooks}")
         return "\n".join(lines)
+
+    def _script(self, m: Any) -> str:
+        """Code, constants and attributes of a scripted or traced module, which lie outside of Python."""
+        if not hasattr(m, "_c") or not m._c._has_method("forward"):  # a container
+            return ""
+        code, constants = m.code_with_constants
+        names = m._concrete_type.get_attributes() if "_concrete_type" in vars(m) else ()  # frozen ones have none
+        values = {k: m._c.getattr(k) for k in sorted(names)}
+        values = {k: v for k, v in values.items() if not isinstance(v, Tensor | torch._C.ScriptObject)}
+        graph = m.inlined_graph.str(False)  # with the functions that the code calls by name, without lines of files
+        return f"{re.sub(MANGLED, '', code + graph)} {self(dict(constants.const_mapping))} {self(values)}"
 
     def _class(self, cls: type) -> str:
         """Name and, where it does not come with torch, the code of all methods."""
