@@ -30,6 +30,7 @@ from biascope.geometry.measures import (
     subspace_size,
     velocity,
 )
+from biascope.geometry.moving_curvature import EvolutionTerms, curvature_evolution, evolution_correlation
 from biascope.geometry.nad_result import NADs
 from biascope.geometry.pooling import pooling_bayes_accuracy
 
@@ -40,6 +41,7 @@ __all__ = [
     "CurvatureTerms",
     "DipoleDerivatives",
     "Directions",
+    "EvolutionTerms",
     "NADs",
     "alignment_score",
     "average_geometry",
@@ -47,9 +49,11 @@ __all__ = [
     "containment",
     "correlation",
     "curvature_correlation",
+    "curvature_evolution",
     "data_second_moment",
     "dipole_derivatives",
     "dipole_metric",
+    "evolution_correlation",
     "flip_spectrum",
     "general_learning_bound",
     "generalised_directions",
