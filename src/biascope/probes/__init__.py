@@ -5,6 +5,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from biascope.probes.bounds import (
+    finite_class_bound,
+    gaussian_kl,
+    hoeffding_bound,
+    occam_bound,
+    pac_bayes_bound,
+)
 from biascope.probes.equal import EqualProgress, Pair, equal_progress
 from biascope.probes.function_metrics import fourier, group_losses, representation_alignment, sign_similarity
 from biascope.probes.kernel_metrics import (
@@ -49,9 +56,12 @@ __all__ = [
     "effective_rank",
     "equal_progress",
     "example_losses",
+    "finite_class_bound",
     "fourier",
+    "gaussian_kl",
     "group_alignment",
     "group_losses",
+    "hoeffding_bound",
     "input_velocity",
     "kernel_velocity",
     "label_alignment",
@@ -59,6 +69,8 @@ __all__ = [
     "linearisation_error",
     "metric",
     "ntk_alignment",
+    "occam_bound",
+    "pac_bayes_bound",
     "parameter_distance",
     "path_complexity",
     "read_records",

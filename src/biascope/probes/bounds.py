@@ -1,0 +1,140 @@
+"""Classical bounds of the risk by what is seen on n examples: Hoeffding, finite classes, Occam, PAC-Bayes.
+
+All say L <= L_hat + sqrt(Q / (2 n)) with probability 1 - delta over the draw of the examples, for a loss in [0, 1]; they
+differ in Q, and in the predictors that they hold for. Bounds by margins and Rademacher complexities, which speak of
+tangent features, are in `biascope.curvature` (`margin_bound`, `learning_flow_bound`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from biascope.errors import InputError
+
+
+def hoeffding_bound(empirical_risk: float, n: int, delta: float = 0.05) -> float:
+    """Risk <= empirical risk + sqrt(log(1 / delta) / (2 n)), for one predictor that was chosen without the n examples.
+
+    So for a test set and not for a training set: what was fitted to the examples needs a bound that holds for all it
+    could have become.
+
+    Args:
+        empirical_risk: mean loss on the examples, in [0, 1].
+        n: number of examples.
+        delta: the bound may fail with this probability.
+
+    Example:
+        >>> round(hoeffding_bound(0.1, 1000), 4)
+        0.1387
+    """
+    return empirical_risk + _gap(0.0, empirical_risk, n, delta)
+
+
+def finite_class_bound(empirical_risk: float, log_size: float, n: int, delta: float = 0.05) -> float:
+    """Risk <= empirical risk + sqrt((log |F| + log(1 / delta)) / (2 n)), for all predictors of a finite class F at once.
+
+    Args:
+        empirical_risk: mean loss on the training examples, in [0, 1].
+        log_size: log |F| in nats; 32 p log 2 for p parameters of 32 bits.
+        n: number of examples.
+        delta: the bound may fail with this probability.
+
+    Example:
+        >>> import math
+        >>> round(finite_class_bound(0.1, math.log(100), 1000), 4)
+        0.1616
+    """
+    return occam_bound(empirical_risk, log_size, n, delta)
+
+
+def occam_bound(empirical_risk: float, description_length: float, n: int, delta: float = 0.05) -> float:
+    """Risk <= empirical risk + sqrt((log(1 / pi(f)) + log(1 / delta)) / (2 n)), for all predictors f at once.
+
+    Args:
+        empirical_risk: mean loss on the training examples, in [0, 1].
+        description_length: log(1 / pi(f)) in nats, pi a distribution over predictors that was fixed before the examples
+            were seen; log 2 times the bits of f in a code without a word that begins another.
+        n: number of examples.
+        delta: the bound may fail with this probability.
+
+    Example:
+        >>> round(occam_bound(0.1, 0.0, 1000), 4)  # pi(f) = 1: one predictor
+        0.1387
+    """
+    if not description_length >= 0:
+        raise InputError(f"a description length or log size of {description_length}: must be >= 0, in nats")
+    return empirical_risk + _gap(description_length, empirical_risk, n, delta)
+
+
+def pac_bayes_bound(
+    empirical_risk: float, kl: float, n: int, delta: float = 0.05, form: Literal["maurer", "printed"] = "maurer"
+) -> float:
+    """E_Q risk <= E_Q empirical risk + sqrt((KL(Q || Q_0) + log(2 sqrt(n) / delta)) / (2 n)), for all Q at once.
+
+    The text prints log(1 / delta) in place of log(2 sqrt(n) / delta) (equation 15, form="printed"). That holds for all Q
+    within a radius KL(Q || Q_0) <= kl that was fixed before the examples were seen, but is not proved for the
+    divergence of a Q that was found by training; Maurer's (2004) is.
+
+    Args:
+        empirical_risk: mean loss on the training examples of predictors drawn from Q, in [0, 1].
+        kl: KL(Q || Q_0) in nats, Q_0 fixed before the examples were seen; see `gaussian_kl`.
+        n: number of examples.
+        delta: the bound may fail with this probability.
+        form: "maurer" or "printed".
+
+    Example:
+        >>> round(pac_bayes_bound(0.1, 5.0, 1000), 4), round(pac_bayes_bound(0.1, 5.0, 1000, form="printed"), 4)
+        (0.1779, 0.1632)
+    """
+    if form not in ("maurer", "printed"):
+        raise InputError(f'form={form!r}: must be "maurer" or "printed"')
+    if not kl >= 0:
+        raise InputError(f"kl={kl}: a divergence is >= 0")
+    extra = math.log(2 * math.sqrt(n)) if form == "maurer" and n >= 1 else 0.0
+    return empirical_risk + _gap(kl + extra, empirical_risk, n, delta)
+
+
+def gaussian_kl(mean: Tensor, std: Tensor | float, prior_mean: Tensor | float, prior_std: Tensor | float) -> float:
+    """KL(N(mean, std^2) || N(prior_mean, prior_std^2)) of independent Gaussians over all entries, in nats and float64.
+
+    Args:
+        mean: of Q, for example the trained parameters, any shape.
+        std: of Q, one number or one for every entry.
+        prior_mean: of Q_0, for example the initial parameters.
+        prior_std: of Q_0.
+
+    Example:
+        >>> gaussian_kl(torch.tensor([1.0, 0.0]), 1.0, 0.0, 1.0)  # |mean|^2 / 2
+        0.5
+    """
+    m, s, m0, s0 = (
+        torch.as_tensor(t, device=mean.device).detach().double() for t in (mean, std, prior_mean, prior_std)
+    )
+    for name, t in (("std", s), ("prior_std", s0)):
+        if not bool((t > 0).all()) or not bool(t.isfinite().all()):
+            raise InputError(f"{name} must be positive and finite")
+    try:
+        ratio = (s / s0).square()
+        terms = ratio - 1 - ratio.log() + ((m - m0) / s0).square()
+    except RuntimeError as error:
+        shapes = ", ".join(str(list(t.shape)) for t in (m, s, m0, s0))
+        raise InputError(f"mean, std, prior_mean and prior_std have shapes {shapes}: they must fit together") from error
+    if terms.shape != m.shape:
+        raise InputError(
+            f"mean has shape {list(m.shape)}, the others together {list(terms.shape)}: give one for every entry"
+        )
+    return 0.5 * float(terms.sum())
+
+
+def _gap(complexity: float, empirical_risk: float, n: int, delta: float) -> float:
+    if not 0 <= empirical_risk <= 1:
+        raise InputError(f"empirical_risk={empirical_risk}: the bounds are for losses from 0 to 1; rescale the loss")
+    if n < 1:
+        raise InputError(f"n={n}: at least one example")
+    if not 0 < delta < 1:
+        raise InputError(f"delta={delta}: a probability between 0 and 1")
+    return math.sqrt((complexity - math.log(delta)) / (2 * n))
