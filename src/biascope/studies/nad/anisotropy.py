@@ -1,5 +1,6 @@
 """The anisotropy directions of an architecture, all of them, measured once per run or taken from an earlier run."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,7 +12,7 @@ from biascope.ensembles import record
 from biascope.errors import InputError
 from biascope.geometry import nads
 from biascope.seeds import derive
-from biascope.studies.nad.directional import SMALL, architecture, resolve_precision
+from biascope.studies.nad.directional import SMALL, Net, Side, Width, architecture, resolve_precision
 from biascope.studies.runs import Run, Value
 
 Networks = Annotated[int, "networks whose gradients are measured for the directions"]
@@ -23,45 +24,50 @@ Reference = Annotated[str, "folder with published directions, nads_NAME.npz, to 
 PUBLISHED = {"lenet": "LeNet", "vgg11": "VGG11", "resnet18": "ResNet18", "densenet121": "DenseNet121"}
 
 
-def directions_of(
-    run: Run,
-    net: str,
-    side: int,
-    networks: int,
-    *,
-    width: int = 0,
-    head: Literal["marginal", "sampled"] = "marginal",
-    step: float = 100.0,
-    precision: str = "auto",
-    reuse: str = "",
-) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True)
+class Source:
+    """The network whose directions are wanted, and how they are measured."""
+
+    net: Net = "lenet"
+    image_size: Side = 32
+    width: Width = 0
+    networks: Networks = 2000
+    head: Head = "marginal"
+    step: Step = 100.0
+    reuse: Reuse = ""
+
+
+SOURCE = Source()
+
+
+def directions_of(run: Run, source: Source, precision: str) -> tuple[Tensor, Tensor]:
     """All D = side^2 directions [D, side, side], leading first, and their eigenvalues [D] (Algorithm 1).
 
     They are stored in the run as "directions <net>"; `reuse` reads them from there in another run's folder.
     """
-    name = f"directions {net}"
-    if reuse:
-        found = Run.open(reuse).load_arrays(name)
+    name, side = f"directions {source.net}", source.image_size
+    if source.reuse:
+        found = Run.open(source.reuse).load_arrays(name)
         if found["directions"].shape[1:] != (side, side):
             raise InputError(
-                f"{reuse} has directions of shape {list(found['directions'].shape[1:])}, this study needs "
+                f"{source.reuse} has directions of shape {list(found['directions'].shape[1:])}, this study needs "
                 f"[{side}, {side}]"
             )
         return found["directions"], found["eigenvalues"].double()
 
     def measure() -> dict[str, Value]:
-        factory = record(architecture(net, side, outputs=1, width=width))
+        factory = record(architecture(source.net, side, outputs=1, width=source.width))
         small = sum(p.numel() for p in factory.template.parameters()) <= SMALL
         # differences of large outputs: bf16 has too few digits, whatever the size
         kind = "float32" if resolve_precision(precision, run.device, small) == "float32" else "tf32"
         found = nads(
             factory,
             (1, side, side),
-            networks,
-            step=step,
+            source.networks,
+            step=source.step,
             device=run.device,
             seed=derive(run.seed, name),
-            head=head,
+            head=source.head,
             precision=kind,  # type: ignore[arg-type]
         )
         return {"directions": found.directions[:, 0].float(), "eigenvalues": found.eigenvalues}

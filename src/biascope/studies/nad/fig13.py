@@ -43,21 +43,14 @@ RANDOM = 0.05 * (1 + np.log(20))  # expected energy of noise in its strongest 5 
 def fig13(
     run: Run,
     *,
-    net: d.Net = "lenet",
-    image_size: d.Side = 32,
-    width: d.Width = 0,
-    networks: a.Networks = 2000,
-    head: a.Head = "marginal",
-    step: a.Step = 100.0,
-    reuse: a.Reuse = "",
+    source: a.Source = a.SOURCE,
     precision: d.Arithmetic = "auto",
     columns: Annotated[int, "directions side by side in the picture"] = 10,
     reference: a.Reference = "",
 ) -> StudyResult:
     """More anisotropy directions of an architecture, in pixels and in Fourier space."""
-    U, values = a.directions_of(
-        run, net, image_size, networks, width=width, head=head, step=step, precision=precision, reuse=reuse
-    )
+    net, image_size, networks = source.net, source.image_size, source.networks
+    U, values = a.directions_of(run, source, precision)
     indices = [*range(min(FIRST, len(U))), *range(EVERY, len(U), EVERY)]
     direction_picture(
         run, "directions", f"Anisotropy directions of {net}", U[indices], [f"$u_{{{i + 1}}}$" for i in indices], columns

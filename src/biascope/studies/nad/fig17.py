@@ -62,9 +62,7 @@ def fig17(
     """Directions by Algorithm 2 and their overlap with those of Algorithm 1."""
     shape, size = (1, image_size, image_size), max(1, mixed // groups)
     factory = record(d.architecture(net, image_size, outputs=1, width=width))
-    first, _ = a.directions_of(
-        run, net, image_size, networks, width=width, head=head, step=step, precision=precision, reuse=reuse
-    )
+    first, _ = a.directions_of(run, a.Source(net, image_size, width, networks, head, step, reuse), precision)
     x = torch.randn(shape, generator=generator(run.seed, "x"))  # one point for all groups: part of the question
 
     def group(i: int, method: Method) -> dict[str, Value]:

@@ -50,7 +50,7 @@ def fig20(
     numbers: dict[str, Estimate] = {}
     charts, said, holds, orders = list[Chart](), list[str](), list[bool](), list[Estimate]()
     for net in nets:
-        U, values = a.directions_of(run, net, image_size, networks, head=head, step=step, precision=protocol.precision)
+        U, values = a.directions_of(run, a.Source(net, image_size, 0, networks, head, step), protocol.precision)
         indices = a.spread_indices(count, len(U))
         found = d.train_directions(run, net, d.architecture(net, image_size), U[indices], protocol)
         at = np.array(indices, dtype=float)

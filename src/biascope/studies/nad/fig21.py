@@ -35,23 +35,16 @@ CLAIM = (
 def fig21(
     run: Run,
     *,
-    net: d.Net = "lenet",
-    image_size: d.Side = 32,
-    width: d.Width = 0,
-    networks: a.Networks = 2000,
-    head: a.Head = "marginal",
-    step: a.Step = 100.0,
-    reuse: a.Reuse = "",
+    source: a.Source = a.SOURCE,
     count: Count = 64,
     target: Target = 0.1,
     protocol: d.Protocol = d.LITTLE_NOISE,
 ) -> StudyResult:
     """Training loss per batch on D(u_i), with little noise."""
-    U, _ = a.directions_of(
-        run, net, image_size, networks, width=width, head=head, step=step, precision=protocol.precision, reuse=reuse
-    )
+    net = source.net
+    U, _ = a.directions_of(run, source, protocol.precision)
     indices = a.spread_indices(count, len(U))
-    factory = d.architecture(net, image_size, width=width)
+    factory = d.architecture(net, source.image_size, width=source.width)
     found = d.train_directions(run, net, factory, U[indices], protocol, keep_losses=True)
     steps, at = d.steps_to_loss(found.losses, target), np.array(indices, dtype=float)
     never = steps >= found.losses.shape[1]

@@ -44,13 +44,7 @@ PERFECT = 0.99
 def fig22(
     run: Run,
     *,
-    net: d.Net = "lenet",
-    image_size: d.Side = 32,
-    width: d.Width = 0,
-    networks: a.Networks = 2000,
-    head: a.Head = "marginal",
-    step: a.Step = 100.0,
-    reuse: a.Reuse = "",
+    source: a.Source = a.SOURCE,
     count: Count = 24,
     ns: Annotated[tuple[int, ...], "numbers of training samples, rising"] = (300, 1000, 3000, 10_000, 30_000, 100_000),
     n_test: d.TestSamples = 10_000,
@@ -64,13 +58,12 @@ def fig22(
     """Accuracy against the number of training samples on D(u_i)."""
     if list(ns) != sorted(set(ns)) or len(ns) < 2:
         raise InputError(f"ns must be at least two rising numbers of samples, got {ns}")
-    indices = a.spread_indices(count, image_size**2)
+    net = source.net
+    indices = a.spread_indices(count, source.image_size**2)
 
     def sweep() -> dict[str, Value]:
-        U, _ = a.directions_of(
-            run, net, image_size, networks, width=width, head=head, step=step, precision=precision, reuse=reuse
-        )
-        factory, rows = d.architecture(net, image_size, width=width), []
+        U, _ = a.directions_of(run, source, precision)
+        factory, rows = d.architecture(net, source.image_size, width=source.width), []
         for n in ns:
             protocol = d.Protocol(n, n_test, sigma, eps, gap, epochs, precision=precision, chunk=chunk)
             rows.append(d.train_directions(run, f"{net} n={n}", factory, U[indices], protocol).test)

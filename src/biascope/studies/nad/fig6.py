@@ -60,24 +60,17 @@ PUBLISHED_SPECTRUM = {  # singular values at indices 10, 100 and 500, over the f
 def fig6(
     run: Run,
     *,
-    net: d.Net = "lenet",
-    image_size: d.Side = 32,
-    width: d.Width = 0,
-    networks: a.Networks = 2000,
-    head: a.Head = "marginal",
-    step: a.Step = 100.0,
-    reuse: a.Reuse = "",
+    source: a.Source = a.SOURCE,
     count: Count = 256,
     protocol: d.Protocol = d.PAPER,
 ) -> StudyResult:
     """Accuracy on D(u_i) against the index i, with the normalised eigenvalues."""
+    net, image_size = source.net, source.image_size
     indices = a.spread_indices(count, image_size**2)
 
     def sweep() -> dict[str, Value]:
-        U, values = a.directions_of(
-            run, net, image_size, networks, width=width, head=head, step=step, precision=protocol.precision, reuse=reuse
-        )
-        found = d.train_directions(run, net, d.architecture(net, image_size, width=width), U[indices], protocol)
+        U, values = a.directions_of(run, source, protocol.precision)
+        found = d.train_directions(run, net, d.architecture(net, image_size, width=source.width), U[indices], protocol)
         made = {"test": torch.as_tensor(found.test), "train": torch.as_tensor(found.train), "eigenvalues": values}
         return {"indices": torch.tensor(indices), **made}
 

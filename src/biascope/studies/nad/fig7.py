@@ -75,9 +75,7 @@ def fig7(
 
     @functools.cache
     def directions() -> Tensor:
-        return a.directions_of(
-            run, net, image_size, networks, width=width, head=head, step=step, precision=precision, reuse=reuse
-        )[0]
+        return a.directions_of(run, a.Source(net, image_size, width, networks, head, step, reuse), precision)[0]
 
     def original() -> tuple[Tensor, Tensor]:
         return images().normalised(images().x), images().y

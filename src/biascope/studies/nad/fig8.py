@@ -72,7 +72,7 @@ def fig8(
         x, test_x = images().normalised(images().x), images().normalised(images().test_x)
         if kind == "original":
             return x, test_x
-        U, _ = a.directions_of(run, net, image_size, networks, width=width, head=head, step=step, precision=precision)
+        U, _ = a.directions_of(run, a.Source(net, image_size, width, networks, head, step), precision)
         return nad_flip(x, U), nad_flip(test_x, U)
 
     numbers: dict[str, Estimate] = {}

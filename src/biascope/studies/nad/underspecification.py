@@ -77,7 +77,7 @@ def underspecification(
     numbers: dict[str, Estimate] = {}
     charts, holds, said = list[Chart](), list[bool](), list[str]()
     for net in nets:
-        U, _ = a.directions_of(run, net, image_size, networks, width=width, head=head, step=step, precision=precision)
+        U, _ = a.directions_of(run, a.Source(net, image_size, width, networks, head, step), precision)
         factory = d.architecture(net, image_size, channels=4, outputs=2, width=width)
 
         def train(i: int, seed: int) -> dict[str, float]:
