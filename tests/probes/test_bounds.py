@@ -1,4 +1,4 @@
-"""Classical generalisation bounds (spec 04, 2.20): how often they fail, computed exactly for coin-tossing predictors."""
+"""Classical generalisation bounds (spec 04, 2.20): how often they fail, exactly, for predictors that toss coins."""
 
 import math
 from collections.abc import Callable
