@@ -62,6 +62,25 @@ def test_run_writes_a_folder_with_a_page(capsys: pytest.CaptureFixture[str], tmp
     assert (tmp_path / "runs" / "nad-fig4a-smoke-2").is_dir()
 
 
+def test_run_like_takes_the_options_of_a_folder_and_compares(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(["run", "nad/fig4a", "--D", "32", "--seed", "7", "--out", "first"]) == 0
+    capsys.readouterr()
+    assert run(["run", "--like", "first", "--sigma", "2", "--out", "second"]) == 0
+    out = capsys.readouterr().out
+    assert "Beside first (confirmed)" in out
+    assert "accuracy at DC" in out
+    opened = Run.open(tmp_path / "second")
+    assert opened.config["options"] == {"D": 32, "S": 4, "eps": 1.0, "sigma": 2.0}
+    assert opened.seed == 7
+    assert run(["run", "nad/fig4b", "--like", "first"]) == 1
+    assert "first is a run of nad/fig4a, not of nad/fig4b" in capsys.readouterr().err
+    assert run(["run", "--like", "first", "--resume", "second"]) == 1
+    assert "give one of them" in capsys.readouterr().err
+    assert run(["run", "--like", "nowhere"]) == 1
+
+
 def test_help_of_run_shows_the_studys_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["run", "nad/fig4a", "--help"]) == 0
     out = capsys.readouterr().out

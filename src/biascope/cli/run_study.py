@@ -8,11 +8,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from biascope.cli.interrupts import plain_interrupts
 from biascope.cli.studies import describe
 from biascope.errors import BiascopeError, CorruptError, InputError, UnsupportedError
-from biascope.studies import Run, configure, execute, find
+from biascope.studies import Run, configure, execute, find, load_result
+from biascope.studies.replication import beside
 
 # options of the study itself (--sigma 3) are not known here: they arrive as extra arguments
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -27,13 +29,16 @@ def run_study(
     seed: Annotated[int | None, typer.Option(help="Seed of everything random. [default: 0]")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder. [default: runs/NAME-SIZE]")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
+    like: Annotated[
+        Path | None, typer.Option(help="Run what this folder holds again, with its options, and compare the numbers.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1. [default: cpu]")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="An option of the study, as key=value.")] = None,
     help_: Annotated[bool, typer.Option("--help", help="Show this; with a study's name, also its options.")] = False,
 ) -> None:
     """Run a study: every option of the study is also an option here, e.g. `biascope run nad/fig4a --sigma 2`."""
     console = Console(highlight=False)
-    if help_ or (name is None and resume is None):
+    if help_ or (name is None and resume is None and like is None):
         typer.echo(context.get_help())
         if name is not None:
             describe(find(name), console)
@@ -45,6 +50,10 @@ def run_study(
     asked: dict[str, Any] = {"size": size, "seed": seed, "device": device}
     asked = {key: value for key, value in asked.items() if value is not None}
     overrides = {**study_options(extra), **dict(_key_value(setting) for setting in settings or [])}
+    if like is not None:
+        if resume is not None:
+            raise InputError("--like starts a new run and --resume goes on with one: give one of them")
+        name, asked, overrides = _again(like, name, asked, overrides)
     run = _resumed(resume, name, asked, overrides) if resume else _started(str(name), out, asked, overrides)
     try:
         if run.finished:
@@ -53,6 +62,8 @@ def run_study(
             with plain_interrupts():
                 execute(run)
         _show(run, console)
+        if like is not None:
+            _compare(like, run, console)
     except KeyboardInterrupt:
         print(f"\ninterrupted; go on with: {_resume_command(run)}", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -108,6 +119,18 @@ def _free_folder(name: str) -> Path:
     return path
 
 
+def _again(
+    like: Path, name: str | None, asked: dict[str, Any], overrides: dict[str, str]
+) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Study, size, seed, device and options of an earlier run; what is said on the command line goes before."""
+    stored = load_result(like)[0].config
+    study = str(stored.get("study"))
+    if name not in {None, study}:
+        raise InputError(f"{like} is a run of {study}, not of {name}")
+    settings = {key: stored[key] for key in ("size", "seed", "device") if key in stored}
+    return study, settings | asked, {**stored.get("options", {}), **overrides}
+
+
 def _resumed(path: Path, name: str | None, asked: dict[str, Any], overrides: dict[str, str]) -> Run:
     """Whatever is said again on the command line must be what the folder was started with."""
     stored = Run.open(path).config
@@ -124,7 +147,6 @@ def _resume_command(run: Run) -> str:
 
 def _show(run: Run, console: Console) -> None:
     from biascope.reports import write_study_page
-    from biascope.studies import load_result
 
     _, result, _ = load_result(run.path)
     colour = {"confirmed": "green", "not confirmed": "red"}.get(result.verdict, "yellow")
@@ -135,3 +157,14 @@ def _show(run: Run, console: Console) -> None:
         console.print(f"Page:     {escape(str(write_study_page(run.path)))}", soft_wrap=True)
     except UnsupportedError as error:  # the numbers are there, only the drawing is missing
         console.print(f"No page: {escape(str(error))}; then `{_resume_command(run)}` makes it", soft_wrap=True)
+
+
+def _compare(like: Path, run: Run, console: Console) -> None:
+    before, now = load_result(like)[1], load_result(run.path)[1]
+    table = Table(box=None, pad_edge=False, title=f"Beside {like} ({before.verdict})", title_justify="left")
+    for header in ("number", "before", "now", "apart, in standard errors"):
+        table.add_column(header)
+    for pair in beside(before, now):
+        old, new = ("-" if e is None else str(e) for e in (pair.before, pair.now))
+        table.add_row(escape(pair.name), old, new, "" if pair.apart is None else f"{pair.apart:.2g}")
+    console.print(table)
