@@ -1,5 +1,7 @@
 """Every operation of every representation equals the same operation on its dense matrix."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -114,6 +116,25 @@ def test_implicit_spectrum_by_lanczos(metric):
     expected = torch.linalg.solve(D + 1e-2 * torch.eye(len(D), dtype=D.dtype), v)
     assert relative(F.solve(v, damping=1e-2, preconditioner=E), expected) < 1e-8
     assert relative(F.solve(v, damping=1e-2, preconditioner=F.jacobi(1e-2)), expected) < 1e-8
+
+
+def test_small_eigenvalues_of_a_product_are_found_or_named():
+    """A linear model has F = X^T X / n, whose spectrum is chosen: float64 finds it, float32 says where it ends."""
+    gen = torch.Generator().manual_seed(0)
+    U, V = (torch.linalg.qr(torch.randn(200, 200, generator=gen, dtype=torch.float64)).Q for _ in range(2))
+    truth = torch.logspace(0, -20, 200, dtype=torch.float64)
+    X, net = (U * (200 * truth).sqrt()) @ V.T, torch.nn.Linear(200, 1, bias=False).double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pairs = bs.fisher(net, X, "implicit", likelihood="gaussian", precision="float64").eigh(49)
+    assert pairs.converged.all()
+    assert relative(pairs.values / truth[:49], torch.ones(49, dtype=torch.float64)) < 1e-6
+    single = bs.fisher(net.float(), X.float(), "implicit", likelihood="gaussian")
+    with pytest.warns(UserWarning, match=r"only the first \d+ of 90 eigenpairs are resolved.*precision='float64'"):
+        pairs = single.eigh(90)
+    error = (pairs.values.double() / truth[:90] - 1).abs()
+    assert float(error.max()) > 1e-2
+    assert float(error[pairs.converged].max()) < 1e-3
 
 
 def test_estimates_carry_standard_errors(metric):

@@ -16,6 +16,14 @@ def test_leading_eigenvectors_of_a_known_matrix(dense: bool) -> None:
     assert subspace_overlap(found, Q[:, :3]) == pytest.approx(1.0, abs=1e-9)
 
 
+def test_leading_eigenvectors_far_below_the_largest() -> None:
+    """One large eigenvalue and a slow tail at 1e-7 of it, where Lanczos with tol=1e-6 calls anything converged."""
+    Q = torch.linalg.qr(torch.randn(800, 800, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).Q
+    values = torch.cat([torch.ones(1), 1e-7 * torch.arange(1, 800) ** -0.5]).double()
+    found = leading((Q * values) @ Q.T, 60, dense=False)
+    assert subspace_overlap(found, Q[:, :60]) == pytest.approx(1.0, abs=1e-9)  # 0.98 by Lanczos alone
+
+
 def test_halves_that_see_other_directions_do_not_overlap() -> None:
     moments = BlockMoments(dimension=6, blocks=2)
     rows = torch.eye(6)[[0, 3, 1, 4]]  # networks 0 and 2 see the first axes, 1 and 3 others

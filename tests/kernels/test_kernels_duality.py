@@ -132,3 +132,18 @@ def test_bad_input_is_named():
         bs.metric_eigenpairs(bs.Jacobian(net, x), x)
     with pytest.raises(InputError, match="side="):
         bs.metric_eigenpairs(net, x, side="left")
+
+
+@pytest.mark.parametrize("side", ["kernel", "metric"])
+def test_small_eigenvalues_by_products_are_right_or_refused(side, monkeypatch):
+    """J = X has a known spectrum, far below its largest value: right to 1e-4, and refused where float32 ends."""
+    monkeypatch.setattr(duality, "DENSE", 100)
+    gen = torch.Generator().manual_seed(0)
+    U, V = (torch.linalg.qr(torch.randn(300, 300, generator=gen, dtype=F64)).Q[:, :150] for _ in range(2))
+    truth = torch.cat([torch.ones(1), 1e-8 * torch.arange(1, 150) ** -0.5]).double()
+    X, net = (U * (300 * truth).sqrt()) @ V.T, nn.Linear(300, 1, bias=False).double()
+    pairs = bs.metric_eigenpairs(net, X, k=30, side=side, precision="float64")
+    torch.testing.assert_close(pairs.values, truth[:30], rtol=1e-4, atol=0)
+    assert ((pairs.vectors * V[:, :30]).sum(0).abs() > 1 - 1e-6).all()
+    with pytest.raises(InputError, match=r"resolved 1 of 30 eigenpairs.*ask for k=1, or use precision='float64'"):
+        bs.metric_eigenpairs(net.float(), X.float(), k=30, side=side)

@@ -85,6 +85,31 @@ def test_svd_keeps_digits_of_small_values(randn) -> None:  # type: ignore[no-unt
     close(got.values[2].item(), 1e-6, atol=1e-13, rtol=0)
 
 
+@pytest.mark.parametrize(("dtype", "smallest", "rtol"), [(torch.float32, 1e-3, 1e-4), (torch.float64, 1e-10, 1e-4)])
+@pytest.mark.parametrize("shape", [(240, 200), (200, 240)])
+def test_svds_reaches_below_the_square_root_of_eps(  # type: ignore[no-untyped-def]
+    dtype: torch.dtype, smallest: float, rtol: float, shape: tuple[int, int], randn
+) -> None:
+    """The products with A^T A have lost these (errors up to 90 %): the search goes on with [[0, A], [A^T, 0]]."""
+    left, right = (torch.linalg.qr(randn(size, 60, seed=size))[0] for size in shape)
+    values = torch.logspace(0, torch.tensor(smallest).log10().item(), 60, dtype=torch.float64)
+    got = svds(Dense(((left * values) @ right.T).to(dtype)), 60)
+    close(got.values.double(), values, rtol=rtol, atol=0)
+    assert got.resolved.all()
+    assert ((got.left.double() * left).sum(0).abs() > 1 - 1e-5).all()
+
+
+def test_svds_says_what_float32_cannot_resolve(randn) -> None:  # type: ignore[no-untyped-def]
+    left, right = torch.linalg.qr(randn(200, 60))[0], torch.linalg.qr(randn(200, 60, seed=1))[0]
+    values = torch.logspace(0, -7, 60, dtype=torch.float64)
+    with pytest.warns(UserWarning, match=r"only the first \d+ of 50 singular triplets are resolved.*float64"):
+        got = svds(Dense(((left * values) @ right.T).float()), 50)
+    assert not got.resolved.all()
+    wrong = (got.values.double() / values[:50] - 1).abs() > 1e-2
+    assert wrong.any()
+    assert not (wrong & got.resolved).any()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_randomized_svd(device: str, dtype: torch.dtype, randn) -> None:  # type: ignore[no-untyped-def]
     M = (randn(200, 6) @ randn(6, 70, seed=1)).to(device, dtype)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from biascope.geometry.measures import Comparison, compare, size_of
 from biascope.geometry.moments import BlockMoments, blocks_for
 from biascope.inputs import check_inputs, is_finite
 from biascope.linalg import Dense, Eigenpairs, FromFunction, LinearOperator, eigsh, psd_eigh
+from biascope.linalg.resolved import settled
 from biascope.memory import budget
 from biascope.precision import without_autocast
 from biascope.progress import progress
@@ -86,6 +87,9 @@ class AverageGeometry:
     def eigh(self, k: int | None = None) -> Eigenpairs:
         """Eigenpairs with the largest eigenvalues (largest magnitudes for an evolution); by default all of them,
         or 64 where the matrix is not formed.
+
+        `converged` is about each eigenvalue on its own: a residual of at most 1e-3 of it, or zero up to rounding. What
+        Lanczos, which measures against the largest one, leaves open is decomposed densely where the matrix is formed.
         """
         D = self.operator.shape[0]
         if self.dense is None:
@@ -93,14 +97,17 @@ class AverageGeometry:
                 lambda X: self.operator @ X, D, min(k or 64, D), passes=12, seed=self.seed, device=self.operator.device
             )
         if k is not None and k < D // 4:
-            return eigsh(self.operator, k, which="LA" if self.kind == "geometry" else "LM")
+            found = eigsh(self.operator, k, which="LA" if self.kind == "geometry" else "LM", tol=1e-12)
+            sure = settled(found.values, found.residuals, D)
+            if bool(sure.all()):
+                return replace(found, converged=sure)
         values, vectors = psd_eigh(self.matrix, clip=self.kind == "geometry")
         if self.kind != "geometry":
             order = values.abs().argsort(descending=True)
             values, vectors = values[order], vectors[:, order]
         values, vectors = values[:k], vectors[:, :k]
         residuals = (self.matrix @ vectors - vectors * values).norm(dim=0)
-        return Eigenpairs(values, vectors, residuals, torch.ones_like(values, dtype=torch.bool), 0, D)
+        return Eigenpairs(values, vectors, residuals, settled(values, residuals, D), 0, D)
 
     def correlation(self, other: AverageGeometry | Tensor) -> Comparison:
         """Correlation with another matrix, and the baselines that two positive matrices need (see `compare`)."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from biascope.linalg import Dense, eigsh, psd_eigh, subspace_overlap, symmetrise
+from biascope.linalg.resolved import settled
 
 
 class BlockMoments:
@@ -114,7 +115,11 @@ def leading(matrix: Tensor, k: int, dense: bool) -> Tensor:
     """
     if dense:
         return psd_eigh(matrix).vectors[:, :k].cpu()
-    return eigsh(Dense(matrix.cpu(), symmetric=True), k, tol=1e-6, verify=False).vectors
+    matrix = matrix.cpu()
+    pairs = eigsh(Dense(matrix, symmetric=True), k, tol=1e-6, verify=False)
+    if bool(settled(pairs.values, pairs.residuals, len(matrix)).all()):
+        return pairs.vectors
+    return psd_eigh(matrix).vectors[:, :k]  # Lanczos measures against the largest: small ones are not found yet
 
 
 def blocks_for(dimension: int, room: int) -> int:

@@ -20,6 +20,7 @@ from biascope.kernels.ntk import ntk
 from biascope.kernels.pullback import Stream, pull_back
 from biascope.kernels.system import system
 from biascope.linalg import FromFunction, eigsh, psd_eigh
+from biascope.linalg.resolved import resolved
 from biascope.precision import arithmetic
 from biascope.tables import facts, several
 
@@ -123,9 +124,16 @@ def _decompose(J: Jacobian, side: str, k: int | None, size: int, seed: int) -> t
         assert k is not None
         both = (lambda X: J._matmat(J._rmatmat(X))) if side == "kernel" else (lambda X: J._rmatmat(J._matmat(X)))
         A = FromFunction(both, (size, size), dtype=J.dtype, device=J.device, symmetric=True)
-        pairs = eigsh(A, k, seed=seed)
-        if not bool(pairs.converged.all()):
-            raise InputError(f"Lanczos found {int(pairs.converged.sum())} of {k} eigenpairs; ask for fewer")
+        double = J.dtype == torch.float64
+        pairs = eigsh(A, k, tol=1e-12 if double else 1e-6, seed=seed)
+        found = resolved(pairs.values, pairs.residuals)
+        if not bool(found.all()):
+            first = int(found.long().cumprod(0).sum())
+            raise InputError(
+                f"Lanczos resolved {first} of {k} eigenpairs: eigenvalue {first} is {float(pairs.values[first]):.3g} "
+                f"with a residual of {float(pairs.residuals[first]):.1e}, the largest {float(pairs.values[0]):.3g}; "
+                f"ask for k={first}" + ("" if double else ", or use precision='float64'")
+            )
         return pairs.values.double(), pairs.vectors.double()
     if side == "kernel":
         precision = "float64" if J.dtype == torch.float64 else "float32"
