@@ -34,6 +34,7 @@ from biascope.probes.path_metrics import (
     path_complexity,
     spectral_norm,
 )
+from biascope.probes.path_sums import path_norm
 from biascope.probes.probe import Probe
 from biascope.probes.record import Record, read_records
 from biascope.probes.schedules import EveryEpochs, EverySteps, LogSteps, LossGrid, Schedule
@@ -73,6 +74,7 @@ __all__ = [
     "pac_bayes_bound",
     "parameter_distance",
     "path_complexity",
+    "path_norm",
     "read_records",
     "register",
     "representation_alignment",
