@@ -241,6 +241,22 @@ def test_local_energy_correlated_features_localise_less():
     assert values == sorted(values, reverse=True)
 
 
+def test_local_energy_cuts_at_the_precision_the_kernel_was_computed_in():
+    """30 task points in a 12-dimensional feature space: rank 12, whichever type the kernel is handed over in."""
+    gen = torch.Generator().manual_seed(0)
+    z = torch.randn(60, 12, generator=gen, dtype=F64)
+    exact, single = z[:30] @ z.T, z[:30].float() @ z.float().T
+    for K in (exact, single, single.double(), exact.float(), exact.float().double()):
+        found = local_energy(K)
+        assert found.rank == 12  # float32 rounding taken for float64's made it 30
+        torch.testing.assert_close(found.values, local_energy(exact).values, rtol=0, atol=1e-5)
+    assert local_energy(single.double(), rank=20).rank == 20  # who names a rank gets it
+    noisy = exact + 1e-3 * torch.randn(30, 60, generator=gen, dtype=F64)
+    error = float((noisy - exact).norm() / exact.norm())
+    assert local_energy(bs.Kernel(noisy, 0, "trace", False, error=error)).rank == 12
+    assert local_energy(noisy).rank == 30
+
+
 def test_local_energy_refuses_what_it_cannot_do():
     net, x = make(n=4, c=2)
     with pytest.raises(InputError, match="one kernel per output"):
@@ -248,6 +264,8 @@ def test_local_energy_refuses_what_it_cannot_do():
     assert local_energy(bs.ntk(net, x[:2], x, outputs="diagonal")).values.shape == (2, 4)
     with pytest.raises(InputError, match="between 1 and 3"):
         local_energy(torch.ones(3, 5), rank=4)
+    with pytest.raises(InputError, match=r"torch\.int64: convert"):
+        local_energy(torch.ones(3, 5, dtype=torch.int64))
     with pytest.raises(InputError, match="NaN"):
         local_energy(torch.full((2, 2), float("nan")))
     with pytest.raises(InputError, match="task=5"):

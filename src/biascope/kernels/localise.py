@@ -39,7 +39,10 @@ def local_energy(K: Kernel | Tensor, rank: int | None = None) -> LocalEnergy:
 
     Args:
         K: K(x_task, x_all): Kernel or tensor [n, m], or [c, n, m] for one kernel per output ("diagonal").
-        rank: how many singular vectors, the largest first; all above rounding if None.
+        rank: how many singular vectors, the largest first; all above rounding if None. Rounding is max(n, m) eps of the
+            largest singular value, and the measured error of a Kernel that has one. eps is float32's also for a float64
+            kernel whose entries are all float32 numbers: it was computed in float32, a wider type adds no digits. For a
+            float64 kernel that is exact in float32 (such as one of integers), say the rank.
 
     Example:
         >>> local_energy(torch.eye(2, 4)).values
@@ -60,15 +63,23 @@ def local_energy(K: Kernel | Tensor, rank: int | None = None) -> LocalEnergy:
         raise InputError(
             f"rank={rank}: a kernel of shape {list(T.shape[-2:])} has between 1 and {most} singular vectors"
         )
-    eps = torch.finfo(T.dtype).eps
+    if not T.is_floating_point():
+        raise InputError(f"the kernel is {T.dtype}: convert it to float64")
+    eps, error = _eps(T), (K.error or 0.0) if isinstance(K, Kernel) and rank is None else 0.0
     energies, ranks, spectra = [], [], []
     for M in T.double() if T.dim() == 3 else T.double()[None]:
         _, s, Vh = torch.linalg.svd(M, full_matrices=False)
-        numerical = int((s > max(M.shape) * eps * s[0]).sum())
-        r = min(rank or most, numerical)
+        cut = max(max(M.shape) * (eps if rank is None else torch.finfo(T.dtype).eps) * s[0], error * M.norm())
+        r = min(rank or most, int((s > cut).sum()))
         energies.append(Vh[:r].square().sum(0))
         ranks.append(r)
         spectra.append(s)
     if T.dim() == 2:
         return LocalEnergy(energies[0], ranks[0], spectra[0])
     return LocalEnergy(torch.stack(energies), tuple(ranks), torch.stack(spectra))
+
+
+def _eps(T: Tensor) -> float:
+    """Of the precision a kernel was computed in: a float64 tensor of float32 numbers alone has float32's."""
+    narrow = T.dtype == torch.float64 and torch.equal(T.float().double(), T)
+    return torch.finfo(torch.float32 if narrow else T.dtype).eps

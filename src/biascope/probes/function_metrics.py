@@ -36,7 +36,8 @@ def representation_alignment(
 ) -> dict[str, float]:
     """Alignment of the Gram matrix r r^T of the last hidden representation with that at initialisation and the labels.
 
-    As in the papers, "init" is uncentred and "labels" centred over examples, unless `centred` says otherwise.
+    As in the papers, "init" is uncentred and "labels" centred over examples, unless `centred` says otherwise. Integer
+    labels are classes (one-hot) where the network has several outputs, values where it has one, as for `bs.ntk`.
 
     Args:
         view: what is measured.
@@ -58,7 +59,7 @@ def representation_alignment(
         return {"init": cosine(start[0].mT @ start[0], start[1].mT @ start[1])}
     found = {"init": cosine(start[0] @ start[0].mT, start[1] @ start[1].mT)}
     if view.setup.y is not None:
-        Y = targets(view.y, view.n, None).to(r.device)
+        Y = targets(view.y, view.n, 1 if view.outputs.shape[1] == 1 else None).to(r.device)
         r, Y = (r, Y) if centred is False else (_centred(r), _centred(Y))
         found["labels"] = cosine(r @ r.mT, Y @ Y.mT)
     return found
@@ -72,6 +73,9 @@ def _centred(t: Tensor) -> Tensor:
 def group_losses(view: View) -> dict[str, float]:
     """Mean loss and, for classes, accuracy of every group: easy and hard, clean and noisy, majority and minority.
 
+    With one output, integer labels are classes if they are -1, +1 or 0, 1 in the whole batch: right is the side of 0,
+    or of 1/2 for 0, 1 with loss_fn="squared". Other integers are values and have no accuracy.
+
     Example:
         >>> view = View.of(nn.Linear(2, 3), torch.eye(2), torch.tensor([0, 2]), groups={"hard": [1]})
         >>> list(group_losses(view))
@@ -82,10 +86,24 @@ def group_losses(view: View) -> dict[str, float]:
         out = view.group_outputs(name)
         y = view.group_labels(name).to(out.device)
         found[f"{name}/loss"] = float(example_losses(out, y, view.setup.loss_fn).mean())
-        right = correct(out, y)
+        right = _correct(view, out, y)
         if right is not None:
             found[f"{name}/accuracy"] = float(right.double().mean())
     return found
+
+
+def _correct(view: View, out: Tensor, y: Tensor) -> Tensor | None:
+    """Which examples are classified right [n]; None where labels are values."""
+    if y.is_floating_point() or y.dim() != 1 or out.shape[1] > 1:
+        return correct(out, y)
+    batch = view.setup.y  # a group may hold one of two classes only: the batch says which kind of labels these are
+    whole = batch is not None and not batch.is_floating_point() and batch.dim() == 1
+    known = torch.cat([y.long(), view.y.to(y.device).long()]) if whole else y.long()
+    if bool((known.abs() == 1).all()) and bool((known == -1).any()):
+        return correct(out, y)
+    if bool(((known == 0) | (known == 1)).all()):
+        return correct(out - 0.5 if view.setup.loss_fn == "squared" else out, y)
+    return None
 
 
 @register()
