@@ -12,6 +12,7 @@ from biascope.probes.bounds import (
     occam_bound,
     pac_bayes_bound,
 )
+from biascope.probes.capacity_metrics import fisher_rao_norm, norm_products
 from biascope.probes.equal import EqualProgress, Pair, equal_progress
 from biascope.probes.function_metrics import fourier, group_losses, representation_alignment, sign_similarity
 from biascope.probes.kernel_metrics import (
@@ -58,6 +59,7 @@ __all__ = [
     "equal_progress",
     "example_losses",
     "finite_class_bound",
+    "fisher_rao_norm",
     "fourier",
     "gaussian_kl",
     "group_alignment",
@@ -69,6 +71,7 @@ __all__ = [
     "layer_alignment",
     "linearisation_error",
     "metric",
+    "norm_products",
     "ntk_alignment",
     "occam_bound",
     "pac_bayes_bound",
