@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import biascope as bs
 from biascope.errors import InputError
-from biascope.kernels.fingerprint import module_fingerprint
+from biascope.kernels.fingerprint import checksum, module_fingerprint
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -94,6 +94,35 @@ def test_saved_modules_keep_their_hash_in_another_process() -> None:
     ]
     assert said[0].returncode == 0, said[0].stderr.decode()
     assert said[0].stdout == said[1].stdout
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.int64, torch.complex64]
+)
+def test_checksums_notice_a_bit_a_place_and_nothing_else(dtype: torch.dtype) -> None:
+    a = (torch.arange(1, 301) % 250).reshape(20, 15).to(dtype)
+    same = int(checksum(a))
+    assert int(checksum(a.clone())) == same
+    assert int(checksum(a.T.contiguous().T)) == same  # the same values in another memory order
+    assert int(checksum(a, piece=7)) == same
+    changed = {same}
+    for i in range(300):
+        b = a.clone().reshape(-1)
+        b.view(torch.uint8)[i * a.element_size()] ^= 1  # the last bit of one element
+        changed.add(int(checksum(b)))
+        c = a.clone().reshape(-1)
+        c[[i, (i + 1) % 300]] = c[[(i + 1) % 300, i]]
+        changed.add(int(checksum(c)))
+    assert len(changed) == 601
+
+
+def test_checksums_of_zeros_and_of_opposite_changes() -> None:
+    assert int(checksum(torch.zeros(3))) != int(checksum(torch.zeros(4)))
+    assert int(checksum(torch.zeros(3))) != int(checksum(-torch.zeros(3)))
+    a = torch.arange(100)
+    sums = {int(checksum(a + torch.roll(torch.tensor([1, -2, 1] + [0] * 97), i))) for i in range(98)}
+    assert len(sums) == 98  # sums weighted by the place alone would all be that of a
+    assert int(checksum(a)) not in sums
 
 
 def test_kernels_of_scripted_modules_notice_a_changed_attribute() -> None:
