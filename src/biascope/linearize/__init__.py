@@ -13,6 +13,7 @@ from torch import nn
 
 from biascope.functional import ParamSelection
 from biascope.linearize.anchored import Anchored, State
+from biascope.linearize.perturbation import PerturbationResponse, perturbation_response, random_directions
 from biascope.linearize.residual import linearized_prediction, taylor_residual
 from biascope.linearize.scaled import Lazy, lazy, lazy_lr
 from biascope.linearize.tangent import Linearized, linearize, posthoc
@@ -21,11 +22,14 @@ __all__ = [
     "Anchored",
     "Lazy",
     "Linearized",
+    "PerturbationResponse",
     "lazy",
     "lazy_lr",
     "linearize",
     "linearized_prediction",
+    "perturbation_response",
     "posthoc",
+    "random_directions",
     "taylor_residual",
 ]
 
