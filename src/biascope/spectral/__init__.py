@@ -1,5 +1,6 @@
 """Fourier analysis of ReLU networks: linear regions, exact transforms, spectra, and which frequencies are learned."""
 
+from biascope.spectral.cosine import cosine_power, dominant_cosine
 from biascope.spectral.decay import Decay, LipschitzBounds, decay_exponent, lipschitz_bounds
 from biascope.spectral.eigenbasis import RBFBasis, rbf_eigenbasis
 from biascope.spectral.manifolds import Embedding, composition_kernel, flower, max_latent_frequency
@@ -34,7 +35,9 @@ __all__ = [
     "amplitude_spectrum",
     "autoneb",
     "composition_kernel",
+    "cosine_power",
     "decay_exponent",
+    "dominant_cosine",
     "flower",
     "fourier_transform",
     "high_frequency_volume",
