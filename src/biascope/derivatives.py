@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+
+from biascope.errors import UnsupportedError
 
 NORMS = {F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm}
 
@@ -98,6 +100,50 @@ def in_forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
+ARGUMENTS = {  # of the calls that read a table
+    F.embedding: "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse",
+    F.embedding_bag: "input weight offsets max_norm norm_type scale_grad_by_freq mode sparse",
+    torch.embedding: "weight indices padding_idx scale_grad_by_freq sparse",
+    torch.embedding_bag: "weight indices offsets scale_grad_by_freq mode sparse",
+    torch.embedding_renorm_: "weight indices max_norm norm_type",
+}
+
+
+def refuse_impure_tables(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise if a call of torch reads a table in a way that changes it, or whose gradient is none.
+
+    Example:
+        >>> words, table = torch.tensor([0]), torch.ones(3, 2)
+        >>> refuse_impure_tables(F.embedding, (words, table), {"padding_idx": 1})  # allowed: silent
+        >>> try:
+        ...     refuse_impure_tables(F.embedding, (words, table), {"max_norm": 1.0})
+        ... except UnsupportedError as problem:
+        ...     print(str(problem)[:66])
+        embedding is called with max_norm=1.0 on a table of shape [3, 2],
+    """
+    given = dict(zip(ARGUMENTS[func].split(), args)) | dict(kwargs)
+    weight, who = given["weight"], func.__name__
+    if given.get("max_norm") is not None:
+        raise UnsupportedError(
+            f"{who} is called with max_norm={given['max_norm']} on a table of shape {list(weight.shape)}, which writes "
+            "new weights into the model at every call: bring the rows to that norm once, then leave max_norm out"
+        )
+    if given.get("scale_grad_by_freq") and _is_followed(weight):
+        raise UnsupportedError(
+            f"{who} is called with scale_grad_by_freq=True on a table of shape {list(weight.shape)}: the gradient of "
+            "an example depends on the others in its batch and is no derivative. Leave that out, or the table "
+            "out of params"
+        )
+
+
+def _is_followed(t: Tensor) -> bool:
+    """Is a tensor differentiated, in whichever way torch does it?"""
+    if not torch.is_grad_enabled() and not in_forward_mode():
+        return False
+    wrapped: bool = torch._C._functorch.is_functorch_wrapped_tensor(t)
+    return t.requires_grad or wrapped or (in_forward_mode() and forward_ad.unpack_dual(t).tangent is not None)  # type: ignore[no-untyped-call]
+
+
 EMBEDDINGS: dict[Any, Any] = {F.embedding: embedding, torch.embedding: lookup, F.embedding_bag: embedding_bag}
 WRITTEN_OUT: dict[Any, Any] = {  # torch's function: the same by elementary operations
     **dict.fromkeys((F.prelu, torch.prelu, torch.Tensor.prelu), prelu),
@@ -113,10 +159,17 @@ class RightGradients(TorchFunctionMode):
     one example whose channels come last, as a transformer after the normalisation sends them; instance normalisation,
     which sees all examples as one, those of any number. Under vmap PReLU takes examples for cotangents. Weight
     normalisation has no forward-mode derivative. Embeddings push a tangent of the padding row forward that their
-    backward pass never pulls back.
+    backward pass never pulls back. If `pure`, tables that change when they are read, or whose gradients are none, are
+    refused; where a network is only trained they are its own affair.
     """
 
+    def __init__(self, pure: bool = False) -> None:
+        super().__init__()
+        self.pure = pure
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.pure and func in ARGUMENTS:
+            refuse_impure_tables(func, args, kwargs or {})
         out = WRITTEN_OUT.get(func, func)(*args, **(kwargs or {}))
         return in_plain_order(out) if func in NORMS else out
 
@@ -124,18 +177,23 @@ class RightGradients(TorchFunctionMode):
 class RightTangents(TorchFunctionMode):
     """While active, tangents are those that the backward pass is the adjoint of; for forward mode without gradients.
 
-    Not the rest of `RightGradients`: that mends backward passes, and there is none.
+    Not the rest of `RightGradients`: that mends backward passes, and there is none. Impure tables are refused.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in ARGUMENTS:
+            refuse_impure_tables(func, args, kwargs or {})
         return EMBEDDINGS.get(func, func)(*args, **(kwargs or {}))
 
 
-def right_gradients() -> AbstractContextManager[object]:
-    """`RightGradients` where gradients are wanted, `RightTangents` where only tangents are, nothing where neither."""
+def right_gradients(tables: bool = False) -> AbstractContextManager[object]:
+    """`RightGradients` where gradients are wanted, `RightTangents` where only tangents are, nothing where neither.
+
+    With `tables`, something in any case: the network may read a table, and must not do so in a way that changes it.
+    """
     if torch.is_grad_enabled():
-        return RightGradients()
-    return RightTangents() if in_forward_mode() else nullcontext()
+        return RightGradients(pure=True)
+    return RightTangents() if in_forward_mode() or tables else nullcontext()
 
 
 def call(module: nn.Module, tensors: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
@@ -145,7 +203,8 @@ def call(module: nn.Module, tensors: Any, args: tuple[Any, ...], kwargs: dict[st
         >>> call(nn.Linear(2, 1), {"weight": torch.ones(1, 2), "bias": torch.zeros(1)}, (torch.ones(1, 2),)).item()
         2.0
     """
-    with right_gradients():
+    reads = any(isinstance(t, Tensor) and not t.is_floating_point() for t in (*args, *(kwargs or {}).values()))
+    with right_gradients(tables=reads):
         return torch.func.functional_call(module, tensors, args, kwargs)
 
 

@@ -135,6 +135,64 @@ def test_tables_that_change_or_mix_examples_are_refused_by_name(layer: type[nn.M
     torch.testing.assert_close(head.to_dense(), brute_force(net, WORDS, ["head.weight", "head.bias"]))
 
 
+def flat(net: nn.Module) -> Tensor:
+    return torch.ones(sum(p.numel() for p in net.parameters()))
+
+
+JOBS = {
+    "Jacobian": lambda net: bs.Jacobian(net, WORDS).to_dense(),
+    "J v": lambda net: bs.Jacobian(net, WORDS) @ flat(net),
+    "ntk": lambda net: bs.ntk(net, WORDS),
+    "ekfac": lambda net: bs.fisher(net, WORDS, "ekfac"),
+    "implicit": lambda net: bs.fisher(net, WORDS, "implicit") @ flat(net),
+    "hessian": lambda net: bs.hessian(net, (WORDS, torch.zeros(5, dtype=torch.int64)), "implicit") @ flat(net),
+    "linearize": lambda net: bs.linearize(net)(WORDS),
+    "value": lambda net: (f := bs.functional.functional(net))(f.params, WORDS),
+}
+CALLS = {
+    "embedding": lambda **how: lambda w, x: F.embedding(x, w, **how),
+    "embedding_bag": lambda **how: lambda w, x: F.embedding_bag(x, w, **how),
+    "embedding, a table made on the way": lambda **how: lambda w, x: F.embedding(x, 2 * w, **how),
+}
+
+
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("look_up", CALLS)
+def test_calls_that_change_a_table_or_mix_examples_are_refused_by_name(job: str, look_up: str) -> None:
+    """max_norm wrote into the user's module, and J was that of other weights; no option, no refusal."""
+    who = look_up.split(",")[0]
+    net = Reader(ByFunction(CALLS[look_up](max_norm=0.5)))
+    before = net.table.weight.detach().clone()
+    with torch.no_grad(), pytest.raises(UnsupportedError, match=rf"^{who} is called with max_norm=0\.5 on a table of"):
+        JOBS[job](net)
+    with pytest.raises(UnsupportedError, match=rf"^{who} is called with max_norm=0\.5 on a table of shape \[7, 4\]"):
+        JOBS[job](net)
+    assert torch.equal(net.table.weight, before)
+    net = Reader(ByFunction(CALLS[look_up](scale_grad_by_freq=True)))
+    if job == "value":
+        torch.testing.assert_close(JOBS[job](net), net(WORDS).detach())
+    else:
+        with pytest.raises(UnsupportedError, match=f"^{who} is called with scale_grad_by_freq=True"):
+            JOBS[job](net)
+
+
+@pytest.mark.parametrize("look_up", CALLS)
+def test_a_table_that_is_not_differentiated_may_mix_examples(look_up: str) -> None:
+    net = Reader(ByFunction(CALLS[look_up](scale_grad_by_freq=True))).double()
+    head = bs.Jacobian(net, WORDS, params="head")
+    torch.testing.assert_close(head.to_dense(), brute_force(net, WORDS, ["head.weight", "head.bias"]))
+
+
+def test_a_direct_write_into_a_table_is_refused() -> None:
+    def look_up(w: Tensor, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            torch.embedding_renorm_(w.detach(), x, 0.5, 2.0)
+        return F.embedding(x, w)
+
+    with pytest.raises(UnsupportedError, match=r"^embedding_renorm_ is called with max_norm=0\.5"):
+        bs.Jacobian(Reader(ByFunction(look_up)), WORDS).to_dense()
+
+
 def test_a_tied_table_that_mixes_examples_is_refused() -> None:
     tied = nn.Sequential(nn.Linear(4, 7, bias=False), nn.Embedding(7, 4, scale_grad_by_freq=True))
     tied[1].weight = tied[0].weight  # known to the module as '0.weight' only

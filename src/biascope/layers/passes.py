@@ -67,6 +67,6 @@ def own_parameters(f: Functional) -> dict[str, Tensor] | None:
 
 
 def _call(f: Functional, inputs: Inputs) -> Any:
-    with RightGradients():
+    with RightGradients(pure=True):
         out = f.module(**inputs) if isinstance(inputs, dict) else f.module(inputs)
     return out if f.output is None else f.output(out)
