@@ -118,7 +118,7 @@ def refuse_impure_tables(func: Any, args: Sequence[Any], kwargs: Mapping[str, An
         >>> try:
         ...     refuse_impure_tables(F.embedding, (words, table), {"max_norm": 1.0})
         ... except UnsupportedError as problem:
-        ...     print(str(problem)[:66])
+        ...     print(str(problem)[:65])
         embedding is called with max_norm=1.0 on a table of shape [3, 2],
     """
     given = dict(zip(ARGUMENTS[func].split(), args)) | dict(kwargs)
