@@ -12,6 +12,7 @@ from biascope.geometry.dipole import (
     markov_bound,
 )
 from biascope.geometry.evolution import geometry_evolution
+from biascope.geometry.later_evolution import evolution_of
 from biascope.geometry.measures import (
     Comparison,
     Containment,
@@ -54,6 +55,7 @@ __all__ = [
     "dipole_derivatives",
     "dipole_metric",
     "evolution_correlation",
+    "evolution_of",
     "flip_spectrum",
     "general_learning_bound",
     "generalised_directions",
