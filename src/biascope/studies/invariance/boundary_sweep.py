@@ -5,7 +5,7 @@ from the network. The noise is the same for all directions.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,6 +15,8 @@ from torch import Tensor
 from biascope.data.boundaries import Boundary
 from biascope.ensembles.arithmetic import Precision
 from biascope.errors import InputError
+from biascope.geometry import gsg
+from biascope.linalg import psd_eigh
 from biascope.studies.estimates import curve, spearman
 from biascope.studies.invariance.charts import percent
 from biascope.studies.invariance.geometries import Geometry, initial_geometry
@@ -45,6 +47,11 @@ class Sweep:
     def geometry(self, run: Run, net: str, shape: Sequence[int], norm: bool = True) -> Geometry:
         """G of a network."""
         return initial_geometry(run, net, shape, networks=self.networks, heads=self.heads, norm=norm)
+
+    def gsg_vectors(self, run: Run, net: str, shape: tuple[int, ...], S: Tensor) -> Tensor:
+        """Eigenvectors [D, *shape] of GSG, largest eigenvalue first: G without normalisation, S [D, D] of the data."""
+        G = self.geometry(run, net, shape, norm=False)
+        return psd_eigh(gsg(G.matrix, S).to(run.device)).vectors.float().T.reshape(-1, *shape)
 
     def later(self, run: Run, net: str, shape: Sequence[int]) -> Callable[[], Geometry]:
         """The same, made when it is first asked for."""
@@ -93,8 +100,6 @@ def sweep_directions(
     n_test: int,
     repeats: int,
     chunk: int,
-    norm: bool = True,
-    sigma: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """Training and test accuracy, each [repeats, directions], of one network per direction and repeat.
 
@@ -108,7 +113,7 @@ def sweep_directions(
         return torch.stack([geometry().direction(i) for i in indices]).to(run.device)
 
     def noise(part: str, n: int, repeat: int) -> Noise:
-        return Noise.draw(n, shape, sigma, run.seed, run.device, part, repeat)
+        return Noise.draw(n, shape, 1.0, run.seed, run.device, part, repeat)
 
     train = [noise("train", n_train, r) for r in range(repeats)]
     test = [noise("test", n_test, r) for r in range(repeats)]
@@ -123,7 +128,7 @@ def sweep_directions(
     done = train_tasks(
         run,
         f"{key} {net} {boundary}",
-        factory(net, shape, norm=norm),
+        factory(net, shape),
         tasks(train),
         [tasks(test)],
         protocol,
@@ -133,8 +138,25 @@ def sweep_directions(
 
 
 def order(indices: Sequence[int], test: Tensor) -> Estimate:
-    """Spearman correlation of index and test accuracy, mean over repeats."""
+    """Spearman correlation of index and test accuracy [repeats, indices], mean over repeats.
+
+    Example:
+        >>> order([0, 5, 9], torch.tensor([[0.9, 0.8, 0.5], [0.9, 0.7, 0.6]])).value
+        -1.0
+    """
     return Estimate.of([spearman(indices, row) for row in test])
+
+
+def mean_order(indices: Sequence[int], tests: Iterable[Tensor]) -> Estimate:
+    """The same averaged over the tests (boundaries), error over repeats.
+
+    Example:
+        >>> up = torch.tensor([[0.5, 0.8, 0.9], [0.6, 0.7, 0.9]])
+        >>> mean_order([0, 5, 9], [up, up.flip(1)]).value
+        0.0
+    """
+    ranks = [torch.tensor([spearman(indices, row) for row in test]) for test in tests]
+    return Estimate.of(torch.stack(ranks).mean(0).tolist())
 
 
 def fall(test: Tensor) -> Estimate:

@@ -17,14 +17,14 @@ from torch import Tensor
 from biascope.ensembles import Networks, outputs, record, train_ensemble
 from biascope.ensembles.arithmetic import Precision
 from biascope.seeds import derive
-from biascope.studies.estimates import above, below
+from biascope.studies.estimates import above, below, through
 from biascope.studies.invariance.charts import decide, percent, remark, restricted
 from biascope.studies.invariance.geometries import Geometry, initial_geometry
 from biascope.studies.invariance.networks import ISOTROPIC, factory, shape_of
 from biascope.studies.invariance.tasks import Lazy, Noise, circles_task
 from biascope.studies.pictures import picture
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, Series, StudyResult
+from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run, Value
 
 CLAIM = (
@@ -79,9 +79,10 @@ def fig1(
     right: dict[str, bool] = {}
     planes: dict[tuple[str, str], Tensor] = {}
     series = []
+    outer = {net: radius or (3.0 if net.startswith("resnet") else 1.5) for net in nets}
     for net in nets:
         G = initial_geometry(run, net, shape, networks=networks, heads=heads)
-        radii = (0.25, radius or (3.0 if net.startswith("resnet") else 1.5))
+        radii = (0.25, outer[net])
         for name in SETS:
             axes = torch.stack([G.direction(u1), G.direction(u2 if name == "A" else side**2 - 1)]).to(run.device)
 
@@ -108,10 +109,10 @@ def fig1(
             planes[net, name] = torch.as_tensor(found["plane"])
         a, b = (numbers[f"{net}, {name}: test accuracy, %"] for name in SETS)
         right[net] = above(a, 90) and (above(b, 90) if net in ISOTROPIC else below(b, 60))
-        series.append(Series.of(net, [0, 1], [a.value, b.value], [a.standard_error or 0.0, b.standard_error or 0.0]))
+        series.append(through(net, [0, 1], [a, b]))
         numbers[f"{net}: best accuracy from the first axis alone, %"] = Estimate(100 * one_axis_accuracy(radii))
         numbers[f"{net}: eigenvalue of the second axis, D_B over D_A"] = Estimate(float(G.values[-1] / G.values[u2]))
-    _picture(run, nets, planes, {net: radius or (3.0 if net.startswith("resnet") else 1.5) for net in nets})
+    _picture(run, nets, planes, outer)
     said = "; ".join(
         f"{net} {numbers[f'{net}, A: test accuracy, %']} % on D_A and {numbers[f'{net}, B: test accuracy, %']} % on "
         f"D_B (the first axis alone allows {numbers[f'{net}: best accuracy from the first axis alone, %'].value:.1f} %)"

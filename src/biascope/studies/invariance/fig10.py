@@ -20,6 +20,7 @@ from biascope.studies.invariance.boundary_sweep import (
     accuracy_chart,
     check_boundaries,
     fall,
+    mean_order,
     order,
     sweep_directions,
 )
@@ -94,11 +95,9 @@ def fig10(
             falls = [numbers[f"{net}, {b}: first minus last direction, points"] for b in learned]
             right[net] = together(negligible(f, 5.0) for f in falls) if learned else None
         else:
-            mean = torch.stack([
-                torch.tensor([order(indices, tests[b][r : r + 1]).value for r in range(repeats)]) for b in learned
-            ]).mean(0) if learned else torch.zeros(repeats)  # fmt: skip
-            mean_order = numbers[f"{net}: Spearman, mean over boundaries"] = Estimate.of(mean.tolist())
-            right[net] = below(mean_order) if learned else None
+            falling = mean_order(indices, [tests[b] for b in learned]) if learned else Estimate.of([0.0] * repeats)
+            numbers[f"{net}: Spearman, mean over boundaries"] = falling
+            right[net] = below(falling) if learned else None
         longer = f"{sweep.epochs * more_epochs:g} sinusoidal"
         caption = f"{n_train} training examples, {repeats} repeats, {sweep.epochs} epochs ({longer})."
         charts.append(accuracy_chart(net, indices, tests, caption, "G"))

@@ -7,19 +7,17 @@ index and test accuracy, averaged over the boundaries, is negative by 2 standard
 
 from typing import Annotated
 
-import torch
 from torch import Tensor
 
-from biascope.data.boundaries import Sinusoid
-from biascope.geometry import data_second_moment, gsg
-from biascope.linalg import psd_eigh
-from biascope.studies.estimates import below, spearman
+from biascope.geometry import data_second_moment
+from biascope.studies.estimates import below
 from biascope.studies.invariance.boundary_sweep import (
     BOUNDARIES,
     Sweep,
     accuracy_chart,
     check_boundaries,
     fall,
+    mean_order,
     order,
     sweep_directions,
 )
@@ -28,7 +26,7 @@ from biascope.studies.invariance.fig4 import subset
 from biascope.studies.invariance.geometries import spread_indices
 from biascope.studies.invariance.images import Source, said
 from biascope.studies.invariance.networks import factory, shape_of
-from biascope.studies.invariance.relabelled import said_sinusoid, sweep_labels
+from biascope.studies.invariance.relabelled import Sine, said_sinusoid, sweep_labels
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run
@@ -65,9 +63,7 @@ def fig11(
     repeats: Annotated[int, "independent trainings per direction"] = 3,
     more_epochs: Annotated[float, "factor on the epochs for the sinusoidal boundary"] = 2.5,
     lr: Annotated[float, "first learning rate (linear decay to 0)"] = 0.5,
-    sinusoid: Annotated[
-        Sinusoid, "sin(pi (x.u - mean)/std) (projection, published code), or sin(xbar.u) (channel, text)"
-    ] = ("projection"),
+    sinusoid: Sine = "projection",
     sweep: Sweep = SWEEP,
 ) -> StudyResult:
     """Accuracy by direction of a small LeNet with as many examples as parameters."""
@@ -76,8 +72,7 @@ def fig11(
     weights = sum(p.numel() for p in factory(net, colour)().parameters())
     train, test = subset(run, source, side, n_train, n_test)
     S = data_second_moment(train.to(run.device), normalise=True).cpu()
-    G = sweep.geometry(run, net, colour, norm=False)
-    vectors = psd_eigh(gsg(G.matrix, S).to(run.device)).vectors.float().T.reshape(-1, *colour)
+    vectors = sweep.gsg_vectors(run, net, colour, S)
     numbers: dict[str, Estimate] = {}
     results: dict[str, dict[str, Tensor]] = {"CIFAR": {}, "isotropic": {}}
     sizes = {"CIFAR": len(S), "isotropic": side**2}
@@ -98,8 +93,8 @@ def fig11(
         )[1]  # fmt: skip
     right, charts = dict[str, bool](), list[Chart]()
     for part, tests in results.items():
-        ranks = [torch.tensor([spearman(places[part], row) for row in tests[b]]) for b in kinds]
-        together = numbers[f"{part}: Spearman, mean over boundaries"] = Estimate.of(torch.stack(ranks).mean(0).tolist())
+        together = mean_order(places[part], [tests[b] for b in kinds])
+        numbers[f"{part}: Spearman, mean over boundaries"] = together
         for b in kinds:
             numbers[f"{part}, {b}: Spearman(index, accuracy)"] = order(places[part], tests[b])
             numbers[f"{part}, {b}: first minus last direction, points"] = fall(tests[b])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from biascope.errors import InputError
-from biascope.studies.estimates import above
+from biascope.studies.estimates import above, through
 from biascope.studies.invariance.aligned_flipped import Following, Pair, compare_pair
 from biascope.studies.invariance.charts import decide, restricted
 from biascope.studies.invariance.networks import shape_of
@@ -159,16 +159,12 @@ def _numbers(pairs: dict[int, Pair]) -> dict[str, Estimate]:
 def _charts(pairs: dict[int, Pair], how: str) -> tuple[Chart, ...]:
     ns = list(pairs)
 
-    def series(label: str, estimates: list[Estimate]) -> Series:
-        errors = [e.standard_error or 0.0 for e in estimates]
-        return Series.of(label, ns, [e.value for e in estimates], errors)
-
     gap = Chart(
         name="gap",
         title=f"Fitting gap against the number of examples, {how}",
         x_label="training examples",
         y_label="training accuracy on G minus flip(G) data, points",
-        series=(series("time-averaged", [p.accuracy_gap for p in pairs.values()]),),
+        series=(through("time-averaged", ns, [p.accuracy_gap for p in pairs.values()]),),
         alt="Gap in training accuracy over the number of examples.",
         log_x=True,
     )
@@ -180,8 +176,8 @@ def _charts(pairs: dict[int, Pair], how: str) -> tuple[Chart, ...]:
         x_label="training examples",
         y_label="mean of 1 - Corr(G^t, G^(t-1))",
         series=(
-            series("G covariance", [p.mean_velocity[False] for p in pairs.values()]),
-            series("flip(G) covariance", [p.mean_velocity[True] for p in pairs.values()]),
+            through("G covariance", ns, [p.mean_velocity[False] for p in pairs.values()]),
+            through("flip(G) covariance", ns, [p.mean_velocity[True] for p in pairs.values()]),
             *floors,
         ),
         alt="Mean velocity on both sets over the number of examples.",

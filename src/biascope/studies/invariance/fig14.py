@@ -12,12 +12,13 @@ from typing import Annotated
 
 import torch
 
-from biascope.studies.estimates import above, below, spearman
+from biascope.studies.estimates import above, below
 from biascope.studies.invariance.boundary_sweep import (
     BOUNDARIES,
     Sweep,
     accuracy_chart,
     check_boundaries,
+    mean_order,
     order,
     sweep_directions,
 )
@@ -72,7 +73,7 @@ def fig14(
     tests = {b: dict[str, torch.Tensor]() for b in kinds}
     ordered, means, loose = dict[float, bool](), dict[float, torch.Tensor](), list[str]()
     for lr in rates:
-        ranks, heights, fits = [], [], []
+        heights, fits = [], []
         for boundary in kinds:
             protocol = sweep.protocol(boundary, more_epochs, lr)
             train, test = sweep_directions(
@@ -80,13 +81,11 @@ def fig14(
                 repeats=repeats, chunk=sweep.chunk,
             )  # fmt: skip
             tests[boundary][f"lr = {lr:g}"] = test
-            ranks.append(torch.tensor([spearman(indices, row) for row in test]))
             heights.append(percent(test.mean(1)))
             fits.append(float(train.mean()))
             numbers[f"lr = {lr:g}, {boundary}: Spearman(index, accuracy)"] = order(indices, test)
-        together = numbers[f"lr = {lr:g}: Spearman, mean over boundaries"] = Estimate.of(
-            torch.stack(ranks).mean(0).tolist()
-        )
+        together = mean_order(indices, [tests[b][f"lr = {lr:g}"] for b in kinds])
+        numbers[f"lr = {lr:g}: Spearman, mean over boundaries"] = together
         means[lr] = torch.stack(heights).mean(0)
         numbers[f"lr = {lr:g}: mean test accuracy, %"] = Estimate.of(means[lr].tolist())
         numbers[f"lr = {lr:g}: lowest mean training accuracy, %"] = Estimate(100 * min(fits), None, repeats)

@@ -22,17 +22,23 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from biascope.data.boundaries import Sinusoid
-from biascope.geometry import data_second_moment, gsg
-from biascope.linalg import psd_eigh
+from biascope.geometry import data_second_moment
 from biascope.seeds import generator
 from biascope.studies.estimates import above, below, spearman
-from biascope.studies.invariance.boundary_sweep import BOUNDARIES, Sweep, accuracy_chart, check_boundaries, fall, order
+from biascope.studies.invariance.boundary_sweep import (
+    BOUNDARIES,
+    Sweep,
+    accuracy_chart,
+    check_boundaries,
+    fall,
+    mean_order,
+    order,
+)
 from biascope.studies.invariance.charts import decide, percent, remark, restricted, together
 from biascope.studies.invariance.geometries import spread_indices
 from biascope.studies.invariance.images import Source, said, ten_classes
 from biascope.studies.invariance.networks import shape_of
-from biascope.studies.invariance.relabelled import said_sinusoid, sweep_labels
+from biascope.studies.invariance.relabelled import Sine, said_sinusoid, sweep_labels
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run
@@ -74,9 +80,7 @@ def fig4(
     repeats: Annotated[int, "independent label noise and trainings per direction"] = 5,
     more_epochs: Annotated[float, "factor on the epochs for the sinusoidal boundary"] = 2.5,
     lr: Annotated[float, "first learning rate (linear decay to 0)"] = 0.5,
-    sinusoid: Annotated[
-        Sinusoid, "sin(pi (x.u - mean)/std) (projection, published code), or sin(xbar.u) (channel, text)"
-    ] = ("projection"),
+    sinusoid: Sine = "projection",
     sweep: Sweep = SWEEP,
 ) -> StudyResult:
     """Test accuracy on CIFAR images relabelled along directions down the spectrum of GSG."""
@@ -88,11 +92,10 @@ def fig4(
     charts: list[Chart] = []
     right, fitted = dict[str, bool | None](), 1.0
     for net in nets:
-        G = sweep.geometry(run, net, shape, norm=False)
-        vectors = psd_eigh(gsg(G.matrix, S).to(run.device)).vectors.float().T.reshape(-1, *shape)
+        vectors = sweep.gsg_vectors(run, net, shape, S)
         directions = [vectors[i] for i in indices]
         curves: dict[str, Tensor] = {}
-        orders, clear, reaches = [], [], dict[str, Tensor | None]()
+        clear, reaches = [], dict[str, Tensor | None]()
         for boundary in kinds:
             protocol = sweep.protocol(boundary, more_epochs, lr)
             fit, accuracy, ceiling = sweep_labels(
@@ -109,10 +112,9 @@ def fig4(
             numbers[f"{net}, {boundary}: ceiling along the last direction, %"] = Estimate.of(
                 percent(ceiling[:, -1]).tolist()
             )
-            orders.append(torch.tensor([spearman(indices, row) for row in accuracy]))
             found = clear_order(indices, accuracy, ceiling)
             clear += [] if found is None else [found]
-        falls = numbers[f"{net}: Spearman, mean over boundaries"] = Estimate.of(torch.stack(orders).mean(0).tolist())
+        falls = numbers[f"{net}: Spearman, mean over boundaries"] = mean_order(indices, [curves[b] for b in kinds])
         sooner: list[bool | None] = []
         for (easy, far), (hard, near) in pairwise(reaches.items()):
             if far is None or near is None:

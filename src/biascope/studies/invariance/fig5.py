@@ -20,7 +20,8 @@ from torch import Tensor
 
 from biascope.ensembles.arithmetic import Precision
 from biascope.errors import InputError
-from biascope.studies.estimates import above, below, curve, spearman
+from biascope.studies.estimates import above, below, curve
+from biascope.studies.invariance.boundary_sweep import order
 from biascope.studies.invariance.charts import decide, percent, remark, restricted, together
 from biascope.studies.invariance.geometries import Geometry, initial_geometry, spread_indices
 from biascope.studies.invariance.networks import ISOTROPIC, factory, shape_of
@@ -110,7 +111,7 @@ def fig5(
         numbers[f"{net}: accuracy by the circle alone, last direction, %"] = used
         stays = True if below(last) else False if above(last) else None  # the linear feature, along the last direction
         down, up = (
-            numbers.setdefault(f"{net}: Spearman(index, {name} accuracy)", trend(indices, rows))
+            numbers.setdefault(f"{net}: Spearman(index, {name} accuracy)", order(indices, rows))
             for name, rows in (("linear", linear), ("circle", circle))
         )
         moves = below(down) and above(up) if len(indices) > 2 else None
@@ -168,16 +169,6 @@ def contest(
     made = factory(net, G.shape)
     done = train_tasks(run, f"contest {net}", made, Lazy(lambda i: task(train, i), total), tests, protocol, chunk=chunk)
     return done.test.view(repeats, count, 3)
-
-
-def trend(indices: list[int], accuracy: Tensor) -> Estimate:
-    """Spearman correlation of index and accuracy [repeats, indices], mean over repeats.
-
-    Example:
-        >>> trend([0, 5, 9], torch.tensor([[0.9, 0.8, 0.5], [0.9, 0.7, 0.6]])).value
-        -1.0
-    """
-    return Estimate.of([spearman(indices, row) for row in accuracy])
 
 
 def _chart(net: str, indices: list[int], scores: Tensor, caption: str) -> Chart:

@@ -8,6 +8,7 @@ is unbiased and needs far fewer networks. Networks come in independent groups, f
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -78,7 +79,7 @@ def initial_geometry(
 
     tag = f" {'x'.join(map(str, shape))}{'' if norm else ' without norm'}"
     parts = tuple(
-        torch.as_tensor(run.cached(f"geometry {net}{tag} {i}", lambda i=i: one(i))["matrix"]).double()  # type: ignore[misc]
+        torch.as_tensor(run.cached(f"geometry {net}{tag} {i}", partial(one, i))["matrix"]).double()
         for i in progress(range(groups), f"geometry of {net}", leave=False)
     )
     mean = torch.stack(parts).mean(0)

@@ -11,6 +11,7 @@ sin(xbar.u) minus its median with every channel of xbar standardised ("channel",
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ from biascope.studies.invariance.networks import factory
 from biascope.studies.invariance.tasks import Lazy
 from biascope.studies.invariance.training import Protocol, train_tasks
 from biascope.studies.runs import Run
+
+Sine = Annotated[Sinusoid, "sin(pi (x.u - mean)/std) (projection, published code), or sin(xbar.u) (channel, text)"]
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ as a stack, large ones in turn; on CUDA, large networks under mini-batch SGD rep
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -112,7 +113,7 @@ def track(
         return {"gradients": torch.stack(gradients), "accuracy": torch.stack(accuracies)}
 
     made = [
-        run.cached(f"{key} {start}", lambda start=start: piece(start))  # type: ignore[misc]
+        run.cached(f"{key} {start}", partial(piece, start))
         for start in progress(range(0, runs, group), f"{key}: networks", leave=False)
     ]
     gradients, accuracy = (

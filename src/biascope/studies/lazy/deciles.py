@@ -9,12 +9,11 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from biascope.progress import progress
 from biascope.seeds import derive
 from biascope.studies.lazy.comparison import curve_series, estimate, paired_differences
 from biascope.studies.lazy.cscore import c_scores, rank_groups
 from biascope.studies.lazy.images import network, said, standardised
-from biascope.studies.lazy.training import Setting, Trajectory, Watched, train
+from biascope.studies.lazy.training import Setting, Trajectory, Watched, train, trajectories
 from biascope.studies.result import Chart, Estimate
 from biascope.studies.runs import Run
 
@@ -84,17 +83,13 @@ def decile_runs(
     scores = torch.as_tensor(scored["scores"]).nan_to_num(nan=0.5)  # nobody left it out: taken for neither
     group = rank_groups(scores, task.groups).to(x.device)
     watched = watch(x, y, group, task)
-    found: dict[str, list[Trajectory]] = {label: [] for label in settings}
-    for seed, label in progress([(s, k) for s in range(seeds) for k in settings], "trainings"):
-        own = derive(run.seed, "decile experiment", seed)
 
-        def compute(own: int = own, label: str = label) -> Mapping[str, object]:
-            net = network(task.net, x, 10, task.width, task.depth, task.init, derive(own, "init"))
-            lin = held.x[: task.lin] if task.lin else None
-            setting = settings[label]
-            return train(net, train_set.x, train_set.y, watched, setting, derive(own, "order"), lin).values()
+    def once(seed: int, setting: Setting) -> Trajectory:
+        net = network(task.net, x, 10, task.width, task.depth, task.init, derive(seed, "init"))
+        lin = held.x[: task.lin] if task.lin else None
+        return train(net, train_set.x, train_set.y, watched, setting, derive(seed, "order"), lin)
 
-        found[label].append(Trajectory.read(run.cached(f"{label} seed={seed}", compute)))  # type: ignore[arg-type]
+    found = trajectories(run, "decile experiment", settings, seeds, once)
     by_group = [Estimate.of(scores[group.cpu() == g].tolist()) for g in (0, task.groups - 1)]
     numbers = {
         "C-score, most difficult group": by_group[0],

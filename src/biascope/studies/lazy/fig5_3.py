@@ -20,7 +20,6 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from biascope.progress import progress
 from biascope.seeds import derive
 from biascope.studies.estimates import above, decide
 from biascope.studies.lazy.comparison import (
@@ -38,7 +37,7 @@ from biascope.studies.lazy.comparison import (
 from biascope.studies.lazy.images import network, said
 from biascope.studies.lazy.regimes import Factor, Regimes
 from biascope.studies.lazy.spurious_groups import SpuriousTask
-from biascope.studies.lazy.training import Trajectory, train
+from biascope.studies.lazy.training import Setting, Trajectory, train, trajectories
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run
@@ -90,18 +89,14 @@ def fig5_3(
 ) -> StudyResult:
     """Accuracy without the spurious feature at equal accuracy with it, in three regimes."""
     task = SpuriousTask(dataset, kind, n, agreement, per_cell)
-    settings = regimes.settings(factor, every=10)
-    runs: dict[str, list[Trajectory]] = {label: [] for label in settings}
-    for seed, label in progress([(s, k) for s in range(regimes.seeds) for k in settings], "trainings"):
-        own = derive(run.seed, "spurious experiment", seed)
 
-        def compute(own: int = own, label: str = label) -> Mapping[str, object]:
-            examples, watched = task.data(own, run.device)
-            net_ = network(net, examples.x, 2, width, depth, init, derive(own, "init"))
-            seen = watched.x[watched.group >= 2][:lin] if lin else None
-            return train(net_, examples.x, examples.y, watched, settings[label], derive(own, "order"), seen).values()
+    def once(seed: int, setting: Setting) -> Trajectory:
+        examples, watched = task.data(seed, run.device)
+        net_ = network(net, examples.x, 2, width, depth, init, derive(seed, "init"))
+        seen = watched.x[watched.group >= 2][:lin] if lin else None
+        return train(net_, examples.x, examples.y, watched, setting, derive(seed, "order"), seen)
 
-        runs[label].append(Trajectory.read(run.cached(f"{label} seed={seed}", compute)))  # type: ignore[arg-type]
+    runs = trajectories(run, "spurious experiment", regimes.settings(factor, every=10), regimes.seeds, once)
     labels = list(runs)
     lazy = labels[-1]
     numbers: dict[str, Estimate] = {}

@@ -12,6 +12,7 @@ paired difference, and in at least 90 % of the seeds.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -52,7 +53,7 @@ def fig6_5(
     """Test error of gradient descent and of SuperNat over the steps."""
     gd, supernat, weights = [], [], []
     for seed in progress(range(seeds), "regressions"):
-        found = run.cached(f"seed={seed}", lambda seed=seed: _regress(run, seed, n, d, noise, literal, rate, steps))  # type: ignore[misc]
+        found = run.cached(f"seed={seed}", partial(_regress, run, seed, n, d, noise, literal, rate, steps))
         gd.append(torch.as_tensor(found["gd"]))
         supernat.append(torch.as_tensor(found["supernat"]))
         weights.append({"gradient descent": float(found["gd_noise"]), "SuperNat": float(found["supernat_noise"])})  # type: ignore[arg-type]

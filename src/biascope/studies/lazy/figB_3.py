@@ -14,6 +14,7 @@ rounding, and what is left out does not count. Whether the bounds follow the tes
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -58,7 +59,7 @@ def figB_3(
     identity, optimal, errors = list[Tensor](), list[Tensor](), list[Tensor]()
     for c in progress(scales, "scales"):
         scaled = 1 + c * (values - 1)
-        found = run.cached(f"c={c:g}", lambda scaled=scaled: _bounds(psi, scaled, y, n, draws, run.seed, cutoff))  # type: ignore[misc]
+        found = run.cached(f"c={c:g}", partial(_bounds, psi, scaled, y, n, draws, run.seed, cutoff))
         for rows, key in ((identity, "identity"), (optimal, "optimal"), (errors, "error")):
             rows.append(torch.as_tensor(found[key]))
     medians = [[float(row.median()) for row in rows] for rows in (identity, optimal, errors)]

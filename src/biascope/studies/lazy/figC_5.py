@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from biascope.studies.estimates import above, below, curve, decide
+from biascope.studies.estimates import above, below, curve, decide, through
 from biascope.studies.lazy.comparison import (
     at_progress,
     estimate,
@@ -78,14 +78,7 @@ def figC_5(
         "Mean difference by group",
         "group, from difficult to easy",
         "loss, non-linear minus linear",
-        (
-            Series.of(
-                "mean over levels and seeds",
-                range(1, len(own) + 1),
-                [value.value for value in numbers.values()],
-                [value.standard_error or 0.0 for value in numbers.values()],
-            ),
-        ),
+        (through("mean over levels and seeds", range(1, len(own) + 1), numbers.values()),),
         alt="Mean difference of the loss over the groups.",
     )
     return StudyResult(

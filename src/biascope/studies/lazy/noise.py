@@ -9,12 +9,11 @@ from typing import Annotated
 from torch import Tensor
 
 from biascope.data import Dataset, corrupt_labels
-from biascope.progress import progress
 from biascope.seeds import derive
 from biascope.studies.estimates import above, below
 from biascope.studies.lazy.comparison import Style, curve_series, estimate, paired_differences
 from biascope.studies.lazy.images import network, official_test, said, standardised
-from biascope.studies.lazy.training import Setting, Trajectory, Watched, train
+from biascope.studies.lazy.training import Setting, Trajectory, Watched, train, trajectories
 from biascope.studies.result import Chart, Estimate, Verdict
 from biascope.studies.runs import Run
 
@@ -54,19 +53,14 @@ NOISE = NoiseTask()
 
 def noise_runs(run: Run, task: NoiseTask, settings: Mapping[str, Setting], seeds: int) -> dict[str, list[Trajectory]]:
     """Every setting from every seed (`{label: trajectories}`); settings of one seed share start, noise and batches."""
-    found: dict[str, list[Trajectory]] = {label: [] for label in settings}
-    jobs = [(seed, label) for seed in range(seeds) for label in settings]
-    for seed, label in progress(jobs, "trainings"):
-        own = derive(run.seed, "noise experiment", seed)
 
-        def compute(own: int = own, label: str = label) -> Mapping[str, object]:
-            examples, watched = task.data(own, run.device)
-            net = network(task.net, examples.x, 10, task.width, task.depth, task.init, derive(own, "init"))
-            lin = watched.x[watched.group == 2][: task.lin] if task.lin else None
-            return train(net, examples.x, examples.y, watched, settings[label], derive(own, "order"), lin).values()
+    def once(seed: int, setting: Setting) -> Trajectory:
+        examples, watched = task.data(seed, run.device)
+        net = network(task.net, examples.x, 10, task.width, task.depth, task.init, derive(seed, "init"))
+        lin = watched.x[watched.group == 2][: task.lin] if task.lin else None
+        return train(net, examples.x, examples.y, watched, setting, derive(seed, "order"), lin)
 
-        found[label].append(Trajectory.read(run.cached(f"{label} seed={seed}", compute)))  # type: ignore[arg-type]
-    return found
+    return trajectories(run, "noise experiment", settings, seeds, once)
 
 
 @dataclass(frozen=True)

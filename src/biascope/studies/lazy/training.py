@@ -25,8 +25,10 @@ from biascope.ensembles.capture import capture, fastest_convolutions
 from biascope.errors import InputError
 from biascope.linearize import lazy_lr
 from biascope.precision import arithmetic
+from biascope.progress import progress
+from biascope.seeds import derive
 from biascope.studies.lazy.linearity import Linearity
-from biascope.studies.runs import Value
+from biascope.studies.runs import Run, Value
 
 LOGITS = 1000  # examples per forward pass when groups are measured
 
@@ -101,6 +103,24 @@ class Trajectory:
         """From what `values` gave."""
         names = tuple(str(values["names"]).split("\n"))
         return cls(names, **{k: v for k, v in values.items() if k != "names"})  # type: ignore[arg-type]
+
+
+def trajectories(
+    run: Run, experiment: str, settings: Mapping[str, Setting], seeds: int, once: Callable[[int, Setting], Trajectory]
+) -> dict[str, list[Trajectory]]:
+    """Every setting from every seed (`{label: trajectories}`), each trained once and then read from the run.
+
+    `once(seed, setting)`: one training; settings share the seeds, which are those of the experiment by name.
+    """
+
+    def stored(seed: int, label: str) -> Trajectory:
+        own = derive(run.seed, experiment, seed)
+        return Trajectory.read(run.cached(f"{label} seed={seed}", lambda: once(own, settings[label]).values()))
+
+    found: dict[str, list[Trajectory]] = {label: [] for label in settings}
+    for seed, label in progress([(s, k) for s in range(seeds) for k in settings], "trainings"):
+        found[label].append(stored(seed, label))
+    return found
 
 
 @dataclass

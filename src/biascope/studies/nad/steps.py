@@ -10,7 +10,7 @@ Rule for the verdict, set before any run: the energy of u_1 to u_3 in their stro
 the largest step than with the smallest, by more than two standard errors of the difference (from groups of networks).
 """
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -21,12 +21,12 @@ from biascope.geometry import nads
 from biascope.linalg import psd_eigh, subspace_overlap
 from biascope.progress import progress
 from biascope.seeds import derive, generator
-from biascope.studies.estimates import above, decide
+from biascope.studies.estimates import above, decide, through
 from biascope.studies.nad.anisotropy import Reference, published_directions
 from biascope.studies.nad.directional import architecture
 from biascope.studies.nad.fig5 import concentration
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, Series, StudyResult
+from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run, Value
 
 CLAIM = (
@@ -138,19 +138,15 @@ def _across_points(directions: Tensor) -> float:
 def _chart(
     net: str, steps: list[float], sharp: list[Estimate], averaged: list[Estimate], alike: list[Estimate]
 ) -> Chart:
-    def series(name: str, estimates: list[Estimate], style: Literal["line", "dashed"] = "line") -> Series:
-        values, errors = [e.value for e in estimates], [e.standard_error or 0.0 for e in estimates]
-        return Series.of(name, steps, values, errors, style=style)
-
     return Chart(
         name="steps",
         title=f"Directions of {net} by finite differences of several widths",
         x_label="step h",
         y_label="share",
         series=(
-            series("energy in the strongest 5 % of frequencies", sharp),
-            series("the same, averaged over points", averaged, "dashed"),
-            series(f"overlap of the first {K} at two points", alike),
+            through("energy in the strongest 5 % of frequencies", steps, sharp),
+            through("the same, averaged over points", steps, averaged, "dashed"),
+            through(f"overlap of the first {K} at two points", steps, alike),
         ),
         alt="Shares against the step; at the largest step directions no longer depend on the point.",
         log_x=True,
