@@ -260,6 +260,75 @@ def test_examples_that_the_loss_ignores_are_noticed(kind):
             assert float(ours[name].trace() / piece.trace()) == pytest.approx(7 / 4, rel=1e-9)
 
 
+def tokens(ignored=10):
+    """A tagger, 6 sentences of 4 words, labels of which some are ignored."""
+    gen = torch.Generator().manual_seed(0)
+    net = seeded(lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)))
+    x = torch.randn(6, 4, 4, generator=gen, dtype=torch.float64)
+    y = torch.randint(0, 3, (24,), generator=gen)
+    y[torch.randperm(24, generator=gen)[:ignored]] = -100
+    x[(y < 0).view(6, 4)] *= 5  # padding looks otherwise
+    return net, x, y
+
+
+def head_oracle(net, x, y, labelled):
+    """Inputs with a 1 and output gradients of the words' own losses, [words, 6] and [words, 3]."""
+    a = net[1](net[0](x)).detach().flatten(0, 1)
+    g = (net[2](a).softmax(1) - F.one_hot(y.clamp_min(0), 3)).detach() * (y >= 0)[:, None]
+    return torch.cat([a, torch.ones_like(a[:, :1])], 1)[labelled], g[labelled]
+
+
+def test_words_that_the_loss_ignores_are_noticed_by_kfac():
+    """A is of all words; with the head on the words with labels alone it is of those, as the warning advises."""
+    net, x, y = tokens()
+    opt = bs.optim.KFAC(net, lr=0.0, damping=0.01)
+    F.cross_entropy(net(x).flatten(0, 1), y).backward()
+    with pytest.warns(UserWarning, match=r"10 of 24 positions at the output of 2\.weight have no gradient.*use EKFAC"):
+        opt.step()
+    every, labelled = torch.ones(24, dtype=torch.bool), y >= 0
+    a, g = head_oracle(net, x, y, every)
+    found = opt.preconditioner.curvatures["2.weight"]
+    torch.testing.assert_close(found.A[0], a.T @ a / 6)
+    torch.testing.assert_close(found.B[0], (6 / 14) ** 2 * g.T @ g / 24)
+    opt.zero_grad()
+    F.cross_entropy(net(x).flatten(0, 1), y).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opt.step()  # said once
+        opt.close()
+        opt = bs.optim.KFAC(net, lr=0.0, damping=0.01)
+        opt.zero_grad()
+        F.cross_entropy(net[2](net[1](net[0](x)).flatten(0, 1)[labelled]), y[labelled]).backward()
+        opt.step()
+    a, g = head_oracle(net, x, y, labelled)
+    found = opt.preconditioner.curvatures["2.weight"]
+    torch.testing.assert_close(found.A[0], a.T @ a / 14)
+    torch.testing.assert_close(found.B[0], g.T @ g / 14)
+
+
+def test_words_that_the_loss_ignores_do_not_enter_the_scalings_of_ekfac():
+    net, x, y = tokens()
+    opt = bs.optim.EKFAC(net, lr=0.0, damping=0.01)
+    F.cross_entropy(net(x).flatten(0, 1), y).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opt.step()
+    a, g = head_oracle(net, x, y, torch.ones(24, dtype=torch.bool))
+    rows = torch.einsum("nto,nti->noi", g.view(6, 4, 3), a.view(6, 4, 6)) * 6 / 14  # of the sentences' losses
+    E = opt.preconditioner.pieces()["2.weight"]
+    expected = (E.U_B[0].T @ rows @ E.U_A[0]).square().mean(0)
+    torch.testing.assert_close(E.s[0].reshape(3, 6), expected)
+
+
+def test_batches_with_all_labels_are_not_warned_of():
+    net, x, y = tokens(ignored=0)
+    opt = bs.optim.KFAC(net, lr=0.0, damping=0.01)
+    F.cross_entropy(net(x).flatten(0, 1), y).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opt.step()
+
+
 def test_sums_and_fitted_batches_are_not_warned_of():
     (x, y), net = mlp_data(), mlp()
     y[1:4] = -100

@@ -25,13 +25,14 @@ from biascope.errors import InputError
 class Call:
     """One call of a module: its input and its output's gradient (None where only the count is wanted).
 
-    `second`: the examples lie along the second dimension.
+    `second`: the examples lie along the second dimension. `order` counts the calls of all modules.
     """
 
     examples: int
     input: Tensor | None
     grad: Tensor | None = None
     second: bool = False
+    order: int = 0
 
 
 @dataclass
@@ -97,6 +98,7 @@ class Watcher:
         self.records = {module: Record() for module in modules}
         self.capture = True  # keep tensors, or only count examples
         self.examples: int | None = None
+        self.count = 0
         self.warned: set[str] = set()
         self.me = weakref.ref(self)
         self.handles: list[RemovableHandle] = [
@@ -146,7 +148,9 @@ class Watcher:
                 "use batch_first=True or another batch size",
                 stacklevel=2,
             )
-        call, version = Call(examples, x.detach() if self.capture else None, second=second), x._version
+        self.count += 1
+        kept_input = x.detach() if self.capture else None
+        call, version = Call(examples, kept_input, second=second, order=self.count), x._version
         me = self.me  # the watcher is not kept alive by the graph; the record is small
 
         def arrived(grad: Tensor) -> None:

@@ -17,6 +17,9 @@ from biascope.optim.stacks import Stack, both_sides, from_basis, to_basis, toget
 class KFACPreconditioner(Preconditioner):
     """KFAC: dW = (B + b)^-1 G (A + a)^-1, to be followed by any torch optimiser.
 
+    A and B are of all positions that a layer sees. Where the loss ignores some (tokens with ignore_index), their inputs
+    are in A all the same, and a warning says so: select the positions with labels before the last layer, or use EKFAC.
+
     Args:
         model: covered are its Linear, Conv1d/2d/3d and Embedding layers; examples lie along the first dimension
             (along the second where only that has as many entries as the model has examples).

@@ -111,6 +111,7 @@ class Preconditioner:
         self.notes: dict[str, str] = {}
         self.checked = False
         self.asked = loss_reduction == "sum"  # a sum leaves the scale of each loss alone
+        self.told = self.kind != "kfac"  # EKFAC's scalings see the products of inputs and gradients, zero there
         self.watcher = Watcher(model, {u.module: (u.name, u.parameters[0]) for u in reversed(units)})
         self._watch()
 
@@ -191,6 +192,8 @@ class Preconditioner:
             seen = {unit.name: self._look(unit, scale) for unit in units}
             if due and not self.asked:
                 self._count_silent(seen)
+            if due and not self.told:
+                self._count_unheard(seen)
             self._refresh(due, seen)
             new, directions = dict(self.curvatures), dict[Tensor, Tensor]()
             ready = [u for u in units if seen[u.name].curvature.basis is not None and self._ready(seen[u.name])]
@@ -360,6 +363,30 @@ class Preconditioner:
                 f"{count} of {total} examples have no gradient: if the loss ignores them (ignore_index, a mask), its "
                 "mean is over the others, but the metric takes it as one over all, which makes it too large by "
                 f"{total / (total - count):.3g}; leave such examples out of the batch",
+                stacklevel=4,
+            )
+
+    def _count_unheard(self, seen: Mapping[str, Step]) -> None:
+        """Warn once where positions (tokens) of the last layer called have no gradient, whose inputs A counts."""
+        kept = [
+            (call.order, unit.name, call)
+            for unit in self.units
+            if isinstance(unit.module, nn.Linear) and unit.name in seen
+            for batch in seen[unit.name].batches
+            for call in batch
+        ]
+        _, name, call = max(kept, key=lambda found: found[0], default=(0, "", Call(0, None)))
+        if call.grad is None or call.grad[..., 0].numel() <= call.examples:
+            return
+        silent = (call.grad == 0).all(-1)
+        count, total = int(silent.sum()), silent.numel()
+        if 0 < count < total:
+            self.told = True
+            warnings.warn(
+                f"{count} of {total} positions at the output of {name} have no gradient: if the loss ignores them "
+                "(ignore_index, a mask), KFAC's factors A, of this layer and of those below, still count their inputs; "
+                "hand only the positions with labels to this layer, or use EKFAC, whose scalings see only what has a "
+                "gradient",
                 stacklevel=4,
             )
 
