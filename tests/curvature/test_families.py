@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 import biascope as bs
 from biascope.curvature import gradient_covariance, l2_metric
-from biascope.curvature.families import Categorical
+from biascope.curvature.families import Categorical, likelihood_family
 from biascope.curvature.outputs import OutputShape
 from biascope.errors import InputError
 from curvature.curvature_zoo import brute_fisher, case, jacobian, relative
@@ -135,6 +135,28 @@ def test_sampled_labels_are_the_same_in_every_representation_and_pass(likelihood
     other = bs.fisher(net, x, "dense", generator=generator(5), **options).to_dense()
     assert relative(other, D) > 1e-3
     assert implicit.info["seed"] == E.info["seed"]
+
+
+@pytest.mark.parametrize("likelihood", ["categorical", "bernoulli", "gaussian"])
+@pytest.mark.parametrize("representation", ["dense", "ekfac", "implicit"])
+def test_sampled_labels_do_not_depend_on_how_the_data_is_cut(likelihood, representation):
+    """Batches of 1, 3 and 2, of 4 and 2, or one of 6: the same draws for the same examples."""
+    net, x = case("mlp")
+    cuts = ([x[:1], x[1:4], x[4:]], [x[:4], x[4:]], x)
+    options = {"likelihood": likelihood, "estimator": "monte-carlo", "samples": 3}
+    found = [bs.fisher(net, c, representation, generator=generator(4), **options).to_dense() for c in cuts]
+    assert relative(found[0], found[2]) < 1e-10
+    assert relative(found[1], found[2]) < 1e-10
+
+
+def test_gaussian_draws_are_gaussian():
+    """Moments 0, 1, 0, 3 within four standard errors of 60,000 draws, and no infinity."""
+    shape = OutputShape.of((6,), 1)
+    z = likelihood_family("gaussian", "monte-carlo", 100, shape).draw(generator(0), 100).flatten()
+    assert len(z) == 60_000
+    assert bool(z.isfinite().all())
+    for power, (mean, variance) in {1: (0, 1), 2: (1, 2), 3: (0, 15), 4: (3, 96)}.items():
+        assert abs(float((z**power).mean()) - mean) < 4 * (variance / 60_000) ** 0.5
 
 
 def test_a_loader_that_shuffles_is_caught():

@@ -59,7 +59,8 @@ def fisher(
         estimator: exact (the expectation in closed form) | monte-carlo (`samples` labels per example drawn from the
             model) | empirical (the given labels: the second moment of loss gradients, often called empirical Fisher).
         samples: labels drawn per example for monte-carlo.
-        generator: for the labels drawn; the draws stay fixed for all passes. Seed 0 if None.
+        generator: for the labels drawn; the draws stay fixed for all passes, and depend on the order of the examples
+            but not on how they are cut into batches. Seed 0 if None.
         params: which parameters (see `bs.functional.functional`).
         output: how to get a tensor from what the model returns.
         precision: "float32" or "float64".

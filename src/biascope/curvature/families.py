@@ -161,12 +161,13 @@ class Score(Family):
     def draw(self, generator: torch.Generator, n: int) -> Tensor | None:  # noqa: D102
         if self.samples is None:
             return None
-        if isinstance(self.base, Gaussian):
-            return torch.randn(
-                self.samples, n, self.shape.total, generator=generator, dtype=torch.float64, device="cpu"
-            )
         each = self.shape.positions if isinstance(self.base, Categorical) else self.shape.total
-        return torch.rand(self.samples, n, each, generator=generator, dtype=torch.float64, device="cpu")
+        # example by example, and uniform: torch draws these one after the other, so that it does not matter how the
+        # data is cut into batches (torch.randn transforms them in groups of 16)
+        u = torch.rand(n, self.samples, each, generator=generator, dtype=torch.float64, device="cpu")
+        if isinstance(self.base, Gaussian):
+            u = torch.special.ndtri(u.clamp_min_(2.0**-54))
+        return u.transpose(0, 1).contiguous()
 
     def check_labels(self, y: Tensor | None, n: int) -> Tensor | None:  # noqa: D102
         return None if self.random else checked_labels(self.base.name, y, n, self.shape)
