@@ -34,6 +34,7 @@ from biascope.geometry.measures import (
 from biascope.geometry.moving_curvature import EvolutionTerms, curvature_evolution, evolution_correlation
 from biascope.geometry.nad_result import NADs
 from biascope.geometry.pooling import pooling_bayes_accuracy
+from biascope.geometry.probe_noise import velocity_floor
 
 __all__ = [
     "AverageGeometry",
@@ -72,4 +73,5 @@ __all__ = [
     "removed_variance",
     "subspace_size",
     "velocity",
+    "velocity_floor",
 ]

@@ -1,0 +1,79 @@
+"""The Monte Carlo floor of the geometric velocity (spec 02, 2.11)."""
+
+import pytest
+import torch
+from torch import nn
+
+from biascope.ensembles import Networks, record
+from biascope.errors import InputError
+from biascope.geometry import geometry_of, velocity, velocity_floor
+
+F64 = torch.float64
+
+
+def networks(count: int = 6) -> Networks:
+    return record(lambda: nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))).draw(0, 0, count, dtype=F64)
+
+
+def draws(count: int, n: int) -> torch.Tensor:
+    return 3 * torch.randn(count, n, 3, generator=torch.Generator().manual_seed(1), dtype=F64)
+
+
+def test_against_moments_one_probe_after_another() -> None:
+    """The variance of M_p across G from the matrices themselves, projected."""
+    drawn, probes = networks(), draws(1, 5)[0]
+    M = torch.stack([geometry_of(drawn, p[None]).matrix for p in probes])
+    G = M.mean(0)
+    unit = G / G.norm()
+    along = (M * unit).sum((1, 2))
+    off = M - along[:, None, None] * unit
+    V = float((off - off.mean(0)).square().sum()) / 4
+    apart = sum(float((M[p] * M[q]).sum()) for p in range(5) for q in range(5) if p != q) / 20
+    assert velocity_floor(drawn, probes) == pytest.approx(1 - 1 / (1 + V / (5 * apart)), rel=1e-9)
+
+
+@pytest.mark.parametrize("scale", [3.0, 0.3])
+def test_it_is_the_velocity_between_independent_sets(scale: float) -> None:
+    """Means over 400 sets of 16 probes and over their 200 pairs, within three standard errors.
+
+    1 - E<G, G'> / E||G||^2, which counts noise along G too, would be 1.4 to 1.8 times as large.
+    """
+    drawn, sets = networks(), scale / 3 * draws(400, 16)
+    floors = torch.tensor([velocity_floor(drawn, probes) for probes in sets])
+    G = [geometry_of(drawn, probes).matrix for probes in sets]
+    seen = torch.tensor([velocity(a, b) for a, b in zip(G[::2], G[1::2])])
+    error = float((floors.var() / 400 + seen.var() / 200).sqrt())
+    assert abs(float(floors.mean() - seen.mean())) < 3 * error
+    assert 3 * error < 0.3 * float(seen.mean())  # so that the factor of 1.4 would be seen
+    assert velocity(G[0], G[0]) == pytest.approx(0, abs=1e-12)
+
+
+def test_limits() -> None:
+    """Gradients with nothing in common: 1; gradients that differ in length alone: 0."""
+
+    class Squares(nn.Module):
+        def __init__(self, cross: bool) -> None:
+            super().__init__()
+            self.w, self.cross = nn.Parameter(torch.ones(3)), cross
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = x.square() if self.cross else x.sum(1, keepdim=True).square()
+            return (self.w * out).sum(1, keepdim=True)
+
+    for cross, floor in ((True, 1.0), (False, 0.0)):
+        drawn = record(lambda cross=cross: Squares(cross)).draw(0, 0, 1, dtype=F64)
+        assert velocity_floor(drawn, torch.diag(torch.tensor([1.0, 2.0, 3.0]))) == pytest.approx(floor, abs=1e-12)
+
+
+def test_refusals() -> None:
+    drawn = networks(2)
+    for probes, message in (
+        (torch.ones(1, 3), r"probes \[1, 3\]: two or more"),
+        (torch.ones(3), r"probes \[3\]: two or more"),
+        (torch.ones(2, 3) / 0, "probes has a NaN or infinity"),
+    ):
+        with pytest.raises(InputError, match=message):
+            velocity_floor(drawn, probes)
+    dead = record(lambda: nn.Sequential(nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 1))).draw(0, 0, 2)
+    with pytest.raises(InputError, match="all gradients are zero"):
+        velocity_floor(dead, torch.zeros(2, 3))
