@@ -146,6 +146,51 @@ def test_sua_keeps_the_channels_and_the_trace_of_the_input_factor():
     assert relative(piece.to_dense(), torch.block_diag(*dense)) < 1e-10
 
 
+def pooled_covariance(x, weights):
+    """Channels' second moment over examples and pixels [c, c], the pixels weighted by [h, w]; x [n, c, h, w]."""
+    return torch.einsum("nchw,ndhw,hw->cd", x, x, weights) / len(x)
+
+
+@pytest.mark.parametrize(
+    ("stride", "padding", "mode"), [(1, 1, "zeros"), (1, 0, "zeros"), (2, 1, "zeros"), (1, 1, "circular")]
+)
+def test_sua_pools_over_pixels_as_often_as_patches_cover_them(stride, padding, mode):
+    """The paper's covariance, pooled over all pixels alike, is that of circular borders and stride 1."""
+    side = (6 + 2 * padding - 3) // stride + 1
+    net = seeded(
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 4, 3, stride, padding, padding_mode=mode), nn.Tanh(), nn.Flatten(), nn.Linear(4 * side**2, 2)
+        )
+    )
+    x = randn(5, 3, 6, 6)
+    A = bs.fisher(net, x, "kfac", sua=True).pieces[0].A[0]
+    alike = pooled_covariance(x, torch.full((6, 6), side**2 / 36, dtype=x.dtype))
+    if mode == "circular":
+        assert relative(A, alike) < 1e-12
+        return
+    out = torch.ones(1, 1, side, side, dtype=x.dtype)
+    pad = 6 - ((side - 1) * stride - 2 * padding + 3)
+    covered = nn.functional.conv_transpose2d(
+        out, torch.ones(1, 1, 3, 3, dtype=x.dtype), stride=stride, padding=padding, output_padding=pad
+    )[0, 0]
+    assert relative(A, pooled_covariance(x, covered / 9)) < 1e-12
+    assert relative(A, alike) > 1e-2
+
+
+def test_sua_is_nearest_to_the_exact_factor_among_channel_covariances():
+    net = seeded(
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.Tanh(), nn.Flatten(), nn.Linear(144, 2))
+    )
+    x = randn(5, 3, 6, 6)
+    exact, A = (bs.fisher(net, x, "kfac", sua=sua).pieces[0].A[0] for sua in (False, True))
+    eye = torch.eye(9, dtype=x.dtype)
+    pooled = pooled_covariance(x, torch.ones(6, 6, dtype=x.dtype))  # T = 36: the paper's
+    distance, other = (float((exact - torch.kron(M, eye)).norm()) for M in (A, pooled))
+    assert distance < other
+    moved = A + 1e-3 * torch.eye(3, dtype=x.dtype)
+    assert distance < float((exact - torch.kron(moved, eye)).norm())
+
+
 def test_kernel_size_one_makes_sua_exact():
     net = seeded(lambda: nn.Sequential(nn.Conv2d(3, 4, 1, bias=False), nn.Flatten(), nn.Linear(16, 2)))
     x = randn(5, 3, 2, 2)

@@ -68,7 +68,11 @@ def fisher(
             positions (pixels, tokens), whose log-likelihoods add up.
         centred: subtract the mean gradient of every cotangent: a covariance instead of a second moment.
         sharing: how KFAC treats several positions: "expand" or "reduce".
-        sua: spatially uncorrelated activations for convolutions (smaller input factors).
+        sua: spatially uncorrelated activations for convolutions: the input factor is one channel covariance A_c (second
+            moment) for all kernel offsets. It is the mean over the offsets of the exact factor's diagonal blocks, which
+            makes A_c (x) I the nearest such matrix to it; pixels count as often as patches cover them. The papers pool
+            over all pixels alike: the same with stride 1 and circular borders, else it differs at the borders, where
+            fewer patches reach, and between strides. The bias has an exact block of its own.
         batch_size: examples per forward pass; chosen by memory if None.
         max_memory: budget, such as "4GB"; 60 % of the free memory if None.
 

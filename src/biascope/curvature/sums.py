@@ -38,7 +38,8 @@ class KroneckerSum(Sum):
     """A = mean over examples of sum_t a a^T, B = mean over positions of sum_k g g^T (expand).
 
     With reduce, a is first averaged and g summed over the positions. Several uses of one weight count as more
-    positions. Under SUA, A is the channels' part of the patches' second moment: its nearest matrix A_c (x) I.
+    positions. Under SUA, A is the channels' part of the patches' second moment: its nearest matrix A_c (x) I. Pixels
+    count as often as patches cover them; a covariance pooled over all pixels alike differs at borders and strides.
     """
 
     def __init__(self, unit: Unit, space: ParameterSpace) -> None:
