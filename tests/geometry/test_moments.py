@@ -1,10 +1,11 @@
-"""How stable leading directions are, by either way of finding them."""
+"""How stable leading directions are, by either way of finding them; small eigenvalues of an average geometry."""
 
 import pytest
 import torch
 
+from biascope.geometry import AverageGeometry
 from biascope.geometry.moments import BlockMoments, leading
-from biascope.linalg import subspace_overlap
+from biascope.linalg import Dense, subspace_overlap
 
 
 @pytest.mark.parametrize("dense", [False, True])
@@ -31,3 +32,22 @@ def test_halves_that_see_other_directions_do_not_overlap() -> None:
     assert moments.split_half_overlap(2) == pytest.approx(0.0, abs=1e-9)
     moments.add(4, rows[[1, 0, 3, 2]][:, None])  # now both have seen all four
     assert moments.split_half_overlap(4) == pytest.approx(1.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["geometry", "evolution"])
+def test_eigenvalues_far_below_the_largest(kind: str) -> None:
+    """A slow tail far below the largest eigenvalue, next to D / 4: each one to 1e-5 of itself, zeros as zeros."""
+    Q = torch.linalg.qr(torch.randn(800, 800, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).Q
+    sign = 1.0 if kind == "geometry" else -1.0
+    for scale, k in ((1e-7, 60), (1e-10, 30), (1e-10, 199)):
+        values = torch.cat([torch.ones(1), sign * scale * torch.arange(1, 800) ** -0.5]).double()
+        M = (Q * values) @ Q.T
+        M = (M + M.T) / 2
+        found = AverageGeometry(Dense(M, symmetric=True), M, (800,), 1, 1, 0, float("nan"), kind).eigh(k)
+        torch.testing.assert_close(found.values, values[:k], rtol=1e-5, atol=0)
+        assert found.converged.all()
+    values = torch.cat([torch.ones(5), torch.zeros(795)]).double()
+    M = (Q * values) @ Q.T
+    found = AverageGeometry(Dense(M, symmetric=True), M, (800,), 1, 1, 0, float("nan"), kind).eigh(9)
+    torch.testing.assert_close(found.values, values[:9], rtol=1e-10, atol=1e-12)
+    assert found.converged.all()
