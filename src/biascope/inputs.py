@@ -106,6 +106,32 @@ def batches(data: Any, what: str = "x") -> Iterator[tuple[Inputs, Tensor | None]
         raise InputError(f"{what} is empty: the iterable gave no batch")
 
 
+def check_shape(shape: Any, what: str = "input_shape") -> tuple[int, ...]:
+    """The shape of one input, without the batch: whole numbers from 1 on.
+
+    Example:
+        >>> check_shape(torch.zeros(8, 3, 32, 32).shape[1:])
+        (3, 32, 32)
+        >>> check_shape(784)
+        Traceback (most recent call last):
+        ...
+        biascope.errors.InputError: input_shape=784 is not the shape of one input: pass (784,)
+    """
+    if isinstance(shape, Tensor):
+        raise InputError(
+            f"{what} is a tensor of shape {tuple(shape.shape)}: pass the shape of one input, e.g. x.shape[1:]"
+        )
+    if not isinstance(shape, str):
+        try:
+            found = tuple(index(extent) for extent in shape)
+            if found and min(found) >= 1:
+                return found
+        except TypeError:
+            pass
+    fix = f"({shape},)" if isinstance(shape, int) and shape > 0 else "whole numbers from 1 on, e.g. (3, 32, 32)"
+    raise InputError(f"{what}={shape!r} is not the shape of one input: pass {fix}")
+
+
 def check_batch_size(size: int | None) -> int | None:
     """A number of examples per pass: a whole number from 1 on, or None.
 

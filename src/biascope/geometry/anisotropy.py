@@ -21,7 +21,7 @@ from biascope.geometry.gradients import Sampler
 from biascope.geometry.mixed import MixedDerivative
 from biascope.geometry.moments import BlockMoments, blocks_for
 from biascope.geometry.nad_result import NADs
-from biascope.inputs import is_finite
+from biascope.inputs import check_shape, is_finite
 from biascope.linalg import Eigenpairs, fix_signs, psd_eigh, subspace_overlap, symmetrise
 from biascope.memory import budget
 from biascope.precision import without_autocast
@@ -93,9 +93,7 @@ def nads(
         >>> found.directions.shape, bool((found.eigenvalues - 1 / 12).abs().max() < 0.01)
         (torch.Size([4, 4]), True)
     """
-    shape = tuple(int(extent) for extent in input_shape)
-    if not shape or min(shape) < 1:
-        raise InputError(f"input_shape={tuple(input_shape)} has no entries")
+    shape = check_shape(input_shape)
     if method not in get_args(Method):
         raise InputError(f"method={method!r} is not one of {', '.join(get_args(Method))}")
     if step <= 0:

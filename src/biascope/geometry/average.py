@@ -23,7 +23,7 @@ from biascope.geometry import files
 from biascope.geometry.few_passes import few_passes
 from biascope.geometry.measures import Comparison, compare, size_of
 from biascope.geometry.moments import BlockMoments, blocks_for
-from biascope.inputs import check_inputs, is_finite
+from biascope.inputs import check_inputs, check_shape, is_finite
 from biascope.linalg import Dense, Eigenpairs, FromFunction, LinearOperator, eigsh, psd_eigh
 from biascope.linalg.resolved import settled
 from biascope.memory import budget
@@ -205,12 +205,9 @@ def average_geometry(
         >>> average_geometry(lambda: nn.Linear(3, 1), (3,), n_networks=200).matrix.shape
         torch.Size([3, 3])
     """
-    shape = tuple(int(extent) for extent in input_shape)
-    if not shape or min(shape) < 1 or n_networks < 1 or n_probes < 1 or probe_std < 0:
-        raise InputError(
-            f"need positive sizes: input_shape={shape}, n_networks={n_networks}, n_probes={n_probes}, "
-            f"probe_std={probe_std}"
-        )
+    shape = check_shape(input_shape)
+    if n_networks < 1 or n_probes < 1 or probe_std < 0:
+        raise InputError(f"need positive sizes: n_networks={n_networks}, n_probes={n_probes}, probe_std={probe_std}")
     if probes is not None:
         check_inputs(probes, "probes")
         if tuple(probes.shape[1:]) != shape:

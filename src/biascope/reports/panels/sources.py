@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from biascope import nets
 from biascope.errors import BiascopeError, InputError, UnsupportedError, near
+from biascope.inputs import check_shape
 from biascope.nets import registry
 
 Factory = Callable[[], nn.Module]
@@ -35,19 +36,20 @@ def resolve(spec: str, input_shape: Sequence[int] | None = None, **options: Any)
         >>> shape
         (1, 32, 32)
     """
+    asked = None if input_shape is None else check_shape(input_shape)
     prefix, colon, rest = spec.partition(":")
     if colon and prefix in PACKAGES:
-        return PACKAGES[prefix](rest, tuple(input_shape) if input_shape else None, options)
+        return PACKAGES[prefix](rest, asked, options)
     if not colon:
         _complete(spec)
     factory = _own(spec)
     if colon:
-        if input_shape is None:
+        if asked is None:
             raise InputError(f"{spec}: say what one input looks like, for example --input 3,32,32")
-        shape = tuple(input_shape)
+        shape = asked
     else:
         info = nets.info(spec)
-        shape = tuple(input_shape or info.input_shape)
+        shape = asked or tuple(info.input_shape)
         if shape != info.input_shape:
             options = {**info.options_for(shape), **options}
     return (lambda: factory(**options)), shape
