@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import biascope as bs
+from biascope.curvature.plan import REPRESENTATIONS
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import functional, modules_of, refuse_devices, tensors_in
 from biascope.inputs import batches
@@ -73,7 +74,6 @@ class _On:
         return self._t.dim()
 
 
-REPRESENTATIONS = ("dense", "diagonal", "block", "quasidiagonal", "kfac", "ekfac", "lowrank", "implicit", "mixed")
 ASKS = {"ntk": lambda net, x: bs.ntk(net, x).tensor, "jacobian": lambda net, x: bs.Jacobian(net, x).to_dense()} | {
     name: lambda net, x, name=name: bs.fisher(net, x, representation=name) @ torch.ones(26) for name in REPRESENTATIONS
 }

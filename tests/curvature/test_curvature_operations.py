@@ -9,7 +9,18 @@ import biascope as bs
 from biascope.errors import InputError, UnsupportedError
 from curvature.curvature_zoo import case, relative
 
-REPRESENTATIONS = ["dense", "diagonal", "block", "quasidiagonal", "kfac", "ekfac", "lowrank", "implicit", "mixed"]
+REPRESENTATIONS = [
+    "dense",
+    "diagonal",
+    "block",
+    "quasidiagonal",
+    "kfac",
+    "ekfac",
+    "lowrank",
+    "implicit",
+    "mixed",
+    "eye",
+]
 EIGEN = ["dense", "diagonal", "block", "kfac", "ekfac", "mixed"]
 CASES = ["mlp", "conv2d", "words"]
 

@@ -47,6 +47,17 @@ def test_diagonal_is_the_diagonal(truth, name):
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_eye_is_the_nearest_multiple_of_the_identity(truth, name):
+    net, x, F = truth(name)
+    E = bs.fisher(net, x, "eye", **options(name))
+    nearest = (F * torch.eye(len(F), dtype=F.dtype)).sum() / len(F) * torch.eye(len(F), dtype=F.dtype)
+    assert relative(E.to_dense(), nearest) < 1e-10
+    assert {E.plan[name] for name in E.space.shapes} == {"eye"}
+    v = torch.arange(1, len(F) + 1, dtype=F.dtype)
+    assert relative(E.power(-0.5) @ (E.power(-0.5) @ (E @ v)), v) < 1e-10
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_block_is_block_diagonal_of_the_truth(truth, name):
     net, x, F = truth(name)
     B = bs.fisher(net, x, "block", **options(name))

@@ -14,7 +14,8 @@ from biascope.curvature.families import Family, Weighted, Weighting, likelihood_
 from biascope.curvature.implicit import ImplicitMetric
 from biascope.curvature.metric import Metric
 from biascope.curvature.outputs import OutputShape
-from biascope.curvature.plan import REPRESENTATIONS, describe, make_units
+from biascope.curvature.pieces import DiagonalPiece, Piece
+from biascope.curvature.plan import REPRESENTATIONS, Plan, describe, make_units
 from biascope.curvature.space import ParameterSpace
 from biascope.curvature.sums import build_pieces
 from biascope.errors import InputError
@@ -50,9 +51,10 @@ def fisher(
     Args:
         model: any nn.Module whose examples do not mix; its outputs are logits, or means for "gaussian".
         data: x, (x, y), or an iterable of such batches that can be read again (order fixed for sampled labels).
-        representation: dense | diagonal | block | quasidiagonal | kfac | ekfac | lowrank | implicit | mixed, or a map
-            {layer, parameter pattern or rule: representation} for a mixture. kfac and ekfac use Kronecker factors where
-            they exist and exact blocks or diagonals elsewhere; `F.plan` says which parameter got what.
+        representation: dense | diagonal | block | quasidiagonal | kfac | ekfac | lowrank | implicit | mixed | eye, or a
+            map {layer, parameter pattern or rule: representation} for a mixture. kfac and ekfac use Kronecker factors
+            where they exist and exact blocks or diagonals elsewhere; `F.plan` says which parameter got what. eye is the
+            nearest multiple of the identity: the mean of the diagonal, one number for all parameters.
         likelihood: categorical | bernoulli | gaussian (gaussian is also the L2 metric J^T J), or a function
             (outputs [n, c], labels) -> weights [k, n, c] with F = (1/n) sum_i sum_k (J_i^T w_ik)(J_i^T w_ik)^T, which
             has no `estimator` and `samples`.
@@ -260,10 +262,25 @@ def _build(
         implicit = ImplicitMetric(space, stream, units, plan, info, centred)
         info["n"] = stream.n
         return implicit
-    units = make_units(found, space, representation, sharing, sua, lambda: stream.limit)
+    units = make_units(
+        found, space, "diagonal" if name == "eye" else representation, sharing, sua, lambda: stream.limit
+    )
     pieces = build_pieces(stream, units, space, centred)
     info["n"] = stream.n
-    return BlockMetric(space, pieces, describe(units, space, name), info, stream.finite)
+    plan = describe(units, space, name)
+    if name == "eye":
+        pieces, plan = _one_number(pieces, plan)
+    return BlockMetric(space, pieces, plan, info, stream.finite)
+
+
+def _one_number(pieces: list[Piece], plan: Plan) -> tuple[list[Piece], Plan]:
+    """Diagonals by their mean over all parameters."""
+    diagonals = [piece.diagonal() for piece in pieces]
+    mean = torch.stack([d.double().sum() for d in diagonals]).sum() / sum(map(len, diagonals))
+    made: list[Piece] = [
+        DiagonalPiece(piece.names, mean.to(d.dtype).expand(len(d))) for piece, d in zip(pieces, diagonals, strict=True)
+    ]
+    return made, Plan("eye", tuple((n, shape, "eye", "mean of the whole diagonal") for n, shape, _, _ in plan.rows))
 
 
 def _weighted(f: Functional, shape: OutputShape, weights: Weighting, first: tuple[Inputs, Tensor | None]) -> Family:

@@ -20,7 +20,18 @@ from biascope.tables import grid
 BLOCK_LIMIT = 1024  # parameters up to which an exact block is cheap
 WHOLE = ("dense", "lowrank")
 LAYERWISE = ("diagonal", "block", "quasidiagonal", "kfac", "ekfac")
-REPRESENTATIONS = ("dense", "diagonal", "block", "quasidiagonal", "kfac", "ekfac", "lowrank", "implicit", "mixed")
+REPRESENTATIONS = (
+    "dense",
+    "diagonal",
+    "block",
+    "quasidiagonal",
+    "kfac",
+    "ekfac",
+    "lowrank",
+    "implicit",
+    "mixed",
+    "eye",
+)
 
 
 @dataclass(frozen=True)
