@@ -93,6 +93,10 @@ def test_means_over_rows() -> None:
         assert Estimate.of(column.tolist()).value == pytest.approx(float(mean[i]))
         assert Estimate.of(column.tolist()).standard_error == pytest.approx(float(error[i]))
     assert mean_error(rows[:1])[1] is None
+    of_list = mean_error(list(rows))  # a list of tensors, one for each seed
+    assert of_list[1] is not None
+    assert torch.equal(of_list[0], mean)
+    assert torch.equal(of_list[1], error)
     shown = curve("c", range(3), rows.numpy(), "dashed")
     assert shown.style == "dashed"
     assert shown.y == pytest.approx(mean.tolist())

@@ -60,6 +60,20 @@ def test_cached_computes_once_and_stores_scalars(tmp_path: Path) -> None:
     assert first == again == {"loss": 0.25, "steps": 7, "name": "x", "ok": True, "no": None}
 
 
+def test_cached_each_computes_every_item_once_under_its_own_name(tmp_path: Path) -> None:
+    run, calls = make(tmp_path), list[int]()
+
+    def square(i: int) -> dict[str, int]:
+        calls.append(i)
+        return {"square": i * i}
+
+    assert [each["square"] for each in run.cached_each("job", range(3), square)] == [0, 1, 4]
+    again = Run.resume(run.path, CONFIG).cached_each("job", [2, 3], square)
+    assert [each["square"] for each in again] == [4, 9]
+    assert calls == [0, 1, 2, 3]
+    assert run.arrays() == ["job 0", "job 1", "job 2", "job 3"]
+
+
 def test_a_cached_number_stays_a_number(tmp_path: Path) -> None:
     run = make(tmp_path)
     found = run.cached("diverged", lambda: {"loss": float("nan"), "norm": torch.tensor(float("inf")).item()})

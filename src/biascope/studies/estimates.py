@@ -13,6 +13,7 @@ from torch import Tensor
 from biascope.studies.result import Estimate, Series, Verdict
 
 Array = np.ndarray[Any, Any]
+Rows = ArrayLike | Tensor | Sequence[Any]  # [repeats, points]
 
 
 def above(estimate: Estimate, bar: float = 0.0) -> bool:
@@ -160,13 +161,15 @@ def errors_over(seeds: int, tasks: int, of: str) -> str:
     return "one seed, no error bar: nothing is tested"
 
 
-def mean_error(rows: ArrayLike | Tensor) -> tuple[Tensor, Tensor | None]:
+def mean_error(rows: Rows) -> tuple[Tensor, Tensor | None]:
     """Mean and standard error over the rows (seeds, repeats), column by column; one row has no error.
 
     Example:
         >>> mean_error([[1.0, 2.0], [3.0, 2.0]])
         (tensor([2., 2.], dtype=torch.float64), tensor([1., 0.], dtype=torch.float64))
     """
+    if isinstance(rows, Sequence):  # also of tensors
+        rows = torch.stack([torch.as_tensor(row, dtype=torch.float64) for row in rows])
     table = torch.as_tensor(rows, dtype=torch.float64)
     return table.mean(0), table.std(0) / len(table) ** 0.5 if len(table) > 1 else None
 
@@ -191,7 +194,7 @@ def through(
 def curve(
     label: str,
     x: Iterable[float] | Tensor,
-    rows: ArrayLike | Tensor,
+    rows: Rows,
     style: Literal["line", "points", "dashed"] = "line",
 ) -> Series:
     """Rows [repeats, points] as the curve of their mean, with its standard error.

@@ -13,8 +13,9 @@ index.html          the page
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote, unquote
@@ -153,6 +154,12 @@ class Run:
             self._write(key, tensors, scalars)
         found, stored = self._read(key)  # also the first time: both ways give the same bits
         return {**found, **stored}
+
+    def cached_each(
+        self, key: str, items: Iterable[int], compute: Callable[[int], Mapping[str, Value]]
+    ) -> list[dict[str, Value]]:
+        """`cached` for every item (seed, piece, ...): `compute(item)`, stored under the key and the item."""
+        return [self.cached(f"{key} {item}", partial(compute, item)) for item in items]
 
     # ---- inside ----
 

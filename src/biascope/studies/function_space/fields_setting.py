@@ -130,10 +130,8 @@ def energies(run: Run, field: Field, setting: Setting, meta: Meta = META) -> Ten
         found = atoms_of(start(run, field, setting, seed, meta), setting)
         return {"shares": found.energy(signals, THRESHOLDS).shares}
 
-    return torch.stack([
-        torch.as_tensor(run.cached(f"energy {field.title} {seed}", lambda seed=seed: one(seed))["shares"])  # type: ignore[misc]
-        for seed in range(setting.seeds)
-    ])  # fmt: skip
+    made = run.cached_each(f"energy {field.title}", range(setting.seeds), one)
+    return torch.stack([torch.as_tensor(each["shares"]) for each in made])
 
 
 def atoms_of(model: nn.Module, setting: Setting) -> Dictionary:
@@ -212,7 +210,7 @@ def psnrs(run: Run, field: Field, setting: Setting, steps: int, lr: float, meta:
                                   half(setting.side, derive(run.seed, "pixels", seed)), steps=steps, **how)  # fmt: skip
         return {"train": train, "test": test}
 
-    made = [run.cached(f"psnr {field.title} {seed}", lambda seed=seed: one(seed)) for seed in range(setting.seeds)]  # type: ignore[misc]
+    made = run.cached_each(f"psnr {field.title}", range(setting.seeds), one)
     return tuple(torch.stack([torch.as_tensor(each[key]) for each in made]) for key in ("train", "test"))  # type: ignore[return-value]
 
 

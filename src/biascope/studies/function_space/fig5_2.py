@@ -58,8 +58,8 @@ def fig5_2(
     falls = bool((np.diff(np.abs([weights[n][small] for n in weights]), axis=0) < 0).all())
 
     sizes = [size for size in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0) if size < largest] + [largest]
-    found = [run.cached(f"series {seed}", lambda seed=seed: _shares(run.seed, seed, sizes, units, truncation))  # type: ignore[misc]
-             for seed in progress(range(seeds), "drawn networks")]  # fmt: skip
+    seen = progress(range(seeds), "drawn networks")
+    found = run.cached_each("series", seen, lambda seed: _shares(run.seed, seed, sizes, units, truncation))
     beyond = torch.stack([torch.as_tensor(each["beyond"]) for each in found])  # [seeds, sizes]
     missed = max(float(each["missed"]) for each in found)  # type: ignore[arg-type]
     at_small = Estimate.of(beyond[:, sizes.index(SMALL)].tolist())

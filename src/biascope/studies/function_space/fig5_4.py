@@ -8,6 +8,7 @@ smallest, by two standard errors over seeds. A w0 whose mean squared error on th
 fitted the tone: then nothing is tested. w0 between them are numbers, not part of the rule.
 """
 
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -58,7 +59,7 @@ def fig5_4(
         return {"amplitudes": found.amplitudes, "train": found.train_mse, "test": found.test_mse}
 
     jobs = [(w0, seed) for w0 in w0s for seed in range(seeds)]
-    made = {job: run.cached(f"w0 {job[0]:g} {job[1]}", lambda job=job: one(*job)) for job in progress(jobs, "fits")}  # type: ignore[misc]
+    made = {job: run.cached(f"w0 {job[0]:g} {job[1]}", partial(one, *job)) for job in progress(jobs, "fits")}
     alias = samples - frequency
     spectra = {w0: torch.stack([torch.as_tensor(made[w0, seed]["amplitudes"]) for seed in range(seeds)]) for w0 in w0s}
     ratios = {w0: Estimate.of((s[:, alias] / s[:, frequency]).tolist()) for w0, s in spectra.items()}

@@ -129,7 +129,7 @@ def _atoms(run: Run, field: Field, setting: Setting, meta: Meta, k: int) -> tupl
             "first": made.images()[:SHOWN].float().contiguous(),
         }
 
-    made = [run.cached(f"atoms {field.title} {seed}", lambda seed=seed: one(seed)) for seed in range(setting.seeds)]  # type: ignore[misc]
+    made = run.cached_each(f"atoms {field.title}", range(setting.seeds), one)
     frequencies = torch.stack([torch.as_tensor(each["frequencies"]) for each in made])
     overlaps = torch.tensor([float(each["overlap"]) for each in made], dtype=torch.float64)  # type: ignore[arg-type]
     return frequencies, overlaps, torch.as_tensor(made[0]["first"])

@@ -29,6 +29,7 @@ from biascope.studies.function_space.fields_setting import (
     energies,
     psnrs,
 )
+from biascope.studies.function_space.fig5_5 import W0S
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run
@@ -54,7 +55,7 @@ def fig5_7(
     *,
     setting: Setting = SETTING,
     meta: Meta = META,
-    w0s: Annotated[tuple[float, ...], "first frequencies of the SIRENs"] = (5.0, 10.0, 20.0, 40.0, 60.0, 80.0, 100.0),
+    w0s: Annotated[tuple[float, ...], "first frequencies of the SIRENs"] = W0S,
     meta_w0: Annotated[float, "w0 of the SIREN whose start is meta-learned (MAML)"] = 30.0,
     iterations: Annotated[int, "full-batch steps of the fits"] = 10,
     lr: Annotated[float, "of Adam, for drawn weights"] = 1e-4,

@@ -61,9 +61,11 @@ def fig5_8(
 ) -> StudyResult:  # fmt: skip
     """Energy and PSNR of other images after pre-training on one."""
     counts = tuple(sorted({0, *pretraining}))
-    made = [run.cached(f"seed {seed}", lambda seed=seed: _one(run, setting, seed, w0, counts, pretraining_lr,  # type: ignore[misc]
-                                                              iterations, lr))
-            for seed in progress(range(setting.seeds), "seeds")]  # fmt: skip
+
+    def one(seed: int) -> dict[str, Value]:
+        return _one(run, setting, seed, w0, counts, pretraining_lr, iterations, lr)
+
+    made = run.cached_each("seed", progress(range(setting.seeds), "seeds"), one)
     shares = torch.stack([torch.as_tensor(each["shares"]) for each in made])  # [seeds, counts, q]
     test = torch.stack([torch.as_tensor(each["test"]) for each in made])  # [seeds, counts]
     area = areas(shares)

@@ -10,6 +10,8 @@ of that the learned start has before any iteration is a number, not part of the 
 
 from typing import Annotated
 
+from torch import Tensor
+
 from biascope.progress import progress
 from biascope.studies.estimates import above, curve, decide, errors_over, over_seeds
 from biascope.studies.function_space.fields_setting import (
@@ -90,15 +92,20 @@ def figC_2(
         f"{errors_over(setting.seeds, setting.n, 'images')}.",
         numbers,
         (
-            Chart(
-                "psnr",
-                "PSNR of Fourier feature networks",
-                "iteration",
-                "test PSNR (dB)",
-                tuple(curve(field.title, range(iterations + 1), test[field].mean(1)) for field in fields),
-                alt="Test PSNR over the first iterations, one curve for each network.",
-                caption=f"On the pixels that were not fitted. {LEGEND}",
-            ),
+            psnr_chart("PSNR of Fourier feature networks", test),
             energy_chart(shares),
         ),
+    )
+
+
+def psnr_chart(title: str, test: dict[Field, Tensor]) -> Chart:
+    """Test PSNR over the first iterations: {network: [seeds, n, iterations + 1]}, mean over the images."""
+    return Chart(
+        "psnr",
+        title,
+        "iteration",
+        "test PSNR (dB)",
+        tuple(curve(field.title, range(each.shape[-1]), each.mean(1)) for field, each in test.items()),
+        alt="Test PSNR over the first iterations, one curve for each network.",
+        caption=f"On the pixels that were not fitted. {LEGEND}",
     )

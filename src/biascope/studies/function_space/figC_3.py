@@ -9,10 +9,9 @@ the rule.
 from typing import Annotated
 
 from biascope.progress import progress
-from biascope.studies.estimates import above, curve, decide, errors_over, over_seeds
+from biascope.studies.estimates import above, decide, errors_over, over_seeds
 from biascope.studies.function_space.fields_setting import (
     LAPTOP,
-    LEGEND,
     META,
     META_LAPTOP,
     META_SMOKE,
@@ -26,8 +25,9 @@ from biascope.studies.function_space.fields_setting import (
     psnrs,
 )
 from biascope.studies.function_space.fig5_5 import energy_chart
+from biascope.studies.function_space.figC_2 import psnr_chart
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, StudyResult
+from biascope.studies.result import Estimate, StudyResult
 from biascope.studies.runs import Run
 
 CLAIM = "Reptile shows the same as MAML."
@@ -81,14 +81,6 @@ def figC_3(
         numbers,
         (
             energy_chart(shares),
-            Chart(
-                "psnr",
-                "PSNR on the other half of the pixels",
-                "iteration",
-                "test PSNR (dB)",
-                tuple(curve(field.title, range(iterations + 1), test[field].mean(1)) for field in fields),
-                alt="Test PSNR over the first iterations, one curve for each network.",
-                caption=f"On the pixels that were not fitted. {LEGEND}",
-            ),
+            psnr_chart("PSNR on the other half of the pixels", test),
         ),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -66,7 +67,7 @@ def recover(run: Run, options: Recovering, builds: Mapping[str, Build], claim: s
         run.log(network=name, image=i, psnr=found.psnr)
         return {"image": image, "psnr": found.psnr}
 
-    made = {job: run.cached(f"{job[0]} {job[1]}", lambda job=job: one(*job)) for job in progress(jobs, "fits")}  # type: ignore[misc]
+    made = {job: run.cached(f"{job[0]} {job[1]}", partial(one, *job)) for job in progress(jobs, "fits")}
     images = {name: torch.stack([torch.as_tensor(made[name, i]["image"]) for i in range(options.n)]) for name in builds}
     psnr = {name: torch.tensor([float(made[name, i]["psnr"]) for i in range(options.n)]) for name in builds}  # type: ignore[arg-type]
     bounds = [recovery_bound(image, 1.0) for image in signals]

@@ -94,7 +94,7 @@ def table4_1(
     rows: dict[str, list[dict[str, Value]]] = {}
     for name in progress(nets, "networks"):
         work = partial(_train, run, name, train, test, recipe, at, n_kernel, k, kernel)
-        rows[name] = [run.cached(f"{name} {seed}", partial(work, seed)) for seed in range(seeds)]
+        rows[name] = run.cached_each(name, range(seeds), work)
     numbers: dict[str, Estimate] = {}
     gains: list[Estimate] = []
     finals, said = dict[str, Tensor](), list[str]()

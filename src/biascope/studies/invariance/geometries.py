@@ -8,7 +8,6 @@ is unbiased and needs far fewer networks. Networks come in independent groups, f
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -78,10 +77,8 @@ def initial_geometry(
         return {"matrix": found.to(keep)}
 
     tag = f" {'x'.join(map(str, shape))}{'' if norm else ' without norm'}"
-    parts = tuple(
-        torch.as_tensor(run.cached(f"geometry {net}{tag} {i}", partial(one, i))["matrix"]).double()
-        for i in progress(range(groups), f"geometry of {net}", leave=False)
-    )
+    made = run.cached_each(f"geometry {net}{tag}", progress(range(groups), f"geometry of {net}", leave=False), one)
+    parts = tuple(torch.as_tensor(each["matrix"]).double() for each in made)
     mean = torch.stack(parts).mean(0)
     found = psd_eigh(mean.to(run.device))
     return Geometry(mean, found.values.cpu(), found.vectors.cpu(), parts, shape, each * groups * heads)

@@ -7,7 +7,6 @@ as a stack, large ones in turn; on CUDA, large networks under mini-batch SGD rep
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Literal
 
 import torch
@@ -112,10 +111,7 @@ def track(
         train(task, range(start, stop), watch)
         return {"gradients": torch.stack(gradients), "accuracy": torch.stack(accuracies)}
 
-    made = [
-        run.cached(f"{key} {start}", partial(piece, start))
-        for start in progress(range(0, runs, group), f"{key}: networks", leave=False)
-    ]
+    made = run.cached_each(key, progress(range(0, runs, group), f"{key}: networks", leave=False), piece)
     gradients, accuracy = (
         torch.cat([torch.as_tensor(each[part]) for each in made], dim=1) for part in ("gradients", "accuracy")
     )

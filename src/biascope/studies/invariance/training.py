@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -80,6 +79,6 @@ def train_tasks(
                 columns.append(torch.cat(found))
         return {"train": done.train_accuracy, "test": torch.stack(columns, 1), "seconds": done.seconds}
 
-    made = [run.cached(f"{key} {start}", partial(piece, start)) for start in range(0, len(tasks), chunk)]
+    made = run.cached_each(key, range(0, len(tasks), chunk), piece)
     train, test = (torch.cat([torch.as_tensor(each[part]) for each in made]) for part in ("train", "test"))
     return Accuracies(train, test)

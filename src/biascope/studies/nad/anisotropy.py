@@ -95,6 +95,10 @@ def spread_indices(count: int, total: int) -> list[int]:
 
 def published_directions(net: str, folder: str, D: int) -> Tensor | None:
     """The first 64 published directions [64, D] of a network, where the folder has them and D fits."""
+    if folder and not Path(folder).is_dir():
+        raise InputError(
+            f"there is no folder {folder!r} with published directions: name one, or do without: --reference ''"
+        )
     file = Path(folder) / f"nads_{PUBLISHED.get(net, net)}.npz"
     if not (folder and file.is_file()):
         return None

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -192,7 +193,7 @@ def train_directions(
 
     pieces, start = list[dict[str, Value]](), 0
     while start < len(directions):  # a stored piece goes as far as it goes: its chunk may be that of another device
-        pieces.append(run.cached(f"{name} {start}", lambda start=start: piece(start)))  # type: ignore[misc]
+        pieces.append(run.cached(f"{name} {start}", partial(piece, start)))
         engine = pieces[-1]["engine"]  # chosen by a pilot on the first piece, then kept
         start += len(torch.as_tensor(pieces[-1]["test"]))
 

@@ -9,6 +9,7 @@ directions of Algorithm 2 correlates by more than 0.5 with that of Algorithm 1, 
 standard errors ("noisier").
 """
 
+from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -65,13 +66,13 @@ def fig17(
     first, _ = a.directions_of(run, a.Source(net, image_size, width, networks, head, step, reuse), precision)
     x = torch.randn(shape, generator=generator(run.seed, "x"))  # one point for all groups: part of the question
 
-    def group(i: int, method: Method) -> dict[str, Value]:
+    def group(method: Method, i: int) -> dict[str, Value]:
         seed = derive(run.seed, method, i)
         found = nads(factory, shape, size, method, step, run.device, seed, top=k, x=x)
         return {"directions": found.directions[:, 0].float(), "eigenvalues": found.eigenvalues}
 
     def all_groups(method: Method) -> list[Tensor]:
-        made = [run.cached(f"{method} {i}", lambda i=i: group(i, method)) for i in progress(range(groups), method)]  # type: ignore[misc]
+        made = run.cached_each(method, progress(range(groups), method), partial(group, method))
         return [torch.as_tensor(each["directions"]).double() for each in made]
 
     second, plain = all_groups("mixed-derivative"), all_groups("finite-difference")

@@ -147,7 +147,7 @@ def _moments(
         U = found.directions.flatten(1)
         return {"moment": ((U.T * found.eigenvalues) @ U).float()}
 
-    made = [run.cached(f"{head} {i}", lambda i=i: one(i)) for i in progress(range(groups), f"{head} heads")]  # type: ignore[misc]
+    made = run.cached_each(head, progress(range(groups), f"{head} heads"), one)
     return torch.stack([torch.as_tensor(each["moment"]).double() for each in made]), size * groups
 
 

@@ -78,7 +78,7 @@ def fig3_3(
         found = perturbation_robustness(net, x, frequencies, grid, draws, seed=derive(run.seed, "noise", i))
         return {"held": held, "left": found.mean, "error": found.standard_error}
 
-    parts = [run.cached(f"network {i}", lambda i=i: robustness(i)) for i in progress(range(runs), "perturbing")]  # type: ignore[misc]
+    parts = run.cached_each("network", progress(range(runs), "perturbing"), robustness)
     held = torch.stack([torch.as_tensor(p["held"]) for p in parts])  # [runs, m]
     left = torch.stack([torch.as_tensor(p["left"]) for p in parts])  # [runs, deltas, m]
     k = torch.tensor(frequencies, dtype=torch.float64)

@@ -78,7 +78,7 @@ def fig3_4(
         done = fit(networks, x, targets, steps=steps, lr=lr, every=every, measure=measure, precision=precision)
         return {"steps": done.steps, "train": done.losses, **done.records}
 
-    parts = [run.cached(f"seed {s}", lambda s=s: train(s)) for s in range(seeds)]  # type: ignore[misc]
+    parts = run.cached_each("seed", range(seeds), train)
     at = torch.as_tensor(parts[0]["steps"])
     shape = (seeds, len(at), len(k), len(beta))
     validation = torch.stack([torch.as_tensor(p["validation"]) for p in parts]).reshape(shape)

@@ -61,7 +61,7 @@ def fig3_9(
         done = training.fit(run, derive(run.seed, "init", i), x, y, max(1, training.steps // 20), measure)
         return {"steps": done.steps, "majority": majority, **done.records}
 
-    parts = [run.cached(f"run {i}", lambda i=i: train(i)) for i in range(runs)]  # type: ignore[misc]
+    parts = run.cached_each("run", range(runs), train)
     at = torch.as_tensor(parts[0]["steps"])
     accuracy = torch.stack([torch.as_tensor(p["accuracy"]) for p in parts]).reshape(runs, len(at), *shape)
     majority = torch.stack([torch.as_tensor(p["majority"]) for p in parts]).reshape(runs, *shape)

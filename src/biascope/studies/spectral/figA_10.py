@@ -9,6 +9,7 @@ Verdict rule, over runs: "confirmed" if the loss averaged over training is large
 standard errors. The control is reported, it does not decide.
 """
 
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -86,7 +87,7 @@ def fig_a_10(
         done = fit(networks, x, y, steps=steps, lr=lr, every=every, precision=precision, what=group)
         return {"steps": done.steps, "losses": done.losses}
 
-    parts = {group: run.cached(group, lambda g=group: train(g)) for group in GROUPS}  # type: ignore[misc]
+    parts = {group: run.cached(group, partial(train, group)) for group in GROUPS}
     at = torch.as_tensor(parts["curved"]["steps"])
     losses = {group: torch.as_tensor(p["losses"]) for group, p in parts.items()}  # [r, runs]
     mean = {group: values.mean(0) for group, values in losses.items()}

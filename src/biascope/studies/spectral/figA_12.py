@@ -93,7 +93,7 @@ def fig_a_12(
             "adversarials": len(fooled),
         }
 
-    parts = [run.cached(f"class {c}", lambda c=c: paths(c)) for c in progress(range(classes), "classes")]  # type: ignore[misc]
+    parts = run.cached_each("class", progress(range(classes), "classes"), paths)
     parts = [p for p in parts if len(torch.as_tensor(p["connected"]))]
     if not parts or accuracy < 0.6:
         said = f"The network has not learned (training accuracy {accuracy:.3f}); train longer or on more images."

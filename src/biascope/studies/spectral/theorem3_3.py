@@ -73,7 +73,7 @@ def theorem3_3(
             "envelope": torch.stack([straight.envelope, generic[middle].envelope, across.envelope]),
         }
 
-    parts = [run.cached(f"network {i}", lambda i=i: one(i)) for i in progress(range(networks), "networks")]  # type: ignore[misc]
+    parts = run.cached_each("network", progress(range(networks), "networks"), one)
     exponents = torch.stack([torch.as_tensor(p["exponents"]) for p in parts])
     bounds = torch.stack([torch.as_tensor(p["bounds"]) for p in parts])
     violated = int(((bounds[:, 0] > bounds[:, 1] * (1 + 1e-9)) | (bounds[:, 1] > bounds[:, 2] * (1 + 1e-9))).sum())

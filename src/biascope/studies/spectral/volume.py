@@ -75,7 +75,7 @@ def volume(
     numbers: dict[str, Estimate] = {"unit of eps": Estimate(unit)}
     series, slopes = [], list[Estimate]()
     for threshold in eps:
-        parts = [run.cached(f"eps {threshold:g} batch {i}", partial(batch, threshold, i)) for i in range(BATCHES)]
+        parts = run.cached_each(f"eps {threshold:g} batch", range(BATCHES), partial(batch, threshold))
         share = torch.stack([torch.as_tensor(p["share"]) for p in parts])  # [batches, cut-offs]
         mean = share.mean(0)
         tail = [i for i in range(len(cutoffs)) if mean[i] < 0.5 and share[:, i].min() > 0]
