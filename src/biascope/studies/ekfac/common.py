@@ -1,7 +1,5 @@
 """What the studies of EKFAC share: data, batches in a fixed order, errors of a metric."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -54,9 +52,3 @@ def relative_error(K: Tensor, true: Tensor, used: Tensor) -> float:
 def kfac_scalings(E: EigenPiece) -> Tensor:
     """S_B S_A [g, e, o, i], the scalings that KFAC uses in the same basis."""
     return (E.s_B[:, :, None] * E.s_A[:, None, :])[:, None].expand_as(E.s)
-
-
-def mean_curve(curves: list[Any]) -> tuple[Tensor, Tensor | None]:
-    """Mean and standard error of curves over seeds."""
-    stacked = torch.stack([torch.as_tensor(c, dtype=torch.float64) for c in curves])
-    return stacked.mean(0), stacked.std(0) / len(curves) ** 0.5 if len(curves) > 1 else None

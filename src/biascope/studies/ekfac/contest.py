@@ -27,8 +27,8 @@ from biascope.errors import InputError
 from biascope.optim import EKFAC, KFAC
 from biascope.progress import progress
 from biascope.seeds import derive, generator
-from biascope.studies.ekfac.common import mean_curve
 from biascope.studies.ekfac.search import DECADES, HALF_DECADES, MOMENTA, Point, walk
+from biascope.studies.estimates import mean_error
 from biascope.studies.result import Chart, Estimate, Series
 from biascope.studies.runs import Run, Value
 
@@ -322,8 +322,8 @@ def reached(out: Outcome, rival: str, numbers: dict[str, Estimate]) -> str:
 
 def charts(out: Outcome, loss: str, note: str, name: str = "", title: str = "") -> tuple[Chart, Chart]:
     """Training loss against epochs (or iterations, where all batches have one size) and against time."""
-    curves = {key: mean_curve([r["loss"] for r in rows]) for key, rows in out.rows.items()}
-    times = {key: mean_curve([r["seconds"] for r in rows])[0] for key, rows in out.rows.items()}
+    curves = {key: mean_error([r["loss"] for r in rows]) for key, rows in out.rows.items()}
+    times = {key: mean_error([r["seconds"] for r in rows])[0] for key, rows in out.rows.items()}
     same = len({s.size for s in out.best.values()}) == 1
     unit = "iteration" if same else "epoch"
 

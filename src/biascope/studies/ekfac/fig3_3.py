@@ -26,9 +26,10 @@ from biascope.errors import InputError
 from biascope.progress import progress
 from biascope.seeds import derive, generator
 from biascope.studies.ekfac.cifar import build, pictures
-from biascope.studies.ekfac.common import batch, images, mean_curve
+from biascope.studies.ekfac.common import batch, images
+from biascope.studies.estimates import above, curve
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, Series, StudyResult
+from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run, Value
 
 CLAIM = (
@@ -96,7 +97,7 @@ def fig3_3(
             if other != kind:
                 pairs = [torch.as_tensor(r[f"{key} {kind}"]) - torch.as_tensor(r[f"{key} {other}"]) for r in rows]
                 gaps.append(Estimate.of([float(p.double().mean()) for p in pairs]))
-        return all(gap.standard_error is not None and gap.value > 2 * gap.standard_error for gap in gaps)
+        return all(map(above, gaps))
 
     numbers = {
         f"{what}, {label}": mean(key, kind)
@@ -157,7 +158,7 @@ def _by_damping(
         "damping / largest diagonal entry of F",
         label,
         tuple(
-            Series.of(name, dampings, *mean_curve([torch.as_tensor(r[f"{key} {kind}"]).mean(0) for r in rows]))
+            curve(name, dampings, [torch.as_tensor(r[f"{key} {kind}"]).mean(0) for r in rows])
             for kind, name in LABELS.items()
         ),
         alt="One curve per representation against the damping.",
@@ -176,7 +177,7 @@ def _by_time(
         "training step",
         label,
         tuple(
-            Series.of(name, range(0, steps * points, steps), *mean_curve([r[f"{key} {kind}"] for r in rows]))
+            curve(name, range(0, steps * points, steps), [r[f"{key} {kind}"] for r in rows])
             for kind, name in LABELS.items()
         ),
         alt="One curve per representation along training.",

@@ -23,7 +23,8 @@ from biascope.errors import InputError
 from biascope.kernels import ntk
 from biascope.progress import progress
 from biascope.seeds import derive
-from biascope.studies.ekfac.common import batch, mean_curve
+from biascope.studies.ekfac.common import batch
+from biascope.studies.estimates import curve
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, HeatMap, Series, StudyResult, Verdict
 from biascope.studies.runs import Run, Value
@@ -90,10 +91,7 @@ def fig3_7(
                 accuracy.append(float(((net(shown)[:, b] > net(shown)[:, a]).cpu() == label).double().mean()))
         return {"kernels": torch.stack(kernels), "accuracy": torch.tensor(accuracy)}
 
-    def kept(seed: int) -> dict[str, Value]:
-        return run.cached(f"seed {seed}", lambda: training(seed))
-
-    rows = [kept(seed) for seed in progress(range(seeds), "trainings")]
+    rows = run.cached_each("seed", progress(range(seeds), "trainings"), training)
     kernels = torch.stack([torch.as_tensor(row["kernels"]) for row in rows])  # [seeds, points, m, m]
     block = torch.tensor([[blocks(K, label) for K in row] for row in kernels], dtype=torch.float64)
     apart = torch.tensor([[separation(pca(K), label) for K in row] for row in kernels], dtype=torch.float64)
@@ -197,7 +195,7 @@ def _curves(found: dict[str, Tensor], accuracy: Tensor, steps: int, points: int)
         "Block structure and separation along training",
         "training step",
         "difference of mean cosines, or accuracy",
-        tuple(Series.of(name, at, *mean_curve(list(v))) for name, v in rows.items()),
+        tuple(curve(name, at, v) for name, v in rows.items()),
         alt="Block structure and separation grow with training.",
         caption="Mean over seeds; band: standard error.",
     )

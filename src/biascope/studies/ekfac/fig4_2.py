@@ -22,8 +22,8 @@ from biascope.optim import EKFACPreconditioner
 from biascope.optim.preconditioner import Preconditioner
 from biascope.progress import progress
 from biascope.seeds import derive, generator
-from biascope.studies.ekfac.common import batch, flow, gram, images, kfac_scalings, mean_curve, relative_error
-from biascope.studies.estimates import below
+from biascope.studies.ekfac.common import batch, flow, gram, images, kfac_scalings, relative_error
+from biascope.studies.estimates import below, curve
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult, Verdict
 from biascope.studies.runs import Run, Value
@@ -72,8 +72,6 @@ def fig4_2(
 
     rows = [train(seed) for seed in progress(range(seeds), "trainings")]
     ratio = Estimate.of([float(r["kfe"]) / float(r["plain"]) for r in rows])  # type: ignore[arg-type]
-    ekfac, ekfac_error = mean_curve([r["ekfac"] for r in rows])
-    kfac, kfac_error = mean_curve([r["kfac"] for r in rows])
     gap = Estimate.of([float((torch.as_tensor(r["kfac"]) - torch.as_tensor(r["ekfac"])).mean()) for r in rows])
     drift = {name: [_drift(r[name], refresh // every) for r in rows] for name in ("ekfac", "kfac")}
     drifts = Estimate.of([ours / theirs for ours, theirs in zip(*drift.values())])
@@ -89,8 +87,8 @@ def fig4_2(
         "training step",
         "||F - F~|| / ||F||",
         (
-            Series.of("KFAC", ticks, kfac, kfac_error),
-            Series.of("EKFAC", ticks, ekfac, ekfac_error),
+            curve("KFAC", ticks, [r["kfac"] for r in rows]),
+            curve("EKFAC", ticks, [r["ekfac"] for r in rows]),
         ),
         alt="Saw-tooth curves: both errors are reset at every refresh and grow in between; EKFAC's lies below KFAC's.",
         caption=f"Mean over {seeds} trainings, band: one standard error. Sigmoid network {hidden} on {dataset}.",

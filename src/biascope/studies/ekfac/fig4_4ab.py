@@ -14,10 +14,10 @@ from typing import Annotated
 from biascope.errors import InputError
 from biascope.studies.ekfac import contest, standing
 from biascope.studies.ekfac.autoencoder import Contest
-from biascope.studies.ekfac.common import mean_curve
 from biascope.studies.ekfac.contest import NAMES, Outcome
+from biascope.studies.estimates import above, curve
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, Series, StudyResult
+from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run
 
 CLAIM = "With rarer refreshes EKFAC and EKFAC-ra degrade less than KFAC."
@@ -70,17 +70,16 @@ def fig4_4ab(
     for name in ("ekfac", "ekfac-ra"):
         gap = Estimate.of([k - e for e, k in zip(worse[name], worse["kfac"])])
         numbers[f"what KFAC loses more than {NAMES[name]}"] = gap
-        held.append(gap.standard_error is not None and gap.value > 2 * gap.standard_error)
+        held.append(above(gap))
     tested = seeds > 1 and all(out[first].learnt(name) for name in METHODS)
     lost = {name: Estimate.of(values) for name, values in worse.items()}
-    curves = {name: mean_curve([[out[p].final(name)[seed] for p in out] for seed in range(seeds)]) for name in METHODS}
     shown = f"{options.n} images of {options.dataset}, encoder of widths {', '.join(map(str, options.hidden))}"
     chart = Chart(
         "periods",
         "Training loss at the end against the period of refreshes",
         "iterations between refreshes",
         "cross-entropy per image",
-        tuple(Series.of(NAMES[name], list(out), *curve) for name, curve in curves.items()),
+        tuple(curve(NAMES[name], out, list(zip(*(o.final(name) for o in out.values())))) for name in METHODS),
         alt="One curve per method over periods.",
         caption=f"{steps} iterations on {shown}; mean over {seeds} seeds, band: standard error.",
         log_x=True,

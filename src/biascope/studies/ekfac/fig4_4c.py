@@ -18,9 +18,10 @@ from biascope.errors import InputError
 from biascope.optim import EKFACPreconditioner
 from biascope.progress import progress
 from biascope.seeds import derive
-from biascope.studies.ekfac.common import batch, flow, gram, images, kfac_scalings, mean_curve, reconstruction
+from biascope.studies.ekfac.common import batch, flow, gram, images, kfac_scalings, reconstruction
+from biascope.studies.estimates import curve
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, Series, StudyResult
+from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run, Value
 
 LABELS = ("KFAC", "EKFAC", "EKFAC-ra", "EKFAC-ra times m")
@@ -86,15 +87,15 @@ def fig4_4c(
         return number.value + 2 * (number.standard_error or 0.0) < bound
 
     tracks = {label: under(ratios[label], 0.5) and under(ends[label], 0.9) for label in ("EKFAC", "EKFAC-ra")}
-    curves = {label: mean_curve([r[label.lower()] for r in rows]) for label in LABELS + REFRESHED}
+    ticks = range(0, steps, every)
     chart = Chart(
         "distance",
         f"Distance of the spectra of layer {len(hidden)}, basis frozen at the start or refreshed",
         "training step",
         "||eigenvalues - true ones|| / ||true ones||",
         tuple(
-            Series.of(label, range(0, steps, every), *curve, style="dashed" if label in REFRESHED else "line")
-            for label, curve in curves.items()
+            curve(label, ticks, [r[label.lower()] for r in rows], "dashed" if label in REFRESHED else "line")
+            for label in LABELS + REFRESHED
         ),
         alt="KFAC's distance grows with training, those of EKFAC and EKFAC-ra stay lower.",
         caption=f"Mean over {seeds} trainings of a sigmoid auto-encoder on {dataset}, band: one standard error.",

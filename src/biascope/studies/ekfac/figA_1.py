@@ -13,11 +13,11 @@ from typing import Annotated
 from biascope.errors import InputError
 from biascope.studies.ekfac import contest, standing
 from biascope.studies.ekfac.cifar import ON_CIFAR, Network, OnCifar
-from biascope.studies.ekfac.common import mean_curve
 from biascope.studies.ekfac.contest import NAMES, Outcome
 from biascope.studies.ekfac.fig4_5 import LAPTOP, PAPER, SMOKE
+from biascope.studies.estimates import above, curve
 from biascope.studies.registry import study
-from biascope.studies.result import Chart, Estimate, Series, StudyResult
+from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run
 
 CLAIMS = {
@@ -64,19 +64,16 @@ def figA_1(
     if network == "vgg11":
         shrink = Estimate.of([big - small for small, big in zip(gaps[min(gaps)], gaps[max(gaps)])])
         numbers["gain at the largest batch minus gain at the smallest"] = shrink
-        holds = shrink.value > 2 * (shrink.standard_error or 0.0)
+        holds = above(shrink)
     else:
-        holds = all(gap.value > 2 * (gap.standard_error or 0.0) for gap in said.values())
+        holds = all(map(above, said.values()))
     shown = f"width {options.width}, {options.n} images of {options.dataset}"
-    curves = {
-        name: mean_curve([[out[b].final(name)[seed] for b in out] for seed in range(seeds)]) for name in optimisers
-    }
     sweep = Chart(
         "batches",
         "Training loss at the end against the batch size",
         "examples per batch",
         "cross-entropy",
-        tuple(Series.of(NAMES[name], list(out), *curve) for name, curve in curves.items()),
+        tuple(curve(NAMES[name], out, list(zip(*(o.final(name) for o in out.values())))) for name in optimisers),
         alt="One curve per optimiser over batch sizes.",
         caption=f"{network} of {shown}, {options.epochs:g} epochs; band: standard error.",
         log_x=True,

@@ -20,9 +20,8 @@ from biascope.kernels import ntk
 from biascope.progress import progress
 from biascope.seeds import derive, generator
 from biascope.studies.ekfac import cifar, contest
-from biascope.studies.ekfac.common import mean_curve
 from biascope.studies.ekfac.contest import Problem, Setting
-from biascope.studies.estimates import decide
+from biascope.studies.estimates import curve, decide, mean_error
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run, Value
@@ -65,13 +64,11 @@ def figB_1(
     setting = Setting("sgd", lr, momentum, size, steps, 1, steps)
 
     def measured(seed: int) -> dict[str, Value]:
-        return run.cached(f"seed {seed}", lambda: _seed(run, task, setting, seed, sample, tests, directions, step))
+        return _seed(run, task, setting, seed, sample, tests, directions, step)
 
-    rows = [measured(seed) for seed in progress(range(seeds), "trainings")]
-
-    def curve(key: str) -> tuple[Tensor, Tensor | None]:
-        return mean_curve([r[key] for r in rows])
-
+    rows = run.cached_each("seed", progress(range(seeds), "trainings"), measured)
+    each = {key: [row[key] for row in rows] for key in ("top", "random", "expected")}
+    ranks = range(1, directions + 1)
     ratios = [float(torch.as_tensor(r["top"]).median() / torch.as_tensor(r["random"]).median()) for r in rows]
     first = [float(torch.as_tensor(r["ratio"]).median()) for r in rows]
     ratio = Estimate.of(ratios)
@@ -81,11 +78,9 @@ def figB_1(
         "direction",
         "root mean square change of the outputs",
         (
-            Series.of("top singular vectors", range(1, directions + 1), *curve("top"), style="points"),
-            Series.of("random directions", range(1, directions + 1), *curve("random"), style="points"),
-            Series.of(
-                "top, first order, on the sample", range(1, directions + 1), curve("expected")[0], style="dashed"
-            ),
+            curve("top singular vectors", ranks, each["top"], "points"),
+            curve("random directions", ranks, each["random"], "points"),
+            Series.of("top, first order, on the sample", ranks, mean_error(each["expected"])[0], style="dashed"),
         ),
         alt="Changes along the top singular vectors lie far above those along random directions.",
         caption=f"VGG-11 of width {width} on {dataset} after {epochs:g} epochs; moved by {step:g} of its norm.",
