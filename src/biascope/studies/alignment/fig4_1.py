@@ -65,9 +65,7 @@ def fig4_1(
     times = sorted({0, *iterations})
     task = disk(n, seed=derive(run.seed, "points"))
     work = partial(_train, run, task.x, task.y, width, depth, grid, lr, times)
-    found: list[dict[str, Any]] = [
-        run.cached(f"seed {seed}", partial(work, seed)) for seed in progress(range(seeds), "seeds")
-    ]
+    found: list[dict[str, Any]] = run.cached_each("seed", progress(range(seeds), "seeds"), work)
 
     def table(name: str) -> Tensor:
         return torch.stack([f[name] for f in found])  # [seeds, times]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from biascope.progress import progress
-from biascope.studies.alignment.tracking import PROBING, VGG, Probing, Task, column, repeats
+from biascope.studies.alignment.tracking import PROBING, VGG, Probing, Task, by_repeat, column, iterations, repeats
 from biascope.studies.estimates import above, below, curve, decide, spearman
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult, Verdict
@@ -134,7 +134,7 @@ def at_end(
 ) -> list[float]:
     """A function of a statistic [probe sets, p] at the end (or at the last probe): a value per repeat (`repeats`)."""
     values = [of(column(f, "train", statistic), -1 if i is None else i) for f, i in zip(found, here)]
-    return values[0].tolist() if len(values) == 1 else [float(value.mean()) for value in values]
+    return list(by_repeat(values).tolist())
 
 
 def _at(found: dict[str, Any], curve: str, i: int | None) -> float:
@@ -143,7 +143,7 @@ def _at(found: dict[str, Any], curve: str, i: int | None) -> float:
 
 def charts_of(found: list[dict[str, Any]], name: str, tag: int) -> list[Chart]:
     """Eigenvalues, effective rank and trace ratios over iterations, for training (lines) and test batches (dashed)."""
-    steps = [max(1, int(step)) for step in found[0]["steps"]]
+    steps = iterations(found)
 
     def curves(labels: dict[str, str]) -> tuple[Series, ...]:
         made = []

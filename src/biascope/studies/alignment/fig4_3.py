@@ -18,7 +18,7 @@ import torch
 
 from biascope.progress import progress
 from biascope.studies.alignment.fig4_2 import SIZES
-from biascope.studies.alignment.tracking import PROBING, VGG, Probing, Task, column, repeats
+from biascope.studies.alignment.tracking import PROBING, VGG, Probing, Task, by_repeat, column, iterations, repeats
 from biascope.studies.estimates import above, curve, decide
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, HeatMap, Series, StudyResult
@@ -99,7 +99,7 @@ def highest(profile: torch.Tensor) -> tuple[int, int]:
 def _profiles(found: list[dict[str, Any]], which: str) -> torch.Tensor:
     """CKA of the layers with the labels [repeats, probes, layers], repeats as those of `repeats`."""
     tables = [f[f"{which}_layers"].nan_to_num(0.0).transpose(0, 1) for f in found]  # [probe sets, probes, layers]
-    return tables[0] if len(tables) == 1 else torch.stack([table.mean(0) for table in tables])
+    return by_repeat(tables)
 
 
 def _advantage(found: list[dict[str, Any]]) -> list[float]:
@@ -108,13 +108,13 @@ def _advantage(found: list[dict[str, Any]]) -> list[float]:
     for each in found:
         end = max(2, int(each["test_accuracy"].argmax()) + 1)
         values.append((column(each, "test", "cka") - column(each, "train", "cka"))[:, 1:end].mean(1))
-    return values[0].tolist() if len(values) == 1 else [float(value.mean()) for value in values]
+    return list(by_repeat(values).tolist())
 
 
 def _figures(
     found: list[dict[str, Any]], profile: torch.Tensor, layers: list[str], name: str, tag: int
 ) -> list[Chart | HeatMap]:
-    steps = [max(1, int(step)) for step in found[0]["steps"]]
+    steps = iterations(found)
     series = []
     for which in ("train", "test"):
         cka = repeats(found, which, "cka")

@@ -17,6 +17,7 @@ import torch
 
 from biascope.progress import progress
 from biascope.studies.alignment.difficulty import KINDS, Mixture, follow, half_rise, largest_ratio, mean_ratio
+from biascope.studies.alignment.tracking import iterations
 from biascope.studies.estimates import above, curve, decide
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
@@ -98,7 +99,7 @@ def fig4_4(
 
 def chart(found: list[dict[str, Any]], name: str, title: str) -> Chart:
     """CKA of both groups over iterations, and their training accuracies."""
-    steps = [max(1, int(step)) for step in found[0]["steps"]]
+    steps = iterations(found)
     series = []
     for group in ("easy", "difficult"):
         series.append(curve(f"CKA, {group}", steps, torch.stack([f[group] for f in found])))

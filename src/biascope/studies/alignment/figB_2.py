@@ -47,10 +47,8 @@ def fig_b2(
     networks: Annotated[int, "random networks"] = 20,
 ) -> StudyResult:
     """Frequencies of the eigenvectors of the tangent kernel of random networks on a line."""
-    found: list[dict[str, Any]] = [
-        run.cached(f"network {i}", partial(_measure, run, points, width, depth, i))
-        for i in progress(range(networks), "networks")
-    ]
+    work = partial(_measure, run, points, width, depth)
+    found: list[dict[str, Any]] = run.cached_each("network", progress(range(networks), "networks"), work)
     half = points // 2
     order = range(1, half + 1)
     trends = Estimate.of([spearman(list(order), f["frequency"][:half].tolist()) for f in found])

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from biascope.errors import InputError
 from biascope.progress import progress
-from biascope.studies.alignment.tracking import Probing, Setting, repeats
+from biascope.studies.alignment.tracking import Probing, Setting, iterations, repeats
 from biascope.studies.estimates import above, curve, decide
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
@@ -73,7 +73,7 @@ def fig_b5(
             epochs=epochs,
         )
         found = probing.trainings(run, setting)
-        steps = [max(1, int(step)) for step in found[0]["steps"]]
+        steps = iterations(found)
         rises = []
         for statistic, name in (("cka", "centred"), ("uncentred", "uncentred")):
             rows = repeats(found, "test", statistic)

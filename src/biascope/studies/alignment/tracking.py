@@ -6,7 +6,7 @@ Kernels are of features centred per output, unless said otherwise. Training batc
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -191,8 +191,23 @@ def repeats(found: list[dict[str, Any]], which: str, statistic: str) -> Tensor:
 
     Seeds are the repeats, their probe batches averaged; with one seed, its probe batches are.
     """
-    tables = [column(each, which, statistic) for each in found]
+    return by_repeat([column(each, which, statistic) for each in found])
+
+
+def by_repeat(tables: list[Tensor]) -> Tensor:
+    """[repeats, ...] from one table [probe sets, ...] per seed: the probe sets averaged, or with one seed as they are.
+
+    Example:
+        >>> table = torch.tensor([1.0, 3.0])
+        >>> by_repeat([table]), by_repeat([table, 2 * table])
+        (tensor([1., 3.]), tensor([2., 4.]))
+    """
     return tables[0] if len(tables) == 1 else torch.stack([table.mean(0) for table in tables])
+
+
+def iterations(found: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Where probes are drawn on a logarithmic axis: at their iteration, the first (iteration 0) at 1."""
+    return [max(1, int(step)) for step in found[0]["steps"]]
 
 
 def _train(run: Run, s: Setting, seed: int) -> dict[str, Value]:
