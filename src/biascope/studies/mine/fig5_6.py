@@ -10,6 +10,7 @@ Verdict rule. "Confirmed" if both hold on the same seeds, each by two standard e
 2. Its reconstruction error is below that of ALI.
 """
 
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -77,7 +78,7 @@ def fig5_6(
         run.log(arm=arm, modes=float(made["modes"].mean()), error=float(made["error"].mean()))
         return made
 
-    found: dict[str, dict[str, Any]] = {arm: run.cached(arm, lambda a=arm: compute(a)) for arm in ARMS}  # type: ignore[misc]
+    found: dict[str, dict[str, Any]] = {arm: run.cached(arm, partial(compute, arm)) for arm in ARMS}
     numbers = {
         f"{words}, {arm}": Estimate.of(made[name].tolist())
         for arm, made in found.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -122,7 +123,7 @@ def both_arms(run: Run, points: Tensor, setting: Setting, measure: Measure) -> d
 
     found: dict[str, Any] = {}
     for name, weight in (("GAN", 0.0), ("GAN + MINE", setting.beta)):
-        stored = run.cached(name, lambda w=weight: compute(w))  # type: ignore[misc]
+        stored = run.cached(name, partial(compute, weight))
         found[name] = Trained(**stored)  # type: ignore[arg-type]
     return found
 

@@ -14,6 +14,7 @@ Verdict rule. "Confirmed" if all hold on the same seeds, each by two standard er
 added after a first short run, in which none did and which would have been "not confirmed".)
 """
 
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -77,8 +78,8 @@ def table5_2(
     x_test, y_test = (part[:n_test] for part in digits.digit_images(dataset, "test", run.device))
     known = float((digits.classify(classifier, x_test[:, None])[:, 0] == y_test).float().mean())
 
-    def compute(arm: Arm, seed: int) -> dict[str, Any]:
-        truth = x_test[:, None]
+    def compute(arm: Arm, i: int) -> dict[str, Any]:
+        seed, truth = derive(run.seed, "model", i), x_test[:, None]
         back, samples = train(x[:, None], truth, arm, setting, seed)
         right = torch.cat([digits.classify(classifier, part)[:, 0] for part in torch.split(back, 1000)]) == y_test
         found = {
@@ -90,11 +91,7 @@ def table5_2(
         return {**found, "back": back[:SHOWN].cpu(), "samples": samples.cpu()}
 
     found: dict[str, list[dict[str, Any]]] = {
-        arm: [
-            run.cached(f"{arm} {i}", lambda a=arm, i=i: compute(a, derive(run.seed, "model", i)))  # type: ignore[misc]
-            for i in range(seeds)
-        ]
-        for arm in ARMS
+        arm: run.cached_each(arm, range(seeds), partial(compute, arm)) for arm in ARMS
     }
 
     def gap(more: str, less: str, name: str) -> Estimate:

@@ -60,7 +60,7 @@ def modes(samples: Tensor) -> tuple[Tensor, Tensor]:
         >>> modes(centres()[None, :7])
         (tensor([7.]), tensor([1.]))
     """
-    near = torch.cdist(samples, centres().to(samples).expand(len(samples), -1, -1)) < NEAR * STD
+    near = _near(samples)
     return (near.sum(1) >= 0.2 * samples.shape[1] / 25).sum(1).float(), near.any(2).float().mean(1)
 
 
@@ -71,8 +71,13 @@ def touched(samples: Tensor) -> Tensor:
         >>> touched(torch.cat([torch.zeros(99, 2), centres()[:2]])[None])
         tensor([3.])
     """
-    near = torch.cdist(samples, centres().to(samples).expand(len(samples), -1, -1)) < NEAR * STD
+    near = _near(samples)
     return near.any(1).sum(1).float()
+
+
+def _near(samples: Tensor) -> Tensor:
+    """[S, m, 25]: whether a sample lies within 3 standard deviations of a centre."""
+    return torch.cdist(samples, centres().to(samples).expand(len(samples), -1, -1)) < NEAR * STD
 
 
 def coverage(samples: Tensor) -> tuple[Tensor, Tensor]:
