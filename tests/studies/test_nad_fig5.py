@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from biascope.errors import InputError
 from biascope.studies import Run, configure, execute
 from biascope.studies.nad.anisotropy import published_directions
 from biascope.studies.nad.fig5 import PLACES, concentration, energy
@@ -94,3 +95,10 @@ def test_published_directions_are_read_from_the_folder_that_is_given_alone(
     assert found is not None
     assert found.shape == (2, 4)
     assert published_directions("lenet", str(tmp_path), 9) is None
+
+
+def test_a_folder_that_is_not_there_is_not_passed_over(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no folder .*nowhere"):
+        published_directions("lenet", str(tmp_path / "nowhere"), 1024)
+    assert published_directions("lenet", str(tmp_path), 1024) is None
+    assert published_directions("lenet", "", 1024) is None
