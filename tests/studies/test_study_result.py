@@ -3,7 +3,9 @@
 import json
 import math
 
+import numpy as np
 import pytest
+import torch
 
 from biascope.errors import InputError
 from biascope.studies import Chart, Estimate, HeatMap, Series, StudyResult
@@ -31,6 +33,15 @@ def test_a_chart_comes_back_equal() -> None:
     drawn = Chart("c", "t", "net", "y", (Series.of("s", [1, 2], [0.5, 1.0]),), alt="two points", x_names=("a", "b"))
     result = StudyResult("not tested", "c", "m", {}, (drawn,))
     assert StudyResult.from_json(json.loads(json.dumps(result.to_json()))).figures == (drawn,)
+
+
+def test_an_estimate_of_a_tensor_or_array_is_that_of_its_numbers_in_double_precision() -> None:
+    samples = torch.randn(7, generator=torch.Generator().manual_seed(0))  # float32
+    found = Estimate.of(samples)
+    assert found == Estimate.of(samples.tolist()) == Estimate.of(samples.numpy())
+    exact = samples.double().numpy()
+    assert found.value == pytest.approx(exact.mean(), rel=1e-14)
+    assert found.standard_error == pytest.approx(np.std(exact, ddof=1) / 7**0.5, rel=1e-14)
 
 
 def test_errors_of_rounding_are_said_to_be_none() -> None:

@@ -144,7 +144,7 @@ def over_seeds(rows: Sequence[Sequence[float]] | Tensor) -> Estimate:
         2.0 ± 1.0 (n = 2)
     """
     table = torch.as_tensor(rows, dtype=torch.float64)
-    return Estimate.of((table.mean(1) if len(table) > 1 else table[0]).tolist())
+    return Estimate.of(table.mean(1) if len(table) > 1 else table[0])
 
 
 def errors_over(seeds: int, tasks: int, of: str) -> str:

@@ -5,7 +5,7 @@ Charts are data, not drawings: `reports/` draws them for print and for pages, an
 
 import html
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, cast, get_args
 
@@ -29,20 +29,21 @@ class Estimate:
     n: int | None = None
 
     @classmethod
-    def of(cls, samples: Sequence[float]) -> "Estimate":
-        """Mean of independent samples with its standard error.
+    def of(cls, samples: Iterable[Any]) -> "Estimate":
+        """Mean of independent samples (numbers, or a tensor or array [n]) with its standard error.
 
         Example:
             >>> print(Estimate.of([1.0, 2.0, 3.0]))
             2.00 ± 0.58 (n = 3)
         """
-        n = len(samples)
+        values = _floats(samples)
+        n = len(values)
         if n == 0:
             raise InputError("an estimate needs at least one sample")
-        mean = math.fsum(samples) / n
+        mean = math.fsum(values) / n
         if n == 1:
             return cls(mean, None, 1)
-        variance = math.fsum((sample - mean) ** 2 for sample in samples) / (n - 1)
+        variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
         return cls(mean, math.sqrt(variance / n), n)
 
     def _repr_html_(self) -> str:

@@ -71,21 +71,21 @@ def fig4_1(
         return torch.stack([f[name] for f in found])  # [seeds, times]
 
     ratio, cka, rank = table("ratio"), table("cka"), table("rank")
-    rise, fall = Estimate.of((cka[:, -1] - cka[:, 0]).tolist()), Estimate.of((ratio[:, 0] - ratio[:, -1]).tolist())
+    rise, fall = Estimate.of(cka[:, -1] - cka[:, 0]), Estimate.of(ratio[:, 0] - ratio[:, -1])
     last = times[-1]
     numbers = {
-        "lambda_20 / lambda_1 at iteration 0": Estimate.of(ratio[:, 0].tolist()),
-        f"lambda_20 / lambda_1 at iteration {last}": Estimate.of(ratio[:, -1].tolist()),
-        "lowest lambda_20 / lambda_1": Estimate.of(ratio.min(1).values.tolist()),
-        "uncentred lambda_20 / lambda_1 at iteration 0": Estimate.of(table("raw")[:, 0].tolist()),
-        "CKA with the labels at iteration 0": Estimate.of(cka[:, 0].tolist()),
-        f"CKA with the labels at iteration {last}": Estimate.of(cka[:, -1].tolist()),
+        "lambda_20 / lambda_1 at iteration 0": Estimate.of(ratio[:, 0]),
+        f"lambda_20 / lambda_1 at iteration {last}": Estimate.of(ratio[:, -1]),
+        "lowest lambda_20 / lambda_1": Estimate.of(ratio.min(1).values),
+        "uncentred lambda_20 / lambda_1 at iteration 0": Estimate.of(table("raw")[:, 0]),
+        "CKA with the labels at iteration 0": Estimate.of(cka[:, 0]),
+        f"CKA with the labels at iteration {last}": Estimate.of(cka[:, -1]),
         "rise of the CKA": rise,
         "fall of lambda_20 / lambda_1": fall,
-        "effective rank at iteration 0": Estimate.of(rank[:, 0].tolist()),
-        "lowest effective rank": Estimate.of(rank.min(1).values.tolist()),
-        "growth of lambda_1": Estimate.of((table("top")[:, -1] / table("top")[:, 0]).tolist()),
-        "accuracy on the grid": Estimate.of(table("accuracy")[:, -1].tolist()),
+        "effective rank at iteration 0": Estimate.of(rank[:, 0]),
+        "lowest effective rank": Estimate.of(rank.min(1).values),
+        "growth of lambda_1": Estimate.of(table("top")[:, -1] / table("top")[:, 0]),
+        "accuracy on the grid": Estimate.of(table("accuracy")[:, -1]),
     }
     first, end = list(numbers.values())[:2]
     functions = found[0]["functions"].view(len(times), len(SHOWN), grid, grid)

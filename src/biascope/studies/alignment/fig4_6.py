@@ -114,8 +114,8 @@ def fig4_6(
                 numbers[f"rank correlation of {label} and the gap, {sweep}"] = follows[name]
         grows = Estimate.of([spearman(list(points[sweep]), v) for v in table(rows, "path").tolist()])
         numbers[f"rank correlation of {sweep} and C(f)"] = grows
-        numbers[f"gap at the ends of the sweep, first, {sweep}"] = Estimate.of(gap[:, 0].tolist())
-        numbers[f"gap at the ends of the sweep, last, {sweep}"] = Estimate.of(gap[:, -1].tolist())
+        numbers[f"gap at the ends of the sweep, first, {sweep}"] = Estimate.of(gap[:, 0])
+        numbers[f"gap at the ends of the sweep, last, {sweep}"] = Estimate.of(gap[:, -1])
         late = int((table(rows, "loss") > stop).sum())
         judged.append(follows["path"])
         tested = tested and 2 * late <= gap.numel()

@@ -77,9 +77,9 @@ def fig_b5(
         rises = []
         for statistic, name in (("cka", "centred"), ("uncentred", "uncentred")):
             rows = repeats(found, "test", statistic)
-            rise = Estimate.of((rows[:, -1] - rows[:, 0]).tolist())
+            rise = Estimate.of(rows[:, -1] - rows[:, 0])
             numbers[f"rise of the {name} alignment, {net}"] = rise
-            numbers[f"final {name} alignment, {net}"] = Estimate.of(rows[:, -1].tolist())
+            numbers[f"final {name} alignment, {net}"] = Estimate.of(rows[:, -1])
             curves[statistic].append(curve(net, steps, rows))
             rises.append(rise)
         numbers[f"test accuracy, {net}"] = Estimate.of([float(f["test_accuracy"][-1]) for f in found])

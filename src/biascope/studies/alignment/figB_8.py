@@ -59,8 +59,8 @@ def fig_b8(
             name = f"learning rate {lr * factor:g}"
             series.append(curve(name, [max(1, int(s)) for s in found[0]["steps"]], rows))
             tested = tested and all(float(f["train_accuracy"].max()) >= 0.9 for f in found)
-            numbers[f"lowest effective rank, {name}, {noise:.0%} random labels"] = Estimate.of(floors[-1].tolist())
-        ratio = Estimate.of((floors[1] / floors[0]).tolist())
+            numbers[f"lowest effective rank, {name}, {noise:.0%} random labels"] = Estimate.of(floors[-1])
+        ratio = Estimate.of(floors[1] / floors[0])
         numbers[f"ratio of the lowest effective ranks, {noise:.0%} random labels"] = ratio
         judged.append(ratio)
         said.append(f"{noise:.0%} random labels: lowest effective rank higher by a factor {ratio}")

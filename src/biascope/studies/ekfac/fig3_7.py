@@ -96,11 +96,11 @@ def fig3_7(
     block = torch.tensor([[blocks(K, label) for K in row] for row in kernels], dtype=torch.float64)
     apart = torch.tensor([[separation(pca(K), label) for K in row] for row in kernels], dtype=torch.float64)
     found = {"block structure": block, "separation": apart}
-    gain = {name: Estimate.of((v[:, -1] - v[:, 0]).tolist()) for name, v in found.items()}
-    numbers = {f"{name}, {when}": Estimate.of(v[:, i].tolist()) for name, v in found.items() for when, i in ENDS}
+    gain = {name: Estimate.of(v[:, -1] - v[:, 0]) for name, v in found.items()}
+    numbers = {f"{name}, {when}": Estimate.of(v[:, i]) for name, v in found.items() for when, i in ENDS}
     numbers |= {f"gain of {name}": value for name, value in gain.items()}
     accuracy = torch.stack([torch.as_tensor(row["accuracy"]) for row in rows])
-    numbers["accuracy of the network on the two classes, after"] = Estimate.of(accuracy[:, -1].tolist())
+    numbers["accuracy of the network on the two classes, after"] = Estimate.of(accuracy[:, -1])
     verdict: Verdict = "not tested"
     if seeds > 1:
         grew = all(value.value > 2 * (value.standard_error or 0.0) for value in gain.values())

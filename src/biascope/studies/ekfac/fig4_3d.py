@@ -76,10 +76,10 @@ def fig4_3d(
         "damping": steepest(cost[best[0]], best[1]),
     }
     numbers = {f"cost of a decade, {name}": value for name, value in steep.items()}
-    numbers["training loss at the start"] = Estimate.of(starts.tolist())
+    numbers["training loss at the start"] = Estimate.of(starts)
     for pair, row in zip(pairs, losses):
         if float(row.max()) < float(starts.max()) * 1e3:
-            numbers[f"loss, lr {pair[0]:g}, damping {pair[1]:g}"] = Estimate.of(row.tolist())
+            numbers[f"loss, lr {pair[0]:g}, damping {pair[1]:g}"] = Estimate.of(row)
     lr, damping = lrs[best[0]], dampings[best[1]]
     reached = losses.view(*shape, seeds)[best]
     learnt = bool((reached < starts).all())
@@ -93,7 +93,7 @@ def fig4_3d(
         CLAIM,
         f"{NAMES[optimiser]} on {n} images of {options.dataset}, {steps} iterations "
         f"({steps * size / n:.3g} epochs), {seeds} seeds: best at learning rate {lr:g}, damping {damping:g} with "
-        f"loss {Estimate.of(reached.tolist())} (start {float(starts.mean()):.4g}). A decade away from it costs "
+        f"loss {Estimate.of(reached)} (start {float(starts.mean()):.4g}). A decade away from it costs "
         f"{steep['learning rate']} of the descent in learning rate and {steep['damping']} in damping; "
         f"{diverged} of {len(pairs)} pairs end above the start.",
         numbers,
@@ -127,7 +127,7 @@ def steepest(line: Tensor, at: int) -> Estimate:
         0.30 ± 0.10 (n = 2)
     """
     near = [i for i in (at - 1, at + 1) if 0 <= i < len(line)]
-    return max((Estimate.of(line[i].tolist()) for i in near), key=lambda estimate: estimate.value)
+    return max((Estimate.of(line[i]) for i in near), key=lambda estimate: estimate.value)
 
 
 def _map(losses: Tensor, starts: Tensor, lrs: tuple[float, ...], dampings: tuple[float, ...], name: str) -> HeatMap:

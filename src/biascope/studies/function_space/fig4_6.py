@@ -89,21 +89,21 @@ def fig4_6(
         return torch.tensor(rows, dtype=torch.float64)  # [seeds, sizes]
 
     gap, distance = table("f", "best") - table("lin", "best"), table("f", "distance")
-    growth = {"advantage": Estimate.of((gap[:, -1] - gap[:, 0]).tolist())}
-    growth["distance"] = Estimate.of((distance[:, -1] - distance[:, 0]).tolist())
+    growth = {"advantage": Estimate.of(gap[:, -1] - gap[:, 0])}
+    growth["distance"] = Estimate.of(distance[:, -1] - distance[:, 0])
     trends = {
         name: Estimate.of([spearman(list(sizes), row) for row in rows.tolist()])
         for name, rows in (("advantage", gap), ("distance", distance))
     }
     numbers = {f"growth of the {name} from {sizes[0]} to {sizes[-1]} images": value for name, value in growth.items()}
     numbers |= {f"rank correlation of n and the {name}": value for name, value in trends.items()}
-    numbers |= {f"advantage with {n} images": Estimate.of(column.tolist()) for n, column in zip(sizes, gap.T)}
-    numbers |= {f"accuracy of f with {n} images": Estimate.of(c.tolist()) for n, c in zip(sizes, table("f", "best").T)}
+    numbers |= {f"advantage with {n} images": Estimate.of(column) for n, column in zip(sizes, gap.T)}
+    numbers |= {f"accuracy of f with {n} images": Estimate.of(c) for n, c in zip(sizes, table("f", "best").T)}
     judged = [*growth.values(), *trends.values()]
     left = {kind: float(table(kind, "loss")[:, 0].mean()) for kind in ("f", "lin")}  # 0.69 before training
     learnt = max(left.values()) <= 0.5
     ends_at = f" With {sizes[0]} images the training loss ends at {left['f']:.2f} (f) and {left['lin']:.2f} (f_lin)."
-    ends = [Estimate.of(gap[:, i].tolist()) for i in (0, -1)]
+    ends = [Estimate.of(gap[:, i]) for i in (0, -1)]
     stand_in = "" if dataset == "cifar10" else f" Images: {dataset}."
     charts = (
         Chart(

@@ -62,8 +62,8 @@ def fig5_2(
     found = run.cached_each("series", seen, lambda seed: _shares(run.seed, seed, sizes, units, truncation))
     beyond = torch.stack([torch.as_tensor(each["beyond"]) for each in found])  # [seeds, sizes]
     missed = max(float(each["missed"]) for each in found)  # type: ignore[arg-type]
-    at_small = Estimate.of(beyond[:, sizes.index(SMALL)].tolist())
-    more = Estimate.of((beyond[:, -1] - beyond[:, sizes.index(SMALL)]).tolist())
+    at_small = Estimate.of(beyond[:, sizes.index(SMALL)])
+    more = Estimate.of(beyond[:, -1] - beyond[:, sizes.index(SMALL)])
     numbers = {
         "share of energy beyond order 3, weights of size 1": at_small,
         f"the same at weights of size {largest:g}, minus that": more,

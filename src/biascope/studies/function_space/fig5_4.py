@@ -62,7 +62,7 @@ def fig5_4(
     made = {job: run.cached(f"w0 {job[0]:g} {job[1]}", partial(one, *job)) for job in progress(jobs, "fits")}
     alias = samples - frequency
     spectra = {w0: torch.stack([torch.as_tensor(made[w0, seed]["amplitudes"]) for seed in range(seeds)]) for w0 in w0s}
-    ratios = {w0: Estimate.of((s[:, alias] / s[:, frequency]).tolist()) for w0, s in spectra.items()}
+    ratios = {w0: Estimate.of(s[:, alias] / s[:, frequency]) for w0, s in spectra.items()}
     numbers = {f"alias ratio, w0 = {w0:g}": ratio for w0, ratio in ratios.items()}
     errors: dict[tuple[str, float], Estimate] = {}
     for w0 in w0s:

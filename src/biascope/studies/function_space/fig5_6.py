@@ -69,11 +69,11 @@ def fig5_6(
     overlaps = {field: each[1] for field, each in found.items()}
     sweep = torch.stack([means[Field("siren", w0)] for w0 in w0s], 1)  # [seeds, w0]
     ranks = Estimate.of([spearman(w0s, row) for row in sweep.tolist()])
-    rise = Estimate.of((sweep[:, -1] - sweep[:, 0]).tolist())
-    gain = Estimate.of((overlaps[learned] - overlaps[plain]).tolist())
-    numbers = {f"mean frequency of the first {atoms} atoms, {f.title}": Estimate.of(c.tolist())
+    rise = Estimate.of(sweep[:, -1] - sweep[:, 0])
+    gain = Estimate.of(overlaps[learned] - overlaps[plain])
+    numbers = {f"mean frequency of the first {atoms} atoms, {f.title}": Estimate.of(c)
                for f, c in means.items()}  # fmt: skip
-    numbers |= {f"overlap with images, {f.title}": Estimate.of(o.tolist()) for f, o in overlaps.items()}
+    numbers |= {f"overlap with images, {f.title}": Estimate.of(o) for f, o in overlaps.items()}
     numbers |= {"rank correlation of w0 and mean frequency": ranks, "rise of the mean frequency": rise}
     numbers["overlap gained by meta-learning"] = gain
     _draw(run, {field: each[2] for field, each in found.items()})

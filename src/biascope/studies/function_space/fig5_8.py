@@ -69,13 +69,13 @@ def fig5_8(
     shares = torch.stack([torch.as_tensor(each["shares"]) for each in made])  # [seeds, counts, q]
     test = torch.stack([torch.as_tensor(each["test"]) for each in made])  # [seeds, counts]
     area = areas(shares)
-    fall, lower = (Estimate.of((each[:, -1] - each[:, 0]).tolist()) for each in (area, test))
+    fall, lower = (Estimate.of(each[:, -1] - each[:, 0]) for each in (area, test))
     ranks = Estimate.of([spearman(counts, row) for row in area.tolist()])
     numbers = {"change of the area under E": fall, "change of the test PSNR": lower}
     numbers["rank correlation of iterations and area"] = ranks
     for i, count in enumerate(counts):
-        numbers[f"area under E after {count}"] = Estimate.of(area[:, i].tolist())
-        numbers[f"test PSNR after {count}"] = Estimate.of(test[:, i].tolist())
+        numbers[f"area under E after {count}"] = Estimate.of(area[:, i])
+        numbers[f"test PSNR after {count}"] = Estimate.of(test[:, i])
     said = {name: ", ".join(f"{v:.{k}f}" for v in each.mean(0)) for name, k, each in (("E", 3, area), ("dB", 1, test))}
     places = [count + 1 for count in counts]
     return StudyResult(

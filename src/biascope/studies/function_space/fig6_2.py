@@ -42,7 +42,7 @@ def fig6_2(run: Run, *, width: Annotated[int, "of the encoder"] = 8, setting: Se
     """Accuracy of fine-tuned networks and of their linearisations after the fact."""
     found = accuracies(run, setting, width)
     gaps = {
-        spoken(task): Estimate.of((found.of("non-linear").single - found.of("post-hoc").single)[:, t].tolist())
+        spoken(task): Estimate.of((found.of("non-linear").single - found.of("post-hoc").single)[:, t])
         for t, task in enumerate(setting.tasks)
     }
     sure = [task for task, gap in gaps.items() if above(gap)]

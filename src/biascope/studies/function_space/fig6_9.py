@@ -42,12 +42,12 @@ def fig6_9(
 ) -> StudyResult:
     """Local energy of the kernel's eigenfunctions on a task and on the control set."""
     found = {spoken(task): values for task, values in energies(run, setting, width, points, outputs).items()}
-    gaps = {task: Estimate.of(contrasts(values).tolist()) for task, values in found.items()}
+    gaps = {task: Estimate.of(contrasts(values)) for task, values in found.items()}
     numbers = {f"energy on {task} minus control": gap for task, gap in gaps.items()}
     for task, values in found.items():
         half = values.shape[-1] // 2
-        numbers[f"energy on {task}"] = Estimate.of(values[..., :half].mean((1, 2)).tolist())
-        numbers[f"energy on the control set, {task}"] = Estimate.of(values[..., half:].mean((1, 2)).tolist())
+        numbers[f"energy on {task}"] = Estimate.of(values[..., :half].mean((1, 2)))
+        numbers[f"energy on the control set, {task}"] = Estimate.of(values[..., half:].mean((1, 2)))
     local = [task for task, gap in gaps.items() if above(gap, 0.5)]
     charts: list[Chart] = []
     for task, values in found.items():

@@ -75,15 +75,15 @@ def recover(run: Run, options: Recovering, builds: Mapping[str, Build], claim: s
     odd = {name: odd_share(each) for name, each in images.items()}
     kept = {name: fine_share(each, signals) for name, each in images.items()}
 
-    numbers = {f"PSNR, {name}": Estimate.of(values.tolist()) for name, values in psnr.items()}
-    numbers["bound of PSNR, f0 = 1"] = Estimate.of(bound.tolist())
-    numbers |= {f"energy at odd bins, {name}": Estimate.of(values.tolist()) for name, values in odd.items()}
-    numbers |= {f"fine detail kept, {name}": Estimate.of(values.tolist()) for name, values in kept.items()}
+    numbers = {f"PSNR, {name}": Estimate.of(values) for name, values in psnr.items()}
+    numbers["bound of PSNR, f0 = 1"] = Estimate.of(bound)
+    numbers |= {f"energy at odd bins, {name}": Estimate.of(values) for name, values in odd.items()}
+    numbers |= {f"fine detail kept, {name}": Estimate.of(values) for name, values in kept.items()}
     gaps = {
-        "over the bound, f0 = 1": Estimate.of((psnr[ghost] - bound).tolist()),
-        f"{blur} - {ghost}": Estimate.of((psnr[blur] - psnr[ghost]).tolist()),
-        f"{sharp} - {blur}": Estimate.of((psnr[sharp] - psnr[blur]).tolist()),
-        f"fine detail, {blur} - {sharp}": Estimate.of((kept[blur] - kept[sharp]).tolist()),
+        "over the bound, f0 = 1": Estimate.of(psnr[ghost] - bound),
+        f"{blur} - {ghost}": Estimate.of(psnr[blur] - psnr[ghost]),
+        f"{sharp} - {blur}": Estimate.of(psnr[sharp] - psnr[blur]),
+        f"fine detail, {blur} - {sharp}": Estimate.of(kept[blur] - kept[sharp]),
     }
     numbers |= {f"difference, {name}": value for name, value in gaps.items()}
     under, step, higher, coarser = gaps.values()
@@ -143,7 +143,7 @@ def _chart(builds: Mapping[str, Build], psnr: Mapping[str, Tensor], bound: Tenso
         "network",
         "PSNR (dB)",
         (
-            through("fitted", places, [Estimate.of(psnr[name].tolist()) for name in builds], "points"),
+            through("fitted", places, [Estimate.of(psnr[name]) for name in builds], "points"),
             Series.of("bound for f0 = 1", places, [float(bound.mean())] * len(places), style="dashed"),
         ),
         alt="PSNR of three networks as points with error bars, and the bound for f0 = 1 as a dashed line.",

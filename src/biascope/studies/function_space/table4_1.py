@@ -100,23 +100,22 @@ def table4_1(
     finals, said = dict[str, Tensor](), list[str]()
     for name, found in rows.items():
         energy = torch.stack([torch.as_tensor(r["energy"]) for r in found])
-        first, last = Estimate.of(energy[:, 0].tolist()), Estimate.of(energy[:, -1].tolist())
-        gain = Estimate.of((energy[:, -1] - energy[:, 0]).tolist())
+        first, last = Estimate.of(energy[:, 0]), Estimate.of(energy[:, -1])
+        gain = Estimate.of(energy[:, -1] - energy[:, 0])
         accuracy = Estimate.of([float(r["accuracy"]) for r in found])  # type: ignore[arg-type]
         numbers |= {
             f"energy before, {title(name)}": first,
             f"energy after, {title(name)}": last,
             f"gain of energy, {title(name)}": gain,
-            f"ratio of norms before, {title(name)}": Estimate.of(energy[:, 0].sqrt().tolist()),
-            f"ratio of norms after, {title(name)}": Estimate.of(energy[:, -1].sqrt().tolist()),
+            f"ratio of norms before, {title(name)}": Estimate.of(energy[:, 0].sqrt()),
+            f"ratio of norms after, {title(name)}": Estimate.of(energy[:, -1].sqrt()),
             f"test accuracy, {title(name)}": accuracy,
         }
         gains.append(gain)
         finals[name] = energy[:, -1]
         said.append(f"{title(name)} {first} to {last} (test accuracy {accuracy})")
     steps = {
-        f"energy after, {title(b)} minus {title(a)}": Estimate.of((finals[b] - finals[a]).tolist())
-        for a, b in neighbours(rows)
+        f"energy after, {title(b)} minus {title(a)}": Estimate.of(finals[b] - finals[a]) for a, b in neighbours(rows)
     }
     numbers |= steps
     judged = [*gains, *steps.values()]

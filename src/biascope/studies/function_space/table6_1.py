@@ -42,7 +42,7 @@ def table6_1(run: Run, *, width: Annotated[int, "of the encoder"] = 8, setting: 
         merged, kept = over_seeds(mine.multi), over_seeds(mine.multi / mine.single)
         numbers[f"accuracy, merged, {LABELS[method]}"] = merged
         numbers[f"normalised accuracy, {LABELS[method]}"] = kept
-        numbers[f"coefficient, {LABELS[method]}"] = Estimate.of(mine.alpha.tolist())
+        numbers[f"coefficient, {LABELS[method]}"] = Estimate.of(mine.alpha)
         said.append(f"{LABELS[method]} {merged} (normalised {kept})")
     return StudyResult(
         decide(above(gain), [gain]),
@@ -66,7 +66,7 @@ def fig6_3(run: Run, *, width: Annotated[int, "of the encoder"] = 8, setting: Se
     found = accuracies(run, setting, width)
     leads: dict[str, list[Estimate]] = {
         spoken(task): [
-            Estimate.of((found.of("linear").multi - found.of(other).multi)[:, t].tolist())
+            Estimate.of((found.of("linear").multi - found.of(other).multi)[:, t])
             for other in ("non-linear", "post-hoc")
         ]
         for t, task in enumerate(setting.tasks)

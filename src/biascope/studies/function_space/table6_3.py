@@ -45,13 +45,13 @@ def table6_3(run: Run, *, width: Annotated[int, "of the encoder"] = 8, setting: 
             before, single, multi = (table.mean(1) for table in (mine.before, mine.single, mine.multi))
             numbers[f"single, {LABELS[method]}, {start}"] = over_seeds(mine.single)
             numbers[f"merged, {LABELS[method]}, {start}"] = over_seeds(mine.multi)
-            numbers[f"gain of fine-tuning, {LABELS[method]}, {start}"] = Estimate.of((single - before).tolist())
+            numbers[f"gain of fine-tuning, {LABELS[method]}, {start}"] = Estimate.of(single - before)
             # not the mean of ratios: a gain near zero would blow one of them up
             numbers[f"merged gain minus a quarter of the single gain, {LABELS[method]}, {start}"] = Estimate.of(
-                ((multi - before) - 0.25 * (single - before)).tolist()
+                (multi - before) - 0.25 * (single - before)
             )
             numbers[f"share of the gain kept, {LABELS[method]}, {start}"] = Estimate.of(
-                ((multi - before) / (single - before)).tolist()
+                (multi - before) / (single - before)
             )
     gains = [numbers[f"gain of fine-tuning, {LABELS[method]}, random"] for method in COMPARED]
     lost = [numbers[f"merged gain minus a quarter of the single gain, {LABELS[method]}, random"] for method in COMPARED]

@@ -77,7 +77,7 @@ def compare_pair(
     fitting = percent(tracks[False].accuracy[1:].mean(0) - tracks[True].accuracy[1:].mean(0))
     floor = fresh_probes(tracks[False].gradients[0])
     accuracy = {flip: each.accuracy for flip, each in tracks.items()}
-    return Pair(velocity, accuracy, means, gap, fitting, Estimate.of(fitting.tolist()), floor)
+    return Pair(velocity, accuracy, means, gap, fitting, Estimate.of(fitting), floor)
 
 
 def fresh_probes(start: Tensor) -> float | None:

@@ -156,12 +156,12 @@ def mean_order(indices: Sequence[int], tests: Iterable[Tensor]) -> Estimate:
         0.0
     """
     ranks = [torch.tensor([spearman(indices, row) for row in test]) for test in tests]
-    return Estimate.of(torch.stack(ranks).mean(0).tolist())
+    return Estimate.of(torch.stack(ranks).mean(0))
 
 
 def fall(test: Tensor) -> Estimate:
     """Accuracy along the first direction minus that along the last, in points."""
-    return Estimate.of(percent(test[:, 0] - test[:, -1]).tolist())
+    return Estimate.of(percent(test[:, 0] - test[:, -1]))
 
 
 def accuracy_chart(net: str, indices: Sequence[int], tests: Mapping[str, Tensor], caption: str, what: str) -> Chart:

@@ -102,10 +102,8 @@ def fig1(
                 return {"train": done.train_accuracy, "test": done.test_accuracy, "plane": logits.cpu()}
 
             found = run.cached(f"circles {net} {name}", one)
-            numbers[f"{net}, {name}: test accuracy, %"] = Estimate.of(percent(torch.as_tensor(found["test"])).tolist())
-            numbers[f"{net}, {name}: training accuracy, %"] = Estimate.of(
-                percent(torch.as_tensor(found["train"])).tolist()
-            )
+            numbers[f"{net}, {name}: test accuracy, %"] = Estimate.of(percent(torch.as_tensor(found["test"])))
+            numbers[f"{net}, {name}: training accuracy, %"] = Estimate.of(percent(torch.as_tensor(found["train"])))
             planes[net, name] = torch.as_tensor(found["plane"])
         a, b = (numbers[f"{net}, {name}: test accuracy, %"] for name in SETS)
         right[net] = above(a, 90) and (above(b, 90) if net in ISOTROPIC else below(b, 60))

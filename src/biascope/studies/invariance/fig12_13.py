@@ -94,7 +94,7 @@ def fig13(
     sizes, pairs = options.sizes, grow(run, options, options.sizes, fixed_steps=True)
     other = grow(run, options, sizes[-1:], fixed_steps=False)[sizes[-1]]
     gap, plain = pairs[sizes[-1]].accuracy_gap, other.accuracy_gap
-    returns = Estimate.of((pairs[sizes[-1]].fitting - other.fitting).tolist())
+    returns = Estimate.of(pairs[sizes[-1]].fitting - other.fitting)
     numbers = {
         **_numbers(pairs),
         f"n = {sizes[-1]}, batch size fixed: gap in training accuracy, points": plain,

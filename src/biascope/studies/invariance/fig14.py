@@ -87,14 +87,14 @@ def fig14(
         together = mean_order(indices, [tests[b][f"lr = {lr:g}"] for b in kinds])
         numbers[f"lr = {lr:g}: Spearman, mean over boundaries"] = together
         means[lr] = torch.stack(heights).mean(0)
-        numbers[f"lr = {lr:g}: mean test accuracy, %"] = Estimate.of(means[lr].tolist())
+        numbers[f"lr = {lr:g}: mean test accuracy, %"] = Estimate.of(means[lr])
         numbers[f"lr = {lr:g}: lowest mean training accuracy, %"] = Estimate(100 * min(fits), None, repeats)
         ordered[lr] = below(together)
         if min(fits) < 0.9:
             loose.append(f"{lr:g}")
     usual, tiny = min(rates, key=lambda lr: abs(math.log(lr / USUAL))), min(rates)
     worse = numbers[f"rate {usual:g} minus smallest rate, mean test accuracy, points"] = Estimate.of(
-        (means[usual] - means[tiny]).tolist()
+        means[usual] - means[tiny]
     )
     told = ", ".join(f"{numbers[f'lr = {lr:g}: Spearman, mean over boundaries']} at {lr:g}" for lr in rates)
     note = f" Training accuracy below 90 % at lr {', '.join(loose)}: not the paper's regime." if loose else ""

@@ -162,7 +162,7 @@ def correlations(
         inside = contained(history, target, sorted({early, epochs}))
         for name, change in {**changes, **inside}.items():
             numbers[f"{net}: {name}"] = change
-        numbers[f"{net}: training accuracy at the end, %"] = Estimate.of(percent(done.accuracy[-1]).tolist())
+        numbers[f"{net}: training accuracy at the end, %"] = Estimate.of(percent(done.accuracy[-1]))
         numbers[f"{net}: Corr(G, S), networks apart"] = Estimate(compare(G.matrix, S).value, None, G.rows)
         numbers[f"{net}: largest difference of the two curves"] = max(apart, key=lambda e: abs(e.value))
         alike = together(negligible(each, 0.05) for each in apart)

@@ -109,9 +109,7 @@ def fig4(
                 curves[f"{boundary}, ceiling of the label noise"] = ceiling
             numbers[f"{net}, {boundary}: Spearman(index, accuracy)"] = order(indices, accuracy)
             numbers[f"{net}, {boundary}: first minus last direction, points"] = fall(accuracy)
-            numbers[f"{net}, {boundary}: ceiling along the last direction, %"] = Estimate.of(
-                percent(ceiling[:, -1]).tolist()
-            )
+            numbers[f"{net}, {boundary}: ceiling along the last direction, %"] = Estimate.of(percent(ceiling[:, -1]))
             found = clear_order(indices, accuracy, ceiling)
             clear += [] if found is None else [found]
         falls = numbers[f"{net}: Spearman, mean over boundaries"] = mean_order(indices, [curves[b] for b in kinds])
@@ -120,14 +118,14 @@ def fig4(
             if far is None or near is None:
                 sooner.append(None)
                 continue
-            gap = numbers[f"{net}: reach, {easy} minus {hard}"] = Estimate.of((far - near).tolist())
+            gap = numbers[f"{net}: reach, {easy} minus {hard}"] = Estimate.of(far - near)
             sooner.append(above(gap))
             ceilings = [reach(curves[f"{b}, ceiling of the label noise"]) for b in (easy, hard)] if noise > 0 else []
             if ceilings and ceilings[0] is not None and ceilings[1] is not None:
-                by_noise = Estimate.of((ceilings[0] - ceilings[1]).tolist())
+                by_noise = Estimate.of(ceilings[0] - ceilings[1])
                 numbers[f"{net}: reach of the ceiling, {easy} minus {hard}"] = by_noise
         if clear:
-            few = Estimate.of(torch.stack(clear).mean(0).tolist())
+            few = Estimate.of(torch.stack(clear).mean(0))
             numbers[f"{net}: Spearman where the label noise matters little"] = few
         right[net] = together([below(falls), *sooner])
         caption = f"{len(train)} images, label noise {noise:g}, {repeats} repeats. Above the ceiling nobody can get."

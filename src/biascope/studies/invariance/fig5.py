@@ -97,17 +97,13 @@ def fig5(
 
         scores = torch.as_tensor(run.cached(f"contest {net}", measured)["accuracy"])
         linear, circle = scores[..., 1], scores[..., 2]  # [repeats, indices]
-        first = Estimate.of(percent(linear[:, 0] - circle[:, 0]).tolist())
-        last = Estimate.of(percent(circle[:, -1] - linear[:, -1]).tolist())
+        first = Estimate.of(percent(linear[:, 0] - circle[:, 0]))
+        last = Estimate.of(percent(circle[:, -1] - linear[:, -1]))
         numbers[f"{net}: linear minus circle, first direction, points"] = first
         numbers[f"{net}: circle minus linear, last direction, points"] = last
-        numbers[f"{net}: accuracy with both features, first direction, %"] = Estimate.of(
-            percent(scores[:, 0, 0]).tolist()
-        )
-        numbers[f"{net}: accuracy with both features, last direction, %"] = Estimate.of(
-            percent(scores[:, -1, 0]).tolist()
-        )
-        used = Estimate.of(percent(circle[:, -1]).tolist())
+        numbers[f"{net}: accuracy with both features, first direction, %"] = Estimate.of(percent(scores[:, 0, 0]))
+        numbers[f"{net}: accuracy with both features, last direction, %"] = Estimate.of(percent(scores[:, -1, 0]))
+        used = Estimate.of(percent(circle[:, -1]))
         numbers[f"{net}: accuracy by the circle alone, last direction, %"] = used
         stays = True if below(last) else False if above(last) else None  # the linear feature, along the last direction
         down, up = (

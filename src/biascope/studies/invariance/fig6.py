@@ -83,14 +83,10 @@ def fig6(
         shares = removed_variance(S, guided)
         accuracies = eliminate(run, net, train, test, S, guided, shares, ks, repeats, protocol, chunk)
         gains = percent(accuracies[0] - accuracies[1])  # [repeats, ks]
-        gain = numbers[f"{net}: guided minus random, mean over removals, points"] = Estimate.of(
-            gains[:, 1:].mean(1).tolist()
-        )
+        gain = numbers[f"{net}: guided minus random, mean over removals, points"] = Estimate.of(gains[:, 1:].mean(1))
         for j, k in enumerate(ks):
-            numbers[f"{net}, {k} removed, guided, %"] = Estimate.of(percent(accuracies[0, :, j]).tolist())
-            numbers[f"{net}, {k} removed, random of equal variance, %"] = Estimate.of(
-                percent(accuracies[1, :, j]).tolist()
-            )
+            numbers[f"{net}, {k} removed, guided, %"] = Estimate.of(percent(accuracies[0, :, j]))
+            numbers[f"{net}, {k} removed, random of equal variance, %"] = Estimate.of(percent(accuracies[1, :, j]))
         right[net] = above(gain)
         removed = [0.0 if k == 0 else 100 * float(shares[k - 1]) for k in ks]
         charts.append(_chart(net, ks, accuracies, removed))

@@ -79,8 +79,8 @@ def fig9(
         width = numbers[f"{net}: orders of magnitude from the first to the lowest tenth of the eigenvalues"] = span(G)
         numbers[f"{net}: largest / median eigenvalue"] = Estimate(float(G.values[0] / G.values.median()), None, G.rows)
         profiles = torch.stack([displacement_profile(each, side) for each in G.groups])  # [groups, side]
-        near = Estimate.of((profiles[:, 1:4].mean(1) - profiles[:, 8:].mean(1)).tolist())
-        period = Estimate.of((profiles[:, 8] - profiles[:, 4]).tolist())
+        near = Estimate.of(profiles[:, 1:4].mean(1) - profiles[:, 8:].mean(1))
+        period = Estimate.of(profiles[:, 8] - profiles[:, 4])
         numbers[f"{net}: mean entry at distance 1-3 minus 8 and more"] = near
         numbers[f"{net}: mean entry at distance 8 minus 4"] = period
         if net in ISOTROPIC:

@@ -137,7 +137,7 @@ def pruning(run: Run, options: Pruning, published: tuple[int, ...]) -> StudyResu
         gains = []
         for rate, pair in zip(rates, table):
             for name, row in zip(("score", "random"), pair):
-                numbers[f"{net}, {rate} % removed, {name}"] = Estimate.of(row.tolist())
+                numbers[f"{net}, {rate} % removed, {name}"] = Estimate.of(row)
             gain = numbers[f"{net}, {rate} % removed, score minus random"] = difference(pair)
             gains.append(gain)
         numbers[f"{net}: score minus random, mean over rates"] = difference(table.mean(0))

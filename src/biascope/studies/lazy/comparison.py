@@ -111,7 +111,7 @@ def curve_series(
 
 def estimate(samples: Tensor) -> Estimate:
     """Mean and standard error of samples [S]; without any, a NaN."""
-    return Estimate.of(samples.tolist()) if len(samples) else Estimate(math.nan, None, 0)
+    return Estimate.of(samples) if len(samples) else Estimate(math.nan, None, 0)
 
 
 def known(numbers: Mapping[str, Estimate]) -> dict[str, Estimate]:

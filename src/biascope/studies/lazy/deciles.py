@@ -90,7 +90,7 @@ def decile_runs(
         return train(net, train_set.x, train_set.y, watched, setting, derive(seed, "order"), lin)
 
     found = trajectories(run, "decile experiment", settings, seeds, once)
-    by_group = [Estimate.of(scores[group.cpu() == g].tolist()) for g in (0, task.groups - 1)]
+    by_group = [Estimate.of(scores[group.cpu() == g]) for g in (0, task.groups - 1)]
     numbers = {
         "C-score, most difficult group": by_group[0],
         "C-score, easiest group": by_group[1],

@@ -101,13 +101,10 @@ def fig5_1(
             tested &= int(both.sum()) >= FEWEST
         if len(own) == 0:
             continue
-        on = {
-            name: Estimate.of(own[:, part].mean(1).tolist())
-            for name, part in (("disks", disks), ("quadrants", quadrants))
-        }
+        on = {name: Estimate.of(own[:, part].mean(1)) for name, part in (("disks", disks), ("quadrants", quadrants))}
         speed = lazy.steps[both, k].double() / hasty.steps[both, k].clamp_min(1)
         numbers |= {f"Delta loss on the {name} at {threshold:g}": value for name, value in on.items()}
-        numbers[f"steps, linear / non-linear, to {threshold:g}"] = Estimate.of(speed.tolist())
+        numbers[f"steps, linear / non-linear, to {threshold:g}"] = Estimate.of(speed)
         if threshold in decide:
             holds &= above(on["disks"]) and below(on["quadrants"])
         figures.append(_map(own.mean(0), side, threshold, len(own)))

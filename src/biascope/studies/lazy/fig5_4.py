@@ -61,7 +61,7 @@ def fig5_4(
 
     noisy = [quadratic_example2(q=q, eta=eta, basis=derive(run.seed, "basis", r) % 2**31) for r in range(rotations)]
     table2 = torch.stack([at_levels(task, theta0, points) for task in noisy])  # [rotations, 2, 4]
-    gaps2 = [Estimate.of((table2[:, 0, k] - table2[:, 1, k]).tolist()) for k in range(len(LEVELS))]
+    gaps2 = [Estimate.of(table2[:, 0, k] - table2[:, 1, k]) for k in range(len(LEVELS))]
     aligned = at_levels(quadratic_example2(q=q, eta=eta, basis="aligned"), theta0, points)
     third = quadratic_example3(q=q, eta=2 * eta, lam=lam)
     table3 = at_levels(third, theta0, points)
@@ -75,11 +75,11 @@ def fig5_4(
     }
     for k, level in enumerate(LEVELS):
         for r, name in enumerate(("non-linear", "linear")):
-            numbers[f"example 2, noisy error at clean error {level:g}, {name}"] = Estimate.of(table2[:, r, k].tolist())
+            numbers[f"example 2, noisy error at clean error {level:g}, {name}"] = Estimate.of(table2[:, r, k])
             numbers[f"example 3, minority error at majority error {level:g}, {name}"] = Estimate(float(table3[r, k]))
         numbers[f"example 2, aligned basis, noisy error at {level:g}, non-linear"] = Estimate(float(aligned[0, k]))
     numbers["largest |gradient descent - closed form|"] = Estimate(descent)
-    last = [Estimate.of(table2[:, r, 3].tolist()) for r in (0, 1)]
+    last = [Estimate.of(table2[:, r, 3]) for r in (0, 1)]
     reversed_ = bool((aligned[0] < aligned[1]).all())
     y_tilde = [float(third.y_tilde[i]) for i in (0, 1)]
     return StudyResult(

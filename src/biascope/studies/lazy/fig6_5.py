@@ -58,12 +58,12 @@ def fig6_5(
         supernat.append(torch.as_tensor(found["supernat"]))
         weights.append({"gradient descent": float(found["gd_noise"]), "SuperNat": float(found["supernat_noise"])})  # type: ignore[arg-type]
     curves = {"gradient descent": torch.stack(gd), "SuperNat": torch.stack(supernat)}
-    gap = Estimate.of((curves["gradient descent"][:, -1] - curves["SuperNat"][:, -1]).tolist())
+    gap = Estimate.of(curves["gradient descent"][:, -1] - curves["SuperNat"][:, -1])
     wins = float((curves["gradient descent"][:, -1] > curves["SuperNat"][:, -1]).double().mean())
     numbers = {"final test error, gradient descent minus SuperNat": gap, "share of seeds SuperNat wins": Estimate(wins)}
     for name, rows in curves.items():
-        numbers[f"final test error, {name}"] = Estimate.of(rows[:, -1].tolist())
-        numbers[f"lowest test error, {name}"] = Estimate.of(rows.min(1).values.tolist())
+        numbers[f"final test error, {name}"] = Estimate.of(rows[:, -1])
+        numbers[f"lowest test error, {name}"] = Estimate.of(rows.min(1).values)
         numbers[f"weight on the noise features, {name}"] = Estimate.of([w[name] for w in weights])
     return StudyResult(
         "confirmed" if above(gap) and wins >= 0.9 else "not confirmed",

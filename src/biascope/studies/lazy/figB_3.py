@@ -69,7 +69,7 @@ def figB_3(
     for k, c in enumerate(scales):
         numbers[f"A = Id bound, c = {c:g}, median"] = Estimate(medians[0][k])
         numbers[f"optimal bound, c = {c:g}, median"] = Estimate(medians[1][k])
-        numbers[f"test error, c = {c:g}"] = Estimate.of(errors[k].tolist())
+        numbers[f"test error, c = {c:g}"] = Estimate.of(errors[k])
     holds = growth > 100 and max(medians[1]) < 1
     return StudyResult(
         "confirmed" if holds else "not confirmed",

@@ -85,8 +85,8 @@ def fig5_1(
         for i, rho in enumerate(rhos):
             at = f"d = {d}, rho = {rho:g}"
             numbers[f"truth, {at}"] = Estimate(exact[d][i])
-            numbers |= {f"{name}, {at}": Estimate.of(e.nats[:, i].tolist()) for name, e in found[d].items()}
-            numbers[f"MINE plug-in, {at}"] = Estimate.of(found[d]["MINE"].plug_in[:, i].tolist())
+            numbers |= {f"{name}, {at}": Estimate.of(e.nats[:, i]) for name, e in found[d].items()}
+            numbers[f"MINE plug-in, {at}"] = Estimate.of(found[d]["MINE"].plug_in[:, i])
             numbers[f"MINE - MINE-f, {at}"] = Estimate.of(over_f[i])
     top = max(range(len(rhos)), key=lambda i: exact[high][i])
     at = f"d = {high}, rho = {rhos[top]:g}"

@@ -67,7 +67,7 @@ def fig5_2(
     where = f"f = {list(FUNCTIONS.values())[worst // len(sigmas)]}, sigma = {sigmas[worst % len(sigmas)]:g}"
 
     middle = len(sigmas) // 2
-    ratio = Estimate.of((found["linear"].nats / found["cubic"].nats)[:, middle].tolist())
+    ratio = Estimate.of((found["linear"].nats / found["cubic"].nats)[:, middle])
     exact_ratio = exact["linear"][middle] / exact["cubic"][middle]
     numbers = {
         "rank correlation with the exact information": follows,
@@ -76,7 +76,7 @@ def fig5_2(
     }
     for f, label in FUNCTIONS.items():
         for i, sigma in enumerate(sigmas):
-            numbers[f"MINE, f = {label}, sigma = {sigma:g}"] = Estimate.of(found[f].nats[:, i].tolist())
+            numbers[f"MINE, f = {label}, sigma = {sigma:g}"] = Estimate.of(found[f].nats[:, i])
             numbers[f"exact, f = {label}, sigma = {sigma:g}"] = Estimate(exact[f][i])
     return StudyResult(
         verdict=decide(bool(flat) and all(above(step) for step in flat) and above(follows, FOLLOWS), [follows, *flat]),

@@ -37,7 +37,7 @@ def fig5_4(run: Run, *, setting: Setting = PUBLISHED) -> StudyResult:
     numbers = {"modes with MINE - without": more}
     for arm, made in found.items():
         numbers |= {f"modes, {arm}": last(made, "first"), f"samples near a centre, {arm}": last(made, "second")}
-        numbers[f"modes with a sample, {arm}"] = Estimate.of(touched(made.samples).tolist())
+        numbers[f"modes with a sample, {arm}"] = Estimate.of(touched(made.samples))
     numbers["estimate of the information (nats)"] = last(found["GAN + MINE"], "nats")
     scatter(run, "samples", data, found, 1.25 * RADIUS)
     return StudyResult(

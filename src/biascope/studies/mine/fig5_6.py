@@ -80,13 +80,11 @@ def fig5_6(
 
     found: dict[str, dict[str, Any]] = {arm: run.cached(arm, partial(compute, arm)) for arm in ARMS}
     numbers = {
-        f"{words}, {arm}": Estimate.of(made[name].tolist())
-        for arm, made in found.items()
-        for name, words in WORDS.items()
+        f"{words}, {arm}": Estimate.of(made[name]) for arm, made in found.items() for name, words in WORDS.items()
     }
     ours = found["ALI + MINE"]
-    more = {arm: Estimate.of((ours["modes"] - found[arm]["modes"]).tolist()) for arm in ARMS if arm[:5] == "ALICE"}
-    better = Estimate.of((found["ALI"]["error"] - ours["error"]).tolist())
+    more = {arm: Estimate.of(ours["modes"] - found[arm]["modes"]) for arm in ARMS if arm[:5] == "ALICE"}
+    better = Estimate.of(found["ALI"]["error"] - ours["error"])
     numbers |= {f"modes, ALI + MINE - {arm}": value for arm, value in more.items()}
     numbers["reconstruction error, ALI - ALI + MINE"] = better
     _picture(run, test.cpu(), found)

@@ -130,12 +130,12 @@ def both_arms(run: Run, points: Tensor, setting: Setting, measure: Measure) -> d
 
 def last(found: Trained, field: str) -> Estimate:
     """A measure at the end of training, over seeds."""
-    return Estimate.of(getattr(found, field)[:, -1].tolist())
+    return Estimate.of(getattr(found, field)[:, -1])
 
 
 def gain(found: dict[str, Trained]) -> Estimate:
     """The first measure with MINE less that without, of the same seeds."""
-    return Estimate.of((found["GAN + MINE"].first[:, -1] - found["GAN"].first[:, -1]).tolist())
+    return Estimate.of(found["GAN + MINE"].first[:, -1] - found["GAN"].first[:, -1])
 
 
 def chart(found: dict[str, Trained], name: str, title: str, label: str, alt: str) -> Chart:

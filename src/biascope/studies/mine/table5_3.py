@@ -98,14 +98,14 @@ def table5_3(
 
         found[name] = run.cached(name, compute)
     errors = {name: torch.as_tensor(made["errors"]) for name, made in found.items()}
-    numbers = {f"error (%), {name}": Estimate.of(row.tolist()) for name, row in errors.items()}
+    numbers = {f"error (%), {name}": Estimate.of(row) for name, row in errors.items()}
     asked = [name for name in RIVALS if name in errors and OURS in errors]
-    less = {name: Estimate.of((errors[name] - errors[OURS]).tolist()) for name in asked}
+    less = {name: Estimate.of(errors[name] - errors[OURS]) for name in asked}
     numbers |= {f"error (%), {name} - {OURS}": value for name, value in less.items()}
     for name in methods:
         if METHODS[name].penalty == "mine":
             numbers[f"estimate of I(x; z), last batch (nats), {name}"] = Estimate.of(
-                torch.as_tensor(found[name]["nats"]).tolist()
+                torch.as_tensor(found[name]["nats"])
             )
     whole = len(asked) == len(RIVALS)
     table = "; ".join(f"{name} {numbers[f'error (%), {name}']}" for name in methods)
@@ -129,7 +129,7 @@ def _some(whole: Dataset, n: int, seed: int) -> Dataset:
 
 def _chart(errors: dict[str, torch.Tensor], dataset: str) -> Chart:
     at = range(1, len(errors) + 1)
-    series = [through("here", at, [Estimate.of(row.tolist()) for row in errors.values()], "points")]
+    series = [through("here", at, [Estimate.of(row) for row in errors.values()], "points")]
     if dataset == "mnist":
         series.append(Series.of("published", at, [PUBLISHED[name] for name in errors], style="points"))
     return Chart(

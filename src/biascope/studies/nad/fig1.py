@@ -131,7 +131,7 @@ def summary(found: d.Trained, basis: FourierBasis) -> dict[str, Estimate]:
         "share of bins below 0.60": Estimate(float(weight @ (found.test < 0.60))),
         "lowest and highest: lowest": Estimate(float(found.test.min())),
         "lowest and highest: highest": Estimate(float(found.test.max())),
-        "mean training accuracy": Estimate.of(found.train.tolist()),
+        "mean training accuracy": Estimate.of(found.train),
         "correlation of transposed bins": Estimate(f.reliability(found.test, partner), None, int((partner >= 0).sum())),
     }
 
@@ -141,7 +141,7 @@ def _combs(test: d.Array, basis: FourierBasis, numbers: dict[str, Estimate]) -> 
     comb = (basis.bins % 4 == 0).any(1).numpy()
     if comb.all() or not comb.any():
         return ""
-    on, off = Estimate.of(test[comb].tolist()), Estimate.of(test[~comb].tolist())
+    on, off = Estimate.of(test[comb]), Estimate.of(test[~comb])
     numbers["accuracy where a frequency is a multiple of 4"] = on
     numbers["accuracy at all other bins"] = off
     return (

@@ -47,7 +47,7 @@ def fig10(
     sine = d.train_directions(run, f"{net} im", factory, im.vectors, protocol)
     cosine = d.train_directions(run, f"{net} re", factory, re.vectors, protocol)
     same = correlation(sine.test, cosine.test)
-    gap_in_accuracy = Estimate.of((sine.test - cosine.test).tolist())
+    gap_in_accuracy = Estimate.of(sine.test - cosine.test)
     run.save_arrays("map", frequencies=im.frequencies, im=sine.test, re=cosine.test)
     return StudyResult(
         "confirmed" if above(same, 0.5) else "not confirmed",
@@ -57,8 +57,8 @@ def fig10(
         {
             "correlation of the Im and the Re map": same,
             "accuracy on Im minus accuracy on Re": gap_in_accuracy,
-            "mean accuracy, Im": Estimate.of(sine.test.tolist()),
-            "mean accuracy, Re": Estimate.of(cosine.test.tolist()),
+            "mean accuracy, Im": Estimate.of(sine.test),
+            "mean accuracy, Re": Estimate.of(cosine.test),
         },
         (
             f.heat_map("im", f"{net}, sine-like (Im) directions", sine.test, im, "im", caption=str(protocol)),

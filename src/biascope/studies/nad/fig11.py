@@ -67,7 +67,7 @@ def fig11(
             factory = d.architecture(net, image_size)
             found = d.train_directions(run, f"{net} sigma={sigma:g}", factory, basis.vectors, protocol)
             accuracy[net, sigma] = found.test
-            numbers[f"mean accuracy, {net}, sigma {sigma:g}"] = Estimate.of(found.test.tolist())
+            numbers[f"mean accuracy, {net}, sigma {sigma:g}"] = Estimate.of(found.test)
             numbers[f"worst bin, {net}, sigma {sigma:g}"] = Estimate(float(found.test.min()))
             title = f"{net}, sigma = {sigma:g}"
             maps.append(f.heat_map(f"{net}-{sigma:g}", title, found.test, basis, caption=str(protocol)))
@@ -96,13 +96,13 @@ def checks(
             parts[f"logistic regression perfect everywhere (worst {worst:.3f})"] = worst >= 0.99
         if net in ISOTROPIC:
             continue
-        drop = Estimate.of((accuracy[net, low] - accuracy[net, high]).tolist())
+        drop = Estimate.of(accuracy[net, low] - accuracy[net, high])
         parts[f"{net} loses accuracy with noise ({drop})"] = above(drop)
         if low == 0:
             worst = float(np.min(accuracy[net, low]))
             text = "fails somewhere" if net == "lenet" else "is perfect"
             parts[f"{net} {text} without noise (worst {worst:.3f})"] = worst < 0.9 if net == "lenet" else worst >= 0.95
         if "resnet18" in nets and net != "resnet18" and len(sigmas) > 2:
-            more = Estimate.of((accuracy["resnet18", middle] - accuracy[net, middle]).tolist())
+            more = Estimate.of(accuracy["resnet18", middle] - accuracy[net, middle])
             parts[f"resnet18 more robust than {net} at sigma {middle:g} ({more})"] = above(more)
     return parts

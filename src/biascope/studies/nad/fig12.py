@@ -57,8 +57,8 @@ def fig12(
             f"spread over random directions, {net}": flat,
             f"spread over Fourier directions, {net}": uneven,
             f"difference of the spreads, {net}": less,
-            f"mean accuracy on random directions, {net}": Estimate.of(on_random.tolist()),
-            f"mean accuracy on Fourier directions, {net}": Estimate.of(on_fourier.tolist()),
+            f"mean accuracy on random directions, {net}": Estimate.of(on_random),
+            f"mean accuracy on Fourier directions, {net}": Estimate.of(on_fourier),
         }
         holds.append(flat.value < uneven.value / 2 and above(less))
         said.append(f"{net} {flat} over random, {uneven} over Fourier directions")

@@ -57,7 +57,7 @@ def fig13(
     )
     shares = np.array([concentration(u[None]) for u in U])
     frequency = mean_frequency(U)
-    first = Estimate.of(shares[:FIRST].tolist())
+    first = Estimate.of(shares[:FIRST])
     order = rank_correlation(np.arange(100.0)[: len(U)], frequency[:100])
     numbers = {
         "energy of the first 20 in their strongest 5 % of frequencies": first,
@@ -69,7 +69,7 @@ def fig13(
     if image_size == 32:
         comb = energy(U)[:, ::4, ::4].sum((1, 2)).numpy()
         for low, high in ((0, 4), (0, 64), (64, 128)):
-            numbers[f"energy at multiples of 4, index {low} to {high - 1}"] = Estimate.of(comb[low:high].tolist())
+            numbers[f"energy at multiples of 4, index {low} to {high - 1}"] = Estimate.of(comb[low:high])
         if net == "resnet18":
             numbers["published energy at multiples of 4, index 0 to 3"] = Estimate(0.995)
             numbers["published energy at multiples of 4, index 64 to 127"] = Estimate(0.05)

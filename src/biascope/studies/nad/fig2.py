@@ -58,7 +58,7 @@ def fig2(
         f"steps to loss {target:g}, median bin": Estimate(float(np.median(steps))),
         f"steps to loss {target:g}, slowest bin": Estimate(float(steps.max())),
         "share of bins that never get there": Estimate(float(never.mean()), None, len(steps)),
-        "mean test accuracy": Estimate.of(found.test.tolist()),
+        "mean test accuracy": Estimate.of(found.test),
     }
     if gap_in_steps is not None:
         numbers["log10(steps), slowest minus fastest quarter"] = gap_in_steps

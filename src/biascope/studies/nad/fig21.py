@@ -79,7 +79,7 @@ def fig21(
         {
             f"Spearman(index, steps to loss {target:g})": order,
             "lowest test accuracy": Estimate(worst),
-            "mean test accuracy": Estimate.of(found.test.tolist()),
+            "mean test accuracy": Estimate.of(found.test),
             "share of directions that never get there": Estimate(float(never.mean()), None, len(steps)),
         },
         charts,

@@ -74,7 +74,7 @@ def fig22(
     accuracy = torch.as_tensor(stored["accuracy"]).double().numpy()  # [numbers of samples, indices]
     at = np.array(indices, dtype=float)
     order = rank_correlation(at, accuracy.mean(0))
-    help_ = Estimate.of((accuracy[-1] - accuracy[0]).tolist())
+    help_ = Estimate.of(accuracy[-1] - accuracy[0])
     worst = float(accuracy[-1].min())
     perfect = net != "resnet18" or worst >= PERFECT
     enough = [next((n for n, value in zip(ns, column) if value >= 0.9), None) for column in accuracy.T]
@@ -102,7 +102,7 @@ def fig22(
             "Spearman(index, accuracy averaged over numbers of samples)": order,
             f"accuracy with {ns[-1]} minus with {ns[0]} samples": help_,
             f"worst direction with {ns[-1]} samples": Estimate(worst),
-            **{f"mean accuracy with {n} samples": Estimate.of(row.tolist()) for n, row in zip(ns, accuracy)},
+            **{f"mean accuracy with {n} samples": Estimate.of(row) for n, row in zip(ns, accuracy)},
         },
         (chart,),
     )

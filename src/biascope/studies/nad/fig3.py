@@ -50,7 +50,7 @@ def fig3(
     pooled = d.train_directions(run, net, d.architecture(net, image_size, width=width), basis.vectors, protocol)
     numbers = {
         "spread over bins, with pooling": spread(pooled.test),
-        "mean, with pooling": Estimate.of(pooled.test.tolist()),
+        "mean, with pooling": Estimate.of(pooled.test),
     }
     maps = [f.heat_map("with-pooling", f"{net}, as it is", pooled.test, basis, caption=str(protocol))]
     bad, holds, said = f.worst_by_partner(pooled.test, partner), [], []
@@ -58,13 +58,13 @@ def fig3(
         factory = d.architecture(f"{net}-nopool", image_size, width=width, **options)
         found = d.train_directions(run, label, factory, basis.vectors, protocol)
         numbers[f"spread over bins, {label}"] = spread(found.test)
-        numbers[f"mean, {label}"] = Estimate.of(found.test.tolist())
+        numbers[f"mean, {label}"] = Estimate.of(found.test)
         flatter = difference(numbers["spread over bins, with pooling"], numbers[f"spread over bins, {label}"])
         numbers[f"spread lost, {label}"] = flatter
         maps.append(f.heat_map(label.replace(" ", "-"), f"{net}, {label}", found.test, basis, caption=str(protocol)))
         if len(bad) < 4:
             continue
-        better = Estimate.of((found.test - pooled.test)[bad].tolist())
+        better = Estimate.of((found.test - pooled.test)[bad])
         numbers[f"gain at the bad bins, {label}"] = better
         holds.append(above(flatter) and above(better))
         said.append(f"{label}: spread smaller by {flatter}, bad bins better by {better}")

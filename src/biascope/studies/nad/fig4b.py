@@ -67,7 +67,7 @@ def fig4b(
     order = _averaged(zeta, area)
     single = Estimate.of(each)
     fast, slow = area[:, zeta.argmax()], area[:, zeta.argmin()]
-    gap = Estimate.of(list(slow - fast))
+    gap = Estimate.of(slow - fast)
     holds = above(gap) and below(single, -0.5)
 
     shown = [int(i) for i in np.linspace(0, len(at) - 1, min(5, len(at)))]

@@ -135,7 +135,7 @@ def by_range(net: str, at: d.Array, accuracy: d.Array, side: int) -> dict[str, E
         inside = (at >= low) & (at < high)
         if not inside.any():
             continue
-        numbers[f"accuracy, index {low} to {high - 1}"] = Estimate.of(accuracy[inside].tolist())
+        numbers[f"accuracy, index {low} to {high - 1}"] = Estimate.of(accuracy[inside])
         if published:
             numbers[f"published accuracy, index {low} to {high - 1}"] = Estimate(published[0][place])
     if published:

@@ -117,10 +117,10 @@ def _judge(net: str, at: d.Array, means: dict[str, d.Array], numbers: dict[str, 
     numbers |= {
         f"Spearman(index, accuracy by images alone), {net}": rises,
         f"Spearman(index, loss of accuracy by D(v) alone), {net}": falls,
-        f"accuracy by D(v) alone, first index, {net}": Estimate.of(means[CHANNEL][0].tolist()),
-        f"accuracy by D(v) alone, last index, {net}": Estimate.of(means[CHANNEL][-1].tolist()),
-        f"accuracy by images alone, first index, {net}": Estimate.of(means[IMAGES][0].tolist()),
-        f"accuracy by images alone, last index, {net}": Estimate.of(means[IMAGES][-1].tolist()),
+        f"accuracy by D(v) alone, first index, {net}": Estimate.of(means[CHANNEL][0]),
+        f"accuracy by D(v) alone, last index, {net}": Estimate.of(means[CHANNEL][-1]),
+        f"accuracy by images alone, first index, {net}": Estimate.of(means[IMAGES][0]),
+        f"accuracy by images alone, last index, {net}": Estimate.of(means[IMAGES][-1]),
     }
     said.append(
         f"{net} by D(v) alone {by_channel[0]:.3f} at the first and {by_channel[-1]:.3f} at the last index, by images "

@@ -50,16 +50,16 @@ def fig3_1(
         got = run.cached(setting, train)
         at, losses, spectrum, norms = (torch.as_tensor(got[n]) for n in ("steps", "losses", "spectrum", "norms"))
         learned = spectrum.clamp(max=1.0).mean(0)  # [runs, m]
-        correlation = Estimate.of(rank_correlation(k, learned).tolist())
-        growth = Estimate.of((norms[-1, :, 1:-1] / norms[0, :, 1:-1]).mean(1).tolist())
+        correlation = Estimate.of(rank_correlation(k, learned))
+        growth = Estimate.of((norms[-1, :, 1:-1] / norms[0, :, 1:-1]).mean(1))
         correlations.append(correlation)
         growths.append(growth)
         numbers[f"rank correlation of k with early learning, {setting}"] = correlation
         numbers[f"growth of hidden spectral norms, {setting}"] = growth
-        numbers[f"mean squared error at the end, {setting}"] = Estimate.of(losses[-1].tolist())
+        numbers[f"mean squared error at the end, {setting}"] = Estimate.of(losses[-1])
         times = first_above(spectrum.mean(1), at, 0.9)
         for i, f in enumerate(frequencies):
-            numbers[f"amplitude at k = {f} at the end, {setting}"] = Estimate.of(spectrum[-1, :, i].tolist())
+            numbers[f"amplitude at k = {f} at the end, {setting}"] = Estimate.of(spectrum[-1, :, i])
             if not times[i].isnan():
                 numbers[f"step at which k = {f} passes 0.9, {setting}"] = Estimate(float(times[i]))
         figures += charts(setting, frequencies, at, losses, spectrum, norms)

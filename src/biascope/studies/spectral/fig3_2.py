@@ -50,7 +50,7 @@ def fig3_2(
         "distance to the best low-pass, intermediate": near,
         "distance to the best high-pass, intermediate": far,
         "low-pass minus high-pass, intermediate": gap,
-        "mean squared error at the end": Estimate.of(losses[-1].tolist()),
+        "mean squared error at the end": Estimate.of(losses[-1]),
     }
     reached = f" {float(gone[-1].mean()):.0%} of the loss have gone at the end."
     return StudyResult(
@@ -88,11 +88,11 @@ def figA_1(
     for setting in ("equal", "growing"):
         got = _train(run, setting, waves)
         at, losses = torch.as_tensor(got["steps"]), torch.as_tensor(got["losses"])
-        order = Estimate.of(rank_correlation(at, losses.T).tolist())
-        climb = Estimate.of(climbs(losses).tolist())
+        order = Estimate.of(rank_correlation(at, losses.T))
+        climb = Estimate.of(climbs(losses))
         numbers[f"rank correlation of loss and step, {setting}"] = order
         numbers[f"largest climb over the first loss, {setting}"] = climb
-        numbers[f"last loss over the first, {setting}"] = Estimate.of((losses[-1] / losses[0]).tolist())
+        numbers[f"last loss over the first, {setting}"] = Estimate.of(losses[-1] / losses[0])
         curves.append(curve(f"{setting} amplitudes", at, losses.T))
         said.append(
             f"{setting} amplitudes: rank correlation of loss and step {order}, largest climb {climb} of the first loss"

@@ -84,10 +84,10 @@ def fig3_3(
     k = torch.tensor(frequencies, dtype=torch.float64)
     mean_left = left[:, 1:].mean(1)
     enough = [i for i in range(runs) if int((held[i] >= LEARNED).sum()) >= 3]
-    numbers = {"mean squared error after training": Estimate.of(loss.tolist())}
+    numbers = {"mean squared error after training": Estimate.of(loss)}
     middle = deltas // 2
     for i, f in enumerate(frequencies):
-        numbers[f"amplitude left at k = {f}, delta = {grid[middle]:.3g}"] = Estimate.of(left[:, middle, i].tolist())
+        numbers[f"amplitude left at k = {f}, delta = {grid[middle]:.3g}"] = Estimate.of(left[:, middle, i])
     if not enough:
         return StudyResult("not tested", CLAIM, "No network learned three frequencies; train longer.", numbers)
     correlation = Estimate.of([float(_correlation(k, mean_left[i], held[i] >= LEARNED)) for i in enough])

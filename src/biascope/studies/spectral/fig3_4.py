@@ -90,16 +90,16 @@ def fig3_4(
     dip = (last - best)[:, :, strong]
     numbers = {
         f"rise of the best validation loss with beta, k = {k[low]:g} over k = {k[high]:g}": Estimate.of(
-            (rise[:, low] - rise[:, high]).tolist()
+            rise[:, low] - rise[:, high]
         ),
-        f"dip at k = {k[high]:g}, beta = {beta[strong]:g}": Estimate.of(dip[:, high].tolist()),
-        f"dip at k = {k[high]:g} over that at k = {k[low]:g}": Estimate.of((dip[:, high] - dip[:, low]).tolist()),
+        f"dip at k = {k[high]:g}, beta = {beta[strong]:g}": Estimate.of(dip[:, high]),
+        f"dip at k = {k[high]:g} over that at k = {k[low]:g}": Estimate.of(dip[:, high] - dip[:, low]),
     }
     decide = list(numbers.values())
     for i, kk in enumerate(k):
         for j, b in enumerate(beta):
-            numbers[f"best validation loss, k = {kk:g}, beta = {b:g}"] = Estimate.of(best[:, i, j].tolist())
-            numbers[f"last validation loss, k = {kk:g}, beta = {b:g}"] = Estimate.of(last[:, i, j].tolist())
+            numbers[f"best validation loss, k = {kk:g}, beta = {b:g}"] = Estimate.of(best[:, i, j])
+            numbers[f"last validation loss, k = {kk:g}, beta = {b:g}"] = Estimate.of(last[:, i, j])
     return StudyResult(
         verdict="confirmed" if all(above(number, 0.0) for number in decide) else "not confirmed",
         claim=CLAIM,

@@ -94,12 +94,12 @@ def fig3_5(
             [a - b for a, b in zip(early_low, early_high)]
         ),
         "high eigenvectors learned after the dip": Estimate.of([a - b for a, b in zip(late_high, early_high)]),
-        "step of the dip": Estimate.of(at[best].double().tolist()),
+        "step of the dip": Estimate.of(at[best].double()),
         "learned share of the first tenth at the dip": Estimate.of(early_low),
         "learned share of the last half at the dip": Estimate.of(early_high),
         "learned share of the last half at the end": Estimate.of(late_high),
-        "best validation loss": Estimate.of(validation.amin(0).tolist()),
-        "last validation loss": Estimate.of(validation[-1].tolist()),
+        "best validation loss": Estimate.of(validation.amin(0)),
+        "last validation loss": Estimate.of(validation[-1]),
     }
     decide = list(numbers.values())[:3]
     moments = sorted({0, int(best.double().mean().round()), (len(at) - 1) // 2, len(at) - 1})

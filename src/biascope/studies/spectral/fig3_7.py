@@ -67,7 +67,7 @@ def fig3_7(
         "disagreement on the square minus on the manifold": difference,
         "disagreement on the manifold": Estimate.of(on_manifold),
         "disagreement on the square": Estimate.of(off_manifold),
-        "training accuracy": Estimate.of(accuracy.tolist()),
+        "training accuracy": Estimate.of(accuracy),
         "lowest training accuracy": Estimate(float(accuracy.min())),
         "majority baseline": Estimate(float(majority[0])),
     }

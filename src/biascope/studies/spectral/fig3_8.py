@@ -73,13 +73,13 @@ def fig3_8(
     L = torch.tensor(petals)
     high = spectrum.clamp(max=1)[..., len(frequencies) // 2 :].mean((0, 3))  # [L, runs]
     numbers = {
-        "rank correlation of L with the last loss": Estimate.of(rank_correlation(L, losses[-1].T).tolist()),
-        "rank correlation of L with early learning of high k": Estimate.of(rank_correlation(L, high.T).tolist()),
+        "rank correlation of L with the last loss": Estimate.of(rank_correlation(L, losses[-1].T)),
+        "rank correlation of L with early learning of high k": Estimate.of(rank_correlation(L, high.T)),
     }
     loss, early = numbers.values()
     for i, petal in enumerate(petals):
-        numbers[f"mean squared error at the end, L = {petal}"] = Estimate.of(losses[-1, i].tolist())
-        numbers[f"mean amplitude of the upper half of k over training, L = {petal}"] = Estimate.of(high[i].tolist())
+        numbers[f"mean squared error at the end, L = {petal}"] = Estimate.of(losses[-1, i])
+        numbers[f"mean amplitude of the upper half of k over training, L = {petal}"] = Estimate.of(high[i])
     rows = torch.linspace(0, len(at) - 1, min(len(at), 50)).round().long()
     return StudyResult(
         verdict="confirmed" if below(loss, 0.0) and above(early, 0.0) else "not confirmed",

@@ -66,12 +66,12 @@ def fig3_9(
     accuracy = torch.stack([torch.as_tensor(p["accuracy"]) for p in parts]).reshape(runs, len(at), *shape)
     majority = torch.stack([torch.as_tensor(p["majority"]) for p in parts]).reshape(runs, *shape)
     skill = ((accuracy[:, -1] - majority) / (1 - majority)).double()
-    correlation = Estimate.of(rank_correlation(torch.tensor(petals), skill).mean(1).tolist())
+    correlation = Estimate.of(rank_correlation(torch.tensor(petals), skill).mean(1))
     numbers = {"rank correlation of L with skill at fixed k": correlation}
     for i, k in enumerate(frequencies):
         for j in (0, len(petals) - 1):
-            numbers[f"accuracy, k = {k}, L = {petals[j]}"] = Estimate.of(accuracy[:, -1, i, j].tolist())
-        numbers[f"majority baseline, k = {k}"] = Estimate.of(majority[:, i, 0].tolist())
+            numbers[f"accuracy, k = {k}, L = {petals[j]}"] = Estimate.of(accuracy[:, -1, i, j])
+        numbers[f"majority baseline, k = {k}"] = Estimate.of(majority[:, i, 0])
     mean, last = accuracy[:, -1].mean(0), len(petals) - 1
     return StudyResult(
         verdict="confirmed" if above(correlation, 0.0) else "not confirmed",

@@ -92,11 +92,9 @@ def fig_a_10(
     losses = {group: torch.as_tensor(p["losses"]) for group, p in parts.items()}  # [r, runs]
     mean = {group: values.mean(0) for group, values in losses.items()}
     numbers = {
-        "loss over training, flat minus curved": Estimate.of((mean["flat"] - mean["curved"]).tolist()),
-        "loss over training, flat of the same norm minus curved": Estimate.of(
-            (mean["flat, same norm"] - mean["curved"]).tolist()
-        ),
-        **{f"loss at the end, {group}": Estimate.of(values[-1].tolist()) for group, values in losses.items()},
+        "loss over training, flat minus curved": Estimate.of(mean["flat"] - mean["curved"]),
+        "loss over training, flat of the same norm minus curved": Estimate.of(mean["flat, same norm"] - mean["curved"]),
+        **{f"loss at the end, {group}": Estimate.of(values[-1]) for group, values in losses.items()},
         "auto-encoder's squared error per pixel": Estimate(float(torch.as_tensor(made["loss"]))),
         "mean norm, curved": Estimate(float(curved.norm(dim=2).mean())),
         "mean norm, flat": Estimate(float(flat.norm(dim=2).mean())),

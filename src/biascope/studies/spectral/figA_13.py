@@ -97,17 +97,17 @@ def fig_a_13(
     upper = slice(2 * len(wave) // 3, None)
     numbers = {
         f"log zeta, network over K = {K}, high wave numbers": Estimate.of(
-            (zeta[0, :, upper] / zeta[1 + i, :, upper]).log().mean(1).tolist()
+            (zeta[0, :, upper] / zeta[1 + i, :, upper]).log().mean(1)
         )
         for i, K in enumerate(neighbours)
     }
     judged = list(numbers.values())
-    numbers["training accuracy of the network"] = Estimate.of(got["accuracy"].tolist())
-    numbers["majority baseline"] = Estimate.of(got["majority"].double().tolist())
+    numbers["training accuracy of the network"] = Estimate.of(got["accuracy"])
+    numbers["majority baseline"] = Estimate.of(got["majority"].double())
     for i, K in enumerate(neighbours):
         if K > 1:
             numbers[f"rank correlation of L with training accuracy, K = {K}"] = Estimate.of(
-                rank_correlation(torch.tensor(map_petals), heats[i]).tolist()
+                rank_correlation(torch.tensor(map_petals), heats[i])
             )
     names = ["network", *(f"K = {K}" for K in neighbours)]
     largest = max(judged, key=lambda number: number.value)

@@ -92,14 +92,14 @@ def fig_a_6(
     for name in ("depth", "clip", "width"):
         axis = torch.tensor(values[name], dtype=torch.float64)
         numbers[f"rank correlation of {name} with high frequencies learned"] = Estimate.of(
-            rank_correlation(axis, learned[name].T).tolist()
+            rank_correlation(axis, learned[name].T)
         )
     gain = {name: learned[name][-1] - learned[name][0] for name in ("depth", "width")}
-    numbers["gain by depth over gain by width"] = Estimate.of((gain["depth"] - gain["width"]).tolist())
+    numbers["gain by depth over gain by width"] = Estimate.of(gain["depth"] - gain["width"])
     by_depth, by_clip, _, over = numbers.values()
     for name, options in values.items():
         for i, v in enumerate(options):
-            numbers[f"high frequencies learned, {name} {v:g}"] = Estimate.of(learned[name][i].tolist())
+            numbers[f"high frequencies learned, {name} {v:g}"] = Estimate.of(learned[name][i])
     figures: list[Chart | HeatMap] = [
         _spectrum(f"{name} {v:g}", clipped["steps"], spectra[name][:, i].mean(1) / samples, 1 / samples)
         for name, options in values.items()

@@ -78,13 +78,13 @@ def theorem3_3(
     bounds = torch.stack([torch.as_tensor(p["bounds"]) for p in parts])
     violated = int(((bounds[:, 0] > bounds[:, 1] * (1 + 1e-9)) | (bounds[:, 1] > bounds[:, 2] * (1 + 1e-9))).sum())
     names = ("one input", "two inputs, random direction", "two inputs, normal of a side")
-    numbers = {f"exponent, {name}": Estimate.of(exponents[:, i].tolist()) for i, name in enumerate(names)}
+    numbers = {f"exponent, {name}": Estimate.of(exponents[:, i]) for i, name in enumerate(names)}
     line, generic, normal = numbers.values()
-    slower = Estimate.of((exponents[:, 2] - exponents[:, 1]).tolist())
+    slower = Estimate.of(exponents[:, 2] - exponents[:, 1])
     numbers["normal minus random"] = slower
     numbers["linear regions"] = Estimate.of([float(torch.as_tensor(p["regions"])) for p in parts])
     numbers["networks that violate the chain of bounds"] = Estimate(violated)
-    numbers["max |W_eps| over the product of norms"] = Estimate.of((bounds[:, 0] / bounds[:, 1]).tolist())
+    numbers["max |W_eps| over the product of norms"] = Estimate.of(bounds[:, 0] / bounds[:, 1])
     near = all(abs(e.value - v) < 0.25 for e, v in ((line, -2), (generic, -3), (normal, -2)))
     first = parts[0]
     return StudyResult(

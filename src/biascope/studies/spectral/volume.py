@@ -83,11 +83,11 @@ def volume(
             x = torch.tensor([math.log(cutoffs[i]) for i in tail], dtype=torch.float64)
             y = share[:, tail].log()
             x = x - x.mean()
-            slope = Estimate.of(((y * x).sum(1) / x.square().sum()).tolist())
+            slope = Estimate.of((y * x).sum(1) / x.square().sum())
             slopes.append(slope)
             numbers[f"log-log slope of the volume, eps = {threshold:g}"] = slope
         for i, cut in enumerate(cutoffs):
-            numbers[f"volume, eps = {threshold:g}, k = {cut}"] = Estimate.of(share[:, i].tolist())
+            numbers[f"volume, eps = {threshold:g}, k = {cut}"] = Estimate.of(share[:, i])
         series.append(curve(f"eps = {threshold:g}", cutoffs, share))
     return StudyResult(
         verdict=verdict_of(slopes, len(eps)),
