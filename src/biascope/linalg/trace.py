@@ -48,11 +48,11 @@ class Estimate:
         return facts("Estimate", rows | {"samples": self.samples, "products": self.matvecs, "seed": self.seed})
 
 
-def mean_estimate(samples: Tensor, matvecs: int, seed: int, scale: float = 1.0) -> Estimate:
+def mean_estimate(samples: Tensor, matvecs: int, seed: int) -> Estimate:
     """Mean and standard error over the first dimension of samples [m, ...]."""
     m = samples.shape[0]
     error = samples.std(0) / math.sqrt(m) if m > 1 else torch.full_like(samples[0], math.nan)
-    return Estimate(scale * samples.mean(0), abs(scale) * error, m, matvecs, seed)
+    return Estimate(samples.mean(0), error, m, matvecs, seed)
 
 
 def hutchinson(
