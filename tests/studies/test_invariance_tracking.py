@@ -9,8 +9,9 @@ from torch.nn import functional as F
 
 from biascope.ensembles import Networks, data_order, input_gradients, record
 from biascope.errors import InputError
+from biascope.geometry.probe_noise import floor_of_gradients
 from biascope.studies import Run
-from biascope.studies.invariance.aligned_flipped import compare_pair, fresh_probes
+from biascope.studies.invariance.aligned_flipped import compare_pair
 from biascope.studies.invariance.factors import History
 from biascope.studies.invariance.geometries import Geometry
 from biascope.studies.invariance.networks import factory
@@ -128,10 +129,9 @@ def test_floor_is_the_velocity_of_fresh_probes(net: str) -> None:
         return float(History(torch.stack([a, b])).velocity(w)[0])
 
     truth = torch.tensor([velocity(gradients[:, i], gradients[:, i + 1]) for i in range(0, sets, 2)])
-    floors = torch.tensor([fresh_probes(gradients[:, i]) for i in range(sets)])
+    floors = torch.tensor([floor_of_gradients(gradients[:, i]) for i in range(sets)])
     halves = torch.tensor([velocity(gradients[:, i, : P // 2], gradients[:, i, P // 2 :]) for i in range(sets)])
     error = float((truth.var() / len(truth) + floors.var() / sets).sqrt())
     # 2 %: the mean of a ratio is not the ratio of means
     assert abs(float(floors.mean() - truth.mean())) < 3 * error + 0.02 * float(truth.mean())
     assert float(halves.mean()) > 1.25 * float(truth.mean())  # the rule it replaces
-    assert fresh_probes(gradients[:, 0, :1]) is None

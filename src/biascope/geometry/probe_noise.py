@@ -9,8 +9,10 @@ from biascope.ensembles import Networks, input_gradients
 from biascope.ensembles.evaluate import Scalarise
 from biascope.errors import InputError
 from biascope.inputs import check_inputs
+from biascope.signatures import checked
 
 
+@checked
 def velocity_floor(
     networks: Networks, probes: Tensor, scalarise: Scalarise | None = None, max_memory: str | int | None = None
 ) -> float:
@@ -37,9 +39,19 @@ def velocity_floor(
     check_inputs(probes, "probes")
     if probes.dim() < 2 or len(probes) < 2:
         raise InputError(f"probes {list(probes.shape)}: two or more [n, *input_shape] are needed to tell their noise")
-    n = len(probes)
-    found = input_gradients(networks, probes, scalarise=scalarise, max_memory=max_memory)
-    g = found.flatten(2).double().transpose(0, 1)  # [n, T, D]
+    gradients = input_gradients(networks, probes, scalarise=scalarise, max_memory=max_memory)
+    return floor_of_gradients(gradients.flatten(2))
+
+
+def floor_of_gradients(gradients: Tensor) -> float:
+    """`velocity_floor` from input gradients [T, n, D] of T networks at n probes.
+
+    Example:
+        >>> floor_of_gradients(torch.eye(2)[None]), floor_of_gradients(torch.ones(1, 2, 3))  # nothing, all in common
+        (1.0, 0.0)
+    """
+    g = gradients.double().transpose(0, 1)  # [n, T, D]
+    n = len(g)
     # <M_p, M_q>, times T^2: sums over networks of squared inner products of gradients
     pairs = torch.stack([(own @ g.flatten(0, 1).T).square().view(len(own), n, -1).sum((0, 2)) for own in g])
     if not bool(pairs.mean() > 0):

@@ -8,10 +8,11 @@ from torch import Tensor
 
 from biascope.data import geometry_gaussian
 from biascope.ensembles.arithmetic import Precision
+from biascope.geometry.probe_noise import floor_of_gradients
 from biascope.seeds import derive
 from biascope.studies.estimates import curve
 from biascope.studies.invariance.charts import percent
-from biascope.studies.invariance.factors import History, estimate, jackknife, overlap
+from biascope.studies.invariance.factors import History, estimate, jackknife
 from biascope.studies.invariance.geometries import Geometry, initial_geometry
 from biascope.studies.invariance.networks import factory
 from biascope.studies.invariance.tracking import Descent, Track, common_probes, track
@@ -51,7 +52,8 @@ class Pair:
     """One network trained on both sets: velocities [epochs] with errors, accuracies [epochs + 1, R], and summaries.
 
     fitting [R]: time-averaged training accuracy on G minus flip(G) data, in points, of each network. floor: the
-    velocity that fresh probes alone would give before training (see `fresh_probes`).
+    velocity that fresh probes alone would give before training, as `velocity_floor` (its formula, not the verdict, was
+    changed after the first runs).
     """
 
     velocity: dict[bool, tuple[Tensor, Tensor | None]] = field(repr=False)
@@ -75,30 +77,9 @@ def compare_pair(
     gap = estimate(lambda w: aligned.velocity(w).mean() - flipped.velocity(w).mean(), runs)
     # time-averaged training accuracy: how fast the labels are fitted, whatever the end
     fitting = percent(tracks[False].accuracy[1:].mean(0) - tracks[True].accuracy[1:].mean(0))
-    floor = fresh_probes(tracks[False].gradients[0])
+    floor = floor_of_gradients(tracks[False].gradients[0]) if probes > 1 else None  # one probe cannot tell
     accuracy = {flip: each.accuracy for flip, each in tracks.items()}
     return Pair(velocity, accuracy, means, gap, fitting, Estimate.of(fitting), floor)
-
-
-def fresh_probes(start: Tensor) -> float | None:
-    """The velocity that as many new probes alone would give, 1 - Corr of G^0 at two sets of P probes; start [R, P, D].
-
-    With M_p = mean_r g g^T at probe p, two sets of P probes have E<G, G'> = a and E||G||^2 = a + (b - a) / P, where a
-    is the mean of <M_p, M_q> over p != q and b that over p = q; the same networks see both sets. So the floor is
-    1 - a / ||G||^2. (Changed after the first runs: two halves of the probes had been compared, whose noise is twice as
-    large.) One probe cannot tell: None.
-
-    Example:
-        >>> import torch
-        >>> fresh_probes(torch.eye(2)[None]), fresh_probes(torch.ones(1, 2, 3))  # nothing in common; all in common
-        (1.0, 0.0)
-    """
-    P = start.shape[1]
-    if P < 2:
-        return None
-    pairs = overlap(start.transpose(0, 1), start.transpose(0, 1))  # [P, P]: <M_p, M_q>, times R^2
-    apart = (pairs.sum() - pairs.trace()) / (P * (P - 1))
-    return float(1 - apart / pairs.mean())
 
 
 def _track(
