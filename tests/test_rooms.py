@@ -11,7 +11,20 @@ import pytest
 SRC = Path(__file__).parents[1] / "src" / "biascope"
 
 # tiny helpers without an idea of their own
-BASE = {"derivatives", "errors", "files", "inputs", "progress", "seeds", "memory", "precision", "tables", "figures"}
+BASE = {
+    "arguments",
+    "derivatives",
+    "errors",
+    "files",
+    "inputs",
+    "progress",
+    "seeds",
+    "signatures",
+    "memory",
+    "precision",
+    "tables",
+    "figures",
+}
 CORE = {"functional", "layers", "jacobian", "linalg"}
 SPACES = {"kernels", "curvature", "geometry", "linearize", "ensembles", "spectral"}
 USES = {"probes", "optim", "editing", "fields", "information"}

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from biascope.arguments import as_number, check_count, check_tensor
 from biascope.errors import InputError
+from biascope.linalg.eigenbasis import check_damping
 from biascope.linalg.elementary import Identity
-from biascope.linalg.operator import LinearOperator
+from biascope.linalg.operator import LinearOperator, need_operator
 from biascope.linalg.stable import column_dots
 
 
@@ -56,9 +58,8 @@ def damped(A: LinearOperator, damping: float) -> LinearOperator:
         >>> damped(Dense(torch.eye(2)), 0.1)
         <Sum 2x2 float32: Dense + 0.1 * Identity>
     """
-    if not (damping >= 0 and math.isfinite(damping)):
-        raise InputError(f"damping must be a number >= 0, not {damping}")
-    A._need_square("damping")
+    damping = check_damping(damping)
+    need_operator(A)._need_square("damping")
     return A if damping == 0 else A + damping * Identity(A.shape[0], A.dtype, A.device)
 
 
@@ -175,15 +176,14 @@ def _check(
     tol: float | None,
     max_iterations: int | None,
 ) -> tuple[float, int]:
-    if not isinstance(A, LinearOperator):
-        raise InputError(f"an operator is needed, not {type(A).__name__}: wrap it with aslinearoperator(...)")
-    A._need_square("cg")
+    need_operator(A)._need_square("cg")
     n = A.shape[0]
     if A.dtype not in (torch.float32, torch.float64):
         raise InputError(f"{A!r}: cg works in float32 or float64")
     for name, t in (("b", b), ("x0", x0)):
-        if t is None:
+        if t is None and name == "x0":
             continue
+        t = check_tensor(t, name)
         if t.ndim not in (1, 2) or t.shape[0] != n or t.dtype != A.dtype or t.device != A.device:
             raise InputError(
                 f"cg: {name} is {t.dtype} {list(t.shape)} on {t.device}, "
@@ -194,11 +194,13 @@ def _check(
     if x0 is not None and x0.shape != b.shape:
         raise InputError(f"cg: x0 {list(x0.shape)} must be shaped as b {list(b.shape)}")
     if preconditioner is not None and (
-        preconditioner.shape != A.shape or preconditioner.dtype != A.dtype or preconditioner.device != A.device
+        need_operator(preconditioner).shape != A.shape
+        or preconditioner.dtype != A.dtype
+        or preconditioner.device != A.device
     ):
         raise InputError(f"cg: the preconditioner {preconditioner!r} does not fit {A!r} on {A.device}")
-    if tol is not None and not tol > 0:
+    if tol is not None and not as_number(tol, "tol") > 0:
         raise InputError(f"tol must be positive, not {tol}")
-    if max_iterations is not None and max_iterations < 1:
-        raise InputError(f"max_iterations must be at least 1, not {max_iterations}")
+    if max_iterations is not None:
+        check_count(max_iterations, "max_iterations")
     return tol or (1e-10 if A.dtype == torch.float64 else 1e-5), max_iterations or 10 * n

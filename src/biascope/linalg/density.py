@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from biascope.arguments import as_number, as_whole, check_count, check_tensor
 from biascope.errors import InputError
 from biascope.linalg.lanczos import check_eigen_arguments
-from biascope.linalg.operator import LinearOperator
+from biascope.linalg.operator import LinearOperator, need_operator
 from biascope.linalg.random import Probes, blocks_of_probes
 from biascope.linalg.stable import column_dots
 from biascope.linalg.trace import Estimate, mean_estimate
@@ -44,12 +45,13 @@ class Density:
 
     def moment(self, k: int) -> Estimate:
         """tr A^k / n."""
-        if k < 0:
+        if as_whole(k, "k") < 0:
             raise InputError(f"moment needs k >= 0, not {k}")
         return self.integrate(lambda x: x**k)
 
     def evaluate(self, grid: Tensor, sigma: float) -> Tensor:
         """Density on a grid [g], each node widened to a Gaussian of standard deviation sigma; integrates to 1."""
+        sigma = as_number(sigma, "sigma")
         if not sigma > 0:
             raise InputError(f"sigma must be positive, not {sigma}")
         return self._mean_over_probes(
@@ -61,7 +63,7 @@ class Density:
         return self._mean_over_probes(grid, lambda d: (d >= 0).to(d.dtype))
 
     def _mean_over_probes(self, grid: Tensor, shape: Callable[[Tensor], Tensor]) -> Tensor:
-        grid = torch.as_tensor(grid).to(self.nodes)
+        grid = check_tensor(grid, "grid").to(self.nodes)
         if grid.ndim != 1:
             raise InputError(f"grid must be a vector [g], not shape {list(grid.shape)}")
         total = torch.zeros_like(grid)
@@ -98,9 +100,7 @@ def spectral_density(
         True
     """
     check_eigen_arguments(A, 1, "LA", None)
-    if steps < 1:
-        raise InputError(f"steps must be at least 1, not {steps}")
-    steps = min(steps, A.shape[0])
+    steps = min(check_count(steps, "steps"), A.shape[0])
     nodes, weights = [], []
     with torch.no_grad():
         for Z in blocks_of_probes(A, probes, seed, kind, block):
@@ -145,6 +145,11 @@ def lanczos_tridiagonal(
         >>> lanczos_tridiagonal(3.0 * Identity(4), torch.ones(4, 1), steps=2)[0]
         tensor([[3., 0.]], dtype=torch.float64)
     """
+    need_operator(A)._need_square("Lanczos")
+    n = A.shape[0]
+    if check_tensor(starts, "starts").shape[:1] != (n,) or starts.ndim != 2 or starts.dtype != A.dtype:
+        raise InputError(f"starts must be [{n}, b] of {A.dtype}, not {list(starts.shape)} of {starts.dtype}")
+    steps = check_count(steps, "steps")
     eps = torch.finfo(starts.dtype).eps
     v, before = starts / starts.norm(dim=0), torch.zeros_like(starts)
     basis = starts.new_zeros(steps if reorthogonalise else 0, *starts.shape)

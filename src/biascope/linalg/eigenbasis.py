@@ -7,10 +7,12 @@ A third dimension of s (kernel offsets of a convolution under SUA) is left unrot
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from biascope.arguments import as_number, as_whole, check_number, check_tensor
 from biascope.errors import InputError
 from biascope.linalg.operator import LinearOperator
 from biascope.linalg.random import draw, generator_from
@@ -32,7 +34,8 @@ class KroneckerEigen(LinearOperator):
     """
 
     def __init__(self, U_B: Tensor, U_A: Tensor, s: Tensor) -> None:
-        p, r = U_B.shape[0], U_A.shape[0]
+        check_tensor(s, "s")
+        p, r = check_tensor(U_B, "U_B").shape[0], check_tensor(U_A, "U_A").shape[0]
         if U_B.shape != (p, p) or U_A.shape != (r, r) or s.ndim not in (2, 3) or s.shape[:2] != (p, r):
             raise InputError(
                 f"KroneckerEigen needs U_B [p, p], U_A [r, r] and s [p, r] or [p, r, e], "
@@ -95,13 +98,14 @@ class KroneckerEigen(LinearOperator):
 
     def solve(self, v: Tensor, damping: float | Tensor = 0.0) -> Tensor:
         """(F + damping I)^-1 v for v [n] or [n, k]."""
-        return self.inverse(damping) @ v
+        return self.inverse(damping) @ check_tensor(v, "v")
 
     def power(self, exponent: float, cutoff: float = 0.0) -> KroneckerEigen:
         """Eigenvalues s^e; for e < 0 those at or below `cutoff` times the largest are left out (pseudo-inverse).
 
         So are those below the product of the two bases' own rounding, (p eps) (r eps) times the largest.
         """
+        exponent, cutoff = check_number(exponent, "exponent"), check_number(cutoff, "cutoff")
         if exponent != int(exponent) and bool((self.s < 0).any()):
             raise InputError(f"{self!r}: power {exponent} of negative eigenvalues")
         keep = torch.ones_like(self.s, dtype=torch.bool)
@@ -113,7 +117,7 @@ class KroneckerEigen(LinearOperator):
 
     def sample(self, n: int, damping: float | Tensor = 0.0, seed: int = 0) -> Tensor:
         """n draws of N(0, (F + damping I)^-1), [n, size]: U_B (Z / sqrt(s + damping)) U_A^T."""
-        if n < 1:
+        if as_whole(n, "n") < 1:
             raise InputError(f"sample needs n >= 1, not {n}")
         Z = draw(self.shape[0], n, self, generator_from(seed))
         return self.from_eigenbasis(Z / self._damped(damping).sqrt().reshape(-1, 1)).T
@@ -138,15 +142,16 @@ class KroneckerEigen(LinearOperator):
                     f"damping must be a number or shaped as s {list(self.s.shape)}, not {list(damping.shape)}"
                 )
         else:
-            check_damping(float(damping))
+            damping = check_damping(damping)
         values = self.s + damping
         if not bool((values > self.s.numel() * torch.finfo(self.dtype).tiny).all()):
             raise InputError(f"{self!r}: singular, {int((values <= 0).sum())} eigenvalues are <= 0; give damping > 0")
         return values
 
     def _both(self, P: Tensor, Q: Tensor, v: Tensor) -> Tensor:
-        if v.ndim not in (1, 2) or v.shape[0] != self.shape[0]:
-            raise InputError(f"{self!r} takes [{self.shape[0]}] or [{self.shape[0]}, k], not {list(v.shape)}")
+        if check_tensor(v, "v").ndim not in (1, 2) or v.shape[0] != self.shape[0] or v.dtype != self.dtype:
+            need = f"[{self.shape[0]}] or [{self.shape[0]}, k] of {self.dtype}"
+            raise InputError(f"{self!r} takes {need}, not {list(v.shape)} of {v.dtype}")
         return self._rotate(P, Q, v.reshape(len(v), -1)).reshape(v.shape)
 
     def _rotate(self, P: Tensor, Q: Tensor, X: Tensor) -> Tensor:
@@ -167,14 +172,23 @@ def deep_net_damping(s_B: Tensor, s_A: Tensor, eps: float) -> Tensor:
         >>> deep_net_damping(torch.ones(1), torch.ones(1), 0.25)
         tensor([[1.2500]])
     """
-    if s_B.ndim != 1 or s_A.ndim != 1:
+    if check_tensor(s_B, "s_B").ndim != 1 or check_tensor(s_A, "s_A").ndim != 1:
         raise InputError(f"deep_net_damping needs eigenvalues [p] and [r], not {list(s_B.shape)} and {list(s_A.shape)}")
-    check_damping(eps)
+    eps = check_damping(eps)
     root = math.sqrt(eps)
     return eps + root * (s_B[:, None] + s_A[None, :])
 
 
-def check_damping(damping: float) -> None:
-    """Refuse a negative or non-finite damping."""
-    if not (damping >= 0 and math.isfinite(damping)):
-        raise InputError(f"damping must be a number >= 0, not {damping}")
+def check_damping(damping: Any) -> float:
+    """Refuse what is no number, is negative or not finite.
+
+    Example:
+        >>> check_damping("0.1")
+        Traceback (most recent call last):
+        ...
+        biascope.errors.InputError: damping='0.1': one number is needed
+    """
+    found = as_number(damping, "damping")
+    if not (found >= 0 and math.isfinite(found)):
+        raise InputError(f"damping must be a number >= 0, not {found}")
+    return found

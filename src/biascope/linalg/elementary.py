@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from biascope.arguments import as_whole, check_tensor
 from biascope.errors import InputError
 from biascope.linalg.operator import LinearOperator, check_chunk
 
@@ -25,7 +26,7 @@ class Dense(LinearOperator):
     """
 
     def __init__(self, matrix: Tensor, symmetric: bool | None = None) -> None:
-        if matrix.ndim != 2:
+        if check_tensor(matrix, "matrix").ndim != 2:
             raise InputError(f"Dense needs a matrix [m, n], not a tensor of shape {list(matrix.shape)}")
         if symmetric is None:
             symmetric = is_symmetric(matrix)
@@ -59,7 +60,7 @@ class Diagonal(LinearOperator):
     """
 
     def __init__(self, values: Tensor) -> None:
-        if values.ndim != 1:
+        if check_tensor(values, "values").ndim != 1:
             raise InputError(f"Diagonal needs a vector [n], not a tensor of shape {list(values.shape)}")
         super().__init__((len(values), len(values)), values.dtype, values.device, symmetric=True)
         self.values = values
@@ -81,7 +82,8 @@ class Identity(LinearOperator):
     """
 
     def __init__(self, n: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
-        super().__init__((n, n), dtype, device, symmetric=True)
+        size = as_whole(n, "n")
+        super().__init__((size, size), dtype, device, symmetric=True)
 
     def _matmat(self, X: Tensor) -> Tensor:
         return X.clone()
@@ -101,11 +103,11 @@ class LowRank(LinearOperator):
     """
 
     def __init__(self, U: Tensor, s: Tensor | None = None) -> None:
-        if U.ndim != 2:
+        if check_tensor(U, "U").ndim != 2:
             raise InputError(f"LowRank needs U [n, r], not a tensor of shape {list(U.shape)}")
         if s is None:
             s = torch.ones(U.shape[1], dtype=U.dtype, device=U.device)
-        if s.shape != (U.shape[1],) or s.dtype != U.dtype or s.device != U.device:
+        if check_tensor(s, "s").shape != (U.shape[1],) or s.dtype != U.dtype or s.device != U.device:
             raise InputError(
                 f"LowRank: U {list(U.shape)} {U.dtype} {U.device} needs s [{U.shape[1]}] alike, "
                 f"not {list(s.shape)} {s.dtype} {s.device}"
@@ -214,6 +216,7 @@ def is_symmetric(matrix: Tensor) -> bool:
         >>> is_symmetric(torch.tensor([[1.0, 2.0], [3.0, 1.0]]))
         False
     """
+    check_tensor(matrix, "matrix")
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.dtype.is_floating_point:
         return False
     if matrix.numel() == 0:

@@ -14,6 +14,7 @@ import math
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_number, check_tensor
 from biascope.errors import InputError
 from biascope.linalg.eigenbasis import KroneckerEigen, check_damping
 from biascope.linalg.elementary import is_symmetric
@@ -32,11 +33,13 @@ def kron_matvec(B: Tensor, A: Tensor, v: Tensor) -> Tensor:
         >>> kron_matvec(B, A, torch.tensor([1.0, 3.0]))
         tensor([6., 2.])
     """
-    if B.ndim != 2 or A.ndim != 2:
+    if check_tensor(B, "B").ndim != 2 or check_tensor(A, "A").ndim != 2:
         raise InputError(f"kron_matvec needs matrices B and A, not {list(B.shape)} and {list(A.shape)}")
     (p, q), (r, s) = B.shape, A.shape
-    if v.ndim not in (1, 2) or v.shape[0] != q * s:
+    if check_tensor(v, "v").ndim not in (1, 2) or v.shape[0] != q * s:
         raise InputError(f"(B {p}x{q}) (x) (A {r}x{s}) takes [{q * s}] or [{q * s}, k], not {list(v.shape)}")
+    if not B.dtype == A.dtype == v.dtype:
+        raise InputError(f"kron_matvec: B is {B.dtype}, A is {A.dtype}, v is {v.dtype}; they must agree")
     V = v.reshape(q, s, -1)
     k = V.shape[2]
     if k == 1:
@@ -63,7 +66,7 @@ class KroneckerOperator(LinearOperator):
 
     def __init__(self, B: Tensor, A: Tensor) -> None:
         for name, factor in (("B", B), ("A", A)):
-            if factor.ndim != 2:
+            if check_tensor(factor, name).ndim != 2:
                 raise InputError(f"KroneckerOperator: {name} must be a matrix, not of shape {list(factor.shape)}")
         if B.dtype != A.dtype or B.device != A.device:
             raise InputError(f"KroneckerOperator: B is {B.dtype} on {B.device}, A is {A.dtype} on {A.device}")
@@ -147,7 +150,7 @@ class KroneckerOperator(LinearOperator):
 
     def solve(self, v: Tensor, damping: float = 0.0, mode: str = "exact") -> Tensor:
         """(B (x) A + damping I)^-1 v for v [n] or [n, k], or with factored damping (see `damped_factors`)."""
-        return self.inverse(damping, mode) @ v
+        return self.inverse(damping, mode) @ check_tensor(v, "v")
 
     def inverse(self, damping: float = 0.0, mode: str = "exact") -> LinearOperator:
         """The damped inverse as an operator.
@@ -173,7 +176,7 @@ class KroneckerOperator(LinearOperator):
         """
         if mode not in MODES:
             raise InputError(f"mode must be one of {MODES}, not {mode!r}")
-        check_damping(damping)
+        damping = check_damping(damping)
         self._need_square_factors("damping")
         mean_A, mean_B = self.A.trace().item() / len(self.A), self.B.trace().item() / len(self.B)
         pi = math.sqrt(mean_A / mean_B) if mean_A > 0 and mean_B > 0 else 1.0
@@ -184,6 +187,7 @@ class KroneckerOperator(LinearOperator):
         """B^e (x) A^e; for e < 0 a factor's eigenvalues up to `cutoff` times its largest are left out."""
         if not self.symmetric:
             raise InputError(f"{self!r}: powers need symmetric factors B and A")
+        exponent, cutoff = check_number(exponent, "exponent"), check_number(cutoff, "cutoff")
         return KroneckerOperator(_matrix_power(self.B, exponent, cutoff), _matrix_power(self.A, exponent, cutoff))
 
     def sample(self, n: int, damping: float = 0.0, mode: str = "exact", seed: int = 0) -> Tensor:

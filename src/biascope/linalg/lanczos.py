@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from biascope.arguments import as_number, as_whole, check_count, check_tensor
 from biascope.errors import InputError
-from biascope.linalg.operator import LinearOperator
+from biascope.linalg.operator import LinearOperator, need_operator
 from biascope.linalg.random import draw, generator_from
 from biascope.linalg.stable import fix_signs, symmetrise
 
@@ -74,16 +75,17 @@ def eigsh(
     """
     tol = check_eigen_arguments(A, k, which, tol)
     generator = generator_from(seed)
-    if max_iterations < 1:
-        raise InputError(f"max_iterations must be at least 1, not {max_iterations}")
+    check_count(max_iterations, "max_iterations")
     n = A.shape[0]
-    size = max(2 * k + 10, 20) if subspace is None else subspace
+    size = max(2 * k + 10, 20) if subspace is None else as_whole(subspace, "subspace")
     if size <= k:
         raise InputError(f"subspace must be larger than k = {k}, not {size}")
+    if start is not None:
+        _check_start(A, start)
     with torch.no_grad():
         if n <= DENSE_BELOW or size >= n:
             return _dense(A, k, which, tol)
-        first = draw(n, 1, A, generator)[:, 0] if start is None else _checked_start(A, start)
+        first = draw(n, 1, A, generator)[:, 0] if start is None else start
         return _Lanczos(A, size, generator, first).run(k, which, tol, max_iterations, verify)
 
 
@@ -171,18 +173,17 @@ class _Lanczos:
 
 def check_eigen_arguments(A: LinearOperator, k: int, which: str, tol: float | None) -> float:
     """Refuse what no eigensolver here can do; give the tolerance."""
-    if not isinstance(A, LinearOperator):
-        raise InputError(f"an operator is needed, not {type(A).__name__}: wrap it with aslinearoperator(...)")
-    if not A.symmetric:
+    if not need_operator(A).symmetric:
         raise InputError(f"{A!r} is not marked symmetric: pass symmetric=True if it is, or use svds")
     if A.dtype not in (torch.float32, torch.float64):
         raise InputError(f"{A!r}: eigensolvers work in float32 or float64")
-    if not 1 <= k <= A.shape[0]:
+    if not 1 <= as_whole(k, "k") <= A.shape[0]:
         raise InputError(f"k must be between 1 and {A.shape[0]} for {A!r}, not {k}")
     if which not in ("LA", "SA", "LM"):
         raise InputError(f"which must be 'LA', 'SA' or 'LM', not {which!r}")
     if tol is None:
         return 1e-9 if A.dtype == torch.float64 else 1e-5
+    tol = as_number(tol, "tol")
     if not tol > 0:
         raise InputError(f"tol must be positive, not {tol}")
     return tol
@@ -222,12 +223,11 @@ def _dense(A: LinearOperator, k: int, which: str, tol: float) -> Eigenpairs:
     return with_residuals(A, theta[order[:k]], X, tol, scale, 1, A.shape[0])
 
 
-def _checked_start(A: LinearOperator, start: Tensor) -> Tensor:
-    if start.shape != (A.shape[0],) or start.dtype != A.dtype or start.device != A.device:
+def _check_start(A: LinearOperator, start: Tensor) -> None:
+    if check_tensor(start, "start").shape != (A.shape[0],) or start.dtype != A.dtype or start.device != A.device:
         raise InputError(
             f"start must be a {A.dtype} vector [{A.shape[0]}] on {A.device}, "
             f"not {start.dtype} {list(start.shape)} on {start.device}"
         )
     if not 0 < start.norm().item() < float("inf"):
         raise InputError("start must be a finite vector other than zero")
-    return start

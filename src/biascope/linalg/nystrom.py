@@ -7,7 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from biascope.arguments import as_number, check_tensor
 from biascope.errors import InputError
+from biascope.linalg.eigenbasis import check_damping
 from biascope.linalg.elementary import Diagonal, Identity, LowRank
 from biascope.linalg.lanczos import check_eigen_arguments
 from biascope.linalg.operator import LinearOperator
@@ -23,8 +25,8 @@ def jacobi(A: LinearOperator | Tensor, damping: float = 0.0) -> Diagonal:
         >>> jacobi(torch.tensor([1.0, 3.0]), damping=1.0) @ torch.ones(2)
         tensor([0.5000, 0.2500])
     """
-    _check_damping(damping)
-    values = (A.diagonal() if isinstance(A, LinearOperator) else A) + damping
+    damping = check_damping(damping)
+    values = (A.diagonal() if isinstance(A, LinearOperator) else check_tensor(A, "A", dims=1)) + damping
     if not bool((values > 0).all()):
         raise InputError(f"jacobi: {int((values <= 0).sum())} diagonal entries are not positive; raise damping")
     return Diagonal(1.0 / values)
@@ -69,19 +71,16 @@ class Nystrom(LowRank):
 
     def solve(self, b: Tensor, damping: float) -> Tensor:
         """(U diag(s) U^T + damping I)^-1 b for b [n] or [n, k]."""
+        damping = as_number(damping, "damping")
         if not damping > 0:
             raise InputError(f"Nystrom.solve: a low-rank operator needs damping > 0, not {damping}")
+        check_tensor(b, "b")
         return LowRank(self.U, 1 / (self.s + damping) - 1 / damping) @ b + b / damping
 
     def preconditioner(self, damping: float = 0.0) -> LinearOperator:
         """P^-1 = (s_r + damping) U diag(1 / (s + damping)) U^T + (I - U U^T), for solving with A + damping I."""
-        _check_damping(damping)
+        damping = check_damping(damping)
         last = self.s[-1] + damping
         if not last > 0:
             raise InputError("Nystrom.preconditioner: the operator is zero; damping > 0 is needed")
         return Identity(self.shape[0], self.dtype, self.device) + LowRank(self.U, last / (self.s + damping) - 1)
-
-
-def _check_damping(damping: float) -> None:
-    if not (damping >= 0 and math.isfinite(damping)):
-        raise InputError(f"damping must be a number >= 0, not {damping}")

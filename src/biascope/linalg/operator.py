@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor
 
+from biascope.arguments import as_whole, check_count, check_tensor, said
 from biascope.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -42,15 +43,18 @@ class LinearOperator:
     def __init__(
         self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device | str, symmetric: bool = False
     ) -> None:
-        if len(shape) != 2 or min(shape) < 1:
-            raise InputError(f"an operator needs a shape (m, n) of positive integers, not {tuple(shape)}")
-        if not dtype.is_floating_point:
+        if not isinstance(shape, tuple | list) or len(shape) != 2 or min(as_whole(m, "shape") for m in shape) < 1:
+            raise InputError(f"an operator needs a shape (m, n) of positive integers, not {said(shape)}")
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise InputError(f"an operator needs a real floating-point dtype, not {dtype}; convert with .double()")
         if symmetric and shape[0] != shape[1]:
             raise InputError(f"a symmetric operator must be square, not {shape[0]}x{shape[1]}")
         self.shape = (int(shape[0]), int(shape[1]))
         self.dtype = dtype
-        self.device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0", as tensors say it
+        try:
+            self.device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0", as tensors say it
+        except (RuntimeError, TypeError) as error:
+            raise InputError(f"device {device!r}: torch has no such device here; use cpu, cuda or cuda:0") from error
         self.symmetric = symmetric
 
     # what a subclass gives ------------------------------------------------------------------------------------------
@@ -153,9 +157,10 @@ class LinearOperator:
     def __matmul__(self, other: Tensor) -> Tensor: ...
     @overload
     def __matmul__(self, other: LinearOperator) -> LinearOperator: ...
-    def __matmul__(self, other: Tensor | LinearOperator) -> Tensor | LinearOperator:
+    def __matmul__(self, other: Any) -> Tensor | LinearOperator:
         if isinstance(other, LinearOperator):
             return Product(self, other)
+        _refuse_array(other)
         if not isinstance(other, Tensor):
             return NotImplemented
         if other.ndim not in (1, 2) or other.shape[0] != self.shape[1]:
@@ -206,6 +211,7 @@ class Adjoint(LinearOperator):
     """A^T of an operator that is not symmetric."""
 
     def __init__(self, base: LinearOperator) -> None:
+        need_operator(base)
         super().__init__((base.shape[1], base.shape[0]), base.dtype, base.device)
         self.base = base
 
@@ -233,8 +239,8 @@ class Sum(LinearOperator):
     """A + B + ..., all of one shape."""
 
     def __init__(self, *terms: LinearOperator) -> None:
-        first = terms[0]
-        for term in terms[1:]:
+        first = need_operator(terms[0])
+        for term in map(need_operator, terms[1:]):
             _need_same_place(first, term, "add")
             if term.shape != first.shape:
                 raise InputError(f"cannot add {first!r} and {term!r}: their shapes differ")
@@ -274,7 +280,9 @@ class Product(LinearOperator):
 
     def __init__(self, *factors: LinearOperator) -> None:
         self.factors: tuple[LinearOperator, ...] = tuple(
-            f for factor in factors for f in (factor.factors if type(factor) is Product else (factor,))
+            f
+            for factor in map(need_operator, factors)
+            for f in (factor.factors if type(factor) is Product else (factor,))
         )
         for left, right in zip(self.factors, self.factors[1:]):
             _need_same_place(left, right, "multiply")
@@ -307,7 +315,9 @@ class Scaled(LinearOperator):
     """c A for a number c."""
 
     def __init__(self, scale: float, base: LinearOperator) -> None:
+        need_operator(base)
         super().__init__(base.shape, base.dtype, base.device, base.symmetric)
+        scale = _scalar(scale)
         self.scale: float = scale * base.scale if isinstance(base, Scaled) else scale
         self.base: LinearOperator = base.base if isinstance(base, Scaled) else base
 
@@ -348,6 +358,26 @@ def _need_same_place(a: LinearOperator, b: LinearOperator, verb: str) -> None:
         raise InputError(f"cannot {verb} {a!r} on {a.device} and {b!r} on {b.device}: one dtype and device are needed")
 
 
+def need_operator(A: Any) -> LinearOperator:
+    """Refuse what is no operator, and say how to make one of it.
+
+    Example:
+        >>> need_operator([1.0])
+        Traceback (most recent call last):
+        ...
+        biascope.errors.InputError: an operator is needed, not list: wrap it with aslinearoperator(...)
+    """
+    if not isinstance(A, LinearOperator):
+        raise InputError(f"an operator is needed, not {type(A).__name__}: wrap it with aslinearoperator(...)")
+    return A
+
+
+def _refuse_array(other: Any) -> None:
+    """Arrays and lists are meant as vectors; what else there is may know itself how it is multiplied."""
+    if isinstance(other, list) or hasattr(other, "__array__"):
+        check_tensor(other, "x")
+
+
 def _operator(value: Any, sign: str) -> LinearOperator:
     if not isinstance(value, LinearOperator):
         raise InputError(f"operator {sign} {type(value).__name__}: wrap it first with aslinearoperator(...)")
@@ -368,5 +398,4 @@ def _scalar(value: Any) -> float:
 
 def check_chunk(chunk: int) -> None:
     """Refuse blocks of no columns."""
-    if chunk < 1:
-        raise InputError(f"chunk must be at least 1, not {chunk}")
+    check_count(chunk, "chunk")

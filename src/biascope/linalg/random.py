@@ -8,8 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from biascope.arguments import as_whole, check_count
 from biascope.errors import InputError
-from biascope.linalg.operator import LinearOperator
+from biascope.linalg.operator import LinearOperator, need_operator
 
 Probes = Literal["rademacher", "gaussian"]
 
@@ -21,9 +22,7 @@ def generator_from(seed: int) -> torch.Generator:
         >>> generator_from(3).initial_seed()
         3
     """
-    if not isinstance(seed, int) or isinstance(seed, bool):
-        raise InputError(f"seed must be an integer, not {seed!r}")
-    return torch.Generator().manual_seed(seed)
+    return torch.Generator().manual_seed(as_whole(seed, "seed"))
 
 
 def draw(n: int, k: int, like: LinearOperator, generator: torch.Generator, kind: str = "gaussian") -> Tensor:
@@ -36,6 +35,8 @@ def draw(n: int, k: int, like: LinearOperator, generator: torch.Generator, kind:
         >>> draw(4, 2, Identity(4), generator_from(0), "rademacher").abs().sum().item()
         8.0
     """
+    n, k = check_count(n, "n", least=0), check_count(k, "k", least=0)
+    need_operator(like)
     if kind == "rademacher":
         block = torch.randint(0, 2, (k, n), generator=generator, dtype=torch.int8, device="cpu") * 2 - 1
     elif kind == "gaussian":
@@ -45,13 +46,27 @@ def draw(n: int, k: int, like: LinearOperator, generator: torch.Generator, kind:
     return block.T.to(like.device, like.dtype).contiguous()
 
 
+def check_probes(samples: int, seed: int, kind: str, block: int = 1) -> tuple[int, int]:
+    """The numbers of probes in all and at a time; refused before any product, also where none is drawn in the end.
+
+    Example:
+        >>> check_probes(8, 0, "gauss")
+        Traceback (most recent call last):
+        ...
+        biascope.errors.InputError: probes must be 'rademacher' or 'gaussian', not 'gauss'
+    """
+    if as_whole(samples, "samples") < 1:
+        raise InputError(f"at least one sample is needed, not {samples}")
+    as_whole(seed, "seed")
+    if kind not in ("rademacher", "gaussian"):
+        raise InputError(f"probes must be 'rademacher' or 'gaussian', not {kind!r}")
+    return as_whole(samples, "samples"), check_count(block, "block")
+
+
 def blocks_of_probes(A: LinearOperator, samples: int, seed: int, kind: str, block: int) -> Iterator[Tensor]:
     """`samples` probes [n, <= block] at a time; the numbers do not depend on `block`."""
+    samples, block = check_probes(samples, seed, kind, block)
     generator = generator_from(seed)
-    if samples < 1:
-        raise InputError(f"at least one sample is needed, not {samples}")
-    if block < 1:
-        raise InputError(f"block must be at least 1, not {block}")
     for start in range(0, samples, block):
         width = min(block, samples - start)
         columns = [draw(A.shape[1], 1, A, generator, kind) for _ in range(width)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from biascope.arguments import as_number, as_whole
 from biascope.errors import InputError, UnsupportedError
 from biascope.linalg.lanczos import (
     DENSE_BELOW,
@@ -17,7 +18,7 @@ from biascope.linalg.lanczos import (
     wanted_order,
     with_residuals,
 )
-from biascope.linalg.operator import LinearOperator
+from biascope.linalg.operator import LinearOperator, need_operator
 from biascope.linalg.random import draw, generator_from
 from biascope.linalg.resolved import resolved
 from biascope.linalg.stable import fix_signs, symmetrise, thin_svd
@@ -86,7 +87,7 @@ def subspace_iteration(
     tol = check_eigen_arguments(A, k, which, tol)
     if which == "SA":
         raise UnsupportedError("subspace_iteration finds the largest magnitudes; use eigsh for which='SA'")
-    if oversampling < 0 or max_iterations < 1:
+    if as_whole(oversampling, "oversampling") < 0 or as_whole(max_iterations, "max_iterations") < 1:
         raise InputError(f"need oversampling >= 0 and max_iterations >= 1, not {oversampling} and {max_iterations}")
     n = A.shape[0]
     width = min(n, k + oversampling)
@@ -125,7 +126,7 @@ def randomized_eigsh(
         >>> randomized_eigsh(LowRank(torch.eye(50)[:, :2] * 3.0), k=2).values.round(decimals=3).tolist()
         [9.0, 9.0]
     """
-    if power_iterations < 0:
+    if as_whole(power_iterations, "power_iterations") < 0:
         raise InputError(f"power_iterations must be at least 0, not {power_iterations}")
     return subspace_iteration(A, k, which, oversampling, tol, power_iterations + 2, seed)
 
@@ -149,7 +150,7 @@ def randomized_svd(
         [3.0, 2.0]
     """
     tol = _check_svd(A, k, tol)
-    if oversampling < 0 or power_iterations < 0:
+    if as_whole(oversampling, "oversampling") < 0 or as_whole(power_iterations, "power_iterations") < 0:
         raise InputError(f"need oversampling >= 0 and power_iterations >= 0, not {oversampling}, {power_iterations}")
     width = min(*A.shape, k + oversampling)
     with torch.no_grad():
@@ -270,15 +271,13 @@ def _triplets(
 
 
 def _check_svd(A: LinearOperator, k: int, tol: float | None) -> float:
-    if not isinstance(A, LinearOperator):
-        raise InputError(f"an operator is needed, not {type(A).__name__}: wrap it with aslinearoperator(...)")
-    if not A.has_adjoint:
+    if not need_operator(A).has_adjoint:
         raise UnsupportedError(f"{A!r} has no adjoint: singular values need A.T, define _rmatmat or pass rmatmat=")
     if A.dtype not in (torch.float32, torch.float64):
         raise InputError(f"{A!r}: singular values need float32 or float64")
-    if not 1 <= k <= min(A.shape):
+    if not 1 <= as_whole(k, "k") <= min(A.shape):
         raise InputError(f"k must be between 1 and {min(A.shape)} for {A!r}, not {k}")
-    if tol is not None and not tol > 0:
+    if tol is not None and not as_number(tol, "tol") > 0:
         raise InputError(f"tol must be positive, not {tol}")
     return tol if tol is not None else (1e-9 if A.dtype == torch.float64 else 1e-5)
 

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from biascope.arguments import as_number, as_whole, check_tensor
 from biascope.errors import InputError
 from biascope.linalg.stable import thin_svd
 
@@ -24,7 +25,7 @@ def effective_rank(values: Tensor, kind: Literal["entropy", "participation"] = "
         >>> round(effective_rank(torch.tensor([1.0, 1.0, 0.0])), 6)
         2.0
     """
-    if values.ndim != 1 or len(values) == 0:
+    if check_tensor(values, "values").ndim != 1 or len(values) == 0:
         raise InputError(f"effective_rank needs eigenvalues [n], not shape {list(values.shape)}")
     if kind not in ("entropy", "participation"):
         raise InputError(f"kind must be 'entropy' or 'participation', not {kind!r}")
@@ -49,7 +50,7 @@ def orthonormal_basis(U: Tensor) -> Tensor:
         >>> orthonormal_basis(torch.ones(3, 2)).shape
         torch.Size([3, 1])
     """
-    if U.ndim != 2:
+    if check_tensor(U, "U").ndim != 2 or U.numel() == 0:
         raise InputError(f"a basis is a matrix [n, k], not shape {list(U.shape)}")
     left, values, _ = thin_svd(U)
     keep = values > max(U.shape) * torch.finfo(U.dtype).eps * values.max().clamp(min=torch.finfo(U.dtype).tiny)
@@ -66,7 +67,7 @@ def principal_angles(U: Tensor, V: Tensor) -> Tensor:
         >>> principal_angles(torch.eye(3)[:, :1], torch.eye(3)[:, 1:]).round(decimals=3).item()
         1.571
     """
-    if U.ndim != 2 or V.ndim != 2 or U.shape[0] != V.shape[0]:
+    if check_tensor(U, "U").ndim != 2 or check_tensor(V, "V").ndim != 2 or U.shape[0] != V.shape[0]:
         raise InputError(f"principal_angles needs U [n, k] and V [n, l], not {list(U.shape)} and {list(V.shape)}")
     P, Q = orthonormal_basis(U.detach().double()), orthonormal_basis(V.detach().double())
     if P.shape[1] == 0 or Q.shape[1] == 0:
@@ -112,7 +113,7 @@ class MarchenkoPastur:
 
     def density(self, x: Tensor) -> Tensor:
         """Density at x of any shape, without the mass at zero; integrates to 1 - mass_at_zero."""
-        x = torch.as_tensor(x, dtype=torch.float64)
+        x = check_tensor(x, "x").double()
         inside = (x > self.lower) & (x < self.upper)
         safe = torch.where(inside, x, torch.ones_like(x))
         root = ((self.upper - safe) * (safe - self.lower)).clamp(min=0).sqrt()
@@ -120,7 +121,7 @@ class MarchenkoPastur:
 
     def outliers(self, values: Tensor, slack: float = 0.0) -> Tensor:
         """Mask [n] of the eigenvalues that sampling noise does not explain: above upper * (1 + slack)."""
-        return values > self.upper * (1.0 + slack)
+        return check_tensor(values, "values", floating=True) > self.upper * (1.0 + as_number(slack, "slack"))
 
 
 def marchenko_pastur(n_samples: int, dim: int, variance: float = 1.0) -> MarchenkoPastur:
@@ -131,8 +132,9 @@ def marchenko_pastur(n_samples: int, dim: int, variance: float = 1.0) -> Marchen
         >>> round(law.upper / law.lower, 2)
         3.77
     """
-    if n_samples < 1 or dim < 1:
+    if as_whole(n_samples, "n_samples") < 1 or as_whole(dim, "dim") < 1:
         raise InputError(f"marchenko_pastur needs n_samples >= 1 and dim >= 1, not {n_samples} and {dim}")
+    variance = as_number(variance, "variance")
     if not (variance > 0 and math.isfinite(variance)):
         raise InputError(f"marchenko_pastur needs a positive variance, not {variance}")
     ratio = dim / n_samples

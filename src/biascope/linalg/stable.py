@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_count, check_tensor
 from biascope.errors import InputError
 
 
@@ -26,7 +27,7 @@ def symmetrise(A: Tensor) -> Tensor:
         tensor([[0., 1.],
                 [1., 0.]])
     """
-    if A.ndim < 2 or A.shape[-1] != A.shape[-2]:
+    if check_tensor(A, "A").ndim < 2 or A.shape[-1] != A.shape[-2]:
         raise InputError(f"symmetrise needs a square matrix, not shape {list(A.shape)}")
     return (A + A.mT) / 2
 
@@ -39,6 +40,8 @@ def fix_signs(vectors: Tensor) -> Tensor:
         >>> fix_signs(torch.tensor([[-2.0], [1.0]])).T
         tensor([[ 2., -1.]])
     """
+    if not check_tensor(vectors, "vectors", floating=True).numel():
+        return vectors.clone()
     peak = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
     return vectors * torch.where(peak < 0, -1.0, 1.0).to(vectors.dtype)
 
@@ -54,7 +57,7 @@ def psd_eigh(A: Tensor, clip: bool = True) -> Eigh:
         >>> psd_eigh(torch.diag(torch.tensor([1.0, 3.0]))).values
         tensor([3., 1.])
     """
-    if A.ndim != 2:
+    if check_tensor(A, "A").ndim != 2:
         raise InputError(f"psd_eigh needs a matrix [n, n], not shape {list(A.shape)}")
     if not A.dtype.is_floating_point:
         raise InputError(f"psd_eigh needs a real floating-point matrix, not {A.dtype}")
@@ -93,8 +96,13 @@ def thin_svd(X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         >>> thin_svd(torch.tensor([[3.0], [4.0]]))[1].round(decimals=3).tolist()
         [5.0]
     """
+    if check_tensor(X, "X").dtype not in (torch.float32, torch.float64) or X.ndim < 2:
+        raise InputError(f"thin_svd needs X [n, k] in float32 or float64, not {X.dtype} {list(X.shape)}")
     Q, R = torch.linalg.qr(X)
-    U, s, Vh = torch.linalg.svd(R.double(), full_matrices=False)
+    try:
+        U, s, Vh = torch.linalg.svd(R.double(), full_matrices=False)
+    except RuntimeError as error:  # torch.linalg.LinAlgError; not exported by its stubs
+        raise InputError(f"a matrix {list(X.shape)} has no singular values: it holds NaN or infinity") from error
     return Q @ U.to(X.dtype), s.to(X.dtype), Vh.to(X.dtype)
 
 
@@ -116,12 +124,11 @@ def long_dot(A: Tensor, B: Tensor, chunk: int = 4096, dtype: torch.dtype | None 
         >>> long_dot(torch.ones(1, 5000), torch.ones(2, 5000))
         tensor([[5000., 5000.]])
     """
-    if A.ndim != 2 or B.ndim != 2 or A.shape[1] != B.shape[1]:
+    if check_tensor(A, "A").ndim != 2 or check_tensor(B, "B").ndim != 2 or A.shape[1] != B.shape[1]:
         raise InputError(f"long_dot needs A [m, p] and B [n, p], not {list(A.shape)} and {list(B.shape)}")
     if A.dtype != B.dtype or A.device != B.device:
         raise InputError(f"long_dot: A is {A.dtype} on {A.device}, B is {B.dtype} on {B.device}; they must agree")
-    if chunk < 1:
-        raise InputError(f"chunk must be at least 1, not {chunk}")
+    chunk = check_count(chunk, "chunk")
     (m, p), n = A.shape, B.shape[0]
     work = torch.float64 if A.dtype == torch.float64 else torch.float32
     total = torch.zeros(m, n, dtype=torch.float64, device=A.device)
@@ -148,4 +155,6 @@ def column_dots(X: Tensor, Y: Tensor) -> Tensor:
         >>> column_dots(torch.ones(3, 2), torch.ones(3, 2))
         tensor([3., 3.], dtype=torch.float64)
     """
+    if check_tensor(X, "X").shape != check_tensor(Y, "Y").shape:
+        raise InputError(f"column_dots needs X and Y [n, k] alike, not {list(X.shape)} and {list(Y.shape)}")
     return (X * Y).sum(0, dtype=torch.float64)

@@ -13,9 +13,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from biascope.arguments import as_whole
 from biascope.errors import InputError, UnsupportedError
-from biascope.linalg.operator import LinearOperator
-from biascope.linalg.random import Probes, blocks_of_probes, draw, generator_from
+from biascope.linalg.operator import LinearOperator, need_operator
+from biascope.linalg.random import Probes, blocks_of_probes, check_probes, draw, generator_from
 from biascope.linalg.stable import column_dots, thin_svd
 from biascope.tables import facts, number
 
@@ -67,6 +68,7 @@ def hutchinson(
         1225.0
     """
     _check(A)
+    samples, block = check_probes(samples, seed, probes, block)
     if samples >= A.shape[0]:
         return _exact(A.trace(), A, seed)
     with torch.no_grad():
@@ -85,7 +87,8 @@ def hutchpp(A: LinearOperator, matvecs: int = 48, probes: Probes = "rademacher",
         5.0
     """
     _check(A)
-    third = matvecs // 3
+    check_probes(1, seed, probes)
+    third = as_whole(matvecs, "matvecs") // 3
     if third < 1:
         raise InputError(f"hutchpp needs at least 3 matvecs, not {matvecs}")
     if matvecs >= A.shape[0]:
@@ -117,7 +120,8 @@ def xtrace(A: LinearOperator, matvecs: int = 32, probes: Probes = "gaussian", se
         5.0
     """
     _check(A)
-    half = matvecs // 2
+    check_probes(1, seed, probes)
+    half = as_whole(matvecs, "matvecs") // 2
     if half < 2:
         raise InputError(f"xtrace needs at least 4 matvecs, not {matvecs}")
     if matvecs >= A.shape[0]:
@@ -170,6 +174,7 @@ def diagonal(
     _check(A)
     if method not in ("hutchinson", "xdiag"):
         raise InputError(f"method must be 'hutchinson' or 'xdiag', not {method!r}")
+    samples, block = check_probes(samples, seed, "rademacher", block)
     if samples >= A.shape[0]:
         return _exact(A.diagonal(), A, seed)
     with torch.no_grad():
@@ -198,6 +203,8 @@ def frobenius_norm_squared(
         >>> float(frobenius_norm_squared(Dense(torch.ones(5, 2)), samples=2))
         10.0
     """
+    need_operator(A)
+    samples, block = check_probes(samples, seed, probes, block)
     if samples >= A.shape[1]:
         return _exact(_frobenius(A, block), A, seed)
     with torch.no_grad():
@@ -279,6 +286,4 @@ def _exact(value: Tensor, A: LinearOperator, seed: int) -> Estimate:
 
 
 def _check(A: LinearOperator) -> None:
-    if not isinstance(A, LinearOperator):
-        raise InputError(f"an operator is needed, not {type(A).__name__}: wrap it with aslinearoperator(...)")
-    A._need_square("a trace or diagonal")
+    need_operator(A)._need_square("a trace or diagonal")
