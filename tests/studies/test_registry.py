@@ -195,3 +195,13 @@ def test_two_options_of_one_name_are_refused() -> None:
 
     with pytest.raises(InputError, match="two options called n"):
         options_of(figure)
+
+
+def test_files_that_fail_for_one_reason_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = {"a.one": "ImportError: no torch", "a.two": "ImportError: no torch", "a.three": "SyntaxError: x"}
+    monkeypatch.setattr(registry_module, "discover", lambda: broken)
+    with pytest.raises(InputError) as refused:
+        find("nad/nothing")
+    assert str(refused.value).endswith(
+        "; a.one and 1 more failed to import (ImportError: no torch); a.three failed to import (SyntaxError: x)"
+    )

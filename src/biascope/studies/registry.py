@@ -142,9 +142,20 @@ def find(name: str) -> Study:
     """
     known = studies()
     if name not in known:
-        broken = "".join(f"; {module} failed to import ({error})" for module, error in discover().items())
-        raise InputError(f"no study is called {name!r}{near(name, known)}{broken}")
+        raise InputError(f"no study is called {name!r}{near(name, known)}{_broken()}")
     return known[name]
+
+
+def _broken() -> str:
+    """One sentence per reason why files failed to import: a file that many others import takes them all along."""
+    reasons: dict[str, list[str]] = {}
+    for module, error in discover().items():
+        reasons.setdefault(error, []).append(module)
+    told = []
+    for error, modules in reasons.items():
+        more = f" and {len(modules) - 1} more" if len(modules) > 1 else ""
+        told.append(f"; {modules[0]}{more} failed to import ({error})")
+    return "".join(told)
 
 
 def configure(
