@@ -227,9 +227,9 @@ def test_bad_input_is_named() -> None:
         pooling_bayes_accuracy(box_prefilter(4, 128), 4, 1, sigma=0)
     with pytest.raises(InputError, match="sigma=nan"):
         pooling_bayes_accuracy(box_prefilter(4, 128), 4, 1, sigma=np.nan)
-    with pytest.raises(InputError, match="'best' is not one of exact, real, complex, printed, appendix"):
+    with pytest.raises(InputError, match="variant='best' is not known; there is appendix, complex, exact, printed, real"):
         pooling_bayes_accuracy(box_prefilter(4, 128), 4, 1, variant="best")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"gap_convention='quarter' is not one of full .*, half"):
+    with pytest.raises(InputError, match="gap_convention='quarter' is not known; there is full, half"):
         pooling_bayes_accuracy(box_prefilter(4, 128), 4, 1, gap_convention="quarter")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"shape \[2, 4\]"):
         transfer(np.ones((2, 4)))

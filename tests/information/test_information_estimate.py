@@ -269,18 +269,18 @@ def test_refusals_name_the_culprit() -> None:
         ((x, y.to(torch.complex64)), "y is complex"),
         ((x, (10 * y).long()), r"integers are read as labels.*y.float\(\)"),
         ((torch.arange(200), y), "too many for labels"),
-        ((x.numpy(), y), "x must be a tensor"),
+        ((x.numpy(), y), "x: expected a tensor, got ndarray; pass torch.from_numpy"),
         ((x, torch.empty(200, 0)), "at least one feature"),
         ((x, y.to("meta")), "one device"),
     ):
         with pytest.raises(InputError, match=match):
             mutual_information(*given)  # type: ignore[arg-type]
     for options, match in (
-        ({"estimator": "kde"}, "choose one of mine, mine-f"),
+        ({"estimator": "kde"}, "estimator='kde' is not known; there is infonce, ksg, mine, mine-f"),
         ({"estimator": "ksg", "critic": nn.Identity()}, "no critic"),
         ({"steps": -1}, "steps"),
         ({"steps": 0}, "pass critic="),
-        ({"critic": lambda a, b: a}, "torch.nn.Module"),
+        ({"critic": lambda a, b: a}, "critic: expected an nn.Module, got function"),
         ({"critic": Optimal(gaussian_problem(2, 0.5))}, "no parameters to train"),
         ({"critic": nn.Bilinear(2, 2, 3)}, r"Bilinear gave \[512, 3\]|Bilinear gave \[\d+, 3\]"),
         ({"held_out": 0.9}, "held_out"),

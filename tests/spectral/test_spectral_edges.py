@@ -340,7 +340,7 @@ def test_volume_refuses_what_it_would_count_wrong() -> None:
     for options, match in (
         ({"cutoffs": (-1, 4)}, ">= 0"),
         ({"cutoffs": ()}, ">= 0"),
-        ({"cutoffs": (1.5,)}, "whole numbers"),
+        ({"cutoffs": (1.5,)}, r"cutoffs\[0\] must be an integer, not 1.5"),
         ({"cutoffs": (31,)}, "grid of at least 66"),
         ({"samples": 0}, "samples >= 1"),
         ({"clip": -2.0}, "clip > 0"),

@@ -7,8 +7,10 @@ from torch import Tensor
 
 from biascope.data.dataset import Seed, generator
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 
+@checked
 def random_orthogonal(dim: int, *, seed: Seed = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     """A uniformly random rotation U in SO(dim), [dim, dim]; its columns (or rows) are a random basis.
 
@@ -31,6 +33,7 @@ def random_orthogonal(dim: int, *, seed: Seed = 0, dtype: torch.dtype = torch.fl
     return q.to(dtype)
 
 
+@checked
 def complete_basis(rows: Tensor, tol: float = 1e-3) -> Tensor:
     """Orthonormal rows [k, D] completed to a full basis [D, D]; the given rows come first, unchanged.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from biascope.data.dataset import Dataset, Labels, Seed, as_labels, generator, orthonormal, project_out, seed_of
 from biascope.errors import InputError
 from biascope.inputs import check_inputs
+from biascope.signatures import checked
 
 Boundary = Literal["linear", "quadratic", "sinusoidal"]
 Sinusoid = Literal["projection", "channel"]
@@ -19,6 +20,7 @@ NoiseRule = Literal["variance", "range"]
 _STATISTICS = ("mean", "std", "channel_mean", "channel_std", "bias")
 
 
+@checked
 def isotropic(
     u: Tensor,
     n: int = 10_000,
@@ -53,6 +55,7 @@ def isotropic(
     return Dataset(x, as_labels(_signs(inner + bias), labels), f"isotropic-{boundary}", seed_of(seed), info)
 
 
+@checked
 def relabel(
     x: Tensor,
     u: Tensor,

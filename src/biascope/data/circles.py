@@ -20,6 +20,7 @@ from biascope.data.dataset import (
 )
 from biascope.data.directional import Gap, class_offset
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 
 def _radii_of(signs: Tensor, radii: tuple[float, float]) -> Tensor:
@@ -32,6 +33,7 @@ def _outer(coefficients: Tensor, u: Tensor) -> Tensor:
     return coefficients.to(u.dtype).view(-1, *[1] * u.dim()) * u
 
 
+@checked
 def circles(
     u1: Tensor,
     u2: Tensor,
@@ -63,6 +65,7 @@ def circles(
     return Dataset(x, as_labels(signs, labels), "circles", seed_of(seed), info)
 
 
+@checked
 def simplicity_contest(
     u1: Tensor,
     u2: Tensor,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from biascope.errors import InputError
+from biascope.signatures import checked
 from biascope.tables import facts
 
 Labels = Literal["01", "pm1"]
@@ -60,16 +61,19 @@ class Dataset:
         rows |= {} if self.group is None else {"groups": len(set(self.group.flatten().tolist()))}
         return facts(self.name, rows | ({"info": ", ".join(sorted(self.info))} if self.info else {}))
 
+    @checked
     def to(self, device: torch.device | str) -> Dataset:
         """The same set on another device."""
         group = None if self.group is None else self.group.to(device)
         return replace(self, x=self.x.to(device), y=self.y.to(device), group=group)
 
+    @checked
     def subset(self, index: Tensor) -> Dataset:
         """The examples at `index` (integer positions or a boolean mask), in that order."""
         group = None if self.group is None else self.group[index]
         return replace(self, x=self.x[index], y=self.y[index], group=group)
 
+    @checked
     def train_test(self, n_train: int, seed: Seed | None = None) -> tuple[Dataset, Dataset]:
         """The first `n_train` examples and the rest; with `seed`, after a seeded shuffle.
 
@@ -151,6 +155,7 @@ def orthonormal(*directions: Tensor, tol: float = 1e-4) -> list[Tensor]:
     return units
 
 
+@checked
 def project_out(x: Tensor, *directions: Tensor) -> Tensor:
     """x [n, *shape] without its components along orthonormal `directions` [*shape] each; costs O(nD) per direction.
 

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from biascope.data.dataset import Dataset, Seed, generator, seed_of
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 
+@checked
 def corrupt_labels(
     y: Tensor, fraction: float = 0.15, *, n_classes: int = 10, exact: bool = True, seed: Seed = 0
 ) -> tuple[Tensor, Tensor]:
@@ -40,6 +42,7 @@ def corrupt_labels(
     return torch.where(changed, (y + shift) % n_classes, y), changed
 
 
+@checked
 def easy_difficult(
     easy: Dataset,
     difficult: Dataset | None = None,
@@ -79,6 +82,7 @@ def easy_difficult(
     )
 
 
+@checked
 def balanced_cells(y: Tensor, attribute: Tensor, per_cell: int = 180, *, cap: bool = False, seed: Seed = 0) -> Tensor:
     """Positions of `per_cell` random examples of every (label, attribute) cell, sorted.
 
@@ -100,6 +104,7 @@ def balanced_cells(y: Tensor, attribute: Tensor, per_cell: int = 180, *, cap: bo
     return torch.cat(chosen).sort().values
 
 
+@checked
 def spurious(
     images: Tensor,
     y: Tensor,

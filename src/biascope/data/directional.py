@@ -20,6 +20,7 @@ from biascope.data.dataset import (
     seed_of,
 )
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 Gap = Literal["full", "half"]
 
@@ -31,6 +32,7 @@ def class_offset(eps: float, gap: Gap) -> float:
     return eps if gap == "full" else eps / 2
 
 
+@checked
 def directional_inputs(
     y: Tensor, v: Tensor, *, eps: float = 1.0, sigma: float = 3.0, gap: Gap = "full", seed: Seed = 0
 ) -> Tensor:
@@ -54,6 +56,7 @@ def directional_inputs(
     return project_out(z, unit) + offset.view(-1, *[1] * unit.dim()) * unit
 
 
+@checked
 def directional(
     v: Tensor,
     n: int = 10_000,
@@ -82,6 +85,7 @@ def directional(
     return Dataset(x, as_labels(signs, labels), "directional", seed_of(seed), info)
 
 
+@checked
 def in_channel(u: Tensor, channel: int, n_channels: int) -> Tensor:
     """u (x) e_channel: a one-channel direction [h, w] (or [1, h, w]) placed in one channel of [n_channels, h, w].
 

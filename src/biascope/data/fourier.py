@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 Part = Literal["re", "im"]
 
@@ -39,6 +40,7 @@ class FourierBasis:
         """Signed frequencies [k, d], each in [-N/2, N/2)."""
         return _signed(self.bins, self.shape)
 
+    @checked
     def select(self, index: Tensor) -> FourierBasis:
         """The vectors at `index` (positions or boolean mask)."""
         if index.dtype == torch.bool:
@@ -46,14 +48,17 @@ class FourierBasis:
         parts = tuple(self.parts[int(i)] for i in index)
         return FourierBasis(self.vectors[index], self.bins[index], parts, self.shape)
 
+    @checked
     def part(self, part: Part) -> FourierBasis:
         """Only the "re" or only the "im" vectors (514 and 510 of them at 32 x 32)."""
         return self.select(torch.tensor([p == part for p in self.parts]))
 
+    @checked
     def stride(self, step: int) -> FourierBasis:
         """Only the bins whose every coordinate is a multiple of `step` (step 2: the grid of the public maps)."""
         return self.select((self.bins % step == 0).all(1))
 
+    @checked
     def lowest(self, size: int) -> FourierBasis:
         """Only the `size` x ... x `size` window of lowest frequencies around DC (a bin or its conjugate lies in it)."""
         if size < 1 or any(size > n for n in self.shape):
@@ -73,6 +78,7 @@ def _signed(bins: Tensor, shape: Sequence[int]) -> Tensor:
     return (bins + n // 2) % n - n // 2
 
 
+@checked
 def fourier_vectors(shape: Sequence[int], bins: Tensor, part: Part, dtype: torch.dtype = torch.float64) -> Tensor:
     """Unit vectors [k, *shape] of one part at the given bins [k, d].
 
@@ -100,6 +106,7 @@ def fourier_vectors(shape: Sequence[int], bins: Tensor, part: Part, dtype: torch
     return (scale * (angle.cos() if part == "re" else -angle.sin())).to(dtype)
 
 
+@checked
 def dft_basis(shape: int | Sequence[int], dtype: torch.dtype = torch.float64) -> FourierBasis:
     """The complete real DFT basis for signals [n] or images [h, w]: all Re vectors, then all Im vectors.
 
@@ -119,6 +126,7 @@ def dft_basis(shape: int | Sequence[int], dtype: torch.dtype = torch.float64) ->
     return FourierBasis(vectors, torch.cat([re, im]), tuple(parts), shape)
 
 
+@checked
 def frequency_map(values: Tensor, basis: FourierBasis, part: Part = "re") -> Tensor:
     """One value per vector spread over the frequencies [*shape]: fftshifted (DC central), copied to conjugates.
 

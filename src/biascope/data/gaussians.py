@@ -10,6 +10,7 @@ from torch import Tensor
 
 from biascope.data.dataset import Dataset, Labels, Seed, alternating_signs, as_labels, generator, seed_of
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 
 def _eigh(g: Tensor) -> tuple[Tensor, Tensor]:
@@ -25,6 +26,7 @@ def _eigh(g: Tensor) -> tuple[Tensor, Tensor]:
     return values, vectors
 
 
+@checked
 def flip_spectrum(g: Tensor) -> Tensor:
     """V diag(reversed eigenvalues) V^T: the same eigenvectors and spectrum, with the order of the eigenvalues reversed.
 
@@ -36,6 +38,7 @@ def flip_spectrum(g: Tensor) -> Tensor:
     return ((vectors * values.flip(0)) @ vectors.T).to(g.dtype)
 
 
+@checked
 def geometry_gaussian(
     g: Tensor,
     n: int = 10_000,

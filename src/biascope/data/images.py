@@ -14,11 +14,13 @@ from biascope.data.bases import complete_basis
 from biascope.data.dataset import Dataset, Seed, seed_of
 from biascope.data.directional import Gap, directional_inputs
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 Rule = Literal["choice", "code"]
 CHUNK = 4096  # images in float64 at a time
 
 
+@checked
 def carriers(n_classes: int, n_channels: int = 3, rule: Rule = "choice") -> list[tuple[int, int, int]]:
     """For each class the (direction offset, channel, sign) that carries it; all triples are distinct.
 
@@ -43,6 +45,7 @@ def carriers(n_classes: int, n_channels: int = 3, rule: Rule = "choice") -> list
     return out
 
 
+@checked
 def poison(
     x: Tensor,
     y: Tensor,
@@ -93,6 +96,7 @@ def poison(
     return (flat + (target - now) @ used).view_as(x)
 
 
+@checked
 def nad_flip(x: Tensor, nads: Tensor) -> Tensor:
     """U flip(U^T x) in every channel of x [n, c, h, w]: the content along the i-th NAD moves to the i-th from the end.
 
@@ -110,6 +114,7 @@ def nad_flip(x: Tensor, nads: Tensor) -> Tensor:
     return ((x.flatten(2) @ u.T).flip(-1) @ u).view_as(x)
 
 
+@checked
 def underspecified(
     x: Tensor,
     y: Tensor,
@@ -145,6 +150,7 @@ def underspecified(
     return Dataset(torch.cat([x, extra.to(x)], 1), y, "underspecified", seed_of(seed), info)
 
 
+@checked
 def zero_channels(x: Tensor, channels: list[int]) -> Tensor:
     """A copy of x [n, c, ...] with the named channels set to 0.
 
@@ -157,6 +163,7 @@ def zero_channels(x: Tensor, channels: list[int]) -> Tensor:
     return out
 
 
+@checked
 def class_mean_energies(x: Tensor, y: Tensor, directions: Tensor) -> Tensor:
     """How much of what tells the class means of a set apart lies along each direction: its alignment with a basis.
 

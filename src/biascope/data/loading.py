@@ -15,10 +15,12 @@ from biascope.data.catalogue import Source, source
 from biascope.data.dataset import Dataset
 from biascope.data.store import DATA, DIGITS_FILE, check, data_root, get
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 Split = Literal["train", "test"]
 
 
+@checked
 def load(
     name: str,
     split: Split | None = None,
@@ -60,6 +62,7 @@ def load(
     return Dataset(x, y, name, None, {**about, "package": f"{src.package} {src.version}"})
 
 
+@checked
 def load_weights(name: str, *, download: bool = False, root: str | Path | None = None) -> dict[str, Tensor]:
     """The state dict of a pretrained network ("mobilenet-v2" or "minilm"), from verified safetensors.
 

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from biascope.data.dataset import Dataset, Seed, generator, seed_of
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 Transform = Literal["identity", "cubic", "tanh"]
 Function = Literal["linear", "cubic", "sine"]
 
 
+@checked
 def gaussian_mutual_information(dim: int, rho: float) -> float:
     """I = -(dim/2) log(1 - rho^2) nats for `dim` independent pairs of correlation rho.
 
@@ -28,6 +30,7 @@ def gaussian_mutual_information(dim: int, rho: float) -> float:
     return -0.5 * dim * math.log1p(-rho * rho)
 
 
+@checked
 def correlated_gaussians(
     n: int,
     dim: int = 1,
@@ -61,6 +64,7 @@ def correlated_gaussians(
     return Dataset(x, y, "correlated-gaussians", seed_of(seed), info)
 
 
+@checked
 def noisy_function(
     n: int,
     function: Function = "linear",

@@ -11,10 +11,12 @@ from typing import Any, BinaryIO
 from biascope.data.catalogue import source
 from biascope.data.store import SIDECAR, check, data_root, file_sha256, get, install, workspace
 from biascope.errors import CorruptError, InputError
+from biascope.signatures import checked
 
 _MANIFEST = ".manifest.json"
 
 
+@checked
 def pack(name: str, out_dir: str | Path, part_mib: float = 60, *, root: str | Path | None = None) -> Path:
     """Write a cached set as parts, each strictly under `part_mib` MiB, and a manifest with their sums; its path.
 
@@ -72,6 +74,7 @@ def _append(out: Path, name: str, parts: list[dict[str, Any]], chunk: bytes, lim
     return parts
 
 
+@checked
 def unpack(folder: str | Path, name: str | None = None, *, root: str | Path | None = None) -> Path:
     """Put a packed set back together into the cache and verify it; a missing or damaged part is named.
 

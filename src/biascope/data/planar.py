@@ -10,11 +10,13 @@ from torch import Tensor
 
 from biascope.data.dataset import Dataset, Labels, Seed, as_labels, generator, seed_of
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 _CENTRES = {1: ((0.5, -0.5), (-0.5, 0.5)), 2: ((-0.5, -0.5), (-0.5, 0.5))}
 DISK_RADIUS = math.sqrt(2 / math.pi)  # the disk covers exactly half of the square
 
 
+@checked
 def square_grid(side: int = 50, dtype: torch.dtype = torch.float32) -> Tensor:
     """side^2 evenly spaced points of [-1, 1]^2, [side^2, 2]: the first coordinate runs fastest.
 
@@ -26,6 +28,7 @@ def square_grid(side: int = 50, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.stack([line.repeat(side), line.repeat_interleave(side)], 1)
 
 
+@checked
 def in_yin_yang_disks(x: Tensor, variant: Literal[1, 2] = 1) -> Tensor:
     """True [n] for points x [n, 2] inside one of the two disks, the difficult region.
 
@@ -40,6 +43,7 @@ def in_yin_yang_disks(x: Tensor, variant: Literal[1, 2] = 1) -> Tensor:
     return inside.any(1)
 
 
+@checked
 def yin_yang_labels(x: Tensor, variant: Literal[1, 2] = 1, labels: Labels = "01") -> Tensor:
     """Positive in the lower half-plane (second coordinate <= 0), flipped inside two disks of radius 0.3.
 
@@ -51,6 +55,7 @@ def yin_yang_labels(x: Tensor, variant: Literal[1, 2] = 1, labels: Labels = "01"
     return as_labels(torch.where(in_yin_yang_disks(x, variant), -lower, lower), labels)
 
 
+@checked
 def yin_yang(
     n: int = 100,
     *,
@@ -72,6 +77,7 @@ def yin_yang(
     return Dataset(x, yin_yang_labels(x, variant, labels), f"yin-yang-{variant}", seed_of(seed), {}, group)
 
 
+@checked
 def disk_labels(x: Tensor, labels: Labels = "01") -> Tensor:
     """Positive where ||x|| <= sqrt(2/pi).
 
@@ -82,6 +88,7 @@ def disk_labels(x: Tensor, labels: Labels = "01") -> Tensor:
     return as_labels(torch.where(x.norm(dim=1) <= DISK_RADIUS, 1, -1), labels)
 
 
+@checked
 def disk(n: int = 500, *, labels: Labels = "01", seed: Seed = 0, dtype: torch.dtype = torch.float32) -> Dataset:
     """n uniform points of [-1, 1]^2, positive inside the disk of radius sqrt(2/pi), half of the square's area.
 

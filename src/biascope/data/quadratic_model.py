@@ -17,6 +17,7 @@ from torch import Tensor
 from biascope.data.bases import random_orthogonal
 from biascope.data.dataset import Dataset, generator
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 Basis = Literal["lapack", "aligned"] | int
 
@@ -51,6 +52,7 @@ class QuadraticTask:
         return Dataset(self.x, self.y, self.name, None, info, self.group)
 
 
+@checked
 def quadratic_task(x: Tensor, y: Tensor, name: str, group: Tensor, basis: Basis = "lapack") -> QuadraticTask:
     """The modes of any full-row-rank data x [n, d], y [n].
 
@@ -110,6 +112,7 @@ def _signs(n: int, q: int, seed: int) -> tuple[Tensor, Tensor]:
     return y.double(), kappa.double()
 
 
+@checked
 def quadratic_example1(mu: Sequence[float] = (9, 8, 7, 6, 5)) -> QuadraticTask:
     """x_i = sqrt(mu_i) e_i, y_i = mu_{n-i+1}/sqrt(mu_i): linear learns low indices first, non-linear high.
 
@@ -124,6 +127,7 @@ def quadratic_example1(mu: Sequence[float] = (9, 8, 7, 6, 5)) -> QuadraticTask:
     return quadratic_task(torch.diag(values.sqrt()), y, "quadratic-1", torch.zeros(len(values)))
 
 
+@checked
 def quadratic_example2(
     n: int = 20, q: int = 5, eta: float = 5.0, d: int = 200, *, basis: Basis = "lapack", seed: int = 0
 ) -> QuadraticTask:
@@ -146,6 +150,7 @@ def quadratic_example2(
     return quadratic_task(x, y, "quadratic-2", kappa < 0, basis)
 
 
+@checked
 def quadratic_example3(
     n: int = 20,
     q: int = 5,

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from biascope.data.dataset import Dataset, Seed, generator, seed_of
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 Amplitudes = Literal["equal", "growing"] | Sequence[float]
 
 
+@checked
 def unit_grid(n: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """z_j = j/n in [0, 1), the end point left out, so that integer frequencies fall on exact DFT bins.
 
@@ -27,6 +29,7 @@ def unit_grid(n: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.arange(n, dtype=dtype) / n
 
 
+@checked
 def gamma_embedding(z: Tensor, petals: int = 0) -> Tensor:
     """gamma_L(z) = (1 + 1/2 sin(2 pi L z)) (cos 2 pi z, sin 2 pi z) for z [n]: [n, 2], a flower of L petals.
 
@@ -38,6 +41,7 @@ def gamma_embedding(z: Tensor, petals: int = 0) -> Tensor:
     return torch.stack([radius * (2 * math.pi * z).cos(), radius * (2 * math.pi * z).sin()], -1)
 
 
+@checked
 def sinusoids(
     frequencies: Sequence[int] = tuple(range(5, 55, 5)),
     amplitudes: Amplitudes = "equal",
@@ -85,6 +89,7 @@ def _numbers(amplitudes: object) -> list[float]:
         raise InputError(f'amplitudes must be "equal", "growing" or numbers, got {amplitudes!r}') from None
 
 
+@checked
 def sinusoid_classes(
     frequency: int,
     n: int = 1000,

@@ -21,6 +21,7 @@ from safetensors.torch import save
 from biascope.data import clients, decode
 from biascope.data.catalogue import CATALOGUE, Source, source
 from biascope.errors import CorruptError, InputError
+from biascope.signatures import checked
 
 SIDECAR = "info.json"
 DATA = "data.safetensors"
@@ -52,6 +53,7 @@ class SetInfo:
     path: Path
 
 
+@checked
 def data_root(root: str | Path | None = None) -> Path:
     """The folder for real sets: `root`, else $BIASCOPE_DATA, else the platform's cache folder.
 
@@ -81,6 +83,7 @@ def names() -> tuple[str, ...]:
     return tuple(CATALOGUE)
 
 
+@checked
 def info(name: str, root: str | Path | None = None) -> SetInfo:
     """Title, licence, citation, package, sizes of a set, and whether it is in the cache. Nothing is downloaded.
 
@@ -102,6 +105,7 @@ def info(name: str, root: str | Path | None = None) -> SetInfo:
     return SetInfo(**known, **own)
 
 
+@checked
 def get(
     name: str,
     *,

@@ -10,12 +10,14 @@ from torch import Tensor
 
 from biascope.data.dataset import Dataset, Labels, Seed, as_labels, generator
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 ANIMALS = (2, 3, 4, 5, 6, 7)  # bird, cat, deer, dog, frog, horse
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR10_STD = (0.2470, 0.2435, 0.2616)
 
 
+@checked
 def cifar2(
     dataset: Dataset,
     rule: Literal["animals", "first-five"] = "animals",
@@ -53,6 +55,7 @@ def cifar2(
     return out.subset(both[torch.randperm(len(both), generator=rng)].to(out.x.device))
 
 
+@checked
 def channel_stats(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation [c] of each channel of x [n, c, h, w], accumulated in float64.
 
@@ -73,6 +76,7 @@ def channel_stats(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean.to(dtype), std.to(dtype)
 
 
+@checked
 def normalise(dataset: Dataset, mean: Tensor | tuple[float, ...], std: Tensor | tuple[float, ...]) -> Dataset:
     """(x - mean) / std per channel; take the statistics of the training set for both splits.
 

@@ -27,6 +27,7 @@ from biascope.ensembles.engines import Plan, Replay, call_rows, layout, run_all,
 from biascope.ensembles.networks import Networks
 from biascope.errors import InputError, UnsupportedError
 from biascope.memory import budget
+from biascope.signatures import checked
 
 Engine = Literal["auto", "loop", "vmap", "graph"]
 LAUNCH_BOUND = 2e-3  # seconds for one network on all inputs, above which launches no longer matter on a GPU
@@ -38,6 +39,7 @@ Scalarise = Callable[[Tensor], Tensor]  # outputs [n, c] -> [n]
 _PLANS: weakref.WeakKeyDictionary[nn.Module, dict[Any, Plan]] = weakref.WeakKeyDictionary()
 
 
+@checked
 def outputs(
     networks: Networks,
     x: Tensor,
@@ -88,6 +90,7 @@ class Evaluator:
         [(4, 5, 2), (4, 5, 2)]
     """
 
+    @checked
     def __init__(
         self,
         x: Tensor,
@@ -115,6 +118,7 @@ class Evaluator:
             return self.replay(networks)
 
 
+@checked
 def input_gradients(
     networks: Networks,
     x: Tensor,
@@ -204,6 +208,7 @@ def scalar_of(out: Tensor, scalarise: Scalarise | None = None) -> Tensor:
     )
 
 
+@checked
 def choose_plan(
     networks: Networks, x: Tensor, per_network: bool, engine: Engine = "auto", max_memory: str | int | None = None
 ) -> Plan:

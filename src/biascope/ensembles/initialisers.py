@@ -28,6 +28,7 @@ from biascope.ensembles.recorder import TRUNCATED, Program, Step, View, recordin
 from biascope.errors import InputError
 from biascope.functional import device_of
 from biascope.seeds import derive, generator
+from biascope.signatures import checked
 
 Factory = Callable[[], nn.Module]
 BLOCK_ELEMENTS = 2**24
@@ -60,6 +61,7 @@ class Initialiser:
     _program: Program = field(repr=False)
     _steps: tuple[Step, ...] = field(repr=False)
 
+    @checked
     def draw(
         self,
         seed: int,
@@ -101,6 +103,7 @@ class Initialiser:
             values[name] = constant.to(device).expand(self.block, *constant.shape)
         return values
 
+    @checked
     def distribution(self, name: str) -> str:
         """In words, how a parameter or buffer is drawn.
 
@@ -118,6 +121,7 @@ class Initialiser:
         words = [_words(step) for step in steps]
         return ", then ".join(words)
 
+    @checked
     def variance_of(self, name: str) -> float | None:
         """Variance of an entry if all entries are independent, alike and of mean zero; None if that is not known.
 
@@ -150,6 +154,7 @@ def with_something_to_train(factory: Factory | Initialiser) -> Initialiser:
     return initialiser
 
 
+@checked
 def record(factory: Factory | Initialiser) -> Initialiser:
     """Find out how a factory initialises its network, and check the finding.
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Networks:
         """Some of the networks, without a copy."""
         return self._each(lambda value: value[index])
 
+    @checked
     def to(self, device: torch.device | str) -> Networks:
         """The same networks on another device, detached."""
         return self._each(lambda value: value.detach().to(device))
@@ -60,10 +62,12 @@ class Networks:
         tensors = (*self.params.values(), *self.buffers.values())
         return next((value.dtype for value in tensors if value.is_floating_point()), torch.get_default_dtype())
 
+    @checked
     def one(self, i: int) -> dict[str, Tensor]:
         """Parameters and buffers of network i, as views of the stacks."""
         return {name: value[i] for name, value in (*self.params.items(), *self.buffers.items())}
 
+    @checked
     def module(self, i: int) -> nn.Module:
         """Network i as a module of its own, in eval mode, in the stacks' precision and place."""
         made = copy.deepcopy(self.template).to(self.device)

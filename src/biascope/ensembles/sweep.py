@@ -18,11 +18,13 @@ from torch import Tensor
 from biascope.errors import BiascopeError, CorruptError, InputError
 from biascope.files import read_tensors, write_tensors
 from biascope.progress import progress
+from biascope.signatures import checked
 
 Job = Mapping[str, Any]
 Outcome = dict[str, Any]  # tensors and plain values by name
 
 
+@checked
 def sweep(function: Callable[..., Mapping[str, Any]], jobs: Sequence[Job], folder: str | Path) -> list[Outcome]:
     """Call `function(**job)` for every job that has no file in `folder` yet; returns all outcomes in order.
 
@@ -64,6 +66,7 @@ def sweep(function: Callable[..., Mapping[str, Any]], jobs: Sequence[Job], folde
     return [_read(path) for path in paths]
 
 
+@checked
 def finished(jobs: Sequence[Job], folder: str | Path) -> list[Job]:
     """The jobs whose outcome is on disk.
 

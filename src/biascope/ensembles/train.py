@@ -39,6 +39,7 @@ from biascope.inputs import is_finite
 from biascope.memory import budget
 from biascope.progress import progress
 from biascope.seeds import generator
+from biascope.signatures import checked
 from biascope.tables import facts, mean
 
 Task = tuple[Tensor, Tensor]  # inputs [n, ...] and labels [n] (classes) or targets [n, ...]
@@ -71,6 +72,7 @@ class SGD:
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise InputError(f"clip_norm={self.clip_norm} must be positive, or None for no clipping")
 
+    @checked
     def rates(self, n: int) -> list[float]:
         """Learning rate of every step, for n examples; linear: lr (1 - step / steps)."""
         steps = self.epochs * math.ceil(n / self.batch_size)
@@ -134,6 +136,7 @@ LOSSES: dict[str, Loss] = {
 }
 
 
+@checked
 def train_ensemble(
     factory: Factory | Initialiser,
     tasks: Sequence[Task],
@@ -287,6 +290,7 @@ class Work:
         return torch.stack([data_order(self.seed, i, epoch, n) for i in indices]).to(self.device)
 
 
+@checked
 def data_order(seed: int, network: int, epoch: int, n: int) -> Tensor:
     """The permutation [n] in which a network sees its examples in an epoch.
 
@@ -297,6 +301,7 @@ def data_order(seed: int, network: int, epoch: int, n: int) -> Tensor:
     return torch.randperm(n, generator=generator(seed, "order", network, epoch), device="cpu")
 
 
+@checked
 def accuracy(networks: Networks, x: Tensor, y: Tensor, precision: Precision = "float32") -> Tensor:
     """Share [T] of examples that each network classifies rightly: argmax of the logits, or the sign of a single one.
 

@@ -17,6 +17,7 @@ from biascope.errors import InputError
 from biascope.fields.fit import Fit, fit
 from biascope.fields.grids import coordinates
 from biascope.precision import without_autocast
+from biascope.signatures import checked
 from biascope.spectral import amplitude_spectrum
 from biascope.tables import facts
 
@@ -56,6 +57,7 @@ class AliasTest:
         return facts("Alias test", {**rows, "error on samples": self.train_mse, "between": self.test_mse})
 
 
+@checked
 @without_autocast()
 def alias_test(
     model: nn.Module,

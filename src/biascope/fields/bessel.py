@@ -23,10 +23,12 @@ from biascope.fields.harmonics import MOST, Harmonics, compared, first_positive
 from biascope.nets import SIREN
 from biascope.nets.parts import Sine
 from biascope.precision import without_autocast
+from biascope.signatures import checked
 
 LARGEST = 1e7  # argument of a Bessel function; 0.5 s for every 1e5 of it where the share is small
 
 
+@checked
 @without_autocast()
 def bessel_harmonics(model: SIREN, order: int, seed: int = 0) -> Harmonics:
     """Harmonics of a SIREN with two hidden layers, truncated at |s_t| <= order; costs F (2 order + 1)^T.
@@ -73,6 +75,7 @@ def bessel_harmonics(model: SIREN, order: int, seed: int = 0) -> Harmonics:
     return compared(encoding(model), s, series, seed)
 
 
+@checked
 def bandwidth(b: float, share: float = 0.98) -> int:
     """How many harmonics n of exp(i b sin x) hold a share of its energy: the smallest with sum_{|k|<=n} J_k(b)^2 there.
 

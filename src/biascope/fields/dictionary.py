@@ -23,6 +23,7 @@ from biascope.errors import InputError, UnsupportedError
 from biascope.kernels import ntk
 from biascope.linalg import effective_rank
 from biascope.precision import without_autocast
+from biascope.signatures import checked
 from biascope.tables import facts, grid, number, several
 
 THRESHOLDS = tuple(10.0**-k for k in range(11))  # the axis of Fig. 5.5, 1 down to 1e-10
@@ -55,6 +56,7 @@ class Energy:
             raise InputError(f"an area needs at least two different thresholds above 0, not {self.thresholds.tolist()}")
         return float(torch.trapezoid(self.mean[order], x) / (x[-1] - x[0]))
 
+    @checked
     def plot(self, ax: Any = None) -> Any:
         """E against lam on a logarithmic axis; returns the figure."""
         from biascope.fields.figures import plot_energy
@@ -81,10 +83,12 @@ class Dictionary:
         """The atoms as signals [k, *grid] (unit sum of squares; signs are arbitrary)."""
         return self.atoms.T.reshape(-1, *self.grid)
 
+    @checked
     def coefficients(self, signals: Tensor) -> Tensor:
         """<phi_rho, f_nu>, sums over the grid: [n, k] for signals [n, *grid] (or one [*grid], then n = 1)."""
         return self.rows(signals) @ self.atoms
 
+    @checked
     def energy(
         self, signals: Tensor, thresholds: Sequence[float] | Tensor = THRESHOLDS, *, center: bool = True
     ) -> Energy:
@@ -132,6 +136,7 @@ class Dictionary:
             )
         return effective_rank(self.values)
 
+    @checked
     def plot(self, count: int = 8) -> Any:
         """The first atoms as curves or images; returns the figure."""
         from biascope.fields.figures import plot_atoms
@@ -143,6 +148,7 @@ class Dictionary:
         rows = {"atoms": f"{len(self.values)} of {len(self.atoms)}", "grid": " x ".join(map(str, self.grid))}
         return facts("Dictionary", {**rows, "leading eigenvalues": several(self.values)})
 
+    @checked
     def rows(self, signals: Tensor) -> Tensor:
         """Signals [n, *grid], or one [*grid], as rows [n, N] in float64."""
         one = tuple(signals.shape) == self.grid
@@ -153,6 +159,7 @@ class Dictionary:
         return signals.detach().double().cpu().reshape(1 if one else len(signals), -1)
 
 
+@checked
 @without_autocast()
 def dictionary(
     model: nn.Module,
@@ -188,6 +195,7 @@ def dictionary(
     return Dictionary(found.values.double().cpu(), found.vectors.double().cpu(), shape)
 
 
+@checked
 def mutual_coherence(A: Tensor, B: Tensor | None = None) -> float:
     """Largest |<a_i, b_j>| of unit columns of A [N, k] and B [N, l]; of one dictionary, between different columns.
 

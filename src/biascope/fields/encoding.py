@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from biascope.errors import InputError, UnsupportedError
 from biascope.fields.networks import MultiplicativeFilter, Polynomial
 from biascope.nets import FFN, MLP, SIREN
+from biascope.signatures import checked
 
 CLOSE = 1e-9  # frequencies nearer than this, relative to the largest, are one; or nearer than their own rounding
 
@@ -43,6 +44,7 @@ class Encoding:
         return self.rest(2 * math.pi * r.to(self.frequencies) @ self.frequencies.T + self.phases)
 
 
+@checked
 def encoding(model: nn.Module) -> Encoding:
     """Take a network of sines apart: an `FFN`, a `SIREN` or a `MultiplicativeFilter`; the module is copied.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from biascope.errors import InputError
 from biascope.figures import log_scale, once, pyplot
+from biascope.signatures import checked
 
 if TYPE_CHECKING:
     from biascope.fields.dictionary import Dictionary, Energy
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # told apart by everybody
 
 
+@checked
 def plot_energy(curves: Mapping[str, Energy], ax: Any = None) -> Any:
     """E(lam) of several dictionaries, {name: energy}, with bands of one standard error; returns the figure.
 

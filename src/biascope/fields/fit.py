@@ -13,9 +13,11 @@ from biascope.linearize.anchored import copy_of
 from biascope.precision import without_autocast
 from biascope.progress import progress
 from biascope.seeds import generator
+from biascope.signatures import checked
 from biascope.tables import facts
 
 
+@checked
 def psnr(prediction: Tensor, target: Tensor, peak: float = 1.0) -> float:
     """-10 log10(MSE / peak^2) in dB, the mean over all entries in float64; infinite for equal tensors.
 
@@ -64,6 +66,7 @@ class Fit:
         return facts("Fit", {**rows, "PSNR on held-out points": float(self.test_psnr[-1])})
 
 
+@checked
 @without_autocast()
 def fit(
     model: nn.Module,

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 
+@checked
 def coordinates(
     shape: int | Sequence[int], low: float = -1.0, high: float = 1.0, dtype: torch.dtype = torch.float32
 ) -> Tensor:

@@ -19,6 +19,7 @@ from biascope.fields.encoding import CLOSE, Encoding, encoding
 from biascope.fields.support import canonical
 from biascope.precision import without_autocast
 from biascope.seeds import generator
+from biascope.signatures import checked
 from biascope.tables import facts, several
 
 MOST = 2_000_000  # points on the torus
@@ -55,6 +56,7 @@ class Harmonics:
         power = self.coefficients.abs().square().sum(1)
         return torch.where(self.s.any(1), power / 2, power)
 
+    @checked
     def share(self, order: int) -> float:
         """Share of the energy in harmonics with sum |s_t| <= order: 1 minus the leakage of that order."""
         power = self.energies()
@@ -81,6 +83,7 @@ class Harmonics:
         return facts("Harmonics", {**rows, "at frequencies": several(self.frequencies.norm(dim=1)[order])})
 
 
+@checked
 @without_autocast()
 def harmonics(model: nn.Module | Encoding, order: int | None = None, seed: int = 0) -> Harmonics:
     """Amplitudes and phases of all harmonics of a network of sines.

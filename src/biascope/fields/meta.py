@@ -29,6 +29,7 @@ from biascope.linearize.anchored import copy_of
 from biascope.precision import without_autocast
 from biascope.progress import progress
 from biascope.seeds import generator
+from biascope.signatures import checked
 from biascope.tables import facts, number
 
 Params = dict[str, Tensor]
@@ -53,6 +54,7 @@ class MetaLearned:
         return facts(f"Meta-learning ({self.algorithm})", {**rows, "first loss": first, "last loss": last})
 
 
+@checked
 @without_autocast()
 def meta_learn(
     model: nn.Module,
@@ -181,6 +183,7 @@ class DictionaryChange:
         return facts("Change of a dictionary", {**rows, "mean angle to the signals": angles})
 
 
+@checked
 def dictionary_change(before: Dictionary, after: Dictionary, signals: Tensor, k: int = 10) -> DictionaryChange:
     """How a dictionary changed for a set of signals [n, *grid]: more energy in leading atoms, smaller angles to them.
 

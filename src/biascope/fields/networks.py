@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from biascope.errors import InputError
 from biascope.nets import FFN, SIREN
 from biascope.seeds import derive
+from biascope.signatures import checked
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -28,6 +29,7 @@ class Polynomial(nn.Module):
         tensor([21.])
     """
 
+    @checked
     def __init__(self, coefficients: Sequence[float]) -> None:
         super().__init__()
         self.coefficients = tuple(float(c) for c in coefficients)
@@ -64,6 +66,7 @@ class MultiplicativeFilter(nn.Module):
         torch.Size([5, 4, 1])
     """
 
+    @checked
     def __init__(
         self, *, in_features: int = 2, width: int = 256, filters: int = 4, outputs: int = 1, sigma: float = 10.0
     ) -> None:
@@ -105,6 +108,7 @@ def seeded(factory: type[M], seed: int, **options: object) -> M:
         return factory(**options)
 
 
+@checked
 def single_frequency(
     f0: float,
     *,
@@ -129,6 +133,7 @@ def single_frequency(
     )
 
 
+@checked
 def frozen_siren(
     frequencies: Tensor,
     *,

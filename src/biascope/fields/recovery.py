@@ -15,6 +15,7 @@ from torch import Tensor
 
 from biascope.errors import InputError
 from biascope.fields.fit import decibels
+from biascope.signatures import checked
 from biascope.tables import facts
 
 
@@ -34,6 +35,7 @@ class Recovery:
         return facts("Best recovery", {"PSNR at most": self.psnr, "energy out of reach": self.missing})
 
 
+@checked
 def recovery_bound(image: Tensor, f0: float, extent: float = 2.0, dims: int = 2, peak: float = 1.0) -> Recovery:
     """The best fit by a network of the single frequency f0: a bound on the PSNR of every training.
 

@@ -23,6 +23,7 @@ from biascope.errors import InputError
 from biascope.fields.encoding import CLOSE, frequencies_of, rounded_frequencies
 from biascope.fields.grids import coordinates
 from biascope.precision import without_autocast
+from biascope.signatures import checked
 from biascope.tables import facts
 
 MOST = 5_000_000  # integer vectors that are listed
@@ -50,6 +51,7 @@ class HarmonicSupport:
         return facts("Harmonic support", {**rows, "highest": float(self.frequencies.norm(dim=1).max())})
 
 
+@checked
 def harmonic_support(frequencies: Tensor | nn.Module, degree: int, layers: int) -> HarmonicSupport:
     """The harmonics that K^(L-1) allows, by listing integer vectors: for few frequencies and small orders.
 
@@ -83,6 +85,7 @@ def harmonic_support(frequencies: Tensor | nn.Module, degree: int, layers: int) 
     return HarmonicSupport(found + 0.0, smallest, ways, order)
 
 
+@checked
 def missing_bins(frequencies: Tensor | nn.Module, degree: int, layers: int, n: int, extent: float = 1.0) -> Tensor:
     """DFT bins [n, ..., n] of an n^d grid over a box of side `extent` that no harmonic falls on.
 
@@ -107,6 +110,7 @@ def missing_bins(frequencies: Tensor | nn.Module, degree: int, layers: int, n: i
     return missing
 
 
+@checked
 @without_autocast()
 def spectrum_leakage(
     f: Callable[[Tensor], Tensor],
@@ -176,6 +180,7 @@ class NyquistCheck:
         return facts("Nyquist check", {**rows, "highest harmonic": self.reach})
 
 
+@checked
 def nyquist_check(frequencies: Tensor | nn.Module, rate: float, order: int = 1) -> NyquistCheck:
     """Whether initial frequencies, and their harmonics up to an order, are below half the sampling rate.
 

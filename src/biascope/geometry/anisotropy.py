@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,12 +27,14 @@ from biascope.memory import budget
 from biascope.precision import without_autocast
 from biascope.progress import progress
 from biascope.seeds import generator
+from biascope.signatures import checked
 
 Method = Literal["finite-difference", "autograd", "mixed-derivative", "ntk"]
 DENSE_UP_TO = 4096  # larger inputs never see a D x D matrix
 AUTO_START, AUTO_LIMIT = 256, 65_536
 
 
+@checked
 @without_autocast()
 def nads(
     factory: Factory | Initialiser,
@@ -94,16 +96,10 @@ def nads(
         (torch.Size([4, 4]), True)
     """
     shape = check_shape(input_shape)
-    if method not in get_args(Method):
-        raise InputError(f"method={method!r} is not one of {', '.join(get_args(Method))}")
     if step <= 0:
         raise InputError(f"step must be positive, not {step}")
     if n_networks != "auto" and (not isinstance(n_networks, int) or n_networks < 1):
         raise InputError(f"n_networks must be a number of at least 1 or 'auto', not {n_networks!r}")
-    if head not in ("sampled", "marginal"):
-        raise InputError(f"head={head!r} is not 'sampled' or 'marginal'")
-    if average not in ("gram", "operator"):
-        raise InputError(f"average={average!r} is not 'gram' or 'operator'")
     if stability_k < 1:
         raise InputError(f"stability_k must be at least 1, not {stability_k}")
     second_order = method in ("mixed-derivative", "ntk")
@@ -180,7 +176,7 @@ def _dense(
             f"n_networks='auto': the first {k} directions of two halves of {moments.count} networks overlap by "
             f"{stability[-1][1]:.2f}, not by {tolerance}: they may be no directions of the architecture (an isotropic "
             "one has none); see NADs.marchenko_pastur",
-            stacklevel=4,
+            stacklevel=5,
         )
     matrix = moments.matrix(subtract)
     values, vectors = psd_eigh(matrix)

@@ -30,6 +30,7 @@ from biascope.memory import budget
 from biascope.precision import without_autocast
 from biascope.progress import progress
 from biascope.seeds import generator
+from biascope.signatures import checked
 from biascope.tables import facts, number
 
 DENSE_UP_TO = 4096
@@ -83,6 +84,7 @@ class AverageGeometry:
         """G v for v [D] or [D, k]."""
         return self.operator @ v.to(self.operator.dtype)
 
+    @checked
     @without_autocast()
     def eigh(self, k: int | None = None) -> Eigenpairs:
         """Eigenpairs with the largest eigenvalues (largest magnitudes for an evolution); by default all of them,
@@ -109,10 +111,12 @@ class AverageGeometry:
         residuals = (self.matrix @ vectors - vectors * values).norm(dim=0)
         return Eigenpairs(values, vectors, residuals, settled(values, residuals, D), 0, D)
 
+    @checked
     def correlation(self, other: AverageGeometry | Tensor) -> Comparison:
         """Correlation with another matrix, and the baselines that two positive matrices need (see `compare`)."""
         return compare(self.matrix, other.matrix if isinstance(other, AverageGeometry) else other)
 
+    @checked
     def rank(self, threshold: float = 1e-3, share: float | None = None) -> int:
         """Number of eigenvalues above `threshold` times the largest; refused where the known ones do not get so low.
 
@@ -154,6 +158,7 @@ class AverageGeometry:
 
         return plot_geometry(self)
 
+    @checked
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, whole or not at all."""
         files.write(path, "geometry", {"matrix": self.matrix}, {name: getattr(self, name) for name in _PLAIN})
@@ -169,6 +174,7 @@ class AverageGeometry:
 _PLAIN = ("input_shape", "n_networks", "n_probes", "seed", "relative_error", "kind", "fallback")
 
 
+@checked
 @without_autocast()
 def average_geometry(
     factory: Factory | Initialiser,
@@ -236,6 +242,7 @@ def average_geometry(
     return _average(rows, shape, n_networks, n_probes, seed, where, room, initialiser.reasons)
 
 
+@checked
 @without_autocast()
 def geometry_of(
     networks: Networks, probes: Tensor, scalarise: Scalarise | None = None, max_memory: str | int | None = None

@@ -24,6 +24,7 @@ from biascope.geometry.measures import Comparison, compare
 from biascope.inputs import check_inputs
 from biascope.memory import budget, readable
 from biascope.precision import without_autocast
+from biascope.signatures import checked
 
 ScalarLoss = Callable[[Tensor, Tensor], Tensor]  # f, y -> loss, all 0-dimensional
 SCALAR_LOSSES: dict[str, ScalarLoss] = {
@@ -56,6 +57,7 @@ class CurvatureTerms:
         return float(self.shares.mean())
 
 
+@checked
 @without_autocast()
 def input_curvature(
     model: nn.Module,
@@ -89,6 +91,7 @@ def input_curvature(
     return CurvatureTerms(first[..., None, None] * H, second[..., None, None] * outer)
 
 
+@checked
 @without_autocast()
 def curvature_correlation(
     networks: Networks,

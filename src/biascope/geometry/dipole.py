@@ -24,6 +24,7 @@ from biascope.functional import device_of, explained, refuse_batch_dependence
 from biascope.geometry.mixed import MixedDerivative
 from biascope.precision import without_autocast
 from biascope.progress import progress
+from biascope.signatures import checked
 
 G = Callable[[Tensor], Tensor]  # increasing, entry by entry
 HELD = 2**27  # numbers of H v held at once
@@ -45,6 +46,7 @@ class DipoleDerivatives:
     mixed: Tensor
 
 
+@checked
 @without_autocast()
 def dipole_metric(
     networks: nn.Module | Networks,
@@ -91,6 +93,7 @@ def dipole_metric(
     return q[..., 0] if single else q
 
 
+@checked
 @without_autocast()
 def dipole_derivatives(
     networks: Factory | Initialiser | Networks,
@@ -141,6 +144,7 @@ def dipole_derivatives(
     return DipoleDerivatives(directional[:, 0], mixed[:, 0]) if single else DipoleDerivatives(directional, mixed)
 
 
+@checked
 def learning_bound(directional: Tensor, mixed: Tensor, alpha: float, beta: float = 0.0) -> float:
     """Lemma 2: a bound on E ||grad_theta q(v)|| when |g'(t)| <= alpha |t| + beta.
 
@@ -159,6 +163,7 @@ def learning_bound(directional: Tensor, mixed: Tensor, alpha: float, beta: float
     return general_learning_bound(directional, mixed, lambda t: alpha * t) + beta * float(mixed.double().mean())
 
 
+@checked
 def general_learning_bound(directional: Tensor, mixed: Tensor, w: Callable[[Tensor], Tensor]) -> float:
     """sqrt(E w(|v^T grad f|)^2) sqrt(E ||H v||^2) for any w with |g'| <= w (the paper's general version).
 
@@ -172,6 +177,7 @@ def general_learning_bound(directional: Tensor, mixed: Tensor, w: Callable[[Tens
     return float(slopes.square().mean().sqrt() * mixed.double().square().mean().sqrt())
 
 
+@checked
 def markov_bound(v: Tensor, covariance: Tensor, eta: float) -> float:
     """Eq. 6: P((v^T grad f)^2 >= eta) <= v^T Sigma v / eta, with Sigma = E grad grad^T [D, D]; at most 1.
 

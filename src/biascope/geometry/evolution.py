@@ -25,6 +25,7 @@ from biascope.linalg import FromFunction
 from biascope.memory import budget
 from biascope.precision import without_autocast
 from biascope.progress import progress
+from biascope.signatures import checked
 
 Params = dict[str, Tensor]
 SumLoss = Callable[[Tensor, Tensor], Tensor]  # f [b], y [b] -> the sum of the losses
@@ -34,6 +35,7 @@ LOSSES: dict[str, SumLoss] = {
 }
 
 
+@checked
 @without_autocast()
 def geometry_evolution(
     factory: Factory | Initialiser,

@@ -22,8 +22,10 @@ from biascope.inputs import check_inputs
 from biascope.linalg import FromFunction
 from biascope.memory import budget
 from biascope.precision import without_autocast
+from biascope.signatures import checked
 
 
+@checked
 @without_autocast()
 def evolution_of(
     networks: Networks,

@@ -16,8 +16,10 @@ from torch import Tensor
 from biascope.errors import InputError
 from biascope.inputs import check_inputs, is_finite
 from biascope.linalg import psd_eigh, symmetrise
+from biascope.signatures import checked
 
 
+@checked
 def correlation(A: Tensor, B: Tensor) -> float:
     """Corr(A, B) = <A, B>_F / (||A||_F ||B||_F), in [-1, 1]; for the baselines see `compare`.
 
@@ -60,6 +62,7 @@ class Comparison:
         return (self.value - self.null) / self.null_std if self.null_std > 0 else 0.0
 
 
+@checked
 def compare(A: Tensor, B: Tensor) -> Comparison:
     """Correlation of two symmetric matrices [D, D] with its baselines.
 
@@ -81,6 +84,7 @@ def compare(A: Tensor, B: Tensor) -> Comparison:
     return Comparison(_correlation(A, B), identity, removed, identity[0] * identity[1], spread)
 
 
+@checked
 def velocity(now: Tensor, before: Tensor) -> float:
     """1 - Corr(G^t, G^{t-1}), in [0, 1] for positive semi-definite matrices.
 
@@ -102,6 +106,7 @@ class Containment:
     random: tuple[float, ...]
 
 
+@checked
 def subspace_size(G: Tensor, *, threshold: float | None = None, share: float | None = None) -> int:
     """Dimension of the span of the leading eigenvectors of a positive semi-definite G [D, D] (the subspace S_F).
 
@@ -145,6 +150,7 @@ def size_of(values: Tensor, threshold: float | None, share: float | None) -> int
     return int((reached < share * reached[-1] * (1 - 1e-12)).sum()) + 1
 
 
+@checked
 def containment(
     delta: Tensor,
     reference: Tensor,
@@ -190,6 +196,7 @@ def containment(
     return Containment(ks, tuple(shares), tuple(random))
 
 
+@checked
 def data_second_moment(x: Tensor | Iterable[Tensor], normalise: bool = False) -> Tensor:
     """S = sum_mu x_mu x_mu^T [D, D] in float64 (uncentred); divided by the number of examples if `normalise`.
 
@@ -212,6 +219,7 @@ def data_second_moment(x: Tensor | Iterable[Tensor], normalise: bool = False) ->
     return total / count if normalise else total
 
 
+@checked
 def gsg(G: Tensor, S: Tensor) -> Tensor:
     """G S G [D, D], the conjectured direction of the evolution of G (Conj. 1).
 
@@ -223,6 +231,7 @@ def gsg(G: Tensor, S: Tensor) -> Tensor:
     return symmetrise(G @ S @ G)
 
 
+@checked
 def flip_spectrum(G: Tensor) -> Tensor:
     """V diag(reversed eigenvalues) V^T: the same eigenvectors, the order of the eigenvalues reversed.
 
@@ -242,6 +251,7 @@ class Directions:
     values: Tensor
 
 
+@checked
 def generalised_directions(S: Tensor, G: Tensor, k: int | None = None, ridge: float = 1e-6) -> Directions:
     """Directions of much data and little geometry: S v = l (G + ridge ||G||_2 I) v, l descending, then orthogonalised.
 
@@ -273,6 +283,7 @@ def generalised_directions(S: Tensor, G: Tensor, k: int | None = None, ridge: fl
     return Directions(Q.T[:k].contiguous(), found.values[:k])
 
 
+@checked
 def project_out(x: Tensor, directions: Tensor) -> Tensor:
     """x [n, ...] without its components along orthonormal rows `directions` [k, ...].
 
@@ -287,6 +298,7 @@ def project_out(x: Tensor, directions: Tensor) -> Tensor:
     return (flat - (flat @ V.T) @ V).view_as(x)
 
 
+@checked
 def removed_variance(S: Tensor, directions: Tensor) -> Tensor:
     """ev(k) = sum_{i <= k} v_i^T S v_i / tr S, [k]: how much of the data goes with the first k directions.
 
@@ -302,6 +314,7 @@ def removed_variance(S: Tensor, directions: Tensor) -> Tensor:
     return removed / torch.trace(S)
 
 
+@checked
 def matched_count(S: Tensor, directions: Tensor, others: Tensor, k: int) -> int:
     """Smallest k' for which the first k' of `others` remove at least as much variance as the first k `directions`.
 
@@ -320,6 +333,7 @@ def matched_count(S: Tensor, directions: Tensor, others: Tensor, k: int) -> int:
     return int(reached[0]) + 1
 
 
+@checked
 def alignment_score(x: Tensor, G: Tensor) -> Tensor:
     """(x/|x|)^T G (x/|x|) per example, [n], between the extreme eigenvalues of G; equal scores keep the data's order.
 

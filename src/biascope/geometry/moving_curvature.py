@@ -31,6 +31,7 @@ from biascope.geometry.measures import Comparison, compare
 from biascope.inputs import check_inputs
 from biascope.memory import budget, readable
 from biascope.precision import without_autocast
+from biascope.signatures import checked
 
 Params = dict[str, Tensor]
 BATCH = 1024  # training examples at a time
@@ -61,6 +62,7 @@ class EvolutionTerms:
         return float(self.shares.mean())
 
 
+@checked
 @without_autocast()
 def curvature_evolution(
     model: nn.Module,
@@ -106,6 +108,7 @@ def curvature_evolution(
     )
 
 
+@checked
 @without_autocast()
 def evolution_correlation(
     networks: Networks,

@@ -13,6 +13,7 @@ from torch import Tensor
 from biascope.errors import InputError, UnsupportedError
 from biascope.geometry import files
 from biascope.linalg import MarchenkoPastur, effective_rank, marchenko_pastur, principal_angles, subspace_overlap
+from biascope.signatures import checked
 from biascope.tables import facts, grid, number
 
 
@@ -83,6 +84,7 @@ class NADs:
         shifted: Tensor = torch.fft.fftshift(energy, dim=(-2, -1))
         return shifted
 
+    @checked
     def overlap(self, other: NADs | Tensor, k: int) -> float:
         """Mean squared cosine between the spans of the first k directions of both; k / D for random ones.
 
@@ -90,6 +92,7 @@ class NADs:
         """
         return subspace_overlap(*self._spans(other, k))
 
+    @checked
     def principal_angles(self, other: NADs | Tensor, k: int) -> Tensor:
         """Principal angles [k] in radians, ascending, between the spans of the first k directions of both."""
         return principal_angles(*self._spans(other, k))
@@ -104,6 +107,7 @@ class NADs:
             raise InputError(f"inputs of different size: {ours.shape[1]} and {theirs.shape[1]} entries")
         return ours.T.cpu(), theirs.T.cpu()
 
+    @checked
     def effective_rank(self, kind: Literal["entropy", "participation"] = "entropy") -> float:
         """How many directions matter, from 1 to D: exp of the entropy of the eigenvalues' shares, or the participation
         ratio (sum lambda)^2 / sum lambda^2.
@@ -159,12 +163,14 @@ class NADs:
         head = ["NAD", "eigenvalue", "share of the trace"]
         return facts(f"NADs by {self.method}", rows) + grid("Leading directions", head, shares)
 
+    @checked
     def plot(self, first: int = 3) -> Any:
         """The first directions in pixels and in Fourier space, and the spectrum (matplotlib figure)."""
         from biascope.geometry.figures import plot_nads
 
         return plot_nads(self, first)
 
+    @checked
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, whole or not at all."""
         tensors = {name: getattr(self, name) for name in ("directions", "eigenvalues", "standard_errors")}

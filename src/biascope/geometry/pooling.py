@@ -10,13 +10,14 @@ Everything here is float64 NumPy: the objects are small and the closed forms are
 """
 
 import math
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr
 
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 Array = npt.NDArray[np.float64]
 Variant = Literal["exact", "real", "complex", "printed", "appendix"]
@@ -118,6 +119,7 @@ def alias_gain(prefilter: npt.ArrayLike, S: int, l: int) -> float:  # noqa: E741
     return signal / aliases
 
 
+@checked
 def pooling_bayes_accuracy(
     prefilter: npt.ArrayLike,
     S: int,
@@ -149,14 +151,9 @@ def pooling_bayes_accuracy(
     """
     m = _filter(prefilter)
     _check_signal(eps, sigma)
-    offsets = {"full": eps, "half": eps / 2}
-    if gap_convention not in offsets:
-        raise InputError(f"gap_convention={gap_convention!r} is not one of full (means at +-eps v), half (+-eps/2 v)")
-    a = offsets[gap_convention]
+    a = {"full": eps, "half": eps / 2}[gap_convention]
     if variant == "exact":
         return linear_map_bayes_accuracy(pooling_matrix(m, S), cosine_direction(l, m.size), a, sigma)
-    if variant not in get_args(Variant):
-        raise InputError(f"variant={variant!r} is not one of {', '.join(get_args(Variant))}")
     _check_factor(S, m.size)
     scale = {"real": 1.0, "complex": math.sqrt(2), "printed": math.sqrt(2 * S) / 2, "appendix": math.sqrt(S) / 2}
     return float(ndtr(scale[variant] * (a / sigma) * alias_gain(m, S, l)))

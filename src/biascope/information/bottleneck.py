@@ -10,6 +10,7 @@ from torch import Tensor
 
 from biascope.errors import InputError
 from biascope.seeds import generator
+from biascope.signatures import checked
 
 TINY = 1e-300
 SHARP = 5.0  # of the random starts
@@ -28,6 +29,7 @@ class Bottleneck:
     lagrangian: float
 
 
+@checked
 def discrete_bottleneck(
     joint: Tensor, beta: float, size: int | None = None, *, seed: int = 0, starts: int = 20, steps: int = 2000
 ) -> Bottleneck:

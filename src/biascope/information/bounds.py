@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 
 def log_mean_exp(scores: Tensor) -> Tensor:
@@ -34,6 +35,7 @@ def _mean(joint: Tensor) -> Tensor:
     return joint.mean()
 
 
+@checked
 def donsker_varadhan(joint: Tensor, marginal: Tensor) -> Tensor:
     """E_P[T] - log E_Q[e^T], tight at T = log dP/dQ + any constant.
 
@@ -48,6 +50,7 @@ def donsker_varadhan(joint: Tensor, marginal: Tensor) -> Tensor:
     return _mean(joint) - log_mean_exp(marginal)
 
 
+@checked
 def mine_f(joint: Tensor, marginal: Tensor) -> Tensor:
     """E_P[T] - E_Q[e^(T-1)], the f-divergence bound of MINE-f, tight at T = 1 + log dP/dQ.
 
@@ -60,6 +63,7 @@ def mine_f(joint: Tensor, marginal: Tensor) -> Tensor:
     return _mean(joint) - (log_mean_exp(marginal) - 1).exp()
 
 
+@checked
 def nwj(joint: Tensor, marginal: Tensor) -> Tensor:
     """E_P[T] - E_Q[e^T] + 1: the same bound as `mine_f` with T moved by 1 (Nguyen, Wainwright, Jordan).
 
@@ -72,6 +76,7 @@ def nwj(joint: Tensor, marginal: Tensor) -> Tensor:
     return _mean(joint) - log_mean_exp(marginal).exp() + 1
 
 
+@checked
 def info_nce(scores: Tensor) -> Tensor:
     """mean_i [T_ii - log mean_j e^T_ij] for scores [K, K] of x_i with y_j: at most log K, whatever the truth.
 
@@ -88,6 +93,7 @@ def info_nce(scores: Tensor) -> Tensor:
     return (scores.diagonal() - scores.logsumexp(1)).mean() + math.log(len(scores))
 
 
+@checked
 def smile(joint: Tensor, marginal: Tensor, clip: float = 5.0) -> Tensor:
     """E_P[T] - log E_Q[clip(e^T, e^-clip, e^clip)]: less variance than Donsker-Varadhan, but no bound any more.
 
@@ -102,6 +108,7 @@ def smile(joint: Tensor, marginal: Tensor, clip: float = 5.0) -> Tensor:
     return _mean(joint) - log_mean_exp(marginal.clamp(-clip, clip))
 
 
+@checked
 def jensen_shannon(joint: Tensor, marginal: Tensor) -> Tensor:
     """Lower bound on the Jensen-Shannon divergence of P and Q (at most log 2), tight at T = log dP/dQ.
 
@@ -133,6 +140,7 @@ class MineObjective:
         (2.0, -0.2)
     """
 
+    @checked
     def __init__(self, rate: float = 0.01) -> None:
         if not 0 < rate <= 1:
             raise InputError(f"the rate of the moving average must lie in (0, 1], got {rate}")
@@ -152,6 +160,7 @@ class MineObjective:
         return _mean(joint) - now - (ratio - ratio.detach())
 
 
+@checked
 def sample_size(
     parameters: int, accuracy: float, confidence: float, bound: float, radius: float, lipschitz: float
 ) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from biascope.errors import InputError
 from biascope.information.samples import is_discrete
 from biascope.seeds import generator
+from biascope.signatures import checked
 
 KNOTS = 256  # of the map to normal scores, per column
 EMBEDDING = 32  # features in which a separable critic compares x and y
@@ -36,6 +37,7 @@ class Encoder(nn.Module):
     knots: Tensor
     scores: Tensor
 
+    @checked
     def __init__(self, values: Tensor) -> None:
         super().__init__()
         self.discrete = is_discrete(values)
@@ -95,6 +97,7 @@ class JointCritic(nn.Module):
         torch.Size([10])
     """
 
+    @checked
     def __init__(self, x_features: int, y_features: int, width: int = 128, depth: int = 2, seed: int = 0) -> None:
         super().__init__()
         self.network = mlp([x_features + y_features, *[width] * depth, 1], generator(seed, "critic"))
@@ -114,6 +117,7 @@ class SeparableCritic(nn.Module):
         True
     """
 
+    @checked
     def __init__(self, x_features: int, y_features: int, width: int = 128, depth: int = 2, seed: int = 0) -> None:
         super().__init__()
         rng = generator(seed, "critic")
@@ -125,6 +129,7 @@ class SeparableCritic(nn.Module):
         products: Tensor = self.g(x) * self.h(y)
         return products.sum(1)
 
+    @checked
     def pairs(self, x: Tensor, y: Tensor) -> Tensor:
         """Scores [n, m] of every row of x with every row of y."""
         scores: Tensor = self.g(x) @ self.h(y).T
@@ -140,6 +145,7 @@ class EncodedCritic(nn.Module):
         torch.Size([10])
     """
 
+    @checked
     def __init__(self, x: Encoder, y: Encoder, critic: nn.Module) -> None:
         super().__init__()
         self.x, self.y, self.critic = x, y, critic

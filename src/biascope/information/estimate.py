@@ -6,7 +6,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from biascope.information.result import EstimateWarning, MutualInformation
 from biascope.information.samples import checked_pairs, split_pairs
 from biascope.information.train import Objective, Training, train_critic
 from biascope.precision import without_autocast
+from biascope.signatures import checked
 
 Estimator = Literal["mine", "mine-f", "nwj", "infonce", "smile", "ksg"]
 
@@ -40,6 +41,7 @@ ENOUGH = 4096  # validation pairs looked at: they only choose the step
 FEW = 30  # rows that carry E_Q[e^T]: with fewer the mean is a matter of luck
 
 
+@checked
 @without_autocast()
 def mutual_information(
     x: Tensor,
@@ -89,8 +91,6 @@ def mutual_information(
         >>> abs(est.nats - 0.511) < 0.1, est.is_lower_bound
         (True, True)
     """
-    if estimator not in get_args(Estimator):
-        raise InputError(f"estimator {estimator!r} is not known; choose one of {', '.join(get_args(Estimator))}")
     options: dict[str, object] = {"critic": critic, "steps": steps, "batch_size": batch_size, "lr": lr}
     _refuse_unused(estimator, options | {"held_out": held_out, "ema_rate": ema_rate, "clip": clip, "k": k})
     if estimator == "ksg":
@@ -152,7 +152,7 @@ def _trained(
     found = told_by.report(trained.critic, chosen_by)
     notes = _notes(estimator, found.nats, len(x), len(parts.held_out), found.cap, found.carriers, trained)
     for note in notes:
-        warnings.warn(f"{estimator}: {note}", EstimateWarning, stacklevel=4)
+        warnings.warn(f"{estimator}: {note}", EstimateWarning, stacklevel=5)
     return MutualInformation(
         nats=found.nats,
         standard_error=found.standard_error,

@@ -12,6 +12,7 @@ from torch import Tensor
 from biascope.errors import InputError, UnsupportedError
 from biascope.information.result import EstimateWarning, MutualInformation
 from biascope.information.samples import checked_pairs, is_discrete
+from biascope.signatures import checked
 
 TREE_COLUMNS = 8  # up to so many columns in all a k-d tree beats looking at every distance
 CELLS = 2**22  # distances held at a time
@@ -19,6 +20,7 @@ BLOCKS = 5  # of samples at least, for the standard error; twice as many where t
 MANY = 10  # columns in all beyond which neighbours are far and the estimate too low
 
 
+@checked
 def ksg(x: Tensor, y: Tensor, k: int = 3, algorithm: int = 1, seed: int = 0) -> MutualInformation:
     """I(x; y) in nats from x [n, ...], y [n, ...] by k nearest neighbours in the maximum norm; no training, no bound.
 
@@ -64,7 +66,7 @@ def ksg(x: Tensor, y: Tensor, k: int = 3, algorithm: int = 1, seed: int = 0) -> 
     if nats > math.log(len(x)):
         notes.append(f"{nats:.3g} nats exceed log({len(x)}): nearest neighbours of {len(x)} samples cannot tell")
     for note in notes:
-        warnings.warn(f"ksg: {note}", EstimateWarning, stacklevel=2)
+        warnings.warn(f"ksg: {note}", EstimateWarning, stacklevel=3)
     none = torch.empty(0, dtype=torch.float64, device="cpu")
     return MutualInformation(
         nats=nats,
@@ -113,6 +115,7 @@ def _standard_error(x: Tensor, y: Tensor, k: int, algorithm: int) -> float:
     return float(torch.stack(values).std() / math.sqrt(blocks))
 
 
+@checked
 def local_information(x: Tensor, y: Tensor, k: int = 3, algorithm: int = 1) -> Tensor:
     """Terms [n] whose mean is the estimate, from x [n, p] and y [n, q] as they are (float64, no rescaling).
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from biascope.data import correlated_gaussians, gaussian_mutual_information, noisy_function
 from biascope.errors import InputError
 from biascope.seeds import generator
+from biascope.signatures import checked
 
 Draw = Callable[[int, int], tuple[Tensor, Tensor]]
 
@@ -31,11 +32,13 @@ class Problem:
     draw: Draw = field(repr=False)
     log_ratio: Callable[[Tensor, Tensor], Tensor] = field(repr=False)
 
+    @checked
     def sample(self, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
         """n independent pairs; labels are int64."""
         return self.draw(n, seed)
 
 
+@checked
 def gaussian_problem(
     dim: int = 1, rho: float = 0.5, transform: Literal["identity", "cubic", "tanh"] = "identity"
 ) -> Problem:
@@ -72,6 +75,7 @@ def _gaussian_log_ratio(x: Tensor, y: Tensor, rho: float) -> Tensor:
     return (rho * x * y - rho * rho * (x.square() + y.square()) / 2) / kept - math.log(kept) / 2
 
 
+@checked
 def noisy_function_problem(
     function: Literal["linear", "cubic", "sine"] = "linear", sigma: float = 0.5, dim: int = 2
 ) -> Problem:
@@ -102,6 +106,7 @@ def noisy_function_problem(
     return Problem(f"noisy-{function}-sigma{sigma:g}", nats, draw, log_ratio)
 
 
+@checked
 def sign_mixture_problem(rho: float = 0.9) -> Problem:
     """Standard Gaussians x, y [n, 1] of correlation +rho or -rho with equal chances: uncorrelated, yet dependent.
 
@@ -150,6 +155,7 @@ def _sign_mixture_nats(rho: float) -> float:
     return lost - math.log(2) - math.log(kept) / 2
 
 
+@checked
 def mixture_problem(classes: int = 3, distance: float = 2.0) -> Problem:
     """x [n, 1] is Gaussian around distance * label, y [n] the label (int64), all labels alike; at most log(classes).
 
@@ -182,6 +188,7 @@ def mixture_problem(classes: int = 3, distance: float = 2.0) -> Problem:
     return Problem(f"mixture-{classes}-distance{distance:g}", float(torch.stack(parts).mean()), draw, log_ratio)
 
 
+@checked
 def discrete_problem(table: Tensor) -> Problem:
     """Labels x, y [n] (int64) with joint probabilities `table` [a, b]: sum p log(p / (p_x p_y)) nats.
 

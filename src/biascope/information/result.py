@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from biascope.signatures import checked
 from biascope.tables import facts, number
 
 
@@ -65,6 +66,7 @@ class MutualInformation:
             f"Mutual information, {self.estimator}", rows | {f"note {i + 1}": n for i, n in enumerate(self.notes)}
         )
 
+    @checked
     def plot(self, ax: Any = None) -> Any:
         """The curve on validation pairs, and the held-out number with two standard errors; returns the figure."""
         from biascope.information.figures import plot_estimate

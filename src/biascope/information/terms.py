@@ -12,6 +12,7 @@ from torch.func import functional_call
 from biascope.errors import InputError
 from biascope.information.bounds import MineObjective, donsker_varadhan
 from biascope.information.critics import paired_scores
+from biascope.signatures import checked
 
 
 class MineTerm:
@@ -35,6 +36,7 @@ class MineTerm:
         (True, True)
     """
 
+    @checked
     def __init__(self, critic: nn.Module, lr: float = 1e-4, rate: float = 0.01) -> None:
         parameters = [p for p in critic.parameters() if p.requires_grad]
         if not parameters or not 0 < lr < math.inf:
@@ -43,6 +45,7 @@ class MineTerm:
         self.objective = MineObjective(rate)
         self.optimizer = torch.optim.Adam(parameters, lr=lr)
 
+    @checked
     def fit(self, x: Tensor, y: Tensor) -> float:
         """One step of the critic on pairs x [n, ...], y [n, ...] (no gradient reaches them); the estimate before it."""
         joint, marginal = self._scores(self.critic, x.detach(), y.detach())
@@ -68,6 +71,7 @@ class MineTerm:
         return scores[: len(x)], scores[len(x) :]
 
 
+@checked
 def adaptive_clip(information: Sequence[Tensor], loss: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The gradient of an information term, made no longer than that of the loss: min(|g_u|, |g_m|) g_m / |g_m| (C.1).
 
@@ -104,6 +108,7 @@ def _length(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return torch.stack([(g / unit).square().sum() for g in filled]).sum().sqrt(), unit
 
 
+@checked
 def clipped_backward(loss: Tensor, information: Tensor, parameters: Iterable[Tensor], beta: float = 1.0) -> None:
     """Set `.grad` of `parameters` for descending loss - beta * information, with the information's part clipped.
 

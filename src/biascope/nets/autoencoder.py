@@ -5,6 +5,8 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
+from biascope.signatures import checked
+
 from .parts import Activation, make_activation
 from .registry import register
 
@@ -23,6 +25,7 @@ class Autoencoder(nn.Module):
         (torch.Size([3, 784]), torch.Size([3, 30]))
     """
 
+    @checked
     def __init__(
         self,
         *,

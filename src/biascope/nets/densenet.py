@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 from .parts import Activation, check_choice, make_activation, make_norm2d
 from .registry import register
@@ -52,6 +53,7 @@ class DenseNet(nn.Module):
         torch.Size([2, 10])
     """
 
+    @checked
     def __init__(
         self,
         *,

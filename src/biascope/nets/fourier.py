@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 from .mlp import MLP
 from .parts import Activation, check_choice
@@ -44,6 +45,7 @@ class FourierFeatures(nn.Module):
 
     frequencies: Tensor
 
+    @checked
     def __init__(self, frequencies: Tensor) -> None:
         super().__init__()
         self.register_buffer("frequencies", frequencies.detach().clone())
@@ -68,6 +70,7 @@ class FFN(nn.Module):
         torch.Size([8, 8, 3])
     """
 
+    @checked
     def __init__(
         self,
         *,

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 from .registry import register
 
 
+@checked
 def box_prefilter(in_features: int, stride: int) -> Tensor:
     """The DFT magnitudes [D] of the box filter of length S = `stride` on D = `in_features` points.
 
@@ -43,6 +45,7 @@ class LinearPooling(nn.Module):
 
     prefilter: Tensor
 
+    @checked
     def __init__(
         self,
         *,

@@ -2,6 +2,8 @@
 
 from torch import Tensor, nn
 
+from biascope.signatures import checked
+
 from .registry import register
 
 
@@ -15,6 +17,7 @@ class LogReg(nn.Module):
         torch.Size([3, 2])
     """
 
+    @checked
     def __init__(self, *, in_features: int = 1024, outputs: int = 1) -> None:
         super().__init__()
         self.linear = nn.Linear(in_features, outputs)

@@ -5,6 +5,8 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
+from biascope.signatures import checked
+
 from .parts import Activation, Scale, check_choice, make_activation
 from .registry import register
 
@@ -30,6 +32,7 @@ class MLP(nn.Module):
         torch.Size([3, 10])
     """
 
+    @checked
     def __init__(
         self,
         *,

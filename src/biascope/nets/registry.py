@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from biascope.errors import BiascopeError, InputError, near
+from biascope.signatures import checked
 from biascope.tables import facts
 
 Factory = Callable[..., nn.Module]
@@ -48,6 +49,7 @@ class NetInfo:
         rows = {"what": self.summary, "input": " x ".join(map(str, self.input_shape)), "options": options}
         return facts(self.name, rows)
 
+    @checked
     def options_for(self, input_shape: Sequence[int]) -> dict[str, int]:
         """The options that make this network accept examples of another shape.
 
@@ -71,6 +73,7 @@ class NetInfo:
 _REGISTRY: dict[str, NetInfo] = {}
 
 
+@checked
 def register(name: str, *, summary: str, input_shape: Sequence[int], **options: Any) -> Callable[[F], F]:
     """Put a class (or any function that builds a module) into the registry; `options` override its defaults.
 
@@ -99,6 +102,7 @@ def register(name: str, *, summary: str, input_shape: Sequence[int], **options: 
     return keep
 
 
+@checked
 def unregister(name: str) -> None:
     """Take a network out of the registry.
 
@@ -119,6 +123,7 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(_REGISTRY))
 
 
+@checked
 def info(name: str) -> NetInfo:
     """The entry of one name.
 
@@ -134,6 +139,7 @@ def info(name: str) -> NetInfo:
     )
 
 
+@checked
 def build(name: str, seed: int | None = None, *, devices: Sequence[int] = (), **options: Any) -> nn.Module:
     """Build a network by name (or by anything `resolve` takes).
 
@@ -159,6 +165,7 @@ def build(name: str, seed: int | None = None, *, devices: Sequence[int] = (), **
         return factory(**options)
 
 
+@checked
 def resolve(spec: str) -> Factory:
     """The factory behind a registry name, `package.module:factory` or `path/to/script.py:factory`.
 

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from biascope.signatures import checked
+
 from .parts import Activation, check_choice, make_activation, make_norm2d
 from .registry import register
 
@@ -75,6 +77,7 @@ class ResNet(nn.Module):
         torch.Size([2, 10])
     """
 
+    @checked
     def __init__(
         self,
         *,

@@ -6,6 +6,8 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
+from biascope.signatures import checked
+
 from .parts import Sine
 from .registry import register
 
@@ -25,6 +27,7 @@ class SIREN(nn.Module):
         torch.Size([8, 8, 3])
     """
 
+    @checked
     def __init__(
         self,
         *,

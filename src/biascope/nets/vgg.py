@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 from .parts import Activation, check_choice, make_activation, make_norm2d, make_pool2d
 from .registry import register
@@ -45,6 +46,7 @@ class VGG(nn.Module):
         torch.Size([2, 10])
     """
 
+    @checked
     def __init__(
         self,
         *,

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 from .parts import Activation, check_choice, make_activation
 from .registry import register
@@ -97,6 +98,7 @@ class ViT(nn.Module):
         torch.Size([2, 10])
     """
 
+    @checked
     def __init__(
         self,
         *,

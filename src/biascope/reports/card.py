@@ -24,6 +24,7 @@ from biascope.reports import figures
 from biascope.reports.html import Html, page, stamp_of, tag, with_flags
 from biascope.reports.panels import PANELS, Panel, PanelFunction, Subject, make_subject
 from biascope.reports.panels.pace import worthwhile_threads
+from biascope.signatures import checked
 from biascope.studies.environment import device_name
 
 
@@ -47,6 +48,7 @@ class Card:
         return tag("div", tag("table", *rows), tag("p", "The card: ", link, f" ({self.seconds:.0f} s)"))
 
 
+@checked
 def make_card(
     spec: str,
     input_shape: Sequence[int] | None = None,

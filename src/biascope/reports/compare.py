@@ -31,6 +31,7 @@ from biascope.reports.panels.input_geometry import (
 from biascope.reports.panels.pace import worthwhile_threads
 from biascope.reports.panels.tangent_kernel import KernelFacts, kernel_facts, samples
 from biascope.reports.spans import Overlaps, overlaps
+from biascope.signatures import checked
 from biascope.studies.environment import device_name
 from biascope.tables import number
 
@@ -66,6 +67,7 @@ class _One:
     parameters: int
 
 
+@checked
 def make_compare(
     specs: Sequence[str],
     input_shape: Sequence[int] | None = None,

@@ -17,6 +17,7 @@ from biascope.errors import InputError
 from biascope.files import write_text
 from biascope.reports.html import tag, write_look
 from biascope.reports.study_page import changed_options, write_study_page
+from biascope.signatures import checked
 from biascope.studies import Run, load_result
 from biascope.studies.runs import MARKER
 
@@ -43,6 +44,7 @@ class Kept:
         return tag("p", "Kept: ", link, f" ({self.size / 1000:.0f} kB{without})")
 
 
+@checked
 def keep(run_folder: str | Path, into: str | Path = "reproductions", name: str = "", replace: bool = False) -> Kept:
     """Copy a finished run folder into `into` in committed form.
 

@@ -15,6 +15,7 @@ from typing import Any
 from biascope.errors import BiascopeError, InputError
 from biascope.reports.html import Html, csv_link, join, page, table, tag
 from biascope.reports.study_page import changed_options
+from biascope.signatures import checked
 from biascope.studies import load_result, studies
 from biascope.studies.claims import Claim, claims
 from biascope.studies.registry import PAPERS, Study
@@ -71,6 +72,7 @@ class _Finished:
     options: Mapping[str, Any]
 
 
+@checked
 def ledger(folder: str | Path = "reproductions") -> Ledger:
     """The rows of all claims, from the run folders in `folder`.
 
@@ -152,6 +154,7 @@ def untested(study: Study, options: Mapping[str, Any]) -> str:
     return f" Not tested: {'; '.join(missing)}." if missing else ""
 
 
+@checked
 def summary(rows: Sequence[Row]) -> str:
     """How many claims there are, and how many have which verdict at their largest run.
 
@@ -166,6 +169,7 @@ def summary(rows: Sequence[Row]) -> str:
     return f"{len(first)} claims: " + ", ".join(f"{count[verdict]} {verdict}" for verdict in VERDICTS) + "."
 
 
+@checked
 def ledger_markdown(rows: Sequence[Row], relative_to: Path | None = None, page_name: str = "") -> str:
     """The ledger as Markdown, by paper; runs are linked relative to `relative_to`.
 
@@ -190,6 +194,7 @@ def ledger_markdown(rows: Sequence[Row], relative_to: Path | None = None, page_n
     return "\n".join(lines)
 
 
+@checked
 def ledger_page(rows: Sequence[Row], relative_to: Path | None = None, look: str = "") -> str:
     """The ledger as a page: rows can be narrowed by verdict and by words. `look`: as in `page`.
 

@@ -8,11 +8,13 @@ from typing import Any
 from biascope.files import write_text
 from biascope.reports import figures
 from biascope.reports.html import Html, csv_link, figure, image, join, page, table, tag
+from biascope.signatures import checked
 from biascope.studies import Chart, HeatMap, Run, StudyResult, find, load_result
 
 INLINE = 20_000  # characters that the numbers of one chart may take on a page that is kept
 
 
+@checked
 def write_study_page(
     path: str | Path, light: bool = False, formats: Sequence[str] = figures.FORMATS, dpi: int | None = None
 ) -> Path:

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 Ends = Literal["between", "included"]
 
 
+@checked
 def cosine_power(vectors: Tensor, ends: Ends = "between") -> Tensor:
     """Share of every cosine in the energy of vectors [n, k] (or [n]) on a uniform grid of a segment: [n, k].
 
@@ -48,6 +50,7 @@ def cosine_power(vectors: Tensor, ends: Ends = "between") -> Tensor:
     return power / total
 
 
+@checked
 def dominant_cosine(vectors: Tensor, ends: Ends = "between") -> Tensor:
     """The frequency with the largest share for each of the vectors [n, k] (or [n]): [k], in periods over the segment.
 

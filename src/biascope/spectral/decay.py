@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from biascope.errors import InputError
 from biascope.precision import without_autocast
+from biascope.signatures import checked
 from biascope.spectral.norms import spectral_norm
 from biascope.spectral.regions import Polygons, Segments
 from biascope.spectral.relu_network import ReLUNetwork, affine_map, check_at, relu_network
@@ -55,6 +56,7 @@ class LipschitzBounds:
         return facts("Bounds of the Lipschitz constant", vars(self))
 
 
+@checked
 def decay_exponent(
     transform: Segments | Polygons | Transform,
     direction: Sequence[float] = (1.0,),
@@ -111,6 +113,7 @@ def decay_exponent(
     return Decay(slope, error, at, envelope)
 
 
+@checked
 @without_autocast()
 def lipschitz_bounds(model: nn.Module | ReLUNetwork, x: Tensor) -> LipschitzBounds:
     """The chain of equation 7 for a network; W_eps is looked at in the regions that x [n, d] falls in.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from biascope.errors import InputError
+from biascope.signatures import checked
 from biascope.tables import facts, several
 
 
@@ -36,12 +37,14 @@ class RBFBasis:
         rows = {"samples": len(self.values), "width": self.width, "leading eigenvalues": several(self.values)}
         return facts("Eigenbasis of a Gaussian kernel", rows)
 
+    @checked
     def spectrum(self, f: Tensor) -> Tensor:
         """f~[n] = phi_n . f of values on the samples f [..., n]."""
         if f.shape[-1] != len(self.values):
             raise InputError(f"f has shape {list(f.shape)}; its last axis must be the {len(self.values)} samples")
         return f.to(self.vectors) @ self.vectors
 
+    @checked
     def noise(self, gamma: float = 2.0) -> Tensor:
         """psi_gamma = sum_n (n / N)^gamma phi_n on the samples, [N]: more of it in higher eigenvectors."""
         n = len(self.values)
@@ -49,6 +52,7 @@ class RBFBasis:
         return self.vectors @ weights
 
 
+@checked
 def rbf_eigenbasis(x: Tensor, width: float) -> RBFBasis:
     """Eigenbasis of the Gaussian kernel exp(-r^2 / width^2) (no factor 2) on samples x [n, ...], in float64.
 

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 Embedding = Callable[[Tensor], Tensor]  # z [n] -> points [n, d]
 
 
+@checked
 def flower(petals: int = 0) -> Embedding:
     """gamma_L(z) = (1 + 1/2 sin(2 pi L z)) (cos 2 pi z, sin 2 pi z): a closed curve of L petals, the circle for L = 0.
 
@@ -28,6 +30,7 @@ def flower(petals: int = 0) -> Embedding:
     return gamma
 
 
+@checked
 def composition_kernel(gamma: Embedding, latent: Tensor, k: Tensor, points: int = 4096) -> Tensor:
     """P_gamma(l, k) = ∫_0^1 e^{i (k . gamma(z) - l z)} dz, the share of f~(k) in (f ∘ gamma)~(l).
 
@@ -62,6 +65,7 @@ def composition_kernel(gamma: Embedding, latent: Tensor, k: Tensor, points: int 
     return away @ along
 
 
+@checked
 def max_latent_frequency(gamma: Embedding, k: Tensor, points: int = 4096) -> Tensor:
     """max_z |J_gamma(z) k|, the highest latent frequency (radians) that input frequencies k [n, d] reach: [n].
 

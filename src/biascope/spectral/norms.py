@@ -7,8 +7,10 @@ from torch import Tensor
 
 from biascope.errors import InputError
 from biascope.seeds import generator
+from biascope.signatures import checked
 
 
+@checked
 def spectral_norm(w: Tensor, iterations: int | None = None, seed: int = 0) -> Tensor:
     """Largest singular value of w [..., m, n]: [...]. Exact, or by `iterations` steps of power iteration on W^T W.
 

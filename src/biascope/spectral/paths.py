@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from biascope.errors import InputError
 from biascope.functional import refuse_batch_dependence
 from biascope.precision import without_autocast
+from biascope.signatures import checked
 from biascope.tables import grid, mean
 
 Classifier = Callable[[Tensor], Tensor]  # inputs [n, ...] -> logits [n, classes]
@@ -60,6 +61,7 @@ class Paths:
         )
 
 
+@checked
 @without_autocast()
 def autoneb(
     classify: Classifier,

@@ -16,6 +16,7 @@ from biascope.functional import refuse_batch_dependence
 from biascope.precision import without_autocast
 from biascope.progress import progress
 from biascope.seeds import generator
+from biascope.signatures import checked
 from biascope.spectral.spectrum import amplitude_spectrum
 from biascope.tables import grid, number
 
@@ -44,6 +45,7 @@ class Robustness:
         return grid(f"Amplitude after / before, {self.draws} draws", ["delta", *map(str, self.frequencies)], rows)
 
 
+@checked
 def sphere_directions(params: dict[str, Tensor], draws: int, rng: torch.Generator) -> dict[str, Tensor]:
     """Directions {name: [draws, *shape]}, uniform on the unit sphere of all parameters together.
 
@@ -59,6 +61,7 @@ def sphere_directions(params: dict[str, Tensor], draws: int, rng: torch.Generato
     return {n: v / norm.reshape(-1, *[1] * (v.dim() - 1)) for n, v in raw.items()}
 
 
+@checked
 @without_autocast()
 def perturbation_robustness(
     model: nn.Module,
@@ -141,6 +144,7 @@ class HighFrequencyVolume:
         return grid(f"Volume of {self.samples} samples", ["cut-off", "share"], zip(self.cutoffs.tolist(), shares))
 
 
+@checked
 @without_autocast()
 def high_frequency_volume(
     widths: Sequence[int],

@@ -20,12 +20,14 @@ from scipy.spatial import ConvexHull, QhullError
 from torch import Tensor
 
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 TERMS = 24  # of the power series; |kp| radius <= 1 makes the first omitted term 1e-20
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Complex = np.ndarray[tuple[int, ...], np.dtype[np.complex128]]
 
 
+@checked
 def polytope_transform(vertices: Tensor, k: Tensor) -> Tensor:
     """∫_P e^{-i k . x} dx of the convex hull P of vertices [m, d], at wave vectors k [n, d]: complex128 [n].
 

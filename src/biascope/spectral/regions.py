@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from biascope.errors import InputError
 from biascope.precision import without_autocast
+from biascope.signatures import checked
 from biascope.spectral.relu_network import ReLUNetwork, affine_map, check_at, relu_network
 from biascope.tables import facts
 
@@ -78,6 +79,7 @@ class Polygons:
         return facts("Piecewise linear function of the plane", rows)
 
 
+@checked
 @without_autocast()
 def linear_regions_1d(
     model: nn.Module | ReLUNetwork, low: float | Tensor, high: float | Tensor, max_knots: int = 1_000_000
@@ -133,6 +135,7 @@ def linear_regions_1d(
     return Segments(t if along else t + start, values, slopes)
 
 
+@checked
 @without_autocast()
 def linear_regions_2d(
     model: nn.Module | ReLUNetwork,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from biascope.errors import InputError, UnsupportedError
 from biascope.precision import without_autocast
+from biascope.signatures import checked
 
 READ = (nn.Linear, nn.ReLU, nn.Flatten, nn.Identity)
 PLAIN = "an nn.Sequential of Linear, ReLU and Flatten layers"
@@ -45,6 +46,7 @@ class ReLUNetwork:
         """Outputs [n, c] at x [n, ...]."""
         return self.preactivations(x)[-1]
 
+    @checked
     def preactivations(self, x: Tensor) -> list[Tensor]:
         """What every affine map gives, [n, d_k] each; the last one is the output."""
         h = self.inputs(x)
@@ -54,6 +56,7 @@ class ReLUNetwork:
             found.append(h)
         return found
 
+    @checked
     def inputs(self, x: Tensor) -> Tensor:
         """x as float64 [n, d] on the CPU."""
         flat = x.detach().reshape(len(x), -1) if x.dim() else x.reshape(1, 1)
@@ -65,6 +68,7 @@ class ReLUNetwork:
         return flat.to("cpu", torch.float64)
 
 
+@checked
 @without_autocast()
 def relu_network(model: nn.Module | ReLUNetwork) -> ReLUNetwork:
     """Read the affine maps of a ReLU network; anything that is not Linear, ReLU or Flatten is refused by name.
@@ -117,6 +121,7 @@ def relu_network(model: nn.Module | ReLUNetwork) -> ReLUNetwork:
     return net
 
 
+@checked
 @without_autocast()
 def activation_pattern(model: nn.Module | ReLUNetwork, x: Tensor) -> list[Tensor]:
     """Which hidden units are active at x [n, d]: one boolean tensor [n, d_k] for each hidden layer.
@@ -131,6 +136,7 @@ def activation_pattern(model: nn.Module | ReLUNetwork, x: Tensor) -> list[Tensor
     return [z > 0 for z in net.preactivations(x)[:-1]]
 
 
+@checked
 @without_autocast()
 def affine_map(model: nn.Module | ReLUNetwork, x: Tensor) -> tuple[Tensor, Tensor]:
     """W_eps [n, c, d] and b_eps [n, c] of the linear region that each x lies in: f(x) = W_eps x + b_eps there.

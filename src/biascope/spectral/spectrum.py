@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 
+@checked
 def amplitude_spectrum(y: Tensor, sided: Literal["single", "raw"] = "single") -> Tensor:
     """Magnitudes of the DFT of y [..., n], sampled at z = j/n (end point left out, else integer frequencies leak).
 
@@ -36,6 +38,7 @@ def amplitude_spectrum(y: Tensor, sided: Literal["single", "raw"] = "single") ->
     return found
 
 
+@checked
 def radial_spectrum(values: Tensor, extent: float = 1.0) -> tuple[Tensor, Tensor]:
     """Wave numbers [m] (cycles per unit length) and zeta [..., m], sums of |FFT| / n^2 over rings, of maps [..., n, n].
 

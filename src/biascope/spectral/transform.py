@@ -16,12 +16,14 @@ from scipy.special import spherical_jn
 from torch import Tensor
 
 from biascope.errors import InputError
+from biascope.signatures import checked
 from biascope.spectral.polytope import simplex_series
 from biascope.spectral.regions import Polygons, Segments
 
 BLOCK = 2_000_000  # (wave vectors x edges) at a time
 
 
+@checked
 def fourier_transform(regions: Segments | Polygons, k: Tensor, boundary: bool = True) -> Tensor:
     """f~(k) of a function given by its linear regions: complex128 [n], or [n, c] for c > 1 outputs.
 
@@ -48,6 +50,7 @@ def fourier_transform(regions: Segments | Polygons, k: Tensor, boundary: bool = 
     return found[:, 0] if found.shape[1] == 1 else found
 
 
+@checked
 def transform_from_jumps(knots: Tensor, jumps: Tensor, k: Tensor) -> Tensor:
     """f~(k) = -k^{-2} sum_j dw_j e^{-i k t_j} for compact support; dw [m] the jumps of the slope at knots [m].
 
