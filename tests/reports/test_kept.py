@@ -48,10 +48,10 @@ def test_large_parts_are_left_out_and_named(finished: Run, tmp_path: Path) -> No
     finished.save_arrays("large", x=torch.zeros(300_000))
     (finished.path / "metrics.jsonl").write_text('{"a": 1}\n' * 40_000)
     kept = keep(finished.path, tmp_path / "kept")
-    assert kept.left_out == ("metrics.jsonl (0.4 MB)", "2 arrays (1.2 MB)")
+    assert kept.left_out == ("metrics.jsonl (0.4 MB)", "1 of 2 arrays (1.2 MB)")
     shown = kept._repr_html_()
     assert f'href="{kept.path.as_posix()}/index.html"' in shown
-    assert "left out: metrics.jsonl (0.4 MB), 2 arrays (1.2 MB)" in shown
+    assert "left out: metrics.jsonl (0.4 MB), 1 of 2 arrays (1.2 MB)" in shown
     page = (kept.path / "index.html").read_text()
     assert "<svg" not in page
     assert 'href="../page.css"' in page
@@ -59,7 +59,7 @@ def test_large_parts_are_left_out_and_named(finished: Run, tmp_path: Path) -> No
     linked = [part.split('"')[0] for part in page.split('src="')[1:]]
     assert linked
     assert all((kept.path / name).is_file() for name in linked)
-    assert not (kept.path / "arrays").exists()
+    assert [file.name for file in (kept.path / "arrays").iterdir()] == ["curves.safetensors"]  # the study's own, small
 
 
 def test_nothing_private_is_kept(finished: Run, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """A finished run in the form that is committed: small, without anything private, still a run folder.
 
-Kept: configuration, environment, result, metrics when small, figures as PNG, arrays when small in all, and
-the page, which links to the figures and to the look that all kept pages share. Paths that are absolute or lead upwards
-become file names, and the host's name is taken out.
+Kept: configuration, environment, result, metrics when small, figures as PNG, the small arrays, and the page, which links
+to the figures and to the look that all kept pages share. Paths that are absolute or lead upwards become file names, and
+the host's name is taken out.
 """
 
 import json
@@ -10,6 +10,7 @@ import platform
 import re
 import shutil
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from biascope.signatures import checked
 from biascope.studies import Run, load_result
 from biascope.studies.runs import MARKER
 
-ARRAYS_LIMIT = 400_000  # bytes, all arrays together
+ARRAYS_LIMIT = 400_000  # bytes, the arrays kept, all together
 METRICS_LIMIT = 150_000
 DIGITS = 5  # of the numbers behind curves and maps; those of the verdict are kept whole
 DPI = 150  # for a screen; print is drawn again from result.json
@@ -162,11 +163,14 @@ def _copy_metrics(source: Path, target: Path, left_out: list[str]) -> None:
 
 
 def _copy_arrays(source: Path, target: Path, left_out: list[str]) -> None:
-    arrays = sorted(source.glob("*.safetensors"))
-    size = sum(file.stat().st_size for file in arrays)
-    if size > ARRAYS_LIMIT:
-        left_out.append(f"{len(arrays)} arrays ({size / 1e6:.1f} MB)")
-        return
-    target.mkdir()
-    for file in arrays:
+    """The smallest first, as many as fit: curves and accuracies are small, directions and kernels are not."""
+    arrays = sorted(source.glob("*.safetensors"), key=lambda file: (file.stat().st_size, file.name))
+    sizes = list(accumulate(file.stat().st_size for file in arrays))
+    fits = sum(size <= ARRAYS_LIMIT for size in sizes)
+    if fits < len(arrays):
+        size = sizes[-1] - (sizes[fits - 1] if fits else 0)
+        left_out.append(f"{len(arrays) - fits} of {len(arrays)} arrays ({size / 1e6:.1f} MB)")
+    if fits:
+        target.mkdir()
+    for file in arrays[:fits]:
         shutil.copyfile(file, target / file.name)
