@@ -1,6 +1,6 @@
 """A finished run in the form that is committed: small, without anything private, still a run folder.
 
-Kept: configuration, environment, result, metrics when small, figures as PNG, the small arrays, and the page, which links
+Kept: configuration, environment, result, small metrics, figures as PNG, the small arrays, and the page, which links
 to the figures and to the look that all kept pages share. Paths that are absolute or lead upwards become file names, and
 the host's name is taken out.
 """
