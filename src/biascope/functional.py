@@ -12,12 +12,14 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from inspect import isclass
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from biascope.arguments import said
 from biascope.derivatives import call
 from biascope.errors import BiascopeError, InputError, UnsupportedError, near
 from biascope.inputs import Inputs, batch_size, map_inputs, tensors_of
@@ -101,7 +103,7 @@ def functional(
         ['2.weight', '2.bias']
     """
     if not isinstance(module, nn.Module):
-        raise InputError(f"expected an nn.Module, got {type(module).__name__}; wrap a function in a module first")
+        raise _no_module(module)
     module = getattr(module, "_orig_mod", module)  # a compiled module hides the original one here
     if isinstance(module, torch.jit.ScriptModule):
         raise UnsupportedError(
@@ -138,6 +140,12 @@ def functional(
     taken = {k: named.pop(k).detach() for k in chosen}
     frozen = {k: v.detach() for k, v in (named | buffers).items()}
     return Functional(module, _cast(taken, dtype), _cast(frozen, dtype), output, dtype, device)
+
+
+def _no_module(given: Any) -> InputError:
+    if isclass(given) and issubclass(given, nn.Module):
+        return InputError(f"expected an nn.Module, got the class {given.__name__}: pass {given.__name__}(...)")
+    return InputError(f"expected an nn.Module, got {type(given).__name__}; wrap a function in a module first")
 
 
 def modules_of(module: nn.Module) -> dict[nn.Module, str]:
@@ -223,7 +231,7 @@ def device_of(device: torch.device | str | None) -> torch.device:
 
 def compute_dtype(precision: str, params: Iterable[Tensor]) -> torch.dtype:
     """Precision in which the network itself is evaluated; bf16 and tf32 concern the contractions only."""
-    if precision not in {"float32", "float64", "tf32", "bf16"}:
+    if not isinstance(precision, str) or precision not in {"float32", "float64", "tf32", "bf16"}:
         raise InputError(f"precision={precision!r} is not known; choose float32, float64, tf32 or bf16")
     if precision == "float64" or (precision == "float32" and any(p.dtype == torch.float64 for p in params)):
         return torch.float64
@@ -242,8 +250,11 @@ def select_params(named: Mapping[str, Tensor], params: ParamSelection) -> list[s
     elif callable(params):
         chosen = {k for k, p in named.items() if params(k, p)}
     else:
+        patterns = [params] if isinstance(params, str) or not isinstance(params, Iterable) else list(params)
+        if not all(isinstance(pattern, str) for pattern in patterns):
+            raise InputError(f"params={said(params)}: names, 'all' or a function (name, tensor) -> bool are needed")
         chosen = set()
-        for pattern in [params] if isinstance(params, str) else params:
+        for pattern in patterns:
             hits = {k for k in named if k == pattern or k.startswith(f"{pattern}.") or fnmatch.fnmatchcase(k, pattern)}
             if not hits:
                 places = [*named, *{k.rpartition(".")[0] for k in named} - {""}]

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
+from biascope.arguments import check_tensor
 from biascope.derivatives import differentiable_attention
 from biascope.errors import InputError
 from biascope.functional import Functional, Params, ParamSelection, functional, no_reentrant_checkpoints
@@ -283,7 +284,7 @@ class Jacobian(LinearOperator):
         full = {}
         for name, q in self.f.params.items():
             t = v.get(name)
-            if t is not None and t.shape != q.shape:
+            if t is not None and check_tensor(t, name).shape != q.shape:
                 raise InputError(f"J @ v: '{name}' has shape {list(t.shape)}, the parameter {list(q.shape)}")
             full[name] = torch.zeros_like(q) if t is None else t.to(self.f.device, self.f.dtype)
         out = torch.empty(self.n, self.c, dtype=self.f.dtype, device=self.f.device)
@@ -294,6 +295,8 @@ class Jacobian(LinearOperator):
 
     def vjp(self, u: Tensor) -> Flat:
         """J^T u for u [n, c]: flat [p], with `.as_dict()`."""
+        if check_tensor(u, "u").shape not in {(self.n, self.c), (self.n * self.c,)}:
+            raise InputError(f"J^T u: u must be [{self.n}, {self.c}] or [{self.n * self.c}], got {list(u.shape)}")
         u = u.reshape(self.n, self.c).to(self.f.device, self.f.dtype)
         total: Params = {}
         with arithmetic("float32"):

@@ -18,6 +18,7 @@ from biascope.curvature.space import ParameterSpace
 from biascope.errors import InputError, UnsupportedError
 from biascope.linalg import Eigenpairs
 from biascope.linalg.operator import LinearOperator, check_chunk
+from biascope.signatures import checked
 
 MODES = ("exact", "factored")
 
@@ -64,6 +65,7 @@ class BlockMetric(Metric):
             return self._matmat(Y)
         raise UnsupportedError("a product of two metrics has no adjoint here; multiply in the other order")
 
+    @checked
     def diagonal(self, chunk: int = 256) -> Tensor:
         """[p]."""
         out = torch.empty(self.shape[0], 1, dtype=self.dtype, device=self.device)
@@ -91,6 +93,7 @@ class BlockMetric(Metric):
         except UnsupportedError:
             return super().spectral_norm()
 
+    @checked
     def to_dense(self, chunk: int = 256) -> Tensor:
         """[p, p], in the flat parameter order; the pieces are put in as they are, whatever the chunk."""
         check_chunk(chunk)
@@ -111,6 +114,7 @@ class BlockMetric(Metric):
                 f"factored damping is not defined for representation={self.representation!r}: kfac and ekfac have it"
             )
 
+    @checked
     def solve(self, v: Vector, damping: float = 0.0, mode: str = "exact", complement: str = "keep") -> Any:
         """(F + damping I)^-1 v, in v's form.
 
@@ -127,6 +131,7 @@ class BlockMetric(Metric):
             return back(piece.solve(X, damping, mode, complement))
         return back(self._each(X, lambda piece, part: piece.solve(part, damping, mode)))
 
+    @checked
     def inverse(self, damping: float = 0.0, mode: str = "exact") -> LinearOperator:
         """(F + damping I)^-1 as a metric; lazily for quasidiagonal and lowrank pieces, whose inverses are full."""
         self._check_mode(mode)
@@ -135,10 +140,12 @@ class BlockMetric(Metric):
             return super().inverse(damping, mode)
         return self._like([p for p in pieces if p is not None], f"inverse {self.info.get('what', 'metric')}")
 
+    @checked
     def power(self, exponent: float, cutoff: float = 0.0) -> BlockMetric:
         """F^e, piece by piece."""
         return self._like([piece.power(exponent, cutoff) for piece in self.pieces], f"power {exponent:g}")
 
+    @checked
     def sample(
         self, n: int, damping: float = 0.0, generator: torch.Generator | None = None, mode: str = "exact"
     ) -> Tensor:
@@ -158,6 +165,7 @@ class BlockMetric(Metric):
         """All eigenvalues the representation holds, descending."""
         return torch.cat([piece.eigenvalues() for piece in self.pieces]).sort(descending=True).values
 
+    @checked
     def eigh(self, k: int | None = None) -> Eigenpairs:
         """The k largest eigenpairs (all if None), by pieces; low rank gives its non-zero ones by duality."""
         values = torch.cat([piece.eigenvalues() for piece in self.pieces])
@@ -172,6 +180,7 @@ class BlockMetric(Metric):
         done = torch.ones(k, dtype=torch.bool, device=self.device)
         return Eigenpairs(values[:k], vectors, residuals, done, 0, k)
 
+    @checked
     def to_eigenbasis(self, v: Tensor) -> Tensor:
         """Coordinates of v [p] or [p, k] in the eigenbasis, piece after piece."""
         X, back = self._columns(v, "to_eigenbasis")
@@ -179,6 +188,7 @@ class BlockMetric(Metric):
         out: Tensor = back(torch.cat(parts))
         return out
 
+    @checked
     def from_eigenbasis(self, v: Tensor) -> Tensor:
         """Back from coordinates to [p] or [p, k]."""
         sizes = [len(piece.eigenvalues()) for piece in self.pieces]
@@ -227,6 +237,7 @@ class BlockMetric(Metric):
 
     # files ------------------------------------------------------------------------------------------------------
 
+    @checked
     def save(self, path: str | Path) -> Path:
         """Write to one safetensors file."""
         from biascope.curvature.files import save_metric

@@ -23,10 +23,12 @@ from biascope.functional import Functional, ParamSelection, functional
 from biascope.inputs import Inputs, batches, take
 from biascope.layers import StaleError, anatomy, forget
 from biascope.precision import arithmetic
+from biascope.signatures import checked
 
 Representation = str | Mapping[str, str]
 
 
+@checked
 def fisher(
     model: nn.Module,
     data: Any,
@@ -114,6 +116,7 @@ def fisher(
     )
 
 
+@checked
 def ggn(
     model: nn.Module,
     data: Any,
@@ -159,6 +162,7 @@ def ggn(
     )
 
 
+@checked
 def l2_metric(model: nn.Module, data: Any, representation: Representation = "ekfac", **options: Any) -> Metric:
     """L2 pull-back metric (1/n) sum_i J_i^T J_i: how far the function moves when the parameters do.
 
@@ -171,6 +175,7 @@ def l2_metric(model: nn.Module, data: Any, representation: Representation = "ekf
     return fisher(model, data, representation, "gaussian", "exact", **options)
 
 
+@checked
 def gradient_covariance(
     model: nn.Module,
     data: Any,

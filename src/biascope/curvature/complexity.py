@@ -14,10 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from biascope.arguments import check_count, check_number, check_tensor
 from biascope.curvature.build import l2_metric
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 
+@checked
 def feature_norm(model: nn.Module, x: Any, **options: Any) -> float:
     """||Phi||_F = sqrt(tr K), the norm of the Jacobian on x, exactly and without forming it.
 
@@ -57,9 +60,13 @@ class PathComplexity:
         self._before: Tensor | None = None
         self._norm = 0.0
 
+    @checked
     def update(self, model: nn.Module) -> float:
         """Add the step from the last call to now; gives the sum so far."""
-        now = torch.cat([p.detach().reshape(-1).clone() for p in model.parameters() if p.requires_grad])
+        trained = [p.detach().reshape(-1).clone() for p in model.parameters() if p.requires_grad]
+        if not trained:
+            raise InputError(f"{type(model).__name__} has no parameter that is trained: there is no path")
+        now = torch.cat(trained)
         if self._before is not None:
             if now.shape != self._before.shape:
                 raise InputError(f"the model had {len(self._before)} trained parameters, now {len(now)}")
@@ -69,6 +76,7 @@ class PathComplexity:
         return self.value
 
 
+@checked
 def ball_bound(radius: float, K: Tensor) -> float:
     """Rademacher complexity of {<w, Phi>: ||w|| <= radius} is at most (radius / n) sqrt(tr K), K [n, n].
 
@@ -76,9 +84,20 @@ def ball_bound(radius: float, K: Tensor) -> float:
         >>> ball_bound(1.0, torch.eye(4))
         0.5
     """
-    return radius / len(K) * math.sqrt(float(K.trace()))
+    _check_ball(radius, K)
+    trace = float(K.trace())
+    if not (trace >= 0 and math.isfinite(trace)):
+        raise InputError(f"K has trace {trace}: a positive semi-definite kernel of finite numbers is needed")
+    return radius / len(K) * math.sqrt(trace)
 
 
+def _check_ball(radius: float, K: Tensor) -> None:
+    check_number(radius, "radius", least=0)
+    if K.dim() != 2 or K.shape[0] != K.shape[1] or K.numel() == 0 or not K.is_floating_point():
+        raise InputError(f"K must be a kernel [n, n] of real numbers, got {K.dtype} {list(K.shape)}")
+
+
+@checked
 def ball_complexity(radius: float, K: Tensor, samples: int = 1000, seed: int = 0) -> tuple[float, float]:
     """The exact complexity (radius / n) E sqrt(s^T K s) over random signs s, by sampling: (mean, standard error).
 
@@ -87,12 +106,18 @@ def ball_complexity(radius: float, K: Tensor, samples: int = 1000, seed: int = 0
         >>> mean, error
         (0.5, 0.0)
     """
+    _check_ball(radius, K)
     generator = torch.Generator().manual_seed(seed)
+    samples = check_count(samples, "samples", least=2)
     signs = torch.randint(0, 2, (samples, len(K)), generator=generator, device="cpu").to(K) * 2 - 1
     values = radius / len(K) * ((signs @ K) * signs).sum(1).clamp_min(0.0).sqrt()
-    return float(values.mean()), float(values.std() / math.sqrt(samples))
+    mean = float(values.mean())
+    if not math.isfinite(mean):
+        raise InputError("K has a NaN or infinity")
+    return mean, float(values.std() / math.sqrt(samples))
 
 
+@checked
 def learning_flow_bound(steps: Sequence[float], feature_norms: Sequence[float], n: int) -> float:
     """Theorem: the class {sum_t <dw_t, Phi_t>: ||dw_t||_{A_t} <= m_t} has complexity <= sum_t (m_t / n) ||Phi_t||_F.
 
@@ -107,11 +132,15 @@ def learning_flow_bound(steps: Sequence[float], feature_norms: Sequence[float], 
     """
     if len(steps) != len(feature_norms):
         raise InputError(f"{len(steps)} steps but {len(feature_norms)} feature norms")
+    for t, (m, p) in enumerate(zip(steps, feature_norms)):
+        check_number(m, f"steps[{t}]", least=0)
+        check_number(p, f"feature_norms[{t}]", least=0)
     if n < 1:
         raise InputError(f"n={n}: at least one example")
     return math.fsum(m * p for m, p in zip(steps, feature_norms)) / n
 
 
+@checked
 def margin_bound(empirical_risk: float, complexity: float, n: int, delta: float = 0.05) -> float:
     """Risk <= empirical margin risk + 2 R_S(l_gamma(F)) + 3 sqrt(log(2 / delta) / (2 n)), with probability 1 - delta.
 
@@ -123,9 +152,13 @@ def margin_bound(empirical_risk: float, complexity: float, n: int, delta: float 
     """
     if not 0 < delta < 1:
         raise InputError(f"delta={delta}: a probability between 0 and 1")
+    check_number(empirical_risk, "empirical_risk", least=0)
+    check_number(complexity, "complexity", least=0)
+    check_count(n, "n")
     return empirical_risk + 2 * complexity + 3 * math.sqrt(math.log(2 / delta) / (2 * n))
 
 
+@checked
 def margin_risk(outputs: Tensor, labels: Tensor, gamma: float) -> float:
     """Mean ramp loss of the margins: 1 below 0, 0 above gamma, a ramp between.
 
@@ -142,15 +175,28 @@ def margin_risk(outputs: Tensor, labels: Tensor, gamma: float) -> float:
         0.5
     """
     _check_gamma(gamma)
-    if outputs.dim() != 2 or labels.shape != outputs.shape[:1]:
+    if outputs.dim() != 2 or labels.shape != outputs.shape[:1] or outputs.numel() == 0:
         raise InputError(f"outputs must be [n, c] and labels [n], got {list(outputs.shape)} and {list(labels.shape)}")
-    outputs = outputs.detach()
+    outputs = check_tensor(outputs, "outputs", floating=True).detach()
     if outputs.shape[1] == 1:
         margins = _signs(labels).to(outputs) * outputs[:, 0]
     else:
-        own = outputs.gather(1, labels[:, None])
-        margins = (own - outputs.scatter(1, labels[:, None], -math.inf).amax(1, keepdim=True))[:, 0]
-    return float((1 - margins / gamma).clamp(0.0, 1.0).mean())
+        _check_classes(labels, outputs.shape[1])
+        index = labels[:, None].long()
+        own = outputs.gather(1, index)
+        margins = (own - outputs.scatter(1, index, -math.inf).amax(1, keepdim=True))[:, 0]
+    risk = float((1 - margins / gamma).clamp(0.0, 1.0).mean())
+    if math.isnan(risk):
+        raise InputError("outputs has a NaN")
+    return risk
+
+
+def _check_classes(labels: Tensor, classes: int) -> None:
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise InputError(f"labels must be class indices (integers), got {labels.dtype}")
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise InputError(f"labels has class {low if low < 0 else high}, but outputs has classes 0 to {classes - 1}")
 
 
 def _signs(labels: Tensor) -> Tensor:
@@ -169,6 +215,7 @@ def _check_gamma(gamma: float) -> None:
         raise InputError(f"gamma={gamma}: must be positive")
 
 
+@checked
 def multiclass_complexity(radius: float, K: Tensor, classes: int, gamma: float) -> float:
     """R_S(l_gamma(F)) <= c^(3/2) radius / (gamma n) sqrt(tr K) for c linear outputs on the features of K [n, n].
 
@@ -201,6 +248,7 @@ class NormBounds:
     rank: int = 0
 
 
+@checked
 def optimal_norm_bound(K: Tensor, y: Tensor, cutoff: float | None = None) -> NormBounds:
     """Bounds of ||w*||_A ||A^-1 Phi^T||_F / n for w* = Phi^T K^-1 y: A = I, and the best A in K's eigenbasis.
 
@@ -250,7 +298,7 @@ def optimal_norm_bound(K: Tensor, y: Tensor, cutoff: float | None = None) -> Nor
         warnings.warn(
             f"the kernel is ill-conditioned: with a cutoff ten times larger the bounds are {coarser.euclidean:.3g} and "
             f"{coarser.optimal:.3g}, not {part.euclidean:.3g} and {part.optimal:.3g}; they are set by the cutoff",
-            stacklevel=2,
+            stacklevel=3,
         )
     return found
 

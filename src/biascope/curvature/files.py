@@ -18,6 +18,8 @@ from biascope.curvature.quasidiagonal import ArrowPiece
 from biascope.curvature.space import ParameterSpace
 from biascope.errors import CorruptError, InputError
 from biascope.files import checksum, read_tensors, write_tensors
+from biascope.functional import device_of
+from biascope.signatures import checked
 
 FORMAT = 1
 PIECES: dict[str, type[Piece]] = {
@@ -53,6 +55,7 @@ def save_metric(F: BlockMetric, path: Path) -> Path:
     return path
 
 
+@checked
 def load_curvature(path: str | Path, device: torch.device | str = "cpu") -> BlockMetric:
     """Read a metric that `F.save(path)` wrote.
 
@@ -77,7 +80,7 @@ def load_curvature(path: str | Path, device: torch.device | str = "cpu") -> Bloc
     if header.get("format") != FORMAT:
         raise CorruptError(f"{path}: format {header.get('format')!r}, this version of biascope reads {FORMAT}")
     try:
-        return _assemble(header, arrays, torch.device(device), path)
+        return _assemble(header, arrays, device_of(device), path)
     except (KeyError, TypeError, IndexError, AttributeError) as e:
         raise CorruptError(f"{path}: the header does not fit the arrays ({e!r}); save it again") from None
 

@@ -25,6 +25,7 @@ from biascope.inputs import batches
 from biascope.layers import Anatomy, leaves
 from biascope.memory import readable
 from biascope.precision import arithmetic, without_cudnn
+from biascope.signatures import checked
 
 Loss = str | Callable[[Tensor, Tensor | None], Tensor]
 
@@ -100,6 +101,7 @@ class HessianMetric(ProductMetric):
         return out / self.stream.n
 
 
+@checked
 def hessian(
     model: nn.Module,
     data: Any,

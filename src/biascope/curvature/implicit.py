@@ -24,6 +24,7 @@ from biascope.linalg import Diagonal, cg, damped
 from biascope.linalg.eigenbasis import check_damping
 from biascope.linalg.operator import LinearOperator
 from biascope.precision import arithmetic
+from biascope.signatures import checked
 
 GRAM_BYTES = 2**30  # rows that are formed to get an exact Frobenius norm
 COTANGENTS = 2**24  # entries of cotangents at a time in the products of a centred metric
@@ -109,6 +110,7 @@ class ImplicitMetric(ProductMetric):
         assert out is not None, "data is never empty"
         return out.T if centre is None else out.T - (centre.means @ (centre.sums.T / n)).to(X.dtype)
 
+    @checked
     @arithmetic("float32")
     def quadratic_form(self, v: Vector) -> Tensor:
         """v^T F v from J v alone: a number, or [k] for a block."""
@@ -162,6 +164,7 @@ class ImplicitMetric(ProductMetric):
         chunks = self.stream.chunks([b for u in self.units for b in u.blocks])
         return chunks if self.means is None else widened(chunks)
 
+    @checked
     @arithmetic("float32")
     def diagonal(self, chunk: int = 256) -> Tensor:
         """Exact, by one pass with the layer rules."""
@@ -189,6 +192,7 @@ class ImplicitMetric(ProductMetric):
         self.stream.refuse_nonfinite()
         return piece.frobenius_squared().sqrt()
 
+    @checked
     def jacobi(self, damping: float) -> LinearOperator:
         """1 / (diag F + damping), a preconditioner for `solve`."""
         return Diagonal(1.0 / (self.diagonal() + damping))

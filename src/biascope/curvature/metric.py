@@ -19,6 +19,7 @@ from biascope.functional import Params
 from biascope.linalg import Eigenpairs, Estimate, diagonal, eigsh, frobenius_norm_squared, hutchinson
 from biascope.linalg.operator import LinearOperator
 from biascope.linalg.resolved import resolved, warn_unresolved
+from biascope.signatures import checked
 from biascope.tables import facts
 
 Vector = Any  # a dict {name: tensor}, a flat vector [p] or a block [p, k]
@@ -112,6 +113,7 @@ class Metric(LinearOperator):
 
         return LazyMetric(self, operator)
 
+    @checked
     def quadratic_form(self, v: Vector) -> Tensor:
         """v^T F v: a number, or [k] for a block."""
         X, _ = self._columns(v, "quadratic_form")
@@ -136,14 +138,17 @@ class Metric(LinearOperator):
         """Largest |eigenvalue|, by Lanczos unless the representation knows it."""
         return eigsh(self, 1, which="LM").values[0].abs()
 
+    @checked
     def estimate_trace(self, samples: int = 64, seed: int = 0) -> Estimate:
         """tr F by random products, with its standard error."""
         return hutchinson(self, samples, seed=seed)
 
+    @checked
     def estimate_diagonal(self, samples: int = 64, seed: int = 0) -> Estimate:
         """Diagonal [p] by random products, with its standard errors."""
         return diagonal(self, samples, seed=seed)
 
+    @checked
     def estimate_frobenius_norm(self, samples: int = 64, seed: int = 0) -> Estimate:
         """||F||_F by random products, with its standard error (by the delta method)."""
         e = frobenius_norm_squared(self, samples, seed=seed)
@@ -152,18 +157,22 @@ class Metric(LinearOperator):
 
     # inverses ---------------------------------------------------------------------------------------------------
 
+    @checked
     def solve(self, v: Vector, damping: float = 0.0, mode: str = "exact") -> Any:
         """(F + damping I)^-1 v, in v's form."""
         raise self._cannot("solve")
 
+    @checked
     def inverse(self, damping: float = 0.0, mode: str = "exact") -> LinearOperator:
         """(F + damping I)^-1: a metric where the representation is closed, else an operator that solves when used."""
         return DampedInverse(self, damping, mode)
 
+    @checked
     def power(self, exponent: float, cutoff: float = 0.0) -> Metric:
         """F^e; for e < 0 the pseudo-inverse's power, without eigenvalues below `cutoff` times the largest."""
         raise self._cannot("power")
 
+    @checked
     def sample(
         self, n: int, damping: float = 0.0, generator: torch.Generator | None = None, mode: str = "exact"
     ) -> Tensor:
@@ -172,6 +181,7 @@ class Metric(LinearOperator):
 
     # the spectrum -----------------------------------------------------------------------------------------------
 
+    @checked
     def eigh(self, k: int | None = None) -> Eigenpairs:
         """The k largest eigenpairs (all that the representation holds if None).
 
@@ -183,19 +193,22 @@ class Metric(LinearOperator):
             raise self._cannot("eigh() of the whole spectrum (eigh(k) works)")
         double = self.dtype == torch.float64
         pairs = eigsh(self, k, tol=1e-12 if double else 1e-6)
-        warn_unresolved(pairs, "ask for fewer" + ("" if double else ", or use precision='float64'"))
+        warn_unresolved(pairs, "ask for fewer" + ("" if double else ", or use precision='float64'"), stacklevel=4)
         return replace(pairs, converged=resolved(pairs.values, pairs.residuals))
 
+    @checked
     def to_eigenbasis(self, v: Tensor) -> Tensor:
         """Coordinates of v in the eigenbasis."""
         raise self._cannot("to_eigenbasis")
 
+    @checked
     def from_eigenbasis(self, v: Tensor) -> Tensor:
         """Back from coordinates."""
         raise self._cannot("from_eigenbasis")
 
     # files ------------------------------------------------------------------------------------------------------
 
+    @checked
     def save(self, path: str | Path) -> Path:
         """Write to one file; `bs.load_curvature(path)` reads it."""
         raise self._cannot("save")
@@ -206,6 +219,7 @@ class Metric(LinearOperator):
             "'kfac', 'ekfac', 'diagonal' and 'lowrank' can"
         )
 
+    @checked
     def unflatten(self, v: Tensor) -> Params:
         """Flat [p] to {name: tensor}, or [m, p] to {name: [m, *shape]}."""
         return self.space.unflatten(v)

@@ -82,6 +82,8 @@ def checked_labels(likelihood: str, y: Tensor | None, n: int, shape: OutputShape
         raise InputError("this needs labels: give data as (x, y) or as batches (x, y)")
     if not isinstance(y, Tensor):
         raise InputError(f"labels must be a tensor, got {type(y).__name__}")
+    if y.is_complex():
+        raise InputError(f"labels must be real numbers, got {y.dtype}")
     if y.dim() == 0 or len(y) != n:
         raise InputError(f"{n} examples but labels of shape {list(y.shape)}")
     if likelihood == "categorical":

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_number
 from biascope.errors import InputError, UnsupportedError
 from biascope.linalg import psd_eigh, symmetrise
 from biascope.linalg.eigenbasis import check_damping
@@ -152,6 +153,8 @@ def powers(s: Tensor, exponent: float, cutoff: float, rounding: float, known: Te
     Entries that are each known by themselves (a diagonal) have `rounding` 0: then zeros are left out, and numbers too
     small for all their digits. `known`: False where an entry is rounding alone, whatever its size.
     """
+    check_number(exponent, "exponent")
+    check_number(cutoff, "cutoff")
     largest = s.abs().max() if len(s) else s.new_zeros(())
     floor = (max(cutoff, rounding) * largest).clamp_min(torch.finfo(s.dtype).tiny)
     keep = torch.ones_like(s, dtype=torch.bool)

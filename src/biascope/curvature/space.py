@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -9,6 +10,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_tensor
 from biascope.errors import InputError
 from biascope.functional import Functional, Params
 
@@ -52,12 +54,14 @@ class ParameterSpace:
 
     def flatten(self, v: Params) -> Tensor:
         """{name: tensor} to [p]; parameters left out count as zero."""
+        if not isinstance(v, Mapping):
+            raise InputError(f"expected {{name: tensor}}, got {type(v).__name__}")
         unknown = set(v) - set(self.shapes)
         if unknown:
             raise InputError(f"{sorted(unknown)[0]!r} is not a parameter of this metric; it has {list(self.shapes)}")
         out = torch.zeros(self.size, dtype=self.dtype, device=self.device)
         for name, t in v.items():
-            if tuple(t.shape) != self.shapes[name]:
+            if tuple(check_tensor(t, name).shape) != self.shapes[name]:
                 raise InputError(f"'{name}' has shape {list(t.shape)}, the parameter {list(self.shapes[name])}")
             if t.device != self.device:
                 raise InputError(f"'{name}' is on {t.device}, the metric on {self.device}: move it there first")
@@ -66,6 +70,8 @@ class ParameterSpace:
 
     def unflatten(self, v: Tensor) -> Params:
         """[p] to {name: tensor}, or [m, p] to {name: [m, *shape]}."""
+        if check_tensor(v, "v").shape[-1:] != (self.size,):
+            raise InputError(f"a vector [{self.size}] or rows [m, {self.size}] are needed, not shape {list(v.shape)}")
         lead = v.shape[:-1]
         return {name: v[..., self.ranges[name]].reshape((*lead, *shape)) for name, shape in self.shapes.items()}
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from biascope.arguments import check_count, check_tensor
 from biascope.curvature.accumulate import Stream
 from biascope.curvature.blockwise import BlockMetric
 from biascope.curvature.families import likelihood_family
@@ -20,8 +22,10 @@ from biascope.functional import Params, functional
 from biascope.inputs import batches, read_again
 from biascope.layers import anatomy
 from biascope.linalg import hutchinson
+from biascope.signatures import checked
 
 
+@checked
 def consolidation_penalty(F: Metric, params: Params, anchor: Params, strength: float = 1.0) -> Tensor:
     """Elastic weight consolidation: (strength / 2) (w - w*)^T F (w - w*), differentiable in `params`.
 
@@ -39,9 +43,7 @@ def consolidation_penalty(F: Metric, params: Params, anchor: Params, strength: f
         >>> consolidation_penalty(F, dict(net.named_parameters()), anchor).item()
         0.0
     """
-    missing = [k for k in F.space.shapes if k not in params or k not in anchor]
-    if missing:
-        raise InputError(f"'{missing[0]}' is a parameter of the metric but is not given")
+    params, anchor = _known(F, params), _known(F, anchor)
     moved = {k: params[k] - anchor[k].to(params[k]) for k in F.space.shapes}
     with torch.no_grad():
         pull = F @ {k: d.detach() for k, d in moved.items()}
@@ -50,6 +52,19 @@ def consolidation_penalty(F: Metric, params: Params, anchor: Params, strength: f
     return strength * inner
 
 
+def _known(F: Metric, params: Params) -> Params:
+    """Those of the parameters that the metric is of; all of them must be there, with their shapes."""
+    found = {}
+    for name, shape in F.space.shapes.items():
+        if name not in params:
+            raise InputError(f"'{name}' is a parameter of the metric but is not given")
+        found[name] = check_tensor(params[name], name)
+        if tuple(found[name].shape) != shape:
+            raise InputError(f"'{name}' has shape {list(found[name].shape)}, the parameter {list(shape)}")
+    return found
+
+
+@checked
 def pruning_scores(F: Metric, params: Params, method: str = "damage", damping: float = 0.0) -> Params:
     """How much the loss should rise when a weight is set to zero: {name: scores}.
 
@@ -63,7 +78,7 @@ def pruning_scores(F: Metric, params: Params, method: str = "damage", damping: f
         >>> {k: s.shape for k, s in pruning_scores(F, dict(net.named_parameters())).items()}
         {'weight': torch.Size([2, 3]), 'bias': torch.Size([2])}
     """
-    w = F.space.flatten({k: params[k] for k in F.space.shapes})
+    w = F.space.flatten(_known(F, params))
     if method == "damage":
         scores = 0.5 * w.square() * F.diagonal()
     elif method == "surgeon":
@@ -73,6 +88,7 @@ def pruning_scores(F: Metric, params: Params, method: str = "damage", damping: f
     return F.space.unflatten(scores)
 
 
+@checked
 def natural_gradient(F: Metric, gradient: Params, damping: float, mode: str = "exact") -> Params:
     """Descent direction -(F + damping I)^-1 gradient, as a dict of steps.
 
@@ -89,6 +105,7 @@ def natural_gradient(F: Metric, gradient: Params, damping: float, mode: str = "e
     return {k: -v for k, v in out.items()}
 
 
+@checked
 def laplace_samples(
     F: Metric,
     params: Params,
@@ -108,11 +125,12 @@ def laplace_samples(
     """
     if n_data < 1 or not prior_precision > 0:
         raise InputError(f"n_data={n_data} and prior_precision={prior_precision} must be positive")
-    mean = F.space.flatten({k: params[k] for k in F.space.shapes})
+    mean = F.space.flatten(_known(F, params))
     draws = F.sample(samples, damping=prior_precision / n_data, generator=generator) / n_data**0.5
     return F.space.unflatten(mean + draws)
 
 
+@checked
 def influence_scores(
     F: Metric,
     model: nn.Module,
@@ -146,6 +164,7 @@ def influence_scores(
     return solved.T @ right.T.to(F.dtype) if few is left else left.to(F.dtype) @ solved
 
 
+@checked
 def loss_gradients(
     model: nn.Module,
     data: Any,
@@ -174,6 +193,7 @@ def loss_gradients(
     return -torch.cat(rows.kept)
 
 
+@checked
 def effective_dimension(F: Metric, damping: float, samples: int = 64, seed: int = 0) -> float:
     """tr F (F + damping I)^-1 = sum_j s_j / (s_j + damping): how many directions the data determine.
 
@@ -185,8 +205,9 @@ def effective_dimension(F: Metric, damping: float, samples: int = 64, seed: int 
         >>> 0 < effective_dimension(F, 1e-3) < 8
         True
     """
-    if not damping > 0:
+    if not 0 < damping < math.inf:
         raise InputError(f"damping={damping}: must be positive")
+    check_count(samples, "samples")
     if isinstance(F, BlockMetric):
         try:
             s = F.eigenvalues().double().clamp_min(0.0)

@@ -22,6 +22,7 @@ from biascope.kernels.system import system
 from biascope.linalg import FromFunction, eigsh, psd_eigh
 from biascope.linalg.resolved import resolved
 from biascope.precision import arithmetic
+from biascope.signatures import checked
 from biascope.tables import facts, several
 
 DENSE = 4000  # matrices up to this size are formed and decomposed; larger ones are reached by products
@@ -52,12 +53,17 @@ class MetricEigenpairs:
         rows = {"parameters": len(self.vectors), "eigenpairs": len(self.values), "decomposed": self.side}
         return facts(f"Metric on {self.n} examples", rows | {"leading eigenvalues": several(self.values)})
 
+    @checked
     def vector(self, j: int) -> Params:
         """Eigenvector j as {parameter: tensor}."""
+        k = self.vectors.shape[1]
+        if not -k <= j < k:
+            raise InputError(f"j={j}: eigenvectors 0 to {k - 1} are there")
         parts = torch.split(self.vectors[:, j], [s.numel() for s in self.shapes.values()])
         return {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts)}
 
 
+@checked
 def metric_eigenpairs(
     model: nn.Module | Jacobian,
     x: Any = None,

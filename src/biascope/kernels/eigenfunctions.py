@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from biascope.arguments import check_tensor
 from biascope.errors import InputError
 from biascope.functional import ParamSelection, functional
 from biascope.jacobian import Jacobian
@@ -16,8 +17,10 @@ from biascope.kernels.kernel import Kernel
 from biascope.kernels.pullback import Stream, group_size, pull_back
 from biascope.kernels.spectrum import Spectrum
 from biascope.precision import arithmetic
+from biascope.signatures import checked
 
 
+@checked
 def eigenfunction_targets(K: Kernel | Spectrum, index: int | Sequence[int], binarize: bool = True) -> Tensor:
     """Eigenfunctions of the kernel as targets on its own examples, [N], or [N, m] for several.
 
@@ -44,6 +47,7 @@ def eigenfunction_targets(K: Kernel | Spectrum, index: int | Sequence[int], bina
     return chosen[:, 0] if isinstance(index, int) else chosen
 
 
+@checked
 def binarization_overlap(vectors: Tensor) -> Tensor:
     """<sign(phi) / sqrt(N), phi> for unit phi, columns of [N, k] or [N]: sqrt(2 / pi) = 0.798 for Gaussian entries.
 
@@ -51,13 +55,14 @@ def binarization_overlap(vectors: Tensor) -> Tensor:
         >>> binarization_overlap(torch.tensor([3.0, -4.0]))
         tensor(0.9899)
     """
-    norm = vectors.norm(dim=0)
-    if not bool((norm > 0).all()):
-        raise InputError("a zero vector has no overlap with its signs")
+    norm = check_tensor(vectors, "vectors", dims=(1, 2), floating=True).norm(dim=0)
+    if not bool(((norm > 0) & norm.isfinite()).all()):
+        raise InputError("a vector that is zero or not finite has no overlap with its signs")
     overlap: Tensor = vectors.abs().sum(0) / (norm * len(vectors) ** 0.5)
     return overlap
 
 
+@checked
 def target_alignments(
     model: nn.Module,
     x: Any,
@@ -91,7 +96,7 @@ def target_alignments(
     if stream.shuffles:
         raise InputError("x is a DataLoader that shuffles, so the targets do not belong to it; switch shuffling off")
     n, c = stream.n, stream.outputs
-    if targets.dim() != 2 or len(targets) != n * c:
+    if targets.dim() != 2 or len(targets) != n * c or targets.shape[1] == 0 or targets.is_complex():
         raise InputError(f"targets has shape {list(targets.shape)}; {n} examples and {c} outputs need [{n * c}, k]")
     if not bool(torch.isfinite(targets).all()):
         raise InputError("targets has a NaN or infinity")
@@ -125,6 +130,7 @@ class Rotation:
     median_gain: float
 
 
+@checked
 def rotation_gain(
     before: nn.Module,
     after: nn.Module,
@@ -184,6 +190,7 @@ def _coarsest(model: nn.Module, columns: Tensor, precision: str) -> float:
     return max(torch.finfo(t).eps for t in (used, columns.dtype) if t.is_floating_point)
 
 
+@checked
 def centred_prediction(
     model: nn.Module,
     x: Any,
@@ -207,6 +214,7 @@ def centred_prediction(
     return out
 
 
+@checked
 def fourier_power(vectors: Tensor) -> Tensor:
     """Share of every frequency in the energy of vectors [n, k] (or [n]) on a uniform grid: [n // 2 + 1, k].
 
@@ -217,17 +225,19 @@ def fourier_power(vectors: Tensor) -> Tensor:
         >>> int(fourier_power(wave).argmax())
         3
     """
-    if vectors.dim() not in (1, 2) or len(vectors) < 2:
-        raise InputError(f"vectors on a grid [n] or [n, k] with n >= 2 are needed, not shape {list(vectors.shape)}")
+    if vectors.dim() not in (1, 2) or len(vectors) < 2 or vectors.numel() == 0 or vectors.is_complex():
+        got = f"{vectors.dtype} {list(vectors.shape)}"
+        raise InputError(f"real vectors on a grid [n] or [n, k] with n >= 2 are needed, not {got}")
     n = len(vectors)
     power: Tensor = torch.fft.rfft(vectors.double(), dim=0).abs().square()
     power[1 : (n + 1) // 2] *= 2  # these stand for a pair of conjugate frequencies
     total = power.sum(0)
-    if not bool((total > 0).all()):
-        raise InputError("a zero vector has no frequency")
+    if not bool(((total > 0) & total.isfinite()).all()):
+        raise InputError("a vector that is zero or not finite has no frequency")
     return power / total
 
 
+@checked
 def dominant_frequency(vectors: Tensor) -> Tensor:
     """The frequency with the largest share for each of the vectors [n, k] (or [n]): [k] whole numbers of periods.
 

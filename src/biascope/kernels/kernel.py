@@ -12,13 +12,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_choice, check_tensor
 from biascope.errors import CorruptError, InputError, UnsupportedError
 from biascope.files import read_tensors, write_tensors
 from biascope.kernels.plan import Plan
 from biascope.kernels.spectrum import Spectrum, centre, spectrum
+from biascope.signatures import checked
 from biascope.tables import facts, several
 
 SHOWN_UP_TO = 512  # rows up to which a notebook may wait for the spectrum
+
+
+DIMS = {"full": 4, "trace": 2, "diagonal": 3}  # dimensions of the values, by mode
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,6 +49,12 @@ class Kernel:
     recompute: Callable[[], dict[str, Tensor]] | None = field(default=None, compare=False)
     centring: str | None = None
     model_outputs: int | None = None  # of the model, where known: with one output, integer labels are values
+
+    def __post_init__(self) -> None:
+        mode = check_choice(self.mode, "mode", tuple(DIMS))
+        check_tensor(self.values, f"values of a {mode!r} kernel", dims=DIMS[mode], floating=True)
+        if self.symmetric and self.n[0] != self.n[1]:
+            raise InputError(f"a symmetric kernel is square, not {self.n[0]}x{self.n[1]}: pass symmetric=False")
 
     @property
     def tensor(self) -> Tensor:
@@ -84,6 +95,7 @@ class Kernel:
 
     # ------------------------------------------------------------------------------------------------- the matrix
 
+    @checked
     def centered(self, kind: str = "per-output") -> Kernel:
         """Kernel of centred tangent features.
 
@@ -115,6 +127,7 @@ class Kernel:
 
     # ------------------------------------------------------------------------------------------------ the spectrum
 
+    @checked
     def eigh(self, k: int | None = None, normalize: bool = False) -> Spectrum:
         """Eigenvalues (descending) and eigenvectors of the matrix; the top k only if k is given.
 
@@ -126,10 +139,12 @@ class Kernel:
         self._square("the spectrum")
         return spectrum(self.matrix(), k, self.n[0], normalize)
 
+    @checked
     def effective_rank(self, kind: Literal["entropy", "participation"] = "entropy") -> float:
         """exp(entropy of the normalised eigenvalues), or the participation ratio (sum)^2 / (sum of squares)."""
         return self.eigh().effective_rank(kind)
 
+    @checked
     def trace_ratios(self, ks: tuple[int, ...] = (40, 80, 160)) -> dict[int, float]:
         """Share of the trace in the top k eigenvalues, for several k."""
         if min(ks, default=1) < 1:
@@ -141,6 +156,7 @@ class Kernel:
 
     # --------------------------------------------------------------------------------------------------- the task
 
+    @checked
     def alignment(self, other: Tensor | Kernel, centered: str | bool = "per-output") -> float:
         """Centred kernel alignment (CKA) with labels or with another kernel, in [0, 1] for PSD kernels.
 
@@ -154,6 +170,7 @@ class Kernel:
 
         return alignment(self, other, centered)
 
+    @checked
     def energy_concentration(self, y: Tensor, k: int, squared: bool = True) -> float:
         """Share of the labels' energy in the top k eigenvectors: ||Phi_k y||^2 / ||y||^2 (or the norms' ratio).
 
@@ -179,6 +196,7 @@ class Kernel:
             )
         return {name: self._with(values) for name, values in self.recompute().items()}
 
+    @checked
     def pca(self, k: int = 2) -> Tensor:
         """Kernel PCA coordinates [N, k] of the centred kernel."""
         spec = self.centered().eigh(k)
@@ -186,6 +204,7 @@ class Kernel:
 
     # ------------------------------------------------------------------------------------------------ in and out
 
+    @checked
     def save(self, path: str | Path) -> None:
         """Write values (safetensors) with the description in the header; the file appears whole or not at all."""
         meta: dict[str, Any] = {
@@ -198,6 +217,7 @@ class Kernel:
         write_tensors(Path(path), {"values": self.values}, {"biascope": json.dumps(meta)})
 
     @staticmethod
+    @checked
     def load(path: str | Path) -> Kernel:
         """Read a kernel written by `save`."""
         if not Path(path).is_file():
@@ -210,6 +230,7 @@ class Kernel:
         meta.pop("format")
         return Kernel(values, **meta)
 
+    @checked
     def plot(self, ax: Any = None) -> Any:
         """Heat map of the kernel and its spectrum; returns the matplotlib figure."""
         from biascope.kernels.figures import plot_kernel
@@ -251,5 +272,5 @@ def _check_span(spec: Spectrum) -> None:
     warnings.warn(
         f"only {rank} of the first {len(spec.values)} eigenvalues are above zero: which other vectors count is "
         f"rounding; ask for k={rank}",
-        stacklevel=3,
+        stacklevel=4,
     )

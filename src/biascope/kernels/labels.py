@@ -22,6 +22,7 @@ from biascope.kernels.pullback import Stream, group_size, layer_columns, pull_ba
 from biascope.layers import anatomy
 from biascope.precision import arithmetic
 from biascope.seeds import generator
+from biascope.signatures import checked
 from biascope.tables import grid, number
 
 
@@ -72,6 +73,7 @@ class LabelAlignment:
         return grid(title, ["kernel of", "alignment", "alpha"], rows)
 
 
+@checked
 def label_alignment(
     model: nn.Module,
     x: Any,

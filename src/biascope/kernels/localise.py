@@ -9,6 +9,7 @@ from torch import Tensor
 
 from biascope.errors import InputError
 from biascope.kernels.kernel import Kernel
+from biascope.signatures import checked
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class LocalEnergy:
     rank: int | tuple[int, ...]
     singular_values: Tensor
 
+    @checked
     def split(self, task: int) -> tuple[float, float]:
         """Means over the first `task` points and over the others: 1 and 0 if perfectly localised.
 
@@ -34,6 +36,7 @@ class LocalEnergy:
         return float(self.values[..., :task].mean()), float(self.values[..., task:].mean())
 
 
+@checked
 def local_energy(K: Kernel | Tensor, rank: int | None = None) -> LocalEnergy:
     """E_loc(x_j) = sum of phi(x_j)^2 over the right singular vectors phi of a rectangular kernel K(task, all points).
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_number
 from biascope.errors import InputError
 from biascope.kernels.kernel import Kernel
 from biascope.kernels.system import system
+from biascope.signatures import checked
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class ModeStep:
     change: Tensor
 
 
+@checked
 def gradient_step_modes(K: Kernel | Tensor, grad: Tensor, lr: float) -> ModeStep:
     """What one gradient-descent step does to the linearised model: df_j = -lr lambda_j (u_j^T grad).
 
@@ -37,7 +40,7 @@ def gradient_step_modes(K: Kernel | Tensor, grad: Tensor, lr: float) -> ModeStep
         >>> gradient_step_modes(torch.diag(torch.tensor([2.0, 1.0])), torch.ones(2), lr=0.1).change
         tensor([-0.2000, -0.1000], dtype=torch.float64)
     """
-    sys = system(K)
+    sys, lr = system(K), check_number(lr, "lr", above=0)
     if grad.numel() != len(sys.values) or grad.shape[0] != sys.n:
         want = f"[{sys.n}, {sys.c}]" if sys.c else f"[{sys.n}]"
         raise InputError(f"grad has shape {list(grad.shape)}, expected {want}")
@@ -48,6 +51,7 @@ def gradient_step_modes(K: Kernel | Tensor, grad: Tensor, lr: float) -> ModeStep
     return ModeStep(rates, sys.vectors, coefficients, (sys.vectors @ coefficients).reshape(grad.shape))
 
 
+@checked
 def time_constants(values: Tensor, lr: float | None = None) -> Tensor:
     """Steps [N] for the residual of every mode to fall by e: tau_j = -1 / log |1 - lr lambda_j|.
 

@@ -21,8 +21,10 @@ from biascope.kernels.products import by_products
 from biascope.layers import Anatomy, Factor, MatrixFactor, anatomy, collect
 from biascope.memory import budget as memory_budget
 from biascope.precision import arithmetic
+from biascope.signatures import checked
 
 
+@checked
 def ntk(
     model: nn.Module,
     x: Any,
@@ -101,6 +103,9 @@ def _check_pair(one: Inputs, two: Inputs | None) -> None:
     b = [tuple(t.shape[1:]) for t in tensors_of(two)]
     if isinstance(one, dict) != isinstance(two, dict) or (isinstance(one, dict) and set(one) != set(two)):
         raise InputError("x and x2 must be of the same kind: both tensors, or dicts with the same keywords")
+    for t, u in zip(tensors_of(one), tensors_of(two)):
+        if t.is_floating_point() != u.is_floating_point():
+            raise InputError(f"x is {t.dtype} and x2 is {u.dtype}: inputs of one kind are needed, e.g. x2.to(x.dtype)")
     if a != b and not isinstance(one, dict):
         raise InputError(f"x2 has examples of shape {b[0]}, x of shape {a[0]}; they must agree")
 

@@ -9,8 +9,10 @@ from biascope.errors import InputError
 from biascope.kernels.kernel import Kernel
 from biascope.kernels.spectrum import Spectrum
 from biascope.kernels.system import as_matrix, system
+from biascope.signatures import checked
 
 
+@checked
 def nystrom_extension(K_new: Kernel | Tensor, spectrum: Spectrum) -> Tensor:
     """Eigenfunctions at new points: phi_j(x) = K(x, X) u_j / lambda_j, [N_new, k] in float64.
 
@@ -46,6 +48,7 @@ def nystrom_extension(K_new: Kernel | Tensor, spectrum: Spectrum) -> Tensor:
     return M @ vectors / values
 
 
+@checked
 def nystrom_kernel(K_cross: Kernel | Tensor, K_landmarks: Kernel | Tensor, cutoff: float | None = None) -> Tensor:
     """Features B [N, r] with K ~ B B^T, from the columns of some landmarks: B = K_cross U diag(lambda)^-1/2.
 

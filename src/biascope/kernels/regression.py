@@ -16,6 +16,7 @@ from torch import Tensor
 from biascope.errors import InputError
 from biascope.kernels.kernel import Kernel
 from biascope.kernels.system import System, system
+from biascope.signatures import checked
 from biascope.tables import facts, grid
 
 
@@ -58,6 +59,7 @@ class KernelFit:
         return facts(f"Kernel regression on {len(self.train)} examples", rows)
 
 
+@checked
 def kernel_regression(
     K_train: Kernel | Tensor,
     y: Tensor,
@@ -125,6 +127,7 @@ class LearningCurve:
         return grid("Learning curve", ["time", "loss"], zip(self.times.tolist(), self.loss.tolist()))
 
 
+@checked
 def gradient_flow(
     K: Kernel | Tensor,
     y: Tensor,
@@ -150,10 +153,11 @@ def gradient_flow(
     return _curve(system(K), y, times, filters, K_test, f0_train, f0_test)
 
 
+@checked
 def gradient_descent(
     K: Kernel | Tensor,
     y: Tensor,
-    steps: int | Sequence[int] | Tensor,
+    steps: float | Sequence[float] | Tensor,
     lr: float,
     K_test: Kernel | Tensor | None = None,
     f0_train: Tensor | None = None,
@@ -183,6 +187,7 @@ def gradient_descent(
     return _curve(sys, y, times, filters, K_test, f0_train, f0_test)
 
 
+@checked
 def steps_to_loss(
     K: Kernel | Tensor, y: Tensor, loss: float, lr: float | None = None, f0_train: Tensor | None = None
 ) -> float:

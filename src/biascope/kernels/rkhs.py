@@ -11,6 +11,7 @@ from torch import Tensor
 from biascope.errors import InputError
 from biascope.kernels.kernel import Kernel
 from biascope.kernels.system import symmetric_matrix, system
+from biascope.signatures import checked
 from biascope.tables import facts
 
 NEGLIGIBLE = 1e-3  # of the squared norm
@@ -53,6 +54,7 @@ class RKHSNorm:
         return facts("Norm in the kernel's space", rows)
 
 
+@checked
 def rkhs_norm(K: Kernel | Tensor, y: Tensor, cutoff: float | None = None) -> RKHSNorm:
     """RKHS norm of targets on the sample, with everything needed to judge whether it can be trusted.
 
@@ -88,6 +90,7 @@ def rkhs_norm(K: Kernel | Tensor, y: Tensor, cutoff: float | None = None) -> RKH
     )
 
 
+@checked
 def generalization_bound(K: Kernel | Tensor, y: Tensor | None = None, norm_squared: float | None = None) -> float:
     """sqrt(||f||_k^2 mean k(x, x) / n), the complexity term of R(f) <= R_hat(f) + O(this).
 

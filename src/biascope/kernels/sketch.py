@@ -27,6 +27,7 @@ from biascope.kernels.pullback import Stream
 from biascope.layers import Factor, MatrixFactor, RowsFactor, anatomy, collect
 from biascope.precision import arithmetic
 from biascope.seeds import generator
+from biascope.signatures import checked
 from biascope.tables import facts
 
 WORK = 1 << 26  # bytes of scratch
@@ -68,6 +69,7 @@ class SketchedKernel:
         rows |= {"relative error": f"{self.kernel().error:.2g}"} if n * k <= SHOWN_UP_TO and dim > 1 else {}
         return facts(f"Sketched tangent kernel, outputs = {self.outputs}", rows)
 
+    @checked
     def kernel(self, other: SketchedKernel | None = None) -> Kernel:
         """The estimated kernel, K(x, x) or K(x, other's x); `K.error` is its estimated relative Frobenius error."""
         values = self._values(other)
@@ -75,6 +77,7 @@ class SketchedKernel:
         c = self.model_outputs
         return Kernel(values, self.outputs, self.mode, other is None, error=float(error), model_outputs=c)
 
+    @checked
     def standard_error(self, other: SketchedKernel | None = None) -> Tensor:
         """Standard error of every entry of `kernel(other).tensor`, from the scatter of the coordinates."""
         return Kernel(self._errors(other), self.outputs, self.mode, other is None).tensor
@@ -111,6 +114,7 @@ class SketchedKernel:
         return ((square - self._values(other).square()).clamp_min(0) / (dim - 1)).sqrt()
 
 
+@checked
 def sketched_ntk(
     model: nn.Module,
     x: Any,

@@ -145,7 +145,7 @@ def _leading(K: Tensor, k: int) -> Found:
             f"only the first {first} of {k} eigenpairs are resolved: the others are zero, or have residuals above "
             f"{RESOLVED:.0e} of their eigenvalue; ask for k={first}, give a float64 kernel, or decompose all with "
             "K.eigh()",
-            stacklevel=4,
+            stacklevel=5,
         )
     return values, pairs.vectors, pairs.residuals, float("nan")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_tensor
 from biascope.errors import InputError
 from biascope.kernels.alignment import targets
 from biascope.kernels.kernel import Kernel
@@ -56,7 +57,7 @@ class System:
         rows = n * (self.c or 1)
         if f is None:
             return like.new_zeros(rows, like.shape[1])
-        if f.numel() != rows * like.shape[1] or f.shape[0] != n:
+        if check_tensor(f, what).numel() != rows * like.shape[1] or f.shape[0] != n:
             want = f"[{n}, {self.c}]" if self.c else f"[{n}, {like.shape[1]}]"
             raise InputError(f"{what} has shape {list(f.shape)}, expected {want}")
         if not bool(torch.isfinite(f).all()):
@@ -85,6 +86,8 @@ def as_matrix(K: Kernel | Tensor, what: str = "K") -> tuple[Tensor, int, int | N
     """(matrix [N1, N2], examples in the rows, outputs or None) of a Kernel or a tensor [n, m] or [n, c, m, c]."""
     if isinstance(K, Kernel):
         return K.matrix(), K.n[0], K.values.shape[0] if K.mode == "full" else None
+    if isinstance(K, Tensor) and (K.is_complex() or K.dtype == torch.bool):
+        raise InputError(f"{what} is {K.dtype}: a kernel of real numbers is needed")
     if isinstance(K, Tensor) and K.dim() == 4 and K.shape[1] == K.shape[3]:
         return K.reshape(K.shape[0] * K.shape[1], -1), K.shape[0], K.shape[1]
     if isinstance(K, Tensor) and K.dim() == 2:

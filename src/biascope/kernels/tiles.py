@@ -29,6 +29,7 @@ from biascope.layers import anatomy
 from biascope.memory import budget as memory_budget
 from biascope.precision import arithmetic
 from biascope.progress import progress
+from biascope.signatures import checked
 
 FORMAT = "biascope-tiles-1"
 
@@ -83,6 +84,7 @@ def stored_ntk(
     return Kernel(values, outputs, mode, two is None, first, error, model_outputs=found.outputs)
 
 
+@checked
 def open_kernel(path: str | Path, verify: bool = True) -> Kernel:
     """Open a finished kernel on disk, memory-mapped; every tile's checksum is compared if `verify`.
 
@@ -138,6 +140,8 @@ class Store:
     @staticmethod
     def open(path: Path, config: dict[str, Any], side: int, verify: bool = True) -> Store:
         """Make a new folder, or continue in one that holds the same computation."""
+        if path.exists() and not path.is_dir():
+            raise InputError(f"{path} is a file: a kernel is stored in a folder")
         path.mkdir(parents=True, exist_ok=True)
         if not (path / "kernel.json").exists():
             if any(path.iterdir()):
