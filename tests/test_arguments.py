@@ -1,5 +1,6 @@
 """Numbers, tensors and names as people hand them in."""
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -86,3 +87,9 @@ def test_a_choice_is_a_name(value: Any) -> None:
 def test_long_values_are_not_printed() -> None:
     assert said(list(range(100))) == "a list"
     assert said(torch.tensor(2.5)) == "2.5"
+
+
+def test_a_learnt_number_is_read_without_a_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert as_number(torch.tensor(0.5, requires_grad=True), "temperature") == 0.5

@@ -73,7 +73,7 @@ def as_number(value: Any, name: str) -> float:
     """
     if not isinstance(value, str | bytes | bool):
         try:
-            return float(value)
+            return float(value.detach() if isinstance(value, Tensor) else value)
         except (TypeError, ValueError, RuntimeError, OverflowError):
             pass
     raise InputError(f"{name}={said(value)}: one number is needed")

@@ -353,7 +353,7 @@ def test_applying_elsewhere_is_refused_by_name() -> None:
     assert tau.to(dtype=torch.float32).apply_to(copy.deepcopy(net).float())[0].weight.dtype == torch.float32
     with pytest.raises(InputError, match="must be finite, not nan"):
         tau.apply_to(net, scale=math.nan)
-    with pytest.raises(InputError, match="one number, not a str"):
+    with pytest.raises(InputError, match="scale='1': one number is needed"):
         tau.apply_to(net, scale="1")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="divided by zero"):
         tau / 0

@@ -191,11 +191,54 @@ def test_inputs_without_a_batch_dimension():
         ({"lr": float("inf")}, "lr must be at least 0 and finite"),
         ({"weight_decay": float("inf")}, "weight_decay must be at least 0 and finite"),
         ({"momentum": -0.1}, "momentum must be at least 0"),
+        ({"lr": "0.1"}, "lr='0.1': one number is needed"),
+        ({"momentum": None}, "momentum=None: one number is needed"),
+        ({"damping": [0.1]}, r"damping=\[0.1\]: one number is needed"),
+        ({"decay": "0.5"}, "decay='0.5': one number is needed"),
+        ({"factor_decay": None}, "factor_decay=None: one number is needed"),
+        ({"refresh_every": 2.5}, "refresh_every must be an integer, not 2.5"),
+        ({"refresh_every": "10"}, "refresh_every must be an integer, not '10'"),
+        ({"scalings": ["batch"]}, r"scalings=\['batch'\]: batch or running"),
+        ({"fallback": ["sgd"]}, r"fallback=\['sgd'\]"),
+        ({"sharing": ["expand"]}, r"sharing=\['expand'\]"),
+        ({"params": "0.weight"}, "params: expected parameters of the model.*got str"),
+        ({"params": 1}, "params: expected parameters of the model.*got int"),
     ],
 )
 def test_options_are_checked(options, message):
     with pytest.raises(InputError, match=message):
         bs.optim.EKFAC(mlp(), **options)
+
+
+@pytest.mark.parametrize("bad", [None, "0.9", 1.0])
+def test_decay_of_kfac_is_a_share(bad):
+    with pytest.raises(InputError, match="factor_decay"):
+        bs.optim.KFAC(mlp(), factor_decay=bad)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"w": [0.0, 0.0]}, "w: expected a tensor, got list"),
+        ({"w": torch.zeros(2, dtype=torch.long)}, "w is torch.int64"),
+        ({"w": torch.zeros(2, requires_grad=True) * 2}, "w is the result of a computation"),
+        ({"features": torch.eye(2).numpy()}, "features: expected a tensor, got ndarray"),
+        ({"features": torch.ones(0, 2)}, r"features is empty: shape \[0, 2\]"),
+        ({"lr": "0.1"}, "lr='0.1': one number is needed"),
+        ({"scale": None}, "scale=None: one number is needed"),
+    ],
+)
+def test_arguments_of_supernat(change, message):
+    given = {"w": torch.nn.Parameter(torch.zeros(2)), "features": torch.eye(2), "lr": 0.1} | change
+    with pytest.raises(InputError, match=message):
+        bs.optim.SuperNat(**given)
+
+
+@pytest.mark.parametrize("bad", [[1.0, 0.0], 1.0, torch.ones(2, dtype=torch.complex64)])
+def test_gradients_of_supernat(bad):
+    opt = bs.optim.SuperNat(torch.nn.Parameter(torch.zeros(2)), torch.eye(2), lr=0.1)
+    with pytest.raises(InputError, match="gradient"):
+        opt.step(bad)
 
 
 def test_states_of_others_are_refused_and_change_nothing():

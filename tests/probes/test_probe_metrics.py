@@ -258,7 +258,7 @@ def test_bad_labels_and_losses(y: Tensor, options: dict[str, object], message: s
         ({"easy": [0, 9]}, "'easy'.*index 9.*7 examples"),
         ({"easy": torch.tensor([True])}, "'easy'.*mask must be"),
         ({"easy": []}, "'easy'.*expected indices"),
-        ({"easy": (X, Y[:2])}, "'easy'.*2 labels"),
+        ({"easy": (X, Y[:2])}, "'easy'.*7 labels, got .2"),
         ({}, "groups is empty"),
     ],
 )

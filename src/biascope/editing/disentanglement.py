@@ -23,6 +23,7 @@ from biascope.editing.vectors import TaskVector
 from biascope.errors import InputError
 from biascope.precision import without_autocast
 from biascope.progress import progress
+from biascope.signatures import checked
 from biascope.tables import grid, number
 
 GRID = tuple(
@@ -66,6 +67,7 @@ class Disentanglement:
         """What every task's inputs add to xi."""
         return {task: d.double().mean(-1) for task, d in self.distances.items()}
 
+    @checked
     def box(self, low: float = 0.0, high: float = 1.0) -> tuple[float, float]:
         """Mean of xi over the coefficients between low and high (where they are searched), and its standard error."""
         eps = 1e-6  # a grid in float32 is a little beside its numbers
@@ -81,6 +83,7 @@ class Disentanglement:
             square += float(per_example.var() / len(per_example)) if len(per_example) > 1 else float("nan")
         return mean, math.sqrt(square)
 
+    @checked
     def plot(self, ax: Any = None) -> Any:
         """Heat map (two tasks) with the box of the search, or the curve along a line; returns the figure."""
         from biascope.editing.figures import plot_disentanglement
@@ -99,6 +102,7 @@ class Disentanglement:
         return grid(title, ["mean xi on [0, 1]", "largest xi"], [(number(*self.box()), float(xi.max()))])
 
 
+@checked
 @without_autocast()
 def disentanglement(
     model: nn.Module,
@@ -181,6 +185,7 @@ def disentanglement(
     )
 
 
+@checked
 def disentanglement_error(
     model: nn.Module,
     tv1: TaskVector,

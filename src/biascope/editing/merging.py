@@ -13,18 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from biascope.arguments import check_tensor
 from biascope.editing.disentanglement import predicted_class
 from biascope.editing.plane import Head, Output, Plane, chunks, coefficients, per_task
 from biascope.editing.vectors import TaskVector, coefficient
 from biascope.errors import InputError
 from biascope.precision import without_autocast
 from biascope.progress import progress
+from biascope.signatures import checked
 from biascope.tables import grid, number
 
 SEARCH = tuple(i / 20 for i in range(21))  # 0, 0.05, ..., 1
 Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs [n, c], labels [n, ...]) -> scores [n], higher is better
 
 
+@checked
 def combine(vectors: Sequence[TaskVector], scales: Sequence[float]) -> TaskVector:
     """sum_i scales[i] vectors[i], with one new tensor per parameter however many vectors there are.
 
@@ -44,6 +47,7 @@ def combine(vectors: Sequence[TaskVector], scales: Sequence[float]) -> TaskVecto
     return total
 
 
+@checked
 def average(vectors: Sequence[TaskVector]) -> TaskVector:
     """The mean of task vectors: applied to theta0 it gives the mean of the fine-tuned weights.
 
@@ -55,6 +59,7 @@ def average(vectors: Sequence[TaskVector]) -> TaskVector:
     return combine(vectors, [1 / max(1, len(vectors))] * len(vectors))
 
 
+@checked
 def analogy(a: TaskVector, b: TaskVector, c: TaskVector) -> TaskVector:
     """A is to B as C is to the result: tau_C + (tau_B - tau_A).
 
@@ -66,6 +71,7 @@ def analogy(a: TaskVector, b: TaskVector, c: TaskVector) -> TaskVector:
     return combine([c, b, a], [1.0, 1.0, -1.0])
 
 
+@checked
 def accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
     """1 where the predicted class (arg-max; of one output its sign) is the label, else 0: [n].
 
@@ -73,7 +79,9 @@ def accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
         >>> accuracy(torch.tensor([[0.2, 0.8], [0.9, 0.1]]), torch.tensor([1, 1])).tolist()
         [1.0, 0.0]
     """
-    classes = max(2, outputs.shape[1])
+    classes = max(2, check_tensor(outputs, "outputs", dims=2, floating=True).shape[1])
+    if outputs.shape[1] == 0 or labels.shape[:1] != outputs.shape[:1]:
+        raise InputError(f"outputs [n, c] and labels [n] disagree: {list(outputs.shape)} and {list(labels.shape)}")
     if labels.dim() != 1 or labels.is_floating_point() or not bool(((labels >= 0) & (labels < classes)).all()):
         raise InputError(f"labels must be integers [n] between 0 and {classes - 1}; for others give metric=")
     return (predicted_class(outputs) == labels.to(outputs.device)).double()
@@ -114,6 +122,7 @@ class Addition:
         return grid(f"Task addition at alpha = {self.alpha:g}", ["task", "pre-trained", "single", "merged"], rows)
 
 
+@checked
 @without_autocast()
 def task_addition(
     model: nn.Module,
@@ -232,6 +241,7 @@ class Negation:
         return grid(f"Task negation at alpha = {self.alpha:g}", ["data", "before", "after"], rows)
 
 
+@checked
 @without_autocast()
 def task_negation(
     model: nn.Module,
@@ -318,6 +328,8 @@ class Scorer:
     def __call__(self, a: Sequence[float]) -> Tensor:
         """Scores at theta0 + sum_t a_t tau_t."""
         out = self.outputs(a)
+        if not any(a) and bool(out.isnan().any()):  # elsewhere a network may blow up, and scores what its NaN scores
+            raise InputError(f"{self.what}: the outputs of theta0 have a NaN: there is no score to begin with")
         with torch.no_grad():
             scores = self.metric(out if self.head is None else self.head(out), self.labels)
         if not isinstance(scores, Tensor) or scores.shape != (len(out),):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from biascope.editing.states import listed, read
-from biascope.editing.vectors import TaskVector, coefficient, refuse_constants
+from biascope.editing.vectors import TaskVector, check_vectors, coefficient, refuse_constants
 from biascope.errors import InputError
 from biascope.functional import Functional, Params, functional
 from biascope.inputs import Inputs, batch_size, batches, take
@@ -36,6 +36,7 @@ class Plane:
         rows: bool = True,
     ) -> None:
         self.names, self.batch_size = tuple(vectors), batch_size
+        check_vectors(vectors)
         self.f: Functional = functional(model, "all", prediction_rows(output) if rows else output)
         state = read(self.f.module, "the model").tensors
         self.taus: list[Params] = [vector.on(state) for vector in vectors.values()]
@@ -124,6 +125,8 @@ def chunks(data: Any, what: str, size: int) -> tuple[list[Inputs], Tensor | None
         total += n
         if y is not None:
             labels.append(torch.as_tensor(y))
+            if labels[-1].dim() == 0:
+                raise InputError(f"{what}: expected a tensor of {n} labels, got the number {y}")
     if not labels:
         return pieces, None
     y = torch.cat(labels)

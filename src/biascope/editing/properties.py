@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from biascope.editing.disentanglement import predicted_class
 from biascope.editing.plane import Output, Plane, chunks, coefficients, per_task
-from biascope.editing.vectors import TaskVector
+from biascope.editing.vectors import TaskVector, check_vectors
 from biascope.errors import InputError
 from biascope.inputs import batch_size as size_of
-from biascope.inputs import gather
+from biascope.inputs import gather, tensors_of
 from biascope.kernels import LocalEnergy, local_energy, ntk
 from biascope.linearize.tangent import linearize
 from biascope.precision import without_autocast
+from biascope.signatures import checked
 from biascope.tables import facts, grid, number
 
 
@@ -34,6 +35,7 @@ class Leakage:
     values: Tensor
     standard_errors: Tensor = field(repr=False)
 
+    @checked
     def xi(self, alphas: Sequence[float] | Tensor) -> Tensor:
         """The disentanglement error of the tangent model of two tasks with the L2 distance, in closed form: [A, A]."""
         if len(self.tasks) != 2:
@@ -48,6 +50,7 @@ class Leakage:
         return grid("Leakage E||J tau||", ["inputs of", *(f"vector of {t}" for t in self.tasks)], rows)
 
 
+@checked
 @without_autocast()
 def leakage(
     model: nn.Module,
@@ -122,6 +125,7 @@ class Localisation:
         return grid("Local energy", ["task", "control", "rank"], [(number(*self.task), number(*self.control), said)])
 
 
+@checked
 @without_autocast()
 def localisation(
     model: nn.Module,
@@ -162,6 +166,9 @@ def localisation(
             f"precision={precision!r}: its rounding would count as eigenfunctions; use 'float64', or give the rank"
         )
     x, z = gather(task, "task"), gather(control, "control")
+    shapes = [[list(t.shape[1:]) for t in tensors_of(side)] for side in (x, z)]
+    if shapes[0] != shapes[1]:
+        raise InputError(f"task has examples of shape {shapes[0][0]}, control of {shapes[1][0]}: they must agree")
     both = gather([x, z], "task and control")
     n = size_of(x)
     energy = local_energy(ntk(model, x, both, outputs=outputs, precision=precision, **options), rank)
@@ -174,7 +181,7 @@ def localisation(
         warnings.warn(
             f"the kernel of {n} task points has {min(_ranks(energy))} eigenfunctions above rounding ({why}): the local "
             f"energies add up to that and not to {n}. Compare with others of the same rank only, given by rank=",
-            stacklevel=3,
+            stacklevel=4,
         )
     values = energy.values.reshape(-1, energy.values.shape[-1]).mean(0)
     return Localisation(energy, _spread(values[:n]), _spread(values[n:]), n)
@@ -196,6 +203,7 @@ class Linearity:
         return facts("Tangent model against network", {"residual": self.residual, "agreement": number(*self.agreement)})
 
 
+@checked
 @without_autocast()
 def linearity(
     model: nn.Module, vector: TaskVector, data: Any, *, output: Output | None = None, batch_size: int = 256
@@ -218,6 +226,7 @@ def linearity(
     return Linearity(wrong / moved if moved else float("nan"), _spread(same))
 
 
+@checked
 def cosines(vectors: Mapping[str, TaskVector]) -> Tensor:
     """Cosine similarity of every pair of task vectors: [T, T], float64.
 
@@ -227,10 +236,12 @@ def cosines(vectors: Mapping[str, TaskVector]) -> Tensor:
         array([[1.    , 0.7071],
                [0.7071, 1.    ]])
     """
+    check_vectors(vectors)
     all_ = list(vectors.values())
     return torch.tensor([[a.cosine(b) for b in all_] for a in all_], dtype=torch.float64, device="cpu")
 
 
+@checked
 def sparsity(vector: TaskVector, share: float = 0.9) -> float:
     """The smallest share of the weights that carries `share` of the squared length.
 
@@ -250,6 +261,7 @@ def sparsity(vector: TaskVector, share: float = 0.9) -> float:
     return needed / len(energy)
 
 
+@checked
 def effective_ranks(vector: TaskVector) -> dict[str, float]:
     """(sum s)^2 / sum s^2 of the singular values of every weight matrix (kernels of convolutions: outputs x the rest).
 

@@ -16,16 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from biascope.arguments import check_number
 from biascope.editing.plane import Head, Output, chunks, prediction_rows
 from biascope.editing.vectors import TaskVector
 from biascope.errors import InputError
-from biascope.functional import ParamSelection, as_rows, refuse_devices, select_params
+from biascope.functional import ParamSelection, as_rows, explained, refuse_devices, select_params
 from biascope.inputs import gather, map_inputs, take
 from biascope.linearize.anchored import check_model, copy_of
 from biascope.linearize.tangent import Linearized, linearize
 from biascope.precision import without_autocast
 from biascope.progress import progress
 from biascope.seeds import generator
+from biascope.signatures import checked
 from biascope.tables import facts
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [n, c], labels) -> a scalar
@@ -49,6 +51,7 @@ class FineTuned:
         return facts(title, {**rows, "vector": repr(self.vector)})
 
 
+@checked
 @without_autocast()
 def fine_tune(
     model: nn.Module,
@@ -104,6 +107,10 @@ def fine_tune(
         raise InputError(
             f"steps={steps}, batch_size={batch_size}, warmup={warmup}: need 0 <= warmup <= steps, both >= 1"
         )
+    check_number(lr, "lr", least=0)
+    check_number(weight_decay, "weight_decay", least=0)
+    if clip is not None and not clip > 0:  # 0 stops the training, a negative one turns it round
+        raise InputError(f"clip={clip}: the largest norm of a gradient is positive, or None")
     pieces, labels = chunks(data, "data", 1 << 30)
     if labels is None:
         raise InputError("data: labels are needed: give (x, y) or batches of those")
@@ -126,8 +133,13 @@ def fine_tune(
             queue = torch.cat([queue, torch.randperm(n, generator=rng, device="cpu")])
         index, queue = queue[:batch_size], queue[batch_size:]
         args = map_inputs(take(x, index), lambda t: t.to(device, dtype if t.is_floating_point() else None))
-        out = as_rows(tuned(**args) if isinstance(args, dict) else tuned(args), len(index), rows, tuned)
-        value = loss(out if head is None else head(out), labels[index].to(device))
+        with explained(model, args):
+            found_rows = tuned(**args) if isinstance(args, dict) else tuned(args)
+        out = as_rows(found_rows, len(index), rows, tuned)
+        out = out if head is None else head(out)
+        if step == 0 and loss is nn.functional.cross_entropy:
+            _check_classes(labels, out.shape[1])
+        value = loss(out, labels[index].to(device))
         # not backward(): the head's own parameters must not collect gradients
         for p, g in zip(trained, torch.autograd.grad(value, trained, allow_unused=True)):
             p.grad = g
@@ -146,6 +158,21 @@ def fine_tune(
     return FineTuned(tuned, TaskVector(model, tuned), found, tangent, steps, seed)
 
 
+def _check_classes(labels: Tensor, classes: int) -> None:
+    """What cross-entropy takes as labels: indices [n], -100 for those it leaves out, or probabilities [n, c]."""
+    if labels.is_floating_point() and labels.dim() == 2 and labels.shape[1] == classes:
+        return
+    if labels.dim() != 1 or labels.dtype != torch.long:
+        fix = ": pass y.argmax(1)" if labels.dim() == 2 and labels.shape[1] == classes else ": pass y.long()"
+        raise InputError(
+            f"labels must be class indices [n] of torch.int64, not {labels.dtype} {list(labels.shape)}{fix}"
+        )
+    used = labels[labels != -100]
+    if len(used) and not 0 <= int(used.min()) <= int(used.max()) < classes:
+        wrong = int(used.min()) if int(used.min()) < 0 else int(used.max())
+        raise InputError(f"data: label {wrong} is not a class, the model has {classes} outputs, 0 to {classes - 1}")
+
+
 def schedule(step: int, steps: int, warmup: int) -> float:
     """Factor of the learning rate: linear warm-up, then a half cosine to zero.
 
@@ -158,6 +185,7 @@ def schedule(step: int, steps: int, warmup: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
 
 
+@checked
 def posthoc(model: nn.Module, vector: TaskVector, scale: float = 1.0, **options: Any) -> Linearized:
     """f_lin(x; theta0 + scale tau): a task vector of the plain network, in its tangent space. `options`: `linearize`.
 
@@ -170,6 +198,7 @@ def posthoc(model: nn.Module, vector: TaskVector, scale: float = 1.0, **options:
     return vector.apply_to(linearize(model, **options), scale)
 
 
+@checked
 def predictors(
     model: nn.Module, vector: TaskVector, tangent_vector: TaskVector, scale: float = 1.0
 ) -> dict[str, nn.Module]:

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from biascope.editing.states import State, agree, belongs, chosen, finite, joined, listed, one, place, read, tied
 from biascope.errors import CorruptError, InputError
 from biascope.files import checksum, read_tensors, write_tensors
-from biascope.functional import ParamSelection, select_params
+from biascope.functional import ParamSelection, device_of, select_params
 from biascope.linearize.anchored import copy_of
 from biascope.linearize.tangent import Linearized
+from biascope.signatures import checked
 from biascope.tables import grid
 
 FORMAT = 1
@@ -62,7 +63,7 @@ class TaskVector:
     def __init__(
         self, pretrained: State, finetuned: State, *, params: ParamSelection = "all", buffers: str = "refuse"
     ) -> None:
-        if buffers not in {"refuse", "keep", "move"}:
+        if buffers not in ("refuse", "keep", "move"):
             raise InputError(f"buffers={buffers!r} is not known; choose 'refuse', 'keep' or 'move'")
         old, new = read(pretrained, "pretrained"), read(finetuned, "finetuned")
         statistics = old.buffers | new.buffers
@@ -87,6 +88,7 @@ class TaskVector:
         self.tensors, self.buffers, self.aliases = tensors, frozenset(buffers), aliases
 
     @classmethod
+    @checked
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> TaskVector:
         """A vector from differences that are known already, {name: tensor}; not copied."""
         held = read(tensors, "tensors")
@@ -139,6 +141,7 @@ class TaskVector:
     def __neg__(self) -> TaskVector:
         return self._with({k: -t for k, t in self.tensors.items()})
 
+    @checked
     def dot(self, other: TaskVector) -> float:
         """Inner product over all weights, in float64."""
         pairs = self._pairs(other)
@@ -148,6 +151,7 @@ class TaskVector:
         """Euclidean length over all weights, in float64."""
         return math.sqrt(math.fsum(norm**2 for norm in self._norms().values()))
 
+    @checked
     def cosine(self, other: TaskVector) -> float:
         """Cosine of the angle to another vector; NaN if one of them is zero."""
         lengths = self.norm() * other.norm()
@@ -164,14 +168,17 @@ class TaskVector:
             squares.setdefault(name.rpartition(".")[0], []).append(norm**2)
         return {layer: math.sqrt(math.fsum(parts)) for layer, parts in squares.items()}
 
+    @checked
     def restrict(self, params: str | Sequence[str] | Callable[[str, Tensor], bool]) -> TaskVector:
         """The entries of some parameters or layers only; the rest is left out, so an edited model keeps it."""
         names = select_params(self.tensors, params)
         return self._with({k: self.tensors[k] for k in names})
 
+    @checked
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> TaskVector:
         """The vector on another device or in another precision."""
-        return self._with({k: t.to(device, dtype) for k, t in self.tensors.items()})
+        where = None if device is None else device_of(device)
+        return self._with({k: t.to(where, dtype) for k, t in self.tensors.items()})
 
     @property
     def size(self) -> int:
@@ -190,6 +197,7 @@ class TaskVector:
     def apply_to(self, model: M, scale: float = ...) -> M: ...
     @overload
     def apply_to(self, model: Mapping[str, Tensor], scale: float = ...) -> dict[str, Tensor]: ...
+    @checked
     def apply_to(self, model: State, scale: float = 1.0) -> Any:
         """theta + scale * tau: a new module from a module, a new state dict from a state dict.
 
@@ -216,6 +224,7 @@ class TaskVector:
         _refuse_variances(self, state, factor)
         return edited
 
+    @checked
     def on(self, state: Mapping[str, Tensor], whose: str = "the model") -> dict[str, Tensor]:
         """The vector under the names of a state, tied tensors once: {name in `state`: tau}; not copied.
 
@@ -243,6 +252,7 @@ class TaskVector:
 
     # ------------------------------------------------------------------------------------------------ files
 
+    @checked
     def save(self, path: str | Path) -> Path:
         """Write to a safetensors file, which appears whole or not at all."""
         path = Path(path)
@@ -258,6 +268,7 @@ class TaskVector:
         return path
 
     @classmethod
+    @checked
     def load(cls, path: str | Path, device: torch.device | str = "cpu") -> TaskVector:
         """Read what `save` wrote."""
         path = Path(path)
@@ -278,7 +289,8 @@ class TaskVector:
             if checksum(t) != header["sums"][name]:
                 raise CorruptError(f"{path}: the checksum of '{name}' is wrong, the file is damaged")
         vector = cls.__new__(cls)
-        vector._set({k: tensors[k].to(device) for k in header["sums"]}, frozenset(header["buffers"]), header["aliases"])
+        where = device_of(device)
+        vector._set({k: tensors[k].to(where) for k in header["sums"]}, frozenset(header["buffers"]), header["aliases"])
         return vector
 
     # ------------------------------------------------------------------------------------------------ helpers
@@ -328,6 +340,22 @@ def coefficient(scale: object) -> float:
     if not math.isfinite(factor):
         raise InputError(f"a coefficient must be finite, not {factor}")
     return factor
+
+
+def check_vectors(vectors: Mapping[str, Any]) -> None:
+    """Refuse what is no {task: TaskVector}.
+
+    Example:
+        >>> check_vectors({"cars": None})
+        Traceback (most recent call last):
+        ...
+        biascope.errors.InputError: vectors['cars']: expected a TaskVector, got NoneType
+    """
+    if not isinstance(vectors, Mapping):
+        raise InputError(f"vectors: expected {{task: TaskVector}}, got {type(vectors).__name__}")
+    for name, vector in vectors.items():
+        if not isinstance(vector, TaskVector):
+            raise InputError(f"vectors[{name!r}]: expected a TaskVector, got {type(vector).__name__}")
 
 
 def refuse_constants(model: nn.Module, places: Mapping[str, Tensor], buffers: frozenset[str]) -> None:

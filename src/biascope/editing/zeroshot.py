@@ -14,15 +14,18 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from biascope.arguments import as_number, check_tensor
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 
+@checked
 def contrastive_loss(
     images: Tensor,
     texts: Tensor,
     target: Tensor | None = None,
     *,
-    temperature: float | Tensor = 0.07,
+    temperature: Tensor | float = 0.07,
     symmetric: bool = False,
 ) -> Tensor:
     """Mean over images of -log softmax over texts of cos(image, text) / temperature, at the text that belongs to it.
@@ -47,7 +50,10 @@ def contrastive_loss(
             f"images [n, d] and texts [m, d] must have embeddings of one length, not {list(images.shape)} and "
             f"{list(texts.shape)}"
         )
-    if not bool(torch.as_tensor(temperature) > 0):
+    for name, t in (("images", images), ("texts", texts)):
+        if check_tensor(t, name, floating=True).dtype != images.dtype:
+            raise InputError(f"images are {images.dtype}, texts {texts.dtype}: they must agree")
+    if not as_number(temperature, "temperature") > 0:
         raise InputError(f"temperature={float(temperature):g} must be positive")
     n, m = len(images), len(texts)
     if target is None and n != m:
@@ -55,9 +61,15 @@ def contrastive_loss(
     if target is not None and symmetric:
         raise InputError("symmetric=True takes pairs, the i-th text with the i-th image: leave target out")
     index = torch.arange(n, device=images.device) if target is None else target.to(images.device)
-    if index.shape != (n,) or index.is_floating_point() or not bool(((index >= 0) & (index < m)).all()):
+    if (
+        index.shape != (n,)
+        or index.is_floating_point()
+        or index.dtype == torch.bool
+        or not bool(((index >= 0) & (index < m)).all())
+    ):
         raise InputError(f"target must be {n} whole numbers between 0 and {m - 1}")
     logits = unit(images) @ unit(texts).T / temperature
+    index = index.long()
     loss = nn.functional.cross_entropy(logits, index)
     return (loss + nn.functional.cross_entropy(logits.T, index)) / 2 if symmetric else loss
 
@@ -77,8 +89,9 @@ class ZeroShotHead(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Logits [n, classes] of embeddings [n, d], in their type and on their device."""
-        if z.shape[-1] != self.weight.shape[1]:
-            raise InputError(f"embeddings have {z.shape[-1]} entries, the texts of this head {self.weight.shape[1]}")
+        if check_tensor(z, "z", floating=True).shape[-1:] != self.weight.shape[1:]:
+            got = z.shape[-1] if z.dim() else 1
+            raise InputError(f"embeddings have {got} entries, the texts of this head {self.weight.shape[1]}")
         return self.scale * unit(z) @ self.weight.to(z).T
 
     def extra_repr(self) -> str:
@@ -86,6 +99,7 @@ class ZeroShotHead(nn.Module):
         return f"classes={len(self.weight)}, features={self.weight.shape[1]}, scale={self.scale:g}"
 
 
+@checked
 def zero_shot_head(
     prompts: Mapping[str, Tensor] | Sequence[Tensor] | Tensor, *, scale: float = 100.0, unit_prompts: bool = True
 ) -> ZeroShotHead:
@@ -110,10 +124,12 @@ def zero_shot_head(
     named = dict(prompts) if isinstance(prompts, Mapping) else {str(i): t for i, t in enumerate(prompts)}
     if not named:
         raise InputError("prompts: at least one class is needed")
-    d = {t.shape[-1] if t.dim() == 2 else 0 for t in named.values()}
+    d = {t.shape[-1] if check_tensor(t, f"prompts of {name!r}").dim() == 2 else 0 for name, t in named.items()}
     if len(d) != 1 or 0 in d or any(len(t) == 0 for t in named.values()):
         shapes = {name: list(t.shape) for name, t in named.items()}
         raise InputError(f"prompts: expected embeddings [p, d] with one d for every class, got {shapes}")
+    if any(t.is_complex() for t in named.values()):
+        raise InputError("prompts: expected real embeddings, got complex ones")
     rows = [_averaged(t, name, unit_prompts) for name, t in named.items()]
     like = next(iter(named.values()))
     dtype = like.dtype if like.is_floating_point() else torch.get_default_dtype()

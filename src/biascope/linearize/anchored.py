@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from biascope.arguments import check_tensor
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import Params, refuse_batch_dependence, refuse_wrappers
 
@@ -184,7 +185,7 @@ def state_of(source: State, like: Params, what: str) -> Params:
     found = {}
     for k, t in like.items():
         if k in source:
-            given = source[k]
+            given = check_tensor(source[k], f"{what} '{k}'")
             if given.shape != t.shape:
                 raise InputError(f"{what}: '{k}' has shape {list(given.shape)}, the model has {list(t.shape)}")
             found[k] = given.detach().to(t.device, t.dtype, copy=True)

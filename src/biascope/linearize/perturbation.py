@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from biascope.arguments import check_tensor
 from biascope.errors import InputError
 from biascope.functional import Functional, Params, ParamSelection, functional
 from biascope.inputs import batches
 from biascope.jacobian import jacobian_vector
 from biascope.precision import without_autocast
 from biascope.seeds import generator
+from biascope.signatures import checked
 from biascope.tables import grid
 
 
@@ -55,6 +57,7 @@ class PerturbationResponse:
         return grid(title, ["eps", "median", "largest", "median over first order"], rows)
 
 
+@checked
 @without_autocast()
 def perturbation_response(
     model: nn.Module,
@@ -113,6 +116,7 @@ def perturbation_response(
     )
 
 
+@checked
 def random_directions(p: int, k: int, seed: int = 0) -> Tensor:
     """k directions of length 1, uniform on the sphere of p parameters: [p, k] in float64.
 
@@ -132,7 +136,7 @@ def _columns(f: Functional, directions: Tensor | Params) -> list[Params]:
         wrong = [k for k in directions if k not in f.params] or [k for k in f.params if k not in directions]
         if wrong:
             raise InputError(f"directions: '{wrong[0]}' is in one of directions and the moving parameters, not in both")
-        sizes = {len(t) if t.dim() else 0 for t in directions.values()}
+        sizes = {len(t) if check_tensor(t, name).dim() else 0 for name, t in directions.items()}
         if len(sizes) != 1 or any(directions[k].shape[1:] != w.shape for k, w in f.params.items()):
             shapes = {k: list(t.shape) for k, t in directions.items()}
             raise InputError(f"directions {shapes}: need {{parameter: [k, *shape]}} with one k for all")

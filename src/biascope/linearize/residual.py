@@ -14,8 +14,10 @@ from biascope.inputs import batches, refuse_shuffling
 from biascope.jacobian import jacobian_vector
 from biascope.linearize.anchored import State, state_of
 from biascope.precision import without_autocast
+from biascope.signatures import checked
 
 
+@checked
 @without_autocast()
 def linearized_prediction(
     model: nn.Module,
@@ -46,6 +48,7 @@ def linearized_prediction(
     return torch.cat(parts)
 
 
+@checked
 @without_autocast()
 def taylor_residual(
     model: nn.Module,
@@ -71,8 +74,9 @@ def taylor_residual(
     for inputs, _ in batches(x):
         batch = f.prepare(inputs)
         with torch.no_grad():
+            change = f(new, batch) - f(f.params, batch)  # first: an input that does not fit is explained here
             Jv = jacobian_vector(f, batch, v)
-            wrong += float((f(new, batch) - f(f.params, batch) - Jv).double().square().sum())
+            wrong += float((change - Jv).double().square().sum())
         moved += float(Jv.double().square().sum())
     return (wrong / moved) ** 0.5 if moved else float("nan")
 

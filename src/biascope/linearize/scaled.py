@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from biascope.arguments import check_number
 from biascope.derivatives import differentiable_attention
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import refuse_batch_dependence
 from biascope.linearize.anchored import Anchored
+from biascope.signatures import checked
 
 # alpha times the rounding error of f: above the first the signal f - f0 is noisy, above the second it is lost
 _NOISY, _LOST = 1e-4, 1e-3
@@ -43,6 +45,7 @@ def lazy(model: nn.Module, alpha: float, include_init_output: bool = True) -> La
     return Lazy(getattr(model, "_orig_mod", model), alpha, include_init_output)
 
 
+@checked
 def lazy_lr(lr: float, alpha: float) -> float:
     """Learning rate lr / alpha^2 that gives the scaled network the function-space speed lr gives the plain one.
 
@@ -52,7 +55,7 @@ def lazy_lr(lr: float, alpha: float) -> float:
         >>> lazy_lr(0.5, 10.0)
         0.005
     """
-    return lr / _check(alpha) ** 2
+    return check_number(lr, "lr", least=0) / _check(alpha) ** 2
 
 
 class Lazy(Anchored):

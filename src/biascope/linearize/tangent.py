@@ -20,8 +20,10 @@ from biascope.functional import Params, ParamSelection, refuse_batch_dependence,
 from biascope.linearize.anchored import Anchored, Slot, State, slots, state_of
 from biascope.linearize.expansion import Expansion, Tangent, adjoint, autocast_state
 from biascope.linearize.norms import Norms
+from biascope.signatures import checked
 
 
+@checked
 def linearize(
     model: nn.Module,
     at: State | None = None,
@@ -58,6 +60,7 @@ def linearize(
     return Linearized(getattr(model, "_orig_mod", model), at, centred, params, engine)
 
 
+@checked
 def posthoc(model: nn.Module, finetuned: State, **options: Any) -> Linearized:
     """Linearise `model` and move it to the parameters of a separately fine-tuned copy (post-hoc linearisation).
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from biascope.arguments import as_number
 from biascope.curvature import contract
 from biascope.errors import InputError
 
@@ -54,13 +56,32 @@ def _later(t: Tensor) -> Callable[[], float]:
 
 def check_positive(name: str, value: float) -> float:
     """A finite number > 0."""
-    if not (value > 0 and math.isfinite(value)):
+    found = as_number(value, name)
+    if not (found > 0 and math.isfinite(found)):
         raise InputError(f"{name} must be a number > 0, not {value}")
-    return float(value)
+    return found
 
 
 def check_decay(name: str, value: float) -> float:
     """A number in [0, 1)."""
-    if not 0 <= value < 1:
+    found = as_number(value, name)
+    if not 0 <= found < 1:
         raise InputError(f"{name} must be at least 0 and below 1, not {value}")
-    return float(value)
+    return found
+
+
+def as_list(params: Any) -> list[Any]:
+    """Parameters, or groups of them, as torch's optimisers take them.
+
+    Example:
+        >>> as_list("weight")
+        Traceback (most recent call last):
+        ...
+        biascope.errors.InputError: params: expected parameters of the model, e.g. model.head.parameters(), got str
+    """
+    found = list(params) if isinstance(params, Iterable) and not isinstance(params, str | Tensor) else None
+    if found is None or not all(isinstance(p, Tensor | Mapping) for p in found):
+        raise InputError(
+            f"params: expected parameters of the model, e.g. model.head.parameters(), got {type(params).__name__}"
+        )
+    return found

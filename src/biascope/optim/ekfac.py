@@ -60,9 +60,9 @@ class EKFACPreconditioner(Preconditioner):
         factor_decay: float = 0.0,
         **common: Unpack[Common],
     ) -> None:
-        if scalings not in {"batch", "running"}:
+        if scalings not in ("batch", "running"):
             raise InputError(f"scalings={scalings!r}: batch or running")
-        if on_refresh not in {"reset", "project"}:
+        if on_refresh not in ("reset", "project"):
             raise InputError(f"on_refresh={on_refresh!r}: reset or project")
         check_decay("decay", decay)
         self.scalings, self.decay = scalings, decay

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from biascope.curvature.kronecker import EigenPiece
+from biascope.optim.checks import check_decay
 from biascope.optim.optimizer import NaturalGradient, Params
 from biascope.optim.preconditioner import Common, Preconditioner, Shared, Step
 from biascope.optim.stacks import Stack, both_sides, from_basis, to_basis, together_again
@@ -63,7 +64,7 @@ class KFACPreconditioner(Preconditioner):
             model,
             damping_mode=damping_mode,
             refresh_every=refresh_every,
-            factors_every=factors_every if factor_decay > 0 else refresh_every,
+            factors_every=factors_every if check_decay("factor_decay", factor_decay) > 0 else refresh_every,
             factor_decay=factor_decay,
             **common,
         )

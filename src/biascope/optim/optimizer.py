@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from biascope.arguments import as_number
 from biascope.curvature.plan import Plan
 from biascope.errors import CorruptError, InputError, UnsupportedError
-from biascope.optim.checks import check_positive
+from biascope.optim.checks import as_list, check_positive
 from biascope.optim.plain import RULES, sgd
 from biascope.optim.preconditioner import Preconditioner
 
@@ -42,17 +43,17 @@ class NaturalGradient(Optimizer):
         fallback: str,
         **options: Any,
     ) -> None:
-        if fallback not in RULES:
+        if not isinstance(fallback, str) or fallback not in RULES:
             raise InputError(f"fallback={fallback!r}: {' or '.join(RULES)}")
         check_positive("damping", options["damping"])
         for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
-            if not (value >= 0 and math.isfinite(value)):
+            if not (as_number(value, name) >= 0 and math.isfinite(value)):
                 raise InputError(f"{name} must be at least 0 and finite, not {value}")
         if not isinstance(model, nn.Module):
             raise InputError(
                 f"expected an nn.Module, got {type(model).__name__}: optim.{type(self).__name__}(model, ...)"
             )
-        chosen: Any = list(params) if params is not None else [p for p in model.parameters() if p.requires_grad]
+        chosen: Any = [p for p in model.parameters() if p.requires_grad] if params is None else as_list(params)
         if not chosen:
             raise InputError(f"{type(model).__name__} has no parameters that require gradients")
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "damping": options["damping"]}

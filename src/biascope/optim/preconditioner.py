@@ -19,6 +19,7 @@ from typing import Any, Literal, TypedDict
 import torch
 from torch import Tensor, nn
 
+from biascope.arguments import check_count
 from biascope.curvature.contract import summed_rows
 from biascope.curvature.kronecker import EigenPiece, KroneckerPiece, decompose
 from biascope.curvature.plan import Plan
@@ -86,12 +87,11 @@ class Preconditioner:
     ) -> None:
         if damping_mode not in self.damping_modes:
             raise InputError(f"damping_mode={damping_mode!r}: {' or '.join(self.damping_modes)}")
-        if loss_reduction not in {"mean", "sum"}:
+        if loss_reduction not in ("mean", "sum"):
             raise InputError(f"loss_reduction={loss_reduction!r}: mean or sum, as the loss you call backward() on")
         check_positive("damping", damping)
         for name, value in (("refresh_every", refresh_every), ("factors_every", factors_every)):
-            if value < 1:
-                raise InputError(f"{name} must be at least 1, not {value}")
+            check_count(value, name)
         check_decay("factor_decay", factor_decay)
         units, self.left = find_units(model, params, sharing, sua)
         if not units:

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from biascope.arguments import check_tensor
 from biascope.errors import InputError
 from biascope.linalg import thin_svd
 from biascope.optim.checks import check_positive
@@ -57,10 +58,15 @@ class SuperNat(Optimizer):
     """
 
     def __init__(self, w: Tensor, features: Tensor, lr: float, scale: float | Scale = "first") -> None:
-        if features.dim() != 2 or w.numel() != features.shape[1]:
+        check_tensor(w, "w", floating=True)
+        if check_tensor(features, "features", floating=True).dim() != 2 or w.numel() != features.shape[1]:
             raise InputError(f"features [n, p] and w [p] disagree: {list(features.shape)} and {list(w.shape)}")
         if features.device != w.device:
             raise InputError(f"features are on {features.device}, w on {w.device}: move one of them")
+        if not w.is_leaf:
+            raise InputError("w is the result of a computation and cannot be trained: pass an nn.Parameter")
+        if features.numel() == 0:
+            raise InputError(f"features is empty: shape {list(features.shape)}")
         if not bool(torch.isfinite(features).all()):
             raise InputError("the features hold NaN or infinity")
         if isinstance(scale, str) and scale not in get_args(Scale):
@@ -90,7 +96,7 @@ class SuperNat(Optimizer):
                 loss = gradient()
             gradient = None
         if gradient is not None:
-            if gradient.numel() != len(self.U):
+            if check_tensor(gradient, "gradient", floating=True).numel() != len(self.U):
                 raise InputError(
                     f"the gradient with respect to the outputs has {gradient.numel()} entries, not {len(self.U)}"
                 )

@@ -164,7 +164,7 @@ def find_units(
             f"{type(model).__name__}: every process would see factors of its own batch only and the copies would "
             "drift apart; train on one device"
         )
-    if sharing not in {"expand", "reduce"}:
+    if sharing not in ("expand", "reduce"):
         raise InputError(f"sharing={sharing!r}: expand or reduce")
     chosen = None if wanted is None else {id(p) for p in wanted}
     names = {id(p): name for name, p in model.named_parameters()}

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 
+@checked
 def hoeffding_bound(empirical_risk: float, n: int, delta: float = 0.05) -> float:
     """Risk <= empirical risk + sqrt(log(1 / delta) / (2 n)), for one predictor that was chosen without the n examples.
 
@@ -34,6 +36,7 @@ def hoeffding_bound(empirical_risk: float, n: int, delta: float = 0.05) -> float
     return empirical_risk + _gap(0.0, empirical_risk, n, delta)
 
 
+@checked
 def finite_class_bound(empirical_risk: float, log_size: float, n: int, delta: float = 0.05) -> float:
     """Risk <= empirical risk + sqrt((log |F| + log(1 / delta)) / (2 n)), for all of a finite class F at once.
 
@@ -51,6 +54,7 @@ def finite_class_bound(empirical_risk: float, log_size: float, n: int, delta: fl
     return occam_bound(empirical_risk, log_size, n, delta)
 
 
+@checked
 def occam_bound(empirical_risk: float, description_length: float, n: int, delta: float = 0.05) -> float:
     """Risk <= empirical risk + sqrt((log(1 / pi(f)) + log(1 / delta)) / (2 n)), for all predictors f at once.
 
@@ -70,6 +74,7 @@ def occam_bound(empirical_risk: float, description_length: float, n: int, delta:
     return empirical_risk + _gap(description_length, empirical_risk, n, delta)
 
 
+@checked
 def pac_bayes_bound(
     empirical_risk: float, kl: float, n: int, delta: float = 0.05, form: Literal["maurer", "printed"] = "maurer"
 ) -> float:
@@ -98,6 +103,7 @@ def pac_bayes_bound(
     return empirical_risk + _gap(kl + extra, empirical_risk, n, delta)
 
 
+@checked
 def gaussian_kl(mean: Tensor, std: Tensor | float, prior_mean: Tensor | float, prior_std: Tensor | float) -> float:
     """KL(N(mean, std^2) || N(prior_mean, prior_std^2)) of independent Gaussians over all entries, in nats and float64.
 
@@ -127,7 +133,10 @@ def gaussian_kl(mean: Tensor, std: Tensor | float, prior_mean: Tensor | float, p
         raise InputError(
             f"mean has shape {list(m.shape)}, the others together {list(terms.shape)}: give one for every entry"
         )
-    return 0.5 * float(terms.sum())
+    found = 0.5 * float(terms.sum())
+    if math.isnan(found):
+        raise InputError("mean or prior_mean has a NaN")
+    return found
 
 
 def _gap(complexity: float, empirical_risk: float, n: int, delta: float) -> float:

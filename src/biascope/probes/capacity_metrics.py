@@ -13,8 +13,10 @@ from biascope.probes.losses import example_losses
 from biascope.probes.metrics import register
 from biascope.probes.path_metrics import spectral_norm
 from biascope.probes.view import CHUNK, View
+from biascope.signatures import checked
 
 
+@checked
 @register()
 def norm_products(view: View) -> dict[str, float]:
     """Number of parameters, and products over the weight matrices of their Frobenius and of their spectral norms.
@@ -45,6 +47,7 @@ def norm_products(view: View) -> dict[str, float]:
     return found
 
 
+@checked
 @register(needs=["labels"])
 def fisher_rao_norm(view: View) -> float:
     """sqrt(theta^T I theta), I = E[grad l grad l^T] over the batch's examples and labels (Liang et al., 2019).

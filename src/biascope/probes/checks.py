@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from biascope.arguments import as_number
 from biascope.errors import InputError, UnsupportedError
 from biascope.inputs import Inputs, batch_size, check_inputs, take
+from biascope.probes.groups import check_labels
 from biascope.probes.metrics import Metric
 from biascope.probes.view import View
 
@@ -35,6 +37,8 @@ def check_setup(
 ) -> tuple[Inputs, int]:
     """The probe batch and its size, if it is where the network is and has the labels that metrics need."""
     places = [("x_probe", x), ("y_probe", y)]
+    if groups is not None and not isinstance(groups, Mapping):
+        raise InputError(f"groups: expected {{name: indices}}, got {type(groups).__name__}")
     for name, group in (groups or {}).items():
         if isinstance(group, tuple):
             places += [(f"groups[{name!r}]", t) for t in group]
@@ -44,9 +48,8 @@ def check_setup(
                 raise InputError(f"{name} is on {t.device}, the model on {device}: move it with .to('{device}')")
     inputs = check_inputs(x, "x_probe")
     n = batch_size(inputs)
-    if y is not None and (not isinstance(y, Tensor) or y.dim() == 0 or len(y) != n):
-        got = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
-        raise InputError(f"y_probe: expected a tensor of {n} labels, got {got}")
+    if y is not None:
+        check_labels(y, n, "y_probe")
     own = bool(groups) and all(isinstance(g, tuple) for g in (groups or {}).values())
     lacking = [m.name for m in metrics if "labels" in m.needs or ("group labels" in m.needs and not own)]
     if y is None and lacking:
@@ -83,7 +86,7 @@ def read_loss(loss: Tensor | float | None, step: int) -> float | None:
         return None
     if isinstance(loss, Tensor) and loss.numel() != 1:
         raise InputError(f"loss has shape {list(loss.shape)}: one number is needed (its mean?)")
-    value = float(loss.detach() if isinstance(loss, Tensor) else loss)
+    value = as_number(loss.detach() if isinstance(loss, Tensor) else loss, "loss")
     if not math.isfinite(value):
         raise InputError(f"the loss is {value} at step {step}: training has diverged")
     return value

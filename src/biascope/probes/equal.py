@@ -9,6 +9,7 @@ from typing import Any
 
 from biascope.errors import InputError
 from biascope.probes.record import Record
+from biascope.signatures import checked
 from biascope.tables import grid
 
 
@@ -20,6 +21,7 @@ class Pair:
     a: Record
     b: Record
 
+    @checked
     def difference(self, name: str) -> float:
         """Value of a minus value of b."""
         return self.a[name] - self.b[name]
@@ -44,6 +46,7 @@ class EqualProgress:
         """Thresholds both runs reached."""
         return [pair.threshold for pair in self.pairs]
 
+    @checked
     def column(self, name: str) -> tuple[list[float], list[float]]:
         """A value (such as "ntk_alignment" or "group_losses/noisy/loss") of run a and of run b at every threshold."""
         known = {key for pair in self.pairs for key in (*pair.a.values, *pair.b.values)}
@@ -69,6 +72,7 @@ class EqualProgress:
         title = f"Equal progress by {self.by}: {len(rows)} thresholds, {len(self.missed)} missed"
         return grid(title, names, [[row.get(name, "") for name in names] for row in rows])
 
+    @checked
     def plot(self, name: str, ax: Any = None) -> Any:
         """A value of both runs against the threshold; returns the matplotlib figure."""
         from biascope.probes.figures import plot_equal_progress
@@ -76,6 +80,7 @@ class EqualProgress:
         return plot_equal_progress(self, name, ax)
 
 
+@checked
 def equal_progress(
     a_records: Sequence[Record],
     b_records: Sequence[Record],

@@ -8,6 +8,7 @@ state.safetensors   the network at the last measurement (if a metric needs it) a
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -45,7 +46,11 @@ class Folder:
     """The folder of one run."""
 
     def __init__(self, path: str | Path, header: dict[str, Any]) -> None:
+        if not isinstance(path, str | os.PathLike):
+            raise InputError(f"out={path!r}: expected the path of a folder")
         self.path, self.header = Path(path), header
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError(f"out: {self.path} is a file; records go into a folder")
         self.path.mkdir(parents=True, exist_ok=True)
         self._file: TextIO | None = None
 

@@ -12,8 +12,10 @@ from biascope.kernels.alignment import targets
 from biascope.probes.losses import correct, example_losses
 from biascope.probes.metrics import cosine, register
 from biascope.probes.view import View
+from biascope.signatures import checked
 
 
+@checked
 @register()
 def sign_similarity(view: View) -> float:
     """Share of (unit, example) pairs that are active (pre-activation > 0) or inactive as they were at initialisation.
@@ -30,6 +32,7 @@ def sign_similarity(view: View) -> float:
     return same / sum(s.numel() for s in now)
 
 
+@checked
 @register()
 def representation_alignment(
     view: View, layer: str | None = None, centred: bool | None = None, features: bool = False
@@ -69,6 +72,7 @@ def _centred(t: Tensor) -> Tensor:
     return t - t.mean(0)
 
 
+@checked
 @register(needs=["group labels"])
 def group_losses(view: View) -> dict[str, float]:
     """Mean loss and, for classes, accuracy of every group: easy and hard, clean and noisy, majority and minority.
@@ -106,6 +110,7 @@ def _correct(view: View, out: Tensor, y: Tensor) -> Tensor | None:
     return None
 
 
+@checked
 @register()
 def fourier(
     view: View,
@@ -137,6 +142,8 @@ def fourier(
         >>> {k: round(v, 4) for k, v in found.items()}
         {'1': 0.0, '2': 3.0}
     """
+    if grid is not None and not (grid.dim() and len(grid)):
+        raise InputError(f"fourier: grid has shape {list(grid.shape)}; inputs [N, ...] are needed")
     out = view.outputs if grid is None else view.evaluate(grid)
     if not -out.shape[1] <= output < out.shape[1]:
         raise InputError(f"fourier: output={output}; the network has {out.shape[1]} outputs")

@@ -23,16 +23,18 @@ def as_groups(groups: Mapping[str, Any] | None, n: int) -> dict[str, Group]:
     """
     if groups is None:
         return {"all": torch.arange(n, device="cpu")}
+    if not isinstance(groups, Mapping):
+        raise InputError(f"groups: expected {{name: indices}}, got {type(groups).__name__}")
     checked: dict[str, Group] = {}
     for name, group in groups.items():
         if isinstance(group, tuple):
             if len(group) != 2:
                 raise InputError(f"groups[{name!r}]: a group of its own is (x, y), got {len(group)} things")
-            checked[name] = (check_inputs(group[0], f"groups[{name!r}]"), group[1])
-            if len(group[1]) != batch_size(checked[name][0]):
-                raise InputError(f"groups[{name!r}]: {len(group[1])} labels for its examples")
+            inputs = check_inputs(group[0], f"groups[{name!r}]")
+            check_labels(group[1], batch_size(inputs), f"groups[{name!r}]")
+            checked[name] = (inputs, group[1])
             continue
-        index = torch.as_tensor(group)
+        index = _indices(name, group, n)
         if index.dtype == torch.bool:
             if index.shape != (n,):
                 raise InputError(f"groups[{name!r}]: a mask must be [{n}], got {list(index.shape)}")
@@ -46,6 +48,30 @@ def as_groups(groups: Mapping[str, Any] | None, n: int) -> dict[str, Group]:
     if not checked:
         raise InputError("groups is empty: give {name: indices}")
     return checked
+
+
+def _indices(name: str, group: Any, n: int) -> Tensor:
+    try:
+        return torch.as_tensor(group)
+    except (TypeError, ValueError, RuntimeError) as error:
+        got = type(group).__name__
+        raise InputError(
+            f"groups[{name!r}]: expected indices of examples, a mask [{n}] or (x, y); got {got}"
+        ) from error
+
+
+def check_labels(y: Any, n: int, what: str) -> None:
+    """Refuse what is no tensor of one label per example.
+
+    Example:
+        >>> check_labels([0, 1], 2, "y_probe")
+        Traceback (most recent call last):
+        ...
+        biascope.errors.InputError: y_probe: expected a tensor of 2 labels, got list
+    """
+    if not isinstance(y, Tensor) or y.dim() == 0 or len(y) != n:
+        got = f"{list(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
+        raise InputError(f"{what}: expected a tensor of {n} labels, got {got}")
 
 
 def moved_groups(groups: Mapping[str, Any] | None, device: torch.device) -> dict[str, Any] | None:

@@ -15,8 +15,10 @@ from biascope.errors import InputError
 from biascope.linalg import effective_rank as effective_rank_of
 from biascope.probes.metrics import register
 from biascope.probes.view import View
+from biascope.signatures import checked
 
 
+@checked
 @register()
 def ntk_alignment(view: View, centred: str | bool = False) -> float:
     """Alignment <K, K0> / (||K|| ||K0||) of the tangent kernel with that at initialisation; 1 = lazy.
@@ -29,6 +31,7 @@ def ntk_alignment(view: View, centred: str | bool = False) -> float:
     return view.kernel.alignment(view.init.kernel, centred)
 
 
+@checked
 @register(needs=["labels"])
 def label_alignment(view: View, centred: str | bool = "per-output") -> float:
     """CKA of the tangent kernel with the labels, y^T K y / (||K|| ||y||^2), both centred per output.
@@ -41,6 +44,7 @@ def label_alignment(view: View, centred: str | bool = "per-output") -> float:
     return view.kernel.alignment(view.y, centred)
 
 
+@checked
 @register(needs=["layers"])
 def layer_alignment(view: View, to: str = "labels", centred: str | bool | None = None) -> dict[str, float]:
     """Alignment of every layer's tangent kernel with the labels (centred), or with that at initialisation ("init").
@@ -67,6 +71,7 @@ def layer_alignment(view: View, to: str = "labels", centred: str | bool | None =
     return found
 
 
+@checked
 @register(needs=["group labels"])
 def group_alignment(view: View, centred: str | bool = "per-output") -> dict[str, float]:
     """CKA with the labels inside every group (easy against difficult examples), each centred by itself.
@@ -82,6 +87,7 @@ def group_alignment(view: View, centred: str | bool = "per-output") -> dict[str,
     return {name: view.group_kernel(name).alignment(view.group_labels(name), centred) for name in view.setup.groups}
 
 
+@checked
 @register(keeps=["kernel"])
 def kernel_velocity(view: View) -> dict[str, float]:
     """How far the kernel turned since the last measurement: 1 - <K, K'> / (||K|| ||K'||), and that per step.
@@ -102,6 +108,7 @@ def kernel_velocity(view: View) -> dict[str, float]:
     return {"distance": distance, "per_step": distance / steps if steps else math.nan}
 
 
+@checked
 @register()
 def effective_rank(view: View, centred: bool = True) -> float:
     """exp(entropy of the kernel's normalised eigenvalues), between 1 and the rank; of centred features by default.
@@ -113,6 +120,7 @@ def effective_rank(view: View, centred: bool = True) -> float:
     return effective_rank_of(_values(view, centred))
 
 
+@checked
 @register()
 def trace_ratio(view: View, ks: Sequence[int] = (40, 80, 160), centred: bool = True) -> dict[str, float]:
     """T_k, the share of the k largest eigenvalues in the trace. (The papers print a sum over j < k; top k is meant.)
@@ -127,6 +135,7 @@ def trace_ratio(view: View, ks: Sequence[int] = (40, 80, 160), centred: bool = T
     return {str(k): float(values[:k].sum() / values.sum()) for k in ks}
 
 
+@checked
 @register()
 def spectrum(view: View, k: int = 10, centred: bool = True) -> dict[str, float]:
     """The k largest eigenvalues ("1" is the largest), and the mean and median of all (0: not told from rounding).

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.nn import functional as F
 
+from biascope.arguments import check_tensor
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 Loss = str | Callable[[Tensor, Tensor], Tensor]  # a name, or (outputs [n, c], y) -> [n]
 
@@ -17,7 +19,7 @@ def _squares(f: Tensor, y: Tensor) -> Tensor:
 
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "cross_entropy": lambda f, y: F.cross_entropy(f, y, reduction="none"),  # class indices, c >= 2 outputs
+    "cross_entropy": lambda f, y: F.cross_entropy(f, y.long(), reduction="none"),  # class indices, c >= 2 outputs
     "logistic": lambda f, y: F.softplus(-_signs(y).to(f) * f[:, 0]),  # labels -1, +1 or 0, 1; one output
     "squared": _squares,  # mean over outputs of (f - y)^2
 }
@@ -35,6 +37,7 @@ def loss_name(y: Tensor, outputs: int) -> str:
     return "cross_entropy" if outputs > 1 else "logistic"
 
 
+@checked
 def example_losses(outputs: Tensor, y: Tensor, loss: Loss | None = None) -> Tensor:
     """Loss of every example [n], float64, from outputs [n, c] and labels.
 
@@ -47,7 +50,8 @@ def example_losses(outputs: Tensor, y: Tensor, loss: Loss | None = None) -> Tens
         >>> example_losses(torch.zeros(2, 4), torch.tensor([0, 1])).exp()
         tensor([4., 4.], dtype=torch.float64)
     """
-    if y.dim() == 0 or len(y) != len(outputs):
+    check_tensor(outputs, "outputs", dims=2, floating=True)
+    if y.dim() == 0 or len(y) != len(outputs) or outputs.shape[1] == 0 or y.is_complex():
         raise InputError(f"y has shape {list(y.shape)} for {len(outputs)} examples")
     name = loss_name(y, outputs.shape[1]) if loss is None else loss
     if isinstance(name, str):
@@ -55,10 +59,15 @@ def example_losses(outputs: Tensor, y: Tensor, loss: Loss | None = None) -> Tens
             raise InputError(f"loss_fn={name!r} is not one of {', '.join(LOSSES)}, and not a function")
         if name == "squared" and y[0].numel() != outputs.shape[1]:
             raise InputError(f"y has {y[0].numel()} values per example, the network {outputs.shape[1]} outputs")
+        if name == "cross_entropy" and (y.dim() != 1 or y.is_floating_point()):
+            fix = ": pass y.argmax(1)" if y.shape == outputs.shape else ""
+            raise InputError(f"y must be class indices [n] (integers), not {y.dtype} {list(y.shape)}{fix}")
         if name == "cross_entropy" and not bool((y >= 0).all() & (y < outputs.shape[1]).all()):
             raise InputError(f"y must be classes 0 to {outputs.shape[1] - 1}, got {int(y.min())} to {int(y.max())}")
         return LOSSES[name](outputs.double(), y)
     found = name(outputs, y)
+    if not isinstance(found, Tensor):
+        raise InputError(f"loss_fn returned a {type(found).__name__}, not a tensor of losses [{len(outputs)}]")
     if found.shape != (len(outputs),):
         raise InputError(f"loss_fn returned {list(found.shape)}; one loss per example [{len(outputs)}] is needed")
     return found.double()

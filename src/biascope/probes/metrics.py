@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from biascope.errors import InputError, UnsupportedError, near
 from biascope.probes.view import View
+from biascope.signatures import checked
 
 Values = float | Tensor | Mapping[str, float]
 Function = Callable[..., Values]
@@ -67,6 +68,7 @@ def _number(name: str, value: Any) -> float:
 REGISTER: dict[str, Metric] = {}
 
 
+@checked
 def register(needs: Sequence[str] = (), keeps: Sequence[str] = (), name: str | None = None) -> Callable[[Any], Any]:
     """Decorator: make a function of a view known by its name.
 
@@ -90,6 +92,7 @@ def register(needs: Sequence[str] = (), keeps: Sequence[str] = (), name: str | N
     return keep
 
 
+@checked
 def metric(name: str, **options: Any) -> Metric:
     """A registered metric with options, for `Probe(metrics=[...])`.
 
@@ -114,6 +117,8 @@ def as_metrics(metrics: Any) -> list[Metric]:
     """Metrics from names, `Metric`s and functions, or from {name: one of those}."""
     if isinstance(metrics, str) or callable(metrics):
         metrics = [metrics]
+    if isinstance(metrics, Tensor) or not isinstance(metrics, Iterable):
+        raise InputError(f"metrics: expected names of metrics, e.g. ['ntk_alignment'], got {type(metrics).__name__}")
     items = metrics.items() if isinstance(metrics, Mapping) else [(None, m) for m in metrics]
     found = []
     for given, item in items:

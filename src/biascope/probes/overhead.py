@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from biascope.arguments import as_number
 from biascope.errors import InputError
 
 
@@ -22,7 +23,7 @@ class Overhead:
     """
 
     def __init__(self, cap: float | None, clock: Callable[[], float]) -> None:
-        if cap is not None and not 0 < cap <= 1:
+        if cap is not None and not 0 < as_number(cap, "max_overhead") <= 1:
             raise InputError(f"max_overhead={cap}: a share of the time, above 0 and up to 1, or None for no cap")
         self.cap, self.clock = cap, clock
         self.began = clock()

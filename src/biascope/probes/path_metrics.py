@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from biascope.functional import modules_of
 from biascope.probes.metrics import ratio, register
 from biascope.probes.view import View
+from biascope.signatures import checked
 
 
+@checked
 @register()
 def parameter_distance(view: View) -> dict[str, float]:
     """||theta - theta0||, and the same relative to ||theta0||.
@@ -25,6 +27,7 @@ def parameter_distance(view: View) -> dict[str, float]:
     return {"absolute": distance, "relative": ratio(distance, float(start.norm()))}
 
 
+@checked
 @register()
 def linearisation_error(view: View) -> float:
     """||f - f_lin|| / ||f_lin - f0||, f_lin the tangent model at initialisation, moved to the same parameters.
@@ -43,6 +46,7 @@ def linearisation_error(view: View) -> float:
     return taylor_residual(view.init.network, view.f.params, s.x, s.output, s.precision)
 
 
+@checked
 @register(keeps=["theta", "feature_norm"])
 def complexity(view: View) -> float:
     """C = sum ||dw|| ||Phi||_F over measurements: dw since the last one, ||Phi||_F = sqrt(tr K) at the last one.
@@ -69,6 +73,7 @@ def complexity(view: View) -> float:
     return total
 
 
+@checked
 @register(needs=["steps"], keeps=["feature_norm"])
 def path_complexity(view: View) -> float:
     """C = sum_t ||dw_t|| ||Phi_t||_F over all optimiser steps, ||Phi_t||_F as it was at the last measurement.
@@ -88,6 +93,7 @@ def path_complexity(view: View) -> float:
     return total
 
 
+@checked
 @register(keeps=["_slopes"])
 def input_velocity(view: View, std: float | None = None) -> dict[str, float]:
     """Geometric velocity 1 - Corr(G, G'), G = mean of g g^T over probes and outputs, g = df/dx; and that per step.
@@ -118,6 +124,7 @@ def input_velocity(view: View, std: float | None = None) -> dict[str, float]:
     return {"distance": distance, "per_step": distance / steps if steps else math.nan}
 
 
+@checked
 @register()
 def spectral_norm(view: View) -> dict[str, float]:
     """Largest singular value of every weight matrix.

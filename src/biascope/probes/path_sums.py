@@ -17,11 +17,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from biascope.errors import InputError, UnsupportedError
+from biascope.functional import explained
 from biascope.precision import without_autocast
 from biascope.probes.activations import ACTIVATIONS
 from biascope.probes.view import frozen_copy
+from biascope.signatures import checked
 
 
+@checked
 @without_autocast()
 def path_norm(model: nn.Module, x: Tensor, p: float = 1.0, bias: bool = True) -> float:
     """(sum over paths of prod |w|^p)^(1/p), paths from an input or a bias to an output, in float64.
@@ -55,7 +58,7 @@ def path_norm(model: nn.Module, x: Tensor, p: float = 1.0, bias: bool = True) ->
     copied = frozen_copy(model)  # in eval mode: the user's module keeps its own
     device = next((w.device for w in copied.parameters()), x.device)
     ones = torch.ones(1, *x.shape[1:], dtype=torch.float64, device=device)
-    with torch.no_grad():
+    with torch.no_grad(), explained(copied, ones):
         out = copied(Paths.of(ones, p, bias))
     if not isinstance(out, Paths):
         raise UnsupportedError(f"{type(model).__name__} gave a {type(out).__name__}: path_norm needs one tensor")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from biascope.arguments import check_count, check_number
 from biascope.errors import BiascopeError, InputError
 from biascope.functional import ParamSelection
 from biascope.precision import without_autocast
@@ -250,7 +251,8 @@ class Probe:
     def _on_step(self, loss: Tensor | float | None, step: int | None, epoch: float | None) -> Record | None:
         if self._closed:
             raise InputError("this probe is finished; make a new one")
-        count = self._here.step + 1 if step is None else step
+        count = self._here.step + 1 if step is None else check_count(step, "step", least=0)
+        epoch = None if epoch is None else check_number(epoch, "epoch", least=0)
         if count <= self._caught_up:
             return None  # a resumed run walks again through what is recorded already
         if count < self._here.step:

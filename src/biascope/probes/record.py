@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from biascope.errors import CorruptError
+from biascope.errors import CorruptError, InputError
+from biascope.signatures import checked
 from biascope.tables import facts
 
 
@@ -89,6 +90,7 @@ def _finite(value: Any) -> Any:
     return value
 
 
+@checked
 def read_records(path: str | Path) -> list[Record]:
     """Records from a `records.jsonl` (or the folder that holds it); a half-written last line is left out.
 
@@ -101,6 +103,8 @@ def read_records(path: str | Path) -> list[Record]:
     """
     path = Path(path)
     path = path / "records.jsonl" if path.is_dir() else path
+    if not path.is_file():
+        raise InputError(f"{path}: there is no such file of records")
     lines = path.read_text(encoding="utf-8").split("\n")
     rows = []
     for number, line in enumerate(lines):

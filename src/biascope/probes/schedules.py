@@ -10,7 +10,9 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from biascope.arguments import as_number
 from biascope.errors import InputError, near
+from biascope.signatures import checked
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class EveryEpochs(Schedule):
     steps_per_epoch: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.every > 0:
+        if not 0 < as_number(self.every, "every") < math.inf:
             raise InputError(f"every={self.every}: a schedule needs a positive number of epochs")
         if self.steps_per_epoch is not None:
             _positive_integer("steps_per_epoch", self.steps_per_epoch)
@@ -111,7 +113,7 @@ class LogSteps(Schedule):
 
     def __post_init__(self) -> None:
         _positive_integer("first", self.first)
-        if not self.factor > 1:
+        if not 1 < as_number(self.factor, "factor") < math.inf:
             raise InputError(f"factor={self.factor}: steps must grow, factor > 1")
 
     def level(self, now: Moment) -> int:
@@ -145,14 +147,15 @@ class LossGrid(Schedule):
     smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.factor < 1:
+        if not 0 < as_number(self.factor, "factor") < 1:
             raise InputError(f"factor={self.factor}: thresholds must fall, 0 < factor < 1")
-        if self.start is not None and not self.start > 0:
+        if self.start is not None and not 0 < as_number(self.start, "start") < math.inf:
             raise InputError(f"start={self.start}: the first threshold must be positive")
-        if not 0 <= self.smoothing < 1:
+        if not 0 <= as_number(self.smoothing, "smoothing") < 1:
             raise InputError(f"smoothing={self.smoothing}: a weight from 0 (none) to below 1")
 
     @staticmethod
+    @checked
     def decades(per_decade: int = 1, start: float | None = None, smoothing: float = 0.0) -> LossGrid:
         """Thresholds that divide every factor of 10 of the loss into `per_decade` equal parts."""
         _positive_integer("per_decade", per_decade)
@@ -168,6 +171,7 @@ class LossGrid(Schedule):
         """Weight of the past in the running average of the loss."""
         return self.smoothing
 
+    @checked
     def level(self, now: Moment) -> int | None:
         """k of the lowest threshold at or above the loss."""
         if now.loss is None:
@@ -178,6 +182,7 @@ class LossGrid(Schedule):
         k = math.floor(math.log(loss / (self.start or 1.0)) / math.log(self.factor) + 1e-9)
         return None if self.start is not None and k < 0 else k
 
+    @checked
     def threshold(self, level: int) -> float:
         """start * factor^level."""
         return (self.start or 1.0) * self.factor**level
@@ -205,5 +210,5 @@ def as_schedule(schedule: Schedule | str | int) -> Schedule:
 
 
 def _positive_integer(name: str, value: int) -> None:
-    if not isinstance(value, int) or value < 1:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise InputError(f"{name}={value!r}: a schedule needs a positive integer here")

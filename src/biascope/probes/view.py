@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from biascope.arguments import check_number
 from biascope.curvature.complexity import feature_norm
-from biascope.errors import InputError, UnsupportedError
+from biascope.errors import InputError, UnsupportedError, near
 from biascope.functional import Functional, ParamSelection, functional, refuse_wrappers
 from biascope.inputs import Inputs, batch_size, check_inputs, take, tensors_of
 from biascope.kernels import Kernel, ntk
 from biascope.probes.activations import activation_signs, last_hidden
-from biascope.probes.groups import Group, as_groups
+from biascope.probes.groups import Group, as_groups, check_labels
 from biascope.probes.losses import Loss, example_losses
 
 CHUNK = 1024  # examples per forward pass
@@ -142,6 +143,8 @@ class View:
     ) -> View:
         """A view of a copy of the network, made now; `options` are the fields of `Setup`."""
         inputs = check_inputs(x)
+        if y is not None:
+            check_labels(y, batch_size(inputs), "y")
         options["groups"] = as_groups(options.get("groups"), batch_size(inputs))
         setup = Setup(inputs, y, **options)
         return cls(frozen_copy(model), setup, init=init, previous=previous, step=step, loss=loss)
@@ -314,9 +317,14 @@ class View:
 
     # ------------------------------------------------------------------------------------------------- its groups
 
+    def _group(self, name: str) -> Group:
+        if name not in self.setup.groups:
+            raise InputError(f"there is no group {name!r}{near(str(name), self.setup.groups)}")
+        return self.setup.groups[name]
+
     def group_kernel(self, name: str) -> Kernel:
         """Tangent kernel of a group's examples."""
-        group, s = self.setup.groups[name], self.setup
+        group, s = self._group(name), self.setup
         if isinstance(group, tuple):
             return ntk(self.network, group[0], None, s.outputs, "auto", s.precision, None, s.params, output=s.output)
         K, i = self.kernel, group.to(self.kernel.values.device)
@@ -325,12 +333,12 @@ class View:
 
     def group_labels(self, name: str) -> Tensor:
         """Labels of a group."""
-        group = self.setup.groups[name]
+        group = self._group(name)
         return group[1] if isinstance(group, tuple) else self.y[group.to(self.y.device)]
 
     def group_outputs(self, name: str) -> Tensor:
         """Outputs for a group's examples."""
-        group = self.setup.groups[name]
+        group = self._group(name)
         return self.evaluate(group[0]) if isinstance(group, tuple) else self.outputs[group.to(self.outputs.device)]
 
 
@@ -345,6 +353,7 @@ def _input_gradients(view: View, std: float | None) -> Tensor:
     if len(tensors_of(inputs)) != 1 or not tensors_of(inputs)[0].is_floating_point():
         raise UnsupportedError("input gradients need one floating-point input tensor; these inputs are not one")
     if std is not None:
+        check_number(std, "std", above=0)
         generator = torch.Generator().manual_seed(view.setup.seed)
         drawn = std * torch.randn(tensors_of(inputs)[0].shape, generator=generator, device="cpu")
         inputs = {next(iter(inputs)): drawn} if isinstance(inputs, dict) else drawn
