@@ -123,6 +123,13 @@ def rule_of(hint: Any) -> Rule | None:
     return _module(kind) if issubclass(kind, nn.Module) else _instance(kind)
 
 
+def _real(value: Any, name: str) -> Tensor:
+    found = value if isinstance(value, Tensor) else check_tensor(value, name)
+    if found.is_complex():
+        raise InputError(f"{name} is complex: pass {name}.real, or both parts as features (torch.view_as_real)")
+    return found
+
+
 def _truth(value: Any, name: str) -> bool:
     if isinstance(value, bool | int | np.bool_) and value in (0, 1):
         return bool(value)
@@ -150,7 +157,7 @@ PLAIN: dict[Any, Rule] = {
     int: Rule(as_whole, "an integer", frozenset({int})),
     float: Rule(as_number, "a number", frozenset({float, int})),
     bool: Rule(_truth, "True or False", frozenset({bool})),
-    Tensor: Rule(check_tensor, "a tensor", frozenset({Tensor, nn.Parameter})),
+    Tensor: Rule(_real, "a tensor"),
     Path: Rule(_path, "a path"),
     torch.dtype: Rule(_dtype, "a torch dtype", frozenset({torch.dtype})),
     type(None): Rule(_nothing, "None", frozenset({type(None)})),

@@ -49,7 +49,7 @@ def test_options_for_another_shape():
     assert nets.info("mlp").options_for((3, 32, 32)) == {"in_features": 3072}
     with pytest.raises(InputError, match=r"square images.*\(3, 32, 16\)"):
         nets.info("lenet").options_for((3, 32, 16))
-    with pytest.raises(InputError, match="no entries"):
+    with pytest.raises(InputError, match="is not the shape of one input"):
         nets.info("mlp").options_for(())
 
 

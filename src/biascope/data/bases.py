@@ -48,7 +48,7 @@ def complete_basis(rows: Tensor, tol: float = 1e-3) -> Tensor:
     k, dim = rows.shape
     wide = rows.double()
     error = float((wide @ wide.T - torch.eye(k, dtype=torch.float64)).abs().max()) if k else 0.0
-    if error > tol:
+    if not error <= tol:
         raise InputError(f"the rows are not orthonormal (largest error of their Gram matrix {error:.3g} > {tol})")
     if k == dim:
         return rows

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_count, check_number
 from biascope.data.dataset import Dataset, Labels, Seed, as_labels, generator, orthonormal, project_out, seed_of
 from biascope.errors import InputError
 from biascope.inputs import check_inputs
@@ -44,6 +45,8 @@ def isotropic(
     """
     if eps == 0 or not math.isfinite(eps):
         raise InputError(f"eps must be finite and not 0, or the label would not depend on x; got {eps}")
+    check_number(sigma, "sigma", least=0)
+    check_count(n, "n")
     (unit,) = orthonormal(u.detach().cpu())
     rng = generator(seed)
     alpha = torch.randn(n, generator=rng, dtype=torch.float64)

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_number
 from biascope.data.dataset import (
     Dataset,
     Labels,
@@ -24,7 +25,7 @@ from biascope.signatures import checked
 
 
 def _radii_of(signs: Tensor, radii: tuple[float, float]) -> Tensor:
-    if min(radii) < 0 or radii[0] == radii[1]:
+    if not all(map(math.isfinite, radii)) or min(radii) < 0 or radii[0] == radii[1]:
         raise InputError(f"radii must be two different numbers >= 0 (class 0, class 1), got {radii}")
     return torch.tensor(radii, dtype=torch.float64)[(signs > 0).long()]
 
@@ -59,7 +60,7 @@ def circles(
     rng, signs = generator(seed), alternating_signs(n)
     radius = _radii_of(signs, radii)
     angle = 2 * math.pi * torch.rand(n, generator=rng, dtype=torch.float64)
-    noise = sigma * torch.randn(n, *a.shape, generator=rng, dtype=a.dtype)
+    noise = check_number(sigma, "sigma", least=0) * torch.randn(n, *a.shape, generator=rng, dtype=a.dtype)
     x = project_out(noise, a, b) + _outer(radius * angle.cos(), a) + _outer(radius * angle.sin(), b)
     info = {"u1": a, "u2": b, "radii": radii, "sigma": sigma}
     return Dataset(x, as_labels(signs, labels), "circles", seed_of(seed), info)
@@ -96,7 +97,7 @@ def simplicity_contest(
     rng, signs = generator(seed), alternating_signs(n)
     pair = torch.randn(n, 2, generator=rng, dtype=torch.float64)
     pair = _radii_of(signs, radii)[:, None] * pair / pair.norm(dim=1, keepdim=True)
-    noise = sigma * torch.randn(n, *a.shape, generator=rng, dtype=a.dtype)
+    noise = check_number(sigma, "sigma", least=0) * torch.randn(n, *a.shape, generator=rng, dtype=a.dtype)
     x = project_out(noise, a, b, c) + _outer(class_offset(eps, gap) * signs, a)
     x = x + _outer(pair[:, 0], b) + _outer(pair[:, 1], c)
     info = {"u1": a, "u2": b, "u3": c, "eps": eps, "gap": gap, "radii": radii, "sigma": sigma}

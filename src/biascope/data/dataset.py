@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_tensor
 from biascope.errors import InputError
 from biascope.signatures import checked
 from biascope.tables import facts
@@ -41,6 +42,9 @@ class Dataset:
 
     def __post_init__(self) -> None:
         parts = {"y": self.y, **({} if self.group is None else {"group": self.group})}
+        for label, tensor in {"x": self.x, **parts}.items():
+            if not check_tensor(tensor, label).dim():
+                raise InputError(f"{self.name}: {label} is a scalar; the first dimension must count examples")
         for label, tensor in parts.items():
             if len(tensor) != len(self.x):
                 raise InputError(f"{self.name}: x has {len(self.x)} examples, {label} has {len(tensor)}")
@@ -127,9 +131,18 @@ def as_labels(signs: Tensor, labels: Labels) -> Tensor:
     raise InputError(f'labels must be "01" or "pm1", got {labels!r}')
 
 
+def check_classes(y: Tensor, n: int | None = None) -> Tensor:
+    """Labels [n] that are classes: whole numbers, one for each of n examples."""
+    if check_tensor(y, "y", dims=1).is_floating_point():
+        raise InputError(f"y is {y.dtype}: classes are whole numbers, e.g. y.long()")
+    if n is not None and len(y) != n:
+        raise InputError(f"x has {n} examples, y has {len(y)}")
+    return y
+
+
 def as_signs(y: Tensor) -> Tensor:
     """Binary labels of either kind, {0, 1} or {-1, +1}, as signs -1/+1 (int64)."""
-    values = set(y.tolist())
+    values = set(check_tensor(y, "y", dims=1).tolist())
     if not (values <= {0, 1} or values <= {-1, 1}):
         raise InputError(f"binary labels are {{0, 1}} or {{-1, +1}}, got {sorted(values)}")
     return torch.where(y > 0, 1, -1)
@@ -139,7 +152,7 @@ def orthonormal(*directions: Tensor, tol: float = 1e-4) -> list[Tensor]:
     """The directions, each divided by its norm; refused if they are not mutually orthogonal or differ in shape."""
     units: list[Tensor] = []
     for k, u in enumerate(directions):
-        norm = u.norm()
+        norm = check_tensor(u, f"direction {k}", floating=True).norm()
         if not norm > 0 or not torch.isfinite(norm):
             raise InputError(f"direction {k} has norm {float(norm)}: it must be finite and not zero")
         unit = u / norm

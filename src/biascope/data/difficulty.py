@@ -8,8 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from biascope.data.dataset import Dataset, Seed, generator, seed_of
+from biascope.arguments import check_count, check_tensor
+from biascope.data.dataset import Dataset, Seed, check_classes, generator, seed_of
 from biascope.errors import InputError
+from biascope.inputs import check_inputs
 from biascope.signatures import checked
 
 
@@ -29,6 +31,7 @@ def corrupt_labels(
     """
     if not 0 <= fraction <= 1 or n_classes < 2:
         raise InputError(f"need 0 <= fraction <= 1 and n_classes >= 2, got {fraction} and {n_classes}")
+    check_classes(y)
     if len(y) and (int(y.min()) < 0 or int(y.max()) >= n_classes):
         raise InputError(f"labels run from {int(y.min())} to {int(y.max())}; they must lie in 0..{n_classes - 1}")
     rng, n = generator(seed), len(y)
@@ -63,6 +66,9 @@ def easy_difficult(
         >>> mix.group.tolist() == [0] * 20 + [1] * 10
         True
     """
+    check_count(n_easy, "n_easy", least=0)
+    check_count(n_difficult, "n_difficult", least=0)
+    check_count(n_classes, "n_classes")
     rng = generator(seed)
     needed = n_easy + (n_difficult if difficult is None else 0)
     if needed > len(easy) or (difficult is not None and n_difficult > len(difficult)):
@@ -92,6 +98,10 @@ def balanced_cells(y: Tensor, attribute: Tensor, per_cell: int = 180, *, cap: bo
         >>> balanced_cells(torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 0, 0]), 5, cap=True).numel()
         2
     """
+    check_count(per_cell, "per_cell")
+    if y.dim() != 1 or y.shape != attribute.shape or not len(y):
+        shapes = f"{list(y.shape)} and {list(attribute.shape)}"
+        raise InputError(f"expected a label and an attribute for each example, [n] and [n], n > 0, got {shapes}")
     rng = generator(seed)
     values = [torch.unique(t).tolist() for t in (y, attribute)]
     cells = {(a, b): ((y == a) & (attribute == b)).nonzero().flatten().cpu() for a in values[0] for b in values[1]}
@@ -127,6 +137,10 @@ def spurious(
     """
     if images.dim() != 4 or images.shape[1] != 1:
         raise InputError(f"expected grey images [n, 1, h, w], got {list(images.shape)}")
+    check_tensor(y, "y", dims=1)
+    check_inputs(images, "images")
+    if kind == "patch" and not 1 <= patch <= images.shape[3]:
+        raise InputError(f"patch={patch} must be between 1 and the width of the images, {images.shape[3]}")
     if not 0 <= agreement <= 1 or not set(y.tolist()) <= {0, 1} or len(y) != len(images):
         raise InputError(f"need y [n] in {{0, 1}} and 0 <= agreement <= 1, got {list(y.shape)} and {agreement}")
     rng = generator(seed)
@@ -141,10 +155,8 @@ def spurious(
         x = images.clone()
         x[attribute == 0, :, :patch, :patch] = 1
         x[attribute == 1, :, :patch, -patch:] = 1
-    elif kind == "colour":
+    else:
         x = images.new_zeros(len(images), 3, *images.shape[2:])
         x[torch.arange(len(y)), attribute.long()] = images[:, 0]
-    else:
-        raise InputError(f'kind must be "patch" or "colour", got {kind!r}')
     info = {"attribute": attribute, "agreement": agreement, "stand_in": "synthetic spurious feature, not a photograph"}
     return Dataset(x, y, f"spurious-{kind}", seed_of(seed), info, disagrees.long())

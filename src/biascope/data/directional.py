@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_number
 from biascope.data.dataset import (
     Dataset,
     Labels,
@@ -27,8 +28,7 @@ Gap = Literal["full", "half"]
 
 def class_offset(eps: float, gap: Gap) -> float:
     """How far each class centre lies from 0 along v: `eps` ("full") or `eps / 2` ("half": eps is the gap itself)."""
-    if gap not in ("full", "half"):
-        raise InputError(f'gap must be "full" (classes at +-eps v) or "half" (at +-eps/2 v), got {gap!r}')
+    check_number(eps, "eps")
     return eps if gap == "full" else eps / 2
 
 
@@ -46,8 +46,7 @@ def directional_inputs(
         >>> x[:, 0].tolist()
         [-2.0, 2.0]
     """
-    if sigma < 0:
-        raise InputError(f"sigma must be >= 0, got {sigma}")
+    check_number(sigma, "sigma", least=0)
     if not v.is_floating_point():
         raise InputError(f"v must be a floating tensor, got {v.dtype}")
     (unit,) = orthonormal(v.detach().cpu())

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from biascope.errors import InputError
+from biascope.inputs import check_shape
 from biascope.signatures import checked
 
 Part = Literal["re", "im"]
@@ -90,6 +91,9 @@ def fourier_vectors(shape: Sequence[int], bins: Tensor, part: Part, dtype: torch
         >>> fourier_vectors((4,), torch.tensor([[0]]), "re").tolist()
         [[0.5, 0.5, 0.5, 0.5]]
     """
+    shape = check_shape(shape, "shape")
+    if bins.dim() != 2 or bins.shape[1] != len(shape) or bins.is_floating_point():
+        raise InputError(f"bins {list(bins.shape)} of {bins.dtype}: whole numbers [k, {len(shape)}] are needed")
     size = math.prod(shape)
     self_conjugate = (bins == _conjugate(bins, shape)).all(1)
     if part == "im" and bool(self_conjugate.any()):

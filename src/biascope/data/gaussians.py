@@ -8,14 +8,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_tensor
 from biascope.data.dataset import Dataset, Labels, Seed, alternating_signs, as_labels, generator, seed_of
 from biascope.errors import InputError
+from biascope.inputs import check_inputs
 from biascope.signatures import checked
 
 
 def _eigh(g: Tensor) -> tuple[Tensor, Tensor]:
     if g.dim() != 2 or g.shape[0] != g.shape[1]:
         raise InputError(f"expected a square matrix [D, D], got {list(g.shape)}")
+    check_inputs(check_tensor(g, "the matrix", floating=True), "the matrix")
     wide = g.detach().cpu().double()
     asymmetry = float((wide - wide.T).abs().max())
     if asymmetry > 1e-4 * max(float(wide.abs().max()), 1e-300):
@@ -60,7 +63,7 @@ def geometry_gaussian(
     """
     values, vectors = _eigh(g)
     top = float(values[-1])
-    if top <= 0 or float(values[0]) < -1e-5 * top:
+    if not top > 0 or float(values[0]) < -1e-5 * top:
         raise InputError(
             f"G must be positive semi-definite: its eigenvalues run from {float(values[0]):.3g} to {top:.3g}"
         )

@@ -10,10 +10,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_count, check_number, check_tensor
 from biascope.data.bases import complete_basis
-from biascope.data.dataset import Dataset, Seed, seed_of
+from biascope.data.dataset import Dataset, Seed, check_classes, seed_of
 from biascope.data.directional import Gap, directional_inputs
 from biascope.errors import InputError
+from biascope.inputs import check_inputs
 from biascope.signatures import checked
 
 Rule = Literal["choice", "code"]
@@ -32,12 +34,12 @@ def carriers(n_classes: int, n_channels: int = 3, rule: Rule = "choice") -> list
         >>> carriers(4)
         [(0, 0, -1), (0, 0, 1), (0, 1, -1), (0, 1, 1)]
     """
+    check_count(n_classes, "n_classes")
+    check_count(n_channels, "n_channels")
     if rule == "choice":
         out = [(y // 2 // n_channels, y // 2 % n_channels, 2 * (y % 2) - 1) for y in range(n_classes)]
-    elif rule == "code":
-        out = [(y // (2 * n_channels), y % n_channels, 2 * (y % 2) - 1) for y in range(n_classes)]
     else:
-        raise InputError(f'rule must be "choice" or "code", got {rule!r}')
+        out = [(y // (2 * n_channels), y % n_channels, 2 * (y % 2) - 1) for y in range(n_classes)]
     if len(set(out)) != n_classes:
         raise InputError(
             f'rule "{rule}" gives two of {n_classes} classes one carrier with {n_channels} channels; use "choice"'
@@ -70,12 +72,12 @@ def poison(
         >>> [round(v, 4) for v in p[:, 0, 0, 0].tolist()]
         [-0.05, 0.05]
     """
-    if x.dim() != 4 or len(y) != len(x):
-        raise InputError(f"expected x [n, c, h, w] and y [n], got {list(x.shape)} and {list(y.shape)}")
+    check_inputs(check_tensor(x, "x", dims=4, floating=True))
+    check_classes(y, len(x))
+    check_number(eps, "eps")
+    check_tensor(nads, "nads", dims=(2, 3, 4))
     if len(y) and (int(y.min()) < 0 or int(y.max()) >= n_classes):
         raise InputError(f"labels run from {int(y.min())} to {int(y.max())}; n_classes is {n_classes}")
-    if overwrite not in ("own", "all"):
-        raise InputError(f'overwrite must be "own" or "all", got {overwrite!r}')
     table = carriers(n_classes, x.shape[1], rule)
     n_directions = 1 + max(offset for offset, _, _ in table)
     if index < 0 or index + n_directions > len(nads):
@@ -107,7 +109,10 @@ def nad_flip(x: Tensor, nads: Tensor) -> Tensor:
         >>> nad_flip(torch.arange(4.0).view(1, 1, 2, 2), torch.eye(4)).flatten().tolist()
         [3.0, 2.0, 1.0, 0.0]
     """
-    rows = nads.flatten(1)
+    check_inputs(check_tensor(x, "x", floating=True))
+    rows = check_tensor(nads, "nads", dims=(2, 3, 4), floating=True).flatten(1)
+    if not len(rows):
+        raise InputError("nads is empty: there is no direction to flip")
     if x.dim() != 4 or rows.shape[1] != x.shape[2] * x.shape[3]:
         raise InputError(f"expected x [n, c, h, w] with h w = {rows.shape[1]} (from nads), got {list(x.shape)}")
     u = complete_basis(rows).to(x)
@@ -135,6 +140,10 @@ def underspecified(
         >>> d.x.shape, d.info["image_channels"], d.info["directional_channels"]
         (torch.Size([4, 4, 2, 2]), [0, 1, 2], [3])
     """
+    check_inputs(x)
+    check_tensor(y, "y", dims=1)
+    if len(y) != len(x):
+        raise InputError(f"x has {len(x)} examples, y has {len(y)}")
     if x.dim() != 4 or v.numel() != x.shape[2] * x.shape[3]:
         raise InputError(f"expected x [n, c, h, w] and v [h, w], got {list(x.shape)} and {list(v.shape)}")
     extra = directional_inputs(y, v.reshape(1, *x.shape[2:]), eps=eps, sigma=sigma, gap=gap, seed=seed)
@@ -158,6 +167,8 @@ def zero_channels(x: Tensor, channels: list[int]) -> Tensor:
         >>> zero_channels(torch.ones(1, 2, 1, 1), [1]).flatten().tolist()
         [1.0, 0.0]
     """
+    if x.dim() < 2 or not all(-x.shape[1] <= channel < x.shape[1] for channel in channels):
+        raise InputError(f"channels {list(channels)} are not all in x [n, c, ...] of shape {list(x.shape)}")
     out = x.clone()
     out[:, channels] = 0
     return out
@@ -188,6 +199,8 @@ def class_mean_energies(x: Tensor, y: Tensor, directions: Tensor) -> Tensor:
     """
     if x.dim() < 2 or y.shape != x.shape[:1] or not len(x):
         raise InputError(f"expected x [n, ...] and y [n], n > 0, got {list(x.shape)} and {list(y.shape)}")
+    if directions.dim() < 2 or not len(directions):
+        raise InputError(f"directions have shape {list(directions.shape)}; pass [k, ...], e.g. one as directions[None]")
     rows, whole = directions.detach().flatten(1).cpu().double(), directions.shape[1:] == x.shape[1:]
     if not whole and (x.dim() < 3 or rows.shape[1] != x[0, 0].numel()):
         raise InputError(

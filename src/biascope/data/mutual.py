@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_count, check_number
 from biascope.data.dataset import Dataset, Seed, generator, seed_of
 from biascope.errors import InputError
 from biascope.signatures import checked
@@ -50,6 +51,7 @@ def correlated_gaussians(
         >>> round(d.info["mutual_information"], 4)
         1.6607
     """
+    check_count(n, "n")
     nats = gaussian_mutual_information(dim, rho)
     rng = generator(seed)
     x = torch.randn(n, dim, generator=rng, dtype=dtype)
@@ -58,8 +60,6 @@ def correlated_gaussians(
         y = y**3
     elif transform == "tanh":
         y = y.tanh()
-    elif transform != "identity":
-        raise InputError(f'transform must be "identity", "cubic" or "tanh", got {transform!r}')
     info = {"mutual_information": nats, "rho": rho, "dim": dim, "transform": transform}
     return Dataset(x, y, "correlated-gaussians", seed_of(seed), info)
 
@@ -83,8 +83,9 @@ def noisy_function(
         >>> round(noisy_function(10, "cubic", 0.5).info["mutual_information"], 3)
         0.451
     """
-    if sigma <= 0:
-        raise InputError(f"sigma must be > 0, got {sigma}")
+    check_number(sigma, "sigma", above=0)
+    check_count(n, "n")
+    check_count(dim, "dim")
     rng = generator(seed)
     x = 2 * torch.rand(n, dim, generator=rng, dtype=dtype) - 1
     y = _apply(x, function) + sigma * torch.randn(n, dim, generator=rng, dtype=dtype)

@@ -8,8 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_count, check_tensor
 from biascope.data.dataset import Dataset, Labels, Seed, as_labels, generator, seed_of
 from biascope.errors import InputError
+from biascope.inputs import check_inputs
 from biascope.signatures import checked
 
 _CENTRES = {1: ((0.5, -0.5), (-0.5, 0.5)), 2: ((-0.5, -0.5), (-0.5, 0.5))}
@@ -24,6 +26,7 @@ def square_grid(side: int = 50, dtype: torch.dtype = torch.float32) -> Tensor:
         >>> square_grid(2).tolist()
         [[-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0], [1.0, 1.0]]
     """
+    check_count(side, "side")
     line = torch.linspace(-1, 1, side, dtype=dtype)
     return torch.stack([line.repeat(side), line.repeat_interleave(side)], 1)
 
@@ -36,8 +39,7 @@ def in_yin_yang_disks(x: Tensor, variant: Literal[1, 2] = 1) -> Tensor:
         >>> in_yin_yang_disks(torch.tensor([[0.5, -0.5], [0.0, 0.0]])).tolist()
         [True, False]
     """
-    if variant not in _CENTRES:
-        raise InputError(f"variant must be 1 or 2, got {variant!r}")
+    _check_points(x)
     centres = torch.tensor(_CENTRES[variant], dtype=x.dtype, device=x.device)
     inside: Tensor = (x[:, None] - centres).norm(dim=2) <= 0.3
     return inside.any(1)
@@ -51,7 +53,7 @@ def yin_yang_labels(x: Tensor, variant: Literal[1, 2] = 1, labels: Labels = "01"
         >>> yin_yang_labels(torch.tensor([[0.5, -0.5], [0.0, -0.9]])).tolist()
         [0, 1]
     """
-    lower = torch.where(x[:, 1] <= 0, 1, -1)
+    lower = torch.where(_check_points(x)[:, 1] <= 0, 1, -1)
     return as_labels(torch.where(in_yin_yang_disks(x, variant), -lower, lower), labels)
 
 
@@ -85,7 +87,7 @@ def disk_labels(x: Tensor, labels: Labels = "01") -> Tensor:
         >>> disk_labels(torch.tensor([[0.0, 0.0], [0.8, 0.0]]), "pm1").tolist()
         [1, -1]
     """
-    return as_labels(torch.where(x.norm(dim=1) <= DISK_RADIUS, 1, -1), labels)
+    return as_labels(torch.where(_check_points(x).norm(dim=1) <= DISK_RADIUS, 1, -1), labels)
 
 
 @checked
@@ -100,5 +102,13 @@ def disk(n: int = 500, *, labels: Labels = "01", seed: Seed = 0, dtype: torch.dt
     return Dataset(x, disk_labels(x, labels), "disk", seed_of(seed), {"radius": DISK_RADIUS})
 
 
+def _check_points(x: Tensor) -> Tensor:
+    check_inputs(check_tensor(x, "x", dims=2, floating=True))
+    if x.shape[1] != 2:
+        raise InputError(f"x has shape {list(x.shape)}: points of the plane [n, 2] are needed")
+    return x
+
+
 def _uniform_square(n: int, seed: Seed, dtype: torch.dtype) -> Tensor:
+    check_count(n, "n")
     return 2 * torch.rand(n, 2, generator=generator(seed), dtype=dtype) - 1

@@ -14,9 +14,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_tensor
 from biascope.data.bases import random_orthogonal
 from biascope.data.dataset import Dataset, generator
 from biascope.errors import InputError
+from biascope.inputs import check_inputs
 from biascope.signatures import checked
 
 Basis = Literal["lapack", "aligned"] | int
@@ -65,6 +67,10 @@ def quadratic_task(x: Tensor, y: Tensor, name: str, group: Tensor, basis: Basis 
         >>> [round(v, 6) for v in t.y_tilde.tolist()]
         [5.0, 0.0]
     """
+    check_inputs(check_tensor(x, "x", dims=2))
+    check_inputs(check_tensor(y, "y", dims=1), "y")
+    if len(y) != len(x) or group.shape != y.shape:
+        raise InputError(f"x has {len(x)} rows, y {len(y)} entries and group the shape {list(group.shape)}")
     x, y = x.double(), y.double()
     n = len(x)
     left, s, right = torch.linalg.svd(x, full_matrices=False)

@@ -9,8 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_number
 from biascope.data.dataset import Dataset, Seed, generator, seed_of
 from biascope.errors import InputError
+from biascope.inputs import is_finite
 from biascope.signatures import checked
 
 Amplitudes = Literal["equal", "growing"] | Sequence[float]
@@ -73,6 +75,8 @@ def sinusoids(
         a = torch.tensor(_numbers(amplitudes), dtype=torch.float64)
     drawn = 2 * math.pi * torch.rand(m, generator=generator(seed), dtype=torch.float64)
     phi = drawn if phases is None else torch.tensor(phases, dtype=torch.float64)
+    if not is_finite(a) or not is_finite(phi):
+        raise InputError(f"amplitudes {a.tolist()} and phases {phi.tolist()} must be finite")
     if len(a) != m or len(phi) != m:
         raise InputError(f"{m} frequencies need {m} amplitudes and phases, got {len(a)} and {len(phi)}")
     z, k = unit_grid(n), torch.tensor(frequencies, dtype=torch.float64)
@@ -109,8 +113,9 @@ def sinusoid_classes(
         >>> sinusoid_classes(1, 1000, phase=0.0).info["majority"]
         0.667
     """
+    check_number(threshold, "threshold")
     drawn = 2 * math.pi * float(torch.rand((), generator=generator(seed), dtype=torch.float64))
-    phi = drawn if phase is None else phase
+    phi = drawn if phase is None else check_number(phase, "phase")
     z = unit_grid(n)
     y = ((2 * math.pi * frequency * z + phi).sin() > threshold).long()
     positive = float(y.double().mean())

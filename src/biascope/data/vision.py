@@ -8,8 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_count
 from biascope.data.dataset import Dataset, Labels, Seed, as_labels, generator
 from biascope.errors import InputError
+from biascope.inputs import is_finite
 from biascope.signatures import checked
 
 ANIMALS = (2, 3, 4, 5, 6, 7)  # bird, cat, deer, dog, frog, horse
@@ -37,14 +39,13 @@ def cifar2(
     """
     if rule == "animals":
         positive = torch.isin(dataset.y, torch.tensor(ANIMALS, device=dataset.y.device))
-    elif rule == "first-five":
-        positive = dataset.y < 5
     else:
-        raise InputError(f'rule must be "animals" or "first-five", got {rule!r}')
+        positive = dataset.y < 5
     signs = torch.where(positive, 1, -1)
     out = replace(dataset, y=as_labels(signs, labels), name=f"{dataset.name}-2", info={**dataset.info, "rule": rule})
     if per_class is None:
         return out
+    check_count(per_class, "per_class")
     rng, chosen = generator(seed), []
     for sign in (-1, 1):
         index = (signs == sign).nonzero().flatten().cpu()
@@ -63,6 +64,8 @@ def channel_stats(x: Tensor) -> tuple[Tensor, Tensor]:
         >>> channel_stats(torch.tensor([0.0, 2.0]).view(2, 1, 1, 1))
         (tensor([1.]), tensor([1.]))
     """
+    if x.dim() != 4 or not x.numel():
+        raise InputError(f"expected images [n, c, h, w], got {list(x.shape)}")
     total = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
     square = total.clone()
     for chunk in torch.split(x, 4096):  # float64 of a whole set would be large
@@ -91,4 +94,6 @@ def normalise(dataset: Dataset, mean: Tensor | tuple[float, ...], std: Tensor | 
     m, s = (torch.as_tensor(v, dtype=x.dtype, device=x.device).view(-1, 1, 1) for v in (mean, std))
     if len(m) not in (1, x.shape[1]) or len(s) not in (1, x.shape[1]):
         raise InputError(f"x has {x.shape[1]} channels, mean has {len(m)} and std {len(s)} entries")
+    if not is_finite(m) or not is_finite(s) or not bool((s > 0).all()):
+        raise InputError(f"mean {m.flatten().tolist()} must be finite and std {s.flatten().tolist()} above 0")
     return replace(dataset, x=(x - m) / s, info={**dataset.info, "mean": m.flatten(), "std": s.flatten()})

@@ -196,6 +196,8 @@ def scalar_of(out: Tensor, scalarise: Scalarise | None = None) -> Tensor:
     """
     if scalarise is not None:
         made = scalarise(out)
+        if not isinstance(made, Tensor):
+            raise InputError(f"scalarise gave a {type(made).__name__}; it must give a tensor [n]")
         if made.shape != out.shape[:1]:
             raise InputError(f"scalarise gave shape {list(made.shape)} from {list(out.shape)}; it must give [n]")
         return made
@@ -276,6 +278,8 @@ def _measure(networks: Networks, x: Tensor, per_network: bool, engine: Engine, r
 
 def activation_bytes(networks: Networks, x: Tensor, per_network: bool = False) -> int:
     """Bytes that one input of one network needs on its way (three times the largest pair of layer outputs)."""
+    if not x.numel():
+        raise InputError(f"x is empty: shape {list(x.shape)}")
     sizes: list[int] = [int(x[0, 0].numel() if per_network else x[0].numel()) * x.element_size()]
 
     def note(module: nn.Module, args: Any, out: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ class Networks:
     buffers: Mapping[str, Tensor] = field(repr=False)
 
     def __post_init__(self) -> None:
-        sizes = {name: len(value) for name, value in (*self.params.items(), *self.buffers.items())}
+        sizes = {**_lengths(self.params, "params"), **_lengths(self.buffers, "buffers")}
         if len(set(sizes.values())) > 1:
             raise InputError(f"stacks of different lengths: {sizes}")
 
@@ -65,6 +66,8 @@ class Networks:
     @checked
     def one(self, i: int) -> dict[str, Tensor]:
         """Parameters and buffers of network i, as views of the stacks."""
+        if not -len(self) <= i < len(self):
+            raise InputError(f"network {i} of {len(self)}: they are numbered from 0 to {len(self) - 1}")
         return {name: value[i] for name, value in (*self.params.items(), *self.buffers.items())}
 
     @checked
@@ -77,3 +80,9 @@ class Networks:
         for name in self.params:
             own[name].requires_grad_(True)
         return made
+
+
+def _lengths(stacks: Any, what: str) -> dict[str, int]:
+    if not isinstance(stacks, Mapping) or not all(isinstance(t, Tensor) and t.dim() for t in stacks.values()):
+        raise InputError(f"{what} must be a dict of tensors [T, ...], one stack for each name of the template")
+    return {name: len(stack) for name, stack in stacks.items()}

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from biascope.arguments import as_number, check_count, check_number
 from biascope.ensembles import steppers
 from biascope.ensembles.arithmetic import Precision
 from biascope.ensembles.engines import try_input
@@ -64,12 +65,14 @@ class SGD:
     def __post_init__(self) -> None:
         if not all(isinstance(number, int) and number >= 1 for number in (self.epochs, self.batch_size)):
             raise InputError(f"epochs={self.epochs}, batch_size={self.batch_size}: whole numbers from 1 on are needed")
+        for name in ("lr", "momentum", "weight_decay"):
+            check_number(getattr(self, name), name)
         if not (self.lr > 0 and 0 <= self.momentum < 1 and self.weight_decay >= 0):
             raise InputError(
                 f"lr={self.lr}, momentum={self.momentum}, weight_decay={self.weight_decay}: lr must be positive, "
                 "momentum in [0, 1) and weight_decay not negative"
             )
-        if self.clip_norm is not None and not self.clip_norm > 0:
+        if self.clip_norm is not None and not as_number(self.clip_norm, "clip_norm") > 0:
             raise InputError(f"clip_norm={self.clip_norm} must be positive, or None for no clipping")
 
     @checked
@@ -210,6 +213,8 @@ def train_ensemble(
 
     classes = _try_out(work, loss)
     room = budget(max_memory, where)
+    if group is not None:
+        check_count(group, "group")
     group = max(1, min(len(tasks), group or steppers.group_size(work, room)))
     chosen = engine if engine != "auto" else steppers.choose(work, group)
     size = {"vmap": group, "graph": min(group, steppers.LANES)}.get(chosen, 1)
@@ -315,7 +320,9 @@ def accuracy(networks: Networks, x: Tensor, y: Tensor, precision: Precision = "f
     """
     out = outputs(networks, x, per_network=True, precision=precision)
     guess = (out[..., 0] > 0).long() if out.shape[-1] == 1 else out.argmax(-1)
-    return (guess == y.to(guess)).float().mean(1).cpu()
+    if y.shape != guess.shape:
+        raise InputError(f"y has shape {list(y.shape)}: one class for each example, {list(guess.shape)}, is needed")
+    return (guess == y.to(guess.device)).float().mean(1).cpu()
 
 
 def _try_out(work: Work, loss: str | Loss) -> int:

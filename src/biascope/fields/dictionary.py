@@ -209,6 +209,8 @@ def mutual_coherence(A: Tensor, B: Tensor | None = None) -> float:
         raise InputError(
             f"atoms are columns: A [N, k] and B [N, l], not {[list(M.shape) for M in (A, B) if M is not None]}"
         )
+    if not A.numel() or (B is not None and not B.numel()):
+        raise InputError("there is no atom: A and B need at least one row and one column")
     P = A.double() / A.double().norm(dim=0)
     Q = P if B is None else B.double() / B.double().norm(dim=0)
     inner = (P.T @ Q).abs()

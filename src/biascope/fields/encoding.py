@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from biascope.errors import InputError, UnsupportedError
 from biascope.fields.networks import MultiplicativeFilter, Polynomial
+from biascope.inputs import check_inputs
 from biascope.nets import FFN, MLP, SIREN
 from biascope.signatures import checked
 
@@ -142,4 +143,5 @@ def rounded_frequencies(source: Tensor | nn.Module) -> tuple[Tensor, float]:
     B = B[:, None] if B.dim() == 1 else B
     if B.dim() != 2 or 0 in B.shape:
         raise InputError(f"frequencies have shape {list(B.shape)}; give [T] or [T, d]")
+    check_inputs(B, "frequencies")
     return B, closeness(given.dtype)

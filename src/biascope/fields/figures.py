@@ -28,6 +28,8 @@ def plot_energy(curves: Mapping[str, Energy], ax: Any = None) -> Any:
         >>> len(plot_energy(curves).axes[0].lines)
         2
     """
+    if not isinstance(curves, Mapping) or not all(hasattr(energy, "thresholds") for energy in curves.values()):
+        raise InputError("curves must be a dict {name: Energy}, e.g. {'before': dictionary.energy(signals)}")
     if ax is None:
         _, ax = pyplot().subplots(figsize=(3.6, 2.8), layout="constrained")
     for k, (name, energy) in enumerate(curves.items()):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from biascope.arguments import check_number
 from biascope.errors import InputError
 from biascope.linearize.anchored import copy_of
 from biascope.precision import without_autocast
@@ -37,6 +38,7 @@ def decibels(mse: float, peak: float = 1.0) -> float:
         >>> decibels(0.0), round(decibels(0.001), 6)
         (inf, 30.0)
     """
+    check_number(peak, "peak", above=0)
     return -10 * math.log10(mse / peak**2) if mse > 0 else (math.inf if mse == 0 else math.nan)
 
 

@@ -13,8 +13,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from biascope.arguments import check_number
 from biascope.errors import InputError
+from biascope.inputs import check_inputs
 from biascope.nets import FFN, SIREN
+from biascope.nets.parts import check_sizes
 from biascope.seeds import derive
 from biascope.signatures import checked
 
@@ -71,8 +74,8 @@ class MultiplicativeFilter(nn.Module):
         self, *, in_features: int = 2, width: int = 256, filters: int = 4, outputs: int = 1, sigma: float = 10.0
     ) -> None:
         super().__init__()
-        if filters < 1 or width < 1:
-            raise InputError(f"filters={filters} and width={width} must be at least 1")
+        check_sizes(in_features=in_features, width=width, filters=filters, outputs=outputs)
+        check_number(sigma, "sigma", least=0)
         self.frequencies = nn.ParameterList(
             nn.Parameter(sigma / filters * torch.randn(width, in_features)) for _ in range(filters)
         )
@@ -127,7 +130,8 @@ def single_frequency(
         >>> torch.allclose(net(r), net(r + 1), atol=1e-4)
         True
     """
-    B = f0 * torch.eye(in_features)
+    check_sizes(in_features=in_features)
+    B = check_number(f0, "f0", above=0) * torch.eye(in_features)
     return seeded(
         FFN, seed, in_features=in_features, hidden=hidden, outputs=outputs, frequencies=B, activation=activation
     )
@@ -156,6 +160,7 @@ def frozen_siren(
     """
     if frequencies.dim() != 2:
         raise InputError(f"frequencies has shape {list(frequencies.shape)}, it must be [T, d]")
+    check_inputs(frequencies, "frequencies")
     T, d = frequencies.shape
     net = seeded(
         SIREN,

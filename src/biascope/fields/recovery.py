@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_count
 from biascope.errors import InputError
 from biascope.fields.fit import decibels
+from biascope.inputs import check_inputs
 from biascope.signatures import checked
 from biascope.tables import facts
 
@@ -56,6 +58,8 @@ def recovery_bound(image: Tensor, f0: float, extent: float = 2.0, dims: int = 2,
     """
     if not f0 > 0 or not extent > 0:
         raise InputError(f"f0={f0:g} and extent={extent:g} must be positive")
+    check_inputs(image, "image")
+    check_count(dims, "dims")
     if image.dim() < dims:
         raise InputError(f"image has shape {list(image.shape)}, fewer than dims={dims} axes")
     best = image.double()

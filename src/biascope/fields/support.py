@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from biascope.arguments import check_count, check_number, check_tensor
 from biascope.errors import InputError
 from biascope.fields.encoding import CLOSE, frequencies_of, rounded_frequencies
 from biascope.fields.grids import coordinates
@@ -95,6 +96,8 @@ def missing_bins(frequencies: Tensor | nn.Module, degree: int, layers: int, n: i
         >>> missing_bins(torch.tensor([1.0]), degree=4, layers=2, n=8, extent=2.0)  # odd bins
         tensor([False,  True, False,  True, False,  True, False,  True])
     """
+    check_count(n, "n")
+    check_number(extent, "extent", above=0)
     support = harmonic_support(frequencies, degree, layers).frequencies * extent
     bins = support.round()
     _, close = rounded_frequencies(frequencies)
@@ -139,7 +142,7 @@ def spectrum_leakage(
     missing = missing_bins(frequencies, degree, layers, n, extent)
     d = missing.dim()
     with torch.no_grad():
-        values = f(coordinates((n,) * d, 0.0, extent, dtype=_dtype(f)))
+        values = check_tensor(f(coordinates((n,) * d, 0.0, extent, dtype=_dtype(f))), "f(r)")
     if tuple(values.shape[:d]) != tuple(missing.shape):
         raise InputError(f"f gave shape {list(values.shape)} on a grid {list(missing.shape)}; it must begin so")
     power = (
@@ -197,7 +200,7 @@ def nyquist_check(frequencies: Tensor | nn.Module, rate: float, order: int = 1) 
         >>> found.above.tolist(), found.aliases.flatten().tolist()
         ([False, True], [23.0, -23.0])
     """
-    if not rate > 0 or order < 1:
+    if not 0 < rate < math.inf or order < 1:
         raise InputError(f"rate={rate:g} must be positive and order={order} at least 1")
     B = frequencies_of(frequencies)
     above = (B.abs() > rate / 2).any(1)

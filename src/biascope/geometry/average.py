@@ -212,7 +212,7 @@ def average_geometry(
         torch.Size([3, 3])
     """
     shape = check_shape(input_shape)
-    if n_networks < 1 or n_probes < 1 or probe_std < 0:
+    if n_networks < 1 or n_probes < 1 or not 0 <= probe_std < math.inf:
         raise InputError(f"need positive sizes: n_networks={n_networks}, n_probes={n_probes}, probe_std={probe_std}")
     if probes is not None:
         check_inputs(probes, "probes")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from biascope.arguments import check_number, check_tensor
 from biascope.ensembles import Factory, Initialiser, Networks, input_gradients, outputs, scalar_of
 from biascope.ensembles.arithmetic import arithmetic
 from biascope.ensembles.engines import rows_of, try_input
@@ -22,6 +23,7 @@ from biascope.ensembles.initialisers import with_something_to_train
 from biascope.errors import InputError
 from biascope.functional import device_of, explained, refuse_batch_dependence
 from biascope.geometry.mixed import MixedDerivative
+from biascope.inputs import check_inputs
 from biascope.precision import without_autocast
 from biascope.progress import progress
 from biascope.signatures import checked
@@ -160,6 +162,8 @@ def learning_bound(directional: Tensor, mixed: Tensor, alpha: float, beta: float
         >>> learning_bound(torch.ones(3), torch.full((3,), 2.0), alpha=0.5)
         1.0
     """
+    check_number(alpha, "alpha", least=0)
+    check_number(beta, "beta", least=0)
     return general_learning_bound(directional, mixed, lambda t: alpha * t) + beta * float(mixed.double().mean())
 
 
@@ -173,7 +177,9 @@ def general_learning_bound(directional: Tensor, mixed: Tensor, w: Callable[[Tens
     """
     if directional.shape != mixed.shape or directional.dim() != 1:
         raise InputError(f"need two lists of T numbers, got {list(directional.shape)} and {list(mixed.shape)}")
-    slopes = w(directional.double().abs())
+    check_inputs(directional, "directional")
+    check_inputs(mixed, "mixed")
+    slopes = check_tensor(w(directional.double().abs()), "w(t)")
     return float(slopes.square().mean().sqrt() * mixed.double().square().mean().sqrt())
 
 
@@ -187,9 +193,14 @@ def markov_bound(v: Tensor, covariance: Tensor, eta: float) -> float:
         >>> markov_bound(torch.tensor([1.0, 0.0]), torch.eye(2), eta=4.0)
         0.25
     """
-    if eta <= 0:
-        raise InputError(f"eta must be positive, not {eta}")
+    check_number(eta, "eta", above=0)
     flat = v.double().flatten()
+    if covariance.shape != (flat.numel(), flat.numel()):
+        raise InputError(
+            f"v has {flat.numel()} entries, covariance the shape {list(covariance.shape)}: it must be [D, D]"
+        )
+    check_inputs(flat, "v")
+    check_inputs(covariance, "covariance")
     return min(1.0, float(flat @ covariance.double() @ flat) / eta)
 
 

@@ -269,6 +269,8 @@ def generalised_directions(S: Tensor, G: Tensor, k: int | None = None, ridge: fl
     rounded = ridge == 0 and G.is_floating_point()  # what a ridge lifts is as exact as float64
     eps = torch.finfo(G.dtype if rounded else torch.float64).eps
     S, G = _pair(S, G, "S", "G")
+    if k is not None and not 1 <= k <= len(G):
+        raise InputError(f"k must be between 1 and {len(G)}, not {k}")
     values, V = psd_eigh(G)
     scale = values + ridge * values[0]
     if scale[-1] <= len(G) * eps * scale[0]:

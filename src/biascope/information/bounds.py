@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from biascope.arguments import check_tensor
 from biascope.errors import InputError
 from biascope.signatures import checked
 
@@ -23,14 +24,14 @@ def log_mean_exp(scores: Tensor) -> Tensor:
         >>> float(log_mean_exp(torch.tensor([1000.0, 1000.0])))
         1000.0
     """
-    if not scores.numel():
+    if not check_tensor(scores, "scores").numel():
         raise InputError("no scores: a mean needs at least one")
     return scores.flatten().logsumexp(0) - math.log(scores.numel())
 
 
 def _mean(joint: Tensor) -> Tensor:
     """Mean of the scores of pairs; torch's own is NaN without a word where there are none."""
-    if not joint.numel():
+    if not check_tensor(joint, "joint", floating=True).numel():
         raise InputError("no scores of pairs (joint): a mean needs at least one")
     return joint.mean()
 
@@ -174,9 +175,10 @@ def sample_size(
         >>> sample_size(100, accuracy=0.1, confidence=0.95, bound=1.0, radius=1.0, lipschitz=1.0)
         188293
     """
-    if min(parameters, accuracy, bound, radius, lipschitz) <= 0 or not 0 < confidence < 1:
+    numbers = parameters, accuracy, bound, radius, lipschitz
+    if not all(map(math.isfinite, numbers)) or min(numbers) <= 0 or not 0 < confidence < 1:
         raise InputError(
-            "parameters, accuracy, bound, radius and lipschitz must be > 0 and confidence in (0, 1), got "
+            "parameters, accuracy, bound, radius and lipschitz must be finite and > 0 and confidence in (0, 1), got "
             f"{parameters}, {accuracy}, {bound}, {radius}, {lipschitz} and {confidence}"
         )
     cover = parameters * math.log(16 * radius * lipschitz * math.sqrt(parameters) / accuracy)

@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from biascope.arguments import check_count
 from biascope.errors import InputError
 from biascope.information.samples import is_discrete
 from biascope.seeds import generator
@@ -89,6 +90,12 @@ def mlp(widths: list[int], rng: torch.Generator) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
+def _check_sizes(x_features: int, y_features: int, width: int, depth: int) -> None:
+    for name, size in (("x_features", x_features), ("y_features", y_features), ("width", width)):
+        check_count(size, name)
+    check_count(depth, "depth", least=0)
+
+
 class JointCritic(nn.Module):
     """T(x, y) [n]: one network of x [n, p] and y [n, q] side by side; the default of mine, mine-f, nwj and smile.
 
@@ -100,6 +107,7 @@ class JointCritic(nn.Module):
     @checked
     def __init__(self, x_features: int, y_features: int, width: int = 128, depth: int = 2, seed: int = 0) -> None:
         super().__init__()
+        _check_sizes(x_features, y_features, width, depth)
         self.network = mlp([x_features + y_features, *[width] * depth, 1], generator(seed, "critic"))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -120,6 +128,7 @@ class SeparableCritic(nn.Module):
     @checked
     def __init__(self, x_features: int, y_features: int, width: int = 128, depth: int = 2, seed: int = 0) -> None:
         super().__init__()
+        _check_sizes(x_features, y_features, width, depth)
         rng = generator(seed, "critic")
         self.g = mlp([x_features, *[width] * depth, EMBEDDING], rng)
         self.h = mlp([y_features, *[width] * depth, EMBEDDING], rng)

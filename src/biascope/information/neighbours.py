@@ -9,9 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_tensor
 from biascope.errors import InputError, UnsupportedError
 from biascope.information.result import EstimateWarning, MutualInformation
 from biascope.information.samples import checked_pairs, is_discrete
+from biascope.inputs import check_inputs
 from biascope.signatures import checked
 
 TREE_COLUMNS = 8  # up to so many columns in all a k-d tree beats looking at every distance
@@ -126,6 +128,12 @@ def local_information(x: Tensor, y: Tensor, k: int = 3, algorithm: int = 1) -> T
         True
     """
     n = len(x)
+    for name, t in (("x", x), ("y", y)):
+        check_inputs(check_tensor(t, name, dims=2), name)
+    if len(y) != n or not x.shape[1] or not y.shape[1]:
+        raise InputError(f"x {list(x.shape)} and y {list(y.shape)} must have one row for each sample, and columns")
+    if not 1 <= k < n or algorithm not in (1, 2):
+        raise InputError(f"need 1 <= k < n and algorithm 1 or 2, got k={k}, n={n} and algorithm={algorithm}")
     in_tree = x.shape[1] + y.shape[1] <= TREE_COLUMNS and x.device.type == "cpu"
     counts = _tree_counts if in_tree else _direct_counts
     k_used, near_x, near_y = (c.double() for c in counts(x, y, k, algorithm))

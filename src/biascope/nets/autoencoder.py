@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from biascope.signatures import checked
 
-from .parts import Activation, make_activation
+from .parts import Activation, check_sizes, make_activation
 from .registry import register
 
 
@@ -36,6 +36,7 @@ class Autoencoder(nn.Module):
         output_activation: Activation = "identity",
     ) -> None:
         super().__init__()
+        check_sizes(in_features=in_features, hidden=hidden)
         down = (in_features, *hidden)
         self.encoder = _stack(down, activation, last=activation if code_activation is None else code_activation)
         self.decoder = _stack(down[::-1], activation, last=output_activation)

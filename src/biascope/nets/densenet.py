@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from biascope.errors import InputError
 from biascope.signatures import checked
 
-from .parts import Activation, check_choice, make_activation, make_norm2d
+from .parts import Activation, check_choice, check_sizes, make_activation, make_norm2d
 from .registry import register
 
 
@@ -68,6 +68,9 @@ class DenseNet(nn.Module):
         activation: Activation = "relu",
     ) -> None:
         super().__init__()
+        check_sizes(in_channels=in_channels, outputs=outputs, image_size=image_size, growth=growth)
+        if not 0 < compression <= 1:
+            raise InputError(f"compression={compression} must lie in (0, 1]: the share of channels a transition keeps")
         check_choice("pool", pool, ("avg", "none"))
         halvings = len(blocks) - 1 if pool == "avg" else 0
         side = image_size // 2**halvings

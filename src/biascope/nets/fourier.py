@@ -6,11 +6,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from biascope.arguments import check_number, check_tensor
 from biascope.errors import InputError
 from biascope.signatures import checked
 
 from .mlp import MLP
-from .parts import Activation, check_choice
+from .parts import Activation, check_choice, check_sizes
 from .registry import register
 
 
@@ -48,6 +49,7 @@ class FourierFeatures(nn.Module):
     @checked
     def __init__(self, frequencies: Tensor) -> None:
         super().__init__()
+        check_tensor(frequencies, "frequencies", dims=2, floating=True)
         self.register_buffer("frequencies", frequencies.detach().clone())
 
     def forward(self, r: Tensor) -> Tensor:
@@ -85,6 +87,8 @@ class FFN(nn.Module):
         activation: Activation = "relu",
     ) -> None:
         super().__init__()
+        check_sizes(in_features=in_features, hidden=hidden, outputs=outputs, mapping_size=mapping_size, octaves=octaves)
+        check_number(sigma, "sigma", least=0)
         check_choice("mapping", mapping, ("gaussian", "octaves"))
         if frequencies is None and mapping == "gaussian":
             frequencies = gaussian_frequencies(in_features, mapping_size, sigma)

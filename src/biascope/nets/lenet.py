@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from biascope.errors import InputError
 from biascope.signatures import checked
 
-from .parts import Activation, check_choice, make_activation, make_pool2d
+from .parts import Activation, check_choice, check_sizes, make_activation, make_pool2d
 from .registry import register
 
 
@@ -49,6 +49,7 @@ class LeNet(nn.Module):
         activation: Activation = "relu",
     ) -> None:
         super().__init__()
+        check_sizes(in_channels=in_channels, outputs=outputs, image_size=image_size, channels=channels, hidden=hidden)
         check_choice("padding", padding, ("valid", "same"))
         pad = 2 if padding == "same" else 0
         self.features = nn.Sequential()

@@ -5,9 +5,11 @@ import math
 import torch
 from torch import Tensor, nn
 
+from biascope.arguments import check_number
 from biascope.errors import InputError
 from biascope.signatures import checked
 
+from .parts import check_sizes
 from .registry import register
 
 
@@ -22,6 +24,9 @@ def box_prefilter(in_features: int, stride: int) -> Tensor:
         >>> box_prefilter(8, 2)[[0, 4]]
         tensor([1., 0.])
     """
+    check_sizes(in_features=in_features, stride=stride)
+    if stride > in_features:
+        raise InputError(f"stride={stride} is longer than the signal, in_features={in_features}")
     k = torch.arange(1, in_features, dtype=torch.float64)
     rest = torch.sin(math.pi * k * stride / in_features) / (stride * torch.sin(math.pi * k / in_features))
     rest[in_features // stride - 1 :: in_features // stride] = 0.0  # exact zeros, not rounding noise
@@ -56,6 +61,9 @@ class LinearPooling(nn.Module):
         s_phi: float = 1.0,
     ) -> None:
         super().__init__()
+        check_sizes(in_features=in_features, stride=stride)
+        check_number(s_theta, "s_theta", least=0)
+        check_number(s_phi, "s_phi", least=0)
         if in_features % stride:
             raise InputError(f"LinearPooling: in_features={in_features} is not a multiple of stride={stride}")
         if prefilter is None:

@@ -4,6 +4,7 @@ from torch import Tensor, nn
 
 from biascope.signatures import checked
 
+from .parts import check_sizes
 from .registry import register
 
 
@@ -20,6 +21,7 @@ class LogReg(nn.Module):
     @checked
     def __init__(self, *, in_features: int = 1024, outputs: int = 1) -> None:
         super().__init__()
+        check_sizes(in_features=in_features, outputs=outputs)
         self.linear = nn.Linear(in_features, outputs)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from biascope.signatures import checked
 
-from .parts import Activation, Scale, check_choice, make_activation
+from .parts import Activation, Scale, check_choice, check_sizes, make_activation
 from .registry import register
 
 _COORDS = "ReLU network on coordinates, 4 hidden layers of 256: the baseline of the implicit representations"
@@ -45,6 +45,7 @@ class MLP(nn.Module):
         flatten: bool = True,
     ) -> None:
         super().__init__()
+        check_sizes(in_features=in_features, hidden=hidden, outputs=outputs)
         check_choice("parametrization", parametrization, ("standard", "ntk"))
         self.flatten = flatten
         self.layers = nn.Sequential()

@@ -1,10 +1,11 @@
 """Small parts shared by the networks: activations by name, normalisation by name, option checks."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from biascope.arguments import check_count
 from biascope.errors import InputError
 
 Activation = str | Callable[[], nn.Module]
@@ -118,3 +119,20 @@ def check_choice(option: str, value: object, choices: Collection[object]) -> Non
     """
     if value not in choices:
         raise InputError(f"{option}={value!r} is not known; choose one of {', '.join(repr(c) for c in choices)}")
+
+
+def check_sizes(**sizes: int | Sequence[int]) -> None:
+    """Refuse widths, channels and other extents below 1, by name.
+
+    Example:
+        >>> check_sizes(in_features=2, hidden=(256, 0))
+        Traceback (most recent call last):
+        ...
+        biascope.errors.InputError: hidden[1] must be at least 1, not 0
+    """
+    for name, size in sizes.items():
+        if isinstance(size, int):
+            check_count(size, name)
+        else:
+            for i, one in enumerate(size):
+                check_count(one, f"{name}[{i}]")

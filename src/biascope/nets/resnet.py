@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from biascope.signatures import checked
 
-from .parts import Activation, check_choice, make_activation, make_norm2d
+from .parts import Activation, check_choice, check_sizes, make_activation, make_norm2d
 from .registry import register
 
 
@@ -93,6 +93,7 @@ class ResNet(nn.Module):
         activation: Activation = "relu",
     ) -> None:
         super().__init__()
+        check_sizes(in_channels=in_channels, outputs=outputs, image_size=image_size, width=width, stride=stride)
         check_choice("pool", pool, ("avg", "none"))
         check_choice("init", init, ("default", "bn_free"))
         self.stem = nn.Sequential()

@@ -6,9 +6,10 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
+from biascope.arguments import check_number
 from biascope.signatures import checked
 
-from .parts import Sine
+from .parts import Sine, check_sizes
 from .registry import register
 
 
@@ -39,6 +40,10 @@ class SIREN(nn.Module):
         output_offset: float = 0.0,
     ) -> None:
         super().__init__()
+        check_sizes(in_features=in_features, hidden=hidden, outputs=outputs)
+        check_number(w0, "w0", above=0)
+        check_number(w_h, "w_h", above=0)
+        check_number(output_offset, "output_offset")
         self.output_offset = output_offset
         self.layers = nn.Sequential()
         for index, (fan_in, fan_out) in enumerate(pairwise((in_features, *hidden, outputs)), start=1):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from biascope.errors import InputError
 from biascope.signatures import checked
 
-from .parts import Activation, check_choice, make_activation, make_norm2d, make_pool2d
+from .parts import Activation, check_choice, check_sizes, make_activation, make_norm2d, make_pool2d
 from .registry import register
 
 STAGES = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
@@ -63,6 +63,9 @@ class VGG(nn.Module):
         activation: Activation = "relu",
     ) -> None:
         super().__init__()
+        check_sizes(in_channels=in_channels, outputs=outputs, width=width, hidden=hidden, image_size=image_size)
+        if not 0 <= dropout < 1:
+            raise InputError(f"dropout={dropout} is no probability below 1")
         check_choice("depth", depth, STAGES)
         check_choice("init", init, ("fan_out", "fan_in", "default"))
         side = image_size if pool == "none" else image_size // 2**5

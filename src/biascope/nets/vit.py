@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from biascope.errors import InputError
 from biascope.signatures import checked
 
-from .parts import Activation, check_choice, make_activation
+from .parts import Activation, check_choice, check_sizes, make_activation
 from .registry import register
 
 
@@ -115,6 +115,8 @@ class ViT(nn.Module):
         attention: str = "explicit",
     ) -> None:
         super().__init__()
+        check_sizes(in_channels=in_channels, outputs=outputs, image_size=image_size, patch=patch)
+        check_sizes(depth=depth, heads=heads, width=width, mlp=mlp)
         if image_size % patch:
             raise InputError(f"ViT: image_size={image_size} is not a multiple of patch={patch}")
         self.patches = nn.Conv2d(in_channels, width, kernel_size=patch, stride=patch)

@@ -8,7 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_count, check_tensor
 from biascope.errors import InputError
+from biascope.inputs import check_inputs
 from biascope.signatures import checked
 
 Embedding = Callable[[Tensor], Tensor]  # z [n] -> points [n, d]
@@ -49,11 +51,13 @@ def composition_kernel(gamma: Embedding, latent: Tensor, k: Tensor, points: int 
     weights = torch.full((points + 1,), 1 / points, dtype=torch.float64, device="cpu")
     weights[0] = weights[-1] = 0.5 / points
     k = torch.as_tensor(k, dtype=torch.float64, device="cpu")
-    where = gamma(z)
+    where = check_tensor(gamma(z), "gamma(z)")
     if k.dim() != 2 or where.shape != (points + 1, k.shape[1]):
         raise InputError(f"gamma gives {list(where.shape)} and k is {list(k.shape)}; need [n, d] both, of one d")
     phase = where @ k.T
     latent = torch.as_tensor(latent, dtype=torch.float64, device="cpu").reshape(-1, 1)
+    if not latent.numel() or not k.numel():
+        raise InputError(f"latent {list(latent.shape[:1])} or k {list(k.shape)} is empty")
     turn = float(latent.abs().max()) / points + float(phase.diff(dim=0).abs().max())
     if not turn < math.pi:
         raise InputError(
@@ -75,8 +79,13 @@ def max_latent_frequency(gamma: Embedding, k: Tensor, points: int = 4096) -> Ten
         >>> max_latent_frequency(flower(0), torch.tensor([[1.0, 0.0]])).div(2 * torch.pi).round(decimals=4)
         tensor([1.], dtype=torch.float64)
     """
+    check_count(points, "points")
+    check_inputs(check_tensor(k, "k", dims=2), "k")
     z = (torch.arange(points, dtype=torch.float64, device="cpu") / points).requires_grad_(True)
     with torch.enable_grad():
-        along = gamma(z) @ torch.as_tensor(k, dtype=torch.float64, device="cpu").T  # [points, n]
+        where = check_tensor(gamma(z), "gamma(z)")
+        if where.shape != (points, k.shape[1]):
+            raise InputError(f"gamma gives {list(where.shape)} and k is {list(k.shape)}; need [n, d] both, of one d")
+        along = where @ torch.as_tensor(k, dtype=torch.float64, device="cpu").T  # [points, n]
         slopes = [torch.autograd.grad(along[:, i].sum(), z, retain_graph=True)[0] for i in range(along.shape[1])]
     return torch.stack(slopes).abs().amax(1)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_tensor
 from biascope.errors import InputError
+from biascope.inputs import is_finite
 from biascope.seeds import generator
 from biascope.signatures import checked
 
@@ -23,7 +25,9 @@ def spectral_norm(w: Tensor, iterations: int | None = None, seed: int = 0) -> Te
     """
     if w.dim() < 2:
         raise InputError(f"w has shape {list(w.shape)}; give matrices [..., m, n]")
-    w = w.detach()
+    w = check_tensor(w, "w", floating=True).detach()
+    if not w.numel() or not is_finite(w):
+        raise InputError(f"w {list(w.shape)} is empty, or holds NaN or infinity")
     if iterations is None:
         found: Tensor = torch.linalg.matrix_norm(w, 2)
         return found

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from biascope.arguments import check_tensor
 from biascope.errors import InputError
 from biascope.functional import refuse_batch_dependence
 from biascope.precision import without_autocast
@@ -98,10 +99,14 @@ def autoneb(
         >>> found.straight_connected.item(), found.connected.item()
         (False, True)
     """
-    if start.shape != stop.shape or len(target) != len(start):
+    if start.shape != stop.shape or target.shape != start.shape[:1]:
         raise InputError(
             f"start {list(start.shape)}, stop {list(stop.shape)}, target {list(target.shape)} do not match"
         )
+    if check_tensor(target, "target", dims=1).is_floating_point():
+        raise InputError(f"target is {target.dtype}: classes are whole numbers, e.g. target.long()")
+    for name, ends in (("start", start), ("stop", stop)):
+        check_tensor(ends, name, floating=True)
     if pivots < 3 or steps < 1 or rounds < 1:
         raise InputError(f"need pivots >= 3, rounds >= 1 and steps >= 1, got {pivots}, {rounds}, {steps}")
     if samples < 1 or not 0 < lr < math.inf or not 0 <= momentum < 1:

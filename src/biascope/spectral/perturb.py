@@ -56,6 +56,8 @@ def sphere_directions(params: dict[str, Tensor], draws: int, rng: torch.Generato
     """
     if draws < 1:
         raise InputError(f"need draws >= 1, got {draws}")
+    if not params or not all(isinstance(p, Tensor) and p.is_floating_point() for p in params.values()):
+        raise InputError("params must be a dict of floating-point tensors by name, e.g. dict(model.named_parameters())")
     raw = {n: torch.randn(draws, *p.shape, dtype=p.dtype, device=rng.device, generator=rng) for n, p in params.items()}
     norm = torch.stack([v.reshape(draws, -1).square().sum(1) for v in raw.values()]).sum(0).sqrt()
     return {n: v / norm.reshape(-1, *[1] * (v.dim() - 1)) for n, v in raw.items()}

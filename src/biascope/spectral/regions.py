@@ -154,6 +154,8 @@ def linear_regions_2d(
     net = relu_network(model)
     if net.widths[0] != 2:
         raise InputError(f"the network has {net.widths[0]} inputs; linear_regions_2d needs 2")
+    if len(low) != 2 or len(high) != 2:
+        raise InputError(f"low {tuple(low)} and high {tuple(high)} are corners of a rectangle: two numbers each")
     (x0, y0), (x1, y1) = low, high
     if not (-math.inf < x0 < x1 < math.inf and -math.inf < y0 < y1 < math.inf):
         raise InputError(

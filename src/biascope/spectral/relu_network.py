@@ -59,6 +59,8 @@ class ReLUNetwork:
     @checked
     def inputs(self, x: Tensor) -> Tensor:
         """x as float64 [n, d] on the CPU."""
+        if not x.numel():
+            raise InputError(f"x is empty: shape {list(x.shape)}")
         flat = x.detach().reshape(len(x), -1) if x.dim() else x.reshape(1, 1)
         if flat.shape[1] != self.widths[0]:
             raise InputError(f"x has shape {list(x.shape)}; this network takes [n, {self.widths[0]}]")

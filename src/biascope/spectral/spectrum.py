@@ -7,7 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_number
 from biascope.errors import InputError
+from biascope.inputs import check_inputs
 from biascope.signatures import checked
 
 
@@ -26,11 +28,10 @@ def amplitude_spectrum(y: Tensor, sided: Literal["single", "raw"] = "single") ->
     n = y.shape[-1] if y.dim() else 0
     if n < 2:
         raise InputError(f"y has shape {list(y.shape)}; give at least two samples along the last axis")
+    y = y.float() if y.dtype in (torch.float16, torch.bfloat16) else y  # torch has no FFT of these
     if sided == "raw":
         raw: Tensor = torch.fft.fft(y).abs() / n
         return raw
-    if sided != "single":
-        raise InputError(f'sided must be "single" or "raw", got {sided!r}')
     found: Tensor = 2 * torch.fft.rfft(y).abs() / n
     found[..., 0] /= 2
     if n % 2 == 0:
@@ -53,6 +54,8 @@ def radial_spectrum(values: Tensor, extent: float = 1.0) -> tuple[Tensor, Tensor
     n = values.shape[-1]
     if values.dim() < 2 or values.shape[-2] != n:
         raise InputError(f"values has shape {list(values.shape)}; give square maps [..., n, n]")
+    check_inputs(values, "values")
+    check_number(extent, "extent", above=0)
     size = torch.fft.fft2(values).abs() / n**2
     bins = torch.fft.fftfreq(n, 1 / n, device=values.device)
     ring = (bins[:, None] ** 2 + bins[None, :] ** 2).sqrt().round().long().flatten()

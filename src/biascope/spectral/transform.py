@@ -16,6 +16,7 @@ from scipy.special import spherical_jn
 from torch import Tensor
 
 from biascope.errors import InputError
+from biascope.inputs import is_finite
 from biascope.signatures import checked
 from biascope.spectral.polytope import simplex_series
 from biascope.spectral.regions import Polygons, Segments
@@ -60,6 +61,12 @@ def transform_from_jumps(knots: Tensor, jumps: Tensor, k: Tensor) -> Tensor:
         array([-0.061421+0.034228j])
     """
     t, w, k = (torch.as_tensor(v, dtype=torch.float64, device="cpu") for v in (knots, jumps, k))
+    if k.dim() != 1 or t.dim() != 1 or t.shape != w.shape:
+        raise InputError(
+            f"knots {list(t.shape)}, jumps {list(w.shape)}, k {list(k.shape)}: [m], [m] and [n] are needed"
+        )
+    if not all(map(is_finite, (t, w, k))):
+        raise InputError("knots, jumps or k hold NaN or infinity")
     if bool((k == 0).any()):
         raise InputError("the sum over jumps is not defined at k = 0")
     phase = torch.exp(-1j * k[:, None] * t)
