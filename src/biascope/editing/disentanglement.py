@@ -83,7 +83,6 @@ class Disentanglement:
             square += float(per_example.var() / len(per_example)) if len(per_example) > 1 else float("nan")
         return mean, math.sqrt(square)
 
-    @checked
     def plot(self, ax: Any = None) -> Any:
         """Heat map (two tasks) with the box of the search, or the curve along a line; returns the figure."""
         from biascope.editing.figures import plot_disentanglement

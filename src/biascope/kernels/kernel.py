@@ -230,7 +230,6 @@ class Kernel:
         meta.pop("format")
         return Kernel(values, **meta)
 
-    @checked
     def plot(self, ax: Any = None) -> Any:
         """Heat map of the kernel and its spectrum; returns the matplotlib figure."""
         from biascope.kernels.figures import plot_kernel

@@ -171,7 +171,6 @@ class LossGrid(Schedule):
         """Weight of the past in the running average of the loss."""
         return self.smoothing
 
-    @checked
     def level(self, now: Moment) -> int | None:
         """k of the lowest threshold at or above the loss."""
         if now.loss is None:
@@ -182,7 +181,6 @@ class LossGrid(Schedule):
         k = math.floor(math.log(loss / (self.start or 1.0)) / math.log(self.factor) + 1e-9)
         return None if self.start is not None and k < 0 else k
 
-    @checked
     def threshold(self, level: int) -> float:
         """start * factor^level."""
         return (self.start or 1.0) * self.factor**level
