@@ -39,6 +39,7 @@ NUMBERS: list[tuple[Call, str]] = [  # gave NaN, or silently another number
     (lambda: data.spurious(IMAGES, LABELS, patch=-1), "patch=-1 must be between 1"),
     (lambda: data.disk(0), "n must be at least 1, not 0"),
     (lambda: geometry.generalised_directions(E, E, k=-1), "k must be between 1 and 6, not -1"),
+    (lambda: geometry.average_geometry(lambda: nn.Linear(3, 1), (3,), 10).eigh(0), "k must be at least 1"),
     (lambda: geometry.learning_bound(ONES, ONES, alpha=NAN), "alpha=nan"),
     (lambda: geometry.markov_bound(E[0], E, eta=NAN), "eta=nan"),
     (lambda: geometry.average_geometry(lambda: nn.Linear(3, 1), (3,), 10, probe_std=NAN), "probe_std=nan"),
@@ -96,6 +97,10 @@ TENSORS: list[tuple[Call, str]] = [
     (lambda: spectral.transform_from_jumps(ONES, ONES[:2], ONES), r"\[m\], \[m\] and \[n\]"),
     (lambda: spectral.sphere_directions({}, 2, torch.Generator()), "params must be a dict of floating-point"),
     (lambda: spectral.max_latent_frequency(spectral.flower(0), torch.rand(1, 3)), "of one d"),
+    (lambda: spectral.autoneb(nn.Identity(), E, E, torch.arange(1, 7)), "target goes from 1 to 6: the 6 classes"),
+    (lambda: spectral.perturbation_robustness(nn.Linear(1, 1), LABELS[:, None], [1], [0.1]), r"x is torch\.int64"),
+    (lambda: information.jensen_shannon(LABELS, LABELS), r"joint is torch\.int64"),
+    (lambda: TOY.subset(torch.zeros(2)), "index is torch.float32: positions are whole numbers"),
     (lambda: nets.FourierFeatures(torch.ones(3)), "frequencies has shape .* 2 dimension"),
 ]
 

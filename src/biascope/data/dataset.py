@@ -74,6 +74,8 @@ class Dataset:
     @checked
     def subset(self, index: Tensor) -> Dataset:
         """The examples at `index` (integer positions or a boolean mask), in that order."""
+        if check_tensor(index, "index").is_floating_point():
+            raise InputError(f"index is {index.dtype}: positions are whole numbers (index.long()), a mask is boolean")
         group = None if self.group is None else self.group[index]
         return replace(self, x=self.x[index], y=self.y[index], group=group)
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_count
 from biascope.ensembles import Factory, Initialiser, Networks, input_gradients, record
 from biascope.ensembles.evaluate import Scalarise
 from biascope.errors import InputError, UnsupportedError
@@ -94,6 +95,8 @@ class AverageGeometry:
         Lanczos, which measures against the largest one, leaves open is decomposed densely where the matrix is formed.
         """
         D = self.operator.shape[0]
+        if k is not None:
+            check_count(k, "k")
         if self.dense is None:
             return few_passes(
                 lambda X: self.operator @ X, D, min(k or 64, D), passes=12, seed=self.seed, device=self.operator.device

@@ -119,7 +119,8 @@ def jensen_shannon(joint: Tensor, marginal: Tensor) -> Tensor:
         >>> float(jensen_shannon(torch.zeros(3), torch.zeros(3)))
         0.0
     """
-    if not marginal.numel():
+    check_tensor(joint, "joint", floating=True)
+    if not check_tensor(marginal, "marginal", floating=True).numel():
         raise InputError("no scores of independent draws (marginal): a mean needs at least one")
     return math.log(2) - (_mean(softplus(-joint)) + softplus(marginal).mean()) / 2
 

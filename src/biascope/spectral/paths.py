@@ -126,7 +126,11 @@ def autoneb(
         """[p, m, features] -> [p, m, classes]"""
         return classify(points.reshape(-1, *shape)).reshape(p, points.shape[1], -1)
 
+    lowest, highest = (int(value) for value in torch.aminmax(target)) if p else (0, 0)
+
     def of_class(out: Tensor) -> Tensor:
+        if not 0 <= lowest <= highest < out.shape[2]:
+            raise InputError(f"target goes from {lowest} to {highest}: the {out.shape[2]} classes are 0, 1, ...")
         return out.gather(2, target.to(out.device).view(-1, 1, 1).expand(-1, out.shape[1], 1))[..., 0]
 
     def probabilities(points: Tensor) -> tuple[Tensor, Tensor]:

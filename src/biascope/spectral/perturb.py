@@ -96,7 +96,10 @@ def perturbation_robustness(
         raise InputError(f"need a frequency and finite deltas, got {tuple(frequencies)} and {tuple(deltas)}")
     if max(frequencies) > len(x) // 2 or min(frequencies) < 0:
         raise InputError(f"frequencies {tuple(frequencies)} must lie in 0..{len(x) // 2} for {len(x)} samples")
-    device = next(iter(params.values())).device
+    first = next(iter(params.values()))
+    if x.dtype != first.dtype:
+        raise InputError(f"x is {x.dtype}, the network {first.dtype}: pass x.to({first.dtype})")
+    device = first.device
     picks, rng = list(frequencies), generator(seed, "sphere", device=device)
 
     def outputs(values: dict[str, Tensor]) -> Tensor:
