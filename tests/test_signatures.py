@@ -132,3 +132,14 @@ def test_warnings_of_public_functions_point_at_the_caller() -> None:
 def test_rooms_have_doors(call: Callable[[], object], words: str) -> None:
     with pytest.raises(InputError, match=words):
         call()
+
+
+def test_a_learnt_number_stays_a_tensor() -> None:
+    @checked
+    def scaled(x: Tensor, scale: float | Tensor = 1.0) -> Tensor:
+        return scale * x
+
+    scale = torch.tensor(2.0, requires_grad=True)
+    scaled(torch.ones(3), scale).sum().backward()
+    assert scale.grad is not None
+    assert float(scale.grad) == 3.0

@@ -169,6 +169,7 @@ def _any_of(rules: Sequence[Rule | None]) -> Rule | None:
     if len(known) < len(rules):
         return None
     real = [rule for rule in known if rule.check is not _nothing]
+    real.sort(key=lambda rule: rule is not PLAIN[Tensor])  # a tensor that is learnt must not become a number
     quick = frozenset[type]().union(*(rule.quick for rule in known))
     words = " or ".join(rule.words for rule in known)
 
