@@ -136,9 +136,9 @@ def test_boundary_errors(u: torch.Tensor) -> None:
     x = torch.rand(4, 1, 4, 4)
     with pytest.raises(InputError, match="u has shape"):
         relabel(x, torch.ones(4))
-    with pytest.raises(InputError, match="boundary=.cubic. is not known; there is linear"):
+    with pytest.raises(InputError, match=r"boundary=.cubic. is not known; there is linear"):
         relabel(x, torch.ones(1, 4, 4), "cubic")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="sinusoid=.x. is not known; there is channel, projection"):
+    with pytest.raises(InputError, match=r"sinusoid=.x. is not known; there is channel, projection"):
         relabel(x, torch.ones(1, 4, 4), sinusoid="x")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="noise_rule"):
         relabel(x, torch.ones(1, 4, 4), noise=1.0, noise_rule="x")  # type: ignore[arg-type]

@@ -68,7 +68,7 @@ def test_poison_errors(nads: torch.Tensor) -> None:
         poison(x, y, nads, overwrite="none")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="9 entries"):
         poison(x, y, torch.eye(9))
-    with pytest.raises(InputError, match="x has shape .*4 dimension"):
+    with pytest.raises(InputError, match=r"x has shape .*4 dimension"):
         poison(x[0], y, nads)
 
 

@@ -81,5 +81,5 @@ def test_dataset_view_and_errors() -> None:
         quadratic_example2(q=21)
     with pytest.raises(InputError, match="full row rank"):
         quadratic_task(torch.ones(2, 3), torch.ones(2), "bad", torch.zeros(2))
-    with pytest.raises(InputError, match="basis=.other.: .lapack. or .aligned. or an integer is needed"):
+    with pytest.raises(InputError, match=r"basis=.other.: .lapack. or .aligned. or an integer is needed"):
         quadratic_example2(basis="other")  # type: ignore[arg-type]

@@ -227,7 +227,7 @@ def test_bad_input_is_named() -> None:
         pooling_bayes_accuracy(box_prefilter(4, 128), 4, 1, sigma=0)
     with pytest.raises(InputError, match="sigma=nan"):
         pooling_bayes_accuracy(box_prefilter(4, 128), 4, 1, sigma=np.nan)
-    with pytest.raises(InputError, match="variant='best' is not known; there is appendix, complex, exact, printed, real"):
+    with pytest.raises(InputError, match="variant='best' is not known; there is appendix, complex, exact"):
         pooling_bayes_accuracy(box_prefilter(4, 128), 4, 1, variant="best")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="gap_convention='quarter' is not known; there is full, half"):
         pooling_bayes_accuracy(box_prefilter(4, 128), 4, 1, gap_convention="quarter")  # type: ignore[arg-type]
