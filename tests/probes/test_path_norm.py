@@ -207,11 +207,64 @@ class Calls(nn.Module):
         (lambda h: F.batch_norm(h, None, None, training=True), "the batch's own statistics"),
         (lambda h: torch.cat([h, torch.ones(1, 4)], 1), "joins activations and other tensors by cat"),
         (lambda h: (h, h), "gave a tuple"),
+        (lambda h: h * h.sum().item(), "reads values of its activations .item."),
+        (lambda h: h if h.sum() else 2 * h, "reads values of its activations .__bool__."),
+        (lambda h: h * torch.as_tensor(h.numpy()), "reads values of its activations .numpy."),
+        (lambda h: torch.zeros(1, 4).index_put_((torch.tensor([0]),), h[0]), "calls index_put_, which is no sum"),
+        (lambda h: F.linear(h, torch.ones(4, 4), h[0]), "has activations in place of weights or biases"),
+        (lambda h: h * torch.ones(4, dtype=torch.complex64), "has complex numbers in place of weights"),
     ],
 )
 def test_what_is_no_sum_over_paths_is_refused(function: object, message: str) -> None:
     with pytest.raises(UnsupportedError, match=message):
         path_norm(Calls(function), torch.ones(1, 4))
+
+
+def test_activations_written_into_a_plain_tensor_are_refused() -> None:
+    def into_zeros(h: Tensor) -> Tensor:
+        made = torch.zeros(1, 4)
+        made[:, :2] = h[:, :2]
+        return h + made
+
+    with pytest.raises(UnsupportedError, match="writes activations into another tensor"):
+        path_norm(Calls(into_zeros), torch.ones(1, 4))
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0])
+def test_entries_that_are_written(p: float) -> None:
+    """A number or a weight in the place of a unit is a bias, another branch is itself."""
+
+    def written(h: Tensor) -> Tensor:
+        h = h.clone()
+        h[:, 0] = -3.0
+        h[:, 1] = h[:, 2]
+        return h
+
+    net = Calls(written)
+    sums = net.layer.weight.detach().double().abs().pow(p).sum(1)
+    full = sums + net.layer.bias.detach().double().abs().pow(p)
+    without = float(2 * sums[2] + sums[3])
+    assert path_norm(net, torch.ones(1, 4), p, False) == pytest.approx(without ** (1 / p), rel=1e-12)
+    assert path_norm(net, torch.ones(1, 4), p) == pytest.approx(
+        float(3**p + 2 * full[2] + full[3]) ** (1 / p), rel=1e-12
+    )
+
+
+def test_what_is_added_to_an_activation_stays_out_of_its_input() -> None:
+    def apart(h: Tensor) -> Tensor:
+        a = F.relu(h)
+        a += 5.0
+        return a + h
+
+    def together(h: Tensor) -> Tensor:
+        a = F.relu(h, inplace=True)
+        a += 5.0
+        return a + h
+
+    for function, expected in ((apart, 2), (together, 4)):  # times four units with 5 added
+        net = Calls(function)
+        sums = float(net.layer.weight.detach().double().abs().sum() + net.layer.bias.detach().double().abs().sum())
+        assert path_norm(net, torch.ones(1, 4)) == pytest.approx(2 * sums + 10 * expected, rel=1e-12)
 
 
 def test_windows_of_several_sizes() -> None:
@@ -229,6 +282,9 @@ def test_arguments() -> None:
         (lambda: path_norm(nn.Linear(2, 1), torch.ones(1, 2), 0.0), "p=0.0: must be positive"),
         (lambda: path_norm(nn.Linear(2, 1), torch.ones(2, 2).long()), "x must be a tensor of floats"),
         (lambda: path_norm(nn.Linear(2, 1), torch.ones(2)), "x must be a tensor of floats"),
+        (lambda: path_norm(nn.Linear(9, 9), torch.ones(2, 9), 1e-3), "is too large for float64; take a larger p"),
+        (lambda: path_norm(nn.Linear(9, 9), torch.ones(2, 9), 1e4), "too small for float64; take a smaller p"),
+        (lambda: path_norm(nn.LazyLinear(2), torch.ones(2, 9)), "lazy parameters without values"),
     ):
         with pytest.raises(InputError, match=message):
             call()

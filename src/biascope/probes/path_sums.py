@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.parameter import is_lazy
 
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import explained
@@ -55,6 +56,8 @@ def path_norm(model: nn.Module, x: Tensor, p: float = 1.0, bias: bool = True) ->
         raise InputError(f"p={p}: must be positive and finite")
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 2 or not len(x):
         raise InputError("x must be a tensor of floats [n, *input_shape]: paths begin at its entries")
+    if any(is_lazy(w) for w in model.parameters()):
+        raise InputError(f"{type(model).__name__} has lazy parameters without values: call it once on an input first")
     copied = frozen_copy(model)  # in eval mode: the user's module keeps its own
     device = next((w.device for w in copied.parameters()), x.device)
     ones = torch.ones(1, *x.shape[1:], dtype=torch.float64, device=device)
@@ -62,7 +65,14 @@ def path_norm(model: nn.Module, x: Tensor, p: float = 1.0, bias: bool = True) ->
         out = copied(Paths.of(ones, p, bias))
     if not isinstance(out, Paths):
         raise UnsupportedError(f"{type(model).__name__} gave a {type(out).__name__}: path_norm needs one tensor")
-    return float(math.pow(float(out.plain().sum()), 1 / p))
+    total = float(out.plain().sum())
+    try:
+        found = math.pow(total, 1 / p)
+    except OverflowError as error:
+        raise InputError(f"p={p}: {total:.3g}^(1/p) is too large for float64; take a larger p") from error
+    if found == 0 and p > 1 and path_norm(model, x, 1.0, bias) > 0:
+        raise InputError(f"p={p}: powers of these weights are too small for float64; take a smaller p")
+    return found
 
 
 class Paths(Tensor):
@@ -85,6 +95,9 @@ class Paths(Tensor):
 
     def weight(self, w: Any) -> Tensor:
         """|w|^p of a weight, a tensor or a number."""
+        if isinstance(w, Paths) or (isinstance(w, Tensor) and w.is_complex()):
+            what = "activations" if isinstance(w, Paths) else "complex numbers"
+            raise UnsupportedError(f"the network has {what} in place of weights or biases: no path norm")
         with torch._C.DisableTorchFunctionSubclass():
             return torch.as_tensor(w, dtype=torch.float64, device=self.device).abs() ** self.p
 
@@ -95,7 +108,11 @@ class Paths(Tensor):
         if func in RULES:
             found = RULES[func](first, func, args, kwargs)
             return found if isinstance(found, Paths) else Paths.of(found, first.p, first.bias)
+        if func is Tensor.__setitem__:
+            return _write(*args)
         name = getattr(func, "__name__", str(func))
+        if name in READS:
+            raise UnsupportedError(f"the network reads values of its activations ({name}): no path norm")
         refusal = UnsupportedError(f"the network calls {name}, which is no sum over weighted paths: no path norm")
         try:
             found = func(*_plain(args), **_plain(kwargs))
@@ -141,6 +158,12 @@ def _as_it_is(h: Paths, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 def _passed_on(h: Paths, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     return h
+
+
+def _activated(h: Paths, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """A copy, unless the function works in place: what is added to it later must not change its input."""
+    in_place = func.__name__.endswith("_") or any(a is True for a in args[1:]) or kwargs.get("inplace", False)
+    return h if in_place else h.plain().clone()
 
 
 def _dropout(h: Paths, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -254,6 +277,13 @@ def _largest(h: Paths, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return out.view(*plain.shape[:2], *out.shape[2:])
 
 
+def _write(h: Any, index: Any, value: Any) -> None:
+    """h[index] = value: other branches as they are, numbers and weights as biases."""
+    if not isinstance(h, Paths) or any(isinstance(t, Paths) for t in _tensors(index)):
+        raise UnsupportedError("the network writes activations into another tensor: no path norm")
+    h.plain()[index] = value.plain() if isinstance(value, Paths) else h.weight(value) * float(h.bias)
+
+
 def _padded(h: Paths, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     value = kwargs.get("value", args[3] if len(args) > 3 else None)
     if value:
@@ -261,6 +291,10 @@ def _padded(h: Paths, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return _as_it_is(h, func, args, kwargs)
 
 
+READS = {  # what a network does with these numbers is no part of any path
+    *("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array__", "__bool__", "__complex__"),
+    *("__contains__", "__float__", "__index__", "__int__"),
+}
 IN_PLACE = {Tensor.__iadd__, Tensor.__isub__, Tensor.add_, Tensor.sub_}
 SAME = (
     *(torch.flatten, Tensor.flatten, torch.reshape, Tensor.reshape, Tensor.view, Tensor.contiguous, Tensor.clone),
@@ -271,7 +305,7 @@ SAME = (
 SLOPED = (F.leaky_relu, F.leaky_relu_, F.prelu, torch.prelu)
 RULES: dict[Any, Rule] = {
     **dict.fromkeys(SAME, _as_it_is),
-    **dict.fromkeys(ACTIVATIONS, _passed_on),
+    **dict.fromkeys(ACTIVATIONS, _activated),
     **dict.fromkeys(SLOPED, _sloped),
     **dict.fromkeys((F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout), _dropout),
     **dict.fromkeys((Tensor.to, Tensor.float, Tensor.double), _passed_on),
