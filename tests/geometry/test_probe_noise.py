@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 from biascope.ensembles import Networks, record
-from biascope.errors import InputError
+from biascope.errors import InputError, UnsupportedError
 from biascope.geometry import geometry_of, velocity, velocity_floor
+from biascope.geometry.probe_noise import floor_of_gradients
 
 F64 = torch.float64
 
@@ -77,3 +78,34 @@ def test_refusals() -> None:
     dead = record(lambda: nn.Sequential(nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 1))).draw(0, 0, 2)
     with pytest.raises(InputError, match="all gradients are zero"):
         velocity_floor(dead, torch.zeros(2, 3))
+
+
+def test_where_there_is_no_noise_to_tell() -> None:
+    """One probe with a gradient gave 0 / 0, and a floor of NaN."""
+    alone = torch.zeros(2, 5, 3)
+    alone[:, 2] = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
+    for gradients, message in (
+        (alone, "zero at all but one of 5 probes"),
+        (0 * alone, "all gradients are zero"),
+        (alone[:, :1], "n >= 2 probes"),
+        (torch.ones(2, 3), "need .T, n, D."),
+        (torch.full((2, 3, 4), torch.nan), "hold NaN or infinity"),
+    ):
+        with pytest.raises(InputError, match=message):
+            floor_of_gradients(gradients)
+
+
+def test_the_floor_has_no_scale() -> None:
+    gradients = torch.randn(3, 4, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
+    expected = floor_of_gradients(gradients)
+    for scale in (1e-90, 1e90):  # the fourth powers of these are no float64
+        assert floor_of_gradients(scale * gradients) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_network_in_train_mode_is_refused() -> None:
+    drawn = record(lambda: nn.Sequential(nn.Conv1d(1, 2, 2), nn.BatchNorm1d(2), nn.Flatten(), nn.Linear(4, 1))).draw(
+        0, 0, 2
+    )
+    drawn.template.train()
+    with pytest.raises(UnsupportedError, match="BatchNorm1d '1' is in train mode"):
+        velocity_floor(drawn, torch.randn(4, 1, 3, generator=torch.Generator().manual_seed(0)))
