@@ -137,3 +137,9 @@ def test_frozen_parameters_and_refusals() -> None:
     ):
         with pytest.raises(InputError, match=message):
             call()
+
+
+def test_a_loss_per_example_is_refused() -> None:
+    x, y = data(3)
+    with pytest.raises(InputError, match=r"loss gave shape \[3\] for outputs \[3\]: it must give their sum"):
+        evolution_of(record(net).draw(0, 0, 2, dtype=F64), x, x, y, lambda f, t: (f - t).square())

@@ -111,7 +111,15 @@ class _Moving:
         loss: SumLoss,
         scalarise: Scalarise | None,
     ) -> None:
-        self.networks, self.loss, self.scalarise = networks, loss, scalarise
+        def total(f: Tensor, labels: Tensor) -> Tensor:
+            made = loss(f, labels)
+            if made.dim():
+                raise InputError(
+                    f"loss gave shape {list(made.shape)} for outputs {list(f.shape)}: it must give their sum"
+                )
+            return made
+
+        self.networks, self.loss, self.scalarise = networks, total, scalarise
         self.probes, self.x, self.y = (t.detach().to(networks.device, networks.dtype) for t in (probes, x, y))
 
     def f(self, params: Params, buffers: Params, inputs: Tensor) -> Tensor:

@@ -24,13 +24,13 @@ from biascope.derivatives import call, differentiable_attention
 from biascope.ensembles import Networks, scalar_of
 from biascope.ensembles.evaluate import Scalarise
 from biascope.errors import InputError
-from biascope.functional import as_rows, refuse_batch_dependence
+from biascope.functional import as_rows, explained, refuse_batch_dependence
 from biascope.geometry.curvature_link import SCALAR_LOSSES, ScalarLoss
 from biascope.geometry.losses import check_labels
 from biascope.geometry.measures import Comparison, compare
 from biascope.inputs import check_inputs
 from biascope.memory import budget, readable
-from biascope.precision import without_autocast
+from biascope.precision import arithmetic
 from biascope.signatures import checked
 
 Params = dict[str, Tensor]
@@ -63,7 +63,7 @@ class EvolutionTerms:
 
 
 @checked
-@without_autocast()
+@arithmetic("float32")  # cuDNN would convolve in tf32
 def curvature_evolution(
     model: nn.Module,
     x: Tensor,
@@ -109,7 +109,7 @@ def curvature_evolution(
 
 
 @checked
-@without_autocast()
+@arithmetic("float32")  # cuDNN would convolve in tf32
 def evolution_correlation(
     networks: Networks,
     x: Tensor,
@@ -194,6 +194,10 @@ class _Moving:
                 f"the Hessians of {len(x)} inputs of {D} entries and their derivatives need {readable(needed)} of "
                 f"{readable(room)}; take fewer examples at a time, or raise max_memory"
             )
+        if x_train.shape[1:] != shape:
+            raise InputError(f"x {list(x.shape)} and x_train {list(x_train.shape)} must be of one input_shape")
+        with torch.no_grad(), explained(self.model, x[:1].clone()):
+            self.f({**frozen, **params}, x[:1].clone())
         direction = self.flow(params, frozen, x_train, y_train)
 
         def one(flat: Tensor, label: Tensor) -> tuple[Tensor, ...]:
