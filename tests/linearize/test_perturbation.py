@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import biascope as bs
-from biascope.errors import InputError
+from biascope.errors import InputError, UnsupportedError
 from biascope.linearize import perturbation_response, random_directions
+from biascope.precision import convolves_in_tf32
 from biascope.studies.ekfac.figB_1 import change
 from linearize.linearize_zoo import conv_net, images, mlp
 
@@ -117,3 +118,38 @@ def test_wrong_directions() -> None:
     still = perturbation_response(net, x, torch.zeros(8), 0.1)
     assert still.change.item() == 0
     assert math.isnan(still.ratio.item())
+
+
+class Doubling(nn.Linear):
+    """Works in place on its inputs, and looks at the precision of convolutions."""
+
+    factor, tf32 = 2.0, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.tf32 |= convolves_in_tf32()
+        return super().forward(x.mul_(self.factor) if self.factor > 0 else x.relu_())
+
+
+def test_networks_that_change_their_inputs() -> None:
+    """A pass that doubles its inputs had others at every call, and left the user's doubled many times over."""
+    net, x = Doubling(4, 2).double(), X.clone()
+    with pytest.raises(UnsupportedError, match="Doubling changes its inputs in place"):
+        perturbation_response(net, x, torch.eye(10), 0.1)
+    assert torch.equal(x, X)
+    net.factor = 0.0  # a ReLU in place: the second time it changes nothing
+    found = perturbation_response(net, x, torch.eye(10), [0.1, 1.0])
+    assert torch.equal(x, X)
+    plain = nn.Linear(4, 2).double()
+    plain.load_state_dict(net.state_dict())
+    expected = perturbation_response(plain, X.relu(), torch.eye(10), [0.1, 1.0])
+    torch.testing.assert_close(found.change, expected.change, rtol=1e-12, atol=0)
+    torch.testing.assert_close(found.slope, expected.slope, rtol=1e-12, atol=0)
+
+
+def test_convolutions_are_in_full_float32() -> None:
+    """cuDNN's default, tf32, has three digits: no change below them would be seen."""
+    net, before = Doubling(4, 2).double(), convolves_in_tf32()
+    net.factor = 0.0
+    perturbation_response(net, X, torch.eye(10), 0.1)
+    assert not net.tf32
+    assert convolves_in_tf32() == before

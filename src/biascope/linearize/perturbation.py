@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from biascope.arguments import check_tensor
-from biascope.errors import InputError
+from biascope.errors import InputError, UnsupportedError
 from biascope.functional import Functional, Params, ParamSelection, functional
-from biascope.inputs import batches
+from biascope.inputs import Inputs, batches, map_inputs, tensors_of
 from biascope.jacobian import jacobian_vector
-from biascope.precision import without_autocast
+from biascope.precision import arithmetic
 from biascope.seeds import generator
 from biascope.signatures import checked
 from biascope.tables import grid
@@ -58,7 +58,7 @@ class PerturbationResponse:
 
 
 @checked
-@without_autocast()
+@arithmetic("float32")  # cuDNN would convolve in tf32
 def perturbation_response(
     model: nn.Module,
     x: Any,
@@ -73,6 +73,7 @@ def perturbation_response(
     The top right singular vectors of the Jacobian on a sample are `bs.metric_eigenpairs(model, sample, k).vectors`, for
     which the slope on that sample is sqrt(n lambda_j); `random_directions` gives what to hold them against, whose mean
     squared slope is ||J||^2 / p. In float32 a change below about 1e-7 of the outputs is rounding: use float64 there.
+    The padding row of an Embedding moves with the direction, but J, as training sees it, does not know that row.
 
     Args:
         model: the network at w.
@@ -103,8 +104,9 @@ def perturbation_response(
     count = 0
     with torch.no_grad():
         for inputs, _ in batches(x):
-            batch = f.prepare(inputs)
+            batch = map_inputs(f.prepare(inputs), Tensor.clone)  # networks that work in place on it leave x alone
             before = f(f.params, batch)
+            _refuse_rewriting(f, f.prepare(inputs), batch, before)
             count += before.numel()
             for j, v in enumerate(moves):
                 slopes[j] += float(jacobian_vector(f, batch, v).double().square().sum())
@@ -114,6 +116,16 @@ def perturbation_response(
     return PerturbationResponse(
         torch.tensor(lengths, dtype=torch.float64, device="cpu"), squares.sqrt(), slopes.sqrt(), count
     )
+
+
+def _refuse_rewriting(f: Functional, given: Inputs, left: Inputs, outputs: Tensor) -> None:
+    """An error if a network has changed its inputs in place, and gives other outputs on what it left of them."""
+    pairs = zip(tensors_of(given), tensors_of(left))
+    if any(not torch.equal(a, b) for a, b in pairs) and not torch.equal(f(f.params, left), outputs):
+        raise UnsupportedError(
+            f"{type(f.module).__name__} changes its inputs in place, so that every call has others: write "
+            "the operation without the in-place form"
+        )
 
 
 @checked
