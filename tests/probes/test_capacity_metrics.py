@@ -98,3 +98,26 @@ def test_by_name_in_a_probe() -> None:
         fisher_rao_norm(View.of(net, X))
     lin = View.of(bs.linearize(net), X, Y)
     assert fisher_rao_norm(lin) == pytest.approx(fisher_rao_norm(View.of(net, X, Y)), rel=1e-10)  # the same at theta_0
+
+
+def test_fisher_rao_with_losses_of_the_user() -> None:
+    """A loss that holds float32 weights got float64 outputs; one without gradient a raw error of autograd."""
+    net, weight = mlp(3, 5, 2).float(), torch.tensor([0.3, 1.7])
+    x, y = X.float(), Y
+
+    def gradient(i: int) -> Tensor:
+        loss = F.cross_entropy(net(x[i : i + 1]), y[i : i + 1], weight, reduction="sum")
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))]).double()
+
+    theta = torch.cat([p.detach().flatten() for p in net.parameters()]).double()
+    expected = math.sqrt(sum(float(gradient(i) @ theta) ** 2 for i in range(len(x))) / len(x))
+    found = fisher_rao_norm(View.of(net, x, y, loss_fn=nn.CrossEntropyLoss(weight, reduction="none")))
+    assert found == pytest.approx(expected, rel=1e-5)  # float32
+    with pytest.raises(InputError, match="loss_fn has no gradient in the outputs"):
+        fisher_rao_norm(View.of(net, x, y, loss_fn=lambda f, t: (f.argmax(1) != t).float()))
+
+
+def test_products_over_no_matrix_are_one() -> None:
+    found = norm_products(View.of(nn.BatchNorm1d(3).eval(), X))
+    assert found == {"parameters": 6.0, "frobenius": 1.0, "spectral": 1.0}
+    assert all(isinstance(value, float) for value in found.values())

@@ -7,8 +7,10 @@ import math
 import torch
 from torch import Tensor
 
+from biascope.errors import InputError
 from biascope.inputs import batch_size, take
 from biascope.jacobian import jacobian_vector
+from biascope.precision import arithmetic
 from biascope.probes.losses import example_losses
 from biascope.probes.metrics import register
 from biascope.probes.path_metrics import spectral_norm
@@ -37,8 +39,8 @@ def norm_products(view: View) -> dict[str, float]:
     weights = {name: view.f.params[name].double() for name in spectral}
     found = {
         "parameters": float(view.f.num_params),
-        "frobenius": math.prod(float(W.norm()) for W in weights.values()),
-        "spectral": math.prod(spectral.values()),
+        "frobenius": math.prod((float(W.norm()) for W in weights.values()), start=1.0),
+        "spectral": math.prod(spectral.values(), start=1.0),
     }
     if len(weights) == 2:
         first, last = weights
@@ -49,6 +51,7 @@ def norm_products(view: View) -> dict[str, float]:
 
 @checked
 @register(needs=["labels"])
+@arithmetic("float32")  # cuDNN would convolve in tf32
 def fisher_rao_norm(view: View) -> float:
     """sqrt(theta^T I theta), I = E[grad l grad l^T] over the batch's examples and labels (Liang et al., 2019).
 
@@ -76,7 +79,12 @@ def fisher_rao_norm(view: View) -> float:
 def _output_gradients(view: View, rows: slice) -> Tensor:
     """dl/df of some examples, [b, c] in float64."""
     with torch.enable_grad():
-        out = view.outputs[rows].detach().double().requires_grad_()
-        losses = example_losses(out, view.y[rows].to(out.device), view.setup.loss_fn)
+        loss, out = view.setup.loss_fn, view.outputs[rows].detach()
+        out = (out if callable(loss) else out.double()).requires_grad_()  # a user's loss may hold float32 weights
+        losses = example_losses(out, view.y[rows].to(out.device), loss)
+        if not losses.requires_grad:
+            raise InputError(
+                "loss_fn has no gradient in the outputs: the Fisher-Rao norm needs one that can be differentiated"
+            )
         (slope,) = torch.autograd.grad(losses.sum(), out)
-    return slope
+    return slope.double()
