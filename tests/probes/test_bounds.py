@@ -123,3 +123,9 @@ def test_what_no_bound_is_for() -> None:
     ):
         with pytest.raises(InputError, match=message):
             call()
+
+
+def test_divergences_of_very_different_spreads() -> None:
+    """Squares of these ratios leave the range of float64; the divergence of the first does not."""
+    assert gaussian_kl(torch.zeros(4), 1e-200, 0.0, 1.0) == pytest.approx(4 * (200 * math.log(10) - 0.5), rel=1e-12)
+    assert gaussian_kl(torch.zeros(4), 1.0, 0.0, 1e-160) == math.inf

@@ -86,3 +86,12 @@ def test_edges() -> None:
         with pytest.raises(InputError, match=message):
             cosine_power(values, ends)  # type: ignore[arg-type]
     assert doctest.testmod(module, extraglobs={"torch": torch}).failed == 0
+
+
+@pytest.mark.parametrize("ends", ["between", "included"])
+def test_shares_have_no_scale(ends: str) -> None:
+    v = torch.randn(7, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for scale in (1e-200, 1e200):  # the squares of these are no float64
+        torch.testing.assert_close(cosine_power(scale * v, ends), cosine_power(v, ends), rtol=1e-9, atol=1e-15)
+    with pytest.raises(InputError, match="k >= 1"):
+        cosine_power(v[:, :0], ends)

@@ -125,7 +125,9 @@ def gaussian_kl(mean: Tensor, std: Tensor | float, prior_mean: Tensor | float, p
             raise InputError(f"{name} must be positive and finite")
     try:
         ratio = (s / s0).square()
-        terms = ratio - 1 - ratio.log() + ((m - m0) / s0).square()
+        # near 1 the logarithm of the ratio keeps all digits; far from it the square may leave the range of float64
+        log = torch.where((ratio > 1e-300) & (ratio < 1e300), ratio.log(), 2 * (s.log() - s0.log()))
+        terms = ratio - 1 - log + ((m - m0) / s0).square()
     except RuntimeError as error:
         shapes = ", ".join(str(list(t.shape)) for t in (m, s, m0, s0))
         raise InputError(f"mean, std, prior_mean and prior_std have shapes {shapes}: they must fit together") from error

@@ -36,13 +36,16 @@ def cosine_power(vectors: Tensor, ends: Ends = "between") -> Tensor:
         >>> cosine_power(torch.cos(torch.pi * 3 * z)).argmax().item()  # one and a half periods
         3
     """
-    if vectors.dim() not in (1, 2) or len(vectors) < 2:
-        raise InputError(f"vectors on a grid [n] or [n, k] with n >= 2 are needed, not shape {list(vectors.shape)}")
+    if vectors.dim() not in (1, 2) or len(vectors) < 2 or not vectors.numel():
+        raise InputError(
+            f"vectors on a grid [n] or [n, k] with n >= 2 and k >= 1 are needed, not shape {list(vectors.shape)}"
+        )
     if ends not in ("between", "included"):
         raise InputError(f'ends={ends!r}: must be "between" or "included"')
     v = vectors.detach().double()
     if not bool(v.isfinite().all()):
         raise InputError("vectors has a NaN or infinity: it has no frequencies")
+    v = v / v.abs().amax(0).clamp_min(torch.finfo(v.dtype).tiny)  # squares would leave the range of float64
     power = (_between(v) if ends == "between" else _included(v)).square()
     total = power.sum(0)
     if not bool((total > 0).all()):
