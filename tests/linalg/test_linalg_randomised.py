@@ -146,3 +146,14 @@ def test_bad_input() -> None:
             solver(Dense(torch.ones(2, 5).half()), 1)
     with pytest.raises(InputError, match="NaN or infinity"):
         subspace_iteration(Dense(torch.full((9, 9), torch.inf), symmetric=True), 1)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e25])
+def test_singular_values_whose_squares_are_no_float32(with_spectrum, scale: float) -> None:  # type: ignore[no-untyped-def]
+    """A^T A was 0, or infinite: arbitrary vectors had residuals that underflowed, and passed for resolved."""
+    M = with_spectrum(torch.linspace(0.1, 1, 200))
+    got = svds(Dense((scale * M).float()), 3)
+    close(got.values.double() / scale, torch.linspace(0.1, 1, 200).double().flip(0)[:3], rtol=1e-5, atol=0)
+    V, s = got.right.double(), got.values.double() / scale
+    close(M @ V, got.left.double() * s, rtol=0, atol=1e-3)  # float32 vectors, neighbours 0.005 apart
+    assert got.resolved.all()

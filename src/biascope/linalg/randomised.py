@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass, field, replace
 
@@ -185,24 +186,39 @@ def svds(
         [3.0]
     """
     tol = _check_svd(A, k, tol)
+    with torch.no_grad():
+        scale = _scale(A, seed)
+        found = _svds(A if scale == 1.0 else A * (1.0 / scale), k, tol, max_iterations, seed)
+    if scale != 1.0:
+        found = replace(found, values=found.values * scale, residuals=found.residuals * scale)
+    _warn_unsure(found, _unsure(found))
+    return replace(found, matvecs=found.matvecs + 1)
+
+
+def _scale(A: LinearOperator, seed: int) -> float:
+    """1, or a power of 2 near ||A|| where squares of it are far from 1, and might leave the range of the dtype."""
+    Y = A._matmat(draw(A.shape[1], 1, A, generator_from(seed)))
+    _need_finite(A, Y)
+    largest = float(Y.abs().max())
+    return 1.0 if largest == 0 or 1e-10 < largest < 1e10 else 2.0 ** round(math.log2(largest))
+
+
+def _svds(A: LinearOperator, k: int, tol: float, max_iterations: int, seed: int) -> SingularTriplets:
     m, n = max(A.shape), min(A.shape)
     tall = A.shape[0] == m
     B = A if tall else A.T
-    with torch.no_grad():
-        if n <= DENSE_BELOW or 2 * k + 10 >= n:  # A itself is no larger than the basis of a search
-            return _triplets_on(B, tall, torch.eye(n, dtype=A.dtype, device=A.device), k, tol, 1, n)
-        pairs = eigsh(_Gram(B), k, "LA", tol, max_iterations, seed)
-        found = _triplets_on(B, tall, pairs.vectors, k, tol, pairs.iterations, 2 * pairs.matvecs + k)
-        if not bool(_unsure(found).any()):
-            return found
-        finest = 1e-12 if A.dtype == torch.float64 else 1e-6
-        pairs = eigsh(_Augmented(B), k, "LA", min(tol, finest), max_iterations, seed)
-        V = torch.linalg.qr(pairs.vectors[m:])[0]
-        spent = found.matvecs + 2 * pairs.matvecs + k
-        again = _triplets_on(B, tall, V, k, tol, found.iterations + pairs.iterations, spent)
-    found = again if int(again.resolved.sum()) >= int(found.resolved.sum()) else replace(found, matvecs=again.matvecs)
-    _warn_unsure(found, _unsure(found))
-    return found
+    if n <= DENSE_BELOW or 2 * k + 10 >= n:  # A itself is no larger than the basis of a search
+        return _triplets_on(B, tall, torch.eye(n, dtype=A.dtype, device=A.device), k, tol, 1, n)
+    pairs = eigsh(_Gram(B), k, "LA", tol, max_iterations, seed)
+    found = _triplets_on(B, tall, pairs.vectors, k, tol, pairs.iterations, 2 * pairs.matvecs + k)
+    if not bool(_unsure(found).any()):
+        return found
+    finest = 1e-12 if A.dtype == torch.float64 else 1e-6
+    pairs = eigsh(_Augmented(B), k, "LA", min(tol, finest), max_iterations, seed)
+    V = torch.linalg.qr(pairs.vectors[m:])[0]
+    spent = found.matvecs + 2 * pairs.matvecs + k
+    again = _triplets_on(B, tall, V, k, tol, found.iterations + pairs.iterations, spent)
+    return again if int(again.resolved.sum()) >= int(found.resolved.sum()) else replace(found, matvecs=again.matvecs)
 
 
 def _unsure(found: SingularTriplets) -> Tensor:
