@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import biascope as bs
 from biascope.errors import InputError
-from biascope.kernels.fingerprint import checksum, module_fingerprint
+from biascope.kernels.fingerprint import checksum, fingerprint, module_fingerprint
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -136,3 +136,70 @@ def test_kernels_of_scripted_modules_notice_a_changed_attribute() -> None:
     script.scale = 3.0
     with pytest.raises(InputError, match="changed since"):
         K.by_layer()
+
+
+def test_checksums_of_single_words_differ() -> None:
+    """The mixing of a word can be undone; with shifts that repeat the sign, these two words gave one sum."""
+    assert int(checksum(torch.tensor([1]))) != int(checksum(torch.tensor([1018231460777725122])))
+
+
+def in_python(words: list[int]) -> int:
+    """The same sum by whole numbers of any size."""
+    a, b, c = -7046029254386353131, -4417276706812531889, -7723592293110705685
+    total = 0
+    for place, word in enumerate(words, start=1):
+        mixed = ((word * a) ^ (place * b)) % 2**64
+        mixed = (mixed ^ (mixed >> 31)) * c % 2**64
+        total += mixed ^ (mixed >> 29)
+    total %= 2**64
+    return total - 2**64 if total >= 2**63 else total
+
+
+def test_checksums_against_whole_numbers() -> None:
+    words = torch.randn(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64).view(torch.int64)
+    assert int(checksum(words, piece=7)) == in_python(words.tolist())
+
+
+class Graph(nn.Module):
+    """A linear layer on the neighbours of nodes."""
+
+    def __init__(self, adjacency: Tensor) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.register_buffer("adjacency", adjacency)
+        nn.init.constant_(self.layer.weight, 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer((self.adjacency @ x.T).T)
+        return out
+
+
+@pytest.mark.parametrize("layout", ["sparse_coo", "sparse_csr", "sparse_csc"])
+@pytest.mark.filterwarnings("ignore:Sparse C")
+def test_sparse_tensors(layout: str) -> None:
+    """Their values, places and layout count; kernels of networks with such buffers are those of dense ones."""
+    A = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 2.0], [0.0, 0.0, 3.0]])
+
+    def sparse(t: Tensor) -> Tensor:
+        return t.to_sparse(layout=getattr(torch, layout))
+
+    for hashed in (lambda t: fingerprint({"": t}), lambda t: int(checksum(t))):
+        same = [hashed(sparse(A)), hashed(sparse(A.clone()))]
+        others = [hashed(A), hashed(sparse(A.T)), hashed(sparse(2 * A)), hashed(sparse(A.flip(0)))]
+        assert same[0] == same[1]
+        assert len({same[0], *others}) == 5
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    expected, found = bs.ntk(Graph(A), x), bs.ntk(Graph(sparse(A)), x)
+    torch.testing.assert_close(found.tensor, expected.tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_views_that_are_conjugate_negative_or_of_one_strided_entry() -> None:
+    z = torch.randn(3, generator=torch.Generator().manual_seed(0), dtype=torch.complex64)
+    for view in (z.conj(), z.conj().imag, z[:1].conj().imag, torch.ones(1, 4)[:, ::4]):
+        plain = view.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+        assert fingerprint({"": view}) == fingerprint({"": plain})
+        assert int(checksum(view)) == int(checksum(plain))
+    assert fingerprint({"": z.conj()}) != fingerprint({"": z})
+    assert int(checksum(z.conj())) != int(checksum(z))
+    x = torch.tensor([[2.0, 0.0, 0.0, 0.0]])[:, ::4]  # one example of one entry
+    assert float(bs.ntk(nn.Linear(1, 1), x).matrix()) == pytest.approx(5.0)

@@ -42,8 +42,30 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     h = hashlib.blake2b(digest_size=16)
     for name, t in tensors.items():
         h.update(f"{name!r} {tuple(t.shape)} {t.dtype} ".encode())
-        h.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        for kind, part in _parts(t):
+            h.update(kind.encode())
+            h.update(part.cpu().view(torch.uint8).numpy().data)
     return h.hexdigest()
+
+
+def _parts(t: Tensor) -> list[tuple[str, Tensor]]:
+    """What a tensor holds, as vectors: itself under no name, or the indices and values of a sparse one."""
+    t = t.detach()
+    if t.layout == torch.sparse_coo:
+        t = t.coalesce()
+        found = [t.indices(), t.values()]
+    elif t.layout in (torch.sparse_csr, torch.sparse_bsr):
+        found = [t.crow_indices(), t.col_indices(), t.values()]
+    elif t.layout in (torch.sparse_csc, torch.sparse_bsc):
+        found = [t.ccol_indices(), t.row_indices(), t.values()]
+    else:
+        return [("", _flat(t))]
+    return [(f"{t.layout} {tuple(p.shape)} ", _flat(p)) for p in found]
+
+
+def _flat(t: Tensor) -> Tensor:
+    """All entries in a row, one after another in memory: torch lets a single one keep any stride."""
+    return t.resolve_conj().resolve_neg().contiguous().as_strided((t.numel(),), (1,))
 
 
 def checksum(t: Tensor, piece: int = 1 << 20) -> Tensor:
@@ -56,17 +78,28 @@ def checksum(t: Tensor, piece: int = 1 << 20) -> Tensor:
         >>> [bool(checksum(a) == checksum(b)) for b in (a.clone(), a.flip(0))]
         [True, False]
     """
-    flat = t.detach().contiguous().reshape(-1)
+    total = torch.zeros((), dtype=torch.int64, device=t.device)
+    for _, part in _parts(t):
+        total = total * MIX[0] + _checksum(part, piece)
+    return total
+
+
+def _checksum(flat: Tensor, piece: int) -> Tensor:
     flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
     bits = flat.view(WORDS[flat.element_size()])
-    total = torch.zeros((), dtype=torch.int64, device=t.device)
+    total = torch.zeros((), dtype=torch.int64, device=flat.device)
     for start in range(0, len(bits), piece):
         words = bits[start : start + piece].to(torch.int64)
-        place = torch.arange(start + 1, start + 1 + len(words), dtype=torch.int64, device=t.device)
+        place = torch.arange(start + 1, start + 1 + len(words), dtype=torch.int64, device=flat.device)
         mixed = (words * MIX[0]) ^ (place * MIX[1])  # wraps at 64 bits, as it should
-        mixed = (mixed ^ (mixed >> 31)) * MIX[2]
-        total += (mixed ^ (mixed >> 29)).sum()
+        mixed = (mixed ^ _shifted(mixed, 31)) * MIX[2]
+        total += (mixed ^ _shifted(mixed, 29)).sum()
     return total
+
+
+def _shifted(words: Tensor, by: int) -> Tensor:
+    """Bits moved to the right with zeros after them; torch repeats the sign, and two words would mix to one."""
+    return (words >> by) & ((1 << (64 - by)) - 1)
 
 
 def inputs_fingerprint(*inputs: Inputs | None) -> str:
