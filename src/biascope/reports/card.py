@@ -2,20 +2,22 @@
 
 import hashlib
 import json
-import os
 import re
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import biascope
+from biascope.arguments import check_count
 from biascope.ensembles.arithmetic import arithmetic
 from biascope.errors import BiascopeError, InputError
 from biascope.files import write_text
@@ -23,9 +25,14 @@ from biascope.progress import progress
 from biascope.reports import figures
 from biascope.reports.html import Html, page, stamp_of, tag, with_flags
 from biascope.reports.panels import PANELS, Panel, PanelFunction, Subject, make_subject
+from biascope.reports.panels.base import check_device
 from biascope.reports.panels.pace import worthwhile_threads
+from biascope.reports.panels.sources import name_of
 from biascope.signatures import checked
 from biascope.studies.environment import device_name
+
+LEAST = 2  # networks of which directions can be told
+PICTURES = (".pdf", ".png", ".svg", ".jpg", ".md")  # what a page is not
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ class Card:
 
 @checked
 def make_card(
-    spec: str,
+    spec: str | Callable[..., nn.Module],
     input_shape: Sequence[int] | None = None,
     out: str | Path | None = None,
     seed: int = 0,
@@ -65,7 +72,7 @@ def make_card(
 
     Args:
         spec: a registry name ("lenet"), "package.module:factory", "path/to/script.py:factory", "torchvision:resnet18",
-            "timm:NAME" or "hf:TYPE".
+            "timm:NAME" or "hf:TYPE"; or a function that builds a new network at every call, which needs input_shape.
         input_shape: shape of one input; needed for your own factories.
         out: the HTML file, replaced if it is there; by default `runs/card-NAME.html`, which only the same card
             replaces: one with another seed, shape, weights, data or options becomes `card-NAME-2.html`.
@@ -82,10 +89,15 @@ def make_card(
         >>> card = make_card("logreg", (1, 8, 8), Path(tempfile.mkdtemp()) / "card.html", networks=32)
         >>> card.path.name
         'card.html'
+        >>> make_card(lambda: nn.Linear(4, 2), (4,), card.path, networks=8).name
+        '<lambda>'
     """
     figures.require_matplotlib()  # say so now, not after the computation
-    stamp = stamped(spec, input_shape, seed, networks, weights, data, options)
-    path = page_path(out, default_page(spec), stamp)
+    if networks is not None:
+        check_count(networks, "networks", LEAST)
+    check_device(device)
+    stamp, name = stamped(spec, input_shape, seed, networks, weights, data, options), name_of(spec)
+    path = page_path(out, default_page(name), stamp)
     begin = time.perf_counter()
     subject = make_subject(spec, input_shape, seed, device, networks, weights, data, options)
     full = arithmetic(torch.device(device), "float32")  # torch's own default on a GPU is tf32 in convolutions
@@ -93,7 +105,7 @@ def make_card(
         made = tuple(_safely(panel, subject) for panel in progress(panels, "panels"))
     seconds = time.perf_counter() - begin
     write_text(path, card_page(subject, made, seconds, weights, stamp))
-    return Card(spec, path, made, seconds)
+    return Card(name, path, made, seconds)
 
 
 def slug(spec: str) -> str:
@@ -130,7 +142,8 @@ def default_page(spec: str) -> Path:
 def page_path(out: str | Path | None, default: Path, stamp: str = "") -> Path:
     """The file to write; one that cannot be written is refused before the work is done.
 
-    Without `out` it is the default, or NAME-2 and so on where there is a page with another stamp: that one stays.
+    Without `out` it is the default, or NAME-2 and so on where there is a page with another stamp: that one stays. A
+    file that is no page is never replaced.
 
     Example:
         >>> import tempfile
@@ -139,15 +152,36 @@ def page_path(out: str | Path | None, default: Path, stamp: str = "") -> Path:
     """
     tries = chain([default], (default.with_stem(f"{default.stem}-{i}") for i in count(2)))
     path = Path(out) if out is not None else next(p for p in tries if not p.is_file() or stamp_of(p) == stamp)
-    if path.is_dir():
-        raise InputError(f"--out {path} is a folder: give the page a name, e.g. --out {path / default.name}")
+    if path.suffix.lower() in PICTURES:
+        raise InputError(f"--out {path}: the page is HTML, e.g. --out {path.with_suffix('.html')}; a browser prints it")
     try:
+        if path.is_dir():
+            raise InputError(f"--out {path} is a folder: give the page a name, e.g. --out {path / default.name}")
+        if path.is_file() and not is_page(path):
+            raise InputError(f"--out {path} is there and is no page: it stays, choose another name")
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
+        if isinstance(error, BiascopeError):
+            raise
         raise InputError(f"--out {path}: its folder cannot be made ({error.strerror})") from error
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"--out {path}: nothing can be written into {path.parent}")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):  # permissions do not tell of disks that are read only
+            pass
+    except OSError as error:
+        raise InputError(f"--out {path}: nothing can be written into {path.parent} ({error.strerror})") from error
     return path
+
+
+def is_page(path: Path) -> bool:
+    """Whether a file is HTML, or empty.
+
+    Example:
+        >>> is_page(Path(__file__))
+        False
+    """
+    with path.open(encoding="utf-8", errors="replace") as file:
+        start = file.read(200).lstrip().lower()
+    return not start or start.startswith(("<!doctype html", "<html"))
 
 
 def card_page(

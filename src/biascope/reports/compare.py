@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 import biascope
+from biascope.arguments import check_count
 from biascope.ensembles.arithmetic import arithmetic
 from biascope.errors import InputError
 from biascope.files import write_text
@@ -18,6 +20,7 @@ from biascope.reports import figures
 from biascope.reports.card import page_path, slug, stamped
 from biascope.reports.html import Html, figure, join, page, table, tag
 from biascope.reports.panels import Subject, make_subject
+from biascope.reports.panels.base import check_device
 from biascope.reports.panels.input_geometry import (
     InputSpectrum,
     frame,
@@ -29,12 +32,14 @@ from biascope.reports.panels.input_geometry import (
     slider,
 )
 from biascope.reports.panels.pace import worthwhile_threads
+from biascope.reports.panels.sources import name_of
 from biascope.reports.panels.tangent_kernel import KernelFacts, kernel_facts, samples
 from biascope.reports.spans import Overlaps, overlaps
 from biascope.signatures import checked
 from biascope.studies.environment import device_name
 from biascope.tables import number
 
+LEAST = 4  # networks of each, for the two halves of a sample
 COMPARED, SHOWN = 8, 16  # directions whose spans are compared; directions that are shown
 
 
@@ -69,7 +74,7 @@ class _One:
 
 @checked
 def make_compare(
-    specs: Sequence[str],
+    specs: Sequence[str | Callable[..., nn.Module]],
     input_shape: Sequence[int] | None = None,
     out: str | Path | None = None,
     seed: int = 0,
@@ -78,6 +83,8 @@ def make_compare(
     options: Mapping[str, Any] | None = None,
 ) -> Comparison:
     """Write a page that compares two or more networks on inputs of one shape (the first network's by default).
+
+    Networks are named, or given as functions that build them, as in `make_card`.
 
     Example:
         >>> import tempfile
@@ -88,8 +95,11 @@ def make_compare(
     figures.require_matplotlib()
     if len(specs) < 2:
         raise InputError("compare needs two or more networks, e.g. biascope compare lenet resnet18")
+    if networks is not None:
+        check_count(networks, "networks", LEAST)
+    check_device(device)
     stamp = stamped(specs, input_shape, seed, networks, options)
-    path = page_path(out, Path("runs") / f"compare-{slug('-'.join(specs))[:80]}.html", stamp)
+    path = page_path(out, Path("runs") / f"compare-{slug('-'.join(map(name_of, specs)))[:80]}.html", stamp)
     begin = time.perf_counter()
     first = make_subject(specs[0], input_shape, seed, device, networks, options=options)
     rest = [make_subject(spec, first.input_shape, seed, device, networks, options=options) for spec in specs[1:]]

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from biascope.ensembles import Initialiser, record
 from biascope.errors import InputError, UnsupportedError
+from biascope.functional import device_of
 from biascope.memory import free_memory
 from biascope.reports.html import Html
 from biascope.reports.panels import sources
@@ -118,8 +119,25 @@ class Panel:
 PanelFunction = Callable[[Subject], Panel]
 
 
+def check_device(device: str) -> str:
+    """The processor or a GPU, if it is there; the panels know no other device.
+
+    Example:
+        >>> check_device("cpu")
+        'cpu'
+    """
+    where = device_of(device)
+    if not device or where.type not in {"cpu", "cuda"}:
+        raise InputError(f"device {device!r}: pages are made on cpu, cuda or cuda:0")
+    if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
+        raise InputError(
+            f"device {device!r}: torch sees {torch.cuda.device_count()} CUDA device(s), the first is cuda:0"
+        )
+    return device
+
+
 def make_subject(
-    spec: str,
+    spec: sources.Spec,
     input_shape: Sequence[int] | None = None,
     seed: int = 0,
     device: str = "cpu",
@@ -136,7 +154,8 @@ def make_subject(
         >>> make_subject("lenet").input_shape
         (1, 32, 32)
     """
-    options = dict(options or {})
+    options, name = {str(key): value for key, value in (options or {}).items()}, sources.name_of(spec)
+    check_device(device)
     examples = load_examples(data, seed) if data is not None else None
     if examples is not None:
         input_shape = input_shape or tuple(examples.x.shape[1:])
@@ -154,8 +173,8 @@ def make_subject(
             torch.default_generator.manual_seed(derive(seed, "card init", child))
             return factory().eval().to(device)
 
-    subject = Subject(spec, build, shape, seed, device, networks, factory, None, examples)
-    try_out(spec, subject.network, subject.inputs(2))
+    subject = Subject(name, build, shape, seed, device, networks, factory, None, examples)
+    try_out(name, subject.network, subject.inputs(2))
     if weights is None:
         return subject
     return replace(subject, trained=put_weights(build(0), load_state(weights), weights))

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from biascope.ensembles import Networks, Plan, input_gradients, outputs
-from biascope.errors import InputError
+from biascope.errors import InputError, UnsupportedError
 from biascope.geometry.gradients import perturbed
 from biascope.linalg import effective_rank
+from biascope.memory import free_memory
 from biascope.progress import progress
 from biascope.reports import figures
 from biascope.reports.html import Html, figure, image, join, table, tag
@@ -92,6 +93,11 @@ def gradients(subject: Subject) -> tuple[Tensor, str]:
     if torch.autograd.grad(first_output(subject, subject.network, x).sum(), x, allow_unused=True)[0] is None:
         raise InputError("the output does not depend on the input, or rounding or .detach() cuts it off")
     method, total = plan(subject)
+    need, free = 3 * 8 * total * x.numel(), free_memory(torch.device("cpu"))  # the sample, its pieces, its factors
+    if need > free:
+        raise UnsupportedError(
+            f"{total} networks need about {need / 2**30:.3g} GiB, and {free / 2**30:.3g} GiB are free: fewer --networks"
+        )
     pieces = by_differences(subject, total) if method == "finite differences" else by_autograd(subject, total)
     return torch.cat([rows.cpu().double() for rows in pieces]), method
 

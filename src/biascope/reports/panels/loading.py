@@ -17,6 +17,9 @@ from biascope.errors import InputError, near
 from biascope.seeds import generator
 
 EXAMPLES = 512  # read from a data set; panels take fewer
+WEIGHTS = (".pt", ".pth", ".safetensors", ".ckpt", ".bin")  # how files of weights are named
+FILES = (".npz", ".safetensors", ".pt", ".pth")  # of data
+MOST_CLASSES = 100_000  # labels beyond are identity numbers, not classes
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,13 @@ def put_weights(network: nn.Module, state: Mapping[str, Tensor], path: str | Pat
         if wrong and not missing and not extra:
             hint = ". The network's options can be set, e.g. --set outputs=10, and its input with --input"
         raise InputError(f"--weights {path} does not fit this network: {'; '.join(problems)}{hint}")
+    for name, value in state.items():
+        if own[name].is_floating_point() and not value.is_floating_point():
+            raise InputError(
+                f"--weights {path}: {name} is {value.dtype} in the file and {own[name].dtype} in the network"
+            )
+        if not torch.isfinite(value).all():
+            raise InputError(f"--weights {path}: {name} holds nan or infinity; take weights from before that happened")
     network.load_state_dict(dict(state))
     return network
 
@@ -106,7 +116,8 @@ def _some(names: list[str]) -> str:
 def load_examples(spec: str, seed: int = 0) -> Examples:
     """A registry data set (a random part of its training data, each channel standardised), or a file with x and y.
 
-    Files: .npz, .safetensors or .pt with `x` [n, ...] and integer `y` [n]; a random part of a long one, as it is.
+    Files: .npz, .safetensors or .pt with `x` [n, ...] in floating point and integer `y` [n]; a random part of a long
+    one, as it is.
 
     Example:
         >>> examples = load_examples("digits")
@@ -114,9 +125,11 @@ def load_examples(spec: str, seed: int = 0) -> Examples:
         (torch.Size([512, 1, 8, 8]), 10)
     """
     path = Path(spec)
-    if path.suffix in {".npz", ".safetensors", ".pt", ".pth"}:
+    if path.suffix in FILES:
         x, y = _from_file(path)
     else:
+        if path.is_file():
+            raise InputError(f"--data {spec}: a file must be {', '.join(FILES)} and hold x and y")
         if spec not in data.names():
             raise InputError(f"--data {spec!r}: no data set is called that{near(spec, data.names())}")
         found = data.load(spec, "train")
@@ -133,6 +146,10 @@ def load_examples(spec: str, seed: int = 0) -> Examples:
         raise InputError(f"--data {spec}: x holds nan or infinity; fill or drop those examples first")
     if len(torch.unique(y)) < 2:
         raise InputError(f"--data {spec}: all labels are the same")
+    if int(y.max()) >= MOST_CLASSES:
+        raise InputError(
+            f"--data {spec}: labels up to {int(y.max())}; number the classes, np.unique(y, return_inverse=True)[1]"
+        )
     return Examples(path.name if path.suffix else spec, x, y)
 
 
@@ -153,7 +170,18 @@ def _from_file(path: Path) -> tuple[Tensor, Tensor]:
     if not isinstance(held, Mapping) or "x" not in held or "y" not in held:
         names = ", ".join(map(str, held)) if isinstance(held, Mapping) else type(held).__name__
         raise InputError(f"--data {path} should hold x and y, it holds {names}")
-    x, y = torch.as_tensor(held["x"]), torch.as_tensor(held["y"])
-    if y.ndim != 1 or y.is_floating_point() or (len(y) and int(y.min()) < 0):
-        raise InputError(f"--data {path}: y should be classes 0, 1, ... of shape [n], it is {y.dtype} {tuple(y.shape)}")
+    try:
+        x, y = (torch.as_tensor(held[name]).detach().to_dense() for name in ("x", "y"))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"--data {path}: x and y should be arrays of numbers ({error})") from error
+    if x.ndim < 2 or not x.is_floating_point():
+        raise InputError(
+            f"--data {path}: x should be inputs [n, ...] in floating point as the network gets them (pixels scaled "
+            f"as in training), it is {x.dtype} {tuple(x.shape)}"
+        )
+    if y.ndim != 1 or y.is_floating_point() or y.is_complex() or (len(y) and int(y.long().min()) < 0):
+        fix = "; of one-hot rows take y.argmax(1)" if y.ndim == 2 and y.shape[1] > 1 else ""
+        raise InputError(
+            f"--data {path}: y should be classes 0, 1, ... of shape [n], it is {y.dtype} {tuple(y.shape)}{fix}"
+        )
     return x.float(), y.long()

@@ -23,12 +23,24 @@ from biascope import nets
 from biascope.errors import BiascopeError, InputError, UnsupportedError, near
 from biascope.inputs import check_shape
 from biascope.nets import registry
+from biascope.reports.panels.loading import WEIGHTS
 
 Factory = Callable[[], nn.Module]
+Spec = str | Callable[..., nn.Module]  # a name, or the function itself
 Shape = tuple[int, ...]
 
 
-def resolve(spec: str, input_shape: Sequence[int] | None = None, **options: Any) -> tuple[Factory, Shape]:
+def name_of(spec: Spec) -> str:
+    """What a network is called on its page.
+
+    Example:
+        >>> name_of("lenet"), name_of(nn.Flatten)
+        ('lenet', 'Flatten')
+    """
+    return spec if isinstance(spec, str) else str(getattr(spec, "__name__", type(spec).__name__))
+
+
+def resolve(spec: Spec, input_shape: Sequence[int] | None = None, **options: Any) -> tuple[Factory, Shape]:
     """A factory without arguments and the shape of one input.
 
     Example:
@@ -37,6 +49,8 @@ def resolve(spec: str, input_shape: Sequence[int] | None = None, **options: Any)
         (1, 32, 32)
     """
     asked = None if input_shape is None else check_shape(input_shape)
+    if not isinstance(spec, str):
+        return _handed_in(spec, asked, options)
     prefix, colon, rest = spec.partition(":")
     if colon and prefix in PACKAGES:
         return PACKAGES[prefix](rest, asked, options)
@@ -55,14 +69,36 @@ def resolve(spec: str, input_shape: Sequence[int] | None = None, **options: Any)
     return (lambda: factory(**options)), shape
 
 
-def takes(spec: str, option: str) -> bool:
+def _handed_in(
+    factory: Callable[..., nn.Module], shape: Shape | None, options: Mapping[str, Any]
+) -> tuple[Factory, Shape]:
+    """A function of the caller's that builds a network; many are drawn, so that a network alone will not do."""
+    name = name_of(factory)
+    if isinstance(factory, nn.Module):
+        raise InputError(
+            f"{name} is one network, and a page is about many freshly initialised ones: pass a function that builds a "
+            f"new one, e.g. lambda: {name}(...)"
+        )
+    if shape is None:
+        raise InputError(f"{name}: say what one input looks like, for example input_shape=(3, 32, 32)")
+
+    def make() -> nn.Module:
+        made = factory(**options)
+        if not isinstance(made, nn.Module):
+            raise InputError(f"{name} returned a {type(made).__name__}; it must return an nn.Module")
+        return made
+
+    return _explained(name, make), shape
+
+
+def takes(spec: Spec, option: str) -> bool:
     """Whether the registry network of that name has an option.
 
     Example:
         >>> takes("lenet", "outputs"), takes("my.module:build", "outputs")
         (True, False)
     """
-    return spec in nets.names() and option in nets.info(spec).defaults
+    return isinstance(spec, str) and spec in nets.names() and option in nets.info(spec).defaults
 
 
 def _complete(spec: str) -> None:
@@ -70,6 +106,10 @@ def _complete(spec: str) -> None:
     where, dot, last = spec.rpartition(".")
     if spec in nets.names() or not dot:
         return
+    if f".{last}" in WEIGHTS:
+        raise InputError(
+            f"{spec} holds weights: name the network they belong to, and give the file as --weights {spec}"
+        )
     if last != "py":
         raise InputError(f"no network is called {spec!r}; for your own, type module:factory, here {where}:{last}")
     if not Path(spec).is_file():
