@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from biascope.ensembles import Networks, record
 from biascope.errors import InputError, UnsupportedError
 from biascope.geometry import curvature_correlation, geometry_evolution, input_curvature
+from biascope.precision import convolves_in_tf32
 
 F64 = torch.float64
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -125,3 +126,21 @@ def test_the_logistic_loss_wants_signs(labels: tuple[float, float]) -> None:
     with pytest.raises(InputError, match=message):
         geometry_evolution(lambda: nn.Linear(4, 1), x, y, 4, loss="logistic")
     assert geometry_evolution(lambda: nn.Linear(4, 1), x, y, 4).n_networks == 4  # the squared error takes any
+
+
+def test_convolutions_are_in_full_float32() -> None:
+    seen: list[bool] = []
+
+    class Looks(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(convolves_in_tf32())
+            return super().forward(x)
+
+    (x, y), before = data(2), convolves_in_tf32()
+    drawn = record(lambda: nn.Sequential(nn.Flatten(), Looks(4, 1))).draw(0, 0, 1, dtype=F64)
+    seen.clear()
+    input_curvature(drawn.module(0), x, y)
+    curvature_correlation(drawn, x, y)
+    assert seen
+    assert not any(seen)
+    assert convolves_in_tf32() == before

@@ -23,7 +23,7 @@ from biascope.geometry.losses import check_labels
 from biascope.geometry.measures import Comparison, compare
 from biascope.inputs import check_inputs
 from biascope.memory import budget, readable
-from biascope.precision import without_autocast
+from biascope.precision import arithmetic
 from biascope.signatures import checked
 
 ScalarLoss = Callable[[Tensor, Tensor], Tensor]  # f, y -> loss, all 0-dimensional
@@ -58,7 +58,7 @@ class CurvatureTerms:
 
 
 @checked
-@without_autocast()
+@arithmetic("float32")  # cuDNN would convolve in tf32
 def input_curvature(
     model: nn.Module,
     x: Tensor,
@@ -92,7 +92,7 @@ def input_curvature(
 
 
 @checked
-@without_autocast()
+@arithmetic("float32")  # cuDNN would convolve in tf32
 def curvature_correlation(
     networks: Networks,
     x: Tensor,
