@@ -5,8 +5,10 @@ import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
@@ -14,6 +16,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
 import biascope  # noqa: E402
+from biascope.errors import InputError  # noqa: E402
 from biascope.figures import draw_eigenvalues, log_scale, once  # noqa: E402
 from biascope.figures.ticks import labels, positions  # noqa: E402
 
@@ -112,3 +115,38 @@ def test_eigenvalues_below_rounding_are_counted() -> None:
     assert draw_eigenvalues(axes, [2.0, 1.0, 1e-15, 0.0]) == 2
     assert list(axes.lines[0].get_ydata()) == [2.0, 1.0]
     assert draw_eigenvalues(axes, [2.0, 1.0, 0.5], floor=0.7) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([], "there is no eigenvalue"),
+        ([float("nan"), 1.0], "some are nan or infinite"),
+        ([1.0, 2.0, 4.0], r"from the largest to the smallest, e\.g\. values\.flip\(0\)"),
+        (torch.eye(2), r"a row of real eigenvalues, got \[2, 2\]"),
+        (torch.tensor([1j, 1.0]), "a row of real eigenvalues"),
+        (3.0, "a row of real eigenvalues, got float"),
+    ],
+)
+def test_eigenvalues_that_cannot_be_drawn(values: Any, message: str) -> None:
+    _, axes = plt.subplots()
+    with pytest.raises(InputError, match=message):
+        draw_eigenvalues(axes, values)
+
+
+def test_an_empty_picture_says_so_and_tensors_are_taken() -> None:
+    _, axes = plt.subplots()
+    assert draw_eigenvalues(axes, torch.zeros(3)) == 3
+    assert [text.get_text() for text in axes.texts] == ["no eigenvalue above 0"]
+    _, axes = plt.subplots()
+    assert draw_eigenvalues(axes, torch.tensor([4.0, 1.0], requires_grad=True)) == 0
+    assert list(axes.lines[0].get_ydata()) == [4.0, 1.0]
+    assert not axes.texts
+
+
+@pytest.mark.parametrize(
+    ("axes", "which", "message"), [(plt.subplots, "xy", "expected matplotlib axes"), (0, "z", "which='z'")]
+)
+def test_axes_that_are_none(axes: Any, which: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        log_scale(axes, which)

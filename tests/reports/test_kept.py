@@ -5,17 +5,20 @@ import csv
 import json
 import platform
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from biascope.errors import InputError
-from biascope.reports import keep
+from biascope.errors import BiascopeError, InputError
+from biascope.reports import keep, ledger, write_study_page
 from biascope.reports.kept import kept_name, scrubbed
 from biascope.reports.study_page import linked
 from biascope.studies import Run, Series, configure, execute, load_result
+from biascope.studies.runs import MARKER
 
 
 @pytest.fixture
@@ -114,3 +117,108 @@ def test_names_and_refusals(finished: Run, tmp_path: Path) -> None:
         keep(kept.path, tmp_path / "kept", name="mine")
     with pytest.raises(InputError, match="not finished"):
         keep(Run.create(tmp_path / "half", configure("nad/fig4a")).path, tmp_path / "kept")
+
+
+@pytest.mark.parametrize("name", ["..", ".", "a/b", "/tmp/elsewhere", ".hidden"])
+def test_a_name_is_one_folders(name: str, finished: Run, tmp_path: Path) -> None:
+    kept = keep(finished.path, tmp_path / "kept", name="first")
+    with pytest.raises(InputError, match="one folder's name is needed"):
+        keep(finished.path, tmp_path / "kept", name=name, replace=True)
+    assert (kept.path / "result.json").is_file()
+
+
+def test_replacing_endangers_nothing_but_a_kept_run(finished: Run, tmp_path: Path) -> None:
+    thesis = tmp_path / "kept" / "mine" / "thesis.tex"
+    thesis.parent.mkdir(parents=True)
+    thesis.write_text("years")
+    with pytest.raises(InputError, match="is not a kept run and stays as it is"):
+        keep(finished.path, tmp_path / "kept", name="mine", replace=True)
+    assert thesis.read_text() == "years"
+    own = shutil.copytree(finished.path, tmp_path / "outer" / "run")
+    (own.parent / MARKER).write_text("{}")
+    with pytest.raises(InputError, match="lie one in the other"):
+        keep(own, tmp_path, name="outer", replace=True)
+    with pytest.raises(InputError, match="lie one in the other"):
+        keep(own, own)
+    assert (own / "result.json").is_file()
+    (tmp_path / "file").touch()
+    with pytest.raises(BiascopeError, match="cannot write"):
+        keep(finished.path, tmp_path / "file")
+
+
+def test_a_copy_that_fails_leaves_the_earlier_one(
+    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = keep(finished.path, tmp_path / "kept", name="mine")
+    before = (kept.path / "index.html").read_text()
+
+    def full(*args: object, **more: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("biascope.reports.kept.write_study_page", full)
+    with pytest.raises(OSError, match="No space left"):
+        keep(finished.path, tmp_path / "kept", name="mine", replace=True)
+    assert (kept.path / "index.html").read_text() == before
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {"mine", "page.css", "page.js"}
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("config.json", {"options": None}, "config.json is damaged: options should be a JSON object, not None"),
+        ("config.json", {"seed": "x"}, "config.json is damaged: seed should be a whole number, not 'x'"),
+        ("config.json", {"device": []}, "config.json is damaged: device should be text"),
+        ("result.json", {"study": None}, "result.json is damaged: it needs the study's name"),
+        ("result.json", {"seconds": "x"}, "result.json is damaged"),
+        ("result.json", {"measured": 3}, "result.json is damaged: its claim and what was measured should be text"),
+        ("metrics.jsonl", [1], "metrics.jsonl is damaged: every line should hold a JSON object"),
+    ],
+)
+def test_a_damaged_folder_is_named(file: str, text: Any, message: str, finished: Run, tmp_path: Path) -> None:
+    run = shutil.copytree(finished.path, tmp_path / "runs" / "run")
+    held = {**json.loads((run / file).read_text()), **text} if isinstance(text, dict) else text
+    (run / file).write_text(json.dumps(held) + "\n")
+    for look in (keep, write_study_page):
+        with pytest.raises(BiascopeError, match=message):
+            look(run)
+    with pytest.raises(BiascopeError, match=message):
+        ledger(tmp_path / "runs")
+
+
+def test_a_torn_line_and_unknown_versions_do_not_matter(finished: Run, tmp_path: Path) -> None:
+    run = shutil.copytree(finished.path, tmp_path / "run")
+    (run / "metrics.jsonl").write_text('{"a": 1}\n{"b": ')
+    (run / "environment.json").write_text("{}")
+    kept = keep(run, tmp_path / "kept")
+    assert (kept.path / "metrics.jsonl").read_text() == '{"a": 1}\n'
+    assert "torch (version unknown)" in (kept.path / "index.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"formats": ("pgn",)}, "formats='pgn' is not known; did you mean png"),
+        ({"dpi": 0}, "dpi=0: from 1 to 2400"),
+        ({"dpi": 10**6}, "dpi=1000000: from 1"),
+        ({"light": True}, r"has no bayes-accuracy\.png to link to"),
+    ],
+)
+def test_pages_that_would_be_empty_or_endless(
+    given: dict[str, Any], message: str, finished: Run, tmp_path: Path
+) -> None:
+    run = shutil.copytree(finished.path, tmp_path / "run")
+    shutil.rmtree(run / "figures")
+    with pytest.raises(InputError, match=message):
+        write_study_page(run, **given)
+
+
+def test_the_ledger_reads_a_folder_of_runs(finished: Run, tmp_path: Path) -> None:
+    kept = keep(finished.path, tmp_path / "kept")
+    for stray in (".ipynb_checkpoints", "__pycache__"):
+        (tmp_path / "kept" / stray).mkdir()
+    (tmp_path / "kept" / "notes.txt").write_text("a stray file")
+    assert [row.run for row in ledger(tmp_path / "kept") if row.run] == [kept.path]
+    with pytest.raises(InputError, match="is one run: the ledger reads the folder above"):
+        ledger(kept.path)
+    with pytest.raises(InputError, match="is a file"):
+        ledger(tmp_path / "kept" / "notes.txt")

@@ -123,7 +123,9 @@ def _again(
     like: Path, name: str | None, asked: dict[str, Any], overrides: dict[str, str]
 ) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """Study, size, seed, device and options of an earlier run; what is said on the command line goes before."""
-    stored = load_result(like)[0].config
+    from biascope.reports.study_page import finished
+
+    stored = finished(like)[0].config
     study = str(stored.get("study"))
     if name not in {None, study}:
         raise InputError(f"{like} is a run of {study}, not of {name}")
@@ -133,7 +135,9 @@ def _again(
 
 def _resumed(path: Path, name: str | None, asked: dict[str, Any], overrides: dict[str, str]) -> Run:
     """Whatever is said again on the command line must be what the folder was started with."""
-    stored = Run.open(path).config
+    from biascope.reports.study_page import check_config
+
+    stored = check_config(Run.open(path)).config
     study = name or str(stored.get("study"))
     options: dict[str, Any] = {**stored.get("options", {}), **overrides}
     again: dict[str, Any] = {key: stored[key] for key in ("size", "seed", "device") if key in stored}

@@ -5,11 +5,15 @@ matplotlib is imported only when something is drawn.
 
 from collections.abc import Sequence
 from functools import partial
+from math import isfinite
 from typing import Any
+
+from biascope.errors import InputError
 
 __all__ = ["draw_eigenvalues", "log_scale", "log_ticks", "once", "pyplot"]
 
 BLUE = "#0072B2"
+SLACK = 1e-3  # by which equal eigenvalues may be out of order
 ROUNDING = 1e-12  # eigenvalues below this share of the largest are zeros that rounding has moved
 
 
@@ -60,6 +64,12 @@ def log_scale(axes: Any, which: str = "xy", zero: bool = False) -> None:
         >>> axes.xaxis.get_majorticklocs().tolist()
         [1.0, 2.0, 5.0]
     """
+    if not isinstance(which, str) or not set(which) <= {"x", "y"}:  # "" asks for none
+        raise InputError(f"which={which!r}: 'x', 'y' or 'xy' is needed")
+    if not hasattr(axes, "set_xscale"):
+        raise InputError(
+            f"axes: expected matplotlib axes, got {type(axes).__name__}; e.g. plt.subplots()[1], plt.gca()"
+        )
     for name in which:
         options = {"linthresh": 1} if zero else {}
         getattr(axes, f"set_{name}scale")("symlog" if zero else "log", **options)
@@ -84,14 +94,36 @@ def log_ticks(axis: Any) -> None:
 def draw_eigenvalues(axes: Any, values: Sequence[float], floor: float = 0.0, log_index: bool = False) -> int:
     """Eigenvalues, largest first, against their index; those below rounding (or `floor`) are left out and counted.
 
+    Where none is left, a word in the picture says so.
+
     Example:
         >>> _, axes = pyplot().subplots()
         >>> draw_eigenvalues(axes, [4.0, 1.0, 1e-17])
         1
     """
-    shown = [value for value in values if value > max(floor, ROUNDING * values[0])]
-    axes.plot(range(1, len(shown) + 1), shown, color=BLUE, marker="." if len(shown) < 3 else "")
+    found = _numbers(values)
+    least = max(floor, ROUNDING * max(found))
+    shown = [value for value in found if value > least]
     log_scale(axes, "xy" if log_index else "y")
+    axes.plot(range(1, len(shown) + 1), shown, color=BLUE, marker="." if len(shown) < 3 else "")
+    if not shown:
+        said = f"no eigenvalue above {least:.3g}"
+        axes.text(0.5, 0.5, said, transform=axes.transAxes, ha="center", va="center")
     axes.set_xlabel("index")
     axes.set_ylabel("eigenvalue")
-    return len(values) - len(shown)
+    return len(found) - len(shown)
+
+
+def _numbers(values: Any) -> list[float]:
+    """A row of finite numbers, largest first: a list, an array or a tensor."""
+    values = values.detach().cpu() if hasattr(values, "detach") else values
+    try:
+        found = [float(value) for value in values]
+    except (TypeError, ValueError, RuntimeError) as error:
+        shape = list(getattr(values, "shape", ())) or type(values).__name__
+        raise InputError(f"values: expected a row of real eigenvalues, got {shape}") from error
+    if not found or not all(map(isfinite, found)):
+        raise InputError("values: there is no eigenvalue" if not found else "values: some are nan or infinite")
+    if max(found) > max(0.0, found[0]) * (1 + SLACK):
+        raise InputError("values: eigenvalues go from the largest to the smallest, e.g. values.flip(0)")
+    return found

@@ -9,17 +9,18 @@ import json
 import platform
 import re
 import shutil
+import tempfile
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from biascope.errors import InputError
-from biascope.files import write_text
+from biascope.files import TEMPORARY, explain_write_errors, write_text
 from biascope.reports.html import tag, write_look
-from biascope.reports.study_page import changed_options, write_study_page
+from biascope.reports.study_page import changed_options, finished, write_study_page
 from biascope.signatures import checked
-from biascope.studies import Run, load_result
+from biascope.studies import Run
 from biascope.studies.runs import MARKER
 
 ARRAYS_LIMIT = 400_000  # bytes, the arrays kept, all together
@@ -47,13 +48,13 @@ class Kept:
 
 @checked
 def keep(run_folder: str | Path, into: str | Path = "reproductions", name: str = "", replace: bool = False) -> Kept:
-    """Copy a finished run folder into `into` in committed form.
+    """Copy a finished run folder into `into` in committed form; it appears whole or not at all.
 
     Args:
         run_folder: what `biascope run` made.
         into: folder of kept runs.
-        name: of the copy; study-size[-network]-device by default.
-        replace: put it in place of an earlier one of that name.
+        name: of the copy, one folder's; study-size[-network]-device by default.
+        replace: put it in place of an earlier one of that name; nothing but a run folder is replaced.
 
     Example:
         >>> import tempfile
@@ -63,15 +64,46 @@ def keep(run_folder: str | Path, into: str | Path = "reproductions", name: str =
         >>> keep(run.path, home / "kept").path.name
         'nad-fig4a-smoke-cpu'
     """
-    run, _, _ = load_result(run_folder)
-    target = Path(into) / (name or kept_name(run))
-    if target.resolve() == run.path.resolve():
+    run, _, _ = finished(run_folder)
+    target = _target(run, Path(into), name, replace)
+    with explain_write_errors(target):
+        Path(into).mkdir(parents=True, exist_ok=True)
+        making = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=into))
+    try:
+        left_out = _fill(run, making)
+        making.chmod(0o755)
+        with explain_write_errors(target):
+            if target.exists():
+                shutil.rmtree(target)
+            making.rename(target)
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+    write_look(Path(into))  # one for all kept pages
+    size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
+    return Kept(target, size, tuple(left_out))
+
+
+def _target(run: Run, into: Path, name: str, replace: bool) -> Path:
+    """Where the copy goes; nothing that is not a kept run is ever in danger."""
+    if name and (Path(name).name != name or name.startswith((".", "__"))):
+        raise InputError(
+            f"name {name!r}: one folder's name is needed, e.g. {kept_name(run)}; --into says where it goes"
+        )
+    target = into / (name or kept_name(run))
+    here, source = target.resolve(), run.path.resolve()
+    if here == source:
         raise InputError(f"{run.path} is the kept form itself: give the run folder that biascope run made")
-    if target.exists():
-        if not replace:
-            raise InputError(f"{target} exists: --replace puts this run in its place, --name gives it another name")
-        shutil.rmtree(target)
-    target.mkdir(parents=True)
+    if here.is_relative_to(source) or source.is_relative_to(here):
+        raise InputError(f"{target} and the run {run.path} lie one in the other: keep it somewhere else, with --into")
+    if target.exists() and not replace:
+        raise InputError(f"{target} exists: --replace puts this run in its place, --name gives it another name")
+    if target.exists() and not (target / MARKER).is_file():
+        raise InputError(f"{target} is not a kept run and stays as it is: --name gives this run another name")
+    return target
+
+
+def _fill(run: Run, target: Path) -> list[str]:
+    """The committed form in an empty folder; what was left out."""
     left_out: list[str] = []
     for file in ("config.json", "environment.json", "result.json", MARKER):
         held = scrubbed(json.loads((run.path / file).read_text(encoding="utf-8")))
@@ -80,7 +112,7 @@ def keep(run_folder: str | Path, into: str | Path = "reproductions", name: str =
         if "figures" in held:
             held["figures"] = shorter(held["figures"])
         write_text(target / file, json.dumps(held, indent=None if "figures" in held else 2) + "\n")
-    _copy_metrics(run.path / "metrics.jsonl", target / "metrics.jsonl", left_out)
+    _copy_metrics(run, target / "metrics.jsonl", left_out)
     _copy_arrays(run.path / "arrays", target / "arrays", left_out)
     (target / "figures").mkdir()
     for made in sorted((run.path / "figures").glob("*.*")):
@@ -88,12 +120,10 @@ def keep(run_folder: str | Path, into: str | Path = "reproductions", name: str =
             shutil.copyfile(made, target / "figures" / made.name)
     write_study_page(target, formats=("png",), dpi=DPI)  # draws the figures
     write_study_page(target, light=True)  # and the page that is kept links to them
-    write_look(Path(into))  # one for all kept pages
     for folder in ("arrays", "figures"):
         if (target / folder).is_dir() and not any((target / folder).iterdir()):
             (target / folder).rmdir()
-    size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
-    return Kept(target, size, tuple(left_out))
+    return left_out
 
 
 def kept_name(run: Run) -> str:
@@ -152,14 +182,15 @@ def _system(platform_name: str) -> str:
     return " ".join(part for part in (re.split("[- ]", platform_name)[0], machine.group(0) if machine else "") if part)
 
 
-def _copy_metrics(source: Path, target: Path, left_out: list[str]) -> None:
+def _copy_metrics(run: Run, target: Path, left_out: list[str]) -> None:
+    """Whole lines only: the last may be torn."""
+    source = run.path / "metrics.jsonl"
     if not source.exists():
         return
     if source.stat().st_size > METRICS_LIMIT:
         left_out.append(f"{source.name} ({source.stat().st_size / 1e6:.1f} MB)")
         return
-    lines = [json.dumps(scrubbed(json.loads(line))) for line in source.read_text(encoding="utf-8").splitlines()]
-    write_text(target, "".join(f"{line}\n" for line in lines))
+    write_text(target, "".join(f"{json.dumps(scrubbed(line))}\n" for line in run.metrics()))
 
 
 def _copy_arrays(source: Path, target: Path, left_out: list[str]) -> None:

@@ -14,11 +14,12 @@ from typing import Any
 
 from biascope.errors import BiascopeError, InputError
 from biascope.reports.html import Html, csv_link, join, page, table, tag
-from biascope.reports.study_page import changed_options
+from biascope.reports.study_page import changed_options, finished
 from biascope.signatures import checked
-from biascope.studies import load_result, studies
+from biascope.studies import studies
 from biascope.studies.claims import Claim, claims
 from biascope.studies.registry import PAPERS, Study
+from biascope.studies.runs import MARKER
 
 SIZES = ("paper", "laptop", "smoke")
 VERDICTS = ("confirmed", "not confirmed", "not tested")
@@ -74,13 +75,19 @@ class _Finished:
 
 @checked
 def ledger(folder: str | Path = "reproductions") -> Ledger:
-    """The rows of all claims, from the run folders in `folder`.
+    """The rows of all claims, from the run folders in `folder`; files, and folders named .NAME or __NAME, are left out.
 
     Example:
         >>> ledger("a-folder-that-does-not-exist")[0].verdict
         'not tested'
     """
-    paths = sorted(Path(folder).glob("*/")) if Path(folder).is_dir() else []
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file: the ledger reads a folder of run folders, e.g. reproductions")
+    if (folder / MARKER).exists():
+        raise InputError(f"{folder} is one run: the ledger reads the folder above, {folder.resolve().parent}")
+    here = folder.glob("*/") if folder.is_dir() else []
+    paths = sorted(path for path in here if not path.name.startswith((".", "__")))  # what editors and Python leave
     runs = sorted((_finished(path) for path in paths), key=lambda run: (SIZES.index(run.size), run.path.name))
     rows: list[Row] = []
     for claim in _all_claims():
@@ -122,7 +129,7 @@ def _why(claim: Claim) -> str:
 
 def _finished(path: Path) -> _Finished:
     try:
-        run, result, raw = load_result(path)
+        run, result, raw = finished(path)
     except BiascopeError as error:
         raise InputError(f"the ledger cannot read {path}: {error}") from error
     study = studies().get(str(raw.get("study")))

@@ -5,12 +5,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from biascope.arguments import check_choice
+from biascope.errors import CorruptError, InputError
 from biascope.files import write_text
 from biascope.reports import figures
 from biascope.reports.html import Html, csv_link, figure, image, join, page, table, tag
 from biascope.signatures import checked
 from biascope.studies import Chart, HeatMap, Run, StudyResult, find, load_result
 
+MOST_DPI = 2400  # a figure of 3.4 by 2.4 inches is 8160 pixels wide then
 INLINE = 20_000  # characters that the numbers of one chart may take on a page that is kept
 
 
@@ -34,11 +37,58 @@ def write_study_page(
         >>> _ = execute(run); write_study_page(run.path).name
         'index.html'
     """
-    run, result, raw = load_result(path)
+    for kind in formats:
+        check_choice(kind, "formats", figures.FORMATS)
+    if dpi is not None and not 1 <= dpi <= MOST_DPI:
+        raise InputError(f"dpi={dpi}: from 1 to {MOST_DPI}, or None for print")
+    run, result, raw = finished(path)
+    if light:
+        absent = [chart.name for chart in result.figures if not (run.path / "figures" / f"{chart.name}.png").is_file()]
+        if absent:
+            raise InputError(
+                f"{run.path / 'figures'} has no {absent[0]}.png to link to: make the page without light first"
+            )
     for chart in () if light else result.figures:
         figures.save(figures.draw(chart), run.path / "figures", chart.name, formats, dpi)
     write_text(run.path / "index.html", study_page(run, result, raw, light))
     return run.path / "index.html"
+
+
+def finished(path: str | Path) -> tuple[Run, StudyResult, dict[str, Any]]:
+    """`load_result`, and what pages, kept runs and the ledger need of the folder beside: refused by the file's name.
+
+    Example:
+        >>> finished("nowhere")
+        Traceback (most recent call last):
+        ...
+        biascope.errors.InputError: nowhere is not a folder
+    """
+    run, result, raw = load_result(path)
+    check_config(run)
+    if not isinstance(raw.get("study"), str) or not isinstance(raw.get("seconds", 0), int | float):
+        raise CorruptError(f"{run.path / 'result.json'} is damaged: it needs the study's name and its seconds")
+    if not isinstance(result.measured, str) or not isinstance(result.claim, str):
+        raise CorruptError(f"{run.path / 'result.json'} is damaged: its claim and what was measured should be text")
+    if not all(isinstance(line, dict) for line in run.metrics()):
+        raise CorruptError(f"{run.path / 'metrics.jsonl'} is damaged: every line should hold a JSON object")
+    return run, result, raw
+
+
+def check_config(run: Run) -> Run:
+    """The run, if its configuration has the form that studies write.
+
+    Example:
+        >>> check_config(Run(Path("r"), {"options": []}, {}))
+        Traceback (most recent call last):
+        ...
+        biascope.errors.CorruptError: r/config.json is damaged: options should be a JSON object, not []
+    """
+    words: dict[type, str] = {dict: "a JSON object", int: "a whole number", str: "text"}
+    for key, kind in (("options", dict), ("seed", int), ("study", str), ("size", str), ("device", str)):
+        if key in run.config and not isinstance(run.config[key], kind):
+            found = run.config[key]
+            raise CorruptError(f"{run.path / 'config.json'} is damaged: {key} should be {words[kind]}, not {found!r}")
+    return run
 
 
 def study_page(run: Run, result: StudyResult, raw: dict[str, Any], light: bool = False) -> str:
@@ -88,7 +138,8 @@ def study_page(run: Run, result: StudyResult, raw: dict[str, Any], light: bool =
             table(["option", "value"], options, "options", limit=40),
         ),
     ]
-    versions = ", ".join(f"{name} {run.environment[name]}" for name in ("biascope", "torch", "numpy", "python"))
+    made_with = ("biascope", "torch", "numpy", "python")
+    versions = ", ".join(f"{name} {run.environment.get(name, '(version unknown)')}" for name in made_with)
     title = f"{study.name}: {study.summary.rstrip('.')}"
     return page(title, body, study.place, f"Made with {versions}.", look=".." if light else "")
 
