@@ -98,6 +98,9 @@ def test_help_of_run_shows_the_studys_options(capsys: pytest.CaptureFixture[str]
         (["run", "nad/fig4a", "--sigma", "loud"], "option sigma='loud' should be float"),
         (["run", "nad/fig4a", "--size", "huge"], "size 'huge' is not one of smoke, laptop, paper"),
         (["run", "nad/fig4a", "--device", "gpu"], "'gpu' is not a torch device"),
+        (["run", "nad/fig4a", "--device", ""], "device ''"),
+        (["run", "nad/fig4a", "--device", "mps"], "device 'mps' is not supported here; use cpu"),
+        (["run", "nad/fig4a", "--D", "0"], "stopped before it began; nothing is lost with runs/nad-fig4a-smoke"),
         (["run", "nad/fig4a", "--set", "sigma"], "--set 'sigma' should read key=value"),
         (["run", "nad/fig4a", "stray"], "did not understand 'stray'"),
         (["run", "nad/fig4a", "--D", "30"], "S=4 must divide the signal length D=30"),
@@ -121,6 +124,14 @@ def test_errors_are_one_line_and_exit_1(arguments: list[str], message: str, caps
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("arguments", [[], ["data"]])
+def test_a_command_that_needs_more_shows_its_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 0
+    both = capsys.readouterr()
+    assert "Usage: biascope" in both.out
+    assert not both.err
 
 
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,4 +338,8 @@ def test_study_options_and_shapes() -> None:
         "c": "-3",
     }
     assert shape(None) is None
-    assert shape("3x8x8") == (3, 8, 8)
+    for text in ("3x8x8", "3X8X8", "(3, 8, 8)", "[3,8,8]", "3 8 8", "3,8,8,", " 3 × 8 × 8 "):
+        assert shape(text) == (3, 8, 8)
+    for text in ("", "3,,8", "3,8.0", "-1,8", "0", "n,3,8,8"):
+        with pytest.raises(InputError, match="should be the shape of one input"):
+            shape(text)

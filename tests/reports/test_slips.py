@@ -33,7 +33,7 @@ def build() -> nn.Module:
         ({"spec": "trained.pt"}, r"holds weights.*--weights trained\.pt"),
         ({"networks": 1}, "networks must be at least 2, not 1"),
         ({"device": "cuda:99"}, "CUDA device"),
-        ({"device": "mps"}, "device 'mps': pages are made on cpu"),
+        ({"device": "mps"}, "device 'mps' is not supported here; use cpu"),
         ({"device": ""}, "device ''"),
         ({"options": {3: 4}}, "has no option '3'"),
     ],

@@ -60,6 +60,10 @@ def run(arguments: Sequence[str]) -> int:
         # typer brings its own or the user's click, depending on its version: both name their exceptions alike
         if type(error).__name__ == "Abort":
             return _interrupted()
+        if type(error).__name__ == "NoArgsIsHelpError":  # `biascope data`: its help is the answer
+            if str(error):  # else typer has printed it
+                print(error)
+            return 0
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             return _fail(f"{error.format_message()} (biascope --help shows what there is)")
         raise

@@ -1,6 +1,7 @@
 """`biascope card`: the bias card of a network."""
 
 import ast
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from biascope.errors import InputError
-from biascope.functional import device_of
 
 
 def card(
@@ -30,7 +30,6 @@ def card(
     from biascope.reports import make_card
     from biascope.reports.card import default_page
 
-    device_of(device)
     console = Console(highlight=False)
     made = make_card(
         name,
@@ -71,16 +70,16 @@ def network_options(settings: list[str]) -> dict[str, Any]:
 
 
 def shape(text: str | None) -> tuple[int, ...] | None:
-    """`3,64,64` as a tuple.
+    """`3,64,64` as a tuple; also as Python or people write it.
 
     Example:
-        >>> shape("3,64,64")
-        (3, 64, 64)
+        >>> shape("3,64,64"), shape("(3, 64, 64)"), shape("3x64x64")
+        ((3, 64, 64), (3, 64, 64), (3, 64, 64))
     """
     if text is None:
         return None
     try:
-        sizes = tuple(int(part) for part in text.replace("x", ",").split(","))
+        sizes = tuple(int(part) for part in re.split(r"\s*[,x×]\s*|\s+", text.lower().strip("()[], ")))
     except ValueError:
         sizes = ()
     if not sizes or min(sizes) < 1:

@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from biascope.cli.card import network_options, shape
-from biascope.functional import device_of
 
 
 def compare(
@@ -23,7 +22,6 @@ def compare(
     """Put networks side by side: which input directions they share, their spectra, their maps."""
     from biascope.reports import make_compare
 
-    device_of(device)
     console = Console(highlight=False)
     options = network_options(settings or [])
     made = make_compare(names, shape(input_), out, seed, device, networks, options)

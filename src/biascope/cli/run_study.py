@@ -49,6 +49,10 @@ def run_study(
         name = None
     asked: dict[str, Any] = {"size": size, "seed": seed, "device": device}
     asked = {key: value for key, value in asked.items() if value is not None}
+    if device is not None:
+        from biascope.reports.panels.base import check_device
+
+        check_device(device)
     overrides = {**study_options(extra), **dict(_key_value(setting) for setting in settings or [])}
     if like is not None:
         if resume is not None:
@@ -73,7 +77,10 @@ def run_study(
             print(f"delete {damaged}, then make it again from what is stored: {_resume_command(run)}", file=sys.stderr)
         raise
     except BiascopeError:
-        print(f"the run stopped; with the same options it goes on by: {_resume_command(run)}", file=sys.stderr)
+        if run.arrays() or run.metrics():
+            print(f"the run stopped; with the same options it goes on by: {_resume_command(run)}", file=sys.stderr)
+        else:  # refused before anything was measured
+            print(f"the run stopped before it began; nothing is lost with {run.path}", file=sys.stderr)
         raise
 
 

@@ -128,7 +128,7 @@ def check_device(device: str) -> str:
     """
     where = device_of(device)
     if not device or where.type not in {"cpu", "cuda"}:
-        raise InputError(f"device {device!r}: pages are made on cpu, cuda or cuda:0")
+        raise InputError(f"device {device!r} is not supported here; use cpu, cuda or cuda:0")
     if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
         raise InputError(
             f"device {device!r}: torch sees {torch.cuda.device_count()} CUDA device(s), the first is cuda:0"
