@@ -143,3 +143,9 @@ def test_weights_that_would_mislead(spoil: Callable[[torch.Tensor], torch.Tensor
 def test_more_networks_than_fit_are_refused_at_once() -> None:
     with pytest.raises(BiascopeError, match=r"1000000000000 networks need about .* GiB.*fewer --networks"):
         gradients(make_subject("logreg", (1, 4, 4), networks=10**12))
+
+
+def test_data_by_their_path(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", x=X, y=Y)
+    made = make_card(build, None, tmp_path / "c.html", networks=8, data=tmp_path / "d.npz")
+    assert {panel.title for panel in made.panels if not panel.skipped} >= {"Anatomy", "Alignment with the labels"}

@@ -65,7 +65,7 @@ def make_card(
     networks: int | None = None,
     panels: Sequence[PanelFunction] = PANELS,
     weights: str | Path | None = None,
-    data: str | None = None,
+    data: str | Path | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Card:
     """Write the bias card of a network.
@@ -99,7 +99,9 @@ def make_card(
     stamp, name = stamped(spec, input_shape, seed, networks, weights, data, options), name_of(spec)
     path = page_path(out, default_page(name), stamp)
     begin = time.perf_counter()
-    subject = make_subject(spec, input_shape, seed, device, networks, weights, data, options)
+    subject = make_subject(
+        spec, input_shape, seed, device, networks, weights, None if data is None else str(data), options
+    )
     full = arithmetic(torch.device(device), "float32")  # torch's own default on a GPU is tf32 in convolutions
     with full, worthwhile_threads(subject.network, subject.inputs(64)):
         made = tuple(_safely(panel, subject) for panel in progress(panels, "panels"))
