@@ -150,12 +150,12 @@ def test_resume_refuses_another_configuration(capsys: pytest.CaptureFixture[str]
     assert "biascope run --resume r" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["{", '{"verdict": "confirmed"}'])
-def test_a_damaged_result_is_made_again(text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["{", '{"verdict": "confirmed"}', None])
+def test_a_damaged_result_is_made_again(text: str | None, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run(["run", "nad/fig4a", "--out", "r"]) == 0
     result = tmp_path / "r" / "result.json"
     whole = json.loads(result.read_text())
-    result.write_text(text)
+    result.write_text(json.dumps({**whole, "measured": 3}) if text is None else text)
     capsys.readouterr()
     assert run(["run", "--resume", "r"]) == 1
     assert "delete r/result.json, then make it again from what is stored: biascope run --resume r" in (

@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 
 import biascope  # noqa: E402
 from biascope.errors import InputError  # noqa: E402
-from biascope.figures import draw_eigenvalues, log_scale, once  # noqa: E402
+from biascope.figures import draw_eigenvalues, log_scale, log_ticks, once  # noqa: E402
 from biascope.figures.ticks import labels, positions  # noqa: E402
 
 
@@ -150,3 +150,5 @@ def test_an_empty_picture_says_so_and_tensors_are_taken() -> None:
 def test_axes_that_are_none(axes: Any, which: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         log_scale(axes, which)
+    with pytest.raises(InputError, match=r"expected an axis such as axes\.xaxis"):
+        log_ticks(plt.subplots()[1])

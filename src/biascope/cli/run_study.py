@@ -158,8 +158,9 @@ def _resume_command(run: Run) -> str:
 
 def _show(run: Run, console: Console) -> None:
     from biascope.reports import write_study_page
+    from biascope.reports.study_page import finished
 
-    _, result, _ = load_result(run.path)
+    _, result, _ = finished(run.path)
     colour = {"confirmed": "green", "not confirmed": "red"}.get(result.verdict, "yellow")
     console.print(f"Claim:    {escape(result.claim)}")
     console.print(f"Measured: {escape(result.measured)}")

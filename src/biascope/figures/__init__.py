@@ -88,6 +88,8 @@ def log_ticks(axis: Any) -> None:
     """
     from biascope.figures import ticks
 
+    if not hasattr(axis, "get_scale"):
+        raise InputError(f"axis: expected an axis such as axes.xaxis, got {type(axis).__name__}")
     ticks.put_on(axis)
 
 
