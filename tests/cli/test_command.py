@@ -140,6 +140,15 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str], monkeypat
     assert "Traceback" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("value", ["inf", "nan"])
+def test_an_option_that_is_not_finite_starts_nothing(
+    value: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(["run", "nad/fig4a", "--eps", value, "--size", "smoke"]) == 1
+    assert f"option eps='{value}' should be a finite float" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_resume_refuses_another_configuration(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["run", "nad/fig4a", "--out", "r"]) == 0
     assert run(["run", "--resume", "r", "--sigma", "1"]) == 1

@@ -2,6 +2,8 @@
 
 import dataclasses
 import importlib
+import math
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -76,6 +78,34 @@ def test_text_becomes_typed(name: str, text: object, value: object) -> None:
 def test_a_wrong_value_is_named(name: str, text: str) -> None:
     with pytest.raises(InputError, match=f"option {name}='{text}' should be"):
         merge(options_of(example), {name: text})
+
+
+def scaled(run: Run, *, eps: float = 1.0, rates: tuple[float, ...] = (0.1,), limit: float | None = None) -> StudyResult:
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("eps", "inf"),
+        ("eps", "-Infinity"),
+        ("eps", "nan"),
+        ("eps", "1e400"),
+        ("eps", math.inf),  # as Python reads it back from config.json
+        ("rates", "0.1,nan"),
+        ("rates", (math.inf,)),
+        ("limit", "inf"),
+    ],
+)
+def test_an_option_must_be_finite(name: str, value: object) -> None:
+    with pytest.raises(InputError, match=re.escape(f"option {name}={value!r} should be a finite float")):
+        merge(options_of(scaled), {name: value})
+
+
+def test_no_study_asks_for_an_infinite_option() -> None:
+    for name, found in studies().items():
+        for size in found.sizes:  # converting again refuses what is not finite, defaults too
+            assert merge(found.options, found.values(size)) == found.values(size), name
 
 
 def test_unknown_option_gets_a_near_match() -> None:

@@ -12,6 +12,7 @@ gives an option for every field of `Protocol`, with the defaults of that instanc
 
 import dataclasses
 import inspect
+import math
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -99,14 +100,24 @@ def _option(name: str, hint: Any, default: Any) -> Option:
 def convert(option: Option, value: Any) -> Any:
     """A value of the option's type from text (or from an already typed value); a wrong one is named.
 
+    Numbers must be finite: a study with NaN or infinity for an option would end in NaN and the verdict of one.
+
     Example:
         >>> convert(Option("widths", tuple[int, ...], (), ""), "8,16")
         (8, 16)
+        >>> convert(Option("eps", float, 1.0, ""), "inf")
+        Traceback (most recent call last):
+        ...
+        biascope.errors.InputError: option eps='inf' should be a finite float
     """
     try:
-        return _convert(option.type, value)
+        found = _convert(option.type, value)
     except (ValueError, TypeError, KeyError, ArithmeticError) as error:
         raise InputError(f"option {option.name}={value!r} should be {option.type_name}") from error
+    parts = found if isinstance(found, tuple) else (found,)
+    if not all(math.isfinite(part) for part in parts if isinstance(part, float)):
+        raise InputError(f"option {option.name}={value!r} should be a finite {option.type_name}")
+    return found
 
 
 def merge(options: Iterable[Option], *layers: Mapping[str, Any]) -> dict[str, Any]:
