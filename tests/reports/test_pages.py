@@ -14,6 +14,7 @@ import pytest
 
 from biascope.errors import BiascopeError, InputError
 from biascope.reports import figures, html, keep, ledger, ledger_markdown, ledger_page, summary, write_study_page
+from biascope.reports.ledger import Row
 from biascope.studies import Chart, Estimate, HeatMap, Run, Series, StudyResult, configure, execute
 from biascope.studies.pictures import picture
 
@@ -182,6 +183,19 @@ def test_every_run_of_a_claim_is_shown_and_the_largest_counts(tmp_path: Path) ->
     assert [(row.size, row.settings) for row in mine] == [("paper", ""), ("smoke", ""), ("smoke", "sigma=2.0")]
     assert len({row.claim.id for row in ledger(tmp_path)}) == len({row.claim.id for row in ledger("nowhere")})
     assert "1 confirmed, 0 not confirmed" in summary(ledger(tmp_path))
+
+
+def test_a_claim_that_holds_for_one_network_alone_counts_as_mixed() -> None:
+    claim = next(row.claim for row in ledger("nowhere") if row.claim.id == "nad/4a")
+
+    def rows(*found: tuple[str, str]) -> list[Row]:
+        return [Row(claim, verdict, "", size=size) for size, verdict in found]
+
+    differ = rows(("paper", "confirmed"), ("paper", "not confirmed"), ("laptop", "confirmed"))
+    assert summary(differ) == "1 claims: 0 confirmed, 0 not confirmed, 1 mixed, 0 not tested."
+    assert summary(differ[::-1][1:]) == summary(differ)  # whatever the runs are called
+    assert "1 confirmed" in summary(rows(("paper", "confirmed"), ("laptop", "not confirmed")))  # the largest size
+    assert "1 not confirmed" in summary(rows(("paper", "not tested"), ("paper", "not confirmed")))
 
 
 def test_a_claim_without_a_run_says_why() -> None:

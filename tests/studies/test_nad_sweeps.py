@@ -52,6 +52,18 @@ def test_maps_of_logistic_regression_are_perfect(start: Start) -> None:
     assert len(chart.z) == 8  # type: ignore[union-attr]
 
 
+def test_a_map_cut_short_is_the_beginning_of_the_whole_one(start: Start) -> None:
+    """A sweep that time stopped after a piece can be judged as a run of its own, which anyone can repeat."""
+    options = {"net": "logreg", "window": 0, "chunk": 8, "epochs": 1}
+    whole, _ = start("nad/fig1", **options)
+    part, result = start("nad/fig1", first=8, **options)
+    for key in ("frequencies", "test", "train"):
+        assert torch.equal(part.load_arrays("map")[key], whole.load_arrays("map")[key][:8])
+    assert "8 bins" in result.measured
+    with pytest.raises(InputError, match="first = -1"):
+        start("nad/fig1", first=-1, **options)
+
+
 @pytest.mark.slow
 def test_lenet_prefers_low_frequencies(start: Start) -> None:
     """DC and the frequencies where two poolings of two have their zeros; logistic regression does not care."""

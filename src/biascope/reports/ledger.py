@@ -24,6 +24,10 @@ from biascope.studies.runs import MARKER
 SIZES = ("paper", "laptop", "smoke")
 VERDICTS = ("confirmed", "not confirmed", "not tested")
 SCOPE = ("nets", "boundaries", "rates")  # options that say for what a claim is judged
+COUNTED = (
+    "A claim counts by its runs of the largest size; mixed: they differ, by network or setting. Sizes and settings are "
+    "those of the run."
+)
 HEADER = ("Figure", "Claim", "Study", "Size", "Device", "Measured", "Verdict", "Run")
 
 
@@ -163,17 +167,26 @@ def untested(study: Study, options: Mapping[str, Any]) -> str:
 
 @checked
 def summary(rows: Sequence[Row]) -> str:
-    """How many claims there are, and how many have which verdict at their largest run.
+    """How many claims there are, and how many have which verdict at their largest size.
+
+    "mixed": runs of that size differ, one network or setting bearing the claim out and another not.
 
     Example:
         >>> summary(ledger("nowhere")).endswith("not tested.")
         True
     """
-    first: dict[str, str] = {}
+    largest, found = dict[str, str](), dict[str, set[str]]()
     for row in rows:
-        first.setdefault(row.claim.id, row.verdict)
-    count = Counter(first.values())
-    return f"{len(first)} claims: " + ", ".join(f"{count[verdict]} {verdict}" for verdict in VERDICTS) + "."
+        if largest.setdefault(row.claim.id, row.size) == row.size:
+            found.setdefault(row.claim.id, set()).add(row.verdict)
+    count = Counter(_together(verdicts) for verdicts in found.values())
+    kinds = ("confirmed", "not confirmed", "mixed", "not tested")
+    return f"{len(found)} claims: " + ", ".join(f"{count[kind]} {kind}" for kind in kinds) + "."
+
+
+def _together(verdicts: set[str]) -> str:
+    decided = verdicts - {"not tested"}
+    return "mixed" if len(decided) > 1 else next(iter(decided), "not tested")
 
 
 @checked
@@ -185,7 +198,7 @@ def ledger_markdown(rows: Sequence[Row], relative_to: Path | None = None, page_n
         '# Ledger of claims'
     """
     lines = ["# Ledger of claims", "", "Written by `biascope ledger` from run folders. Do not edit.", ""]
-    lines += [summary(rows), "", "A claim counts by its largest run; sizes and settings are those of the run.", ""]
+    lines += [summary(rows), "", COUNTED, ""]
     for paper, title in PAPERS.items():
         mine = [row for row in rows if row.claim.paper == paper]
         if not mine:
