@@ -1,5 +1,6 @@
 """Tensors on disk: whole or not at all."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,27 @@ def test_what_is_not_there_or_not_whole_is_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-7])
     with pytest.raises(CorruptError, match="not a whole safetensors file"):
         files.read_tensors(path)
+
+
+@pytest.mark.parametrize("read", [files.read_json, files.read_lines, files.read_bytes, files.mend_tail])
+def test_a_folder_and_a_forbidden_file_are_named(
+    read: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "config.json"
+    path.mkdir()
+    with pytest.raises(CorruptError, match=r"config\.json is a folder, a file belongs there: move it away"):
+        read(path)
+    path.rmdir()
+    path.write_text("{}\n")
+    read(path)
+
+    def forbidden(self: Path) -> bytes:  # permissions do not stop the superuser, who may run this
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_bytes", forbidden)
+    with pytest.raises(BiascopeError, match=r"cannot read .*config\.json: Permission denied\. Fix") as caught:
+        read(path)
+    assert not isinstance(caught.value, CorruptError)  # for which some callers say: delete it
 
 
 def test_a_kernel_is_saved_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

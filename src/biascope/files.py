@@ -56,17 +56,48 @@ def write_text(path: Path, text: str) -> None:
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file atomically."""
+    write_atomically(path, lambda temporary: temporary.write_bytes(data))
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file atomically."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+@contextmanager
+def explain_read_errors(path: Path) -> Iterator[None]:
+    """Turn what the operating system says of a file that cannot be read into a sentence that names it and the fix.
+
+    A file that is missing, or a folder in its place, is damage (`CorruptError`); one that only may not be read is not:
+    nobody should be told to delete it.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise CorruptError(f"{path} is missing") from error
+    except OSError as error:
+        if isinstance(error, BiascopeError):
+            raise
+        if path.is_dir() and isinstance(error, IsADirectoryError | PermissionError):  # the second on Windows
+            raise CorruptError(
+                f"{path} is a folder, a file belongs there: move it away and put the file back"
+            ) from error
+        reason = error.strerror or str(error)
+        raise BiascopeError(f"cannot read {path}: {reason}. Fix that (or the permissions), then try again.") from error
+
+
+def read_bytes(path: Path) -> bytes:
+    """All bytes of a file; what cannot be read is named."""
+    with explain_read_errors(path):
+        return path.read_bytes()
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file; a broken or missing one is named."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CorruptError(f"{path} is missing") from error
+        return json.loads(read_bytes(path).decode("utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CorruptError(f"{path} is not valid JSON ({error})") from error
 
@@ -120,7 +151,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """Every JSON line of a file; a torn last line (the process was killed while writing it) is dropped."""
     if not path.exists():
         return []
-    *lines, tail = path.read_bytes().split(b"\n")
+    *lines, tail = read_bytes(path).split(b"\n")
     del tail  # empty, or torn: whole lines end with a newline
     rows = []
     for number, line in enumerate(lines, 1):
@@ -134,6 +165,6 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def mend_tail(path: Path) -> None:
     """Cut a torn last line off, so that the next append starts on a line of its own."""
     if path.exists():
-        data = path.read_bytes()
+        data = read_bytes(path)
         if data and not data.endswith(b"\n"):
-            write_atomically(path, lambda temporary: temporary.write_bytes(data[: data.rfind(b"\n") + 1]))
+            write_bytes(path, data[: data.rfind(b"\n") + 1])

@@ -175,6 +175,18 @@ def test_a_damaged_result_is_made_again(text: str | None, capsys: pytest.Capture
     assert json.loads(result.read_text())["numbers"] == whole["numbers"]
 
 
+@pytest.mark.parametrize("name", ["config.json", "environment.json", "result.json"])
+def test_a_folder_in_place_of_a_file_of_a_run_is_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", "nad/fig4a", "--out", "runs/r"]) == 0
+    (Path("runs/r") / name).unlink()
+    (Path("runs/r") / name).mkdir()
+    capsys.readouterr()
+    for command in (["run", "--resume", "runs/r"], ["run", "--like", "runs/r"], ["keep", "runs/r"],
+                    ["ledger", "--folder", "runs"]):  # fmt: skip
+        assert run(command) == 1
+        assert f"{name} is a folder, a file belongs there: move it away" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_ctrl_c_leaves_a_folder_that_resumes(tmp_path: Path) -> None:
     command = [

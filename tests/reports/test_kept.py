@@ -185,6 +185,41 @@ def test_a_damaged_folder_is_named(file: str, text: Any, message: str, finished:
         ledger(tmp_path / "runs")
 
 
+@pytest.mark.parametrize("name", [MARKER, "config.json", "environment.json", "result.json", "metrics.jsonl"])
+def test_a_folder_or_a_forbidden_file_in_a_run_is_named(
+    name: str, finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = shutil.copytree(finished.path, tmp_path / "runs" / "run")
+    (run / "metrics.jsonl").touch()
+
+    def read(path: Path) -> bytes:  # permissions do not stop the superuser, who may run this
+        if path.name == name:
+            raise PermissionError(13, "Permission denied", str(path))
+        with path.open("rb") as file:
+            return file.read()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", read)
+        for look, folder in ((keep, run), (write_study_page, run), (ledger, run.parent)):
+            with pytest.raises(BiascopeError, match=f"cannot read .*{name}: Permission denied"):
+                look(folder)
+    (run / name).unlink()
+    (run / name).mkdir()
+    for look, folder in ((keep, run), (write_study_page, run), (ledger, run.parent)):
+        with pytest.raises(BiascopeError, match=f"{name} is a folder, a file belongs there: move it away"):
+            look(folder)
+
+
+def test_keeping_names_a_folder_in_place_of_an_array_or_a_picture(finished: Run, tmp_path: Path) -> None:
+    write_study_page(finished.path)
+    for place in ("arrays/w.safetensors", "figures/mine.png"):
+        (finished.path / place).mkdir(parents=True)
+        with pytest.raises(BiascopeError, match=f"{place} is a folder"):
+            keep(finished.path, tmp_path / "kept")
+        (finished.path / place).rmdir()
+    assert keep(finished.path, tmp_path / "kept").path.is_dir()
+
+
 def test_a_torn_line_and_unknown_versions_do_not_matter(finished: Run, tmp_path: Path) -> None:
     run = shutil.copytree(finished.path, tmp_path / "run")
     (run / "metrics.jsonl").write_text('{"a": 1}\n{"b": ')

@@ -106,6 +106,16 @@ def test_a_corrupt_file_is_named(tmp_path: Path, name: str, content: str | None)
         Run.open(run.path)
 
 
+@pytest.mark.parametrize("name", [MARKER, "config.json", "environment.json", "metrics.jsonl"])
+def test_a_folder_in_place_of_a_file_is_named(tmp_path: Path, name: str) -> None:
+    run = make(tmp_path)
+    (run.path / name).unlink(missing_ok=True)
+    (run.path / name).mkdir()
+    for look in (Run.open, Run.resume):
+        with pytest.raises(CorruptError, match=f"{name} is a folder, a file belongs there"):
+            look(run.path)
+
+
 def test_foreign_and_future_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     with pytest.raises(CorruptError, match=r"photos is not a biascope run folder"):

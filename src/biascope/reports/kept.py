@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from biascope.errors import InputError
-from biascope.files import TEMPORARY, explain_write_errors, write_text
+from biascope.files import TEMPORARY, explain_write_errors, read_bytes, read_json, write_bytes, write_text
 from biascope.reports.html import tag, write_look
 from biascope.reports.study_page import changed_options, finished, write_study_page
 from biascope.signatures import checked
@@ -106,7 +106,7 @@ def _fill(run: Run, target: Path) -> list[str]:
     """The committed form in an empty folder; what was left out."""
     left_out: list[str] = []
     for file in ("config.json", "environment.json", "result.json", MARKER):
-        held = scrubbed(json.loads((run.path / file).read_text(encoding="utf-8")))
+        held = scrubbed(read_json(run.path / file))
         if "platform" in held:  # the name of a kernel build can tell whose machine it was
             held["platform"] = _system(str(held["platform"]))
         if "figures" in held:
@@ -117,7 +117,7 @@ def _fill(run: Run, target: Path) -> list[str]:
     (target / "figures").mkdir()
     for made in sorted((run.path / "figures").glob("*.*")):
         if made.suffix in (".png", ".txt"):
-            shutil.copyfile(made, target / "figures" / made.name)
+            write_bytes(target / "figures" / made.name, read_bytes(made))
     write_study_page(target, formats=("png",), dpi=DPI)  # draws the figures
     write_study_page(target, light=True)  # and the page that is kept links to them
     for folder in ("arrays", "figures"):
@@ -204,4 +204,4 @@ def _copy_arrays(source: Path, target: Path, left_out: list[str]) -> None:
     if fits:
         target.mkdir()
     for file in arrays[:fits]:
-        shutil.copyfile(file, target / file.name)
+        write_bytes(target / file.name, read_bytes(file))

@@ -7,7 +7,7 @@ from typing import Any
 
 from biascope.arguments import check_choice
 from biascope.errors import CorruptError, InputError
-from biascope.files import write_text
+from biascope.files import read_bytes, write_text
 from biascope.reports import figures
 from biascope.reports.html import Html, csv_link, figure, image, join, page, table, tag
 from biascope.signatures import checked
@@ -166,7 +166,7 @@ def linked(chart: Chart | HeatMap) -> Html:
 
 
 def _picture(png: Path, light: bool) -> Html:
-    return tag("img", src=f"figures/{png.name}", alt=_alt(png)) if light else image(png.read_bytes(), _alt(png))
+    return tag("img", src=f"figures/{png.name}", alt=_alt(png)) if light else image(read_bytes(png), _alt(png))
 
 
 def _alt(png: Path) -> str:
@@ -176,7 +176,7 @@ def _alt(png: Path) -> str:
 def _caption(png: Path) -> str:
     """What a study says of a picture of its own."""
     beside = png.with_suffix(".txt")
-    return beside.read_text(encoding="utf-8").strip() if beside.exists() else ""
+    return read_bytes(beside).decode("utf-8").strip() if beside.exists() else ""
 
 
 def fact_list(facts: list[tuple[str, object]]) -> Html:

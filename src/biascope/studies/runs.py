@@ -75,7 +75,9 @@ class Run:
         path = Path(path)
         if not path.is_dir():
             raise InputError(f"{path} is not a folder")
-        if not (path / MARKER).exists():
+        with files.explain_read_errors(path):  # a folder that may not be entered
+            marked = (path / MARKER).exists()
+        if not marked:
             raise CorruptError(f"{path} is not a biascope run folder: it has no {MARKER}")
         marker = files.read_json(path / MARKER)
         if not isinstance(marker, dict) or marker.get("format") != FORMAT:
