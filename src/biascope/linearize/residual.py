@@ -13,12 +13,12 @@ from biascope.functional import Functional, Params, functional
 from biascope.inputs import batches, refuse_shuffling
 from biascope.jacobian import jacobian_vector
 from biascope.linearize.anchored import State, state_of
-from biascope.precision import without_autocast
+from biascope.precision import arithmetic
 from biascope.signatures import checked
 
 
 @checked
-@without_autocast()
+@arithmetic("float32")  # cuDNN would convolve in tf32
 def linearized_prediction(
     model: nn.Module,
     params: State,
@@ -49,7 +49,7 @@ def linearized_prediction(
 
 
 @checked
-@without_autocast()
+@arithmetic("float32")  # cuDNN would convolve in tf32
 def taylor_residual(
     model: nn.Module,
     params: State,

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from biascope.errors import InputError
+from biascope.precision import arithmetic
 
 # functions of one pre-activation; a unit is active where the pre-activation is positive
 ACTIVATIONS: frozenset[Callable[..., Any]] = frozenset(
@@ -52,7 +53,7 @@ def activation_signs(call: Callable[[], Any], n: int) -> list[Tensor]:
         >>> [s.shape for s in activation_signs(lambda: net(torch.ones(4, 2)), 4)]
         [torch.Size([4, 3])]
     """
-    with torch.no_grad(), Watch() as seen:
+    with arithmetic("float32"), torch.no_grad(), Watch() as seen:  # tf32 would turn signs near 0
         call()
     signs = [s.reshape(n, -1) for s in seen.signs if s.dim() and s.shape[0] == n]
     if not signs:
@@ -71,7 +72,7 @@ def last_hidden(call: Callable[[], Any], n: int, module: nn.Module | None = None
     seen: list[Tensor] = []
     hook = module.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach())) if module else None
     try:
-        with torch.no_grad(), Watch() as watch:
+        with arithmetic("float32"), torch.no_grad(), Watch() as watch:
             call()
     finally:
         if hook is not None:

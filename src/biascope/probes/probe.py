@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from biascope.arguments import check_count, check_number
 from biascope.errors import BiascopeError, InputError
 from biascope.functional import ParamSelection
-from biascope.precision import without_autocast
+from biascope.precision import arithmetic, without_autocast
 from biascope.probes.checks import check_model, check_setup, eval_notes, read_loss, refuse_chance
 from biascope.probes.files import Folder, fill, state_of
 from biascope.probes.groups import as_groups
@@ -378,11 +378,12 @@ class Probe:
 
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
-        """Measure with gradients on, in the network's own precision, and leave the random state as it was."""
+        """Measure with gradients on, in the network's precision (not tf32), and leave the random state as it was."""
         devices = [self.device.index or 0] if self.device.type == "cuda" else []
         with (
             torch.random.fork_rng(devices=devices),
             torch.autocast(self.device.type, enabled=False),
+            arithmetic("float32"),  # metrics of users too
             torch.inference_mode(False),
             torch.enable_grad(),
         ):

@@ -22,6 +22,7 @@ from biascope.errors import InputError, UnsupportedError, near
 from biascope.functional import Functional, ParamSelection, functional, refuse_wrappers
 from biascope.inputs import Inputs, batch_size, check_inputs, take, tensors_of
 from biascope.kernels import Kernel, ntk
+from biascope.precision import arithmetic
 from biascope.probes.activations import activation_signs, last_hidden
 from biascope.probes.groups import Group, as_groups, check_labels
 from biascope.probes.losses import Loss, example_losses
@@ -195,6 +196,7 @@ class View:
         """The chosen parameters in one vector [p]."""
         return torch.cat([p.reshape(-1) for p in self.f.params.values()])
 
+    @arithmetic("float32")  # cuDNN would convolve in tf32
     def evaluate(self, x: Inputs) -> Tensor:
         """Outputs [n, c] on any inputs, in pieces."""
         with torch.no_grad():
@@ -347,6 +349,7 @@ def _resolved(values: Tensor, largest: float, dtype: torch.dtype) -> Tensor:
     return torch.where(values > torch.finfo(dtype).eps * largest, values, 0.0)
 
 
+@arithmetic("float32")  # cuDNN would convolve in tf32
 def _input_gradients(view: View, std: float | None) -> Tensor:
     f = view.f
     inputs = f.prepare(view.x)

@@ -8,11 +8,13 @@ from torch import Tensor
 from biascope.arguments import check_tensor
 from biascope.errors import InputError
 from biascope.inputs import is_finite
+from biascope.precision import arithmetic
 from biascope.seeds import generator
 from biascope.signatures import checked
 
 
 @checked
+@arithmetic("float32")  # products may be asked for in tf32, with three digits
 def spectral_norm(w: Tensor, iterations: int | None = None, seed: int = 0) -> Tensor:
     """Largest singular value of w [..., m, n]: [...]. Exact, or by `iterations` steps of power iteration on W^T W.
 

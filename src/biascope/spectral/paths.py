@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from biascope.arguments import check_tensor
 from biascope.errors import InputError
 from biascope.functional import refuse_batch_dependence
-from biascope.precision import without_autocast
+from biascope.precision import arithmetic
 from biascope.signatures import checked
 from biascope.tables import grid, mean
 
@@ -63,7 +63,7 @@ class Paths:
 
 
 @checked
-@without_autocast()
+@arithmetic("float32")  # cuDNN would convolve in tf32
 def autoneb(
     classify: Classifier,
     start: Tensor,

@@ -13,7 +13,7 @@ from torch.func import functional_call, vmap
 
 from biascope.errors import InputError
 from biascope.functional import refuse_batch_dependence
-from biascope.precision import without_autocast
+from biascope.precision import arithmetic
 from biascope.progress import progress
 from biascope.seeds import generator
 from biascope.signatures import checked
@@ -64,7 +64,7 @@ def sphere_directions(params: dict[str, Tensor], draws: int, rng: torch.Generato
 
 
 @checked
-@without_autocast()
+@arithmetic("float32")  # cuDNN would convolve in tf32
 def perturbation_robustness(
     model: nn.Module,
     x: Tensor,
@@ -150,7 +150,7 @@ class HighFrequencyVolume:
 
 
 @checked
-@without_autocast()
+@arithmetic("float32")  # the products of layers may be asked for in tf32
 def high_frequency_volume(
     widths: Sequence[int],
     clip: float,
