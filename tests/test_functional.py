@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +13,9 @@ from torch import nn
 import biascope as bs
 from biascope.curvature.plan import REPRESENTATIONS
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import functional, modules_of, refuse_devices, tensors_in
+from biascope.functional import device_of, functional, modules_of, refuse_devices, tensors_in
 from biascope.inputs import batches
+from biascope.studies import configure
 
 X = torch.ones(4, 3)
 
@@ -53,6 +56,45 @@ def test_buffers_elsewhere_are_refused() -> None:
     number = Shifted(torch.tensor(1.0))  # torch lets a single number stay on the CPU
     number.body.cuda()
     bs.ntk(number, X)
+
+
+@pytest.mark.parametrize("device", ["mps", "meta", "meta:0", "xpu", torch.device("meta")])
+def test_nothing_is_computed_on_devices_that_the_command_refuses(device: str | torch.device, tmp_path: Path) -> None:
+    message = f"device '{device}' is not supported here; use cpu, cuda or cuda:0"
+    vector = bs.editing.TaskVector({"w": torch.zeros(2)}, {"w": torch.ones(2)})
+    vector.save(tmp_path / "v.safetensors")
+    bs.fisher(nn.Linear(3, 2), X, "kfac").save(tmp_path / "f.safetensors")
+    asks: list[Callable[[], object]] = [
+        lambda: device_of(device),
+        lambda: vector.to(device),
+        lambda: bs.editing.TaskVector.load(tmp_path / "v.safetensors", device),
+        lambda: bs.load_curvature(tmp_path / "f.safetensors", device),
+        lambda: bs.nads(lambda: nn.Linear(4, 1), (4,), 4, device=device),
+        lambda: bs.average_geometry(lambda: nn.Linear(4, 1), (4,), 4, device=device),
+        lambda: bs.ensembles.record(lambda: nn.Linear(4, 1)).draw(0, 0, 2, device=device),
+        lambda: bs.spectral.high_frequency_volume((1, 4, 1), 1.0, 0.1, (1,), samples=2, device=device),
+        lambda: configure("nad/fig4a", device=str(device)),
+    ]
+    for ask in asks:
+        with pytest.raises(InputError, match=message):
+            ask()
+
+
+@pytest.mark.parametrize("device", ["", "gpu", 1.5, "cuda:x"])
+def test_what_names_no_device_is_refused(device: Any) -> None:
+    with pytest.raises(InputError, match=f"device {device!r} is not a torch device"):
+        device_of(device)
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [device_of(each).index for each in ("cuda", "cuda:1", torch.device("cuda", 1))] == [None, 1, 1]
+    with pytest.raises(InputError, match=r"device 'cuda:2': torch sees 2 CUDA device\(s\), the first is cuda:0"):
+        device_of("cuda:2")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InputError, match="torch sees no CUDA device here; use cpu"):
+        device_of("cuda")
 
 
 def test_buffers_elsewhere_are_refused_without_a_gpu() -> None:

@@ -216,16 +216,27 @@ def refuse_devices(named: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -
 def device_of(device: torch.device | str | None) -> torch.device:
     """The device that is meant, the CPU by default; refused before any work where torch does not see it.
 
+    The one place that says where biascope computes: on the processor or a CUDA device. Others are refused: mps has no
+    float64, which much of what is measured needs, and meta has no values.
+
     Example:
         >>> device_of(None)
         device(type='cpu')
+        >>> device_of("mps")
+        Traceback (most recent call last):
+        ...
+        biascope.errors.InputError: device 'mps' is not supported here; use cpu, cuda or cuda:0
     """
     try:
-        where = torch.device(device or "cpu")
-    except RuntimeError as error:
+        where = torch.device("cpu" if device is None else device)
+    except (RuntimeError, TypeError) as error:
         raise InputError(f"device {device!r} is not a torch device; use cpu, cuda or cuda:0") from error
+    if where.type not in {"cpu", "cuda"}:
+        raise InputError(f"device {str(device)!r} is not supported here; use cpu, cuda or cuda:0")
     if where.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"device {str(device)!r} was asked for, but torch sees no CUDA device here; use cpu")
+    if where.type == "cuda" and (where.index or 0) >= (count := torch.cuda.device_count()):
+        raise InputError(f"device {str(device)!r}: torch sees {count} CUDA device(s), the first is cuda:0")
     return where
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from biascope.cli.interrupts import plain_interrupts
 from biascope.cli.studies import describe
 from biascope.errors import BiascopeError, CorruptError, InputError, UnsupportedError
+from biascope.functional import device_of
 from biascope.studies import Run, configure, execute, find, load_result
 from biascope.studies.replication import beside
 
@@ -50,9 +51,7 @@ def run_study(
     asked: dict[str, Any] = {"size": size, "seed": seed, "device": device}
     asked = {key: value for key, value in asked.items() if value is not None}
     if device is not None:
-        from biascope.reports.panels.base import check_device
-
-        check_device(device)
+        device_of(device)
     overrides = {**study_options(extra), **dict(_key_value(setting) for setting in settings or [])}
     if like is not None:
         if resume is not None:

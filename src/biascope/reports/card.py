@@ -21,11 +21,11 @@ from biascope.arguments import check_count
 from biascope.ensembles.arithmetic import arithmetic
 from biascope.errors import BiascopeError, InputError
 from biascope.files import write_text
+from biascope.functional import device_of
 from biascope.progress import progress
 from biascope.reports import figures
 from biascope.reports.html import Html, page, stamp_of, tag, with_flags
 from biascope.reports.panels import PANELS, Panel, PanelFunction, Subject, make_subject
-from biascope.reports.panels.base import check_device
 from biascope.reports.panels.pace import worthwhile_threads
 from biascope.reports.panels.sources import name_of
 from biascope.signatures import checked
@@ -95,7 +95,7 @@ def make_card(
     figures.require_matplotlib()  # say so now, not after the computation
     if networks is not None:
         check_count(networks, "networks", LEAST)
-    check_device(device)
+    device_of(device)
     stamp, name = stamped(spec, input_shape, seed, networks, weights, data, options), name_of(spec)
     path = page_path(out, default_page(name), stamp)
     begin = time.perf_counter()

@@ -15,12 +15,12 @@ from biascope.arguments import check_count
 from biascope.ensembles.arithmetic import arithmetic
 from biascope.errors import InputError
 from biascope.files import write_text
+from biascope.functional import device_of
 from biascope.progress import progress
 from biascope.reports import figures
 from biascope.reports.card import page_path, slug, stamped
 from biascope.reports.html import Html, figure, join, page, table, tag
 from biascope.reports.panels import Subject, make_subject
-from biascope.reports.panels.base import check_device
 from biascope.reports.panels.input_geometry import (
     InputSpectrum,
     frame,
@@ -97,7 +97,7 @@ def make_compare(
         raise InputError("compare needs two or more networks, e.g. biascope compare lenet resnet18")
     if networks is not None:
         check_count(networks, "networks", LEAST)
-    check_device(device)
+    device_of(device)
     stamp = stamped(specs, input_shape, seed, networks, options)
     path = page_path(out, Path("runs") / f"compare-{slug('-'.join(map(name_of, specs)))[:80]}.html", stamp)
     begin = time.perf_counter()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from biascope.errors import InputError
-from biascope.functional import refuse_batch_dependence
+from biascope.functional import device_of, refuse_batch_dependence
 from biascope.precision import arithmetic
 from biascope.progress import progress
 from biascope.seeds import generator
@@ -182,6 +182,7 @@ def high_frequency_volume(
         raise InputError(f"cut-offs are whole numbers of cycles >= 0, got {tuple(cutoffs)}")
     if max(cutoffs) + 1 >= grid // 2:  # there must be a wave number above the last cut-off and below grid / 2
         raise InputError(f"cut-offs up to {max(cutoffs)} need a grid of at least {2 * int(max(cutoffs)) + 4} pieces")
+    device = device_of(device)
     rng = generator(seed, "volume", device=device)
     x = torch.linspace(0, 1, grid + 1, device=device)[None, :, None]
     cycles = torch.arange(1, grid // 2, device=device)

@@ -119,23 +119,6 @@ class Panel:
 PanelFunction = Callable[[Subject], Panel]
 
 
-def check_device(device: str) -> str:
-    """The processor or a GPU, if it is there; the panels know no other device.
-
-    Example:
-        >>> check_device("cpu")
-        'cpu'
-    """
-    where = device_of(device)
-    if not device or where.type not in {"cpu", "cuda"}:
-        raise InputError(f"device {device!r} is not supported here; use cpu, cuda or cuda:0")
-    if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
-        raise InputError(
-            f"device {device!r}: torch sees {torch.cuda.device_count()} CUDA device(s), the first is cuda:0"
-        )
-    return device
-
-
 def make_subject(
     spec: sources.Spec,
     input_shape: Sequence[int] | None = None,
@@ -155,7 +138,7 @@ def make_subject(
         (1, 32, 32)
     """
     options, name = {str(key): value for key, value in (options or {}).items()}, sources.name_of(spec)
-    check_device(device)
+    device_of(device)
     examples = load_examples(data, seed) if data is not None else None
     if examples is not None:
         input_shape = input_shape or tuple(examples.x.shape[1:])

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from biascope.ensembles import Factory, outputs, train_ensemble
 from biascope.errors import InputError
+from biascope.functional import device_of
 from biascope.seeds import derive, generator
 
 
@@ -102,7 +103,7 @@ def c_scores(
         raise InputError(f"sizes={tuple(sizes)} of {n} examples must leave at least one in and one out; repeats >= 1")
     right = torch.zeros(len(counts), n, dtype=torch.float64)
     votes = torch.zeros(len(counts), n, dtype=torch.float64)
-    where = torch.device(device or "cpu")
+    where = device_of(device)
     for k, count in enumerate(counts):
         subsets = Subsets(x, y, count, repeats, derive(seed, "subsets", k))
         done = train_ensemble(factory, subsets, seed=derive(seed, "networks", k), device=device, **training)
