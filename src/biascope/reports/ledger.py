@@ -2,7 +2,8 @@
 
 A claim with several runs (sizes, networks, devices) has one row per run, the largest size first; a claim without any
 says why: no study exists yet, nobody has committed a run, or the published setting cannot be had. What a run on a
-stand-in found is told in its row; the claim itself stays "not tested".
+stand-in found is told in its row; the claim itself stays "not tested". A claim that no study judges but whose numbers
+a run has is held against those numbers (`biascope.studies.conditions`).
 """
 
 import os
@@ -18,7 +19,9 @@ from biascope.reports.study_page import changed_options, finished
 from biascope.signatures import checked
 from biascope.studies import studies
 from biascope.studies.claims import Claim, claims
+from biascope.studies.conditions import judge
 from biascope.studies.registry import PAPERS, Study
+from biascope.studies.result import Estimate
 from biascope.studies.runs import MARKER
 
 SIZES = ("paper", "laptop", "smoke")
@@ -75,6 +78,7 @@ class _Finished:
     verdict: str
     path: Path
     options: Mapping[str, Any]
+    numbers: Mapping[str, Estimate]
 
 
 @checked
@@ -95,7 +99,7 @@ def ledger(folder: str | Path = "reproductions") -> Ledger:
     runs = sorted((_finished(path) for path in paths), key=lambda run: (SIZES.index(run.size), run.path.name))
     rows: list[Row] = []
     for claim in _all_claims():
-        mine = [run for run in runs if claim.tested_by(run.study, run.options)]
+        mine = [run for run in runs if claim.tested_by(run.study, run.options, run.numbers)]
         rows += [
             Row(claim, *_judged(claim, run), run.study, run.size, run.settings, run.device, run.path) for run in mine
         ] or [Row(claim, "not tested", _why(claim), claim.studies[0] if claim.studies else "")]
@@ -116,9 +120,12 @@ def _all_claims() -> list[Claim]:
 
 def _judged(claim: Claim, run: _Finished) -> tuple[str, str]:
     """Verdict and measurement. A run on a stand-in does not test the claim: what it found is told, and not counted."""
+    verdict, measured = judge(claim.holds, run.numbers) if claim.holds else (run.verdict, run.measured)
+    if claim.holds and run.verdict == "not tested":  # it did not learn, or has one seed: its numbers judge nothing else
+        verdict, measured = run.verdict, f"{measured} The run itself tests nothing: its page says why."
     if not claim.stand_in:
-        return run.verdict, run.measured
-    return "not tested", f"On a stand-in ({claim.stand_in}): {run.verdict}. {run.measured}"
+        return verdict, measured
+    return "not tested", f"On a stand-in ({claim.stand_in}): {verdict}. {measured}"
 
 
 def _why(claim: Claim) -> str:
@@ -147,7 +154,7 @@ def _finished(path: Path) -> _Finished:
     device = str(run.environment.get("device_name", ""))
     told = result.measured
     measured = told if "Not tested: " in told else told + untested(study, options)  # newer runs say it themselves
-    return _Finished(study.name, size, settings, device, measured, result.verdict, path, options)
+    return _Finished(study.name, size, settings, device, measured, result.verdict, path, options, result.numbers)
 
 
 def untested(study: Study, options: Mapping[str, Any]) -> str:

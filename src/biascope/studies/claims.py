@@ -3,12 +3,13 @@
 import functools
 import tomllib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from biascope.errors import CorruptError
+from biascope.errors import CorruptError, InputError
+from biascope.studies.conditions import Condition
 from biascope.studies.registry import PAPERS
 
 FILE = Path(__file__).with_name("claims.toml")
@@ -27,11 +28,13 @@ class Claim:
     also: str = ""  # the same figure in another document
     where: Mapping[str, Any] = field(default_factory=dict, hash=False)  # options a run must have to test this claim
     why: str = ""  # why it cannot be tested as published, where it cannot
+    holds: tuple[Condition, ...] = ()  # on numbers of its studies' runs, where their verdict is on another claim
     stand_in: str = ""  # what its studies run on instead; such a run says nothing sure about the document's own claim
 
-    def tested_by(self, study: str, options: Mapping[str, Any]) -> bool:
-        """Whether a run of that study with those options tests this claim."""
-        return study in self.studies and all(options.get(key) == value for key, value in self.where.items())
+    def tested_by(self, study: str, options: Mapping[str, Any], numbers: Collection[str] = ()) -> bool:
+        """Whether a run of that study with those options, which has these numbers, tests this claim."""
+        mine = study in self.studies and all(options.get(key) == value for key, value in self.where.items())
+        return mine and all(name in numbers for condition in self.holds for name in condition.needs)
 
 
 @functools.cache
@@ -44,8 +47,8 @@ def claims(file: Path = FILE) -> tuple[Claim, ...]:
     """
     try:
         rows = tomllib.loads(file.read_text(encoding="utf-8"))["claim"]
-        made = tuple(Claim(**{**row, "studies": tuple(row["studies"])}) for row in rows)
-    except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+        made = tuple(_claim(row) for row in rows)
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, InputError) as error:
         raise CorruptError(f"{file} is not a catalogue of claims: {error}") from error
     twice = [name for name, count in Counter(claim.id for claim in made).items() if count > 1]
     foreign = [claim.id for claim in made if claim.paper not in PAPERS]
@@ -55,3 +58,8 @@ def claims(file: Path = FILE) -> tuple[Claim, ...]:
             raise CorruptError(f"{file}: {problem}: {', '.join(ids)}")
     order = list(PAPERS)
     return tuple(sorted(made, key=lambda claim: order.index(claim.paper)))
+
+
+def _claim(row: Mapping[str, Any]) -> Claim:
+    holds = tuple(Condition(**each) for each in row.get("holds", ()))
+    return Claim(**{**row, "studies": tuple(row["studies"]), "holds": holds})
