@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from biascope.ensembles.networks import Networks
 from biascope.ensembles.recorder import TRUNCATED, Program, Step, View, recording, replay
@@ -170,7 +171,9 @@ def record(factory: Factory | Initialiser) -> Initialiser:
         return factory
     seed = derive(0, "record")
     with _seeded(seed), recording() as recorder:
+        before = _states_elsewhere()
         first = _built(factory)
+        elsewhere = _states_elsewhere() != before
     program = recorder.program
     second = _build(factory, derive(0, "verify"))
     if second is first:
@@ -194,6 +197,10 @@ def record(factory: Factory | Initialiser) -> Initialiser:
         if not _same(value, again[name])
     }
     reasons |= _verify(program, views, again)
+    if elsewhere and not reasons:  # two builds agree, but what was decided by chance can come out otherwise in a third
+        reasons = dict.fromkeys(values, "the factory draws from Python's or NumPy's random numbers")
+    if reasons:
+        _refuse_own_randomness(factory, again)
     steps = program.live({view.storage for view in views.values()})
     elements = max(1, sum(value.numel() for value in values.values()))
     block = 1
@@ -223,6 +230,23 @@ def _verify(program: Program, views: Mapping[str, View], built: Mapping[str, Ten
     return dict.fromkeys(wrong, "replaying what was recorded gives other numbers")
 
 
+def _refuse_own_randomness(factory: Factory, built: Mapping[str, Tensor]) -> None:
+    """Raise if the factory, called for each network, does not build under one seed what it has `built` under it."""
+    once_more = tensors_of(_build(factory, derive(0, "verify")))
+    changed = [name for name, value in built.items() if not _same(value, once_more[name])]
+    if changed:
+        raise InputError(
+            f"the factory gave '{changed[0]}' other numbers when it was called again with the same seed: does it draw "
+            "from a generator of its own, or count its calls? Let it draw from torch's global random state"
+        )
+
+
+def _states_elsewhere() -> tuple[object, ...]:
+    """Python's and NumPy's global random states."""
+    kind, keys, *rest = np.random.get_state()  # noqa: NPY002
+    return random.getstate(), kind, np.asarray(keys).tobytes(), *rest
+
+
 def _build(factory: Factory, seed: int) -> nn.Module:
     with _seeded(seed):
         return _built(factory)
@@ -240,6 +264,12 @@ def _built(factory: Factory) -> nn.Module:
         raise InputError(f"the factory must be callable without arguments, e.g. lambda: MLP(10) ({error})") from error
     if not isinstance(module, nn.Module):
         raise InputError(f"the factory returned a {type(module).__name__}; it must return an nn.Module")
+    lazy = [name for name, p in module.named_parameters() if is_lazy(p)]
+    if lazy:
+        raise InputError(
+            f"'{lazy[0]}' of {type(module).__name__} has no shape yet (a lazy layer): let the factory call the network "
+            "once on an input before it returns it"
+        )
     if not any(True for _ in (*module.parameters(), *module.buffers())):
         raise InputError(f"{type(module).__name__} has no parameters: all networks of the factory would be the same")
     devices = {p.device.type for p in module.parameters()}

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import init
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -34,6 +35,7 @@ _CREATORS: dict[str, Callable[[tuple[Any, ...]], tuple[str, tuple[Any, ...]]]] =
 _FILLS = {"uniform_", "normal_", "exponential_", "log_normal_", "cauchy_", "geometric_", "bernoulli_.float"}
 _FILLS |= {"random_", "random_.to", "random_.from"}
 TRUNCATED = "trunc_normal_"
+_EXITS = {Tensor.tolist, Tensor.numpy, Tensor.__array__}  # what is done with the numbers may depend on them
 
 
 @dataclass(frozen=True)
@@ -99,14 +101,14 @@ class Program:
         """Whether random numbers have reached the tensor's storage."""
         return self.numbers.get(tensor.untyped_storage()._cdata) in self.storages
 
-    def touch(self, tensor: Tensor) -> None:
-        """Note, before it is written, that random numbers are about to reach a tensor."""
+    def touch(self, tensor: Tensor, overwritten: bool = True) -> None:
+        """Note, before it is written, that random numbers are about to reach a tensor; are its old ones then gone?"""
         where = self.view(tensor)
         if where.storage in self.storages:
             return
         elements = tensor.untyped_storage().nbytes() // tensor.element_size()
         before = None
-        if tensor.numel() != elements:
+        if tensor.numel() != elements or not overwritten:
             before = tensor.detach().as_strided((elements,), (1,), 0).clone()
         self.storages[where.storage] = Storage(elements, tensor.dtype, before)
 
@@ -122,6 +124,19 @@ class Program:
                 needed -= targets
             needed |= step.reads
         return kept[::-1]
+
+
+class Readers(TorchFunctionMode):
+    """Notes when numbers of a random tensor leave torch by a way that is no operation, so that no recorder sees it."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self.program = program
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _EXITS and self.program.is_random(args[0]):
+            self.program.problems.append(f"it reads numbers out of a random tensor ({func.__name__})")
+        return func(*args, **(kwargs or {}))
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -176,7 +191,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ]
         written = [tensor for tensor in written if isinstance(tensor, Tensor)]
         for tensor in written:
-            program.touch(tensor)
+            program.touch(tensor, overwritten=func is torch.ops.aten.copy_.default)
         noted = tuple(self._note(leaf) for leaf in leaves)
         reads = frozenset(leaf.storage for leaf in noted if isinstance(leaf, View))
         known = {leaf.untyped_storage()._cdata for leaf in leaves if isinstance(leaf, Tensor)}
@@ -225,7 +240,7 @@ def recording() -> Iterator[Recorder]:
 
     init._no_grad_trunc_normal_ = truncated  # type: ignore[assignment]
     try:
-        with recorder:
+        with recorder, Readers(recorder.program):
             yield recorder
     finally:
         init._no_grad_trunc_normal_ = original
