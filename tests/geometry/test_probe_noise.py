@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from biascope.ensembles import Networks, record
 from biascope.errors import InputError, UnsupportedError
@@ -89,6 +90,7 @@ def test_where_there_is_no_noise_to_tell() -> None:
         (0 * alone, "all gradients are zero"),
         (alone[:, :1], "n >= 2 probes"),
         (torch.ones(2, 3), "need .T, n, D."),
+        (torch.ones(0, 3, 2), "need .T, n, D."),
         (torch.full((2, 3, 4), torch.nan), "hold NaN or infinity"),
     ):
         with pytest.raises(InputError, match=message):
@@ -100,6 +102,43 @@ def test_the_floor_has_no_scale() -> None:
     expected = floor_of_gradients(gradients)
     for scale in (1e-90, 1e90):  # the fourth powers of these are no float64
         assert floor_of_gradients(scale * gradients) == pytest.approx(expected, rel=1e-12)
+
+
+class Largest(TorchDispatchMode):
+    """The bytes of the largest tensor of float64 that was made."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out.dtype == F64:
+            self.bytes = max(self.bytes, out.numel() * out.element_size())
+        return out
+
+
+@pytest.mark.parametrize("room", [1, 2000, 3000, None])  # one row at a time, few, some; all take 3080 bytes
+def test_the_products_are_made_in_blocks_that_fit(room: int | None) -> None:
+    """Against sums of inner products of all pairs of rows in float64, for gradients that lie apart in memory too."""
+    T, n, D = 7, 5, 11
+    gradients = torch.randn(D, n, T, generator=torch.Generator().manual_seed(0)).permute(2, 1, 0)
+    g = gradients.double()
+    pairs = torch.einsum("spd,tqd->sptq", g, g).square().sum((0, 2))
+    apart = (pairs.sum() - pairs.trace()) / (n * (n - 1))
+    across = pairs.diagonal().mean() - apart - pairs.mean(1).var() / pairs.mean()
+    with Largest() as made:
+        found = floor_of_gradients(gradients, room)
+    assert found == pytest.approx(float(across / (n * apart + across)), rel=1e-12)
+    if room is not None and room > 1:
+        assert made.bytes <= room
+
+
+def test_the_budget_of_the_floor_is_the_callers() -> None:
+    drawn = record(lambda: nn.Sequential(nn.Linear(40, 8), nn.Tanh(), nn.Linear(8, 1))).draw(0, 0, 30)
+    probes = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
+    with Largest() as made:
+        few = velocity_floor(drawn, probes, max_memory="20KB")
+    assert made.bytes <= 20 * 2**10 < 8 * 30 * 6 * 40
+    assert few == pytest.approx(velocity_floor(drawn, probes), rel=1e-5)  # the float32 gradients are in other blocks
 
 
 def test_a_network_in_train_mode_is_refused() -> None:
