@@ -241,3 +241,126 @@ def test_large_normalisation_layers_are_unit_wise():
     out = E @ v
     expected = (w * w).sum(0) * v[:600] + (w * b).sum(0) * v[600:1200]
     assert relative(out[:600], expected) < 1e-10
+
+
+class Tokens(nn.Module):
+    """Tokens [n, T, 4] -> logits [n, T, 3]: token by token, or with a mean over tokens in between."""
+
+    def __init__(self, mixed: bool = False, causal: bool = False) -> None:
+        super().__init__()
+        self.first, self.last, self.mixed, self.causal = nn.Linear(4, 5), nn.Linear(5, 3), mixed, causal
+
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        if self.mixed:
+            h = h + h.mean(-2, keepdim=True)
+        if self.causal:
+            h = h.cumsum(-2)
+        return self.last(h)
+
+
+def labelled(n=6, T=5, seed=3):
+    """Tokens, and labels of which some are missing: all of example 0, none of example 1."""
+    x, gen = randn(n, T, 4), torch.Generator().manual_seed(seed)
+    y = torch.randint(0, 3, (n, T), generator=gen)
+    y[torch.rand(n, T, generator=gen) < 0.4] = -100
+    y[0], y[1] = -100, 1
+    return x, y
+
+
+def empirical(net, x, y, representation="kfac", **options):
+    return bs.fisher(net, (x, y), representation, estimator="empirical", class_dim=-1, **options)
+
+
+@pytest.mark.parametrize("batch_size", [None, 2, 1])
+def test_tokens_without_labels_are_not_in_the_input_factor(batch_size):
+    """A token-wise network on the tokens with labels alone, each an example of its own, has the same factors.
+
+    There the mean is over the tokens, here over the examples: A is the sum over tokens by the number of examples.
+    """
+    net, (x, y) = seeded(Tokens), labelled()
+    known = y != -100
+    kept = bs.fisher(net, (x[known], y[known]), "kfac", estimator="empirical")
+    found = empirical(net, x, y, batch_size=batch_size)
+    for here, alone in zip(found.pieces, kept.pieces, strict=True):
+        assert relative(here.A, alone.A * int(known.sum()) / len(x)) < 1e-12
+        assert relative(here.B, alone.B) < 1e-12
+    everything = empirical(net, x, torch.where(known, y, 0))
+    assert relative(found.pieces[0].A, everything.pieces[0].A) > 0.1  # what was counted before
+
+
+def test_exact_for_the_labelled_tokens_of_one_layer():
+    """The same input at all labelled tokens, others elsewhere: KFAC of one layer is its Fisher matrix."""
+    net, (x, y) = seeded(lambda: nn.Linear(4, 3)), labelled()
+    x = torch.where((y != -100)[..., None], randn(4, seed=5), x)
+    rows = []
+    for i in range(len(x)):
+        for t in (y[i] != -100).nonzero()[:, 0]:
+            loss = F.cross_entropy(net(x[i, t])[None], y[i, t][None])
+            rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))]))
+    by_token = torch.stack(rows).T @ torch.stack(rows) / len(x)  # of one token after another, as expand takes them
+    assert relative(empirical(net, x, y).to_dense(), by_token) < 1e-10
+    one = torch.arange(5) == 2  # one labelled token per example: then the sum over tokens is the token
+    y = torch.where(one, y.clamp_min(0), -100)
+    x = torch.where(one[:, None], x[:1, :1], x)
+    truth = empirical(net, x, y, "dense").to_dense()
+    assert relative(empirical(net, x, y).to_dense(), truth) < 1e-10
+
+
+def test_tokens_that_others_read_count():
+    """Below a mean over tokens, those without a label have a gradient, and are in A; not where no token has a label."""
+    net, (x, y) = seeded(lambda: Tokens(mixed=True)), labelled()
+    found = empirical(net, x, y)
+    read = torch.cat([x[1:].flatten(0, 1), torch.ones(25, 1, dtype=x.dtype)], 1)
+    assert relative(found.pieces[0].A[0], read.T @ read / len(x)) < 1e-12
+    h = torch.tanh(net.first(x))
+    a = (h + h.mean(1, keepdim=True))[y != -100]
+    a = torch.cat([a, torch.ones(len(a), 1, dtype=x.dtype)], 1).detach()
+    assert relative(found.pieces[1].A[0], a.T @ a / len(x)) < 1e-12
+
+
+def test_tokens_after_the_last_label_are_not_read_by_causal_layers():
+    net, (x, _) = seeded(lambda: Tokens(causal=True)), labelled()
+    y = torch.full((6, 5), -100)
+    y[:, 2] = torch.tensor([0, 1, 2, 0, 1, 2])
+    seen = torch.cat([x[:, :3].flatten(0, 1), torch.ones(18, 1, dtype=x.dtype)], 1)
+    assert relative(empirical(net, x, y).pieces[0].A[0], seen.T @ seen / 6) < 1e-12
+
+
+@pytest.mark.parametrize("channels", [3, 32])  # 32: patches are not formed where all pixels count
+@pytest.mark.parametrize("missing", ["in all batches", "in the last"])
+@pytest.mark.parametrize("sua", [False, True])
+def test_pixels_without_labels_are_not_in_the_input_factor(channels, missing, sua):
+    net = seeded(lambda: nn.Conv2d(channels, 2, 3, padding=1))
+    x, y = randn(4, channels, 4, 4), torch.randint(0, 2, (4, 4, 4), generator=torch.Generator().manual_seed(0))
+    y[0 if missing == "in all batches" else 2 :, 1:3] = -100
+    found = bs.fisher(net, (x, y), "kfac", estimator="empirical", batch_size=2, sua=sua)
+    patches = F.unfold(x, 3, padding=1).mT[y.flatten(1) != -100]  # [pixels, c e]
+    if sua:
+        each = patches.reshape(len(patches), channels, 9)
+        A = torch.einsum("pce,pde->cd", each, each) / 9
+    else:
+        patches = torch.cat([patches, torch.ones(len(patches), 1, dtype=x.dtype)], 1)
+        A = patches.T @ patches
+    assert relative(found.pieces[0].A[0], A / 4) < 1e-12
+    g = torch.autograd.functional.jacobian(lambda z: F.cross_entropy(z, y, reduction="sum"), net(x).detach()).movedim(
+        1, -1
+    )[y != -100]
+    assert relative(found.pieces[0].B[0], g.T @ g / len(g)) < 1e-12
+
+
+def test_examples_without_labels_are_not_in_the_input_factor():
+    net, x, y = seeded(lambda: nn.Linear(4, 3)), randn(7, 4), torch.tensor([0, -100, 2, 1, -100, 0, 1])
+    known = y != -100
+    found, kept = (bs.fisher(net, (x[i], y[i]), "kfac", estimator="empirical") for i in (known | True, known))
+    assert relative(found.pieces[0].A, kept.pieces[0].A * 5 / 7) < 1e-12
+    assert relative(found.pieces[0].B, kept.pieces[0].B) < 1e-12
+    assert relative(found.trace(), kept.trace() * 5 / 7) < 1e-12
+
+
+@pytest.mark.parametrize("representation", ["dense", "diagonal", "ekfac"])
+def test_other_representations_do_not_depend_on_inputs_without_labels(representation):
+    net, (x, y) = seeded(Tokens), labelled()
+    other = torch.where((y != -100)[..., None], x, 3 * randn(*x.shape, seed=9))
+    found, changed = (empirical(net, given, y, representation).to_dense() for given in (x, other))
+    assert relative(found, changed) < 1e-10

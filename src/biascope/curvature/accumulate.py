@@ -18,6 +18,7 @@ from torch import Tensor
 
 from biascope.curvature.families import Family
 from biascope.curvature.finite import finite
+from biascope.curvature.outputs import IGNORE
 from biascope.errors import InputError
 from biascope.functional import Functional
 from biascope.inputs import Inputs, batch_size, batches, take, tensors_of
@@ -58,6 +59,7 @@ class Chunk:
     n: int
     ks: range
     first: bool  # is what belongs to the inputs alone counted here? Once, whatever the cotangents
+    heard: Tensor | None = None  # [n, positions of an output]: has it a label? None where all have one, or need none
 
     @property
     def nbytes(self) -> int:
@@ -92,6 +94,7 @@ class Stream:
         pair = isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor | Mapping)
         if pair or isinstance(data, Tensor | Mapping):
             self._only = first
+        self._ignoring = False  # has the batch at hand positions without a label?
         self._seen: list[float] = []
         self._unread: list[tuple[int, Tensor]] = []  # first example, and outputs of the examples from there
         self._kept: list[Chunk] | None = None
@@ -119,6 +122,7 @@ class Stream:
             n += b
             self._same_order(i, inputs)
             y = self.family.check_labels(labels, b)
+            self._ignoring = self.family.ignores(y)  # asked where the labels are, as a rule not on a GPU
             draws = None if generator is None else self.family.draw(generator, b)
             if draws is not None and draws.numel() < 2**20:  # now, while a GPU has nothing else to do
                 draws = draws.to(self.f.device)
@@ -262,6 +266,9 @@ class Stream:
         if not self.family.tolerant:
             self.refuse_nonfinite()
         before = input_factors(found, tape, blocks)
+        heard = y != IGNORE if self._ignoring and y is not None else None
+        if heard is not None:
+            early = None  # which inputs count is known after the backward pass
         if early is not None:
             early(before)
         width = self.family.width
@@ -269,7 +276,7 @@ class Stream:
             ks = range(k0, min(k0 + group, width))
             cot = self.family.cotangents(z, y, draws, ks)
             factors = factors_of(f, found, tape, blocks, before, inputs, cot, ks.stop == width)
-            yield Chunk(factors, len(z), ks, k0 == 0 and early is None)
+            yield Chunk(factors, len(z), ks, k0 == 0 and early is None, heard)
 
 
 def largest_magnitude(z: Tensor) -> Tensor:

@@ -43,6 +43,10 @@ class Family:
         """Labels in the form `cotangents` takes them."""
         return y
 
+    def ignores(self, y: Tensor | None) -> bool:
+        """Are there positions among the labels y that have none (-100) and add nothing?"""
+        return False
+
     def cotangents(self, z: Tensor, y: Tensor | None, draws: Tensor | None, ks: range) -> Tensor:
         """S[ks] [len(ks), n, total] at outputs z [n, total]."""
         raise AssertionError("a family gives its cotangents")
@@ -171,6 +175,9 @@ class Score(Family):
 
     def check_labels(self, y: Tensor | None, n: int) -> Tensor | None:  # noqa: D102
         return None if self.random else checked_labels(self.base.name, y, n, self.shape)
+
+    def ignores(self, y: Tensor | None) -> bool:  # noqa: D102
+        return y is not None and isinstance(self.base, Categorical) and bool((y == IGNORE).any())
 
     def cotangents(self, z: Tensor, y: Tensor | None, draws: Tensor | None, ks: range) -> Tensor:  # noqa: D102
         if draws is not None:

@@ -40,6 +40,11 @@ class KroneckerSum(Sum):
     With reduce, a is first averaged and g summed over the positions. Several uses of one weight count as more
     positions. Under SUA, A is the channels' part of the patches' second moment: its nearest matrix A_c (x) I. Pixels
     count as often as patches cover them; a covariance pooled over all pixels alike differs at borders and strides.
+
+    Where labels are given and some positions have none (-100), the inputs of those are left out (expand), and so are
+    they from the number of positions: A is of what is labelled. But only where a layer has the positions of the outputs
+    and no gradient at the one in question: below attention, a token without a label is read by others and counts. Of
+    embeddings and of weights that are used several times, all positions count.
     """
 
     def __init__(self, unit: Unit, space: ParameterSpace) -> None:
@@ -50,11 +55,12 @@ class KroneckerSum(Sum):
         self.moment: PatchMoment | None = None
         self.positions = 0
 
-    def _begin(self, factor: MatrixFactor) -> Homogeneous:
+    def _begin(self, factor: MatrixFactor, patches: bool = False) -> Homogeneous:
+        """Layout and empty sums; with `patches`, those of a convolution are formed, as some are left out."""
         self.layout = L = homogeneous(factor, self.unit)
         if factor.is_plain:
             return L  # the first products are the sums
-        if len(factor.rules) == 1 and self.unit.sharing == "expand" and not self.unit.sua:
+        if len(factor.rules) == 1 and self.unit.sharing == "expand" and not self.unit.sua and not patches:
             self.moment = patch_moment(factor.rules[0], factor.inputs[0].shape, self.space.dtype, self.space.device)
         if self.moment is None:
             self.A = self.zeros(L.groups, L.d_in) if factor.is_embedding else self.zeros(L.groups, L.columns, L.columns)
@@ -72,7 +78,11 @@ class KroneckerSum(Sum):
     def add(self, chunk: Chunk) -> None:  # noqa: D102
         factor = self.matrix(chunk)
         if chunk.first:
-            self.add_inputs({factor.block.names: factor})
+            counted = self._counted(factor, chunk.heard)
+            if counted is None:
+                self.add_inputs({factor.block.names: factor})
+            else:
+                self._add_counted(factor, counted)
         if factor.is_plain:
             self._add_plain_gradients(factor)
             return
@@ -109,6 +119,30 @@ class KroneckerSum(Sum):
                 A = A.mean(-1, keepdim=True)
             add_inputs(self.A, A, L.bias)
 
+    def _counted(self, factor: MatrixFactor, heard: Tensor | None) -> Tensor | None:
+        """Which positions [n, T] of a layer count: those with a label or a gradient; None where all do."""
+        z = factor.block.sizes
+        assert z is not None
+        if heard is None or self.unit.sharing == "reduce" or factor.is_embedding or len(factor.rules) > 1:
+            return None
+        if z.positions != heard.shape[1]:
+            return None
+        pieces = pieces_of(factor, 2 * factor.k * z.groups * z.d_out * z.positions)
+        return heard | torch.cat([(cotangents(factor, s) != 0).any(3).any(2).any(0) for s in pieces])
+
+    def _add_counted(self, factor: MatrixFactor, counted: Tensor) -> None:
+        """Inputs of some positions only, each as an example of its own."""
+        L, z = self.layout or self._begin(factor, patches=True), factor.block.sizes
+        assert z is not None
+        if self.A is None:
+            self.A = self.zeros(L.groups, L.columns, L.columns)
+        for s in pieces_of(factor, 2 * z.groups * z.positions * z.d_in):
+            A = factor.operand(s).movedim(-1, 1)[counted[s]][..., None]  # [positions, g, i, 1]
+            self.positions += len(A)
+            if L.offsets > 1:
+                A = offsets_apart(A, L).movedim(3, 0).flatten(0, 1) / L.offsets**0.5
+            add_inputs(self.A, A, L.bias)
+
     def _add_plain_inputs(self, factor: MatrixFactor, L: Homogeneous) -> None:
         for s in pieces_of(factor, 2 * L.d_in):
             a = factor.plain_inputs(s)
@@ -129,6 +163,8 @@ class KroneckerSum(Sum):
         count = n if self.unit.sharing == "reduce" else max(1, self.positions)
         if self.moment is not None:
             A = self.moment.finish(self.layout.bias)[None].div_(n)
+            if self.A is not None:
+                A += mean_moment(self.A, n)
         else:
             assert self.A is not None
             A = self.A.div_(n) if self.A.dim() == 2 else mean_moment(self.A, n)
