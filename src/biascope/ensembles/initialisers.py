@@ -152,7 +152,33 @@ def with_something_to_train(factory: Factory | Initialiser) -> Initialiser:
         raise InputError(
             f"{kind} has no parameter with requires_grad: there is nothing to train or to differentiate by"
         )
+    _refuse_shared_memory(initialiser.template)
     return initialiser
+
+
+def _refuse_shared_memory(module: nn.Module) -> None:
+    """Raise if a parameter lies in the memory of another one or of a buffer: a step of torch would move both.
+
+    One parameter under two names is fine.
+    """
+    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    by_storage: dict[int, list[tuple[str, Tensor]]] = {}
+    for name, value in tensors_of(module).items():
+        by_storage.setdefault(value.untyped_storage()._cdata, []).append((name, value))
+    for together in by_storage.values():
+        sizes = {value.element_size() for _, value in together}
+        if len(together) == 1 or len(sizes) > 1:
+            continue
+        owner = torch.full((together[0][1].untyped_storage().nbytes() // sizes.pop(),), -1, device="cpu")
+        for i, (name, value) in enumerate(together):
+            held = owner.as_strided(value.shape, value.stride(), value.storage_offset())
+            for other in {together[j][0] for j in set(held.flatten().tolist()) - {-1}}:
+                if {name, other} & trained:
+                    raise InputError(
+                        f"'{other}' and '{name}' share memory without being one parameter: tie them (b.weight = "
+                        "a.weight) or give each its own (clone)"
+                    )
+            held.copy_(torch.full_like(held, i))
 
 
 @checked

@@ -69,7 +69,12 @@ class Stack:
         module = pool_first(copy.deepcopy(networks.template).train())
 
         def loss(params: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            return work.loss(functional_call(module, (params, buffers), (x,)), y)  # BatchNorm writes into `buffers`
+            values = {**params, **buffers}
+            out = functional_call(module, values, (x,))  # BatchNorm writes into `buffers`
+            for name, held in buffers.items():  # others put a new tensor in a buffer's place, which is in `values` now
+                if values[name] is not held:
+                    held.copy_(values[name].detach())
+            return work.loss(out, y)
 
         self.losses_of = vmap(loss, randomness="different")
         self.params = {name: torch.empty_like(value).requires_grad_(True) for name, value in networks.params.items()}

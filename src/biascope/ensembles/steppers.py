@@ -168,6 +168,7 @@ class Training:
     def __init__(self, work: Work, module: nn.Module, x: Tensor, y: Tensor, forward: Forward = PLAIN) -> None:
         self.work, self.forward, sgd, n = work, forward, work.sgd, len(x)
         self.module = module.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+        self.buffers = {part: dict(part._buffers) for part in self.module.modules()}
         self.params = [p for p in self.module.parameters() if p.requires_grad]
         self.momenta = [torch.zeros_like(p) for p in self.params] if sgd.momentum else []
         self.x = x.clone(memory_format=torch.channels_last) if x.dim() == 4 else x.clone()
@@ -187,12 +188,22 @@ class Training:
         sgd = self.work.sgd
         x, y = self.batch(size)
         out = self.forward(self.module, x) if size == self.full else self.module(x)
+        self.settle_buffers()
         loss = self.work.loss(out.float(), y)
         gradients = torch.autograd.grad(loss, self.params, allow_unused=True)
         with torch.no_grad():
             update(sgd, self.params, self.momenta, gradients, self.rates.index_select(0, self.count))
             self.history.index_copy_(0, self.count, loss.detach().float().view(1))
             self.count += 1
+
+    @torch.no_grad()
+    def settle_buffers(self) -> None:
+        """Put the value of a buffer that the module has replaced into the tensor that the next step reads."""
+        for part in self.module.modules():
+            for name, value in part._buffers.items():
+                held = self.buffers.get(part, {}).get(name)
+                if held is not None and value is not None and value is not held:
+                    part._buffers[name] = held.copy_(value)
 
     def batch(self, size: int) -> tuple[Tensor, Tensor]:
         """The first `size` inputs and labels of the batch whose turn it is."""

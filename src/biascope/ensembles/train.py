@@ -98,8 +98,9 @@ class TrainedEnsemble:
     Attributes:
         networks: the trained networks, in eval mode, on the CPU; None when they were not to be kept.
         losses: [T, steps] in float32, the mean loss of each batch before the step.
-        train_accuracy: [T], after training, in eval mode; empty when the labels are not classes.
-        test_accuracy: [T], or empty without test data.
+        train_accuracy: [T], after training, in eval mode; NaN for a task whose labels are not classes 0, 1, ..., and
+            empty when none's are, as for "mse".
+        test_accuracy: the same on the test data; empty without them.
         engine: what ran.
         seconds: wall time of training alone.
         seed: of the initial networks and of the order of the data.
@@ -176,8 +177,9 @@ def train_ensemble(
         weight_decay: of SGD, on all parameters.
         clip_norm: largest norm of the gradient, None for no clipping.
         schedule: "linear" (to zero), "constant", or a function of the fraction of training done.
-        loss: "cross-entropy", "bce" (one logit, labels 0/1), "mse", or a function.
-        seed: of the initial networks and of the order of the data.
+        loss: "cross-entropy", "bce" (one logit, labels 0/1 or between), "mse", or a function.
+        seed: of the initial networks and of the order of the data. Dropout follows it too, but its noise depends on the
+            engine and on `group`: networks that are trained together draw it together.
         device: where to train.
         dtype: precision of parameters, the factory's by default.
         engine: see the module's docstring.
@@ -225,25 +227,24 @@ def train_ensemble(
     for start in progress(range(0, len(tasks), size), f"training ({chosen})", total=math.ceil(len(tasks) / size)):
         indices = range(start, min(start + size, len(tasks)))
         data = work.load(indices)
-        if loss == "cross-entropy":
-            _check_classes(data[1], classes)
+        _check_labels(data[1], loss, classes)
         begin = time.perf_counter()
         networks, history = run(indices, *data)
         if where.type == "cuda":
             torch.cuda.synchronize(where)
         spent += time.perf_counter() - begin
         losses.append(history.float().cpu())
-        if not data[1].is_floating_point():
-            train_accuracy.append(accuracy(networks, *data, precision=precision))
+        train_accuracy.append(_accuracy_if_classes(networks, data, loss, classes, precision))
         if test is not None:
-            test_accuracy.append(accuracy(networks, *work.load(indices, test), precision=precision))
+            held_out = work.load(indices, test)
+            test_accuracy.append(_accuracy_if_classes(networks, held_out, loss, classes, precision))
         if keep:
             kept.append(networks.to("cpu"))
     return TrainedEnsemble(
         _concatenate(kept) if keep else None,
         torch.cat(losses) if len({len(row[0]) for row in losses}) == 1 else _padded(losses),
-        torch.cat(train_accuracy) if train_accuracy else torch.empty(0, device="cpu"),
-        torch.cat(test_accuracy) if test_accuracy else torch.empty(0, device="cpu"),
+        _known(train_accuracy),
+        _known(test_accuracy),
         chosen,
         spent,
         seed,
@@ -310,7 +311,7 @@ def data_order(seed: int, network: int, epoch: int, n: int) -> Tensor:
 def accuracy(networks: Networks, x: Tensor, y: Tensor, precision: Precision = "float32") -> Tensor:
     """Share [T] of examples that each network classifies rightly: argmax of the logits, or the sign of a single one.
 
-    `x` [T, n, ...], `y` [T, n] in classes 0, 1, ...
+    `x` [T, n, ...], `y` [T, n] in classes 0, 1, ...; what is labelled -100 does not count, as for cross-entropy.
 
     Example:
         >>> from torch import nn
@@ -322,7 +323,9 @@ def accuracy(networks: Networks, x: Tensor, y: Tensor, precision: Precision = "f
     guess = (out[..., 0] > 0).long() if out.shape[-1] == 1 else out.argmax(-1)
     if y.shape != guess.shape:
         raise InputError(f"y has shape {list(y.shape)}: one class for each example, {list(guess.shape)}, is needed")
-    return (guess == y.to(guess.device)).float().mean(1).cpu()
+    y = y.to(guess.device)
+    counted = y != -100
+    return ((guess == y) & counted).float().sum(1).div(counted.float().sum(1)).cpu()
 
 
 def _try_out(work: Work, loss: str | Loss) -> int:
@@ -334,8 +337,7 @@ def _try_out(work: Work, loss: str | Loss) -> int:
         module, last = networks.module(0).train(), x[0, :1]
         with own_randomness(work, range(1)), explained(module, last):
             module(last)
-    if loss == "cross-entropy":
-        _check_classes(y, out.shape[1])
+    _check_labels(y, loss, out.shape[1])
     try:
         work.loss(out.expand(n, *out.shape[1:]), y[0, :n])
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -347,13 +349,39 @@ def _try_out(work: Work, loss: str | Loss) -> int:
     return int(out.shape[1])
 
 
-def _check_classes(y: Tensor, classes: int) -> None:
-    """Labels that are classes lie in 0, ..., classes - 1 (-100 is what cross-entropy leaves out)."""
-    if y.is_floating_point():
+def _check_labels(y: Tensor, loss: str | Loss, classes: int) -> None:
+    """Labels that are classes lie in 0, ..., classes - 1 (-100 is what cross-entropy leaves out); for bce in [0, 1]."""
+    if loss == "bce" and bool(((y < 0) | (y > 1)).any()):
+        low, high = (float(value) for value in torch.aminmax(y))
+        raise InputError(
+            f"labels from {low:g} to {high:g}: bce wants 0 and 1, or numbers between; for -1 and +1 give (y + 1) / 2"
+        )
+    if loss != "cross-entropy" or y.is_floating_point():
         return
     low, high = (int(value) for value in torch.aminmax(y))
     if high >= classes or (low < 0 and not ((y >= 0) | (y == -100)).all()):
         raise InputError(f"labels from {low} to {high}, but the network has {classes} outputs: classes are 0, 1, ...")
+
+
+def _accuracy_if_classes(
+    networks: Networks, data: Task, loss: str | Loss, outputs_count: int, precision: Precision
+) -> Tensor:
+    """`accuracy` [T], NaN where labels are not one class 0, 1, ... for each example.
+
+    A number that "mse" is to come close to is no class, though it may be whole.
+    """
+    x, y = data
+    classes = max(2, outputs_count)
+    if loss == "mse" or y.dim() != 2:
+        return torch.full((len(x),), math.nan, device="cpu")
+    fits = ((y >= 0) & (y < classes) & (y == y.round())) | (y == -100)
+    return accuracy(networks, x, y, precision=precision).where(fits.all(1).cpu(), math.nan)
+
+
+def _known(parts: list[Tensor]) -> Tensor:
+    """Accuracies [T], or [0] where none is known."""
+    whole = torch.cat(parts) if parts else torch.empty(0, device="cpu")
+    return whole[:0] if bool(whole.isnan().all()) else whole
 
 
 def _concatenate(parts: list[Networks]) -> Networks:
