@@ -94,15 +94,32 @@ def check_tensor(value: Any, name: str, dims: int | Collection[int] | None = Non
         biascope.errors.InputError: y is torch.int64: real floating-point numbers are needed, e.g. y.float()
     """
     if not isinstance(value, Tensor):
-        kind = type(value).__name__
-        fix = {"ndarray": f"; pass torch.from_numpy({name})", "list": f"; pass torch.tensor({name})"}.get(kind, "")
-        raise InputError(f"{name}: expected a tensor, got {kind}{fix}")
+        raise InputError(f"{name}: expected a tensor, got {type(value).__name__}{tensor_fix(value, name)}")
     if dims is not None and value.dim() not in (wanted := [dims] if isinstance(dims, int) else list(dims)):
         need = " or ".join(map(str, wanted))
         raise InputError(f"{name} has shape {list(value.shape)}: a tensor of {need} dimension(s) is needed")
     if floating and not value.is_floating_point():
         raise InputError(f"{name} is {value.dtype}: real floating-point numbers are needed, e.g. {name}.float()")
     return value
+
+
+def tensor_fix(value: Any, name: str) -> str:
+    """How to make a tensor of an array, a list or a column of a table, to end an error with; "" for anything else.
+
+    Example:
+        >>> tensor_fix([0, 1], "y"), tensor_fix(None, "y")
+        ('; pass torch.tensor(y)', '')
+    """
+    held = name if name.isidentifier() else "..."  # "batch 0 of x" is no Python
+    if type(value).__name__ == "ndarray":
+        return f"; pass torch.from_numpy({held})"
+    if isinstance(value, list):
+        return f"; pass torch.tensor({held})"
+    if not hasattr(value, "to_numpy"):
+        return ""
+    if getattr(getattr(value, "dtype", None), "kind", "i") in "iufb":
+        return f"; pass torch.from_numpy({held}.to_numpy())"
+    return f"; number the classes, e.g. torch.from_numpy(pandas.factorize({held})[0])"
 
 
 def check_choice(value: Any, name: str, choices: Collection[str]) -> str:

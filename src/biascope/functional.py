@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from biascope.arguments import said
 from biascope.derivatives import call
 from biascope.errors import BiascopeError, InputError, UnsupportedError, near
+from biascope.hints import input_hint, pairs_hint
 from biascope.inputs import Inputs, batch_size, map_inputs, tensors_of
 
 Params = dict[str, Tensor]
@@ -360,7 +361,7 @@ def as_rows(out: Any, n: int, output: Callable[[Any], Tensor] | None, module: nn
         else:
             fields = list(out.keys()) if isinstance(out, Mapping) else []
             what = f"a {type(out).__name__}" + (f" with {', '.join(map(repr, fields))}" if fields else "")
-            fix = f"output=lambda out: out.{fields[0]}" if fields else "output=lambda out: <a tensor>"
+            fix = f"output=lambda out: out[{fields[0]!r}]" if fields else "output=lambda out: <a tensor>"
         raise InputError(f"{who} returned {what}, not a tensor; say which part to differentiate with {fix}")
     if not out.is_floating_point():
         raise InputError(f"{who} returned {out.dtype}: only real floating-point outputs can be differentiated")
@@ -391,22 +392,27 @@ def explained(module: nn.Module, inputs: Inputs) -> Iterator[None]:
             raise
         shapes = " and ".join(str(list(t.shape)) for t in tensors_of(inputs))
         said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        where, who = _failing_layer(module, error.__traceback__), _described(module)
-        raise InputError(f"{who} cannot take an input {shapes}{where} ({said})") from error
+        (where, hint), who = _failing_layer(module, error.__traceback__, tensors_of(inputs)), _described(module)
+        if isinstance(inputs, dict) and "unexpected keyword argument" in said:
+            hint = f"; a dict holds the keyword arguments of forward: {pairs_hint(inputs)}"
+        raise InputError(f"{who} cannot take an input {shapes}{where} ({said}){hint}") from error
 
 
-def _failing_layer(module: nn.Module, trace: TracebackType | None) -> str:
-    """The innermost layer among the frames of a traceback, with the shape of its first tensor."""
-    names, found = modules_of(module), ""
+def _failing_layer(module: nn.Module, trace: TracebackType | None, whole: list[Tensor]) -> tuple[str, str]:
+    """The innermost layer among the frames of a traceback, with the shape of its first tensor; and what to change."""
+    names, found, hint = modules_of(module), "", ""
     while trace is not None:
         frame, trace = trace.tb_frame, trace.tb_next
         layer = frame.f_locals.get("self")
         if frame.f_code.co_name != "forward" or not isinstance(layer, nn.Module) or not names.get(layer):
             continue
         given = [frame.f_locals.get(name) for name in frame.f_code.co_varnames[: frame.f_code.co_argcount]]
-        first = next((str(list(t.shape)) for t in given if isinstance(t, Tensor)), "no tensor")
-        found = f": its layer '{names[layer]}', {_described(layer)}, got {first}"
-    return found
+        first = next((t for t in given if isinstance(t, Tensor)), None)
+        shape = "no tensor" if first is None else str(list(first.shape))
+        found = f": its layer '{names[layer]}', {_described(layer)}, got {shape}"
+        came_in = first is not None and any(first.shape == t.shape for t in whole)  # nothing was done to it before
+        hint = input_hint(layer, first) if first is not None and came_in else ""
+    return found, hint
 
 
 def _described(layer: nn.Module) -> str:

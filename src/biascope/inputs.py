@@ -10,9 +10,11 @@ from zlib import crc32
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import DataLoader, Dataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
+from biascope.arguments import tensor_fix
 from biascope.errors import InputError, UnsupportedError
+from biascope.hints import pairs_hint
 
 Inputs = Tensor | dict[str, Tensor]  # one batch: a tensor [n, ...], or keyword arguments, each [n, ...]
 LOOKED_AT = 4096  # entries of a batch by which it is known again
@@ -43,12 +45,16 @@ def check_inputs(inputs: Any, what: str = "x") -> Inputs:
     if isinstance(inputs, Mapping):
         inputs = {k: v for k, v in inputs.items() if k != "labels"}
         if not inputs or not all(isinstance(v, Tensor) for v in inputs.values()):
-            raise InputError(f"{what}: a dict of inputs must hold tensors only, one per keyword argument of the model")
+            raise InputError(
+                f"{what}: a dict of inputs must hold tensors only, one per keyword argument of the model"
+                f"{_odd_entry(inputs)}"
+            )
         sizes = {k: v.shape[0] if v.dim() else None for k, v in inputs.items()}
         if len(set(sizes.values())) != 1:
             raise InputError(f"{what}: keyword inputs disagree on the number of examples: {sizes}")
     elif not isinstance(inputs, Tensor):
-        raise InputError(f"{what}: expected a tensor [n, ...] or a dict of tensors, got {type(inputs).__name__}")
+        got = f"{type(inputs).__name__}{tensor_fix(inputs, what)}"
+        raise InputError(f"{what}: expected a tensor [n, ...] or a dict of tensors, got {got}")
     for name, t in inputs.items() if isinstance(inputs, dict) else [(what, inputs)]:
         if t.dim() == 0:
             raise InputError(f"{name} is a scalar; the first dimension must count examples")
@@ -61,6 +67,12 @@ def check_inputs(inputs: Any, what: str = "x") -> Inputs:
             raise InputError(f"{name} has a NaN or infinity, first in example {bad}")
     checked: Inputs = map_inputs(inputs, lambda t: t.clone() if t.is_inference() else t)  # autograd refuses those
     return checked
+
+
+def _odd_entry(inputs: Mapping[str, Any]) -> str:
+    """Which entry is no tensor, and what to do about it."""
+    odd = next((k for k, v in inputs.items() if not isinstance(v, Tensor)), None)
+    return "" if odd is None else f"; {odd!r} is a {type(inputs[odd]).__name__}: leave it out, or {pairs_hint(inputs)}"
 
 
 def is_finite(t: Tensor) -> bool:
@@ -87,9 +99,12 @@ def batches(data: Any, what: str = "x") -> Iterator[tuple[Inputs, Tensor | None]
     if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor | Mapping):
         yield check_inputs(data[0], what), data[1]
         return
-    if not isinstance(data, Iterable):
+    if not isinstance(data, Iterable) or hasattr(data, "__array__"):
+        fix = tensor_fix(data, what)
+        if isinstance(data, Dataset):
+            fix = "; pass torch.utils.data.DataLoader(dataset, batch_size=...)"
         raise InputError(
-            f"{what}: expected a tensor, a dict, (x, y) or an iterable of batches, got {type(data).__name__}"
+            f"{what}: expected a tensor, a dict, (x, y) or an iterable of batches, got {type(data).__name__}{fix}"
         )
     count = 0
     for count, item in enumerate(data, start=1):

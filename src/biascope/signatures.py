@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from biascope.arguments import as_number, as_whole, check_choice, check_tensor, said
+from biascope.arguments import as_number, as_whole, check_choice, check_tensor, said, tensor_fix
 from biascope.errors import InputError
 from biascope.inputs import check_shape
 
@@ -182,7 +182,8 @@ def _any_of(rules: Sequence[Rule | None]) -> Rule | None:
             with suppress(InputError):
                 return rule.check(value, name)
         got = f" is the class {value.__name__}" if isclass(value) else f"={said(value)}"
-        raise InputError(f"{name}{got}: {words} is needed")
+        fix = tensor_fix(value, name) if PLAIN[Tensor] in real else ""
+        raise InputError(f"{name}{got}: {words} is needed{fix}")
 
     return Rule(check, words, quick)
 

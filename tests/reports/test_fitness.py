@@ -56,6 +56,8 @@ def test_a_convolution_says_which_shape_to_type() -> None:
     for given in ((1, 16, 16), (16, 16)):
         with pytest.raises(InputError, match=r"takes 3 channels: type --input 3,16,(16|32) \(or"):
             try_out("net", network, torch.zeros(2, *given))
+    with pytest.raises(InputError, match=r"type --input 3,16,24 \(or"):  # channels last
+        try_out("net", network, torch.zeros(2, 16, 24, 3))
     with pytest.raises(InputError, match=r"takes 2 channels: type --input 2,16 \(or"):
         try_out("net", nn.Conv1d(2, 2, 3), torch.zeros(2, 3, 16))
     with pytest.raises(InputError, match="give the shape of one input"):  # the channels are right, the size is not

@@ -8,6 +8,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from biascope.arguments import tensor_fix
 from biascope.errors import InputError
 from biascope.functional import Functional
 from biascope.inputs import Inputs, take
@@ -81,16 +82,20 @@ def checked_labels(likelihood: str, y: Tensor | None, n: int, shape: OutputShape
     if y is None:
         raise InputError("this needs labels: give data as (x, y) or as batches (x, y)")
     if not isinstance(y, Tensor):
-        raise InputError(f"labels must be a tensor, got {type(y).__name__}")
+        raise InputError(f"labels must be a tensor, got {type(y).__name__}{tensor_fix(y, 'y')}")
     if y.is_complex():
         raise InputError(f"labels must be real numbers, got {y.dtype}")
     if y.dim() == 0 or len(y) != n:
         raise InputError(f"{n} examples but labels of shape {list(y.shape)}")
     if likelihood == "categorical":
         if y.is_floating_point():
-            raise InputError(f"categorical labels are class indices (integers), got {y.dtype}")
+            hint = _label_hint(y, shape) or "; pass y.long(), or say likelihood='gaussian' for regression"
+            raise InputError(f"categorical labels are class indices (integers), got {y.dtype}{hint}")
         if y.numel() != n * shape.positions:
-            raise InputError(f"labels of shape {list(y.shape)} do not fit {shape.positions} positions per example")
+            raise InputError(
+                f"labels of shape {list(y.shape)} do not fit {shape.positions} positions per example"
+                f"{_label_hint(y, shape)}"
+            )
         y = y.reshape(n, -1).long()
         bad = (y != IGNORE) & ((y < 0) | (y >= shape.classes))
         if bool(bad.any()):
@@ -105,3 +110,12 @@ def checked_labels(likelihood: str, y: Tensor | None, n: int, shape: OutputShape
     if likelihood == "bernoulli" and bool(((y < 0) | (y > 1)).any()):
         raise InputError("bernoulli labels must lie between 0 and 1")
     return y
+
+
+def _label_hint(y: Tensor, shape: OutputShape) -> str:
+    """What labels that do not fit look like: one-hot rows, or tokens where the classes were taken for positions."""
+    if y.dim() == 2 and y.shape[1] == shape.classes and shape.positions == 1:
+        return "; one-hot labels become class indices with y.argmax(1)"
+    if not shape.classes_last and y.dim() > 1 and y[0].numel() == shape.classes:
+        return "; where the classes are the last axis, as in language models, say class_dim=-1"
+    return ""

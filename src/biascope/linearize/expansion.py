@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -211,6 +212,9 @@ def adjoint(here: Expansion) -> str:
 def _open(out: Any, who: str) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
     """The floating-point tensors inside what a network returned, and how to put others in their place."""
     leaves, spec = pytree.tree_flatten(out)
+    if is_dataclass(out) and not isinstance(out, type) and leaves and leaves[0] is out:  # torch does not look into them
+        inside, put = _open({f.name: getattr(out, f.name) for f in fields(out) if f.init}, who)
+        return inside, lambda tensors: replace(out, **put(tensors))
     where = [i for i, t in enumerate(leaves) if isinstance(t, Tensor) and t.is_floating_point()]
     for t in leaves:
         if isinstance(t, Tensor) and t.is_floating_point() and t.dim() == 0:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from biascope.arguments import tensor_fix
 from biascope.errors import InputError
 from biascope.inputs import Inputs, batch_size, check_inputs, map_inputs
 
@@ -67,10 +68,10 @@ def check_labels(y: Any, n: int, what: str) -> None:
         >>> check_labels([0, 1], 2, "y_probe")
         Traceback (most recent call last):
         ...
-        biascope.errors.InputError: y_probe: expected a tensor of 2 labels, got list
+        biascope.errors.InputError: y_probe: expected a tensor of 2 labels, got list; pass torch.tensor(y_probe)
     """
     if not isinstance(y, Tensor) or y.dim() == 0 or len(y) != n:
-        got = f"{list(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
+        got = f"{list(y.shape)}" if isinstance(y, Tensor) else f"{type(y).__name__}{tensor_fix(y, what)}"
         raise InputError(f"{what}: expected a tensor of {n} labels, got {got}")
 
 

@@ -113,7 +113,8 @@ def _remedy(network: nn.Module, shape: Sequence[int]) -> str:
             channels, axes = module.in_channels, len(module.kernel_size)
             if len(shape) == axes + 1 and shape[0] == channels:
                 break
-            needed = comma((channels, *[*shape[1:], *[32] * axes][:axes]))
+            pixels = shape[:-1] if len(shape) == axes + 1 and shape[-1] == channels else shape[1:]  # channels last
+            needed = comma((channels, *[*pixels, *[32] * axes][:axes]))
             return (
                 f"its first convolution takes {channels} channels: type --input {needed} (or give data of such a shape)"
             )
