@@ -16,6 +16,7 @@ BASE = {
     "derivatives",
     "errors",
     "files",
+    "hints",
     "inputs",
     "progress",
     "seeds",
