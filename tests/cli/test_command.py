@@ -278,6 +278,22 @@ def test_nets_and_data(capsys: pytest.CaptureFixture[str], tmp_path: Path, monke
     assert asked == [("cifar10", Path("parts"), 5.0)]
 
 
+def test_tables_are_readable_in_eighty_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len({line.index("┃ figure") for line in lines if "┃ figure" in line}) == 1  # columns of all papers line up
+    cells = [line.split("│")[3].strip() for line in lines if line.count("│") == 4]
+    assert max(map(len, cells)) >= 35  # room for words
+    assert run(["ledger"]) == 0
+    out = capsys.readouterr().out
+    assert "…" not in out.split("Written")[0].split("claims:")[0]  # nothing is cut off
+    assert "what it says" in out
+
+
 def test_ledger_comes_from_run_folders(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run(["ledger"]) == 0
     out = capsys.readouterr().out

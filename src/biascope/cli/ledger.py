@@ -26,7 +26,7 @@ def show_ledger(
     console = Console()
     table = Table(title="Ledger of claims", show_lines=True)
     for column in ("claim", "what it says", "run", "measured", "verdict"):
-        table.add_column(column, no_wrap=column in {"claim", "verdict"})
+        table.add_column(column, no_wrap=column == "verdict", overflow="fold")
     for row in rows:
         if tested and row.run is None:
             continue

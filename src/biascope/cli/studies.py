@@ -1,5 +1,6 @@
 """`biascope list`: every study by paper and figure; with a name, its claim, options and sizes."""
 
+from itertools import groupby
 from typing import Annotated
 
 import typer
@@ -21,15 +22,15 @@ def list_studies(
     if name is not None and not chosen:
         describe(find(name), console)
         return
-    table = Table(title="Studies")
-    for column in ("paper", "figure", "name", "what it shows"):
-        table.add_column(column, no_wrap=column == "name")
-    previous = ""
-    for study in chosen:
-        paper = PAPERS[study.paper] if study.paper != previous else ""
-        previous = study.paper
-        table.add_row(escape(paper), escape(study.figure), study.name, escape(study.summary))
-    console.print(table)
+    width = max(len(study.name) for study in chosen)
+    for paper, group in groupby(chosen, key=lambda study: study.paper):
+        table = Table(title=escape(PAPERS[paper]), title_justify="left")
+        table.add_column("name", no_wrap=True, min_width=width)  # the same in all tables
+        table.add_column("figure", width=9)
+        table.add_column("what it shows", ratio=1)
+        for study in group:
+            table.add_row(study.name, escape(study.figure), escape(study.summary))
+        console.print(table)
     console.print(
         "Run one with [bold]biascope run NAME --size smoke|laptop|paper[/]; [bold]biascope list NAME[/] tells more."
     )

@@ -102,7 +102,8 @@ class Subject:
     @property
     def place(self) -> str:
         """Where something takes too long, and what would help."""
-        return "on this GPU" if self.on_gpu else "on this CPU; add --device cuda"
+        smaller = ", or try a smaller --input" if self.data is None else ""
+        return "on this GPU" if self.on_gpu else f"on this CPU; add --device cuda{smaller}"
 
 
 @dataclass(frozen=True)
