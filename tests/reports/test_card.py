@@ -359,7 +359,9 @@ def test_the_steps_have_as_many_examples_as_the_time_allows() -> None:
     made._shared["pace"] = Pace(1e-5, 1e-5, 1e-5)
     assert regime.sizes(made) == (128, 16)
     made._shared["pace"] = Pace(1.0, 1.0, 1.0)
-    with pytest.raises(UnsupportedError, match="would take about 28 minutes on this CPU; add --device cuda, or try a smaller --input$"):
+    with pytest.raises(
+        UnsupportedError, match=r"about 28 minutes on this CPU; add --device cuda, or try a smaller --input$"
+    ):
         regime.sizes(made)
     many = make_subject("lenet", options={"outputs": 10})
     many._shared.update({"pace": Pace(0.004, 0.004, 0.004), "feature norm": 0.0})
