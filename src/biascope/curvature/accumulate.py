@@ -60,6 +60,7 @@ class Chunk:
     ks: range
     first: bool  # is what belongs to the inputs alone counted here? Once, whatever the cotangents
     heard: Tensor | None = None  # [n, positions of an output]: has it a label? None where all have one, or need none
+    whole: bool = True  # would a position without a gradient here have none from the other cotangents either?
 
     @property
     def nbytes(self) -> int:
@@ -276,7 +277,8 @@ class Stream:
             ks = range(k0, min(k0 + group, width))
             cot = self.family.cotangents(z, y, draws, ks)
             factors = factors_of(f, found, tape, blocks, before, inputs, cot, ks.stop == width)
-            yield Chunk(factors, len(z), ks, k0 == 0 and early is None, heard)
+            whole = len(ks) == width or self.family.random  # draws are at all positions, exact roots at one each
+            yield Chunk(factors, len(z), ks, k0 == 0 and early is None, heard, whole)
 
 
 def largest_magnitude(z: Tensor) -> Tensor:

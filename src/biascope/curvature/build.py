@@ -69,10 +69,11 @@ def fisher(
         output: how to get a tensor from what the model returns.
         precision: "float32" or "float64".
         class_dim: axis of the classes in the model's output: 1 as in torch's cross_entropy, or -1. All other axes are
-            positions (pixels, tokens), whose log-likelihoods add up.
+            positions (pixels, tokens), whose log-likelihoods add up; those with the label -100 (categorical) have none
+            and add nothing, whatever the estimator.
         centred: subtract the mean gradient of every cotangent: a covariance instead of a second moment.
         sharing: how KFAC treats several positions: "expand" or "reduce". With "expand", the input factor leaves out
-            positions without a label (-100, for empirical) where the layer has no gradient either.
+            positions without a label (-100) where the layer has no gradient either.
         sua: spatially uncorrelated activations for convolutions: the input factor is one channel covariance A_c (second
             moment) for all kernel offsets. It is the mean over the offsets of the exact factor's diagonal blocks, which
             makes A_c (x) I the nearest such matrix to it; pixels count as often as patches cover them. The papers pool

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from biascope.curvature.outputs import IGNORE, OutputShape, checked_labels
-from biascope.errors import InputError
+from biascope.errors import InputError, UnsupportedError
 
 Weighting = Callable[[Tensor, Tensor | None], Tensor]
 
@@ -106,7 +106,23 @@ class Categorical(Family):
     def width(self) -> int:  # noqa: D102
         return (self.shape.classes - 1) * self.shape.positions
 
+    def check_labels(self, y: Tensor | None, n: int) -> Tensor | None:
+        """The expectation over labels needs none; but a position that has none (-100) has no likelihood."""
+        missing = isinstance(y, Tensor) and not y.is_floating_point() and bool((y == IGNORE).any())
+        return checked_labels(self.name, y, n, self.shape) if missing else None
+
+    def ignores(self, y: Tensor | None) -> bool:  # noqa: D102
+        return y is not None
+
+    def heard(self, y: Tensor) -> Tensor:
+        """1 at the outputs [n, total] of positions that have a label, else 0."""
+        return self.shape.join((y != IGNORE)[:, None].expand(-1, self.shape.classes, -1))
+
     def cotangents(self, z: Tensor, y: Tensor | None, draws: Tensor | None, ks: range) -> Tensor:  # noqa: D102
+        S = self._roots(z, ks)
+        return S if y is None else S * self.heard(y)
+
+    def _roots(self, z: Tensor, ks: range) -> Tensor:
         c = self.shape.classes
         if self.shape.positions == 1:
             return self._one_position(torch.softmax(z, -1), ks)
@@ -142,7 +158,21 @@ class Categorical(Family):
 
     def apply(self, z: Tensor, y: Tensor | None, draws: Tensor | None, u: Tensor) -> Tensor:  # noqa: D102
         p, v = torch.softmax(self.shape.split(z), -2), self.shape.split(u)
-        return self.scale * self.shape.join(p * v - p * (p * v).sum(-2, keepdim=True))
+        found = self.scale * self.shape.join(p * v - p * (p * v).sum(-2, keepdim=True))
+        return found if y is None else found * self.heard(y)
+
+
+class CrossEntropy(Categorical):
+    """The mean cross entropy of an example's positions, for Gauss-Newton matrices."""
+
+    def check_labels(self, y: Tensor | None, n: int) -> Tensor | None:
+        """Positions without a label change what torch's mean divides by, from batch to batch."""
+        if super().check_labels(y, n) is not None:
+            raise UnsupportedError(
+                "ignored labels (-100) make examples weigh unequally; give the loss as a function, or take bs.fisher, "
+                "which adds up the positions that have a label"
+            )
+        return None
 
 
 class Score(Family):
@@ -174,7 +204,9 @@ class Score(Family):
         return u.transpose(0, 1).contiguous()
 
     def check_labels(self, y: Tensor | None, n: int) -> Tensor | None:  # noqa: D102
-        return None if self.random else checked_labels(self.base.name, y, n, self.shape)
+        if not self.random:
+            return checked_labels(self.base.name, y, n, self.shape)
+        return self.base.check_labels(y, n) if isinstance(self.base, Categorical) else None
 
     def ignores(self, y: Tensor | None) -> bool:  # noqa: D102
         return y is not None and isinstance(self.base, Categorical) and bool((y == IGNORE).any())
@@ -191,15 +223,15 @@ class Score(Family):
             p = torch.sigmoid(z)
             drawn = (draws < p).to(z.dtype) if draws is not None else self._labels(y).to(z)[None]
             return root * (drawn - p)
-        if draws is not None and self.shape.positions == 1:
+        if draws is not None and self.shape.positions == 1 and y is None:
             return self._drawn_scores(torch.softmax(z, -1), draws, root)
         p = torch.softmax(self.shape.split(z), -2)
         labels = self._labels(y)[None] if draws is None else _inverse_cdf(p, draws)  # [k, n, P]
         hot = torch.zeros(len(labels), *p.shape, dtype=z.dtype, device=z.device)
         hot.scatter_(-2, (labels if draws is not None else labels.clamp_min(0))[..., None, :], 1.0)
         score = hot.sub_(p)
-        if draws is None:  # drawn labels are never missing
-            score *= (labels != IGNORE)[..., None, :]
+        if y is not None:
+            score *= (y != IGNORE)[:, None]
         if root != 1.0:
             score *= root
         return self.shape.join(score)
@@ -308,7 +340,7 @@ def loss_family(loss: str | Weighting, shape: OutputShape) -> Family:
     if callable(loss):
         return LossHessian(shape, loss)
     if loss == "ce":
-        return Categorical(shape, 1.0 / shape.positions)
+        return CrossEntropy(shape, 1.0 / shape.positions)
     if loss == "bce":
         return Bernoulli(shape, 1.0 / shape.total)
     if loss == "mse":

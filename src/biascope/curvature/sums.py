@@ -30,6 +30,7 @@ from biascope.curvature.plain_sums import ArrowSum, DenseSum, DiagonalSum, LowRa
 from biascope.curvature.plan import Unit
 from biascope.curvature.space import ParameterSpace
 from biascope.curvature.squares import add_squares, add_turned_squares, squared_cost, squares
+from biascope.errors import UnsupportedError
 from biascope.layers import Block, MatrixFactor
 from biascope.layers.rules import Conv
 
@@ -78,7 +79,7 @@ class KroneckerSum(Sum):
     def add(self, chunk: Chunk) -> None:  # noqa: D102
         factor = self.matrix(chunk)
         if chunk.first:
-            counted = self._counted(factor, chunk.heard)
+            counted = self._counted(factor, chunk)
             if counted is None:
                 self.add_inputs({factor.block.names: factor})
             else:
@@ -119,14 +120,19 @@ class KroneckerSum(Sum):
                 A = A.mean(-1, keepdim=True)
             add_inputs(self.A, A, L.bias)
 
-    def _counted(self, factor: MatrixFactor, heard: Tensor | None) -> Tensor | None:
+    def _counted(self, factor: MatrixFactor, chunk: Chunk) -> Tensor | None:
         """Which positions [n, T] of a layer count: those with a label or a gradient; None where all do."""
-        z = factor.block.sizes
+        z, heard = factor.block.sizes, chunk.heard
         assert z is not None
         if heard is None or self.unit.sharing == "reduce" or factor.is_embedding or len(factor.rules) > 1:
             return None
         if z.positions != heard.shape[1]:
             return None
+        if not chunk.whole:
+            raise UnsupportedError(
+                "KFAC with labels that are missing (-100) needs all cotangents of an example at once, which do not fit "
+                "max_memory: take estimator='monte-carlo', or more memory"
+            )
         pieces = pieces_of(factor, 2 * factor.k * z.groups * z.d_out * z.positions)
         return heard | torch.cat([(cotangents(factor, s) != 0).any(3).any(2).any(0) for s in pieces])
 
