@@ -14,18 +14,21 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from biascope.ensembles.arithmetic import Precision, arithmetic
 from biascope.ensembles.compiled import compiled, worth_compiling
 from biascope.ensembles.engines import Plan, Replay, call_rows, layout, run_all, run_group, try_input
 from biascope.ensembles.networks import Networks
 from biascope.errors import InputError, UnsupportedError
+from biascope.functional import refuse_batch_dependence
 from biascope.memory import budget
 from biascope.signatures import checked
 
@@ -140,6 +143,7 @@ def input_gradients(
         >>> bool(torch.equal(g[:, 0], drawn.params["weight"][:, 0]))
         True
     """
+    refuse_batch_dependence(networks.template)
     x = _inputs(networks, x, per_network)
     if engine == "graph":
         raise UnsupportedError("engine='graph' gives outputs only; use 'loop' or 'vmap' for gradients")
@@ -171,7 +175,9 @@ def input_gradients(
         if key not in cache:
             few = networks[: min(group, 16, T)]
             own = x[: len(few), :inputs] if per_network else x[:inputs]
-            times = {name: _seconds(lambda f=f: f(few, own)) for name, f in (("loop", looped), ("vmap", mapped))}  # type: ignore[misc]
+            times = {"loop": _seconds(lambda: looped(few, own))}
+            with suppress(RuntimeError, NotImplementedError):  # vmap does not know every operation; the loop does
+                times["vmap"] = _seconds(lambda: mapped(few, own))
             cache[key] = Plan(min(times, key=lambda name: times[name]), inputs)
         engine = "vmap" if cache[key].engine == "vmap" else "loop"
     run = mapped if engine == "vmap" else looped
@@ -242,6 +248,8 @@ def _measure(networks: Networks, x: Tensor, per_network: bool, engine: Engine, r
     at_once = max(1, min(n, room // per_input))
     cuda, image = networks.device.type == "cuda", x.dim() == (5 if per_network else 4)
     sizes = {at_once} if cuda else {min(size, at_once) for size in (64, 256)}
+    if any(isinstance(m, _BatchNorm) and m.running_mean is None for m in networks.template.modules()):
+        sizes = {n}  # normalised by all inputs, which must not depend on how they are cut
     plans = list[Plan]()
     if engine in ("auto", "graph") and cuda and not per_network:
         plans += [Plan("graph", at_once, 1, last) for last in {False, image}]
@@ -270,7 +278,12 @@ def _measure(networks: Networks, x: Tensor, per_network: bool, engine: Engine, r
             first = some if plan.engine == "vmap" else some[:1]
             mine = own[: len(first)] if per_network else own
             done = len(first) * min(plan.inputs, n)
-            seconds = _seconds(lambda: run_group(first, mine, 0, plan, per_network)) / done  # noqa: B023
+            try:
+                seconds = _seconds(lambda: run_group(first, mine, 0, plan, per_network)) / done  # noqa: B023
+            except (RuntimeError, NotImplementedError):  # vmap does not know every operation; the others do
+                if plan.engine != "vmap" or engine == "vmap":
+                    raise
+                continue
         if seconds < fastest:
             best, fastest = plan, seconds
     return replace(best, seconds=fastest * n)

@@ -140,6 +140,19 @@ class Initialiser:
         low, high = (*args, *(0.0, 1.0)[len(args) :])
         return (high - low) ** 2 / 12 if low == -high else None
 
+    @checked
+    def drawn_apart(self, name: str) -> bool:
+        """Is a parameter independent of all other parameters and buffers, as far as is known?
+
+        Example:
+            >>> record(lambda: nn.Linear(4, 1)).drawn_apart("weight")
+            True
+        """
+        if not self.recorded or name not in self._views:
+            return False
+        own = {id(step) for step in self._steps_of(name)}
+        return not any(own & {id(step) for step in self._steps_of(other)} for other in self._views if other != name)
+
     def _steps_of(self, name: str) -> list[Step]:
         return self._program.live({self._views[name].storage})
 

@@ -113,6 +113,7 @@ def nads(
         if value != usual and method not in methods:
             raise UnsupportedError(f"{name} is for method {' or '.join(methods)}; method={method!r} does not use it")
     initialiser = with_something_to_train(factory) if second_order else record(factory)
+    refuse_batch_dependence(initialiser.template)
     where = device_of(device)
     if x is None:
         x = torch.randn(shape, generator=generator(seed, "x"), device="cpu")
@@ -133,7 +134,6 @@ def nads(
                 average == "operator",
             )  # fmt: skip
     sampler = Sampler(initialiser, x, seed, method, step, where, dtype, scalarise, precision, max_memory, None, 0.0)
-    refuse_batch_dependence(initialiser.draw(seed, 0, 1).module(0))
     if head == "marginal":
         sampler = sampler.marginal()
     if x.numel() <= DENSE_UP_TO:

@@ -80,12 +80,12 @@ def dipole_metric(
     """
     directions, single = _directions(x, v)
     inputs = torch.cat([x[None], x[None] + directions.to(x)])  # [1 + k, *shape]
+    refuse_batch_dependence(networks.template if isinstance(networks, Networks) else networks)
     if isinstance(networks, Networks):
         out = outputs(networks, inputs)
         T, n, c = out.shape
         f = scalar_of(out.reshape(T * n, c), scalarise).view(T, n)
     else:
-        refuse_batch_dependence(networks)
         like = next(networks.parameters(), inputs)
         inputs = inputs.to(like.device, like.dtype)
         with explained(networks, inputs):

@@ -16,7 +16,7 @@ from biascope.ensembles.arithmetic import arithmetic
 from biascope.ensembles.evaluate import Scalarise, activation_bytes
 from biascope.ensembles.initialisers import with_something_to_train
 from biascope.errors import InputError
-from biascope.functional import as_rows, device_of
+from biascope.functional import as_rows, device_of, refuse_batch_dependence
 from biascope.geometry.average import AverageGeometry, blocks_within, draw_probes, from_moments, refuse_infinite
 from biascope.geometry.losses import check_labels
 from biascope.geometry.moments import BlockMoments
@@ -91,6 +91,7 @@ def geometry_evolution(
     check_labels(y_train, loss, "y_train")
     shape, D = tuple(x_train.shape[1:]), x_train[0].numel()
     initialiser = with_something_to_train(factory)
+    refuse_batch_dependence(initialiser.template)
     where = device_of(device)
     kind = dtype or next(initialiser.template.parameters()).dtype
     x, y = x_train.to(where, kind), y_train.to(where, kind)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from biascope.ensembles import Evaluator, Initialiser, Networks, input_gradients, scalar_of
+from biascope.ensembles import Evaluator, Initialiser, Networks, input_gradients, outputs, scalar_of
 from biascope.ensembles.arithmetic import Precision
 from biascope.ensembles.evaluate import Scalarise
 from biascope.errors import InputError, UnsupportedError
@@ -113,8 +113,14 @@ class Sampler:
         if variance is None:
             how = self.initialiser.distribution(f"{name}.weight")
             raise UnsupportedError(f"head='marginal': the weights of '{name}' are not independent and centred ({how})")
+        if not self.initialiser.drawn_apart(f"{name}.weight"):
+            raise UnsupportedError(
+                f"head='marginal': other parameters or buffers are made of the weights of '{name}', so it cannot be "
+                "averaged out; use head='sampled'"
+            )
         if outputs_count > 2:
             raise InputError(f"head='marginal' is for one output or two logits, not {outputs_count}")
+        _refuse_other_than_linear(networks, name, self.x)
         return replace(self, head=name, head_variance=variance * outputs_count)
 
 
@@ -167,6 +173,21 @@ def find_head(networks: Networks, x: Tensor) -> tuple[str, int]:
             "out; use head='sampled'"
         )
     return last[0], int(out.shape[-1])
+
+
+def _refuse_other_than_linear(networks: Networks, head: str, x: Tensor) -> None:
+    """Raise if the network is not weight @ features + bias: classes and hooks can do more than nn.Linear."""
+    inputs, values = x[None].to(networks.device, networks.dtype), networks.one(0)
+    expected = outputs(networks[:1], inputs, engine="loop")[0]
+    features = outputs(without_head(networks[:1], head), inputs, engine="loop")[0]
+    found = nn.functional.linear(features, values[f"{head}.weight"], values.get(f"{head}.bias"))
+    if not torch.allclose(
+        found, expected, rtol=1e-3, atol=1e-3 * float(features.norm() * values[f"{head}.weight"].norm())
+    ):
+        raise UnsupportedError(
+            f"head='marginal': what '{head}' gives is not its weight times what it gets, plus its bias (a class or a "
+            "hook of its own?); use head='sampled'"
+        )
 
 
 def without_head(networks: Networks, head: str) -> Networks:

@@ -1,0 +1,131 @@
+"""Heads that are not what they seem, examples that mix, and layers that vmap does not know."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from biascope.ensembles import input_gradients, outputs, record
+from biascope.errors import UnsupportedError
+from biascope.geometry import (
+    dipole_derivatives,
+    dipole_metric,
+    evolution_of,
+    geometry_evolution,
+    geometry_of,
+    nads,
+)
+
+X = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+
+
+class Scaled(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return 3 * F.linear(input, self.weight, self.bias)
+
+
+class Copied(nn.Module):
+    """Starts with the weights of the head in the layer, or the buffer, below it."""
+
+    gate: Tensor
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.body, self.head, self.kind = nn.Linear(3, 8), nn.Linear(8, 1), kind
+        start = self.head.weight.detach()
+        self.register_buffer("gate", start[0].abs().clone() if kind == "buffer" else torch.ones(8))
+        if kind == "layer":
+            self.body.weight.data.copy_(start.T.expand(8, 3) * torch.tensor([1.0, 5.0, 0.5]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(x).relu() * self.gate)
+        return out
+
+
+def hooked(before: bool) -> nn.Module:
+    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    if before:
+        net[2].register_forward_pre_hook(lambda layer, args: (3 * args[0],))
+    else:
+        net[2].register_forward_hook(lambda layer, args, out: 3 * out)
+    return net
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (lambda: nn.Sequential(nn.Linear(3, 8), nn.Tanh(), Scaled(8, 1)), "is not its weight times what it gets"),
+        (lambda: hooked(before=True), "is not its weight times what it gets"),
+        (lambda: hooked(before=False), "is not its weight times what it gets"),
+        (lambda: Copied("layer"), "made of the weights of 'head'"),
+        (lambda: Copied("buffer"), "made of the weights of 'head'"),
+    ],
+    ids=["class", "hook before", "hook after", "layer", "buffer"],
+)
+def test_heads_that_cannot_be_averaged_out_are_refused(factory, message: str) -> None:  # type: ignore[no-untyped-def]
+    """They gave eigenvalues that were wrong by factors, with small errors beside them."""
+    with pytest.raises(UnsupportedError, match=message):
+        nads(factory, (3,), 20, head="marginal")
+
+
+def test_an_ordinary_head_is_drawn_apart() -> None:
+    assert record(lambda: Copied("none")).drawn_apart("head.weight")
+    assert not record(lambda: Copied("layer")).drawn_apart("head.weight")
+    factory = lambda: Copied("none")  # noqa: E731
+    sampled, marginal = (nads(factory, (3,), 2000, step=0.5, head=head, x=X[0]) for head in ("sampled", "marginal"))
+    assert sampled.trace == pytest.approx(marginal.trace, rel=0.15)  # 3 standard errors of the sampled one
+
+
+def by_the_batch() -> nn.Module:
+    """Normalises each feature by the batch, and by two places, so that even a single example can be normalised."""
+    parts = (nn.Linear(3, 8), nn.Unflatten(1, (4, 2)), nn.BatchNorm1d(4, track_running_stats=False), nn.Flatten())
+    return nn.Sequential(*parts, nn.Tanh(), nn.Linear(8, 1))
+
+
+def test_examples_that_mix_have_no_gradients_of_their_own() -> None:
+    """Each of these gave a number, which depended on the other examples and on how they were cut into pieces."""
+    drawn, y = record(by_the_batch).draw(0, 0, 3), torch.zeros(12)
+    for gives in (
+        lambda: input_gradients(drawn, X),
+        lambda: geometry_of(drawn, X),
+        lambda: geometry_evolution(by_the_batch, X, y, n_networks=2),
+        lambda: evolution_of(drawn, X, X, y),
+        lambda: dipole_derivatives(by_the_batch, X[0], X[1], n_networks=2),
+        lambda: dipole_metric(drawn, X[0], X[1:]),
+        lambda: nads(by_the_batch, (3,), 4, "mixed-derivative", top=1),
+        lambda: nads(by_the_batch, (3,), 4, "ntk", top=1),
+        lambda: nads(by_the_batch, (3,), 4),
+    ):
+        with pytest.raises(UnsupportedError, match="keeps no running statistics"):
+            gives()
+
+
+def test_outputs_of_examples_that_mix_are_those_of_all_of_them() -> None:
+    """Whatever memory there is: 300 inputs would be cut into pieces of 64 or 256."""
+    drawn, x = record(by_the_batch).draw(0, 0, 3, dtype=torch.float64), torch.randn(300, 3, dtype=torch.float64)
+    with torch.no_grad():
+        expected = torch.stack([drawn.module(i)(x) for i in range(3)])
+    for options in ({}, {"max_memory": "1KB"}, {"engine": "loop"}, {"engine": "vmap"}):
+        torch.testing.assert_close(outputs(drawn, x, **options), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_what_vmap_does_not_know_is_done_in_turn() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru, self.head = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(self.gru(x[:, None])[0][:, -1])
+            return out
+
+    drawn = record(Recurrent).draw(0, 0, 4, dtype=torch.float64)
+    leaf = X.double().requires_grad_(True)
+    found = input_gradients(drawn, X)
+    for i in range(4):
+        (expected,) = torch.autograd.grad(drawn.module(i)(leaf).sum(), leaf)
+        torch.testing.assert_close(found[i], expected, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(outputs(drawn, X)[i], drawn.module(i)(leaf).detach(), rtol=1e-9, atol=1e-12)
+    small = nads(Recurrent, (3,), 6, step=1e-4, x=X[0], dtype=torch.float64)
+    exact = nads(Recurrent, (3,), 6, method="autograd", x=X[0], dtype=torch.float64)
+    torch.testing.assert_close(small.eigenvalues, exact.eigenvalues, rtol=1e-6, atol=1e-9)
