@@ -84,3 +84,14 @@ def test_a_kernel_is_saved_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     assert [p.name for p in tmp_path.iterdir()] == ["k.safetensors"]
     with pytest.raises(InputError, match="there is no file"):
         type(K).load(tmp_path / "other")
+
+
+def test_folders_of_kernels_and_probes_that_cannot_be_made_are_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder, net, x = tmp_path / "file" / "inside", torch.nn.Linear(2, 1), torch.ones(3, 2)
+    for slip in (
+        lambda: bs.ntk(net, x, outputs="trace", store=folder),
+        lambda: bs.Probe(net, x, None, ["ntk_alignment"], out=folder),
+    ):
+        with pytest.raises(BiascopeError, match=r"cannot write .*inside: Not a directory"):
+            slip()

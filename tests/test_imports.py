@@ -47,5 +47,11 @@ def test_rooms_draw_nothing_until_asked(room: str) -> None:
     assert not set(found) & {"matplotlib", "sklearn", "transformers", "typer", "rich", "PIL", "lightning", "ray"}
 
 
+def test_every_public_name_is_there_without_an_import_of_its_own() -> None:
+    code = "import biascope as bs; print(all(hasattr(bs, name) for name in bs.__all__), bs.reports.make_card.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "make_card"]
+
+
 def test_the_check_can_fail() -> None:
     assert heavy(modules_after("import rich.table")) == ["rich"]

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
         nets,
         optim,
         probes,
+        reports,
         spectral,
+        studies,
     )
     from biascope.curvature import fisher, ggn, hessian, load_curvature
     from biascope.editing import TaskVector, disentanglement_error
@@ -95,7 +97,9 @@ _ROOMS = (
     "nets",
     "optim",
     "probes",
+    "reports",
     "spectral",
+    "studies",
 )
 
 __all__ = [
@@ -137,9 +141,11 @@ __all__ = [
     "ntk",
     "optim",
     "probes",
+    "reports",
     "rkhs_norm",
     "sketched_ntk",
     "spectral",
+    "studies",
 ]
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from biascope.errors import CorruptError, InputError
+from biascope.files import explain_write_errors
 from biascope.functional import Functional
 from biascope.inputs import Inputs, batch_size, take
 from biascope.kernels.fingerprint import fingerprint, function_fingerprint, inputs_fingerprint, module_fingerprint
@@ -142,7 +143,8 @@ class Store:
         """Make a new folder, or continue in one that holds the same computation."""
         if path.exists() and not path.is_dir():
             raise InputError(f"{path} is a file: a kernel is stored in a folder")
-        path.mkdir(parents=True, exist_ok=True)
+        with explain_write_errors(path):
+            path.mkdir(parents=True, exist_ok=True)
         if not (path / "kernel.json").exists():
             if any(path.iterdir()):
                 raise InputError(f"{path} is not empty and holds no kernel: choose another folder")

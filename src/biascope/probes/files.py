@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from biascope.errors import CorruptError, InputError
-from biascope.files import read_tensors, write_tensors, write_text
+from biascope.files import explain_write_errors, read_tensors, write_tensors, write_text
 from biascope.probes.record import Record, read_records, to_line
 
 State = dict[str, Tensor]
@@ -51,7 +51,8 @@ class Folder:
         self.path, self.header = Path(path), header
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"out: {self.path} is a file; records go into a folder")
-        self.path.mkdir(parents=True, exist_ok=True)
+        with explain_write_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
         self._file: TextIO | None = None
 
     @property
