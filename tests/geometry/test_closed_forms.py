@@ -177,3 +177,9 @@ def test_markov_holds_on_every_sample() -> None:
             assert ((g @ v) ** 2 >= eta).double().mean().item() <= markov_bound(v, Sigma, eta) + 1e-12
     with pytest.raises(InputError, match="eta"):
         markov_bound(v, Sigma, 0.0)
+
+
+@pytest.mark.parametrize("law", [linear_pooling_covariance, linear_pooling_mixed])
+def test_a_pooling_factor_that_does_not_divide_is_refused(law) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(InputError, match="S=3 must divide D=4"):
+        law(torch.ones(4), 3)

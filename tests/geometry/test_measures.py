@@ -22,7 +22,12 @@ from biascope.geometry import (
     subspace_size,
     velocity,
 )
-from biascope.geometry.mlp_theory import active_second_moment, both_active_moments, expect_angle
+from biascope.geometry.mlp_theory import (
+    active_second_moment,
+    both_active_moments,
+    expect_angle,
+    linear_regression_geometry,
+)
 
 RNG = torch.Generator()
 
@@ -287,3 +292,33 @@ def test_cut_off_of_the_architecture_subspace() -> None:
     ):
         with pytest.raises(InputError, match=message):
             call()
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e200])
+def test_no_number_depends_on_the_scale(scale: float) -> None:
+    """Squares of such entries are zero or infinite in float64; the null's spread was NaN, and an example "zero"."""
+    rng = torch.Generator().manual_seed(0)
+    A, B = (M @ M.T for M in torch.randn(2, 4, 4, generator=rng, dtype=torch.float64))
+    x = torch.randn(5, 4, generator=rng, dtype=torch.float64)
+    plain, scaled = compare(A, B), compare(scale * A, B)
+    for name in ("value", "trace_removed", "null", "null_std", "z"):
+        assert getattr(scaled, name) == pytest.approx(getattr(plain, name), rel=1e-12)
+    torch.testing.assert_close(alignment_score(scale * x, A), alignment_score(x, A), rtol=1e-12, atol=0)
+
+
+def test_vectors_without_an_angle_are_refused() -> None:
+    with pytest.raises(InputError, match="a zero vector has no angle"):
+        active_second_moment(torch.zeros(3), torch.ones(3))
+
+
+@pytest.mark.parametrize(("scale", "time"), [(1.0, 0.7), (1e-7, 5e14), (1e-8, 1e16)])
+def test_linear_regression_at_every_scale_of_the_data(scale: float, time: float) -> None:
+    """By matrix exponentials; small data that are trained for long had their eigenvalues taken for zero."""
+    rng = torch.Generator().manual_seed(0)
+    X = scale * torch.randn(6, 3, generator=rng, dtype=torch.float64)
+    y, S = torch.randn(6, generator=rng, dtype=torch.float64), X.T @ X
+    decay = torch.linalg.matrix_exp(-S * time)
+    w = (torch.eye(3, dtype=torch.float64) - decay) @ torch.linalg.solve(S, X.T @ y)
+    expected = decay @ decay + torch.outer(w, w)
+    found = linear_regression_geometry(X, y, time)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12 * float(expected.abs().max()))

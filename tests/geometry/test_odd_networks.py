@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from biascope.ensembles import input_gradients, outputs, record
+from biascope.ensembles import input_gradients, outputs, record, train_ensemble
 from biascope.errors import UnsupportedError
 from biascope.geometry import (
     dipole_derivatives,
@@ -129,3 +129,47 @@ def test_what_vmap_does_not_know_is_done_in_turn() -> None:
     small = nads(Recurrent, (3,), 6, step=1e-4, x=X[0], dtype=torch.float64)
     exact = nads(Recurrent, (3,), 6, method="autograd", x=X[0], dtype=torch.float64)
     torch.testing.assert_close(small.eigenvalues, exact.eigenvalues, rtol=1e-6, atol=1e-9)
+
+
+class Counting(nn.Module):
+    """Counts its calls in every mode, or in train mode only."""
+
+    calls: Tensor
+
+    def __init__(self, always: bool) -> None:
+        super().__init__()
+        self.layer, self.always = nn.Linear(3, 2), always
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.always or self.training:
+            self.calls += 1
+        out: Tensor = self.layer(x) * (1 + self.calls)
+        return out
+
+
+def test_networks_that_count_their_calls_in_eval_mode_are_refused_and_left_as_drawn() -> None:
+    """The constant that all networks share was counted up, for this ensemble and for all later draws."""
+    initialiser = record(lambda: Counting(always=True))
+    drawn = initialiser.draw(0, 0, 4)
+    for gives in (
+        lambda: outputs(drawn, X),
+        lambda: outputs(drawn, X, engine="loop"),
+        lambda: input_gradients(drawn, X),
+        lambda: nads(initialiser, (3,), 4),
+        lambda: nads(initialiser, (3,), 4, "mixed-derivative", top=1),
+        lambda: geometry_evolution(initialiser, X, torch.zeros(12), n_networks=2),
+        lambda: train_ensemble(initialiser, [(X, torch.arange(12) % 2)]),
+    ):
+        with pytest.raises(UnsupportedError, match="changes its buffer 'calls' when it is called in eval mode"):
+            gives()
+    assert drawn.buffers["calls"].tolist() == initialiser.draw(0, 0, 4).buffers["calls"].tolist() == [0.0] * 4
+
+
+def test_networks_that_count_in_train_mode_are_fine() -> None:
+    initialiser = record(lambda: Counting(always=False))
+    done = train_ensemble(initialiser, [(X, torch.arange(12) % 2)] * 2, epochs=3, batch_size=5)
+    assert done.networks is not None
+    assert done.networks.buffers["calls"].tolist() == [9.0, 9.0]
+    expected = torch.stack([done.networks.module(i)(X).detach() for i in range(2)])
+    torch.testing.assert_close(outputs(done.networks, X), expected, rtol=1e-5, atol=1e-6)

@@ -15,7 +15,7 @@ from biascope.ensembles.arithmetic import AffineNorm
 from biascope.ensembles.capture import capture
 from biascope.ensembles.compiled import Compiled
 from biascope.ensembles.networks import Networks
-from biascope.errors import InputError
+from biascope.errors import InputError, UnsupportedError
 from biascope.functional import as_rows, explained
 from biascope.tables import facts
 
@@ -151,11 +151,24 @@ def _channels_last(values: dict[str, Tensor]) -> dict[str, Tensor]:
 def try_input(networks: Networks, x: Tensor) -> Tensor:
     """Outputs [1, c] of the first network on the first of x [n, ...], or an error that says what does not fit.
 
+    Networks that write into their buffers when they are called are refused: what they give would depend on how often
+    they were called before, and on which of them share the memory of a constant.
+
     Example:
         >>> from biascope.ensembles import record
         >>> try_input(record(lambda: nn.Linear(3, 2)).draw(0, 0, 1), torch.ones(5, 3)).shape
         torch.Size([1, 2])
     """
-    one = x[:1]
-    with torch.no_grad(), explained(networks.template, one):
-        return call_rows(networks.template, networks.one(0), one)
+    one, values, template = x[:1], networks.one(0), networks.template
+    buffers = {name: values[name].clone() for name in networks.buffers}
+    versions = {name: value._version for name, value in buffers.items()}
+    with torch.no_grad(), explained(template, one):
+        out = call_rows(template, {**values, **buffers}, one)
+    changed = [name for name, value in buffers.items() if value._version != versions[name]]
+    if changed:
+        mode = "train" if template.training else "eval"
+        raise UnsupportedError(
+            f"{type(template).__name__} changes its buffer '{changed[0]}' when it is called in {mode} mode, so what it "
+            "gives depends on the calls before; let it do that in train mode only (if self.training) and draw in eval"
+        )
+    return out

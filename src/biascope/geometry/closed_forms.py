@@ -22,9 +22,13 @@ def aliasing_matrix(D: int, S: int) -> Tensor:
         >>> aliasing_matrix(4, 2).shape
         torch.Size([2, 4])
     """
+    _check_factor(D, S)
+    return torch.eye(D // S, dtype=torch.float64, device="cpu").repeat(1, S) / math.sqrt(S)
+
+
+def _check_factor(D: int, S: int) -> None:
     if S < 1 or D % S:
         raise InputError(f"the pooling factor S={S} must divide D={D}")
-    return torch.eye(D // S, dtype=torch.float64, device="cpu").repeat(1, S) / math.sqrt(S)
 
 
 def linear_pooling_covariance(m: Tensor, S: int, s_theta: float = 1.0, s_phi: float = 1.0) -> Tensor:
@@ -34,6 +38,7 @@ def linear_pooling_covariance(m: Tensor, S: int, s_theta: float = 1.0, s_phi: fl
         >>> linear_pooling_covariance(torch.tensor([2.0, 1.0]), S=2).diagonal()
         tensor([2.0000, 0.5000], dtype=torch.float64)
     """
+    _check_factor(len(m), S)
     return (s_phi * s_theta) ** 2 / S * torch.diag(m.double().square())
 
 
@@ -44,6 +49,7 @@ def linear_pooling_mixed(m: Tensor, S: int, s_theta: float = 1.0, s_phi: float =
         >>> linear_pooling_mixed(torch.tensor([2.0, 1.0]), S=2).diagonal()
         tensor([4., 1.], dtype=torch.float64)
     """
+    _check_factor(len(m), S)
     return (s_theta**2 + s_phi**2) / S * torch.diag(m.double().square())
 
 

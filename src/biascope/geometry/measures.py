@@ -73,7 +73,7 @@ def compare(A: Tensor, B: Tensor) -> Comparison:
         >>> round(compare(torch.diag(torch.tensor([1.0, 2.0])), torch.eye(2)).null, 4)
         0.9487
     """
-    A, B = _pair(A, B)
+    A, B = (M / M.abs().max().clamp(min=torch.finfo(M.dtype).tiny) for M in _pair(A, B))  # nothing here has a scale
     D, eye = len(A), torch.eye(len(A), dtype=A.dtype, device="cpu")
     A0, B0 = (M - M.diagonal().mean() * eye for M in (A, B))
     identity = _correlation(A, eye), _correlation(B, eye)
@@ -346,10 +346,11 @@ def alignment_score(x: Tensor, G: Tensor) -> Tensor:
     flat, G = _rows(x, "x"), _square(G, "G").double()
     if flat.shape[1] != len(G):
         raise InputError(f"examples of x {list(x.shape)} have {flat.shape[1]} entries, G is {list(G.shape)}")
-    norms = flat.norm(dim=1)
-    if bool((norms == 0).any()):
-        raise InputError(f"example {int((norms == 0).nonzero()[0])} is zero: it has no direction to score")
-    scores: Tensor = ((flat @ G) * flat).sum(1) / norms.square()
+    largest = flat.abs().amax(1, keepdim=True)
+    if bool((largest == 0).any()):
+        raise InputError(f"example {int((largest == 0).nonzero()[0, 0])} is zero: it has no direction to score")
+    flat = flat / largest  # squares of very large or small entries would leave the range of float64
+    scores: Tensor = ((flat @ G) * flat).sum(1) / flat.square().sum(1)
     return scores
 
 

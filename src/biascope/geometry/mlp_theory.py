@@ -69,6 +69,8 @@ def active_second_moment(a: Tensor, b: Tensor) -> Tensor:
         >>> active_second_moment(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 0.0])).diagonal()
         tensor([0.5000, 0.5000], dtype=torch.float64)
     """
+    if not (bool(a.any()) and bool(b.any())):
+        raise InputError("a and b must not be zero: a zero vector has no angle")
     a, b = a.double() / a.double().norm(), b.double() / b.double().norm()
     al = 2 * math.atan2(float((a - b).norm()), float((a + b).norm()))
     moment = both_active(al) * torch.eye(len(a), dtype=torch.float64, device="cpu")
@@ -153,8 +155,9 @@ def linear_regression_geometry(x_train: Tensor, y_train: Tensor, time: float, s:
     """
     X, y = x_train.double().flatten(1), y_train.double().flatten()
     values, V = torch.linalg.eigh(X.T @ X)
+    values = values.clamp(min=0.0)  # what rounding puts below zero would grow without end
     # (1 - exp(-l t)) / l, with its limit t at l = 0
-    growth = torch.where(values.abs() < 1e-12, torch.full_like(values, time), -torch.expm1(-values * time) / values)
+    growth = torch.where(values == 0, torch.full_like(values, time), -torch.expm1(-values * time) / values)
     w = V @ (growth * (V.T @ (X.T @ y)))
     decay: Tensor = (V * torch.exp(-2 * values * time)) @ V.T
     return s**2 * decay + torch.outer(w, w)
