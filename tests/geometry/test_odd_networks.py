@@ -173,3 +173,73 @@ def test_networks_that_count_in_train_mode_are_fine() -> None:
     assert done.networks.buffers["calls"].tolist() == [9.0, 9.0]
     expected = torch.stack([done.networks.module(i)(X).detach() for i in range(2)])
     torch.testing.assert_close(outputs(done.networks, X), expected, rtol=1e-5, atol=1e-6)
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(0.3 * torch.randn(3, 2, dtype=torch.complex128))
+        self.v = nn.Parameter(torch.randn(2, 1, dtype=torch.complex128))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = (torch.tanh(x.to(self.w.dtype) @ self.w) @ self.v).real
+        return out
+
+
+class TwoParts(nn.Module):
+    """The same with real parameters, out of the complex ones of a network."""
+
+    def __init__(self, of: nn.Module) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList(torch.view_as_real(p.detach()).clone() for p in of.parameters())
+
+    def forward(self, x: Tensor) -> Tensor:
+        w, v = (torch.view_as_complex(part) for part in self.parts)
+        out: Tensor = (torch.tanh(x.to(w.dtype) @ w) @ v).real
+        return out
+
+
+def test_complex_parameters_count_as_two_real_ones() -> None:
+    """||H v|| dropped imaginary parts, and nads took x for complex."""
+    drawn = record(Complex).draw(0, 0, 6)
+    v, y = torch.tensor([1.0, 2.0, -1.0]).double(), torch.linspace(-1, 1, 12).double()
+    x, data = X[0].double(), X.double()
+    nets = [TwoParts(drawn.module(i)) for i in range(6)]
+    rows, lengths, deltas = [], [], []
+    for net in nets:
+        leaf = x.clone().requires_grad_(True)
+        (g,) = torch.autograd.grad(net(leaf[None]).sum(), leaf, create_graph=True)
+        lengths.append(sum(h.square().sum() for h in torch.autograd.grad(g @ v, net.parts, retain_graph=True)).sqrt())
+        flow = torch.autograd.grad(0.5 * (net(data)[:, 0] - y).square().sum(), net.parts)
+        u = torch.stack(
+            [-sum((a * b).sum() for a, b in zip(torch.autograd.grad(e, net.parts, retain_graph=True), flow)) for e in g]
+        )
+        rows.append(g.detach())
+        deltas.append(torch.outer(u, g.detach()) + torch.outer(g.detach(), u))
+    torch.testing.assert_close(dipole_derivatives(drawn, x, v).mixed, torch.stack(lengths), rtol=1e-10, atol=0)
+    moment = torch.stack(rows).T @ torch.stack(rows) / 6
+    for method, step, tolerance in (("autograd", 1.0, 1e-10), ("finite-difference", 1e-4, 1e-6)):
+        found = nads(Complex, (3,), 6, method, step=step, x=x)
+        expected = torch.linalg.eigvalsh(moment).flip(0)
+        torch.testing.assert_close(found.eigenvalues, expected, rtol=tolerance, atol=1e-9)
+    Delta = evolution_of(drawn, x[None], data, y).matrix
+    torch.testing.assert_close(Delta, torch.stack(deltas).mean(0), rtol=1e-9, atol=1e-10)
+    assert geometry_evolution(Complex, data, y, n_networks=2).matrix.isfinite().all()
+    with pytest.raises(UnsupportedError, match="mixed-derivative' needs real parameters; Complex has complex ones"):
+        nads(Complex, (3,), 6, "mixed-derivative")
+
+
+def test_networks_of_buffers_alone_have_directions() -> None:
+    class Fixed(nn.Module):
+        weight: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("weight", torch.randn(3, 1, dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight
+
+    rows = record(Fixed).draw(0, 0, 30).buffers["weight"][:, :, 0]
+    found = nads(Fixed, (3,), 30, "autograd")
+    torch.testing.assert_close(found.eigenvalues, torch.linalg.eigvalsh(rows.T @ rows / 30).flip(0), rtol=1e-10, atol=0)

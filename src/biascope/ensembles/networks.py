@@ -59,9 +59,10 @@ class Networks:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Precision of the parameters."""
-        tensors = (*self.params.values(), *self.buffers.values())
-        return next((value.dtype for value in tensors if value.is_floating_point()), torch.get_default_dtype())
+        """Precision of the parameters; where all are complex, that of their parts."""
+        kinds = [value.dtype for value in (*self.params.values(), *self.buffers.values())]
+        parts = [kind.to_real() for kind in kinds if kind.is_complex]
+        return next((kind for kind in kinds if kind.is_floating_point), next(iter(parts), torch.get_default_dtype()))
 
     @checked
     def one(self, i: int) -> dict[str, Tensor]:

@@ -123,8 +123,7 @@ def nads(
         raise InputError("x holds NaN or infinity")
     if top is not None and not 1 <= top <= x.numel():
         raise InputError(f"top must be between 1 and {x.numel()}, not {top}")
-    kind = dtype or next(initialiser.template.parameters()).dtype
-    x = x.to(where, kind)
+    x = x.to(where, initialiser.draw(seed, 0, 1, where, dtype).dtype)
     if second_order:
         if n_networks == "auto":
             raise InputError("n_networks='auto' is for finite differences and autograd")
@@ -276,6 +275,11 @@ def _second_order(
     operator: bool,
 ) -> NADs:
     """Algorithm 2 and NTK-NADs by block Krylov."""
+    if any(parameter.is_complex() for parameter in initialiser.template.parameters()):
+        raise UnsupportedError(
+            f"method={method!r} needs real parameters; {type(initialiser.template).__name__} has complex ones: use "
+            "'autograd' or 'finite-difference', or make real and imaginary parts parameters of their own"
+        )
     D, ntk = x.numel(), method == "ntk"
     T = 1 if ntk else n_networks
     points = x[None]

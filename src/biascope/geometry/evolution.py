@@ -93,7 +93,8 @@ def geometry_evolution(
     initialiser = with_something_to_train(factory)
     refuse_batch_dependence(initialiser.template)
     where = device_of(device)
-    kind = dtype or next(initialiser.template.parameters()).dtype
+    first = initialiser.draw(seed, 0, 1, where, dtype)
+    kind = first.dtype
     x, y = x_train.to(where, kind), y_train.to(where, kind)
     total = LOSSES[loss] if isinstance(loss, str) else loss
     template = initialiser.template
@@ -103,7 +104,6 @@ def geometry_evolution(
         return scalar_of(out, scalarise)
 
     room = budget(max_memory, where)
-    first = initialiser.draw(seed, 0, 1, where, dtype)
     weight = sum(p.numel() * p.element_size() for p in first.params.values())
     cost = 6 * weight * (1 + n_probes) + 6 * activation_bytes(first, x[:1]) * (min(batch, len(x)) + 4 * n_probes)
     group = max(1, min(n_networks, initialiser.block, room // (4 * cost)))

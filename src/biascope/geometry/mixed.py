@@ -74,7 +74,7 @@ class MixedDerivative:
         """||Hbar_t v||^2 for every network and column: [T, k] in float64."""
 
         def one(params: Params, buffers: Params, v: Tensor) -> Tensor:
-            return torch.stack([part.square().sum() for part in self.push(params, buffers, v).values()]).sum()
+            return torch.stack([part.abs().square().sum() for part in self.push(params, buffers, v).values()]).sum()
 
         both = vmap(vmap(one, in_dims=(None, None, 0)), in_dims=(0, 0, None))
         found: Tensor = both(dict(networks.params), dict(networks.buffers), V.T.to(self.points))
