@@ -95,6 +95,7 @@ def test_help_of_run_shows_the_studys_options(capsys: pytest.CaptureFixture[str]
     [
         (["run", "nad/fig4z"], "did you mean nad/fig4"),
         (["run", "nad/fig4a", "--sigm", "2"], "unknown option 'sigm'; did you mean sigma?"),
+        (["run", "nad/fig4a", "--sise", "smoke"], "unknown option --sise; did you mean --size?"),
         (["run", "nad/fig4a", "--sigma", "loud"], "option sigma='loud' should be float"),
         (["run", "nad/fig4a", "--size", "huge"], "size 'huge' is not one of smoke, laptop, paper"),
         (["run", "nad/fig4a", "--device", "gpu"], "'gpu' is not a torch device"),

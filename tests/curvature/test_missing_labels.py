@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import biascope as bs
-from biascope.errors import UnsupportedError
+from biascope.errors import InputError, UnsupportedError
 from curvature.curvature_zoo import relative
 
 
@@ -133,3 +133,19 @@ def test_gauss_newton_of_a_mean_over_labelled_positions_is_refused() -> None:
         with pytest.raises(UnsupportedError, match=r"ignored labels \(-100\)"):
             make(net, (x, y), "implicit", loss="ce")
     assert bs.ggn(net, (x, y.clamp_min(0)), "dense", loss="ce").trace() > 0
+
+
+@pytest.mark.parametrize("estimator", ["exact", "monte-carlo", "empirical"])
+def test_tokens_taken_for_classes_are_named_where_the_labels_tell(estimator: str) -> None:
+    """Outputs [n, 5 tokens, 3 words] and one label per token: axis 1 cannot be the classes."""
+    net, (x, y) = network(last=True), data()
+    y = y.clamp_min(0)
+    with pytest.raises(InputError, match="class_dim=-1"):
+        bs.fisher(net, (x, y), "dense", estimator=estimator)
+    assert bs.fisher(net, (x, y), "dense", estimator=estimator, class_dim=-1).trace() > 0
+
+
+def test_a_metric_of_products_says_how_to_get_eigenvalues() -> None:
+    net, (x, _) = network(), data()
+    with pytest.raises(UnsupportedError, match=r"eigh\(k\)"):
+        bs.fisher(net, x, "implicit").eigenvalues()

@@ -434,3 +434,12 @@ def test_refusals() -> None:
         geometry_evolution(bare, torch.zeros(3, 3), torch.zeros(2), n_networks=1)
     with pytest.raises(InputError, match="loss"):
         geometry_evolution(bare, torch.zeros(3, 3), torch.zeros(3), n_networks=1, loss="nll")
+
+
+def test_no_more_eigenpairs_than_dimensions() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        G = average_geometry(lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)), (3,), 20, seed=0)
+    with pytest.raises(InputError, match="k=4: a matrix of size 3 has between 1 and 3 eigenpairs"):
+        G.eigh(4)
+    assert len(G.eigh(3).values) == 3

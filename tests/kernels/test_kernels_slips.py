@@ -153,3 +153,12 @@ def test_products_of_the_jacobian_name_what_does_not_fit() -> None:
     with pytest.raises(InputError, match=r"0\.bias: expected a tensor, got ndarray"):
         J.jvp({"0.bias": np.ones(4)})  # type: ignore[dict-item]
     torch.testing.assert_close(J.vjp(torch.ones(12)).as_subclass(torch.Tensor), J.vjp(torch.ones(6, 2)).clone())
+
+
+def test_a_column_of_classes_is_not_taken_for_values() -> None:
+    K, three = bs.ntk(net(), X, mode="trace"), torch.tensor([0, 1, 2, 0, 2, 1])
+    with pytest.raises(InputError, match=r"y\[:, 0\] for classes, y.double\(\) for values"):
+        K.alignment(three[:, None])
+    signs = 2 * Y - 1
+    assert K.alignment(signs[:, None]) == pytest.approx(K.alignment(signs.double()), rel=1e-12)
+    assert K.alignment(three[:, None].double()) != pytest.approx(K.alignment(three), rel=1e-3)

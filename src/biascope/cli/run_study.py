@@ -1,7 +1,9 @@
 """`biascope run`: make or resume a run folder, execute the study, write its page."""
 
+import difflib
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +20,7 @@ from biascope.studies import Run, configure, execute, find, load_result
 from biascope.studies.replication import beside
 
 # options of the study itself (--sigma 3) are not known here: they arrive as extra arguments
+OPTIONS = ("size", "seed", "out", "resume", "like", "device", "set")  # those of every study
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
@@ -112,8 +115,18 @@ def _key_value(text: str) -> tuple[str, str]:
 
 
 def _started(name: str, out: Path | None, asked: dict[str, Any], overrides: dict[str, str]) -> Run:
+    _refuse_misspelt(overrides, name)
     config = configure(name, overrides=overrides, **asked)
     return Run.create(out or _free_folder(f"{name.replace('/', '-')}-{config['size']}"), config)
+
+
+def _refuse_misspelt(overrides: Iterable[str], name: str) -> None:
+    """Raise if what was taken for an option of the study is nearer to one that every study has."""
+    own = {option.name for option in find(name).options}
+    for key in overrides:
+        meant = difflib.get_close_matches(key, [*own, *OPTIONS], n=1, cutoff=0.5)
+        if key not in own and meant and meant[0] in OPTIONS:
+            raise InputError(f"unknown option --{key}; did you mean --{meant[0]}?")
 
 
 def _free_folder(name: str) -> Path:

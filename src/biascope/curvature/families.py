@@ -108,7 +108,15 @@ class Categorical(Family):
 
     def check_labels(self, y: Tensor | None, n: int) -> Tensor | None:
         """The expectation over labels needs none; but a position that has none (-100) has no likelihood."""
-        missing = isinstance(y, Tensor) and not y.is_floating_point() and bool((y == IGNORE).any())
+        if not isinstance(y, Tensor) or y.is_floating_point():
+            return None
+        positions, classes = self.shape.positions, self.shape.classes
+        if not self.shape.classes_last and y.shape == (n, classes) and positions not in (1, classes):
+            raise InputError(
+                f"one label for each of {classes} positions, but these were taken for the classes, of which there are "
+                f"{positions} then: where the classes are the last axis, as in language models, say class_dim=-1"
+            )
+        missing = bool((y == IGNORE).any())
         return checked_labels(self.name, y, n, self.shape) if missing else None
 
     def ignores(self, y: Tensor | None) -> bool:  # noqa: D102

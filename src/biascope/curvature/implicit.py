@@ -33,6 +33,13 @@ COTANGENTS = 2**24  # entries of cotangents at a time in the products of a centr
 class ProductMetric(Metric):
     """A metric known by its products only: what follows from them."""
 
+    def eigenvalues(self) -> Tensor:
+        """All of them would need the matrix: `eigh(k)` finds the largest."""
+        raise UnsupportedError(
+            f"{self!r} is known by its products only: eigh(k) gives its k largest eigenvalues, and "
+            "representation='dense' all of them"
+        )
+
     def solve(
         self,
         v: Vector,

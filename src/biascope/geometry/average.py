@@ -97,6 +97,8 @@ class AverageGeometry:
         D = self.operator.shape[0]
         if k is not None:
             check_count(k, "k")
+            if k > D:
+                raise InputError(f"k={k}: a matrix of size {D} has between 1 and {D} eigenpairs")
         if self.dense is None:
             return few_passes(
                 lambda X: self.operator @ X, D, min(k or 64, D), passes=12, seed=self.seed, device=self.operator.device

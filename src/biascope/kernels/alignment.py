@@ -31,6 +31,9 @@ def targets(y: Tensor, n: int, outputs: int | None) -> Tensor:
     if y.is_floating_point() and not bool(torch.isfinite(y).all()):
         bad = int((~torch.isfinite(y.reshape(n, -1)).all(1)).nonzero()[0])
         raise InputError(f"y has a NaN or infinity, first for example {bad}")
+    column = y.dim() == 2 and y.shape[1] == 1 and y.dtype != torch.bool and not y.is_floating_point()
+    if column and outputs != 1 and not bool((y.abs() == 1).all()):
+        raise InputError(f"y is a column of integers {list(y.shape)}: pass y[:, 0] for classes, y.double() for values")
     values = y.is_floating_point() or y.dtype == torch.bool or y.dim() > 1 or outputs == 1
     if values or bool((y.abs() == 1).all() & (y.min() == -1)):
         return y.double().reshape(n, -1)
