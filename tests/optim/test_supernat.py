@@ -98,6 +98,46 @@ def test_resume():
     assert torch.equal(v.detach(), whole)
 
 
+@pytest.mark.parametrize("scale", ["first", "max_residual", "keep_top", "keep_trace", 2.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("stop", [0, 5])
+def test_a_state_taken_over_at_any_step_goes_on_bit_for_bit(scale, dtype, stop):
+    """torch's own loading makes a rule's name a text that no rule has, and the ratios those of w's precision."""
+    Phi, y, _, _ = demo(1)
+    lr = 0.3 / float(torch.linalg.eigvalsh(Phi.T @ Phi)[-1])
+
+    def train(break_at):
+        w = torch.nn.Parameter(torch.zeros(Phi.shape[1], dtype=dtype))
+        opt = bs.optim.SuperNat(w, Phi, lr=lr, scale=scale)
+        for i in range(10):
+            if i == break_at:
+                saved, w = opt.state_dict(), torch.nn.Parameter(w.detach().clone())
+                opt = bs.optim.SuperNat(w, Phi, lr=lr, scale=scale)
+                opt.load_state_dict(saved)
+            if i % 2:  # by w.grad
+                w.grad = (Phi.T @ (Phi @ w.detach().double() - y)).to(dtype)
+                opt.step()
+            else:
+                opt.step(Phi @ w.detach().double() - y)
+        return w.detach()
+
+    assert torch.equal(train(stop), train(None))
+
+
+def test_a_state_of_other_features_is_refused():
+    w = torch.nn.Parameter(torch.zeros(3))
+    opt = bs.optim.SuperNat(w, torch.eye(5, 3), lr=0.1)
+    few = bs.optim.SuperNat(torch.nn.Parameter(torch.zeros(2)), torch.eye(5, 2), lr=0.7)
+    with pytest.raises(InputError, match=r"ratio is \[2\], these features have 3 modes"):
+        opt.load_state_dict(few.state_dict())
+    odd = opt.state_dict()
+    odd["state"][0] = {**odd["state"][0], "scale": "largest"}
+    with pytest.raises(InputError, match="scale='largest'"):
+        opt.load_state_dict(odd)
+    assert opt.param_groups[0]["lr"] == 0.1
+    assert opt.state[w]["scale"] == "first"
+
+
 @pytest.mark.parametrize("projector", [True, False])
 def test_supernat_freezes_the_noise_that_gradient_descent_fits(projector):
     """Check 30: the final clean test error is below gradient descent's in at least 18 of 20 seeds."""

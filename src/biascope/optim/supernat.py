@@ -19,7 +19,7 @@ gradient descent 0.024):
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 import torch
@@ -102,7 +102,7 @@ class SuperNat(Optimizer):
                 )
             c = self.U.T @ gradient.reshape(-1).to(self.U.dtype)
         elif w.grad is not None:
-            c = (self.V.T @ w.grad.reshape(-1)) / self.s
+            c = (self.V.T @ w.grad.reshape(-1).to(self.V.dtype)) / self.s
         else:
             raise InputError("step() needs the gradient with respect to the outputs, or a w.grad from loss.backward()")
         if not bool(c.isfinite().all()):
@@ -116,6 +116,20 @@ class SuperNat(Optimizer):
         w.add_((self.V @ (state["ratio"] * self.s * c)).reshape(w.shape), alpha=-lr)
         state["ratio"] = state["ratio"] * c.abs() / scale
         return loss
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over a state; one of other features is refused and changes nothing."""
+        saved = state_dict.get("state", {}).get(0, {})
+        ratio, scale = saved.get("ratio"), saved.get("scale")
+        if not isinstance(ratio, Tensor) or ratio.shape != self.s.shape:
+            found = list(ratio.shape) if isinstance(ratio, Tensor) else ratio
+            raise InputError(f"the state's ratio is {found}, these features have {len(self.s)} modes")
+        if isinstance(scale, str) and scale not in get_args(Scale):
+            raise InputError(f"the state's scale={scale!r} is not a number or one of {', '.join(get_args(Scale))}")
+        super().load_state_dict(dict(state_dict))
+        # torch takes the name of a rule for a list of letters, and rounds the ratios to the precision of w
+        kept = ratio.detach().to(self.s.device, self.s.dtype, copy=True)
+        self.state[self.param_groups[0]["params"][0]] = {"ratio": kept, "scale": scale}
 
     def _scale(self, rule: float | Scale, c: Tensor) -> float:
         """1 / kappa of this step for c = |u_j^T grad_f L|."""
