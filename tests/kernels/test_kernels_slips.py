@@ -156,7 +156,7 @@ def test_products_of_the_jacobian_name_what_does_not_fit() -> None:
 
 
 def test_a_column_of_classes_is_not_taken_for_values() -> None:
-    K, three = bs.ntk(net(), X, mode="trace"), torch.tensor([0, 1, 2, 0, 2, 1])
+    K, three = bs.ntk(net(), X, outputs="trace"), torch.tensor([0, 1, 2, 0, 2, 1])
     with pytest.raises(InputError, match=r"y\[:, 0\] for classes, y.double\(\) for values"):
         K.alignment(three[:, None])
     signs = 2 * Y - 1
