@@ -234,3 +234,19 @@ def test_disk_covers_half_of_the_square() -> None:
     grid = square_grid()
     assert grid.shape == (2500, 2)
     assert grid[1].tolist() == pytest.approx([-1 + 2 / 49, -1])
+
+
+def test_a_reference_of_another_boundary_is_refused() -> None:
+    """Its bias is minus the median of other values: of x.u, not of its square."""
+    x = torch.randn(20, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    u = torch.ones(1, 2, 2)
+    with pytest.raises(InputError, match="boundary='linear'"):
+        relabel(x, u, "quadratic", reference=relabel(x, u))
+    with pytest.raises(InputError, match="sinusoid='projection'"):
+        relabel(x, u, "sinusoidal", sinusoid="channel", reference=relabel(x, u, "sinusoidal"))
+    with pytest.raises(InputError, match="boundary='quadratic'"):
+        isotropic(u, 20, reference=isotropic(u, 20, "quadratic"))
+    with pytest.raises(InputError, match="not made by isotropic"):
+        isotropic(u, 20, reference=disk(20))
+    same = relabel(x, u, sinusoid="channel", reference=relabel(x, u))  # a line has no sinusoid
+    assert torch.equal(same.y, relabel(x, u).y)

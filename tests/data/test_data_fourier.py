@@ -110,3 +110,17 @@ def test_complete_basis() -> None:
         complete_basis(2 * u[:2])
     with pytest.raises(InputError, match="k <= D"):
         complete_basis(torch.ones(3, 2))
+
+
+@pytest.mark.parametrize("shape", [(4,), (7,), (6, 4), (4, 3), (2, 2, 3)])
+def test_signed_frequencies_and_whole_turns_are_the_same_bins(shape: tuple[int, ...]) -> None:
+    """-n/2 is the Nyquist bin n/2, which is its own conjugate: it has length 1 too, and no sine."""
+    basis = dft_basis(shape)
+    for part in ("re", "im"):
+        own = basis.part(part)  # type: ignore[arg-type]
+        for bins in (own.frequencies, own.bins + 2 * torch.tensor(shape)):
+            assert torch.equal(fourier_vectors(shape, bins, part), own.vectors)  # type: ignore[arg-type]
+    nyquist = torch.tensor([[-(n // 2) if n % 2 == 0 else 0 for n in shape]])
+    assert float(fourier_vectors(shape, nyquist, "re").norm()) == pytest.approx(1, abs=1e-14)
+    with pytest.raises(InputError, match="own conjugate"):
+        fourier_vectors(shape, nyquist, "im")

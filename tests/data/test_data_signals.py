@@ -1,7 +1,10 @@
 import math
+from itertools import pairwise
 
 import pytest
 import torch
+from scipy.integrate import quad
+from scipy.special import ndtr
 
 from biascope.data import (
     correlated_gaussians,
@@ -128,3 +131,33 @@ def test_noisy_function_data() -> None:
         noisy_function(4, sigma=0.0)
     with pytest.raises(InputError, match="function"):
         noisy_function(4, "square")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sigma", [10.0, 0.3, 1e-3, 1e-4, 1e-6, 1e-9])
+def test_the_information_of_a_line_with_noise_has_a_closed_density(sigma: float) -> None:
+    """p(y) = (Phi((y + 1) / sigma) - Phi((y - 1) / sigma)) / 2: the integral of -p log p, split at the ends."""
+
+    def minus_p_log_p(u: float) -> float:  # at y = 1 + sigma u; the other end counts as well
+        # not ndtr(u + 2 / sigma) - ndtr(u), which cancels in the tail
+        p = (ndtr(-u) - ndtr(-u - 2 / sigma)) / 2
+        return float(-p * math.log(p)) if p > 0 else 0.0
+
+    edge = sigma * quad(minus_p_log_p, -min(12.0, 1 / sigma), 12.0, epsabs=0, epsrel=1e-12, limit=400)[0]
+    flat = max(0.0, 1 - 12 * sigma) * math.log(2) / 2  # p is 1/2 there
+    expected = 2 * (edge + flat) - 0.5 * math.log(2 * math.pi * math.e * sigma**2)
+    # y lies near 1, so its distances from there, in units of sigma, are rounded to 2e-16 / sigma
+    found = noisy_function(2, "linear", sigma, dim=1).info["mutual_information"]
+    assert found == pytest.approx(expected, abs=1e-13 + 2e-16 / sigma * 10)
+
+
+@pytest.mark.parametrize(("function", "mean_log_slope"), [("cubic", math.log(3) - 2), ("sine", -0.18753816902083825)])
+def test_little_noise_leaves_the_entropy_of_the_function(function: str, mean_log_slope: float) -> None:
+    """I + log sigma -> log 2 + E log |f'| - log sqrt(2 pi e); the error is like sigma (sine), sigma^(1/3) (cubic)."""
+    limit = math.log(2) + mean_log_slope - 0.5 * math.log(2 * math.pi * math.e)
+    gaps = []
+    for sigma in (1e-4, 1e-5, 1e-6):
+        nats = noisy_function(2, function, sigma, dim=1).info["mutual_information"]  # type: ignore[arg-type]
+        gaps.append(nats + math.log(sigma) - limit)
+    power = {"cubic": 1 / 3, "sine": 1.0}[function]
+    for wide, narrow in pairwise(gaps):
+        assert narrow / wide == pytest.approx(0.1**power, rel=1e-2)  # the next order is smaller by sigma^(1/3) or more

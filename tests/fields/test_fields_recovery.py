@@ -181,6 +181,9 @@ def test_what_cannot_be_fitted_is_refused() -> None:
         fit(net, r, image[..., 0], steps=1)
     with pytest.raises(InputError, match="mask"):
         fit(net, r, image, fitted=torch.zeros(4, 4, dtype=torch.bool))
+    wide, mask = coordinates((4, 6)), torch.rand(6, 4, generator=torch.Generator().manual_seed(0)) < 0.5
+    with pytest.raises(InputError, match=r"mask \[4, 6\]"):  # as many entries, of other points
+        fit(net, wide, torch.zeros(4, 6), fitted=mask)
     with pytest.raises(InputError, match="NaN"):
         fit(net, r, image / 0)
     with pytest.raises(InputError, match="optimiser='sgd'"):

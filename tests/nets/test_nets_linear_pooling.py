@@ -90,3 +90,13 @@ def test_mean_hessian_has_the_corrected_scale():
     expected[label, label] += 2 * s_theta**2 / S * eps**2 * m2[label]
     torch.testing.assert_close(total, expected, atol=0.15 * expected.max().item(), rtol=0)
     assert total.trace() == pytest.approx(expected.trace().item(), rel=0.1)
+
+
+@pytest.mark.parametrize(("size", "stride"), [(9, 2), (10, 4), (12, 5), (7, 7), (5, 1), (12, 8)])
+def test_the_box_filter_has_the_magnitudes_of_its_dft_where_the_stride_does_not_divide(size, stride):
+    box = torch.zeros(size, dtype=torch.float64)
+    box[:stride] = 1 / stride
+    expected = torch.fft.fft(box).abs()
+    found = box_prefilter(size, stride)
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-7)  # float32
+    assert found[expected < 1e-12].abs().sum() == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -53,6 +54,8 @@ def isotropic(
     noise = sigma * torch.randn(n, *unit.shape, generator=rng, dtype=unit.dtype)
     x = project_out(noise, unit) + (eps * alpha).to(unit.dtype).view(-1, *[1] * unit.dim()) * unit
     inner = boundary_value(eps * alpha, math.pi * alpha, boundary)
+    if reference is not None:
+        _check_reference(reference, "isotropic", ("bias",), boundary=boundary)
     bias = -float(middle(inner)) if reference is None else float(reference.info["bias"])
     info = {"u": unit, "boundary": boundary, "eps": eps, "sigma": sigma, "bias": bias}
     return Dataset(x, as_labels(_signs(inner + bias), labels), f"isotropic-{boundary}", seed_of(seed), info)
@@ -108,9 +111,7 @@ def relabel(
         "channel_std": seen.std(axes, correction=0, keepdim=True),
     }
     if reference is not None:
-        missing = [k for k in _STATISTICS if k not in reference.info]
-        if missing:
-            raise InputError(f"reference {reference.name!r} was not made by relabel: its info lacks {missing}")
+        _check_reference(reference, "relabel", _STATISTICS, boundary=boundary, sinusoid=sinusoid)
         stats = {k: reference.info[k] for k in stats}
         bias = float(reference.info["bias"])
     if sinusoid == "projection":
@@ -122,7 +123,8 @@ def relabel(
         raise InputError(f'sinusoid must be "projection" or "channel", got {sinusoid!r}')
     inner = boundary_value(projection, angle, boundary)
     shift = -float(middle(inner)) if bias == "median" else float(bias)
-    info = {"u": unit, "boundary": boundary, "noise": noise, "noise_rule": noise_rule, "bias": shift, **stats}
+    info = {"u": unit, "boundary": boundary, "sinusoid": sinusoid, "noise": noise, "noise_rule": noise_rule}
+    info |= {"bias": shift, **stats}
     return Dataset(x, as_labels(_signs(inner + shift), labels), f"relabelled-{boundary}", seed_of(seed), info)
 
 
@@ -153,6 +155,19 @@ def middle(values: Tensor) -> Tensor:
     n = len(ordered)
     found: Tensor = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
     return found
+
+
+def _check_reference(reference: Dataset, maker: str, needed: Sequence[str], **same: str) -> None:
+    """Raise where a reference lacks what is taken from it, or had another boundary: its bias is of other values."""
+    missing = [k for k in needed if k not in reference.info]
+    if missing:
+        raise InputError(f"reference {reference.name!r} was not made by {maker}: its info lacks {missing}")
+    for name, value in same.items():
+        if reference.info.get(name) != value and (name == "boundary" or same["boundary"] == "sinusoidal"):
+            raise InputError(
+                f"reference {reference.name!r} has {name}={reference.info.get(name)!r}, and its bias does not fit "
+                f"{value!r}: make both sets with the same {name}"
+            )
 
 
 def _signs(values: Tensor) -> Tensor:

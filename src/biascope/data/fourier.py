@@ -81,7 +81,7 @@ def _signed(bins: Tensor, shape: Sequence[int]) -> Tensor:
 
 @checked
 def fourier_vectors(shape: Sequence[int], bins: Tensor, part: Part, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Unit vectors [k, *shape] of one part at the given bins [k, d].
+    """Unit vectors [k, *shape] of one part at the given bins [k, d], or signed frequencies: they count modulo shape.
 
     v_Re = F^-1(e_b + e_-b)/sqrt 2, v_Im = F^-1(j e_b - j e_-b)/sqrt 2 with F the unitary DFT. Erratum of the paper:
     where b = -b the Re vector is divided by 2 instead of sqrt 2, and there is no Im vector (asking for one is an
@@ -95,6 +95,7 @@ def fourier_vectors(shape: Sequence[int], bins: Tensor, part: Part, dtype: torch
     if bins.dim() != 2 or bins.shape[1] != len(shape) or bins.is_floating_point():
         raise InputError(f"bins {list(bins.shape)} of {bins.dtype}: whole numbers [k, {len(shape)}] are needed")
     size = math.prod(shape)
+    bins = bins % torch.tensor(shape)  # -n / 2 is its own conjugate as n / 2 is
     self_conjugate = (bins == _conjugate(bins, shape)).all(1)
     if part == "im" and bool(self_conjugate.any()):
         raise InputError(

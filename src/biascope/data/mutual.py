@@ -16,6 +16,7 @@ from biascope.signatures import checked
 
 Transform = Literal["identity", "cubic", "tanh"]
 Function = Literal["linear", "cubic", "sine"]
+Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 @checked
@@ -104,12 +105,29 @@ def _apply(x: Tensor, function: Function) -> Tensor:
 
 
 def _noisy_function_information(function: Function, sigma: float) -> float:
-    """h(y) - h(noise) in one dimension: p(y) = E_x N(y; f(x), sigma^2), both integrals by Gauss-Legendre."""
-    order = int(min(4000, 200 + 40 / sigma))
-    nodes, weights = np.polynomial.legendre.leggauss(order)
-    means = _apply(torch.from_numpy(nodes), function).numpy()
-    reach = float(np.abs(means).max()) + 10 * sigma
-    y = reach * nodes
-    density = np.exp(-(((y[:, None] - means) / sigma) ** 2) / 2) @ (weights / 2) / (sigma * math.sqrt(2 * math.pi))
-    entropy = -reach * float(np.sum(weights * density * np.log(np.maximum(density, 1e-300))))
+    """h(y) - h(noise) in one dimension, p(y) = E_x N(y; f(x), sigma^2) even in y, both integrals by Gauss-Legendre.
+
+    p has features of size sigma at 0 (where the cube is flat) and at the end f(1): panels of that size lie there, and
+    twice as wide ones away from them, so that every sigma is resolved. f is increasing, so what lies within 10 sigma of
+    y comes from one interval of x.
+    """
+    top = float(_apply(torch.ones(1, dtype=torch.float64), function))
+    steps = sigma * np.concatenate([np.arange(11.0), 10 * 2.0 ** np.arange(1, max(2, math.ceil(3 - math.log2(sigma))))])
+    near = np.concatenate([steps, top - steps, top + steps[:11]])
+    edges = np.unique(near[(near >= 0) & (near <= top + 10 * sigma)])
+    nodes, weights = np.polynomial.legendre.leggauss(20)
+    half = np.diff(edges) / 2
+    y = ((edges[1:] + edges[:-1]) / 2 + half * nodes[:, None]).ravel()
+    low, high = (_inverse(np.clip(y + shift, -top, top), function) for shift in (-10 * sigma, 10 * sigma))
+    inner, share = np.polynomial.legendre.leggauss(200)
+    x = (low + high)[:, None] / 2 + (high - low)[:, None] / 2 * inner
+    distance = (y[:, None] - _apply(torch.from_numpy(x), function).numpy()) / sigma
+    density = (np.exp(-(distance**2) / 2) @ share) * (high - low) / (4 * sigma * math.sqrt(2 * math.pi))
+    entropy = -2 * float(np.sum((half * weights[:, None]).ravel() * density * np.log(np.maximum(density, 1e-300))))
     return entropy - 0.5 * math.log(2 * math.pi * math.e * sigma**2)
+
+
+def _inverse(y: Array, function: Function) -> Array:
+    """x in [-1, 1] with f(x) = y."""
+    x = {"linear": y, "cubic": np.cbrt(y), "sine": np.arcsin(y)}[function]
+    return np.asarray(np.clip(x, -1.0, 1.0))

@@ -180,7 +180,8 @@ def _samples(like: Tensor, r: Tensor, values: Tensor, fitted: Tensor | None) -> 
         )
     n = math.prod(grid)
     inside = torch.ones(n, dtype=torch.bool, device="cpu") if fitted is None else fitted.reshape(-1)
-    if inside.dtype != torch.bool or len(inside) != n or not bool(inside.any()):
+    flat = fitted is None or tuple(fitted.shape) in {tuple(grid), (n,)}  # [W, H] has as many entries as [H, W]
+    if inside.dtype != torch.bool or not flat or not bool(inside.any()):
         raise InputError(f"fitted must be a mask {list(grid)} of booleans with at least one True")
     if not bool(torch.isfinite(values).all()):
         raise InputError("values has a NaN or infinity")

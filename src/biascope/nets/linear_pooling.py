@@ -17,8 +17,8 @@ from .registry import register
 def box_prefilter(in_features: int, stride: int) -> Tensor:
     """The DFT magnitudes [D] of the box filter of length S = `stride` on D = `in_features` points.
 
-    m[k] = |sin(pi k S/D)| / (S |sin(pi k/D)|), k = 0 .. D - 1. Zero at the multiples of M = D/S but 0, and
-    sum_k m[l + kM]^2 = 1 for every l.
+    m[k] = |sin(pi k S/D)| / (S |sin(pi k/D)|), k = 0 .. D - 1. Where M = D/S is whole, it is zero at the multiples of M
+    but 0, and sum_k m[l + kM]^2 = 1 for every l.
 
     Example:
         >>> box_prefilter(8, 2)[[0, 4]]
@@ -29,7 +29,7 @@ def box_prefilter(in_features: int, stride: int) -> Tensor:
         raise InputError(f"stride={stride} is longer than the signal, in_features={in_features}")
     k = torch.arange(1, in_features, dtype=torch.float64)
     rest = torch.sin(math.pi * k * stride / in_features) / (stride * torch.sin(math.pi * k / in_features))
-    rest[in_features // stride - 1 :: in_features // stride] = 0.0  # exact zeros, not rounding noise
+    rest[k.long() * stride % in_features == 0] = 0.0  # exact zeros, not rounding noise
     return torch.cat([torch.ones(1, dtype=torch.float64), rest.abs()]).to(torch.get_default_dtype())
 
 
