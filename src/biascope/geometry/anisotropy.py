@@ -177,13 +177,13 @@ def _dense(
             "one has none); see NADs.marchenko_pastur",
             stacklevel=5,
         )
-    matrix = moments.matrix(subtract)
-    values, vectors = psd_eigh(matrix)
+    values, vectors = moments.eigh(subtract)
+    trace = float(values.sum())
     values, vectors = values[:top], vectors[:, :top]
     exact = torch.zeros_like(values)
     pairs = Eigenpairs(values, vectors, exact, exact == 0, 0, D)
     errors = moments.spread(vectors, subtract)
-    return _result(sampler, pairs, errors, float(matrix.trace()), moments.count, stability, k, center)
+    return _result(sampler, pairs, errors, trace, moments.count, stability, k, center)
 
 
 def _matrix_free(sampler: Sampler, T: int, top: int, stability_k: int, max_memory: str | int | None) -> NADs:

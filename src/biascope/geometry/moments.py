@@ -15,10 +15,16 @@ from torch import Tensor
 
 from biascope.linalg import Dense, eigsh, psd_eigh, subspace_overlap, symmetrise
 from biascope.linalg.resolved import settled
+from biascope.linalg.stable import Eigh, fix_signs
+
+HELD = 16  # rows of a block are kept beside its sum [D, D] up to D / HELD of them: a sixteenth of its memory
 
 
 class BlockMoments:
     """Sums of r r^T over rows r [D], in float64, by block.
+
+    A few rows are kept as they are: u^T M_b u of all D directions u costs D^3 by the sum and D^2 by a row, and the
+    leading directions of a few rows are those of a small matrix.
 
     Example:
         >>> moments = BlockMoments(dimension=2, blocks=2)
@@ -31,6 +37,7 @@ class BlockMoments:
         self.sums = torch.zeros(blocks, dimension, dimension, dtype=torch.float64, device=device)
         self.means = torch.zeros(blocks, dimension, dtype=torch.float64, device=device)
         self.counts = torch.zeros(blocks, dtype=torch.float64, device="cpu")
+        self.few: list[Tensor | None] = [self.means.new_zeros(0, dimension) for _ in range(blocks)]  # None: too many
 
     def add(self, start: int, rows: Tensor, others: Tensor | None = None) -> None:
         """Rows [networks, r, D] of networks start, start + 1, ...; each network adds sum over r of row row^T.
@@ -41,6 +48,7 @@ class BlockMoments:
         for first in range(min(blocks, len(rows))):
             b = (start + first) % blocks
             own = rows[first::blocks].reshape(-1, rows.shape[-1]).double()
+            self._hold(b, own if others is None else None)
             if others is None:
                 self.sums[b].addmm_(own.T, own)
             else:
@@ -48,6 +56,11 @@ class BlockMoments:
                 self.sums[b] += product + product.T
             self.means[b] += own.sum(0)
             self.counts[b] += len(rows[first::blocks])
+
+    def _hold(self, b: int, rows: Tensor | None) -> None:
+        held = self.few[b]
+        fits = held is not None and rows is not None and HELD * (len(held) + len(rows)) <= held.shape[1]
+        self.few[b] = torch.cat([held, rows]) if fits and held is not None and rows is not None else None
 
     @property
     def count(self) -> int:
@@ -72,13 +85,18 @@ class BlockMoments:
         if n < 2:
             return torch.full((vectors.shape[1],), float("nan"), dtype=torch.float64, device="cpu")
         blocks = [int(b) for b in used.nonzero()[:, 0]]
-        values = torch.stack([((self.sums[b] / self.counts[b]) @ vectors * vectors).sum(0) for b in blocks])
+        values = torch.stack([self._along(b, vectors) / self.counts[b] for b in blocks])
         if center:
             along = torch.stack([self.means[b] / self.counts[b] for b in blocks]) @ vectors  # [blocks, k]
             mean = (self.means.sum(0) / self.count) @ vectors
             values = values - 2 * along * mean + mean.square()
         errors: Tensor = values.std(0) / n**0.5
         return errors.cpu()
+
+    def _along(self, b: int, vectors: Tensor) -> Tensor:
+        """u^T (sum of the block) u for the columns u of `vectors` [D, k]."""
+        rows = self.few[b]
+        return (self.sums[b] @ vectors * vectors).sum(0) if rows is None else (rows @ vectors).square().sum(0)
 
     def relative_error(self) -> float:
         """Expected ||estimate - truth||_F / ||estimate||_F, from the spread of the blocks.
@@ -92,10 +110,32 @@ class BlockMoments:
         squares = sum(float((self.sums[b] / self.counts[b] - mean).square().sum()) for b in used)
         return math.sqrt(squares / (len(used) * (len(used) - 1))) / float(mean.norm())
 
+    def eigh(self, center: bool = False) -> Eigh:
+        """All eigenpairs of `matrix`, descending. Of a few rows by their singular values, in D^2 per row and not D^3.
+
+        What no row reaches has the eigenvalue zero, and any basis for its eigenvectors.
+        """
+        rows = self._rows(0, 1)
+        if center or rows is None or not 0 < 4 * len(rows) <= rows.shape[1]:
+            return psd_eigh(self.matrix(center))
+        _, s, Vh = torch.linalg.svd(rows / math.sqrt(self.count), full_matrices=False)
+        rest = torch.linalg.qr(Vh.T, mode="complete").Q[:, len(rows) :]
+        values = torch.cat([s.square(), s.new_zeros(rest.shape[1])])
+        return Eigh(values, fix_signs(torch.cat([Vh.T, rest], 1)))
+
+    def _rows(self, start: int, step: int) -> Tensor | None:
+        """All rows of the blocks start, start + step, ..., if they were kept."""
+        few = [rows for rows in self.few[start::step] if rows is not None]
+        return torch.cat(few) if len(few) == len(self.few[start::step]) else None
+
     def split_half_overlap(self, k: int, center: bool = False) -> float:
         """Overlap of the k leading eigenvectors of the even blocks with those of the odd ones (1: the same span)."""
         tops = []
         for parity in (0, 1):
+            rows = self._rows(parity, 2)
+            if not center and rows is not None and len(rows) >= k:
+                tops.append(torch.linalg.svd(rows, full_matrices=False).Vh[:k].T.cpu())
+                continue
             count = self.counts[parity::2].sum().clamp(min=1)
             half = symmetrise(self.sums[parity::2].sum(0)) / count
             if center:
