@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils import _pytree as pytree
 
 from biascope.arguments import check_tensor
 from biascope.errors import InputError, UnsupportedError
@@ -160,6 +161,23 @@ def hung(where: Sequence[Slot], state: Mapping[str, Tensor]) -> Iterator[None]:
     finally:
         for (table, key, _), t in zip(where, kept):
             table[key] = t
+
+
+def copies(tree: Any) -> Any:
+    """The same arguments with copies of the tensors in them."""
+    return pytree.tree_map_only(Tensor, torch.clone, tree)
+
+
+def versions(tree: Any) -> list[int]:
+    """How often each of the tensors in some arguments was changed in place, where torch counts that.
+
+    Example:
+        >>> x = torch.zeros(2)
+        >>> before = versions([x, "name"])
+        >>> versions([x.add_(1), "name"]) == before
+        False
+    """
+    return [t._version for t in pytree.tree_leaves(tree) if isinstance(t, Tensor) and not t.is_inference()]
 
 
 NORM_BUFFERS = {"running_mean", "running_var", "num_batches_tracked"}

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from biascope.derivatives import differentiable_attention, right_gradients
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import Params, no_reentrant_checkpoints
-from biascope.linearize.anchored import hung
+from biascope.linearize.anchored import copies, hung, versions
 from biascope.linearize.dual import evaluate_dual
 from biascope.linearize.norms import Norms
 from biascope.precision import without_cudnn
@@ -37,14 +37,18 @@ class Expansion:
         self.point, self.origin, self.names = lin.point, lin.origin, lin.linearized
         self.centred, self.args, self.kwargs, self.autocast = lin.centred, args, kwargs, autocast
         self.slots, self.lin = lin._slots, lin
+        self.copied, self.written = lin._writes, False  # f gets copies of the inputs; f has changed what it got
         self.rebuild: Callable[[Sequence[Tensor]], Any] = tuple
 
     def f(self, params: Params) -> list[Tensor]:
         """Floating-point tensors of what the network returns."""
         # the mode costs launches; only CPUs misread gradients, but forward mode sees padding rows everywhere
         on_cpu = self.point[self.names[0]].device.type == "cpu"
+        args, kwargs = copies((self.args, self.kwargs)) if self.copied else (self.args, self.kwargs)
+        before = versions((args, kwargs))
         with self.at(params), right_gradients() if on_cpu or self.is_padded() else nullcontext():
-            out = self.skeleton(*self.args, **self.kwargs)
+            out = self.skeleton(*args, **kwargs)
+        self.written |= versions((args, kwargs)) != before
         tensors, self.rebuild = _open(out, type(self.skeleton).__name__)
         return tensors
 
@@ -157,25 +161,33 @@ class Tangent(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, here: Expansion, outs: list[Tensor], *theta: Tensor) -> tuple[Tensor, ...]:
         """What was computed."""
-        ctx.here = here
+        ctx.here, ctx.versions = here, versions((here.args, here.kwargs))
         return tuple(outs)
 
     @staticmethod
     def backward(ctx: Any, *us: Tensor) -> tuple[Tensor | None, ...]:
         """J^T u for the parameters that need it."""
         here: Expansion = ctx.here
+        if versions((here.args, here.kwargs)) != ctx.versions:
+            raise InputError(
+                "an input was changed in place between the forward and the backward pass, which reads it again: pass a "
+                "copy, lin(x.clone()), or change it after backward()"
+            )
         wanted = [k for k, need in zip(here.names, ctx.needs_input_grad[2:]) if need]
         grads = dict(zip(wanted, here.vjp(us, wanted)))
         return (None, None, *(grads.get(k) for k in here.names))
 
 
-def adjoint(here: Expansion) -> str:
+def adjoint(here: Expansion) -> tuple[str, bool]:
     """Which forward mode has <u, J v> = <J^T u, v> for random u and v: "by hand", "torch" or "" for neither.
 
+    And whether the network changes its inputs in place: here it gets copies, so that what is asked about is left alone.
     On two examples where the inputs can be cut, else on all. Values lose their tangents by hand where a network leaves
     torch's public functions (an autograd.Function of its own); then torch's mode is the one that agrees.
     """
     gen = torch.Generator().manual_seed(0)
+    here = copy.copy(here)
+    here.copied = True
 
     def noise(t: Tensor) -> Tensor:
         return torch.randn(t.shape, generator=gen, dtype=torch.float64, device="cpu").to(t)
@@ -205,8 +217,8 @@ def adjoint(here: Expansion) -> str:
                 eps = max(eps, 1e-6)  # tf32 convolutions are on by default
             # a disagreement is of order 1: rounding is told from it with room to spare
             if (left - terms.sum()).abs() <= min(1e4 * eps, 0.1) * (terms.norm() + left.abs()):
-                return mode
-        return ""
+                return mode, cut.written
+        return "", cut.written
 
 
 def _open(out: Any, who: str) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:

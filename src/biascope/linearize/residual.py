@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from biascope.errors import InputError
+from biascope.errors import InputError, UnsupportedError
 from biascope.functional import Functional, Params, functional
-from biascope.inputs import batches, refuse_shuffling
+from biascope.inputs import Inputs, batches, map_inputs, refuse_shuffling, tensors_of
 from biascope.jacobian import jacobian_vector
 from biascope.linearize.anchored import State, state_of
 from biascope.precision import arithmetic
@@ -43,8 +43,11 @@ def linearized_prediction(
     refuse_shuffling(x)
     f, new = _points(model, params, output, precision)
     v = {k: new[k] - f.params[k] for k in new}
+    parts = []
     with torch.no_grad():
-        parts = [f(f.params, b) + jacobian_vector(f, b, v) for b in (f.prepare(inputs) for inputs, _ in batches(x))]
+        for inputs, _ in batches(x):
+            batch, f0 = evaluated(f, inputs)
+            parts.append(f0 + jacobian_vector(f, batch, v))
     return torch.cat(parts)
 
 
@@ -72,13 +75,31 @@ def taylor_residual(
     v = {k: new[k] - f.params[k] for k in new}
     wrong = moved = 0.0
     for inputs, _ in batches(x):
-        batch = f.prepare(inputs)
         with torch.no_grad():
-            change = f(new, batch) - f(f.params, batch)  # first: an input that does not fit is explained here
+            batch, f0 = evaluated(f, inputs)  # first: an input that does not fit is explained here
+            change = f(new, batch) - f0
             Jv = jacobian_vector(f, batch, v)
             wrong += float((change - Jv).double().square().sum())
         moved += float(Jv.double().square().sum())
     return (wrong / moved) ** 0.5 if moved else float("nan")
+
+
+def evaluated(f: Functional, inputs: Inputs) -> tuple[Inputs, Tensor]:
+    """A batch ready for more calls, and f at the network's own parameters there, [n, c].
+
+    The batch is a copy, so that networks that work in place leave the inputs alone. One that gives other outputs on
+    what it has left of them is refused: every call would have other inputs.
+    """
+    given = f.prepare(inputs)
+    batch = map_inputs(given, Tensor.clone)
+    outputs = f(f.params, batch)
+    pairs = zip(tensors_of(given), tensors_of(batch))
+    if any(not torch.equal(a, b) for a, b in pairs) and not torch.equal(f(f.params, batch), outputs):
+        raise UnsupportedError(
+            f"{type(f.module).__name__} changes its inputs in place, so that every call has others: write "
+            "the operation without the in-place form"
+        )
+    return batch, outputs
 
 
 def _points(

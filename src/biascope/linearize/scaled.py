@@ -14,7 +14,7 @@ from biascope.arguments import check_number
 from biascope.derivatives import differentiable_attention
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import refuse_batch_dependence
-from biascope.linearize.anchored import Anchored
+from biascope.linearize.anchored import Anchored, copies, versions
 from biascope.signatures import checked
 
 # alpha times the rounding error of f: above the first the signal f - f0 is noisy, above the second it is lost
@@ -90,8 +90,12 @@ class Lazy(Anchored):
         # and requires_grad too, hence f0 is computed like f and detached afterwards.
         flags = {k: p.requires_grad for k, p in self.named_parameters()}
         start = {k: t.detach().requires_grad_(flags.get(k, False)) for k, t in self.origin.items()}
+        given, kept = (args, kwargs), copies((args, kwargs))
+        before = versions(given)
         with differentiable_attention():
             f0 = torch.func.functional_call(self._skeleton, start, args, kwargs)
+            if versions(given) != before or (torch.is_inference_mode_enabled() and not _equal(given, kept)):
+                args, kwargs = kept  # the network works in place on its inputs
             f0 = pytree.tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, f0)  # frees its graph
             f = self._skeleton(*args, **kwargs)
         return pytree.tree_map(self._combine, f, f0)
@@ -107,6 +111,12 @@ class Lazy(Anchored):
         _refuse_rounding(self.alpha, f.dtype, "an output")
         change = self.alpha * (f - f0)
         return f0 + change if self.include_init_output else change
+
+
+def _equal(one: Any, two: Any) -> bool:
+    """Are the tensors in two lists of arguments equal? In inference mode torch does not count changes."""
+    pairs = zip(pytree.tree_leaves(one), pytree.tree_leaves(two))
+    return all(torch.equal(a, b) for a, b in pairs if isinstance(a, Tensor))
 
 
 def _check(alpha: float) -> float:

@@ -89,6 +89,7 @@ class Linearized(Anchored):
     _slots: list[Slot]
     _layers: list[nn.Module]
     _norms: Norms | None
+    _writes: bool
 
     def __init__(self, model: nn.Module, at: State | None, centred: bool, params: ParamSelection, engine: str) -> None:
         super().__init__(model)
@@ -108,6 +109,7 @@ class Linearized(Anchored):
         # searched once: looking for them in every call takes Python longer than a GPU takes for a few layers
         self.__dict__["_slots"], self.__dict__["_layers"] = slots(self._skeleton), list(self._skeleton.modules())
         self._norms = None
+        self._writes = False  # the network changes its inputs in place
         for name, p in self.named_parameters():
             p.requires_grad_(p.requires_grad or (params is not None and name in self.linearized))
             if name not in self.linearized:
@@ -173,6 +175,11 @@ class Linearized(Anchored):
         else:
             with torch.set_grad_enabled(trains or through or (transformed and torch.is_grad_enabled())):
                 outs = here.value(here.displaced(chosen), forward_mode)
+        if here.written and not here.copied:
+            raise UnsupportedError(
+                f"{type(self._skeleton).__name__} changes its inputs in place, in this call and not in the first one "
+                "of its kind: write the operation without the in-place form"
+            )
         return here.rebuild(outs)
 
     def _forward_is_adjoint(self, here: Expansion, leaves: Sequence[Any]) -> str:
@@ -195,7 +202,8 @@ class Linearized(Anchored):
                         "on the same device and in the same precision, so that its forward mode can be tried"
                     )
                 return known[-1]
-            self._forward_mode[key] = adjoint(here)
+            self._forward_mode[key], writes = adjoint(here)
+            here.copied = self._writes = self._writes or writes
         return self._forward_mode[key]
 
 
