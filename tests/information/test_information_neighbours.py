@@ -200,3 +200,62 @@ def test_refusals_name_the_culprit() -> None:
     with pytest.warns(EstimateWarning, match=r"1 of 3 columns of x are constant \(first: 2\)"):
         found = ksg(padded, x.flip(0))
     assert found.nats == ksg(x, x.flip(0)).nats
+
+
+def gaussian_pair(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Correlation 0.8: 0.511 nats."""
+    x, noise = torch.randn(2, n, generator=torch.Generator().manual_seed(seed), dtype=F64)
+    return x, 0.8 * x + 0.6 * noise
+
+
+@pytest.mark.parametrize("algorithm", [1, 2])
+@pytest.mark.parametrize("exponent", [-1020, -700, -30, 30, 700, 1018])
+def test_no_unit_changes_the_estimate(exponent: int, algorithm: int) -> None:
+    """Squares of 1e200 overflow: all x became 0 and the estimate 0, without a word; those of 1e-200 are 0."""
+    x, y = gaussian_pair(400)
+    scaled = ksg(x * 2.0 ** (exponent // 2) * 2.0 ** (exponent - exponent // 2), y, algorithm=algorithm)
+    assert scaled.nats == ksg(x, y, algorithm=algorithm).nats
+    assert scaled.notes == ()
+
+
+def test_long_tails_are_told_and_keep_their_digits() -> None:
+    """Information does not change with x^7 or e^(20 |x|); the estimate from neighbours does."""
+    x, y = gaussian_pair(1000)
+    for power in (5, 7, 9):
+        with pytest.warns(EstimateWarning, match="long tails"):
+            low = ksg(x.sign() * x.abs() ** power, y)
+        assert low.nats < 0.45
+    steep = x.sign() * (20 * x.abs()).exp()  # up to 1e30: minus their mean, most were one value
+    with pytest.warns(EstimateWarning, match="1 of 2 columns of x have long tails .first: 1"):
+        both = ksg(torch.stack([x, steep], 1), y)
+    assert both.nats == pytest.approx(ksg(torch.stack([x, x * 0 + (x > 0)], 1), y).nats, abs=0.1)
+    for fine in (x.exp(), x, torch.where(x > 1, x, 0.0)):  # log-normal; Gaussian; one value for most samples
+        assert ksg(fine, y).notes == ()
+
+
+def test_rounded_numbers_are_told() -> None:
+    """The information of pairs rounded to 0.05 is 0.510; ties that count as near make it far more."""
+    x, y = gaussian_pair(2000)
+    with pytest.warns(EstimateWarning, match="rounded numbers"):
+        high = ksg((x / 0.05).round() * 0.05, (y / 0.05).round() * 0.05)
+    assert high.nats > 0.7
+    noise = 0.05 * (torch.rand(2, 2000, generator=torch.Generator().manual_seed(1), dtype=F64) - 0.5)
+    cured = ksg((x / 0.05).round() * 0.05 + noise[0], (y / 0.05).round() * 0.05 + noise[1])
+    assert cured.notes == ()
+    assert abs(cured.nats - 0.510) < 3 * cured.standard_error
+    assert ksg(x.float(), y.float()).notes == ()
+    assert ksg(x.round(), y.round()).notes == ()  # a table: many samples in every cell
+
+
+def test_blocks_hold_enough_neighbours() -> None:
+    """Ten blocks of 200 samples have no 300 neighbours, nor k + 1 samples of a label that 20 have: five, then."""
+    x, y = gaussian_pair(2000)
+    assert ksg(x, y, k=300).standard_error > 0
+    label = (torch.arange(4000) < 20).long()
+    found = []
+    for seed in range(20):
+        x = torch.randn(4000, generator=torch.Generator().manual_seed(seed), dtype=F64) + 3 * label
+        found.append(ksg(x, label))
+    spread = torch.tensor([f.nats for f in found]).std()
+    stated = torch.tensor([f.standard_error for f in found]).mean()
+    assert 0.5 < stated / spread < 1.5  # 0.28 with ten blocks, in which a label had two samples

@@ -1,9 +1,13 @@
 """Problems with known information: closed forms, quadrature against Monte Carlo, critics that normalise."""
 
 import math
+from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
+from scipy.integrate import quad
+from scipy.stats import norm
 
 from biascope.errors import InputError
 from biascope.information import (
@@ -103,7 +107,43 @@ def test_noise_lowers_information() -> None:
         assert values == sorted(values, reverse=True)
 
 
+@pytest.mark.parametrize("sigma", [3e-3, 3e-4, 1e-4, 1e-6])
+def test_information_under_little_noise(sigma: float) -> None:
+    """y = x + noise: p(y) is a box with soft edges, each of which adds sigma / 2 times the integral of -Phi log Phi.
+
+    A rule on fixed points gave 8.06 in place of 8.48 nats at 1e-4.
+    """
+    edge = quad(lambda t: -norm.cdf(t) * norm.logcdf(t), -12, 12, epsabs=1e-13)[0]
+    flat = math.log(2) - 0.5 * math.log(2 * math.pi * math.e * sigma**2)
+    assert noisy_function_problem("linear", sigma, dim=1).nats == pytest.approx(flat + sigma * edge, abs=1e-10)
+    assert noisy_function_problem("linear", sigma, dim=3).nats == pytest.approx(3 * (flat + sigma * edge), abs=3e-10)
+
+
+@pytest.mark.parametrize("sigma", [2.0, 0.1, 1e-4])
+@pytest.mark.parametrize("function", ["linear", "cubic", "sine"])
+def test_log_ratio_of_noisy_functions_at_single_points(function: str, sigma: float) -> None:
+    """log p(y | x) / p(y) with p(y) by adaptive quadrature over x, also at the ends and where the cubic is flat."""
+    f = {"linear": lambda t: t, "cubic": lambda t: t**3, "sine": math.sin}[function]
+    inverse = {"linear": lambda m: m, "cubic": np.cbrt, "sine": np.arcsin}[function]
+    problem = noisy_function_problem(function, sigma, dim=1)  # type: ignore[arg-type]
+    for x, noise in ((0.0, 0.3), (0.02, -1.0), (0.6, 2.0), (1.0, 2.5), (-0.999, -4.0)):
+        y = f(x) + sigma * noise
+        ends = [float(inverse(np.clip(y + d * sigma, f(-1.0), f(1.0)))) for d in (-14, -4, -2, -1, 0, 1, 2, 4, 14)]
+        density = sum(
+            quad(lambda t, y=y: norm.pdf((y - f(t)) / sigma) / 2, a, b, epsabs=0, epsrel=1e-11)[0]
+            for a, b in pairwise(ends)
+            if b > a
+        )
+        found = problem.log_ratio(torch.tensor([[x]], dtype=torch.float64), torch.tensor([[y]], dtype=torch.float64))
+        assert float(found) == pytest.approx(norm.logpdf((y - f(x)) / sigma) - math.log(density), abs=1e-9)
+
+
 def test_arguments_are_checked() -> None:
+    for bad in (math.nan, math.inf):
+        with pytest.raises(InputError, match="finite distance apart"):
+            mixture_problem(2, bad)
+        with pytest.raises(InputError, match="sum to 1"):  # NaN is neither below 0 nor far from 1: it gave 0 nats
+            discrete_problem(torch.tensor([[bad, 0.5], [0.2, 0.3]]))
     with pytest.raises(InputError, match="rho"):
         gaussian_problem(1, 1.0)
     with pytest.raises(InputError, match="rho"):
