@@ -1,6 +1,9 @@
 """The alpha-scaled network: identities at the start, its limit, and what it refuses."""
 
 import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -114,3 +117,60 @@ def test_names_states_and_copies() -> None:
     again.load_state_dict(slow.state_dict(), strict=True)
     for twin in (again, copy.deepcopy(slow)):
         torch.testing.assert_close(twin(x), slow(x))
+
+
+@pytest.mark.parametrize("include_init_output", [True, False])
+def test_input_gradients_are_those_of_the_formula(include_init_output: bool) -> None:
+    """f0 depends on the input as f does: d/dx = (1 - alpha) df0/dx + alpha df/dx, by autograd and by torch.func."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    x = torch.linspace(-1, 1, 15, dtype=torch.float64).view(5, 3)
+    slow = bs.lazy(net, 30.0, include_init_output)
+    displace(slow, 0.1)
+    moved = copy.deepcopy(net)
+    moved.load_state_dict(slow.state_dict())
+
+    def slopes(f: nn.Module) -> Tensor:  # [5, 2, 3]
+        (W0, b0), (W1, _) = [(m.weight, m.bias) for m in f.modules() if isinstance(m, nn.Linear)]
+        return torch.einsum("oh,nh,hi->noi", W1, 1 - (x @ W0.T + b0).tanh().square(), W0).detach()
+
+    expected = 30 * (slopes(moved) - slopes(net)) + include_init_output * slopes(net)
+    z = x.clone().requires_grad_()
+    rows = [torch.autograd.grad(slow(z)[:, o].sum(), z)[0] for o in range(2)]
+    torch.testing.assert_close(torch.stack(rows, 1), expected, rtol=1e-11, atol=1e-12)
+    for mode in (torch.func.jacrev, torch.func.jacfwd):
+        found = torch.func.vmap(mode(lambda row: slow(row[None])[0]))(x)
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+    assert all(p.grad is None for p in slow.parameters())
+
+
+@dataclass
+class Answer:
+    logits: Tensor
+    name: str
+
+
+class Answers(nn.Module):
+    def __init__(self, made: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.linear, self.made = nn.Linear(3, 2).double(), made
+
+    def forward(self, x: Tensor) -> object:
+        return self.made(self.linear(x).tanh())
+
+
+def test_tensors_inside_a_dataclass_are_scaled_and_unknown_objects_refused() -> None:
+    x = torch.linspace(-1, 1, 6, dtype=torch.float64).view(2, 3)
+    slow = bs.lazy(Answers(lambda t: Answer(t, "a")), 10.0)
+    f0 = slow(x).logits
+    displace(slow, 0.1)
+    f = slow.linear(x).tanh()  # type: ignore[operator]
+    assert slow(x).name == "a"
+    torch.testing.assert_close(slow(x).logits, f0 + 10 * (f - f0))
+    with pytest.raises(UnsupportedError, match="SimpleNamespace, which cannot be scaled"):
+        bs.lazy(Answers(lambda t: SimpleNamespace(logits=t)), 10.0)(x)
+
+
+def test_the_tangent_kernel_grows_with_the_square_of_alpha() -> None:
+    net, x = mlp().double(), torch.linspace(-1, 1, 12, dtype=torch.float64).view(3, 4)
+    plain, scaled = (bs.ntk(m, x, precision="float64") for m in (net, bs.lazy(net, 5.0)))
+    torch.testing.assert_close(scaled.matrix(), 25 * plain.matrix(), rtol=1e-11, atol=1e-12)

@@ -49,7 +49,7 @@ class Expansion:
         with self.at(params), right_gradients() if on_cpu or self.is_padded() else nullcontext():
             out = self.skeleton(*args, **kwargs)
         self.written |= versions((args, kwargs)) != before
-        tensors, self.rebuild = _open(out, type(self.skeleton).__name__)
+        tensors, self.rebuild = opened(out, type(self.skeleton).__name__)
         return tensors
 
     def is_padded(self) -> bool:
@@ -221,26 +221,32 @@ def adjoint(here: Expansion) -> tuple[str, bool]:
         return "", cut.written
 
 
-def _open(out: Any, who: str) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
-    """The floating-point tensors inside what a network returned, and how to put others in their place."""
+def opened(out: Any, who: str, done: str = "linearised") -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
+    """The floating-point tensors inside what a network returned, and how to put others in their place.
+
+    Example:
+        >>> tensors, rebuild = opened({"logits": torch.ones(1), "name": "a"}, "Net")
+        >>> rebuild([2 * t for t in tensors])
+        {'logits': tensor([2.]), 'name': 'a'}
+    """
     leaves, spec = pytree.tree_flatten(out)
     if is_dataclass(out) and not isinstance(out, type) and leaves and leaves[0] is out:  # torch does not look into them
-        inside, put = _open({f.name: getattr(out, f.name) for f in fields(out) if f.init}, who)
+        inside, put = opened({f.name: getattr(out, f.name) for f in fields(out) if f.init}, who, done)
         return inside, lambda tensors: replace(out, **put(tensors))
     where = [i for i, t in enumerate(leaves) if isinstance(t, Tensor) and t.is_floating_point()]
     for t in leaves:
         if isinstance(t, Tensor) and t.is_floating_point() and t.dim() == 0:
             raise InputError(
-                f"{who} returned a scalar, which looks like a loss: a loss must not be linearised. Leave the labels "
+                f"{who} returned a scalar, which looks like a loss: a loss must not be {done}. Leave the labels "
                 "out and compute the loss from the outputs"
             )
         if not isinstance(t, Tensor | int | float | str | None):
             raise UnsupportedError(
-                f"{who} returned a {type(t).__name__}, which cannot be linearised; switch it off (for a cache: "
+                f"{who} returned a {type(t).__name__}, which cannot be {done}; switch it off (for a cache: "
                 "use_cache=False) or wrap the model so that it returns tensors"
             )
     if not where:
-        raise InputError(f"{who} returned no floating-point tensor: there is nothing to linearise")
+        raise InputError(f"{who} returned no floating-point tensor: there is nothing to be {done}")
 
     def rebuild(tensors: Sequence[Tensor]) -> Any:
         new = list(leaves)

@@ -13,8 +13,9 @@ from torch.utils import _pytree as pytree
 from biascope.arguments import check_number
 from biascope.derivatives import differentiable_attention
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import refuse_batch_dependence
+from biascope.functional import Params, refuse_batch_dependence
 from biascope.linearize.anchored import Anchored, copies, versions
+from biascope.linearize.expansion import opened
 from biascope.signatures import checked
 
 # alpha times the rounding error of f: above the first the signal f - f0 is noisy, above the second it is lost
@@ -86,31 +87,40 @@ class Lazy(Anchored):
                 f"a lazy network must not run under autocast ({torch.get_autocast_dtype(kind)}): alpha={self.alpha:g} "
                 "multiplies the rounding error of f. Leave autocast out, or use bs.linearize, which has no such error"
             )
-        # Both passes must take the same kernels, so that their rounding errors cancel. torch chooses them by grad mode
-        # and requires_grad too, hence f0 is computed like f and detached afterwards.
-        flags = {k: p.requires_grad for k, p in self.named_parameters()}
-        start = {k: t.detach().requires_grad_(flags.get(k, False)) for k, t in self.origin.items()}
         given, kept = (args, kwargs), copies((args, kwargs))
-        before = versions(given)
+        before, who = versions(given), type(self._skeleton).__name__
         with differentiable_attention():
-            f0 = torch.func.functional_call(self._skeleton, start, args, kwargs)
+            f0, _ = opened(torch.func.functional_call(self._skeleton, self._start(), args, kwargs), who, "scaled")
             if versions(given) != before or (torch.is_inference_mode_enabled() and not _equal(given, kept)):
                 args, kwargs = kept  # the network works in place on its inputs
-            f0 = pytree.tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, f0)  # frees its graph
-            f = self._skeleton(*args, **kwargs)
-        return pytree.tree_map(self._combine, f, f0)
+            if not _differentiated(given):
+                f0 = [t.detach() for t in f0]  # frees its graph: the parameters it has do not move
+            f, rebuild = opened(self._skeleton(*args, **kwargs), who, "scaled")
+        return rebuild([self._combine(after, start) for after, start in zip(f, f0)])
 
-    def _combine(self, f: Any, f0: Any) -> Any:
-        if not (isinstance(f, Tensor) and f.is_floating_point()):
-            return f
-        if f.dim() == 0:
-            raise InputError(
-                f"{type(self._skeleton).__name__} returned a scalar, which looks like a loss: that must not be scaled. "
-                "Leave the labels out and compute the loss from the outputs"
-            )
+    def _start(self) -> Params:
+        """The state at the start, flagged as the parameters are now.
+
+        Both passes must take the same kernels, so that their rounding errors cancel; torch chooses them by grad mode
+        and requires_grad too.
+        """
+        state = {k: t.detach() for k, t in self.origin.items()}
+        if not torch._C._are_functorch_transforms_active():  # torch.func has no such flags
+            for k, p in self.named_parameters():
+                state[k].requires_grad_(p.requires_grad)
+        return state
+
+    def _combine(self, f: Tensor, f0: Tensor) -> Tensor:
         _refuse_rounding(self.alpha, f.dtype, "an output")
         change = self.alpha * (f - f0)
         return f0 + change if self.include_init_output else change
+
+
+def _differentiated(given: Any) -> bool:
+    """May a derivative in the inputs be asked for? Then f0, which depends on them, must keep its graph."""
+    leaves = pytree.tree_leaves(given)
+    wanted = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in leaves)
+    return wanted or torch._C._are_functorch_transforms_active()
 
 
 def _equal(one: Any, two: Any) -> bool:
