@@ -41,6 +41,7 @@ class Record:
 
     groups: list[list[Call]] = field(default_factory=list)
     pending: list[tuple[int, Call, Tensor | None]] = field(default_factory=list)  # with the backward pass they are from
+    mark: tuple[int, int] | None = None  # which gradient, in which state, the groups left behind
 
     @property
     def calls(self) -> list[Call]:
@@ -71,6 +72,11 @@ class Record:
         if fresh:
             self.groups.append(fresh)
         self.pending.clear()
+
+    def forget_dropped(self, grad: Tensor | None) -> None:
+        """Where the weight's gradient was dropped or zeroed without a step, so are the groups that it was made of."""
+        if self.groups and (grad is None or (mark_of(grad) != self.mark and not bool(grad.any()))):
+            self.groups.clear()
 
 
 class Hook:
@@ -136,8 +142,7 @@ class Watcher:
         if not output.requires_grad or not args:
             return
         name, parameter = self.modules[module]
-        if parameter.grad is None:  # gradients were dropped without a step: so is what belongs to them
-            record.groups.clear()
+        record.forget_dropped(parameter.grad)
         x: Tensor = args[0]
         examples, second = examples_of(x, self.examples)
         if not second and x.dim() > 2 and x.shape[1] == examples < x.shape[0] and name not in self.warned:
@@ -159,6 +164,7 @@ class Watcher:
                 return
             if call.input is not None and x._version != version:
                 raise InputError(f"the input of {name} was changed in place after it was read; use a copy there")
+            record.forget_dropped(parameter.grad)  # between the forward pass and this one
             kept = grad.detach() if call.input is not None else None
             record.pending.append((torch._C._current_graph_task_id(), call, kept))
 
@@ -168,7 +174,20 @@ class Watcher:
         """The gradient of a module's parameter is complete for this `backward()`."""
         module = self.by_parameter.get(id(parameter))
         if module is not None:
-            self.records[module].commit()
+            record = self.records[module]
+            record.commit()
+            record.mark = None if parameter.grad is None else mark_of(parameter.grad)
+
+
+def mark_of(grad: Tensor) -> tuple[int, int]:
+    """Changes when a gradient is replaced or written to: only then is a GPU asked what is in it.
+
+    Example:
+        >>> grad = torch.ones(2)
+        >>> mark_of(grad) == mark_of(grad), mark_of(grad) == mark_of(grad.zero_())
+        (True, False)
+    """
+    return grad.data_ptr(), grad._version
 
 
 def examples_of(x: Tensor, examples: int | None) -> tuple[int, bool]:

@@ -34,7 +34,7 @@ def adam(parameters: list[Tensor], d: list[Tensor], states: list[State], group: 
     if group["weight_decay"]:
         d = list(torch._foreach_add(d, parameters, alpha=group["weight_decay"]))
     for p, state in zip(parameters, states):
-        if not state:
+        if "step" not in state:  # a covered parameter may have a momentum there
             state |= {
                 "step": torch.tensor(0.0, device="cpu"),
                 "exp_avg": torch.zeros_like(p),
