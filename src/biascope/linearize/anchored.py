@@ -168,6 +168,35 @@ def copies(tree: Any) -> Any:
     return pytree.tree_map_only(Tensor, torch.clone, tree)
 
 
+@contextlib.contextmanager
+def without_chance(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Raise if torch's random state moves while a network is called: it is another function in every call then.
+
+    That is how dropout called as a function, RReLU in train mode or added noise are found, which no layer tells. The
+    state is put back.
+
+    Example:
+        >>> with without_chance(nn.Linear(1, 1), torch.device("cpu")):  # doctest: +ELLIPSIS
+        ...     _ = torch.rand(1)
+        Traceback (most recent call last):
+        ...
+        biascope.errors.UnsupportedError: Linear draws random numbers ...
+    """
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        before = _random_states(device)
+        yield
+        moved = any(not torch.equal(a, b) for a, b in zip(before, _random_states(device)))
+    if moved:
+        raise UnsupportedError(
+            f"{type(module).__name__} draws random numbers (dropout as a function, noise?), so it is another function "
+            "in every call: call model.eval() first, or switch off what is random in it"
+        )
+
+
+def _random_states(device: torch.device) -> list[Tensor]:
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
 def versions(tree: Any) -> list[int]:
     """How often each of the tensors in some arguments was changed in place, where torch counts that.
 

@@ -12,7 +12,7 @@ from biascope.errors import InputError, UnsupportedError
 from biascope.functional import Functional, Params, functional
 from biascope.inputs import Inputs, batches, map_inputs, refuse_shuffling, tensors_of
 from biascope.jacobian import jacobian_vector
-from biascope.linearize.anchored import State, state_of
+from biascope.linearize.anchored import State, state_of, without_chance
 from biascope.precision import arithmetic
 from biascope.signatures import checked
 
@@ -88,11 +88,12 @@ def evaluated(f: Functional, inputs: Inputs) -> tuple[Inputs, Tensor]:
     """A batch ready for more calls, and f at the network's own parameters there, [n, c].
 
     The batch is a copy, so that networks that work in place leave the inputs alone. One that gives other outputs on
-    what it has left of them is refused: every call would have other inputs.
+    what it has left of them is refused: every call would have other inputs. So are networks that draw random numbers.
     """
     given = f.prepare(inputs)
     batch = map_inputs(given, Tensor.clone)
-    outputs = f(f.params, batch)
+    with without_chance(f.module, f.device):
+        outputs = f(f.params, batch)
     pairs = zip(tensors_of(given), tensors_of(batch))
     if any(not torch.equal(a, b) for a, b in pairs) and not torch.equal(f(f.params, batch), outputs):
         raise UnsupportedError(

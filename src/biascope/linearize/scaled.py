@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from biascope.arguments import check_number
 from biascope.derivatives import differentiable_attention
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import Params, refuse_batch_dependence
-from biascope.linearize.anchored import Anchored, copies, versions
+from biascope.linearize.anchored import Anchored, copies, versions, without_chance
 from biascope.linearize.expansion import opened
 from biascope.signatures import checked
 
@@ -66,6 +67,7 @@ class Lazy(Anchored):
         super().__init__(model)
         self.alpha = _check(alpha)
         self.include_init_output = include_init_output
+        self._sure = False  # that no random numbers are drawn: f - f0 would be their noise
         for name, p in self.named_parameters():
             _refuse_rounding(self.alpha, p.dtype, f"parameter '{name}'")
         eps = max(torch.finfo(p.dtype).eps for p in self.parameters())
@@ -81,16 +83,20 @@ class Lazy(Anchored):
         refuse_batch_dependence(self._skeleton)
         if self.alpha == 1 and self.include_init_output:
             return self._skeleton(*args, **kwargs)
-        kind = next(self.parameters()).device.type
-        if self.alpha != 1 and torch.is_autocast_enabled(kind):
+        device, transformed = next(self.parameters()).device, torch._C._are_functorch_transforms_active()
+        if self.alpha != 1 and torch.is_autocast_enabled(device.type):
+            dtype = torch.get_autocast_dtype(device.type)
             raise UnsupportedError(
-                f"a lazy network must not run under autocast ({torch.get_autocast_dtype(kind)}): alpha={self.alpha:g} "
+                f"a lazy network must not run under autocast ({dtype}): alpha={self.alpha:g} "
                 "multiplies the rounding error of f. Leave autocast out, or use bs.linearize, which has no such error"
             )
         given, kept = (args, kwargs), copies((args, kwargs))
         before, who = versions(given), type(self._skeleton).__name__
         with differentiable_attention():
-            f0, _ = opened(torch.func.functional_call(self._skeleton, self._start(), args, kwargs), who, "scaled")
+            with nullcontext() if self._sure or transformed else without_chance(self._skeleton, device):
+                first = torch.func.functional_call(self._skeleton, self._start(), args, kwargs)
+            self._sure = self._sure or not transformed
+            f0, _ = opened(first, who, "scaled")
             if versions(given) != before or (torch.is_inference_mode_enabled() and not _equal(given, kept)):
                 args, kwargs = kept  # the network works in place on its inputs
             if not _differentiated(given):

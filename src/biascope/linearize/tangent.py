@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import Params, ParamSelection, refuse_batch_dependence, select_params
-from biascope.linearize.anchored import Anchored, Slot, State, slots, state_of
+from biascope.linearize.anchored import Anchored, Slot, State, slots, state_of, without_chance
 from biascope.linearize.expansion import Expansion, Tangent, adjoint, autocast_state
 from biascope.linearize.norms import Norms
 from biascope.signatures import checked
@@ -202,7 +202,9 @@ class Linearized(Anchored):
                         "on the same device and in the same precision, so that its forward mode can be tried"
                     )
                 return known[-1]
-            self._forward_mode[key], writes = adjoint(here)
+            with without_chance(self._skeleton, first.device):
+                mode, writes = adjoint(here)
+            self._forward_mode[key] = mode  # behind the check: a network that is refused is so in every call
             here.copied = self._writes = self._writes or writes
         return self._forward_mode[key]
 
