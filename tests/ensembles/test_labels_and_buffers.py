@@ -17,15 +17,18 @@ SIGNS = torch.where(X.sum(1) > 0, 1, -1)
 
 
 class Drifting(nn.Module):
-    """A mean that follows the data and is put in the buffer's place, and a counter that is changed where it lies."""
+    """A mean that follows the data and is put in the buffer's place, a scale that is so after the backward pass has
+    noted the old one, and a counter that is changed where it lies."""
 
     mean: Tensor
+    scale: Tensor
     calls: Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 2)
         self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("scale", torch.ones(2))
         self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -33,7 +36,10 @@ class Drifting(nn.Module):
             self.calls += 1
             self.mean = 0.9 * self.mean + 0.1 * x.mean(0).detach()
         out: Tensor = self.layer(x - self.mean) * (1 + 0.01 * self.calls)
-        return out
+        scaled = out * self.scale
+        if self.training:
+            self.scale = 0.9 * self.scale + 0.1 * out.detach().abs().mean(0)
+        return scaled
 
 
 def plain(x: Tensor, y: Tensor, i: int) -> dict[str, Tensor]:

@@ -68,13 +68,14 @@ class Stack:
         self.work, self.template = work, networks.template
         module = pool_first(copy.deepcopy(networks.template).train())
 
-        def loss(params: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        def loss(
+            params: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor
+        ) -> tuple[Tensor, dict[str, Tensor]]:
+            """The loss, and what the module put in the place of buffers; BatchNorm writes into them."""
             values = {**params, **buffers}
-            out = functional_call(module, values, (x,))  # BatchNorm writes into `buffers`
-            for name, held in buffers.items():  # others put a new tensor in a buffer's place, which is in `values` now
-                if values[name] is not held:
-                    held.copy_(values[name].detach())
-            return work.loss(out, y)
+            out = functional_call(module, values, (x,))
+            replaced = {name: values[name].detach() for name, held in buffers.items() if values[name] is not held}
+            return work.loss(out, y), replaced
 
         self.losses_of = vmap(loss, randomness="different")
         self.params = {name: torch.empty_like(value).requires_grad_(True) for name, value in networks.params.items()}
@@ -119,9 +120,11 @@ class Stack:
         batch = self.order.index_select(0, self.count % len(self.order))[0, :, :size]
         with ConvolutionsAsProducts() if self.x.is_cuda else RightGradients():
             x, y = self.x.flatten(0, 1)[batch], self.y.flatten(0, 1)[batch]
-            losses = self.losses_of(self.params, self.buffers, x, y)
+            losses, replaced = self.losses_of(self.params, self.buffers, x, y)
         gradients = torch.autograd.grad(losses.sum(), params, allow_unused=True)
         with torch.no_grad():
+            for name, value in replaced.items():  # only now: the backward pass may read the old ones
+                self.buffers[name].copy_(value)
             update(sgd, params, self.momenta, gradients, self.rates.index_select(0, self.count), stacked=True)
             self.history.index_copy_(1, self.count, losses.detach().to(self.history)[:, None])
             self.count += 1

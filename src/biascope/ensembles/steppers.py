@@ -188,9 +188,9 @@ class Training:
         sgd = self.work.sgd
         x, y = self.batch(size)
         out = self.forward(self.module, x) if size == self.full else self.module(x)
-        self.settle_buffers()
         loss = self.work.loss(out.float(), y)
         gradients = torch.autograd.grad(loss, self.params, allow_unused=True)
+        self.settle_buffers()  # only now: the backward pass may read the old ones
         with torch.no_grad():
             update(sgd, self.params, self.momenta, gradients, self.rates.index_select(0, self.count))
             self.history.index_copy_(0, self.count, loss.detach().float().view(1))
