@@ -24,6 +24,9 @@ ACTIVATIONS: frozenset[Callable[..., Any]] = frozenset(
         *(F.leaky_relu, F.leaky_relu_, F.prelu, torch.prelu, F.rrelu, F.threshold),
         *(F.elu, F.selu, F.celu, F.gelu, F.silu, F.mish, F.softplus, F.hardswish),
         *(torch.tanh, Tensor.tanh, F.tanh, torch.sigmoid, Tensor.sigmoid, F.sigmoid, F.logsigmoid),
+        *(torch.tanh_, Tensor.tanh_, torch.sigmoid_, Tensor.sigmoid_, F.hardtanh_, F.threshold_, torch.threshold),
+        *(F.elu_, F.selu_, F.celu_, F.rrelu_, torch.selu, torch.selu_, torch.celu, torch.celu_),
+        *(torch.rrelu, torch.rrelu_, F.hardsigmoid, F.softsign),
     }
 )
 
@@ -48,6 +51,10 @@ class Watch(TorchFunctionMode):
 def activation_signs(call: Callable[[], Any], n: int) -> list[Tensor]:
     """Activation pattern of n examples: one boolean tensor [n, units] per activation, in the order of the calls.
 
+    Units are also those of an example's rows [n rows, ...] (tokens in one long batch) and of its entries along the
+    second dimension [rows, n, ...] (a transformer without batch_first); what has none of these shapes is no activation
+    of examples and is left out.
+
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
         >>> [s.shape for s in activation_signs(lambda: net(torch.ones(4, 2)), 4)]
@@ -55,10 +62,19 @@ def activation_signs(call: Callable[[], Any], n: int) -> list[Tensor]:
     """
     with arithmetic("float32"), torch.no_grad(), Watch() as seen:  # tf32 would turn signs near 0
         call()
-    signs = [s.reshape(n, -1) for s in seen.signs if s.dim() and s.shape[0] == n]
+    signs = [rows.reshape(n, -1) for s in seen.signs if (rows := _by_example(s, n)) is not None]
     if not signs:
         raise InputError("the network has no activation (ReLU, GELU, tanh, ...) that could be watched: no signs")
     return signs
+
+
+def _by_example(s: Tensor, n: int) -> Tensor | None:
+    """With the examples (or several rows for each) along the first dimension; None where there is no such thing."""
+    if s.dim() and s.shape[0] == n:
+        return s
+    if s.dim() > 2 and s.shape[1] == n:
+        return s.transpose(0, 1)
+    return s if s.dim() > 1 and s.numel() and s.shape[0] % n == 0 else None
 
 
 def last_hidden(call: Callable[[], Any], n: int, module: nn.Module | None = None) -> Tensor:

@@ -153,6 +153,10 @@ def fourier(
         raise InputError(f"fourier: frequencies must be integers from 0 to {N // 2} on {N} points, got {wrong}")
     if amplitudes is not None and len(amplitudes) != len(frequencies):
         raise InputError(f"fourier: {len(amplitudes)} amplitudes for {len(frequencies)} frequencies")
+    if amplitudes is not None and not all(abs(float(a)) > 0 for a in amplitudes):  # NaN neither
+        raise InputError(
+            f"fourier: amplitudes={list(amplitudes)}; to divide by, none may be 0: leave that frequency out"
+        )
     size = torch.fft.rfft(out[:, output].double()).abs() / N
     scale = [1.0] * len(frequencies) if amplitudes is None else [float(a) for a in amplitudes]
     return {

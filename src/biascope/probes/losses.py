@@ -64,6 +64,8 @@ def example_losses(outputs: Tensor, y: Tensor, loss: Loss | None = None) -> Tens
             raise InputError(f"y must be class indices [n] (integers), not {y.dtype} {list(y.shape)}{fix}")
         if name == "cross_entropy" and not bool((y >= 0).all() & (y < outputs.shape[1]).all()):
             raise InputError(f"y must be classes 0 to {outputs.shape[1] - 1}, got {int(y.min())} to {int(y.max())}")
+        if name == "logistic" and outputs.shape[1] != 1:
+            raise InputError(f"logistic loss needs one output, the network has {outputs.shape[1]}; use cross_entropy")
         return LOSSES[name](outputs.double(), y)
     found = name(outputs, y)
     if not isinstance(found, Tensor):
