@@ -24,7 +24,7 @@ ACTIVATIONS: frozenset[Callable[..., Any]] = frozenset(
         *(F.leaky_relu, F.leaky_relu_, F.prelu, torch.prelu, F.rrelu, F.threshold),
         *(F.elu, F.selu, F.celu, F.gelu, F.silu, F.mish, F.softplus, F.hardswish),
         *(torch.tanh, Tensor.tanh, F.tanh, torch.sigmoid, Tensor.sigmoid, F.sigmoid, F.logsigmoid),
-        *(torch.tanh_, Tensor.tanh_, torch.sigmoid_, Tensor.sigmoid_, F.hardtanh_, F.threshold_, torch.threshold),
+        *(torch.tanh_, Tensor.tanh_, torch.sigmoid_, Tensor.sigmoid_, F.hardtanh_, torch.threshold),
         *(F.elu_, F.selu_, F.celu_, F.rrelu_, torch.selu, torch.selu_, torch.celu, torch.celu_),
         *(torch.rrelu, torch.rrelu_, F.hardsigmoid, F.softsign),
     }
