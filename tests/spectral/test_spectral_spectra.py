@@ -56,6 +56,23 @@ def test_radial_spectrum_of_waves() -> None:
     assert torch.allclose(zeta, expected, atol=1e-12)
 
 
+@pytest.mark.parametrize("n", [2, 3, 8, 9])
+def test_all_rings_that_fit_into_the_square_of_bins_are_given(n: int) -> None:
+    """Ring k fits if no frequency of length below k + 1/2 has a coordinate beyond those of the bins of an FFT."""
+    bins = set(torch.fft.fftfreq(n, 1 / n).long().tolist())
+    reach = range(-n, n + 1)
+    fits = [
+        all(a in bins and b in bins for a in reach for b in reach if k - 0.5 <= math.hypot(a, b) < k + 0.5)
+        for k in range(n)
+    ]
+    k, zeta = radial_spectrum(torch.zeros(n, n, dtype=F64) + 1)
+    assert len(k) == len(zeta) == sum(fits)
+    delta = torch.zeros(n, n, dtype=F64)
+    delta[0, 0] = n**2  # 1 in every bin: zeta counts them
+    counts = [sum(k - 0.5 <= math.hypot(a, b) < k + 0.5 for a in bins for b in bins) for k in range(sum(fits))]
+    assert radial_spectrum(delta)[1].tolist() == pytest.approx(counts)
+
+
 def test_rbf_eigenvectors_are_ordered_by_frequency() -> None:
     basis = rbf_eigenbasis(torch.linspace(0, 1, 50, dtype=F64)[:, None], width=0.05)
     signs = (basis.vectors[1:] * basis.vectors[:-1] < 0).sum(0)

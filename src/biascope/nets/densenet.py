@@ -1,5 +1,6 @@
 """DenseNet for small images: every layer sees all the maps before it in its block."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -87,7 +88,11 @@ class DenseNet(nn.Module):
                 channels += growth
             self.features.add_module(f"block{index}", block)
             if index < len(blocks):
-                fewer = int(channels * compression)
+                fewer = math.floor(channels * compression + 1e-9)  # 100 * 0.29 is 28.999...
+                if not fewer:
+                    raise InputError(
+                        f"DenseNet: compression={compression} leaves none of the {channels} channels of block {index}"
+                    )
                 transition = nn.Sequential()
                 transition.add_module("norm", make_norm2d(norm, channels))
                 transition.add_module("act", make_activation(activation))

@@ -94,6 +94,7 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         check_sizes(in_channels=in_channels, outputs=outputs, image_size=image_size, width=width, stride=stride)
+        check_sizes(blocks=blocks)  # each stage begins with the block that widens it
         check_choice("pool", pool, ("avg", "none"))
         check_choice("init", init, ("default", "bn_free"))
         self.stem = nn.Sequential()

@@ -61,5 +61,5 @@ def radial_spectrum(values: Tensor, extent: float = 1.0) -> tuple[Tensor, Tensor
     ring = (bins[:, None] ** 2 + bins[None, :] ** 2).sqrt().round().long().flatten()
     sums = torch.zeros(*values.shape[:-2], int(ring.max()) + 1, dtype=size.dtype, device=values.device)
     sums.index_add_(-1, ring, size.flatten(-2))
-    whole = n // 2
+    whole = (n + 1) // 2  # the last bin of even n has no partner at +n / 2
     return torch.arange(whole, device="cpu") / extent, sums[..., :whole]
