@@ -72,9 +72,11 @@ class Evaluation:
             return _over_blocks(values, self.block, cap=math.log(self.block))
         joint, marginal = self.scores(critic, DRAWS)
         if self.estimator == "smile":
-            values = torch.stack([smile(j, m, self.clip) for j, m in zip(joint, marginal)])
-            spread = _over_blocks(values, self.block)
-            # the logarithm is of the mean over all blocks; the blocks say how it varies
+            # the logarithm is of the mean over all blocks; the blocks say how it varies, through its tangent there: the
+            # logarithms of their own means, of two pairs each for few pairs, vary far more
+            clipped = marginal.clamp(-self.clip, self.clip)
+            at = log_mean_exp(clipped)
+            spread = _over_blocks(torch.stack([tangent(j, m, at) for j, m in zip(joint, clipped)]), self.block)
             return Report(float(smile(joint, marginal, self.clip)), spread.standard_error, spread.n)
         plug_in = None
         if self.estimator == "mine":
