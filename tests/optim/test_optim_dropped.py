@@ -1,5 +1,7 @@
 """Gradients that are dropped or zeroed without a step take the examples behind them along."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -120,3 +122,55 @@ def test_adam_takes_over_a_parameter_that_has_a_momentum():
         if step == 1:  # Adam's first step is lr g / (|g| + eps)
             assert torch.allclose(before - net.last.weight, 0.1 * g / (g.abs() + 1e-8), rtol=1e-9)
     assert opt.state[net.last.weight]["step"] == 2
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_two_calls_of_the_model_before_one_backward(maker):
+    """Of different sizes they are more examples; of one size they could be pairs, and a warning says what is done."""
+    x, y = batch(2, 8)
+    for first in (3, 4):
+        net = Pair().double()
+        opt = MAKERS[maker](net)
+        parts = [F.cross_entropy(net(x[s]), y[s], reduction="sum") for s in (slice(0, first), slice(first, 8))]
+        (sum(parts) / 8).backward()
+        if first == 4:
+            with pytest.warns(UserWarning, match="called several times with 4 examples before one backward"):
+                opt.step()
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            opt.step()
+        whole = Pair().double()
+        other = MAKERS[maker](whole)
+        F.cross_entropy(whole(x), y).backward()
+        other.step()
+        assert torch.allclose(values(net), values(whole), rtol=0, atol=1e-12)
+
+
+def test_a_layer_reused_inside_the_model_is_no_pair_of_calls():
+    class Twice(Pair):
+        def forward(self, x):
+            return self.last(self.first(x).tanh() + self.first(2 * x).tanh())
+
+    net = Twice().double()
+    opt = bs.optim.EKFAC(net, lr=0.1)
+    x, y = batch(2, 8)
+    F.cross_entropy(net(x), y).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opt.step()
+
+
+def test_coverage_tells_of_a_weight_frozen_later():
+    """Its bias is stepped plainly then: a factor is of both."""
+    net = Pair().double()
+    opt = bs.optim.EKFAC(net, lr=0.1)
+    net.first.weight.requires_grad_(False)
+    x, y = batch(2, 8)
+    F.cross_entropy(net(x), y).backward()
+    before, g = net.first.bias.detach().clone(), net.first.bias.grad.clone()
+    opt.step()
+    assert torch.equal(net.first.bias, before - 0.1 * g)
+    plan = opt.coverage()
+    assert (plan["first.bias"], plan["last.weight"]) == ("sgd", "ekfac")
+    assert "first.weight had no gradient" in str(plan)

@@ -25,7 +25,8 @@ from biascope.errors import InputError
 class Call:
     """One call of a module: its input and its output's gradient (None where only the count is wanted).
 
-    `second`: the examples lie along the second dimension. `order` counts the calls of all modules.
+    `second`: the examples lie along the second dimension. `order` counts the calls of all modules, `turn` those of the
+    whole model.
     """
 
     examples: int
@@ -33,6 +34,7 @@ class Call:
     grad: Tensor | None = None
     second: bool = False
     order: int = 0
+    turn: int = 0
 
 
 @dataclass
@@ -105,6 +107,7 @@ class Watcher:
         self.capture = True  # keep tensors, or only count examples
         self.examples: int | None = None
         self.count = 0
+        self.turn = 0
         self.warned: set[str] = set()
         self.me = weakref.ref(self)
         self.handles: list[RemovableHandle] = [
@@ -131,6 +134,7 @@ class Watcher:
 
     def model_called(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the number of examples: the first dimension of the first tensor."""
+        self.turn += 1
         first = next(_tensors((args, kwargs)), None)
         self.examples = first.shape[0] if first is not None and first.dim() > 0 else None
 
@@ -155,7 +159,7 @@ class Watcher:
             )
         self.count += 1
         kept_input = x.detach() if self.capture else None
-        call, version = Call(examples, kept_input, second=second, order=self.count), x._version
+        call, version = Call(examples, kept_input, second=second, order=self.count, turn=self.turn), x._version
         me = self.me  # the watcher is not kept alive by the graph; the record is small
 
         def arrived(grad: Tensor) -> None:

@@ -111,6 +111,7 @@ class Preconditioner:
         self.notes: dict[str, str] = {}
         self.checked = False
         self.asked = loss_reduction == "sum"  # a sum leaves the scale of each loss alone
+        self.paired = False  # told that calls of the whole model were taken as of the same examples
         self.told = self.kind != "kfac"  # EKFAC's scalings see the products of inputs and gradients, zero there
         self.watcher = Watcher(model, {u.module: (u.name, u.parameters[0]) for u in reversed(units)})
         self._watch()
@@ -213,6 +214,10 @@ class Preconditioner:
                 )
             unseen = {u.name for u in units} - {u.name for u in ready}
             self.notes = dict.fromkeys(unseen, "its module was not called in training mode in the last step")
+            for u in self.units:
+                missing = [name for name, p in zip(u.names, u.parameters) if p.grad is None]
+                if 0 < len(missing) < len(u.names):
+                    self.notes[u.name] = f"{missing[0]} had no gradient in the last step, and the factor is of both"
             self.curvatures, self.checked = new, True
             self.steps += 1
             return directions
@@ -248,6 +253,8 @@ class Preconditioner:
             examples += batch[0].examples
         if any(call.input is None for batch in batches for call in batch):
             batches = []
+        if not self.paired:
+            self._tell_pairs(batches)
         factor = (examples if self.loss_reduction == "mean" else 1) / scale
         if batches and not self.checked:
             self._compare(unit, batches)
@@ -340,6 +347,19 @@ class Preconditioner:
                 ": the weight is also used elsewhere, or the loss has a penalty; the metric covers the calls alone",
                 stacklevel=4,
             )
+
+    def _tell_pairs(self, batches: list[list[Call]]) -> None:
+        """Warn once where one backward pass went through several calls of the model with equally many examples."""
+        for batch in batches:
+            if len({call.turn for call in batch}) > 1:
+                self.paired = True
+                warnings.warn(
+                    f"the model was called several times with {batch[0].examples} examples before one backward(): row "
+                    "i of all is taken as one example (a pair, two views); if they are different examples, call the "
+                    "model on all of them at once, or backward() for each",
+                    stacklevel=5,
+                )
+                return
 
     def _count_silent(self, seen: Mapping[str, Step]) -> None:
         """Warn once where whole examples have no gradient in any layer: a mean loss that ignores them is of the others.
