@@ -112,6 +112,8 @@ def fig1(
         said += f" Transposed bins correlate by {twins}; whether other networks have another pattern is not judged."
     run.save_arrays("map", frequencies=basis.frequencies, test=found.test, train=found.train)
     caption = f"{protocol}. One network per bin; the value is copied to the conjugate bin."
+    if sample or cut:
+        caption += " Grey: not trained."
     return StudyResult(
         verdict,  # type: ignore[arg-type]
         CLAIM,
