@@ -10,7 +10,13 @@ from torch.nn import functional as F
 
 from biascope.ensembles import Networks, record
 from biascope.errors import InputError, UnsupportedError
-from biascope.geometry import curvature_correlation, geometry_evolution, input_curvature
+from biascope.geometry import (
+    curvature_correlation,
+    curvature_evolution,
+    evolution_correlation,
+    geometry_evolution,
+    input_curvature,
+)
 from biascope.precision import convolves_in_tf32
 
 F64 = torch.float64
@@ -129,6 +135,7 @@ def test_the_logistic_loss_wants_signs(labels: tuple[float, float]) -> None:
 
 
 def test_convolutions_are_in_full_float32() -> None:
+    """cuDNN's default, tf32, has three digits; the setting can be seen without a GPU, and is put back."""
     seen: list[bool] = []
 
     class Looks(nn.Linear):
@@ -138,9 +145,15 @@ def test_convolutions_are_in_full_float32() -> None:
 
     (x, y), before = data(2), convolves_in_tf32()
     drawn = record(lambda: nn.Sequential(nn.Flatten(), Looks(4, 1))).draw(0, 0, 1, dtype=F64)
-    seen.clear()
-    input_curvature(drawn.module(0), x, y)
-    curvature_correlation(drawn, x, y)
-    assert seen
-    assert not any(seen)
-    assert convolves_in_tf32() == before
+    measured: tuple[Callable[[], object], ...] = (
+        lambda: input_curvature(drawn.module(0), x, y),
+        lambda: curvature_correlation(drawn, x, y),
+        lambda: curvature_evolution(drawn.module(0), x, y, x, y),
+        lambda: evolution_correlation(drawn, x, y, x, y),
+    )
+    for measure in measured:
+        seen.clear()
+        measure()
+        assert seen
+        assert not any(seen)
+        assert convolves_in_tf32() == before

@@ -17,7 +17,6 @@ from biascope.geometry import (
     input_curvature,
 )
 from biascope.geometry.curvature_link import SCALAR_LOSSES
-from biascope.precision import convolves_in_tf32
 
 F64 = torch.float64
 Model = Callable[[], nn.Module]
@@ -194,22 +193,3 @@ def test_inputs_that_the_network_cannot_take_are_explained() -> None:
     table = nn.Sequential(nn.Embedding(3, 2), nn.Flatten(), nn.Linear(4, 1)).double()
     with pytest.raises(InputError, match="its layer '0', Embedding"):
         curvature_evolution(table, words, y, words, y)
-
-
-def test_convolutions_are_in_full_float32() -> None:
-    """cuDNN's default, tf32, has three digits; the setting can be seen without a GPU, and is put back."""
-    seen: list[bool] = []
-
-    class Looks(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            seen.append(convolves_in_tf32())
-            return super().forward(x)
-
-    (x, y), before = data(2), convolves_in_tf32()
-    drawn = record(lambda: nn.Sequential(nn.Flatten(), Looks(4, 1))).draw(0, 0, 1, dtype=F64)
-    seen.clear()
-    curvature_evolution(drawn.module(0), x, y, x, y)
-    evolution_correlation(drawn, x, y, x, y)
-    assert seen
-    assert not any(seen)
-    assert convolves_in_tf32() == before

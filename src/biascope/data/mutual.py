@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -16,7 +17,13 @@ from biascope.signatures import checked
 
 Transform = Literal["identity", "cubic", "tanh"]
 Function = Literal["linear", "cubic", "sine"]
-Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+Map = Callable[[Tensor], Tensor]
+
+FUNCTIONS: dict[str, tuple[Map, Map]] = {  # increasing and odd, with their inverses on (-1, 1)
+    "linear": (lambda x: x, lambda m: m),
+    "cubic": (lambda x: x**3, lambda m: m.sign() * m.abs() ** (1 / 3)),
+    "sine": (torch.sin, torch.asin),
+}
 
 
 @checked
@@ -95,13 +102,9 @@ def noisy_function(
 
 
 def _apply(x: Tensor, function: Function) -> Tensor:
-    if function == "linear":
-        return x
-    if function == "cubic":
-        return x**3
-    if function == "sine":
-        return x.sin()
-    raise InputError(f'function must be "linear", "cubic" or "sine", got {function!r}')
+    if function not in FUNCTIONS:
+        raise InputError(f'function must be "linear", "cubic" or "sine", got {function!r}')
+    return FUNCTIONS[function][0](x)
 
 
 def _noisy_function_information(function: Function, sigma: float) -> float:
@@ -118,16 +121,11 @@ def _noisy_function_information(function: Function, sigma: float) -> float:
     nodes, weights = np.polynomial.legendre.leggauss(20)
     half = np.diff(edges) / 2
     y = ((edges[1:] + edges[:-1]) / 2 + half * nodes[:, None]).ravel()
-    low, high = (_inverse(np.clip(y + shift, -top, top), function) for shift in (-10 * sigma, 10 * sigma))
+    inverse = FUNCTIONS[function][1]
+    low, high = (inverse(torch.from_numpy(y + d).clamp(-top, top)).numpy() for d in (-10 * sigma, 10 * sigma))
     inner, share = np.polynomial.legendre.leggauss(200)
     x = (low + high)[:, None] / 2 + (high - low)[:, None] / 2 * inner
     distance = (y[:, None] - _apply(torch.from_numpy(x), function).numpy()) / sigma
     density = (np.exp(-(distance**2) / 2) @ share) * (high - low) / (4 * sigma * math.sqrt(2 * math.pi))
     entropy = -2 * float(np.sum((half * weights[:, None]).ravel() * density * np.log(np.maximum(density, 1e-300))))
     return entropy - 0.5 * math.log(2 * math.pi * math.e * sigma**2)
-
-
-def _inverse(y: Array, function: Function) -> Array:
-    """x in [-1, 1] with f(x) = y."""
-    x = {"linear": y, "cubic": np.cbrt(y), "sine": np.arcsin(y)}[function]
-    return np.asarray(np.clip(x, -1.0, 1.0))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -13,20 +12,13 @@ import torch
 from scipy.special import k0
 from torch import Tensor
 
-from biascope.arguments import check_number
 from biascope.data import correlated_gaussians, gaussian_mutual_information, noisy_function
+from biascope.data.mutual import FUNCTIONS, Map
 from biascope.errors import InputError
 from biascope.seeds import generator
 from biascope.signatures import checked
 
 Draw = Callable[[int, int], tuple[Tensor, Tensor]]
-Map = Callable[[Tensor], Tensor]
-
-FUNCTIONS: dict[str, tuple[Map, Map]] = {  # with their inverses on (-1, 1)
-    "linear": (lambda x: x, lambda m: m),
-    "cubic": (lambda x: x**3, lambda m: m.sign() * m.abs() ** (1 / 3)),
-    "sine": (torch.sin, torch.asin),
-}
 
 
 @dataclass(frozen=True)
@@ -97,19 +89,17 @@ def noisy_function_problem(
         >>> [round(noisy_function_problem(f, 0.5).nats, 3) for f in ("linear", "cubic", "sine")]
         [0.837, 0.451, 0.729]
     """
-    check_number(sigma, "sigma", above=0)
-    noisy_function(1, function, 1.0, dim=dim)  # checks the others
+    nats = float(noisy_function(1, function, sigma, dim=dim).info["mutual_information"])  # checks the arguments
     f, inverse = FUNCTIONS[function]
 
     def draw(n: int, seed: int) -> tuple[Tensor, Tensor]:
-        data = noisy_function(n, function, 1.0, dim=dim, seed=seed, dtype=torch.float64)
-        return data.x, f(data.x) + sigma * (data.y - f(data.x))
+        data = noisy_function(n, function, sigma, dim=dim, seed=seed, dtype=torch.float64)
+        return data.x, data.y
 
     def log_ratio(x: Tensor, y: Tensor) -> Tensor:
         logs = torch.cat([_log_density(part, f, inverse, sigma) for part in torch.split(y, 4096)])
         return (-(((y - f(x)) / sigma) ** 2) / 2 - logs).sum(1)
 
-    nats = dim * _noisy_nats(log_ratio, f, sigma)
     return Problem(f"noisy-{function}-sigma{sigma:g}", nats, draw, log_ratio)
 
 
@@ -118,35 +108,13 @@ def _log_density(y: Tensor, f: Map, inverse: Map, sigma: float) -> Tensor:
 
     f is increasing. A fixed rule on (-1, 1) would miss noise narrower than its steps.
     """
-    nodes, weights = (v.to(y) for v in _legendre(200))
+    nodes, weights = (torch.from_numpy(v).to(y) for v in np.polynomial.legendre.leggauss(200))
     top = f(torch.ones_like(y))
     inside = torch.minimum(torch.maximum(y, -top), top)
     low, high = (inverse(torch.minimum(torch.maximum(inside + d, -top), top)) for d in (-12 * sigma, 12 * sigma))
     half = ((high - low) / 2)[..., None]
     x = ((high + low) / 2)[..., None] + half * nodes
     return (-(((y[..., None] - f(x)) / sigma) ** 2) / 2 + (half * weights / 2).log()).logsumexp(-1)
-
-
-def _noisy_nats(log_ratio: Callable[[Tensor, Tensor], Tensor], f: Map, sigma: float) -> float:
-    """The mean of log_ratio in one dimension, over x in (0, 1) (f is odd) and the noise.
-
-    Panels in x halve towards 0, where a cubic is flat, and towards 1, where p(y) ends, until they are below the noise.
-    """
-    h = 2.0 ** -torch.arange(max(2, math.ceil(math.log2(8 / sigma))) + 1, dtype=torch.float64, device="cpu")
-    edges = torch.unique(torch.cat([torch.zeros_like(h[:1]), h, 1 - h]))
-    nodes, weights = _legendre(16)
-    half = (edges[1:] - edges[:-1])[:, None] / 2
-    x = (edges[:-1, None] + half * (1 + nodes)).reshape(-1, 1)
-    z, chances = (torch.from_numpy(v) for v in np.polynomial.hermite_e.hermegauss(64))
-    y = f(x) + sigma * z  # [nodes, noise]
-    found = log_ratio(x.expand_as(y).reshape(-1, 1), y.reshape(-1, 1)).view_as(y)
-    return float((half * weights).flatten() @ found @ (chances / chances.sum()))
-
-
-@lru_cache
-def _legendre(order: int) -> tuple[Tensor, Tensor]:
-    nodes, weights = np.polynomial.legendre.leggauss(order)
-    return torch.from_numpy(nodes), torch.from_numpy(weights)
 
 
 @checked
