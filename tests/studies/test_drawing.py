@@ -1,4 +1,6 @@
-"""Legends stay off the lines."""
+"""Legends stay off the lines, and bands within sight."""
+
+from dataclasses import replace
 
 import pytest
 
@@ -33,6 +35,15 @@ def test_points_are_not_joined() -> None:
     dense = [(x / 20, y / 20) for x in range(21) for y in range(21)]
     cloud = [Series.of(name, *zip(*dense), style="points") for name in ("a", "b")]
     assert len(draw(chart(*cloud)).legends) == 1
+
+
+@pytest.mark.parametrize(("log", "lowest"), [(True, 0.2 / 3), (False, -0.8)])
+def test_a_band_that_reaches_zero_ends_below_the_values_on_a_logarithmic_axis(log: bool, lowest: float) -> None:
+    figure = draw(replace(chart(Series.of("one", [0, 1], [0.2, 2.0], [1.0, 0.1])), log_y=log))
+    (band,) = figure.axes[0].collections
+    heights = [y for path in band.get_paths() for _, y in path.vertices]
+    assert min(heights) == pytest.approx(lowest)
+    assert max(heights) == pytest.approx(2.1)
 
 
 def test_one_series_needs_no_legend() -> None:

@@ -82,6 +82,7 @@ def draw(chart: Chart | HeatMap, width: float = 3.4, height: float = 2.4) -> "Fi
         return _draw_map(chart, width, height)
     with style():
         figure, axes = new_figure(width, height)
+        floor = _band_floor(chart)
         for index, series in enumerate(chart.series):
             color = f"C{index % 7}"
             if series.style == "points":
@@ -94,7 +95,7 @@ def draw(chart: Chart | HeatMap, width: float = 3.4, height: float = 2.4) -> "Fi
             dash = dashed if series.style == "dashed" else plain
             axes.plot(series.x, series.y, dash, color=color, label=series.label)
             if series.error is not None:
-                low = [y - e for y, e in zip(series.y, series.error)]
+                low = [max(y - e, floor) for y, e in zip(series.y, series.error)]
                 high = [y + e for y, e in zip(series.y, series.error)]
                 axes.fill_between(series.x, low, high, color=color, alpha=0.2, linewidth=0)
         axes.set(xlabel=chart.x_label, ylabel=chart.y_label)
@@ -113,6 +114,13 @@ def draw(chart: Chart | HeatMap, width: float = 3.4, height: float = 2.4) -> "Fi
             figure.set_figheight(height + 0.14 * ((len(chart.series) + 1) // 2))
             figure.legend(loc="outside lower center", ncols=2)
     return figure
+
+
+def _band_floor(chart: Chart) -> float:
+    """How far down error bands go: on a logarithmic axis, where one that reaches zero has no end, to a third of the
+    smallest value, so that the values and not the bands decide what is seen."""
+    positive = [y for series in chart.series for y in series.y if y > 0]
+    return min(positive) / 3 if chart.log_y and positive else -np.inf
 
 
 def _keep_names_apart(figure: "Figure", axes: Any) -> None:
