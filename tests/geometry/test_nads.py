@@ -188,6 +188,15 @@ def test_a_head_that_is_used_below_is_not_averaged_out(call: bool) -> None:
         nads(lambda: Again(call), (4,), n_networks=4, head="marginal")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_marginal_head_of_a_linear_network_has_nothing_below_it(dtype: torch.dtype) -> None:
+    """Example 2: s^2 I, exactly and from one network; torch draws the weights of a layer of 16 with s^2 = 1 / 48."""
+    found = nads(
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 1)), (1, 4, 4), n_networks=3, head="marginal", dtype=dtype
+    )
+    assert found.eigenvalues.double().numpy() == pytest.approx(1 / 48, rel=1e-5)
+
+
 def test_marginal_head_is_exactly_the_conditional_expectation() -> None:
     """One network, many heads drawn by hand."""
     drawn = record(conv).draw(0, 0, 1, dtype=torch.float64)

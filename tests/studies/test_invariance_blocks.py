@@ -194,6 +194,13 @@ def test_history_is_the_dense_computation() -> None:
     g = torch.randn(4, 5, 3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)  # times, R, P, D
     dense = torch.einsum("trpd,trpe->tde", g, g)
     history, w = History(g), torch.ones(5, dtype=torch.float64)
+    each = torch.einsum("trpd,trpe->trde", g, g)
+
+    def apart(a: torch.Tensor, b: torch.Tensor) -> float:
+        return sum(float((a[i] * b[j]).sum()) for i in range(5) for j in range(5) if i != j)
+
+    between = [1 - apart(a, b) / (apart(a, a) * apart(b, b)) ** 0.5 for a, b in pairwise(each)]
+    assert history.velocity_between(w).tolist() == pytest.approx(between, abs=1e-12)
     M = dense[0] + torch.eye(6, dtype=torch.float64)
     energies, norm = history.energies(M), float(M.norm())
     expected = [velocity(b, a) for a, b in pairwise(dense)]
@@ -207,6 +214,20 @@ def test_history_is_the_dense_computation() -> None:
     assert float(history.with_start(left)[3]) == pytest.approx(correlation(fewer[3], fewer[0]), abs=1e-12)
     assert overlap(g[0], g[1]).shape == (5, 5)
     assert energy(g[0], M).shape == (5,)
+
+
+def test_networks_that_wander_do_not_move_their_mean() -> None:
+    """Each network has one direction, drawn anew every epoch: the mean over all networks is I at all times."""
+    times, R, D = 200, 6, 8
+    g = torch.randn(times, R, 1, D, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    g /= g.norm(dim=-1, keepdim=True)
+    history, w = History(g), torch.ones(R, dtype=torch.float64)
+    seen, between = history.velocity(w), history.velocity_between(w)
+    assert float(seen.mean()) == pytest.approx(1 - (1 / D) / (1 / R + (1 - 1 / R) / D), abs=0.03)
+    assert abs(float(between.mean())) < 0.08  # a ratio of sums over few pairs: biased by some per cent at R = 6
+    moving = g.clone()
+    moving[100:] = torch.eye(D, dtype=torch.float64)[0]  # now all of them turn to one direction
+    assert float(History(moving).velocity_between(w)[99]) > 0.4
 
 
 def test_containment_from_factors_is_the_dense_one() -> None:

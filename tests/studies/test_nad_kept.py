@@ -180,6 +180,16 @@ def test_first_directions_lie_where_the_accuracy_is_high(net: str) -> None:
     assert seen > test.mean() + 0.1
 
 
+def test_bins_of_the_first_directions_are_learnt_and_others_are_not() -> None:
+    """The same with fresh trainings, at odd frequencies too: LeNet at laptop size."""
+    found = arrays("nad-fig5-support-laptop-cpu", "support")
+    _, result, _ = load_result(KEPT / "nad-fig5-support-laptop-cpu")
+    energies, test = found["energy"], found["test"]
+    assert float(energies[:16].min()) > float(energies[16:].max())
+    assert float(test[:16].min()) > float(test[16:].max()) + 0.1
+    assert result.numbers["difference"].value == pytest.approx(float(test[:16].mean() - test[16:].mean()), rel=1e-6)
+
+
 def test_densenet_learns_the_lowest_frequencies_of_the_axes_alone() -> None:
     """Published: 5 % of the bins at 95 % or more, 92 % below 60 %. Of the 44 trained here these are the axes' four."""
     k, test = accuracy_map("densenet121-44-bins-")

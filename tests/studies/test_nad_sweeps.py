@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
+from biascope.data.fourier import dft_basis
 from biascope.errors import InputError
 from biascope.studies import Run, StudyResult, configure, execute
 from biascope.studies.estimates import rank_correlation, spearman
@@ -17,6 +18,7 @@ from biascope.studies.nad.fig6 import PUBLISHED, RANGES, _weighted_spearman, who
 from biascope.studies.nad.fig11 import checks
 from biascope.studies.nad.fig13 import mean_frequency
 from biascope.studies.nad.fig17 import radial, spectral_correlation
+from biascope.studies.nad.support import energy_of_bins
 
 Start = Callable[..., tuple[Run, StudyResult]]
 
@@ -117,6 +119,53 @@ def test_random_directions_are_alike_where_fourier_directions_are_not(start: Sta
     assert fourier > 0.1
     assert random < 0.5 * fourier
     assert result.verdict == "confirmed", result.measured
+
+
+@pytest.mark.slow
+def test_first_directions_are_where_the_network_is_accurate(start: Start) -> None:
+    """LeNet on 16 x 16 pixels; logistic regression, accurate everywhere, has no such frequencies."""
+    run, lenet = start("nad/fig5-support", count=8)
+    assert lenet.numbers["difference"].value > 0.1, lenet.measured
+    assert len(run.load_arrays("support")["test"]) == 16
+    _, logreg = start("nad/fig5-support", count=8, net="logreg")
+    assert logreg.verdict == "not confirmed"
+    assert logreg.numbers["difference"].value == pytest.approx(0, abs=0.02)
+
+
+@pytest.mark.parametrize(("strong", "verdict"), [(0.9, "confirmed"), (0.62, "not confirmed"), (0.4, "not confirmed")])
+def test_support_is_judged_by_the_difference(tmp_path: Path, strong: float, verdict: str) -> None:
+    """Directions and accuracies are given: two strong bins against two others of accuracy 0.5 and 0.54."""
+    basis = dft_basis((16, 16)).part("re")
+    run = Run.create(tmp_path / "run", configure("nad/fig5-support", "smoke", overrides={"count": 2, "first": 2}))
+    run.save_arrays("directions lenet", directions=basis.vectors[[5, 9]].float(), eigenvalues=torch.ones(2))
+    test = torch.tensor([strong, strong + 0.02, 0.5, 0.54])
+    run.cached("lenet 0", lambda: {"test": test, "train": test, "engine": "loop"})
+    result = execute(run)
+    assert result.verdict == verdict, result.measured
+    assert result.numbers["difference"].value == pytest.approx(strong - 0.51)
+    assert result.numbers["share of the energy in the strongest bins"].value == pytest.approx(1)
+    kept = run.load_arrays("support")
+    assert sorted(kept["frequencies"][:2].tolist()) == sorted(basis.frequencies[[5, 9]].tolist())
+
+
+def test_energy_of_bins_is_that_of_both_parts() -> None:
+    """The oracle: squared products with the cosine and the sine vector of the bin."""
+    whole = dft_basis((6, 6))
+    re, im = whole.part("re"), whole.part("im")
+    u = torch.randn(2, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    u /= u.flatten(1).norm(dim=1).view(-1, 1, 1)
+    shares = energy_of_bins(u, re)
+    assert float(shares.sum()) == pytest.approx(1, abs=1e-12)
+    for i, pair in enumerate(re.bins.tolist()):
+        vectors = [re.vectors[i], *(v for v, other in zip(im.vectors, im.bins.tolist()) if other == pair)]
+        expected = sum(float((u * v).sum((1, 2)).square().mean()) for v in vectors)
+        assert float(shares[i]) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("options", [{"count": 1}, {"count": 66}, {"first": 0}, {"first": 257}])
+def test_support_needs_bins_and_directions(start: Start, options: dict[str, int]) -> None:
+    with pytest.raises(InputError, match="bins and from 1 to 256 directions"):
+        start("nad/fig5-support", **options)
 
 
 @pytest.mark.parametrize("total", [40, 41])

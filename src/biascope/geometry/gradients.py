@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from biascope.ensembles import Evaluator, Initialiser, Networks, input_gradients, outputs, scalar_of
 from biascope.ensembles.arithmetic import Precision
 from biascope.ensembles.evaluate import Scalarise
+from biascope.ensembles.initialisers import tensors_of
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import explained
 from biascope.memory import budget
@@ -197,9 +198,12 @@ def without_head(networks: Networks, head: str) -> Networks:
         {name: value for name, value in part.items() if not name.startswith(f"{head}.")}
         for part in (networks.params, networks.buffers)
     )
+    if not params and not buffers:
+        buffers = {NOTHING: networks.params[f"{head}.weight"].new_zeros(len(networks))}
     return Networks(template, params, buffers)
 
 
+NOTHING = "nothing_below_the_head"  # a linear network has no tensors without its only layer, but stacks have a length
 _TRUNCATED: weakref.WeakKeyDictionary[nn.Module, dict[str, nn.Module]] = weakref.WeakKeyDictionary()
 
 
@@ -209,5 +213,7 @@ def _truncated(template: nn.Module, head: str) -> nn.Module:
         cut = copy.deepcopy(template)
         parent, _, name = head.rpartition(".")
         setattr(cut.get_submodule(parent), name, nn.Identity())
+        if not tensors_of(cut):
+            cut.register_buffer(NOTHING, torch.zeros((), device="cpu"))
         cache[head] = cut
     return cache[head]

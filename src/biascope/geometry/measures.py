@@ -88,7 +88,8 @@ def compare(A: Tensor, B: Tensor) -> Comparison:
 def velocity(now: Tensor, before: Tensor) -> float:
     """1 - Corr(G^t, G^{t-1}), in [0, 1] for positive semi-definite matrices.
 
-    Use the same probes at both times: with fresh ones the sampling noise alone gives a velocity.
+    Use the same probes at both times: with fresh ones the sampling noise alone gives a velocity. An average over few
+    networks also turns where single networks wander and their mean stands still; study `gih/fig3` shows both.
 
     Example:
         >>> round(velocity(torch.eye(2), torch.eye(2)), 9)

@@ -51,7 +51,8 @@ FOLLOWING = Following()
 class Pair:
     """One network trained on both sets: velocities [epochs] with errors, accuracies [epochs + 1, R], and summaries.
 
-    fitting [R]: time-averaged training accuracy on G minus flip(G) data, in points, of each network. floor: the
+    fitting [R]: time-averaged training accuracy on G minus flip(G) data, in points, of each network. between: the mean
+    velocity from products of different networks (`History.velocity_between`), with three networks or more. floor: the
     velocity that fresh probes alone would give before training, as `velocity_floor` (its formula, not the verdict, was
     changed after the first runs).
     """
@@ -59,6 +60,7 @@ class Pair:
     velocity: dict[bool, tuple[Tensor, Tensor | None]] = field(repr=False)
     accuracy: dict[bool, Tensor] = field(repr=False)
     mean_velocity: dict[bool, Estimate]
+    between: dict[bool, Estimate]
     velocity_gap: Estimate
     fitting: Tensor = field(repr=False)
     accuracy_gap: Estimate
@@ -73,13 +75,15 @@ def compare_pair(
     histories = {flip: History(each.gradients) for flip, each in tracks.items()}
     velocity = {flip: jackknife(each.velocity, runs) for flip, each in histories.items()}
     means = {flip: estimate(lambda w, h=each: h.velocity(w).mean(), runs) for flip, each in histories.items()}  # type: ignore[misc]
+    between = {flip: estimate(lambda w, h=each: h.velocity_between(w).mean(), runs)  # type: ignore[misc]
+               for flip, each in histories.items() if runs > 2}  # fmt: skip
     aligned, flipped = histories[False], histories[True]
     gap = estimate(lambda w: aligned.velocity(w).mean() - flipped.velocity(w).mean(), runs)
     # time-averaged training accuracy: how fast the labels are fitted, whatever the end
     fitting = percent(tracks[False].accuracy[1:].mean(0) - tracks[True].accuracy[1:].mean(0))
     floor = floor_of_gradients(tracks[False].gradients[0]) if probes > 1 else None  # one probe cannot tell
     accuracy = {flip: each.accuracy for flip, each in tracks.items()}
-    return Pair(velocity, accuracy, means, gap, fitting, Estimate.of(fitting), floor)
+    return Pair(velocity, accuracy, means, between, gap, fitting, Estimate.of(fitting), floor)
 
 
 def _track(

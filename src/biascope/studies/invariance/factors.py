@@ -61,6 +61,16 @@ class History:
         norms = _pairs(self.own, w).sqrt()
         return 1 - _pairs(self.step, w) / (norms[1:] * norms[:-1])
 
+    def velocity_between(self, w: Tensor) -> Tensor:
+        """The same from products of different networks alone, so that their small number does not count, [T - 1].
+
+        A network that wanders moves its own g g^T, but not the mean over all networks that could have been drawn; in
+        an average over R networks the share 1 / R of it is seen as motion. Two networks or more; can be below 0.
+        """
+        apart = 1 - torch.eye(self.R, dtype=self.own.dtype)
+        norms = _pairs(self.own * apart, w).sqrt()
+        return 1 - _pairs(self.step * apart, w) / (norms[1:] * norms[:-1])
+
     def with_start(self, w: Tensor) -> Tensor:
         """Corr(G^t, G^0), [T]."""
         norms = _pairs(self.own, w).sqrt()

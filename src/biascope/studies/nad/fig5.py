@@ -12,8 +12,7 @@ DenseNet-121 (0, 0) that of u_1 and the bins (0, n/2) and (n/2, 0) that of u_2 a
 frequencies; again two standard errors down. Those runs have kept their directions, but not the groups the errors come
 from, and could not be judged anew; a test holds the directions against what was added.
 
-Not judged: that the frequencies are those of high accuracy in Fig. 1. That needs maps, which another study makes; a
-test compares the kept maps with the kept directions.
+That the frequencies are those of high accuracy in Fig. 1 is judged by `nad/fig5-support`.
 """
 
 import math
