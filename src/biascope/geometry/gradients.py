@@ -199,7 +199,7 @@ def without_head(networks: Networks, head: str) -> Networks:
         for part in (networks.params, networks.buffers)
     )
     if not params and not buffers:
-        buffers = {NOTHING: networks.params[f"{head}.weight"].new_zeros(len(networks))}
+        buffers = {NOTHING: torch.zeros(len(networks), dtype=networks.dtype, device=networks.device)}
     return Networks(template, params, buffers)
 
 
