@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from biascope.errors import UnsupportedError
 
@@ -196,16 +198,42 @@ def right_gradients(tables: bool = False) -> AbstractContextManager[object]:
     return RightTangents() if in_forward_mode() or tables else nullcontext()
 
 
+_WRITES: weakref.WeakKeyDictionary[nn.Module, dict[bool, bool]] = weakref.WeakKeyDictionary()  # by training mode
+
+
 def call(module: nn.Module, tensors: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-    """torch.func.functional_call; what is differentiated through it is so rightly.
+    """torch.func.functional_call; what is differentiated through it is so rightly, and the inputs stay as they are.
+
+    A module that writes into its inputs (`x.mul_(2)`, `nn.ReLU(inplace=True)` first of all) would change the caller's
+    data, and what it gives the next time: it gets copies. Whether it does so is seen when it is first called.
 
     Example:
-        >>> call(nn.Linear(2, 1), {"weight": torch.ones(1, 2), "bias": torch.zeros(1)}, (torch.ones(1, 2),)).item()
-        2.0
+        >>> x = torch.ones(1, 2)
+        >>> call(nn.ReLU(inplace=True), {}, (-x,)), call(nn.Threshold(2, 0, inplace=True), {}, (x,)), x
+        (tensor([[0., 0.]]), tensor([[0., 0.]]), tensor([[1., 1.]]))
     """
     reads = any(isinstance(t, Tensor) and not t.is_floating_point() for t in (*args, *(kwargs or {}).values()))
+    writes = writes_into_inputs(module)
+    if writes is not False:
+        args, kwargs = tree_map_only(Tensor, torch.clone, (args, kwargs))
+    given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)] if writes is None else []
+    seen = [t._version for t in given if not t.is_inference()]
     with right_gradients(tables=reads):
-        return torch.func.functional_call(module, tensors, args, kwargs)
+        out = torch.func.functional_call(module, tensors, args, kwargs)
+    if writes is None and not any(torch._C._functorch.is_batchedtensor(t) for t in given):  # those do not tell
+        _WRITES.setdefault(module, {})[module.training] = seen != [t._version for t in given if not t.is_inference()]
+    return out
+
+
+def writes_into_inputs(module: nn.Module) -> bool | None:
+    """Whether the module, in its mode of now, changes what it is given, as `call` has seen; None if it was not called.
+
+    Example:
+        >>> net = nn.ReLU(inplace=True)
+        >>> writes_into_inputs(net), call(net, {}, (torch.ones(1),)), writes_into_inputs(net)
+        (None, tensor([1.]), True)
+    """
+    return _WRITES.get(module, {}).get(module.training)
 
 
 def in_plain_order(out: Tensor) -> Tensor:

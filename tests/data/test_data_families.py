@@ -236,6 +236,26 @@ def test_disk_covers_half_of_the_square() -> None:
     assert grid[1].tolist() == pytest.approx([-1 + 2 / 49, -1])
 
 
+def test_a_reference_along_another_direction_or_of_another_width_is_refused() -> None:
+    """Its bias is that of other values: half of the labels would be wrong."""
+    rng = torch.Generator().manual_seed(0)
+    x, test = torch.randn(200, 3, 2, 2, generator=rng) + 1, torch.randn(100, 3, 2, 2, generator=rng) + 1
+    u, other = torch.ones(3, 2, 2), torch.zeros(3, 2, 2)
+    other[0] = 1
+    train = relabel(x, u)
+    assert 0.3 < float(relabel(test, 5 * u, reference=train).y.float().mean()) < 0.7  # the length does not matter
+    for wrong in (other, -u):
+        with pytest.raises(InputError, match="along another direction"):
+            relabel(test, wrong, reference=train)
+    with pytest.raises(InputError, match="give one of the two"):
+        relabel(test, u, reference=train, bias=1.0)
+    narrow = isotropic(u, 100, "quadratic", eps=1.0)
+    with pytest.raises(InputError, match=r"eps=1\.0, and its bias does not fit eps=3\.0"):
+        isotropic(u, 100, "quadratic", eps=3.0, reference=narrow)
+    waves = isotropic(u, 100, "sinusoidal", eps=1.0)  # of al itself, whatever eps
+    assert isotropic(u, 100, "sinusoidal", eps=3.0, reference=waves).info["bias"] == waves.info["bias"]
+
+
 def test_a_reference_of_another_boundary_is_refused() -> None:
     """Its bias is minus the median of other values: of x.u, not of its square."""
     x = torch.randn(20, 1, 2, 2, generator=torch.Generator().manual_seed(0))

@@ -10,7 +10,14 @@ from torch import Tensor, nn
 from biascope.ensembles import Networks, record
 from biascope.errors import InputError, UnsupportedError
 from biascope.files import read_tensors, write_tensors
-from biascope.geometry import AverageGeometry, average_geometry, geometry_evolution, geometry_of, subspace_size
+from biascope.geometry import (
+    AverageGeometry,
+    average_geometry,
+    geometry_evolution,
+    geometry_of,
+    input_curvature,
+    subspace_size,
+)
 from biascope.geometry.average import blocks_within
 from biascope.geometry.moments import BlockMoments
 
@@ -40,6 +47,59 @@ def test_zero_gradients_are_refused_with_and_without_a_matrix(
     v = torch.ones(6)
     assert torch.allclose((found @ v).double(), (alive @ v).double() / 4, rtol=1e-5)
     assert float((found @ v).norm()) > 0
+
+
+def test_an_evolution_without_gradients_is_refused() -> None:
+    data = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)), torch.zeros(4)
+    with pytest.raises(InputError, match="probe_std > 0"):
+        geometry_evolution(bare, *data, 5, probe_std=0.0)
+    free = geometry_evolution(bare, *data, 5, probe_std=0.0, max_memory=200)  # without a matrix: at the first product
+    with pytest.raises(InputError, match="probe_std > 0"):
+        _ = free @ torch.ones(6)
+    with pytest.raises(InputError, match="probe_std=-1"):
+        geometry_evolution(bare, *data, 5, probe_std=-1.0)
+
+
+def test_probes_that_ask_for_gradients_get_none() -> None:
+    probes = torch.randn(3, 6, requires_grad=True)
+    for G in (average_geometry(bare, (6,), 4, probes=probes), geometry_of(drawn(), probes)):
+        assert not G.matrix.requires_grad
+        assert probes.grad is None
+
+
+def test_losses_and_networks_that_cannot_be_differentiated_are_named() -> None:
+    x, y = torch.randn(4, 6), torch.ones(4)
+    with pytest.raises(InputError, match=r"loss gave shape \[4\] for outputs \[4\]: it must give their sum"):
+        geometry_evolution(bare, x, y, 2, loss=lambda f, y: (f - y) ** 2)
+    with pytest.raises(InputError, match='y_train holds 0: "logistic"'):
+        geometry_evolution(bare, x, y > 2, 2, loss="logistic")
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.memory, self.head = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(self.memory(x.view(-1, 2, 3))[0][:, -1])
+            return out
+
+    with pytest.raises(UnsupportedError, match=r"second derivatives of Recurrent .*'memory' is fused"):
+        geometry_evolution(Recurrent, x, y, 2)
+    with pytest.raises(UnsupportedError, match="'memory' is fused"):
+        input_curvature(Recurrent(), x, y)
+    with pytest.raises(InputError, match="expected a tensor, got ndarray"):
+        _ = average_geometry(bare, (6,), 2) @ x.numpy()  # type: ignore[operator]
+
+
+def test_ranks_ask_for_a_share_of_the_largest() -> None:
+    G = average_geometry(lambda: nn.Linear(10, 1), (10,), 3)
+    assert G.rank(0.0) == 3  # and not what rounding adds
+    assert subspace_size(G.matrix, threshold=0.0) == 3
+    for wrong in (2.0, -1.0, float("nan")):
+        with pytest.raises(InputError, match="threshold must be in"):
+            G.rank(wrong)
+    with pytest.raises(InputError, match="give one of threshold and share"):
+        G.rank(0.1, share=0.5)
 
 
 @pytest.mark.parametrize("dense_up_to", [4096, 1])

@@ -27,6 +27,7 @@ from biascope.geometry.mlp_theory import (
     both_active_moments,
     expect_angle,
     linear_regression_geometry,
+    mlp_evolution,
 )
 
 RNG = torch.Generator()
@@ -322,3 +323,67 @@ def test_linear_regression_at_every_scale_of_the_data(scale: float, time: float)
     expected = decay @ decay + torch.outer(w, w)
     found = linear_regression_geometry(X, y, time)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12 * float(expected.abs().max()))
+
+
+def test_the_flow_of_regression_stands_still_where_the_data_are_zero() -> None:
+    """Two examples of three entries, up to the end of time: I - P + w w^T, P onto the data and w of least norm."""
+    for seed in range(4):
+        rng = torch.Generator().manual_seed(seed)
+        X, y = (torch.randn(*size, generator=rng, dtype=torch.float64) for size in ((2, 3), (2,)))
+        P, w = torch.linalg.pinv(X) @ X, torch.linalg.pinv(X) @ y
+        limit = torch.eye(3, dtype=torch.float64) - P + torch.outer(w, w)
+        for time in (1e10, 1e16, math.inf):
+            assert torch.allclose(linear_regression_geometry(X, y, time), limit, atol=1e-10)
+    with pytest.raises(InputError, match="starts at 0"):
+        linear_regression_geometry(X, y, -1.0)
+    with pytest.raises(InputError, match=r"y_train \[1\]"):
+        linear_regression_geometry(X, y[:1], 1.0)
+
+
+def test_a_multiple_of_the_identity_is_no_more_than_that() -> None:
+    """Rounding is neither a spread, nor an order of examples."""
+    rng = torch.Generator().manual_seed(0)
+    Q = torch.linalg.qr(torch.randn(33, 33, generator=rng, dtype=torch.float64))[0]
+    A = torch.randn(33, 33, generator=rng, dtype=torch.float64)
+    assert compare(Q @ Q.T, A @ A.T).z == 0
+    assert compare(A @ A.T, A @ A.T).z > 5
+    x = torch.randn(1000, 64, generator=rng)
+    assert len(alignment_score(x, 0.3 * torch.eye(64, dtype=torch.float64)).unique()) == 1
+    G = torch.diag(torch.linspace(1, 2, 64, dtype=torch.float64)) + 0.1
+    unit = (x / x.norm(dim=1, keepdim=True)).double()
+    expected = torch.einsum("ni,ij,nj->n", unit, G, unit)
+    assert torch.allclose(alignment_score(x, G), expected, rtol=1e-6)
+
+
+def test_flipped_spectra_of_whole_numbers_are_not_whole() -> None:
+    G = torch.tensor([[5, 1, 0], [1, 2, 1], [0, 1, 1]])
+    assert torch.allclose(flip_spectrum(G), flip_spectrum(G.double()))
+    assert flip_spectrum(G.float()).dtype == torch.float32
+
+
+def test_directions_that_are_not_orthonormal_remove_no_share() -> None:
+    eye = torch.eye(3)
+    for wrong in (2 * eye, torch.ones(3, 3) / 3**0.5):
+        for use in (removed_variance, lambda S, V: matched_count(S, eye, V, 2)):
+            with pytest.raises(InputError, match="must be orthonormal rows"):
+                use(eye, wrong)
+    with pytest.raises(InputError, match=r"x is torch.int64: .* give x.float"):
+        project_out(torch.ones(2, 3, dtype=torch.long), eye[:1])
+    left = project_out(torch.ones(2, 3, dtype=torch.bfloat16), eye[:1])
+    assert left.dtype == torch.bfloat16
+    assert left.tolist() == [[0, 1, 1]] * 2
+
+
+def test_targets_beside_inputs_are_no_second_batch() -> None:
+    eye = torch.eye(3)
+    assert torch.equal(data_second_moment((eye, eye)), eye.double())
+    assert torch.equal(data_second_moment([eye, eye]), 2 * eye.double())  # a list is one of batches
+    assert torch.equal(data_second_moment([(eye, eye)]), eye.double())
+
+
+def test_what_the_theory_cannot_take_is_named() -> None:
+    with pytest.raises(InputError, match="two vectors"):
+        active_second_moment(torch.ones(2), torch.ones(3))
+    for X, n in ((torch.ones(3), 2), (torch.ones(2, 3), -1), (torch.full((2, 3), math.nan), 2)):
+        with pytest.raises(InputError):
+            mlp_evolution(X, n)

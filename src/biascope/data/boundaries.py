@@ -56,6 +56,11 @@ def isotropic(
     inner = boundary_value(eps * alpha, math.pi * alpha, boundary)
     if reference is not None:
         _check_reference(reference, "isotropic", ("bias",), boundary=boundary)
+        if boundary != "sinusoidal" and (own := reference.info.get("eps")) != eps:
+            raise InputError(
+                f"reference {reference.name!r} has eps={own}, and its bias does not fit eps={eps}: make both sets with "
+                "the same eps"
+            )
     bias = -float(middle(inner)) if reference is None else float(reference.info["bias"])
     info = {"u": unit, "boundary": boundary, "eps": eps, "sigma": sigma, "bias": bias}
     return Dataset(x, as_labels(_signs(inner + bias), labels), f"isotropic-{boundary}", seed_of(seed), info)
@@ -112,6 +117,14 @@ def relabel(
     }
     if reference is not None:
         _check_reference(reference, "relabel", _STATISTICS, boundary=boundary, sinusoid=sinusoid)
+        if bias != "median":
+            raise InputError(f"bias={bias} and a reference, whose bias would be taken: give one of the two")
+        own = reference.info.get("u")
+        if not isinstance(own, Tensor) or own.shape != unit.shape or not torch.allclose(own.to(unit), unit, atol=1e-5):
+            raise InputError(
+                f"reference {reference.name!r} is labelled along another direction, to which its bias and statistics "
+                "belong: make both sets with the same u"
+            )
         stats = {k: reference.info[k] for k in stats}
         bias = float(reference.info["bias"])
     if sinusoid == "projection":

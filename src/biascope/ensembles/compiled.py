@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from biascope.derivatives import writes_into_inputs
 from biascope.ensembles.arithmetic import Precision, arithmetic
 from biascope.ensembles.networks import Networks
 
@@ -80,7 +81,8 @@ def compiled(networks: Networks, x: Tensor, precision: str, channels_last: bool)
     history = _HISTORIES.setdefault(networks.template, _History())
     key = (networks.device, networks.dtype, tuple(x.shape), precision, channels_last)
     if key not in history.made:
-        history.made[key] = _compile(networks, x, precision, channels_last)
+        copied = writes_into_inputs(networks.template)  # then every call needs its own copies, which `call` makes
+        history.made[key] = None if copied else _compile(networks, x, precision, channels_last)
     return history.made[key]
 
 

@@ -144,7 +144,7 @@ def input_gradients(
         True
     """
     refuse_batch_dependence(networks.template)
-    x = _inputs(networks, x, per_network)
+    x = _inputs(networks, x.detach(), per_network)
     if engine == "graph":
         raise UnsupportedError("engine='graph' gives outputs only; use 'loop' or 'vmap' for gradients")
     T, n = len(networks), (x.shape[1] if per_network else len(x))

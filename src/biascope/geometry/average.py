@@ -81,6 +81,7 @@ class AverageGeometry:
         return self.dense
 
     @without_autocast()
+    @checked
     def __matmul__(self, v: Tensor) -> Tensor:
         """G v for v [D] or [D, k]."""
         return self.operator @ v.to(self.operator.dtype)
@@ -122,17 +123,18 @@ class AverageGeometry:
         return compare(self.matrix, other.matrix if isinstance(other, AverageGeometry) else other)
 
     @checked
-    def rank(self, threshold: float = 1e-3, share: float | None = None) -> int:
-        """Number of eigenvalues above `threshold` times the largest; refused where the known ones do not get so low.
+    def rank(self, threshold: float | None = None, share: float | None = None) -> int:
+        """Number of eigenvalues above `threshold` (1e-3) times the largest; refused where the known do not get so low.
 
         With `share`: how many of the largest add up to that share of the trace (of the sum of magnitudes for an
         evolution), see `subspace_size`; for a matrix that is formed.
         """
         if share is not None:
             values = torch.linalg.eigvalsh(self.matrix).abs().sort(descending=True).values
-            return size_of(values, None, share)
-        values = self.eigh().values.abs()
-        above = int((values > threshold * values.max()).sum())
+            return size_of(values, threshold, share)
+        threshold = 1e-3 if threshold is None else threshold
+        values = self.eigh().values.abs().sort(descending=True).values
+        above = size_of(values, threshold, None)
         if above == len(values) < self.operator.shape[0]:
             raise UnsupportedError(
                 f"rank: the {above} eigenvalues known of {self.operator.shape[0]} are all above {threshold:g} of the "

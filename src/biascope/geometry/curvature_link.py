@@ -19,7 +19,7 @@ from biascope.ensembles import Networks, scalar_of
 from biascope.ensembles.evaluate import Scalarise
 from biascope.errors import InputError
 from biascope.functional import as_rows, refuse_batch_dependence
-from biascope.geometry.losses import check_labels
+from biascope.geometry.losses import check_labels, second_derivatives
 from biascope.geometry.measures import Comparison, compare
 from biascope.inputs import check_inputs
 from biascope.memory import budget, readable
@@ -157,7 +157,7 @@ def _pieces(
         value = f(flat)
         return grad(of)(value, label), jacfwd(grad(of))(value, label), grad(f)(flat), hessian(f)(flat)
 
-    with differentiable_attention():
+    with differentiable_attention(), second_derivatives(model):
         together = vmap(one, chunk_size=max(1, 4096 // D))  # D directions are pushed forward for every example
         found: tuple[Tensor, ...] = together(x.flatten(1), y)
     return tuple(piece.detach() for piece in found)

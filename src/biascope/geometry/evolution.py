@@ -18,7 +18,7 @@ from biascope.ensembles.initialisers import with_something_to_train
 from biascope.errors import InputError
 from biascope.functional import as_rows, device_of, refuse_batch_dependence
 from biascope.geometry.average import AverageGeometry, blocks_within, draw_probes, from_moments, refuse_infinite
-from biascope.geometry.losses import check_labels
+from biascope.geometry.losses import as_sum, check_labels, second_derivatives
 from biascope.geometry.moments import BlockMoments
 from biascope.inputs import check_inputs
 from biascope.linalg import FromFunction
@@ -55,8 +55,8 @@ def geometry_evolution(
     """Delta = B + B^T, B = E[(d/ds grad_x f along theta-dot) grad_x f^T], theta-dot = -grad of the summed loss.
 
     Per network: one pass over the data for theta-dot, then one forward-over-reverse derivative per probe; the mixed
-    Hessian is never formed. Delta(0) is negative definite in every case that can be solved (it points away from S and
-    GSG); labels do not matter for squared error and a centred last layer (Prop. A.1).
+    Hessian is never formed. Delta(0) is negative semi-definite in every case that can be solved (it points away from S
+    and GSG); labels do not matter for squared error and a centred last layer (Prop. A.1).
 
     Args:
         factory: builds a freshly initialised network; eval mode.
@@ -85,8 +85,10 @@ def geometry_evolution(
         raise InputError(f"x_train has {len(x_train)} examples, y_train has shape {list(y_train.shape)}; need [m]")
     if isinstance(loss, str) and loss not in LOSSES:
         raise InputError(f"loss={loss!r} is not one of {', '.join(LOSSES)}, and not a function")
-    if n_networks < 1 or n_probes < 1 or batch < 1:
-        raise InputError(f"need positive numbers: n_networks={n_networks}, n_probes={n_probes}, batch={batch}")
+    if n_networks < 1 or n_probes < 1 or batch < 1 or not 0 <= probe_std < math.inf:
+        raise InputError(
+            f"need positive numbers: n_networks={n_networks}, n_probes={n_probes}, batch={batch}, probe_std={probe_std}"
+        )
     check_inputs(x_train, "x_train")
     check_labels(y_train, loss, "y_train")
     shape, D = tuple(x_train.shape[1:]), x_train[0].numel()
@@ -96,7 +98,7 @@ def geometry_evolution(
     first = initialiser.draw(seed, 0, 1, where, dtype)
     kind = first.dtype
     x, y = x_train.to(where, kind), y_train.to(where, kind)
-    total = LOSSES[loss] if isinstance(loss, str) else loss
+    total = as_sum(LOSSES[loss] if isinstance(loss, str) else loss)
     template = initialiser.template
 
     def f(params: Params, buffers: Params, inputs: Tensor) -> Tensor:
@@ -114,8 +116,13 @@ def geometry_evolution(
             for start in progress(range(0, n_networks, group), "networks", leave=False):
                 networks = initialiser.draw(seed, start, min(start + group, n_networks), where, dtype)
                 probes = draw_probes(seed, start, start + len(networks), n_probes, shape, probe_std).to(where, kind)
-                flow = descent(f, networks, x, y, total, batch)
-                g, u = along(f, networks, flow, probes)
+                with second_derivatives(template):
+                    flow = descent(f, networks, x, y, total, batch)
+                    g, u = along(f, networks, flow, probes)
+                if start == 0 and not g.any():  # networks as drawn are all alike: no need to wait for the others
+                    raise InputError(
+                        "all gradients are zero; a ReLU network without biases has none at 0: use probe_std > 0"
+                    )
                 refuse_infinite(g)
                 refuse_infinite(u)
                 yield start, u.flatten(2) / math.sqrt(n_probes), g.flatten(2) / math.sqrt(n_probes)

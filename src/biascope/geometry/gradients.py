@@ -151,7 +151,7 @@ def find_head(networks: Networks, x: Tensor) -> tuple[str, int]:
                 lambda m, args, out, name=name: seen.__setitem__(name, (args[0], out, out._version))
             )
     with torch.no_grad(), explained(module, x):
-        out = module(x)
+        out = module(x.clone())  # it may write into what it gets
         last = [name for name, (_, value, _) in seen.items() if isinstance(out, Tensor) and value is out]
         if len(last) != 1 or last[0] == "":
             raise UnsupportedError("head='marginal' needs a network that ends in an nn.Linear; use head='sampled'")
@@ -167,7 +167,7 @@ def find_head(networks: Networks, x: Tensor) -> tuple[str, int]:
                 f"({list(features.shape)}), whose outputs share its weights; use head='sampled'"
             )
         module.get_parameter(f"{last[0]}.weight").add_(1)
-        module(x)
+        module(x.clone())
     if not torch.equal(seen[last[0]][0], features):
         raise UnsupportedError(
             f"head='marginal': the weight of the last layer '{last[0]}' is used below it too, so it cannot be averaged "

@@ -16,7 +16,7 @@ from biascope.errors import InputError
 from biascope.functional import as_rows, refuse_batch_dependence
 from biascope.geometry.average import AverageGeometry, blocks_within, from_moments, refuse_infinite
 from biascope.geometry.evolution import LOSSES, Params, SumLoss, along, descent
-from biascope.geometry.losses import check_labels
+from biascope.geometry.losses import as_sum, check_labels, second_derivatives
 from biascope.geometry.moments import BlockMoments
 from biascope.inputs import check_inputs
 from biascope.linalg import FromFunction
@@ -111,15 +111,7 @@ class _Moving:
         loss: SumLoss,
         scalarise: Scalarise | None,
     ) -> None:
-        def total(f: Tensor, labels: Tensor) -> Tensor:
-            made = loss(f, labels)
-            if made.dim():
-                raise InputError(
-                    f"loss gave shape {list(made.shape)} for outputs {list(f.shape)}: it must give their sum"
-                )
-            return made
-
-        self.networks, self.loss, self.scalarise = networks, total, scalarise
+        self.networks, self.loss, self.scalarise = networks, as_sum(loss), scalarise
         self.probes, self.x, self.y = (t.detach().to(networks.device, networks.dtype) for t in (probes, x, y))
 
     def f(self, params: Params, buffers: Params, inputs: Tensor) -> Tensor:
@@ -141,8 +133,9 @@ class _Moving:
         with differentiable_attention(), arithmetic(self.networks.device, "float32"):
             for start in range(0, len(self.networks), size):
                 group = self.networks[start : start + size]
-                flow = descent(self.f, group, self.x, self.y, self.loss, batch)
-                g, u = along(self.f, group, flow, self.probes.expand(len(group), *self.probes.shape))
+                with second_derivatives(group.template):
+                    flow = descent(self.f, group, self.x, self.y, self.loss, batch)
+                    g, u = along(self.f, group, flow, self.probes.expand(len(group), *self.probes.shape))
                 refuse_infinite(g)
                 refuse_infinite(u)
                 yield start, u.flatten(2) / scale, g.flatten(2) / scale

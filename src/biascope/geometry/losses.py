@@ -1,10 +1,14 @@
-"""Labels that a loss is defined for."""
+"""Labels that a loss is defined for, losses that are one number, and derivatives of them that torch cannot take."""
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from biascope.errors import InputError
+import torch
+from torch import Tensor, nn
+
+from biascope.errors import InputError, UnsupportedError
 from biascope.inputs import check_inputs
 
 
@@ -20,6 +24,51 @@ def check_labels(y: Tensor, loss: object, name: str = "y") -> None:
         biascope.errors.InputError: y holds 0: "logistic" wants labels -1 and +1; for classes 0 and 1 give 2 y - 1
     """
     check_inputs(y, name)
-    if loss == "logistic" and bool((wrong := y.abs() != 1).any()):
+    if loss == "logistic" and bool((wrong := y.double().abs() != 1).any()):
         found = float(y[wrong][0])
         raise InputError(f'{name} holds {found:g}: "logistic" wants labels -1 and +1; for classes 0 and 1 give 2 y - 1')
+
+
+def as_sum(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss (f [b], y [b]) -> sum of losses, refused when it gives anything but one number.
+
+    Example:
+        >>> as_sum(lambda f, y: (f - y) ** 2)(torch.ones(2), torch.zeros(2))
+        Traceback (most recent call last):
+        biascope.errors.InputError: loss gave shape [2] for outputs [2]: it must give their sum
+    """
+
+    def total(f: Tensor, labels: Tensor) -> Tensor:
+        made = loss(f, labels)
+        if not isinstance(made, Tensor) or made.dim():
+            what = f"shape {list(made.shape)}" if isinstance(made, Tensor) else f"a {type(made).__name__}"
+            raise InputError(f"loss gave {what} for outputs {list(f.shape)}: it must give their sum")
+        return made
+
+    return total
+
+
+@contextmanager
+def second_derivatives(module: nn.Module) -> Iterator[None]:
+    """What torch raises inside, where it cannot differentiate twice or in forward mode, as an error with the module.
+
+    Example:
+        >>> with second_derivatives(nn.LSTM(1, 1)):
+        ...     raise NotImplementedError("no rule")
+        Traceback (most recent call last):
+        biascope.errors.UnsupportedError: torch cannot take the second derivatives of LSTM that are needed (no rule)
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, NotImplementedError) as error:
+        if isinstance(error, UnsupportedError):
+            raise
+        said = str(error).strip().splitlines()
+        recurrent = [name for name, part in module.named_modules() if isinstance(part, nn.RNNBase)]
+        fix = f"; '{recurrent[0]}' is fused: write it out with nn.LSTMCell or nn.GRUCell" if any(recurrent) else ""
+        raise UnsupportedError(
+            f"torch cannot take the second derivatives of {type(module).__name__} that are needed "
+            f"({said[0] if said else type(error).__name__}){fix}"
+        ) from error

@@ -80,7 +80,7 @@ def compare(A: Tensor, B: Tensor) -> Comparison:
     flat = A0.norm() < 1e-12 * A.norm() or B0.norm() < 1e-12 * B.norm()
     removed = 0.0 if flat else _correlation(A0, B0)
     dimension = (D - 1) * (D + 2) / 2
-    spread = float(A0.norm() * B0.norm() / (A.norm() * B.norm())) / math.sqrt(dimension) if D > 1 else 0.0
+    spread = 0.0 if flat else float(A0.norm() * B0.norm() / (A.norm() * B.norm())) / math.sqrt(dimension)
     return Comparison(_correlation(A, B), identity, removed, identity[0] * identity[1], spread)
 
 
@@ -115,7 +115,7 @@ def subspace_size(G: Tensor, *, threshold: float | None = None, share: float | N
 
     Args:
         G: for example the average geometry at initialisation.
-        threshold: how many eigenvalues are above this fraction of the largest.
+        threshold: how many eigenvalues are above this fraction of the largest; 0: above rounding.
         share: the smallest k whose k largest eigenvalues add up to at least this share of the trace, in (0, 1].
 
     Example:
@@ -143,7 +143,8 @@ def size_of(values: Tensor, threshold: float | None, share: float | None) -> int
     if threshold is not None:
         if not 0 <= threshold < 1:
             raise InputError(f"threshold must be in [0, 1), got {threshold}")
-        return int((values > threshold * values[0]).sum())
+        rounding = len(values) * torch.finfo(values.dtype).eps
+        return int((values > max(threshold, rounding) * values[0]).sum())
     if share is None or not 0 < share <= 1:
         raise InputError(f"share must be in (0, 1], got {share}")
     reached = values.double().cumsum(0)
@@ -201,15 +202,17 @@ def containment(
 def data_second_moment(x: Tensor | Iterable[Tensor], normalise: bool = False) -> Tensor:
     """S = sum_mu x_mu x_mu^T [D, D] in float64 (uncentred); divided by the number of examples if `normalise`.
 
-    `x` is [m, ...] or an iterable of batches, each [b, ...] or (inputs, labels).
+    `x` is [m, ...], one labelled batch (x, y), or an iterable of batches, each [b, ...] or (inputs, labels).
 
     Example:
         >>> data_second_moment(torch.eye(2)).diagonal()
         tensor([1., 1.], dtype=torch.float64)
     """
     total, count = None, 0
-    for number, batch in enumerate((x,) if isinstance(x, Tensor) else x):
-        name = "x" if isinstance(x, Tensor) else f"batch {number} of x"
+    pair = isinstance(x, tuple) and len(x) == 2 and all(isinstance(part, Tensor) for part in x)
+    whole = isinstance(x, Tensor) or pair
+    for number, batch in enumerate((x,) if whole else x):
+        name = "x" if whole else f"batch {number} of x"
         rows = _rows(batch[0] if isinstance(batch, tuple | list) else batch, name)
         if total is not None and rows.shape[1] != len(total):
             raise InputError(f"{name} has {rows.shape[1]} entries per example, the batches before it {len(total)}")
@@ -241,7 +244,7 @@ def flip_spectrum(G: Tensor) -> Tensor:
         tensor([1., 3.])
     """
     values, V = psd_eigh(_square(G, "G").double(), clip=False)
-    return ((V * values.flip(0)) @ V.T).to(G.dtype)
+    return ((V * values.flip(0)) @ V.T).to(G.dtype if G.is_floating_point() else torch.float64)
 
 
 @dataclass(frozen=True)
@@ -294,10 +297,10 @@ def project_out(x: Tensor, directions: Tensor) -> Tensor:
         >>> project_out(torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 0.0]]))
         tensor([[0., 4.]])
     """
-    V = _directions(directions, math.prod(_inputs(x, "x").shape[1:])).to(x)
-    if not torch.allclose(V @ V.T, torch.eye(len(V), device="cpu").to(V), atol=1e-4):
-        raise InputError("directions must be orthonormal rows; orthogonalise them first")
-    flat = x.flatten(1)
+    V = _orthonormal(directions, math.prod(_inputs(x, "x").shape[1:]))
+    if not x.is_floating_point():
+        raise InputError(f"x is {x.dtype}: what is left of whole numbers is not whole; give x.float()")
+    flat, V = x.flatten(1), V.to(x)
     return (flat - (flat @ V.T) @ V).view_as(x)
 
 
@@ -310,7 +313,7 @@ def removed_variance(S: Tensor, directions: Tensor) -> Tensor:
         tensor([0.5000, 1.0000], dtype=torch.float64)
     """
     S = _square(S, "S").double()
-    V = _directions(directions, len(S)).double()
+    V = _orthonormal(directions, len(S))
     if not torch.trace(S) > 0:
         raise InputError(f"S has the trace {float(torch.trace(S)):.3g}: there is no variance to remove a share of")
     removed: Tensor = torch.einsum("kd,de,ke->k", V, S, V).cumsum(0)
@@ -351,7 +354,9 @@ def alignment_score(x: Tensor, G: Tensor) -> Tensor:
     if bool((largest == 0).any()):
         raise InputError(f"example {int((largest == 0).nonzero()[0, 0])} is zero: it has no direction to score")
     flat = flat / largest  # squares of very large or small entries would leave the range of float64
-    scores: Tensor = ((flat @ G) * flat).sum(1) / flat.square().sum(1)
+    mean = G.diagonal().mean()  # of all directions; taken out, so that a multiple of I gives one score and not rounding
+    uneven = G - mean * torch.eye(len(G), dtype=G.dtype, device=G.device)
+    scores: Tensor = mean + ((flat @ uneven) * flat).sum(1) / flat.square().sum(1)
     return scores
 
 
@@ -383,13 +388,16 @@ def _rows(x: Tensor, name: str) -> Tensor:
     return _inputs(x, name).flatten(1).double()
 
 
-def _directions(directions: Tensor, D: int) -> Tensor:
-    """Directions [k, ...] as rows [k, D]."""
+def _orthonormal(directions: Tensor, D: int) -> Tensor:
+    """Directions [k, ...] as orthonormal rows [k, D] in float64."""
     shape = list(directions.shape)
     if shape[:1] == [0]:
-        return directions.reshape(0, D)
+        return directions.reshape(0, D).double()
     if directions.dim() < 2 or math.prod(shape[1:]) != D:
         raise InputError(f"directions must be [k, ...] with {D} entries each, got {shape}")
     if not is_finite(directions.detach()):
         raise InputError(f"directions {shape} hold NaN or infinity")
-    return directions.reshape(-1, D)
+    V = directions.detach().reshape(-1, D).double()
+    if not torch.allclose(V @ V.T, torch.eye(len(V), dtype=V.dtype, device=V.device), atol=1e-4):
+        raise InputError("directions must be orthonormal rows; orthogonalise them first")
+    return V

@@ -16,7 +16,9 @@ import torch
 from scipy.integrate import quad
 from torch import Tensor
 
+from biascope.arguments import check_count
 from biascope.errors import InputError
+from biascope.inputs import check_inputs
 
 
 def expect_angle(function: Callable[[float], float], D: int) -> float:
@@ -69,6 +71,8 @@ def active_second_moment(a: Tensor, b: Tensor) -> Tensor:
         >>> active_second_moment(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 0.0])).diagonal()
         tensor([0.5000, 0.5000], dtype=torch.float64)
     """
+    if a.dim() != 1 or a.shape != b.shape:
+        raise InputError(f"a {list(a.shape)} and b {list(b.shape)} must be two vectors [D] of one length")
     if not (bool(a.any()) and bool(b.any())):
         raise InputError("a and b must not be zero: a zero vector has no angle")
     a, b = a.double() / a.double().norm(), b.double() / b.double().norm()
@@ -90,6 +94,10 @@ def mlp_evolution(x_train: Tensor, n: int, sw: float = 1.0, sp: float = 1.0) -> 
         >>> mlp_evolution(torch.eye(3), n=2).shape
         torch.Size([3, 3])
     """
+    check_count(n, "n")
+    check_inputs(x_train, "x_train")
+    if x_train.dim() < 2:
+        raise InputError(f"x_train {list(x_train.shape)} must be [m, ...]: one row for each example")
     X = x_train.double().flatten(1)
     D = X.shape[1]
     two_pi = 2 * math.pi
@@ -153,11 +161,18 @@ def linear_regression_geometry(x_train: Tensor, y_train: Tensor, time: float, s:
         tensor([[1., 0.],
                 [0., 1.]], dtype=torch.float64)
     """
+    check_inputs(x_train, "x_train")
+    if x_train.dim() < 2 or len(x_train) != y_train.numel():
+        raise InputError(f"x_train {list(x_train.shape)} and y_train {list(y_train.shape)}: need [m, ...] and [m]")
     X, y = x_train.double().flatten(1), y_train.double().flatten()
-    values, V = torch.linalg.eigh(X.T @ X)
-    values = values.clamp(min=0.0)  # what rounding puts below zero would grow without end
-    # (1 - exp(-l t)) / l, with its limit t at l = 0
-    growth = torch.where(values == 0, torch.full_like(values, time), -torch.expm1(-values * time) / values)
-    w = V @ (growth * (V.T @ (X.T @ y)))
-    decay: Tensor = (V * torch.exp(-2 * values * time)) @ V.T
+    if not time >= 0:
+        raise InputError(f"time={time}: the flow starts at 0")
+    U, roots, Vh = torch.linalg.svd(X, full_matrices=False)
+    held = roots > max(X.shape) * torch.finfo(X.dtype).eps * roots[0]  # nothing moves where the data are zero
+    U, roots, Vh = U[:, held], roots[held], Vh[held]
+    fitted = -torch.expm1(-(roots**2) * time) / roots * (U.T @ y)
+    w = Vh.T @ fitted
+    decay: Tensor = (
+        torch.eye(X.shape[1], dtype=X.dtype, device=X.device) + (Vh.T * torch.expm1(-2 * roots**2 * time)) @ Vh
+    )
     return s**2 * decay + torch.outer(w, w)

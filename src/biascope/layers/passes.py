@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from biascope.derivatives import RightGradients
+from biascope.derivatives import RightGradients, writes_into_inputs
 from biascope.functional import Functional, as_rows, modules_of, tensors_in
 from biascope.inputs import Inputs, batch_size
 from biascope.layers.blocks import Anatomy, leaves
@@ -29,7 +29,7 @@ def recorded(f: Functional, found: Anatomy, inputs: Inputs) -> Tape:
         >>> tape.rows.shape, [use.roles for use in tape.uses]
         (torch.Size([5, 2]), [{'weight': 'weight', 'bias': 'bias'}])
     """
-    own = own_parameters(f)
+    own = own_parameters(f) if writes_into_inputs(f.module) is False else None
     if own is not None:
         n = batch_size(inputs)
         tape = record(lambda _, x: _call(f, x), own, inputs, lambda out: as_rows(out, n, None, f.module))
