@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from biascope.arguments import said
 from biascope.derivatives import call
 from biascope.errors import BiascopeError, InputError, UnsupportedError, near
-from biascope.hints import input_hint, pairs_hint
+from biascope.hints import input_hint, pairs_hint, several_hint
 from biascope.inputs import Inputs, batch_size, map_inputs, tensors_of
 
 Params = dict[str, Tensor]
@@ -395,6 +395,8 @@ def explained(module: nn.Module, inputs: Inputs) -> Iterator[None]:
         (where, hint), who = _failing_layer(module, error.__traceback__, tensors_of(inputs)), _described(module)
         if isinstance(inputs, dict) and "unexpected keyword argument" in said:
             hint = f"; a dict holds the keyword arguments of forward: {pairs_hint(inputs)}"
+        if isinstance(error, TypeError) and "required positional argument" in said:
+            hint = several_hint(module)
         raise InputError(f"{who} cannot take an input {shapes}{where} ({said}){hint}") from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import Parameter, signature
 from typing import Any
 
 from torch import Tensor, nn
@@ -27,6 +28,20 @@ def pairs_hint(batch: Mapping[str, Any]) -> str:
     named = [k for k in others if k == "y" or any(word in str(k).lower() for word in ("label", "target", "class"))]
     y = next(iter([*named, *others]), "y")
     return f"pass pairs, e.g. [(batch[{x!r}], batch[{y!r}]) for batch in loader]"
+
+
+def several_hint(module: nn.Module) -> str:
+    """How to hand in several inputs, by the names of the module's forward.
+
+    Example:
+        >>> several_hint(nn.Bilinear(2, 2, 1))
+        "; for several inputs give a dict {'input1': ..., 'input2': ...}, or wrap it in a module that takes one"
+    """
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    own = signature(module.forward).parameters.values()
+    needed = [p.name for p in own if p.kind in kinds and p.default is Parameter.empty]
+    named = ", ".join(f"{name!r}: ..." for name in needed)
+    return f"; for several inputs give a dict {{{named}}}, or wrap it in a module that takes one" if needed[1:] else ""
 
 
 def input_hint(layer: nn.Module, x: Tensor) -> str:

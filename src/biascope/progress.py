@@ -4,7 +4,7 @@
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from tqdm import tqdm
@@ -26,3 +26,16 @@ def progress(items: Iterable[T], description: str, total: int | None = None, lea
         6
     """
     yield from tqdm(items, desc=description, total=total, leave=leave, disable=_disable(), dynamic_ncols=True)
+
+
+def counted(items: Iterable[T], description: str, total: int, size: Callable[[T], int]) -> Iterator[T]:
+    """The same for pieces of different sizes: the bar counts what is in them, of `total` in all.
+
+    Example:
+        >>> [len(piece) for piece in counted(["ab", "c"], "letters", 3, len)]
+        [2, 1]
+    """
+    with tqdm(desc=description, total=total, leave=False, disable=_disable(), dynamic_ncols=True) as bar:
+        for item in items:
+            yield item
+            bar.update(size(item))

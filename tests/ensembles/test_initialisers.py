@@ -5,12 +5,12 @@ import random
 import numpy as np
 import pytest
 import torch
-from scipy.stats import ks_2samp
+from scipy.stats import ks_2samp, truncnorm
 from torch import Tensor, nn
 
 from biascope import nets
 from biascope.ensembles import record, train_ensemble
-from biascope.ensembles.initialisers import _build, tensors_of
+from biascope.ensembles.initialisers import build, tensors_of
 from biascope.ensembles.recorder import replay
 from biascope.errors import InputError
 
@@ -69,7 +69,7 @@ def test_replay_gives_the_factorys_numbers(name: str) -> None:
     """With the random state of the factory, the replay is the factory: an exact oracle, not a statistical one."""
     recorded = record(FACTORIES[name])
     assert recorded.recorded, recorded.reasons
-    built = tensors_of(_build(FACTORIES[name], 123))
+    built = tensors_of(build(FACTORIES[name], 123))
     rng = torch.Generator().manual_seed(123)
     stacks = replay(recorded._program, recorded._program.steps, 1, rng, torch.device("cpu"))
     for key, value in built.items():
@@ -83,7 +83,7 @@ def test_distributions_by_two_sample_tests(name: str) -> None:
     """Entries, and products of entries (which see dependence), against 400 calls of the factory."""
     T, factory = 400, FACTORIES[name]
     drawn = record(factory).draw(0, 0, T)
-    built = [tensors_of(_build(factory, seed)) for seed in range(T)]
+    built = [tensors_of(build(factory, seed)) for seed in range(T)]
     for key, stack in {**drawn.params, **drawn.buffers}.items():
         if not stack.is_floating_point() or key.endswith(("running_mean", "running_var")):
             continue
@@ -219,3 +219,17 @@ def test_module_is_network_i() -> None:
     with torch.no_grad():
         module[0].weight.zero_()
     assert drawn.params["0.weight"][2].abs().sum() > 0
+
+
+@pytest.mark.parametrize(("std", "bound"), [(0.02, 2.0), (1.0, 2.0), (1.0, 0.3), (2.0, 1.0)])
+def test_the_variance_of_a_truncated_normal(std: float, bound: float) -> None:
+    """Independent and centred where the cuts are at equal distances; scipy is the oracle."""
+
+    def cut(low: float = -bound, mean: float = 0.0) -> nn.Module:
+        layer = nn.Linear(4, 3)
+        nn.init.trunc_normal_(layer.weight, mean, std, low, bound)
+        return layer
+
+    assert record(cut).variance_of("weight") == pytest.approx(truncnorm.var(-bound / std, bound / std) * std**2)
+    assert record(lambda: cut(low=-2 * bound)).variance_of("weight") is None
+    assert record(lambda: cut(mean=0.1)).variance_of("weight") is None

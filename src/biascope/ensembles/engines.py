@@ -125,9 +125,20 @@ def call_rows(template: nn.Module, values: dict[str, Tensor], x: Tensor) -> Tens
     return rows_of(call(template, values, (x,)), x, template)
 
 
+def logits_of(out: Any) -> Any:
+    """The tensor of an output that holds it as `logits`; anything else as it is.
+
+    Example:
+        >>> logits_of(torch.ones(1))
+        tensor([1.])
+    """
+    held = getattr(out, "logits", None)
+    return held if not isinstance(out, Tensor) and isinstance(held, Tensor) else out
+
+
 def rows_of(out: Any, x: Tensor, template: nn.Module) -> Tensor:
     """What the template returned as [n, c], in float32 at least."""
-    if not isinstance(out, Tensor) and not isinstance(getattr(out, "logits", None), Tensor):
+    if not isinstance(logits_of(out), Tensor):
         raise InputError(
             f"{type(template).__name__} returned a {type(out).__name__}, not a tensor: let the factory build a module "
             "that returns the one that is meant"
@@ -141,6 +152,30 @@ def layout(x: Tensor, channels_last: bool) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if channels_last else x
 
 
+def takes_channels_last(module: nn.Module, x: Tensor, values: dict[str, Tensor] | None = None) -> bool:
+    """Whether inputs x are images [n, c, h, w], and the network runs with them and its weights in channels-last order.
+
+    `x.view(len(x), -1)`, which asks for the plain order, does not.
+
+    Example:
+        >>> net = nn.Conv2d(2, 3, 3)
+        >>> takes_channels_last(net, torch.ones(2, 2, 4, 4)), takes_channels_last(nn.Linear(3, 1), torch.ones(2, 3))
+        (True, False)
+    """
+    if x.dim() != 4:
+        return False
+    tensors = dict((*module.named_parameters(), *module.named_buffers())) if values is None else values
+    training = module.training
+    try:
+        with torch.no_grad():
+            call(module.eval(), _channels_last({k: v.detach() for k, v in tensors.items()}), (layout(x[:2], True),))
+    except RuntimeError:
+        return False
+    finally:
+        module.train(training)
+    return True
+
+
 def _channels_last(values: dict[str, Tensor]) -> dict[str, Tensor]:
     return {
         name: value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value
@@ -148,11 +183,23 @@ def _channels_last(values: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
+def alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two outputs are equal but for rounding; what is not finite is for others to refuse.
+
+    Example:
+        >>> alike(torch.ones(2), torch.ones(2) + 1e-6), alike(torch.ones(2), torch.tensor([1.0, 2.0]))
+        (True, False)
+    """
+    scale = float(a.abs().max())
+    return not scale < torch.inf or bool(((a - b).abs() <= 10 * torch.finfo(a.dtype).eps ** 0.5 * scale).all())
+
+
 def try_input(networks: Networks, x: Tensor) -> Tensor:
     """Outputs [1, c] of the first network on the first of x [n, ...], or an error that says what does not fit.
 
     Networks that write into their buffers when they are called are refused: what they give would depend on how often
-    they were called before, and on which of them share the memory of a constant.
+    they were called before, and on which of them share the memory of a constant. So are those that draw random numbers,
+    which a second call shows.
 
     Example:
         >>> from biascope.ensembles import record
@@ -170,5 +217,12 @@ def try_input(networks: Networks, x: Tensor) -> Tensor:
         raise UnsupportedError(
             f"{type(template).__name__} changes its buffer '{changed[0]}' when it is called in {mode} mode, so what it "
             "gives depends on the calls before; let it do that in train mode only (if self.training) and draw in eval"
+        )
+    with torch.no_grad():
+        again = call_rows(template, {**values, **buffers}, one)
+    if not alike(out, again):
+        raise UnsupportedError(
+            f"{type(template).__name__} gives different outputs for the same input: switch off what is random in it "
+            "(F.dropout needs training=self.training)"
         )
     return out

@@ -25,8 +25,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from biascope.ensembles.arithmetic import Precision, arithmetic
 from biascope.ensembles.compiled import compiled, worth_compiling
-from biascope.ensembles.engines import Plan, Replay, call_rows, layout, run_all, run_group, try_input
+from biascope.ensembles.engines import (
+    Plan,
+    Replay,
+    call_rows,
+    layout,
+    run_all,
+    run_group,
+    takes_channels_last,
+    try_input,
+)
 from biascope.ensembles.networks import Networks
+from biascope.ensembles.trust import refuse_mixing
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import refuse_batch_dependence
 from biascope.memory import budget
@@ -166,6 +176,7 @@ def input_gradients(
         return found
 
     per_input = 4 * activation_bytes(networks, x, per_network)
+    refuse_mixing(networks, x[0] if per_network else x)
     room = budget(max_memory, networks.device)
     inputs = max(1, min(n, room // (2 * per_input)))
     group = max(1, min(T, 256, room // (2 * per_input * inputs)))
@@ -201,7 +212,13 @@ def scalar_of(out: Tensor, scalarise: Scalarise | None = None) -> Tensor:
         tensor([2.])
     """
     if scalarise is not None:
-        made = scalarise(out)
+        try:
+            made = scalarise(out)
+        except (IndexError, TypeError, RuntimeError) as error:
+            raise InputError(
+                f"scalarise failed on outputs {list(out.shape)}, [n, c] with all numbers of an example in a row "
+                f"({type(error).__name__}: {str(error).splitlines()[0]})"
+            ) from error
         if not isinstance(made, Tensor):
             raise InputError(f"scalarise gave a {type(made).__name__}; it must give a tensor [n]")
         if made.shape != out.shape[:1]:
@@ -246,7 +263,8 @@ def choose_plan(
 def _measure(networks: Networks, x: Tensor, per_network: bool, engine: Engine, room: int, n: int) -> Plan:
     per_input = activation_bytes(networks, x, per_network)
     at_once = max(1, min(n, room // per_input))
-    cuda, image = networks.device.type == "cuda", x.dim() == (5 if per_network else 4)
+    cuda = networks.device.type == "cuda"
+    image = takes_channels_last(networks.template, x[0] if per_network else x, networks.one(0))
     sizes = {at_once} if cuda else {min(size, at_once) for size in (64, 256)}
     if any(isinstance(m, _BatchNorm) and m.running_mean is None for m in networks.template.modules()):
         sizes = {n}  # normalised by all inputs, which must not depend on how they are cut
@@ -306,7 +324,8 @@ def activation_bytes(networks: Networks, x: Tensor, per_network: bool = False) -
     finally:
         for hook in hooks:
             hook.remove()
-    return 3 * sum(sorted(sizes)[-2:])
+    first = sizes[: 1 + (len(sizes) - 1) // 2]  # `try_input` calls the network twice
+    return 3 * sum(sorted(first)[-2:])
 
 
 def _seconds(work: Callable[[], object]) -> float:

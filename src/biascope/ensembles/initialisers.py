@@ -14,6 +14,7 @@ device, never on how many networks are asked for at a time. In the fallback it i
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -62,6 +63,11 @@ class Initialiser:
     _program: Program = field(repr=False)
     _steps: tuple[Step, ...] = field(repr=False)
 
+    @property
+    def draws(self) -> bool:
+        """Whether chance decides about any parameter or buffer: if not, all networks are the same."""
+        return bool(self._views) or not self.recorded
+
     @checked
     def draw(
         self,
@@ -88,7 +94,7 @@ class Initialiser:
                 parts.append({name: value[low:high] for name, value in values.items()})
             values = {name: _join([part[name] for part in parts]) for name in parts[0]}
         else:
-            built = [tensors_of(_build(self.factory, derive(seed, "networks", i))) for i in range(start, stop)]
+            built = [tensors_of(build(self.factory, derive(seed, "networks", i))) for i in range(start, stop)]
             values = {name: torch.stack([each[name] for each in built]).to(where) for name in built[0]}
         if dtype is not None:
             values = {name: value.to(dtype) if value.is_floating_point() else value for name, value in values.items()}
@@ -131,9 +137,14 @@ class Initialiser:
             0.083333
         """
         steps = self._steps_of(name) if self.recorded and name in self._views else []
-        if len(steps) != 1 or not isinstance(steps[0].op, str) or steps[0].op not in ("uniform_", "normal_"):
+        if len(steps) != 1 or steps[0].op not in ("uniform_", "normal_", TRUNCATED):
             return None
         args = [float(value) for value in steps[0].leaves]
+        if steps[0].op == TRUNCATED:
+            mean, std, low, high = (*args, *(0.0, 1.0, -2.0, 2.0)[len(args) :])
+            a = high / std  # standard deviations to where it is cut
+            cut = 2 * a * math.exp(-(a**2) / 2) / math.sqrt(2 * math.pi) / math.erf(a / math.sqrt(2))
+            return std**2 * (1 - cut) if mean == 0 and low == -high else None
         if steps[0].op == "normal_":
             mean, std = (*args, *(0.0, 1.0)[len(args) :])
             return std**2 if mean == 0 else None
@@ -214,7 +225,7 @@ def record(factory: Factory | Initialiser) -> Initialiser:
         first = _built(factory)
         elsewhere = _states_elsewhere() != before
     program = recorder.program
-    second = _build(factory, derive(0, "verify"))
+    second = build(factory, derive(0, "verify"))
     if second is first:
         raise InputError("the factory returned the same module twice; it must build a new one on every call")
     values, again = tensors_of(first), tensors_of(second)
@@ -271,7 +282,7 @@ def _verify(program: Program, views: Mapping[str, View], built: Mapping[str, Ten
 
 def _refuse_own_randomness(factory: Factory, built: Mapping[str, Tensor]) -> None:
     """Raise if the factory, called for each network, does not build under one seed what it has `built` under it."""
-    once_more = tensors_of(_build(factory, derive(0, "verify")))
+    once_more = tensors_of(build(factory, derive(0, "verify")))
     changed = [name for name, value in built.items() if not _same(value, once_more[name])]
     if changed:
         raise InputError(
@@ -286,7 +297,14 @@ def _states_elsewhere() -> tuple[object, ...]:
     return random.getstate(), kind, np.asarray(keys).tobytes(), *rest
 
 
-def _build(factory: Factory, seed: int) -> nn.Module:
+def build(factory: Factory, seed: int) -> nn.Module:
+    """One network of the factory under a seed; random states are as before.
+
+    Example:
+        >>> a, b = (build(lambda: nn.Linear(2, 1), seed=0) for _ in range(2))
+        >>> bool((a.weight == b.weight).all())
+        True
+    """
     with _seeded(seed):
         return _built(factory)
 
@@ -303,6 +321,11 @@ def _built(factory: Factory) -> nn.Module:
         raise InputError(f"the factory must be callable without arguments, e.g. lambda: MLP(10) ({error})") from error
     if not isinstance(module, nn.Module):
         raise InputError(f"the factory returned a {type(module).__name__}; it must return an nn.Module")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise InputError(
+            "the factory builds TorchScript, whose parameters torch cannot swap: let it return the module it was made "
+            "from"
+        )
     lazy = [name for name, p in module.named_parameters() if is_lazy(p)]
     if lazy:
         raise InputError(

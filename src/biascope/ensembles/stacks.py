@@ -14,6 +14,7 @@ from torch.func import functional_call, vmap
 from biascope.derivatives import RightGradients
 from biascope.ensembles.arithmetic import arithmetic
 from biascope.ensembles.capture import capture
+from biascope.ensembles.engines import logits_of
 from biascope.ensembles.networks import Networks
 from biascope.ensembles.products import ConvolutionsAsProducts
 from biascope.seeds import derive
@@ -34,7 +35,7 @@ class Together:
         """Train the networks; tensors and captured steps of the last call serve again if the shapes are the same."""
         work, n = self.work, x.shape[1]
         with own_randomness(work, indices), arithmetic(x.device, work.precision):
-            if self.stack is None or self.stack.x.shape != x.shape:
+            if self.stack is None or not same_kind(x, self.stack.x) or not same_kind(y, self.stack.y):
                 self.steps, self.stack = {}, Stack(work, work.start(indices), x, y)
             stack = self.stack
             stack.load(work.start(indices), x, y)
@@ -58,6 +59,16 @@ class Together:
             return stack.networks(), stack.history.clone()
 
 
+def same_kind(a: Tensor, b: Tensor) -> bool:
+    """Same shape and precision: can one be copied into the other without loss?
+
+    Example:
+        >>> same_kind(torch.ones(2), torch.zeros(2)), same_kind(torch.ones(2), torch.ones(2, dtype=torch.long))
+        (True, False)
+    """
+    return a.shape == b.shape and a.dtype == b.dtype
+
+
 class Stack:
     """The training of stacked networks in tensors that stay where they are.
 
@@ -73,7 +84,7 @@ class Stack:
         ) -> tuple[Tensor, dict[str, Tensor]]:
             """The loss, and what the module put in the place of buffers; BatchNorm writes into them."""
             values = {**params, **buffers}
-            out = functional_call(module, values, (x,))
+            out = logits_of(functional_call(module, values, (x,)))
             replaced = {name: values[name].detach() for name, held in buffers.items() if values[name] is not held}
             return work.loss(out, y), replaced
 
@@ -146,19 +157,28 @@ class PoolFirst(nn.Sequential):
         """Like nn.Sequential."""
         parts = list(self)
         for i in range(len(parts) - 1):
-            if can_change_places(*parts[i : i + 2]):
+            if can_change_places(parts[i], parts[i + 1], before=parts[i - 1] if i else None):
                 parts[i : i + 2] = parts[i + 1], parts[i]
         for part in parts:
             input = part(input)
         return input
 
 
-def can_change_places(relu: nn.Module, pool: nn.Module) -> bool:
-    """Are they a ReLU and a pool, and nobody looks between them?"""
+MAKERS = (nn.Conv2d, nn.ConvTranspose2d, nn.BatchNorm2d, nn.GroupNorm)  # layers that give a tensor nobody else has
+
+
+def can_change_places(relu: nn.Module, pool: nn.Module, before: nn.Module | None) -> bool:
+    """Are they a ReLU and a pool, and nobody looks between them?
+
+    A ReLU in place changes what the module `before` it gave: where others may read that, it stays where it is.
+    """
     if type(relu) is not nn.ReLU or type(pool) is not nn.MaxPool2d or pool.return_indices:
         return False
+    if relu.inplace and type(before) not in MAKERS:
+        return False
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return not any(getattr(part, kind) for part in (relu, pool) for kind in hooks)
+    watched = (relu, pool, before) if relu.inplace and before is not None else (relu, pool)
+    return not any(getattr(part, kind) for part in watched for kind in hooks)
 
 
 def pool_first(module: nn.Module) -> nn.Module:
@@ -187,7 +207,9 @@ def update(
     if not gradients:
         return
     if sgd.clip_norm is not None:
-        norms = [g.flatten(1).norm(dim=1) for g in gradients] if stacked else list(torch._foreach_norm(gradients))
+        norms = (
+            [g.reshape(len(g), -1).norm(dim=1) for g in gradients] if stacked else list(torch._foreach_norm(gradients))
+        )
         factor = (sgd.clip_norm / (torch.stack(norms).norm(dim=0) + 1e-6)).clamp(max=1.0)  # [T], or one number
         if stacked:
             gradients = [g * factor.view(-1, *[1] * (g.dim() - 1)) for g in gradients]

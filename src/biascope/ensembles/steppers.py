@@ -14,9 +14,10 @@ from biascope.derivatives import RightGradients
 from biascope.ensembles.arithmetic import arithmetic
 from biascope.ensembles.capture import capture
 from biascope.ensembles.compiled import Forward, compiled_training, worth_compiling
+from biascope.ensembles.engines import logits_of, takes_channels_last
 from biascope.ensembles.evaluate import clock
 from biascope.ensembles.networks import Networks
-from biascope.ensembles.stacks import Together, own_randomness, update
+from biascope.ensembles.stacks import Together, own_randomness, same_kind, update
 
 if TYPE_CHECKING:
     from biascope.ensembles.train import Work
@@ -50,7 +51,7 @@ def train_in_turn(work: Work, indices: range, x: Tensor, y: Tensor) -> tuple[Net
                 for batch in torch.split(order, work.sgd.batch_size):
                     sgd.param_groups[0]["lr"] = rates[len(history)]
                     sgd.zero_grad()
-                    loss = work.loss(module(own_x[batch]), own_y[batch])
+                    loss = work.loss(logits_of(module(own_x[batch])), own_y[batch])
                     torch.autograd.backward(loss)
                     if work.sgd.clip_norm is not None:
                         nn.utils.clip_grad_norm_(module.parameters(), work.sgd.clip_norm)
@@ -81,7 +82,7 @@ class CapturedStep:
 
     def _train(self, indices: range, x: Tensor, y: Tensor) -> tuple[Networks, Tensor]:
         networks = self.work.start(indices)
-        if self.lanes and self.lanes[0].training.x.shape != x.shape[1:]:
+        if self.lanes and not (same_kind(self.lanes[0].training.x, x[0]) and same_kind(self.lanes[0].training.y, y[0])):
             self.lanes = []
         if not self.lanes:
             self._open(indices, networks, x, y)
@@ -167,11 +168,14 @@ class Training:
 
     def __init__(self, work: Work, module: nn.Module, x: Tensor, y: Tensor, forward: Forward = PLAIN) -> None:
         self.work, self.forward, sgd, n = work, forward, work.sgd, len(x)
-        self.module = module.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+        self.last = takes_channels_last(module, x)
+        if self.last:
+            module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.module = module.train()
         self.buffers = {part: dict(part._buffers) for part in self.module.modules()}
-        self.params = [p for p in self.module.parameters() if p.requires_grad]
+        self.params: list[Tensor] = [p for p in self.module.parameters() if p.requires_grad]
         self.momenta = [torch.zeros_like(p) for p in self.params] if sgd.momentum else []
-        self.x = x.clone(memory_format=torch.channels_last) if x.dim() == 4 else x.clone()
+        self.x = x.clone(memory_format=torch.channels_last) if self.last else x.clone()
         self.y = y.clone()
         self.full = min(sgd.batch_size, n)
         self.rates = torch.tensor(sgd.rates(n), device=x.device)
@@ -188,7 +192,7 @@ class Training:
         sgd = self.work.sgd
         x, y = self.batch(size)
         out = self.forward(self.module, x) if size == self.full else self.module(x)
-        loss = self.work.loss(out.float(), y)
+        loss = self.work.loss(logits_of(out).float(), y)
         gradients = torch.autograd.grad(loss, self.params, allow_unused=True)
         self.settle_buffers()  # only now: the backward pass may read the old ones
         with torch.no_grad():
@@ -209,7 +213,7 @@ class Training:
         """The first `size` inputs and labels of the batch whose turn it is."""
         order = self.orders.index_select(0, self.count)[0, :size]
         x = self.x[order]
-        return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x, self.y[order]
+        return x.contiguous(memory_format=torch.channels_last) if self.last else x, self.y[order]
 
     @torch.no_grad()
     def load(self, networks: Networks, place: int, index: int, x: Tensor, y: Tensor) -> None:
@@ -247,7 +251,7 @@ def group_size(work: Work, room: int) -> int:
 
     module = networks.module(0).train()
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), own_randomness(work, range(1)):
-        work.loss(module(data[0][0, :batch]), data[1][0, :batch])
+        work.loss(logits_of(module(data[0][0, :batch])), data[1][0, :batch])
     tensors = sum(p.numel() * p.element_size() for p in module.parameters())
     own = sum(part.numel() * part.element_size() for part in data)
     return max(1, min(LARGEST_GROUP, int(0.8 * room) // (3 * own + 5 * tensors + 3 * saved[0])))

@@ -18,22 +18,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from biascope.arguments import as_number, check_count, check_number
 from biascope.ensembles import steppers
 from biascope.ensembles.arithmetic import Precision
-from biascope.ensembles.engines import try_input
+from biascope.ensembles.engines import logits_of, try_input
 from biascope.ensembles.evaluate import outputs
 from biascope.ensembles.initialisers import Factory, Initialiser, with_something_to_train
 from biascope.ensembles.networks import Networks
 from biascope.ensembles.stacks import own_randomness
+from biascope.ensembles.trust import refuse_hidden_chance
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import device_of, explained
 from biascope.inputs import is_finite
@@ -135,7 +137,7 @@ class TrainedEnsemble:
 
 LOSSES: dict[str, Loss] = {
     "cross-entropy": F.cross_entropy,
-    "bce": lambda out, y: F.binary_cross_entropy_with_logits(out[:, 0], y.to(out.dtype)),
+    "bce": lambda out, y: F.binary_cross_entropy_with_logits(out.reshape(len(out), -1)[:, 0], y.to(out.dtype)),
     "mse": lambda out, y: F.mse_loss(out, y.to(out.dtype).reshape(out.shape)),
 }
 
@@ -229,7 +231,8 @@ def train_ensemble(
         data = work.load(indices)
         _check_labels(data[1], loss, classes)
         begin = time.perf_counter()
-        networks, history = run(indices, *data)
+        with _as_vmap(initialiser.template) if chosen == "vmap" else nullcontext():
+            networks, history = run(indices, *data)
         if where.type == "cuda":
             torch.cuda.synchronize(where)
         spent += time.perf_counter() - begin
@@ -278,6 +281,9 @@ class Work:
         """Inputs [T, n, ...] and labels [T, n] of some tasks, on the device."""
         found = [(self.tasks if tasks is None else tasks)[i] for i in indices]
         shapes = {(tuple(x.shape), tuple(y.shape)) for x, y in found}
+        kinds = {(str(x.dtype), str(y.dtype)) for x, y in found}
+        if len(kinds) > 1:
+            raise InputError(f"inputs and labels of the tasks have several types, {sorted(kinds)}; give all the same")
         if len(shapes) > 1:
             raise InputError(f"tasks trained together must have one shape, got {sorted(shapes)}; use engine='loop'")
         x, y = (torch.stack([pair[part] for pair in found]).to(self.device) for part in (0, 1))
@@ -328,25 +334,48 @@ def accuracy(networks: Networks, x: Tensor, y: Tensor, precision: Precision = "f
     return ((guess == y) & counted).float().sum(1).div(counted.float().sum(1)).cpu()
 
 
+@contextmanager
+def _as_vmap(template: nn.Module) -> Iterator[None]:
+    """What torch raises where vmap does not know an operation, with the engine that does."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, NotImplementedError) as error:
+        said = (str(error).splitlines() or [""])[0]
+        raise UnsupportedError(
+            f"vmap cannot train {type(template).__name__} ({type(error).__name__}: {said}); use engine='loop'"
+        ) from error
+
+
 def _try_out(work: Work, loss: str | Loss) -> int:
     """Number of outputs; errors say what does not fit: the inputs into the network, or its outputs to the labels."""
     (x, y), networks = work.load(range(1)), work.start(range(1))
     n = min(work.sgd.batch_size, len(x[0]))
     out = try_input(networks, x[0])
+    refuse_hidden_chance(work.initialiser, x[0])
+    if loss == "bce" and out.shape[1] != 1:
+        raise InputError(f"bce is for networks with one logit, not {out.shape[1]}; use loss='cross-entropy'")
     if len(x[0]) % work.sgd.batch_size == 1 and n > 1:  # batch normalisation cannot train on it
         module, last = networks.module(0).train(), x[0, :1]
         with own_randomness(work, range(1)), explained(module, last):
             module(last)
-    _check_labels(y, loss, out.shape[1])
+    with torch.no_grad(), own_randomness(work, range(1)):
+        out = logits_of(networks.module(0)(x[0, :1]))  # as it is: images of outputs keep their shape
+    classes = int(out.shape[1]) if out.dim() > 1 else 1
+    _check_labels(y, loss, classes)
     try:
-        work.loss(out.expand(n, *out.shape[1:]), y[0, :n])
+        value = work.loss(out.expand(n, *out.shape[1:]), y[0, :n])
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
         raise InputError(
             f"loss {name} does not take outputs {[n, *out.shape[1:]]} and labels {list(y[0, :n].shape)} of {y.dtype} "
             f"({type(error).__name__}: {str(error).splitlines()[0]})"
         ) from error
-    return int(out.shape[1])
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        shape = f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise InputError(f"the loss of a batch of {n} gave {shape}: it must be one number, such as their mean")
+    return classes
 
 
 def _check_labels(y: Tensor, loss: str | Loss, classes: int) -> None:

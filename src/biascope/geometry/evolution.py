@@ -13,8 +13,10 @@ from torch.nn import functional as F
 from biascope.derivatives import call, differentiable_attention
 from biascope.ensembles import Factory, Initialiser, Networks, scalar_of
 from biascope.ensembles.arithmetic import arithmetic
+from biascope.ensembles.engines import try_input
 from biascope.ensembles.evaluate import Scalarise, activation_bytes
 from biascope.ensembles.initialisers import with_something_to_train
+from biascope.ensembles.trust import refuse_hidden_chance, refuse_mixing
 from biascope.errors import InputError
 from biascope.functional import as_rows, device_of, refuse_batch_dependence
 from biascope.geometry.average import AverageGeometry, blocks_within, draw_probes, from_moments, refuse_infinite
@@ -98,6 +100,9 @@ def geometry_evolution(
     first = initialiser.draw(seed, 0, 1, where, dtype)
     kind = first.dtype
     x, y = x_train.to(where, kind), y_train.to(where, kind)
+    try_input(first, x)
+    refuse_hidden_chance(initialiser, x)
+    refuse_mixing(first, x)
     total = as_sum(LOSSES[loss] if isinstance(loss, str) else loss)
     template = initialiser.template
 

@@ -1,0 +1,88 @@
+"""What is assumed of networks before many of them are run as one module with other tensors in it, checked once.
+
+A stack of networks is one template and their parameters and buffers. So all that differs between two networks of a
+factory must be among these; and where the gradient of one example is meant, examples must not look at each other.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from biascope.ensembles.engines import alike, call_rows
+from biascope.ensembles.initialisers import Initialiser, build, tensors_of
+from biascope.ensembles.networks import Networks
+from biascope.errors import InputError, UnsupportedError
+from biascope.functional import explained
+from biascope.seeds import derive
+
+_WHOLE: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_SEPARATE: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def refuse_hidden_chance(initialiser: Initialiser, x: Tensor) -> None:
+    """Raise if a network built anew is not the template with its tensors, seen on the first of x [n, ...].
+
+    Then something that is drawn is neither a parameter nor a buffer, and all networks of a stack would share it.
+
+    Example:
+        >>> from biascope.ensembles import record
+        >>> refuse_hidden_chance(record(lambda: nn.Linear(3, 2)), torch.ones(5, 3))
+    """
+    template = initialiser.template
+    if template in _WHOLE:
+        return
+    fresh = build(initialiser.factory, derive(0, "trust")).eval()
+    one = x[:1].detach().cpu()
+    like = next((t for t in tensors_of(fresh).values() if t.is_floating_point()), one)
+    one = one.to(like.dtype) if one.is_floating_point() else one
+    with torch.no_grad(), explained(fresh, one):
+        own, filled = (call_rows(module, tensors_of(fresh), one) for module in (fresh, template))
+    if not alike(own, filled):
+        kind, names = type(template).__name__, _differing(template, fresh)
+        what = f"'{names[0]}' of {kind}, which is" if names else f"something in {kind} that is"
+        raise InputError(
+            f"the factory draws {what} neither a parameter nor a buffer: all networks would share one draw of it; use "
+            "register_buffer or nn.Parameter"
+        )
+    _WHOLE.add(template)
+
+
+def refuse_mixing(networks: Networks, x: Tensor) -> None:
+    """Raise if what a network gives for the first of x [n, ...] depends on what is beside it in the batch.
+
+    Example:
+        >>> from biascope.ensembles import record
+        >>> refuse_mixing(record(lambda: nn.Linear(3, 2)).draw(0, 0, 1), torch.ones(5, 3))
+    """
+    template = networks.template
+    if template in _SEPARATE or not (x.is_floating_point() or len(x) > 1):
+        return
+    one = x[:1].detach()
+    two = torch.cat([one, 2 * one + 1 if one.is_floating_point() else x[1:2]])
+    with torch.no_grad():
+        alone, beside = (call_rows(template, networks.one(0), part)[:1] for part in (one, two))
+    if not alike(alone, beside):
+        raise UnsupportedError(
+            f"{type(template).__name__} gives an example another output when others are beside it in the batch: its "
+            "examples mix, and none has a gradient of its own"
+        )
+    _SEPARATE.add(template)
+
+
+def _differing(template: nn.Module, fresh: nn.Module) -> list[str]:
+    """Attributes of the modules, beside their tensors, whose numbers are not the same in both."""
+    usual, found, others = vars(nn.Module()).keys(), list[str](), dict(fresh.named_modules())
+    for name, part in template.named_modules():
+        for key, value in vars(part).items():
+            mine, its = (
+                [torch.as_tensor(leaf) for leaf in tree_leaves(held) if isinstance(leaf, Tensor | int | float)]
+                for held in (value, vars(others[name]).get(key))
+            )
+            same = len(mine) == len(its) and all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(mine, its))
+            if key not in usual and not same:
+                found.append(f"{name}.{key}" if name else key)
+    return found
