@@ -26,7 +26,7 @@ TINY: dict[str, dict[str, Any]] = {
     "gih/fig11": {**SWEEP, "points": 2},
     "gih/fig12": {**TRACK, "sizes": "32,64", "batch_size": 32},
     "gih/fig13": {**TRACK, "sizes": "32,64", "batch_size": 32},
-    "gih/fig14": {**SWEEP, "rates": "0.5", "repeats": 2},
+    "gih/fig14": {**SWEEP, "rates": "0.5,0.2", "repeats": 2},
     "gih/fig15": {"networks": 2000},
     "gih/table1": {"n_train": 200, "networks": 16, "heads": 16, "rates": "50", "epochs": 1},
     "gih/table2": {"n_train": 200, "networks": 16, "heads": 16, "rates": "50", "epochs": 1},

@@ -19,7 +19,7 @@ from biascope.ensembles.arithmetic import Precision
 from biascope.seeds import derive
 from biascope.studies.estimates import above, below, through
 from biascope.studies.invariance.charts import decide, percent, remark, restricted
-from biascope.studies.invariance.geometries import Geometry, initial_geometry
+from biascope.studies.invariance.geometries import Geometry, check_axes, initial_geometry
 from biascope.studies.invariance.networks import ISOTROPIC, factory, shape_of
 from biascope.studies.invariance.tasks import Lazy, Noise, circles_task
 from biascope.studies.pictures import picture
@@ -75,6 +75,7 @@ def fig1(
 ) -> StudyResult:
     """Circles in a plane aligned with G or not: accuracy and decision boundaries."""
     shape, cuda = shape_of(1, side, nets), torch.device(run.device).type == "cuda"
+    check_axes(f"u1={u1}, u2={u2}", (u1, u2), side**2 - 1)  # the last one is D_B's second axis
     numbers: dict[str, Estimate] = {}
     right: dict[str, bool] = {}
     planes: dict[tuple[str, str], Tensor] = {}

@@ -6,18 +6,23 @@ does not state: with unit variances it needs widths comparable to the dimension,
 at every width once D is as large as CIFAR's 3072. Delta itself is minus a positive matrix: G moves away from S and GSG
 (the paper looks at the modulus).
 
-Verdict rule: at the largest width every exact |Corr| exceeds 0.99, or, with unit variances, 0.9 while still growing;
-and every sampled Delta is as far from the exact one as its sampling error says (within a factor 2) and has a negative
-correlation.
+Verdict rule: at the largest width every exact |Corr| exceeds 0.99, or, with unit variances, 0.9 while still growing
+from the width before; none is lower there by more than 0.001 than at the smallest width; and every sampled Delta is no
+farther from the exact one than twice its sampling error and has a negative correlation. (Mended after runs had been
+seen, without a change of a verdict: that 0.9 must still grow had been said and not tested, and a distance "within a
+factor 2" of the sampling error had been said, of which the upper side was and is tested: the noise of the linear CNN
+has so few directions that a sample comes nearer than half of it by chance.)
 """
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 from biascope.ensembles import record
+from biascope.errors import InputError
 from biascope.geometry import correlation, data_second_moment, geometry_evolution
 from biascope.geometry.linear_cnn import patch_overlap, tap_matrices
 from biascope.geometry.mlp_theory import mlp_evolution
@@ -65,6 +70,10 @@ def fig7(
     kernel: Annotated[int, "side of the CNN's filters (not stated in the paper)"] = 3,
 ) -> StudyResult:  # fmt: skip
     """Direction of the evolution of G at initialisation against width, sampled and exact."""
+    if len(exact_widths) < 2 or list(exact_widths) != sorted(set(exact_widths)):
+        raise InputError(f"exact_widths={exact_widths}: two or more increasing widths are needed")
+    if not widths:
+        raise InputError("widths is empty: networks must be sampled at one width or more")
     images, _ = two_classes(run, source, side, per_class)
     x, D = images.x, images.x[0].numel()
     S = data_second_moment(x.to(run.device)).cpu()
@@ -108,9 +117,7 @@ def fig7(
             numbers[f"{label}: distance to the exact Delta over the sampling error"] = Estimate(
                 off / error, None, networks
             )
-        final = curves[name]
-        limit = final[-1] > (0.9 if "unit" in name else 0.99) and final[-1] >= final[0] - 1e-3
-        right[name] = limit and all(good)
+        right[name] = tends_to_one(curves[name], slow="unit" in name) and all(good)
     told = "; ".join(
         f"{name} {curves[name][0]:.3f} at width {exact_widths[0]}, {curves[name][-1]:.4f} at {exact_widths[-1]}"
         f"{remark(right[name])}"
@@ -141,6 +148,19 @@ def fig7(
             ),
         ),
     )
+
+
+def tends_to_one(curve: Sequence[float], slow: bool) -> bool:
+    """Whether exact values over increasing widths end above 0.99, a slow curve above 0.9 while it grows, and not lower.
+
+    Example:
+        >>> [tends_to_one(c, slow=True) for c in ([0.2, 0.7, 0.95], [0.2, 0.95, 0.94], [0.2, 0.999, 0.995])]
+        [True, False, True]
+        >>> tends_to_one([0.2, 0.7, 0.95], slow=False)
+        False
+    """
+    grows = slow and curve[-1] > max(0.9, curve[-2])
+    return (curve[-1] > 0.99 or grows) and curve[-1] >= curve[0] - 1e-3
 
 
 def scales(name: str, n: int, D: int) -> tuple[float, float]:

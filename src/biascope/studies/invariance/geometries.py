@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, jacrev, vmap
 
+from biascope.arguments import check_count
 from biascope.ensembles import Initialiser, record
 from biascope.ensembles.arithmetic import arithmetic
+from biascope.errors import InputError
 from biascope.geometry import average_geometry
 from biascope.geometry.average import draw_probes
 from biascope.linalg import psd_eigh
@@ -126,4 +128,17 @@ def spread_indices(D: int, stride: int) -> list[int]:
         >>> spread_indices(10, 4)
         [0, 4, 8, 9]
     """
-    return sorted({*range(0, D, stride), D - 1})
+    return sorted({*range(0, D, check_count(stride, "stride")), D - 1})
+
+
+def check_axes(said: str, axes: Sequence[int], D: int) -> None:
+    """Refuse axes that are not different ones of the first D eigenvectors; `said` is what the user typed.
+
+    Example:
+        >>> check_axes("plane=3,3", (3, 3), 256)
+        Traceback (most recent call last):
+        ...
+        biascope.errors.InputError: plane=3,3: different eigenvectors are needed, with indices from 0 to 255
+    """
+    if len(set(axes)) < len(axes) or not all(0 <= axis < D for axis in axes):
+        raise InputError(f"{said}: different eigenvectors are needed, with indices from 0 to {D - 1}")

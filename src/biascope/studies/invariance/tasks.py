@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from biascope.data.boundaries import Boundary, boundary_value, middle
+from biascope.errors import InputError
 from biascope.seeds import generator
 
 Task = tuple[Tensor, Tensor]
@@ -71,11 +72,19 @@ class Noise:
 def planted(w: Tensor, directions: Tensor, coefficients: Tensor) -> Tensor:
     """w [n, *shape] with its components along orthonormal `directions` [k, *shape] replaced by `coefficients` [n, k].
 
+    Directions that are not orthonormal are refused: the components would not be the coefficients.
+
     Example:
         >>> planted(torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 0.0]]), torch.tensor([[7.0]]))
         tensor([[7., 4.]])
     """
     U, flat = directions.to(w).flatten(1), w.flatten(1)
+    products = U.double() @ U.double().T  # not in w's precision, which may be tf32
+    off = float((products - torch.eye(len(U)).to(products)).abs().max())
+    if off > 1e-4:
+        raise InputError(
+            f"directions {list(directions.shape)} must be orthonormal: their products are off by {off:.2g}"
+        )
     return (flat + (coefficients.to(w) - flat @ U.T) @ U).view_as(w)
 
 
