@@ -1,6 +1,7 @@
 """Convolutions as tap matrices against torch's, and the residual sum of the covariance recursion (spec 02, 2.7)."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from biascope.geometry import average_geometry
 from biascope.geometry.linear_cnn import (
     dense_head,
     pool_matrix,
+    pooled_cnn_evolution,
+    pooled_cnn_geometry,
     tap_matrices,
     through_average_pool,
     through_convolution,
@@ -19,13 +22,20 @@ from biascope.geometry.linear_cnn import (
 )
 
 F64 = torch.float64
+TAPS = tap_matrices((3,), 2)
 
 
-def by_torch(shape: tuple[int, ...], kernel: int, stride: int, padding: int | str, mode: str) -> Tensor:
+Size = int | tuple[int, ...]
+
+
+def by_torch(
+    shape: tuple[int, ...], kernel: Size, stride: Size, padding: Size | str, mode: str, dilation: Size = 1
+) -> Tensor:
     """[taps, inputs, outputs] from nn.Conv1d or nn.Conv2d, one unit input and one unit tap at a time."""
     kind = nn.Conv1d if len(shape) == 1 else nn.Conv2d
-    taps, inputs = kernel ** len(shape), torch.Size(shape).numel()
-    conv = kind(1, taps, kernel, stride=stride, padding=padding, padding_mode=mode, bias=False).to(F64)
+    taps = kernel ** len(shape) if isinstance(kernel, int) else math.prod(kernel)
+    inputs, options = math.prod(shape), {"stride": stride, "padding": padding, "dilation": dilation}
+    conv = kind(1, taps, kernel, padding_mode=mode, bias=False, **options).to(F64)
     conv.weight.data = torch.eye(taps, dtype=F64).view(conv.weight.shape)
     out = conv(torch.eye(inputs, dtype=F64).view(inputs, 1, *shape)).detach()
     return out.flatten(2).transpose(0, 1)
@@ -49,6 +59,48 @@ def test_taps_are_those_of_torchs_convolutions(shape: tuple[int, ...], mode: str
     assert compared >= (12 if shape == (1,) else 60)
 
 
+@pytest.mark.parametrize("mode", ["zeros", "circular"])
+def test_taps_of_rectangles_are_those_of_torchs_convolutions(mode: str) -> None:
+    """Another kernel, stride, padding and dilation along each dimension."""
+    kernels, strides, paddings = [(1, 3), (2, 1), (3, 2)], [1, (1, 2), (3, 1)], [0, (1, 0), (0, 2), (2, 1), "same"]
+    compared = 0
+    for kernel, stride, padding, dilation in itertools.product(kernels, strides, paddings, [1, (2, 1), (1, 3)]):
+        if padding == "same" and stride != 1:
+            continue
+        circular = mode == "circular"
+        try:
+            exact = by_torch((4, 6), kernel, stride, padding, mode, dilation)
+        except (RuntimeError, ValueError):
+            with pytest.raises(InputError):
+                tap_matrices((4, 6), kernel, stride=stride, padding=padding, circular=circular, dilation=dilation)
+            continue
+        found = tap_matrices((4, 6), kernel, stride=stride, padding=padding, circular=circular, dilation=dilation)
+        assert torch.equal(found, exact), (kernel, stride, padding, dilation)
+        compared += 1
+    assert compared > 90
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"), [((6,), 3), ((4, 6), 2), ((4, 6), (4, 6)), ((4, 6), (1, 3)), ((4, 6), [2, 6])]
+)
+def test_pooling_is_torchs(shape: tuple[int, ...], size: int | tuple[int, ...]) -> None:
+    pixels = torch.eye(math.prod(shape), dtype=F64).view(-1, 1, *shape)
+    pool = nn.AvgPool1d(size) if len(shape) == 1 else nn.AvgPool2d(size)
+    assert torch.allclose(pool_matrix(shape, size), pool(pixels).flatten(1).T, atol=1e-15)
+
+
+def test_covariances_of_any_precision() -> None:
+    taps, P, eye = tap_matrices((3,), 2), pool_matrix((4,), 2), torch.eye(2)
+    for covariance in (eye, eye.half(), eye.int(), eye.double()):
+        for found, at_float64 in (
+            (through_convolution(covariance, taps, 2, 0.3), through_convolution(eye.double(), taps, 2, 0.3)),
+            (through_average_pool(covariance, P), through_average_pool(eye.double(), P)),
+            (through_sum(covariance, eye), 2 * eye.double()),
+        ):
+            assert found.dtype == F64
+            assert torch.equal(found, at_float64)
+
+
 def test_circular_taps_keep_the_size_unless_told_otherwise() -> None:
     for kernel in (1, 2, 3, 4, 5):
         same = tap_matrices((6,), kernel, circular=True)
@@ -66,6 +118,28 @@ def test_taps_that_cannot_be_are_refused() -> None:
         (lambda: tap_matrices((6,), 2, stride=0), "stride=0"),
         (lambda: tap_matrices((6,), 2, padding=-1), "padding=-1"),
         (lambda: tap_matrices((2, 2, 2), 2), "height, width"),
+        (lambda: tap_matrices((), 2), "height, width"),
+        (lambda: tap_matrices((3, 0), 2), r"shape=\(3, 0\)"),
+        (lambda: tap_matrices(3, 2), r"shape=3: a sequence of integers is needed, e.g. \[3\]"),  # type: ignore[arg-type]
+        (lambda: tap_matrices((6,), 2.0), "kernel=2.0"),  # type: ignore[arg-type]
+        (lambda: tap_matrices((6,), (2, 1)), r"kernel=\(2, 1\) for positions \(6,\): give one number, or one for each"),
+        (lambda: tap_matrices((6, 6), 2, stride=(1, 0)), r"stride=\(1, 0\)"),
+        (lambda: tap_matrices((6, 6), 2, padding=(1, -1)), r"padding=\(1, -1\).* from 0 on"),
+        (lambda: tap_matrices((6,), 2, dilation=0), "dilation=0"),
+        (lambda: tap_matrices((6,), 4, dilation=2), "kernel of 4 and dilation 2 does not fit into 6"),
+        (lambda: pool_matrix((4,), 0), "size=0 .* from 1 on"),
+        (lambda: pool_matrix((4, 4, 4), 2), "height, width"),
+        (lambda: pool_matrix((4, 6), (2, 4)), r"pooling by 4 does not divide 6 positions"),
+        (lambda: pool_matrix(4, 2), "shape=4"),  # type: ignore[arg-type]
+        (lambda: through_convolution(torch.eye(3), TAPS, 1, 1.0), r"covariance has shape \[3, 3\]; .* be \[2, 2\]"),
+        (lambda: through_convolution(torch.ones(2), TAPS, 1, 1.0), r"covariance has shape \[2\]"),
+        (lambda: through_convolution(torch.eye(3), torch.eye(3), 1, 1.0), r"taps have shape \[3, 3\]"),
+        (lambda: through_average_pool(torch.eye(3), pool_matrix((4,), 2)), r"covariance has shape \[3, 3\]; P has 2"),
+        (lambda: through_average_pool(torch.eye(3), torch.ones(3)), r"P has shape \[3\]"),
+        (lambda: dense_head(0, [1.0]), "positions must be at least 1"),
+        (lambda: dense_head(2, [1.0], widths=[3]), "1 dense layers need 0 hidden widths"),
+        (lambda: pooled_cnn_geometry(TAPS, 0), "n must be at least 1"),
+        (lambda: pooled_cnn_evolution(TAPS, torch.eye(2), 4), r"S has shape \[2, 2\]; .* read 3 .* be \[3, 3\]"),
         (lambda: through_sum(torch.eye(2), torch.eye(3)), r"one size, got \[\[2, 2\], \[3, 3\]\]"),
         (lambda: through_sum(), "one size"),
     ):

@@ -1,5 +1,6 @@
 """Input space: what a network does to directions of its input."""
 
+from biascope.geometry.analytic import analytic_geometry
 from biascope.geometry.anisotropy import nads
 from biascope.geometry.average import AverageGeometry, average_geometry, geometry_of
 from biascope.geometry.curvature_link import CurvatureTerms, curvature_correlation, input_curvature
@@ -46,6 +47,7 @@ __all__ = [
     "EvolutionTerms",
     "NADs",
     "alignment_score",
+    "analytic_geometry",
     "average_geometry",
     "compare",
     "containment",

@@ -14,22 +14,27 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_count
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 GELU_GAIN = 0.25  # GELU'(0)^2
 
 
+@checked
 def tap_matrices(
     shape: Sequence[int],
-    kernel: int,
+    kernel: int | Sequence[int],
     *,
-    stride: int = 1,
-    padding: int | Literal["same"] | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | Literal["same"] | None = None,
     circular: bool = False,
+    dilation: int | Sequence[int] = 1,
 ) -> Tensor:
     """[taps, inputs, outputs] zeros and ones: which input position a tap of the kernel reads for an output position.
 
-    As torch's convolutions do it, for zero padding and for `padding_mode="circular"`.
+    As torch's convolutions do it, for zero padding and for `padding_mode="circular"`. Numbers are for all dimensions,
+    or one for each.
 
     Args:
         shape: the input's (length,) or (height, width).
@@ -38,44 +43,101 @@ def tap_matrices(
         padding: positions added on both sides, or "same" (stride 1 only), which keeps the size; an even kernel then has
             one more on the right. By default 0, and "same" if circular.
         circular: whether the padding wraps around; at most once, as in torch.
+        dilation: as torch's.
 
     Example:
         >>> tap_matrices((3,), kernel=2).shape
         torch.Size([2, 3, 2])
+        >>> tap_matrices((4, 6), kernel=(1, 3)).shape
+        torch.Size([3, 24, 16])
     """
-    padding = ("same" if circular else 0) if padding is None else padding
-    if min(kernel, stride, *shape) < 1 or (isinstance(padding, int) and padding < 0):
-        raise InputError(f"need positive sizes: shape={tuple(shape)}, {kernel=}, {stride=}, {padding=}")
-    if isinstance(padding, str) and (padding != "same" or stride != 1):
-        raise InputError(f'{padding=} with {stride=}: "same" is for stride 1 alone; give a number of positions')
-    lines = [_line(extent, kernel, stride, padding, circular) for extent in shape]
+    lines = tap_lines(shape, kernel, stride=stride, padding=padding, circular=circular, dilation=dilation)
     if len(lines) == 1:
         return lines[0]
-    if len(lines) != 2:
-        raise InputError(f"positions are (length,) or (height, width), not {tuple(shape)}")
     rows, columns = lines
     pairs = torch.einsum("aio,bjp->abijop", rows, columns)
     taps = rows.shape[0] * columns.shape[0]
     return pairs.reshape(taps, rows.shape[1] * columns.shape[1], rows.shape[2] * columns.shape[2])
 
 
-def _line(extent: int, kernel: int, stride: int, padding: int | str, circular: bool) -> Tensor:
-    left, right = (padding, padding) if isinstance(padding, int) else ((kernel - 1) // 2, kernel // 2)
-    outputs = (extent + left + right - kernel) // stride + 1
+@checked
+def tap_lines(
+    shape: Sequence[int],
+    kernel: int | Sequence[int],
+    *,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | Literal["same"] | None = None,
+    circular: bool = False,
+    dilation: int | Sequence[int] = 1,
+) -> list[Tensor]:
+    """`tap_matrices` of each dimension by itself; a tap of an image is the Kronecker product of one of each.
+
+    Example:
+        >>> [list(line.shape) for line in tap_lines((4, 6), (1, 3))]
+        [[1, 4, 4], [3, 6, 4]]
+    """
+    shape = _positions(shape)
+    padding = ("same" if circular else 0) if padding is None else padding
+    kernels, strides = _per_axis(kernel, "kernel", shape), _per_axis(stride, "stride", shape)
+    dilations = _per_axis(dilation, "dilation", shape)
+    if isinstance(padding, str):
+        if max(strides) > 1:
+            raise InputError(f'{padding=} with {stride=}: "same" is for stride 1 alone; give a number of positions')
+        sides = [(d * (k - 1) // 2, d * (k - 1) - d * (k - 1) // 2) for k, d in zip(kernels, dilations)]
+    else:
+        sides = [(pad, pad) for pad in _per_axis(padding, "padding", shape, least=0)]
+    axes = zip(shape, kernels, strides, dilations, sides, strict=True)
+    return [_line(*axis, circular) for axis in axes]
+
+
+def _line(extent: int, kernel: int, stride: int, dilation: int, sides: tuple[int, int], circular: bool) -> Tensor:
+    left, right = sides
+    outputs = (extent + left + right - dilation * (kernel - 1) - 1) // stride + 1
     if outputs < 1:
-        raise InputError(f"a kernel of {kernel} does not fit into {extent} positions with padding {padding}")
+        apart = f" and dilation {dilation}" if dilation > 1 else ""
+        raise InputError(f"a kernel of {kernel}{apart} does not fit into {extent} positions with padding {left}")
     if circular and max(left, right) > extent:
         raise InputError(f"circular padding of {max(left, right)} wraps around {extent} positions more than once")
     made = torch.zeros(kernel, extent, outputs, dtype=torch.float64, device="cpu")
     for tap in range(kernel):
         for out in range(outputs):
-            position = out * stride + tap - left
+            position = out * stride + tap * dilation - left
             position = position % extent if circular else position
             if 0 <= position < extent:
                 made[tap, position, out] = 1.0
     return made
 
 
+def _positions(shape: Sequence[int]) -> tuple[int, ...]:
+    if len(shape) not in (1, 2) or min(shape) < 1:
+        raise InputError(f"shape={tuple(shape)}: positions are (length,) or (height, width), each at least 1")
+    return tuple(shape)
+
+
+def _per_axis(value: int | Sequence[int], name: str, shape: Sequence[int], least: int = 1) -> tuple[int, ...]:
+    """A number for each dimension of shape."""
+    each = (value,) * len(shape) if isinstance(value, int) else tuple(value)
+    if len(each) != len(shape) or min(each) < least:
+        raise InputError(
+            f"{name}={value} for positions {tuple(shape)}: give one number, or one for each, from {least} on"
+        )
+    return each
+
+
+def _square(covariance: Tensor, name: str, size: int, whose: str) -> Tensor:
+    """A covariance in float64, of the size that is wanted."""
+    if covariance.shape != (size, size):
+        raise InputError(f"{name} has shape {list(covariance.shape)}; {whose}: it must be [{size}, {size}]")
+    return covariance.double()
+
+
+def _taps(taps: Tensor) -> Tensor:
+    if taps.dim() != 3:
+        raise InputError(f"taps have shape {list(taps.shape)}; they must be [taps, inputs, outputs], see tap_matrices")
+    return taps.double()
+
+
+@checked
 def through_convolution(covariance: Tensor, taps: Tensor, channels_out: int, variance: float) -> Tensor:
     """Covariance at a convolution's input [in, in] from the one at its output: c_out s^2 sum_taps T Sigma T^T.
 
@@ -83,9 +145,12 @@ def through_convolution(covariance: Tensor, taps: Tensor, channels_out: int, var
         >>> through_convolution(torch.eye(2).double(), tap_matrices((3,), 2), 1, 1.0).diagonal()
         tensor([1., 2., 1.], dtype=torch.float64)
     """
+    taps = _taps(taps)
+    covariance = _square(covariance, "covariance", taps.shape[2], f"the taps have {taps.shape[2]} output positions")
     return channels_out * variance * torch.einsum("tio,op,tjp->ij", taps, covariance, taps)
 
 
+@checked
 def through_sum(*branches: Tensor) -> Tensor:
     """Covariance at the input of a residual sum [in, in]: what came back through its branches, skip included, adds.
 
@@ -100,24 +165,32 @@ def through_sum(*branches: Tensor) -> Tensor:
     """
     if not branches or len({branch.shape for branch in branches}) != 1:
         raise InputError(f"branches must be covariances of one size, got {[list(b.shape) for b in branches]}")
-    return torch.stack(branches).sum(0)
+    return torch.stack([branch.double() for branch in branches]).sum(0)
 
 
-def pool_matrix(shape: Sequence[int], size: int) -> Tensor:
-    """P [outputs, inputs], the average over blocks of `size` per dimension (the whole extent: global pooling).
+@checked
+def pool_matrix(shape: Sequence[int], size: int | Sequence[int]) -> Tensor:
+    """P [outputs, inputs], the average over blocks of `size` (one number, or one per dimension).
+
+    The whole shape as the size is global pooling.
 
     Example:
         >>> pool_matrix((4,), 2)[0]
         tensor([0.5000, 0.5000, 0.0000, 0.0000], dtype=torch.float64)
+        >>> pool_matrix((4, 6), (4, 6)).shape
+        torch.Size([1, 24])
     """
+    shape = _positions(shape)
     lines = []
-    for extent in shape:
-        if extent % size:
-            raise InputError(f"pooling by {size} does not divide {extent} positions")
-        lines.append(torch.eye(extent // size, dtype=torch.float64, device="cpu").repeat_interleave(size, dim=1) / size)
+    for extent, block in zip(shape, _per_axis(size, "size", shape), strict=True):
+        if extent % block:
+            raise InputError(f"pooling by {block} does not divide {extent} positions (shape={shape}, size={size})")
+        blocks = torch.eye(extent // block, dtype=torch.float64, device="cpu")
+        lines.append(blocks.repeat_interleave(block, dim=1) / block)
     return lines[0] if len(lines) == 1 else torch.kron(*lines)
 
 
+@checked
 def through_average_pool(covariance: Tensor, P: Tensor) -> Tensor:
     """Covariance at the pooling's input [in, in] from the one at its output: P^T Sigma P.
 
@@ -126,9 +199,13 @@ def through_average_pool(covariance: Tensor, P: Tensor) -> Tensor:
         tensor([[0.2500, 0.2500],
                 [0.2500, 0.2500]], dtype=torch.float64)
     """
+    if P.dim() != 2:
+        raise InputError(f"P has shape {list(P.shape)}; it must be [outputs, inputs], see pool_matrix")
+    P, covariance = P.double(), _square(covariance, "covariance", len(P), f"P has {len(P)} output positions")
     return P.T @ covariance @ P
 
 
+@checked
 def dense_head(positions: int, variances: Sequence[float], widths: Sequence[int] = (), gain: float = 1.0) -> Tensor:
     """Covariance [positions, positions] per channel at the input of a stack of dense layers.
 
@@ -140,6 +217,7 @@ def dense_head(positions: int, variances: Sequence[float], widths: Sequence[int]
         tensor([[0.1250, 0.0000],
                 [0.0000, 0.1250]], dtype=torch.float64)
     """
+    check_count(positions, "positions")
     if len(variances) != len(widths) + 1:
         raise InputError(f"{len(variances)} dense layers need {len(variances) - 1} hidden widths, got {len(widths)}")
     scale = variances[-1] * math.prod(n * s * gain for n, s in zip(widths, variances[:-1]))
@@ -149,6 +227,7 @@ def dense_head(positions: int, variances: Sequence[float], widths: Sequence[int]
 # ------------------------------------------------------------- one convolution and global average pooling (Thm 3.2)
 
 
+@checked
 def patch_overlap(taps: Tensor) -> Tensor:
     """K = C C^T with C = sum_j M_j [D, p]: banded, positive semi-definite, of rank at most p (Thm A.3 corrected).
 
@@ -160,10 +239,11 @@ def patch_overlap(taps: Tensor) -> Tensor:
                 [1., 2., 1.],
                 [0., 1., 1.]], dtype=torch.float64)
     """
-    C = taps.sum(2).T  # [D, p]: how often tap p reads position D
+    C = _taps(taps).sum(2).T  # [D, p]: how often tap p reads position D
     return C @ C.T
 
 
+@checked
 def pooled_cnn_geometry(taps: Tensor, n: int, sw: float = 1.0, sp: float = 1.0) -> Tensor:
     """G = (n sw^2 sp^2 / k^2) K of f = (1/k) sum_i w_i sum_j phi_i^T M_j^T x, k the number of patches, [D, D].
 
@@ -173,9 +253,11 @@ def pooled_cnn_geometry(taps: Tensor, n: int, sw: float = 1.0, sp: float = 1.0) 
         >>> pooled_cnn_geometry(tap_matrices((3,), 2), n=1).diagonal()
         tensor([0.2500, 0.5000, 0.2500], dtype=torch.float64)
     """
-    return n * sw**2 * sp**2 / taps.shape[2] ** 2 * patch_overlap(taps)
+    K = patch_overlap(taps)
+    return check_count(n, "n") * sw**2 * sp**2 / taps.shape[2] ** 2 * K
 
 
+@checked
 def pooled_cnn_evolution(taps: Tensor, S: Tensor, n: int, sw: float = 1.0, sp: float = 1.0) -> Tensor:
     """Delta at initialisation, exact for every n: [D, D] (Thm 3.2 corrected), from S = sum x x^T.
 
@@ -186,7 +268,9 @@ def pooled_cnn_evolution(taps: Tensor, S: Tensor, n: int, sw: float = 1.0, sp: f
         >>> pooled_cnn_evolution(tap_matrices((3,), 2), torch.eye(3).double(), n=4).shape
         torch.Size([3, 3])
     """
-    K, S = patch_overlap(taps), S.double()
+    check_count(n, "n")
+    K = patch_overlap(taps)
+    S = _square(S, "S", len(K), f"the taps read {len(K)} input positions")
     first = (n * (n + 1) * sw**2 * sp**4 + n * (n + 2) * sw**4 * sp**2) * K @ S @ K
     second = n * sw**2 * sp**4 * torch.trace(K @ S) * K
     return -2 / taps.shape[2] ** 4 * (first + second)
