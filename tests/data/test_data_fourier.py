@@ -124,3 +124,44 @@ def test_signed_frequencies_and_whole_turns_are_the_same_bins(shape: tuple[int, 
     assert float(fourier_vectors(shape, nyquist, "re").norm()) == pytest.approx(1, abs=1e-14)
     with pytest.raises(InputError, match="own conjugate"):
         fourier_vectors(shape, nyquist, "im")
+
+
+@pytest.mark.parametrize(("side", "step"), [(15, 2), (15, 4), (10, 4), (9, 3), (32, 2), (32, 4), (12, 5)])
+def test_a_stride_keeps_multiples_of_signed_frequencies(side: int, step: int) -> None:
+    """Rows and columns, a frequency and its negative alike; in the order of the basis."""
+    basis = dft_basis((side, side)).part("re")
+    kept = basis.stride(step)
+    expected = [f for f in basis.frequencies.tolist() if f[0] % step == 0 and f[1] % step == 0]
+    assert kept.frequencies.tolist() == expected
+    filled = ~torch.fft.ifftshift(frequency_map(torch.ones(len(kept)), kept)).isnan()
+    assert torch.equal(filled, filled.T)
+
+
+def test_a_stride_that_divides_the_side_keeps_every_so_many_th_bin() -> None:
+    basis = dft_basis((32, 32))
+    for step in (1, 2, 4, 8, 16, 32):
+        kept = (basis.bins % step == 0).all(1)
+        assert torch.equal(basis.stride(step).bins, basis.bins[kept])
+
+
+def test_strides_positions_and_precisions_that_make_no_basis() -> None:
+    basis = dft_basis((4, 4))
+    for step in (0, -2):
+        with pytest.raises(InputError, match=f"step must be at least 1, not {step}"):
+            basis.stride(step)
+    for index in (torch.tensor([3, 16]), torch.tensor([-17])):
+        with pytest.raises(InputError, match=rf"index {int(index[-1])} is out of range: the basis has 16 vectors"):
+            basis.select(index)
+    for index in (torch.ones(3, dtype=torch.bool), torch.tensor([0.5]), torch.tensor(3), torch.tensor([[1]])):
+        with pytest.raises(InputError, match=r"positions \[j\], whole numbers, or a mask \[16\]"):
+            basis.select(index)
+    assert basis.select(torch.tensor([-1])).bins.tolist() == basis.bins[-1:].tolist()
+    for dtype in (torch.int64, torch.bool, torch.complex64):
+        with pytest.raises(InputError, match=f"dtype={dtype} cannot hold unit vectors"):
+            dft_basis(4, dtype=dtype)
+        with pytest.raises(InputError, match=f"dtype={dtype} cannot hold unit vectors"):
+            fourier_vectors((4,), torch.tensor([[1]]), "re", dtype=dtype)
+        with pytest.raises(InputError, match=f"dtype={dtype} cannot hold unit vectors"):
+            random_orthogonal(3, dtype=dtype)
+    with pytest.raises(InputError, match=r"rows is torch\.int64"):
+        complete_basis(torch.eye(3, dtype=torch.int64)[:2])

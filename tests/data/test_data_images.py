@@ -223,3 +223,25 @@ def test_class_mean_energies_errors(nads: torch.Tensor) -> None:
         class_mean_energies(x, torch.zeros(8), nads)
     with pytest.raises(InputError, match=r"2 class\(es\) do not differ"):
         class_mean_energies(torch.cat([x, x]), torch.arange(16) // 8, nads)
+
+
+def test_directions_of_the_other_orientation_are_refused() -> None:
+    """Images of 2 x 4 pixels and directions of 4 x 2: as many entries, but other pixels."""
+    x, y = torch.rand(6, 3, 2, 4, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 2
+    turned = torch.eye(8).view(8, 4, 2)
+    for directions in (turned, turned[:, None], turned.reshape(8, 8, 1), turned.reshape(8, 2, 2, 2)):
+        shape = str(list(directions.shape[1:])).replace("[", r"\[").replace("]", r"\]")
+        with pytest.raises(InputError, match=f"nads: directions of 8 entries, shape {shape}, for images of 2 x 4"):
+            poison(x, y, directions)
+        with pytest.raises(InputError, match=f"nads: directions of 8 entries, shape {shape}"):
+            nad_flip(x, directions)
+        with pytest.raises(InputError, match=f"v: directions of 8 entries, shape {shape}"):
+            underspecified(x, y, directions[0])
+        with pytest.raises(InputError, match=r"neither the shape of an input \[3, 2, 4\]"):
+            class_mean_energies(x, y, directions)
+    rows = torch.eye(8)
+    for same in (rows, rows.view(8, 2, 4), rows.view(8, 1, 2, 4)):
+        assert torch.equal(poison(x, y, same), poison(x, y, rows))
+        assert torch.equal(nad_flip(x, same), nad_flip(x, rows))
+        assert torch.equal(underspecified(x, y, same[0]).x, underspecified(x, y, rows[0]).x)
+        assert torch.equal(class_mean_energies(x, y, same), class_mean_energies(x, y, rows))

@@ -183,3 +183,29 @@ def test_markov_holds_on_every_sample() -> None:
 def test_a_pooling_factor_that_does_not_divide_is_refused(law) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(InputError, match="S=3 must divide D=4"):
         law(torch.ones(4), 3)
+
+
+def test_lists_and_matrices_are_refused_by_name() -> None:
+    numbers = [1.0, 2.0]
+    for call in (
+        lambda: linear_pooling_covariance(numbers, 2),  # type: ignore[arg-type]
+        lambda: linear_pooling_mixed(numbers, 2),  # type: ignore[arg-type]
+        lambda: nonlinear_pooling_covariance(numbers, 2, None),  # type: ignore[arg-type]
+        lambda: deep_linear_hessians(numbers, 2, 0, 1.0, 1.0),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InputError, match=r"m: expected a tensor, got list; pass torch\.tensor\(m\)"):
+            call()
+    for call in (
+        lambda: xi_matrix(numbers),  # type: ignore[arg-type]
+        lambda: nonlinear_pooling_covariance(torch.ones(2), 2, numbers),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InputError, match=r"x: expected a tensor, got list"):
+            call()
+    for call in (
+        lambda: linear_pooling_covariance(torch.ones(2, 2), 2),
+        lambda: deep_linear_hessians(torch.ones(2, 2), 2, 0, 1.0, 1.0),
+    ):
+        with pytest.raises(InputError, match=r"m has shape \[2, 2\]"):
+            call()
+    with pytest.raises(InputError, match=r"widths=7: a sequence of integers is needed, e\.g\. \[7\]"):
+        mlp_geometry_constant(5, 7)  # type: ignore[arg-type]

@@ -90,6 +90,29 @@ def test_dipole_metric_of_more_outputs_and_other_precisions() -> None:
         dipole_metric(net, x, v)
 
 
+def test_short_dipoles_are_added_in_the_networks_precision() -> None:
+    """1 + 1e-8 is 1 in single precision, and whole numbers have no half."""
+    linear = nn.Linear(3, 1).double()
+    stack = record(lambda: nn.Linear(3, 1)).draw(0, 0, 4, dtype=F64)
+    v = torch.tensor([1e-8, 2e-8, -1e-8], dtype=F64)
+    half = torch.full((3,), 0.5)
+    for weight, of in ((linear.weight[0], linear), (stack.params["weight"][:, 0], stack)):
+        expected = (weight.detach() @ v) ** 2
+        assert torch.allclose(dipole_metric(of, torch.ones(3), v).detach(), expected, rtol=1e-6)
+        expected = (weight.detach() @ half.double()) ** 2
+        for zero in (torch.zeros(3), torch.zeros(3, dtype=torch.int64)):
+            assert torch.allclose(dipole_metric(of, zero, half).detach(), expected, rtol=1e-12)
+    assert dipole_metric(nn.Flatten(0), torch.tensor(0), half[0], scalarise=lambda out: out[:, 0]).item() == 0.25
+
+
+def test_dipoles_of_names_stay_whole() -> None:
+    """An embedding takes whole numbers; from entry 1 to entry 3."""
+    stack = record(lambda: nn.Sequential(nn.Embedding(5, 1), nn.Flatten())).draw(0, 0, 4)
+    table = stack.params["0.weight"][:, :, 0]
+    found = dipole_metric(stack, torch.tensor([1]), torch.tensor([2]))
+    assert torch.allclose(found, (table[:, 1] - table[:, 3]) ** 2)
+
+
 @pytest.mark.parametrize("factory", [mlp, relu_cnn])
 def test_derivatives_against_a_loop(factory: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
     x, V = gaussian(*SHAPE), gaussian(3, *SHAPE, seed=1)
@@ -191,6 +214,10 @@ def test_bad_dipoles_are_named() -> None:
     x = gaussian(*SHAPE)
     with pytest.raises(InputError, match=r"shape of x \[1, 4, 4\], .* got \[4, 4\]"):
         dipole_metric(mlp(), x, torch.ones(4, 4))
+    with pytest.raises(InputError, match=r"g\(t\): expected a tensor, got float"):
+        dipole_metric(mlp(), x.float(), torch.ones(*SHAPE), lambda t: 3.0)  # type: ignore[arg-type,return-value]
+    with pytest.raises(InputError, match=r"g made \[\] of \[2\]; it must act entry by entry"):
+        dipole_metric(mlp(), x.float(), torch.ones(2, *SHAPE), torch.sum)
     with pytest.raises(InputError, match=r"got \[0, 1, 4, 4\]"):
         dipole_derivatives(mlp, x, torch.ones(0, *SHAPE))
     with pytest.raises(InputError, match="n_networks must be at least 1, not 0"):

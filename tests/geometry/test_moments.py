@@ -29,9 +29,9 @@ def test_halves_that_see_other_directions_do_not_overlap() -> None:
     moments = BlockMoments(dimension=6, blocks=2)
     rows = torch.eye(6)[[0, 3, 1, 4]]  # networks 0 and 2 see the first axes, 1 and 3 others
     moments.add(0, rows[:, None])
-    assert moments.split_half_overlap(2) == pytest.approx(0.0, abs=1e-9)
+    assert moments.split_half_overlap(2) == (pytest.approx(0.0, abs=1e-9), 2)
     moments.add(4, rows[[1, 0, 3, 2]][:, None])  # now both have seen all four
-    assert moments.split_half_overlap(4) == pytest.approx(1.0, abs=1e-9)
+    assert moments.split_half_overlap(4) == (pytest.approx(1.0, abs=1e-9), 4)
 
 
 @pytest.mark.parametrize("kind", ["geometry", "evolution"])
@@ -66,7 +66,9 @@ def test_a_few_rows_say_what_their_sums_say(center: bool) -> None:
     assert all(held is not None and len(held) == 6 for held in few.few)  # 96 / 16
     summed.few = [None] * 4
     torch.testing.assert_close(few.spread(V, center), summed.spread(V, center), rtol=1e-10, atol=0)
-    assert few.split_half_overlap(5, center) == pytest.approx(summed.split_half_overlap(5, center), abs=1e-8)
+    expected, k = summed.split_half_overlap(5, center)
+    assert few.split_half_overlap(5, center) == (pytest.approx(expected, abs=1e-8), k)
+    assert k == 5
     few.add(8, rows[:1])
     assert few.few[0] is None
     torch.testing.assert_close(few.spread(V), _brute_spread(torch.cat([rows, rows[:1]]), V), rtol=1e-10, atol=0)

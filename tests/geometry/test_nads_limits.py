@@ -1,6 +1,7 @@
 """Where NADs could go wrong without a word: fast spectra, heads that are not the end, errors of centred moments."""
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from biascope.ensembles import input_gradients, record
 from biascope.errors import InputError, UnsupportedError
 from biascope.geometry import NADs, average_geometry, nads
 from biascope.geometry.few_passes import few_passes
+from biascope.geometry.gradients import find_head
 
 
 def falling(decay: float, T: int = 300, D: int = 900) -> tuple[Tensor, Tensor, Tensor]:
@@ -265,3 +267,113 @@ def test_spectra_in_one_number() -> None:
     assert power.decay_index() == pytest.approx(1.7)
     with pytest.raises(UnsupportedError, match="all 4 eigenvalues, but 2 are known"):
         NADs(torch.eye(4)[:2], values[:2], torch.zeros(2), 8.0, 1, 0, "autograd", 0.0).effective_rank()
+
+
+# ------------------------------------------------------------------------------------------------- results, and slips
+
+
+def directions(*shape: int, k: int = 3) -> NADs:
+    """The first k unit vectors of inputs of a shape."""
+    D = torch.Size(shape).numel()
+    return NADs(torch.eye(D)[:k].view(k, *shape), torch.ones(k), torch.zeros(k), 1.0, 8, 0, "autograd", 0.0)
+
+
+def test_inputs_of_another_shape_are_not_compared() -> None:
+    """2 x 4 pixels are not 4 x 2; a flat list, or one channel more or less in the shape, is the same memory."""
+    found = directions(1, 2, 4)
+    for other in (directions(1, 4, 2), directions(4, 2).directions, directions(2, 2, 2)):
+        with pytest.raises(InputError, match=r"inputs of different shape: \[1, 2, 4\] and"):
+            found.overlap(other, 2)
+        with pytest.raises(InputError, match="inputs of different shape"):
+            found.principal_angles(other, 2)
+    for same in (found, directions(2, 4), directions(8), torch.eye(8), directions(1, 2, 4).directions):
+        assert found.overlap(same, 2) == pytest.approx(1.0)
+    with pytest.raises(InputError, match="inputs of different size: 8 and 6"):
+        found.overlap(torch.eye(6), 2)
+    with pytest.raises(InputError, match=r"other has shape \[8\]: .* other\[None\]"):
+        found.overlap(torch.ones(8), 1)
+
+
+def test_as_many_angles_as_directions() -> None:
+    found = directions(6)
+    assert found.principal_angles(torch.eye(6)[1:], 2).shape == (2,)
+    with pytest.raises(InputError, match="the first 2 directions of other span 1 dimension"):
+        found.principal_angles(torch.ones(2, 6), 2)
+
+
+def test_results_are_compared_by_identity() -> None:
+    found = directions(6)
+    assert found == found
+    assert found != directions(6)
+    assert len({found, found}) == 1
+
+
+class Sometimes(nn.Linear):
+    """Every other network is dead: its gate is open or shut by the sign of one weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (self.weight[0, 0] > 0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_first_network_may_be_dead(seed: int) -> None:
+    """With a small budget networks come one by one, and a dead one must not speak for all."""
+    found = nads(lambda: Sometimes(9, 50), (9,), 12, seed=seed, scalarise=lambda out: out[:, 1], max_memory=2000)
+    exact = nads(lambda: Sometimes(9, 50), (9,), 12, seed=seed, scalarise=lambda out: out[:, 1])
+    assert found.trace == pytest.approx(exact.trace, rel=1e-5)
+    with pytest.raises(InputError, match="all differences are zero"):
+        nads(lambda: Sometimes(9, 50), (9,), 12, seed=seed, scalarise=lambda out: 0 * out[:, 1], max_memory=2000)
+
+
+def test_slips_with_results() -> None:
+    with pytest.raises(InputError, match="first must be at least 1, not -1"):
+        directions(1, 2, 4).plot(-1)
+    with pytest.raises(InputError, match="path=5: a path is needed"):
+        NADs.load(5)  # type: ignore[arg-type]
+    for n_points in (0, -1):
+        with pytest.raises(InputError, match=f"n_points must be at least 1, not {n_points}"):
+            nads(lambda: nn.Linear(3, 1), (3,), method="ntk", n_points=n_points)
+
+
+def test_the_picture_shows_the_channel_that_matters() -> None:
+    """Only the third channel is used: pictures of the first would be empty."""
+
+    class Third(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(16, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.body(x[:, 2].flatten(1))
+            return out
+
+    found = nads(Third, (3, 4, 4), 64)
+    axes = found.plot(2).axes
+    assert [axes[0].get_title(), axes[2].get_title()] == ["$u_{1}$, channel 3 of 3", "$u_{2}$, channel 3 of 3"]
+    shown = torch.as_tensor(axes[0].images[0].get_array())
+    assert torch.allclose(shown.float(), found.directions[0, 2].float())
+    one = directions(1, 4, 4).plot(2).axes
+    assert one[0].get_title() == "$u_{1}$"
+
+
+# ------------------------------------------------------------------------------------------------ normalised weights
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+def test_weight_normalisation_and_an_averaged_head() -> None:
+    """Below the head it may be, in its old form too, which torch copies only after a call; on the head the weights are
+    not independent.
+    """
+    old, new = nn.utils.weight_norm, nn.utils.parametrizations.weight_norm
+
+    def body(norm: Callable[[nn.Module], nn.Module]) -> nn.Module:
+        return nn.Sequential(norm(nn.Linear(4, 8)), nn.ReLU(), nn.Linear(8, 1))
+
+    found = [nads(lambda: body(norm), (4,), 16, head="marginal") for norm in (old, new)]  # noqa: B023
+    assert torch.allclose(found[0].eigenvalues, found[1].eigenvalues, rtol=1e-5)
+    with pytest.raises(UnsupportedError, match=r"use nn\.utils\.parametrizations\.weight_norm, or head='sampled'"):
+        find_head(record(lambda: body(old)).draw(0, 0, 1), torch.ones(4))
+    for norm in (old, new):
+        factory = lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), norm(nn.Linear(8, 1)))  # noqa: E731, B023
+        with pytest.raises(UnsupportedError, match="weight of the last layer '2' is computed from other parameters"):
+            nads(factory, (4,), 16, head="marginal")

@@ -231,6 +231,16 @@ def test_bad_input_is_named() -> None:
         pooling_bayes_accuracy(box_prefilter(4, 128), 4, 1, variant="best")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="gap_convention='quarter' is not known; there is full, half"):
         pooling_bayes_accuracy(box_prefilter(4, 128), 4, 1, gap_convention="quarter")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"prefilter='box': an array of numbers is needed, e\.g\. box_prefilter"):
+        pooling_bayes_accuracy("box", 4, 1)
+    with pytest.raises(InputError, match=r"v='up': an array of numbers"):
+        linear_map_bayes_accuracy(np.eye(2), "up")
+    with pytest.raises(InputError, match=r"x_hat \[4\] needs shape \[\.\.\., D\] and m_hat \[3\] shape \[D\]"):
+        spectral_pooling(np.ones(4), np.ones(3), 2)
+    with pytest.raises(InputError, match="m_hat"):
+        curvature_ratio(np.ones((2, 2)), 1.0, 1.0)
+    with pytest.raises(InputError, match="sigma=0"):
+        curvature_ratio(np.ones(2), 1.0, 0)
     with pytest.raises(InputError, match=r"shape \[2, 4\]"):
         transfer(np.ones((2, 4)))
     with pytest.raises(InputError, match="not finite"):

@@ -1,9 +1,13 @@
 """Which bins are trained on, transposed twins, comparisons without the luck of one training, the map's layout."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
+from biascope.errors import InputError
+from biascope.studies import Run, configure, execute
 from biascope.studies.nad import frequencies as f
 from biascope.studies.nad.anisotropy import spread_indices
 from biascope.studies.result import Estimate
@@ -98,3 +102,31 @@ def test_indices() -> None:
     assert found[-1] == 1023
     assert 12 <= len(found) <= 20
     assert found == sorted(set(found))
+
+
+@pytest.mark.parametrize(
+    ("study", "options", "says"),
+    [
+        ("nad/fig1", {"stride": 0}, r"stride = 0, .*: the stride counts from 1"),
+        ("nad/fig2", {"stride": -2}, r"stride = -2, "),
+        ("nad/fig11", {"window": 17}, r"window = 17, .* from 1 to the 16 frequencies of a side"),
+        ("nad/fig10", {"sample": -1}, r"sample = -1"),
+        (
+            "nad/fig10",
+            {"image_size": 16, "stride": 8},
+            r'stride = 8, window = 0: no bin of 16 x 16 pixels with an "im"',
+        ),
+        ("nad/fig12", {"stride": 0}, r"stride = 0, "),
+        ("nad/fig12", {"count": 1}, r"count must be at least 2, not 1"),
+    ],
+)
+def test_grids_without_a_bin_name_the_option(tmp_path: Path, study: str, options: dict[str, int], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        execute(Run.create(tmp_path / "run", configure(study, "smoke", overrides=options)))
+
+
+def test_strides_of_odd_sides_are_symmetric() -> None:
+    basis = f.bins(15, "re", 2, 0, 0, 0)
+    assert (basis.frequencies % 2 == 0).all()
+    partner, diagonal = f.partners(basis), (basis.frequencies[:, 0].abs() == basis.frequencies[:, 1].abs()).numpy()
+    assert (partner[~diagonal] >= 0).all()  # each has its twin

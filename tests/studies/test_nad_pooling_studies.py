@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from biascope import nets
+from biascope.errors import InputError
 from biascope.geometry.pooling import box_prefilter, pooling_bayes_accuracy, transfer
 from biascope.studies import Run, configure, execute
 
@@ -57,3 +58,13 @@ def test_both_rooms_mean_the_same_filter() -> None:
     """The network holds the magnitudes of the transfer function that the theory uses."""
     magnitudes = torch.tensor(np.abs(transfer(box_prefilter(4, 128))), dtype=torch.float32)
     assert torch.allclose(nets.box_prefilter(128, 4), magnitudes, atol=1e-6)
+
+
+@pytest.mark.parametrize(("D", "S"), [(6, 3), (64, 64), (64, 32), (7, 2)])
+def test_fig4a_refuses_factors_that_leave_no_frequency(tmp_path: Path, D: int, S: int) -> None:
+    with pytest.raises(InputError, match=f"D = {D}, S = {S}: S must divide D"):
+        execute(start(tmp_path, "nad/fig4a", D=D, S=S))
+
+
+def test_fig4a_with_few_frequencies(tmp_path: Path) -> None:
+    assert execute(start(tmp_path, "nad/fig4a", D=12, S=4)).numbers["accuracy at DC"].value == pytest.approx(1.0)

@@ -5,9 +5,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_tensor
 from biascope.data.dataset import Seed, generator
 from biascope.errors import InputError
 from biascope.signatures import checked
+
+
+def check_floating(dtype: torch.dtype) -> None:
+    """Raise where a dtype would round the entries of unit vectors to zero.
+
+    Example:
+        >>> check_floating(torch.int32)
+        Traceback (most recent call last):
+        ...
+        biascope.errors.InputError: dtype=torch.int32 cannot hold unit vectors; use torch.float32 or torch.float64
+    """
+    if not dtype.is_floating_point:
+        raise InputError(f"dtype={dtype} cannot hold unit vectors; use torch.float32 or torch.float64")
 
 
 @checked
@@ -24,6 +38,7 @@ def random_orthogonal(dim: int, *, seed: Seed = 0, dtype: torch.dtype = torch.fl
     """
     if dim < 1:
         raise InputError(f"dim must be >= 1, got {dim}")
+    check_floating(dtype)
     gaussian = torch.randn(dim, dim, generator=generator(seed), dtype=torch.float64)
     q: Tensor
     q, r = torch.linalg.qr(gaussian)
@@ -43,6 +58,7 @@ def complete_basis(rows: Tensor, tol: float = 1e-3) -> Tensor:
         >>> complete_basis(torch.eye(3)[:2]).tolist()[2]
         [0.0, 0.0, 1.0]
     """
+    check_tensor(rows, "rows", floating=True)  # the added vectors come in its dtype
     if rows.dim() != 2 or len(rows) > rows.shape[1]:
         raise InputError(f"expected orthonormal rows [k, D] with k <= D, got {list(rows.shape)}")
     k, dim = rows.shape

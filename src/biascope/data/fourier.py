@@ -10,6 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_count
+from biascope.data.bases import check_floating
 from biascope.errors import InputError
 from biascope.inputs import check_shape
 from biascope.signatures import checked
@@ -43,9 +45,22 @@ class FourierBasis:
 
     @checked
     def select(self, index: Tensor) -> FourierBasis:
-        """The vectors at `index` (positions or boolean mask)."""
+        """The vectors at `index`: positions [j], from the end where negative, or a boolean mask [k].
+
+        Example:
+            >>> dft_basis(4).select(torch.tensor([0, -1])).bins.tolist()
+            [[0], [1]]
+        """
+        if index.dim() != 1 or index.is_floating_point() or (index.dtype == torch.bool and len(index) != len(self)):
+            raise InputError(
+                f"index {list(index.shape)} of {index.dtype}: positions [j], whole numbers, or a mask [{len(self)}]"
+            )
+        index = index.cpu()
         if index.dtype == torch.bool:
             index = index.nonzero().flatten()
+        outside = index[(index < -len(self)) | (index >= len(self))]
+        if len(outside):
+            raise InputError(f"index {int(outside[0])} is out of range: the basis has {len(self)} vectors")
         parts = tuple(self.parts[int(i)] for i in index)
         return FourierBasis(self.vectors[index], self.bins[index], parts, self.shape)
 
@@ -56,8 +71,15 @@ class FourierBasis:
 
     @checked
     def stride(self, step: int) -> FourierBasis:
-        """Only the bins whose every coordinate is a multiple of `step` (step 2: the grid of the public maps)."""
-        return self.select((self.bins % step == 0).all(1))
+        """Only the bins whose every frequency is a multiple of `step` (step 2: the grid of the public maps).
+
+        Example:
+            >>> dft_basis(5).part("re").stride(2).frequencies.tolist()
+            [[0], [2]]
+        """
+        check_count(step, "step")
+        # signed: where `step` does not divide the side, bins b and side - b are not multiples together
+        return self.select((self.frequencies % step == 0).all(1))
 
     @checked
     def lowest(self, size: int) -> FourierBasis:
@@ -92,6 +114,7 @@ def fourier_vectors(shape: Sequence[int], bins: Tensor, part: Part, dtype: torch
         [[0.5, 0.5, 0.5, 0.5]]
     """
     shape = check_shape(shape, "shape")
+    check_floating(dtype)
     if bins.dim() != 2 or bins.shape[1] != len(shape) or bins.is_floating_point():
         raise InputError(f"bins {list(bins.shape)} of {bins.dtype}: whole numbers [k, {len(shape)}] are needed")
     size = math.prod(shape)
@@ -119,6 +142,7 @@ def dft_basis(shape: int | Sequence[int], dtype: torch.dtype = torch.float64) ->
         >>> dft_basis((32, 32))
         FourierBasis(shape=(32, 32), 514 re + 510 im)
     """
+    check_floating(dtype)
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     if not shape or min(shape) < 1:
         raise InputError(f"shape must hold positive sizes, got {shape}")

@@ -82,9 +82,7 @@ def poison(
     n_directions = 1 + max(offset for offset, _, _ in table)
     if index < 0 or index + n_directions > len(nads):
         raise InputError(f"index {index} needs directions {index}..{index + n_directions - 1}, nads has {len(nads)}")
-    used = nads[index : index + n_directions].flatten(1).to(x)
-    if used.shape[1] != x.shape[2] * x.shape[3]:
-        raise InputError(f"nads have {used.shape[1]} entries, the images {x.shape[2]} x {x.shape[3]}")
+    used = _channel_rows(nads, x, "nads")[index : index + n_directions].to(x)
     _refuse_oblique(used, f"nads {index}..{index + n_directions - 1}")
     offset, channel, sign = (torch.tensor(column, device=x.device)[y.to(x.device)] for column in zip(*table))
     flat = x.flatten(2)
@@ -110,12 +108,11 @@ def nad_flip(x: Tensor, nads: Tensor) -> Tensor:
         [3.0, 2.0, 1.0, 0.0]
     """
     check_inputs(check_tensor(x, "x", floating=True))
-    rows = check_tensor(nads, "nads", dims=(2, 3, 4), floating=True).flatten(1)
-    if not len(rows):
+    if not len(check_tensor(nads, "nads", dims=(2, 3, 4), floating=True)):
         raise InputError("nads is empty: there is no direction to flip")
-    if x.dim() != 4 or rows.shape[1] != x.shape[2] * x.shape[3]:
-        raise InputError(f"expected x [n, c, h, w] with h w = {rows.shape[1]} (from nads), got {list(x.shape)}")
-    u = complete_basis(rows).to(x)
+    if x.dim() != 4:
+        raise InputError(f"expected x [n, c, h, w] with h w = {nads[0].numel()} (from nads), got {list(x.shape)}")
+    u = complete_basis(_channel_rows(nads, x, "nads")).to(x)
     return ((x.flatten(2) @ u.T).flip(-1) @ u).view_as(x)
 
 
@@ -144,9 +141,11 @@ def underspecified(
     check_tensor(y, "y", dims=1)
     if len(y) != len(x):
         raise InputError(f"x has {len(x)} examples, y has {len(y)}")
-    if x.dim() != 4 or v.numel() != x.shape[2] * x.shape[3]:
-        raise InputError(f"expected x [n, c, h, w] and v [h, w], got {list(x.shape)} and {list(v.shape)}")
-    extra = directional_inputs(y, v.reshape(1, *x.shape[2:]), eps=eps, sigma=sigma, gap=gap, seed=seed)
+    if x.dim() != 4:
+        raise InputError(f"expected x [n, c, h, w], got {list(x.shape)}")
+    extra = directional_inputs(
+        y, _channel_rows(v[None], x, "v").view(1, *x.shape[2:]), eps=eps, sigma=sigma, gap=gap, seed=seed
+    )
     c = x.shape[1]
     info = {
         "image_channels": list(range(c)),
@@ -201,18 +200,36 @@ def class_mean_energies(x: Tensor, y: Tensor, directions: Tensor) -> Tensor:
         raise InputError(f"expected x [n, ...] and y [n], n > 0, got {list(x.shape)} and {list(y.shape)}")
     if directions.dim() < 2 or not len(directions):
         raise InputError(f"directions have shape {list(directions.shape)}; pass [k, ...], e.g. one as directions[None]")
-    rows, whole = directions.detach().flatten(1).cpu().double(), directions.shape[1:] == x.shape[1:]
-    if not whole and (x.dim() < 3 or rows.shape[1] != x[0, 0].numel()):
+    whole = directions.shape[1:] == x.shape[1:]
+    if not whole and (x.dim() < 3 or not _of_a_channel(directions, x)):
         raise InputError(
             f"directions {list(directions.shape)} have neither the shape of an input {list(x.shape[1:])} nor that of "
             "one of its channels"
         )
+    rows = directions.detach().flatten(1).cpu().double()
     _refuse_oblique(rows, "the directions")
     apart, shares = _class_means(x, y)  # [classes, D]
     shape = (len(apart), -1, rows.shape[1])  # [classes, 1 or channels, entries]
     energies = torch.einsum("c,cjk->kj", shares, (apart.view(shape) @ rows.T).square())
     energies = energies / (shares @ apart.square().sum(1))
     return energies[:, 0] if whole else energies
+
+
+def _of_a_channel(directions: Tensor, x: Tensor) -> bool:
+    """Are directions [k, ...] shaped like one channel of x [n, c, *shape]: [k, *shape], [k, 1, *shape] or flat?"""
+    shape = tuple(x.shape[2:])
+    return tuple(directions.shape[1:]) in {shape, (1, *shape), (math.prod(shape),)}
+
+
+def _channel_rows(directions: Tensor, x: Tensor, name: str) -> Tensor:
+    """Directions of one channel of x [n, c, h, w] as rows [k, h w]; equal numbers of entries are not enough."""
+    if not _of_a_channel(directions, x):
+        h, w = x.shape[2:]
+        raise InputError(
+            f"{name}: directions of {directions[0].numel()} entries, shape {list(directions.shape[1:])}, for images of "
+            f"{h} x {w}; each needs the shape [{h}, {w}], [1, {h}, {w}] or [{h * w}]"
+        )
+    return directions.flatten(1)
 
 
 def _class_means(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

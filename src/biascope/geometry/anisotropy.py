@@ -9,15 +9,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_count, check_number
 from biascope.ensembles import Factory, Initialiser, Networks, record
 from biascope.ensembles.arithmetic import Precision, arithmetic
 from biascope.ensembles.engines import try_input
 from biascope.ensembles.evaluate import Scalarise
 from biascope.ensembles.initialisers import with_something_to_train
+from biascope.ensembles.trust import refuse_hidden_chance, refuse_mixing
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import device_of, refuse_batch_dependence
 from biascope.geometry.few_passes import few_passes
 from biascope.geometry.gradients import Sampler
+from biascope.geometry.losses import second_derivatives
 from biascope.geometry.mixed import MixedDerivative
 from biascope.geometry.moments import BlockMoments, blocks_for
 from biascope.geometry.nad_result import NADs
@@ -25,13 +28,15 @@ from biascope.inputs import check_shape, is_finite
 from biascope.linalg import Eigenpairs, fix_signs, psd_eigh, subspace_overlap, symmetrise
 from biascope.memory import budget
 from biascope.precision import without_autocast
-from biascope.progress import progress
+from biascope.progress import counted, progress
 from biascope.seeds import generator
 from biascope.signatures import checked
 
 Method = Literal["finite-difference", "autograd", "mixed-derivative", "ntk"]
 DENSE_UP_TO = 4096  # larger inputs never see a D x D matrix
 AUTO_START, AUTO_LIMIT = 256, 65_536
+FEW = 16  # networks that are not all dead by chance
+ROUNDING = 1e-2  # share of the trace that rounding may explain without a word
 
 
 @checked
@@ -71,18 +76,20 @@ def nads(
             of E_x[H] of a single network over `n_points` Gaussian inputs, their eigenvalues the alignment of the
             tangent kernel with linear functions; with ReLU a lower estimate, since autograd leaves the kinks out of
             the second derivative (1.4 to 3 times for LeNet's leading ones; none for smooth activations).
-        step: h of the finite differences; 100 in the paper.
+        step: h of the finite differences; 100 in the paper. Differences of small steps are made of rounding: a warning
+            says when that explains more than a hundredth of the trace (a larger step or dtype=torch.float64 helps).
         device: where to compute.
         seed: of the networks and of x.
-        max_memory: for example "4GB".
+        max_memory: for example "4GB"; by default 60 % of what is free.
         top: how many directions; all by default when D <= 4096, else 64; for the last two methods 10.
         center: subtract the mean gradient (zero in expectation; the paper's code does it through PCA).
         x: the evaluation point [*input_shape], the same for all networks; by default one draw of N(0, I).
         head: "marginal" averages over the last linear layer in closed form (finite differences only): the same
             expectation with far less noise per network; "sampled" is the algorithm as printed.
         scalarise: outputs [n, c] -> [n], for networks with more than two outputs (two: the difference of logits).
-        tolerance: for n_networks="auto".
-        stability_k: how many leading directions the stability is about; at most D / 2 and half the networks.
+        tolerance: for n_networks="auto", from 0 to 1.
+        stability_k: how many leading directions the stability is about; at most D / 2, and no more than each half of
+            the networks spans (with a sampled head half the networks, or fewer where the architecture has no more).
         n_points: Gaussian inputs of "ntk".
         average: of "mixed-derivative": "gram" is E[H^T H]; "operator" averages H over the networks first, as Algorithm
             2 is printed, which leaves the noise of one network however many there are, since E[H] is about zero.
@@ -96,12 +103,13 @@ def nads(
         (torch.Size([4, 4]), True)
     """
     shape = check_shape(input_shape)
-    if step <= 0:
-        raise InputError(f"step must be positive, not {step}")
+    check_number(step, "step", above=0)
     if n_networks != "auto" and (not isinstance(n_networks, int) or n_networks < 1):
         raise InputError(f"n_networks must be a number of at least 1 or 'auto', not {n_networks!r}")
-    if stability_k < 1:
-        raise InputError(f"stability_k must be at least 1, not {stability_k}")
+    check_count(stability_k, "stability_k")
+    check_count(n_points, "n_points")
+    if not 0 <= tolerance <= 1:
+        raise InputError(f"tolerance={tolerance}: an overlap from 0 to 1 is needed")
     second_order = method in ("mixed-derivative", "ntk")
     for name, value, usual, methods in (
         ("head", head, "sampled", ("finite-difference",)),
@@ -123,11 +131,20 @@ def nads(
         raise InputError("x holds NaN or infinity")
     if top is not None and not 1 <= top <= x.numel():
         raise InputError(f"top must be between 1 and {x.numel()}, not {top}")
-    x = x.to(where, initialiser.draw(seed, 0, 1, where, dtype).dtype)
+    first = initialiser.draw(seed, 0, 1, where, dtype)
+    x = x.to(where, first.dtype)
+    try_input(first, x[None])
+    refuse_hidden_chance(initialiser, x[None])
+    refuse_mixing(first, x[None])
+    if n_networks != 1 and not initialiser.draws:
+        raise InputError(
+            f"the factory gives the same {type(initialiser.template).__name__} every time: there is nothing to average "
+            "over; let it initialise a new one, or give n_networks=1"
+        )
     if second_order:
         if n_networks == "auto":
             raise InputError("n_networks='auto' is for finite differences and autograd")
-        with arithmetic(where, "float32"):
+        with arithmetic(where, "float32"), second_derivatives(initialiser.template):
             return _second_order(
                 initialiser, x, method, n_networks, top or min(10, x.numel()), n_points, seed, where, dtype, scalarise,
                 average == "operator",
@@ -158,19 +175,23 @@ def _dense(
     moments = BlockMoments(D, min(blocks_for(D, budget(max_memory, sampler.device)), total), sampler.device)
     subtract = center and sampler.head is None  # a head that is averaged out has the mean zero already
     # as many directions as there are entries always overlap, and half of T networks span T / 2
-    k = min(stability_k, D // 2, total // 2 if sampler.head is None else D)
+    most = k = min(stability_k, D // 2, total // 2 if sampler.head is None else D)
     checkpoint, stability = AUTO_START, list[tuple[int, float]]()
-    for start, rows in progress(_checked(sampler.chunks(0, total)), "networks", leave=False):
+    for start, rows in counted(_checked(sampler, total), "networks", total, lambda piece: len(piece[1])):
         moments.add(start, rows)
         done = moments.count
         if done >= checkpoint and done < total:
-            stability += [(done, moments.split_half_overlap(k, subtract))] if k else []
             checkpoint = 2 * done
-            if auto and (not k or stability[-1][1] >= tolerance):
+            if most:
+                overlap, k = moments.split_half_overlap(most, subtract, sampler.floor(moments.trace))
+                stability.append((done, overlap))
+            if auto and (not most or stability[-1][1] >= tolerance):
                 break
-    if k and len(moments.sums) > 1 and (not stability or stability[-1][0] != moments.count):
-        stability.append((moments.count, moments.split_half_overlap(k, subtract)))
-    if auto and k and stability[-1][1] < tolerance:
+    if most and len(moments.sums) > 1 and (not stability or stability[-1][0] != moments.count):
+        overlap, k = moments.split_half_overlap(most, subtract, sampler.floor(moments.trace))
+        stability.append((moments.count, overlap))
+    _warn_of_rounding(sampler, moments.trace)
+    if auto and most and stability[-1][1] < tolerance:
         warnings.warn(
             f"n_networks='auto': the first {k} directions of two halves of {moments.count} networks overlap by "
             f"{stability[-1][1]:.2f}, not by {tolerance}: they may be no directions of the architecture (an isotropic "
@@ -200,7 +221,7 @@ def _matrix_free(sampler: Sampler, T: int, top: int, stability_k: int, max_memor
         if kept:
             yield from kept
             return
-        for start, rows in progress(_checked(sampler.chunks(0, T)), "networks", leave=False):
+        for start, rows in counted(_checked(sampler, T), "networks", T, lambda piece: len(piece[1])):
             if keep:
                 kept.append((start, rows[:, 0]))
             yield start, rows[:, 0]
@@ -235,8 +256,13 @@ def _matrix_free(sampler: Sampler, T: int, top: int, stability_k: int, max_memor
     errors = squares.std(0) / T**0.5 if T > 1 else torch.full((top,), float("nan"), device="cpu")
     stability, k = list[tuple[int, float]](), min(stability_k, T // 2)
     if keep and k >= 1:
-        halves = (top_of(parity, k).vectors.double().cpu() for parity in (0, 1))
-        stability.append((T, subspace_overlap(*halves)))
+        halves = [top_of(parity, k) for parity in (0, 1)]
+        # any basis would do for eigenvalues that are rounding; by Krylov these are larger
+        zero = D * torch.finfo(torch.float64).eps if T <= DENSE_UP_TO else 100 * torch.finfo(kind).eps
+        k = min(int((half.values > max(sampler.floor(trace), zero * trace)).sum()) for half in halves)
+        spans = (half.vectors[:, :k].double().cpu() for half in halves)
+        stability.append((T, subspace_overlap(*spans) if k else 0.0))
+    _warn_of_rounding(sampler, trace)
     return _result(sampler, pairs, errors.double().cpu(), trace, T, stability, k)
 
 
@@ -327,18 +353,35 @@ def _second_order(
     )
 
 
-def _checked(chunks: Iterator[tuple[int, Tensor]]) -> Iterator[tuple[int, Tensor]]:
-    """Refuse gradients that are not numbers, or all zero."""
-    for start, rows in chunks:
+def _checked(sampler: Sampler, total: int) -> Iterator[tuple[int, Tensor]]:
+    """Gradients of all networks, piece by piece; those that are not numbers, or all zero, are refused."""
+    silent = True
+    for start, rows in sampler.chunks(0, total):
         size = rows.abs().max()
         if not torch.isfinite(size):
             raise InputError(f"a network among {start} to {start + len(rows) - 1} gave NaN or infinite outputs")
-        if start == 0 and size == 0:
+        silent = silent and bool(size == 0)
+        if silent and start + len(rows) >= min(total, FEW):  # one network alone may be dead
             raise InputError(
                 "all gradients are zero: at x = 0 a ReLU network without biases has none; use another x, "
                 "or method='finite-difference'"
+                if sampler.method == "autograd"
+                else f"all differences are zero: the network is constant around x, or step={sampler.step:g} is lost in "
+                "rounding; use a larger step or dtype=torch.float64"
             )
         yield start, rows
+
+
+def _warn_of_rounding(sampler: Sampler, trace: float) -> None:
+    """Say when the differences are made of rounding to a part that matters."""
+    share = sampler.rounding(trace)
+    if share > ROUNDING:
+        finer = "precision='float32'" if sampler.precision in ("fp16", "bf16") else "dtype=torch.float64"
+        warnings.warn(
+            f"step={sampler.step:g} is so small that rounding of the outputs explains about {min(share, 1.0):.0%} of "
+            f"the trace: use a larger step or {finer}",
+            stacklevel=6,
+        )
 
 
 def resolved(pairs: Eigenpairs) -> int:

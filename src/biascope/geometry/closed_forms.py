@@ -12,9 +12,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_tensor
 from biascope.errors import InputError
+from biascope.signatures import checked
 
 
+@checked
 def aliasing_matrix(D: int, S: int) -> Tensor:
     """A = S^-1/2 [I_M ... I_M], [M, D]: adds up the frequencies that pooling by S makes equal.
 
@@ -31,6 +34,7 @@ def _check_factor(D: int, S: int) -> None:
         raise InputError(f"the pooling factor S={S} must divide D={D}")
 
 
+@checked
 def linear_pooling_covariance(m: Tensor, S: int, s_theta: float = 1.0, s_phi: float = 1.0) -> Tensor:
     """E[g g^T] of theta^T A (m . phi . x): (s_phi^2 s_theta^2 / S) diag(m^2), [D, D] (Eq. 4; printed without 1/S).
 
@@ -38,10 +42,11 @@ def linear_pooling_covariance(m: Tensor, S: int, s_theta: float = 1.0, s_phi: fl
         >>> linear_pooling_covariance(torch.tensor([2.0, 1.0]), S=2).diagonal()
         tensor([2.0000, 0.5000], dtype=torch.float64)
     """
-    _check_factor(len(m), S)
+    _check_factor(len(check_tensor(m, "m", dims=1)), S)
     return (s_phi * s_theta) ** 2 / S * torch.diag(m.double().square())
 
 
+@checked
 def linear_pooling_mixed(m: Tensor, S: int, s_theta: float = 1.0, s_phi: float = 1.0) -> Tensor:
     """E[H^T H] of the same model: ((s_theta^2 + s_phi^2) / S) diag(m^2), [D, D] (Eq. 5; printed s_theta^2 + s_phi^2/S).
 
@@ -49,10 +54,11 @@ def linear_pooling_mixed(m: Tensor, S: int, s_theta: float = 1.0, s_phi: float =
         >>> linear_pooling_mixed(torch.tensor([2.0, 1.0]), S=2).diagonal()
         tensor([4., 1.], dtype=torch.float64)
     """
-    _check_factor(len(m), S)
+    _check_factor(len(check_tensor(m, "m", dims=1)), S)
     return (s_theta**2 + s_phi**2) / S * torch.diag(m.double().square())
 
 
+@checked
 def xi_matrix(x: Tensor, s_phi: float = 1.0, slope_at_zero: float = 1.0) -> Tensor:
     """Xi [D, D] of Ex. 4 at x [D]: E[phi_i relu'(phi_i x_i) phi_j relu'(phi_j x_j)], phi ~ N(0, s_phi^2 I).
 
@@ -76,6 +82,7 @@ def xi_matrix(x: Tensor, s_phi: float = 1.0, slope_at_zero: float = 1.0) -> Tens
     return Xi - torch.diag(Xi.diagonal()) + torch.diag(diagonal.to(Xi))
 
 
+@checked
 def xi_averaged_over_signs(D: int, s_phi: float = 1.0) -> Tensor:
     """Xi averaged over x with independent, symmetric signs and no zeros: (s_phi^2 / 2) I, [D, D].
 
@@ -89,6 +96,7 @@ def xi_averaged_over_signs(D: int, s_phi: float = 1.0) -> Tensor:
     return s_phi**2 / 2 * torch.eye(D, dtype=torch.float64, device="cpu")
 
 
+@checked
 def nonlinear_pooling_covariance(
     m: Tensor,
     S: int,
@@ -108,13 +116,15 @@ def nonlinear_pooling_covariance(
         >>> nonlinear_pooling_covariance(torch.ones(2), 2, torch.zeros(2)).diagonal()
         tensor([0.5000, 0.5000], dtype=torch.float64)
     """
-    m, A = m.double(), aliasing_matrix(len(m), S)
+    m = check_tensor(m, "m", dims=1).double()
+    A = aliasing_matrix(len(m), S)
     Xi = xi_averaged_over_signs(len(m), s_phi) if x is None else xi_matrix(x, s_phi, slope_at_zero)
     if Xi.shape != (len(m), len(m)):
         raise InputError(f"x has {len(Xi)} entries, the transfer function m {len(m)}; they must be as many")
     return s_theta**2 * (A.T @ A) * torch.outer(m, m) * Xi
 
 
+@checked
 def mlp_geometry_constant(fan_in: int, widths: Sequence[int], stds: Sequence[float] | None = None) -> float:
     """c with E[g g^T] = c I for a ReLU network with hidden `widths`, at every x (Thm A.2).
 
@@ -135,6 +145,7 @@ def mlp_geometry_constant(fan_in: int, widths: Sequence[int], stds: Sequence[flo
     return stds[0] ** 2 * math.prod(n * s**2 / 2 for n, s in zip(widths, stds[1:]))
 
 
+@checked
 def deep_linear_hessians(
     m: Tensor,
     S: int,
@@ -158,7 +169,7 @@ def deep_linear_hessians(
         >>> H_phi.diagonal()
         tensor([1., 2., 1., 1.], dtype=torch.float64)
     """
-    m = m.double()
+    m = check_tensor(m, "m", dims=1).double()
     D, A = len(m), aliasing_matrix(len(m), S)
     if not 0 <= l < D:
         raise InputError(f"frequency l={l} must be between 0 and {D - 1}")

@@ -63,7 +63,7 @@ def dipole_metric(
     Args:
         networks: a module, in eval mode where the mode matters; its q can be differentiated by its parameters. Or T
             stacked networks (`Initialiser.draw`), without gradients.
-        x: the point [*shape].
+        x: the point [*shape]; x + v is added in the network's precision, or that of x or v where it is finer.
         v: one direction [*shape], or k of them [k, *shape]. With a small v let the network be float64: f(x) - f(x + v)
             cancels.
         g: an increasing function, applied entry by entry.
@@ -79,19 +79,22 @@ def dipole_metric(
         True
     """
     directions, single = _directions(x, v)
-    inputs = torch.cat([x[None], x[None] + directions.to(x)])  # [1 + k, *shape]
     refuse_batch_dependence(networks.template if isinstance(networks, Networks) else networks)
     if isinstance(networks, Networks):
+        inputs = _ends(x, directions, networks.device, networks.dtype)  # [1 + k, *shape]
         out = outputs(networks, inputs)
         T, n, c = out.shape
         f = scalar_of(out.reshape(T * n, c), scalarise).view(T, n)
     else:
-        like = next(networks.parameters(), inputs)
-        inputs = inputs.to(like.device, like.dtype)
+        like = next(networks.parameters(), x + directions[0].to(x.device))
+        inputs = _ends(x, directions, like.device, like.dtype).to(like.dtype)
         with explained(networks, inputs):
             out = rows_of(networks(inputs), inputs, networks)
         f = scalar_of(out, scalarise)
-    q = g((f[..., :1] - f[..., 1:]).abs())
+    gaps = (f[..., :1] - f[..., 1:]).abs()
+    q = check_tensor(g(gaps), "g(t)")
+    if q.shape != gaps.shape:
+        raise InputError(f"g made {list(q.shape)} of {list(gaps.shape)}; it must act entry by entry")
     return q[..., 0] if single else q
 
 
@@ -211,6 +214,23 @@ def _directions(x: Tensor, v: Tensor) -> tuple[Tensor, bool]:
     if v.shape[1:] != x.shape or not len(v):
         raise InputError(f"v needs the shape of x {list(x.shape)}, or [k, ...] of such; got {list(v.shape)}")
     return v, False
+
+
+def _ends(x: Tensor, directions: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """x and each x + v, [1 + k, *shape], added in the finest of the three precisions, for networks of `dtype`.
+
+    Whole numbers stay whole: they may name entries of an embedding.
+
+    Example:
+        >>> ends = _ends(torch.ones(1), torch.full((1, 1), 1e-9).double(), torch.device("cpu"), torch.float64)
+        >>> float(ends[1] - ends[0]) > 0
+        True
+    """
+    own = torch.promote_types(x.dtype, directions.dtype)
+    finest = torch.promote_types(own, dtype) if own.is_floating_point else own
+    start = x[None].to(device, finest)
+    ends = torch.cat([start, start + directions.to(device, finest)])
+    return ends.to(dtype) if own.is_floating_point else ends
 
 
 def _groups(

@@ -14,7 +14,10 @@ GREY = "#999999"
 
 
 def plot_nads(found: NADs, first: int = 3) -> Any:
-    """Directions in pixels (top), in Fourier space (below, when they are images), and the spectrum (right)."""
+    """Directions in pixels (top), in Fourier space (below, when they are images), and the spectrum (right).
+
+    In pixels of their strongest channel: another one may be empty.
+    """
     plt = pyplot()
     first = min(first, len(found.directions))
     images = len(found.input_shape) >= 2
@@ -24,10 +27,15 @@ def plot_nads(found: NADs, first: int = 3) -> Any:
     for i in range(first):
         direction = found.directions[i].float()
         top = figure.add_subplot(places[0, i])
+        top.set_title(f"$u_{{{i + 1}}}$")
         if energy is None:
             top.plot(direction.flatten().numpy(), color=BLUE)
         else:
-            channel = direction.reshape(-1, *found.input_shape[-2:])[0]
+            channels = direction.reshape(-1, *found.input_shape[-2:])
+            strongest = int(channels.flatten(1).norm(dim=1).argmax())
+            channel = channels[strongest]
+            if len(channels) > 1:
+                top.set_title(f"$u_{{{i + 1}}}$, channel {strongest + 1} of {len(channels)}", fontsize="small")
             limit = float(channel.abs().max())
             top.imshow(channel.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit)
             below = figure.add_subplot(places[1, i])
@@ -35,7 +43,6 @@ def plot_nads(found: NADs, first: int = 3) -> Any:
             for axis in (top, below):
                 axis.set_xticks([])
                 axis.set_yticks([])
-        top.set_title(f"$u_{{{i + 1}}}$")
     plot_spectrum(found, figure.add_subplot(places[:, first]))
     return once(figure)
 
@@ -49,29 +56,31 @@ def plot_spectrum(found: NADs, ax: Any = None) -> Any:
     zeros = draw_eigenvalues(ax, values)
     if zeros:
         why = f": {found.n_networks} networks" if found.n_networks < found.dimension else ""
-        ax.set_title(f"{zeros} of {len(values)} are zero{why}")
+        ax.set_title(f"{zeros} of {len(values)} are zero{why}", fontsize="small")
     if found.head == "sampled" and found.method in ("finite-difference", "autograd"):
         band = found.marchenko_pastur()
         lowest = ax.get_ylim()[0]  # a band from zero goes down to the axis
-        ax.axhspan(max(band.lower, lowest), band.upper, color=GREY, alpha=0.3, linewidth=0)
+        ax.axhspan(max(band.lower, lowest), band.upper, color=GREY, alpha=0.3, linewidth=0, label="isotropic network")
         ax.set_ylim(bottom=min(lowest, band.lower) if band.lower > 0 else lowest)
+        ax.legend(fontsize="small", framealpha=1)  # on white, or the grey is not seen
     return once(ax.figure)
 
 
 def plot_geometry(found: AverageGeometry) -> Any:
     """Heat map of the matrix and its spectrum."""
     plt = pyplot()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(6.6, 3))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(6.6, 3), layout="constrained")
     matrix = found.matrix.float()
     limit = float(matrix.abs().max())
     image = left.imshow(matrix.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
-    figure.colorbar(image, ax=left, fraction=0.046, pad=0.04)
-    left.set_title("average geometry")
+    bar = figure.colorbar(image, ax=left, fraction=0.046, pad=0.04)
+    bar.ax.yaxis.set_offset_position("left")  # "1e-5" stands over the bar, whose numbers are beside it
+    left.set_title("average geometry" if found.kind == "geometry" else f"{found.kind} of the geometry", pad=16)
+    left.set(xlabel="input coordinate", ylabel="input coordinate")
     values = found.eigh().values.abs().sort(descending=True).values.tolist()
     zeros = draw_eigenvalues(right, values)
     if found.kind != "geometry":
         right.set_ylabel("magnitude of the eigenvalue")
     if zeros:
         right.set_title(f"{zeros} of {len(values)} are zero")
-    figure.tight_layout()
     return once(figure)

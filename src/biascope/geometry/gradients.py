@@ -15,25 +15,29 @@ import copy
 import math
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 import torch
 from torch import Tensor, nn
 
 from biascope.ensembles import Evaluator, Initialiser, Networks, input_gradients, outputs, scalar_of
 from biascope.ensembles.arithmetic import Precision
+from biascope.ensembles.engines import try_input
 from biascope.ensembles.evaluate import Scalarise
 from biascope.ensembles.initialisers import tensors_of
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import explained
 from biascope.memory import budget
 
+COARSE = {"tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}  # relative rounding where it is not the dtype's
+
 
 @dataclass(frozen=True)
 class Sampler:
     """Gradients of the networks of one ensemble.
 
-    `rows(start, stop)` gives [networks, r, D]: r = 1 for a sampled head, the number of features for a marginal one.
+    `rows(networks)` gives [networks, r, D]: r = 1 for a sampled head, the number of features for a marginal one.
     """
 
     initialiser: Initialiser
@@ -48,6 +52,7 @@ class Sampler:
     max_memory: str | int | None
     head: str | None  # name of the last layer when it is marginalised
     head_variance: float
+    sizes: list[float] = field(default_factory=list)  # of the outputs, once differences were taken; see `rounding`
 
     @property
     def dimension(self) -> int:
@@ -61,25 +66,39 @@ class Sampler:
             own = 4 * sum(p.numel() for p in self.initialiser.template.parameters())
             room = min(4096, 2**30 // (2 * self.dimension), budget(self.max_memory, self.device) // (8 * own))
             size = max(size, room // size * size)
+        together = 0
         evaluate = self._evaluator() if self.method == "finite-difference" and self._at_once == self.dimension else None
         while start < stop:
             end = min(stop, (start // size + 1) * size)
-            yield start, self.rows(start, end, stop - start, evaluate)
+            networks = self.initialiser.draw(self.seed, start, end, self.device, self.dtype)
+            together = together or self._together(networks, size)
+            for first in range(0, end - start, together):
+                part = networks[first : first + together]
+                yield start + first, self.rows(part, stop - start - first, evaluate)
             start = end
 
-    def rows(self, start: int, stop: int, total: int = 0, evaluate: Evaluator | None = None) -> Tensor:
-        """Gradients [networks, r, D] of networks start, ..., stop - 1, out of `total` that are still to come.
+    def _together(self, networks: Networks, size: int) -> int:
+        """Of `size` networks drawn at once, how many may be evaluated at once: features and outputs multiply."""
+        if self.method == "autograd" or (self.head is None and self.scalarise is None):  # one output, or two
+            return size
+        below = networks[:1] if self.head is None else without_head(networks[:1], self.head)
+        width = try_input(below, self.x[None]).shape[1]
+        # outputs in pieces and joined; then, of features, their differences, joined and scaled
+        held = (4 * self._at_once + (2 * self.dimension if self.head is not None else 0)) * width
+        return max(1, min(size, budget(self.max_memory, self.device) // (2 * held * self.x.element_size())))
+
+    def rows(self, networks: Networks, total: int = 0, evaluate: Evaluator | None = None) -> Tensor:
+        """Gradients [networks, r, D] of networks, out of `total` that are still to come.
 
         `evaluate` knows all perturbed inputs already, if they are few enough to be held.
         """
-        networks = self.initialiser.draw(self.seed, start, stop, self.device, self.dtype)
         if self.method == "autograd":
             found = input_gradients(networks, self.x[None], scalarise=self.scalarise, max_memory=self.max_memory)
             return found.flatten(2)
         if self.head is None:
             return self._differences(networks, total, evaluate)[:, None]
         rows = self._differences(without_head(networks, self.head), total, evaluate)
-        return rows.transpose(1, 2) * math.sqrt(self.head_variance)
+        return rows.mul_(math.sqrt(self.head_variance)).transpose(1, 2)
 
     @property
     def _at_once(self) -> int:
@@ -92,15 +111,40 @@ class Sampler:
 
     def _differences(self, networks: Networks, total: int, evaluate: Evaluator | None) -> Tensor:
         """Central differences: [T, D] of the scalar output, or [T, D, features]."""
-        pieces = []
+        pieces, squares, watch = [], 0.0, len(self.sizes) < 16  # the first tell how large outputs are
         for start in range(0, self.dimension, self._at_once):
-            out = (evaluate or self._evaluator(start))(networks, total)
+            out = raw = (evaluate or self._evaluator(start))(networks, total)
             if self.head is None:
                 T, n, c = out.shape
                 out = scalar_of(out.reshape(T * n, c), self.scalarise).reshape(T, n)
+            squares += float((raw if self.scalarise is None else out).norm()) ** 2 if watch else 0.0
+            del raw
             half = out.shape[1] // 2
-            pieces.append((out[:, :half] - out[:, half:]) / (2 * self.step))
-        return torch.cat(pieces, dim=1)
+            pieces.append((out[:, :half] - out[:, half:]).div_(2 * self.step))
+        if watch:
+            scale = (1.0 if self.head is None else self.head_variance) / (4 * self.step**2)
+            self.sizes.append(scale * squares / len(networks))
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+
+    def rounding(self, trace: float) -> float:
+        """Share of the trace that rounding explains, of the outputs and of x + h and x - h; 0 for exact gradients.
+
+        f is rounded to eps |f|, so (f+ - f-) / 2h has the variance eps^2 (f+^2 + f-^2) / 4h^2. Of tf32 the outputs are
+        float32: it rounds factors inside the network, most of them alike on both sides.
+        """
+        if not self.sizes or not trace > 0:
+            return 0.0
+        width = ((self.x + self.step) - (self.x - self.step)).double() / (2 * self.step)
+        eps = self._eps("float32" if self.precision == "tf32" else self.precision)
+        return eps**2 * fmean(self.sizes) / trace + float((width - 1).square().mean())
+
+    def floor(self, trace: float) -> float:
+        """Eigenvalue up to which a direction may be made of rounding alone, which spreads over all of them."""
+        eps = self._eps(self.precision)
+        return 4 * eps**2 * fmean(self.sizes) / self.dimension if self.sizes else 100 * eps**2 * trace
+
+    def _eps(self, precision: Precision) -> float:
+        return max(torch.finfo(self.x.dtype).eps, COARSE.get(precision, 0.0))
 
     def marginal(self) -> Sampler:
         """The same with the head averaged out; refused when the last layer is not one that can be."""
@@ -109,6 +153,7 @@ class Sampler:
         if self.scalarise is not None:
             raise UnsupportedError("head='marginal' averages the last layer out, so there is nothing to scalarise")
         networks = self.initialiser.draw(self.seed, 0, 1, dtype=self.dtype)
+        try_input(networks, self.x[None].to(networks.device))  # after a call, what weight_norm computes can be copied
         name, outputs_count = find_head(networks, self.x)
         variance = self.initialiser.variance_of(f"{name}.weight" if name else "weight")
         if variance is None:
@@ -142,7 +187,14 @@ def perturbed(x: Tensor, start: int, stop: int, step: float) -> Tensor:
 
 def find_head(networks: Networks, x: Tensor) -> tuple[str, int]:
     """Name and number of outputs of the nn.Linear whose output is the network's output."""
-    module = networks.module(0)
+    try:
+        module = networks.module(0)
+    except RuntimeError as error:  # torch copies no tensor that was computed from parameters
+        raise UnsupportedError(
+            f"head='marginal' needs a copy of {type(networks.template).__name__}, but it holds a tensor that was "
+            "computed from parameters, as nn.utils.weight_norm leaves one; use nn.utils.parametrizations.weight_norm, "
+            "or head='sampled'"
+        ) from error
     x = x[None].to(networks.device, networks.dtype)
     seen: dict[str, tuple[Tensor, Tensor, int]] = {}  # input, output and how often it had been written to
     for name, layer in module.named_modules():
@@ -166,7 +218,14 @@ def find_head(networks: Networks, x: Tensor) -> tuple[str, int]:
                 f"head='marginal': the last layer '{last[0]}' acts on several places of an input "
                 f"({list(features.shape)}), whose outputs share its weights; use head='sampled'"
             )
-        module.get_parameter(f"{last[0]}.weight").add_(1)
+        try:
+            weight = module.get_parameter(f"{last[0]}.weight")
+        except AttributeError as error:
+            raise UnsupportedError(
+                f"head='marginal': the weight of the last layer '{last[0]}' is computed from other parameters (weight "
+                "normalisation?), so its entries are not independent; use head='sampled'"
+            ) from error
+        weight.add_(1)
         module(x.clone())
     if not torch.equal(seen[last[0]][0], features):
         raise UnsupportedError(

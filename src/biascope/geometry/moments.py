@@ -67,6 +67,11 @@ class BlockMoments:
         """Networks so far."""
         return int(self.counts.sum())
 
+    @property
+    def trace(self) -> float:
+        """Of the mean over networks."""
+        return float(self.sums.diagonal(dim1=1, dim2=2).sum()) / max(self.count, 1)
+
     def matrix(self, center: bool = False) -> Tensor:
         """Mean over networks [D, D], with the outer product of the mean row taken off if `center`."""
         mean = symmetrise(self.sums.sum(0)) / self.count
@@ -128,22 +133,34 @@ class BlockMoments:
         few = [rows for rows in self.few[start::step] if rows is not None]
         return torch.cat(few) if len(few) == len(self.few[start::step]) else None
 
-    def split_half_overlap(self, k: int, center: bool = False) -> float:
-        """Overlap of the k leading eigenvectors of the even blocks with those of the odd ones (1: the same span)."""
-        tops = []
-        for parity in (0, 1):
-            rows = self._rows(parity, 2)
-            if not center and rows is not None and len(rows) >= k:
-                tops.append(torch.linalg.svd(rows, full_matrices=False).Vh[:k].T.cpu())
-                continue
-            count = self.counts[parity::2].sum().clamp(min=1)
+    def split_half_overlap(self, k: int, center: bool = False, floor: float = 0.0) -> tuple[float, int]:
+        """Overlap of the leading eigenvectors of the even blocks with those of the odd ones (1: the same span), and of
+        how many: k, or as many as both halves have eigenvalues above `floor` and above rounding. Any basis would do for
+        the rest, so it says nothing about stability.
+        """
+        halves = [self._leading_half(parity, k, center, floor) for parity in (0, 1)]
+        k = min(k, *(vectors.shape[1] for vectors in halves))
+        return (subspace_overlap(*(vectors[:, :k] for vectors in halves)) if k else 0.0), k
+
+    def _leading_half(self, parity: int, k: int, center: bool, floor: float) -> Tensor:
+        """The k leading eigenvectors of every other block, [D, k] on the CPU; none of those with eigenvalue zero."""
+        count, rows = self.counts[parity::2].sum().clamp(min=1), self._rows(parity, 2)
+        zero = self.means.shape[1] * torch.finfo(torch.float64).eps  # of the trace, before the mean row is taken off
+        if not center and rows is not None and len(rows):
+            _, s, Vh = torch.linalg.svd(rows, full_matrices=False)
+            values, vectors = (s.square() / count).cpu(), Vh.T.cpu()
+            trace = float(values.sum())
+        else:
             half = symmetrise(self.sums[parity::2].sum(0)) / count
+            trace = float(half.diagonal().sum())
             if center:
                 row = self.means[parity::2].sum(0) / count
                 half = half - torch.outer(row, row)
-            half = half / half.diagonal().mean().clamp(min=torch.finfo(torch.float64).tiny)
-            tops.append(leading(half, k, dense=half.is_cuda))
-        return subspace_overlap(tops[0], tops[1])
+            scale = half.diagonal().mean().clamp(min=torch.finfo(torch.float64).tiny)
+            vectors = leading(half / scale, k, dense=half.is_cuda)
+            values = (half @ vectors.to(half) * vectors.to(half)).sum(0).cpu()
+        found: Tensor = vectors[:, : min(k, int((values > max(floor, zero * trace)).sum()))]
+        return found
 
 
 def leading(matrix: Tensor, k: int, dense: bool) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_count
 from biascope.errors import InputError, UnsupportedError
 from biascope.geometry import files
 from biascope.linalg import MarchenkoPastur, effective_rank, marchenko_pastur, principal_angles, subspace_overlap
@@ -17,9 +18,11 @@ from biascope.signatures import checked
 from biascope.tables import facts, grid, number
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NADs:
     """Neural anisotropy directions: eigenvectors of the second moment of the input gradient, leading first.
+
+    Equal (==) only to itself; `overlap` compares directions.
 
     Attributes:
         directions: [k, *input_shape], orthonormal; signs and bases inside repeated eigenvalues are arbitrary.
@@ -34,7 +37,8 @@ class NADs:
         head: "sampled", or "marginal" when the last layer was averaged out in closed form.
         stability: (n_networks, split-half overlap) pairs as networks accumulated; the overlap of the leading
             directions of one half of the networks with those of the other. The whole is better than its halves.
-        stability_k: how many leading directions `stability` is about.
+        stability_k: how many leading directions the last of `stability` is about: fewer than asked for where a half
+            spans fewer.
         fallback: {parameter: why} if the factory had to be called for each network.
         resolved: how many leading directions the eigensolver is certain of; None: all of them.
         center: whether the mean gradient was taken off.
@@ -88,24 +92,37 @@ class NADs:
     def overlap(self, other: NADs | Tensor, k: int) -> float:
         """Mean squared cosine between the spans of the first k directions of both; k / D for random ones.
 
-        `other` may be a tensor [>= k, ...] of directions.
+        `other` may be a tensor of directions, [>= k, *input_shape] or [>= k, D].
         """
         return subspace_overlap(*self._spans(other, k))
 
     @checked
     def principal_angles(self, other: NADs | Tensor, k: int) -> Tensor:
-        """Principal angles [k] in radians, ascending, between the spans of the first k directions of both."""
-        return principal_angles(*self._spans(other, k))
+        """Principal angles [k] in radians, ascending, between the spans of the first k directions of both.
+
+        `other` as in `overlap`; its first k must be linearly independent.
+        """
+        angles = principal_angles(*self._spans(other, k))
+        if len(angles) < k:
+            raise InputError(f"k={k}, but the first {k} directions of other span {len(angles)} dimension(s) only")
+        return angles
 
     def _spans(self, other: NADs | Tensor, k: int) -> tuple[Tensor, Tensor]:
         theirs = other.directions if isinstance(other, NADs) else other
+        if theirs.dim() < 2:
+            raise InputError(
+                f"other has shape {list(theirs.shape)}: directions [>= k, ...] are needed, one as other[None]"
+            )
         for who, directions in (("these", self.directions), ("the other", theirs)):
             if not 1 <= k <= len(directions):
                 raise InputError(f"k={k}, but {who} NADs hold {len(directions)} directions")
-        ours, theirs = self.directions[:k].flatten(1).double(), theirs[:k].flatten(1).double()
-        if ours.shape != theirs.shape:
-            raise InputError(f"inputs of different size: {ours.shape[1]} and {theirs.shape[1]} entries")
-        return ours.T.cpu(), theirs.T.cpu()
+        own, their = self.input_shape, tuple(theirs.shape[1:])
+        if math.prod(own) != math.prod(their):
+            raise InputError(f"inputs of different size: {math.prod(own)} and {math.prod(their)} entries")
+        # a flat list has the order of the other; sides of length 1 do not change it
+        if min(len(own), len(their)) > 1 and [n for n in own if n > 1] != [n for n in their if n > 1]:
+            raise InputError(f"inputs of different shape: {list(own)} and {list(their)}")
+        return self.directions[:k].flatten(1).double().T.cpu(), theirs[:k].flatten(1).double().T.cpu()
 
     @checked
     def effective_rank(self, kind: Literal["entropy", "participation"] = "entropy") -> float:
@@ -165,7 +182,12 @@ class NADs:
 
     @checked
     def plot(self, first: int = 3) -> Any:
-        """The first directions in pixels and in Fourier space, and the spectrum (matplotlib figure)."""
+        """The first directions in pixels and in Fourier space, and the spectrum (matplotlib figure).
+
+        Of several channels the pixels are those of the one with the most energy, which the title names; the Fourier
+        picture is the sum over all of them.
+        """
+        check_count(first, "first")
         from biascope.geometry.figures import plot_nads
 
         return plot_nads(self, first)

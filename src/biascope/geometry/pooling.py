@@ -10,12 +10,13 @@ Everything here is float64 NumPy: the objects are small and the closed forms are
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr
 
+from biascope.arguments import check_number, said
 from biascope.errors import InputError
 from biascope.signatures import checked
 
@@ -69,7 +70,7 @@ def pooling_matrix(prefilter: npt.ArrayLike, S: int) -> Array:
 
 
 def spectral_pooling(x_hat: npt.ArrayLike, m_hat: npt.ArrayLike, S: int) -> npt.NDArray[np.complex128]:
-    """Eq. 1: the unitary DFT [..., M] of the pooled signal from the unitary DFT `x_hat` [..., D] of the signal.
+    """Eq. 1: the unitary DFT [..., M] of the pooled signal from that of the signal, `x_hat` [..., D], and `m_hat` [D].
 
     Example:
         >>> x = np.arange(4.0); z = pooling_matrix(box_prefilter(2, 4), 2) @ x
@@ -77,8 +78,10 @@ def spectral_pooling(x_hat: npt.ArrayLike, m_hat: npt.ArrayLike, S: int) -> npt.
         >>> bool(np.allclose(z_hat, np.fft.fft(z, norm="ortho")))
         True
     """
-    product = np.asarray(m_hat) * np.asarray(x_hat)
-    D = product.shape[-1]
+    x, m = _numbers(x_hat, "x_hat", complex), _numbers(m_hat, "m_hat", complex)
+    if x.ndim < 1 or m.shape != x.shape[-1:]:
+        raise InputError(f"x_hat {list(x.shape)} needs shape [..., D] and m_hat {list(m.shape)} shape [D], D the same")
+    product, D = m * x, m.size
     _check_factor(S, D)
     folded = product.reshape(*product.shape[:-1], S, D // S).sum(-2) / math.sqrt(S)
     return np.asarray(folded, dtype=np.complex128)
@@ -171,7 +174,7 @@ def linear_map_bayes_accuracy(P: npt.ArrayLike, v: npt.ArrayLike, eps: float = 1
         >>> round(linear_map_bayes_accuracy(pooling_matrix(box_prefilter(4, 128), 4), cosine_direction(5, 128)), 4)
         0.8823
     """
-    P, v = np.asarray(P, dtype=np.float64), np.asarray(v, dtype=np.float64).ravel()
+    P, v = _numbers(P, "P"), _numbers(v, "v").ravel()
     if P.ndim != 2 or P.shape[1] != v.size or not abs(np.linalg.norm(v) - 1) <= 1e-6:
         raise InputError(f"P {list(P.shape)} needs shape [M, D] and v {v.size} entries of length 1 (D the same)")
     if not np.isfinite(P).all():
@@ -194,15 +197,27 @@ def curvature_ratio(m_hat: npt.ArrayLike, eps: float, sigma: float) -> Array:
         >>> curvature_ratio([1.0, 0.5], eps=2.0, sigma=1.0)
         array([4., 1.])
     """
-    power = np.abs(np.asarray(m_hat)) ** 2
+    check_number(sigma, "sigma", above=0)
+    power = np.abs(_numbers(m_hat, "m_hat", complex)) ** 2
+    if power.ndim != 1 or not power.max(initial=0.0) > 0:
+        raise InputError(f"m_hat {list(power.shape)} needs shape [D] and an entry that is not zero")
     return np.asarray(eps**2 * power / (sigma**2 * power.max()), dtype=np.float64)
 
 
 def _filter(prefilter: npt.ArrayLike) -> Array:
-    m = np.asarray(prefilter, dtype=np.float64)
+    m = _numbers(prefilter, "prefilter")
     if m.ndim != 1 or not m.size or not np.isfinite(m).all():
         raise InputError(f"the prefilter must be a list [D] of finite numbers, got shape {list(m.shape)}")
     return m
+
+
+def _numbers(values: npt.ArrayLike, name: str, kind: type = float) -> npt.NDArray[Any]:
+    """An array of numbers, or an error that names what cannot be one."""
+    try:
+        return np.asarray(values, dtype=kind)
+    except (TypeError, ValueError, RuntimeError) as error:  # torch says RuntimeError for tensors with gradients
+        hint = ", e.g. box_prefilter(4, 128)" if name == "prefilter" else ""
+        raise InputError(f"{name}={said(values)}: an array of numbers is needed{hint}") from error
 
 
 def _check_signal(eps: float, sigma: float) -> None:

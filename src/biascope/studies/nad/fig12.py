@@ -8,6 +8,7 @@ from typing import Annotated
 
 import numpy as np
 
+from biascope.arguments import check_count
 from biascope.data.bases import random_orthogonal
 from biascope.seeds import derive
 from biascope.studies.estimates import above, difference, spread
@@ -43,6 +44,7 @@ def fig12(
 ) -> StudyResult:
     """Accuracy over random orthonormal directions, beside that over Fourier directions."""
     D = image_size**2
+    check_count(count, "count", least=2)
     random = random_orthogonal(D, seed=derive(run.seed, "basis")).T[:count].reshape(-1, image_size, image_size)
     basis = f.bins(image_size, "re", stride, 0, count, run.seed)
     numbers: dict[str, Estimate] = {}

@@ -5,6 +5,7 @@ from typing import Annotated
 import numpy as np
 import torch
 
+from biascope.errors import InputError
 from biascope.geometry.pooling import box_prefilter, pooling_bayes_accuracy, transfer
 from biascope.studies.estimates import spearman
 from biascope.studies.registry import study
@@ -35,6 +36,12 @@ def fig4a(
     """Bayes accuracy after average pooling, exact and by the paper's closed form."""
     box = box_prefilter(S, D)
     frequencies = list(range(D // 2 + 1))
+    ordinary = np.array([(2 * f) % (D // S) != 0 for f in frequencies])
+    if D % S or ordinary.sum() < 3:
+        raise InputError(
+            f"D = {D}, S = {S}: S must divide D, and leave at least three frequencies that do not alias onto their own "
+            f"conjugates (here {ordinary.sum()}); a longer signal or a smaller pooling factor has more"
+        )
 
     def curves() -> dict[str, Value]:
         return {
@@ -46,7 +53,6 @@ def fig4a(
 
     accuracy = {name: np.asarray(values, dtype=float) for name, values in run.cached("curves", curves).items()}
     exact, gain = accuracy["exact"], np.abs(transfer(box))[: D // 2 + 1]
-    ordinary = np.array([(2 * f) % (D // S) != 0 for f in frequencies])
     zeros = np.isclose(gain, 0.0, atol=1e-12)
     order = spearman(gain[ordinary], exact[ordinary])
     agreement = float(np.abs(accuracy["real"] - exact)[ordinary].max())

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from biascope.data.fourier import FourierBasis, Part, dft_basis, frequency_map
+from biascope.errors import InputError
 from biascope.seeds import derive
 from biascope.studies.nad.directional import Array
 from biascope.studies.result import Estimate, HeatMap
@@ -35,7 +36,17 @@ def bins(side: int, part: Literal["re", "im"], stride: int, window: int, sample:
         >>> len(bins(32, "re", 2, 0, 0, 0)), len(bins(32, "im", 2, 0, 0, 0))
         (130, 126)
     """
+    if stride < 1 or sample < 0 or not 0 <= window <= side:
+        raise InputError(
+            f"stride = {stride}, window = {window}, sample = {sample}: the stride counts from 1, the window from 1 to "
+            f"the {side} frequencies of a side (0: all), the sample from 1 (0: all)"
+        )
     basis = dft_basis((side, side)).part(part).stride(stride).lowest(window or side)
+    if not len(basis):
+        raise InputError(
+            f'stride = {stride}, window = {window}: no bin of {side} x {side} pixels with an "{part}" vector is left; '
+            "choose a smaller stride or a larger window"
+        )
     if not sample or sample >= len(basis):
         return basis
     other, rng = partners(basis), np.random.default_rng(derive(seed, "bins"))
