@@ -32,6 +32,8 @@ def on_files(files: Files, config: Any) -> Files:
     text = text.replace("](reproductions/", "](../reproductions/")
     filters = "The same with filters by verdict and words: [ledger](../reproductions/ledger.html).\n\n"
     text = WIDE + text.replace("A claim counts", filters + "A claim counts", 1)
+    for stub in [file for file in files if file.src_uri == "reference/ledger.md"]:
+        files.remove(stub)  # which points to the ledger in the repository
     files.append(File.generated(config, "reference/ledger.md", content=text))
     for path in sorted(RUNS.rglob("*")) if RUNS.is_dir() else []:
         if path.is_file() and path.suffix in {".html", ".css", ".js", ".png", ".json"}:

@@ -104,7 +104,7 @@ def test_help_of_run_shows_the_studys_options(capsys: pytest.CaptureFixture[str]
         (["run", "nad/fig4a", "--D", "0"], "stopped before it began; nothing is lost with runs/nad-fig4a-smoke"),
         (["run", "nad/fig4a", "--set", "sigma"], "--set 'sigma' should read key=value"),
         (["run", "nad/fig4a", "stray"], "did not understand 'stray'"),
-        (["run", "nad/fig4a", "--D", "30"], "S=4 must divide the signal length D=30"),
+        (["run", "nad/fig4a", "--D", "30"], "D = 30, S = 4: S must divide D"),
         (["run", "--resume", "nowhere"], "nowhere is not a folder"),
         (["card", "lenat"], "did you mean lenet"),
         (["card", "lenet", "--input", "3,a"], "--input '3,a' should be the shape"),
@@ -248,6 +248,93 @@ def test_an_interrupt_that_makes_clean_up_fail_is_an_interrupt(
     monkeypatch.setattr("biascope.cli.run_study.execute", broken)
     with pytest.raises(RuntimeError, match="something else"):
         run(["run", "nad/fig4b", "--size", "smoke", "--out", str(tmp_path / "s")])
+
+
+MINE = """
+from torch import nn
+def net(): return nn.Sequential(nn.Flatten(), nn.Linear(256, 2))
+def one(): return nn.Sequential(nn.Flatten(), nn.Linear(256, 1))
+def wrong():
+    raise ValueError("no checkpoint")
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--net", "mine.py:wrong"], "ValueError: no checkpoint (line 6 of mine.py: raise ValueError"),
+        (["--net", "mine.py:one"], "mine.py:one gives 1 output; this study needs 2 logits"),
+        (["--net", "mine.py:net", "--width", "16"], "width = 16 is for networks of the registry"),
+    ],
+)
+def test_a_failed_start_says_why_and_leaves_no_folder(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "runs" / "nad-fig1-smoke").mkdir(parents=True)  # another run: not touched
+    (tmp_path / "there").mkdir()
+    assert run(["run", "nad/fig1", *options]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert "nothing is lost with runs/nad-fig1-smoke-2, which was removed" in error
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["nad-fig1-smoke"]
+    assert run(["run", "nad/fig1", *options, "--out", "there"]) == 1  # was there before: stays
+    assert "removed" not in capsys.readouterr().err
+    assert (tmp_path / "there" / "config.json").exists()
+    assert run(["run", "--resume", "there"]) == 1
+    assert "removed" not in capsys.readouterr().err
+    assert (tmp_path / "there" / "config.json").exists()
+
+
+def test_a_run_that_stored_something_stays(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def breaks(started: Run) -> None:
+        started.log(step=1)
+        raise InputError("in the middle")
+
+    monkeypatch.setattr("biascope.cli.run_study.execute", breaks)
+    assert run(["run", "nad/fig4b", "--out", "r"]) == 1
+    assert "it goes on by: biascope run --resume r" in capsys.readouterr().err
+    assert Run.open(tmp_path / "r").metrics()
+
+
+def test_an_own_network_that_changed_is_not_mixed_in(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    few = ["--first", "4", "--chunk", "2", "--n", "32", "--epochs", "1", "--control", "false"]
+    assert run(["run", "nad/fig1", "--net", "mine.py:net", *few, "--out", "r"]) == 0
+    for name in ("result.json", "arrays/mine.py%3Anet 2.safetensors"):  # as if it had been stopped in the middle
+        (tmp_path / "r" / name).unlink()
+    (tmp_path / "mine.py").write_text(MINE.replace("256, 2", "256, 3"))
+    assert run(["run", "--resume", "r"]) == 1
+    assert "mine.py:net builds another network than when the run began" in capsys.readouterr().err
+    (tmp_path / "mine.py").write_text(MINE)
+    assert run(["run", "--resume", "r"]) == 0
+
+
+def test_help_says_that_own_networks_are_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["list", "nad/fig1"]) == 0
+    assert "module:factory" in capsys.readouterr().out
+
+
+def test_a_damaged_configuration_comes_with_a_way_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", "nad/fig4a", "--out", "r"]) == 0
+    stored = Path("r/config.json")
+    for text in ("{", json.dumps({**json.loads(stored.read_text()), "options": []})):
+        stored.write_text(text)
+        assert run(["run", "--resume", "r"]) == 1
+        error = capsys.readouterr().err
+        assert "config.json" in error
+        assert "or start a new run" in error
+
+
+def test_a_place_where_no_run_can_be_made_says_what_to_do(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "runs").touch()  # a file
+    assert run(["run", "nad/fig4a"]) == 1
+    error = capsys.readouterr().err
+    assert "cannot begin a run in runs/nad-fig4a-smoke: Not a directory" in error
+    assert "choose another folder (--out FOLDER)" in error
+    assert "resume" not in error
 
 
 def test_nets_and_data(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

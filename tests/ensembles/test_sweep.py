@@ -47,8 +47,46 @@ def test_damaged_and_impossible(tmp_path: Path) -> None:
         sweep(lambda **job: {"ok": 1}, JOBS[:1], tmp_path)
     with pytest.raises(InputError, match="plain values"):
         sweep(lambda **job: {}, [{"n": object()}], tmp_path)
-    with pytest.raises(InputError, match="outcome"):
+    with pytest.raises(BiascopeError, match="outcome must hold tensors and plain values"):
         sweep(lambda **job: {"bad": object()}, [{"n": 9}], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (4, "the function returned int; it must return a dict"),
+        (None, "the function returned NoneType"),
+        ({"v": object()}, "the outcome must hold tensors and plain values only"),
+        ({"v": torch.ones(2).to_sparse()}, "its outcome cannot be written"),
+        ({1: torch.ones(2)}, "its outcome cannot be written"),
+    ],
+)
+def test_an_outcome_that_cannot_be_kept_is_a_failure_of_its_job(bad: object, said: str, tmp_path: Path) -> None:
+    def work(n: int, name: str) -> dict[str, object]:
+        return bad if n == 1 else {"n": n}  # type: ignore[return-value]
+
+    with pytest.raises(BiascopeError, match=rf'1 of 4 jobs failed.*\n.*"n": 1.*{said}'):
+        sweep(work, JOBS, tmp_path)
+    assert finished(JOBS, tmp_path) == [JOBS[0], *JOBS[2:]]
+    assert [o["n"] for o in sweep(lambda n, name: {"n": n}, JOBS, tmp_path)] == [0, 1, 2, 3]
+
+
+def test_a_disk_that_takes_nothing_stops_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every further job would be computed for nothing."""
+    calls: list[int] = []
+
+    def work(n: int, name: str) -> dict[str, object]:
+        calls.append(n)
+        if n == 1:
+            monkeypatch.setattr("biascope.files.os.replace", full)
+        return {"n": n}
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(BiascopeError, match="No space left on device"):
+        sweep(work, JOBS, tmp_path)
+    assert calls == [0, 1]
 
 
 def test_same_job_twice_is_computed_once(tmp_path: Path) -> None:

@@ -76,6 +76,51 @@ def test_architecture() -> None:
         architecture("logreg", 16, width=4)
 
 
+OWN = """
+from torch import nn
+def net(outputs=2): return nn.Sequential(nn.Flatten(), nn.Linear(16, outputs))
+def one(): return net(1)
+def images(): return nn.Sequential(nn.Flatten(), nn.Linear(48, 10))
+def wrong():
+    size = 25
+    raise ValueError("no checkpoint")
+def leaves(): raise SystemExit(3)
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    (tmp_path / "mine.py").write_text(OWN)
+    return f"{tmp_path / 'mine.py'}"
+
+
+def test_an_own_network_is_tried_out(mine: str) -> None:
+    state = torch.get_rng_state()
+    factory = architecture(f"{mine}:net", 4)
+    assert torch.equal(state, torch.get_rng_state())
+    assert factory()(torch.zeros(3, 1, 4, 4)).shape == (3, 2)
+    assert architecture(f"{mine}:images", 4, channels=3, outputs=10)()(torch.zeros(3, 3, 4, 4)).shape == (3, 10)
+    assert architecture(f"{mine}:one", 4, outputs=1)()(torch.zeros(3, 1, 4, 4)).shape == (3, 1)
+    with pytest.raises(InputError, match=r"mine\.py:one gives 1 output; this study needs 2 logits"):
+        architecture(f"{mine}:one", 4)
+    with pytest.raises(InputError, match=r"mine\.py:net gives 2 outputs; this study needs 10 logits"):
+        architecture(f"{mine}:net", 4, outputs=10)
+    with pytest.raises(InputError, match=r"cannot take an input \[1, 1, 8, 8\]"):
+        architecture(f"{mine}:net", 8)
+
+
+def test_width_is_not_for_own_networks(mine: str) -> None:
+    with pytest.raises(InputError, match=r"width = 16 is for networks of the registry, and .*mine\.py:net would not"):
+        architecture(f"{mine}:net", 4, width=16)
+
+
+def test_errors_of_an_own_factory_name_its_line(mine: str) -> None:
+    with pytest.raises(InputError, match=r"no checkpoint \(line 8 of mine\.py: raise ValueError"):
+        architecture(f"{mine}:wrong", 4)
+    with pytest.raises(InputError, match=r"mine\.py:leaves ended the program \(exit 3\)"):
+        architecture(f"{mine}:leaves", 4)
+
+
 def test_precision() -> None:
     assert resolve_precision("bf16", "cpu", False) == "float32"
     assert resolve_precision("auto", "cuda", True) == "tf32"

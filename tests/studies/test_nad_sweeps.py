@@ -47,11 +47,37 @@ def start_with(tmp_path: Path) -> Callable[..., StudyResult]:
 
 def test_maps_of_logistic_regression_are_perfect(start: Start) -> None:
     run, result = start("nad/fig1", net="logreg", window=0)
-    assert result.verdict == "confirmed", result.measured
+    assert result.verdict == "not tested"  # the claim is about convolutional networks
+    assert "as a control, which needs 0.99 on every bin, it holds: 1.0000" in result.measured
+    assert "not tested by logreg" in result.measured
     assert len(run.load_arrays("map")["test"]) == 34
     assert result.numbers["mean test accuracy"].value > 0.99
     (chart,) = result.figures
     assert len(chart.z) == 8  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("net", "worst", "fate"), [("mlp", 1.0, "holds"), ("mlp", 0.9, "fails"), ("logreg", 0.9, "fails")]
+)
+def test_a_control_tests_nothing_of_convolutional_networks(tmp_path: Path, net: str, worst: float, fate: str) -> None:
+    options = {"net": net, "window": 0, "control": False}
+    run = Run.create(tmp_path / "run", configure("nad/fig1", "smoke", overrides=options))
+    test = torch.cat([torch.ones(33), torch.tensor([worst])])
+    run.cached(f"{net} 0", lambda: {"test": test, "train": test, "engine": "loop"})
+    result = execute(run)
+    assert result.verdict == "not tested"
+    assert f"it {fate}: {worst:.4f} on its worst one" in result.measured
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_a_correlation_that_is_no_number_is_not_told(tmp_path: Path, alike: bool) -> None:
+    """Where all bins are learnt alike, transposed ones correlate by nothing."""
+    run = Run.create(tmp_path / "run", configure("nad/fig1", "smoke", overrides={"window": 0, "control": False}))
+    test = torch.ones(34) if alike else torch.linspace(0.5, 1.0, 34)
+    run.cached("lenet 0", lambda: {"test": test, "train": test, "engine": "loop"})
+    measured = execute(run).measured
+    assert "nan" not in measured
+    assert ("Transposed bins correlate" in measured) == (not alike)
 
 
 def test_a_map_cut_short_is_the_beginning_of_the_whole_one(start: Start) -> None:

@@ -3,18 +3,23 @@
 import dataclasses
 import importlib
 import math
+import random
 import re
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
+import torch
 
 from biascope.errors import CorruptError, InputError, near
+from biascope.files import read_json, write_json
 from biascope.studies import Chart, Estimate, Run, Series, StudyResult, configure, execute, find, load_result, studies
 from biascope.studies import registry as registry_module
 from biascope.studies.options import arguments, convert, merge, options_of
+from biascope.studies.own_networks import fingerprint
 from biascope.studies.registry import discover, study
+from biascope.studies.runs import NETWORKS
 
 SIZES: dict[str, dict[str, object]] = {"smoke": {"n": 2}, "laptop": {}, "paper": {"n": 100}}
 
@@ -134,6 +139,104 @@ def test_execute_writes_the_result(registered: None, tmp_path: Path) -> None:
     assert raw["seconds"] >= 0
 
 
+BEGAN = "from torch import nn\ndef net(): return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU())\n"
+
+
+def stops(run: Run, *, net: str = "lenet", nets: tuple[str, ...] = (), reuse: str = "") -> StudyResult:
+    """Stores one part of two and fails."""
+    if run.arrays():
+        return StudyResult("not tested", "claim", net)
+    run.cached("first", lambda: {"x": 1})
+    raise InputError("stopped")
+
+
+@pytest.fixture
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run of an own network that has stored its first part."""
+    monkeypatch.setattr(registry_module, "_STUDIES", studies())
+    sizes: dict[str, dict[str, object]] = {"smoke": {}, "laptop": {}, "paper": {}}
+    study("nad/stops", paper="nad", figure="99", claim="claim", sizes=sizes)(stops)
+    (tmp_path / "mine.py").write_text(BEGAN)
+    options = {"net": f"{tmp_path / 'mine.py'}:net", "nets": "lenet", "reuse": "no_module:at_all"}
+    run = Run.create(tmp_path / "r", configure("nad/stops", overrides=options))
+    with pytest.raises(InputError, match="stopped"):
+        execute(run)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("8, 3)", "1, 3)", r"0\.weight was a parameter float32 \[8, 1, 3, 3\] and is a .* \[1, 1, 3, 3\]"),
+        ("nn.ReLU()", "nn.BatchNorm2d(8)", r"1\.weight is new, parameter float32 \[8\]"),
+        ("nn.ReLU()", "nn.Tanh()", "the same parameters in other layers"),
+        ("net(): return", "net(): nn.Linear(1, 1); return", "other initial values"),
+        ("nn.ReLU())", "nn.ReLU()).requires_grad_(False)", "is a frozen parameter"),
+        ("nn.Conv2d(1, 8, 3), ", "", "no parameters"),
+    ],
+)
+def test_a_run_goes_on_with_the_network_it_began_with(begun: Run, old: str, new: str, said: str) -> None:
+    script = begun.path.parent / "mine.py"
+    script.write_text(BEGAN.replace(old, new))
+    with pytest.raises(InputError, match=said) as refused:
+        execute(Run.resume(begun.path))
+    if "no parameters" not in said:
+        assert "mine.py:net builds another network than when the run began (" in str(refused.value)
+        assert "put it back or start a new run" in str(refused.value)
+    script.write_text(BEGAN)
+    assert execute(Run.resume(begun.path)).verdict == "not tested"
+
+
+def test_a_changed_source_of_the_same_network_is_a_warning(begun: Run) -> None:
+    (begun.path.parent / "mine.py").write_text(BEGAN + "# a note\n")
+    with pytest.warns(UserWarning, match=r"the file of .*mine\.py:net is another than when .* began"):
+        execute(Run.resume(begun.path))
+
+
+def test_other_initial_values_of_another_torch_are_a_warning(begun: Run) -> None:
+    """The same seed can give other numbers there: the network need not be another."""
+    stored = read_json(begun.path / NETWORKS)
+    spec = next(iter(stored["networks"]))
+    assert list(stored["networks"]) == [spec]  # what names no network of one's own is not noted
+    stored["networks"][spec]["values"] += 1
+    write_json(begun.path / NETWORKS, stored)
+    with pytest.raises(InputError, match="other initial values"):
+        execute(Run.resume(begun.path))
+    write_json(begun.path / NETWORKS, {**stored, "made_with": {"torch": "1.0", "processor": "another"}})
+    with pytest.warns(UserWarning, match="with another torch or processor"):
+        execute(Run.resume(begun.path))
+
+
+def test_runs_without_a_note_of_their_networks_go_on(begun: Run) -> None:
+    (begun.path / NETWORKS).unlink()
+    (begun.path.parent / "mine.py").write_text(BEGAN.replace("8, 3)", "1, 3)"))
+    assert execute(Run.resume(begun.path)).verdict == "not tested"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"networks": {"a:b": {"tensors": 3}}}'])
+def test_a_damaged_note_of_networks_comes_with_a_way_out(begun: Run, text: str) -> None:
+    (begun.path / NETWORKS).write_text(text)
+    with pytest.raises(CorruptError, match=r"networks\.json .*delete it and resume"):
+        execute(Run.resume(begun.path))
+
+
+def test_a_run_that_stored_nothing_may_begin_with_another_network(begun: Run) -> None:
+    for file in (begun.path / "arrays").iterdir():
+        file.unlink()
+    (begun.path.parent / "mine.py").write_text(BEGAN.replace("8, 3)", "1, 3)"))
+    with pytest.raises(InputError, match="stopped"):
+        execute(Run.resume(begun.path))
+    assert execute(Run.resume(begun.path)).verdict == "not tested"
+
+
+def test_a_fingerprint_leaves_random_states_alone(begun: Run) -> None:
+    states = torch.get_rng_state(), random.getstate()
+    spec = f"{begun.path.parent / 'mine.py'}:net"
+    assert fingerprint(spec) == fingerprint(spec)
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1] == random.getstate()
+
+
 def test_unknown_study_and_device() -> None:
     with pytest.raises(InputError, match="no study is called 'nad/fig4'; did you mean nad/fig4"):
         find("nad/fig4")
@@ -187,6 +290,13 @@ def test_results_survive_json() -> None:
         StudyResult("maybe", "c", "m")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="series 's': lengths differ"):
         Series.of("s", [1], [1, 2])
+
+
+def test_figures_named_after_an_own_network_can_be_files() -> None:
+    charts = [Chart(name, "t", "x", "y", (), alt="a") for name in ("sweep-a/b.py:cnn", "sweep-lenet_1.5")]
+    result = StudyResult("confirmed", "c", "m", {}, tuple(charts))
+    assert [chart.name for chart in result.figures] == ["sweep-a-b.py-cnn", "sweep-lenet_1.5"]
+    assert StudyResult.from_json(result.to_json()) == result
 
 
 def test_estimates_show_their_errors() -> None:

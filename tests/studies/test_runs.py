@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -104,6 +105,69 @@ def test_a_corrupt_file_is_named(tmp_path: Path, name: str, content: str | None)
         (run.path / name).write_text(content)
     with pytest.raises(CorruptError, match=name):
         Run.open(run.path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "way"),
+    [
+        (MARKER, "{", 'write {"format": 1} into it'),
+        ("config.json", "{", "environment.json holds the command"),
+        ("config.json", "[1]", "or start a new run"),
+        ("config.json", None, "put it back from a copy"),
+        ("environment.json", "{", "write {} into it"),
+        ("metrics.jsonl", '{"a": 1}\nbroken\n', "delete that line, or the file, and go on"),
+    ],
+)
+def test_a_damaged_file_comes_with_a_way_out(tmp_path: Path, name: str, content: str | None, way: str) -> None:
+    run = make(tmp_path)
+    whole = (run.path / name).read_text() if name != "metrics.jsonl" else ""
+    if content is None:
+        (run.path / name).unlink()
+    else:
+        (run.path / name).write_text(content)
+    with pytest.raises(CorruptError, match=f"{re.escape(name)}.*{re.escape(way)}"):
+        Run.open(run.path)
+    mended = {MARKER: '{"format": 1}', "environment.json": "{}"}.get(name, whole)  # the ways out lead out
+    (run.path / name).write_text(mended)
+    assert Run.resume(run.path, CONFIG).config == CONFIG
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("where", ["mkdir", "write"])
+def test_a_folder_that_cannot_be_filled_has_nothing_to_resume(
+    where: str, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if there:
+        (tmp_path / "run").mkdir()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(*{"mkdir": (Path, "mkdir"), "write": (files.os, "replace")}[where], refuse)
+    with pytest.raises(BiascopeError, match=r"cannot begin a run in .*run: Read-only file system") as refused:
+        make(tmp_path)
+    assert "choose another folder (--out FOLDER)" in str(refused.value)
+    assert "resume" not in str(refused.value)
+    assert "intact" not in str(refused.value)
+    assert (tmp_path / "run").exists() == there
+    monkeypatch.undo()
+    assert make(tmp_path).bare  # nothing is in the way
+
+
+def test_only_a_bare_folder_is_discarded(tmp_path: Path) -> None:
+    for number, keep in enumerate(
+        ["arrays/x.safetensors", "metrics.jsonl", "figures/a.png", "notes.txt", "result.json"]
+    ):
+        run = Run.create(tmp_path / str(number), CONFIG)
+        (run.path / keep).touch()
+        before = sorted(run.path.rglob("*"))
+        assert not run.bare
+        assert not run.discard()
+        assert sorted(run.path.rglob("*")) == before
+    run = make(tmp_path)
+    assert run.bare
+    assert run.discard()
+    assert not run.path.exists()
 
 
 @pytest.mark.parametrize("name", [MARKER, "config.json", "environment.json", "metrics.jsonl"])

@@ -1,6 +1,7 @@
 """`biascope run`: make or resume a run folder, execute the study, write its page."""
 
 import difflib
+import os
 import shlex
 import sys
 from collections.abc import Iterable
@@ -18,6 +19,7 @@ from biascope.errors import BiascopeError, CorruptError, InputError, Unsupported
 from biascope.functional import device_of
 from biascope.studies import Run, configure, execute, find, load_result
 from biascope.studies.replication import beside
+from biascope.studies.runs import way_out
 
 # options of the study itself (--sigma 3) are not known here: they arrive as extra arguments
 OPTIONS = ("size", "seed", "out", "resume", "like", "device", "set")  # those of every study
@@ -60,6 +62,7 @@ def run_study(
         if resume is not None:
             raise InputError("--like starts a new run and --resume goes on with one: give one of them")
         name, asked, overrides = _again(like, name, asked, overrides)
+    new = resume is None and (out is None or not os.path.exists(out))  # a folder that this command makes
     run = _resumed(resume, name, asked, overrides) if resume else _started(str(name), out, asked, overrides)
     try:
         if run.finished:
@@ -73,17 +76,21 @@ def run_study(
     except KeyboardInterrupt:
         print(f"\ninterrupted; go on with: {_resume_command(run)}", file=sys.stderr)
         raise typer.Exit(130) from None
-    except CorruptError:
-        damaged = run.path / "result.json"  # resuming alone would stop at the same place for ever
-        if damaged.exists():
-            print(f"delete {damaged}, then make it again from what is stored: {_resume_command(run)}", file=sys.stderr)
+    except Exception as error:
+        _say_how_to_go_on(run, error, new)
         raise
-    except BiascopeError:
-        if run.arrays() or run.metrics():
-            print(f"the run stopped; with the same options it goes on by: {_resume_command(run)}", file=sys.stderr)
-        else:  # refused before anything was measured
-            print(f"the run stopped before it began; nothing is lost with {run.path}", file=sys.stderr)
-        raise
+
+
+def _say_how_to_go_on(run: Run, error: Exception, new: bool) -> None:
+    """One line about a run that stopped; a new folder in which nothing was stored is removed."""
+    damaged = run.path / "result.json"
+    if isinstance(error, CorruptError) and damaged.exists():  # resuming alone would stop at the same place for ever
+        print(f"delete {damaged}, then make it again from what is stored: {_resume_command(run)}", file=sys.stderr)
+    elif run.bare:  # refused before anything was measured
+        gone = ", which was removed" if new and run.discard() else ""
+        print(f"the run stopped before it began; nothing is lost with {run.path}{gone}", file=sys.stderr)
+    elif isinstance(error, BiascopeError) and not isinstance(error, CorruptError):
+        print(f"the run stopped; with the same options it goes on by: {_resume_command(run)}", file=sys.stderr)
 
 
 def study_options(arguments: list[str]) -> dict[str, str]:
@@ -132,7 +139,7 @@ def _refuse_misspelt(overrides: Iterable[str], name: str) -> None:
 def _free_folder(name: str) -> Path:
     """runs/NAME, or runs/NAME-2, ... if that is taken."""
     path, count = Path("runs") / name, 1
-    while path.exists():
+    while os.path.exists(path):  # Path.exists raises where a folder may not be entered; making the run explains it
         count += 1
         path = Path("runs") / f"{name}-{count}"
     return path
@@ -156,7 +163,9 @@ def _resumed(path: Path, name: str | None, asked: dict[str, Any], overrides: dic
     """Whatever is said again on the command line must be what the folder was started with."""
     from biascope.reports.study_page import check_config
 
-    stored = check_config(Run.open(path)).config
+    opened = Run.open(path)
+    with way_out(opened.path / "config.json"):
+        stored = check_config(opened).config
     study = name or str(stored.get("study"))
     options: dict[str, Any] = {**stored.get("options", {}), **overrides}
     again: dict[str, Any] = {key: stored[key] for key in ("size", "seed", "device") if key in stored}

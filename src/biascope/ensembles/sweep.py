@@ -28,8 +28,9 @@ Outcome = dict[str, Any]  # tensors and plain values by name
 def sweep(function: Callable[..., Mapping[str, Any]], jobs: Sequence[Job], folder: str | Path) -> list[Outcome]:
     """Call `function(**job)` for every job that has no file in `folder` yet; returns all outcomes in order.
 
-    A job that fails does not stop the others; at the end the failures are raised together, by job. Two processes may
-    work on the same folder: at worst a job is computed twice, and both write the same file.
+    A job that fails does not stop the others, nor does an outcome that is not a dict or cannot be written; at the end
+    the failures are raised together, by job. A disk that takes no more stops the sweep. Two processes may work on the
+    same folder: at worst a job is computed twice, and both write the same file.
 
     Args:
         function: returns a dict of tensors and plain values (numbers, strings, lists).
@@ -52,12 +53,18 @@ def sweep(function: Callable[..., Mapping[str, Any]], jobs: Sequence[Job], folde
     cause: Exception | None = None
     for job, path in progress(waiting, "jobs", total=len(waiting)):
         try:
-            outcome = function(**job)
+            contents = _contents(job, function(**job))
         except Exception as error:  # KeyboardInterrupt passes through: what is finished is on disk
             failures.append(f"{_key(job)}: {type(error).__name__}: {error}")
             cause = error
             continue
-        _write(path, job, outcome)
+        try:
+            write_tensors(path, *contents)
+        except BiascopeError:
+            raise  # the disk, not the job: all others would be computed for nothing
+        except Exception as error:  # what safetensors does not take: sparse tensors, names that are no text
+            failures.append(f"{_key(job)}: its outcome cannot be written: {type(error).__name__}: {error}")
+            cause = error
     if failures:
         listed = "\n  ".join(failures)
         raise BiascopeError(
@@ -88,14 +95,19 @@ def _path(folder: Path, job: Job) -> Path:
     return folder / f"{hashlib.sha256(_key(job).encode()).hexdigest()[:20]}.safetensors"
 
 
-def _write(path: Path, job: Job, outcome: Mapping[str, Any]) -> None:
+def _contents(job: Job, outcome: object) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What goes into the file of a job: tensors, and texts for its header."""
+    if not isinstance(outcome, Mapping):
+        raise InputError(
+            f"the function returned {type(outcome).__name__}; it must return a dict of tensors and plain values"
+        )
     tensors = {name: v for name, v in outcome.items() if isinstance(v, Tensor)}
     plain = {name: value for name, value in outcome.items() if not isinstance(value, Tensor)}
     try:
         metadata = {"job": _key(job), "values": json.dumps(plain)}
     except TypeError as error:
-        raise InputError(f"the outcome of {_key(job)} must hold tensors and plain values only: {error}") from error
-    write_tensors(path, tensors or {"": torch.empty(0, device="cpu")}, metadata)
+        raise InputError(f"the outcome must hold tensors and plain values only: {error}") from error
+    return tensors or {"": torch.empty(0, device="cpu")}, metadata
 
 
 def _read(path: Path) -> Outcome:

@@ -20,6 +20,7 @@ from biascope import files
 from biascope.errors import InputError, near
 from biascope.functional import device_of
 from biascope.studies.options import Option, arguments, merge, options_of
+from biascope.studies.own_networks import watch_networks
 from biascope.studies.result import StudyResult
 from biascope.studies.runs import Run
 
@@ -181,6 +182,8 @@ def configure(
 def execute(run: Run) -> StudyResult:
     """Run the study a folder was made for (or go on with it) and write `result.json`.
 
+    A run goes on with the networks it began with: own ones (`module:factory`) that build something else are refused.
+
     Example:
         >>> import tempfile
         >>> execute(Run.create(Path(tempfile.mkdtemp()) / "r", configure("nad/fig4a"))).verdict
@@ -191,6 +194,7 @@ def execute(run: Run) -> StudyResult:
     resumed = bool(run.arrays() or run.metrics())
     begin = time.perf_counter()
     values = merge(found.options, run.config.get("options", {}))
+    watch_networks(run, values)
     result = found.function(run, **arguments(found.function, values))
     if not isinstance(result, StudyResult):
         raise InputError(f"study {found.name!r} returned {type(result).__name__}, not a StudyResult")

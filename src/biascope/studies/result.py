@@ -5,8 +5,9 @@ Charts are data, not drawings: `reports/` draws them for print and for pages, an
 
 import html
 import math
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, cast, get_args
 
 from biascope.errors import CorruptError, InputError
@@ -216,6 +217,9 @@ class StudyResult:
     def __post_init__(self) -> None:
         if self.verdict not in get_args(Verdict):
             raise InputError(f"verdict {self.verdict!r} is not one of {', '.join(get_args(Verdict))}")
+        # figures become files: where a name holds that of an own network (script.py:factory), it is made fit for one
+        fit = tuple(replace(chart, name=re.sub(r"[^\w.-]+", "-", chart.name)) for chart in self.figures)
+        object.__setattr__(self, "figures", fit)
 
     def _repr_html_(self) -> str:
         """The verdict, the claim and the numbers, for notebooks."""

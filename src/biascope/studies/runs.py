@@ -3,6 +3,7 @@
 biascope-run.json   marks the folder and its format version
 config.json         what was asked for; a resumed run must ask for the same
 environment.json    versions, device, git state, seed, command line, start time
+networks.json       what the user's own networks look like, where options name some
 metrics.jsonl       one line per `run.log(...)`, on disk as soon as the call returns
 arrays/             one safetensors file per `run.save_arrays(...)` or `run.cached(...)`
 result.json         the verdict, once the study has finished
@@ -13,7 +14,8 @@ index.html          the page
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,11 +26,21 @@ import numpy as np
 import torch
 
 from biascope import files
-from biascope.errors import CorruptError, InputError
+from biascope.errors import BiascopeError, CorruptError, InputError
 from biascope.studies import environment
 
 FORMAT = 1
 MARKER = "biascope-run.json"
+NETWORKS = "networks.json"
+NAMED = ("config.json", "environment.json", NETWORKS, MARKER)  # what a run that has stored nothing may hold,
+FOLDERS = ("arrays", "figures")  # beside these, which are empty then
+WAYS_OUT = {  # of a file that is damaged or missing
+    MARKER: f'if all else is there, write {{"format": {FORMAT}}} into it',
+    "config.json": "put it back from a copy (a run of the same command into another folder has the same; "
+    "environment.json holds the command), or start a new run",
+    "environment.json": "put it back from a copy, or write {} into it: no result depends on it",
+    "metrics.jsonl": "delete that line, or the file, and go on: results rest on arrays/, which stay as they are",
+}
 Scalar: TypeAlias = bool | int | float | str | None
 Value: TypeAlias = torch.Tensor | Scalar
 
@@ -56,17 +68,22 @@ class Run:
     def create(cls, path: str | Path, config: Mapping[str, Any]) -> "Run":
         """Make a new run folder; the path must not exist yet, or be an empty folder."""
         path = Path(path)
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            hint = f"resume it with `biascope run --resume {path}`, or " if (path / MARKER).exists() else ""
-            raise InputError(f"{path} exists already: {hint}choose another folder")
         kept: dict[str, Any] = json.loads(_json("the configuration", dict(config)))  # what a reader will get back
         described = environment.describe(kept.get("device", "cpu"), kept.get("seed"))
-        for folder in ("arrays", "figures"):
-            with files.explain_write_errors(path):
-                (path / folder).mkdir(parents=True, exist_ok=True)
-        files.write_json(path / "config.json", kept)
-        files.write_json(path / "environment.json", described)
-        files.write_json(path / MARKER, {"format": FORMAT})  # last: a folder with the marker is whole
+        with _beginning(path):
+            there = path.exists()
+            if there and (not path.is_dir() or any(path.iterdir())):
+                hint = f"resume it with `biascope run --resume {path}`, or " if (path / MARKER).exists() else ""
+                raise InputError(f"{path} exists already: {hint}choose another folder")
+            try:
+                for folder in FOLDERS:
+                    (path / folder).mkdir(parents=True, exist_ok=True)
+                files.write_json(path / "config.json", kept)
+                files.write_json(path / "environment.json", described)
+                files.write_json(path / MARKER, {"format": FORMAT})  # last: a folder with the marker is whole
+            except BaseException:
+                _clear(path, itself=not there)  # half a folder would be in the way of the next try
+                raise
         return cls(path, kept, described)
 
     @classmethod
@@ -79,15 +96,15 @@ class Run:
             marked = (path / MARKER).exists()
         if not marked:
             raise CorruptError(f"{path} is not a biascope run folder: it has no {MARKER}")
-        marker = files.read_json(path / MARKER)
+        marker = _read_json(path / MARKER)
         if not isinstance(marker, dict) or marker.get("format") != FORMAT:
             found = marker.get("format") if isinstance(marker, dict) else marker
             raise CorruptError(f"{path / MARKER}: format {found!r}, this version of biascope reads format {FORMAT}")
         parts = {}
         for name in ("config.json", "environment.json"):
-            parts[name] = files.read_json(path / name)
+            parts[name] = _read_json(path / name)
             if not isinstance(parts[name], dict):
-                raise CorruptError(f"{path / name} should hold a JSON object")
+                raise CorruptError(f"{path / name} should hold a JSON object; {WAYS_OUT[name]}")
         run = cls(path, parts["config.json"], parts["environment.json"])
         run.metrics()  # a damaged line is reported now, not after hours
         return run
@@ -120,6 +137,23 @@ class Run:
         """Whether the study has written its result."""
         return (self.path / "result.json").exists()
 
+    @property
+    def bare(self) -> bool:
+        """Whether the folder holds nothing but what the run was made with: no array, line, figure or result."""
+        held = {file.relative_to(self.path).as_posix() for file in self.path.rglob("*")}
+        return held <= {*NAMED, *FOLDERS}
+
+    def discard(self) -> bool:
+        """Remove the folder if it is bare, and never anything else; whether that was done.
+
+        Example:
+            >>> import tempfile
+            >>> run = Run.create(Path(tempfile.mkdtemp()) / "r", {"seed": 0})
+            >>> run.discard(), run.path.exists()
+            (True, False)
+        """
+        return self.bare and _clear(self.path, itself=True)
+
     # ---- metrics ----
 
     def log(self, **metrics: Value) -> None:
@@ -129,7 +163,9 @@ class Run:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Every whole line of `metrics.jsonl`."""
-        return files.read_lines(self.path / "metrics.jsonl")
+        path = self.path / "metrics.jsonl"
+        with way_out(path):
+            return files.read_lines(path)
 
     # ---- arrays ----
 
@@ -184,6 +220,51 @@ class Run:
             return tensors, json.loads(metadata.get("scalars", "{}"))
         except (CorruptError, ValueError) as error:
             raise CorruptError(f"{path} is damaged ({error}); delete it and resume to compute it again") from error
+
+
+def _clear(path: Path, itself: bool) -> bool:
+    """Remove what `Run.create` makes, and the folder itself if asked for; whether that could be done."""
+    try:
+        for name in NAMED:
+            (path / name).unlink(missing_ok=True)
+        for folder in (*(path / name for name in FOLDERS), *([path] if itself else [])):
+            if folder.exists():
+                folder.rmdir()  # takes empty folders only
+    except OSError:
+        return False  # no error of its own: the caller has one already
+    return True
+
+
+@contextmanager
+def _beginning(path: Path) -> Iterator[None]:
+    """Say of a folder that cannot be made or filled what to do: there is nothing yet that could be resumed."""
+    try:
+        yield
+    except (OSError, BiascopeError) as error:
+        if isinstance(error, InputError):
+            raise
+        cause = error.__cause__ if isinstance(error, BiascopeError) else error
+        reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
+        raise BiascopeError(
+            f"cannot begin a run in {path}: {reason}. Nothing was computed: choose another folder (--out FOLDER), or "
+            "make room there (or fix the permissions) and start again."
+        ) from error
+
+
+def _read_json(path: Path) -> Any:
+    with way_out(path):
+        return files.read_json(path)
+
+
+@contextmanager
+def way_out(path: Path) -> Iterator[None]:
+    """Say of a damaged file of a run what to do about it."""
+    try:
+        yield
+    except CorruptError as error:
+        if path.is_dir():
+            raise  # says it already
+        raise CorruptError(f"{error}; {WAYS_OUT[path.name]}") from error
 
 
 def check_same_config(stored: Mapping[str, Any], asked: Mapping[str, Any], path: Path) -> None:

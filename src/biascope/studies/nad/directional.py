@@ -25,8 +25,10 @@ from biascope import nets
 from biascope.data.directional import class_offset
 from biascope.ensembles import record, train_ensemble
 from biascope.ensembles.arithmetic import Precision
+from biascope.ensembles.engines import try_input
 from biascope.errors import InputError
 from biascope.seeds import derive, generator
+from biascope.studies.own_networks import own_factory
 from biascope.studies.runs import Run, Value
 
 Array = np.ndarray[Any, Any]
@@ -38,7 +40,7 @@ SMOKE = {"image_size": 16, "n": 256, "n_test": 256, "eps": 8.0, "sigma": 1.0, "e
 LAPTOP = {"n": 4000, "n_test": 2000}
 
 # options that many figures share
-Net = Annotated[str, "architecture, a name of the registry"]
+Net = Annotated[str, "architecture: a name of `biascope nets`, or your own as module:factory or script.py:factory"]
 Side = Annotated[int, "side of the grey input image"]
 Width = Annotated[int, "channels (growth, hidden units) instead of the published ones; 0: published"]
 Samples = Annotated[int, "training samples per direction"]
@@ -136,12 +138,19 @@ def architecture(
 ) -> Callable[[], nn.Module]:
     """A factory for images [channels, side, side]; `width` replaces the published width.
 
+    An own network (`module:factory`) is tried out on one image: it needs the shape and the outputs that are asked for.
+
     Example:
         >>> architecture("resnet18", 16, width=4)()(torch.zeros(1, 1, 16, 16)).shape
         torch.Size([1, 2])
     """
     if ":" in net:
-        return lambda: nets.build(net)
+        if width:
+            raise InputError(
+                f"width = {width} is for networks of the registry, and {net} would not get it: leave width at 0 "
+                "(--width 0) and set it in the factory"
+            )
+        return _own(net, (channels, side, side), outputs)
     known = nets.info(net)
     options = {**known.options_for((channels, side, side)), "outputs": outputs, **options}
     if width:
@@ -152,6 +161,17 @@ def architecture(
         else:
             raise InputError(f"{net} has no width to change; leave width at 0")
     return lambda: nets.build(net, **options)
+
+
+def _own(net: str, shape: tuple[int, int, int], outputs: int) -> Callable[[], nn.Module]:
+    """The factory, if its network takes inputs of the shape and has an output for every class."""
+    factory = own_factory(net)
+    if outputs > 1:  # what needs one output differentiates it, and says itself what to do with more
+        found = try_input(record(factory).draw(0, 0, 1), torch.zeros(1, *shape)).shape[1]
+        if found < outputs:
+            many = "" if found == 1 else "s"
+            raise InputError(f"{net} gives {found} output{many}; this study needs {outputs} logits, one for each class")
+    return factory
 
 
 def train_directions(

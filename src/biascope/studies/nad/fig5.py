@@ -31,7 +31,7 @@ from biascope.progress import progress
 from biascope.seeds import derive, generator
 from biascope.studies.estimates import jackknife_error
 from biascope.studies.nad.anisotropy import Reference, published_directions
-from biascope.studies.nad.directional import architecture
+from biascope.studies.nad.directional import Net, architecture
 from biascope.studies.pictures import keep_picture
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
@@ -68,7 +68,7 @@ PLACES: dict[str, dict[str, Callable[[Tensor], float]]] = {  # where the paper's
 def fig5(
     run: Run,
     *,
-    net: Annotated[str, "architecture, a name of the registry"] = "lenet",
+    net: Net = "lenet",
     image_size: Annotated[int, "side of the grey input image"] = 32,
     networks: Annotated[int, "networks with the last layer averaged out"] = 256,
     sampled: Annotated[int, "networks with a sampled last layer, as in the paper"] = 96,

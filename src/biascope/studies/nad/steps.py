@@ -23,7 +23,7 @@ from biascope.progress import progress
 from biascope.seeds import derive, generator
 from biascope.studies.estimates import above, decide, through
 from biascope.studies.nad.anisotropy import Reference, published_directions
-from biascope.studies.nad.directional import architecture
+from biascope.studies.nad.directional import Net, architecture
 from biascope.studies.nad.fig5 import concentration
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, StudyResult
@@ -50,7 +50,7 @@ K = 10  # leading directions whose spans are compared
 def steps(
     run: Run,
     *,
-    net: Annotated[str, "architecture, a name of the registry"] = "lenet",
+    net: Net = "lenet",
     image_size: Annotated[int, "side of the grey input image"] = 32,
     networks: Annotated[int, "networks in all"] = 96,
     groups: Annotated[int, "independent groups of them, for the error bars"] = 4,
