@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
@@ -152,3 +153,41 @@ def test_axes_that_are_none(axes: Any, which: str, message: str) -> None:
         log_scale(axes, which)
     with pytest.raises(InputError, match=r"expected an axis such as axes\.xaxis"):
         log_ticks(plt.subplots()[1])
+
+
+def linear() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(300, 1))
+
+
+def test_the_spectrum_of_nads_has_its_whole_title_and_names_its_band() -> None:
+    found = biascope.nads(linear, (3, 10, 10), n_networks=100)
+    figure = found.plot()
+    figure.canvas.draw()
+    spectrum = figure.axes[-1]
+    box = spectrum.title.get_window_extent(figure.canvas.get_renderer())
+    assert spectrum.get_title() == "200 of 300 are zero: 100 networks"
+    assert figure.bbox.x0 <= box.x0
+    assert box.x1 <= figure.bbox.x1
+    assert [text.get_text() for text in spectrum.get_legend().get_texts()] == ["isotropic network"]
+
+
+def test_the_picture_of_a_geometry_says_which_one_and_of_what() -> None:
+    x, y = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.zeros(8)
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+
+    small = biascope.average_geometry(build, (4,), n_networks=20, scalarise=lambda out: 1e-3 * out[:, 0])
+    for found, title in (
+        (small, "average geometry"),
+        (biascope.geometry_evolution(build, x, y, n_networks=20), "evolution of the geometry"),
+    ):
+        figure = found.plot()
+        figure.canvas.draw()
+        renderer = figure.canvas.get_renderer()
+        matrix, bar = figure.axes[0], figure.axes[2]
+        assert matrix.get_title() == title
+        assert (matrix.get_xlabel(), matrix.get_ylabel()) == ("input coordinate", "input coordinate")
+        power, above = bar.yaxis.get_offset_text(), matrix.title.get_window_extent(renderer)
+        if power.get_text():
+            assert not power.get_window_extent(renderer).overlaps(above)

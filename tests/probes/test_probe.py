@@ -535,12 +535,35 @@ def test_plot() -> None:
     probe = Probe(net, X, Y, ["effective_rank", metric("spectrum", k=12)], schedule=1, max_overhead=None)
     train(net, probe, 3)
     figure = probe.plot()
-    assert [ax.get_title() for ax in figure.axes if ax.get_visible()] == ["effective rank", "spectrum"]
+    assert [ax.get_title() for ax in figure.axes if ax.get_title()] == ["effective rank", "spectrum"]
     assert len(figure.axes[1].lines) == 14
     assert [x for x in figure.axes[0].get_xticks() if -0.5 <= x <= 3.5] == [0, 1, 2, 3]
     assert probe.plot(against="loss").axes[0].xaxis.get_inverted()  # of two panels as of three
     with pytest.raises(InputError, match="nothing to plot"):
         plot_records([Record(1, skipped=True)])
+
+
+def test_every_line_of_a_plot_can_be_told() -> None:
+    """Few lines by a legend outside the axes, many by a bar of their colours with names."""
+    plt = pytest.importorskip("matplotlib.pyplot")
+    values = {f"many/block.{i}.convolution": float(i) for i in range(12)} | {"few/a": 0.0, "few/b": 1.0, "one": 2.0}
+    figure = plot_records([Record(step, values=values) for step in (0, 5, 50)])
+    figure.canvas.draw()
+    many, few, one = figure.axes[:3]
+    (bar,) = figure.axes[3:]
+    named = [label.get_text() for label in bar.get_yticklabels()]
+    assert len(many.lines) == 12
+    assert len(set(map(str, (line.get_color() for line in many.lines)))) == 12
+    assert 3 <= len(named) <= 8
+    assert named[0] == "…k.0.convolution"
+    assert many.get_legend() is None
+    assert one.get_legend() is None
+    renderer = figure.canvas.get_renderer()
+    box = few.get_legend().get_window_extent(renderer)
+    assert box.y1 <= few.get_window_extent(renderer).y0  # no curve is covered
+    assert figure.bbox.y0 <= box.y0
+    assert [text.get_text() for text in few.get_legend().get_texts()] == ["a", "b"]
+    plt.close(figure)
 
 
 @pytest.mark.gpu

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from biascope.probes import View, effective_rank, spectral_norm, spectrum
+from biascope.probes import View, effective_rank, norm_products, spectral_norm, spectrum
 from probes.probe_zoo import mlp
 
 
@@ -44,3 +44,32 @@ def test_spectral_norm_of_a_transposed_convolution(groups: int) -> None:
     matrix = torch.stack(rows).detach().numpy()
     assert matrix.shape == (6, 4 // groups * 9)
     assert found["0.weight"] == pytest.approx(np.linalg.svd(matrix)[1][0], rel=1e-12)
+
+
+PARAMETRISED = {
+    "weight": nn.utils.parametrizations.weight_norm,
+    "spectral": nn.utils.parametrizations.spectral_norm,
+    "orthogonal": nn.utils.parametrizations.orthogonal,
+    "old spectral": nn.utils.spectral_norm,
+}
+
+
+@pytest.mark.parametrize("kind", PARAMETRISED)
+def test_spectral_norm_of_the_weights_a_layer_uses(kind: str) -> None:
+    """By the layer as a function: its matrix is what it makes of the unit vectors, without the bias."""
+    torch.manual_seed(0)
+    layer = PARAMETRISED[kind](nn.Linear(6, 5).double())
+    net = nn.Sequential(nn.Sequential(layer, nn.ReLU()), nn.Linear(5, 2).double()).eval()
+    view = View.of(net, torch.randn(3, 6).double())
+    with torch.no_grad():
+        used = [layer(torch.eye(6).double()) - layer.bias, net[1].weight.detach()]
+    exact = [float(np.linalg.svd(W.numpy(), compute_uv=False)[0]) for W in used]
+    assert spectral_norm(view) == {"0.0.weight": pytest.approx(exact[0]), "1.weight": pytest.approx(exact[1])}
+    found = norm_products(view)
+    assert found["spectral"] == pytest.approx(exact[0] * exact[1])
+    assert found["frobenius"] == pytest.approx(float(used[0].norm() * used[1].norm()))
+    assert found["two_layers"] == pytest.approx(float(used[1].norm()) * exact[0])
+    if kind == "spectral":
+        assert exact[0] == pytest.approx(1.0, rel=1e-3)
+    alone = View.of(layer, torch.randn(3, 6).double())
+    assert list(spectral_norm(alone)) == ["weight"]

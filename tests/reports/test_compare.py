@@ -1,11 +1,13 @@
 """Networks side by side: a page that is sound, sentences that say what is known, refusals in words."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from biascope.errors import InputError
 from biascope.reports import make_compare
@@ -48,6 +50,41 @@ def test_pairs_that_do_not_differ_are_not_ranked() -> None:
         assert f"The most alike are b and a: overlap 0.500 ± 0.010, 90% ± {error:.0%}" in said
         assert "the least c and a" in said
         assert ("the same within the errors" in said) == same
+
+
+def test_text_and_table_agree_on_what_is_known(tmp_path: Path) -> None:
+    """Gradients of very different lengths lift eigenvalues above the band, while halves share no direction."""
+
+    class Loud(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(256) * torch.randn(1).mul(2).exp())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1) @ self.w[:, None]
+
+    made = make_compare(["lenet-avg", Loud], (1, 16, 16), tmp_path / "c.html", networks=32)
+    page = made.path.read_text()
+    row = re.search(r"<tr><td>Loud</td>.*?</tr>", page)
+    assert row is not None
+    above = int(re.findall(r"<td[^>]*>(.*?)</td>", row.group())[3])
+    assert above > 0
+    assert "<td>no</td>" in row.group()
+    assert re.search(r"<tr><td>lenet-avg</td>.*?<td>yes</td>", page)
+    assert "the directions of Loud" in made.meaning
+    assert f"The eigenvalues above the band ({above} of Loud) do not settle it" in made.meaning
+    assert "directions above chance" not in page
+
+
+def test_sequences_are_compared_without_frequencies(tmp_path: Path, check_page: Callable[[str], None]) -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(30, 1))
+
+    page = make_compare([build, build], (6, 5), tmp_path / "c.html", networks=8).path.read_text()
+    check_page(page)
+    assert "Every network in the entries of the input." in page
+    assert "no images" in page
+    assert "pixel space" not in page
 
 
 def test_refusals() -> None:

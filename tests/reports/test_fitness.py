@@ -3,15 +3,16 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from biascope.errors import InputError
+from biascope.errors import InputError, UnsupportedError
 from biascope.reports import make_card
-from biascope.reports.panels import make_subject
+from biascope.reports.panels import directional, make_subject, regime
 from biascope.reports.panels.fitness import one_tensor, try_out
 from biascope.reports.panels.loading import load_examples, load_state
 
@@ -118,3 +119,95 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="its folder cannot be made"):
         make_card("logreg", out=tmp_path / "file" / "card.html")
+
+
+def test_a_network_of_two_inputs_gets_the_wrapper_to_paste(tmp_path: Path) -> None:
+    script = tmp_path / "own.py"
+    text = (
+        "from torch import nn\n"
+        "class Two(nn.Module):\n"
+        "    def __init__(self): super().__init__(); self.a = nn.Linear(4, 2); self.b = nn.Linear(3, 2)\n"
+        "    def forward(self, x, z): return self.a(x) * self.b(z)\n"
+    )
+    script.write_text(text)
+    with pytest.raises(InputError, match=r"takes 2 inputs \(x, z\) and a card is about one") as caught:
+        make_subject(f"{script}:Two", (4,))
+    assert "--input" not in str(caught.value)
+    lines = re.findall(r"^    (.*)$", str(caught.value), re.MULTILINE)
+    script.write_text(text + "\n".join(lines).replace("Z_SHAPE", "3") + "\n")
+    spec = re.search(r"and type (.*)$", str(caught.value))
+    assert spec is not None
+    assert make_subject(spec.group(1), (4,)).network(torch.zeros(3, 4)).shape == (3, 2)
+
+
+def test_torchscript_is_refused_by_name() -> None:
+    traced = torch.jit.trace(nn.Linear(4, 2), torch.zeros(1, 4))  # type: ignore[no-untyped-call]
+    with pytest.raises(InputError, match=r"^net is TorchScript \(.*\).*return the module it was made from"):
+        try_out("net", traced, torch.ones(3, 4))
+
+
+def test_a_compiled_network_is_taken_as_it_was(tmp_path: Path) -> None:
+    """Its weights too, which carry another name."""
+    net = torch.compile(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+    torch.save(net.state_dict(), tmp_path / "w.pt")
+
+    def build() -> nn.Module:
+        return torch.compile(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))  # type: ignore[return-value]
+
+    made = make_subject(build, (4,), weights=tmp_path / "w.pt")
+    assert made.factory is not None
+    for one in (made.network, made.trained, made.factory()):
+        assert type(one) is nn.Sequential
+    card = make_card(build, (4,), tmp_path / "c.html", networks=8)
+    assert [panel.title for panel in card.panels if panel.skipped] == ["Alignment with the labels"]
+
+
+class Held(nn.Module):
+    """Returns an object with logits, as transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(loss=None, logits=self.linear(x))
+
+
+def test_outputs_that_hold_logits_are_taken(tmp_path: Path, check_page: Callable[[str], None]) -> None:
+    x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    np.savez(tmp_path / "d.npz", x=x.numpy(), y=(x[:, 0] > 0).long().numpy())
+    torch.save({"linear.weight": torch.ones(2, 4), "linear.bias": torch.zeros(2)}, tmp_path / "w.pt")
+    given = {"weights": tmp_path / "w.pt", "data": str(tmp_path / "d.npz")}
+    made = make_subject(Held, (4,), **given)  # type: ignore[arg-type]
+    assert made.trained is not None
+    assert made.trained(torch.ones(1, 4)).tolist() == [[4.0, 4.0]]
+    card = make_card(Held, (4,), tmp_path / "c.html", networks=8, **given)  # type: ignore[arg-type]
+    assert not any(panel.skipped for panel in card.panels)
+    check_page(card.path.read_text())
+
+
+@pytest.mark.parametrize(
+    ("network", "shape", "words"),
+    [
+        (lambda: nn.Conv2d(1, 1, 3, padding=1), (1, 6, 6), r"1 × 6 × 6 numbers .* self\.net\(x\)\.flatten\(2\)\.mean"),
+        (lambda: nn.Linear(3, 2), (5, 3), r"5 × 2 numbers .* self\.net\(x\)\.mean\(1\), the mean over tokens"),
+    ],
+)
+def test_dense_outputs_are_no_classes(
+    network: Callable[[], nn.Module], shape: tuple[int, ...], words: str, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "d.npz", x=np.ones((20, *shape), dtype=np.float32), y=np.arange(20) % 2)
+    card = make_card(network, shape, tmp_path / "c.html", networks=8, data=str(tmp_path / "d.npz"))
+    found = {panel.title: panel for panel in card.panels}
+    for title in ("What it learns", "Linear or not", "Alignment with the labels"):
+        assert found[title].skipped
+        assert re.search(words, found[title].meaning), found[title].meaning
+    assert not found["What the input sees"].skipped
+    assert not found["Tangent kernel"].skipped
+
+
+def test_classes_with_axes_of_one_say_how_to_lose_them() -> None:
+    made = make_subject(lambda: nn.Conv2d(1, 2, 4), (1, 4, 4), networks=8)
+    with pytest.raises(UnsupportedError, match=r"maps 2 inputs to \(2, 2, 1, 1\): let it end with \.flatten\(1\)"):
+        directional.panel(made)
+    assert not regime.panel(made).skipped

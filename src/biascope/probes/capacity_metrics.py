@@ -11,6 +11,7 @@ from biascope.errors import InputError
 from biascope.inputs import batch_size, take
 from biascope.jacobian import jacobian_vector
 from biascope.precision import arithmetic
+from biascope.probes.effective import effective_weights
 from biascope.probes.losses import example_losses
 from biascope.probes.metrics import register
 from biascope.probes.path_metrics import spectral_norm
@@ -25,7 +26,7 @@ def norm_products(view: View) -> dict[str, float]:
 
     Of networks with two weight matrices also "two_layers", ||V||_F (||U - U_0||_F + ||U_0||_2), the measure of
     Neyshabur et al. (2019) up to constants, for hidden weights U, output weights V and initial U_0. Matrices are all
-    parameters of more than one dimension, read as in `spectral_norm`. The distance from initialisation is
+    weights of more than one dimension, read as in `spectral_norm`. The distance from initialisation is
     `parameter_distance`, and the path norm a function of its own, `path_norm`.
 
     Example:
@@ -35,8 +36,7 @@ def norm_products(view: View) -> dict[str, float]:
         >>> {k: round(v, 4) for k, v in norm_products(View.of(net, torch.eye(2))).items()}
         {'parameters': 6.0, 'frobenius': 5.0, 'spectral': 4.0}
     """
-    spectral = spectral_norm(view)
-    weights = {name: view.f.params[name].double() for name in spectral}
+    spectral, weights = spectral_norm(view), effective_weights(view.f)
     found = {
         "parameters": float(view.f.num_params),
         "frobenius": math.prod((float(W.norm()) for W in weights.values()), start=1.0),
@@ -44,7 +44,7 @@ def norm_products(view: View) -> dict[str, float]:
     }
     if len(weights) == 2:
         first, last = weights
-        moved = float((weights[first] - view.init.f.params[first].double()).norm())
+        moved = float((weights[first] - effective_weights(view.init.f)[first]).norm())
         found["two_layers"] = float(weights[last].norm()) * (moved + spectral_norm(view.init)[first])
     return found
 

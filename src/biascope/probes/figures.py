@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from biascope.probes.equal import EqualProgress
 
 FEW_STEPS = 20  # fewer need no logarithmic axis
+FEW_LINES = 4  # with a colour and a name below each; more are told apart by a ramp of colours
+NAMED, LONG = 8, 16  # names beside a ramp, and their length
 
 
 def plot_records(records: Sequence[Record], against: str = "step", log: bool = True) -> Any:
@@ -27,20 +29,26 @@ def plot_records(records: Sequence[Record], against: str = "step", log: bool = T
         raise InputError("there is nothing to plot yet: no measurement has been made")
     columns = min(3, len(names))
     rows = math.ceil(len(names) / columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(3.4 * columns, 2.5 * rows), sharex=True, squeeze=False)
+    size = (3.4 * columns, 2.7 * rows)
+    figure, axes = plt.subplots(rows, columns, figsize=size, sharex=True, squeeze=False, layout="constrained")
     for ax in axes.flat[len(names) :]:
         ax.set_visible(False)
     for ax, (name, keys) in zip(axes.flat, names.items()):
-        for i, key in enumerate(keys):
+        parts = [key.partition("/")[2] for key in keys]
+        ramp = plt.get_cmap("viridis")([0.95 * i / max(1, len(keys) - 1) for i in range(len(keys))])
+        for i, (key, part) in enumerate(zip(keys, parts)):
             points = [(r[against], r[key]) for r in seen if not math.isnan(r[against]) and not math.isnan(r[key])]
-            shade = plt.get_cmap("viridis")(i / max(1, len(keys) - 1)) if len(keys) > 4 else f"C{i}"
+            shade = ramp[i] if len(keys) > FEW_LINES else f"C{i}"
             style = {"color": shade, "marker": ".", "markersize": 3, "linewidth": 1}
-            ax.plot([x for x, _ in points], [v for _, v in points], label=key.partition("/")[2], **style)
+            ax.plot([x for x, _ in points], [v for _, v in points], label=part, **style)
         ax.set_title(name.replace("_", " "))
         ax.set_xlabel(against)
         ax.tick_params(labelbottom=True)  # also where the panel below is empty
-        if 1 < len(keys) <= 8:
-            ax.legend(fontsize=7, frameon=False)
+        if len(keys) > FEW_LINES:
+            _name_colours(ax, ramp, parts)
+        elif len(keys) > 1:  # below, where there is no curve
+            under = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.25), "ncols": 2}
+            ax.legend(fontsize=7, frameon=False, **under)
     shared = axes[0][0]
     last = max(r.step for r in seen)
     if against == "step" and last < FEW_STEPS:
@@ -50,8 +58,21 @@ def plot_records(records: Sequence[Record], against: str = "step", log: bool = T
         log_scale(shared, "x", zero=against == "step")
     if against == "loss":
         shared.invert_xaxis()
-    figure.tight_layout()
     return once(figure)
+
+
+def _name_colours(ax: Any, colours: Any, names: Sequence[str]) -> None:
+    """A bar of the lines' colours beside the axes, the first line below, with as many names as there is room for."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import BoundaryNorm, ListedColormap
+
+    edges = [i - 0.5 for i in range(len(names) + 1)]
+    shades = ScalarMappable(BoundaryNorm(edges, len(names)), ListedColormap(colours))
+    shown = range(0, len(names), math.ceil(len(names) / NAMED))
+    bar = ax.figure.colorbar(shades, ax=ax, ticks=list(shown), pad=0.02, aspect=30)
+    bar.ax.set_yticklabels([n if len(n) <= LONG else f"…{n[1 - LONG :]}" for n in (names[i] for i in shown)])
+    bar.ax.tick_params(labelsize=7, length=0)
+    bar.ax.minorticks_off()
 
 
 def plot_equal_progress(both: EqualProgress, name: str, ax: Any = None) -> Any:

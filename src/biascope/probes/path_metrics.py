@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
 
-from biascope.functional import modules_of
+from biascope.probes.effective import effective_weights
 from biascope.probes.metrics import ratio, register
 from biascope.probes.view import View
 from biascope.signatures import checked
@@ -127,7 +126,7 @@ def input_velocity(view: View, std: float | None = None) -> dict[str, float]:
 @checked
 @register()
 def spectral_norm(view: View) -> dict[str, float]:
-    """Largest singular value of every weight matrix.
+    """Largest singular value of every weight matrix, as its layer uses it: after weight norm and the like.
 
     Kernels of convolutions are read as matrices [out, in * k * k], with one row of in / groups channels for every
     output channel if there are groups; so are those of transposed convolutions, which torch stores as [in, out, k, k].
@@ -139,18 +138,4 @@ def spectral_norm(view: View) -> dict[str, float]:
         >>> {k: round(v, 4) for k, v in spectral_norm(View.of(net, torch.eye(2))).items()}
         {'weight': 3.0}
     """
-    layers = modules_of(view.f.module)
-    owners = {name: layer for layer, name in layers.items()}
-    matrices = {
-        name: _matrix(p, owners.get(name.rpartition(".")[0].partition(".parametrizations.")[0]))
-        for name, p in view.f.params.items()
-        if p.dim() > 1
-    }
-    return {name: float(torch.linalg.matrix_norm(W.double(), 2)) for name, W in matrices.items()}
-
-
-def _matrix(p: Tensor, layer: nn.Module | None) -> Tensor:
-    """A parameter as [out, everything else]; `layer` is the module that it belongs to."""
-    if isinstance(layer, nn.modules.conv._ConvTransposeNd) and p.shape == layer.weight.shape:
-        p = p.reshape(layer.groups, -1, *p.shape[1:]).transpose(1, 2).flatten(0, 1)  # now [out, in / groups, ...]
-    return p.flatten(1)
+    return {name: float(torch.linalg.matrix_norm(W.flatten(1), 2)) for name, W in effective_weights(view.f).items()}

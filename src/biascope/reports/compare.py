@@ -23,10 +23,12 @@ from biascope.reports.html import Html, figure, join, page, table, tag
 from biascope.reports.panels import Subject, make_subject
 from biascope.reports.panels.input_geometry import (
     InputSpectrum,
+    entries,
     frame,
     gradients,
     image_shape,
     input_spectrum,
+    is_image,
     mean_frequency,
     pixels_and_fourier,
     slider,
@@ -71,6 +73,11 @@ class _One:
     kernel: KernelFacts
     parameters: int
 
+    @property
+    def above(self) -> int:
+        """How many eigenvalues lie above the band of an isotropic network."""
+        return int((self.spectrum.values > self.spectrum.band[1]).sum())
+
 
 @checked
 def make_compare(
@@ -106,7 +113,7 @@ def make_compare(
     names = unique([subject.name for subject in (first, *rest)])
     with arithmetic(torch.device(device), "float32"), worthwhile_threads(first.network, first.inputs(64)):
         found, shared = _measure([first, *rest])
-    meaning = in_words(names, shared, min(one.spectrum.n for one in found))
+    meaning = in_words(names, shared, min(one.spectrum.n for one in found), [one.above for one in found])
     seconds = time.perf_counter() - begin
     write_text(path, _page(names, found, shared, meaning, seconds, stamp))
     return Comparison(tuple(names), path, shared.values, shared.errors, meaning, seconds)
@@ -137,8 +144,10 @@ def _measure(subjects: Sequence[Subject]) -> tuple[list[_One], Overlaps]:
     return found, overlaps(sampled, k)
 
 
-def in_words(names: Sequence[str], shared: Overlaps, n: int) -> str:
+def in_words(names: Sequence[str], shared: Overlaps, n: int, above: Sequence[int] = ()) -> str:
     """What the overlaps of networks, each seen through n or more initialisations, say and what they cannot say.
+
+    `above` are the eigenvalues above the band: of a network whose halves do not agree they need an explanation.
 
     Example:
         >>> one = np.eye(2)
@@ -164,6 +173,12 @@ def in_words(names: Sequence[str], shared: Overlaps, n: int) -> str:
             f"overlap no more than chance ({shared.chance:.2g}) within two standard errors. No direction is preferred, "
             "or more --networks are needed to see it."
         )
+        many = [f"{above[i]} of {names[i]}" for i in range(len(above)) if above[i] and not shared.known[i]]
+        if many:
+            text += (
+                f" The eigenvalues above the band ({', '.join(many)}) do not settle it: gradients whose lengths differ "
+                "between networks lift them as a preference does."
+            )
     return text.strip()
 
 
@@ -180,25 +195,30 @@ def _pair(names: Sequence[str], shared: Overlaps, pair: tuple[int, int]) -> str:
 
 def _page(names: list[str], found: list[_One], shared: Overlaps, meaning: str, seconds: float, stamp: str) -> str:
     shape = " × ".join(str(size) for size in found[0].subject.input_shape)
+    seen = (
+        "pixels and in frequency (slow variation central)" if is_image(found[0].subject) else "the entries of the input"
+    )
     k = shared.k
     rows = [
         (
             name,
             one.parameters,
             one.spectrum.n,
-            int((one.spectrum.values > one.spectrum.band[1]).sum()),
+            one.above,
+            "yes" if sure else "no",
             float(one.spectrum.values[0]),
-            mean_frequency(one.subject, one.spectrum.vectors[:k])[0],
+            mean_frequency(one.subject, one.spectrum.vectors[:k])[0] if is_image(one.subject) else "no images",
             one.kernel.rank,
             float(one.kernel.share[0]),
         )
-        for name, one in zip(names, found)
+        for name, one, sure in zip(names, found, shared.known)
     ]
     header = [
         "network",
         "parameters",
         "networks sampled",
-        "directions above chance",
+        "eigenvalues above the band",
+        "halves agree",
         "first eigenvalue / mean",
         f"mean frequency of the first {k}",
         "kernel effective rank",
@@ -213,7 +233,13 @@ def _page(names: list[str], found: list[_One], shared: Overlaps, meaning: str, s
         for j, b in enumerate(names[: i + 1])
     ]
     body = [
-        _section("In numbers", "One row per network; below is where they come from.", table(header, rows, "networks")),
+        _section(
+            "In numbers",
+            "One row per network; below is where they come from. Eigenvalues above the band are more than isotropic "
+            "Gaussian gradients would give; whether they stand for directions that other initialisations share is said "
+            "by the halves of the sample: they agree or not.",
+            table(header, rows, "networks"),
+        ),
         _section(
             "Shared directions",
             f"Overlap of the spans of the first {k} anisotropy directions: 1 the same, {shared.chance:.3f} unrelated. "
@@ -229,7 +255,7 @@ def _page(names: list[str], found: list[_One], shared: Overlaps, meaning: str, s
             ),
             meaning=meaning,
         ),
-        _section("Maps", "Every network in pixels and in frequency (slow variation central).", _maps(names, found)),
+        _section("Maps", f"Every network in {seen}.", _maps(names, found)),
         _section(
             "Spectra",
             "Left: response to the input by direction; the steeper, the more anisotropic. Right: tangent kernels; "
@@ -287,9 +313,9 @@ def _maps(names: list[str], found: list[_One]) -> Html:
         cells = []
         for name, one in zip(names, found):
             vector = one.spectrum.vectors[i].reshape(channels, height, width)
-            pair = pixels_and_fourier(vector, f"{name}, direction {i + 1}")
+            drawn = (pixels_and_fourier if is_image(one.subject) else entries)(vector, f"{name}, direction {i + 1}")
             share = f": eigenvalue {one.spectrum.values[i]:.3g} times the mean"
-            cells.append(tag("div", tag("p", tag("strong", name), share, class_="note"), pair))
+            cells.append(tag("div", tag("p", tag("strong", name), share, class_="note"), drawn))
         frames.append(tag("div", *cells, class_="columns", **frame("maps", i)))
     return tag("div", slider("maps", count), join(frames))
 

@@ -1,5 +1,6 @@
 """What a panel of the bias card gets (a `Subject`) and gives (a `Panel`)."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from biascope.functional import device_of
 from biascope.memory import free_memory
 from biascope.reports.html import Html
 from biascope.reports.panels import sources
-from biascope.reports.panels.fitness import comma, one_tensor, try_out
+from biascope.reports.panels.fitness import Logits, comma, one_tensor, try_out
 from biascope.reports.panels.loading import Examples, load_examples, load_state, put_weights
 from biascope.reports.panels.pace import Pace, measure
 from biascope.seeds import derive, generator
@@ -145,12 +146,16 @@ def make_subject(
         input_shape = input_shape or tuple(examples.x.shape[1:])
         if "outputs" not in options and sources.takes(spec, "outputs"):
             options["outputs"] = examples.classes
-    factory, shape = sources.resolve(spec, input_shape, **options)
+    resolved, shape = sources.resolve(spec, input_shape, **options)
     if examples is not None and tuple(examples.x.shape[1:]) != shape:
         raise InputError(
             f"--data {data} has inputs of shape {comma(examples.x.shape[1:])}, the network takes {comma(shape)}; "
             "leave --input out to use the shape of the data"
         )
+
+    def factory() -> nn.Module:
+        made = resolved()
+        return getattr(made, "_orig_mod", made)  # torch.compile hides the original one here
 
     def build(child: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -158,10 +163,33 @@ def make_subject(
             return factory().eval().to(device)
 
     subject = Subject(name, build, shape, seed, device, networks, factory, None, examples)
-    try_out(name, subject.network, subject.inputs(2))
-    if weights is None:
-        return subject
-    return replace(subject, trained=put_weights(build(0), load_state(weights), weights))
+    logits = isinstance(try_out(name, subject.network, subject.inputs(2)), Logits)
+    trained = None if weights is None else put_weights(build(0), load_state(weights), weights)
+    if not logits:
+        return replace(subject, trained=trained)
+    return replace(
+        subject,
+        build=lambda child: Logits(build(child)).eval(),
+        factory=lambda: Logits(factory()),
+        trained=None if trained is None else Logits(trained).eval(),
+        _shared={},
+    )
+
+
+def refuse_dense(subject: Subject) -> None:
+    """Refuse outputs that have a number for every place, such as the pixels of a U-Net, where a panel needs classes.
+
+    Example:
+        >>> refuse_dense(Subject("line", lambda _: nn.Linear(2, 3), (2,)))
+    """
+    with torch.no_grad():
+        shape = tuple(subject.once("output shape", lambda: subject.network(subject.inputs(1)).shape))[1:]
+    if math.prod(shape[1:]) > 1:
+        mean, places = (".flatten(2).mean(2)", "pixels") if len(shape) > 2 else (".mean(1)", "tokens")
+        raise UnsupportedError(
+            f"{subject.name} returns {' × '.join(map(str, shape))} numbers for one input, and this panel is about "
+            f"classes: wrap it so that it returns one row per input, e.g. self.net(x){mean}, the mean over {places}"
+        )
 
 
 def first_output(subject: Subject, network: nn.Module, x: Tensor) -> Tensor:

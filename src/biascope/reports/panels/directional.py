@@ -19,7 +19,7 @@ from biascope.errors import UnsupportedError
 from biascope.reports import figures
 from biascope.reports.html import Html, figure, table
 from biascope.reports.panels import input_geometry
-from biascope.reports.panels.base import Panel, Subject, all_outputs
+from biascope.reports.panels.base import Panel, Subject, all_outputs, refuse_dense
 from biascope.reports.panels.pace import in_words
 from biascope.reports.study_page import fact_list
 from biascope.seeds import derive, generator
@@ -37,6 +37,7 @@ CPU_SECONDS, GPU_SECONDS = 30.0, 60.0  # at the pace of single steps; captured g
 
 def panel(subject: Subject) -> Panel:
     """Test accuracy on D(v) against the index of v among the anisotropy directions."""
+    refuse_dense(subject)
     chosen = directions(input_geometry.shared(subject)[2], subject)
     _affordable(subject, len(chosen))
     _trainable(subject)
@@ -135,6 +136,11 @@ def _trainable(subject: Subject) -> None:
         raise UnsupportedError(
             f"in training mode {subject.name} returns a {type(found).__name__}, not a tensor: switch off what it adds "
             "(for torchvision --set aux_logits=False), or wrap it so that it returns one tensor"
+        )
+    if found.ndim > 2:
+        raise UnsupportedError(
+            f"in training mode {subject.name} maps 2 inputs to {tuple(found.shape)}: let it end with .flatten(1), so "
+            "that there is one row of classes per input"
         )
 
 

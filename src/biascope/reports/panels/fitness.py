@@ -1,5 +1,6 @@
 """What a card needs of a network; each refusal says what to do instead."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,12 +11,30 @@ from torch.nn.parameter import is_lazy
 from biascope.errors import BiascopeError, InputError
 
 
-def try_out(name: str, network: nn.Module, x: Tensor) -> None:
-    """Run the network once on x [n, ...] and refuse what no panel could show.
+class Logits(nn.Module):
+    """A network that returns an object with `.logits`, as one that returns those."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, ...] to the logits."""
+        return self.net(x).logits  # type: ignore[no-any-return]
+
+
+def try_out(name: str, network: nn.Module, x: Tensor) -> nn.Module:
+    """Run the network once on x [n, ...] and refuse what no panel could show; the network, in `Logits` if needed.
 
     Example:
         >>> try_out("a line", nn.Linear(2, 1), torch.zeros(3, 2))
+        Linear(in_features=2, out_features=1, bias=True)
     """
+    if isinstance(network, torch.jit.ScriptModule):
+        raise InputError(
+            f"{name} is TorchScript ({type(network).__name__}), whose parameters torch cannot swap: let the factory "
+            "return the module it was made from, before torch.jit.script or torch.jit.trace"
+        )
     if any(is_lazy(parameter) for parameter in network.parameters()):
         raise InputError(
             f"{name} has lazy layers, whose weights do not exist yet: give their sizes, e.g. nn.Linear(64, 10) for "
@@ -26,11 +45,15 @@ def try_out(name: str, network: nn.Module, x: Tensor) -> None:
     except BiascopeError:
         raise
     except Exception as error:
+        if isinstance(error, TypeError) and len(inputs := _inputs(network)) > 1:
+            raise InputError(_for_one_input(name, inputs)) from error
         raise InputError(
             f"{name} does not take inputs of shape {comma(x.shape[1:])} ({type(error).__name__}: {error}); "
             f"{_remedy(network, x.shape[1:])}"
         ) from error
-    y = one_tensor(name, y, x)
+    held = None if isinstance(y, Tensor) else getattr(y, "logits", None)
+    fit = Logits(network) if isinstance(held, Tensor) else network
+    y = one_tensor(name, y if fit is network else held, x)
     if y.is_complex():
         raise InputError(f"{name} returns complex numbers: return their .real, .imag or .abs() instead")
     if not y.is_floating_point():
@@ -55,6 +78,7 @@ def try_out(name: str, network: nn.Module, x: Tensor) -> None:
         raise InputError(
             f"the output of {name} has no derivative: take torch.no_grad(), .detach() or .data out of its forward"
         )
+    return fit
 
 
 def one_tensor(name: str, y: Any, x: Tensor) -> Tensor:
@@ -65,15 +89,9 @@ def one_tensor(name: str, y: Any, x: Tensor) -> Tensor:
         torch.Size([3, 4])
     """
     if not isinstance(y, Tensor):
-        script, colon, factory = name.rpartition(":")
-        script, factory = (script, factory) if colon and script.endswith(".py") else ("script.py", "build")
         raise InputError(
-            f"{name} returns a {type(y).__name__}, not a tensor: "
-            f"wrap it so that it returns the tensor you want to look at, e.g. in {script}\n"
-            "    class Wrapped(nn.Module):\n"
-            f"        def __init__(self): super().__init__(); self.net = {factory}()\n"
-            f"        def forward(self, x): return self.net(x){_entry(y)}\n"
-            f"and type {script}:Wrapped"
+            f"{name} returns a {type(y).__name__}, not a tensor: wrap it so that it returns the tensor you want to "
+            f"look at, e.g. in {_wrapper(name, f'self.net(x){_entry(y)}')}"
         )
     if y.ndim == 0 or y.shape[0] != len(x):
         raise InputError(f"{name} maps a batch {tuple(x.shape)} to {tuple(y.shape)}; the first axis must stay")
@@ -88,6 +106,40 @@ def comma(shape: Any) -> str:
         '3,32,32'
     """
     return ",".join(str(size) for size in shape)
+
+
+def _wrapper(name: str, call: str) -> str:
+    """What to write into which script, and what to type then."""
+    script, colon, factory = name.rpartition(":")
+    script, factory = (script, factory) if colon and script.endswith(".py") else ("script.py", "build")
+    return (
+        f"{script}\n"
+        "    class Wrapped(nn.Module):\n"
+        f"        def __init__(self): super().__init__(); self.net = {factory}()\n"
+        f"        def forward(self, x): return {call}\n"
+        f"and type {script}:Wrapped"
+    )
+
+
+def _inputs(network: nn.Module) -> list[str]:
+    """Names of the inputs that a network cannot be called without."""
+    try:
+        parameters = inspect.signature(network.forward).parameters.values()
+    except (TypeError, ValueError):  # not written in Python
+        return []
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in variable]
+
+
+def _for_one_input(name: str, inputs: Sequence[str]) -> str:
+    first, *others = inputs
+    still = ", ".join(f"{other}=x.new_zeros(len(x), {other.upper()}_SHAPE)" for other in others)
+    shapes = " and ".join(f"{other.upper()}_SHAPE" for other in others)
+    return (
+        f"{name} takes {len(inputs)} inputs ({', '.join(inputs)}) and a card is about one: wrap it so that it cuts x "
+        f"into them, or so that the others stand still (for {shapes} put the sizes of one such input, e.g. 3), in "
+        f"{_wrapper(name, f'self.net({first}=x, {still})')}"
+    )
 
 
 def _entry(y: Any) -> str:

@@ -41,10 +41,11 @@ TITLE = "What the input sees"
 PICTURES = (
     "Each picture is a direction of the input, in pixels (left) and in frequency (right, slow variation central); "
 )
+ENTRIES = "Each picture is a direction of the input, entry by entry; "
 CURVES = "Each curve is a direction of the input; "
 READ = (
     "the network at initialisation responds most to the first ones and hardly to the last. "
-    "In the spectrum, only what lies above the shaded band is preference rather than chance."
+    "In the spectrum, what lies in the shaded band is no more than chance gives."
 )
 
 
@@ -222,7 +223,7 @@ def panel(subject: Subject) -> Panel:
     numbers = table(["index", "eigenvalue / mean", "share of energy"], rows, "input-spectrum", fold=True)
     right = tag("div", spectrum_figure(spectrum), numbers)
     columns = tag("div", directions(subject, spectrum), right, class_="columns")
-    read = (PICTURES if image_shape(subject)[1] > 1 else CURVES) + READ
+    read = (PICTURES if is_image(subject) else ENTRIES if image_shape(subject)[1] > 1 else CURVES) + READ
     meaning = _meaning(subject, spectrum, above, held_out_response(sample))
     return Panel(TITLE, read, meaning, [fact_list(facts), columns, geometry_picture(sample)])
 
@@ -233,6 +234,16 @@ def mean_frequency(subject: Subject, vectors: np.ndarray[Any, Any]) -> tuple[flo
     energy = (np.abs(np.fft.fft2(vectors.reshape(-1, height, width))) ** 2).mean(0)
     distance = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width)[None, :])
     return float((energy * distance).sum() / energy.sum()), float(distance.mean())
+
+
+def is_image(subject: Subject) -> bool:
+    """Whether inputs are [channels, height, width]; of [time, features] neighbours mean little, so no frequencies.
+
+    Example:
+        >>> is_image(Subject("net", lambda _: torch.nn.Flatten(), (5, 7)))
+        False
+    """
+    return len(subject.input_shape) == 3
 
 
 def image_shape(subject: Subject) -> tuple[int, int, int]:
@@ -261,7 +272,7 @@ def _meaning(subject: Subject, spectrum: InputSpectrum, above: int, first: Estim
         f"{above} of {spectrum.dimension} directions stand above what chance would give; the squared "
         f"response along the first is {first} times the average."
     )
-    if len(subject.input_shape) == 3:  # an image: what lies beside what in a matrix of tokens means nothing
+    if is_image(subject):
         mine, white = mean_frequency(subject, spectrum.vectors[: min(SHOWN, above)])
         kind = "low" if mine < 0.75 * white else "high" if mine > 1.15 * white else "no particular"
         text += (
@@ -271,16 +282,17 @@ def _meaning(subject: Subject, spectrum: InputSpectrum, above: int, first: Estim
 
 
 def directions(subject: Subject, spectrum: InputSpectrum) -> Html:
-    """A slider over the first directions: pixels beside Fourier energy."""
+    """A slider over the first directions: pixels beside Fourier energy, or the entries of a matrix."""
     channels, height, width = image_shape(subject)
     count = min(SHOWN, len(spectrum.values))
     if height == 1:
         return _curves(spectrum, min(4, count))
     frames = []
     for i in range(count):
-        pair = pixels_and_fourier(spectrum.vectors[i].reshape(channels, height, width), f"direction {i + 1}")
+        vector = spectrum.vectors[i].reshape(channels, height, width)
+        drawn = (pixels_and_fourier if is_image(subject) else entries)(vector, f"direction {i + 1}")
         share = f"Direction {i + 1}: eigenvalue {spectrum.values[i]:.3g} times the mean"
-        frames.append(tag("div", pair, tag("p", share, class_="note"), **frame("nad", i)))
+        frames.append(tag("div", drawn, tag("p", share, class_="note"), **frame("nad", i)))
     note = "Mean over channels." if channels > 1 else ""
     return tag("div", join(frames), slider("nad", count), tag("p", note, class_="note") if note else "")
 
@@ -291,6 +303,11 @@ def pixels_and_fourier(vector: np.ndarray[Any, Any], name: str) -> Html:
     pixels = image(figures.picture(vector.mean(0), symmetric=True), f"{name} in pixel space", "pixels")
     fourier = image(figures.picture(np.sqrt(energy)), f"{name}, Fourier magnitude, DC centred", "pixels")
     return tag("div", tag("div", pixels), tag("div", fourier), class_="pair")
+
+
+def entries(vector: np.ndarray[Any, Any], name: str) -> Html:
+    """A direction [1, rows, columns] of an input that is a matrix, as one picture."""
+    return image(figures.picture(vector[0], symmetric=True), f"{name}, entry by entry", "pixels")
 
 
 def frame(name: str, i: int) -> dict[str, Any]:

@@ -39,7 +39,8 @@ class Examples:
 def load_state(path: str | Path) -> dict[str, Tensor]:
     """A state dict from a safetensors file or from what `torch.save` wrote (tensors only, no code is run).
 
-    A checkpoint that keeps it under "state_dict" or "model" is opened; a leading "module." is taken off.
+    A checkpoint that keeps it under "state_dict" or "model" is opened; a leading "module." (of DataParallel) or
+    "_orig_mod." (of torch.compile) is taken off.
     """
     path = Path(path)
     if not path.is_file():
@@ -59,7 +60,7 @@ def load_state(path: str | Path) -> dict[str, Tensor]:
             found = found[key]
     if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
         raise InputError(f"--weights {path} holds a {type(found).__name__}, not a state dict of tensors")
-    return {str(name).removeprefix("module."): value for name, value in found.items()}
+    return {str(name).removeprefix("module.").removeprefix("_orig_mod."): value for name, value in found.items()}
 
 
 def _unreadable(path: Path, error: Exception) -> InputError:

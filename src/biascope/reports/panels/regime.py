@@ -20,7 +20,7 @@ from biascope.progress import progress
 from biascope.reports import figures
 from biascope.reports.html import Html, figure, table, tag
 from biascope.reports.panels import input_geometry
-from biascope.reports.panels.base import Panel, Subject, all_outputs
+from biascope.reports.panels.base import Panel, Subject, all_outputs, refuse_dense
 from biascope.reports.panels.pace import in_words, timed
 from biascope.reports.panels.tangent_kernel import kernel_facts
 from biascope.reports.study_page import fact_list
@@ -35,6 +35,8 @@ READ = (
 EXAMPLES, SEEN = (128, 64, 32, 16), (1, 2, 4, 8, 16, 32)
 RESPONSES, OUTPUTS = (64, 32, 16, 8), 10  # the complexity: on so many examples and at most so many outputs
 LITTLE = 0.02  # share of the loss below which training has not begun
+SMALLER = (1, 4, 16)  # the learning rate is divided by these, until the loss does not rise
+WILD = 10.0  # times the first loss: no use going on
 SECONDS = 30.0  # for all steps; it decides how many examples they have
 
 
@@ -51,6 +53,7 @@ class Seen:
 
 def panel(subject: Subject) -> Panel:
     """Taylor residual, sign similarity and complexity over the first steps."""
+    refuse_dense(subject)
     subject.check_memory()
     n, responses = sizes(subject)
     x, y, task = examples(subject, n)
@@ -124,8 +127,28 @@ def examples(subject: Subject, n: int) -> tuple[Tensor, Tensor, str]:
 def train(subject: Subject, x: Tensor, y: Tensor, responses: int = RESPONSES[0]) -> tuple[list[Seen], float]:
     """What was seen along full-batch gradient descent from network 0, and the learning rate.
 
-    The complexity is measured on the first `responses` examples.
+    The complexity is measured on the first `responses` examples. A descent that raises the loss or breaks off says
+    nothing about the network, so it is made again with smaller steps; what rises with the smallest too is refused.
     """
+    largest = len(x) / float(kernel_facts(subject.network, x).values[0])  # half of what is stable for squares
+    for divisor in SMALLER:
+        lr = largest / divisor
+        seen, through = descend(subject, x, y, lr, responses)
+        if through and seen[-1].loss <= seen[0].loss:
+            return seen, lr
+    if not through or seen[-1].loss > (1 + LITTLE) * seen[0].loss:
+        tried = ", ".join(f"{largest / divisor:.2g}" for divisor in SMALLER)
+        raise UnsupportedError(
+            f"gradient descent diverged: with every learning rate that was tried ({tried}) the loss rose above its "
+            f"{seen[0].loss:.3g} at the start or was not finite, so nothing is concluded"
+        )
+    return seen, lr
+
+
+def descend(
+    subject: Subject, x: Tensor, y: Tensor, lr: float, responses: int = RESPONSES[0]
+) -> tuple[list[Seen], bool]:
+    """What was seen with one learning rate, and whether all steps could be made."""
     start = subject.network
     network = copy.deepcopy(start)
     parameters = [p for p in network.parameters() if p.requires_grad]
@@ -136,7 +159,6 @@ def train(subject: Subject, x: Tensor, y: Tensor, responses: int = RESPONSES[0])
             return F.binary_cross_entropy_with_logits(out[:, 0], (y > 0).to(out.dtype))
         return F.cross_entropy(out, y.clamp_max(out.shape[1] - 1))
 
-    lr = len(x) / float(kernel_facts(start, x).values[0])  # half of what would be stable for squares, an eighth here
     with torch.no_grad():
         value = float(loss())
     path, head = PathComplexity(x[:responses]), FirstOutputs(network)
@@ -150,15 +172,13 @@ def train(subject: Subject, x: Tensor, y: Tensor, responses: int = RESPONSES[0])
                     parameter.sub_(lr * gradient)
         with torch.no_grad():
             now = float(loss())
-        if not math.isfinite(now):  # before the complexity, which refuses such a network
-            break
+        if not now <= WILD * value:  # nan too, and before the complexity, which refuses such a network
+            return seen, False
         complexity = path.update(head)
         if step in SEEN:
             residual = taylor_residual(start, network.state_dict(), x)
             seen.append(Seen(step, now, residual, signs_kept(start, network, x), complexity))
-    if len(seen) == 1:
-        raise UnsupportedError(f"the first step of gradient descent (learning rate {lr:.2g}) gives no finite loss")
-    return seen, lr
+    return seen, True
 
 
 class FirstOutputs(nn.Module):
@@ -213,7 +233,7 @@ def _meaning(seen: list[Seen]) -> str:
     off = f"{last.residual:.0%} of" if last.residual < 2 else f"{last.residual:.2g} times"
     off = "less than 1% of" if last.residual < 0.01 else off
     wrong = f"the tangent model is wrong by {off} the move{signs}"
-    if abs(drop) < LITTLE:
+    if drop < LITTLE:
         regime = "the loss hardly moved, so this says how straight the first steps are and nothing about training"
     return f"After {last.step} steps that {change}, {wrong}: {regime}."
 

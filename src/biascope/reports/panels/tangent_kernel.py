@@ -1,5 +1,6 @@
 """The tangent kernel: how many functions of the inputs are easy, and which layers learn them."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from biascope.errors import InputError
 from biascope.reports import figures
 from biascope.reports.html import Html, figure, join, table, tag
 from biascope.reports.panels.base import Panel, Subject
+from biascope.reports.panels.initialisations import COUNTS, Spread
 from biascope.reports.panels.pace import largest_within
 from biascope.reports.study_page import fact_list
 
@@ -21,7 +23,7 @@ READ = (
     "a layer's share of the trace says how much of the learning starts there."
 )
 SAMPLES = (8, 16, 32, 64)
-SECONDS = 15.0
+SECONDS = 15.0  # for the kernel of network 0, and again for those of other initialisations
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,11 @@ class KernelFacts:
     values: np.ndarray[Any, Any]
     rank: float
     layers: dict[str, float]
+
+    @property
+    def trace(self) -> float:
+        """Sum of the eigenvalues."""
+        return float(self.values.sum())
 
     @property
     def share(self) -> np.ndarray[Any, Any]:
@@ -58,8 +65,11 @@ def panel(subject: Subject) -> Panel:
     subject.check_memory()
     x = subject.inputs(samples(subject))
     found = {"initialisation": kernel_facts(subject.network, x)}
+    others = [found["initialisation"]]
     if subject.trained is not None:
         found["given weights"] = kernel_facts(subject.trained, x)
+        count = largest_within(SECONDS, 3 * len(x) * subject.pace().train, COUNTS)
+        others += [kernel_facts(subject.build(i), x) for i in range(1, count)]
     facts: list[tuple[str, object]] = [("Inputs", f"{len(x)} {subject.inputs_name}")]
     for when, kernel in found.items():
         facts += [
@@ -77,11 +87,11 @@ def panel(subject: Subject) -> Panel:
     layers = table(["kernel at", "layer", "share of the trace"], rows, "ntk-layers", limit=60, fold=True)
     left, right = join([_spectrum(found, subject), numbers]), join([_layers(found), layers])
     columns = tag("div", tag("div", left), tag("div", right), class_="columns")
-    return Panel(TITLE, READ, _meaning(found), [fact_list(facts), columns])
+    meaning = _meaning(found["initialisation"]) + _change(others, found.get("given weights"))
+    return Panel(TITLE, READ, meaning, [fact_list(facts), columns])
 
 
-def _meaning(found: dict[str, KernelFacts]) -> str:
-    first, *rest = found.values()
+def _meaning(first: KernelFacts) -> str:
     share = first.share
     if share[0] > 0.5:
         kind = "one function, close to a common shift of all outputs, is learned long before anything else"
@@ -90,20 +100,30 @@ def _meaning(found: dict[str, KernelFacts]) -> str:
     else:
         kind = "no single function of these inputs is much easier than the others"
     largest = max(first.layers, key=lambda name: first.layers[name])
-    text = (
+    return (
         f"At initialisation the first eigenvector holds {share[0]:.0%} of the trace, effective rank {first.rank:.1f} "
         f"of {len(share)}: {kind}. The layer that moves the outputs most is {largest} "
         f"({first.layers[largest]:.0%} of the trace)."
     )
-    for after in rest:
-        moved = after.rank / first.rank
-        word = "narrower" if moved < 0.8 else "broader" if moved > 1.25 else "about as broad"
-        grown = after.values.sum() / first.values.sum()
-        text += (
-            f" At the given weights the kernel is {word} (effective rank {after.rank:.1f}) and its trace "
-            f"{grown:.3g} times that at initialisation."
-        )
-    return text
+
+
+def _change(starts: list[KernelFacts], after: KernelFacts | None) -> str:
+    """What differs at the given weights by more than initialisations do; "" without weights."""
+    if after is None:
+        return ""
+    rank, trace = Spread.of([one.rank for one in starts]), Spread.of([math.log(one.trace) for one in starts])
+    grown = after.trace / math.exp(trace.mean)
+    text = f" At the given weights its effective rank is {after.rank:.1f} ({rank}) and its trace {grown:.3g} times "
+    if rank.count == 1:
+        return f"{text}that one; how much initialisations differ was not measured, so no change is claimed."
+    wide = {1: "broader", -1: "narrower", 0: ""}[rank.side(after.rank)]
+    large = {1: "larger", -1: "smaller", 0: ""}[trace.side(math.log(after.trace))]
+    words = " and ".join(word for word in (wide, large) if word)
+    text += "theirs: "
+    if not words:
+        return f"{text}both within the spread of initialisations."
+    rest = "" if wide and large else f"; its {'trace' if wide else 'rank'} is within their spread"
+    return f"{text}the kernel is {words}, beyond the spread of initialisations{rest}."
 
 
 def _spectrum(found: dict[str, KernelFacts], subject: Subject) -> Html:

@@ -1,0 +1,138 @@
+"""Given weights against initialisations: only what exceeds their spread is called a change."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from biascope.kernels import label_alignment
+from biascope.reports.panels import Subject, labels, make_subject, tangent_kernel
+from biascope.reports.panels.initialisations import COUNTS, Spread
+from biascope.reports.panels.labels import Start
+from biascope.reports.panels.pace import Pace
+from biascope.reports.panels.tangent_kernel import KernelFacts
+from biascope.seeds import derive
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(1, 6, 3, 2), nn.ReLU(), nn.Conv2d(6, 6, 3, 2), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 2)),
+    )
+
+
+@pytest.fixture(scope="module")
+def noise(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Random images with random labels."""
+    rng = np.random.default_rng(0)
+    path = tmp_path_factory.mktemp("data") / "noise.npz"
+    np.savez(path, x=rng.normal(size=(128, 1, 12, 12)).astype("float32"), y=rng.integers(0, 2, 128))
+    return str(path)
+
+
+def with_weights(noise: str, seed: int, folder: Path) -> Subject:
+    torch.manual_seed(derive(seed, "weights"))
+    torch.save(network().state_dict(), folder / "w.pt")
+    made = make_subject(network, (1, 12, 12), data=noise, weights=folder / "w.pt")
+    made._shared["pace"] = Pace(1e-5, 1e-5, 1e-5)
+    return made
+
+
+def test_untrained_weights_and_random_labels_show_no_turn(noise: str, tmp_path: Path) -> None:
+    """Against one initialisation most of them would: the error of the probes leaves out how networks differ."""
+    turned = []
+    for seed in range(5):
+        made = with_weights(noise, seed, tmp_path)
+        made._shared["pace"] = Pace(1e-3, 1e-3, 1e-3)  # fewer probes
+        meaning = labels.panel(made).meaning
+        assert "over 8 initialisations" in meaning
+        turned.append("turned" in meaning)
+        assert turned[-1] or "within the spread of initialisations: no turn of the kernel is seen" in meaning
+    assert sum(turned) <= 1  # each with a chance of 1 in 20
+
+
+def test_a_kernel_that_is_turned_is_still_said_to_be(tmp_path: Path) -> None:
+    """Training on labels that can be learned turns the kernel towards them, beyond any initialisation."""
+
+    def mlp() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
+
+    x = torch.randn(128, 4, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] * x[:, 1] > 0).long()
+    np.savez(tmp_path / "d.npz", x=x.numpy(), y=y.numpy())
+    torch.manual_seed(0)
+    net = mlp()
+    adam = torch.optim.Adam(net.parameters(), 0.02)
+    for _ in range(100):
+        adam.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        adam.step()
+    torch.save(net.state_dict(), tmp_path / "w.pt")
+    made = make_subject(mlp, (4,), data=str(tmp_path / "d.npz"), weights=tmp_path / "w.pt")
+    made._shared["pace"] = Pace(1e-4, 1e-4, 1e-4)
+    assert "the kernel is turned towards the labels of these examples, most in" in labels.panel(made).meaning
+
+
+def test_the_mean_is_over_networks_that_the_subject_builds(noise: str) -> None:
+    made = make_subject(network, (1, 12, 12), data=noise)
+    made._shared["pace"] = Pace(1e-4, 1e-4, 1e-4)
+    n, probes, count = labels.sizes(made)
+    assert count == 8
+    assert made.data is not None
+    y = nn.functional.one_hot(made.data.y[:n], 2).float()
+    values = [label_alignment(made.build(i), made.inputs(n), y, sketch=probes).value for i in range(count)]
+    said = labels.panel(made).meaning
+    digits = max(0, 1 - math.floor(math.log10(np.std(values, ddof=1))))
+    assert f"is {np.mean(values):.{digits}f} ± {np.std(values, ddof=1):.{digits}f} over 8 initialisations" in said
+
+
+def test_a_slow_network_has_fewer_initialisations_and_one_claims_nothing(noise: str, tmp_path: Path) -> None:
+    made = with_weights(noise, 0, tmp_path)
+    counts = set()
+    for pace in (1e-4, 0.03, 0.1):
+        made._shared["pace"] = Pace(pace, pace, pace)
+        counts.add(labels.sizes(made)[2])
+    assert counts == set(COUNTS)
+    part = Spread.of([0.2])
+    given = label_alignment(nn.Linear(3, 1), torch.randn(20, 3), torch.arange(20) % 2, sketch=8, by_layer=True)
+    text = labels._meaning(Start(part, dict.fromkeys(given.layers, part)), given)
+    assert "so nothing is said about a change" in text
+    assert "turned" not in text
+
+
+def facts(rank: float, trace: float) -> KernelFacts:
+    return KernelFacts(np.array([trace]), rank, {"a": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("rank", "trace", "words"),
+    [
+        (4.1, 11.0, "both within the spread of initialisations"),
+        (9.0, 11.0, "the kernel is broader, beyond the spread of initialisations; its trace is within their spread"),
+        (1.0, 500.0, "the kernel is narrower and larger, beyond the spread of initialisations"),
+        (4.0, 0.1, "the kernel is smaller, beyond the spread of initialisations; its rank is within"),
+    ],
+)
+def test_rank_and_trace_are_compared_with_the_spread(rank: float, trace: float, words: str) -> None:
+    starts = [facts(4 + 0.2 * i, 10 + i) for i in range(-2, 3)]
+    assert words in tangent_kernel._change(starts, facts(rank, trace))
+    assert "no change is claimed" in tangent_kernel._change(starts[:1], facts(rank, trace))
+    assert tangent_kernel._change(starts, None) == ""
+
+
+def test_the_kernel_panel_draws_several_initialisations(noise: str, tmp_path: Path) -> None:
+    assert "over 8 initialisations" in tangent_kernel.panel(with_weights(noise, 3, tmp_path)).meaning
+
+
+def test_one_more_draw_is_beyond_in_one_of_twenty() -> None:
+    rng = np.random.default_rng(1)
+    draws = rng.normal(2.0, 0.3, size=(2000, 9))
+    beyond = [Spread.of(row[:8].tolist()).side(float(row[8])) for row in draws]
+    assert np.mean(np.abs(beyond)) == pytest.approx(0.05, abs=0.015)
+    same = Spread.of([0.25] * 8)
+    assert (same.side(0.25 * (1 + 1e-6)), same.side(0.26), same.side(0.24)) == (0, 1, -1)
+    assert Spread.of([1.0, math.nan, 3.0]) == Spread.of([1.0, 3.0])
+    assert "nan" in str(Spread.of([math.nan]))
