@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from biascope.errors import UnsupportedError
 
@@ -205,23 +205,30 @@ def call(module: nn.Module, tensors: Any, args: tuple[Any, ...], kwargs: dict[st
     """torch.func.functional_call; what is differentiated through it is so rightly, and the inputs stay as they are.
 
     A module that writes into its inputs (`x.mul_(2)`, `nn.ReLU(inplace=True)` first of all) would change the caller's
-    data, and what it gives the next time: it gets copies. Whether it does so is seen when it is first called.
+    data, and what it gives the next time: it gets copies. Whether it does so is seen when it is first called; one that
+    begins with it later is refused.
 
     Example:
         >>> x = torch.ones(1, 2)
         >>> call(nn.ReLU(inplace=True), {}, (-x,)), call(nn.Threshold(2, 0, inplace=True), {}, (x,)), x
         (tensor([[0., 0.]]), tensor([[0., 0.]]), tensor([[1., 1.]]))
     """
-    reads = any(isinstance(t, Tensor) and not t.is_floating_point() for t in (*args, *(kwargs or {}).values()))
     writes = writes_into_inputs(module)
     if writes is not False:
         args, kwargs = tree_map_only(Tensor, torch.clone, (args, kwargs))
-    given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)] if writes is None else []
-    seen = [t._version for t in given if not t.is_inference()]
-    with right_gradients(tables=reads):
+    inputs = [t for t in (*args, *(kwargs or {}).values()) if isinstance(t, Tensor)]
+    given = [t for t in inputs if not t.is_inference()]
+    seen = [t._version for t in given]
+    with right_gradients(tables=any(not t.is_floating_point() for t in inputs)):
         out = torch.func.functional_call(module, tensors, args, kwargs)
+    changed = seen != [t._version for t in given]
     if writes is None and not any(torch._C._functorch.is_batchedtensor(t) for t in given):  # those do not tell
-        _WRITES.setdefault(module, {})[module.training] = seen != [t._version for t in given if not t.is_inference()]
+        _WRITES.setdefault(module, {})[module.training] = changed
+    if writes is False and changed:
+        raise UnsupportedError(
+            f"{type(module).__name__} changes its inputs in place, in this call and not in the first one: write the "
+            "operation without the in-place form"
+        )
     return out
 
 

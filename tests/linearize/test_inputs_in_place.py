@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from biascope.errors import InputError, UnsupportedError
-from biascope.linearize import lazy, linearize, linearized_prediction, perturbation_response, taylor_residual
+from biascope.linearize import lazy, linearize, linearized_prediction, taylor_residual
 
 
 class Doubling(nn.Module):
@@ -110,15 +110,19 @@ def test_lazy_networks_read_the_inputs_as_given_twice(inference: bool) -> None:
     torch.testing.assert_close(out, f0 + 50 * (f - f0), rtol=1e-12, atol=1e-12)
 
 
-def test_residuals_refuse_what_they_cannot_evaluate_twice_and_leave_inputs_alone() -> None:
+def test_residuals_are_of_the_inputs_as_given_and_leave_them_alone() -> None:
     net, x = Doubling(), seeded(5, 4)
-    kept = x.clone()
-    for measure in (linearized_prediction, taylor_residual):
-        with pytest.raises(UnsupportedError, match="Doubling changes its inputs in place"):
-            measure(net, moved(net), x, precision="float64")
-    with pytest.raises(UnsupportedError, match="Doubling changes its inputs in place"):
-        perturbation_response(net, x, torch.ones(15), 0.1, precision="float64")
+    kept, theta = x.clone(), moved(net)
+    expected, _ = oracle(net, theta, x)
+    torch.testing.assert_close(linearized_prediction(net, theta, x, precision="float64"), expected)
+    start = (2 * x @ net.linear.weight.T + net.linear.bias).sigmoid().detach()
+    end = (2 * x @ theta["linear.weight"].T + theta["linear.bias"]).sigmoid()
+    residual = float((end - expected).norm() / (expected - start).norm())
+    assert taylor_residual(net, theta, x, precision="float64") == pytest.approx(residual, rel=1e-9)
     assert torch.equal(x, kept)
+    moody = Doubling(limit=3.0)  # begins to write with a later batch
+    with pytest.raises(UnsupportedError, match="in this call and not in the first one"):
+        taylor_residual(moody, moved(moody), [x.clamp(-1, 1), 5 * x], precision="float64")
     first = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 3, dtype=torch.float64))  # the same on what it leaves
     plain = nn.Sequential(nn.ReLU(), nn.Linear(4, 3, dtype=torch.float64))
     plain.load_state_dict(first.state_dict())

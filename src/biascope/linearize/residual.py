@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from biascope.errors import InputError, UnsupportedError
+from biascope.errors import InputError
 from biascope.functional import Functional, Params, functional
-from biascope.inputs import Inputs, batches, map_inputs, refuse_shuffling, tensors_of
+from biascope.inputs import Inputs, batches, refuse_shuffling
 from biascope.jacobian import jacobian_vector
 from biascope.linearize.anchored import State, state_of, without_chance
 from biascope.precision import arithmetic
@@ -87,20 +87,11 @@ def taylor_residual(
 def evaluated(f: Functional, inputs: Inputs) -> tuple[Inputs, Tensor]:
     """A batch ready for more calls, and f at the network's own parameters there, [n, c].
 
-    The batch is a copy, so that networks that work in place leave the inputs alone. One that gives other outputs on
-    what it has left of them is refused: every call would have other inputs. So are networks that draw random numbers.
+    Networks that draw random numbers are refused: every call would be one of another function.
     """
-    given = f.prepare(inputs)
-    batch = map_inputs(given, Tensor.clone)
+    batch = f.prepare(inputs)
     with without_chance(f.module, f.device):
-        outputs = f(f.params, batch)
-    pairs = zip(tensors_of(given), tensors_of(batch))
-    if any(not torch.equal(a, b) for a, b in pairs) and not torch.equal(f(f.params, batch), outputs):
-        raise UnsupportedError(
-            f"{type(f.module).__name__} changes its inputs in place, so that every call has others: write "
-            "the operation without the in-place form"
-        )
-    return batch, outputs
+        return batch, f(f.params, batch)
 
 
 def _points(
