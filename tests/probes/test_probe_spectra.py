@@ -5,8 +5,26 @@ import pytest
 import torch
 from torch import nn
 
+from biascope.errors import InputError
 from biascope.probes import View, effective_rank, norm_products, spectral_norm, spectrum
 from probes.probe_zoo import mlp
+
+
+def test_a_kernel_that_is_rounding_after_centring_is_named_as_that() -> None:
+    """To a deep ReLU network as torch draws it all inputs look alike; what is left has negative eigenvalues."""
+    rng = torch.Generator().manual_seed(0)
+    layers: list[nn.Module] = []
+    for _ in range(14):
+        layers += [nn.Linear(16, 16), nn.ReLU()]
+    net = nn.Sequential(*layers, nn.Linear(16, 3))
+    for parameter in net.parameters():
+        nn.init.uniform_(parameter, -0.25, 0.25, generator=rng)
+    view = View.of(net, torch.randn(40, 16, generator=rng))
+    with pytest.raises(InputError, match="positive semi-definite"):
+        view.kernel._with(view.kernel.values.double()).centered().eigh()
+    assert float(view.eigenvalues.max()) < 2 * torch.finfo(torch.float32).eps * view._largest
+    with pytest.raises(InputError, match=r"is zero .* after centring"):
+        spectrum(View.of(net, torch.ones(40, 16)))
 
 
 @pytest.mark.parametrize("spread", [0.1, 0.01])

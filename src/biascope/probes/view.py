@@ -22,6 +22,7 @@ from biascope.errors import InputError, UnsupportedError, near
 from biascope.functional import Functional, ParamSelection, functional, refuse_wrappers
 from biascope.inputs import Inputs, batch_size, check_inputs, take, tensors_of
 from biascope.kernels import Kernel, ntk
+from biascope.linalg import psd_eigh
 from biascope.precision import arithmetic
 from biascope.probes.activations import activation_signs, last_hidden
 from biascope.probes.groups import Group, as_groups, check_labels
@@ -284,7 +285,10 @@ class View:
         `precision="float64"` resolves more.
         """
         K = self.kernel
-        values = K._with(K.values.double()).centered().eigh().values
+        if not bool(torch.isfinite(K.values).all()):
+            raise InputError("the kernel has NaN or infinite entries: it has no spectrum")
+        # not by eigh, which refuses negative eigenvalues: what centring leaves may be rounding alone
+        values = psd_eigh(K._with(K.values.double()).centered().matrix(), clip=False).values
         return _resolved(values, self._largest, K.values.dtype)
 
     @cached_property
