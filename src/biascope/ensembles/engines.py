@@ -191,7 +191,9 @@ def alike(a: Tensor, b: Tensor) -> bool:
         (True, False)
     """
     scale = float(a.abs().max())
-    return not scale < torch.inf or bool(((a - b).abs() <= 10 * torch.finfo(a.dtype).eps ** 0.5 * scale).all())
+    # on a GPU sums may come in another order each time, of numbers of 11 bits (tf32)
+    room = 0.1 if a.is_cuda else 10 * torch.finfo(a.dtype).eps ** 0.5
+    return not scale < torch.inf or bool(((a - b).abs() <= room * scale).all())
 
 
 def try_input(networks: Networks, x: Tensor) -> Tensor:

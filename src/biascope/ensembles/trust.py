@@ -63,14 +63,26 @@ def refuse_mixing(networks: Networks, x: Tensor) -> None:
         return
     one = x[:1].detach()
     two = torch.cat([one, 2 * one + 1 if one.is_floating_point() else x[1:2]])
-    with torch.no_grad():
-        alone, beside = (call_rows(template, networks.one(0), part)[:1] for part in (one, two))
+    try:  # in float64, where one example and two differ by no rounding that could be taken for mixing
+        alone, beside = (_outputs(networks, part.cpu(), torch.float64)[:1] for part in (one, two))
+    except (RuntimeError, TypeError):  # constants of another precision or place
+        alone, beside = (_outputs(networks, part, networks.dtype)[:1] for part in (one, two))
     if not alike(alone, beside):
         raise UnsupportedError(
             f"{type(template).__name__} gives an example another output when others are beside it in the batch: its "
             "examples mix, and none has a gradient of its own"
         )
     _SEPARATE.add(template)
+
+
+@torch.no_grad()
+def _outputs(networks: Networks, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Outputs [n, c] of the first network on x, where x is, in another precision."""
+    values = {
+        name: value.to(x.device, dtype if value.is_floating_point() else None)
+        for name, value in networks.one(0).items()
+    }
+    return call_rows(networks.template, values, x.to(dtype) if x.is_floating_point() else x)
 
 
 def _differing(template: nn.Module, fresh: nn.Module) -> list[str]:
