@@ -40,8 +40,10 @@ def own_networks(options: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(value for value in values if isinstance(value, str) and OWN.fullmatch(value)))
 
 
-def own_factory(spec: str) -> Callable[[], nn.Module]:
-    """The factory behind `module:factory`; where it fails, the error has the line of the user's file.
+def own_factory(spec: str, settable: bool = False) -> Callable[..., nn.Module]:
+    """The factory behind `module:factory`; where it fails, the error has the line of the user's file and what to type.
+
+    `settable`: the command has `--set name=value` for the factory's arguments.
 
     Example:
         >>> own_factory("torch.nn:Flatten")()
@@ -55,26 +57,30 @@ def own_factory(spec: str) -> Callable[[], nn.Module]:
             "network under `if __name__ == '__main__':`"
         ) from error
 
-    def make() -> nn.Module:
+    def make(**options: Any) -> nn.Module:
         try:
-            return factory()
+            return factory(**options)
         except SystemExit as error:
             raise InputError(f"{spec} ended the program (exit {error.code}) instead of returning a network") from error
         except InputError as error:
             if error.__cause__ is None:
                 raise
-            raise InputError(f"{error}{_line(error.__cause__)}") from error.__cause__
+            raise InputError(f"{error}{_where(spec, error.__cause__, settable)}") from error.__cause__
 
     return make
 
 
-def _line(cause: BaseException) -> str:
-    """Where in the user's files an error arose, in words; empty where it did not arise there."""
+def _where(spec: str, cause: BaseException, settable: bool) -> str:
+    """Where in the user's files an error arose, or which arguments are missing; empty where neither is known."""
     frames = traceback.extract_tb(cause.__traceback__)
-    own = [f for f in frames if f.filename not in (__file__, registry.__file__) and "site-packages" not in f.filename]
-    if not own:
+    own = [frame for frame in frames if frame.filename not in (__file__, registry.__file__)]
+    if not own and (missing := re.search(r"missing .* required .*arguments?: (.*)", str(cause))):
+        settings = " ".join(f"--set {name}=..." for name in re.findall(r"'(\w+)'", missing.group(1)))
+        return f"; {f'add {settings}, or ' if settable else ''}write a function without arguments that calls it"
+    script = [frame for frame in own if "site-packages" not in frame.filename]  # where torch is
+    if not script or spec in nets.names():
         return ""
-    last = own[-1]
+    last = script[-1]
     return f" (line {last.lineno} of {Path(last.filename).name}: {last.line}); BIASCOPE_DEBUG=1 shows how it got there"
 
 

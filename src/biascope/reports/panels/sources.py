@@ -9,8 +9,6 @@ hf:bert, hf:path/to/folder     a transformers configuration by type, or one stor
 
 import ast
 import importlib
-import re
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -22,8 +20,8 @@ from torch import Tensor, nn
 from biascope import nets
 from biascope.errors import BiascopeError, InputError, UnsupportedError, near
 from biascope.inputs import check_shape
-from biascope.nets import registry
 from biascope.reports.panels.loading import WEIGHTS
+from biascope.studies.own_networks import own_factory
 
 Factory = Callable[[], nn.Module]
 Spec = str | Callable[..., nn.Module]  # a name, or the function itself
@@ -56,7 +54,7 @@ def resolve(spec: Spec, input_shape: Sequence[int] | None = None, **options: Any
         return PACKAGES[prefix](rest, asked, options)
     if not colon:
         _complete(spec)
-    factory = _own(spec)
+    factory = own_factory(spec, settable=True)
     if colon:
         if asked is None:
             raise InputError(f"{spec}: say what one input looks like, for example --input 3,32,32")
@@ -121,43 +119,6 @@ def _complete(spec: str) -> None:
     names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     hint = f"; it has {', '.join(names[:8])}" if names else "; it has none yet: def build(): return nn.Sequential(...)"
     raise InputError(f"say which function builds the network: type {spec}:{names[0] if names else 'build'}{hint}")
-
-
-def _own(spec: str) -> Callable[..., nn.Module]:
-    """The factory behind a name or a script; where it fails, the line of the script and what to type."""
-    try:
-        factory = nets.resolve(spec)
-    except SystemExit as error:
-        raise InputError(
-            f"{spec} ended the program while it was read (exit {error.code}): put what it does beside defining the "
-            "network under `if __name__ == '__main__':`"
-        ) from error
-
-    def make(**options: Any) -> nn.Module:
-        try:
-            return factory(**options)
-        except SystemExit as error:
-            raise InputError(f"{spec} ended the program (exit {error.code}) instead of returning a network") from error
-        except InputError as error:
-            if error.__cause__ is None:
-                raise
-            raise InputError(f"{error}{_where(spec, error.__cause__)}") from error.__cause__
-
-    return make
-
-
-def _where(spec: str, cause: BaseException) -> str:
-    frames = traceback.extract_tb(cause.__traceback__)
-    own = [frame for frame in frames if frame.filename not in (__file__, registry.__file__)]
-    if not own and (missing := re.search(r"missing .* required .*arguments?: (.*)", str(cause))):
-        names = re.findall(r"'(\w+)'", missing.group(1))
-        settings = " ".join(f"--set {name}=..." for name in names)
-        return f"; add {settings}, or write a function without arguments that calls it"
-    script = [frame for frame in own if "site-packages" not in frame.filename]  # where torch is
-    if not script or spec in nets.names():
-        return ""
-    last = script[-1]
-    return f" (line {last.lineno} of {Path(last.filename).name}: {last.line}); BIASCOPE_DEBUG=1 shows how it got there"
 
 
 def _torchvision(name: str, shape: Shape | None, options: Mapping[str, Any]) -> tuple[Factory, Shape]:
