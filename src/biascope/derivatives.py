@@ -262,6 +262,32 @@ def in_plain_order(out: Tensor) -> Tensor:
 
 
 @contextmanager
+def second_derivatives(module: nn.Module) -> Iterator[None]:
+    """What torch raises inside, where it cannot differentiate twice or in forward mode, as an error with the module.
+
+    Example:
+        >>> with second_derivatives(nn.LSTM(1, 1)):
+        ...     raise NotImplementedError("no rule")
+        Traceback (most recent call last):
+        biascope.errors.UnsupportedError: torch cannot take the second derivatives of LSTM that are needed (no rule)
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, NotImplementedError) as error:
+        if isinstance(error, UnsupportedError):
+            raise
+        said = str(error).strip().splitlines()
+        recurrent = [name for name, part in module.named_modules() if isinstance(part, nn.RNNBase)]
+        fix = f"; '{recurrent[0]}' is fused: write it out with nn.LSTMCell or nn.GRUCell" if any(recurrent) else ""
+        raise UnsupportedError(
+            f"torch cannot take the second derivatives of {type(module).__name__} that are needed "
+            f"({said[0] if said else type(error).__name__}){fix}"
+        ) from error
+
+
+@contextmanager
 def differentiable_attention() -> Iterator[None]:
     """Use attention kernels that support forward-mode and double differentiation, and restore the old choice after.
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from biascope import average_geometry, geometry_evolution, nads
-from biascope.ensembles import record, train_ensemble
+from biascope.ensembles import outputs, record, train_ensemble
 from biascope.ensembles.trust import refuse_hidden_chance, refuse_mixing
 from biascope.errors import InputError, UnsupportedError
 
@@ -72,7 +72,16 @@ def test_layers_that_keep_what_they_computed_are_fine() -> None:
     def normed() -> nn.Module:
         return nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 4)), nn.utils.spectral_norm(nn.Linear(4, 1)))
 
-    refuse_hidden_chance(record(normed), X)
+    recorded = record(normed)
+    refuse_hidden_chance(recorded, X)
+    drawn = recorded.draw(0, 0, 2)
+    v, g, bias = (drawn.params[f"0.{part}"] for part in ("weight_v", "weight_g", "bias"))
+    hidden = X @ (g * v / v.norm(dim=2, keepdim=True)).transpose(1, 2) + bias[:, None]  # [2, n, 4]
+    left, right = (drawn.buffers[f"1.weight_{part}"] for part in "uv")
+    w, shift = drawn.params["1.weight_orig"], drawn.params["1.bias"]
+    sigma = torch.einsum("to,toi,ti->t", left, w, right)
+    expected = hidden @ (w / sigma[:, None, None]).transpose(1, 2) + shift[:, None]
+    assert torch.allclose(outputs(drawn, X), expected, atol=1e-4)
 
 
 class Noisy(nn.Module):

@@ -103,13 +103,15 @@ def test_the_warning_comes_before_the_harm() -> None:
 def test_the_default_step_is_silent(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        nads(lambda: nets.build(name), nets.info(name).input_shape, 1, scalarise=lambda out: out[:, 0])
+        found = nads(lambda: nets.build(name), nets.info(name).input_shape, 1, scalarise=lambda out: out[:, 0])
+    assert found.trace > 0
 
 
 def test_small_steps_in_float64_are_silent() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        nads(smooth, (256,), 8, step=1e-4, head="marginal", dtype=torch.float64)
+        found = nads(smooth, (256,), 8, step=1e-4, head="marginal", dtype=torch.float64)
+    assert found.trace == pytest.approx(nads(smooth, (256,), 8, step=1e-3, head="marginal").trace, rel=0.01)
 
 
 def test_steps_that_do_not_move_the_input() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from biascope.ensembles.engines import alike, call_rows
+from biascope.ensembles.engines import alike, call_rows, try_input
 from biascope.ensembles.initialisers import Initialiser, build, tensors_of
 from biascope.ensembles.networks import Networks
 from biascope.errors import InputError, UnsupportedError
@@ -21,6 +21,19 @@ from biascope.seeds import derive
 
 _WHOLE: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _SEPARATE: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def check_networks(initialiser: Initialiser, networks: Networks, x: Tensor) -> None:
+    """All that is asked of networks drawn by `initialiser` where gradients of single examples x [n, ...] are meant.
+
+    Example:
+        >>> from biascope.ensembles import record
+        >>> recorded = record(lambda: nn.Linear(3, 2))
+        >>> check_networks(recorded, recorded.draw(0, 0, 1), torch.ones(5, 3))
+    """
+    try_input(networks, x)
+    refuse_hidden_chance(initialiser, x)
+    refuse_mixing(networks, x)
 
 
 def refuse_hidden_chance(initialiser: Initialiser, x: Tensor) -> None:

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from biascope.arguments import check_count, check_number
+from biascope.derivatives import second_derivatives
 from biascope.ensembles import Factory, Initialiser, Networks, record
 from biascope.ensembles.arithmetic import Precision, arithmetic
 from biascope.ensembles.engines import try_input
 from biascope.ensembles.evaluate import Scalarise
 from biascope.ensembles.initialisers import with_something_to_train
-from biascope.ensembles.trust import refuse_hidden_chance, refuse_mixing
+from biascope.ensembles.trust import check_networks
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import device_of, refuse_batch_dependence
 from biascope.geometry.few_passes import few_passes
 from biascope.geometry.gradients import Sampler
-from biascope.geometry.losses import second_derivatives
 from biascope.geometry.mixed import MixedDerivative
 from biascope.geometry.moments import BlockMoments, blocks_for
 from biascope.geometry.nad_result import NADs
@@ -133,9 +133,7 @@ def nads(
         raise InputError(f"top must be between 1 and {x.numel()}, not {top}")
     first = initialiser.draw(seed, 0, 1, where, dtype)
     x = x.to(where, first.dtype)
-    try_input(first, x[None])
-    refuse_hidden_chance(initialiser, x[None])
-    refuse_mixing(first, x[None])
+    check_networks(initialiser, first, x[None])
     if n_networks != 1 and not initialiser.draws:
         raise InputError(
             f"the factory gives the same {type(initialiser.template).__name__} every time: there is nothing to average "

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from biascope.arguments import check_count
 from biascope.ensembles import Factory, Initialiser, Networks, input_gradients, record
-from biascope.ensembles.engines import try_input
 from biascope.ensembles.evaluate import Scalarise
-from biascope.ensembles.trust import refuse_hidden_chance
+from biascope.ensembles.trust import check_networks
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import device_of, refuse_batch_dependence
 from biascope.geometry import files
@@ -240,8 +239,7 @@ def average_geometry(
             own = draw_probes(seed, start, stop, n_probes, shape, probe_std) if probes is None else probes
             if start == 0:
                 some = (own[0] if probes is None else own).to(where, networks.dtype)
-                try_input(networks, some)
-                refuse_hidden_chance(initialiser, some)
+                check_networks(initialiser, networks, some)
             found = input_gradients(
                 networks, own, per_network=probes is None, scalarise=scalarise, max_memory=max_memory
             )

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, hessian, jacfwd, vmap
 
-from biascope.derivatives import call, differentiable_attention
+from biascope.derivatives import call, differentiable_attention, second_derivatives
 from biascope.ensembles import Networks, scalar_of
 from biascope.ensembles.evaluate import Scalarise
 from biascope.errors import InputError
 from biascope.functional import as_rows, refuse_batch_dependence
-from biascope.geometry.losses import check_labels, second_derivatives
+from biascope.geometry.losses import check_labels
 from biascope.geometry.measures import Comparison, compare
 from biascope.inputs import check_inputs
 from biascope.memory import budget, readable

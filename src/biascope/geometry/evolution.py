@@ -10,17 +10,16 @@ from torch import Tensor
 from torch.func import grad, jvp, vmap
 from torch.nn import functional as F
 
-from biascope.derivatives import call, differentiable_attention
+from biascope.derivatives import call, differentiable_attention, second_derivatives
 from biascope.ensembles import Factory, Initialiser, Networks, scalar_of
 from biascope.ensembles.arithmetic import arithmetic
-from biascope.ensembles.engines import try_input
 from biascope.ensembles.evaluate import Scalarise, activation_bytes
 from biascope.ensembles.initialisers import with_something_to_train
-from biascope.ensembles.trust import refuse_hidden_chance, refuse_mixing
+from biascope.ensembles.trust import check_networks
 from biascope.errors import InputError
 from biascope.functional import as_rows, device_of, refuse_batch_dependence
 from biascope.geometry.average import AverageGeometry, blocks_within, draw_probes, from_moments, refuse_infinite
-from biascope.geometry.losses import as_sum, check_labels, second_derivatives
+from biascope.geometry.losses import as_sum, check_labels
 from biascope.geometry.moments import BlockMoments
 from biascope.inputs import check_inputs
 from biascope.linalg import FromFunction
@@ -100,9 +99,7 @@ def geometry_evolution(
     first = initialiser.draw(seed, 0, 1, where, dtype)
     kind = first.dtype
     x, y = x_train.to(where, kind), y_train.to(where, kind)
-    try_input(first, x)
-    refuse_hidden_chance(initialiser, x)
-    refuse_mixing(first, x)
+    check_networks(initialiser, first, x)
     total = as_sum(LOSSES[loss] if isinstance(loss, str) else loss)
     template = initialiser.template
 

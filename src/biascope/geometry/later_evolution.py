@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from biascope.derivatives import call, differentiable_attention
+from biascope.derivatives import call, differentiable_attention, second_derivatives
 from biascope.ensembles import Networks, scalar_of
 from biascope.ensembles.arithmetic import arithmetic
 from biascope.ensembles.evaluate import Scalarise, activation_bytes
@@ -16,7 +16,7 @@ from biascope.errors import InputError
 from biascope.functional import as_rows, refuse_batch_dependence
 from biascope.geometry.average import AverageGeometry, blocks_within, from_moments, refuse_infinite
 from biascope.geometry.evolution import LOSSES, Params, SumLoss, along, descent
-from biascope.geometry.losses import as_sum, check_labels, second_derivatives
+from biascope.geometry.losses import as_sum, check_labels
 from biascope.geometry.moments import BlockMoments
 from biascope.inputs import check_inputs
 from biascope.linalg import FromFunction

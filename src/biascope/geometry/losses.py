@@ -1,14 +1,12 @@
-"""Labels that a loss is defined for, losses that are one number, and derivatives of them that torch cannot take."""
+"""Labels that a loss is defined for, and losses that are one number."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from biascope.errors import InputError, UnsupportedError
+from biascope.errors import InputError
 from biascope.inputs import check_inputs
 
 
@@ -46,29 +44,3 @@ def as_sum(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor
         return made
 
     return total
-
-
-@contextmanager
-def second_derivatives(module: nn.Module) -> Iterator[None]:
-    """What torch raises inside, where it cannot differentiate twice or in forward mode, as an error with the module.
-
-    Example:
-        >>> with second_derivatives(nn.LSTM(1, 1)):
-        ...     raise NotImplementedError("no rule")
-        Traceback (most recent call last):
-        biascope.errors.UnsupportedError: torch cannot take the second derivatives of LSTM that are needed (no rule)
-    """
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, NotImplementedError) as error:
-        if isinstance(error, UnsupportedError):
-            raise
-        said = str(error).strip().splitlines()
-        recurrent = [name for name, part in module.named_modules() if isinstance(part, nn.RNNBase)]
-        fix = f"; '{recurrent[0]}' is fused: write it out with nn.LSTMCell or nn.GRUCell" if any(recurrent) else ""
-        raise UnsupportedError(
-            f"torch cannot take the second derivatives of {type(module).__name__} that are needed "
-            f"({said[0] if said else type(error).__name__}){fix}"
-        ) from error
