@@ -9,8 +9,7 @@ Rule for the verdict: the strongest 5 % of frequencies hold more than half of th
 errors down, and at least three eigenvalues of sampled heads lie above the band. Added after the paper-size runs were
 seen (`PLACES`): of ResNet-18 the comb of multiples of 4 holds more than half of the energy of u_1 to u_3, of
 DenseNet-121 (0, 0) that of u_1 and the bins (0, n/2) and (n/2, 0) that of u_2 and u_3, not ordered from low to high
-frequencies; again two standard errors down. Those runs have kept their directions, but not the groups the errors come
-from, and could not be judged anew; a test holds the directions against what was added.
+frequencies; again two standard errors down. Later runs of both are judged by it.
 
 That the frequencies are those of high accuracy in Fig. 1 is judged by `nad/fig5-support`.
 """
