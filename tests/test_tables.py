@@ -187,3 +187,32 @@ def test_records_and_probe() -> None:
     assert number(float(loss.detach())) in seen
     assert "nan" not in seen  # there is no loss at step 0
     assert len(seen.cells) < 100
+
+
+def test_printed_tables_cut_no_name() -> None:
+    """Names of transformers are longer than the columns once were, and two of them could read the same."""
+    name = "encoder_of_the_first_half_attention_block_with_a_long_name"
+    net = nn.Sequential()
+    net.add_module(name, nn.Linear(3, 4))
+    net.add_module("recurrent", Last(4))
+    x = torch.randn(5, 2, 3, generator=torch.Generator().manual_seed(0))
+    told = [
+        str(bs.ntk(net, x, outputs="trace").plan),
+        str(bs.Jacobian(net, x).coverage()),
+        str(bs.fisher(net, x, representation="diagonal", likelihood="gaussian").plan),
+    ]
+    for table in told:
+        assert name + ".weight" in table
+    assert "which has no layer rule" in told[0]
+
+
+class Last(nn.Module):
+    """The last output of a recurrent layer."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.layer = nn.GRU(size, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(x)[0][:, -1]
+        return out

@@ -18,7 +18,7 @@ from biascope.inputs import Inputs, batch_size, batches, check_batch_size, read_
 from biascope.layers import Anatomy, anatomy, leaves, per_example_gradients, record, rows_of_tape
 from biascope.linalg.operator import Adjoint, LinearOperator
 from biascope.precision import arithmetic, without_cudnn
-from biascope.tables import grid
+from biascope.tables import columns, grid
 
 MANY = 32  # trials kept per module
 
@@ -148,9 +148,8 @@ class Coverage:
         return tuple(r.parameter for r in self.rows if r.handled_by == "autograd fallback")
 
     def __str__(self) -> str:
-        lines = [f"{'parameter':<38} {'shape':<18} {'handled by':<18} why"]
-        lines += [f"{r.parameter[-38:]:<38} {list(r.shape)!s:<18} {r.handled_by:<18} {r.why}" for r in self.rows]
-        return "\n".join(lines)
+        rows = [(r.parameter, list(r.shape), r.handled_by, r.why) for r in self.rows]
+        return columns(["parameter", "shape", "handled by", "why"], rows)
 
     def _repr_html_(self) -> str:
         """What needs the fallback first, then the rest, for notebooks."""

@@ -1,4 +1,4 @@
-"""Short HTML tables for notebooks, from plain strings; every text is escaped."""
+"""Tables for print, and short HTML ones for notebooks, from plain strings; in HTML every text is escaped."""
 
 import html
 import math
@@ -72,6 +72,20 @@ def grid(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) ->
     head = "".join(f"<th>{_text(cell)}</th>" for cell in header)
     body = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in kept)
     return f"<table><caption>{_text(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def columns(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table for print: every column as wide as its longest cell, so that no name is cut.
+
+    Example:
+        >>> print(columns(["parameter", "why"], [["0.weight", "a rule"], ["0.bias", "none"]]))
+        parameter  why
+        0.weight   a rule
+        0.bias     none
+    """
+    table = [[str(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*table)]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in table)
 
 
 def _text(value: object) -> str:

@@ -15,7 +15,7 @@ from biascope.curvature.space import ParameterSpace
 from biascope.errors import InputError
 from biascope.layers import Anatomy, Block
 from biascope.memory import readable
-from biascope.tables import grid
+from biascope.tables import columns, grid
 
 BLOCK_LIMIT = 1024  # parameters up to which an exact block is cheap
 WHOLE = ("dense", "lowrank")
@@ -67,9 +67,8 @@ class Plan:
         return grid(title, ["parameter", "shape", "representation", "why"], rows)
 
     def __str__(self) -> str:
-        lines = [f"{'parameter':<38} {'shape':<18} {'representation':<14} why"]
-        lines += [f"{name[-38:]:<38} {list(shape)!s:<18} {kind:<14} {why}" for name, shape, kind, why in self.rows]
-        return "\n".join(lines)
+        rows = [(name, list(shape), kind, why) for name, shape, kind, why in self.rows]
+        return columns(["parameter", "shape", "representation", "why"], rows)
 
 
 def make_units(

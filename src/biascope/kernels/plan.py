@@ -9,7 +9,7 @@ import torch
 from biascope.errors import InputError
 from biascope.layers import Anatomy, Block
 from biascope.memory import readable
-from biascope.tables import grid
+from biascope.tables import columns, grid
 
 METHODS = ("gram", "contract")
 STRATEGIES = ("auto", *METHODS, "products")
@@ -77,14 +77,18 @@ class Plan:
             f"{readable(self.kernel_bytes)} kernel, {readable(self.flops, 'FLOP')} of contractions",
             f"{self.passes} pass(es) over the data, {self.chunk} examples at a time, tiles of {self.tile}; "
             f"budget {readable(self.budget)}, workspace {readable(self.workspace)}",
-            f"{'parameters':<34} {'rule':<28} {'method':<9} {'FLOPs':>11}  why",
         ]
-        for b in self.blocks:
-            name = b.block.names[0] + (" +bias" if len(b.block.names) == 2 else "")
-            lines.append(
-                f"{name[-34:]:<34} {b.block.reason[:28]:<28} {b.method:<9} {readable(b.flops, 'FLOP'):>11}  {b.why}"
+        rows = [
+            (
+                b.block.names[0] + (" +bias" if len(b.block.names) == 2 else ""),
+                b.block.reason,
+                b.method,
+                readable(b.flops, "FLOP"),
+                b.why,
             )
-        return "\n".join(lines)
+            for b in self.blocks
+        ]
+        return "\n".join([*lines, columns(["parameters", "rule", "method", "FLOPs", "why"], rows)])
 
 
 def _cost(b: Block, method: str, outputs: str, n1: int, n2: int, k: int, half: float, item: int) -> tuple[float, float]:
