@@ -378,12 +378,12 @@ def explained(module: nn.Module, inputs: Inputs) -> Iterator[None]:
 
     Example:
         >>> net, x = nn.Sequential(nn.Linear(3, 4), nn.Linear(5, 1)), torch.ones(2, 3)
-        >>> with explained(net, x):
+        >>> with explained(net, x):  # doctest: +ELLIPSIS
         ...     net(x)
         Traceback (most recent call last):
         ...
         biascope.errors.InputError: Sequential cannot take an input [2, 3]: its layer '1', Linear(in_features=5, \
-        out_features=1, bias=True), got [2, 4] (RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x4 and 5x1))
+        out_features=1, bias=True), got [2, 4] (RuntimeError: ... shapes cannot be multiplied (2x4 and 5x1))
     """
     try:
         yield
