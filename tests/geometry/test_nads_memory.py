@@ -1,4 +1,4 @@
-"""What a budget of memory is worth where every network has many features or outputs: the peak of a process."""
+"""What a budget of memory is worth where networks have many features, outputs or inputs: the peak of a process."""
 
 import subprocess
 import sys
@@ -16,7 +16,13 @@ def narrow():
 def wide():  # few parameters, many outputs
     return nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Flatten())
 
+def large():
+    return nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(64, 1))
+
 def run(networks):
+    if sys.argv[1] == "inputs":
+        side = 8 if networks < 5 else 64
+        return nads(large, (3, side, side), 4, top=5, max_memory="200MB")
     if sys.argv[1] == "marginal":
         return nads(narrow, (1, 12, 12), networks, head="marginal", max_memory="100MB")
     return nads(wide, (1, 12, 12), networks, scalarise=lambda out: out[:, 0], max_memory="100MB")
@@ -35,3 +41,11 @@ def test_features_and_outputs_count_against_the_budget(kind: str) -> None:
     done = subprocess.run([sys.executable, "-c", PEAK, kind], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 150  # MiB more than four networks need
+
+
+@pytest.mark.slow
+def test_perturbed_inputs_count_against_the_budget() -> None:
+    """All 2 D inputs of D = 12,288 entries are 1.2 GB; half of them were held at once, whatever the budget."""
+    done = subprocess.run([sys.executable, "-c", PEAK, "inputs"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 200  # MiB more than inputs of 192 entries need

@@ -102,8 +102,11 @@ class Sampler:
 
     @property
     def _at_once(self) -> int:
-        """Input directions whose perturbed inputs are held at once."""
-        return max(1, min(self.dimension, 2**26 // self.dimension))
+        """Input directions whose perturbed inputs are held at once: an eighth of the memory, if that was said."""
+        most = 2**26  # pairs of entries
+        if self.max_memory is not None:  # else what is free, which changes from call to call
+            most = min(most, budget(self.max_memory, self.device) // (8 * 2 * self.x.element_size()))
+        return max(1, min(self.dimension, most // self.dimension))
 
     def _evaluator(self, start: int = 0) -> Evaluator:
         x = perturbed(self.x, start, min(start + self._at_once, self.dimension), self.step)
