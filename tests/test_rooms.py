@@ -14,6 +14,7 @@ SRC = Path(__file__).parents[1] / "src" / "biascope"
 BASE = {
     "arguments",
     "derivatives",
+    "elementary",
     "errors",
     "files",
     "hints",

@@ -14,32 +14,19 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from biascope.elementary import (
+    gru_cell,
+    instance_norm,
+    layer_norm,
+    lstm_cell,
+    prelu,
+    rnn_relu_cell,
+    rnn_tanh_cell,
+    weight_norm,
+)
 from biascope.errors import UnsupportedError
 
 NORMS = {F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm}
-
-
-def prelu(input: Tensor, weight: Tensor) -> Tensor:
-    """F.prelu of input [n, c, ...] with weight [1] or [c], by elementary operations.
-
-    Example:
-        >>> x, w = torch.randn(2, 3, 4), torch.rand(3)
-        >>> torch.equal(prelu(x, w), F.prelu(x, w))
-        True
-    """
-    slope = weight if weight.numel() == 1 else weight.view(-1, *[1] * (input.dim() - 2))
-    return torch.where(input > 0, input, slope * input)
-
-
-def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """g v / ||v||, the norms over all but one dimension (-1: over all), by elementary operations.
-
-    Example:
-        >>> v, g = torch.randn(2, 3), torch.rand(2, 1)
-        >>> torch.allclose(weight_norm(v, g), torch._weight_norm(v, g))
-        True
-    """
-    return v * (g / torch.norm_except_dim(v, 2, dim))
 
 
 def embedding(
@@ -150,6 +137,10 @@ EMBEDDINGS: dict[Any, Any] = {F.embedding: embedding, torch.embedding: lookup, F
 WRITTEN_OUT: dict[Any, Any] = {  # torch's function: the same by elementary operations
     **dict.fromkeys((F.prelu, torch.prelu, torch.Tensor.prelu), prelu),
     torch._weight_norm: weight_norm,
+    torch.rnn_tanh_cell: rnn_tanh_cell,
+    torch.rnn_relu_cell: rnn_relu_cell,
+    torch.gru_cell: gru_cell,
+    torch.lstm_cell: lstm_cell,
     **EMBEDDINGS,
 }
 
@@ -159,10 +150,10 @@ class RightGradients(TorchFunctionMode):
 
     On a CPU the backward pass of batch and instance normalisation misreads gradients in some memory orders: those of
     one example whose channels come last, as a transformer after the normalisation sends them; instance normalisation,
-    which sees all examples as one, those of any number. Under vmap PReLU takes examples for cotangents. Weight
-    normalisation has no forward-mode derivative. Embeddings push a tangent of the padding row forward that their
-    backward pass never pulls back. If `pure`, tables that change when they are read, or whose gradients are none, are
-    refused; where a network is only trained they are its own affair.
+    which sees all examples as one, those of any number. Under vmap PReLU takes examples for cotangents, and the cells
+    of recurrent networks fail. Weight normalisation has no forward-mode derivative. Embeddings push a tangent of the
+    padding row forward that their backward pass never pulls back. If `pure`, tables that change when they are read, or
+    whose gradients are none, are refused; where a network is only trained they are its own affair.
     """
 
     def __init__(self, pure: bool = False) -> None:
@@ -186,6 +177,89 @@ class RightTangents(TorchFunctionMode):
         if func in ARGUMENTS:
             refuse_impure_tables(func, args, kwargs or {})
         return EMBEDDINGS.get(func, func)(*args, **(kwargs or {}))
+
+
+THIRD: dict[Any, Any] = {  # torch's function whose third derivatives are wrong: the same by elementary operations
+    **dict.fromkeys((F.layer_norm, torch.layer_norm), layer_norm),
+    **dict.fromkeys((F.instance_norm, torch.instance_norm), instance_norm),
+}
+NO_THIRD = {  # those that cannot be written out in a line
+    *(torch.linalg.solve, torch.linalg.det, torch.linalg.slogdet),
+    *(torch.det, torch.slogdet, torch.logdet, Tensor.det, Tensor.slogdet, Tensor.logdet),
+}
+
+
+class ThirdDerivatives(TorchFunctionMode):
+    """While active, what torch (2.13) has right first and second derivatives of, but wrong third ones, is written out.
+
+    Layer and instance normalisation keep means and variances for the backward pass, as solves and determinants keep
+    their factors; when that is differentiated twice more, the kept numbers are taken for constants, in whichever order
+    of modes. Solves and determinants are refused.
+
+    Example:
+        >>> cube = lambda x: F.layer_norm(x, (3,))[0] ** 2
+        >>> x, e = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64), torch.eye(3, dtype=torch.float64)[0]
+        >>> second = lambda x: torch.func.jvp(torch.func.grad(cube), (x,), (e,))[1]
+        >>> with ThirdDerivatives():
+        ...     third = torch.func.jvp(second, (x,), (e,))[1]
+        >>> torch.allclose(third, (second(x + 1e-5 * e) - second(x - 1e-5 * e)) / 2e-5)
+        True
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in NO_THIRD:
+            raise UnsupportedError(
+                f"torch takes third derivatives of {func.__name__} wrongly: write it out, a solve as "
+                "torch.linalg.inv(A) @ B"
+            )
+        return THIRD.get(func, func)(*args, **(kwargs or {}))
+
+
+class PlainList(nn.ParameterList):
+    """A ParameterList whose slices are plain lists; see `plain_containers`."""
+
+    def __getitem__(self, idx: Any) -> Any:
+        """One entry, or a list of them."""
+        inside = range(*idx.indices(len(self))) if isinstance(idx, slice) else None
+        return super().__getitem__(idx) if inside is None else [self[i] for i in inside]
+
+
+class PlainDict(nn.ParameterDict):
+    """A ParameterDict whose copies and unions are plain dicts; see `plain_containers`."""
+
+    def copy(self) -> Any:
+        """A dict of the same entries."""
+        return dict(self.items())
+
+
+PLAIN: dict[type, type] = {nn.ParameterList: PlainList, nn.ParameterDict: PlainDict}
+
+
+@contextmanager
+def plain_containers(module: nn.Module) -> Iterator[None]:
+    """Let tensors that stand in for parameters keep their derivatives in slices of an nn.ParameterList.
+
+    torch makes such a slice (`self.weights[1:]` in a forward), and a copy of an nn.ParameterDict, out of new parameters
+    where what is in it are tensors: the output does not change, but its derivative by them is zero.
+
+    Example:
+        >>> weights = nn.ParameterList([nn.Parameter(torch.ones(1))])
+        >>> with plain_containers(weights):
+        ...     weights[:1]
+        [Parameter containing:
+        tensor([1.], requires_grad=True)]
+        >>> type(weights[:1]).__name__
+        'ParameterList'
+    """
+    held = [part for part in module.modules() if type(part) in PLAIN]
+    kinds = [type(part) for part in held]
+    try:
+        for part, kind in zip(held, kinds):
+            part.__class__ = PLAIN[kind]
+        yield
+    finally:
+        for part, kind in zip(held, kinds):
+            part.__class__ = kind
 
 
 def right_gradients(tables: bool = False) -> AbstractContextManager[object]:
@@ -219,7 +293,7 @@ def call(module: nn.Module, tensors: Any, args: tuple[Any, ...], kwargs: dict[st
     inputs = [t for t in (*args, *(kwargs or {}).values()) if isinstance(t, Tensor)]
     given = [t for t in inputs if not t.is_inference()]
     seen = [t._version for t in given]
-    with right_gradients(tables=any(not t.is_floating_point() for t in inputs)):
+    with right_gradients(tables=any(not t.is_floating_point() for t in inputs)), plain_containers(module):
         out = torch.func.functional_call(module, tensors, args, kwargs)
     changed = seen != [t._version for t in given]
     if writes is None and not any(torch._C._functorch.is_batchedtensor(t) for t in given):  # those do not tell

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from biascope.ensembles import input_gradients, outputs, record, train_ensemble
 from biascope.errors import UnsupportedError
 from biascope.geometry import (
+    average_geometry,
     dipole_derivatives,
     dipole_metric,
     evolution_of,
@@ -243,3 +244,43 @@ def test_networks_of_buffers_alone_have_directions() -> None:
     rows = record(Fixed).draw(0, 0, 30).buffers["weight"][:, :, 0]
     found = nads(Fixed, (3,), 30, "autograd")
     torch.testing.assert_close(found.eigenvalues, torch.linalg.eigvalsh(rows.T @ rows / 30).flip(0), rtol=1e-10, atol=0)
+
+
+class Sliced(nn.Module):
+    """Reads a slice of a ParameterList, which torch makes new parameters of where tensors stand in for the old."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([nn.Parameter(torch.randn(3, 3)), nn.Parameter(torch.randn(1, 3))])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for w in self.weights[:-1]:
+            x = torch.tanh(x @ w.T)
+        return x @ self.weights[-1].T
+
+
+class Written(Sliced):
+    """The same without a slice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x @ self.weights[0].T) @ self.weights[1].T
+
+
+def test_slices_of_parameter_lists_count() -> None:
+    """Derivatives by what is read through a slice were zero: of Delta a tenth was left, and vmap trained half."""
+    y = torch.ones(len(X))
+    deltas = [geometry_evolution(kind, X, y, 20).matrix for kind in (Sliced, Written)]
+    assert torch.allclose(*deltas, rtol=1e-5)
+    directions = [nads(kind, (3,), 20, "mixed-derivative", top=3).eigenvalues for kind in (Sliced, Written)]
+    assert torch.allclose(*directions, rtol=1e-5)
+    tasks = [(X, y[:, None])] * 2
+    trained = [train_ensemble(Sliced, tasks, epochs=2, batch_size=4, loss="mse", engine=e) for e in ("loop", "vmap")]
+    a, b = (done.networks.params["weights.0"] for done in trained if done.networks is not None)
+    assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_old_weight_norm_has_an_average_geometry() -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 4)), nn.Tanh(), nn.Linear(4, 1))
+
+    assert average_geometry(build, (3,), 20, probes=X).matrix.shape == (3, 3)

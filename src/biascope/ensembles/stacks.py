@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from biascope.derivatives import RightGradients
+from biascope.derivatives import RightGradients, plain_containers
 from biascope.ensembles.arithmetic import arithmetic
 from biascope.ensembles.capture import capture
 from biascope.ensembles.engines import logits_of
@@ -84,7 +84,8 @@ class Stack:
         ) -> tuple[Tensor, dict[str, Tensor]]:
             """The loss, and what the module put in the place of buffers; BatchNorm writes into them."""
             values = {**params, **buffers}
-            out = logits_of(functional_call(module, values, (x,)))
+            with plain_containers(module):
+                out = logits_of(functional_call(module, values, (x,)))
             replaced = {name: values[name].detach() for name, held in buffers.items() if values[name] is not held}
             return work.loss(out, y), replaced
 

@@ -227,7 +227,7 @@ def average_geometry(
         if tuple(probes.shape[1:]) != shape:
             raise InputError(f"probes have shape {list(probes.shape)}; they must be [n, {', '.join(map(str, shape))}]")
     initialiser = record(factory)
-    refuse_batch_dependence(initialiser.draw(seed, 0, 1).module(0))
+    refuse_batch_dependence(initialiser.template)
     where, D = device_of(device), math.prod(shape)
     n_probes = n_probes if probes is None else len(probes)
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, hessian, jacfwd, jvp, vmap
 
-from biascope.derivatives import call, differentiable_attention
+from biascope.derivatives import ThirdDerivatives, call, differentiable_attention, second_derivatives
 from biascope.ensembles import Networks, scalar_of
 from biascope.ensembles.evaluate import Scalarise
 from biascope.errors import InputError
@@ -212,7 +212,7 @@ class _Moving:
             found = jvp(now, (params,), (direction,))
             return (*found[0], *found[1])
 
-        with differentiable_attention():
+        with differentiable_attention(), second_derivatives(self.model), ThirdDerivatives():
             together = vmap(one, chunk_size=max(1, 2048 // D))  # D directions are pushed forward for every example
             found: tuple[Tensor, ...] = together(x.flatten(1), y)
         return tuple(piece.detach() for piece in found)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from biascope.derivatives import differentiable_attention, right_gradients
+from biascope.derivatives import differentiable_attention, plain_containers, right_gradients
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import Params, no_reentrant_checkpoints
 from biascope.linearize.anchored import copies, hung, versions
@@ -46,7 +46,8 @@ class Expansion:
         on_cpu = self.point[self.names[0]].device.type == "cpu"
         args, kwargs = copies((self.args, self.kwargs)) if self.copied else (self.args, self.kwargs)
         before = versions((args, kwargs))
-        with self.at(params), right_gradients() if on_cpu or self.is_padded() else nullcontext():
+        right = right_gradients() if on_cpu or self.is_padded() else nullcontext()
+        with self.at(params), right, plain_containers(self.skeleton):
             out = self.skeleton(*args, **kwargs)
         self.written |= versions((args, kwargs)) != before
         tensors, self.rebuild = opened(out, type(self.skeleton).__name__)
