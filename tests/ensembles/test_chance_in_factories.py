@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from biascope.ensembles import record
 from biascope.ensembles.recorder import Program
@@ -48,6 +48,25 @@ def test_a_rare_branch_is_taken_as_often_as_in_the_factory(chance: Callable[[nn.
     weights = initialiser.draw(seed=0, start=0, stop=500).params["weight"]
     zero = float((weights == 0).flatten(1).all(1).float().mean())
     assert 0.05 < zero < 0.15  # 0.095 to 0.1, with a standard deviation of 0.013
+
+
+class Chosen(nn.Module):
+    """One of two constant vectors, by a coin."""
+
+    def __init__(self, skip: int) -> None:
+        super().__init__()
+        torch.rand(skip)
+        self.weight = nn.Parameter(torch.ones(3) if torch.rand(1) < 0.5 else torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ self.weight)[:, None]
+
+
+@pytest.mark.parametrize("skip", range(4))
+def test_chance_that_only_chooses_among_constants_is_seen(skip: int) -> None:
+    """No tensor is filled at random, and two builds may choose alike: then all networks came out the same."""
+    weights = record(lambda: Chosen(skip)).draw(seed=0, start=0, stop=200).params["weight"]
+    assert 0.35 < float(weights.mean()) < 0.65  # 0.5 with a standard deviation of 0.035
 
 
 def test_a_tensor_that_noise_is_added_to_keeps_what_it_held() -> None:

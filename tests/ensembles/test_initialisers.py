@@ -189,6 +189,20 @@ def test_variance_of_a_head() -> None:
     assert record(lambda: nets.build("mlp-ntk", in_features=3, hidden=(4,))).variance_of("layers.fc1.weight") == 1.0
 
 
+@pytest.mark.parametrize("repeat", [False, True])
+def test_entries_that_are_constant_or_repeated_have_no_variance_of_their_own(repeat: bool) -> None:
+    """Half of the weights drawn and half zero: G in closed form and with the head averaged out was twice too large."""
+
+    def build() -> nn.Module:
+        net, weight = nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 1)), torch.zeros(1, 4)
+        weight[:, :2].normal_()
+        net[1].weight = nn.Parameter(torch.randn(1, 1).expand(1, 4) if repeat else weight)
+        return net
+
+    assert record(build).recorded
+    assert record(build).variance_of("1.weight") is None
+
+
 def test_global_random_states_are_left_alone() -> None:
     before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
     record(sequential).draw(0, 0, 3)

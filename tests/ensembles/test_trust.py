@@ -60,6 +60,19 @@ def test_chance_that_is_no_tensor_of_the_network_is_refused(kind: str, name: str
             use()
 
 
+@pytest.mark.parametrize("skip", range(6))
+def test_chance_that_chooses_layers_is_refused(skip: int) -> None:
+    """One network in two has another activation; seen in one other build only, it went through every second time."""
+
+    def build() -> nn.Module:
+        torch.rand(skip)
+        activation = nn.Tanh() if torch.rand(1) < 0.5 else nn.Sigmoid()
+        return nn.Sequential(nn.Linear(3, 4), activation, nn.Linear(4, 1))
+
+    with pytest.raises(InputError, match="neither a parameter nor a buffer"):
+        average_geometry(build, (3,), 8)
+
+
 def test_chance_in_buffers_is_fine() -> None:
     """G of tanh(B x) at 0 is E[B^T w w^T B] = 4 I / (3 x 4)."""
     found = average_geometry(lambda: Features("buffer"), (3,), 4000, probe_std=1e-3).matrix

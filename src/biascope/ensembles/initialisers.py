@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from biascope.ensembles.networks import Networks
-from biascope.ensembles.recorder import TRUNCATED, Program, Step, View, recording, replay
+from biascope.ensembles.recorder import TRUNCATED, Program, Step, View, covers, recording, replay
 from biascope.errors import InputError
 from biascope.functional import device_of
 from biascope.seeds import derive, generator
@@ -139,6 +139,10 @@ class Initialiser:
         steps = self._steps_of(name) if self.recorded and name in self._views else []
         if len(steps) != 1 or steps[0].op not in ("uniform_", "normal_", TRUNCATED):
             return None
+        own, storage = self._views[name], self._program.storages[self._views[name].storage]
+        repeated = any(extent > 1 and stride == 0 for extent, stride in zip(own.size, own.stride))
+        if repeated or not covers(steps[0].writes[0], storage):  # one number in many places, or constants beside
+            return None
         args = [float(value) for value in steps[0].leaves]
         if steps[0].op == TRUNCATED:
             mean, std, low, high = (*args, *(0.0, 1.0, -2.0, 2.0)[len(args) :])
@@ -247,8 +251,9 @@ def record(factory: Factory | Initialiser) -> Initialiser:
         if not _same(value, again[name])
     }
     reasons |= _verify(program, views, again)
-    if elsewhere and not reasons:  # two builds agree, but what was decided by chance can come out otherwise in a third
-        reasons = dict.fromkeys(values, "the factory draws from Python's or NumPy's random numbers")
+    if not reasons:  # two builds agree, but what was decided by chance can come out otherwise in a third
+        unseen = ["the factory draws from Python's or NumPy's random numbers"] if elsewhere else program.problems
+        reasons = dict.fromkeys(values, unseen[0]) if unseen else {}
     if reasons:
         _refuse_own_randomness(factory, again)
     steps = program.live({view.storage for view in views.values()})

@@ -120,7 +120,7 @@ class Program:
             if not targets & needed:
                 continue
             kept.append(step)
-            if step.random and all(_covers(where, self.storages[where.storage]) for where in step.writes):
+            if step.random and all(covers(where, self.storages[where.storage]) for where in step.writes):
                 needed -= targets
             needed |= step.reads
         return kept[::-1]
@@ -298,7 +298,13 @@ def _run(step: Step, stack: Callable[[int], Tensor], device: torch.device) -> No
         where.of(stack(where.storage)).copy_(value)
 
 
-def _covers(where: View, storage: Storage) -> bool:
+def covers(where: View, storage: Storage) -> bool:
+    """Whether a view has as many entries as the storage it lies in.
+
+    Example:
+        >>> covers(View(0, (2, 3), (3, 1), 0), Storage(6, torch.float32, None))
+        True
+    """
     count = 1
     for extent in where.size:
         count *= extent

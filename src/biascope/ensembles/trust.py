@@ -19,6 +19,7 @@ from biascope.errors import InputError, UnsupportedError
 from biascope.functional import explained
 from biascope.seeds import derive
 
+SEVERAL = 8  # builds that do not all come out alike by chance
 _WHOLE: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _SEPARATE: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -48,7 +49,14 @@ def refuse_hidden_chance(initialiser: Initialiser, x: Tensor) -> None:
     template = initialiser.template
     if template in _WHOLE:
         return
-    fresh = build(initialiser.factory, derive(0, "trust")).eval()
+    # where the factory is called for each network, chance may decide what it builds, now one and now the other
+    for attempt in range(1 if initialiser.recorded else SEVERAL):
+        _refuse_other_than(template, build(initialiser.factory, derive(0, "trust", attempt)).eval(), x)
+    _WHOLE.add(template)
+
+
+def _refuse_other_than(template: nn.Module, fresh: nn.Module, x: Tensor) -> None:
+    """Raise if the template with the tensors of a network is not that network, seen on the first of x [n, ...]."""
     one = x[:1].detach().cpu()
     like = next((t for t in tensors_of(fresh).values() if t.is_floating_point()), one)
     one = one.to(like.dtype) if one.is_floating_point() else one
@@ -61,7 +69,6 @@ def refuse_hidden_chance(initialiser: Initialiser, x: Tensor) -> None:
             f"the factory draws {what} neither a parameter nor a buffer: all networks would share one draw of it; use "
             "register_buffer or nn.Parameter"
         )
-    _WHOLE.add(template)
 
 
 def refuse_mixing(networks: Networks, x: Tensor) -> None:
