@@ -6,14 +6,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from biascope.ensembles import input_gradients, outputs, record, train_ensemble
-from biascope.errors import UnsupportedError
+from biascope.errors import InputError, UnsupportedError
 from biascope.geometry import (
     average_geometry,
+    curvature_correlation,
+    curvature_evolution,
     dipole_derivatives,
     dipole_metric,
+    evolution_correlation,
     evolution_of,
     geometry_evolution,
     geometry_of,
+    input_curvature,
     nads,
 )
 
@@ -99,15 +103,6 @@ def test_examples_that_mix_have_no_gradients_of_their_own() -> None:
     ):
         with pytest.raises(UnsupportedError, match="keeps no running statistics"):
             gives()
-
-
-def test_outputs_of_examples_that_mix_are_those_of_all_of_them() -> None:
-    """Whatever memory there is: 300 inputs would be cut into pieces of 64 or 256."""
-    drawn, x = record(by_the_batch).draw(0, 0, 3, dtype=torch.float64), torch.randn(300, 3, dtype=torch.float64)
-    with torch.no_grad():
-        expected = torch.stack([drawn.module(i)(x) for i in range(3)])
-    for options in ({}, {"max_memory": "1KB"}, {"engine": "loop"}, {"engine": "vmap"}):
-        torch.testing.assert_close(outputs(drawn, x, **options), expected, rtol=1e-9, atol=1e-12)
 
 
 def test_what_vmap_does_not_know_is_done_in_turn() -> None:
@@ -284,3 +279,67 @@ def test_old_weight_norm_has_an_average_geometry() -> None:
         return nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 4)), nn.Tanh(), nn.Linear(4, 1))
 
     assert average_geometry(build, (3,), 20, probes=X).matrix.shape == (3, 3)
+
+
+class Centred(nn.Module):
+    """Takes the mean of the batch off by hand, which no layer tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(3, 4), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x)
+        out: Tensor = self.head(torch.tanh(h - h.mean(0)))
+        return out
+
+
+@pytest.mark.parametrize("build", [by_the_batch, Centred])
+def test_outputs_of_examples_that_mix_are_those_of_all_of_them(build) -> None:  # type: ignore[no-untyped-def]
+    """Whatever memory there is: 300 inputs would be cut into pieces of 64 or 256."""
+    drawn, x = record(build).draw(0, 0, 3, dtype=torch.float64), torch.randn(300, 3, dtype=torch.float64)
+    with torch.no_grad():
+        expected = torch.stack([drawn.module(i)(x) for i in range(3)])
+    for options in ({}, {"max_memory": "1KB"}, {"engine": "loop"}, {"engine": "vmap"}):
+        torch.testing.assert_close(outputs(drawn, x, **options), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_examples_that_mix_by_hand_have_no_derivatives_of_their_own() -> None:
+    """Alone every example is its own mean: curvatures were zero, and Delta mixed two different functions."""
+    drawn, net, y = record(Centred).draw(0, 0, 3), Centred(), torch.ones(len(X))
+    for use in (
+        lambda: evolution_of(drawn, X, X, y),
+        lambda: input_curvature(net, X, y),
+        lambda: curvature_evolution(net, X, y, X, y),
+        lambda: curvature_correlation(drawn, X, y),
+        lambda: evolution_correlation(drawn, X, y, X, y),
+        lambda: dipole_metric(drawn, X[0], X[1:3]),
+        lambda: dipole_metric(net, X[0], X[1:3]),
+    ):
+        with pytest.raises(UnsupportedError, match="its examples mix"):
+            use()
+
+
+def test_dipoles_of_networks_with_hidden_chance_or_fused_layers_are_refused() -> None:
+    class Hidden(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.features, self.head = torch.randn(4, 3), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(torch.tanh(x @ self.features.T))
+            return out
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps, self.head = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(self.steps(x)[0][:, -1])
+            return out
+
+    with pytest.raises(InputError, match="'features' of Hidden, which is neither a parameter nor a buffer"):
+        dipole_derivatives(Hidden, X[0], X[1], n_networks=4)
+    with pytest.raises(UnsupportedError, match="'steps' is fused"):
+        dipole_derivatives(Recurrent, X[:2], X[2:8].view(3, 2, 3), n_networks=4)

@@ -21,7 +21,6 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from biascope.ensembles.arithmetic import Precision, arithmetic
 from biascope.ensembles.compiled import compiled, worth_compiling
@@ -36,7 +35,7 @@ from biascope.ensembles.engines import (
     try_input,
 )
 from biascope.ensembles.networks import Networks
-from biascope.ensembles.trust import refuse_mixing
+from biascope.ensembles.trust import can_be_cut, refuse_mixing
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import refuse_batch_dependence
 from biascope.memory import budget
@@ -266,8 +265,8 @@ def _measure(networks: Networks, x: Tensor, per_network: bool, engine: Engine, r
     cuda = networks.device.type == "cuda"
     image = takes_channels_last(networks.template, x[0] if per_network else x, networks.one(0))
     sizes = {at_once} if cuda else {min(size, at_once) for size in (64, 256)}
-    if any(isinstance(m, _BatchNorm) and m.running_mean is None for m in networks.template.modules()):
-        sizes = {n}  # normalised by all inputs, which must not depend on how they are cut
+    if n > min(sizes) and not can_be_cut(networks, x[0] if per_network else x):
+        sizes = {n}  # what an input gives depends on the others, and must not on how they are cut
     plans = list[Plan]()
     if engine in ("auto", "graph") and cuda and not per_network:
         plans += [Plan("graph", at_once, 1, last) for last in {False, image}]

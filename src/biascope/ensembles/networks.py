@@ -83,6 +83,18 @@ class Networks:
         return made
 
 
+def stack_of(module: nn.Module) -> Networks:
+    """One module as a stack of one network, in its own mode and without a copy.
+
+    Example:
+        >>> len(stack_of(nn.Linear(2, 1)))
+        1
+    """
+    trained = {name: p.detach()[None] for name, p in module.named_parameters() if p.requires_grad}
+    others = (*module.named_parameters(), *module.named_buffers())
+    return Networks(module, trained, {name: value.detach()[None] for name, value in others if name not in trained})
+
+
 def _lengths(stacks: Any, what: str) -> dict[str, int]:
     if not isinstance(stacks, Mapping) or not all(isinstance(t, Tensor) and t.dim() for t in stacks.values()):
         raise InputError(f"{what} must be a dict of tensors [T, ...], one stack for each name of the template")

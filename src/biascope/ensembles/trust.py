@@ -82,17 +82,34 @@ def refuse_mixing(networks: Networks, x: Tensor) -> None:
     if template in _SEPARATE or not (x.is_floating_point() or len(x) > 1):
         return
     one = x[:1].detach()
-    two = torch.cat([one, 2 * one + 1 if one.is_floating_point() else x[1:2]])
-    try:  # in float64, where one example and two differ by no rounding that could be taken for mixing
-        alone, beside = (_outputs(networks, part.cpu(), torch.float64)[:1] for part in (one, two))
-    except (RuntimeError, TypeError):  # constants of another precision or place
-        alone, beside = (_outputs(networks, part, networks.dtype)[:1] for part in (one, two))
-    if not alike(alone, beside):
+    if _mixes(networks, one, 2 * one + 1 if one.is_floating_point() else x[1:2]):
         raise UnsupportedError(
             f"{type(template).__name__} gives an example another output when others are beside it in the batch: its "
             "examples mix, and none has a gradient of its own"
         )
     _SEPARATE.add(template)
+
+
+def can_be_cut(networks: Networks, x: Tensor) -> bool:
+    """Whether outputs on inputs x [n, ...] are the same when they are run in pieces, seen on two that differ.
+
+    Example:
+        >>> from biascope.ensembles import record
+        >>> can_be_cut(record(lambda: nn.Linear(3, 2)).draw(0, 0, 1), torch.randn(5, 3))
+        True
+    """
+    others = (x != x[:1]).reshape(len(x), -1).any(1).nonzero()[:1, 0]
+    return networks.template in _SEPARATE or not len(others) or not _mixes(networks, x[:1].detach(), x[others].detach())
+
+
+def _mixes(networks: Networks, one: Tensor, other: Tensor) -> bool:
+    """Whether the first network gives one example [1, ...] another output when `other` is beside it."""
+    two = torch.cat([one, other])
+    try:  # in float64, where one example and two differ by no rounding that could be taken for mixing
+        alone, beside = (_outputs(networks, part.cpu(), torch.float64)[:1] for part in (one, two))
+    except (RuntimeError, TypeError):  # constants of another precision or place
+        alone, beside = (_outputs(networks, part, networks.dtype)[:1] for part in (one, two))
+    return not alike(alone, beside)
 
 
 @torch.no_grad()

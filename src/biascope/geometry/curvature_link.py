@@ -17,6 +17,7 @@ from torch.func import grad, hessian, jacfwd, vmap
 from biascope.derivatives import call, differentiable_attention, second_derivatives
 from biascope.ensembles import Networks, scalar_of
 from biascope.ensembles.evaluate import Scalarise
+from biascope.ensembles.trust import refuse_mixing
 from biascope.errors import InputError
 from biascope.functional import as_rows, refuse_batch_dependence
 from biascope.geometry.losses import check_labels
@@ -142,6 +143,8 @@ def _pieces(
     check_labels(y, loss)
     like = next((v for v in values.values() if v.is_floating_point()), x)
     x, y, shape, D = x.detach().to(like), y.detach().to(like), x.shape[1:], x[0].numel()
+    if values:
+        refuse_mixing(Networks(model, {name: value[None] for name, value in values.items()}, {}), x)
     needed, room = 2 * len(x) * D**2 * x.element_size(), budget(max_memory, x.device)
     if needed > room:
         raise InputError(

@@ -15,11 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from biascope.arguments import check_number, check_tensor
+from biascope.derivatives import second_derivatives
 from biascope.ensembles import Factory, Initialiser, Networks, input_gradients, outputs, scalar_of
 from biascope.ensembles.arithmetic import arithmetic
 from biascope.ensembles.engines import rows_of, try_input
 from biascope.ensembles.evaluate import Scalarise
 from biascope.ensembles.initialisers import with_something_to_train
+from biascope.ensembles.networks import stack_of
+from biascope.ensembles.trust import refuse_hidden_chance, refuse_mixing
 from biascope.errors import InputError
 from biascope.functional import device_of, explained, refuse_batch_dependence
 from biascope.geometry.mixed import MixedDerivative
@@ -82,6 +85,8 @@ def dipole_metric(
     refuse_batch_dependence(networks.template if isinstance(networks, Networks) else networks)
     if isinstance(networks, Networks):
         inputs = _ends(x, directions, networks.device, networks.dtype)  # [1 + k, *shape]
+        try_input(networks, inputs)
+        refuse_mixing(networks, inputs)
         out = outputs(networks, inputs)
         T, n, c = out.shape
         f = scalar_of(out.reshape(T * n, c), scalarise).view(T, n)
@@ -90,6 +95,8 @@ def dipole_metric(
         inputs = _ends(x, directions, like.device, like.dtype).to(like.dtype)
         with explained(networks, inputs):
             out = rows_of(networks(inputs), inputs, networks)
+        if any(True for _ in (*networks.parameters(), *networks.buffers())):
+            refuse_mixing(stack_of(networks), inputs)
         f = scalar_of(out, scalarise)
     gaps = (f[..., :1] - f[..., 1:]).abs()
     q = check_tensor(g(gaps), "g(t)")
@@ -134,12 +141,16 @@ def dipole_derivatives(
     """
     directions, single = _directions(x, v)
     V = directions.flatten(1).T  # [D, k]
+    drawn = None if isinstance(networks, Networks) else with_something_to_train(networks)
     parts = list[tuple[Tensor, Tensor]]()
-    for group in progress(_groups(networks, V.shape[1], n_networks, seed, device, dtype), "networks", leave=False):
+    groups = _groups(networks if drawn is None else drawn, V.shape[1], n_networks, seed, device, dtype)
+    for group in progress(groups, "networks", leave=False):
         point = x[None].to(group.device, group.dtype)
         if not parts:
             try_input(group, point)
-        with arithmetic(group.device, "float32"):
+        if not parts and drawn is not None:
+            refuse_hidden_chance(drawn, point)
+        with arithmetic(group.device, "float32"), second_derivatives(group.template):
             gradients = input_gradients(group, point, scalarise=scalarise).flatten(1).double()  # [T, D]
             energies = MixedDerivative(group.template, point, scalarise).energies(group, V)
         parts.append(((gradients @ V.to(gradients)).cpu(), energies.sqrt().cpu()))

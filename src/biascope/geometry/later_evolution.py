@@ -12,6 +12,7 @@ from biascope.derivatives import call, differentiable_attention, second_derivati
 from biascope.ensembles import Networks, scalar_of
 from biascope.ensembles.arithmetic import arithmetic
 from biascope.ensembles.evaluate import Scalarise, activation_bytes
+from biascope.ensembles.trust import refuse_mixing
 from biascope.errors import InputError
 from biascope.functional import as_rows, refuse_batch_dependence
 from biascope.geometry.average import AverageGeometry, blocks_within, from_moments, refuse_infinite
@@ -77,6 +78,7 @@ def evolution_of(
     check_inputs(x_train, "x_train")
     check_labels(y_train, loss, "y_train")
     refuse_batch_dependence(networks.template)
+    refuse_mixing(networks, probes.to(networks.device, networks.dtype))
     moving = _Moving(networks, probes, x_train, y_train, LOSSES[loss] if isinstance(loss, str) else loss, scalarise)
     room = budget(max_memory, networks.device)
     size = moving.group(room, batch)

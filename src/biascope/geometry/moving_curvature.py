@@ -23,6 +23,7 @@ from torch.func import grad, hessian, jacfwd, jvp, vmap
 from biascope.derivatives import ThirdDerivatives, call, differentiable_attention, second_derivatives
 from biascope.ensembles import Networks, scalar_of
 from biascope.ensembles.evaluate import Scalarise
+from biascope.ensembles.trust import refuse_mixing
 from biascope.errors import InputError
 from biascope.functional import as_rows, explained, refuse_batch_dependence
 from biascope.geometry.curvature_link import SCALAR_LOSSES, ScalarLoss
@@ -198,6 +199,7 @@ class _Moving:
             raise InputError(f"x {list(x.shape)} and x_train {list(x_train.shape)} must be of one input_shape")
         with torch.no_grad(), explained(self.model, x[:1].clone()):
             self.f({**frozen, **params}, x[:1].clone())
+        refuse_mixing(Networks(self.model, *({k: v[None] for k, v in part.items()} for part in (params, frozen))), x)
         direction = self.flow(params, frozen, x_train, y_train)
 
         def one(flat: Tensor, label: Tensor) -> tuple[Tensor, ...]:
