@@ -111,8 +111,7 @@ def functional(
             f"{type(module).__name__} is TorchScript, whose parameters torch cannot swap: pass the module it was made "
             "from, or nn.Sequential(it)"
         )
-    if torch.is_inference_mode_enabled():
-        raise InputError("torch.inference_mode is on: nothing can be differentiated in it. Use torch.no_grad instead")
+    refuse_inference_mode()
     parts = modules_of(module)
     kinds = set(map(type, parts))  # many modules, of few classes
     if not all(map(is_harmless, kinds)):
@@ -141,6 +140,16 @@ def functional(
     taken = {k: named.pop(k).detach() for k in chosen}
     frozen = {k: v.detach() for k, v in (named | buffers).items()}
     return Functional(module, _cast(taken, dtype), _cast(frozen, dtype), output, dtype, device)
+
+
+def refuse_inference_mode() -> None:
+    """Raise if torch.inference_mode is on.
+
+    Example:
+        >>> refuse_inference_mode()
+    """
+    if torch.is_inference_mode_enabled():
+        raise InputError("torch.inference_mode is on: nothing can be differentiated in it. Use torch.no_grad instead")
 
 
 def _no_module(given: Any) -> InputError:

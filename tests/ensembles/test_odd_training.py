@@ -1,7 +1,7 @@
 """Training of networks and data that are a little out of the ordinary: the same as by torch, or refused by name."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from biascope.ensembles import outputs, record, train_ensemble
 from biascope.ensembles.engines import takes_channels_last
 from biascope.errors import InputError, UnsupportedError
-from biascope.geometry import nads
+from biascope.geometry import average_geometry, dipole_derivatives, nads
 
 RNG = torch.Generator().manual_seed(0)
 X = torch.randn(40, 3, generator=RNG)
@@ -164,3 +164,33 @@ class Two(nn.Module):
     def forward(self, x: Tensor, z: Tensor) -> Tensor:
         out: Tensor = self.layer(x) * z
         return out
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_gradients_that_are_off_outside_are_on_in_training(engine: Literal["loop", "vmap"]) -> None:
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    tasks = [(x, (x[:, 0] > 0).long())] * 2
+
+    def losses() -> Tensor:
+        return train_ensemble(lambda: nn.Linear(3, 2), tasks, epochs=2, batch_size=4, engine=engine).losses
+
+    with torch.no_grad():
+        assert torch.equal(losses(), losses())
+        without = losses()
+    assert torch.equal(without, losses())
+    with torch.inference_mode(), pytest.raises(InputError, match=r"Use torch\.no_grad instead"):
+        losses()
+
+
+def test_inference_mode_is_refused_by_name() -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    for use in (
+        lambda: nads(build, (3,), 4, "autograd"),
+        lambda: nads(build, (3,), 4, head="marginal"),
+        lambda: average_geometry(build, (3,), 4),
+        lambda: dipole_derivatives(build, torch.ones(3), torch.ones(3), n_networks=2),
+    ):
+        with torch.inference_mode(), pytest.raises(InputError, match=r"Use torch\.no_grad instead"):
+            use()

@@ -219,3 +219,16 @@ def test_rank_by_a_share_of_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("biascope.geometry.average.DENSE_UP_TO", 4)
     with pytest.raises(UnsupportedError, match="matrix-free"):
         average_geometry(bare, (6,), 20).rank(share=0.9)
+
+
+def test_one_dead_network_does_not_stop_an_average() -> None:
+    """Half of these networks have no gradient. Whether the first one alone was looked at depended on the memory."""
+
+    def narrow() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 1, bias=False), nn.ReLU(), nn.Linear(1, 1))
+
+    x, y = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.ones(4)
+    for seed in range(6):
+        much, little = (geometry_evolution(narrow, x, y, 64, seed=seed, max_memory=room) for room in (None, "2KB"))
+        eye = torch.eye(3)
+        torch.testing.assert_close((little @ eye).double(), (much @ eye).double(), rtol=1e-4, atol=1e-6)

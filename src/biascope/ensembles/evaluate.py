@@ -37,7 +37,7 @@ from biascope.ensembles.engines import (
 from biascope.ensembles.networks import Networks
 from biascope.ensembles.trust import can_be_cut, refuse_mixing
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import refuse_batch_dependence
+from biascope.functional import refuse_batch_dependence, refuse_inference_mode
 from biascope.memory import budget
 from biascope.signatures import checked
 
@@ -152,6 +152,7 @@ def input_gradients(
         >>> bool(torch.equal(g[:, 0], drawn.params["weight"][:, 0]))
         True
     """
+    refuse_inference_mode()
     refuse_batch_dependence(networks.template)
     x = _inputs(networks, x.detach(), per_network)
     if engine == "graph":

@@ -37,7 +37,7 @@ from biascope.ensembles.networks import Networks
 from biascope.ensembles.stacks import own_randomness
 from biascope.ensembles.trust import refuse_hidden_chance
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import device_of, explained
+from biascope.functional import device_of, explained, refuse_inference_mode
 from biascope.inputs import is_finite
 from biascope.memory import budget
 from biascope.progress import progress
@@ -143,6 +143,7 @@ LOSSES: dict[str, Loss] = {
 
 
 @checked
+@torch.enable_grad()
 def train_ensemble(
     factory: Factory | Initialiser,
     tasks: Sequence[Task],
@@ -197,6 +198,7 @@ def train_ensemble(
         >>> done.train_accuracy.tolist(), done.losses.shape
         ([1.0, 1.0], torch.Size([2, 40]))
     """
+    refuse_inference_mode()
     if len(tasks) == 0:
         raise InputError("there are no tasks to train on")
     if test is not None and len(test) != len(tasks):

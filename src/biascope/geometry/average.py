@@ -36,6 +36,7 @@ from biascope.signatures import checked
 from biascope.tables import facts, number
 
 DENSE_UP_TO = 4096
+FEW = 16  # networks that are not all dead by chance
 Rows = Callable[[], Iterator[tuple[int, Tensor]]]  # first network and gradients [networks, probes, D] of each group
 
 
@@ -232,7 +233,7 @@ def average_geometry(
     n_probes = n_probes if probes is None else len(probes)
 
     def rows() -> Iterator[tuple[int, Tensor]]:
-        size = max(1, min(initialiser.block, 2**27 // (D * n_probes)))
+        size, silent = max(1, min(initialiser.block, 2**27 // (D * n_probes))), True
         for start in progress(range(0, n_networks, size), "networks", leave=False):
             stop = min(start + size, n_networks)
             networks = initialiser.draw(seed, start, stop, where, dtype)
@@ -243,7 +244,8 @@ def average_geometry(
             found = input_gradients(
                 networks, own, per_network=probes is None, scalarise=scalarise, max_memory=max_memory
             )
-            if start == 0 and not found.any():  # networks as drawn are all alike: no need to wait for the others
+            silent = silent and not found.any()
+            if silent and stop >= min(n_networks, FEW):  # the others are drawn alike: no need to wait for them
                 raise InputError(
                     "all gradients are zero; a ReLU network without biases has none at 0: use probe_std > 0"
                 )

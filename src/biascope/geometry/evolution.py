@@ -18,7 +18,7 @@ from biascope.ensembles.initialisers import with_something_to_train
 from biascope.ensembles.trust import check_networks
 from biascope.errors import InputError
 from biascope.functional import as_rows, device_of, refuse_batch_dependence
-from biascope.geometry.average import AverageGeometry, blocks_within, draw_probes, from_moments, refuse_infinite
+from biascope.geometry.average import FEW, AverageGeometry, blocks_within, draw_probes, from_moments, refuse_infinite
 from biascope.geometry.losses import as_sum, check_labels
 from biascope.geometry.moments import BlockMoments
 from biascope.inputs import check_inputs
@@ -114,6 +114,7 @@ def geometry_evolution(
 
     def rows() -> Iterator[tuple[int, Tensor, Tensor]]:
         """First network, moved gradients and gradients [networks, probes, D] of a group."""
+        silent = True
         with differentiable_attention(), arithmetic(where, "float32"):
             for start in progress(range(0, n_networks, group), "networks", leave=False):
                 networks = initialiser.draw(seed, start, min(start + group, n_networks), where, dtype)
@@ -121,7 +122,8 @@ def geometry_evolution(
                 with second_derivatives(template):
                     flow = descent(f, networks, x, y, total, batch)
                     g, u = along(f, networks, flow, probes)
-                if start == 0 and not g.any():  # networks as drawn are all alike: no need to wait for the others
+                silent = silent and not g.any()
+                if silent and start + len(networks) >= min(n_networks, FEW):  # the others are drawn alike
                     raise InputError(
                         "all gradients are zero; a ReLU network without biases has none at 0: use probe_std > 0"
                     )

@@ -27,7 +27,7 @@ from biascope.ensembles.engines import try_input
 from biascope.ensembles.evaluate import Scalarise
 from biascope.ensembles.initialisers import tensors_of
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import explained
+from biascope.functional import explained, refuse_inference_mode
 from biascope.memory import budget
 
 COARSE = {"tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}  # relative rounding where it is not the dtype's
@@ -151,6 +151,7 @@ class Sampler:
 
     def marginal(self) -> Sampler:
         """The same with the head averaged out; refused when the last layer is not one that can be."""
+        refuse_inference_mode()  # in it tensors do not say whether they were changed
         if self.method != "finite-difference":
             raise UnsupportedError("head='marginal' needs method='finite-difference': autograd gives one row at a time")
         if self.scalarise is not None:
