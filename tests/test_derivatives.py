@@ -76,6 +76,7 @@ NORMS: dict[str, Callable[[Tensor], Tensor]] = {
         z[None], torch.ones(4, dtype=F64), torch.ones(4, dtype=F64), use_input_stats=False
     )[0],
     "group": lambda z: F.group_norm(z[None], 2)[0],
+    "gates": lambda z: torch.cat([F.glu(z, 0), F.glu(z, 0)]),
 }
 
 

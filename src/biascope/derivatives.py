@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from biascope.elementary import (
+    glu,
     gru_cell,
     instance_norm,
     layer_norm,
@@ -179,7 +180,8 @@ class RightTangents(TorchFunctionMode):
         return EMBEDDINGS.get(func, func)(*args, **(kwargs or {}))
 
 
-THIRD: dict[Any, Any] = {  # torch's function whose third derivatives are wrong: the same by elementary operations
+THIRD: dict[Any, Any] = {  # torch's function whose third derivatives are wrong, or none: by elementary operations
+    F.glu: glu,
     **dict.fromkeys((F.layer_norm, torch.layer_norm), layer_norm),
     **dict.fromkeys((F.instance_norm, torch.instance_norm), instance_norm),
 }
@@ -194,7 +196,7 @@ class ThirdDerivatives(TorchFunctionMode):
 
     Layer and instance normalisation keep means and variances for the backward pass, as solves and determinants keep
     their factors; when that is differentiated twice more, the kept numbers are taken for constants, in whichever order
-    of modes. Solves and determinants are refused.
+    of modes. Solves and determinants are refused. Gated linear units have no third derivatives in forward mode.
 
     Example:
         >>> cube = lambda x: F.layer_norm(x, (3,))[0] ** 2

@@ -33,6 +33,17 @@ def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     return v * (g / torch.norm_except_dim(v, 2, dim))
 
 
+def glu(input: Tensor, dim: int = -1) -> Tensor:
+    """F.glu, by elementary operations.
+
+    Example:
+        >>> glu(torch.tensor([3.0, 0.0]))
+        tensor([1.5000])
+    """
+    value, gate = input.chunk(2, dim)
+    return value * torch.sigmoid(gate)
+
+
 def gates_of(input: Tensor, hidden: Tensor, cell: Sequence[Any]) -> tuple[Tensor, Tensor]:
     """The shares of input and state in a recurrent step, each [..., gates], from the weights and biases of a cell.
 

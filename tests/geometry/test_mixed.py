@@ -10,6 +10,7 @@ from torch.func import functional_call, grad, jacrev
 
 from biascope.ensembles import Networks, record
 from biascope.errors import InputError
+from biascope.geometry import nads
 from biascope.geometry.few_passes import few_passes
 from biascope.geometry.mixed import MixedDerivative
 
@@ -107,3 +108,21 @@ def test_signs_cancel_in_the_mean_of_centred_networks() -> None:
     spread = [float((each - exact).square().sum((1, 2)).mean().sqrt() / exact.norm()) for each in (T * means, grams)]
     # the operator form of T networks is as noisy as the Gram form of one: sqrt T times noisier
     assert spread[0] / spread[1] == pytest.approx(math.sqrt(T), rel=0.15)
+
+
+def test_parameters_without_dimensions_in_the_average_of_operators() -> None:
+    class Gain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain, self.body = nn.Parameter(torch.randn(())), nn.Linear(3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.gain * self.body(x)
+            return out
+
+    found = nads(Gain, (3,), 8, "mixed-derivative", top=3, average="operator", dtype=torch.float64)
+    drawn = record(Gain).draw(0, 0, 8, dtype=torch.float64)
+    of_gain = drawn.params["body.weight"].mean(0)  # d2f / d gain dx, [1, 3]; by the weights it is the gain itself
+    H = torch.cat([of_gain, drawn.params["gain"].mean() * torch.eye(3, dtype=torch.float64)])
+    assert torch.allclose(found.eigenvalues, torch.linalg.eigvalsh(H.T @ H).flip(0))
+    assert bool((found.standard_errors >= 0).all())

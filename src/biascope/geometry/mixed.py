@@ -146,4 +146,4 @@ class MixedDerivative:
 
 def _squares(pushed: Params) -> Tensor:
     """||H v||^2 of every column, [k], from {parameter: [k, *shape]}."""
-    return torch.stack([part.flatten(1).square().sum(1) for part in pushed.values()]).sum(0)
+    return torch.stack([part.reshape(len(part), -1).square().sum(1) for part in pushed.values()]).sum(0)
