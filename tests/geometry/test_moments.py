@@ -108,3 +108,11 @@ def test_eigenpairs_of_a_few_rows_are_those_of_their_matrix() -> None:
     exact = torch.linalg.svdvals(rows.reshape(12, 64)).square() / 6
     torch.testing.assert_close(few.eigh().values[:12], exact, rtol=1e-10, atol=0)
     torch.testing.assert_close(few.eigh(center=True).values, summed.eigh(center=True).values, rtol=1e-10, atol=1e-14)
+
+
+def test_two_rows_about_their_mean_tell_no_spread() -> None:
+    """Both are as far from it: the standard error was 0."""
+    moments = BlockMoments(dimension=2, blocks=2)
+    moments.add(0, torch.tensor([[[3.0, 0.0]], [[1.0, 2.0]]]))
+    assert moments.spread(torch.eye(2, dtype=torch.float64), center=True).isnan().all()
+    assert torch.equal(moments.spread(torch.eye(2, dtype=torch.float64)), torch.tensor([4.0, 2.0], dtype=torch.float64))

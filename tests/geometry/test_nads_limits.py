@@ -377,3 +377,8 @@ def test_weight_normalisation_and_an_averaged_head() -> None:
         factory = lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), norm(nn.Linear(8, 1)))  # noqa: E731, B023
         with pytest.raises(UnsupportedError, match="weight of the last layer '2' is computed from other parameters"):
             nads(factory, (4,), 16, head="marginal")
+
+
+def test_one_network_has_nothing_about_its_mean() -> None:
+    with pytest.raises(InputError, match="nothing is left of one network"):
+        nads(lambda: nn.Linear(3, 1), (3,), 1, "autograd", center=True)

@@ -107,6 +107,8 @@ def nads(
     check_number(step, "step", above=0)
     if n_networks != "auto" and (not isinstance(n_networks, int) or n_networks < 1):
         raise InputError(f"n_networks must be a number of at least 1 or 'auto', not {n_networks!r}")
+    if center and n_networks == 1:
+        raise InputError("center=True takes the mean gradient off, and nothing is left of one network: give n_networks")
     check_count(stability_k, "stability_k")
     check_count(n_points, "n_points")
     if not 0 <= tolerance <= 1:

@@ -83,11 +83,12 @@ class BlockMoments:
     def spread(self, vectors: Tensor, center: bool = False) -> Tensor:
         """Standard errors [k] of u^T M u for the columns u of `vectors` [D, k]; NaN with fewer than two blocks.
 
-        With `center`, M is about the mean row (whose own error is of higher order).
+        With `center`, M is about the mean row (whose own error is of higher order); NaN with fewer than three networks,
+        since two are as far from their mean.
         """
         used = self.counts > 0
         n = int(used.sum())
-        if n < 2:
+        if n < 2 or (center and self.count < 3):
             return torch.full((vectors.shape[1],), float("nan"), dtype=torch.float64, device="cpu")
         blocks = [int(b) for b in used.nonzero()[:, 0]]
         values = torch.stack([self._along(b, vectors) / self.counts[b] for b in blocks])
