@@ -10,7 +10,7 @@ from biascope import nets
 from biascope.ensembles import record
 from biascope.ensembles.arithmetic import Precision
 from biascope.errors import InputError
-from biascope.geometry import nads
+from biascope.geometry import average_geometry, nads
 from biascope.geometry.anisotropy import _warn_of_rounding
 from biascope.geometry.gradients import Sampler
 from biascope.geometry.moments import BlockMoments
@@ -149,3 +149,25 @@ def test_inputs_are_rounded_too() -> None:
         found = nads(lambda: Near(9, 1, bias=False), (9,), 64, step=0.01, x=x)
     exact = nads(lambda: Near(9, 1, bias=False), (9,), 64, step=0.01, x=x, dtype=torch.float64)
     assert found.trace == pytest.approx((2 / 128 / 0.02) ** 2 * exact.trace, rel=1e-3)
+
+
+def test_networks_that_do_not_depend_on_their_input_are_told() -> None:
+    """The mean of what instance normalisation gives is zero: what is left of gradients are directions of rounding."""
+
+    def constant() -> nn.Module:
+        pooled = (nn.InstanceNorm2d(3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 1))
+        return nn.Sequential(nn.Conv2d(1, 3, 3), *pooled)
+
+    def usual() -> nn.Module:
+        pooled = (nn.InstanceNorm2d(3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 1))
+        return nn.Sequential(nn.Conv2d(1, 3, 3), *pooled)
+
+    for use in (
+        lambda build: nads(build, (1, 5, 5), 20, "autograd"),
+        lambda build: average_geometry(build, (1, 5, 5), 20),
+    ):
+        with pytest.warns(UserWarning, match=r"rounding explains about 100% of the trace"):
+            use(constant)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            use(usual)

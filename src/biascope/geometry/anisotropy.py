@@ -20,7 +20,7 @@ from biascope.ensembles.trust import check_networks
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import device_of, refuse_batch_dependence
 from biascope.geometry.few_passes import few_passes
-from biascope.geometry.gradients import Sampler
+from biascope.geometry.gradients import OF_ROUNDING, ROUNDING, Sampler
 from biascope.geometry.mixed import MixedDerivative
 from biascope.geometry.moments import BlockMoments, blocks_for
 from biascope.geometry.nad_result import NADs
@@ -36,7 +36,6 @@ Method = Literal["finite-difference", "autograd", "mixed-derivative", "ntk"]
 DENSE_UP_TO = 4096  # larger inputs never see a D x D matrix
 AUTO_START, AUTO_LIMIT = 256, 65_536
 FEW = 16  # networks that are not all dead by chance
-ROUNDING = 1e-2  # share of the trace that rounding may explain without a word
 
 
 @checked
@@ -374,9 +373,11 @@ def _checked(sampler: Sampler, total: int) -> Iterator[tuple[int, Tensor]]:
 
 
 def _warn_of_rounding(sampler: Sampler, trace: float) -> None:
-    """Say when the differences are made of rounding to a part that matters."""
+    """Say when the differences or gradients are made of rounding to a part that matters."""
     share = sampler.rounding(trace)
-    if share > ROUNDING:
+    if share > ROUNDING and sampler.method == "autograd":
+        warnings.warn(OF_ROUNDING.format(min(share, 1.0)), stacklevel=6)
+    elif share > ROUNDING:
         finer = "precision='float32'" if sampler.precision in ("fp16", "bf16") else "dtype=torch.float64"
         warnings.warn(
             f"step={sampler.step:g} is so small that rounding of the outputs explains about {min(share, 1.0):.0%} of "

@@ -7,6 +7,7 @@ G with GELU and a small probe_std (1e-3 to 1e-5), which measures the network lin
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from biascope.errors import InputError, UnsupportedError
 from biascope.functional import device_of, refuse_batch_dependence
 from biascope.geometry import files
 from biascope.geometry.few_passes import few_passes
+from biascope.geometry.gradients import OF_ROUNDING, ROUNDING, share_of_rounding
 from biascope.geometry.measures import Comparison, compare, size_of
 from biascope.geometry.moments import BlockMoments, blocks_for
 from biascope.inputs import check_inputs, check_shape, is_finite
@@ -252,7 +254,12 @@ def average_geometry(
             yield start, found.flatten(2)
 
     room = budget(max_memory, where)
-    return _average(rows, shape, n_networks, n_probes, seed, where, room, initialiser.reasons)
+    made = _average(rows, shape, n_networks, n_probes, seed, where, room, initialiser.reasons)
+    at = draw_probes(seed, 0, 1, n_probes, shape, probe_std)[0] if probes is None else probes
+    share = share_of_rounding(initialiser, at[:1], seed, where, dtype, scalarise)
+    if share > ROUNDING:
+        warnings.warn(OF_ROUNDING.format(min(share, 1.0)), stacklevel=4)
+    return made
 
 
 @checked
