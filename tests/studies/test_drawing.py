@@ -28,6 +28,36 @@ def test_a_legend_without_a_free_place_goes_below() -> None:
     assert figure.get_figheight() > draw(chart(Series.of("one", [0, 1], [0, 1]))).get_figheight()
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        (
+            "last layer averaged out, 400 networks",
+            "sampled, 6000 networks",
+            "upper edge for an isotropic network, sampled",
+        ),
+        ("mean over all the networks that were drawn, with the last layer averaged out in closed form", "one"),
+        tuple(f"direction {i} of the network my_package.models:build" for i in range(6)),
+    ],
+    ids=["two columns too wide", "one column too wide", "many"],
+)
+@pytest.mark.parametrize("free", [True, False])
+def test_no_legend_is_wider_than_its_figure(names: tuple[str, ...], free: bool) -> None:
+    """Saved pictures grow to what is drawn; a paper shrinks them to its column, and the plot becomes unreadable."""
+    y = [0.0, 0.0] if free else [0.0, 1.0] * 30
+    figure = draw(chart(*(Series.of(name, range(len(y)), y) for name in names)))
+    axes = figure.axes[0]
+    figure.draw_without_rendering()
+    for legend in [*figure.legends, *filter(None, [axes.get_legend()])]:
+        box = legend.get_window_extent()
+        assert box.x0 >= 0
+        assert box.x1 <= figure.bbox.width
+        assert [text.get_text().replace("\n", " ") for text in legend.get_texts()] == list(names)
+        if legend in figure.legends:
+            assert box.y1 <= axes.get_tightbbox().y0  # and it lies under the axes
+    assert axes.get_window_extent().height > 0.5 * 2.4 * figure.dpi  # which keep their height
+
+
 def test_points_are_not_joined() -> None:
     """The line between two points is not drawn, so a legend may lie on it; points under it push it out."""
     corners = [Series.of(str(k), [0, 1], [k, 1 - k], style="points") for k in (0, 1)]

@@ -12,6 +12,7 @@ from functools import partial
 from html import escape
 from itertools import pairwise
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +34,8 @@ _MARKERS = "osD^vP*"
 LONG = 10_000  # numbers at ticks are shortened from here
 FEW = 4  # values of x that all get a tick
 NAME_GAP = 3.0  # pixels between names under the axis
+LEGEND_ROW = 0.14  # inches
+SHORTEST = 12  # letters of a line in a legend
 
 
 def require_matplotlib() -> Any:
@@ -111,8 +114,7 @@ def draw(chart: Chart | HeatMap, width: float = 3.4, height: float = 2.4) -> "Fi
         elif not chart.log_x and 1 < len(measured) <= FEW:
             axes.set_xticks(measured)
         if len(chart.series) > 1 and (len(chart.series) > 4 or not _legend_inside(figure, axes)):
-            figure.set_figheight(height + 0.14 * ((len(chart.series) + 1) // 2))
-            figure.legend(loc="outside lower center", ncols=2)
+            _legend_below(figure, axes)
     return figure
 
 
@@ -133,11 +135,34 @@ def _keep_names_apart(figure: "Figure", axes: Any) -> None:
             label.set(horizontalalignment="right", rotation_mode="anchor")
 
 
+def _legend_below(figure: "Figure", axes: Any) -> None:
+    """A legend under the axes that is no wider than the figure: in one column, then in broken lines, where two are too
+    wide. A saved picture grows to what is drawn, and a paper would shrink it, plot and all, to its column."""
+    handles, names = axes.get_legend_handles_labels()
+    longest = max(map(len, names))
+    broken = [["\n".join(wrap(name, length)) for name in names] for length in range(longest - 1, SHORTEST, -3)]
+    height = figure.get_figheight()
+    for columns, words in ((2, names), (1, names), *((1, lines) for lines in broken)):
+        legend = figure.legend(handles, words, loc="outside lower center", ncols=columns)
+        rows = max(sum(word.count("\n") + 1 for word in words[i::columns]) for i in range(columns))
+        figure.set_figheight(height + LEGEND_ROW * rows)
+        figure.draw_without_rendering()
+        if legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
+    figure.legend(handles, words, loc="outside lower center")  # one long word
+
+
 def _legend_inside(figure: "Figure", axes: Any) -> bool:
-    """A legend between the lines; False, and none is made, if even the best place lies on one of them."""
+    """A legend between the lines; False, and none is made, if it is wider than the axes or even the best place lies on
+    a line."""
     legend = axes.legend()
+    legend.set_in_layout(False)  # one that is too wide must not squeeze the axes that it is measured against
     figure.draw_without_rendering()
     box = legend.get_window_extent()
+    if box.width > axes.get_window_extent().width:
+        legend.remove()
+        return False
     for line in axes.lines:
         path = line.get_transform().transform_path(line.get_path())
         joined = line.get_linestyle() != "None"
