@@ -1,5 +1,7 @@
 """Errors about inputs end with the call that mends them, and that call does mend them."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -30,7 +32,7 @@ class Column:
 
 def mended(message: str, **names: object) -> object:
     """The value of the call that a message ends with."""
-    return eval(message.rsplit("pass ", 1)[1].split(", e.g. ")[-1].split(", scaled")[0], {"torch": torch, **names})
+    return eval(message.rsplit("pass ", 1)[-1].split(", e.g. ")[-1].split(", scaled")[0], {"torch": torch, **names})
 
 
 def test_channels_in_the_last_axis() -> None:
@@ -79,8 +81,14 @@ def test_arrays_lists_and_columns() -> None:
     assert torch.equal(mended(tensor_fix(numbers, "y"), y=numbers), torch.arange(3))
     assert tensor_fix(words, "y") == "; number the classes, e.g. torch.from_numpy(pandas.factorize(y)[0])"
     assert tensor_fix(np.zeros(1), "batch 0 of x") == "; pass torch.from_numpy(...)"
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), 3)
+    names = ["cat", "dog", "cat"]
+    assert torch.equal(mended(tensor_fix(names, "y"), y=names), torch.tensor([0, 1, 0]))
+    assert torch.equal(mended(tensor_fix([X[:2], X[2:]], "x"), x=[X[:2], X[2:]]), X)
     K = bs.ntk(cnn(), X)
     for slip, words_ in (
+        (lambda: bs.Probe(cnn(), loader, None, ["effective_rank"]), r"got DataLoader; pass .* next\(iter\(loader\)\)$"),
+        (lambda: bs.geometry_evolution(cnn, loader, Y.float()), r"got DataLoader; pass .* next\(iter\(loader\)\)$"),
         (lambda: bs.ntk(cnn(), X.numpy()), r"got ndarray; pass torch\.from_numpy\(x\)$"),
         (lambda: bs.fisher(cnn(), X.numpy()), r"got ndarray; pass torch\.from_numpy"),
         (lambda: K.alignment(Y.numpy()), r"is needed; pass torch\.from_numpy\(other\)$"),
@@ -90,6 +98,23 @@ def test_arrays_lists_and_columns() -> None:
     ):
         with pytest.raises(InputError, match=words_):
             slip()
+
+
+def test_whole_numbers_as_images() -> None:
+    """Other calls fail in the first layer; this one brings its inputs into the precision of the networks."""
+    bytes_ = (50 * X).to(torch.uint8)
+    with pytest.raises(InputError, match=r"x_train is torch\.uint8: pass x_train\.float\(\), scaled as in training$"):
+        bs.geometry_evolution(cnn, bytes_, Y.float(), n_networks=2)
+
+
+def test_functions_that_return_no_network(tmp_path: Path) -> None:
+    words = r"returned the class Identity; it must return a network, e\.g\. Identity\(\.\.\.\)$"
+    with pytest.raises(InputError, match=words):
+        bs.nads(lambda: nn.Identity, (3,))
+    script = tmp_path / "mine.py"
+    script.write_text("from torch import nn\n\n\ndef build():\n    return nn.Identity\n")
+    with pytest.raises(InputError, match=words):
+        bs.nets.build(f"{script}:build")
 
 
 def test_a_data_set_wants_a_loader() -> None:

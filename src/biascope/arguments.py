@@ -8,6 +8,7 @@ from operator import index
 from typing import Any
 
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from biascope.errors import InputError, near
 
@@ -109,12 +110,19 @@ def tensor_fix(value: Any, name: str) -> str:
     Example:
         >>> tensor_fix([0, 1], "y"), tensor_fix(None, "y")
         ('; pass torch.tensor(y)', '')
+        >>> tensor_fix(["cat", "dog"], "y")
+        '; number the classes, e.g. torch.tensor([sorted(set(y)).index(word) for word in y])'
     """
     held = name if name.isidentifier() else "..."  # "batch 0 of x" is no Python
     if type(value).__name__ == "ndarray":
         return f"; pass torch.from_numpy({held})"
+    if isinstance(value, DataLoader):
+        return "; pass the tensors of one batch, e.g. x, y = next(iter(loader))"
     if isinstance(value, list):
-        return f"; pass torch.tensor({held})"
+        first = value[0] if value else None
+        if isinstance(first, str):
+            return f"; number the classes, e.g. torch.tensor([sorted(set({held})).index(word) for word in {held}])"
+        return f"; pass torch.{'cat' if isinstance(first, Tensor) and first.dim() else 'tensor'}({held})"
     if not hasattr(value, "to_numpy"):
         return ""
     if getattr(getattr(value, "dtype", None), "kind", "i") in "iufb":

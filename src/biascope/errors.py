@@ -22,6 +22,18 @@ class CorruptError(BiascopeError, OSError):
     """A file or folder on disk is not what it should be (truncated, foreign, wrong checksum)."""
 
 
+def no_network(returned: object) -> str:
+    """What a function returned that should build networks: the end of an error, with what to return instead.
+
+    Example:
+        >>> no_network(None), no_network(dict)
+        ('a NoneType; it must return an nn.Module', 'the class dict; it must return a network, e.g. dict(...)')
+    """
+    if isinstance(returned, type):
+        return f"the class {returned.__name__}; it must return a network, e.g. {returned.__name__}(...)"
+    return f"a {type(returned).__name__}; it must return an nn.Module"
+
+
 def near(name: str, known: Iterable[str]) -> str:
     """A hint to append to "unknown name": the nearest matches, or everything there is.
 

@@ -30,7 +30,7 @@ def explain_write_errors(path: Path) -> Iterator[None]:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise BiascopeError(
             f"cannot write {path}: {reason}. Everything written before is intact; "
-            "make room (or fix the permissions) and resume."
+            "make room (or fix the permissions) and try again."
         ) from error
 
 

@@ -34,14 +34,15 @@ def several_hint(module: nn.Module) -> str:
     """How to hand in several inputs, by the names of the module's forward.
 
     Example:
-        >>> several_hint(nn.Bilinear(2, 2, 1))
-        "; for several inputs give a dict {'input1': ..., 'input2': ...}, or wrap it in a module that takes one"
+        >>> several_hint(nn.Bilinear(2, 2, 1)).split("; ")[1]
+        "for several inputs give a dict {'input1': ..., 'input2': ...}"
     """
     kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
     own = signature(module.forward).parameters.values()
     needed = [p.name for p in own if p.kind in kinds and p.default is Parameter.empty]
     named = ", ".join(f"{name!r}: ..." for name in needed)
-    return f"; for several inputs give a dict {{{named}}}, or wrap it in a module that takes one" if needed[1:] else ""
+    wrapped = "where a shape is given, as to bs.nads, wrap it in a module that takes one"
+    return f"; for several inputs give a dict {{{named}}}; {wrapped}" if needed[1:] else ""
 
 
 def input_hint(layer: nn.Module, x: Tensor) -> str:

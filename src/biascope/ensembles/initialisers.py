@@ -27,7 +27,7 @@ from torch.nn.parameter import is_lazy
 
 from biascope.ensembles.networks import Networks
 from biascope.ensembles.recorder import TRUNCATED, Program, Step, View, covers, recording, replay
-from biascope.errors import InputError
+from biascope.errors import InputError, no_network
 from biascope.functional import device_of
 from biascope.seeds import derive, generator
 from biascope.signatures import checked
@@ -325,7 +325,7 @@ def _built(factory: Factory) -> nn.Module:
             raise
         raise InputError(f"the factory must be callable without arguments, e.g. lambda: MLP(10) ({error})") from error
     if not isinstance(module, nn.Module):
-        raise InputError(f"the factory returned a {type(module).__name__}; it must return an nn.Module")
+        raise InputError(f"the factory returned {no_network(module)}")
     if isinstance(module, torch.jit.ScriptModule):
         raise InputError(
             "the factory builds TorchScript, whose parameters torch cannot swap: let it return the module it was made "

@@ -91,6 +91,8 @@ def geometry_evolution(
             f"need positive numbers: n_networks={n_networks}, n_probes={n_probes}, batch={batch}, probe_std={probe_std}"
         )
     check_inputs(x_train, "x_train")
+    if not x_train.is_floating_point():  # pixels from 0 to 255 would be taken as they are
+        raise InputError(f"x_train is {x_train.dtype}: pass x_train.float(), scaled as in training")
     check_labels(y_train, loss, "y_train")
     shape, D = tuple(x_train.shape[1:]), x_train[0].numel()
     initialiser = with_something_to_train(factory)

@@ -37,6 +37,7 @@ def anatomy(f: Functional, inputs: Inputs) -> Anatomy:
     """
     key = (
         tuple([(k, p.shape) for k, p in f.params.items()]),
+        tuple(inputs) if isinstance(inputs, dict) else (),  # other keywords may take another path, or do not exist
         tuple([(t.shape[1:], t.dtype) for t in tensors_of(inputs)]),
         f.dtype,
         f.device,

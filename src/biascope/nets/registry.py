@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from biascope.errors import BiascopeError, InputError, near
+from biascope.errors import BiascopeError, InputError, near, no_network
 from biascope.signatures import checked
 from biascope.tables import facts
 
@@ -195,7 +195,7 @@ def resolve(spec: str) -> Factory:
         except Exception as error:
             raise InputError(f"{spec} raised {type(error).__name__}: {error}") from error
         if not isinstance(module, nn.Module):
-            raise InputError(f"{spec} returned a {type(module).__name__}; it must return an nn.Module")
+            raise InputError(f"{spec} returned {no_network(module)}")
         return module
 
     return make

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from biascope import nets
-from biascope.errors import BiascopeError, InputError, UnsupportedError, near
+from biascope.errors import BiascopeError, InputError, UnsupportedError, near, no_network
 from biascope.inputs import check_shape
 from biascope.reports.panels.loading import WEIGHTS
 from biascope.studies.own_networks import own_factory
@@ -83,7 +83,7 @@ def _handed_in(
     def make() -> nn.Module:
         made = factory(**options)
         if not isinstance(made, nn.Module):
-            raise InputError(f"{name} returned a {type(made).__name__}; it must return an nn.Module")
+            raise InputError(f"{name} returned {no_network(made)}")
         return made
 
     return _explained(name, make), shape
