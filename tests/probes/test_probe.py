@@ -543,6 +543,43 @@ def test_plot() -> None:
         plot_records([Record(1, skipped=True)])
 
 
+def test_a_panel_has_one_unit_and_a_plot_what_is_asked_for() -> None:
+    pytest.importorskip("matplotlib").use("Agg")
+    values = {f"group_losses/{g}/{unit}": 1.0 for g in ("a", "b") for unit in ("loss", "accuracy")}
+    values |= {"spectrum/1": 100.0, "spectrum/mean": 1.0, "kernel_velocity/per_step": 0.1, "mine": 2.0}
+    records = [Record(step, 0.5, values=values, elapsed=step) for step in (0, 5, 50)]
+    figure = plot_records(records, against="elapsed")
+    titles = ["group losses (loss)", "group losses (accuracy)", "spectrum", "kernel velocity (per step)", "mine"]
+    shown = [ax for ax in figure.axes if ax.get_visible()]
+    assert [ax.get_title() for ax in shown] == titles
+    assert [text.get_text() for text in shown[0].get_legend().get_texts()] == ["a", "b"]
+    assert [ax.get_yscale() for ax in shown] == ["linear", "linear", "log", "linear", "linear"]
+    assert {ax.get_xlabel() for ax in shown} == {"elapsed (s)"}
+    assert len(plot_records(records, metrics="mine").axes) == 1
+    assert len(plot_records(records, metrics=["mine", "group_losses"]).axes) == 3
+    assert plot_records(records, against="mine").axes[0].get_xlabel() == "mine"
+    for wrong, words in (
+        ({"metrics": "mime"}, "metrics='mime' is not known; did you mean mine"),
+        ({"against": "time"}, "against='time' is not known"),
+        ({"against": ["mine"]}, "against="),
+    ):
+        with pytest.raises(InputError, match=words):
+            plot_records(records, **wrong)
+
+
+@pytest.mark.parametrize("length", [12, 14, 24, 60])
+def test_no_legend_is_wider_than_its_axes(length: int) -> None:
+    plt = pytest.importorskip("matplotlib.pyplot")
+    values = {f"few/{i} {'examples of the minority with spurious labels and noise'[:length]}": 0.0 for i in range(3)}
+    figure = plot_records([Record(step, values=values) for step in (0, 5, 50)])
+    figure.canvas.draw()
+    (ax,) = figure.axes
+    width = ax.get_window_extent().width
+    assert width > 0.75 * figure.bbox.width  # a column of a paper, used
+    assert ax.get_legend().get_window_extent().width <= width
+    plt.close(figure)
+
+
 def test_every_line_of_a_plot_can_be_told() -> None:
     """Few lines by a legend outside the axes, many by a bar of their colours with names."""
     plt = pytest.importorskip("matplotlib.pyplot")

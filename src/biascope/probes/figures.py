@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from biascope.arguments import check_choice
 from biascope.errors import InputError
 from biascope.figures import log_scale, once, pyplot
-from biascope.probes.record import Record
+from biascope.probes.record import MOMENTS, Record
 
 if TYPE_CHECKING:
     from biascope.probes.equal import EqualProgress
@@ -16,17 +17,31 @@ if TYPE_CHECKING:
 FEW_STEPS = 20  # fewer need no logarithmic axis
 FEW_LINES = 4  # with a colour and a name below each; more are told apart by a ramp of colours
 NAMED, LONG = 8, 16  # names beside a ramp, and their length
+PAIRED, LONGEST = 16, 40  # letters of names that go two to a row of a legend as wide as the axes, and at all
+UNITS = ("loss", "accuracy", "absolute", "relative", "distance", "per_step")  # parts that no axis can share
+DECADES = ("spectrum",)  # metrics whose parts are of very different sizes
 
 
-def plot_records(records: Sequence[Record], against: str = "step", log: bool = True) -> Any:
-    """One panel per metric, one line per part, against "step", "loss" or "elapsed"; returns the figure."""
+def plot_records(
+    records: Sequence[Record], against: str = "step", log: bool = True, metrics: str | Sequence[str] | None = None
+) -> Any:
+    """One panel per metric (and unit), one line per part, against "step", "loss", "elapsed" or any value measured;
+    returns the figure. `metrics`: only these.
+    """
     plt = pyplot()
     seen = [r for r in records if not r.skipped]
-    names: dict[str, list[str]] = {}
-    for key in dict.fromkeys(key for r in seen for key in r.values):
-        names.setdefault(key.partition("/")[0], []).append(key)
-    if not names:
+    keys = list(dict.fromkeys(key for r in seen for key in r.values))
+    if not keys:
         raise InputError("there is nothing to plot yet: no measurement has been made")
+    check_choice(against, "against", (*MOMENTS, *keys))
+    names: dict[str, list[str]] = {}
+    for key in keys:
+        names.setdefault(_panel(key), []).append(key)
+    if metrics is not None:
+        asked = [metrics] if isinstance(metrics, str) else list(metrics)
+        for name in asked:
+            check_choice(name, "metrics", {key.partition("/")[0] for key in keys})
+        names = {panel: found for panel, found in names.items() if found[0].partition("/")[0] in asked}
     columns = min(3, len(names))
     rows = math.ceil(len(names) / columns)
     size = (3.4 * columns, 2.7 * rows)
@@ -34,21 +49,24 @@ def plot_records(records: Sequence[Record], against: str = "step", log: bool = T
     for ax in axes.flat[len(names) :]:
         ax.set_visible(False)
     for ax, (name, keys) in zip(axes.flat, names.items()):
-        parts = [key.partition("/")[2] for key in keys]
+        parts = [_part(key) for key in keys]
         ramp = plt.get_cmap("viridis")([0.95 * i / max(1, len(keys) - 1) for i in range(len(keys))])
         for i, (key, part) in enumerate(zip(keys, parts)):
             points = [(r[against], r[key]) for r in seen if not math.isnan(r[against]) and not math.isnan(r[key])]
             shade = ramp[i] if len(keys) > FEW_LINES else f"C{i}"
             style = {"color": shade, "marker": ".", "markersize": 3, "linewidth": 1}
             ax.plot([x for x, _ in points], [v for _, v in points], label=part, **style)
-        ax.set_title(name.replace("_", " "))
-        ax.set_xlabel(against)
+        ax.set_title(name, fontsize="medium")
+        ax.set_xlabel("elapsed (s)" if against == "elapsed" else against)
+        if keys[0].partition("/")[0] in DECADES and all(r[key] > 0 for r in seen for key in keys if key in r.values):
+            log_scale(ax, "y")
         ax.tick_params(labelbottom=True)  # also where the panel below is empty
         if len(keys) > FEW_LINES:
             _name_colours(ax, ramp, parts)
-        elif len(keys) > 1:  # below, where there is no curve
-            under = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.25), "ncols": 2}
-            ax.legend(fontsize=7, frameon=False, **under)
+        elif len(keys) > 1:  # below, where there is no curve; no wider than the axes, which it would squeeze
+            columns = 2 if max(map(len, parts)) <= PAIRED else 1
+            under = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.25), "ncols": columns}
+            ax.legend(labels=[_short(part, LONGEST) for part in parts], fontsize=7, frameon=False, **under)
     shared = axes[0][0]
     last = max(r.step for r in seen)
     if against == "step" and last < FEW_STEPS:
@@ -61,6 +79,25 @@ def plot_records(records: Sequence[Record], against: str = "step", log: bool = T
     return once(figure)
 
 
+def _panel(key: str) -> str:
+    """The title of the panel that a value belongs to: its metric, and its unit where the metric has several."""
+    metric, _, part = key.partition("/")
+    unit = part.rpartition("/")[2]
+    return " ".join([metric.replace("_", " "), *([f"({unit.replace('_', ' ')})"] if unit in UNITS else [])])
+
+
+def _part(key: str) -> str:
+    """What a line of a panel is called."""
+    part = key.partition("/")[2]
+    rest, _, unit = part.rpartition("/")
+    return rest if unit in UNITS else part
+
+
+def _short(name: str, length: int) -> str:
+    """The end of a name, which tells layers apart."""
+    return name if len(name) <= length else f"…{name[1 - length :]}"
+
+
 def _name_colours(ax: Any, colours: Any, names: Sequence[str]) -> None:
     """A bar of the lines' colours beside the axes, the first line below, with as many names as there is room for."""
     from matplotlib.cm import ScalarMappable
@@ -70,7 +107,7 @@ def _name_colours(ax: Any, colours: Any, names: Sequence[str]) -> None:
     shades = ScalarMappable(BoundaryNorm(edges, len(names)), ListedColormap(colours))
     shown = range(0, len(names), math.ceil(len(names) / NAMED))
     bar = ax.figure.colorbar(shades, ax=ax, ticks=list(shown), pad=0.02, aspect=30)
-    bar.ax.set_yticklabels([n if len(n) <= LONG else f"…{n[1 - LONG :]}" for n in (names[i] for i in shown)])
+    bar.ax.set_yticklabels([_short(names[i], LONG) for i in shown])
     bar.ax.tick_params(labelsize=7, length=0)
     bar.ax.minorticks_off()
 

@@ -197,11 +197,15 @@ class Probe:
         seen = [r for r in self._records if not r.skipped]
         return [{"step": r.step, "loss": r.loss, "epoch": r.epoch, "elapsed": r.elapsed, **r.values} for r in seen]
 
-    def plot(self, against: str = "step", log: bool = True) -> Any:
-        """One panel per metric against "step", "loss" or "elapsed"; returns the matplotlib figure."""
+    def plot(self, against: str = "step", log: bool = True, metrics: str | Sequence[str] | None = None) -> Any:
+        """One panel per metric against "step", "loss", "elapsed" or a value measured; returns the matplotlib figure.
+
+        `metrics` are the ones to draw, None for all: one of them fills a column of a paper, e.g.
+        `probe.plot(metrics="ntk_alignment")`.
+        """
         from biascope.probes.figures import plot_records
 
-        return plot_records(self._records, against, log)
+        return plot_records(self._records, against, log, metrics)
 
     def _repr_html_(self) -> str:
         """The measurements, one row each (of many: some), for notebooks."""

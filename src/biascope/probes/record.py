@@ -49,7 +49,7 @@ class Record:
         """A value, or a field such as "loss"; NaN where there is none."""
         if name in self.values:
             return self.values[name]
-        found = getattr(self, name, None) if name in _NUMBERS else None
+        found = getattr(self, name, None) if name in MOMENTS else None
         return math.nan if found is None else float(found)
 
     def _repr_html_(self) -> str:
@@ -74,7 +74,7 @@ class Record:
         return Record(**kept)
 
 
-_NUMBERS = {"step", "loss", "raw_loss", "epoch", "threshold", "elapsed", "seconds"}
+MOMENTS = {"step", "loss", "raw_loss", "epoch", "threshold", "elapsed", "seconds"}  # fields that are numbers
 
 
 def to_line(row: dict[str, Any]) -> str:
