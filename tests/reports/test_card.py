@@ -15,7 +15,7 @@ from torch import nn
 
 from biascope.errors import InputError, UnsupportedError
 from biascope.reports import card as card_module
-from biascope.reports import make_card
+from biascope.reports import make_card, make_compare
 from biascope.reports.card import card_page
 from biascope.reports.panels import (
     PANELS,
@@ -48,6 +48,7 @@ from biascope.seeds import derive
 Check = Callable[[str], None]
 
 SCRIPT = """
+import functools
 import torch
 from torch import nn
 def good(): return nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
@@ -60,9 +61,15 @@ def constant():
     class Constant(nn.Module):
         def __init__(self):
             super().__init__()
-            self.w = nn.Parameter(torch.zeros(1))
-        def forward(self, x): return self.w * x.flatten(1).sum(1, keepdim=True)
+            self.w, self.b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.randn(1))
+        def forward(self, x): return self.w * x.flatten(1).sum(1, keepdim=True) + self.b
     return Constant()
+@functools.cache
+def trained(): return nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
+def loaded():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
+    network.load_state_dict(trained().state_dict())
+    return network
 def scalar():
     class Scalar(nn.Module):
         def forward(self, x): return x.sum()
@@ -143,6 +150,22 @@ def test_a_card_is_the_same_every_time(script: str, tmp_path: Path) -> None:
 def test_bad_networks_are_answered_in_words(script: str, name: str, shape: tuple[int, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make_card(f"{script}:{name}", shape, networks=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("trained", "returned the same network twice"),
+        ("loaded", "the same weights at every call.*--weights trained.pt"),
+    ],
+)
+def test_one_network_in_place_of_many_is_refused(script: str, tmp_path: Path, name: str, words: str) -> None:
+    """It had cards of "1024 ± 0 times the average"; half of the panels of the first kind were skipped."""
+    with pytest.raises(InputError, match=words):
+        make_card(f"{script}:{name}", (3, 2, 2), tmp_path / "c.html", networks=4)
+    with pytest.raises(InputError, match=words):
+        make_compare(["logreg", f"{script}:{name}"], (3, 2, 2), tmp_path / "c.html", networks=4)
+    assert not (tmp_path / "c.html").exists()
 
 
 def test_a_panel_that_cannot_be_made_says_why(script: str, tmp_path: Path, check_page: Check) -> None:
@@ -472,11 +495,20 @@ def test_a_slow_network_gets_fewer_inputs_and_no_trainings() -> None:
     assert tangent_kernel.samples(made) == 64
     made._shared["pace"] = Pace(0.5, 0.5, 0.5)
     assert tangent_kernel.samples(made) == 8
-    with pytest.raises(UnsupportedError, match=r"9 small trainings would take about 12 hours on this CPU; add --dev"):
+    with pytest.raises(UnsupportedError, match=r"6 small trainings would take about 7\.7 hours on this CPU; add --de"):
         directional.panel(made)
     assert labels.sizes(make_subject("logreg", (1, 4, 4))) == (128, 64, 8)
     with pytest.raises(UnsupportedError, match="on this CPU"):
         labels.sizes(made)
+
+
+def test_a_slower_network_is_trained_on_fewer_directions() -> None:
+    """The first, the last and some between, where all would take too long: half the panel is better than none."""
+    made, seven = make_subject("logreg", (1, 4, 4), networks=8), [1, 4, 16, 64, 256, 1024, 3072]
+    per_direction = directional.SEEDS * (directional.EPOCHS * directional.EXAMPLES)
+    for fit, kept in ((9.9, seven), (4.5, [1, 16, 256, 3072]), (2.5, [1, 3072])):
+        made._shared["pace"] = Pace(0.0, 0.0, directional.CPU_SECONDS / fit / per_direction)
+        assert directional.affordable(made, seven) == kept
 
 
 def test_directions_run_from_the_first_to_outside_the_sample() -> None:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from biascope.errors import InputError
-from biascope.reports import make_compare
+from biascope.reports import compare, make_compare
 from biascope.reports.compare import in_words, unique
+from biascope.reports.panels import Subject
 from biascope.reports.spans import Overlaps
 from biascope.tables import number
 
@@ -34,6 +35,22 @@ def test_a_comparison_page(tmp_path: Path, check_page: Callable[[str], None]) ->
     assert "100% ± 0% of what one span would show" in made.meaning  # no error between one sample and itself
     own = number(made.overlaps[2, 2], made.errors[2, 2])
     assert f"What the directions of logreg ({own}) are cannot be told from 32 networks" in made.meaning
+
+
+def test_spectra_side_by_side_are_of_equally_many_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow network has a smaller sample, and the first eigenvalue of a smaller sample is larger by chance alone."""
+    sizes = iter((64, 16))
+
+    def gaussian(subject: Subject) -> tuple[Tensor, str]:
+        rows = torch.randn(64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        return rows[: next(sizes)], "given"
+
+    monkeypatch.setattr(compare, "gradients", gaussian)
+    page = make_compare(["logreg", "mlp"], (1, 8, 8), tmp_path / "c.html").path.read_text()
+    assert "of 16 networks each" in page
+    rows = re.findall(r"<tr><td>(logreg|mlp)</td>(?:<td[^>]*>\d+</td>){3}<td>\w+</td><td[^>]*>([\d.]+)</td>", page)
+    assert [name for name, _ in rows] == ["logreg", "mlp"]
+    assert rows[0][1] == rows[1][1]  # here the same gradients
 
 
 def test_few_networks_tell_nothing(tmp_path: Path) -> None:

@@ -76,6 +76,23 @@ def test_a_kernel_that_is_turned_is_still_said_to_be(tmp_path: Path) -> None:
     assert "the kernel is turned towards the labels of these examples, most in" in labels.panel(made).meaning
 
 
+def test_a_layer_that_turns_alone_is_named() -> None:
+    """The whole kernel within the spread does not mean that nothing turned; one of many layers may be out by chance."""
+    start = Start(Spread(0.012, 0.002, 8), {f"layer {i}": Spread(0.01, 0.002, 8) for i in range(20)})
+
+    def given(value: float) -> labels.LabelAlignment:
+        rest = (1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 128, 64, 0, "global")
+        layers = {name: labels.LabelAlignment(0.01, 0.0, *rest) for name in start.layers}
+        layers["layer 7"] = labels.LabelAlignment(value, 0.0, *rest)
+        return labels.LabelAlignment(0.013, 0.0, *rest, layers)
+
+    said = labels._meaning(start, given(0.07))
+    assert said.endswith("no turn of the kernel is seen as a whole; layer 7 by itself is beyond it (0.010 to 0.070).")
+    assert labels._meaning(start, given(0.016)).endswith("no turn of the kernel is seen.")  # 3 deviations, of 20
+    assert start.layers["layer 7"].side(0.016) == 1
+    assert start.layers["layer 7"].side(0.016, among=20) == 0
+
+
 def test_the_mean_is_over_networks_that_the_subject_builds(noise: str) -> None:
     made = make_subject(network, (1, 12, 12), data=noise)
     made._shared["pace"] = Pace(1e-4, 1e-4, 1e-4)

@@ -118,6 +118,16 @@ def leaves(): sys.exit(3)
 """
 
 
+LAYERS_FIRST = """
+class Norm(nn.LayerNorm): ...
+class Block(nn.Module):
+    def __init__(self, width): ...
+class Net(nn.Module):
+    def __init__(self, width=8, *, depth=2): ...
+def build(width=8): return Net(width)
+"""
+
+
 def test_factories_that_fail_say_where_and_what_to_type(tmp_path: Path) -> None:
     script = tmp_path / "own.py"
     script.write_text(SCRIPT)
@@ -137,7 +147,11 @@ def test_factories_that_fail_say_where_and_what_to_type(tmp_path: Path) -> None:
 
 def test_a_script_without_a_function_is_completed(tmp_path: Path) -> None:
     script = tmp_path / "own.py"
-    for text, hint in ((SCRIPT, "own.py:sized; it has sized, inside"), ("x = 1", "own.py:build; it has none yet")):
+    for text, hint in (
+        (SCRIPT, "own.py:inside; it has inside, breaks, leaves, sized$"),  # what needs no arguments first
+        (LAYERS_FIRST, "own.py:build; it has build, Net, Norm, Block$"),
+        ("x = 1", "own.py:build; it has none yet"),
+    ):
         script.write_text(text)
         with pytest.raises(InputError, match=hint):
             resolve(str(script), (3,))

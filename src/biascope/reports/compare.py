@@ -70,6 +70,7 @@ class Comparison:
 class _One:
     subject: Subject
     spectrum: InputSpectrum
+    equal: InputSpectrum  # of as many networks as the others have: fewer make any spectrum steeper
     kernel: KernelFacts
     parameters: int
 
@@ -135,12 +136,14 @@ def _measure(subjects: Sequence[Subject]) -> tuple[list[_One], Overlaps]:
     """Every network, with spans and kernels of one size: what the one with the smallest sample allows."""
     sampled = [gradients(subject)[0] for subject in progress(subjects, "networks")]
     k = max(1, min(COMPARED, *(min(len(sample), sample.shape[1]) // 4 for sample in sampled)))
-    n = min(samples(subject) for subject in subjects)
+    n, least = min(samples(subject) for subject in subjects), min(map(len, sampled))
     found = []
     for subject, sample in zip(subjects, sampled):
         kernel = kernel_facts(subject.network, subject.inputs(n))
         parameters = sum(p.numel() for p in subject.network.parameters())
-        found.append(_One(subject, input_spectrum(sample), kernel, parameters))
+        spectrum = input_spectrum(sample)
+        equal = spectrum if len(sample) == least else input_spectrum(sample[:least])
+        found.append(_One(subject, spectrum, equal, kernel, parameters))
     return found, overlaps(sampled, k)
 
 
@@ -206,7 +209,7 @@ def _page(names: list[str], found: list[_One], shared: Overlaps, meaning: str, s
             one.spectrum.n,
             one.above,
             "yes" if sure else "no",
-            float(one.spectrum.values[0]),
+            float(one.equal.values[0]),
             mean_frequency(one.subject, one.spectrum.vectors[:k])[0] if is_image(one.subject) else "no images",
             one.kernel.rank,
             float(one.kernel.share[0]),
@@ -220,11 +223,11 @@ def _page(names: list[str], found: list[_One], shared: Overlaps, meaning: str, s
         "eigenvalues above the band",
         "halves agree",
         "first eigenvalue / mean",
-        f"mean frequency of the first {k}",
+        f"mean frequency of the first {k}, cycles per pixel",
         "kernel effective rank",
         "kernel first share",
     ]
-    left = _spectra(names, found, lambda one: one.spectrum.values, "input", "eigenvalue / mean", True)
+    left = _spectra(names, found, lambda one: one.equal.values, "input", "eigenvalue / mean", True)
     right = _spectra(names, found, lambda one: one.kernel.share, "kernel", "share of the trace", False)
     numbers = (shared.values, shared.errors, shared.shares, shared.share_errors)
     pairs = [
@@ -258,8 +261,9 @@ def _page(names: list[str], found: list[_One], shared: Overlaps, meaning: str, s
         _section("Maps", f"Every network in {seen}.", _maps(names, found)),
         _section(
             "Spectra",
-            "Left: response to the input by direction; the steeper, the more anisotropic. Right: tangent kernels; "
-            "the steeper, the fewer functions are easy.",
+            f"Left: response to the input by direction, of {found[0].equal.n} networks each (a smaller sample is "
+            "steeper by itself); the steeper, the more anisotropic. Right: tangent kernels; the steeper, the fewer "
+            "functions are easy.",
             tag("div", left, right, class_="columns"),
         ),
     ]

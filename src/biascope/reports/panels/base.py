@@ -164,6 +164,7 @@ def make_subject(
 
     subject = Subject(name, build, shape, seed, device, networks, factory, None, examples)
     logits = isinstance(try_out(name, subject.network, subject.inputs(2)), Logits)
+    refuse_same(name, subject.network, build(1))
     trained = None if weights is None else put_weights(build(0), load_state(weights), weights)
     if not logits:
         return replace(subject, trained=trained)
@@ -174,6 +175,22 @@ def make_subject(
         trained=None if trained is None else Logits(trained).eval(),
         _shared={},
     )
+
+
+def refuse_same(name: str, first: nn.Module, second: nn.Module) -> None:
+    """Refuse a function that does not initialise: of one network there is no average, and every error would be zero.
+
+    Example:
+        >>> refuse_same("line", nn.Linear(2, 2), nn.Linear(2, 2))
+    """
+    if first is second:
+        raise InputError(f"{name} returned the same network twice; it must build a new one on every call")
+    pairs = list(zip(first.parameters(), second.parameters()))
+    if pairs and all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs):
+        raise InputError(
+            f"{name} builds the same weights at every call, and a page is about freshly initialised networks: leave "
+            "out what loads or fixes them (weights of your own go into a file: --weights trained.pt)"
+        )
 
 
 def refuse_dense(subject: Subject) -> None:

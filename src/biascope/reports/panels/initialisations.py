@@ -32,11 +32,12 @@ class Spread:
             return cls(mean if n else math.nan, math.nan, 1)
         return cls(mean, math.sqrt(math.fsum((value - mean) ** 2 for value in known) / (n - 1)), n)
 
-    def side(self, value: float, error: float = 0.0) -> int:
+    def side(self, value: float, error: float = 0.0, among: int = 1) -> int:
         """1: above what a further initialisation would give, -1: below, 0: within it, or not known (one, or NaN).
 
         Within is the 95 % interval of one more draw by Student's t (2.5 deviations for 8 initialisations: a mean and
-        a deviation of so few are uncertain themselves), and two standard errors of the value.
+        a deviation of so few are uncertain themselves), and two standard errors of the value. The largest of many
+        values is out of it by chance: for one `among` so many the interval is wider (Bonferroni).
 
         Example:
             >>> few = Spread.of([1.0, 2.0, 3.0, 2.0])
@@ -45,7 +46,7 @@ class Spread:
         """
         if self.count < 2:
             return 0
-        draw = float(stats.t.ppf(0.975, self.count - 1)) * math.sqrt(1 + 1 / self.count) * self.deviation
+        draw = float(stats.t.ppf(1 - 0.025 / among, self.count - 1)) * math.sqrt(1 + 1 / self.count) * self.deviation
         limit = draw + 2 * error + ROUNDING * abs(self.mean)
         return int(value > self.mean + limit) - int(value < self.mean - limit)
 

@@ -269,14 +269,15 @@ def _meaning(subject: Subject, spectrum: InputSpectrum, above: int, first: Estim
             f"direction {first} times the average).{more}"
         )
     text = (
-        f"{above} of {spectrum.dimension} directions stand above what chance would give; the squared "
-        f"response along the first is {first} times the average."
+        f"{above} of {spectrum.dimension} directions stand above what chance would give; along the first one of half "
+        f"of the networks, the squared response of the others is {first} times the average."
     )
     if is_image(subject):
         mine, white = mean_frequency(subject, spectrum.vectors[: min(SHOWN, above)])
-        kind = "low" if mine < 0.75 * white else "high" if mine > 1.15 * white else "no particular"
-        text += (
-            f" The preferred ones hold {kind} frequencies ({mine:.2f} cycles per pixel; white noise has {white:.2f})."
+        kind = "low" if mine < 0.75 * white else "high" if mine > 1.15 * white else "neither low nor high"
+        text += (  # of a comb of frequencies, too, the mean is that of white noise
+            f" The preferred ones hold {kind} frequencies in the mean ({mine:.2f} cycles per pixel; white noise has "
+            f"{white:.2f})."
         )
     return text
 

@@ -107,7 +107,20 @@ def _meaning(start: Start, given: LabelAlignment | None) -> str:
     if whole.count == 1:
         return f"{text}; how much initialisations differ was not measured, so nothing is said about a change."
     if side == 0:
-        return f"{text}, within the spread of initialisations: no turn of the kernel is seen."
+        text += ", within the spread of initialisations: no turn of the kernel is seen"
+        moved = {
+            name: abs(part.value - layers[name].mean)
+            for name, part in given.layers.items()
+            if layers[name].side(part.value, part.standard_error, among=len(layers))
+        }
+        if not moved:
+            return f"{text}."
+        top = max(moved, key=lambda name: moved[name])
+        others = f", and {len(moved) - 1} more layers" if len(moved) > 1 else ""
+        return (
+            f"{text} as a whole; {top} by itself is beyond it ({layers[top].mean:.3f} to "
+            f"{given.layers[top].value:.3f}){others}."
+        )
     text += f": the kernel is turned {'towards' if side > 0 else 'away from'} the labels of these examples"
     change = {
         name: abs(part.value - layers[name].mean)

@@ -116,9 +116,29 @@ def _complete(spec: str) -> None:
         tree = ast.parse(Path(spec).read_text(encoding="utf-8"))
     except (SyntaxError, UnicodeDecodeError) as error:
         raise InputError(f"{spec} cannot be read as Python: {error}") from error
-    names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-    hint = f"; it has {', '.join(names[:8])}" if names else "; it has none yet: def build(): return nn.Sequential(...)"
+    found = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    names = [node.name for node in sorted(found, key=_unlikely)]
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    shown = f"; it has {', '.join(names[:8])}{more}"
+    hint = shown if names else "; it has none yet: def build(): return nn.Sequential(...)"
     raise InputError(f"say which function builds the network: type {spec}:{names[0] if names else 'build'}{hint}")
+
+
+def _unlikely(node: ast.FunctionDef | ast.ClassDef) -> int:
+    """0 for functions that need no arguments, as what builds a network, 1 for such classes, 2 for all others.
+
+    Example:
+        >>> [_unlikely(node) for node in ast.parse("def build(width=8): ...\\ndef block(width): ...").body]
+        [0, 2]
+    """
+    within = node.body if isinstance(node, ast.ClassDef) else [node]
+    functions = [one for one in within if isinstance(one, ast.FunctionDef)]
+    made = next((one for one in functions if node is one or one.name == "__init__"), None)
+    if made is None:
+        return 2  # a class that takes what its parent takes
+    given, own = made.args, int(isinstance(node, ast.ClassDef))
+    free = len(given.posonlyargs + given.args) - own <= len(given.defaults) and None not in given.kw_defaults
+    return own if free else 2
 
 
 def _torchvision(name: str, shape: Shape | None, options: Mapping[str, Any]) -> tuple[Factory, Shape]:
