@@ -50,7 +50,9 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_run_writes_a_folder_with_a_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run(["run", "nad/fig4a", "--D", "32", "--sigma=2", "--set", "S=2", "--seed", "7"]) == 0
-    assert "confirmed" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "confirmed" in out
+    assert "smoke, to see that it runs; judge the claim by --size laptop" in out
     folder = tmp_path / "runs" / "nad-fig4a-smoke"
     opened = Run.open(folder)
     assert opened.config["options"] == {"D": 32, "S": 2, "eps": 1.0, "sigma": 2.0}

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from biascope.errors import InputError
-from biascope.reports import compare, make_compare
+from biascope.reports import compare, figures, make_compare
 from biascope.reports.compare import in_words, unique
 from biascope.reports.panels import Subject
 from biascope.reports.spans import Overlaps
@@ -51,6 +52,33 @@ def test_spectra_side_by_side_are_of_equally_many_networks(tmp_path: Path, monke
     rows = re.findall(r"<tr><td>(logreg|mlp)</td>(?:<td[^>]*>\d+</td>){3}<td>\w+</td><td[^>]*>([\d.]+)</td>", page)
     assert [name for name, _ in rows] == ["logreg", "mlp"]
     assert rows[0][1] == rows[1][1]  # here the same gradients
+
+
+def test_long_names_leave_room_for_the_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths of scripts were written into the legend, which left a third of the axes and was cut off itself."""
+    folder = tmp_path / "a_folder_with_a_name_that_is_rather_long"
+    folder.mkdir()
+    script = folder / "architectures.py"
+    names = ("a", "another_function_with_a_name")
+    body = "(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 2))\n"
+    script.write_text("from torch import nn\n" + "".join(f"def {name}{body}" for name in names))
+    drawn: list[Any] = []
+
+    inline_svg = figures.inline_svg
+
+    def keep(drawing: Any, prefix: str) -> str:
+        drawn.append(drawing)
+        return inline_svg(drawing, prefix)
+
+    monkeypatch.setattr(figures, "inline_svg", keep)
+    made = make_compare([f"{script}:{name}" for name in names], (1, 8, 8), tmp_path / "c.html", networks=8)
+    assert made.names == tuple(f"architectures.py:{name}" for name in names)
+    assert str(script) in made.path.read_text()  # in the footer
+    assert len(drawn) >= 3  # two spectra and the matrix
+    for drawing in drawn:
+        drawing.draw_without_rendering()
+        share = drawing.axes[0].get_window_extent().width / drawing.bbox.width
+        assert share > (0.7 if len(drawing.axes) == 1 else 0.35)  # the matrix is square and has a colour bar
 
 
 def test_few_networks_tell_nothing(tmp_path: Path) -> None:

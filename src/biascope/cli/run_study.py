@@ -186,6 +186,8 @@ def _show(run: Run, console: Console) -> None:
     console.print(f"Claim:    {escape(result.claim)}")
     console.print(f"Measured: {escape(result.measured)}")
     console.print(f"Verdict:  [bold {colour}]{result.verdict}[/]")
+    if run.config.get("size") == "smoke":
+        console.print("Size:     smoke, to see that it runs; judge the claim by --size laptop")
     try:
         console.print(f"Page:     {escape(str(write_study_page(run.path)))}", soft_wrap=True)
     except UnsupportedError as error:  # the numbers are there, only the drawing is missing

@@ -1,5 +1,6 @@
 """Several networks side by side: which input directions they share (`spans`), their spectra, their maps."""
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ from biascope.signatures import checked
 from biascope.studies.environment import device_name
 from biascope.tables import number
 
+BRIEF = 24  # letters of a name in a drawing
 LEAST = 4  # networks of each, for the two halves of a sample
 COMPARED, SHOWN = 8, 16  # directions whose spans are compared; directions that are shown
 
@@ -111,13 +113,37 @@ def make_compare(
     begin = time.perf_counter()
     first = make_subject(specs[0], input_shape, seed, device, networks, options=options)
     rest = [make_subject(spec, first.input_shape, seed, device, networks, options=options) for spec in specs[1:]]
-    names = unique([subject.name for subject in (first, *rest)])
+    names = unique(without_folders([subject.name for subject in (first, *rest)]))
     with arithmetic(torch.device(device), "float32"), worthwhile_threads(first.network, first.inputs(64)):
         found, shared = _measure([first, *rest])
     meaning = in_words(names, shared, min(one.spectrum.n for one in found), [one.above for one in found])
     seconds = time.perf_counter() - begin
     write_text(path, _page(names, found, shared, meaning, seconds, stamp))
     return Comparison(tuple(names), path, shared.values, shared.errors, meaning, seconds)
+
+
+def without_folders(names: Sequence[str]) -> list[str]:
+    """Names of networks without the folders of their scripts, where that leaves different names different.
+
+    Example:
+        >>> without_folders(["lenet", "/home/me/own.py:build"]), without_folders(["a/own.py:net", "b/own.py:net"])
+        (['lenet', 'own.py:build'], ['a/own.py:net', 'b/own.py:net'])
+    """
+    cut = [re.sub(r"^.*[/\\](?=[^:/\\]*:[^:/\\]*$)", "", name) for name in names]
+    return cut if len(set(cut)) == len(set(names)) else list(names)
+
+
+def brief(names: Sequence[str]) -> list[str]:
+    """Names for legends and axes, which a long one would squeeze: their ends, numbered where these are the same.
+
+    Example:
+        >>> brief(["lenet", "a_package_of_mine.with_models:build"])
+        ['lenet', '…_mine.with_models:build']
+        >>> brief([f"{letter}_package_of_mine.with_models:build" for letter in "ab"])
+        ['1: …_mine.with_models:build', '2: …_mine.with_models:build']
+    """
+    cut = [name if len(name) <= BRIEF else f"…{name[1 - BRIEF :]}" for name in names]
+    return cut if len(set(cut)) == len(cut) else [f"{i}: {name}" for i, name in enumerate(cut, start=1)]
 
 
 def unique(names: Sequence[str]) -> list[str]:
@@ -271,6 +297,9 @@ def _page(names: list[str], found: list[_One], shared: Overlaps, meaning: str, s
         f"biascope {biascope.__version__}, seed {found[0].subject.seed}, {seconds:.1f} s on "
         f"{device_name(found[0].subject.device)}. This page needs no network and holds its own data."
     )
+    full = [one.subject.name for one in found]
+    if any("/" in name for name in full):  # where the short names come from
+        footer = f"Networks: {', '.join(full)}. {footer}"
     subtitle = f"Networks side by side, before they have seen any data. Inputs {shape}."
     return page(" · ".join(names), body, subtitle, footer, stamp=stamp)
 
@@ -286,8 +315,8 @@ def _matrix(names: list[str], matrix: np.ndarray[Any, Any]) -> Html:
     with figures.style():
         drawing, axes = figures.new_figure(size + 0.8, size)
         shown = axes.imshow(matrix, vmin=0, vmax=top, cmap="viridis", interpolation="nearest")
-        axes.set_xticks(range(count), [name[-20:] for name in names], rotation=30, ha="right")
-        axes.set_yticks(range(count), [name[-20:] for name in names])
+        axes.set_xticks(range(count), brief(names), rotation=30, ha="right")
+        axes.set_yticks(range(count), brief(names))
         axes.grid(False)
         for (row, column), value in np.ndenumerate(matrix):
             axes.text(
@@ -330,10 +359,10 @@ def _spectra(
     lines, rows = [], []
     with figures.style():
         drawing, axes = figures.new_figure(3.9, 2.6)
-        for i, (label, one) in enumerate(zip(names, found)):
+        for i, (label, said, one) in enumerate(zip(names, brief(names), found)):
             y = np.asarray(values(one))
             y = y[y > y[0] * 1e-9]
-            axes.plot(np.arange(1, len(y) + 1), y, "-", color=f"C{i % 7}", label=label)
+            axes.plot(np.arange(1, len(y) + 1), y, "-", color=f"C{i % 7}", label=said)
             lines.append((label, range(1, len(y) + 1), y))
             rows += [(label, k + 1, float(value)) for k, value in enumerate(y)]
         axes.set(xlabel="index", ylabel=y_label)
