@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import biascope as bs
-from biascope.errors import InputError
+from biascope.errors import InputError, UnsupportedError
 
 
 class Arms(nn.Module):
@@ -17,6 +17,24 @@ class Arms(nn.Module):
 
     def forward(self, x: Tensor, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
         return self.right(x * right) if left is None else self.left(x * left)
+
+
+class DropPath(nn.Module):
+    """Chance that no layer of torch brings in, as in ConvNeXt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.line(x) * (torch.rand(len(x), 1) if self.training else 1.0)
+
+
+def test_chance_of_train_mode_is_told_how_to_end() -> None:
+    net, x = DropPath(), torch.ones(4, 3)
+    with pytest.raises(UnsupportedError, match=r"different outputs .* it is in train mode: call \.eval\(\) first$"):
+        bs.ntk(net, x)
+    assert bs.ntk(net.eval(), x).tensor.shape == (4, 2, 4, 2)
 
 
 def test_other_keywords_are_looked_at_anew() -> None:

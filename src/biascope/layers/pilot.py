@@ -148,7 +148,10 @@ def _refuse_mixing(f: Functional, rows3: Tensor, rows2: Tensor, three: Inputs) -
     with torch.no_grad():
         again = f(f.params, three)
     if not torch.equal(again, rows3):
-        raise UnsupportedError(f"{who} gives different outputs for the same inputs: switch off what is random in it")
+        train = "; it is in train mode: call .eval() first" if f.module.training else ""  # a layer of the user's own
+        raise UnsupportedError(
+            f"{who} gives different outputs for the same inputs: switch off what is random in it{train}"
+        )
     raise UnsupportedError(
         f"{who} gives an example a different output when the batch changes: examples are mixed somewhere (a statistic "
         "over the batch?), so per-example derivatives do not exist"
