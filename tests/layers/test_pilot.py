@@ -1,5 +1,7 @@
 """What is known of a network from its first examples is used again only for calls of the same kind."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,21 +22,28 @@ class Arms(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Chance that no layer of torch brings in, as in ConvNeXt."""
+    """Chance that no layer of torch brings in, as in ConvNeXt; it leaves out one example in a thousand."""
 
-    def __init__(self) -> None:
+    def __init__(self, noise: float = 0.0) -> None:
         super().__init__()
-        self.line = nn.Linear(3, 2)
+        self.line, self.noise = nn.Linear(3, 2), noise
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.line(x) * (torch.rand(len(x), 1) if self.training else 1.0)
+        out = self.line(x)
+        if self.training:
+            out = out * (torch.rand(len(x), 1) > 0.001)
+        return out + self.noise * torch.randn(len(x), 2)
 
 
-def test_chance_of_train_mode_is_told_how_to_end() -> None:
+@pytest.mark.parametrize("call", [bs.ntk, bs.fisher, lambda net, x: bs.Jacobian(net, x).coverage()])
+def test_chance_that_strikes_rarely_is_refused(call: Callable[[nn.Module, Tensor], object]) -> None:
+    """It was seen only where it struck the first three examples; else kernels were those of thinned-out networks."""
     net, x = DropPath(), torch.ones(4, 3)
-    with pytest.raises(UnsupportedError, match=r"different outputs .* it is in train mode: call \.eval\(\) first$"):
-        bs.ntk(net, x)
-    assert bs.ntk(net.eval(), x).tensor.shape == (4, 2, 4, 2)
+    with pytest.raises(UnsupportedError, match=r"DropPath draws random numbers in train mode: call \.eval\(\) first$"):
+        call(net, x)
+    call(net.eval(), x)  # numbers that are drawn and not used are no chance
+    with pytest.raises(UnsupportedError, match="different outputs for the same inputs: switch off what is random"):
+        call(DropPath(0.1).eval(), x)
 
 
 def test_other_keywords_are_looked_at_anew() -> None:
