@@ -39,7 +39,7 @@ class DropPath(nn.Module):
 def test_chance_that_strikes_rarely_is_refused(call: Callable[[nn.Module, Tensor], object]) -> None:
     """It was seen only where it struck the first three examples; else kernels were those of thinned-out networks."""
     net, x = DropPath(), torch.ones(4, 3)
-    with pytest.raises(UnsupportedError, match=r"DropPath draws random numbers in train mode: call \.eval\(\) first$"):
+    with pytest.raises(UnsupportedError, match=r"it draws random numbers in train mode; call \.eval\(\) first$"):
         call(net, x)
     call(net.eval(), x)  # numbers that are drawn and not used are no chance
     with pytest.raises(UnsupportedError, match="different outputs for the same inputs: switch off what is random"):

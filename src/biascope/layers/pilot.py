@@ -152,7 +152,10 @@ def _refuse_chance(f: Functional, rows: Tensor, inputs: Inputs) -> None:
     """
     who = type(f.module).__name__
     if any(m.training for m in modules_of(f.module)):
-        raise UnsupportedError(f"{who} draws random numbers in train mode: call .eval() first")
+        raise UnsupportedError(
+            f"{who} may give different outputs for the same inputs: it draws random numbers in train mode; call "
+            ".eval() first"
+        )
     tol = torch.finfo(rows.dtype).eps ** 0.5 * float(rows.abs().max().clamp_min(1e-30))
     with torch.no_grad():
         if any(not torch.allclose(f(f.params, inputs), rows, rtol=0, atol=tol) for _ in range(AGAIN)):
