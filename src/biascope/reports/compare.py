@@ -348,7 +348,8 @@ def _maps(names: list[str], found: list[_One]) -> Html:
             vector = one.spectrum.vectors[i].reshape(channels, height, width)
             drawn = (pixels_and_fourier if is_image(one.subject) else entries)(vector, f"{name}, direction {i + 1}")
             share = f": eigenvalue {one.spectrum.values[i]:.3g} times the mean"
-            cells.append(tag("div", tag("p", tag("strong", name), share, class_="note"), drawn))
+            words = tag("p", tag("strong", name), share, class_="note", style="overflow-wrap:anywhere")
+            cells.append(tag("div", words, drawn))
         frames.append(tag("div", *cells, class_="columns", **frame("maps", i)))
     return tag("div", slider("maps", count), join(frames))
 
