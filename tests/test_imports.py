@@ -1,8 +1,10 @@
 """`import biascope` stays light: measured by what gets imported, not by the clock."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +53,16 @@ def test_every_public_name_is_there_without_an_import_of_its_own() -> None:
     code = "import biascope as bs; print(all(hasattr(bs, name) for name in bs.__all__), bs.reports.make_card.__name__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "make_card"]
+
+
+def test_pages_of_theory_are_there_too() -> None:
+    """The reference lists what is in them as biascope.geometry.PAGE.NAME."""
+    page = (Path(__file__).parents[1] / "docs/reference/geometry.md").read_text()
+    told = set(re.findall(r"^::: (biascope\.geometry\.\w+\.\w+)$", page, re.MULTILINE))
+    assert len(told) > 20
+    code = "import biascope; " + "; ".join(sorted(told))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_check_can_fail() -> None:

@@ -126,6 +126,10 @@ def test_nads() -> None:
     read = Reader(found._repr_html_())
     assert {"300", "10", "0.875", "4.00 ± 0.25", "40.00%", "2.00 ± 0.25", "20.00%"} <= set(read.cells)
     assert sum("±" in cell for cell in read.cells) == 5
+    assert repr(found) == (
+        "NADs(8 directions of inputs [2, 2, 2] by autograd, 300 networks, head sampled, seed 0: eigenvalues "
+        "4.00 ± 0.25, 2.00 ± 0.25, 0.50 ± 0.25, ..., trace 10, halves overlap by 0.875)"
+    )
 
 
 def test_average_geometry() -> None:

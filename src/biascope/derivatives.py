@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -234,7 +235,18 @@ class PlainDict(nn.ParameterDict):
         return dict(self.items())
 
 
-PLAIN: dict[type, type] = {nn.ParameterList: PlainList, nn.ParameterDict: PlainDict}
+@cache
+def plain(kind: type) -> type | None:
+    """The class that a container of parameters is for a while; None if it is none, or slices and copies by itself.
+
+    Example:
+        >>> plain(nn.ParameterList).__name__, plain(nn.Linear)
+        ('PlainList', None)
+    """
+    for usual, made, own in ((nn.ParameterList, PlainList, "__getitem__"), (nn.ParameterDict, PlainDict, "copy")):
+        if issubclass(kind, usual) and getattr(kind, own) is getattr(usual, own):
+            return made if kind is usual else type(kind.__name__, (made, kind), {})
+    return None
 
 
 @contextmanager
@@ -253,14 +265,13 @@ def plain_containers(module: nn.Module) -> Iterator[None]:
         >>> type(weights[:1]).__name__
         'ParameterList'
     """
-    held = [part for part in module.modules() if type(part) in PLAIN]
-    kinds = [type(part) for part in held]
+    held = [(part, type(part), made) for part in module.modules() if (made := plain(type(part)))]  # type: ignore[arg-type]  # mypy takes no class for hashable
     try:
-        for part, kind in zip(held, kinds):
-            part.__class__ = PLAIN[kind]
+        for part, _, made in held:
+            part.__class__ = made
         yield
     finally:
-        for part, kind in zip(held, kinds):
+        for part, kind, _ in held:
             part.__class__ = kind
 
 

@@ -168,7 +168,7 @@ def test_the_spectrum_of_nads_has_its_whole_title_and_names_its_band() -> None:
     assert spectrum.get_title() == "200 of 300 are zero: 100 networks"
     assert figure.bbox.x0 <= box.x0
     assert box.x1 <= figure.bbox.x1
-    assert [text.get_text() for text in spectrum.get_legend().get_texts()] == ["isotropic network"]
+    assert [text.get_text() for text in spectrum.get_legend().get_texts()] == ["standard error", "isotropic network"]
 
 
 def test_the_picture_of_a_geometry_says_which_one_and_of_what() -> None:
@@ -191,3 +191,16 @@ def test_the_picture_of_a_geometry_says_which_one_and_of_what() -> None:
         power, above = bar.yaxis.get_offset_text(), matrix.title.get_window_extent(renderer)
         if power.get_text():
             assert not power.get_window_extent(renderer).overlaps(above)
+
+
+def test_standard_errors_are_a_band_around_eigenvalues() -> None:
+    """Where it would reach zero, which has no logarithm, it ends at a tenth of the value; unknown ones have none."""
+    _, axes = plt.subplots()
+    draw_eigenvalues(axes, [4.0, 1.0, 0.5], errors=[1.0, 2.0, float("nan")])
+    corners = axes.collections[0].get_paths()[0].vertices
+    for index, low, high in ((1, 3.0, 5.0), (2, 0.1, 3.0), (3, 0.5, 0.5)):
+        heights = corners[corners[:, 0] == index, 1]
+        assert (heights.min(), heights.max()) == pytest.approx((low, high))
+    _, bare = plt.subplots()
+    draw_eigenvalues(bare, [4.0, 1.0], errors=[0.0, float("nan")])
+    assert not bare.collections

@@ -98,8 +98,10 @@ def can_be_cut(networks: Networks, x: Tensor) -> bool:
         >>> can_be_cut(record(lambda: nn.Linear(3, 2)).draw(0, 0, 1), torch.randn(5, 3))
         True
     """
+    if networks.template in _SEPARATE:
+        return True
     others = (x != x[:1]).reshape(len(x), -1).any(1).nonzero()[:1, 0]
-    return networks.template in _SEPARATE or not len(others) or not _mixes(networks, x[:1].detach(), x[others].detach())
+    return not len(others) or not _mixes(networks, x[:1].detach(), x[others].detach())
 
 
 def _mixes(networks: Networks, one: Tensor, other: Tensor) -> bool:

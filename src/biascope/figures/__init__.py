@@ -93,10 +93,16 @@ def log_ticks(axis: Any) -> None:
     ticks.put_on(axis)
 
 
-def draw_eigenvalues(axes: Any, values: Sequence[float], floor: float = 0.0, log_index: bool = False) -> int:
+def draw_eigenvalues(
+    axes: Any,
+    values: Sequence[float],
+    floor: float = 0.0,
+    log_index: bool = False,
+    errors: Sequence[float] | None = None,
+) -> int:
     """Eigenvalues, largest first, against their index; those below rounding (or `floor`) are left out and counted.
 
-    Where none is left, a word in the picture says so.
+    Where none is left, a word in the picture says so. Standard `errors`, where they are known, are a band around them.
 
     Example:
         >>> _, axes = pyplot().subplots()
@@ -107,7 +113,13 @@ def draw_eigenvalues(axes: Any, values: Sequence[float], floor: float = 0.0, log
     least = max(floor, ROUNDING * max(found))
     shown = [value for value in found if value > least]
     log_scale(axes, "xy" if log_index else "y")
-    axes.plot(range(1, len(shown) + 1), shown, color=BLUE, marker="." if len(shown) < 3 else "")
+    index = range(1, len(shown) + 1)
+    axes.plot(index, shown, color=BLUE, marker="." if len(shown) < 3 else "")
+    known = [error if isfinite(error) else 0.0 for error in errors or ()][: len(shown)]
+    if any(known):
+        low = [max(value - error, value / 10) for value, error in zip(shown, known)]  # logarithms of zero have no place
+        high = [value + error for value, error in zip(shown, known)]
+        axes.fill_between(index, low, high, color=BLUE, alpha=0.25, linewidth=0, label="standard error")
     if not shown:
         said = f"no eigenvalue above {least:.3g}"
         axes.text(0.5, 0.5, said, transform=axes.transAxes, ha="center", va="center")

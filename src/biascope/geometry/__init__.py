@@ -1,5 +1,8 @@
 """Input space: what a network does to directions of its input."""
 
+from biascope.geometry import closed_forms as closed_forms  # pages of theory, used by their own names
+from biascope.geometry import mlp_theory as mlp_theory
+from biascope.geometry import patch_normalisation as patch_normalisation
 from biascope.geometry.analytic import analytic_geometry
 from biascope.geometry.anisotropy import nads
 from biascope.geometry.average import AverageGeometry, average_geometry, geometry_of

@@ -40,20 +40,21 @@ def plot_nads(found: NADs, first: int = 3) -> Any:
             top.imshow(channel.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit)
             below = figure.add_subplot(places[1, i])
             below.imshow(energy[i].reshape(-1, *found.input_shape[-2:]).sum(0).numpy(), cmap="magma")
-            for axis in (top, below):
+            for axis, shown in ((top, "pixels"), (below, "Fourier energy")):
                 axis.set_xticks([])
                 axis.set_yticks([])
+                axis.set_ylabel(shown if i == 0 else "", fontsize="small")
     plot_spectrum(found, figure.add_subplot(places[:, first]))
     return once(figure)
 
 
 def plot_spectrum(found: NADs, ax: Any = None) -> Any:
-    """Eigenvalues over their index, log scale; the band of an isotropic network in grey."""
+    """Eigenvalues over their index with their standard errors, log scale; the band of an isotropic network in grey."""
     plt = pyplot()
     if ax is None:
         _, ax = plt.subplots(figsize=(3.4, 2.6), layout="constrained")
     values = found.eigenvalues.tolist()
-    zeros = draw_eigenvalues(ax, values)
+    zeros = draw_eigenvalues(ax, values, errors=found.standard_errors.tolist())
     if zeros:
         why = f": {found.n_networks} networks" if found.n_networks < found.dimension else ""
         ax.set_title(f"{zeros} of {len(values)} are zero{why}", fontsize="small")
@@ -62,6 +63,7 @@ def plot_spectrum(found: NADs, ax: Any = None) -> Any:
         lowest = ax.get_ylim()[0]  # a band from zero goes down to the axis
         ax.axhspan(max(band.lower, lowest), band.upper, color=GREY, alpha=0.3, linewidth=0, label="isotropic network")
         ax.set_ylim(bottom=min(lowest, band.lower) if band.lower > 0 else lowest)
+    if ax.get_legend_handles_labels()[0]:
         ax.legend(fontsize="small", framealpha=1)  # on white, or the grey is not seen
     return once(ax.figure)
 

@@ -18,7 +18,7 @@ from biascope.signatures import checked
 from biascope.tables import facts, grid, number
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class NADs:
     """Neural anisotropy directions: eigenvectors of the second moment of the input gradient, leading first.
 
@@ -46,9 +46,9 @@ class NADs:
         x: the evaluation point [*input_shape]; None for ntk, which has many.
     """
 
-    directions: Tensor = field(repr=False)
-    eigenvalues: Tensor = field(repr=False)
-    standard_errors: Tensor = field(repr=False)
+    directions: Tensor
+    eigenvalues: Tensor
+    standard_errors: Tensor
     trace: float
     n_networks: int
     seed: int
@@ -61,7 +61,18 @@ class NADs:
     resolved: int | None = None
     center: bool = False
     precision: str = "float32"
-    x: Tensor | None = field(default=None, repr=False)
+    x: Tensor | None = None
+
+    def __repr__(self) -> str:
+        """How many directions of what, how they were measured, and the first eigenvalues with their errors."""
+        leading = zip(self.eigenvalues[:3].tolist(), self.standard_errors[:3].tolist())
+        more = ", ..." if len(self.eigenvalues) > 3 else ""
+        agree = f", halves overlap by {self.stability[-1][1]:.3g}" if self.stability else ""
+        return (
+            f"NADs({len(self.directions)} directions of inputs {list(self.input_shape)} by {self.method}, "
+            f"{self.n_networks} networks, head {self.head}, seed {self.seed}: eigenvalues "
+            f"{', '.join(number(*pair) for pair in leading)}{more}, trace {self.trace:.4g}{agree})"
+        )
 
     @property
     def input_shape(self) -> tuple[int, ...]:

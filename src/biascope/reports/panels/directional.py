@@ -128,7 +128,9 @@ def affordable(subject: Subject, chosen: list[T]) -> list[T]:
     """
     pace = subject.pace()
     each = SEEDS * (EPOCHS * EXAMPLES * pace.train + (EXAMPLES + TESTED) * pace.evaluate)
-    count = min(len(chosen), int((GPU_SECONDS if subject.on_gpu else CPU_SECONDS) / each))
+    count = int((GPU_SECONDS if subject.on_gpu else CPU_SECONDS) / each)
+    if count >= len(chosen):
+        return chosen
     if count < LEAST:
         raise UnsupportedError(
             f"{LEAST * SEEDS} small trainings would take about {in_words(LEAST * each)} {subject.place}"
