@@ -123,8 +123,11 @@ class AverageGeometry:
 
     @checked
     def correlation(self, other: AverageGeometry | Tensor) -> Comparison:
-        """Correlation with another matrix, and the baselines that two positive matrices need (see `compare`)."""
-        return compare(self.matrix, other.matrix if isinstance(other, AverageGeometry) else other)
+        """Correlation with another matrix, the baselines that two positive matrices need, and by how much the sampling
+        of networks may move it (see `compare`); a tensor is taken as exact."""
+        if isinstance(other, AverageGeometry):
+            return compare(self.matrix, other.matrix, (self.relative_error, other.relative_error))
+        return compare(self.matrix, other, (self.relative_error, 0.0))
 
     @checked
     def rank(self, threshold: float | None = None, share: float | None = None) -> int:

@@ -47,7 +47,9 @@ class Comparison:
         identity: (Corr(A, I), Corr(B, I)).
         trace_removed: Corr of A - (tr A / D) I and B - (tr B / D) I; 0 when one of them is a multiple of I.
         null: expected Corr(A, Q B Q^T) over random rotations Q: the product of the two numbers in `identity`.
-        null_std: standard deviation of the same.
+        null_std: standard deviation of the same: of how B happens to lie to A, not of how well they are known.
+        error_bound: by how much the sampling errors of A and B move `value`, root mean square, at most (often a fifth
+            of it); NaN if not known.
     """
 
     value: float
@@ -55,6 +57,7 @@ class Comparison:
     trace_removed: float
     null: float
     null_std: float
+    error_bound: float = math.nan
 
     @property
     def z(self) -> float:
@@ -63,8 +66,12 @@ class Comparison:
 
 
 @checked
-def compare(A: Tensor, B: Tensor) -> Comparison:
+def compare(A: Tensor, B: Tensor, relative_errors: tuple[float, float] | None = None) -> Comparison:
     """Correlation of two symmetric matrices [D, D] with its baselines.
+
+    `relative_errors` are those of sampled matrices, ||A - truth||_F / ||A||_F and the same of B (0: exact). An error
+    that turns A by an angle t changes the correlation r by sqrt(1 - r^2) sin t to first order if it points straight at
+    B or away, and by less if it does not, so the `error_bound` that follows from them is an upper bound.
 
     The spread over rotations is exact: traceless symmetric matrices are an irreducible representation of O(D) of
     dimension N = (D - 1)(D + 2) / 2, so <A0, Q B0 Q^T> has variance ||A0||^2 ||B0||^2 / N.
@@ -81,7 +88,11 @@ def compare(A: Tensor, B: Tensor) -> Comparison:
     removed = 0.0 if flat else _correlation(A0, B0)
     dimension = (D - 1) * (D + 2) / 2
     spread = 0.0 if flat else float(A0.norm() * B0.norm() / (A.norm() * B.norm())) / math.sqrt(dimension)
-    return Comparison(_correlation(A, B), identity, removed, identity[0] * identity[1], spread)
+    value, error = _correlation(A, B), math.nan
+    if relative_errors is not None:
+        size = sum(relative_errors)  # those of one sample of networks need not be independent
+        error = min(1 + abs(value), size * math.sqrt(max(0.0, 1 - value**2)) + size**2 * abs(value) / 2)
+    return Comparison(value, identity, removed, identity[0] * identity[1], spread, error)
 
 
 @checked
