@@ -11,21 +11,9 @@ from torch.nn import functional as F
 import biascope as bs
 from biascope.derivatives import RightGradients, ThirdDerivatives, call, plain_containers
 from biascope.errors import UnsupportedError
+from zoo import Sliced
 
 F64 = torch.float64
-
-
-class Sliced(nn.Module):
-    """Reads a slice of a ParameterList, which torch makes new parameters of where tensors stand in for the old."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights = nn.ParameterList([nn.Parameter(torch.randn(3, 3)), nn.Parameter(torch.randn(1, 3))])
-
-    def forward(self, x: Tensor) -> Tensor:
-        for w in self.weights[:-1]:
-            x = torch.tanh(x @ w.T)
-        return x @ self.weights[-1].T
 
 
 class OwnList(nn.ParameterList):

@@ -375,6 +375,24 @@ def tied_embedding_and_decoder() -> tuple[nn.Module, Any]:
     return Fn(lambda m, x: m.d(m.e(x).tanh().sum(1)), e=e, d=d), torch.randint(6, (4, 5))
 
 
+class Sliced(nn.Module):
+    """Reads a slice of a ParameterList, which torch makes new parameters of where tensors stand in for the old."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([nn.Parameter(torch.randn(3, 3)), nn.Parameter(torch.randn(1, 3))])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for w in self.weights[:-1]:
+            x = torch.tanh(x @ w.T)
+        return x @ self.weights[-1].T
+
+
+@animal
+def slice_of_a_parameter_list() -> tuple[nn.Module, Any]:
+    return Sliced(), torch.randn(4, 3)
+
+
 @animal
 def multihead_attention() -> tuple[nn.Module, Any]:
     return Fn(

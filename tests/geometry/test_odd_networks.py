@@ -20,6 +20,7 @@ from biascope.geometry import (
     input_curvature,
     nads,
 )
+from zoo import Sliced
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
 
@@ -239,19 +240,6 @@ def test_networks_of_buffers_alone_have_directions() -> None:
     rows = record(Fixed).draw(0, 0, 30).buffers["weight"][:, :, 0]
     found = nads(Fixed, (3,), 30, "autograd")
     torch.testing.assert_close(found.eigenvalues, torch.linalg.eigvalsh(rows.T @ rows / 30).flip(0), rtol=1e-10, atol=0)
-
-
-class Sliced(nn.Module):
-    """Reads a slice of a ParameterList, which torch makes new parameters of where tensors stand in for the old."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights = nn.ParameterList([nn.Parameter(torch.randn(3, 3)), nn.Parameter(torch.randn(1, 3))])
-
-    def forward(self, x: Tensor) -> Tensor:
-        for w in self.weights[:-1]:
-            x = torch.tanh(x @ w.T)
-        return x @ self.weights[-1].T
 
 
 class Written(Sliced):
