@@ -18,6 +18,8 @@ from biascope.inputs import check_inputs, is_finite
 from biascope.linalg import psd_eigh, symmetrise
 from biascope.signatures import checked
 
+ASYMMETRY = 1e-3  # share of the norm: more than rounding leaves in float32 sums, less than any mistake
+
 
 @checked
 def correlation(A: Tensor, B: Tensor) -> float:
@@ -384,7 +386,15 @@ def _square(M: Tensor, name: str) -> Tensor:
         raise InputError(f"{name} must be a square matrix [D, D], got {list(M.shape)}")
     if not is_finite(M.detach()):
         raise InputError(f"{name} {list(M.shape)} holds NaN or infinity")
-    return M.detach()
+    M = M.detach()
+    whole = M.double()
+    skew = float((whole - whole.T).norm() / whole.norm().clamp(min=1e-300) / 2)
+    if skew > ASYMMETRY:  # eigenvectors would be those of one half of it
+        raise InputError(
+            f"{name} {list(M.shape)} is not symmetric ({skew:.2g} of its norm is not): a second moment of inputs or "
+            "gradients is needed, e.g. data_second_moment(x)"
+        )
+    return M
 
 
 def _inputs(x: Tensor, name: str) -> Tensor:
