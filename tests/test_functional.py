@@ -13,8 +13,9 @@ from torch import nn
 import biascope as bs
 from biascope.curvature.plan import REPRESENTATIONS
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import device_of, functional, modules_of, refuse_devices, tensors_in
+from biascope.functional import device_of, functional, refuse_devices, tensors_in
 from biascope.inputs import batches
+from biascope.refusals import modules_of
 from biascope.studies import configure
 
 X = torch.ones(4, 3)

@@ -15,6 +15,7 @@ BASE = {
     "arguments",
     "derivatives",
     "elementary",
+    "refusals",
     "errors",
     "files",
     "hints",

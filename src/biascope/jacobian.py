@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from biascope.arguments import check_tensor
 from biascope.derivatives import differentiable_attention
 from biascope.errors import InputError
-from biascope.functional import Functional, Params, ParamSelection, functional, no_reentrant_checkpoints
+from biascope.functional import Functional, Params, ParamSelection, functional
 from biascope.inputs import Inputs, batch_size, batches, check_batch_size, read_again, take, tensors_of
 from biascope.layers import Anatomy, anatomy, leaves, per_example_gradients, record, rows_of_tape
 from biascope.linalg.operator import Adjoint, LinearOperator
 from biascope.precision import arithmetic, without_cudnn
+from biascope.refusals import no_reentrant_checkpoints
 from biascope.tables import columns, grid
 
 MANY = 32  # trials kept per module

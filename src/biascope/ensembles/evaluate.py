@@ -37,8 +37,8 @@ from biascope.ensembles.engines import (
 from biascope.ensembles.networks import Networks
 from biascope.ensembles.trust import can_be_cut, refuse_mixing
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import refuse_batch_dependence, refuse_inference_mode
 from biascope.memory import budget
+from biascope.refusals import refuse_batch_dependence, refuse_inference_mode
 from biascope.signatures import checked
 
 Engine = Literal["auto", "loop", "vmap", "graph"]

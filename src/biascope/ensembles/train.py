@@ -37,10 +37,11 @@ from biascope.ensembles.networks import Networks
 from biascope.ensembles.stacks import own_randomness
 from biascope.ensembles.trust import refuse_hidden_chance
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import device_of, explained, refuse_inference_mode
+from biascope.functional import device_of, explained
 from biascope.inputs import is_finite
 from biascope.memory import budget
 from biascope.progress import progress
+from biascope.refusals import refuse_inference_mode
 from biascope.seeds import generator
 from biascope.signatures import checked
 from biascope.tables import facts, mean

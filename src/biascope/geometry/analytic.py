@@ -19,11 +19,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from biascope.ensembles import Factory, Initialiser, record
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import as_rows, explained, refuse_batch_dependence
+from biascope.functional import as_rows, explained
 from biascope.geometry.linear_cnn import tap_lines
 from biascope.inputs import check_shape
 from biascope.memory import budget, readable
 from biascope.precision import without_autocast
+from biascope.refusals import refuse_batch_dependence
 from biascope.signatures import checked
 
 # the same linear map of positions for every channel, without parameters: pooling and padding

@@ -18,7 +18,7 @@ from biascope.ensembles.evaluate import Scalarise
 from biascope.ensembles.initialisers import with_something_to_train
 from biascope.ensembles.trust import check_networks
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import device_of, refuse_batch_dependence
+from biascope.functional import device_of
 from biascope.geometry.few_passes import few_passes
 from biascope.geometry.gradients import OF_ROUNDING, ROUNDING, Sampler
 from biascope.geometry.mixed import MixedDerivative
@@ -29,6 +29,7 @@ from biascope.linalg import Eigenpairs, fix_signs, psd_eigh, subspace_overlap, s
 from biascope.memory import budget
 from biascope.precision import without_autocast
 from biascope.progress import counted, progress
+from biascope.refusals import refuse_batch_dependence
 from biascope.seeds import generator
 from biascope.signatures import checked
 

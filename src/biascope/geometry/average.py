@@ -21,7 +21,7 @@ from biascope.ensembles import Factory, Initialiser, Networks, input_gradients, 
 from biascope.ensembles.evaluate import Scalarise
 from biascope.ensembles.trust import check_networks
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import device_of, refuse_batch_dependence
+from biascope.functional import device_of
 from biascope.geometry import files
 from biascope.geometry.few_passes import few_passes
 from biascope.geometry.gradients import OF_ROUNDING, ROUNDING, share_of_rounding
@@ -33,6 +33,7 @@ from biascope.linalg.resolved import settled
 from biascope.memory import budget
 from biascope.precision import without_autocast
 from biascope.progress import progress
+from biascope.refusals import refuse_batch_dependence
 from biascope.seeds import generator
 from biascope.signatures import checked
 from biascope.tables import facts, number

@@ -19,12 +19,13 @@ from biascope.ensembles import Networks, scalar_of
 from biascope.ensembles.evaluate import Scalarise
 from biascope.ensembles.trust import refuse_mixing
 from biascope.errors import InputError
-from biascope.functional import as_rows, refuse_batch_dependence
+from biascope.functional import as_rows
 from biascope.geometry.losses import check_labels
 from biascope.geometry.measures import Comparison, compare
 from biascope.inputs import check_inputs
 from biascope.memory import budget, readable
 from biascope.precision import arithmetic
+from biascope.refusals import refuse_batch_dependence
 from biascope.signatures import checked
 
 ScalarLoss = Callable[[Tensor, Tensor], Tensor]  # f, y -> loss, all 0-dimensional

@@ -24,11 +24,12 @@ from biascope.ensembles.initialisers import with_something_to_train
 from biascope.ensembles.networks import stack_of
 from biascope.ensembles.trust import refuse_hidden_chance, refuse_mixing
 from biascope.errors import InputError
-from biascope.functional import device_of, explained, refuse_batch_dependence
+from biascope.functional import device_of, explained
 from biascope.geometry.mixed import MixedDerivative
 from biascope.inputs import check_inputs
 from biascope.precision import without_autocast
 from biascope.progress import progress
+from biascope.refusals import refuse_batch_dependence
 from biascope.signatures import checked
 
 G = Callable[[Tensor], Tensor]  # increasing, entry by entry

@@ -17,7 +17,7 @@ from biascope.ensembles.evaluate import Scalarise, activation_bytes
 from biascope.ensembles.initialisers import with_something_to_train
 from biascope.ensembles.trust import check_networks
 from biascope.errors import InputError
-from biascope.functional import as_rows, device_of, refuse_batch_dependence
+from biascope.functional import as_rows, device_of
 from biascope.geometry.average import FEW, AverageGeometry, blocks_within, draw_probes, from_moments, refuse_infinite
 from biascope.geometry.losses import as_sum, check_labels
 from biascope.geometry.moments import BlockMoments
@@ -26,6 +26,7 @@ from biascope.linalg import FromFunction
 from biascope.memory import budget
 from biascope.precision import without_autocast
 from biascope.progress import progress
+from biascope.refusals import refuse_batch_dependence
 from biascope.signatures import checked
 
 Params = dict[str, Tensor]

@@ -27,8 +27,9 @@ from biascope.ensembles.engines import try_input
 from biascope.ensembles.evaluate import Scalarise
 from biascope.ensembles.initialisers import tensors_of
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import explained, refuse_inference_mode
+from biascope.functional import explained
 from biascope.memory import budget
+from biascope.refusals import refuse_inference_mode
 
 ROUNDING = 1e-2  # share of the trace that rounding may explain without a word
 OF_ROUNDING = (

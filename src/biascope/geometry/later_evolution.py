@@ -14,7 +14,7 @@ from biascope.ensembles.arithmetic import arithmetic
 from biascope.ensembles.evaluate import Scalarise, activation_bytes
 from biascope.ensembles.trust import refuse_mixing
 from biascope.errors import InputError
-from biascope.functional import as_rows, refuse_batch_dependence
+from biascope.functional import as_rows
 from biascope.geometry.average import AverageGeometry, blocks_within, from_moments, refuse_infinite
 from biascope.geometry.evolution import LOSSES, Params, SumLoss, along, descent
 from biascope.geometry.losses import as_sum, check_labels
@@ -23,6 +23,7 @@ from biascope.inputs import check_inputs
 from biascope.linalg import FromFunction
 from biascope.memory import budget
 from biascope.precision import without_autocast
+from biascope.refusals import refuse_batch_dependence
 from biascope.signatures import checked
 
 

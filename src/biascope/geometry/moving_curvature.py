@@ -25,13 +25,14 @@ from biascope.ensembles import Networks, scalar_of
 from biascope.ensembles.evaluate import Scalarise
 from biascope.ensembles.trust import refuse_mixing
 from biascope.errors import InputError
-from biascope.functional import as_rows, explained, refuse_batch_dependence
+from biascope.functional import as_rows, explained
 from biascope.geometry.curvature_link import SCALAR_LOSSES, ScalarLoss
 from biascope.geometry.losses import check_labels
 from biascope.geometry.measures import Comparison, compare
 from biascope.inputs import check_inputs
 from biascope.memory import budget, readable
 from biascope.precision import arithmetic
+from biascope.refusals import refuse_batch_dependence
 from biascope.signatures import checked
 
 Params = dict[str, Tensor]

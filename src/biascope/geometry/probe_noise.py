@@ -10,9 +10,9 @@ from torch import Tensor
 from biascope.ensembles import Networks, input_gradients
 from biascope.ensembles.evaluate import Scalarise
 from biascope.errors import InputError
-from biascope.functional import refuse_batch_dependence
 from biascope.inputs import check_inputs
 from biascope.memory import budget
+from biascope.refusals import refuse_batch_dependence
 from biascope.signatures import checked
 
 LARGEST_BLOCK = 4096  # rows of a product of gradients: more are not faster

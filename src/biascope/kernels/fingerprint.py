@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from biascope.errors import UnsupportedError
-from biascope.functional import Functional, modules_of
+from biascope.functional import Functional
 from biascope.inputs import Inputs
+from biascope.refusals import modules_of
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, type(...))
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from biascope.derivatives import RightGradients, writes_into_inputs
-from biascope.functional import Functional, as_rows, modules_of, tensors_in
+from biascope.functional import Functional, as_rows, tensors_in
 from biascope.inputs import Inputs, batch_size
 from biascope.layers.blocks import Anatomy, leaves
 from biascope.layers.record import Tape, record
+from biascope.refusals import modules_of
 
 
 def recorded(f: Functional, found: Anatomy, inputs: Inputs) -> Tape:

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from biascope.errors import UnsupportedError
-from biascope.functional import Functional, explained, modules_of
+from biascope.functional import Functional, explained
 from biascope.inputs import Inputs, batch_size, take, tensors_of
 from biascope.layers.blocks import Anatomy, Block, Layout, Slot, leaves, out_tensor
 from biascope.layers.record import Tape, Use, record
 from biascope.layers.rows import rows_of_tape
 from biascope.layers.rules import Affine, Broadcast, Embedding, MatrixRule, Sizes
+from biascope.refusals import modules_of
 
 AGAIN = 8  # evaluations by which chance is looked for in a network that draws
 _CACHE: WeakKeyDictionary[nn.Module, dict[object, Anatomy]] = WeakKeyDictionary()

@@ -21,10 +21,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from biascope.errors import UnsupportedError
-from biascope.functional import REENTRANT
 from biascope.layers import attention
 from biascope.layers.convolution import conv2d
 from biascope.layers.rules import Affine, Broadcast, Conv, ConvTranspose, Embedding, Linear, MatMul, MatrixRule, RowRule
+from biascope.refusals import REENTRANT
 
 
 @dataclass

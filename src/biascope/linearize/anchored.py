@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 
 from biascope.arguments import check_tensor
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import Params, refuse_batch_dependence, refuse_wrappers
+from biascope.functional import Params
+from biascope.refusals import refuse_batch_dependence, refuse_wrappers
 
 State = nn.Module | Mapping[str, Tensor]  # a module, its state_dict, or {name: tensor}
 

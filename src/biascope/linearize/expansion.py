@@ -14,11 +14,12 @@ from torch.utils import _pytree as pytree
 
 from biascope.derivatives import differentiable_attention, plain_containers, right_gradients
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import Params, no_reentrant_checkpoints
+from biascope.functional import Params
 from biascope.linearize.anchored import copies, hung, versions
 from biascope.linearize.dual import evaluate_dual
 from biascope.linearize.norms import Norms
 from biascope.precision import without_cudnn
+from biascope.refusals import no_reentrant_checkpoints
 
 if TYPE_CHECKING:
     from biascope.linearize.tangent import Linearized

@@ -14,9 +14,10 @@ from torch.utils import _pytree as pytree
 from biascope.arguments import check_number
 from biascope.derivatives import differentiable_attention
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import Params, refuse_batch_dependence
+from biascope.functional import Params
 from biascope.linearize.anchored import Anchored, copies, versions, without_chance
 from biascope.linearize.expansion import opened
+from biascope.refusals import refuse_batch_dependence
 from biascope.signatures import checked
 
 # alpha times the rounding error of f: above the first the signal f - f0 is noisy, above the second it is lost

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from biascope.errors import InputError, UnsupportedError
-from biascope.functional import Params, ParamSelection, refuse_batch_dependence, select_params
+from biascope.functional import Params, ParamSelection, select_params
 from biascope.linearize.anchored import Anchored, Slot, State, slots, state_of, without_chance
 from biascope.linearize.expansion import Expansion, Tangent, adjoint, autocast_state
 from biascope.linearize.norms import Norms
+from biascope.refusals import refuse_batch_dependence
 from biascope.signatures import checked
 
 

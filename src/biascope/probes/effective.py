@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-from biascope.functional import Functional, modules_of
+from biascope.functional import Functional
+from biascope.refusals import modules_of
 
 
 def effective_weights(f: Functional) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from biascope.arguments import check_number
 from biascope.curvature.complexity import feature_norm
 from biascope.errors import InputError, UnsupportedError, near
-from biascope.functional import Functional, ParamSelection, functional, refuse_wrappers
+from biascope.functional import Functional, ParamSelection, functional
 from biascope.inputs import Inputs, batch_size, check_inputs, take, tensors_of
 from biascope.kernels import Kernel, ntk
 from biascope.linalg import psd_eigh
@@ -27,6 +27,7 @@ from biascope.precision import arithmetic
 from biascope.probes.activations import activation_signs, last_hidden
 from biascope.probes.groups import Group, as_groups, check_labels
 from biascope.probes.losses import Loss, example_losses
+from biascope.refusals import refuse_wrappers
 
 CHUNK = 1024  # examples per forward pass
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from biascope.arguments import check_tensor
 from biascope.errors import InputError
-from biascope.functional import refuse_batch_dependence
 from biascope.precision import arithmetic
+from biascope.refusals import refuse_batch_dependence
 from biascope.signatures import checked
 from biascope.tables import grid, mean
 

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from biascope.errors import InputError
-from biascope.functional import device_of, refuse_batch_dependence
+from biascope.functional import device_of
 from biascope.precision import arithmetic
 from biascope.progress import progress
+from biascope.refusals import refuse_batch_dependence
 from biascope.seeds import generator
 from biascope.signatures import checked
 from biascope.spectral.spectrum import amplitude_spectrum
