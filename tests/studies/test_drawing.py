@@ -95,3 +95,15 @@ def test_names_that_would_run_into_each_other_are_written_aslant() -> None:
 def test_few_values_of_x_all_have_a_tick() -> None:
     figure = draw(Chart("c", "t", "width", "y", (Series.of("s", [4, 8], [1, 2]),), alt="a line"))
     assert list(figure.axes[0].get_xticks()) == [4, 8]
+
+
+def test_few_measured_points_are_seen_as_points() -> None:
+    few, many = [0.0, 1.0, 0.5], [0.0] * 60
+    figure = draw(
+        chart(
+            Series.of("few", range(3), few),
+            Series.of("many", range(60), many),
+            Series.of("published", range(3), few, style="dashed"),
+        )
+    )
+    assert [line.get_marker() for line in figure.axes[0].lines] == ["o", "", ""]

@@ -193,7 +193,8 @@ def card_page(
     shape = " × ".join(str(size) for size in subject.input_shape)
     footer = (
         f"biascope {biascope.__version__}, seed {subject.seed}, {seconds:.1f} s on {device_name(subject.device)}. "
-        "How many networks and examples each panel uses was chosen by timing the network here; each panel says it. "
+        "How many networks and examples each panel uses was chosen by timing the network here; each panel says it, "
+        "and --networks N fixes the sampled ones. "
         "This page needs no network and holds its own data."
     )
     subtitle = f"Bias card: what this architecture is inclined to learn, before it has seen any data. Inputs {shape}."

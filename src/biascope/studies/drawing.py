@@ -33,6 +33,7 @@ FORMATS = ("png", "svg", "pdf")
 _MARKERS = "osD^vP*"
 LONG = 10_000  # numbers at ticks are shortened from here
 FEW = 4  # values of x that all get a tick
+SEEN = 12  # points of a line that are drawn as such: of so few a reader wants to know what was measured
 NAME_GAP = 3.0  # pixels between names under the axis
 LEGEND_ROW = 0.14  # inches
 SHORTEST = 12  # letters of a line in a legend
@@ -96,7 +97,8 @@ def draw(chart: Chart | HeatMap, width: float = 3.4, height: float = 2.4) -> "Fi
                 continue
             plain, dashed = ("-", "--") if index < len(PALETTE) else ("-.", ":")  # a colour that comes again
             dash = dashed if series.style == "dashed" else plain
-            axes.plot(series.x, series.y, dash, color=color, label=series.label)
+            points = "o" if len(series.x) <= SEEN and series.style == "line" else ""  # dashed lines are for comparison
+            axes.plot(series.x, series.y, dash, marker=points, color=color, label=series.label)
             if series.error is not None:
                 low = [max(y - e, floor) for y, e in zip(series.y, series.error)]
                 high = [y + e for y, e in zip(series.y, series.error)]
