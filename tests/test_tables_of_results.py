@@ -1,5 +1,8 @@
 """Every result shows itself in a notebook: its numbers are there, and names are escaped."""
 
+import dataclasses
+import importlib
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -201,3 +204,43 @@ def test_showing_leaves_the_random_state_alone() -> None:
     bs.Jacobian(net, X).coverage()._repr_html_()
     bs.sketched_ntk(net, X, dim=8)._repr_html_()
     assert torch.equal(torch.get_rng_state(), before)
+
+
+ROOMS = (
+    "kernels",
+    "curvature",
+    "geometry",
+    "ensembles",
+    "linalg",
+    "linearize",
+    "spectral",
+    "editing",
+    "fields",
+    "reports",
+)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_results_with_tensors_print_in_one_line(room: str) -> None:
+    """torch prints every entry: a fit of a thousand examples would fill the screen, and its few numbers be lost."""
+    rooms = importlib.import_module(f"biascope.{room}")
+    results = [c for c in vars(rooms).values() if inspect.isclass(c) and dataclasses.is_dataclass(c)]
+    shown = {
+        c: [f for f in dataclasses.fields(c) if f.repr and re.search(r"\bTensor|ndarray", str(f.type))] for c in results
+    }
+    torchs = [c.__name__ for c, tensors in shown.items() if tensors and hasattr(c.__repr__, "__wrapped__")]
+    assert torchs == []  # whose repr is the one that dataclasses make
+
+
+def test_one_line() -> None:
+    spectrum = bs.ntk(network(), X, outputs="trace").eigh(3)
+    said = repr(spectrum)
+    assert "\n" not in said
+    assert said.startswith(f"Spectrum(values=[{spectrum.values[0]:.4g}, ")
+    assert "vectors=tensor [6, 3]" in said
+    assert repr(linalg.Estimate(torch.tensor(2.0), torch.tensor(0.5), 3, 3, 0)) == (
+        "Estimate(value=2, standard_error=0.5, samples=3, matvecs=3, seed=0)"
+    )
+    fit = repr(bs.kernel_regression(X @ X.T, X[:, 0], ridge=1.0))
+    assert "test=None" in fit
+    assert "... 6 in all]" in fit

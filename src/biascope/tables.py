@@ -1,8 +1,10 @@
-"""Tables for print, and short HTML ones for notebooks, from plain strings; in HTML every text is escaped."""
+"""Results in words: one line, tables for print, and short HTML ones for notebooks, in which every text is escaped."""
 
+import dataclasses
 import html
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 MAX_ROWS = 12  # a notebook cell is no place for a thousand rows
 
@@ -44,6 +46,42 @@ def several(values: Iterable[float], most: int = 5) -> str:
     """
     shown = [number(float(value)) for value, _ in zip(values, range(most + 1))]
     return ", ".join(shown[:most] + ["..."] * (len(shown) > most))
+
+
+def one_line(result: Any) -> str:
+    """The repr of a dataclass with tensors: torch's own fills the screen. In its body: `__repr__ = one_line`.
+
+    Example:
+        >>> import torch
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Fit:
+        ...     values: torch.Tensor
+        ...     vectors: torch.Tensor
+        ...     residual: float
+        ...     __repr__ = one_line
+        >>> Fit(torch.arange(9.0), torch.eye(9), 1 / 3)
+        Fit(values=[0, 1, 2, ... 9 in all], vectors=tensor [9, 9], residual=0.3333)
+    """
+    shown = [f"{each.name}={_brief(getattr(result, each.name))}" for each in dataclasses.fields(result) if each.repr]
+    return f"{type(result).__name__}({', '.join(shown)})"
+
+
+def _brief(value: Any, most: int = 3) -> str:
+    """A number to four digits, a row by its first entries, larger tensors by their shape, all else as it is."""
+    if isinstance(value, float):
+        return number(value)
+    if type(value) is tuple:
+        return f"({', '.join(map(_brief, value))}{',' * (len(value) == 1)})"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {_brief(each)}" for key, each in value.items()) + "}"
+    if not hasattr(value, "shape") or not hasattr(value, "tolist"):
+        return repr(value)
+    if len(value.shape) == 0:
+        return _brief(value.tolist())
+    if len(value.shape) > 1:
+        return f"tensor {list(value.shape)}"
+    shown = [_brief(each) for each in value[:most].tolist()] + [f"... {len(value)} in all"] * (len(value) > most)
+    return f"[{', '.join(shown)}]"
 
 
 def facts(title: str, rows: Mapping[str, object]) -> str:

@@ -18,6 +18,7 @@ from biascope.arguments import check_count, check_number, check_tensor
 from biascope.curvature.build import l2_metric
 from biascope.errors import InputError
 from biascope.signatures import checked
+from biascope.tables import one_line
 
 
 @checked
@@ -246,6 +247,7 @@ class NormBounds:
     weights: Tensor
     outside: float = 0.0
     rank: int = 0
+    __repr__ = one_line
 
 
 @checked

@@ -20,6 +20,7 @@ from biascope.data.dataset import Dataset, generator
 from biascope.errors import InputError
 from biascope.inputs import check_inputs
 from biascope.signatures import checked
+from biascope.tables import one_line
 
 Basis = Literal["lapack", "aligned"] | int
 
@@ -41,6 +42,7 @@ class QuadraticTask:
     group: Tensor
     name: str
     basis: Basis
+    __repr__ = one_line
 
     @property
     def theta_star(self) -> Tensor:

@@ -21,7 +21,7 @@ from biascope.kernels import LocalEnergy, local_energy, ntk
 from biascope.linearize.tangent import linearize
 from biascope.precision import without_autocast
 from biascope.signatures import checked
-from biascope.tables import facts, grid, number
+from biascope.tables import facts, grid, number, one_line
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Leakage:
     tasks: tuple[str, ...]
     values: Tensor
     standard_errors: Tensor = field(repr=False)
+    __repr__ = one_line
 
     @checked
     def xi(self, alphas: Sequence[float] | Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from biascope.fields.networks import MultiplicativeFilter, Polynomial
 from biascope.inputs import check_inputs
 from biascope.nets import FFN, MLP, SIREN
 from biascope.signatures import checked
+from biascope.tables import one_line
 
 CLOSE = 1e-9  # frequencies nearer than this, relative to the largest, are one; or nearer than their own rounding
 
@@ -39,6 +40,7 @@ class Encoding:
     rest: Callable[[Tensor], Tensor] = field(repr=False)
     order: int | None = None
     close: float = CLOSE
+    __repr__ = one_line
 
     def __call__(self, r: Tensor) -> Tensor:
         """f at r [n, d]: [n, c]."""

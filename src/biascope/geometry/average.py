@@ -36,7 +36,7 @@ from biascope.progress import progress
 from biascope.refusals import refuse_batch_dependence
 from biascope.seeds import generator
 from biascope.signatures import checked
-from biascope.tables import facts, number
+from biascope.tables import facts, number, one_line
 
 DENSE_UP_TO = 4096
 FEW = 16  # networks that are not all dead by chance
@@ -74,6 +74,7 @@ class AverageGeometry:
     relative_error: float
     kind: str = "geometry"
     fallback: dict[str, str] = field(default_factory=dict)
+    __repr__ = one_line
 
     @property
     def matrix(self) -> Tensor:

@@ -31,6 +31,7 @@ from biascope.precision import without_autocast
 from biascope.progress import progress
 from biascope.refusals import refuse_batch_dependence
 from biascope.signatures import checked
+from biascope.tables import one_line
 
 G = Callable[[Tensor], Tensor]  # increasing, entry by entry
 HELD = 2**27  # numbers of H v held at once
@@ -50,6 +51,7 @@ class DipoleDerivatives:
 
     directional: Tensor
     mixed: Tensor
+    __repr__ = one_line
 
 
 @checked

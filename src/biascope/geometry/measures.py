@@ -17,6 +17,7 @@ from biascope.errors import InputError
 from biascope.inputs import check_inputs, is_finite
 from biascope.linalg import psd_eigh, symmetrise
 from biascope.signatures import checked
+from biascope.tables import one_line
 
 ASYMMETRY = 1e-3  # share of the norm: more than rounding leaves in float32 sums, less than any mistake
 
@@ -60,6 +61,7 @@ class Comparison:
     null: float
     null_std: float
     error_bound: float = math.nan
+    __repr__ = one_line
 
     @property
     def z(self) -> float:
@@ -266,6 +268,7 @@ class Directions:
 
     directions: Tensor = field(repr=False)
     values: Tensor
+    __repr__ = one_line
 
 
 @checked

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from biascope.errors import BiascopeError, InputError
 from biascope.progress import progress
 from biascope.seeds import derive, generator
+from biascope.tables import one_line
 
 Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]  # a batch of pairs, in rows -> what to maximise
 Validate = Callable[[nn.Module], tuple[float, float]]  # the value for the curve, and the one by which to choose
@@ -30,6 +31,7 @@ class Training:
     curve: Tensor
     steps: Tensor
     best: int
+    __repr__ = one_line
 
     def still_rising(self) -> bool:
         """Whether the last fifth of the curve lies above the fifth before by more than noise and 2 %."""

@@ -23,7 +23,7 @@ from biascope.linalg import FromFunction, eigsh, psd_eigh
 from biascope.linalg.resolved import resolved
 from biascope.precision import arithmetic
 from biascope.signatures import checked
-from biascope.tables import facts, several
+from biascope.tables import facts, one_line, several
 
 DENSE = 4000  # matrices up to this size are formed and decomposed; larger ones are reached by products
 
@@ -47,6 +47,7 @@ class MetricEigenpairs:
     side: str
     n: int
     shapes: dict[str, torch.Size]
+    __repr__ = one_line
 
     def _repr_html_(self) -> str:
         """The head of the spectrum, for notebooks."""

@@ -18,6 +18,7 @@ from biascope.kernels.pullback import Stream, group_size, pull_back
 from biascope.kernels.spectrum import Spectrum
 from biascope.precision import arithmetic
 from biascope.signatures import checked
+from biascope.tables import one_line
 
 
 @checked
@@ -128,6 +129,7 @@ class Rotation:
     before: Tensor
     after: Tensor
     median_gain: float
+    __repr__ = one_line
 
 
 @checked

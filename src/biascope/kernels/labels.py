@@ -23,7 +23,7 @@ from biascope.layers import anatomy
 from biascope.precision import arithmetic
 from biascope.seeds import generator
 from biascope.signatures import checked
-from biascope.tables import grid, number
+from biascope.tables import grid, number, one_line
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class LabelAlignment:
     seed: int
     centring: str
     layers: dict[str, LabelAlignment] = field(default_factory=dict, repr=False)
+    __repr__ = one_line
 
     def __float__(self) -> float:
         return self.value

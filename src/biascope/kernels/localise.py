@@ -10,6 +10,7 @@ from torch import Tensor
 from biascope.errors import InputError
 from biascope.kernels.kernel import Kernel
 from biascope.signatures import checked
+from biascope.tables import one_line
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class LocalEnergy:
     values: Tensor
     rank: int | tuple[int, ...]
     singular_values: Tensor
+    __repr__ = one_line
 
     @checked
     def split(self, task: int) -> tuple[float, float]:

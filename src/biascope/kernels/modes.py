@@ -12,6 +12,7 @@ from biascope.errors import InputError
 from biascope.kernels.kernel import Kernel
 from biascope.kernels.system import system
 from biascope.signatures import checked
+from biascope.tables import one_line
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class ModeStep:
     vectors: Tensor
     coefficients: Tensor
     change: Tensor
+    __repr__ = one_line
 
 
 @checked

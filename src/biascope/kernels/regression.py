@@ -17,7 +17,7 @@ from biascope.errors import InputError
 from biascope.kernels.kernel import Kernel
 from biascope.kernels.system import System, system
 from biascope.signatures import checked
-from biascope.tables import facts, grid
+from biascope.tables import facts, grid, one_line
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class KernelFit:
     rank: int
     condition: float
     ridge: float
+    __repr__ = one_line
 
     def _repr_html_(self) -> str:
         """Norms, rank and condition, for notebooks."""
@@ -121,6 +122,7 @@ class LearningCurve:
     train: Tensor
     test: Tensor | None
     loss: Tensor
+    __repr__ = one_line
 
     def _repr_html_(self) -> str:
         """The loss over time, for notebooks."""

@@ -28,7 +28,7 @@ from biascope.layers import Factor, MatrixFactor, RowsFactor, anatomy, collect
 from biascope.precision import arithmetic
 from biascope.seeds import generator
 from biascope.signatures import checked
-from biascope.tables import facts
+from biascope.tables import facts, one_line
 
 WORK = 1 << 26  # bytes of scratch
 
@@ -49,6 +49,7 @@ class SketchedKernel:
     factored: bool
     columns: tuple[tuple[str, int], ...]  # parameters and their sizes
     model_outputs: int | None = None
+    __repr__ = one_line
 
     @property
     def dim(self) -> int:

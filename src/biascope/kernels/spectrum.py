@@ -13,7 +13,7 @@ from torch import Tensor
 from biascope.errors import InputError, UnsupportedError
 from biascope.linalg import Dense, Eigenpairs, effective_rank, eigsh, psd_eigh, symmetrise
 from biascope.memory import budget
-from biascope.tables import facts, several
+from biascope.tables import facts, one_line, several
 
 DENSE_LIMIT = 3000  # below this size a dense eigendecomposition is as fast as Lanczos
 DENSE_AFFORDABLE = 10_000  # up to this size it is done where Lanczos does not resolve what was asked: minutes
@@ -36,6 +36,7 @@ class Spectrum:
     normalized: bool = False
     negative: float = 0.0
     n: int = 0
+    __repr__ = one_line
 
     @property
     def whole(self) -> bool:

@@ -14,6 +14,7 @@ from biascope.linalg.eigenbasis import check_damping
 from biascope.linalg.elementary import Identity
 from biascope.linalg.operator import LinearOperator, need_operator
 from biascope.linalg.stable import column_dots
+from biascope.tables import one_line
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class SolveResult:
     negative_curvature: Tensor
     iterations: int
     matvecs: int
+    __repr__ = one_line
 
     @property
     def message(self) -> str:

@@ -18,6 +18,7 @@ from biascope.errors import InputError
 from biascope.linalg.operator import LinearOperator, need_operator
 from biascope.linalg.random import draw, generator_from
 from biascope.linalg.stable import fix_signs, symmetrise
+from biascope.tables import one_line
 
 DENSE_BELOW = 64  # smaller problems are solved by torch.linalg.eigh
 
@@ -41,6 +42,7 @@ class Eigenpairs:
     converged: Tensor
     iterations: int
     matvecs: int
+    __repr__ = one_line
 
 
 def eigsh(

@@ -23,6 +23,7 @@ from biascope.linalg.operator import LinearOperator, need_operator
 from biascope.linalg.random import draw, generator_from
 from biascope.linalg.resolved import resolved
 from biascope.linalg.stable import fix_signs, symmetrise, thin_svd
+from biascope.tables import one_line
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class SingularTriplets:
     converged: Tensor
     iterations: int
     matvecs: int
+    __repr__ = one_line
 
     @property
     def resolved(self) -> Tensor:

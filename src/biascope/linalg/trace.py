@@ -18,7 +18,7 @@ from biascope.errors import InputError, UnsupportedError
 from biascope.linalg.operator import LinearOperator, need_operator
 from biascope.linalg.random import Probes, blocks_of_probes, check_probes, draw, generator_from
 from biascope.linalg.stable import column_dots, thin_svd
-from biascope.tables import facts, number
+from biascope.tables import facts, number, one_line
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Estimate:
     samples: int
     matvecs: int
     seed: int
+    __repr__ = one_line
 
     def __float__(self) -> float:
         return float(self.value)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from biascope.errors import InputError
+from biascope.tables import one_line
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +36,7 @@ class QuadraticModel:
     mu: Tensor
     theta_star: Tensor
     theta0: Tensor
+    __repr__ = one_line
 
     @property
     def y_tilde(self) -> Tensor:
@@ -132,6 +134,7 @@ class ConvergenceTimes:
     nonlinear: Tensor
     linear: Tensor
     eps: float
+    __repr__ = one_line
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,6 +156,7 @@ class Ranking:
     y_tilde_bound: Tensor
     degenerate: tuple[tuple[int, ...], ...]
     leader_certain: bool
+    __repr__ = one_line
 
 
 def quadratic_model(

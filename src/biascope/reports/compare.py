@@ -40,7 +40,7 @@ from biascope.reports.panels.tangent_kernel import KernelFacts, kernel_facts, sa
 from biascope.reports.spans import Overlaps, overlaps
 from biascope.signatures import checked
 from biascope.studies.environment import device_name
-from biascope.tables import number
+from biascope.tables import number, one_line
 
 BRIEF = 24  # letters of a name in a drawing
 LEAST = 4  # networks of each, for the two halves of a sample
@@ -57,6 +57,7 @@ class Comparison:
     errors: np.ndarray[Any, Any]
     meaning: str
     seconds: float
+    __repr__ = one_line
 
     def _repr_html_(self) -> str:
         """The overlaps and a link to the page, for notebooks."""

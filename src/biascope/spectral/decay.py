@@ -17,7 +17,7 @@ from biascope.spectral.norms import spectral_norm
 from biascope.spectral.regions import Polygons, Segments
 from biascope.spectral.relu_network import ReLUNetwork, affine_map, check_at, relu_network
 from biascope.spectral.transform import fourier_transform
-from biascope.tables import facts, number
+from biascope.tables import facts, number, one_line
 
 Transform = Callable[[Tensor], Tensor]  # wave vectors [n, d] -> f~ [n]
 
@@ -30,6 +30,7 @@ class Decay:
     standard_error: float
     k: Tensor
     envelope: Tensor
+    __repr__ = one_line
 
     def _repr_html_(self) -> str:
         """The exponent with its error, for notebooks."""

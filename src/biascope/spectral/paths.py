@@ -20,7 +20,7 @@ from biascope.errors import InputError
 from biascope.precision import arithmetic
 from biascope.refusals import refuse_batch_dependence
 from biascope.signatures import checked
-from biascope.tables import grid, mean
+from biascope.tables import grid, mean, one_line
 
 Classifier = Callable[[Tensor], Tensor]  # inputs [n, ...] -> logits [n, classes]
 
@@ -44,6 +44,7 @@ class Paths:
     straight_probability: Tensor
     connected: Tensor
     straight_connected: Tensor
+    __repr__ = one_line
 
     def _repr_html_(self) -> str:
         """How many hold, beside straight lines, for notebooks."""

@@ -19,7 +19,7 @@ from biascope.refusals import refuse_batch_dependence
 from biascope.seeds import generator
 from biascope.signatures import checked
 from biascope.spectral.spectrum import amplitude_spectrum
-from biascope.tables import grid, number
+from biascope.tables import grid, number, one_line
 
 ROUNDING = 10  # units of rounding of the largest output: an amplitude below is that of rounding errors
 
@@ -143,6 +143,7 @@ class HighFrequencyVolume:
     standard_error: Tensor
     samples: int
     seed: int
+    __repr__ = one_line
 
     def _repr_html_(self) -> str:
         """The share at every cut-off, for notebooks."""

@@ -14,7 +14,7 @@ from biascope.errors import InputError
 from biascope.precision import without_autocast
 from biascope.signatures import checked
 from biascope.spectral.relu_network import ReLUNetwork, affine_map, check_at, relu_network
-from biascope.tables import facts
+from biascope.tables import facts, one_line
 
 MERGE = 1e-12  # knots closer than this share of the segment are one, and values below this share of their terms 0
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
@@ -33,6 +33,7 @@ class Segments:
     knots: Tensor
     values: Tensor
     slopes: Tensor = field(repr=False)
+    __repr__ = one_line
 
     @classmethod
     def through(cls, knots: Sequence[float] | Tensor, values: Sequence[float] | Tensor) -> Segments:
