@@ -84,6 +84,12 @@ def test_sampling_moves_a_correlation_by_no_more_than_is_said() -> None:
         assert 0.1 * told < moved < told
     assert math.isnan(compare(truth, other).error_bound)
     assert compare(truth, other, (0.0, 0.0)).error_bound == 0.0
+    alone = average_geometry(build, (1, 7), n_networks=1)  # one network tells no error; it was said to be 1 + |value|
+    for pair in ((math.nan, 0.1), (0.1, math.nan)):
+        assert math.isnan(compare(truth, other, pair).error_bound)
+    assert math.isnan(alone.correlation(other).error_bound)
+    with pytest.raises(InputError, match="two numbers >= 0"):
+        compare(truth, other, (-0.1, 0.2))
 
 
 def test_matrices_that_are_not_symmetric_are_refused() -> None:

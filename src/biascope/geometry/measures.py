@@ -73,9 +73,10 @@ class Comparison:
 def compare(A: Tensor, B: Tensor, relative_errors: tuple[float, float] | None = None) -> Comparison:
     """Correlation of two symmetric matrices [D, D] with its baselines.
 
-    `relative_errors` are those of sampled matrices, ||A - truth||_F / ||A||_F and the same of B (0: exact). An error
-    that turns A by an angle t changes the correlation r by sqrt(1 - r^2) sin t to first order if it points straight at
-    B or away, and by less if it does not, so the `error_bound` that follows from them is an upper bound.
+    `relative_errors` are those of sampled matrices, ||A - truth||_F / ||A||_F and the same of B (0: exact, NaN: not
+    known). An error that turns A by an angle t changes the correlation r by sqrt(1 - r^2) sin t to first order if it
+    points straight at B or away, and by less if it does not, so the `error_bound` that follows from them is an upper
+    bound.
 
     The spread over rotations is exact: traceless symmetric matrices are an irreducible representation of O(D) of
     dimension N = (D - 1)(D + 2) / 2, so <A0, Q B0 Q^T> has variance ||A0||^2 ||B0||^2 / N.
@@ -84,6 +85,8 @@ def compare(A: Tensor, B: Tensor, relative_errors: tuple[float, float] | None = 
         >>> round(compare(torch.diag(torch.tensor([1.0, 2.0])), torch.eye(2)).null, 4)
         0.9487
     """
+    if relative_errors is not None and any(error < 0 for error in relative_errors):
+        raise InputError(f"relative_errors={relative_errors}: two numbers >= 0 are needed, or NaN for one not known")
     A, B = (M / M.abs().max().clamp(min=torch.finfo(M.dtype).tiny) for M in _pair(A, B))  # nothing here has a scale
     D, eye = len(A), torch.eye(len(A), dtype=A.dtype, device="cpu")
     A0, B0 = (M - M.diagonal().mean() * eye for M in (A, B))
@@ -95,7 +98,8 @@ def compare(A: Tensor, B: Tensor, relative_errors: tuple[float, float] | None = 
     value, error = _correlation(A, B), math.nan
     if relative_errors is not None:
         size = sum(relative_errors)  # those of one sample of networks need not be independent
-        error = min(1 + abs(value), size * math.sqrt(max(0.0, 1 - value**2)) + size**2 * abs(value) / 2)
+        if size >= 0:  # else one of them is not known
+            error = min(1 + abs(value), size * math.sqrt(max(0.0, 1 - value**2)) + size**2 * abs(value) / 2)
     return Comparison(value, identity, removed, identity[0] * identity[1], spread, error)
 
 
