@@ -124,6 +124,7 @@ def test_containment_and_its_random_baseline() -> None:
         Q = rotation(6, s)[:, :2]
         squares.append(float((Q.T @ matrix @ Q).square().sum() / matrix.square().sum()))
     assert math.sqrt(sum(squares) / 3000) == pytest.approx(found.random[1], rel=0.03)
+    assert containment(delta, -reference, range(1, 7)) == containment(delta, reference, range(1, 7))  # as Delta is
     with pytest.raises(InputError, match="between 1 and 6"):
         containment(delta, reference, 7)
 

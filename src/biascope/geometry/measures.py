@@ -182,6 +182,7 @@ def containment(
 ) -> Containment:
     """||Q_k^T Delta Q_k||_F / ||Delta||_F with Q_k the top k eigenvectors of `reference` (for example G S G).
 
+    Top by magnitude: of a negative `reference`, such as Delta at initialisation, they are the most negative ones.
     Instead of k, `threshold` or `share` cut the eigenvectors of a positive semi-definite `reference` off as
     `subspace_size` does; the k found is in the result.
 
@@ -201,7 +202,9 @@ def containment(
     norm = delta.norm()
     if norm == 0:
         raise InputError("nothing is contained in a subspace: Delta is zero")
-    rotated = (V := psd_eigh(reference, clip=False).vectors).T @ delta @ V
+    values, V = psd_eigh(reference, clip=False)
+    V = V[:, values.abs().argsort(descending=True, stable=True)]
+    rotated = V.T @ delta @ V
     mean = delta.diagonal().mean()
     rest = float((delta - mean * torch.eye(D, dtype=delta.dtype, device="cpu")).square().sum())
     ks = (k,) if isinstance(k, int) else tuple(k)
