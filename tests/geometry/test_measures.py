@@ -285,6 +285,10 @@ def test_singular_geometry_needs_a_ridge(dtype: torch.dtype) -> None:
     for ridge in (-1.0, math.nan, math.inf):
         with pytest.raises(InputError, match="ridge must be a number"):
             generalised_directions(S, S, ridge=ridge)
+    Delta = psd(6, 2) - 0.5 * psd(6, 3)  # of both signs; negative eigenvalues were taken for zero
+    for pair, message in (((S, Delta), "G must be positive"), ((Delta, S), "S must be positive"), ((S, 0 * S), "zero")):
+        with pytest.raises(InputError, match=message):
+            generalised_directions(*pair)
 
 
 def test_shapes_that_do_not_fit_are_named() -> None:

@@ -142,10 +142,7 @@ def subspace_size(G: Tensor, *, threshold: float | None = None, share: float | N
         >>> subspace_size(G, threshold=0.2), subspace_size(G, share=0.9)
         (2, 2)
     """
-    values = psd_eigh(_square(G, "G"), clip=False).values
-    if values[-1] < -1e-6 * values[0].abs():  # lower than float32 rounding makes it
-        raise InputError(f"G must be positive semi-definite: its smallest eigenvalue is {float(values[-1]):.3g}")
-    return size_of(values.clamp(min=0), threshold, share)
+    return size_of(_positive(psd_eigh(_square(G, "G"), clip=False).values, "G"), threshold, share)
 
 
 def size_of(values: Tensor, threshold: float | None, share: float | None) -> int:
@@ -298,8 +295,12 @@ def generalised_directions(S: Tensor, G: Tensor, k: int | None = None, ridge: fl
     S, G = _pair(S, G, "S", "G")
     if k is not None and not 1 <= k <= len(G):
         raise InputError(f"k must be between 1 and {len(G)}, not {k}")
-    values, V = psd_eigh(G)
+    _positive(torch.linalg.eigvalsh(S).flip(0), "S")
+    values, V = psd_eigh(G, clip=False)
+    values = _positive(values, "G")
     scale = values + ridge * values[0]
+    if not values[0] > 0:
+        raise InputError("G is zero: it orders no directions")
     if scale[-1] <= len(G) * eps * scale[0]:
         raise InputError(
             f"G is singular: its eigenvalues go from {float(values[0]):.3g} to {float(values[-1]):.3g}; "
@@ -405,6 +406,13 @@ def _square(M: Tensor, name: str) -> Tensor:
             "gradients is needed, e.g. data_second_moment(x)"
         )
     return M
+
+
+def _positive(values: Tensor, name: str) -> Tensor:
+    """Eigenvalues in descending order without what rounding left below zero; refused where it is more than that."""
+    if values[-1] < -1e-6 * values[0].abs():  # lower than float32 rounding makes it
+        raise InputError(f"{name} must be positive semi-definite: its smallest eigenvalue is {float(values[-1]):.3g}")
+    return values.clamp(min=0)
 
 
 def _inputs(x: Tensor, name: str) -> Tensor:
