@@ -28,8 +28,11 @@ from biascope.geometry.mlp_theory import (
     active_second_moment,
     both_active_moments,
     expect_angle,
+    large_dimension_constants,
+    linear_regression_evolution,
     linear_regression_geometry,
     mlp_evolution,
+    mlp_evolution_large_dimension,
 )
 
 RNG = torch.Generator()
@@ -433,3 +436,15 @@ def test_what_the_theory_cannot_take_is_named() -> None:
     for X, n in ((torch.ones(3), 2), (torch.ones(2, 3), -1), (torch.full((2, 3), math.nan), 2)):
         with pytest.raises(InputError):
             mlp_evolution(X, n)
+    eye, nan = torch.eye(3), math.nan
+    for call, message in (
+        (lambda: mlp_evolution(eye, 2, sw=nan), "sw=nan"),
+        (lambda: large_dimension_constants(2, 0), "D must be at least 1"),
+        (lambda: large_dimension_constants(-2, 3), "n must be at least 1"),
+        (lambda: mlp_evolution_large_dimension(torch.ones(2, 3), 2), r"S must be a square matrix"),
+        (lambda: linear_regression_evolution(eye.tril() + eye.roll(1, 1)), "S .* is not symmetric"),
+        (lambda: linear_regression_geometry(eye, nan * torch.ones(3), 1.0), "y_train has a NaN"),
+        (lambda: active_second_moment(nan * eye[0], eye[1]), "a has a NaN"),
+    ):
+        with pytest.raises(InputError, match=message):
+            call()

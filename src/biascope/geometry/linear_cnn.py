@@ -14,8 +14,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from biascope.arguments import check_count
+from biascope.arguments import check_count, check_number
 from biascope.errors import InputError
+from biascope.geometry.measures import symmetric
 from biascope.signatures import checked
 
 GELU_GAIN = 0.25  # GELU'(0)^2
@@ -128,7 +129,7 @@ def _square(covariance: Tensor, name: str, size: int, whose: str) -> Tensor:
     """A covariance in float64, of the size that is wanted."""
     if covariance.shape != (size, size):
         raise InputError(f"{name} has shape {list(covariance.shape)}; {whose}: it must be [{size}, {size}]")
-    return covariance.double()
+    return symmetric(covariance, name).double()
 
 
 def _taps(taps: Tensor) -> Tensor:
@@ -147,7 +148,8 @@ def through_convolution(covariance: Tensor, taps: Tensor, channels_out: int, var
     """
     taps = _taps(taps)
     covariance = _square(covariance, "covariance", taps.shape[2], f"the taps have {taps.shape[2]} output positions")
-    return channels_out * variance * torch.einsum("tio,op,tjp->ij", taps, covariance, taps)
+    scale = check_count(channels_out, "channels_out") * check_number(variance, "variance", least=0)
+    return scale * torch.einsum("tio,op,tjp->ij", taps, covariance, taps)
 
 
 @checked
@@ -220,6 +222,11 @@ def dense_head(positions: int, variances: Sequence[float], widths: Sequence[int]
     check_count(positions, "positions")
     if len(variances) != len(widths) + 1:
         raise InputError(f"{len(variances)} dense layers need {len(variances) - 1} hidden widths, got {len(widths)}")
+    for name, values in (("variances", variances), ("gain", [gain])):
+        for value in values:
+            check_number(value, name, least=0)
+    for n in widths:
+        check_count(n, "widths")
     scale = variances[-1] * math.prod(n * s * gain for n, s in zip(widths, variances[:-1]))
     return scale * torch.eye(positions, dtype=torch.float64, device="cpu")
 
@@ -253,7 +260,7 @@ def pooled_cnn_geometry(taps: Tensor, n: int, sw: float = 1.0, sp: float = 1.0) 
         >>> pooled_cnn_geometry(tap_matrices((3,), 2), n=1).diagonal()
         tensor([0.2500, 0.5000, 0.2500], dtype=torch.float64)
     """
-    K = patch_overlap(taps)
+    K, sw, sp = patch_overlap(taps), check_number(sw, "sw", least=0), check_number(sp, "sp", least=0)
     return check_count(n, "n") * sw**2 * sp**2 / taps.shape[2] ** 2 * K
 
 
@@ -269,7 +276,7 @@ def pooled_cnn_evolution(taps: Tensor, S: Tensor, n: int, sw: float = 1.0, sp: f
         torch.Size([3, 3])
     """
     check_count(n, "n")
-    K = patch_overlap(taps)
+    K, sw, sp = patch_overlap(taps), check_number(sw, "sw", least=0), check_number(sp, "sp", least=0)
     S = _square(S, "S", len(K), f"the taps read {len(K)} input positions")
     first = (n * (n + 1) * sw**2 * sp**4 + n * (n + 2) * sw**4 * sp**2) * K @ S @ K
     second = n * sw**2 * sp**4 * torch.trace(K @ S) * K

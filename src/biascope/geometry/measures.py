@@ -142,7 +142,7 @@ def subspace_size(G: Tensor, *, threshold: float | None = None, share: float | N
         >>> subspace_size(G, threshold=0.2), subspace_size(G, share=0.9)
         (2, 2)
     """
-    return size_of(_positive(psd_eigh(_square(G, "G"), clip=False).values, "G"), threshold, share)
+    return size_of(_positive(psd_eigh(symmetric(G, "G"), clip=False).values, "G"), threshold, share)
 
 
 def size_of(values: Tensor, threshold: float | None, share: float | None) -> int:
@@ -262,7 +262,7 @@ def flip_spectrum(G: Tensor) -> Tensor:
         >>> flip_spectrum(torch.diag(torch.tensor([3.0, 1.0]))).diagonal()
         tensor([1., 3.])
     """
-    values, V = psd_eigh(_square(G, "G").double(), clip=False)
+    values, V = psd_eigh(symmetric(G, "G").double(), clip=False)
     return ((V * values.flip(0)) @ V.T).to(G.dtype if G.is_floating_point() else torch.float64)
 
 
@@ -336,7 +336,7 @@ def removed_variance(S: Tensor, directions: Tensor) -> Tensor:
         >>> removed_variance(torch.eye(2), torch.eye(2))
         tensor([0.5000, 1.0000], dtype=torch.float64)
     """
-    S = _square(S, "S").double()
+    S = symmetric(S, "S").double()
     V = _orthonormal(directions, len(S))
     if not torch.trace(S) > 0:
         raise InputError(f"S has the trace {float(torch.trace(S)):.3g}: there is no variance to remove a share of")
@@ -371,7 +371,7 @@ def alignment_score(x: Tensor, G: Tensor) -> Tensor:
         >>> alignment_score(torch.tensor([[0.0, 2.0]]), torch.diag(torch.tensor([1.0, 5.0])))
         tensor([5.], dtype=torch.float64)
     """
-    flat, G = _rows(x, "x"), _square(G, "G").double()
+    flat, G = _rows(x, "x"), symmetric(G, "G").double()
     if flat.shape[1] != len(G):
         raise InputError(f"examples of x {list(x.shape)} have {flat.shape[1]} entries, G is {list(G.shape)}")
     largest = flat.abs().amax(1, keepdim=True)
@@ -389,10 +389,18 @@ def _pair(A: Tensor, B: Tensor, first: str = "A", second: str = "B") -> tuple[Te
         raise InputError(
             f"need two square matrices of one size, got {first} {list(A.shape)} and {second} {list(B.shape)}"
         )
-    return _square(A, first).double().cpu(), _square(B, second).double().cpu()
+    return symmetric(A, first).double().cpu(), symmetric(B, second).double().cpu()
 
 
-def _square(M: Tensor, name: str) -> Tensor:
+def symmetric(M: Tensor, name: str) -> Tensor:
+    """The matrix, refused where it is not square, finite and symmetric.
+
+    Example:
+        >>> symmetric(torch.ones(2, 3), "S")
+        Traceback (most recent call last):
+        ...
+        biascope.errors.InputError: S must be a square matrix [D, D], got [2, 3]
+    """
     if M.dim() != 2 or M.shape[0] != M.shape[1] or len(M) == 0:
         raise InputError(f"{name} must be a square matrix [D, D], got {list(M.shape)}")
     if not is_finite(M.detach()):

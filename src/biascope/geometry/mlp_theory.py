@@ -16,9 +16,11 @@ import torch
 from scipy.integrate import quad
 from torch import Tensor
 
-from biascope.arguments import check_count
+from biascope.arguments import check_count, check_number
 from biascope.errors import InputError
+from biascope.geometry.measures import symmetric
 from biascope.inputs import check_inputs
+from biascope.signatures import checked
 
 
 def expect_angle(function: Callable[[float], float], D: int) -> float:
@@ -52,6 +54,7 @@ def both_active(al: float) -> float:
     return (math.pi - al) / (2 * math.pi)
 
 
+@checked
 def both_active_moments(D: int) -> tuple[float, float]:
     """E p and E p^2 over random angles: 1/4 always; 1/12 at D = 2, tending to 1/16 (Lemma A.6; printed 1/2 and 1/3).
 
@@ -62,6 +65,7 @@ def both_active_moments(D: int) -> tuple[float, float]:
     return expect_angle(both_active, D), expect_angle(lambda al: both_active(al) ** 2, D)
 
 
+@checked
 def active_second_moment(a: Tensor, b: Tensor) -> Tensor:
     """E[1(d.a > 0) 1(d.b > 0) d d^T] for d ~ N(0, I), [D, D] (Lemma A.5, exact; the paper keeps the first term only).
 
@@ -73,6 +77,8 @@ def active_second_moment(a: Tensor, b: Tensor) -> Tensor:
     """
     if a.dim() != 1 or a.shape != b.shape:
         raise InputError(f"a {list(a.shape)} and b {list(b.shape)} must be two vectors [D] of one length")
+    for vector, name in ((a, "a"), (b, "b")):
+        check_inputs(vector, name)
     if not (bool(a.any()) and bool(b.any())):
         raise InputError("a and b must not be zero: a zero vector has no angle")
     a, b = a.double() / a.double().norm(), b.double() / b.double().norm()
@@ -85,6 +91,12 @@ def active_second_moment(a: Tensor, b: Tensor) -> Tensor:
     return moment
 
 
+def _deviations(sw: float, sp: float) -> tuple[float, float]:
+    """Standard deviations of the last and of the first layer's weights, checked."""
+    return check_number(sw, "sw", least=0), check_number(sp, "sp", least=0)
+
+
+@checked
 def mlp_evolution(x_train: Tensor, n: int, sw: float = 1.0, sp: float = 1.0) -> Tensor:
     """Delta at initialisation, exact for every width n and dimension, [D, D] (Thm 3.1 corrected).
 
@@ -95,6 +107,7 @@ def mlp_evolution(x_train: Tensor, n: int, sw: float = 1.0, sp: float = 1.0) -> 
         torch.Size([3, 3])
     """
     check_count(n, "n")
+    sw, sp = _deviations(sw, sp)
     check_inputs(x_train, "x_train")
     if x_train.dim() < 2:
         raise InputError(f"x_train {list(x_train.shape)} must be [m, ...]: one row for each example")
@@ -116,6 +129,7 @@ def mlp_evolution(x_train: Tensor, n: int, sw: float = 1.0, sp: float = 1.0) -> 
     return -2 * B
 
 
+@checked
 def large_dimension_constants(n: int, D: int, sw: float = 1.0, sp: float = 1.0) -> tuple[float, float]:
     """(cS, cI) of Delta = -cS S - cI tr(S) I for large D and every width n.
 
@@ -123,12 +137,16 @@ def large_dimension_constants(n: int, D: int, sw: float = 1.0, sp: float = 1.0) 
         >>> large_dimension_constants(n=1, D=100)
         (2.5, 0.5)
     """
+    check_count(n, "n")
+    check_count(D, "D")
+    sw, sp = _deviations(sw, sp)
     a, b, pairs = sp**4 * sw**2, sp**2 * sw**4, n * (n - 1)
     cS = 2 * (n * a / 2 + pairs * a / 16 + 3 * n * b / 4 + pairs * b / 16)
     cI = 2 * (n * a / 4 + pairs * a / (4 * math.pi**2 * D))
     return cS, cI
 
 
+@checked
 def mlp_evolution_large_dimension(S: Tensor, n: int, sw: float = 1.0, sp: float = 1.0) -> Tensor:
     """The same for large D: -cS S - cI tr(S) I, from S = sum x x^T [D, D], see `large_dimension_constants`.
 
@@ -138,11 +156,12 @@ def mlp_evolution_large_dimension(S: Tensor, n: int, sw: float = 1.0, sp: float 
         >>> mlp_evolution_large_dimension(torch.eye(3), n=2).shape
         torch.Size([3, 3])
     """
-    S, D = S.double(), len(S)
+    S, D = symmetric(S, "S").double(), len(S)
     cS, cI = large_dimension_constants(n, D, sw, sp)
     return -cS * S - cI * torch.trace(S) * torch.eye(D, dtype=torch.float64, device="cpu")
 
 
+@checked
 def linear_regression_evolution(S: Tensor, s: float = 1.0) -> Tensor:
     """Delta of f = theta . x: -2 s^2 S (the paper prints -s^2 S, without the transpose of its own definition).
 
@@ -150,9 +169,10 @@ def linear_regression_evolution(S: Tensor, s: float = 1.0) -> Tensor:
         >>> linear_regression_evolution(torch.eye(2)).diagonal()
         tensor([-2., -2.], dtype=torch.float64)
     """
-    return -2 * s**2 * S.double()
+    return -2 * check_number(s, "s", least=0) ** 2 * symmetric(S, "S").double()
 
 
+@checked
 def linear_regression_geometry(x_train: Tensor, y_train: Tensor, time: float, s: float = 1.0) -> Tensor:
     """G^t of f = theta . x under gradient flow: s^2 exp(-2 S t) + w_t w_t^T, w_t = (I - exp(-S t)) S^-1 X^T y, [D, D].
 
@@ -162,6 +182,8 @@ def linear_regression_geometry(x_train: Tensor, y_train: Tensor, time: float, s:
                 [0., 1.]], dtype=torch.float64)
     """
     check_inputs(x_train, "x_train")
+    check_inputs(y_train, "y_train")
+    s = check_number(s, "s", least=0)
     if x_train.dim() < 2 or len(x_train) != y_train.numel():
         raise InputError(f"x_train {list(x_train.shape)} and y_train {list(y_train.shape)}: need [m, ...] and [m]")
     X, y = x_train.double().flatten(1), y_train.double().flatten()
