@@ -15,6 +15,7 @@ from biascope.geometry import (
     AverageGeometry,
     average_geometry,
     data_second_moment,
+    evolution_of,
     geometry_evolution,
     geometry_of,
     gsg,
@@ -413,6 +414,29 @@ def test_matrix_free_evolution(monkeypatch: pytest.MonkeyPatch) -> None:
     assert free.eigh(1).values[0] < 0
     with pytest.raises(UnsupportedError, match="matrix-free"):
         _ = free.matrix
+
+
+def test_matrix_free_in_the_precision_of_the_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products had seven digits, and `eigh` advised float64 networks that changed nothing."""
+    rng = torch.Generator().manual_seed(0)
+    x, y, V = (torch.randn(*shape, generator=rng, dtype=torch.float64) for shape in ((12, 8), (12,), (8, 3)))
+    drawn = record(lambda: PooledCNN(3, 3, 1, 1).double()).draw(0, 0, 30)
+
+    def made(dtype: torch.dtype) -> list[AverageGeometry]:
+        build = lambda: PooledCNN(3, 3, 1, 1)  # noqa: E731
+        return [
+            average_geometry(build, (8,), n_networks=30, dtype=dtype),
+            geometry_evolution(build, x, y, n_networks=30, dtype=dtype),
+            geometry_of(drawn, x),
+            evolution_of(drawn, x, x, y),
+        ]
+
+    dense = made(torch.float64)
+    monkeypatch.setattr("biascope.geometry.average.DENSE_UP_TO", 4)
+    for whole, free in zip(dense, made(torch.float64)):
+        torch.testing.assert_close(free @ V, whole @ V, rtol=1e-12, atol=1e-12 * float(whole.matrix.norm()))
+        torch.testing.assert_close(free.eigh(2).values, whole.eigh(2).values, rtol=1e-12, atol=0)
+    assert {(free @ V).dtype for free in made(torch.float32)[:2]} == {torch.float32}
 
 
 def test_common_probes_and_trained_networks() -> None:

@@ -107,9 +107,9 @@ class AverageGeometry:
             if k > D:
                 raise InputError(f"k={k}: a matrix of size {D} has between 1 and {D} eigenpairs")
         if self.dense is None:
-            return few_passes(
-                lambda X: self.operator @ X, D, min(k or 64, D), passes=12, seed=self.seed, device=self.operator.device
-            )
+            kind, device = self.operator.dtype, self.operator.device
+            product = lambda X: self.operator @ X  # noqa: E731
+            return few_passes(product, D, min(k or 64, D), passes=12, seed=self.seed, device=device, dtype=kind)
         if k is not None and k < D // 4:
             found = eigsh(self.operator, k, which="LA" if self.kind == "geometry" else "LM", tol=1e-12)
             sure = settled(found.values, found.residuals, D)
@@ -336,8 +336,8 @@ def _average(
             total += flat.T @ (flat @ X)
         return total / n_networks
 
-    any(bool(r.any()) for _, r in checked())  # up to the first gradient that is not zero; without one, it refuses
-    operator = FromFunction(product, (D, D), torch.float32, where, symmetric=True)
+    kind = next(r.dtype for _, r in checked() if r.any())  # without a gradient that is not zero, it refuses
+    operator = FromFunction(product, (D, D), at_least_float32(kind), where, symmetric=True)
     unknown, about = float("nan"), dict(fallback)
     return AverageGeometry(operator, None, shape, n_networks, n_probes, seed, unknown, "geometry", about)
 
@@ -350,6 +350,16 @@ def blocks_within(D: int, room: int, n_networks: int) -> int:
         (16, 2, 0)
     """
     return 0 if D > DENSE_UP_TO else max(0, min(blocks_for(D, room), room // (8 * D**2) - 2, n_networks))
+
+
+def at_least_float32(kind: torch.dtype) -> torch.dtype:
+    """What products of gradients of a dtype are summed in where there is no matrix; matrices are float64.
+
+    Example:
+        >>> at_least_float32(torch.float16), at_least_float32(torch.float64)
+        (torch.float32, torch.float64)
+    """
+    return torch.promote_types(kind, torch.float32)
 
 
 def refuse_infinite(gradients: Tensor) -> None:

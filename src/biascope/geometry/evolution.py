@@ -18,7 +18,15 @@ from biascope.ensembles.initialisers import with_something_to_train
 from biascope.ensembles.trust import check_networks
 from biascope.errors import InputError
 from biascope.functional import as_rows, device_of
-from biascope.geometry.average import FEW, AverageGeometry, blocks_within, draw_probes, from_moments, refuse_infinite
+from biascope.geometry.average import (
+    FEW,
+    AverageGeometry,
+    at_least_float32,
+    blocks_within,
+    draw_probes,
+    from_moments,
+    refuse_infinite,
+)
 from biascope.geometry.losses import as_sum, check_labels
 from biascope.geometry.moments import BlockMoments
 from biascope.inputs import check_inputs
@@ -144,7 +152,7 @@ def geometry_evolution(
                 made += a.T @ (b @ X) + b.T @ (a @ X)
             return made / n_networks
 
-        operator = FromFunction(product, (D, D), torch.float32, where, symmetric=True)
+        operator = FromFunction(product, (D, D), at_least_float32(kind), where, symmetric=True)
         about = dict(initialiser.reasons)
         return AverageGeometry(operator, None, shape, n_networks, n_probes, seed, float("nan"), "evolution", about)
     moments = BlockMoments(D, blocks, where)

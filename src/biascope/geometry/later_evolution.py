@@ -15,7 +15,7 @@ from biascope.ensembles.evaluate import Scalarise, activation_bytes
 from biascope.ensembles.trust import refuse_mixing
 from biascope.errors import InputError
 from biascope.functional import as_rows
-from biascope.geometry.average import AverageGeometry, blocks_within, from_moments, refuse_infinite
+from biascope.geometry.average import AverageGeometry, at_least_float32, blocks_within, from_moments, refuse_infinite
 from biascope.geometry.evolution import LOSSES, Params, SumLoss, along, descent
 from biascope.geometry.losses import as_sum, check_labels
 from biascope.geometry.moments import BlockMoments
@@ -98,7 +98,8 @@ def evolution_of(
             made += a.T @ (b @ X) + b.T @ (a @ X)
         return made / len(networks)
 
-    operator = FromFunction(product, (D, D), torch.float32, networks.device, symmetric=True)
+    kind = at_least_float32(networks.dtype)
+    operator = FromFunction(product, (D, D), kind, networks.device, symmetric=True)
     return AverageGeometry(operator, None, shape, len(networks), n, 0, math.nan, "evolution", {})
 
 
