@@ -8,11 +8,15 @@ from biascope.ensembles import Networks, record
 from biascope.errors import InputError, UnsupportedError
 from biascope.geometry import (
     containment,
+    curvature_correlation,
+    curvature_evolution,
     data_second_moment,
+    evolution_correlation,
     evolution_of,
     geometry_evolution,
     geometry_of,
     gsg,
+    input_curvature,
 )
 from biascope.geometry.curvature_link import SCALAR_LOSSES
 
@@ -143,3 +147,20 @@ def test_a_loss_per_example_is_refused() -> None:
     x, y = data(3)
     with pytest.raises(InputError, match=r"loss gave shape \[3\] for outputs \[3\]: it must give their sum"):
         evolution_of(record(net).draw(0, 0, 2, dtype=F64), x, x, y, lambda f, t: (f - t).square())
+
+
+def test_pixels_of_whole_numbers_are_refused() -> None:
+    """`geometry_evolution` refused them; these took 0 to 255 as they are."""
+    drawn = record(lambda: nn.Linear(3, 1)).draw(0, 0, 2)
+    x, y, one = torch.ones(4, 3), torch.ones(4), nn.Linear(3, 1)
+    whole = 255 * x.byte()
+    for call, name in (
+        (lambda: evolution_of(drawn, x, whole, y), "x_train"),
+        (lambda: evolution_of(drawn, whole, x, y), "probes"),
+        (lambda: input_curvature(one, whole, y), "x"),
+        (lambda: curvature_correlation(drawn, whole, y), "x"),
+        (lambda: curvature_evolution(one, x, y, whole, y), "x_train"),
+        (lambda: evolution_correlation(drawn, whole, y, x, y), "x"),
+    ):
+        with pytest.raises(InputError, match=rf"^{name} is torch.uint8: pass {name}.float\(\)"):
+            call()

@@ -192,6 +192,8 @@ def test_inputs_that_the_network_cannot_take_are_explained() -> None:
     words = torch.tensor([[0, 1], [1, 2], [0, 0]])
     table = nn.Sequential(nn.Embedding(3, 2), nn.Flatten(), nn.Linear(4, 1)).double()
     with pytest.raises(InputError, match="its layer '0', Embedding"):
+        curvature_evolution(table, words.double(), y, words.double(), y)
+    with pytest.raises(InputError, match=r"pass x\.float\(\)"):
         curvature_evolution(table, words, y, words, y)
 
 

@@ -20,9 +20,8 @@ from biascope.ensembles.evaluate import Scalarise
 from biascope.ensembles.trust import refuse_mixing
 from biascope.errors import InputError
 from biascope.functional import as_rows
-from biascope.geometry.losses import check_labels
+from biascope.geometry.losses import check_labels, check_reals
 from biascope.geometry.measures import Comparison, compare
-from biascope.inputs import check_inputs
 from biascope.memory import budget, readable
 from biascope.precision import arithmetic
 from biascope.refusals import refuse_batch_dependence
@@ -140,7 +139,7 @@ def _pieces(
     of = SCALAR_LOSSES[loss] if isinstance(loss, str) else loss
     if y.dim() != 1 or len(x) != len(y):
         raise InputError(f"x {list(x.shape)} and y {list(y.shape)} do not fit: need [n, *input_shape] and [n]")
-    check_inputs(x, "x")
+    check_reals(x, "x")
     check_labels(y, loss)
     like = next((v for v in values.values() if v.is_floating_point()), x)
     x, y, shape, D = x.detach().to(like), y.detach().to(like), x.shape[1:], x[0].numel()

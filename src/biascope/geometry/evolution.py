@@ -27,9 +27,8 @@ from biascope.geometry.average import (
     from_moments,
     refuse_infinite,
 )
-from biascope.geometry.losses import as_sum, check_labels
+from biascope.geometry.losses import as_sum, check_labels, check_reals
 from biascope.geometry.moments import BlockMoments
-from biascope.inputs import check_inputs
 from biascope.linalg import FromFunction
 from biascope.memory import budget
 from biascope.precision import without_autocast
@@ -99,9 +98,7 @@ def geometry_evolution(
         raise InputError(
             f"need positive numbers: n_networks={n_networks}, n_probes={n_probes}, batch={batch}, probe_std={probe_std}"
         )
-    check_inputs(x_train, "x_train")
-    if not x_train.is_floating_point():  # pixels from 0 to 255 would be taken as they are
-        raise InputError(f"x_train is {x_train.dtype}: pass x_train.float(), scaled as in training")
+    check_reals(x_train, "x_train")
     check_labels(y_train, loss, "y_train")
     shape, D = tuple(x_train.shape[1:]), x_train[0].numel()
     initialiser = with_something_to_train(factory)

@@ -17,9 +17,8 @@ from biascope.errors import InputError
 from biascope.functional import as_rows
 from biascope.geometry.average import AverageGeometry, at_least_float32, blocks_within, from_moments, refuse_infinite
 from biascope.geometry.evolution import LOSSES, Params, SumLoss, along, descent
-from biascope.geometry.losses import as_sum, check_labels
+from biascope.geometry.losses import as_sum, check_labels, check_reals
 from biascope.geometry.moments import BlockMoments
-from biascope.inputs import check_inputs
 from biascope.linalg import FromFunction
 from biascope.memory import budget
 from biascope.precision import without_autocast
@@ -75,8 +74,8 @@ def evolution_of(
         raise InputError(f"batch={batch}: at least one example at a time")
     if not networks.params:
         raise InputError(f"{type(networks.template).__name__} has no parameter that is trained: nothing moves")
-    check_inputs(probes, "probes")
-    check_inputs(x_train, "x_train")
+    check_reals(probes, "probes")
+    check_reals(x_train, "x_train")
     check_labels(y_train, loss, "y_train")
     refuse_batch_dependence(networks.template)
     refuse_mixing(networks, probes.to(networks.device, networks.dtype))

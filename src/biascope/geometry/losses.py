@@ -1,4 +1,4 @@
-"""Labels that a loss is defined for, and losses that are one number."""
+"""Inputs and labels that a loss is defined for, and losses that are one number."""
 
 from __future__ import annotations
 
@@ -8,6 +8,20 @@ from torch import Tensor
 
 from biascope.errors import InputError
 from biascope.inputs import check_inputs
+
+
+def check_reals(x: Tensor, name: str) -> None:
+    """Refuse inputs [n, ...] that are not finite numbers of floating point: pixels 0 to 255 would be taken as they are.
+
+    Example:
+        >>> check_reals(torch.ones(2, 3, dtype=torch.uint8), "x_train")
+        Traceback (most recent call last):
+        ...
+        biascope.errors.InputError: x_train is torch.uint8: pass x_train.float(), scaled as in training
+    """
+    check_inputs(x, name)
+    if not x.is_floating_point():
+        raise InputError(f"{name} is {x.dtype}: pass {name}.float(), scaled as in training")
 
 
 def check_labels(y: Tensor, loss: object, name: str = "y") -> None:

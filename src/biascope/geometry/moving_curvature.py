@@ -27,9 +27,8 @@ from biascope.ensembles.trust import refuse_mixing
 from biascope.errors import InputError
 from biascope.functional import as_rows, explained
 from biascope.geometry.curvature_link import SCALAR_LOSSES, ScalarLoss
-from biascope.geometry.losses import check_labels
+from biascope.geometry.losses import check_labels, check_reals
 from biascope.geometry.measures import Comparison, compare
-from biascope.inputs import check_inputs
 from biascope.memory import budget, readable
 from biascope.precision import arithmetic
 from biascope.refusals import refuse_batch_dependence
@@ -226,6 +225,6 @@ class _Moving:
             raise InputError(
                 f"{names[0]} {list(x.shape)} and {names[1]} {list(y.shape)} do not fit: need [n, *input_shape] and [n]"
             )
-        check_inputs(x, names[0])
+        check_reals(x, names[0])
         check_labels(y, self.named, names[1])
         return x.detach().to(like), y.detach().to(like)
