@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -458,6 +459,22 @@ def test_refusals() -> None:
         geometry_evolution(bare, torch.zeros(3, 3), torch.zeros(2), n_networks=1)
     with pytest.raises(InputError, match="loss"):
         geometry_evolution(bare, torch.zeros(3, 3), torch.zeros(3), n_networks=1, loss="nll")
+
+
+def test_scalars_that_mix_examples_are_refused() -> None:
+    """A softmax over the wrong axis: with several probes each gradient was that of all, without a word."""
+    two, x = lambda: nn.Linear(3, 2), torch.eye(3)
+    wrong = lambda out: out.softmax(0)[:, 0]  # noqa: E731
+    for call in (
+        lambda: average_geometry(two, (3,), 4, n_probes=2, scalarise=wrong),
+        lambda: geometry_of(record(two).draw(0, 0, 2), x, scalarise=wrong),
+        lambda: geometry_evolution(two, x, x[0], 4, scalarise=wrong),
+        lambda: nads(two, (3,), 4, scalarise=wrong),
+    ):
+        with pytest.raises(InputError, match="when others are beside it: each row"):
+            call()
+    for right in (lambda out: out.softmax(1)[:, 0], itemgetter((slice(None), 1)), lambda out: out[:, 0].log()):
+        average_geometry(two, (3,), 4, n_probes=2, scalarise=right, probe_std=0.1, seed=3)
 
 
 def test_no_more_eigenpairs_than_dimensions() -> None:

@@ -27,6 +27,7 @@ from biascope.ensembles.compiled import compiled, worth_compiling
 from biascope.ensembles.engines import (
     Plan,
     Replay,
+    alike,
     call_rows,
     layout,
     run_all,
@@ -213,7 +214,7 @@ def scalar_of(out: Tensor, scalarise: Scalarise | None = None) -> Tensor:
     """
     if scalarise is not None:
         try:
-            made = scalarise(out)
+            mixes, made = _mixes_examples(scalarise, out), scalarise(out)
         except (IndexError, TypeError, RuntimeError) as error:
             raise InputError(
                 f"scalarise failed on outputs {list(out.shape)}, [n, c] with all numbers of an example in a row "
@@ -223,6 +224,11 @@ def scalar_of(out: Tensor, scalarise: Scalarise | None = None) -> Tensor:
             raise InputError(f"scalarise gave a {type(made).__name__}; it must give a tensor [n]")
         if made.shape != out.shape[:1]:
             raise InputError(f"scalarise gave shape {list(made.shape)} from {list(out.shape)}; it must give [n]")
+        if mixes:
+            raise InputError(
+                "scalarise gives an example another number when others are beside it: each row of [n, c] must be taken "
+                "by itself, e.g. out.softmax(1)[:, 0] and not out.softmax(0)[:, 0]"
+            )
         return made
     if out.shape[1] == 1:
         return out[:, 0]
@@ -231,6 +237,25 @@ def scalar_of(out: Tensor, scalarise: Scalarise | None = None) -> Tensor:
     raise InputError(
         f"the network has {out.shape[1]} outputs; say which scalar is meant, e.g. scalarise=lambda out: out[:, 0]"
     )
+
+
+_APART: weakref.WeakValueDictionary[int, Scalarise] = weakref.WeakValueDictionary()  # seen not to mix, by id
+
+
+def _mixes_examples(scalarise: Scalarise, out: Tensor) -> bool:
+    """Whether the number of a row depends on the rows beside it, seen once on rows that are alike to none of `out`."""
+    if _APART.get(id(scalarise)) is scalarise:
+        return False
+    with torch.no_grad():
+        rows = torch.arange(3 * out.shape[1], device=out.device, dtype=out.dtype).sin().view(3, -1)
+        whole, alone = scalarise(rows), scalarise(rows[:1])
+    if not isinstance(whole, Tensor) or not isinstance(alone, Tensor) or whole.shape[:1] != (3,):
+        return False  # refused as something else
+    if not alike(alone, whole[:1]):
+        return True
+    with suppress(TypeError):  # what cannot be remembered is tried again
+        _APART[id(scalarise)] = scalarise
+    return False
 
 
 @checked
