@@ -179,6 +179,16 @@ def test_baselines_are_on_the_page(made: Made) -> None:
     assert start.y[0] == pytest.approx(1.0)
 
 
+@pytest.mark.slow
+def test_panels_of_the_paper_are_on_the_page(made: Made) -> None:
+    """Training accuracy over epochs beside the correlations (Figs 2, 8), and the curves of every size (Figs 12, 13)."""
+    names = {name: [figure.name for figure in result.figures] for name, (_, result) in made.items()}
+    assert "fitting-mlp" in names["gih/fig2"]
+    assert "fitting-mlp" in names["gih/fig8"]
+    for name in ("gih/fig12", "gih/fig13"):
+        assert names[name] == ["gap", "velocity", "velocity-32", "fitting-32", "velocity-64", "fitting-64"]
+
+
 def test_wrong_options_are_named(tmp_path: Path) -> None:
     for name, options, match in (
         ("gih/fig10", {"nets": "lenat"}, "lenat"),

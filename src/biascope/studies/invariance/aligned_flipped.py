@@ -107,15 +107,15 @@ def _track(
     return track(run, name, made, data.x, data.y, points, runs, descent, stream=f"{net} {n}")
 
 
-def velocity_chart(net: str, pair: Pair, caption: str) -> Chart:
-    """Velocity over epochs for both sets."""
+def velocity_chart(name: str, title: str, pair: Pair, caption: str) -> Chart:
+    """Velocity over epochs for both sets; `title` says what was trained."""
     series = []
     for flip, (value, error) in pair.velocity.items():
         epochs = range(1, len(value) + 1)
         series.append(Series.of(KINDS[flip], epochs, value.clamp_min(1e-12), error, "dashed" if flip else "line"))
     return Chart(
-        name=f"velocity-{net}",
-        title=f"Geometric velocity, {net}",
+        name=f"velocity-{name}",
+        title=f"Geometric velocity, {title}",
         x_label="epoch",
         y_label="1 - Corr(G^t, G^(t-1))",
         series=tuple(series),
@@ -125,14 +125,14 @@ def velocity_chart(net: str, pair: Pair, caption: str) -> Chart:
     )
 
 
-def fitting_chart(net: str, pair: Pair) -> Chart:
-    """Training accuracy over epochs for both sets."""
+def fitting_chart(name: str, title: str, pair: Pair) -> Chart:
+    """Training accuracy over epochs for both sets; `title` says what was trained."""
     series = []
     for flip, accuracy in pair.accuracy.items():
         series.append(curve(KINDS[flip], range(len(accuracy)), percent(accuracy.T), "dashed" if flip else "line"))
     return Chart(
-        name=f"fitting-{net}",
-        title=f"Fitting random labels, {net}",
+        name=f"fitting-{name}",
+        title=f"Fitting random labels, {title}",
         x_label="epoch",
         y_label="training accuracy, %",
         series=tuple(series),

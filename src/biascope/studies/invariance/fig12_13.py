@@ -15,7 +15,7 @@ from typing import Annotated
 
 from biascope.errors import InputError
 from biascope.studies.estimates import above, through
-from biascope.studies.invariance.aligned_flipped import Following, Pair, compare_pair
+from biascope.studies.invariance.aligned_flipped import Following, Pair, compare_pair, fitting_chart, velocity_chart
 from biascope.studies.invariance.charts import decide, restricted
 from biascope.studies.invariance.networks import shape_of
 from biascope.studies.registry import study
@@ -84,7 +84,7 @@ def fig12(
         claim=claim,
         measured=f"Gap in time-averaged training accuracy: {told}. {options}{untested}",
         numbers=numbers,
-        figures=_charts(pairs, "batch size fixed"),
+        figures=_charts(options.net, pairs, "batch size fixed"),
     )
 
 
@@ -114,7 +114,7 @@ def fig13(
         claim=claim,
         measured=f"With {sizes[-1]} examples the gap in time-averaged training accuracy is {told}. {options}{untested}",
         numbers=numbers,
-        figures=_charts(pairs, "number of steps fixed"),
+        figures=_charts(options.net, pairs, "number of steps fixed"),
     )
 
 
@@ -172,7 +172,7 @@ def _numbers(pairs: dict[int, Pair]) -> dict[str, Estimate]:
     return found
 
 
-def _charts(pairs: dict[int, Pair], how: str) -> tuple[Chart, ...]:
+def _charts(net: str, pairs: dict[int, Pair], how: str) -> tuple[Chart, ...]:
     ns = list(pairs)
 
     gap = Chart(
@@ -201,4 +201,8 @@ def _charts(pairs: dict[int, Pair], how: str) -> tuple[Chart, ...]:
         log_x=True,
         log_y=True,
     )
-    return gap, velocity
+    panels = list[Chart]()  # those of the paper: both curves over epochs, for every size
+    for n, pair in pairs.items():
+        title = f"{net}, {n} examples"
+        panels += [velocity_chart(str(n), title, pair, f"The {how}."), fitting_chart(str(n), title, pair)]
+    return gap, velocity, *panels

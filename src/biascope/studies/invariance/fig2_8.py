@@ -31,7 +31,7 @@ from biascope.ensembles.arithmetic import Precision
 from biascope.geometry import compare, containment, data_second_moment, gsg
 from biascope.linalg import psd_eigh
 from biascope.seeds import generator
-from biascope.studies.estimates import above
+from biascope.studies.estimates import above, curve
 from biascope.studies.invariance.charts import decide, negligible, percent, remark, restricted, together
 from biascope.studies.invariance.factors import History, estimate, jackknife
 from biascope.studies.invariance.geometries import initial_geometry
@@ -167,7 +167,7 @@ def correlations(
         numbers[f"{net}: largest difference of the two curves"] = max(apart, key=lambda e: abs(e.value))
         alike = together(negligible(each, 0.05) for each in apart)
         right[net] = together([above(excess), alike if net in ISOTROPIC else above(ahead)])
-        charts += [_curves(net, curves, epochs), _changes(net, history, S, target)]
+        charts += [_curves(net, curves, epochs), _changes(net, history, S, target), _fitting(net, done.accuracy)]
     signed = ", ".join(f"{net} {numbers[f'{net}: signed Corr(G^1 - G^0, GSG)']}" for net in nets)
     told = "; ".join(
         f"{net} rises by {numbers[f'{net}: rise of Corr(G^t, GSG) by epoch {early}']} "
@@ -280,4 +280,15 @@ def _changes(net: str, history: History, S: Tensor, target: Tensor) -> Chart:
         series=tuple(series),
         alt="Signed correlation of the change of G with S and GSG over epochs.",
         caption="Negative: G shrinks along the data, as the theory says for the first moment of training.",
+    )
+
+
+def _fitting(net: str, accuracy: Tensor) -> Chart:
+    return Chart(
+        name=f"fitting-{net}",
+        title=f"Training accuracy, {net}",
+        x_label="epoch",
+        y_label="training accuracy, %",
+        series=(curve("training accuracy", range(len(accuracy)), percent(accuracy.T)),),
+        alt="Training accuracy over epochs, mean over networks.",
     )

@@ -86,7 +86,7 @@ def fig3(
         if pair.floor is not None:
             numbers[f"{net}: velocity that fresh probes alone would give"] = Estimate(pair.floor, None, runs)
             caption = f"{caption[:-1]}; as many fresh ones alone would give {pair.floor:.2g}."
-        charts += [velocity_chart(net, pair, caption), fitting_chart(net, pair)]
+        charts += [velocity_chart(net, net, pair, caption), fitting_chart(net, net, pair)]
     said = "; ".join(
         f"{net} {numbers[f'{net}: mean velocity, G covariance']} against "
         f"{numbers[f'{net}: mean velocity, flip(G) covariance']}{remark(right[net])}"
