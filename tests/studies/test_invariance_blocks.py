@@ -14,11 +14,10 @@ from biascope.geometry import containment, correlation, gsg, matched_count, remo
 from biascope.geometry.linear_cnn import pooled_cnn_evolution, tap_matrices
 from biascope.geometry.mlp_theory import mlp_evolution
 from biascope.seeds import generator
-from biascope.studies.invariance import fig6, fig7, fig9, tasks
+from biascope.studies.invariance import fig1, fig6, fig7, fig9, tasks
 from biascope.studies.invariance.boundary_sweep import check_boundaries
 from biascope.studies.invariance.charts import decide, negligible, restricted, together
 from biascope.studies.invariance.factors import History, energy, jackknife, overlap
-from biascope.studies.invariance.fig1 import one_axis_accuracy
 from biascope.studies.invariance.fig2_8 import contained, summarise
 from biascope.studies.invariance.fig4 import reach
 from biascope.studies.invariance.fig12_13 import batch_for
@@ -127,7 +126,19 @@ def test_one_axis_of_the_circles_is_worth_what_the_formula_says() -> None:
     noise = tasks.Noise.draw(40_000, (2,), 1.0, 0, "cpu", "train", 0)
     a = tasks.circle_coefficients(noise, (0.5, 1.5))[:, 0].abs()
     right = ((a > 0.5) == (noise.signs > 0)).float().mean()
-    assert float(right) == pytest.approx(one_axis_accuracy((0.5, 1.5)), abs=0.005)
+    assert float(right) == pytest.approx(fig1.one_axis_accuracy((0.5, 1.5)), abs=0.005)
+
+
+def test_planes_have_one_scale_also_where_no_network_changes_its_mind(monkeypatch: pytest.MonkeyPatch) -> None:
+    plt = pytest.importorskip("matplotlib.pyplot")
+    figure, axes = plt.subplots(1, 2, squeeze=False)
+    monkeypatch.setattr(fig1, "picture", lambda run, name, rows, columns, draw, *size, caption: draw(axes))
+    line = torch.linspace(-1.0, 1.0, fig1.GRID)
+    planes = {("mlp", "A"): line.expand(2, fig1.GRID, -1), ("mlp", "B"): torch.ones(2, fig1.GRID, fig1.GRID)}
+    fig1._picture(None, ("mlp",), planes, {"mlp": 1.5})  # type: ignore[arg-type]
+    for axis in axes.flat:
+        assert axis.get_xlim() == axis.get_ylim() == pytest.approx((-2.1, 2.1))
+    plt.close(figure)
 
 
 def test_noise_is_shared_by_directions_and_differs_by_name() -> None:

@@ -35,7 +35,7 @@ NETS = ("mlp", "resnet18")
 SETS = {"A": "D_A, both axes aligned with G", "B": "D_B, one axis not aligned"}
 CAPTION = (
     "The plane of the circles without noise: the two classes (blue inside, orange outside) and where each trained "
-    "network changes its mind (green, one line for each seed)."
+    "network changes its mind (green, one line for each seed; none for one that never does)."
 )
 GRID = 41
 
@@ -177,7 +177,7 @@ def _picture(run: Run, nets: tuple[str, ...], planes: dict[tuple[str, str], Tens
                     if float(logits.min()) < 0 < float(logits.max()):
                         axis.contour(line, line, logits.numpy(), levels=[0.0], colors="#009e73", linewidths=1.0)
                 axis.set_title(f"{net}: {SETS[name]}", fontsize=8)
-                axis.set_aspect("equal")
+                axis.set(aspect="equal", xlim=(-reach, reach), ylim=(-reach, reach))  # also where there is no line
                 axis.set_xlabel("u1", fontsize=8)
                 axis.set_ylabel("u2", fontsize=8)
                 axis.tick_params(labelsize=7)
