@@ -280,6 +280,21 @@ def test_evolution_is_the_derivative_of_the_geometry_along_the_flow() -> None:
     assert relative(found.matrix, total) < 1e-6
 
 
+def test_evolution_at_given_probes() -> None:
+    """Def. 2.2 at one input, and over any probing distribution: the same as of the drawn networks at hand."""
+    rng = torch.Generator().manual_seed(0)
+    x, y, at = torch.randn(6, 5, generator=rng), torch.randn(6, generator=rng), torch.randn(3, 5, generator=rng)
+    build = lambda: Hidden(5, 4, 1.0, 1.0)  # noqa: E731
+    drawn = record(build).draw(2, 0, 20)
+    found = [geometry_evolution(build, x, y, 20, seed=2, probes=at[i : i + 1]) for i in range(3)]
+    together = geometry_evolution(build, x, y, 20, n_probes=7, seed=2, probes=at, max_memory="1MB")
+    assert together.n_probes == 3
+    assert torch.allclose(together.matrix, torch.stack([each.matrix for each in found]).mean(0), rtol=1e-5)
+    assert torch.allclose(together.matrix, evolution_of(drawn, at, x, y).matrix, rtol=1e-5)
+    with pytest.raises(InputError, match=r"probes have shape \[3, 4\]; they must be \[n, 5\]"):
+        geometry_evolution(build, x, y, 20, probes=at[:, :4])
+
+
 def test_only_what_is_trained_moves_the_geometry() -> None:
     """A frozen last layer, as of random features; and all that moves is a bias, which no slope depends on."""
 

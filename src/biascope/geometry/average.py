@@ -230,14 +230,10 @@ def average_geometry(
     shape = check_shape(input_shape)
     if n_networks < 1 or n_probes < 1 or not 0 <= probe_std < math.inf:
         raise InputError(f"need positive sizes: n_networks={n_networks}, n_probes={n_probes}, probe_std={probe_std}")
-    if probes is not None:
-        check_inputs(probes, "probes")
-        if tuple(probes.shape[1:]) != shape:
-            raise InputError(f"probes have shape {list(probes.shape)}; they must be [n, {', '.join(map(str, shape))}]")
+    n_probes = n_probes if probes is None else check_probes(probes, shape)
     initialiser = record(factory)
     refuse_batch_dependence(initialiser.template)
     where, D = device_of(device), math.prod(shape)
-    n_probes = n_probes if probes is None else len(probes)
 
     def rows() -> Iterator[tuple[int, Tensor]]:
         size, silent = max(1, min(initialiser.block, 2**27 // (D * n_probes))), True
@@ -370,6 +366,19 @@ def refuse_infinite(gradients: Tensor) -> None:
     """
     if not is_finite(gradients):
         raise InputError("a network gave NaN or infinite gradients at the probes")
+
+
+def check_probes(probes: Tensor, shape: tuple[int, ...]) -> int:
+    """How many probes [n, *shape] there are; refused where they are not finite or of another shape.
+
+    Example:
+        >>> check_probes(torch.ones(5, 3), (3,))
+        5
+    """
+    check_inputs(probes, "probes")
+    if tuple(probes.shape[1:]) != shape:
+        raise InputError(f"probes have shape {list(probes.shape)}; they must be [n, {', '.join(map(str, shape))}]")
+    return len(probes)
 
 
 def draw_probes(seed: int, start: int, stop: int, n: int, shape: Sequence[int], std: float) -> Tensor:

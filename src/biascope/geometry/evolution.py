@@ -23,6 +23,7 @@ from biascope.geometry.average import (
     AverageGeometry,
     at_least_float32,
     blocks_within,
+    check_probes,
     draw_probes,
     from_moments,
     refuse_infinite,
@@ -60,6 +61,7 @@ def geometry_evolution(
     max_memory: str | int | None = None,
     dtype: torch.dtype | None = None,
     batch: int = 1024,
+    probes: Tensor | None = None,
 ) -> AverageGeometry:
     """Delta = B + B^T, B = E[(d/ds grad_x f along theta-dot) grad_x f^T], theta-dot = -grad of the summed loss.
 
@@ -82,6 +84,7 @@ def geometry_evolution(
         max_memory: for example "4GB".
         dtype: of the networks.
         batch: training examples at a time.
+        probes: [n, *input_shape], used for all networks instead of fresh draws; Delta(x) at one input with n = 1.
 
     Example:
         >>> from torch import nn
@@ -101,6 +104,8 @@ def geometry_evolution(
     check_reals(x_train, "x_train")
     check_labels(y_train, loss, "y_train")
     shape, D = tuple(x_train.shape[1:]), x_train[0].numel()
+    if probes is not None:
+        n_probes = check_probes(probes, shape)
     initialiser = with_something_to_train(factory)
     refuse_batch_dependence(initialiser.template)
     where = device_of(device)
@@ -126,10 +131,13 @@ def geometry_evolution(
         with differentiable_attention(), arithmetic(where, "float32"):
             for start in progress(range(0, n_networks, group), "networks", leave=False):
                 networks = initialiser.draw(seed, start, min(start + group, n_networks), where, dtype)
-                probes = draw_probes(seed, start, start + len(networks), n_probes, shape, probe_std).to(where, kind)
+                if probes is None:
+                    own = draw_probes(seed, start, start + len(networks), n_probes, shape, probe_std).to(where, kind)
+                else:
+                    own = probes.detach().to(where, kind).expand(len(networks), *probes.shape)
                 with second_derivatives(template):
                     flow = descent(f, networks, x, y, total, batch)
-                    g, u = along(f, networks, flow, probes)
+                    g, u = along(f, networks, flow, own)
                 silent = silent and not g.any()
                 if silent and start + len(networks) >= min(n_networks, FEW):  # the others are drawn alike
                     raise InputError(
