@@ -419,10 +419,25 @@ class Masked(nn.Module):
         return x * torch.arange(4)
 
 
+def shifted(layer: int) -> nn.Module:
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1))
+    nn.init.ones_(net[layer].bias)  # type: ignore[arg-type]
+    return net
+
+
 LINE = (1, 8)
 REFUSED: dict[str, tuple[Build, tuple[int, ...], type[BiascopeError], str]] = {
-    "ReLU": (lambda: dense(nn.ReLU()), (4,), UnsupportedError, r"'1' \(ReLU\) has no slope at 0; use nn.GELU"),
-    "LeakyReLU": (lambda: dense(nn.LeakyReLU()), (4,), UnsupportedError, "LeakyReLU.* has no slope at 0"),
+    "ReLU": (
+        lambda: nn.Sequential(nn.Conv1d(1, 2, 3), nn.ReLU(), nn.AvgPool1d(2), nn.Flatten(), nn.Linear(6, 1)),
+        LINE, UnsupportedError, r"'1' \(ReLU\) has no slope at 0, and the layers behind it correlate.*use nn.GELU",
+    ),
+    "ReLU of the input": (
+        lambda: nn.Sequential(nn.ReLU(), nn.Linear(4, 1)), (4,), UnsupportedError, "on and off equally often",
+    ),
+    "ReLU of a GELU": (lambda: dense(nn.GELU(), nn.ReLU()), (4,), UnsupportedError, "on and off equally often"),
+    "ReLU of a fixed bias": (lambda: shifted(0), (4,), UnsupportedError, "on and off equally often"),
+    "ReLU of a shifted norm": (lambda: shifted(1), (4,), UnsupportedError, "on and off equally often"),
+    "ReLU6": (lambda: dense(nn.ReLU6()), (4,), UnsupportedError, "ReLU6.* has no slope at 0; use nn.GELU"),
     "kinked ELU": (lambda: dense(nn.ELU(alpha=2.0)), (4,), UnsupportedError, "ELU.* has no slope at 0"),
     "PReLU": (lambda: dense(nn.PReLU()), (4,), UnsupportedError, r"PReLU.* input \['n', 4\] is not known"),
     "flat": (lambda: dense(nn.Tanhshrink()), (4,), InputError, "Tanhshrink.* has slope 0 at 0"),
@@ -514,3 +529,39 @@ def test_matrices_that_do_not_fit() -> None:
 
 def small_lenet_32() -> nn.Module:
     return without_bias("lenet-avg", hidden=(), activation="gelu")
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_relu_mlps_are_isotropic(depth: int) -> None:
+    """Thm A.2 with torch's variances: (1 / 3 D) 6^-L I, whatever the widths and the biases."""
+
+    def build() -> nn.Module:
+        widths = (5, 3, 7, 2)[: depth + 1]
+        hidden = [part for a, b in itertools.pairwise(widths) for part in (nn.Linear(a, b), nn.ReLU())]
+        return nn.Sequential(*hidden, nn.Linear(widths[-1], 1))
+
+    G = analytic_geometry(build, (5,))
+    torch.testing.assert_close(G, torch.eye(5, dtype=F64) / (15 * 6**depth))
+
+
+def test_relu_convolution_counts_patches() -> None:
+    """1 2 3 3 3 3 3 2 1 (spec 02, 2.7), times half of n s_w^2 s_p^2."""
+    G = analytic_geometry(lambda: nn.Sequential(nn.Conv1d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(28, 1)), (1, 9))
+    counts = torch.tensor([1.0, 2, 3, 3, 3, 3, 3, 2, 1], dtype=F64)
+    torch.testing.assert_close(G, torch.diag(counts) * 4 / 2 / (3 * 28) / (3 * 3))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("activation", [nn.ReLU, lambda: nn.LeakyReLU(0.3)])
+def test_relu_geometry_is_sampled_at_any_input(activation: Callable[[], nn.Module], bias: bool) -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv1d(1, 3, 3, padding=1, bias=bias), nn.BatchNorm1d(3), nn.AvgPool1d(2), activation(),
+            nn.Conv1d(3, 2, 2, stride=2, bias=bias), activation(), nn.Flatten(),
+            nn.Linear(4, 4, bias=bias), activation(), nn.Dropout(), nn.Linear(4, 2),
+        )  # fmt: skip
+
+    x = torch.randn(1, 1, 8, generator=torch.Generator().manual_seed(3))
+    sampled = average_geometry(build, (1, 8), n_networks=20_000, probes=x, seed=0)
+    exact = analytic_geometry(build, (1, 8))
+    assert relative(sampled.matrix, exact) < 2 * sampled.relative_error < 0.1

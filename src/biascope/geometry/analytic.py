@@ -3,6 +3,10 @@
 G = E[df/dx df/dx^T] at initialisation is exact for a network that is linear, or taken at x -> 0, where an activation is
 a gain: weights are independent and of mean zero, so the covariance of df/d(input of a layer) follows from that of
 df/d(its output). The layers must run one after another, which a call of the network shows.
+
+A ReLU is a gain too, of 1/2, at every input and with biases, as long as no pooling behind it correlates df/d(its
+outputs) (Thm A.2 of the GIH paper): -w and -b are as likely as w and b, turn a unit off that was on, and have the same
+w w^T. Where they are correlated it matters which units are on together.
 """
 
 from __future__ import annotations
@@ -49,10 +53,11 @@ def analytic_geometry(
 
     Known are nn.Linear, nn.Conv1d, nn.Conv2d (zero and circular padding), average poolings, paddings, nn.Flatten (and
     `x.flatten(1)` in a forward), batch normalisation as built, nn.Identity, nn.Dropout, and what acts on each entry
-    alone, such as nn.GELU: its slope at 0. Weights must be drawn independently with mean zero, as torch does. Biases
-    shift the output of a linear network and do not matter; before a smooth activation they must be zero, or its slope
-    is random. Everything else (ReLU, max pooling, sums of branches, orthogonal weights) is refused by name. For a
-    residual sum put the steps of `geometry.linear_cnn` together by hand, with `through_sum`.
+    alone, such as nn.GELU: its slope at 0. nn.ReLU and nn.LeakyReLU are known without pooling behind them, at any input
+    that is not zero in a whole patch. Weights must be drawn independently with mean zero, as torch does. Biases shift
+    the output of a linear network and do not matter, nor before a ReLU; before a smooth activation they must be zero,
+    or its slope is random. Everything else (max pooling, sums of branches, orthogonal weights) is refused by name. For
+    a residual sum put the steps of `geometry.linear_cnn` together by hand, with `through_sum`.
 
     Args:
         factory: builds a freshly initialised network; taken in eval mode.
@@ -74,6 +79,7 @@ def analytic_geometry(
         _refuse_what_does_not_fit(links, math.prod(shape), max_memory)
         slopes = [_slope(link) for link in links]
         _refuse_random_slopes(links, slopes)
+        _refuse_lopsided(links, slopes, initialiser)
         state = Covariance(1, _eye(1) if outputs == 1 else 2 * _eye(2) - 1)  # [[1, -1], [-1, 1]]: a difference
         for link, slope in zip(reversed(links), reversed(slopes), strict=True):
             state = _backward(link, slope, state, initialiser)
@@ -183,10 +189,14 @@ def _refuse_what_does_not_fit(links: Sequence[Link], D: int, max_memory: str | i
 
 @dataclass(frozen=True)
 class Slope:
-    """Of a layer that acts on each entry alone: its derivative at 0, and if it is the same everywhere."""
+    """Of a layer that acts on each entry alone: its derivative at 0, and if it is the same everywhere.
 
-    at_zero: float
+    Where it has two, one on each side of 0 (`kinked`), the root of their mean square.
+    """
+
+    gain: float
     constant: bool
+    kinked: bool = False
 
 
 def _slope(link: Link) -> Slope | None:
@@ -202,6 +212,8 @@ def _slope(link: Link) -> Slope | None:
         slopes = torch.autograd.grad(out, z)[0] if out.requires_grad else torch.zeros_like(z)
     at, left, right = slopes[:3].tolist()
     if not max(abs(at - left), abs(at - right)) <= 1e-3 * abs(at):  # NaN is refused too
+        if bool((slopes[z < 0] == left).all()) and bool((slopes[z > 0] == right).all()):
+            return Slope(math.hypot(left, right) / math.sqrt(2), constant=False, kinked=True)
         raise UnsupportedError(f"{link} has no slope at 0; use nn.GELU or another smooth activation; {SAMPLED}")
     if at == 0:
         raise InputError(f"{link} has slope 0 at 0: all gradients are zero there, and so is G")
@@ -226,7 +238,7 @@ def _refuse_random_slopes(links: Sequence[Link], slopes: Sequence[Slope | None])
     """A smooth activation is a gain act'(0) if its input is 0 at x = 0: nothing before it may shift it."""
     moved: Link | None = None
     for link, slope in zip(links, slopes, strict=True):
-        if moved is not None and slope is not None and not slope.constant:
+        if moved is not None and slope is not None and not (slope.constant or slope.kinked):
             biased = isinstance(getattr(moved.layer, "bias", None), Tensor)
             why, fix = ("bias", "bias=False or a bias of zeros") if biased else ("value at 0", "nn.GELU or nn.Tanh")
             raise UnsupportedError(
@@ -234,6 +246,43 @@ def _refuse_random_slopes(links: Sequence[Link], slopes: Sequence[Slope | None])
                 f"slope is random; use {fix}; {SAMPLED}"
             )
         moved = moved or (link if link.moved else None)
+
+
+def _refuse_lopsided(links: Sequence[Link], slopes: Sequence[Slope | None], initialiser: Initialiser) -> None:
+    """Both sides of a kink must be equally likely whatever comes in: weights and biases before it have no sign."""
+    last: Link | None = None  # the layer with weights; None where none is, or more than a linear map is behind it
+    for link, slope in zip(links, slopes, strict=True):
+        if slope is not None and slope.kinked and (last is None or not _even(last, initialiser)):
+            raise UnsupportedError(
+                f"{link} has no slope at 0, and is not on and off equally often: that needs a layer right before it "
+                f"whose weights and biases are drawn with mean zero; {SAMPLED}"
+            )
+        if type(link.layer) in (nn.Linear, nn.Conv1d, nn.Conv2d):
+            last = link
+        elif not (_keeps_sign(link, initialiser) if slope is None else slope.constant):
+            last = None
+
+
+def _even(link: Link, initialiser: Initialiser) -> bool:
+    """Whether the bias of a layer is zero, or as likely as its negative; its weights are looked at in any case."""
+    bias, name = getattr(link.layer, "bias", None), _name(link, "bias")
+    if bias is None:
+        return True
+    if initialiser.distribution(name) == "constant":
+        return not bool(bias.any())
+    return initialiser.variance_of(name) is not None and initialiser.drawn_apart(name)
+
+
+def _keeps_sign(link: Link, initialiser: Initialiser) -> bool:
+    """Whether a layer without a slope gives -y for -x: pooling, padding, reshaping, a norm that shifts nothing."""
+    layer = link.layer
+    if type(layer) not in NORMS:
+        return type(layer) in (*FIXED, nn.Flatten, nn.Unflatten)
+    assert isinstance(layer, _BatchNorm)
+    shifts = {_name(link, "running_mean"): layer.running_mean, _name(link, "bias"): layer.bias}
+    return all(
+        s is None or (initialiser.distribution(n) == "constant" and not bool(s.any())) for n, s in shifts.items()
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- recursion
@@ -262,7 +311,12 @@ def _backward(link: Link, slope: Slope | None, state: Covariance, initialiser: I
     """The covariance at the input of a layer from the one at its output."""
     layer = link.layer
     if slope is not None:
-        return Covariance(state.groups, slope.at_zero**2 * state.each)
+        if slope.kinked and bool((state.each - torch.diag(state.each.diagonal())).any()):
+            raise UnsupportedError(
+                f"{link} has no slope at 0, and the layers behind it correlate its outputs (pooling?); use nn.GELU or "
+                f"another smooth activation; {SAMPLED}"
+            )
+        return Covariance(state.groups, slope.gain**2 * state.each)
     if type(layer) in (nn.Flatten, nn.Unflatten):
         return state
     if type(layer) in NORMS:
