@@ -31,6 +31,8 @@ def judged(folder: Path, name: str, **options: Any) -> StudyResult:
 
 # ----------------------------------------------------------------------------------------- options refused by name
 
+FEW = {"networks": "4", "heads": "4"}  # where G is made before the option is looked at
+
 
 @pytest.mark.parametrize(
     ("name", "options", "match"),
@@ -52,6 +54,27 @@ def judged(folder: Path, name: str, **options: Any) -> StudyResult:
         ("gih/fig14", {"rates": "0"}, "rates=.*above 0"),
         ("gih/fig7", {"exact_widths": "8"}, "exact_widths=.*two or more increasing"),
         ("gih/fig7", {"exact_widths": "8,4"}, "exact_widths=.*two or more increasing"),
+        ("gih/fig7", {"networks": "1"}, "networks must be at least 2"),
+        ("gih/fig7", {"widths": "0"}, "widths must be at least 1"),
+        ("gih/fig1", {**FEW, "radius": "-1"}, "radii 0.25 and -1: the second circle must be the outer one"),
+        ("gih/fig1", {**FEW, "radius": "0.25"}, "the second circle must be the outer one"),
+        ("gih/fig1", {**FEW, "sigma": "-1"}, "sigma=-1.0: a finite number from 0 on"),
+        ("gih/fig2", {**FEW, "nets": "mlp", "runs": "0"}, "runs must be at least 1"),
+        ("gih/fig2", {**FEW, "nets": "mlp", "epochs": "0"}, "epochs must be at least 1"),
+        ("gih/fig2", {**FEW, "nets": "mlp", "micro": "0"}, "micro must be at least 1"),
+        ("gih/fig2", {**FEW, "nets": "mlp", "probes": "0"}, "probes must be at least 1"),
+        ("gih/fig2", {**FEW, "nets": "mlp", "clip_norm": "-1"}, "clip_norm=-1.0: a finite number above 0"),
+        ("gih/fig2", {**FEW, "nets": "mlp", "per_class": "0"}, "per_class must be at least 1"),
+        ("gih/fig3", {**FEW, "nets": "mlp", "batch_size": "-5"}, "batch_size must be at least 1"),
+        ("gih/fig4", {**FEW, "noise": "-1"}, "noise=-1.0: a finite number from 0 on"),  # labels had been NaN
+        ("gih/fig4", {**FEW, "repeats": "0"}, "one repeat or more"),
+        ("gih/fig5", {**FEW, "eps": "0"}, "eps=0.0: a finite number above 0"),
+        ("gih/fig9", {"networks": "0"}, "networks must be at least 4"),
+        ("gih/fig13", {**FEW, "batch_size": "0"}, "batch_size must be at least 1"),
+        ("gih/fig15", {"groups": "1"}, "groups must be at least 2"),
+        ("gih/fig15", {"s": "-1"}, "s=-1.0: a finite number above 0"),
+        ("gih/table1", {"n_train": "0"}, "n_train must be at least 1"),
+        ("gih/table1", {**FEW, "n_train": "50", "rates": "99"}, "99 % of 50 images leave none"),
     ],
 )
 def test_options_that_make_no_sense_are_named(tmp_path: Path, name: str, options: dict[str, str], match: str) -> None:

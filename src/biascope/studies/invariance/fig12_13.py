@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
+from biascope.arguments import check_count
 from biascope.errors import InputError
 from biascope.studies.estimates import above, through
 from biascope.studies.invariance.aligned_flipped import Following, Pair, compare_pair, fitting_chart, velocity_chart
@@ -122,6 +123,7 @@ def grow(run: Run, options: Growing, sizes: tuple[int, ...], fixed_steps: bool) 
     """Both sets at every size."""
     if not sizes or list(sizes) != sorted(set(sizes)):
         raise InputError(f"sizes={sizes} must be increasing numbers of examples")
+    check_count(options.batch_size, "batch_size")
     G, pairs = options.geometry(run, options.net, shape_of(1, options.side, [options.net])), {}
     for n in sizes:
         batch = batch_for(n, sizes[0], options.batch_size) if fixed_steps else options.batch_size

@@ -11,6 +11,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
+from biascope.arguments import check_count, check_number
 from biascope.ensembles import record
 from biascope.geometry import average_geometry
 from biascope.geometry.linear_cnn import pooled_cnn_geometry, tap_matrices
@@ -44,6 +45,9 @@ def fig15(
     s: Annotated[float, "standard deviation of the filter"] = 1.0,
 ) -> StudyResult:
     """Eigenvalues and eigenvectors of the smallest convolutional example."""
+    check_count(groups, "groups", least=2)  # one has no error
+    check_count(networks, "networks", least=groups)
+    check_number(s, "s", above=0)
     made = record(lambda: example(s))
     values = []
     total = torch.zeros(3, 3, dtype=torch.float64)

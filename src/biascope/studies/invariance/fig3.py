@@ -17,6 +17,7 @@ The laptop size was changed once after a result was seen: with 40 epochs LeNet d
 
 from typing import Annotated
 
+from biascope.arguments import check_count
 from biascope.studies.estimates import above
 from biascope.studies.invariance.aligned_flipped import (
     FOLLOWING,
@@ -67,6 +68,7 @@ def fig3(
     following: Following = FOLLOWING,
 ) -> StudyResult:
     """Geometric velocity and fitting of random labels on data aligned or anti-aligned with G."""
+    check_count(batch_size, "batch_size")
     side, shape = following.side, shape_of(1, following.side, nets)
     numbers: dict[str, Estimate] = {}
     charts: list[Chart] = []

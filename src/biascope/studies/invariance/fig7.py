@@ -21,6 +21,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
+from biascope.arguments import check_count
 from biascope.ensembles import record
 from biascope.errors import InputError
 from biascope.geometry import correlation, data_second_moment, geometry_evolution
@@ -74,6 +75,8 @@ def fig7(
         raise InputError(f"exact_widths={exact_widths}: two or more increasing widths are needed")
     if not widths:
         raise InputError("widths is empty: networks must be sampled at one width or more")
+    check_count(min(widths), "widths")
+    check_count(networks, "networks", least=2)  # one has no sampling error to be held against
     images, _ = two_classes(run, source, side, per_class)
     x, D = images.x, images.x[0].numel()
     S = data_second_moment(x.to(run.device)).cpu()

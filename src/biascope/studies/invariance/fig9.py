@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_count
 from biascope.errors import InputError
 from biascope.linalg import psd_eigh
 from biascope.studies.estimates import above, curve, jackknife_error
@@ -67,6 +68,7 @@ def fig9(
     """Average geometry of the architectures at initialisation: maps and spectra."""
     if side < SMALLEST:
         raise InputError(f"side={side}: entries 8 pixels apart are compared, so the side must be {SMALLEST} or more")
+    check_count(corner, "corner")
     shape = shape_of(1, side, nets)
     exact = lenet_geometry(side) if "lenet" in nets else None  # first: not every side has one
     found = {

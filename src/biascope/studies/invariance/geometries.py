@@ -66,7 +66,7 @@ def initial_geometry(
     probe_std: float = 1e-3,
 ) -> Geometry:
     """G of a network by name: GELU, probes N(0, probe_std^2 I); computed once per run folder."""
-    shape, each = tuple(shape), max(1, networks // groups)
+    shape, each = tuple(shape), check_count(networks, "networks", least=groups) // groups
     keep = torch.float64 if math.prod(shape) <= 1024 else torch.float32
 
     def one(i: int) -> dict[str, Value]:

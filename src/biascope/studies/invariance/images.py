@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from biascope import data
+from biascope.arguments import check_count
 from biascope.data import Dataset
 from biascope.errors import InputError
 from biascope.seeds import generator
@@ -55,7 +56,7 @@ def two_classes(
     run: Run, source: Source, side: int, per_class: int, test_per_class: int | None = None
 ) -> tuple[Dataset, Dataset]:
     """CIFAR-2, animals against the rest: `per_class` random images of each class, and a balanced test set."""
-    train, test = ten_classes(run, source, side, n_synthetic=4 * per_class)
+    train, test = ten_classes(run, source, side, n_synthetic=4 * check_count(per_class, "per_class"))
     if test_per_class is None:
         test_per_class = min(int((data.cifar2(test).y == c).sum()) for c in (0, 1))
     return data.cifar2(train, per_class=per_class, seed=run.seed), data.cifar2(

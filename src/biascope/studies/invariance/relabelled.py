@@ -21,6 +21,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_number
 from biascope.data import channel_stats
 from biascope.data.boundaries import Boundary, Sinusoid, boundary_value, middle
 from biascope.seeds import generator
@@ -52,6 +53,7 @@ def labels_along(
     sinusoid: Sinusoid = "projection",
 ) -> Labels:
     """Labels of images [n, c, h, w] for every unit direction of U [k, c, h, w]; bias: minus the training median."""
+    check_number(noise, "noise", least=0)
     middles, std = channel_stats(train)
     standardised = boundary == "sinusoidal" and sinusoid == "channel"
     if standardised:  # by what the labels are computed on, so with the noise

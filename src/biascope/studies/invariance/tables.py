@@ -22,6 +22,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_count
 from biascope.ensembles.arithmetic import Precision
 from biascope.errors import InputError
 from biascope.geometry import alignment_score
@@ -166,7 +167,7 @@ def pruning(run: Run, options: Pruning, published: tuple[int, ...]) -> StudyResu
 def accuracies(run: Run, net: str, shape: tuple[int, ...], options: Pruning) -> Tensor:
     """Test accuracies in per cent [rates, 2, repeats]: the best scores kept, and as many random images."""
     repeats = options.repeats
-    train, test = ten_classes(run, options.source, options.side, options.n_train)
+    train, test = ten_classes(run, options.source, options.side, check_count(options.n_train, "n_train"))
     if len(train) < options.n_train:
         raise InputError(f"n_train={options.n_train}: there are {len(train)} training images")
     train = train.subset(torch.arange(options.n_train)).to(run.device)
@@ -176,6 +177,8 @@ def accuracies(run: Run, net: str, shape: tuple[int, ...], options: Pruning) -> 
     rows: list[Tensor] = []
     for rate in options.rates:
         best = keep(scores, labels, rate / 100, options.per_class)
+        if not len(best):
+            raise InputError(f"rates: {rate} % of {len(train)} images leave none; give more images or a lower rate")
         chance = [torch.rand(len(train), generator=generator(run.seed, "random", rate, r)) for r in range(repeats)]
         sets = [best] * repeats + [keep(each, labels, rate / 100, options.per_class) for each in chance]
         sets = [index.to(run.device) for index in sets]

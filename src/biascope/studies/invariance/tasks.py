@@ -13,6 +13,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
+from biascope.arguments import check_count, check_number
 from biascope.data.boundaries import Boundary, boundary_value, middle
 from biascope.errors import InputError
 from biascope.seeds import generator
@@ -59,6 +60,8 @@ class Noise:
     @classmethod
     def draw(cls, n: int, shape: Sequence[int], sigma: float, seed: int, device: str, *name: object) -> "Noise":
         """n examples; `name` tells train from test and seeds apart."""
+        check_count(n, "the number of examples")
+        check_number(sigma, "sigma", least=0)
         rng = generator(seed, "noise", *name, device=device)
         pairs = torch.randn(n, 2, generator=rng, device=device)
         return cls(sigma * torch.randn(n, *shape, generator=rng, device=device), pairs)
@@ -104,6 +107,8 @@ def boundary_bias(noise: Noise, boundary: Boundary, eps: float) -> float:
 
 def circle_coefficients(noise: Noise, radii: tuple[float, float]) -> Tensor:
     """Points on circles of radius radii[0] (class 0) and radii[1] (class 1), [n, 2]."""
+    if not 0 < radii[0] < radii[1]:
+        raise InputError(f"radii {radii[0]:g} and {radii[1]:g}: the second circle must be the outer one")
     radius = torch.where(noise.signs > 0, radii[1], radii[0])
     points: Tensor = radius[:, None] * noise.pairs / noise.pairs.norm(dim=1, keepdim=True)
     return points
@@ -116,6 +121,7 @@ def circles_task(noise: Noise, u1: Tensor, u2: Tensor, radii: tuple[float, float
 
 def contest_task(noise: Noise, u: Sequence[Tensor], eps: float, radii: tuple[float, float]) -> Task:
     """A linear feature +-eps/2 along u[0] and circles in span(u[1], u[2]); each of them alone solves the task."""
+    check_number(eps, "eps", above=0)  # without it the linear feature tells nothing
     c = torch.cat([(eps / 2 * noise.signs)[:, None], circle_coefficients(noise, radii)], dim=1)
     return planted(noise.w, torch.stack(list(u)), c), (noise.signs > 0).long()
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
+from biascope.arguments import check_count, check_number
 from biascope.ensembles import SGD, Factory, Initialiser, Networks, data_order, input_gradients, outputs, record
 from biascope.ensembles.arithmetic import Precision, arithmetic
 from biascope.ensembles.steppers import LANES, Lane, stacked, train_epochs
@@ -39,6 +40,15 @@ class Descent:
     micro: int = 1024  # examples per forward pass when a step takes more
     precision: Precision = "float32"
     engine: Literal["auto", "eager", "graph"] = "auto"
+
+    def __post_init__(self) -> None:
+        check_count(self.epochs, "epochs")
+        check_count(self.batch_size, "batch_size", least=0)
+        check_count(self.micro, "micro")
+        check_number(self.lr, "lr", above=0)
+        check_number(self.momentum, "momentum", least=0)
+        if self.clip_norm is not None:  # a negative one would turn gradients around
+            check_number(self.clip_norm, "clip_norm", above=0)
 
     def steps(self, n: int) -> int:
         """Steps per epoch for n examples."""
@@ -66,7 +76,8 @@ class Track:
 
 def common_probes(run: Run, n: int, shape: tuple[int, ...], std: float = 1.0) -> Tensor:
     """Probes [n, *shape] ~ N(0, std^2 I) that all networks and all epochs share."""
-    return std * torch.randn(n, *shape, generator=generator(run.seed, "probes"))
+    check_count(n, "probes")
+    return check_number(std, "probe_std", least=0) * torch.randn(n, *shape, generator=generator(run.seed, "probes"))
 
 
 def track(
@@ -85,6 +96,7 @@ def track(
     `key` names the files; starts and orders come from `stream` (by default the key), so that two sets can be given to
     the same networks.
     """
+    check_count(runs, "runs")
     recorded, device = record(factory), torch.device(run.device)
     x, y, probes = x.to(device), y.to(device), probes.to(device)
     precision: Precision = descent.precision if device.type == "cuda" else "float32"

@@ -9,6 +9,7 @@ from torch import Tensor
 from biascope.ensembles import Factory, accuracy, record, train_ensemble
 from biascope.ensembles.arithmetic import Precision
 from biascope.ensembles.train import Schedule, TrainEngine
+from biascope.errors import InputError
 from biascope.seeds import derive
 from biascope.studies.invariance.tasks import Task
 from biascope.studies.runs import Run, Value
@@ -51,6 +52,8 @@ def train_tasks(
 
     Every `chunk` networks are trained together and written to the run folder under `key`.
     """
+    if not len(tasks):
+        raise InputError("there is nothing to train: one repeat or more is needed")
     recorded = record(factory)
     options = {name: getattr(protocol, name) for name in Protocol.__dataclass_fields__}
     if torch.device(run.device).type != "cuda":
