@@ -5,8 +5,9 @@ that the steps stay. "Gap" is the time-averaged training accuracy on G-covarianc
 Verdict rules: Fig. 12: the gap at the smallest size exceeds that at the largest by 2 standard errors over networks.
 Fig. 13: at the largest size the gap with the steps fixed exceeds the gap with the batch fixed by 2 standard errors of
 the difference, taken network by network as both start from the same ones. (Changed after the first run: the errors of
-the two gaps had been added as if the networks were others.) One size, or for Fig. 13 two that give the same batches
-either way, is a comparison with itself and tests nothing.
+the two gaps had been added as if the networks were others.) Gradients are clipped as in the published code, of which
+the text does not speak. One size, or for Fig. 13 two that give the same batches either way, is a comparison with itself
+and tests nothing.
 """
 
 import math

@@ -16,8 +16,10 @@ Conjecture 2 says that the geometry changes only within the leading eigenvectors
 there, ||Q_k^T (G^t - G^0) Q_k|| / ||G^t - G^0|| with Q_k the first k of them, is reported against random subspaces of
 as many dimensions; the figures make no such claim, so nothing is judged by it.
 
-Fig. 8 is trained by Adam with "default" settings. Its learning rate is taken to be 1e-3 for all networks; the published
-code has 1e-4 for ResNet18 (and ViT): `large_lr` sets it for the networks with that many weights.
+Fig. 2 is trained at the text's constant rate without weight decay, with gradients clipped at the published code's norm
+of 5, of which the text does not speak (`clip_norm=0`: none). Fig. 8 is trained by Adam with "default" settings. Its
+learning rate is taken to be 1e-3 for all networks; the published code has 1e-4 for ResNet18 (and ViT): `large_lr` sets
+it for the networks with that many weights.
 """
 
 from collections.abc import Callable, Sequence

@@ -4,7 +4,9 @@ Velocity is 1 - Corr(G^t, G^(t-1)) with the same probes at all times; fresh prob
 rule: for every network but the MLP the mean velocity and the time-averaged training accuracy are larger on G-covariance
 data than on flip(G) data, each by 2 standard errors over networks (jackknife); for the MLP the two mean velocities
 differ by less than a quarter of their mean, 2 standard errors included (if these alone reach it, nothing is tested).
-(Changed after the first run: the MLP had been judged without its error.)
+(Changed after the first run: the MLP had been judged without its error.) That the MLP's are alike is an inference, for
+flip(G) is nearly G there; the paper shows its curves and does not say it. Gradients are clipped as in the published
+code, of which the text does not speak.
 
 Velocity falls with the number of networks in G^t, for a network that wanders while all of them together stand still is
 seen to move. "Between networks" is what is left of it without that, from products of different networks; it is shown

@@ -3,9 +3,10 @@
 Directions v solve S v = l (G + ridge) v, l descending, orthogonalised in that order; the first k are projected out of
 training and test images. The random baseline removes as many random directions as take the same share of variance. (The
 published code removes eigenvectors of GSG in descending order instead, which does not match the text; this is the
-text.) Verdict rule: for every network the accuracy after guided removal minus that after random removal, averaged over
-the numbers of removed directions (except none), is positive by 2 standard errors over repeats. Where none are removed
-there is nothing to compare, and nothing is tested.
+text.) The learning rate falls linearly and the gradient norm is clipped as in the published code; the text speaks of
+neither (`clip_norm=0`: none). Verdict rule: for every network the accuracy after guided removal minus that after random
+removal, averaged over the numbers of removed directions (except none), is positive by 2 standard errors over repeats.
+Where none are removed there is nothing to compare, and nothing is tested.
 """
 
 import math

@@ -17,7 +17,10 @@ from biascope.studies.runs import Run, Value
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a figure trains. The defaults are the synthetic protocol of the NAD paper, which Figs 4 and 5 use."""
+    """How a figure trains. The defaults are the synthetic protocol of the NAD paper, which Figs 4 and 5 use.
+
+    The largest gradient norm is that of the published code; the text does not speak of one.
+    """
 
     epochs: int = 20
     batch_size: int = 128
