@@ -330,6 +330,7 @@ def test_cut_off_of_the_architecture_subspace() -> None:
     assert cut == containment(delta, G, 3)
     assert cut.share[0] == pytest.approx(float((Q[:, :3].T @ delta @ Q[:, :3]).norm() / delta.norm()))
     assert containment(delta, G, threshold=0.3).k == (2,)
+    assert containment(delta, -G, share=0.8) == cut  # by magnitude, as Delta at initialisation needs it
     for call, message in (
         (lambda: subspace_size(G), "one of threshold and share"),
         (lambda: subspace_size(G, threshold=0.1, share=0.5), "one of threshold and share"),

@@ -180,8 +180,7 @@ def containment(
     """||Q_k^T Delta Q_k||_F / ||Delta||_F with Q_k the top k eigenvectors of `reference` (for example G S G).
 
     Top by magnitude: of a negative `reference`, such as Delta at initialisation, they are the most negative ones.
-    Instead of k, `threshold` or `share` cut the eigenvectors of a positive semi-definite `reference` off as
-    `subspace_size` does; the k found is in the result.
+    Instead of k, `threshold` or `share` cut the eigenvectors off as `subspace_size` does; the k found is in the result.
 
     The random baseline is exact: with P a random projector of rank k, E ||P Delta P||^2 = (tr Delta / D)^2 k +
     c ||Delta_0||^2, c = E[P11 P22] + E[P12^2].
@@ -191,16 +190,17 @@ def containment(
         (1.0,)
     """
     delta, reference = _pair(delta, reference, "delta", "reference")
-    if k is None:
-        k = subspace_size(reference, threshold=threshold, share=share)
-    elif threshold is not None or share is not None:
+    if k is not None and (threshold is not None or share is not None):
         raise InputError(f"give k or a cut-off, not both: k={k}, threshold={threshold}, share={share}")
     delta, D = symmetrise(delta), len(delta)
     norm = delta.norm()
     if norm == 0:
         raise InputError("nothing is contained in a subspace: Delta is zero")
     values, V = psd_eigh(reference, clip=False)
-    V = V[:, values.abs().argsort(descending=True, stable=True)]
+    order = values.abs().argsort(descending=True, stable=True)
+    values, V = values[order].abs(), V[:, order]
+    if k is None:
+        k = size_of(values, threshold, share)
     rotated = V.T @ delta @ V
     mean = delta.diagonal().mean()
     rest = float((delta - mean * torch.eye(D, dtype=delta.dtype, device="cpu")).square().sum())
