@@ -105,6 +105,10 @@ def test_refusals() -> None:
         (lambda: normalised_cnn_geometry(taps, torch.eye(4)), r"S must be \[3, 3\] for these taps, got \[4, 4\]"),
         (lambda: normalised_cnn_geometry(taps, torch.ones(3, 3)), "must be positive definite"),
         (lambda: patch_moments(taps, torch.eye(2)), r"S must be \[3, 3\]"),
+        (lambda: patch_moments(taps, torch.ones(3, 3).triu()), "S .* is not symmetric"),
+        (lambda: normalised_moment(torch.eye(2), torch.eye(2) + torch.ones(2, 2).triu()), "S2 .* is not symmetric"),
+        (lambda: normalised_moment_bounds(torch.eye(2), torch.eye(3)), r"one shape, got \[2, 2\] and \[3, 3\]"),
+        (lambda: normalised_cnn_geometry(torch.eye(3), torch.eye(3)), r"taps have shape \[3, 3\]"),
     ):
         with pytest.raises(InputError, match=message):
             call()

@@ -132,7 +132,15 @@ def _square(covariance: Tensor, name: str, size: int, whose: str) -> Tensor:
     return symmetric(covariance, name).double()
 
 
-def _taps(taps: Tensor) -> Tensor:
+def check_taps(taps: Tensor) -> Tensor:
+    """[taps, inputs, outputs] in float64.
+
+    Example:
+        >>> check_taps(torch.ones(2, 3))
+        Traceback (most recent call last):
+        ...
+        biascope.errors.InputError: taps have shape [2, 3]; they must be [taps, inputs, outputs], see tap_matrices
+    """
     if taps.dim() != 3:
         raise InputError(f"taps have shape {list(taps.shape)}; they must be [taps, inputs, outputs], see tap_matrices")
     return taps.double()
@@ -146,7 +154,7 @@ def through_convolution(covariance: Tensor, taps: Tensor, channels_out: int, var
         >>> through_convolution(torch.eye(2).double(), tap_matrices((3,), 2), 1, 1.0).diagonal()
         tensor([1., 2., 1.], dtype=torch.float64)
     """
-    taps = _taps(taps)
+    taps = check_taps(taps)
     covariance = _square(covariance, "covariance", taps.shape[2], f"the taps have {taps.shape[2]} output positions")
     scale = check_count(channels_out, "channels_out") * check_number(variance, "variance", least=0)
     return scale * torch.einsum("tio,op,tjp->ij", taps, covariance, taps)
@@ -246,7 +254,7 @@ def patch_overlap(taps: Tensor) -> Tensor:
                 [1., 2., 1.],
                 [0., 1., 1.]], dtype=torch.float64)
     """
-    C = _taps(taps).sum(2).T  # [D, p]: how often tap p reads position D
+    C = check_taps(taps).sum(2).T  # [D, p]: how often tap p reads position D
     return C @ C.T
 
 

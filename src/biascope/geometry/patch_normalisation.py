@@ -20,11 +20,15 @@ import torch
 from torch import Tensor
 
 from biascope.errors import InputError
+from biascope.geometry.linear_cnn import check_taps
+from biascope.geometry.measures import ASYMMETRY, symmetric
+from biascope.signatures import checked
 
 ANGLES, NODES = 16, 64  # of the first try at the two integrals; both are doubled until nothing changes
 ACCURACY, DOUBLINGS = 1e-11, 6
 
 
+@checked
 def patch_moments(taps: Tensor, S: Tensor) -> Tensor:
     """S_j = M_j^T S M_j of every patch j, [k, p, p], from the covariance S [D, D] of the data (see `tap_matrices`).
 
@@ -34,11 +38,13 @@ def patch_moments(taps: Tensor, S: Tensor) -> Tensor:
         tensor([[2., 0.],
                 [0., 3.]], dtype=torch.float64)
     """
+    taps = check_taps(taps)
     if S.shape != (taps.shape[1], taps.shape[1]):
         raise InputError(f"S must be [{taps.shape[1]}, {taps.shape[1]}] for these taps, got {list(S.shape)}")
-    return torch.einsum("adk,de,bek->kab", taps, S.double(), taps)
+    return torch.einsum("adk,de,bek->kab", taps, symmetric(S, "S").double(), taps)
 
 
+@checked
 def normalised_moment(S1: Tensor, S2: Tensor) -> Tensor:
     """E[theta theta^T / (sigma_1 sigma_2)] for Gaussian theta, sigma_j^2 = theta^T S_j theta; [..., p, p], batched.
 
@@ -50,8 +56,7 @@ def normalised_moment(S1: Tensor, S2: Tensor) -> Tensor:
                 [0.0000, 0.2500]], dtype=torch.float64)
     """
     S1, S2 = _definite(S1, "S1"), _definite(S2, "S2")
-    if S1.shape != S2.shape:
-        raise InputError(f"S1 and S2 must be of one shape, got {list(S1.shape)} and {list(S2.shape)}")
+    _alike(S1, S2)
     found = _integral(S1, S2, ANGLES, NODES)
     for doubling in range(1, DOUBLINGS):
         before, found = found, _integral(S1, S2, ANGLES << doubling, NODES << doubling)
@@ -81,6 +86,7 @@ def _integral(S1: Tensor, S2: Tensor, angles: int, nodes: int) -> Tensor:
     return total / angles
 
 
+@checked
 def normalised_moment_bounds(S1: Tensor, S2: Tensor) -> tuple[Tensor, Tensor]:
     """(a, b) with a I <= E[theta theta^T / (sigma_1 sigma_2)] <= b I: 1 / (p sqrt(l_1 l_2)), l the largest, smallest.
 
@@ -90,12 +96,15 @@ def normalised_moment_bounds(S1: Tensor, S2: Tensor) -> tuple[Tensor, Tensor]:
         >>> [float(bound) for bound in normalised_moment_bounds(torch.eye(2), torch.diag(torch.tensor([1.0, 4.0])))]
         [0.25, 0.5]
     """
-    first, second = (torch.linalg.eigvalsh(_definite(S, name)) for S, name in ((S1, "S1"), (S2, "S2")))
+    S1, S2 = _definite(S1, "S1"), _definite(S2, "S2")
+    _alike(S1, S2)
+    first, second = torch.linalg.eigvalsh(S1), torch.linalg.eigvalsh(S2)
     p = S1.shape[-1]
     lower, upper = (1 / (p * (first[..., i] * second[..., i]).sqrt()) for i in (-1, 0))
     return lower, upper
 
 
+@checked
 def normalised_cnn_geometry(taps: Tensor, S: Tensor) -> Tensor:
     """G = (1/k^2) sum_ij M_i E[theta theta^T / (sigma_i sigma_j)] M_j^T, [D, D]: one integral for each pair of patches.
 
@@ -119,10 +128,17 @@ def normalised_cnn_geometry(taps: Tensor, S: Tensor) -> Tensor:
     return G / k**2
 
 
+def _alike(S1: Tensor, S2: Tensor) -> None:
+    if S1.shape != S2.shape:
+        raise InputError(f"S1 and S2 must be of one shape, got {list(S1.shape)} and {list(S2.shape)}")
+
+
 def _definite(S: Tensor, name: str) -> Tensor:
     S = S.detach().double().cpu()
     if S.dim() < 2 or S.shape[-1] != S.shape[-2] or not bool(torch.isfinite(S).all()):
         raise InputError(f"{name} must be finite [..., p, p], got {list(S.shape)}")
+    if bool(((S - S.mT).norm(dim=(-2, -1)) > 2 * ASYMMETRY * S.norm(dim=(-2, -1))).any()):
+        raise InputError(f"{name} {list(S.shape)} is not symmetric: the covariance of a patch is needed")
     S = (S + S.mT) / 2
     values = torch.linalg.eigvalsh(S)
     eps = S.shape[-1] * torch.finfo(S.dtype).eps
