@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import biascope
+import biascope as bs
 from biascope.cli.app import run
 from biascope.cli.card import shape
 from biascope.cli.run_study import study_options
@@ -470,3 +472,46 @@ def test_study_options_and_shapes() -> None:
     for text in ("", "3,,8", "3,8.0", "-1,8", "0", "n,3,8,8"):
         with pytest.raises(InputError, match="should be the shape of one input"):
             shape(text)
+
+
+def test_directions_and_geometries_are_files_and_pictures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """What is written is what the library gives; a file is shown again, and compared with another."""
+    small = ["--input", "1,8,8", "--set", "hidden=(8,)"]
+    assert run(["nads", "mlp", *small, "--networks", "300", "--seed", "3"]) == 0
+    stored = tmp_path / "runs" / "nads-mlp.safetensors"
+    found = bs.geometry.NADs.load(stored)
+    again = bs.nads(
+        lambda: bs.nets.build("mlp", **{**bs.nets.info("mlp").options_for((1, 8, 8)), "hidden": (8,)}),
+        (1, 8, 8), 300, seed=3,
+    )  # fmt: skip
+    assert torch.equal(found.eigenvalues, again.eigenvalues)
+    assert stored.with_suffix(".png").stat().st_size > 1000
+    capsys.readouterr()
+    assert run(["nads", str(stored), "--against", str(stored)]) == 0
+    said = capsys.readouterr().out
+    assert "eigenvalues lie above the band" in said
+    assert re.search(r"those of\s.*: 1\.000 \(1\), 1\.000 \(3\), 1\.000 \(10\)", said.replace("\n", " "))
+    assert run(["geometry", "mlp", *small, "--analytic", "--out", "exact.safetensors"]) == 0
+    assert run(["geometry", "mlp", *small, "--networks", "200", "--against", "exact.safetensors"]) == 0
+    assert "Correlation with exact.safetensors: " in capsys.readouterr().out
+    exact = bs.geometry.AverageGeometry.load("exact.safetensors").matrix
+    assert torch.allclose(exact, torch.eye(64, dtype=torch.float64) / (3 * 64 * 6))  # (1 / 3 D) 6^-L
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nads", "mlp", "--networks", "many"], "--networks 'many' should be a number, or auto"),
+        (["nads", "mlp", "--out", "a.txt"], "the file is a .safetensors file"),
+        (["nads", "mlp", "--against", "none.safetensors"], "none.safetensors"),
+        (["nads", "mlp", "--method", "guess"], "guess"),
+        (["nads", "mlp", "--networks", "4", "--set", "outputs=3"], "--output 0 on the command line"),
+        (["nads", "mlp", "--networks", "4", "--set", "outputs=3", "--output", "3"], "has 3 outputs, from 0 on"),
+        (["geometry", "lenet", "--analytic"], "MaxPool2d"),
+        (["geometry", "mlp", "--analytic", "--output", "0"], "leave --output out"),
+        (["geometry", "none.safetensors"], "none.safetensors"),
+    ],
+)
+def test_directions_that_cannot_be_had(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    assert run(arguments) == 1
+    assert message in capsys.readouterr().err

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import biascope
-from biascope.cli import bench, card, compare, data, keep, ledger, nets, run_study, studies
+from biascope.cli import bench, card, compare, data, geometry, keep, ledger, nads, nets, run_study, studies
 from biascope.cli.interrupts import plain_interrupts
 from biascope.errors import BiascopeError
 
@@ -24,6 +24,8 @@ app.command("list")(studies.list_studies)
 app.command("run", context_settings=run_study.CONTEXT)(run_study.run_study)
 app.command("card")(card.card)
 app.command("compare")(compare.compare)
+app.command("nads")(nads.nads)
+app.command("geometry")(geometry.geometry)
 app.add_typer(data.app, name="data")
 app.command("bench", context_settings=bench.CONTEXT)(bench.bench)
 app.command("ledger")(ledger.show_ledger)

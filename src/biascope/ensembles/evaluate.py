@@ -235,7 +235,8 @@ def scalar_of(out: Tensor, scalarise: Scalarise | None = None) -> Tensor:
     if out.shape[1] == 2:
         return out[:, 1] - out[:, 0]
     raise InputError(
-        f"the network has {out.shape[1]} outputs; say which scalar is meant, e.g. scalarise=lambda out: out[:, 0]"
+        f"the network has {out.shape[1]} outputs; say which scalar is meant, e.g. scalarise=lambda out: out[:, 0] "
+        "(--output 0 on the command line)"
     )
 
 

@@ -25,7 +25,7 @@ from biascope.functional import device_of
 from biascope.geometry import files
 from biascope.geometry.few_passes import few_passes
 from biascope.geometry.gradients import OF_ROUNDING, ROUNDING, share_of_rounding
-from biascope.geometry.measures import Comparison, compare, size_of
+from biascope.geometry.measures import Comparison, compare, size_of, symmetric
 from biascope.geometry.moments import BlockMoments, blocks_for
 from biascope.inputs import check_inputs, check_shape, is_finite
 from biascope.linalg import Dense, Eigenpairs, FromFunction, LinearOperator, eigsh, psd_eigh
@@ -51,7 +51,7 @@ class AverageGeometry:
         operator: what `G @ v` uses.
         dense: [D, D] in float64, None when D is too large for a matrix, or the memory too small.
         input_shape: of one input.
-        n_networks: networks averaged.
+        n_networks: networks averaged; 0 where G is exact.
         n_probes: inputs per network.
         seed: of networks and probes.
         relative_error: expected ||G - truth||_F / ||G||_F, from blocks of networks; NaN if not known.
@@ -75,6 +75,20 @@ class AverageGeometry:
     kind: str = "geometry"
     fallback: dict[str, str] = field(default_factory=dict)
     __repr__ = one_line
+
+    @classmethod
+    @checked
+    def exact(cls, matrix: Tensor, input_shape: Sequence[int]) -> AverageGeometry:
+        """A matrix [D, D] that is known without sampling, such as that of `analytic_geometry`.
+
+        Example:
+            >>> AverageGeometry.exact(torch.eye(3), (3,)).trace()
+            3.0
+        """
+        shape, matrix = check_shape(input_shape), symmetric(matrix, "matrix").double()
+        if math.prod(shape) != len(matrix):
+            raise InputError(f"matrix {list(matrix.shape)} and input_shape {list(shape)} do not fit")
+        return cls(Dense(matrix, symmetric=True), matrix, shape, 0, 0, 0, 0.0)
 
     @property
     def matrix(self) -> Tensor:
