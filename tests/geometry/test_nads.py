@@ -1,5 +1,6 @@
 """NADs against closed forms (spec 01, checks 6 to 9, 11, 12, 14; spec 03, 2.18)."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from biascope.ensembles import input_gradients, record
 from biascope.errors import CorruptError, InputError, UnsupportedError
 from biascope.geometry import NADs, nads
 from biascope.geometry.closed_forms import mlp_geometry_constant
+from biascope.geometry.gradients import Sampler
 from biascope.geometry.moments import BlockMoments
 from biascope.seeds import generator
 
@@ -249,6 +251,22 @@ def test_auto_stops_when_stable() -> None:
     assert found.n_networks == found.stability[-1][0] < 65_536
     counts = [n for n, _ in found.stability]
     assert counts == sorted(set(counts))
+
+
+@pytest.mark.parametrize("size", [300, 4096])
+def test_where_auto_stops_is_not_up_to_the_size_of_the_pieces(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    small = nads(pooling, (12,), n_networks="auto", tolerance=0.9, stability_k=3)
+
+    def pieces(self: Sampler, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:  # larger ones, as on CUDA
+        for first in range(start, min(stop, 8192), size):
+            last = min(first + size, stop, 8192)
+            yield first, self.rows(self.initialiser.draw(self.seed, first, last, self.device, self.dtype))
+
+    monkeypatch.setattr(Sampler, "chunks", pieces)
+    large = nads(pooling, (12,), n_networks="auto", tolerance=0.9, stability_k=3)
+    assert [n for n, _ in large.stability] == [n for n, _ in small.stability]
+    assert large.n_networks == small.n_networks
+    assert torch.allclose(large.eigenvalues, small.eigenvalues)
 
 
 def test_result_object(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -178,7 +178,9 @@ def _dense(
     # as many directions as there are entries always overlap, and half of T networks span T / 2
     most = k = min(stability_k, D // 2, total // 2 if sampler.head is None else D)
     checkpoint, stability = AUTO_START, list[tuple[int, float]]()
-    for start, rows in counted(_checked(sampler, total), "networks", total, lambda piece: len(piece[1])):
+    pieces = _checked(sampler, total)
+    pieces = _cut(pieces) if auto else pieces  # else checks are as far apart as pieces are large
+    for start, rows in counted(pieces, "networks", total, lambda piece: len(piece[1])):
         moments.add(start, rows)
         done = moments.count
         if done >= checkpoint and done < total:
@@ -371,6 +373,21 @@ def _checked(sampler: Sampler, total: int) -> Iterator[tuple[int, Tensor]]:
                 "rounding; use a larger step or dtype=torch.float64"
             )
         yield start, rows
+
+
+def _cut(pieces: Iterable[tuple[int, Tensor]]) -> Iterator[tuple[int, Tensor]]:
+    """The same, but no piece reaches over 256, 512, 1024, ...: where "auto" stops is not up to memory or device.
+
+    Example:
+        >>> [(start, len(rows)) for start, rows in _cut([(0, torch.ones(300, 1)), (300, torch.ones(300, 1))])]
+        [(0, 256), (256, 44), (300, 212), (512, 88)]
+    """
+    for start, rows in pieces:
+        end = start + len(rows)
+        while start < end:
+            stop = min(end, max(AUTO_START, 1 << start.bit_length()))  # the next power of two
+            yield start, rows[len(rows) - (end - start) :][: stop - start]
+            start = stop
 
 
 def _warn_of_rounding(sampler: Sampler, trace: float) -> None:
