@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 import pytest
 import torch
@@ -126,3 +127,16 @@ def test_parameters_without_dimensions_in_the_average_of_operators() -> None:
     H = torch.cat([of_gain, drawn.params["gain"].mean() * torch.eye(3, dtype=torch.float64)])
     assert torch.allclose(found.eigenvalues, torch.linalg.eigvalsh(H.T @ H).flip(0))
     assert bool((found.standard_errors >= 0).all())
+
+
+@pytest.mark.parametrize("method", ["mixed-derivative", "ntk"])
+def test_networks_in_half_precision(method: Literal["mixed-derivative", "ntk"]) -> None:
+    """The same weights in float64 have the same directions, but for three digits."""
+
+    def halves() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 1)).half()
+
+    rough, fine = (nads(halves, (6,), 20, method, top=3, dtype=dtype) for dtype in (None, F64))
+    assert torch.allclose(rough.eigenvalues, fine.eigenvalues, rtol=2e-3)
+    assert torch.allclose(rough.standard_errors, fine.standard_errors, rtol=1e-2)
+    assert rough.overlap(fine, 3) > 0.9999

@@ -333,7 +333,8 @@ def _second_order(
         return (total / T).to(X)
 
     tol = 1e-8 if x.dtype == torch.float64 else 1e-3  # of each eigenvalue
-    pairs = few_passes(product, D, top, passes=20, tol=tol, seed=seed, device=device, dtype=x.dtype)
+    kind = torch.promote_types(x.dtype, torch.float32)  # torch has no factorisations of halves
+    pairs = few_passes(product, D, top, passes=20, tol=tol, seed=seed, device=device, dtype=kind)
     if ntk:
         errors = H.jackknife(initialiser.draw(seed, 0, 1, device, dtype), pairs.vectors, groups=16)
     elif operator:
