@@ -58,6 +58,9 @@ def test_scalars() -> None:
     assert torch.equal(scalar_of(out, lambda o: o[:, 2]), out[:, 2])
     with pytest.raises(InputError, match="must give"):
         scalar_of(out, lambda o: o)
+    for made in (out[:, 0] > 0, out.argmax(1), torch.complex(out[:, 0], out[:, 1])):
+        with pytest.raises(InputError, match=f"scalarise gave {made.dtype}"):
+            scalar_of(out, lambda o, made=made: made)
 
 
 def test_refusals(drawn) -> None:  # type: ignore[no-untyped-def]

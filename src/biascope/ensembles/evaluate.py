@@ -224,6 +224,8 @@ def scalar_of(out: Tensor, scalarise: Scalarise | None = None) -> Tensor:
             raise InputError(f"scalarise gave a {type(made).__name__}; it must give a tensor [n]")
         if made.shape != out.shape[:1]:
             raise InputError(f"scalarise gave shape {list(made.shape)} from {list(out.shape)}; it must give [n]")
+        if not made.is_floating_point():  # a comparison has no derivative, whatever its differences are
+            raise InputError(f"scalarise gave {made.dtype}; it must give real numbers, e.g. out[:, 0]")
         if mixes:
             raise InputError(
                 "scalarise gives an example another number when others are beside it: each row of [n, c] must be taken "
