@@ -140,3 +140,16 @@ def test_networks_in_half_precision(method: Literal["mixed-derivative", "ntk"]) 
     assert torch.allclose(rough.eigenvalues, fine.eigenvalues, rtol=2e-3)
     assert torch.allclose(rough.standard_errors, fine.standard_errors, rtol=1e-2)
     assert rough.overlap(fine, 3) > 0.9999
+
+
+@pytest.mark.parametrize("average", ["gram", "operator"])
+def test_no_mixed_derivative_at_all_is_refused(average: Literal["gram", "operator"]) -> None:
+    """Any basis would do, and all of it would be called certain."""
+
+    def bare() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 5, bias=False), nn.ReLU(), nn.Linear(5, 1, bias=False))
+
+    with pytest.raises(InputError, match="all mixed derivatives are zero"):
+        nads(bare, (4,), 6, "mixed-derivative", x=torch.zeros(4), average=average)
+    with pytest.raises(InputError, match="all mixed derivatives are zero"):
+        nads(bare, (4,), 1, "ntk", scalarise=lambda out: 0 * out[:, 0])

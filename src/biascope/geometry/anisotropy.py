@@ -335,6 +335,11 @@ def _second_order(
     tol = 1e-8 if x.dtype == torch.float64 else 1e-3  # of each eigenvalue
     kind = torch.promote_types(x.dtype, torch.float32)  # torch has no factorisations of halves
     pairs = few_passes(product, D, top, passes=20, tol=tol, seed=seed, device=device, dtype=kind)
+    if not bool(pairs.values[0] > 0):
+        raise InputError(
+            "all mixed derivatives are zero: at x = 0 a ReLU network without biases has none, use another x; elsewhere "
+            "what the output makes of the input is not up to the parameters"
+        )
     if ntk:
         errors = H.jackknife(initialiser.draw(seed, 0, 1, device, dtype), pairs.vectors, groups=16)
     elif operator:
