@@ -212,6 +212,9 @@ def test_auto_says_that_it_did_not_become_stable(monkeypatch: pytest.MonkeyPatch
         ("autograd", {"precision": "tf32"}, "precision"),
         ("ntk", {"average": "operator"}, "average"),
         ("mixed-derivative", {"precision": "tf32"}, "precision"),
+        ("autograd", {"step": 1.0}, "step"),
+        ("mixed-derivative", {"step": 1.0}, "step"),
+        ("finite-difference", {"n_points": 8}, "n_points"),
     ],
 )
 def test_options_that_a_method_does_not_use_are_refused(method: str, changed: dict[str, object], name: str) -> None:

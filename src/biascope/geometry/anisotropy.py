@@ -72,10 +72,11 @@ def nads(
             `tolerance` (at most 65,536, with a warning when that is not enough).
         method: "finite-difference" is Algorithm 1, the eigenvectors of E[g g^T] with central differences of width
             `step`; "autograd" takes exact gradients instead (with ReLU these depend more on x); "mixed-derivative" is
-            Algorithm 2 corrected, eigenvectors of E[H^T H] with H = d2f/dtheta dx; "ntk" are the right singular vectors
-            of E_x[H] of a single network over `n_points` Gaussian inputs, their eigenvalues the alignment of the
-            tangent kernel with linear functions; with ReLU a lower estimate, since autograd leaves the kinks out of
-            the second derivative (1.4 to 3 times for LeNet's leading ones; none for smooth activations).
+            Algorithm 2 corrected, eigenvectors of E[H^T H] with H = d2f/dtheta dx, exact; "ntk" are the right singular
+            vectors of E_x[H] of a single network (whatever `n_networks`) over `n_points` Gaussian inputs, their
+            eigenvalues the alignment of the tangent kernel with linear functions; with ReLU a lower estimate, since
+            autograd leaves the kinks out of the second derivative (1.4 to 3 times for LeNet's leading ones; none for
+            smooth activations).
         step: h of the finite differences; 100 in the paper. Differences of small steps are made of rounding: a warning
             says when that explains more than a hundredth of the trace (a larger step or dtype=torch.float64 helps).
         device: where to compute.
@@ -115,11 +116,13 @@ def nads(
         raise InputError(f"tolerance={tolerance}: an overlap from 0 to 1 is needed")
     second_order = method in ("mixed-derivative", "ntk")
     for name, value, usual, methods in (
+        ("step", step, 100.0, ("finite-difference",)),
         ("head", head, "sampled", ("finite-difference",)),
         ("precision", precision, "float32", ("finite-difference",)),
         ("center", center, False, ("finite-difference", "autograd")),
         ("average", average, "gram", ("mixed-derivative",)),
         ("x", x is not None, False, ("finite-difference", "autograd", "mixed-derivative")),
+        ("n_points", n_points, 256, ("ntk",)),
     ):
         if value != usual and method not in methods:
             raise UnsupportedError(f"{name} is for method {' or '.join(methods)}; method={method!r} does not use it")
