@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -143,10 +144,34 @@ def test_xi_averaged_over_all_signs() -> None:
 
 
 def test_xi_refuses_wrong_shapes() -> None:
-    with pytest.raises(InputError, match=r"shape \[D\], got \[2, 3\]"):
+    with pytest.raises(InputError, match=r"x has shape \[2, 3\]"):
         xi_matrix(torch.ones(2, 3))
     with pytest.raises(InputError, match="x has 4 entries, the transfer function m 6"):
         nonlinear_pooling_covariance(m, S, torch.ones(4))
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: xi_matrix(torch.tensor([NAN, 1.0])), "x has a NaN"),  # its sign is 0, as if x were 0
+        (lambda: linear_pooling_covariance(torch.tensor([NAN, 1.0]), 2), "m has a NaN"),
+        (lambda: linear_pooling_mixed(m, S, -1.0), "s_theta=-1.0: a finite number from 0 on"),
+        (lambda: nonlinear_pooling_covariance(m, S, None, 1.0, NAN), "s_phi=nan"),
+        (lambda: deep_linear_hessians(m, S, 1, NAN, 1.0), "eps=nan"),
+        (lambda: deep_linear_hessians(m, S, 1, 1.0, -1.0), "sigma=-1.0"),
+        (lambda: aliasing_matrix(-4, 2), "D must be at least 1, not -4"),
+        (lambda: xi_averaged_over_signs(0), "D must be at least 1, not 0"),
+        (lambda: mlp_geometry_constant(0, [3]), "fan_in must be at least 1, not 0"),
+        (lambda: mlp_geometry_constant(4, [-3], [1.0, 1.0]), r"widths\[0\] must be at least 1, not -3"),
+        (lambda: mlp_geometry_constant(4, [3], [1.0, NAN]), r"stds\[1\]=nan"),
+    ],
+)
+def test_what_is_no_number_is_refused_by_name(call: Callable[[], object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        call()
 
 
 @pytest.mark.parametrize(("L", "trace"), [(1, 0.0556), (2, 0.00926), (3, 0.00154)])

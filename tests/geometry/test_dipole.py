@@ -226,5 +226,11 @@ def test_bad_dipoles_are_named() -> None:
         dipole_derivatives(record(lambda: mlp().requires_grad_(False)).draw(0, 0, 2), x, x)
     with pytest.raises(UnsupportedError, match="train mode"):
         dipole_metric(relu_cnn(), x, x)
-    with pytest.raises(InputError, match="NaN or infinite"):
+    with pytest.raises(InputError, match="x holds NaN or infinity"):
         dipole_derivatives(mlp, x * math.inf, x, n_networks=2)
+    with pytest.raises(InputError, match="v holds NaN or infinity"):
+        dipole_metric(mlp(), x, x * math.nan)
+    with pytest.raises(InputError, match=r"w made \[\] of \[2\]; it must act entry by entry"):
+        general_learning_bound(torch.ones(2), torch.ones(2), torch.sum)
+    with pytest.raises(InputError, match="is negative: covariance is no second moment"):
+        markov_bound(torch.ones(2), -torch.eye(2), 1.0)

@@ -1,5 +1,7 @@
 """Pooling theory against brute force: DFTs of really pooled signals, and sampled or exact discriminant analysis."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from scipy.stats import norm
@@ -245,3 +247,19 @@ def test_bad_input_is_named() -> None:
         transfer(np.ones((2, 4)))
     with pytest.raises(InputError, match="not finite"):
         linear_map_bayes_accuracy([[np.inf, 0.0]], [1.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: box_prefilter(2.5, 8), "S must be an integer, not 2.5"),  # type: ignore[arg-type]
+        (lambda: pooling_matrix(np.ones(4), 2.0), "S must be an integer, not 2.0"),  # type: ignore[arg-type]
+        (lambda: cosine_direction(1.5, 8), "l must be an integer, not 1.5"),  # type: ignore[arg-type]
+        (lambda: cosine_direction(1, 0), "D must be at least 1, not 0"),
+        (lambda: alias_gain(np.ones(4), 2, 0.5), "l must be an integer, not 0.5"),  # type: ignore[arg-type]
+        (lambda: curvature_ratio([1.0, 0.5], float("nan"), 1.0), "eps=nan: a finite number is needed"),
+    ],
+)
+def test_sizes_and_frequencies_are_whole_numbers(call: Callable[[], object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        call()

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from biascope.arguments import check_tensor
+from biascope.arguments import check_count, check_number, check_tensor
 from biascope.errors import InputError
+from biascope.inputs import check_inputs
 from biascope.signatures import checked
 
 
@@ -30,8 +31,17 @@ def aliasing_matrix(D: int, S: int) -> Tensor:
 
 
 def _check_factor(D: int, S: int) -> None:
+    check_count(D, "D")
     if S < 1 or D % S:
         raise InputError(f"the pooling factor S={S} must divide D={D}")
+
+
+def _check(vector: Tensor, name: str, **deviations: float) -> Tensor:
+    """A list of finite numbers [D] in float64, with standard deviations that are some."""
+    check_inputs(check_tensor(vector, name, dims=1), name)
+    for said, deviation in deviations.items():
+        check_number(deviation, said, least=0)
+    return vector.detach().double()
 
 
 @checked
@@ -42,8 +52,9 @@ def linear_pooling_covariance(m: Tensor, S: int, s_theta: float = 1.0, s_phi: fl
         >>> linear_pooling_covariance(torch.tensor([2.0, 1.0]), S=2).diagonal()
         tensor([2.0000, 0.5000], dtype=torch.float64)
     """
-    _check_factor(len(check_tensor(m, "m", dims=1)), S)
-    return (s_phi * s_theta) ** 2 / S * torch.diag(m.double().square())
+    m = _check(m, "m", s_theta=s_theta, s_phi=s_phi)
+    _check_factor(len(m), S)
+    return (s_phi * s_theta) ** 2 / S * torch.diag(m.square())
 
 
 @checked
@@ -54,8 +65,9 @@ def linear_pooling_mixed(m: Tensor, S: int, s_theta: float = 1.0, s_phi: float =
         >>> linear_pooling_mixed(torch.tensor([2.0, 1.0]), S=2).diagonal()
         tensor([4., 1.], dtype=torch.float64)
     """
-    _check_factor(len(check_tensor(m, "m", dims=1)), S)
-    return (s_theta**2 + s_phi**2) / S * torch.diag(m.double().square())
+    m = _check(m, "m", s_theta=s_theta, s_phi=s_phi)
+    _check_factor(len(m), S)
+    return (s_theta**2 + s_phi**2) / S * torch.diag(m.square())
 
 
 @checked
@@ -74,9 +86,8 @@ def xi_matrix(x: Tensor, s_phi: float = 1.0, slope_at_zero: float = 1.0) -> Tens
                 [ 0.0000,  1.0000,  0.0000],
                 [-0.1592,  0.0000,  0.5000]], dtype=torch.float64)
     """
-    if x.dim() != 1:
-        raise InputError(f"x must have shape [D], got {list(x.shape)}")
-    sign = x.double().sign()
+    check_number(slope_at_zero, "slope_at_zero")
+    sign = _check(x, "x", s_phi=s_phi).sign()
     Xi = s_phi**2 / (2 * math.pi) * torch.outer(sign, sign)
     diagonal = torch.where(sign == 0, slope_at_zero**2, 0.5) * s_phi**2
     return Xi - torch.diag(Xi.diagonal()) + torch.diag(diagonal.to(Xi))
@@ -93,6 +104,8 @@ def xi_averaged_over_signs(D: int, s_phi: float = 1.0) -> Tensor:
         tensor([[0.5000, 0.0000],
                 [0.0000, 0.5000]], dtype=torch.float64)
     """
+    check_count(D, "D")
+    check_number(s_phi, "s_phi", least=0)
     return s_phi**2 / 2 * torch.eye(D, dtype=torch.float64, device="cpu")
 
 
@@ -116,7 +129,7 @@ def nonlinear_pooling_covariance(
         >>> nonlinear_pooling_covariance(torch.ones(2), 2, torch.zeros(2)).diagonal()
         tensor([0.5000, 0.5000], dtype=torch.float64)
     """
-    m = check_tensor(m, "m", dims=1).double()
+    m = _check(m, "m", s_theta=s_theta, s_phi=s_phi)
     A = aliasing_matrix(len(m), S)
     Xi = xi_averaged_over_signs(len(m), s_phi) if x is None else xi_matrix(x, s_phi, slope_at_zero)
     if Xi.shape != (len(m), len(m)):
@@ -138,6 +151,11 @@ def mlp_geometry_constant(fan_in: int, widths: Sequence[int], stds: Sequence[flo
         >>> round(mlp_geometry_constant(4, [10, 10]) * 4, 5)
         0.00926
     """
+    check_count(fan_in, "fan_in")
+    for name, width in ((f"widths[{i}]", width) for i, width in enumerate(widths)):
+        check_count(width, name)
+    for name, deviation in ((f"stds[{i}]", deviation) for i, deviation in enumerate(stds or ())):
+        check_number(deviation, name, least=0)
     if stds is None:
         return 6.0 ** -len(widths) / (3 * fan_in)
     if len(stds) != len(widths) + 1:
@@ -169,7 +187,8 @@ def deep_linear_hessians(
         >>> H_phi.diagonal()
         tensor([1., 2., 1., 1.], dtype=torch.float64)
     """
-    m = check_tensor(m, "m", dims=1).double()
+    m = _check(m, "m", s_theta=s_theta, s_phi=s_phi, sigma=sigma)
+    check_number(eps, "eps")
     D, A = len(m), aliasing_matrix(len(m), S)
     if not 0 <= l < D:
         raise InputError(f"frequency l={l} must be between 0 and {D - 1}")

@@ -26,7 +26,7 @@ from biascope.ensembles.trust import refuse_hidden_chance, refuse_mixing
 from biascope.errors import InputError
 from biascope.functional import device_of, explained
 from biascope.geometry.mixed import MixedDerivative
-from biascope.inputs import check_inputs
+from biascope.inputs import check_inputs, is_finite
 from biascope.precision import without_autocast
 from biascope.progress import progress
 from biascope.refusals import refuse_batch_dependence
@@ -197,6 +197,8 @@ def general_learning_bound(directional: Tensor, mixed: Tensor, w: Callable[[Tens
     check_inputs(directional, "directional")
     check_inputs(mixed, "mixed")
     slopes = check_tensor(w(directional.double().abs()), "w(t)")
+    if slopes.shape != directional.shape:
+        raise InputError(f"w made {list(slopes.shape)} of {list(directional.shape)}; it must act entry by entry")
     return float(slopes.square().mean().sqrt() * mixed.double().square().mean().sqrt())
 
 
@@ -218,11 +220,17 @@ def markov_bound(v: Tensor, covariance: Tensor, eta: float) -> float:
         )
     check_inputs(flat, "v")
     check_inputs(covariance, "covariance")
-    return min(1.0, float(flat @ covariance.double() @ flat) / eta)
+    square = float(flat @ covariance.double() @ flat)
+    if square < -1e-9 * float(flat.square().sum() * covariance.double().abs().max()):
+        raise InputError(f"v^T covariance v = {square:.3g} is negative: covariance is no second moment")
+    return min(1.0, max(0.0, square) / eta)
 
 
 def _directions(x: Tensor, v: Tensor) -> tuple[Tensor, bool]:
     """v as [k, *shape], and whether it was a single one [*shape]."""
+    for name, given in (("x", x), ("v", v)):
+        if given.is_floating_point() and not is_finite(given):
+            raise InputError(f"{name} holds NaN or infinity")
     if v.shape == x.shape:
         return v[None], True
     if v.shape[1:] != x.shape or not len(v):

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr
 
-from biascope.arguments import check_number, said
+from biascope.arguments import check_count, check_number, said
 from biascope.errors import InputError
 from biascope.signatures import checked
 
@@ -26,6 +26,7 @@ GapConvention = Literal["full", "half"]
 ROUNDING = 1e-12  # what is smaller than this times the largest number of its kind is taken for zero
 
 
+@checked
 def box_prefilter(S: int, D: int) -> Array:
     """Impulse response of the average over S neighbours, [D].
 
@@ -50,6 +51,7 @@ def transfer(prefilter: npt.ArrayLike) -> npt.NDArray[np.complex128]:
     return np.asarray(np.fft.fft(_filter(prefilter)), dtype=np.complex128)
 
 
+@checked
 def pooling_matrix(prefilter: npt.ArrayLike, S: int) -> Array:
     """P [M, D]: circular filtering of a signal [D], then every S-th sample, from the first on. M = ceil(D / S).
 
@@ -69,6 +71,7 @@ def pooling_matrix(prefilter: npt.ArrayLike, S: int) -> Array:
     return np.asarray(m[(rows - np.arange(m.size)[None, :]) % m.size])
 
 
+@checked
 def spectral_pooling(x_hat: npt.ArrayLike, m_hat: npt.ArrayLike, S: int) -> npt.NDArray[np.complex128]:
     """Eq. 1: the unitary DFT [..., M] of the pooled signal from that of the signal, `x_hat` [..., D], and `m_hat` [D].
 
@@ -87,6 +90,7 @@ def spectral_pooling(x_hat: npt.ArrayLike, m_hat: npt.ArrayLike, S: int) -> npt.
     return np.asarray(folded, dtype=np.complex128)
 
 
+@checked
 def cosine_direction(l: int, D: int) -> Array:  # noqa: E741  (the paper's letter)
     """v_l^Re [D], the unit cosine of frequency l; self-conjugate frequencies (0 and D/2) are normalised too (erratum
     of A.2.1).
@@ -95,10 +99,12 @@ def cosine_direction(l: int, D: int) -> Array:  # noqa: E741  (the paper's lette
         >>> cosine_direction(0, 4)
         array([0.5, 0.5, 0.5, 0.5])
     """
+    check_count(D, "D")
     v = np.cos(2 * np.pi * l * np.arange(D) / D)
     return np.asarray(v / np.linalg.norm(v))
 
 
+@checked
 def alias_gain(prefilter: npt.ArrayLike, S: int, l: int) -> float:  # noqa: E741
     """g0(l) = |m^[l]| / sqrt(sum over the S - 1 aliases of |m^[l + kM]|^2); infinite when nothing aliases onto l.
 
@@ -162,6 +168,7 @@ def pooling_bayes_accuracy(
     return float(ndtr(scale[variant] * (a / sigma) * alias_gain(m, S, l)))
 
 
+@checked
 def linear_map_bayes_accuracy(P: npt.ArrayLike, v: npt.ArrayLike, eps: float = 1.0, sigma: float = 3.0) -> float:
     """Best accuracy on x = +-eps v + sigma (noise across v) seen through any linear map P [M, D], v [D] of length 1.
 
@@ -189,6 +196,7 @@ def linear_map_bayes_accuracy(P: npt.ArrayLike, v: npt.ArrayLike, eps: float = 1
     return float(ndtr((eps / sigma) * float(np.linalg.norm(coefficients)) / lost))
 
 
+@checked
 def curvature_ratio(m_hat: npt.ArrayLike, eps: float, sigma: float) -> Array:
     """zeta(l) = eps^2 m^2[l] / (sigma^2 max m^2), [D]: how fast the deep linear pooling model learns frequency l
     (Sec. 2.2).
@@ -197,6 +205,7 @@ def curvature_ratio(m_hat: npt.ArrayLike, eps: float, sigma: float) -> Array:
         >>> curvature_ratio([1.0, 0.5], eps=2.0, sigma=1.0)
         array([4., 1.])
     """
+    check_number(eps, "eps")
     check_number(sigma, "sigma", above=0)
     power = np.abs(_numbers(m_hat, "m_hat", complex)) ** 2
     if power.ndim != 1 or not power.max(initial=0.0) > 0:
