@@ -381,3 +381,25 @@ def test_on_a_gpu() -> None:
     a = nads(lambda: nets.build("lenet"), n_networks=512, device="cuda", head="marginal")
     b = nads(lambda: nets.build("lenet"), n_networks=512, head="marginal")
     assert a.overlap(b, 5) > 0.8
+
+
+def test_directions_of_three_channels_are_those_of_one_in_each() -> None:
+    """App. E: u_i (x) e_k. With a wide step the second moment is that of one channel in each of three blocks, a third
+    of it (the first layer has three times the inputs), and nothing between them.
+    """
+
+    def moment(channels: int, seed: int) -> Tensor:
+        def build() -> nn.Module:
+            return nn.Sequential(
+                nn.Conv2d(channels, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 1)
+            )
+
+        found = nads(build, (channels, 6, 6), n_networks=3000, head="marginal", seed=seed)
+        U = found.directions.flatten(1).double()
+        return (U.T * found.eigenvalues) @ U
+
+    expected = torch.kron(torch.eye(3, dtype=torch.float64), moment(1, 1)) / 3
+    one, other = moment(3, 2), moment(3, 3)
+    noise = float((one - other).norm() / expected.norm())
+    assert noise < 0.1
+    assert float(((one + other) / 2 - expected).norm() / expected.norm()) < noise
