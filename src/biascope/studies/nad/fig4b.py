@@ -1,8 +1,12 @@
 """Fig. 4b: the deep linear pooling model learns a frequency the slower, the more the pooling filter damps it.
 
-The best accuracy is the same for every frequency l (phi can undo the filter), so whatever depends on l is optimisation.
-The paper's measure is the curvature ratio zeta(l) = eps^2 m^2[l] / (sigma^2 max m^2); the Hessians behind it miss a
-factor 1/S in the paper, which cancels in zeta.
+The best accuracy is the same for every frequency l that the filter lets through (phi can undo m[l]), so what depends on
+these is optimisation. The paper's measure is the curvature ratio zeta(l) = eps^2 m^2[l] / (sigma^2 max m^2); the
+Hessians behind it miss a factor 1/S in the paper, which cancels in zeta.
+
+Where m[l] = 0 nothing can be learnt. Of the frequencies trained on by default these are l = M and 2M, and "the slowest"
+of the rule is one of them. Without them the kept run has a correlation of -0.827 +- 0.025 within single trainings and a
+gap of 0.51 +- 0.08: the same verdict.
 """
 
 from typing import Annotated
