@@ -22,6 +22,7 @@ from biascope.functional import device_of
 from biascope.geometry.few_passes import few_passes
 from biascope.geometry.gradients import OF_ROUNDING, ROUNDING, Sampler
 from biascope.geometry.mixed import MixedDerivative
+from biascope.geometry.mixed_differences import difference_gram
 from biascope.geometry.moments import BlockMoments, blocks_for
 from biascope.geometry.nad_result import NADs
 from biascope.inputs import check_shape, is_finite
@@ -36,6 +37,10 @@ from biascope.signatures import checked
 Method = Literal["finite-difference", "autograd", "mixed-derivative", "ntk"]
 DENSE_UP_TO = 4096  # larger inputs never see a D x D matrix
 AUTO_START, AUTO_LIMIT = 256, 65_536
+NO_MIXED = (
+    "all mixed derivatives are zero: at x = 0 a ReLU network without biases has none, use another x; elsewhere what "
+    "the output makes of the input is not up to the parameters"
+)
 FEW = 16  # networks that are not all dead by chance
 
 
@@ -60,6 +65,7 @@ def nads(
     stability_k: int = 10,
     n_points: int = 256,
     average: Literal["gram", "operator"] = "gram",
+    derivative: Literal["exact", "finite-difference"] = "exact",
     precision: Precision = "float32",
     dtype: torch.dtype | None = None,
 ) -> NADs:
@@ -72,7 +78,7 @@ def nads(
             `tolerance` (at most 65,536, with a warning when that is not enough).
         method: "finite-difference" is Algorithm 1, the eigenvectors of E[g g^T] with central differences of width
             `step`; "autograd" takes exact gradients instead (with ReLU these depend more on x); "mixed-derivative" is
-            Algorithm 2 corrected, eigenvectors of E[H^T H] with H = d2f/dtheta dx, exact; "ntk" are the right singular
+            Algorithm 2 corrected, eigenvectors of E[H^T H] with H = d2f/dtheta dx; "ntk" are the right singular
             vectors of E_x[H] of a single network (whatever `n_networks`) over `n_points` Gaussian inputs, their
             eigenvalues the alignment of the tangent kernel with linear functions; with ReLU a lower estimate, since
             autograd leaves the kinks out of the second derivative (1.4 to 3 times for LeNet's leading ones; none for
@@ -82,7 +88,7 @@ def nads(
         device: where to compute.
         seed: of the networks and of x.
         max_memory: for example "4GB"; by default 60 % of what is free.
-        top: how many directions; all by default when D <= 4096, else 64; for the last two methods 10.
+        top: how many directions; all by default when D <= 4096, else 64; with exact mixed derivatives 10.
         center: subtract the mean gradient (zero in expectation; the paper's code does it through PCA).
         x: the evaluation point [*input_shape], the same for all networks; by default one draw of N(0, I).
         head: "marginal" averages over the last linear layer in closed form (finite differences only): the same
@@ -95,6 +101,9 @@ def nads(
         average: of "mixed-derivative": "gram" is E[H^T H]; "operator" averages H over the networks first, as Algorithm
             2 is printed, which leaves the noise of one network however many there are, since E[H] is about zero; its
             standard errors, by leaving out an eighth of the networks, are then about twice too large.
+        derivative: by x, of "mixed-derivative": "exact", or "finite-difference" of width `step` in every coordinate, as
+            Algorithm 2 says, in float64 and for D <= 4096. With ReLU the exact one leaves the kinks out and depends on
+            x; that of step 100 has the directions of Algorithm 1.
         precision: "tf32", "fp16" or "bf16" arithmetic of finite differences on CUDA.
         dtype: of the networks, the factory's own by default. Moments are always summed in float64.
 
@@ -115,8 +124,10 @@ def nads(
     if not 0 <= tolerance <= 1:
         raise InputError(f"tolerance={tolerance}: an overlap from 0 to 1 is needed")
     second_order = method in ("mixed-derivative", "ntk")
+    differences = ("finite-difference", *(("mixed-derivative",) if derivative == "finite-difference" else ()))
     for name, value, usual, methods in (
-        ("step", step, 100.0, ("finite-difference",)),
+        ("derivative", derivative, "exact", ("mixed-derivative",)),
+        ("step", step, 100.0, differences),
         ("head", head, "sampled", ("finite-difference",)),
         ("precision", precision, "float32", ("finite-difference",)),
         ("center", center, False, ("finite-difference", "autograd")),
@@ -148,6 +159,15 @@ def nads(
     if second_order:
         if n_networks == "auto":
             raise InputError("n_networks='auto' is for finite differences and autograd")
+        if derivative == "finite-difference":
+            if average == "operator" or x.numel() > DENSE_UP_TO:
+                raise UnsupportedError(
+                    f"derivative='finite-difference' is for average='gram' and D <= {DENSE_UP_TO}, not {average!r} and "
+                    f"D = {x.numel()}"
+                )
+            return _mixed_differences(
+                initialiser, x, step, n_networks, top, stability_k, seed, where, dtype, scalarise, max_memory
+            )
         with arithmetic(where, "float32"), second_derivatives(initialiser.template):
             return _second_order(
                 initialiser, x, method, n_networks, top or min(10, x.numel()), n_points, seed, where, dtype, scalarise,
@@ -339,10 +359,7 @@ def _second_order(
     kind = torch.promote_types(x.dtype, torch.float32)  # torch has no factorisations of halves
     pairs = few_passes(product, D, top, passes=20, tol=tol, seed=seed, device=device, dtype=kind)
     if not bool(pairs.values[0] > 0):
-        raise InputError(
-            "all mixed derivatives are zero: at x = 0 a ReLU network without biases has none, use another x; elsewhere "
-            "what the output makes of the input is not up to the parameters"
-        )
+        raise InputError(NO_MIXED)
     if ntk:
         errors = H.jackknife(initialiser.draw(seed, 0, 1, device, dtype), pairs.vectors, groups=16)
     elif operator:
@@ -362,6 +379,50 @@ def _second_order(
         fallback=dict(initialiser.reasons),
         resolved=resolved(pairs),
         x=None if ntk else x.cpu(),
+    )
+
+
+def _mixed_differences(
+    initialiser: Initialiser,
+    x: Tensor,
+    step: float,
+    T: int,
+    top: int | None,
+    stability_k: int,
+    seed: int,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    scalarise: Scalarise | None,
+    max_memory: str | int | None,
+) -> NADs:
+    """Algorithm 2 with finite differences: E[H_h^T H_h] in full, network by network."""
+    D = x.numel()
+    moments = BlockMoments(D, min(blocks_for(D, budget(max_memory, device)), T), device)
+    for start in progress(range(0, T, initialiser.block), "networks"):
+        networks = initialiser.draw(seed, start, min(start + initialiser.block, T), device, dtype)
+        for i in range(len(networks)):
+            moments.add_matrix(start + i, difference_gram(networks.module(i), x, step, scalarise, max_memory))
+    if not moments.trace > 0:
+        raise InputError(NO_MIXED)
+    stability, k = list[tuple[int, float]](), min(stability_k, D // 2)
+    if k and len(moments.sums) > 1:
+        overlap, k = moments.split_half_overlap(k)
+        stability.append((T, overlap))
+    values, vectors = moments.eigh()
+    vectors = vectors[:, :top]
+    return NADs(
+        vectors.T.reshape(-1, *x.shape).cpu().contiguous(),
+        values[:top].cpu(),
+        moments.spread(vectors),
+        moments.trace,
+        T,
+        seed,
+        "mixed-derivative",
+        step,
+        stability=tuple(stability),
+        stability_k=k,
+        fallback=dict(initialiser.reasons),
+        x=x.cpu(),
     )
 
 

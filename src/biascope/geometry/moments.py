@@ -57,6 +57,13 @@ class BlockMoments:
             self.means[b] += own.sum(0)
             self.counts[b] += len(rows[first::blocks])
 
+    def add_matrix(self, network: int, moment: Tensor) -> None:
+        """The second moment [D, D] of one network, its rows summed already; there is no mean row then."""
+        b = network % len(self.sums)
+        self._hold(b, None)
+        self.sums[b] += moment
+        self.counts[b] += 1
+
     def _hold(self, b: int, rows: Tensor | None) -> None:
         held = self.few[b]
         fits = held is not None and rows is not None and HELD * (len(held) + len(rows)) <= held.shape[1]

@@ -1,0 +1,49 @@
+"""Algorithm 2 of the NAD paper with finite differences, as it is printed, out of tangent kernels.
+
+The paper takes the derivative of grad_theta f by x as a central difference of width h. Along the coordinates that is
+H_h [p, D] with the columns (grad_theta f(x + h e_i) - grad_theta f(x - h e_i)) / 2h, and H_h^T H_h is made of the
+tangent kernel K of the 2D perturbed inputs: (K++ - K+- - K-+ + K--) / 4h^2. H_h tends to d2f/dtheta dx as h goes to 0.
+With ReLU it does not leave out the kinks; of a wide step it hardly depends on x, as the differences of Algorithm 1.
+
+Printed is the difference along v itself, the vector of the power iteration, of length h for all of v and not for each
+coordinate. That is no linear map of v, and its iteration has no eigenvectors to go to.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from biascope.ensembles import scalar_of
+from biascope.ensembles.evaluate import Scalarise
+from biascope.functional import as_rows
+from biascope.geometry.gradients import ROUNDING, perturbed
+from biascope.kernels import ntk
+
+
+def difference_gram(
+    module: nn.Module, x: Tensor, step: float, scalarise: Scalarise | None = None, max_memory: str | int | None = None
+) -> Tensor:
+    """H_h^T H_h [D, D] of one network at x [*shape], in float64 throughout: kernels of small steps cancel.
+
+    Example:
+        >>> difference_gram(nn.Linear(2, 1), torch.ones(2), step=10.0)  # f = w x + b, so H = I for w and 0 for b
+        tensor([[1., 0.],
+                [0., 1.]], dtype=torch.float64)
+    """
+    D = x.numel()
+    points = perturbed(x.double(), 0, D, step)
+
+    def output(out: Tensor) -> Tensor:
+        return scalar_of(as_rows(out, len(out), None, module), scalarise)[:, None]
+
+    K = ntk(module, points, outputs="sum", precision="float64", max_memory=max_memory, output=output).tensor
+    both = K[:D] - K[D:]
+    gram: Tensor = (both[:, :D] - both[:, D:]) / (4 * step**2)
+    rounding = torch.finfo(torch.float64).eps * float(K.diagonal().sum()) / (4 * step**2)
+    if rounding > ROUNDING * float(gram.diagonal().sum()):
+        said = f"step={step:g} is so small that the differences are made of rounding: use a larger one"
+        warnings.warn(said, stacklevel=2)
+    return (gram + gram.T) / 2
