@@ -46,6 +46,13 @@ def test_networks_without_an_image_size_and_small_images(tmp_path: Path) -> None
     assert result.verdict == "not confirmed"  # isotropic
 
 
+def test_without_errors_nothing_is_tested(tmp_path: Path) -> None:
+    """Two groups: none can be left out, so that two standard errors are not known."""
+    result = execute(start(tmp_path, image_size=16, networks=8, sampled=32, groups=2))
+    assert result.numbers["energy of u_1 to u_3 in their strongest 5 % of frequencies"].value > 0.5
+    assert result.verdict == "not tested"
+
+
 def test_where_the_energy_of_two_networks_must_lie() -> None:
     """Planted waves: a comb for ResNet-18; DC and the two highest frequencies for DenseNet-121, in no other order."""
     n = 16

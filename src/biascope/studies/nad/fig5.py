@@ -28,7 +28,7 @@ from biascope.geometry import NADs, nads
 from biascope.linalg import marchenko_pastur, principal_angles, psd_eigh, subspace_overlap
 from biascope.progress import progress
 from biascope.seeds import derive, generator
-from biascope.studies.estimates import jackknife_error
+from biascope.studies.estimates import above, decide, jackknife_error
 from biascope.studies.nad.anisotropy import Reference, published_directions
 from biascope.studies.nad.directional import Net, architecture
 from biascope.studies.pictures import keep_picture
@@ -117,10 +117,10 @@ def fig5(
         run.log(**{f"principal_angle_{i + 1}": float(angle) for i, angle in enumerate(angles)})
     _keep(run, found, step, plain_values)
     concentrated, decay = next(iter(numbers.values())), numbers[f"lambda_{far} / lambda_1"]
-    sure = [share.value - 2 * (share.standard_error or 0.0) > 0.5 for share in (concentrated, *placed.values())]
+    judged = (concentrated, *placed.values())
     said += "".join(f" {name[0].upper()}{name[1:]}: {share}." for name, share in placed.items())
     return StudyResult(
-        verdict="confirmed" if all(sure) and outside >= 3 else "not confirmed",
+        verdict=decide(all(above(share, 0.5) for share in judged) and outside >= 3, judged),
         claim=CLAIM,
         measured=f"The strongest 5 % of frequencies hold {concentrated} of the energy of u_1 to u_3 "
         f"(about 0.2 for random directions); lambda_{far} / lambda_1 is {decay}; {outside} eigenvalues of "
