@@ -6,7 +6,9 @@ tangent kernel K of the 2D perturbed inputs: (K++ - K+- - K-+ + K--) / 4h^2. H_h
 With ReLU it does not leave out the kinks; of a wide step it hardly depends on x, as the differences of Algorithm 1.
 
 Printed is the difference along v itself, the vector of the power iteration, of length h for all of v and not for each
-coordinate. That is no linear map of v, and its iteration has no eigenvectors to go to.
+coordinate, and then the exact H^T. That is no linear map of v: its iteration may settle, but on no eigenvector (LeNet,
+16 x 16 pixels, h = 100, 24 networks, H^T H averaged: on a direction with 0.70 of its energy in the first ten of
+Algorithm 1; h = 0.01: 0.07).
 """
 
 from __future__ import annotations
