@@ -21,8 +21,8 @@ from biascope.errors import InputError, UnsupportedError
 from biascope.functional import device_of
 from biascope.geometry.few_passes import few_passes
 from biascope.geometry.gradients import OF_ROUNDING, ROUNDING, Sampler
-from biascope.geometry.mixed import MixedDerivative
-from biascope.geometry.mixed_differences import difference_gram
+from biascope.geometry.mixed import NO_MIXED, MixedDerivative
+from biascope.geometry.mixed_differences import by_differences
 from biascope.geometry.moments import BlockMoments, blocks_for
 from biascope.geometry.nad_result import NADs
 from biascope.inputs import check_shape, is_finite
@@ -37,10 +37,6 @@ from biascope.signatures import checked
 Method = Literal["finite-difference", "autograd", "mixed-derivative", "ntk"]
 DENSE_UP_TO = 4096  # larger inputs never see a D x D matrix
 AUTO_START, AUTO_LIMIT = 256, 65_536
-NO_MIXED = (
-    "all mixed derivatives are zero: at x = 0 a ReLU network without biases has none, use another x; elsewhere what "
-    "the output makes of the input is not up to the parameters"
-)
 FEW = 16  # networks that are not all dead by chance
 
 
@@ -165,7 +161,7 @@ def nads(
                     f"derivative='finite-difference' is for average='gram' and D <= {DENSE_UP_TO}, not {average!r} and "
                     f"D = {x.numel()}"
                 )
-            return _mixed_differences(
+            return by_differences(
                 initialiser, x, step, n_networks, top, stability_k, seed, where, dtype, scalarise, max_memory
             )
         with arithmetic(where, "float32"), second_derivatives(initialiser.template):
@@ -379,50 +375,6 @@ def _second_order(
         fallback=dict(initialiser.reasons),
         resolved=resolved(pairs),
         x=None if ntk else x.cpu(),
-    )
-
-
-def _mixed_differences(
-    initialiser: Initialiser,
-    x: Tensor,
-    step: float,
-    T: int,
-    top: int | None,
-    stability_k: int,
-    seed: int,
-    device: torch.device,
-    dtype: torch.dtype | None,
-    scalarise: Scalarise | None,
-    max_memory: str | int | None,
-) -> NADs:
-    """Algorithm 2 with finite differences: E[H_h^T H_h] in full, network by network."""
-    D = x.numel()
-    moments = BlockMoments(D, min(blocks_for(D, budget(max_memory, device)), T), device)
-    for start in progress(range(0, T, initialiser.block), "networks"):
-        networks = initialiser.draw(seed, start, min(start + initialiser.block, T), device, dtype)
-        for i in range(len(networks)):
-            moments.add_matrix(start + i, difference_gram(networks.module(i), x, step, scalarise, max_memory))
-    if not moments.trace > 0:
-        raise InputError(NO_MIXED)
-    stability, k = list[tuple[int, float]](), min(stability_k, D // 2)
-    if k and len(moments.sums) > 1:
-        overlap, k = moments.split_half_overlap(k)
-        stability.append((T, overlap))
-    values, vectors = moments.eigh()
-    vectors = vectors[:, :top]
-    return NADs(
-        vectors.T.reshape(-1, *x.shape).cpu().contiguous(),
-        values[:top].cpu(),
-        moments.spread(vectors),
-        moments.trace,
-        T,
-        seed,
-        "mixed-derivative",
-        step,
-        stability=tuple(stability),
-        stability_k=k,
-        fallback=dict(initialiser.reasons),
-        x=x.cpu(),
     )
 
 

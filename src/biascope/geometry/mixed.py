@@ -28,6 +28,11 @@ from biascope.functional import as_rows
 Params = dict[str, Tensor]
 Groups = Callable[[], Iterable[Networks]]  # the same networks, group by group, at every call
 
+NO_MIXED = (
+    "all mixed derivatives are zero: at x = 0 a ReLU network without biases has none, use another x; elsewhere what "
+    "the output makes of the input is not up to the parameters"
+)
+
 
 class MixedDerivative:
     """Hbar of networks at points [n, *shape]; vectors are flat [D] or blocks [D, k]."""

@@ -18,11 +18,17 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from biascope.ensembles import scalar_of
+from biascope.ensembles import Initialiser, scalar_of
 from biascope.ensembles.evaluate import Scalarise
+from biascope.errors import InputError
 from biascope.functional import as_rows
 from biascope.geometry.gradients import ROUNDING, perturbed
+from biascope.geometry.mixed import NO_MIXED
+from biascope.geometry.moments import BlockMoments, blocks_for
+from biascope.geometry.nad_result import NADs
 from biascope.kernels import ntk
+from biascope.memory import budget
+from biascope.progress import progress
 
 
 def difference_gram(
@@ -49,3 +55,47 @@ def difference_gram(
         said = f"step={step:g} is so small that the differences are made of rounding: use a larger one"
         warnings.warn(said, stacklevel=2)
     return (gram + gram.T) / 2
+
+
+def by_differences(
+    initialiser: Initialiser,
+    x: Tensor,
+    step: float,
+    T: int,
+    top: int | None,
+    stability_k: int,
+    seed: int,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    scalarise: Scalarise | None,
+    max_memory: str | int | None,
+) -> NADs:
+    """Directions of E[H_h^T H_h], formed in full, of T networks at x: `nads` with derivative="finite-difference"."""
+    D = x.numel()
+    moments = BlockMoments(D, min(blocks_for(D, budget(max_memory, device)), T), device)
+    for start in progress(range(0, T, initialiser.block), "networks"):
+        networks = initialiser.draw(seed, start, min(start + initialiser.block, T), device, dtype)
+        for i in range(len(networks)):
+            moments.add_matrix(start + i, difference_gram(networks.module(i), x, step, scalarise, max_memory))
+    if not moments.trace > 0:
+        raise InputError(NO_MIXED)
+    stability, k = list[tuple[int, float]](), min(stability_k, D // 2)
+    if k and len(moments.sums) > 1:
+        overlap, k = moments.split_half_overlap(k)
+        stability.append((T, overlap))
+    values, vectors = moments.eigh()
+    vectors = vectors[:, :top]
+    return NADs(
+        vectors.T.reshape(-1, *x.shape).cpu().contiguous(),
+        values[:top].cpu(),
+        moments.spread(vectors),
+        moments.trace,
+        T,
+        seed,
+        "mixed-derivative",
+        step,
+        stability=tuple(stability),
+        stability_k=k,
+        fallback=dict(initialiser.reasons),
+        x=x.cpu(),
+    )
