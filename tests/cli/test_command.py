@@ -489,7 +489,7 @@ def test_directions_and_geometries_are_files_and_pictures(capsys: pytest.Capture
     capsys.readouterr()
     assert run(["nads", str(stored), "--against", str(stored)]) == 0
     said = capsys.readouterr().out
-    assert "eigenvalues lie above the band" in said
+    assert "Eigenvalues above the band that an isotropic network would fill: " in said.replace("\n", " ")
     assert re.search(r"those of\s.*: 1\.000 \(1\), 1\.000 \(3\), 1\.000 \(10\)", said.replace("\n", " "))
     assert run(["geometry", "mlp", *small, "--analytic", "--out", "exact.safetensors"]) == 0
     assert run(["geometry", "mlp", *small, "--networks", "200", "--against", "exact.safetensors"]) == 0

@@ -73,7 +73,7 @@ def nads(
     facts = [repr(found)]
     if found.head == "sampled" and found.method in ("finite-difference", "autograd"):
         above = int((found.eigenvalues > found.marchenko_pastur().upper).sum())
-        facts.append(f"{above} eigenvalues lie above the band that an isotropic network would fill.")
+        facts.append(f"Eigenvalues above the band that an isotropic network would fill: {above}.")
     if other is not None:
         most = min(len(found.directions), len(other.directions), found.dimension - 1)
         shares = ", ".join(f"{found.overlap(other, k):.3f} ({k})" for k in (1, 3, 10, 30, 100) if k <= most)
