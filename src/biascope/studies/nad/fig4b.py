@@ -75,7 +75,7 @@ def fig4b(
     gap = Estimate.of(slow - fast)
     holds = above(gap) and below(single, -0.5)
 
-    zeros = ", ".join(str(l) for l, seen in zip(at, passed) if not seen)
+    zeros = ", ".join(str(frequency) for frequency, seen in zip(at, passed) if not seen)
     left_out = f" Left out, since the filter is zero there and nothing can be learnt: l = {zeros}." if zeros else ""
     shown = [int(i) for i in np.linspace(0, len(at) - 1, min(5, len(at)))]
     window = max(1, steps // 60)
