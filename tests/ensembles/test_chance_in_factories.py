@@ -1,5 +1,6 @@
 """Factories whose chance the recorder cannot see, or would see by luck: called for each network, or refused."""
 
+import math
 import random
 from collections.abc import Callable
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from biascope.ensembles import record
+from biascope.ensembles import record, train_ensemble
 from biascope.ensembles.recorder import Program
 from biascope.errors import InputError
 
@@ -125,3 +126,22 @@ def test_lazy_layers_are_refused_until_they_have_a_shape() -> None:
     assert initialiser.recorded
     assert initialiser.draw(0, 0, 4).params["0.weight"].shape == (4, 2, 3)
     assert initialiser.variance_of("0.weight") == pytest.approx(1 / 9)
+
+
+def test_draws_that_are_overwritten_are_no_seed() -> None:
+    """A start from zero, and one that is zero nineteen times in twenty, were refused as if the factory set a seed."""
+
+    def zeros(layer: nn.Linear) -> None:
+        for parameter in layer.parameters():
+            nn.init.zeros_(parameter)
+
+    def mostly_zeros(layer: nn.Linear) -> None:
+        for parameter in layer.parameters():
+            parameter.data *= torch.rand(1) < 0.05
+
+    done = train_ensemble(layer_with(zeros), [(torch.eye(3), torch.arange(3))] * 2, epochs=1, lr=0.1, clip_norm=None)
+    assert done.losses[:, 0].tolist() == pytest.approx([math.log(3)] * 2)
+    initialiser = record(layer_with(mostly_zeros))
+    weights = initialiser.draw(seed=0, start=0, stop=2000).params["weight"]
+    assert initialiser.recorded
+    assert 0.03 < float((weights != 0).float().mean()) < 0.07  # 0.05 with a standard deviation of 0.005

@@ -240,17 +240,18 @@ def record(factory: Factory | Initialiser) -> Initialiser:
 
     views = {name: program.view(value) for name, value in values.items() if program.is_random(value)}
     constants = {name: value.clone() for name, value in values.items() if name not in views}
-    if views and all(_same(values[name], again[name]) for name in views):
-        raise InputError(
-            "the factory draws random numbers but gave the same network twice: does it set a seed? "
-            "Let it draw from torch's global random state"
-        )
     reasons = {
         name: "it differs between two builds, though no random operation of torch fills it"
         for name, value in constants.items()
         if not _same(value, again[name])
     }
     reasons |= _verify(program, views, again)
+    # without a reason it is no seed: every draw was overwritten (zeros_ after nn.Linear), or may come to nothing
+    if reasons and views and all(_same(values[name], again[name]) for name in views):
+        raise InputError(
+            "the factory draws random numbers but gave the same network twice: does it set a seed? "
+            "Let it draw from torch's global random state"
+        )
     if not reasons:  # two builds agree, but what was decided by chance can come out otherwise in a third
         unseen = ["the factory draws from Python's or NumPy's random numbers"] if elsewhere else program.problems
         reasons = dict.fromkeys(values, unseen[0]) if unseen else {}
