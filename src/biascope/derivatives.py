@@ -40,10 +40,11 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
-    """F.embedding of indices [...] with weight [m, d]: [..., d], whose forward mode is the adjoint of reverse mode.
+    """F.embedding of indices [...] with weight [m, d]: [..., d], whose padding row has no derivative.
 
-    torch's backward pass skips the padding row, its forward mode does not: a tangent of that row is dropped here.
-    Gradients are never sparse, which nothing but some optimisers can read.
+    torch's backward pass skips the padding row, but its forward mode does not, and under vmap over tables it skips that
+    of the first table alone: the row is cut off here. Gradients are never sparse, which nothing but some optimisers
+    can read.
 
     Example:
         >>> word = torch.tensor([0, 1])
@@ -52,7 +53,8 @@ def embedding(
                 [1.]])
     """
     out = F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq)
-    if padding_idx is None or not in_forward_mode():
+    wrapped: bool = torch._C._functorch.is_functorch_wrapped_tensor(weight)
+    if padding_idx is None or not (in_forward_mode() or wrapped):
         return out
     return torch.where((input == padding_idx % weight.shape[0]).unsqueeze(-1), out.detach(), out)
 
@@ -154,8 +156,8 @@ class RightGradients(TorchFunctionMode):
     one example whose channels come last, as a transformer after the normalisation sends them; instance normalisation,
     which sees all examples as one, those of any number. Under vmap PReLU takes examples for cotangents, and the cells
     of recurrent networks fail. Weight normalisation has no forward-mode derivative. Embeddings push a tangent of the
-    padding row forward that their backward pass never pulls back. If `pure`, tables that change when they are read, or
-    whose gradients are none, are refused; where a network is only trained they are its own affair.
+    padding row forward that their backward pass never pulls back, except under vmap. If `pure`, tables that change when
+    they are read, or whose gradients are none, are refused; where a network is only trained they are its own affair.
     """
 
     def __init__(self, pure: bool = False) -> None:

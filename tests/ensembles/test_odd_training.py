@@ -17,6 +17,7 @@ X = torch.randn(40, 3, generator=RNG)
 Y = (X[:, 0] > 0).long()
 IMAGES = torch.randn(20, 3, 4, 4, generator=RNG)
 CLASSES = torch.arange(20) % 2
+WORDS = torch.randint(0, 9, (20, 5), generator=RNG)
 
 
 class Skip(nn.Module):
@@ -52,11 +53,26 @@ def trained(factory: Any, tasks: Any, **options: Any) -> dict[str, Tensor]:
             for e in ("loop", "vmap")}  # fmt: skip
 
 
-@pytest.mark.parametrize(("factory", "data"), [(Skip, (IMAGES, CLASSES)), (Scaled, (X, Y))])
+def padded() -> nn.Module:
+    """Word 0 is padding, whose vector is never trained."""
+    return nn.Sequential(nn.Embedding(9, 4, padding_idx=0), nn.Flatten(), nn.Linear(20, 2))
+
+
+@pytest.mark.parametrize(("factory", "data"), [(Skip, (IMAGES, CLASSES)), (Scaled, (X, Y)), (padded, (WORDS, CLASSES))])
 @pytest.mark.parametrize("clip", [None, 0.1])
 def test_both_engines_train_alike(factory: Any, data: tuple[Tensor, Tensor], clip: float | None) -> None:
     found = trained(factory, [data] * 3, dtype=torch.float64, clip_norm=clip)
     assert torch.allclose(found["loop"], found["vmap"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_padding_is_never_trained(engine: Literal["loop", "vmap"]) -> None:
+    """Under vmap torch keeps the padding row of the first table alone; those of all other networks were trained."""
+    done = train_ensemble(padded, [(WORDS, CLASSES)] * 3, epochs=2, batch_size=8, engine=engine, momentum=0.9)
+    assert done.networks is not None
+    vectors = done.networks.params["0.weight"]
+    assert float(vectors[:, 0].abs().max()) == 0
+    assert float((vectors - record(padded).draw(0, 0, 3).params["0.weight"])[:, 1:].abs().amin(dim=(1, 2)).min()) > 0
 
 
 class Classic(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -130,7 +131,7 @@ class Stack:
         """One step of SGD for every network, on the first `size` examples of the batch whose turn it is."""
         sgd, params = self.work.sgd, list(self.params.values())
         batch = self.order.index_select(0, self.count % len(self.order))[0, :, :size]
-        with ConvolutionsAsProducts() if self.x.is_cuda else RightGradients():
+        with RightGradients(), ConvolutionsAsProducts() if self.x.is_cuda else nullcontext():
             x, y = self.x.flatten(0, 1)[batch], self.y.flatten(0, 1)[batch]
             losses, replaced = self.losses_of(self.params, self.buffers, x, y)
         gradients = torch.autograd.grad(losses.sum(), params, allow_unused=True)
