@@ -83,6 +83,23 @@ def embedding_bag(input: Tensor, weight: Tensor, **how: Any) -> Tensor:
     return F.embedding_bag(input, weight, **{**how, "sparse": False})
 
 
+def requires_grad(t: Tensor) -> bool:
+    """Tensor.requires_grad; what stands for several tensors under vmap asks those, where torch always says no.
+
+    Layers ask it before they hang a hook on a tensor or choose a way: they would go another way under vmap than alone.
+
+    Example:
+        >>> x = torch.ones(2, requires_grad=True)
+        >>> torch.vmap(lambda row: torch.ones(1) * requires_grad(row))(x)
+        tensor([[1.],
+                [1.]])
+    """
+    functorch = torch._C._functorch
+    while not t.requires_grad and functorch.is_functorch_wrapped_tensor(t):
+        t = functorch.get_unwrapped(t)
+    return t.requires_grad
+
+
 def in_forward_mode() -> bool:
     """Are tangents carried along, by torch.func.jvp or by dual tensors?
 
@@ -137,6 +154,7 @@ def _is_followed(t: Tensor) -> bool:
     return t.requires_grad or wrapped or (in_forward_mode() and forward_ad.unpack_dual(t).tangent is not None)  # type: ignore[no-untyped-call]
 
 
+IS_FOLLOWED = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 EMBEDDINGS: dict[Any, Any] = {F.embedding: embedding, torch.embedding: lookup, F.embedding_bag: embedding_bag}
 WRITTEN_OUT: dict[Any, Any] = {  # torch's function: the same by elementary operations
     **dict.fromkeys((F.prelu, torch.prelu, torch.Tensor.prelu), prelu),
@@ -157,7 +175,8 @@ class RightGradients(TorchFunctionMode):
     which sees all examples as one, those of any number. Under vmap PReLU takes examples for cotangents, and the cells
     of recurrent networks fail. Weight normalisation has no forward-mode derivative. Embeddings push a tangent of the
     padding row forward that their backward pass never pulls back, except under vmap. If `pure`, tables that change when
-    they are read, or whose gradients are none, are refused; where a network is only trained they are its own affair.
+    they are read, or whose gradients are none, are refused; where a network is only trained they are its own affair,
+    as are hooks by which its layers change gradients: under vmap they are seen, and fail, where torch skips them.
     """
 
     def __init__(self, pure: bool = False) -> None:
@@ -167,6 +186,8 @@ class RightGradients(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.pure and func in ARGUMENTS:
             refuse_impure_tables(func, args, kwargs or {})
+        if not self.pure and func == IS_FOLLOWED:  # a new object every time
+            return requires_grad(*args)
         out = WRITTEN_OUT.get(func, func)(*args, **(kwargs or {}))
         return in_plain_order(out) if func in NORMS else out
 

@@ -75,6 +75,61 @@ def test_padding_is_never_trained(engine: Literal["loop", "vmap"]) -> None:
     assert float((vectors - record(padded).draw(0, 0, 3).params["0.weight"])[:, 1:].abs().amin(dim=(1, 2)).min()) > 0
 
 
+class Asking(nn.Module):
+    """Goes another way where gradients are wanted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)
+        return 2 * out if out.requires_grad else out
+
+
+class Reversed(Asking):
+    """The gradient of what is below its last layer is turned round, by a hook."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__()
+        self.by, self.below = by, nn.Linear(3, 3)
+        if by == "layer":
+            self.layer.register_full_backward_hook(lambda part, given, got: (-given[0],))  # type: ignore[index, operator]
+        elif by == "parameter":
+            self.below.weight.register_hook(torch.neg)
+
+    def forward(self, x: Tensor) -> Tensor:
+        below: Tensor = self.below(x)
+        if self.by == "activation" and below.requires_grad:
+            below.register_hook(torch.neg)
+        return super().forward(below)
+
+
+def test_layers_that_ask_for_gradients_get_the_same_answer_under_vmap() -> None:
+    found = trained(Asking, [(X, Y)] * 3, dtype=torch.float64)
+    assert torch.allclose(found["loop"], found["vmap"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("by", ["layer", "activation"])
+def test_hooks_that_change_gradients_are_not_skipped_by_vmap(by: str) -> None:
+    """torch skips them there; trained by vmap, such networks went the other way."""
+    options: dict[str, Any] = {"epochs": 1, "batch_size": 40, "clip_norm": None}
+    done = train_ensemble(lambda: Reversed(by), [(X, Y)], engine="loop", **options)
+    start, net = record(lambda: Reversed(by)).draw(0, 0, 1), record(lambda: Reversed("nothing")).draw(0, 0, 1).module(0)
+    assert done.networks is not None
+    nn.functional.cross_entropy(net(X), Y).backward()
+    moved = (done.networks.params["below.weight"] - start.params["below.weight"])[0]
+    assert torch.allclose(moved, 0.5 * net.below.weight.grad, rtol=1e-4, atol=1e-6)  # type: ignore[union-attr, operator]
+    with pytest.raises(UnsupportedError, match=r"vmap cannot train Reversed .*; use engine='loop'"):
+        train_ensemble(lambda: Reversed(by), [(X, Y)] * 2, engine="vmap", **options)
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_hooks_of_parameters_are_refused(engine: Literal["loop", "vmap"]) -> None:
+    with pytest.raises(UnsupportedError, match=r"'below\.weight' has a hook that changes its gradient"):
+        train_ensemble(lambda: Reversed("parameter"), [(X, Y)], engine=engine)
+
+
 class Classic(nn.Module):
     """`view` asks for the plain order of images."""
 
