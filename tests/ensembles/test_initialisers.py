@@ -1,6 +1,7 @@
 """Recorded initialisers: bit for bit against the factory, the same distributions, independent of chunking."""
 
 import random
+import warnings
 
 import numpy as np
 import pytest
@@ -247,3 +248,13 @@ def test_the_variance_of_a_truncated_normal(std: float, bound: float) -> None:
     assert record(cut).variance_of("weight") == pytest.approx(truncnorm.var(-bound / std, bound / std) * std**2)
     assert record(lambda: cut(low=-2 * bound)).variance_of("weight") is None
     assert record(lambda: cut(mean=0.1)).variance_of("weight") is None
+
+
+def test_networks_whose_layers_compute_their_weight_can_be_copied() -> None:
+    """`nn.utils.weight_norm` leaves a computed weight in the layer: a raw error of copy.deepcopy."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch wants its parametrisation used
+        drawn = record(lambda: nn.utils.weight_norm(nn.Linear(3, 2))).draw(0, 0, 3)
+    x, one = torch.eye(3), drawn.one(2)
+    direction = one["weight_v"] / one["weight_v"].norm(dim=1, keepdim=True)
+    assert torch.allclose(drawn.module(2)(x), (one["weight_g"] * direction).T + one["bias"], atol=1e-6)

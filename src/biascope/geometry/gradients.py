@@ -230,14 +230,7 @@ def perturbed(x: Tensor, start: int, stop: int, step: float) -> Tensor:
 
 def find_head(networks: Networks, x: Tensor) -> tuple[str, int]:
     """Name and number of outputs of the nn.Linear whose output is the network's output."""
-    try:
-        module = networks.module(0)
-    except RuntimeError as error:  # torch copies no tensor that was computed from parameters
-        raise UnsupportedError(
-            f"head='marginal' needs a copy of {type(networks.template).__name__}, but it holds a tensor that was "
-            "computed from parameters, as nn.utils.weight_norm leaves one; use nn.utils.parametrizations.weight_norm, "
-            "or head='sampled'"
-        ) from error
+    module = networks.module(0)
     x = x[None].to(networks.device, networks.dtype)
     seen: dict[str, tuple[Tensor, Tensor, int]] = {}  # input, output and how often it had been written to
     for name, layer in module.named_modules():
