@@ -1,6 +1,7 @@
 """What is assumed of factories and networks: chance in parameters and buffers alone, examples that do not mix."""
 
 import copy
+import pickle
 import random
 from collections.abc import Callable
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from biascope import average_geometry, geometry_evolution, nads
-from biascope.ensembles import outputs, record, train_ensemble
+from biascope.ensembles import input_gradients, outputs, record, train_ensemble
 from biascope.ensembles.trust import refuse_hidden_chance, refuse_mixing
 from biascope.errors import InputError, UnsupportedError
 
@@ -54,10 +55,19 @@ def test_chance_that_is_no_tensor_of_the_network_is_refused(kind: str, name: str
         lambda: average_geometry(lambda: Features(kind), (3,), 8),
         lambda: geometry_evolution(lambda: Features(kind), X, Y.float(), 8),
         lambda: train_ensemble(lambda: Features(kind), [(X, Y)], loss="bce", epochs=1),
+        lambda: outputs(record(lambda: Features(kind)).draw(0, 0, 8), X),
+        lambda: outputs(record(lambda: Features(kind)).draw(0, 0, 2), torch.stack([X, X]), per_network=True),
+        lambda: input_gradients(record(lambda: Features(kind)).draw(0, 0, 9)[:8], X),
     ]
     for use in uses:
         with pytest.raises(InputError, match=f"'{name}' of Features, which is neither a parameter nor a buffer"):
             use()
+
+
+def test_drawn_networks_can_be_pickled() -> None:
+    drawn = record(lambda: nn.Linear(3, 1)).draw(0, 0, 2)
+    again = pickle.loads(pickle.dumps(drawn))
+    assert torch.equal(outputs(again, X), outputs(drawn, X))
 
 
 @pytest.mark.parametrize("skip", range(6))

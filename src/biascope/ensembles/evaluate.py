@@ -36,7 +36,7 @@ from biascope.ensembles.engines import (
     try_input,
 )
 from biascope.ensembles.networks import Networks
-from biascope.ensembles.trust import can_be_cut, refuse_mixing
+from biascope.ensembles.trust import can_be_cut, refuse_hidden_chance, refuse_mixing
 from biascope.errors import InputError, UnsupportedError
 from biascope.memory import budget
 from biascope.refusals import refuse_batch_dependence, refuse_inference_mode
@@ -336,7 +336,10 @@ def _measure(networks: Networks, x: Tensor, per_network: bool, engine: Engine, r
 
 
 def activation_bytes(networks: Networks, x: Tensor, per_network: bool = False) -> int:
-    """Bytes that one input of one network needs on its way (three times the largest pair of layer outputs)."""
+    """Bytes that one input of one network needs on its way (three times the largest pair of layer outputs).
+
+    The pass that is made for it also shows what no evaluation may be of: see `try_input` and `refuse_hidden_chance`.
+    """
     if not x.numel():
         raise InputError(f"x is empty: shape {list(x.shape)}")
     sizes: list[int] = [int(x[0, 0].numel() if per_network else x[0].numel()) * x.element_size()]
@@ -352,6 +355,8 @@ def activation_bytes(networks: Networks, x: Tensor, per_network: bool = False) -
     finally:
         for hook in hooks:
             hook.remove()
+    if networks.drawn_by is not None and not networks.template.training:
+        refuse_hidden_chance(networks.drawn_by, x[0] if per_network else x)
     first = sizes[: 1 + (len(sizes) - 1) // 2]  # `try_input` calls the network twice
     return 3 * sum(sorted(first)[-2:])
 

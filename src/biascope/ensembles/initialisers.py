@@ -100,7 +100,7 @@ class Initialiser:
             values = {name: value.to(dtype) if value.is_floating_point() else value for name, value in values.items()}
         trained = [name for name, parameter in self.template.named_parameters() if parameter.requires_grad]
         params = {name: values.pop(name) for name in trained}
-        return Networks(self.template, params, values)
+        return Networks(self.template, params, values, drawn_by=self)
 
     def _draw_block(self, seed: int, b: int, device: torch.device) -> dict[str, Tensor]:
         rng = generator(seed, "networks", b, device=device)

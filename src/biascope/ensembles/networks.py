@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +13,17 @@ from torch import Tensor, nn
 from biascope.errors import InputError
 from biascope.signatures import checked
 
+if TYPE_CHECKING:
+    from biascope.ensembles.initialisers import Initialiser
+
 
 @dataclass(frozen=True)
 class Networks:
     """T networks: `params` and `buffers` are {name: [T, *shape]}; `template` is the module they are put into.
 
     `params` are what is trained and differentiated; parameters that the factory has frozen (`requires_grad` False) are
-    among the `buffers`.
+    among the `buffers`. Of networks as they were drawn, `drawn_by` says how: whether the template stands for all of
+    them is checked with it before they are run.
 
     Example:
         >>> stacked = Networks(nn.Linear(2, 1, bias=False), {"weight": torch.ones(3, 1, 2)}, {})
@@ -30,11 +34,16 @@ class Networks:
     template: nn.Module = field(repr=False)
     params: Mapping[str, Tensor] = field(repr=False)
     buffers: Mapping[str, Tensor] = field(repr=False)
+    drawn_by: Initialiser | None = field(default=None, repr=False, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
         sizes = {**_lengths(self.params, "params"), **_lengths(self.buffers, "buffers")}
         if len(set(sizes.values())) > 1:
             raise InputError(f"stacks of different lengths: {sizes}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle: without the factory, which is often a lambda."""
+        return {**vars(self), "drawn_by": None}
 
     def __len__(self) -> int:
         return len(next(iter((*self.params.values(), *self.buffers.values()))))
@@ -50,7 +59,7 @@ class Networks:
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Networks:
         params, buffers = ({n: change(value) for n, value in part.items()} for part in (self.params, self.buffers))
-        return Networks(self.template, params, buffers)
+        return Networks(self.template, params, buffers, drawn_by=self.drawn_by)
 
     @property
     def device(self) -> torch.device:
