@@ -159,6 +159,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             rows.append(json.loads(line))
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise CorruptError(f"{path}, line {number}: not valid JSON ({error})") from error
+        if not isinstance(rows[-1], dict):
+            raise CorruptError(f"{path}, line {number}: every line should hold a JSON object")
     return rows
 
 

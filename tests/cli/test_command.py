@@ -158,18 +158,22 @@ def test_resume_refuses_another_configuration(capsys: pytest.CaptureFixture[str]
     assert run(["run", "nad/fig4a", "--out", "r"]) == 0
     assert run(["run", "--resume", "r", "--sigma", "1"]) == 1
     assert "options.sigma (3.0 stored, 1.0 asked)" in capsys.readouterr().err
+    assert run(["run", "nad/fig4b", "--resume", "r"]) == 1
+    assert "r is a run of nad/fig4a, not of nad/fig4b" in capsys.readouterr().err
     assert run(["run", "nad/fig4a", "--resume", "r", "--seed", "0"]) == 0
     assert "was finished already" in capsys.readouterr().out
     assert run(["run", "nad/fig4a", "--out", "r"]) == 1
     assert "biascope run --resume r" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["{", '{"verdict": "confirmed"}', None])
-def test_a_damaged_result_is_made_again(text: str | None, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["{", '{"verdict": "confirmed"}', {"measured": 3}, {"verdict": "maybe"}])
+def test_a_damaged_result_is_made_again(
+    text: str | dict[str, object], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert run(["run", "nad/fig4a", "--out", "r"]) == 0
     result = tmp_path / "r" / "result.json"
     whole = json.loads(result.read_text())
-    result.write_text(json.dumps({**whole, "measured": 3}) if text is None else text)
+    result.write_text(text if isinstance(text, str) else json.dumps({**whole, **text}))
     capsys.readouterr()
     assert run(["run", "--resume", "r"]) == 1
     assert "delete r/result.json, then make it again from what is stored: biascope run --resume r" in (

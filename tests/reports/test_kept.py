@@ -171,7 +171,17 @@ def test_a_copy_that_fails_leaves_the_earlier_one(
         ("result.json", {"study": None}, "result.json is damaged: it needs the study's name"),
         ("result.json", {"seconds": "x"}, "result.json is damaged"),
         ("result.json", {"measured": 3}, "result.json is damaged: its claim and what was measured should be text"),
-        ("metrics.jsonl", [1], "metrics.jsonl is damaged: every line should hold a JSON object"),
+        (
+            "result.json",
+            {"verdict": "maybe"},
+            "result.json is damaged: verdict 'maybe'.*; put it back from a copy, or delete",
+        ),
+        (
+            "result.json",
+            {"figures": [3]},
+            "result.json is damaged: not a study result.*; put it back from a copy, or dele",
+        ),
+        ("metrics.jsonl", [1], "metrics.jsonl, line 1: every line should hold a JSON object; delete that line"),
     ],
 )
 def test_a_damaged_folder_is_named(file: str, text: Any, message: str, finished: Run, tmp_path: Path) -> None:

@@ -152,9 +152,7 @@ def _again(
     from biascope.reports.study_page import finished
 
     stored = finished(like)[0].config
-    study = str(stored.get("study"))
-    if name not in {None, study}:
-        raise InputError(f"{like} is a run of {study}, not of {name}")
+    study = _study_of(like, stored, name)
     settings = {key: stored[key] for key in ("size", "seed", "device") if key in stored}
     return study, settings | asked, {**stored.get("options", {}), **overrides}
 
@@ -166,11 +164,19 @@ def _resumed(path: Path, name: str | None, asked: dict[str, Any], overrides: dic
     opened = Run.open(path)
     with way_out(opened.path / "config.json"):
         stored = check_config(opened).config
-    study = name or str(stored.get("study"))
+    study = _study_of(path, stored, name)
     options: dict[str, Any] = {**stored.get("options", {}), **overrides}
     again: dict[str, Any] = {key: stored[key] for key in ("size", "seed", "device") if key in stored}
     again |= asked
     return Run.resume(path, configure(study, overrides=options, **again))
+
+
+def _study_of(path: Path, stored: dict[str, Any], name: str | None) -> str:
+    """The study of a run folder; a name on the command line must be the same."""
+    study = str(stored.get("study"))
+    if name not in {None, study}:
+        raise InputError(f"{path} is a run of {study}, not of {name}")
+    return study
 
 
 def _resume_command(run: Run) -> str:

@@ -69,8 +69,6 @@ def finished(path: str | Path) -> tuple[Run, StudyResult, dict[str, Any]]:
         raise CorruptError(f"{run.path / 'result.json'} is damaged: it needs the study's name and its seconds")
     if not isinstance(result.measured, str) or not isinstance(result.claim, str):
         raise CorruptError(f"{run.path / 'result.json'} is damaged: its claim and what was measured should be text")
-    if not all(isinstance(line, dict) for line in run.metrics()):
-        raise CorruptError(f"{run.path / 'metrics.jsonl'} is damaged: every line should hold a JSON object")
     return run, result, raw
 
 

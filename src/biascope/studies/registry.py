@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from biascope import files
-from biascope.errors import InputError, near
+from biascope.errors import CorruptError, InputError, near
 from biascope.functional import device_of
 from biascope.studies.options import Option, arguments, merge, options_of
 from biascope.studies.own_networks import watch_networks
 from biascope.studies.result import StudyResult
-from biascope.studies.runs import Run
+from biascope.studies.runs import Run, way_out
 
 Size = Literal["smoke", "laptop", "paper"]
 StudyFunction = Callable[..., StudyResult]
@@ -218,8 +218,13 @@ def load_result(path: str | Path) -> tuple[Run, StudyResult, dict[str, Any]]:
     run = Run.open(path)
     if not run.finished:
         raise InputError(f"{run.path} is not finished; go on with `biascope run --resume {run.path}`")
-    raw = files.read_json(run.path / "result.json")
-    return run, StudyResult.from_json(raw), raw
+    file = run.path / "result.json"
+    with way_out(file):
+        raw = files.read_json(file)
+        try:
+            return run, StudyResult.from_json(raw), raw
+        except (CorruptError, ValueError) as error:
+            raise CorruptError(f"{file} is damaged: {error}") from error
 
 
 def _figure_key(figure: str) -> tuple[int, str]:

@@ -39,6 +39,7 @@ WAYS_OUT = {  # of a file that is damaged or missing
     "config.json": "put it back from a copy (a run of the same command into another folder has the same; "
     "environment.json holds the command), or start a new run",
     "environment.json": "put it back from a copy, or write {} into it: no result depends on it",
+    "result.json": "put it back from a copy, or delete it and resume the run: what is in arrays/ is not computed again",
     "metrics.jsonl": "delete that line, or the file, and go on: results rest on arrays/, which stay as they are",
 }
 Scalar: TypeAlias = bool | int | float | str | None
