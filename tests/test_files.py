@@ -68,6 +68,23 @@ def test_a_folder_and_a_forbidden_file_are_named(
     assert not isinstance(caught.value, CorruptError)  # for which some callers say: delete it
 
 
+def test_a_forbidden_file_of_tensors_is_not_taken_for_a_damaged_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Callers say of a damaged one: delete it."""
+    path = tmp_path / "t.safetensors"
+    files.write_tensors(path, {"a": torch.ones(3)}, {})
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", forbidden)
+    monkeypatch.setattr(files, "safe_open", forbidden)
+    with pytest.raises(BiascopeError, match=r"cannot read .*t\.safetensors: Permission denied\. Fix") as caught:
+        files.read_tensors(path)
+    assert not isinstance(caught.value, CorruptError)
+
+
 def test_a_kernel_is_saved_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "k.safetensors"
     K = bs.ntk(torch.nn.Linear(3, 2), torch.eye(3))

@@ -120,11 +120,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """What `write_tensors` wrote, on the CPU; a file that is not whole is named."""
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except FileNotFoundError as error:
-        raise CorruptError(f"{path} is missing") from error
-    except (SafetensorError, OSError) as error:
+        with explain_read_errors(path):
+            path.open("rb").close()  # safetensors does not tell a file that may not be read from a damaged one
+            with safe_open(path, framework="pt", device="cpu") as file:
+                return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except SafetensorError as error:
         raise CorruptError(f"{path} is not a whole safetensors file ({error})") from error
 
 
