@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -94,3 +95,16 @@ def test_same_job_twice_is_computed_once(tmp_path: Path) -> None:
     done = sweep(lambda n: calls.append(n) or {"n": n}, [{"n": 1}, {"n": 1}], tmp_path)  # type: ignore[func-returns-value]
     assert len(calls) == 1
     assert len(done) == 2
+
+
+def test_numbers_and_arrays_of_numpy_are_kept(tmp_path: Path) -> None:
+    """They failed every job, after it was computed."""
+    made = {"count": np.int64(3), "mean": np.float32(0.5), "curve": np.arange(3.0)[::-1]}
+    (outcome,) = sweep(lambda n: made, [{"n": 1}], tmp_path)
+    assert (outcome["count"], outcome["mean"], outcome["curve"].tolist()) == (3, 0.5, [2.0, 1.0, 0.0])
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BiascopeError, match=r"cannot write .*file: File exists"):
+        sweep(lambda n: {}, [{"n": 1}], tmp_path / "file")

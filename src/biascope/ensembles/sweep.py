@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from biascope.errors import BiascopeError, CorruptError, InputError
-from biascope.files import read_tensors, write_tensors
+from biascope.files import explain_write_errors, read_tensors, write_tensors
 from biascope.progress import progress
 from biascope.signatures import checked
 
@@ -33,7 +34,8 @@ def sweep(function: Callable[..., Mapping[str, Any]], jobs: Sequence[Job], folde
     same folder: at worst a job is computed twice, and both write the same file.
 
     Args:
-        function: returns a dict of tensors and plain values (numbers, strings, lists).
+        function: returns a dict of tensors (or arrays, which come back as tensors) and plain values (numbers, strings,
+            lists).
         jobs: keyword arguments, JSON-able.
         folder: made if it does not exist.
 
@@ -46,7 +48,8 @@ def sweep(function: Callable[..., Mapping[str, Any]], jobs: Sequence[Job], folde
         1
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    with explain_write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     paths = [_path(folder, job) for job in jobs]
     waiting = [(job, path) for job, path in dict(zip(map(_key, jobs), zip(jobs, paths))).values() if not path.exists()]
     failures: list[str] = []
@@ -101,8 +104,11 @@ def _contents(job: Job, outcome: object) -> tuple[dict[str, Tensor], dict[str, s
         raise InputError(
             f"the function returned {type(outcome).__name__}; it must return a dict of tensors and plain values"
         )
-    tensors = {name: v for name, v in outcome.items() if isinstance(v, Tensor)}
-    plain = {name: value for name, value in outcome.items() if not isinstance(value, Tensor)}
+    held = {
+        name: torch.as_tensor(v.copy(), device="cpu") if isinstance(v, np.ndarray) else v for name, v in outcome.items()
+    }
+    tensors = {name: v for name, v in held.items() if isinstance(v, Tensor)}
+    plain = {name: v.item() if isinstance(v, np.generic) else v for name, v in held.items() if name not in tensors}
     try:
         metadata = {"job": _key(job), "values": json.dumps(plain)}
     except TypeError as error:
