@@ -162,6 +162,27 @@ def test_a_copy_that_fails_leaves_the_earlier_one(
     assert {path.name for path in (tmp_path / "kept").iterdir()} == {"mine", "page.css", "page.js"}
 
 
+def test_an_earlier_copy_is_gone_only_when_the_new_one_is_in_its_place(
+    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = keep(finished.path, tmp_path / "kept", name="mine")
+    before = (kept.path / "index.html").read_text()
+    move, refused = Path.rename, list[Path]()
+
+    def once(path: Path, to: Path) -> Path:
+        if path.name.startswith(".") and not refused:  # the new copy on its way
+            refused.append(path)
+            raise OSError(5, "Input/output error")
+        return move(path, to)
+
+    monkeypatch.setattr(Path, "rename", once)
+    with pytest.raises(BiascopeError, match="Input/output error"):
+        keep(finished.path, tmp_path / "kept", name="mine", replace=True)
+    assert (kept.path / "index.html").read_text() == before
+    keep(finished.path, tmp_path / "kept", name="mine", replace=True)
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {"mine", "page.css", "page.js"}
+
+
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [

@@ -73,14 +73,26 @@ def keep(run_folder: str | Path, into: str | Path = "reproductions", name: str =
         left_out = _fill(run, making)
         making.chmod(0o755)
         with explain_write_errors(target):
-            if target.exists():
-                shutil.rmtree(target)
-            making.rename(target)
+            _put(making, target)
     finally:
         shutil.rmtree(making, ignore_errors=True)
     write_look(Path(into))  # one for all kept pages
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     return Kept(target, size, tuple(left_out))
+
+
+def _put(made: Path, target: Path) -> None:
+    """Move a folder in the place of another, which is gone only when that is done."""
+    earlier = made.with_name(f"{made.name}-earlier")
+    if target.exists():
+        target.rename(earlier)
+    try:
+        made.rename(target)
+    except OSError:
+        if earlier.exists():
+            earlier.rename(target)
+        raise
+    shutil.rmtree(earlier, ignore_errors=True)
 
 
 def _target(run: Run, into: Path, name: str, replace: bool) -> Path:
