@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -307,3 +308,19 @@ def test_disk_errors_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(BiascopeError, match=r"result\.json: No space left on device"):
         files.write_json(run.path / "result.json", {})
     assert not run.finished
+
+
+def test_going_on_with_other_code_is_said_and_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the numbers would be of another torch than `environment.json` says."""
+    run = Run.create(tmp_path / "r", CONFIG)
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    assert Run.resume(run.path, CONFIG).environment["torch"] == "9.9"  # nothing was computed yet
+    monkeypatch.setattr(torch, "__version__", "9.10")
+    run.save_arrays("a", x=torch.ones(1))
+    with pytest.warns(UserWarning, match=r"other code or another device \(torch 9\.9 then, 9\.10 now\)"):
+        resumed = Run.resume(run.path, CONFIG)
+    assert resumed.environment["torch"] == "9.9"
+    assert [each["torch"] for each in Run.open(run.path).environment["resumed"]] == ["9.10"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Run.resume(run.path, CONFIG)  # once is enough

@@ -13,6 +13,8 @@ import torch
 
 import biascope
 
+MADE_WITH = ("torch", "biascope", "git", "device_name")  # what numbers may depend on
+
 
 def describe(device: str | torch.device = "cpu", seed: int | None = None) -> dict[str, Any]:
     """A JSON-able description of this process and machine; goes into `environment.json` of every run folder.
@@ -35,6 +37,24 @@ def describe(device: str | torch.device = "cpu", seed: int | None = None) -> dic
         "argv": list(sys.argv),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What of the code and the device that numbers are computed with is another now, in words.
+
+    Example:
+        >>> differences({"torch": "2.12", "python": "3.11"}, {"torch": "2.13", "python": "3.12"})
+        ['torch 2.12 then, 2.13 now']
+    """
+    told = [(key, *(_short(held.get(key)) for held in (before, now))) for key in MADE_WITH if key in before]
+    return [f"{name} {was} then, {is_} now" for name, was, is_ in told if was != is_]
+
+
+def _short(value: Any) -> str:
+    """A state of git as the beginning of its commit, and a plus where files differ from it."""
+    if not isinstance(value, dict):
+        return str(value)
+    return f"{str(value.get('commit'))[:10]}{'+' if value.get('dirty') else ''}"
 
 
 def device_name(device: str | torch.device = "cpu") -> str:

@@ -14,6 +14,7 @@ index.html          the page
 import json
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -119,7 +120,28 @@ class Run:
         for leftover in run.path.rglob(f"{files.TEMPORARY}*"):
             leftover.unlink(missing_ok=True)
         files.mend_tail(run.path / "metrics.jsonl")
-        return run
+        return run if run.finished else run._going_on()
+
+    def _going_on(self) -> "Run":
+        """The run, with a note in `environment.json` and a warning where code or device are others than before."""
+        earlier = self.environment.get("resumed")
+        earlier = earlier if isinstance(earlier, list) else []
+        now = environment.describe(self.device, self.seed)
+        changed = environment.differences(earlier[-1] if earlier else self.environment, now)
+        if not changed:
+            return self
+        if self.bare:  # nothing was computed then
+            noted = now
+        else:
+            warnings.warn(
+                f"{self.path} goes on with other code or another device ({'; '.join(changed)}): what is in arrays/ "
+                "stays as it was computed then. Start a new run if that matters",
+                stacklevel=3,
+            )
+            kept = {key: now[key] for key in (*environment.MADE_WITH, "started")}
+            noted = {**self.environment, "resumed": [*earlier, kept]}
+        files.write_json(self.path / "environment.json", noted)
+        return Run(self.path, self.config, noted)
 
     # ---- what a study sees of its configuration ----
 
