@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from biascope.derivatives import RightGradients
-from biascope.ensembles.arithmetic import arithmetic
+from biascope.ensembles.arithmetic import HALF, arithmetic
 from biascope.ensembles.capture import capture
 from biascope.ensembles.compiled import Forward, compiled_training, worth_compiling
 from biascope.ensembles.engines import logits_of, takes_channels_last
@@ -178,7 +178,8 @@ class Training:
         self.x = x.clone(memory_format=torch.channels_last) if self.last else x.clone()
         self.y = y.clone()
         self.full = min(sgd.batch_size, n)
-        self.rates = torch.tensor(sgd.rates(n), device=x.device)
+        dtype = torch.promote_types(torch.float32, self.params[0].dtype).to_real()
+        self.rates = torch.tensor(sgd.rates(n), dtype=dtype, device=x.device)
         self.orders = torch.zeros(len(self.rates), self.full, dtype=torch.long, device=x.device)
         self.history = torch.zeros(len(self.rates), device=x.device)
         self.count = torch.zeros(1, dtype=torch.long, device=x.device)
@@ -192,7 +193,8 @@ class Training:
         sgd = self.work.sgd
         x, y = self.batch(size)
         out = self.forward(self.module, x) if size == self.full else self.module(x)
-        loss = self.work.loss(logits_of(out).float(), y)
+        out = logits_of(out)
+        loss = self.work.loss(out.float() if out.dtype in HALF.values() else out, y)
         gradients = torch.autograd.grad(loss, self.params, allow_unused=True)
         self.settle_buffers()  # only now: the backward pass may read the old ones
         with torch.no_grad():
