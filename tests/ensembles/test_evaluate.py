@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from biascope import nets
 from biascope.ensembles import Plan, input_gradients, outputs, record, scalar_of
@@ -100,3 +100,32 @@ def test_batch_norm_as_an_affine_map(affine, shape) -> None:  # type: ignore[no-
         assert torch.allclose(torch.nn.functional.batch_norm(x, mean, var, weight, bias, eps=1e-3), expected)
         live = torch.nn.functional.batch_norm(x, None, None, weight, bias, training=True)
     assert torch.allclose(live, torch.nn.functional.batch_norm(x, None, None, weight, bias, training=True))
+
+
+def test_what_vmap_cannot_run_and_inputs_without_gradients_are_named() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(3, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.lstm(x)[0][:, -1]
+            return out
+
+    drawn, x = record(Recurrent).draw(0, 0, 3), torch.ones(4, 5, 3)
+    with pytest.raises(UnsupportedError, match=r"vmap cannot run Recurrent \(RuntimeError.*use engine='loop'"):
+        outputs(drawn, x, engine="vmap")
+    assert outputs(drawn, x).shape == (3, 4, 2)
+
+    class Hooked(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(3, 1)
+            self.register_full_backward_hook(lambda part, given, got: None)
+
+    hooked = record(Hooked).draw(0, 0, 3)
+    with pytest.raises(UnsupportedError, match=r"vmap cannot differentiate Hooked \(.*use engine='loop'"):
+        input_gradients(hooked, torch.ones(4, 3), engine="vmap")
+    assert input_gradients(hooked, torch.ones(4, 3)).shape == (3, 4, 3)
+    tokens = record(lambda: nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 1))).draw(0, 0, 3)
+    with pytest.raises(InputError, match=r"x holds torch\.int64: .* tokens have none"):
+        input_gradients(tokens, torch.ones(4, 2, dtype=torch.long))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,11 +66,36 @@ def run_group(group: Networks, x: Tensor, start: int, plan: Plan, per_network: b
 def run_all(networks: Networks, x: Tensor, plan: Plan, per_network: bool) -> Tensor:
     """By vmap or in turn, in as many pieces as the plan says."""
     pieces, n = [], x.shape[1] if per_network else len(x)
-    for start in range(0, len(networks), plan.networks):
-        group = networks[start : start + plan.networks]
-        own = x[start : start + plan.networks] if per_network else x
-        pieces.append(torch.cat([run_group(group, own, i, plan, per_network) for i in range(0, n, plan.inputs)], dim=1))
+    with as_vmap("run", networks.template) if plan.engine == "vmap" else nullcontext():
+        for start in range(0, len(networks), plan.networks):
+            group = networks[start : start + plan.networks]
+            own = x[start : start + plan.networks] if per_network else x
+            parts = [run_group(group, own, i, plan, per_network) for i in range(0, n, plan.inputs)]
+            pieces.append(torch.cat(parts, dim=1))
     return torch.cat(pieces)
+
+
+@contextmanager
+def as_vmap(verb: str, template: nn.Module) -> Iterator[None]:
+    """What torch raises where vmap does not know an operation, with the engine that does.
+
+    Example:
+        >>> with as_vmap("run", nn.LSTM(1, 1)):
+        ...     raise RuntimeError("no rule")
+        Traceback (most recent call last):
+        biascope.errors.UnsupportedError: vmap cannot run LSTM (RuntimeError: no rule); use engine='loop'
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, NotImplementedError) as error:
+        if isinstance(error, UnsupportedError):
+            raise
+        said = (str(error).splitlines() or [""])[0]
+        raise UnsupportedError(
+            f"vmap cannot {verb} {type(template).__name__} ({type(error).__name__}: {said}); use engine='loop'"
+        ) from error
 
 
 class Replay:

@@ -28,6 +28,7 @@ from biascope.ensembles.engines import (
     Plan,
     Replay,
     alike,
+    as_vmap,
     call_rows,
     layout,
     run_all,
@@ -155,6 +156,10 @@ def input_gradients(
     """
     refuse_inference_mode()
     refuse_batch_dependence(networks.template)
+    if not (x.is_floating_point() or x.is_complex()):
+        raise InputError(
+            f"x holds {x.dtype}: only numbers with a fraction (x.float()) have gradients, tokens have none"
+        )
     x = _inputs(networks, x.detach(), per_network)
     if engine == "graph":
         raise UnsupportedError("engine='graph' gives outputs only; use 'loop' or 'vmap' for gradients")
@@ -173,7 +178,8 @@ def input_gradients(
 
     def mapped(group: Networks, inputs: Tensor) -> Tensor:
         values = {**group.params, **group.buffers}
-        found: Tensor = vmap(grad(scalar, argnums=1), in_dims=(0, 0 if per_network else None))(values, inputs)
+        with as_vmap("differentiate", group.template):
+            found: Tensor = vmap(grad(scalar, argnums=1), in_dims=(0, 0 if per_network else None))(values, inputs)
         return found
 
     per_input = 4 * activation_bytes(networks, x, per_network)

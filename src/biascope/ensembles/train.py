@@ -18,19 +18,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from biascope.arguments import as_number, check_count, check_number
 from biascope.ensembles import steppers
 from biascope.ensembles.arithmetic import Precision
-from biascope.ensembles.engines import logits_of, try_input
+from biascope.ensembles.engines import as_vmap, logits_of, try_input
 from biascope.ensembles.evaluate import outputs
 from biascope.ensembles.initialisers import Factory, Initialiser, with_something_to_train
 from biascope.ensembles.networks import Networks
@@ -240,7 +240,7 @@ def train_ensemble(
         data = work.load(indices)
         _check_labels(data[1], loss, classes)
         begin = time.perf_counter()
-        with _as_vmap(initialiser.template) if chosen == "vmap" else nullcontext():
+        with as_vmap("train", initialiser.template) if chosen == "vmap" else nullcontext():
             networks, history = run(indices, *data)
         if where.type == "cuda":
             torch.cuda.synchronize(where)
@@ -341,20 +341,6 @@ def accuracy(networks: Networks, x: Tensor, y: Tensor, precision: Precision = "f
     y = y.to(guess.device)
     counted = y != -100
     return ((guess == y) & counted).float().sum(1).div(counted.float().sum(1)).cpu()
-
-
-@contextmanager
-def _as_vmap(template: nn.Module) -> Iterator[None]:
-    """What torch raises where vmap does not know an operation, with the engine that does."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, NotImplementedError) as error:
-        said = (str(error).splitlines() or [""])[0]
-        raise UnsupportedError(
-            f"vmap cannot train {type(template).__name__} ({type(error).__name__}: {said}); use engine='loop'"
-        ) from error
 
 
 def _try_out(work: Work, loss: str | Loss) -> int:
