@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from biascope import nets
 from biascope.ensembles import Plan, input_gradients, outputs, record, scalar_of
@@ -129,3 +130,24 @@ def test_what_vmap_cannot_run_and_inputs_without_gradients_are_named() -> None:
     tokens = record(lambda: nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 1))).draw(0, 0, 3)
     with pytest.raises(InputError, match=r"x holds torch\.int64: .* tokens have none"):
         input_gradients(tokens, torch.ones(4, 2, dtype=torch.long))
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_networks_that_run_again_in_the_backward_pass_are_refused(frozen: bool) -> None:
+    """They ran with the template's parameters then: wrong gradients where the layer is frozen, else a raw error."""
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.head = nn.Linear(3, 4).requires_grad_(not frozen), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            body = checkpoint(lambda t: self.layer(t).tanh(), x, use_reentrant=False)
+            out: Tensor = self.head(body)
+            return out
+
+    stack = record(Checkpointed).draw(0, 0, 3)
+    for engine in ("auto", "loop"):
+        with pytest.raises(UnsupportedError, match="Checkpointed runs parts of itself again in the backward pass"):
+            input_gradients(stack, torch.ones(2, 3), engine=engine)  # type: ignore[arg-type]
+    assert outputs(stack, torch.ones(2, 3)).shape == (3, 2, 1)

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
@@ -170,9 +170,9 @@ def input_gradients(
 
     def looped(group: Networks, inputs: Tensor) -> Tensor:
         found = []
-        for i in range(len(group)):
-            leaf = (inputs[i] if per_network else inputs).detach().requires_grad_(True)
-            with torch.enable_grad():
+        with torch.enable_grad(), _no_second_run(group.template):
+            for i in range(len(group)):
+                leaf = (inputs[i] if per_network else inputs).detach().requires_grad_(True)
                 found.append(torch.autograd.grad(scalar(group.one(i), leaf), leaf)[0])
         return torch.stack(found)
 
@@ -209,6 +209,23 @@ def input_gradients(
             ]
             rows.append(torch.cat(pieces, dim=1))
     return torch.cat(rows)
+
+
+@contextmanager
+def _no_second_run(template: nn.Module) -> Iterator[None]:
+    """Refuse what runs parts of a network again in the backward pass: by then its parameters are the template's."""
+    words = (
+        f"{type(template).__name__} runs parts of itself again in the backward pass (torch.utils.checkpoint, or other "
+        "hooks on saved tensors), when it no longer holds the parameters of one network: let it do that in train mode "
+        "only (if self.training)"
+    )
+    try:
+        with torch.autograd.graph.disable_saved_tensors_hooks(words):
+            yield
+    except RuntimeError as error:
+        if words not in str(error):
+            raise
+        raise UnsupportedError(words) from error
 
 
 def scalar_of(out: Tensor, scalarise: Scalarise | None = None) -> Tensor:
