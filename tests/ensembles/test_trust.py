@@ -144,6 +144,24 @@ def test_chance_in_a_call_and_examples_that_mix_are_refused() -> None:
         refuse_mixing(tokens, torch.tensor([0, 3]))
 
 
+class Referring(Mixing):
+    """Every example is seen from the first one, whose own output is the same with or without others."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x)
+        out: Tensor = self.head((h - h[:1]).tanh())
+        return out
+
+
+def test_examples_that_look_at_the_first_one_mix_too() -> None:
+    with pytest.raises(UnsupportedError, match="its examples mix"):
+        input_gradients(record(Referring).draw(0, 0, 2), X)
+    drawn, x = record(Referring).draw(0, 0, 2), torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        whole = torch.stack([drawn.module(i)(x) for i in range(2)])
+    assert torch.allclose(outputs(drawn, x, max_memory=20_000), whole, atol=1e-5)  # not cut into pieces
+
+
 def test_a_factory_without_chance_has_no_ensemble() -> None:
     base = nn.Linear(5, 1)
     assert not record(lambda: copy.deepcopy(base)).draws

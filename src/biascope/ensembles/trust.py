@@ -72,7 +72,7 @@ def _refuse_other_than(template: nn.Module, fresh: nn.Module, x: Tensor) -> None
 
 
 def refuse_mixing(networks: Networks, x: Tensor) -> None:
-    """Raise if what a network gives for the first of x [n, ...] depends on what is beside it in the batch.
+    """Raise if what a network gives for the first of x [n, ...], or beside it, depends on the rest of the batch.
 
     Example:
         >>> from biascope.ensembles import record
@@ -105,13 +105,13 @@ def can_be_cut(networks: Networks, x: Tensor) -> bool:
 
 
 def _mixes(networks: Networks, one: Tensor, other: Tensor) -> bool:
-    """Whether the first network gives one example [1, ...] another output when `other` is beside it."""
-    two = torch.cat([one, other])
+    """Whether the first network gives one of two examples [1, ...] another output when the other is beside it."""
+    parts = (one, other, torch.cat([one, other]))
     try:  # in float64, where one example and two differ by no rounding that could be taken for mixing
-        alone, beside = (_outputs(networks, part.cpu(), torch.float64)[:1] for part in (one, two))
+        first, second, both = (_outputs(networks, part.cpu(), torch.float64) for part in parts)
     except (RuntimeError, TypeError):  # constants of another precision or place
-        alone, beside = (_outputs(networks, part, networks.dtype)[:1] for part in (one, two))
-    return not alike(alone, beside)
+        first, second, both = (_outputs(networks, part, networks.dtype) for part in parts)
+    return not (alike(first, both[:1]) and alike(second, both[1:]))
 
 
 @torch.no_grad()
