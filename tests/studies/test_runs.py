@@ -257,6 +257,9 @@ def test_kill_minus_9_in_the_middle_leaves_a_resumable_folder(tmp_path: Path) ->
     done = len(run.arrays())
     assert 60 <= done < 400
     before = {name: (path / "arrays" / f"{name}.safetensors").stat().st_mtime_ns for name in run.arrays()}
+    (path / "arrays" / f"{files.TEMPORARY}x").touch()  # as one of the kills may have left
+    for leftover in path.rglob(f"{files.TEMPORARY}*"):
+        os.utime(leftover, (0, 0))  # long ago
     subprocess.run([sys.executable, "-c", JOB, str(path)], check=True)
     run = Run.open(path)
     assert len(run.arrays()) == 400
@@ -324,3 +327,16 @@ def test_going_on_with_other_code_is_said_and_noted(tmp_path: Path, monkeypatch:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Run.resume(run.path, CONFIG)  # once is enough
+
+
+def test_resuming_leaves_what_another_process_is_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It removed every temporary file: the write of a second process on the folder failed, and its job was lost."""
+    run, move = make(tmp_path), os.replace
+
+    def meanwhile(temporary: Path, to: Path) -> None:
+        Run.resume(run.path)
+        move(temporary, to)
+
+    monkeypatch.setattr(os, "replace", meanwhile)
+    run.save_arrays("a", x=torch.ones(2))
+    assert run.load_arrays("a")["x"].tolist() == [1.0, 1.0]

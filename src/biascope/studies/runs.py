@@ -16,7 +16,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ MARKER = "biascope-run.json"
 NETWORKS = "networks.json"
 NAMED = ("config.json", "environment.json", NETWORKS, MARKER)  # what a run that has stored nothing may hold,
 FOLDERS = ("arrays", "figures")  # beside these, which are empty then
+ABANDONED = 600.0  # seconds without a write after which a temporary file is nobody's
 WAYS_OUT = {  # of a file that is damaged or missing
     MARKER: f'if all else is there, write {{"format": {FORMAT}}} into it',
     "config.json": "put it back from a copy (a run of the same command into another folder has the same; "
@@ -118,7 +119,9 @@ class Run:
         if config is not None:
             check_same_config(run.config, json.loads(_json("the configuration", dict(config))), run.path)
         for leftover in run.path.rglob(f"{files.TEMPORARY}*"):
-            leftover.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                if time.time() - leftover.stat().st_mtime > ABANDONED:  # else another process may be writing it
+                    leftover.unlink()
         files.mend_tail(run.path / "metrics.jsonl")
         return run if run.finished else run._going_on()
 
