@@ -97,6 +97,8 @@ class Reversed(Asking):
             self.layer.register_full_backward_hook(lambda part, given, got: (-given[0],))  # type: ignore[index, operator]
         elif by == "parameter":
             self.below.weight.register_hook(torch.neg)
+        elif by == "parameter, after":
+            self.below.weight.register_post_accumulate_grad_hook(lambda p: p.grad.neg_())
 
     def forward(self, x: Tensor) -> Tensor:
         below: Tensor = self.below(x)
@@ -125,9 +127,10 @@ def test_hooks_that_change_gradients_are_not_skipped_by_vmap(by: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
-def test_hooks_of_parameters_are_refused(engine: Literal["loop", "vmap"]) -> None:
-    with pytest.raises(UnsupportedError, match=r"'below\.weight' has a hook that changes its gradient"):
-        train_ensemble(lambda: Reversed("parameter"), [(X, Y)], engine=engine)
+@pytest.mark.parametrize("by", ["parameter", "parameter, after"])
+def test_hooks_of_parameters_are_refused(by: str, engine: Literal["loop", "vmap"]) -> None:
+    with pytest.raises(UnsupportedError, match=r"'below\.weight' has a hook on its gradient"):
+        train_ensemble(lambda: Reversed(by), [(X, Y)], engine=engine)
 
 
 class Classic(nn.Module):

@@ -207,10 +207,11 @@ def train_ensemble(
     if engine not in get_args(TrainEngine):
         raise InputError(f"engine={engine!r} is not one of {', '.join(get_args(TrainEngine))}")
     initialiser = with_something_to_train(factory)
-    hooked = [name for name, p in initialiser.template.named_parameters() if p._backward_hooks]
+    parameters = initialiser.template.named_parameters()
+    hooked = [name for name, p in parameters if p._backward_hooks or p._post_accumulate_grad_hooks]
     if hooked:
         raise UnsupportedError(
-            f"'{hooked[0]}' has a hook that changes its gradient, which copies of a network do not have: let the "
+            f"'{hooked[0]}' has a hook on its gradient, which copies of a network do not have: let the "
             "network itself do that, or the loss"
         )
     where = device_of(device)
