@@ -403,3 +403,18 @@ def test_directions_of_three_channels_are_those_of_one_in_each() -> None:
     noise = float((one - other).norm() / expected.norm())
     assert noise < 0.1
     assert float(((one + other) / 2 - expected).norm() / expected.norm()) < noise
+
+
+@pytest.mark.parametrize(("shape", "dims"), [((2, 6), 1), ((6,), 1), ((1, 4, 4, 4), 3), ((4, 4), 2)])
+def test_fourier_energy_of_signals_and_volumes(shape: tuple[int, ...], dims: int) -> None:
+    """A cosine along the last dimension, alike along all others: half of its energy at each of two frequencies."""
+    n = shape[-1]
+    wave = torch.cos(2 * torch.pi * torch.arange(n) / n).expand(shape)
+    one = NADs(wave[None] / wave.norm(), torch.ones(1), torch.zeros(1), 1.0, 1, 0, "autograd", 0.0)
+    channels = shape[0] if len(shape) > dims else 1
+    wanted = torch.zeros(shape, dtype=torch.float64)
+    for frequency in (n // 2 - 1, n // 2 + 1):
+        wanted[(..., *[size // 2 for size in shape[len(shape) - dims : -1]], frequency)] = 0.5 / channels
+    torch.testing.assert_close(one.fourier_energy(dims)[0], wanted)
+    with pytest.raises(UnsupportedError, match="have no 5 dimensions"):
+        one.fourier_energy(5)

@@ -37,6 +37,7 @@ def nads(
         str, typer.Option(help="finite-difference, autograd, mixed-derivative or ntk.")
     ] = "finite-difference",
     step: Annotated[float | None, typer.Option(help="Of the finite differences. [default: 100]")] = None,
+    derivative: Annotated[str, typer.Option(help="Of mixed-derivative: exact or finite-difference.")] = "exact",
     head: Annotated[str, typer.Option(help="sampled, or marginal: the last layer is averaged out.")] = "sampled",
     top: Annotated[int | None, typer.Option(min=1, help="How many directions. [default: all, or 64]")] = None,
     precision: Annotated[str, typer.Option(help="On CUDA: float32, tf32, fp16, bf16.")] = "float32",
@@ -57,7 +58,7 @@ def nads(
         found, written = NADs.load(name), Path(name)
     else:
         factory, inputs, written = network(name, input_, settings, out, "nads")
-        given: dict[str, Any] = {"method": method, "head": head, "precision": precision, "top": top}
+        given: dict[str, Any] = {"method": method, "derivative": derivative, "head": head, "precision": precision}
         given |= {} if step is None else {"step": step}
         found = measure(
             factory,
@@ -66,6 +67,7 @@ def nads(
             device=device,
             seed=seed,
             max_memory=max_memory,
+            top=top,
             scalarise=one_of(output),
             **given,
         )

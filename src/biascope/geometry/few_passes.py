@@ -73,3 +73,8 @@ def few_passes(
         )
     vectors = fix_signs(torch.linalg.qr(basis @ S)[0])
     return Eigenpairs(values, vectors, residuals, converged, done, basis.shape[1])
+
+
+def resolved(pairs: Eigenpairs) -> int:
+    """How many of the leading eigenpairs are certain, up to the first that is not."""
+    return int(pairs.converged.long().cumprod(0).sum())

@@ -84,19 +84,27 @@ class NADs:
         """D."""
         return math.prod(self.input_shape)
 
-    def fourier_energy(self) -> Tensor:
-        """|FFT|^2 of each direction over its last two dimensions, each adding up to 1, DC in the centre: [k, *shape].
+    @checked
+    def fourier_energy(self, dims: int = 2) -> Tensor:
+        """|FFT|^2 of each direction over its last `dims` dimensions, each adding up to 1, DC central: [k, *shape].
+
+        2 for images, 1 for signals [channels, length] (two would take a frequency over channels too), 3 for volumes.
 
         Example:
             >>> flat = NADs(torch.full((1, 1, 4, 4), 0.25), torch.ones(1), torch.zeros(1), 1.0, 1, 0, "autograd", 0.0)
             >>> flat.fourier_energy()[0, 0, 2, 2].item()
             1.0
         """
-        if len(self.input_shape) < 2:
-            raise UnsupportedError(f"a Fourier picture needs images, not inputs of shape {self.input_shape}")
-        energy = torch.fft.fft2(self.directions.double()).abs().square()
+        check_count(dims, "dims")
+        if len(self.input_shape) < dims:
+            raise UnsupportedError(
+                f"inputs of shape {self.input_shape} have no {dims} dimensions to transform: images have two, signals "
+                "one (fourier_energy(1))"
+            )
+        last = tuple(range(-dims, 0))
+        energy = torch.fft.fftn(self.directions.double(), dim=last).abs().square()
         energy = energy / energy.flatten(1).sum(1).view(-1, *[1] * len(self.input_shape))
-        shifted: Tensor = torch.fft.fftshift(energy, dim=(-2, -1))
+        shifted: Tensor = torch.fft.fftshift(energy, dim=last)
         return shifted
 
     @checked
