@@ -49,13 +49,16 @@ def decide(holds: bool, estimates: Iterable[Estimate]) -> Verdict:
 
 
 def difference(a: Estimate, b: Estimate) -> Estimate:
-    """a - b of independent estimates.
+    """a - b of independent estimates; its error is unknown where one of theirs is.
 
     Example:
         >>> print(difference(Estimate(3.0, 0.3), Estimate(1.0, 0.4)))
         2.00 ± 0.50
+        >>> above(difference(Estimate(3.0), Estimate(1.0)))
+        False
     """
-    return Estimate(a.value - b.value, math.hypot(a.standard_error or 0.0, b.standard_error or 0.0), None)
+    errors = [each.standard_error for each in (a, b) if each.standard_error is not None]
+    return Estimate(a.value - b.value, math.hypot(*errors) if len(errors) == 2 else None, None)
 
 
 def jackknife_error(left_out: ArrayLike) -> float:
