@@ -147,7 +147,7 @@ def kept_name(run: Run) -> str:
         'nad-fig4a-smoke-cpu'
     """
     options = changed_options(run)
-    network = next((options[key] for key in NETWORK_OPTIONS if key in options), "")
+    network = scrubbed(next((options[key] for key in NETWORK_OPTIONS if key in options), ""))
     network = "-".join(map(str, network)) if isinstance(network, list | tuple) else str(network)
     device = "cpu"
     if run.device.startswith("cuda"):

@@ -10,7 +10,7 @@ import sys
 import traceback
 import warnings
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from biascope import files, nets
-from biascope.ensembles.initialisers import build, tensors_of
+from biascope.ensembles.engines import try_input
+from biascope.ensembles.initialisers import build, record, tensors_of
 from biascope.errors import BiascopeError, CorruptError, InputError
 from biascope.nets import registry
 from biascope.seeds import derive
@@ -68,6 +69,30 @@ def own_factory(spec: str, settable: bool = False) -> Callable[..., nn.Module]:
             raise InputError(f"{error}{_where(spec, error.__cause__, settable)}") from error.__cause__
 
     return make
+
+
+def own_classifier(spec: str, shape: Sequence[int], outputs: int, exactly: bool = False) -> Callable[..., nn.Module]:
+    """The factory behind `module:factory`, if its network takes inputs of the shape and has an output for every class.
+
+    `exactly`: more outputs than classes are refused too.
+
+    Example:
+        >>> import tempfile
+        >>> script = Path(tempfile.mkdtemp()) / "mine.py"
+        >>> _ = script.write_text("from torch import nn\\ndef line(): return nn.Linear(3, 2)")
+        >>> own_classifier(f"{script}:line", (3,), 2)()
+        Linear(in_features=3, out_features=2, bias=True)
+    """
+    factory, needed = own_factory(spec), f"{outputs} logits, one for each class"
+    try:
+        found = try_input(record(factory).draw(0, 0, 1), torch.zeros(1, *shape)).shape[1]
+    except InputError as error:
+        given = ", ".join(map(str, shape))
+        raise InputError(f"{error}. This study gives {spec} inputs [n, {given}] and needs {needed}") from error
+    if found < outputs or (exactly and found > outputs):
+        many = "" if found == 1 else "s"
+        raise InputError(f"{spec} gives {found} output{many}; this study needs {needed}")
+    return factory
 
 
 def _where(spec: str, cause: BaseException, settable: bool) -> str:

@@ -51,22 +51,25 @@ def restricted(claim: str, **parts: tuple[Sequence[object], Sequence[object]]) -
     """The claim as far as a run has judged it, and a sentence naming what it has not; parts: (judged, the paper's).
 
     A verdict is about what ran. Where the paper speaks of more networks, boundaries or rates than that, the claim is
-    said for those of the run alone.
+    said for those of the run alone, and so it is where a run has judged own networks (`module:factory`) as well.
 
     Example:
         >>> restricted("A > B.", networks=(["mlp"], ["mlp", "vit"]))
         ('For networks mlp only: A > B.', ' Not tested: networks vit.')
         >>> restricted("A > B.", networks=(["mlp", "vit"], ["mlp", "vit"]))
         ('A > B.', '')
+        >>> restricted("A > B.", networks=(["mlp", "my.py:net"], ["mlp"]))
+        ('For networks mlp, my.py:net: A > B.', '')
     """
     judged, missing = list[str](), list[str]()
     for name, (ran, wanted) in parts.items():
         absent = [str(each) for each in wanted if each not in ran]
-        if absent:
+        if absent or any(":" in str(each) for each in ran):
             judged.append(f"{name} {', '.join(map(str, ran))}")
+        if absent:
             missing.append(f"{name} {', '.join(absent)}")
     if not missing:
-        return claim, ""
+        return (f"For {'; '.join(judged)}: {claim}", "") if judged else (claim, "")
     return f"For {'; '.join(judged)} only: {claim}", f" Not tested: {'; '.join(missing)}."
 
 

@@ -20,7 +20,7 @@ from biascope.seeds import derive
 from biascope.studies.estimates import above, below, through
 from biascope.studies.invariance.charts import decide, percent, remark, restricted
 from biascope.studies.invariance.geometries import Geometry, check_axes, initial_geometry
-from biascope.studies.invariance.networks import ISOTROPIC, factory, shape_of
+from biascope.studies.invariance.networks import ISOTROPIC, as_they_are, factory, is_a, named, shape_of
 from biascope.studies.invariance.tasks import Lazy, Noise, circles_task
 from biascope.studies.pictures import picture
 from biascope.studies.registry import study
@@ -55,7 +55,7 @@ GRID = 41
 def fig1(
     run: Run,
     *,
-    nets: Annotated[tuple[str, ...], "architectures, with normalisation"] = NETS,
+    nets: Annotated[tuple[str, ...], "architectures, with normalisation; or your own as module:factory"] = NETS,
     side: Annotated[int, "side of the grey input image"] = 32,
     networks: Annotated[int, "networks drawn for G"] = 10_000,
     heads: Annotated[int, "output layers per network drawn for G (1 in the paper)"] = 1,
@@ -74,13 +74,14 @@ def fig1(
     engine: Annotated[str, "auto, vmap, loop or graph"] = "auto",
 ) -> StudyResult:
     """Circles in a plane aligned with G or not: accuracy and decision boundaries."""
+    nets = named(nets)
     shape, cuda = shape_of(1, side, nets), torch.device(run.device).type == "cuda"
     check_axes(f"u1={u1}, u2={u2}", (u1, u2), side**2 - 1)  # the last one is D_B's second axis
     numbers: dict[str, Estimate] = {}
     right: dict[str, bool] = {}
     planes: dict[tuple[str, str], Tensor] = {}
     series = []
-    outer = {net: radius or (3.0 if net.startswith("resnet") else 1.5) for net in nets}
+    outer = {net: radius or (3.0 if is_a(net, "resnet") else 1.5) for net in nets}
     for net in nets:
         G = initial_geometry(run, net, shape, networks=networks, heads=heads)
         radii = (0.25, outer[net])
@@ -123,7 +124,9 @@ def fig1(
         verdict=decide(all(right.values()), seeds),
         claim=claim,
         measured=f"{said}. {n_train} examples of 1 x {side} x {side}, {seeds} seeds; the paper gives no numbers and no "
-        "settings for this figure: radii and noise are the published code's for its circles." + untested,
+        "settings for this figure: radii and noise are the published code's for its circles."
+        + as_they_are(nets)
+        + untested,
         numbers=numbers,
         figures=(
             Chart(

@@ -29,7 +29,7 @@ from biascope.studies.invariance.boundary_sweep import (
 )
 from biascope.studies.invariance.charts import decide, negligible, percent, remark, restricted, together
 from biascope.studies.invariance.geometries import spread_indices
-from biascope.studies.invariance.networks import ISOTROPIC, shape_of
+from biascope.studies.invariance.networks import ISOTROPIC, as_they_are, named, shape_of
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run
@@ -59,7 +59,7 @@ SWEEP = Sweep(chunk=128)
 def fig10(
     run: Run,
     *,
-    nets: Annotated[tuple[str, ...], "architectures"] = NETS,
+    nets: Annotated[tuple[str, ...], "architectures; or your own as module:factory"] = NETS,
     side: Annotated[int, "side of the grey input image"] = 32,
     stride: Annotated[int, "every how many eigenvectors one is tried"] = 10,
     n_train: Annotated[int, "training examples"] = 10_000,
@@ -71,6 +71,7 @@ def fig10(
     sweep: Sweep = SWEEP,
 ) -> StudyResult:
     """Test accuracy on isotropic data for directions down the spectrum of G."""
+    nets = named(nets)
     shape, kinds = shape_of(1, side, nets), check_boundaries(sweep.boundaries)
     indices = spread_indices(side**2, stride)
     numbers: dict[str, Estimate] = {}
@@ -119,7 +120,7 @@ def fig10(
         verdict=decide(together(right.values()), repeats),
         claim=claim,
         measured=f"Points from the first to the last direction: {said}.{note} Inputs 1 x {side} x {side}, {n_train} "
-        f"training examples; lowest mean training accuracy {100 * fitted:.0f} %.{untested}",
+        f"training examples; lowest mean training accuracy {100 * fitted:.0f} %.{as_they_are(nets)}{untested}",
         numbers=numbers,
         figures=tuple(charts),
     )

@@ -11,7 +11,7 @@ and tests nothing.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from biascope.arguments import check_count
@@ -19,7 +19,7 @@ from biascope.errors import InputError
 from biascope.studies.estimates import above, through
 from biascope.studies.invariance.aligned_flipped import Following, Pair, compare_pair, fitting_chart, velocity_chart
 from biascope.studies.invariance.charts import decide, restricted
-from biascope.studies.invariance.networks import shape_of
+from biascope.studies.invariance.networks import as_they_are, is_own, named, shape_of
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
 from biascope.studies.runs import Run
@@ -46,7 +46,7 @@ PAPER_SETS = (10_000, 20_000, 40_000, 60_000, 80_000, 100_000)
 class Growing(Following):
     """Options of both figures."""
 
-    net: Annotated[str, "architecture, without normalisation"] = "resnet18"
+    net: Annotated[str, "architecture, without normalisation; or your own as module:factory"] = "resnet18"
     sizes: Annotated[tuple[int, ...], "numbers of training examples"] = PAPER_SETS
     batch_size: Annotated[int, "examples per step at the smallest size"] = 128
     runs: Annotated[int, "networks trained per set"] = 25
@@ -56,9 +56,10 @@ class Growing(Following):
 
     def __str__(self) -> str:
         stand_in = "" if self.net == "resnet18" else " (the paper: ResNet18)"
+        norm = "" if is_own(self.net) else " without normalisation"
         return (
-            f"{self.net}{stand_in} without normalisation, 1 x {self.side} x {self.side}, {self.runs} networks per set, "
-            f"{self.epochs} epochs."
+            f"{self.net}{stand_in}{norm}, 1 x {self.side} x {self.side}, {self.runs} networks per set, "
+            f"{self.epochs} epochs.{as_they_are([self.net])}"
         )
 
 
@@ -72,6 +73,7 @@ def fig12(
     options: Growing = GROWING,
 ) -> StudyResult:
     """Velocity and fitting against the number of examples, batch size fixed."""
+    options = replace(options, net=named([options.net])[0])
     sizes, pairs = options.sizes, grow(run, options, options.sizes, fixed_steps=False)
     gaps, numbers = {n: pair.accuracy_gap for n, pair in pairs.items()}, _numbers(pairs)
     told, right = f"{gaps[sizes[0]]} points with {sizes[0]} examples, the only size, so that nothing is compared", None
@@ -97,6 +99,7 @@ def fig13(
     options: Growing = GROWING,
 ) -> StudyResult:
     """Velocity and fitting against the number of examples, number of steps fixed."""
+    options = replace(options, net=named([options.net])[0])
     sizes, pairs = options.sizes, grow(run, options, options.sizes, fixed_steps=True)
     gap, numbers = pairs[sizes[-1]].accuracy_gap, _numbers(pairs)
     told, right = (

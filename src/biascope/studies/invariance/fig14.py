@@ -29,7 +29,7 @@ from biascope.studies.invariance.boundary_sweep import (
 )
 from biascope.studies.invariance.charts import decide, percent, restricted, together
 from biascope.studies.invariance.geometries import spread_indices
-from biascope.studies.invariance.networks import shape_of
+from biascope.studies.invariance.networks import as_they_are, named, shape_of
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run
@@ -60,7 +60,7 @@ USUAL = 0.5  # the learning rate of Fig. 10
 def fig14(
     run: Run,
     *,
-    net: Annotated[str, "architecture, with normalisation"] = "resnet18",
+    net: Annotated[str, "architecture, with normalisation; or your own as module:factory"] = "resnet18",
     rates: Annotated[tuple[float, ...], "first learning rates (linear decay to 0)"] = RATES,
     side: Annotated[int, "side of the grey input image"] = 32,
     stride: Annotated[int, "every how many eigenvectors one is tried"] = 10,
@@ -71,6 +71,7 @@ def fig14(
     sweep: Sweep = SWEEP,
 ) -> StudyResult:
     """Accuracy by direction at several learning rates."""
+    (net,) = named([net])
     shape, kinds = shape_of(1, side, [net]), check_boundaries(sweep.boundaries)
     indices = spread_indices(side**2, stride)
     if not rates or min(rates) <= 0:
@@ -119,7 +120,7 @@ def fig14(
         verdict=decide(together([*ordered.values(), right]), repeats),
         claim=claim,
         measured=f"Spearman(index, accuracy): {told}. {beats}{too_few(indices)}"
-        f"{note} {net}{stand_in}, 1 x {side} x {side}, {n_train} examples.{untested}",
+        f"{note} {net}{stand_in}, 1 x {side} x {side}, {n_train} examples.{as_they_are([net])}{untested}",
         numbers=numbers,
         figures=tuple(charts),
     )

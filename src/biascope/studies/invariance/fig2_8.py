@@ -38,7 +38,7 @@ from biascope.studies.invariance.charts import decide, negligible, percent, rema
 from biascope.studies.invariance.factors import History, estimate, jackknife
 from biascope.studies.invariance.geometries import initial_geometry
 from biascope.studies.invariance.images import Source, said, two_classes
-from biascope.studies.invariance.networks import ISOTROPIC, factory, shape_of
+from biascope.studies.invariance.networks import ISOTROPIC, as_they_are, factory, is_a, named, shape_of
 from biascope.studies.invariance.tracking import Descent, common_probes, track
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, Series, StudyResult
@@ -68,7 +68,7 @@ SIZES = {
 class OnImages:
     """Options of both figures."""
 
-    nets: Annotated[tuple[str, ...], "architectures, without normalisation"] = NETS
+    nets: Annotated[tuple[str, ...], "architectures, without normalisation; or your own as module:factory"] = NETS
     source: Annotated[Source, "cifar10, or a synthetic stand-in"] = "cifar10"
     side: Annotated[int, "side of the images"] = 32
     per_class: Annotated[int, "training images per class"] = 5000
@@ -119,10 +119,10 @@ def fig8(
     """Correlation of G^t with S and GSG on CIFAR-2 with random labels."""
 
     def descent(net: str) -> Descent:
-        rate = large_lr or lr if net.startswith(LARGE) else lr
+        rate = large_lr or lr if is_a(net, *LARGE) else lr
         return Descent(epochs, rate, 0, optimiser="adam", micro=options.micro, precision=options.precision)
 
-    rates = "; ".join(f"{net} {descent(net).lr:g}" for net in options.nets)
+    rates = "; ".join(f"{net} {descent(net).lr:g}" for net in named(options.nets))
     how = f" Learning rates of Adam: {rates} (the text: defaults; the published code: 1e-4 for ResNet18 and ViT)."
     return correlations(run, CLAIM_RANDOM, NETS_RANDOM, options, descent, random_labels=True, how=how)
 
@@ -137,7 +137,7 @@ def correlations(
     how: str = "",
 ) -> StudyResult:
     """Both figures: train, follow G^t, correlate. `networks`: those the claim speaks of."""
-    nets, side, runs = options.nets, options.side, options.runs
+    nets, side, runs = named(options.nets), options.side, options.runs
     shape = shape_of(3, side, nets)
     images, _ = two_classes(run, options.source, side, options.per_class)
     labels = images.y
@@ -185,7 +185,7 @@ def correlations(
         measured=f"By epoch {early}: {told}. The first step alone, signed: {signed} (theory: negative at first order, "
         f"for squared error). {said(options.source, side)}, {options.per_class} images per class, {runs} networks. "
         "The paper's level of 0.02 is that of random vectors; the right baselines for two positive matrices are in the "
-        f"charts.{how}{untested}",
+        f"charts.{how}{as_they_are(nets)}{untested}",
         numbers=numbers,
         figures=tuple(charts),
     )

@@ -30,7 +30,7 @@ from biascope.studies.invariance.aligned_flipped import (
     velocity_chart,
 )
 from biascope.studies.invariance.charts import decide, negligible, remark, restricted, together
-from biascope.studies.invariance.networks import ISOTROPIC, shape_of
+from biascope.studies.invariance.networks import ISOTROPIC, as_they_are, named, shape_of
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, StudyResult
 from biascope.studies.runs import Run
@@ -58,7 +58,7 @@ NETS = ("mlp", "lenet", "resnet18", "vit")
 def fig3(
     run: Run,
     *,
-    nets: Annotated[tuple[str, ...], "architectures, without normalisation"] = NETS,
+    nets: Annotated[tuple[str, ...], "architectures, without normalisation; or your own as module:factory"] = NETS,
     n: Annotated[int, "training examples (not stated in the paper)"] = 10_000,
     runs: Annotated[int, "networks trained per set, for G^t"] = 25,
     probes: Annotated[int, "probe inputs, the same at all times (not stated in the paper)"] = 16,
@@ -71,6 +71,7 @@ def fig3(
 ) -> StudyResult:
     """Geometric velocity and fitting of random labels on data aligned or anti-aligned with G."""
     check_count(batch_size, "batch_size")
+    nets = named(nets)
     side, shape = following.side, shape_of(1, following.side, nets)
     numbers: dict[str, Estimate] = {}
     charts: list[Chart] = []
@@ -103,7 +104,7 @@ def fig3(
         verdict=decide(together(right.values()), runs),
         claim=claim,
         measured=f"Mean velocity on G against flip(G) covariance: {said}. {n} examples of 1 x {side} x {side}, "
-        f"{runs} networks per set, gradient clipping {clip_norm:g}.{note}{untested}",
+        f"{runs} networks per set, gradient clipping {clip_norm:g}.{note}{as_they_are(nets)}{untested}",
         numbers=numbers,
         figures=tuple(charts),
     )

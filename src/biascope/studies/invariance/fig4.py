@@ -50,7 +50,7 @@ from biascope.studies.invariance.charts import decide, percent, remark, restrict
 from biascope.studies.invariance.factors import estimate
 from biascope.studies.invariance.geometries import spread_indices
 from biascope.studies.invariance.images import Source, said, ten_classes
-from biascope.studies.invariance.networks import shape_of
+from biascope.studies.invariance.networks import as_they_are, named, shape_of
 from biascope.studies.invariance.relabelled import Sine, said_sinusoid, sweep_labels
 from biascope.studies.registry import study
 from biascope.studies.result import Chart, Estimate, StudyResult
@@ -83,7 +83,7 @@ SWEEP = Sweep(chunk=32)
 def fig4(
     run: Run,
     *,
-    nets: Annotated[tuple[str, ...], "architectures, without normalisation"] = NETS,
+    nets: Annotated[tuple[str, ...], "architectures, without normalisation; or your own as module:factory"] = NETS,
     source: Annotated[Source, "cifar10, or a synthetic stand-in"] = "cifar10",
     side: Annotated[int, "side of the images"] = 32,
     stride: Annotated[int, "every how many eigenvectors of GSG one is tried"] = 30,
@@ -97,6 +97,7 @@ def fig4(
     sweep: Sweep = SWEEP,
 ) -> StudyResult:
     """Test accuracy on CIFAR images relabelled along directions down the spectrum of GSG."""
+    nets = named(nets)
     shape, kinds = shape_of(3, side, nets), check_boundaries(sweep.boundaries)
     train, test = subset(run, source, side, n_train, n_test)
     S = data_second_moment(train.to(run.device), normalise=True).cpu()
@@ -160,7 +161,7 @@ def fig4(
         measured=f"Spearman(index, accuracy), mean over boundaries: {told}. {said(source, side)}, {len(train)} "
         f"training images, label noise {noise:g}{ceiling_note}. "
         f"Lowest mean training accuracy {100 * fitted:.0f} % (the paper trains to 100)."
-        f"{too_few(indices)}{said_sinusoid(kinds, sinusoid)}{untested}",
+        f"{too_few(indices)}{said_sinusoid(kinds, sinusoid)}{as_they_are(nets)}{untested}",
         numbers=numbers,
         figures=tuple(charts),
     )

@@ -25,7 +25,7 @@ from biascope.studies.estimates import above, below, curve
 from biascope.studies.invariance.boundary_sweep import enough, order, too_few
 from biascope.studies.invariance.charts import decide, percent, remark, restricted, together
 from biascope.studies.invariance.geometries import Geometry, check_axes, initial_geometry, spread_indices
-from biascope.studies.invariance.networks import ISOTROPIC, factory, shape_of
+from biascope.studies.invariance.networks import ISOTROPIC, as_they_are, factory, is_a, named, shape_of
 from biascope.studies.invariance.tasks import Lazy, Noise, Task, contest_task, without
 from biascope.studies.invariance.training import Protocol, train_tasks
 from biascope.studies.registry import study
@@ -56,7 +56,7 @@ LEARNT = 55.0  # per cent; two classes
 def fig5(
     run: Run,
     *,
-    nets: Annotated[tuple[str, ...], "architectures, with normalisation"] = NETS,
+    nets: Annotated[tuple[str, ...], "architectures, with normalisation; or your own as module:factory"] = NETS,
     side: Annotated[int, "side of the grey input image"] = 32,
     networks: Annotated[int, "networks drawn for G"] = 10_000,
     heads: Annotated[int, "output layers per network drawn for G (1 in the paper)"] = 1,
@@ -76,6 +76,7 @@ def fig5(
     engine: Annotated[str, "auto, vmap, loop or graph"] = "auto",
 ) -> StudyResult:
     """Which of two features a network uses, as the simple one moves down the spectrum of G."""
+    nets = named(nets)
     shape = shape_of(1, side, nets)
     if len(plane) not in (0, 2):
         raise InputError(f"plane={plane}: give two indices, or none")
@@ -85,14 +86,14 @@ def fig5(
     right: dict[str, bool | None] = {}
     planes, tried = dict[str, tuple[int, int]](), dict[str, list[int]]()
     for net in nets:  # before anything is computed
-        pair = planes[net] = (plane[0], plane[1]) if plane else (5, 6) if net.startswith("resnet") else (15, 16)
+        pair = planes[net] = (plane[0], plane[1]) if plane else (5, 6) if is_a(net, "resnet") else (15, 16)
         check_axes(f"plane={pair[0]},{pair[1]}", pair, side**2)
         tried[net] = [i for i in spread_indices(side**2, stride) if i not in pair]
         if not tried[net]:
             raise InputError(f"stride={stride}, plane={pair[0]},{pair[1]}: no direction is left for the linear feature")
     for net in nets:
         pair, indices = planes[net], tried[net]
-        outer = radius or (3.0 if net.startswith("resnet") else 1.5)
+        outer = radius or (3.0 if is_a(net, "resnet") else 1.5)
 
         def measured(
             net: str = net, indices: list[int] = indices, pair: Any = pair, r: float = outer
@@ -134,7 +135,7 @@ def fig5(
         claim=claim,
         measured=f"{said}. Inputs 1 x {side} x {side}, {n_train} training examples; radii, gap and noise are the "
         f"published code's, the paper's text gives none."
-        f"{too_few(*(tried[net] for net in nets if net not in ISOTROPIC))}{untested}",
+        f"{too_few(*(tried[net] for net in nets if net not in ISOTROPIC))}{as_they_are(nets)}{untested}",
         numbers=numbers,
         figures=tuple(charts),
     )

@@ -24,7 +24,7 @@ from biascope.studies.estimates import above, curve
 from biascope.studies.invariance.charts import decide, percent, remark, restricted, together
 from biascope.studies.invariance.geometries import initial_geometry
 from biascope.studies.invariance.images import Source, said, two_classes
-from biascope.studies.invariance.networks import factory, shape_of
+from biascope.studies.invariance.networks import as_they_are, factory, named, shape_of
 from biascope.studies.invariance.tasks import Lazy, Task
 from biascope.studies.invariance.training import Protocol, train_tasks
 from biascope.studies.registry import study
@@ -54,7 +54,7 @@ NETS = ("lenet", "resnet18", "vit")
 def fig6(
     run: Run,
     *,
-    nets: Annotated[tuple[str, ...], "architectures, without normalisation"] = NETS,
+    nets: Annotated[tuple[str, ...], "architectures, without normalisation; or your own as module:factory"] = NETS,
     source: Annotated[Source, "cifar10, or a synthetic stand-in"] = "cifar10",
     side: Annotated[int, "side of the images"] = 32,
     networks: Annotated[int, "networks drawn for G"] = 10_000,
@@ -72,6 +72,7 @@ def fig6(
     engine: Annotated[str, "auto, vmap, loop or graph"] = "auto",
 ) -> StudyResult:
     """Test accuracy after removing directions, guided by G or at random."""
+    nets = named(nets)
     shape = shape_of(3, side, nets)
     D = math.prod(shape)
     if not 1 <= counts <= D:
@@ -110,7 +111,7 @@ def fig6(
         verdict=decide(together(right.values()), repeats),
         claim=claim,
         measured=f"{told}. {said(source, side)}, {per_class} images per class, {epochs} epochs, {repeats} repeats."
-        f"{untested}",
+        f"{as_they_are(nets)}{untested}",
         numbers=numbers,
         figures=tuple(charts),
     )

@@ -3,6 +3,8 @@
 The paper draws 10,000 GELU networks and one small Gaussian probe each. `heads` > 1 gives every network that many output
 layers at once: their gradients are independent given the layers below and have the same second moment, so the estimate
 is unbiased and needs far fewer networks. Networks come in independent groups, for the error bars.
+
+The user's own networks are taken as they are. Their output layers are their own, so `heads` times as many are drawn.
 """
 
 import math
@@ -22,7 +24,7 @@ from biascope.geometry.average import draw_probes
 from biascope.linalg import psd_eigh
 from biascope.progress import progress
 from biascope.seeds import derive
-from biascope.studies.invariance.networks import factory
+from biascope.studies.invariance.networks import factory, is_own
 from biascope.studies.runs import Run, Value
 
 
@@ -65,15 +67,22 @@ def initial_geometry(
     norm: bool = True,
     probe_std: float = 1e-3,
 ) -> Geometry:
-    """G of a network by name: GELU, probes N(0, probe_std^2 I); computed once per run folder."""
-    shape, each = tuple(shape), check_count(networks, "networks", least=groups) // groups
+    """G of a network by name: GELU, probes N(0, probe_std^2 I); computed once per run folder.
+
+    Own networks keep their activations, and networks * heads of them are drawn: as many gradients as of the others.
+    """
+    shape, each, own = tuple(shape), check_count(networks, "networks", least=groups) // groups, is_own(net)
+    each, heads = (each * heads, 1) if own else (each, heads)
     keep = torch.float64 if math.prod(shape) <= 1024 else torch.float32
 
     def one(i: int) -> dict[str, Value]:
         seed = derive(run.seed, "geometry", net, shape, norm, i)
         recorded = record(factory(net, shape, outputs=heads, norm=norm, activation="gelu"))
         if heads == 1:
-            found = average_geometry(recorded, shape, each, seed=seed, probe_std=probe_std, device=run.device).matrix
+            found = average_geometry(
+                recorded, shape, each, seed=seed, probe_std=probe_std, device=run.device,
+                scalarise=decision if own else None,
+            ).matrix  # fmt: skip
         else:
             found = many_heads(recorded, shape, each, seed, probe_std, run.device)
         return {"matrix": found.to(keep)}
@@ -84,6 +93,16 @@ def initial_geometry(
     mean = torch.stack(parts).mean(0)
     found = psd_eigh(mean.to(run.device))
     return Geometry(mean, found.values.cpu(), found.vectors.cpu(), parts, shape, each * groups * heads)
+
+
+def decision(out: Tensor) -> Tensor:
+    """What is differentiated of the outputs [n, c] of an own network: the difference of two logits, the first of more.
+
+    Example:
+        >>> decision(torch.tensor([[1.0, 3.0]])), decision(torch.tensor([[1.0, 3.0, 5.0]]))
+        (tensor([2.]), tensor([1.]))
+    """
+    return out[:, 1] - out[:, 0] if out.shape[1] == 2 else out[:, 0]
 
 
 def many_heads(

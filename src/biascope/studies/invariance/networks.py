@@ -5,16 +5,21 @@ except in VGG11, whose convolutions have weights N(0, 2 / fan out) and biases 0 
 class token and the positions of the ViT, N(0, 0.02^2).
 Normalisation layers stay in for synthetic data and are removed for real data. The geometry at initialisation is
 estimated with GELU. "-narrow" and "-small" are the same designs made small enough for a laptop.
+
+Studies also take the user's own networks (`module:factory`), as they are: their activations and normalisation stay in,
+and so does their output layer, of which G has one gradient per network.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from biascope import nets
 from biascope.ensembles import Factory
 from biascope.errors import InputError
+from biascope.studies.own_networks import own_classifier, own_factory
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ ISOTROPIC = ("mlp",)
 def factory(
     net: str, shape: Sequence[int], *, outputs: int = 2, norm: bool = True, activation: str | None = None
 ) -> Factory:
-    """A function that builds the network `net` for inputs of shape (channels, side, side).
+    """A function that builds the network `net` for inputs of shape (channels, side, side); own networks as they are.
 
     Example:
         >>> import torch
@@ -52,6 +57,8 @@ def factory(
         torch.Size([3, 2])
     """
     check([net])
+    if is_own(net):  # whether it fits has been found out by `shape_of`
+        return own_factory(net.spec if isinstance(net, Own) else net)
     design = DESIGNS[net]
     options = {**design.options, "outputs": outputs}
     if design.name == "mlp":
@@ -67,13 +74,92 @@ def factory(
 
 def check(names: Sequence[str]) -> None:
     """Refuse names that are not in the list, before any work is done."""
-    unknown = [name for name in names if name not in DESIGNS]
+    unknown = [name for name in names if name not in DESIGNS and not is_own(name)]
     if unknown or not names:
-        raise InputError(f"nets={','.join(names) or '(none)'}: choose from {', '.join(DESIGNS)}")
+        raise InputError(
+            f"nets={','.join(names) or '(none)'}: choose from {', '.join(DESIGNS)}, or name your own as module:factory "
+            "or script.py:factory"
+        )
 
 
-def shape_of(channels: int, side: int, names: Sequence[str]) -> tuple[int, int, int]:
-    """The input shape, after checking that every network can be built for it."""
+def shape_of(channels: int, side: int, names: Sequence[str], outputs: int = 2) -> tuple[int, int, int]:
+    """The input shape, after checking that every network can be built for it; own ones are tried out on an image."""
+    shape = (channels, side, side)
     for name in names:
-        factory(name, (channels, side, side))()
-    return (channels, side, side)
+        if is_own(name):
+            own_classifier(name.spec if isinstance(name, Own) else name, shape, outputs, exactly=True)
+        else:
+            factory(name, shape)()
+    return shape
+
+
+# ---- the user's own networks ----
+
+
+class Own(str):
+    """An own network: what it is called in files, figures and random streams, and the `spec` that builds it.
+
+    A script goes without its folder: names stay short, and results do not depend on where it lies.
+
+    Example:
+        >>> net = Own("/home/me/nets.py:cnn")
+        >>> net, net.spec
+        ('nets.py:cnn', '/home/me/nets.py:cnn')
+    """
+
+    spec: str
+
+    def __new__(cls, spec: str) -> "Own":
+        """The short name of `module:factory` or `script.py:factory`."""
+        where, _, name = spec.rpartition(":")
+        made = super().__new__(cls, f"{Path(where).name}:{name}" if where.endswith(".py") else spec)
+        made.spec = spec
+        return made
+
+
+def is_own(net: str) -> bool:
+    """Whether a name is that of an own network.
+
+    Example:
+        >>> is_own("nets.py:cnn"), is_own("lenet")
+        (True, False)
+    """
+    return ":" in net
+
+
+def is_a(net: str, *designs: str) -> bool:
+    """Whether a network is of the paper and of one of these designs, in any size.
+
+    Example:
+        >>> is_a("resnet18-narrow", "resnet", "vit"), is_a("resnet.py:build", "resnet")
+        (True, False)
+    """
+    return not is_own(net) and net.startswith(designs)
+
+
+def named(nets: Sequence[str]) -> tuple[str, ...]:
+    """Networks by the names they have in results: own ones without their folder (see `Own`).
+
+    Example:
+        >>> named(["lenet", "models/nets.py:cnn"])
+        ('lenet', 'nets.py:cnn')
+    """
+    made = tuple(Own(net) if is_own(net) and not isinstance(net, Own) else net for net in nets)
+    for i, net in enumerate(made):
+        if is_own(net) and net in made[:i]:
+            raise InputError(f"nets={','.join(nets)}: two networks are called {net}; rename a script or a factory")
+    return made
+
+
+def as_they_are(nets: Sequence[str]) -> str:
+    """A sentence for `measured` on own networks; nothing where there are none.
+
+    Example:
+        >>> as_they_are(["lenet", "nets.py:cnn"])
+        ' Not of the paper and taken as it is, with its own activations, normalisation and output layer: nets.py:cnn.'
+    """
+    own = [net for net in nets if is_own(net)]
+    they = "it is, with its" if len(own) == 1 else "they are, with their"
+    layers = "output layer" if len(own) == 1 else "output layers"
+    what = f" Not of the paper and taken as {they} own activations, normalisation and {layers}: {', '.join(own)}."
+    return what if own else ""

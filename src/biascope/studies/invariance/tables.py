@@ -31,7 +31,7 @@ from biascope.studies.estimates import above, curve
 from biascope.studies.invariance.charts import decide, percent, remark, restricted
 from biascope.studies.invariance.geometries import initial_geometry
 from biascope.studies.invariance.images import Source, said, ten_classes
-from biascope.studies.invariance.networks import factory, shape_of
+from biascope.studies.invariance.networks import as_they_are, factory, named, shape_of
 from biascope.studies.invariance.tasks import Lazy
 from biascope.studies.invariance.training import Protocol, train_tasks
 from biascope.studies.registry import study
@@ -67,7 +67,7 @@ LAPTOP = {"nets": ("lenet",), "side": 16, "n_train": 10_000, "networks": 256, "h
 class Pruning:
     """Options of both tables."""
 
-    nets: Annotated[tuple[str, ...], "architectures, without normalisation"] = NETS
+    nets: Annotated[tuple[str, ...], "architectures, without normalisation; or your own as module:factory"] = NETS
     rates: Annotated[tuple[int, ...], "percentages of the training set to remove"] = RATES
     source: Annotated[Source, "cifar10, or a synthetic stand-in"] = "cifar10"
     side: Annotated[int, "side of the images"] = 32
@@ -122,10 +122,10 @@ def table2(
 
 def pruning(run: Run, options: Pruning, published: tuple[int, ...]) -> StudyResult:
     """Both tables; `published` are the rates of the paper's."""
-    nets, rates, repeats = options.nets, options.rates, options.repeats
+    nets, rates, repeats = named(options.nets), options.rates, options.repeats
     if not rates or not all(0 < rate < 100 for rate in rates):
         raise InputError(f"rates={rates} must be percentages between 0 and 100")
-    shape = shape_of(3, options.side, nets)
+    shape = shape_of(3, options.side, nets, outputs=10)
     numbers: dict[str, Estimate] = {}
     charts: list[Chart] = []
     right: dict[str, bool] = {}
@@ -158,7 +158,8 @@ def pruning(run: Run, options: Pruning, published: tuple[int, ...]) -> StudyResu
         verdict=decide(all(right.values()), repeats),
         claim=claim,
         measured=f"Score minus random, points: {told}. {said(options.source, options.side)}, {options.n_train} images "
-        f"before removal, dropped {how}, {options.epochs} epochs' worth of steps, {repeats} repeats.{untested}",
+        f"before removal, dropped {how}, {options.epochs} epochs' worth of steps, {repeats} repeats."
+        f"{as_they_are(nets)}{untested}",
         numbers=numbers,
         figures=tuple(charts),
     )

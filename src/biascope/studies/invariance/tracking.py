@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from biascope.arguments import check_count, check_number
 from biascope.ensembles import SGD, Factory, Initialiser, Networks, data_order, input_gradients, outputs, record
 from biascope.ensembles.arithmetic import Precision, arithmetic
+from biascope.ensembles.engines import logits_of
 from biascope.ensembles.steppers import LANES, Lane, stacked, train_epochs
 from biascope.ensembles.train import Work
 from biascope.errors import InputError
@@ -150,7 +151,7 @@ def train_stack(task: Task, indices: range, watch: Watch) -> None:
         optimiser = torch.optim.Adam(leaves, descent.lr)
 
     def loss(params: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(template, (params, buffers), (x,)), y)
+        return F.cross_entropy(logits_of(functional_call(template, (params, buffers), (x,))), y)
 
     def losses(batch: Tensor) -> Tensor:  # [T, b] -> [T]
         if T > 1:

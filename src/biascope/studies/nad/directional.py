@@ -25,10 +25,9 @@ from biascope import nets
 from biascope.data.directional import class_offset
 from biascope.ensembles import record, train_ensemble
 from biascope.ensembles.arithmetic import Precision
-from biascope.ensembles.engines import try_input
 from biascope.errors import InputError
 from biascope.seeds import derive, generator
-from biascope.studies.own_networks import own_factory
+from biascope.studies.own_networks import own_classifier, own_factory
 from biascope.studies.runs import Run, Value
 
 Array = np.ndarray[Any, Any]
@@ -150,7 +149,8 @@ def architecture(
                 f"width = {width} is for networks of the registry, and {net} would not get it: leave width at 0 "
                 "(--width 0) and set it in the factory"
             )
-        return _own(net, (channels, side, side), outputs)
+        # what needs one output differentiates it, and says itself what to do with more
+        return own_classifier(net, (channels, side, side), outputs) if outputs > 1 else own_factory(net)
     known = nets.info(net)
     options = {**known.options_for((channels, side, side)), "outputs": outputs, **options}
     if width:
@@ -161,17 +161,6 @@ def architecture(
         else:
             raise InputError(f"{net} has no width to change; leave width at 0")
     return lambda: nets.build(net, **options)
-
-
-def _own(net: str, shape: tuple[int, int, int], outputs: int) -> Callable[[], nn.Module]:
-    """The factory, if its network takes inputs of the shape and has an output for every class."""
-    factory = own_factory(net)
-    if outputs > 1:  # what needs one output differentiates it, and says itself what to do with more
-        found = try_input(record(factory).draw(0, 0, 1), torch.zeros(1, *shape)).shape[1]
-        if found < outputs:
-            many = "" if found == 1 else "s"
-            raise InputError(f"{net} gives {found} output{many}; this study needs {outputs} logits, one for each class")
-    return factory
 
 
 def train_directions(
