@@ -270,3 +270,24 @@ def test_a_reference_of_another_boundary_is_refused() -> None:
         isotropic(u, 20, reference=disk(20))
     same = relabel(x, u, sinusoid="channel", reference=relabel(x, u))  # a line has no sinusoid
     assert torch.equal(same.y, relabel(x, u).y)
+
+
+@pytest.mark.parametrize("boundary", ["linear", "quadratic", "sinusoidal"])
+def test_bias_of_isotropic_data(boundary: str) -> None:
+    """The same inputs as with the median, labelled by the sign of the inner value plus the bias."""
+    u = torch.eye(5, dtype=torch.float64)[2]
+    usual = isotropic(u, 500, boundary, eps=2.0, seed=3)  # type: ignore[arg-type]
+    d = isotropic(u, 500, boundary, eps=2.0, bias=-0.7, labels="pm1", seed=3)  # type: ignore[arg-type]
+    assert torch.equal(d.x, usual.x)
+    along = d.x @ u
+    inner = {"linear": along, "quadratic": along**2, "sinusoidal": (torch.pi * along / 2).sin()}[boundary]
+    assert torch.equal(d.y, torch.where(inner > 0.7, 1, -1))
+    assert d.info["bias"] == -0.7
+    again = isotropic(u, 500, boundary, eps=2.0, bias=usual.info["bias"], seed=3)  # type: ignore[arg-type]
+    assert torch.equal(again.y, usual.y)
+    test = isotropic(u, 500, boundary, eps=2.0, reference=d, seed=4)  # type: ignore[arg-type]
+    assert test.info["bias"] == -0.7
+    with pytest.raises(InputError, match=r"bias=0\.5 and a reference"):
+        isotropic(u, 500, boundary, eps=2.0, bias=0.5, reference=d)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match='bias must be "median" or a finite number, got nan'):
+        isotropic(u, 500, boundary, bias=float("nan"))  # type: ignore[arg-type]

@@ -30,14 +30,16 @@ def isotropic(
     *,
     eps: float = 1.0,
     sigma: float = 1.0,
+    bias: float | Literal["median"] = "median",
     labels: Labels = "01",
     reference: Dataset | None = None,
     seed: Seed = 0,
 ) -> Dataset:
     """x = eps al u + w, al ~ N(0, 1), w ~ N(0, sigma^2 (I - u u^T)), labelled by a boundary on x.u (see `relabel`).
 
-    The sinusoidal label is the sign of sin(pi al) minus its median (the published code; the text omits the sine by
-    mistake): here al itself is known, so the projection is divided by eps and not by its sample deviation.
+    The sinusoidal label is the sign of sin(pi al) + b (the published code; the text omits the sine by mistake): here al
+    itself is known, so the projection is divided by eps and not by its sample deviation. b is minus the median unless
+    given, so the classes balance; for a test set pass the training set as `reference`, whose bias is used.
 
     Example:
         >>> d = isotropic(torch.eye(4)[0], 100, "quadratic", seed=0)
@@ -48,6 +50,7 @@ def isotropic(
         raise InputError(f"eps must be finite and not 0, or the label would not depend on x; got {eps}")
     check_number(sigma, "sigma", least=0)
     check_count(n, "n")
+    _check_bias(bias, reference)
     (unit,) = orthonormal(u.detach().cpu())
     rng = generator(seed)
     alpha = torch.randn(n, generator=rng, dtype=torch.float64)
@@ -61,9 +64,10 @@ def isotropic(
                 f"reference {reference.name!r} has eps={own}, and its bias does not fit eps={eps}: make both sets with "
                 "the same eps"
             )
-    bias = -float(middle(inner)) if reference is None else float(reference.info["bias"])
-    info = {"u": unit, "boundary": boundary, "eps": eps, "sigma": sigma, "bias": bias}
-    return Dataset(x, as_labels(_signs(inner + bias), labels), f"isotropic-{boundary}", seed_of(seed), info)
+        bias = float(reference.info["bias"])
+    shift = -float(middle(inner)) if bias == "median" else float(bias)
+    info = {"u": unit, "boundary": boundary, "eps": eps, "sigma": sigma, "bias": shift}
+    return Dataset(x, as_labels(_signs(inner + shift), labels), f"isotropic-{boundary}", seed_of(seed), info)
 
 
 @checked
@@ -98,8 +102,7 @@ def relabel(
     check_inputs(x, "x")  # a NaN would be of class 0, and an infinity decide the bias
     if not 0 <= noise < math.inf:
         raise InputError(f"noise must be a number >= 0, got {noise}")
-    if bias != "median" and not math.isfinite(bias):
-        raise InputError(f'bias must be "median" or a finite number, got {bias}')
+    _check_bias(bias, reference)
     (unit,) = orthonormal(u.detach().to(x.device))
     if unit.shape != x.shape[1:]:
         raise InputError(f"u has shape {list(unit.shape)}, the inputs have {list(x.shape[1:])}")
@@ -117,8 +120,6 @@ def relabel(
     }
     if reference is not None:
         _check_reference(reference, "relabel", _STATISTICS, boundary=boundary, sinusoid=sinusoid)
-        if bias != "median":
-            raise InputError(f"bias={bias} and a reference, whose bias would be taken: give one of the two")
         own = reference.info.get("u")
         if not isinstance(own, Tensor) or own.shape != unit.shape or not torch.allclose(own.to(unit), unit, atol=1e-5):
             raise InputError(
@@ -168,6 +169,14 @@ def middle(values: Tensor) -> Tensor:
     n = len(ordered)
     found: Tensor = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
     return found
+
+
+def _check_bias(bias: float | Literal["median"], reference: Dataset | None) -> None:
+    """Raise where a bias is no number, or given beside a reference that has its own."""
+    if bias != "median" and not math.isfinite(bias):
+        raise InputError(f'bias must be "median" or a finite number, got {bias}')
+    if bias != "median" and reference is not None:
+        raise InputError(f"bias={bias} and a reference, whose bias would be taken: give one of the two")
 
 
 def _check_reference(reference: Dataset, maker: str, needed: Sequence[str], **same: str) -> None:
