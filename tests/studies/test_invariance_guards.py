@@ -110,6 +110,36 @@ def test_no_removal_is_not_a_comparison(
     assert ("nothing to compare" in result.measured) == (counts == 1)
 
 
+def test_elimination_in_the_order_of_the_published_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is removed are eigenvectors of GSG, largest first; the text is the default, and the claim says which."""
+    removed = {}
+
+    def spy(
+        run: Run, net: str, train: Any, test: Any, S: Tensor, guided: Tensor, shares: Tensor, ks: Any, *_: Any
+    ) -> Any:
+        removed[run.config["options"]["directions"]] = (S, guided, shares)
+        return torch.rand(2, 3, len(ks), generator=generator(0, "accuracy"))
+
+    monkeypatch.setattr(fig6, "eliminate", spy)
+    said = {}
+    for way in ("generalised", "gsg"):
+        said[way] = judged(tmp_path / way, "gih/fig6", directions=way, networks=300, heads=8, per_class=20)
+        G = fig6.initial_geometry(
+            Run.open(tmp_path / way / "r"), "lenet", (3, 16, 16), networks=300, heads=8, norm=False
+        ).matrix
+        S, guided, shares = removed[way]
+        assert torch.allclose(guided @ guided.T, torch.eye(768, dtype=torch.float64), atol=1e-6)
+        energies = ((guided @ G @ S @ G) * guided).sum(1)  # along each direction, in the order of removal
+        assert bool((energies.diff() <= 1e-9 * energies[0]).all()) == (way == "gsg")
+        assert bool((shares.diff() > -1e-9).all())
+    assert torch.allclose(removed["gsg"][0], removed["generalised"][0])
+    assert said["generalised"].claim.startswith("For networks lenet; images synthetic only: ")
+    assert "directions eigenvectors of GSG (the published code) only: " in said["gsg"].claim
+    assert "directions generalised eigenvectors of S and G (the text)." in said["gsg"].measured
+    with pytest.raises(InputError, match="directions"):
+        judged(tmp_path / "none", "gih/fig6", directions="code")
+
+
 def falling(run: Run, key: str, net: str, G: Any, indices: Sequence[int], *_: Any, repeats: int, **more: Any) -> Any:
     """Accuracies [repeats, directions] that fall with the index, the lower the smaller the rate in the key."""
     height = 0.1 if key == "lr=0.1" else 0.0
