@@ -134,10 +134,19 @@ def test_planes_have_one_scale_also_where_no_network_changes_its_mind(monkeypatc
     figure, axes = plt.subplots(1, 2, squeeze=False)
     monkeypatch.setattr(fig1, "picture", lambda run, name, rows, columns, draw, *size, caption: draw(axes))
     line = torch.linspace(-1.0, 1.0, fig1.GRID)
-    planes = {("mlp", "A"): line.expand(2, fig1.GRID, -1), ("mlp", "B"): torch.ones(2, fig1.GRID, fig1.GRID)}
+    logits = {"A": line.expand(2, fig1.GRID, -1), "B": torch.ones(2, fig1.GRID, fig1.GRID)}
+    dots = torch.tensor([[0.25, 0.0], [0.0, 1.5], [0.0, -1.5]]), torch.tensor([0, 1, 1])
+    nothing = torch.tensor([]), torch.tensor([])  # a run begun when none were stored
+    planes = {("mlp", name): fig1.Plane(each, (1.0, 0.5), *(dots if name == "A" else nothing))
+              for name, each in logits.items()}  # fmt: skip
     fig1._picture(None, ("mlp",), planes, {"mlp": 1.5})  # type: ignore[arg-type]
     for axis in axes.flat:
         assert axis.get_xlim() == axis.get_ylim() == pytest.approx((-2.1, 2.1))
+    drawn = [
+        sum(len(each.get_offsets()) for each in axis.collections if hasattr(each, "get_sizes")) for axis in axes.flat
+    ]
+    assert drawn == [3, 0]
+    assert axes[0, 1].get_ylabel() == "u2 (G: 0.5)"
     plt.close(figure)
 
 

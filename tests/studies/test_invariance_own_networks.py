@@ -107,10 +107,12 @@ def test_pages_and_kept_runs_have_safe_names(tmp_path: Path, script: Path, name:
 
 
 def test_own_and_paper_networks_are_judged_together_and_said_so(tmp_path: Path, script: Path) -> None:
-    _, result = run_with(tmp_path, "gih/fig1", f"mlp,{script}:cnn,lenet", n_train="32", epochs="1", seeds="2")
+    run, result = run_with(tmp_path, "gih/fig1", f"mlp,{script}:cnn,lenet", n_train="32", epochs="1", seeds="2")
     assert result.claim.startswith("For networks mlp, lenet.py:cnn, lenet only: ")
     assert result.measured.endswith("Not tested: networks resnet18.")
     assert "lenet.py:cnn, A: test accuracy, %" in result.numbers
+    data, classes = (run.load_arrays("circles lenet.py:cnn B")[key] for key in ("data", "classes"))
+    assert torch.allclose(data.norm(dim=1), torch.where(classes > 0, 1.5, 0.25), atol=1e-5)  # on the plane: circles
     radius = result.numbers["lenet.py:cnn: best accuracy from the first axis alone, %"].value
     assert radius == result.numbers["mlp: best accuracy from the first axis alone, %"].value
 

@@ -9,6 +9,7 @@ standard errors over seeds; the MLP is above 90 % on both.
 """
 
 import math
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import torch
@@ -34,10 +35,12 @@ CLAIM = (
 NETS = ("mlp", "resnet18")
 SETS = {"A": "D_A, both axes aligned with G", "B": "D_B, one axis not aligned"}
 CAPTION = (
-    "The plane of the circles without noise: the two classes (blue inside, orange outside) and where each trained "
-    "network changes its mind (green, one line for each seed; none for one that never does)."
+    "The plane of the circles without noise: test data projected on it, of two classes (blue inside, orange outside), "
+    "and where each trained network changes its mind (green, one line for each seed; none for one that never does). In "
+    "brackets: G along the axis, as a share of its largest eigenvalue."
 )
 GRID = 41
+SHOWN = 120  # examples in a panel
 
 
 @study(
@@ -79,7 +82,7 @@ def fig1(
     check_axes(f"u1={u1}, u2={u2}", (u1, u2), side**2 - 1)  # the last one is D_B's second axis
     numbers: dict[str, Estimate] = {}
     right: dict[str, bool] = {}
-    planes: dict[tuple[str, str], Tensor] = {}
+    planes: dict[tuple[str, str], Plane] = {}
     series = []
     outer = {net: radius or (3.0 if is_a(net, "resnet") else 1.5) for net in nets}
     for net in nets:
@@ -101,12 +104,18 @@ def fig1(
                 )  # fmt: skip
                 assert done.networks is not None
                 logits = plane_logits(done.networks.to(run.device), axes, 1.4 * r[1])
-                return {"train": done.train_accuracy, "test": done.test_accuracy, "plane": logits.cpu()}
+                data = sets[1][0][0][:SHOWN].flatten(1) @ axes.flatten(1).T  # of the first seed, on the plane
+                return {"train": done.train_accuracy, "test": done.test_accuracy, "plane": logits.cpu(),
+                        "data": data.cpu(), "classes": sets[1][0][1][:SHOWN].cpu()}  # fmt: skip
 
             found = run.cached(f"circles {net} {name}", one)
             numbers[f"{net}, {name}: test accuracy, %"] = Estimate.of(percent(torch.as_tensor(found["test"])))
             numbers[f"{net}, {name}: training accuracy, %"] = Estimate.of(percent(torch.as_tensor(found["train"])))
-            planes[net, name] = torch.as_tensor(found["plane"])
+            along = [float(G.values[i] / G.values[0]) for i in (u1, u2 if name == "A" else side**2 - 1)]
+            planes[net, name] = Plane(
+                torch.as_tensor(found["plane"]), (along[0], along[1]),
+                *(torch.as_tensor(found.get(key, ())) for key in ("data", "classes")),  # older runs have none
+            )  # fmt: skip
         a, b = (numbers[f"{net}, {name}: test accuracy, %"] for name in SETS)
         right[net] = above(a, 90) and (above(b, 90) if net in ISOTROPIC else below(b, 60))
         series.append(through(net, [0, 1], [a, b]))
@@ -165,24 +174,39 @@ def plane_logits(networks: Networks, axes: Tensor, reach: float) -> Tensor:
     return (out[..., 1] - out[..., 0]).view(len(networks), GRID, GRID)
 
 
-def _picture(run: Run, nets: tuple[str, ...], planes: dict[tuple[str, str], Tensor], radii: dict[str, float]) -> None:
-    """Decision boundaries of every seed in the plane of the circles."""
+@dataclass(frozen=True)
+class Plane:
+    """What a panel shows: logits [T, GRID, GRID] (see `plane_logits`), G along both axes, data [n, 2] and classes."""
+
+    logits: Tensor = field(repr=False)
+    along: tuple[float, float]
+    data: Tensor = field(repr=False)
+    classes: Tensor = field(repr=False)
+
+
+def _picture(run: Run, nets: tuple[str, ...], planes: dict[tuple[str, str], Plane], radii: dict[str, float]) -> None:
+    """Decision boundaries of every seed in the plane of the circles, and data projected on it."""
 
     def draw(axes: Any) -> None:
         turn = torch.linspace(0, 2 * torch.pi, 200)
         for row, net in zip(axes, nets):
             for axis, name in zip(row, SETS):
-                reach = 1.4 * radii[net]
+                reach, shown = 1.4 * radii[net], planes[net, name]
                 line = torch.linspace(-reach, reach, GRID).numpy()
-                for r, colour in ((0.25, "#0072b2"), (radii[net], "#d55e00")):
-                    axis.plot((r * turn.cos()).numpy(), (r * turn.sin()).numpy(), color=colour, linewidth=2.5)
-                for logits in planes[net, name]:
+                for k, (r, colour) in enumerate(((0.25, "#0072b2"), (radii[net], "#d55e00"))):
+                    axis.plot(
+                        (r * turn.cos()).numpy(), (r * turn.sin()).numpy(), color=colour, linewidth=2.5, alpha=0.3
+                    )
+                    points = shown.data[shown.classes == k]
+                    if len(points):
+                        axis.scatter(*points.T.numpy(), s=7, color=colour, alpha=0.6, linewidths=0, zorder=3)
+                for logits in shown.logits:
                     if float(logits.min()) < 0 < float(logits.max()):
                         axis.contour(line, line, logits.numpy(), levels=[0.0], colors="#009e73", linewidths=1.0)
-                axis.set_title(f"{net}: {SETS[name]}", fontsize=8)
+                axis.set_title(f"{net}:{' ' if len(net) < 16 else chr(10)}{SETS[name]}", fontsize=8)
                 axis.set(aspect="equal", xlim=(-reach, reach), ylim=(-reach, reach))  # also where there is no line
-                axis.set_xlabel("u1", fontsize=8)
-                axis.set_ylabel("u2", fontsize=8)
+                axis.set_xlabel(f"u1 (G: {shown.along[0]:.1g})", fontsize=8)
+                axis.set_ylabel(f"u2 (G: {shown.along[1]:.1g})", fontsize=8)
                 axis.tick_params(labelsize=7)
 
     picture(run, "decision-boundaries", len(nets), len(SETS), draw, (3.0, 3.0), caption=CAPTION)
