@@ -287,12 +287,30 @@ def test_evolution_at_given_probes() -> None:
     build = lambda: Hidden(5, 4, 1.0, 1.0)  # noqa: E731
     drawn = record(build).draw(2, 0, 20)
     found = [geometry_evolution(build, x, y, 20, seed=2, probes=at[i : i + 1]) for i in range(3)]
-    together = geometry_evolution(build, x, y, 20, n_probes=7, seed=2, probes=at, max_memory="1MB")
+    together = geometry_evolution(build, x, y, 20, seed=2, probes=at, max_memory="1MB")
     assert together.n_probes == 3
     assert torch.allclose(together.matrix, torch.stack([each.matrix for each in found]).mean(0), rtol=1e-5)
     assert torch.allclose(together.matrix, evolution_of(drawn, at, x, y).matrix, rtol=1e-5)
     with pytest.raises(InputError, match=r"probes have shape \[3, 4\]; they must be \[n, 5\]"):
         geometry_evolution(build, x, y, 20, probes=at[:, :4])
+
+
+def test_given_probes_are_not_counted_twice() -> None:
+    """n_probes had been taken and forgotten beside probes."""
+    build, at, x = lambda: Hidden(5, 4, 1.0, 1.0), torch.ones(3, 5), torch.ones(2, 5)
+    with pytest.raises(InputError, match="n_probes=7 is for probes that are drawn, and probes are given"):
+        average_geometry(build, (5,), 20, n_probes=7, probes=at)
+    with pytest.raises(InputError, match="n_probes=3 is for probes that are drawn, and probes are given"):
+        geometry_evolution(build, x, x[:, 0], 20, n_probes=3, probes=at)
+    for call in (
+        lambda n: average_geometry(build, (5,), 20, n_probes=n),
+        lambda n: geometry_evolution(build, x, x[:, 0], 20, n_probes=n),
+    ):
+        usual, one = call(None), call(1)
+        assert usual.n_probes == one.n_probes == 1
+        assert torch.equal(usual.matrix, one.matrix)
+        with pytest.raises(InputError, match="n_probes=0"):
+            call(0)
 
 
 def test_only_what_is_trained_moves_the_geometry() -> None:

@@ -91,6 +91,14 @@ def test_only_orthonormal_directions_are_planted() -> None:
             tasks.planted(w, torch.stack(wrong), c)
 
 
+def test_images_that_are_not_there_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Part (a) of Fig. 11 would have fewer than part (b), and than the text says."""
+    few = stand_in(100, 16, 0, "train").x
+    monkeypatch.setattr(fig11, "subset", lambda *_: (few, few))
+    with pytest.raises(InputError, match="n_train=256: there are 100 training images"):
+        judged(tmp_path, "gih/fig11")
+
+
 # ----------------------------------------------------------------------------------- nothing to compare, nothing tested
 
 

@@ -210,7 +210,7 @@ def average_geometry(
     factory: Factory | Initialiser,
     input_shape: Sequence[int],
     n_networks: int = 10_000,
-    n_probes: int = 1,
+    n_probes: int | None = None,
     seed: int = 0,
     probe_std: float = 1.0,
     scalarise: Scalarise | None = None,
@@ -226,7 +226,7 @@ def average_geometry(
         input_shape: of one input, D entries; above 4096, or where three matrices do not fit into `max_memory`, the
             result is matrix-free (`G @ v`, `G.eigh(k)`).
         n_networks: 10,000 in the paper.
-        n_probes: inputs per network, drawn for each network.
+        n_probes: inputs drawn for each network, 1 by default; not together with `probes`.
         seed: of networks and probes.
         probe_std: of the probes; small with smooth activations. Zero means G(0); a ReLU network without biases has no
             gradient there.
@@ -242,19 +242,19 @@ def average_geometry(
         torch.Size([3, 3])
     """
     shape = check_shape(input_shape)
-    if n_networks < 1 or n_probes < 1 or not 0 <= probe_std < math.inf:
-        raise InputError(f"need positive sizes: n_networks={n_networks}, n_probes={n_probes}, probe_std={probe_std}")
-    n_probes = n_probes if probes is None else check_probes(probes, shape)
+    each = count_probes(n_probes, probes, shape)
+    if n_networks < 1 or each < 1 or not 0 <= probe_std < math.inf:
+        raise InputError(f"need positive sizes: n_networks={n_networks}, n_probes={each}, probe_std={probe_std}")
     initialiser = record(factory)
     refuse_batch_dependence(initialiser.template)
     where, D = device_of(device), math.prod(shape)
 
     def rows() -> Iterator[tuple[int, Tensor]]:
-        size, silent = max(1, min(initialiser.block, 2**27 // (D * n_probes))), True
+        size, silent = max(1, min(initialiser.block, 2**27 // (D * each))), True
         for start in progress(range(0, n_networks, size), "networks", leave=False):
             stop = min(start + size, n_networks)
             networks = initialiser.draw(seed, start, stop, where, dtype)
-            own = draw_probes(seed, start, stop, n_probes, shape, probe_std) if probes is None else probes
+            own = draw_probes(seed, start, stop, each, shape, probe_std) if probes is None else probes
             if start == 0:
                 some = (own[0] if probes is None else own).to(where, networks.dtype)
                 check_networks(initialiser, networks, some)
@@ -269,8 +269,8 @@ def average_geometry(
             yield start, found.flatten(2)
 
     room = budget(max_memory, where)
-    made = _average(rows, shape, n_networks, n_probes, seed, where, room, initialiser.reasons)
-    at = draw_probes(seed, 0, 1, n_probes, shape, probe_std)[0] if probes is None else probes
+    made = _average(rows, shape, n_networks, each, seed, where, room, initialiser.reasons)
+    at = draw_probes(seed, 0, 1, each, shape, probe_std)[0] if probes is None else probes
     share = share_of_rounding(initialiser, at[:1], seed, where, dtype, scalarise)
     if share > ROUNDING:
         warnings.warn(OF_ROUNDING.format(min(share, 1.0)), stacklevel=4)
@@ -393,6 +393,22 @@ def check_probes(probes: Tensor, shape: tuple[int, ...]) -> int:
     if tuple(probes.shape[1:]) != shape:
         raise InputError(f"probes have shape {list(probes.shape)}; they must be [n, {', '.join(map(str, shape))}]")
     return len(probes)
+
+
+def count_probes(n_probes: int | None, probes: Tensor | None, shape: tuple[int, ...]) -> int:
+    """Inputs per network: of those given, or the number to draw (1 if not said); both at once are refused.
+
+    Example:
+        >>> count_probes(None, None, (3,)), count_probes(None, torch.ones(5, 3), (3,))
+        (1, 5)
+    """
+    if probes is None:
+        return 1 if n_probes is None else n_probes
+    if n_probes is not None:
+        raise InputError(
+            f"n_probes={n_probes} is for probes that are drawn, and probes are given: leave one of them out"
+        )
+    return check_probes(probes, shape)
 
 
 def draw_probes(seed: int, start: int, stop: int, n: int, shape: Sequence[int], std: float) -> Tensor:

@@ -23,7 +23,7 @@ from biascope.geometry.average import (
     AverageGeometry,
     at_least_float32,
     blocks_within,
-    check_probes,
+    count_probes,
     draw_probes,
     from_moments,
     refuse_infinite,
@@ -53,7 +53,7 @@ def geometry_evolution(
     y_train: Tensor,
     n_networks: int = 1000,
     loss: str | SumLoss = "sse",
-    n_probes: int = 1,
+    n_probes: int | None = None,
     seed: int = 0,
     probe_std: float = 1.0,
     scalarise: Scalarise | None = None,
@@ -76,7 +76,7 @@ def geometry_evolution(
         y_train: [m], floats (for "logistic" -1 and +1).
         n_networks: networks to average over.
         loss: "sse" (half the summed squares), "logistic", or a function (f [b], y [b]) -> sum of losses.
-        n_probes: probes per network.
+        n_probes: inputs drawn for each network, 1 by default; not together with `probes`.
         seed: of networks and probes.
         probe_std: of the Gaussian probes.
         scalarise: outputs [n, c] -> [n].
@@ -97,15 +97,14 @@ def geometry_evolution(
         raise InputError(f"x_train has {len(x_train)} examples, y_train has shape {list(y_train.shape)}; need [m]")
     if isinstance(loss, str) and loss not in LOSSES:
         raise InputError(f"loss={loss!r} is not one of {', '.join(LOSSES)}, and not a function")
-    if n_networks < 1 or n_probes < 1 or batch < 1 or not 0 <= probe_std < math.inf:
-        raise InputError(
-            f"need positive numbers: n_networks={n_networks}, n_probes={n_probes}, batch={batch}, probe_std={probe_std}"
-        )
     check_reals(x_train, "x_train")
     check_labels(y_train, loss, "y_train")
     shape, D = tuple(x_train.shape[1:]), x_train[0].numel()
-    if probes is not None:
-        n_probes = check_probes(probes, shape)
+    each = count_probes(n_probes, probes, shape)
+    if n_networks < 1 or each < 1 or batch < 1 or not 0 <= probe_std < math.inf:
+        raise InputError(
+            f"need positive numbers: n_networks={n_networks}, n_probes={each}, batch={batch}, probe_std={probe_std}"
+        )
     initialiser = with_something_to_train(factory)
     refuse_batch_dependence(initialiser.template)
     where = device_of(device)
@@ -122,7 +121,7 @@ def geometry_evolution(
 
     room = budget(max_memory, where)
     weight = sum(p.numel() * p.element_size() for p in first.params.values())
-    cost = 6 * weight * (1 + n_probes) + 6 * activation_bytes(first, x[:1]) * (min(batch, len(x)) + 4 * n_probes)
+    cost = 6 * weight * (1 + each) + 6 * activation_bytes(first, x[:1]) * (min(batch, len(x)) + 4 * each)
     group = max(1, min(n_networks, initialiser.block, room // (4 * cost)))
 
     def rows() -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -132,7 +131,7 @@ def geometry_evolution(
             for start in progress(range(0, n_networks, group), "networks", leave=False):
                 networks = initialiser.draw(seed, start, min(start + group, n_networks), where, dtype)
                 if probes is None:
-                    own = draw_probes(seed, start, start + len(networks), n_probes, shape, probe_std).to(where, kind)
+                    own = draw_probes(seed, start, start + len(networks), each, shape, probe_std).to(where, kind)
                 else:
                     own = probes.detach().to(where, kind).expand(len(networks), *probes.shape)
                 with second_derivatives(template):
@@ -145,7 +144,7 @@ def geometry_evolution(
                     )
                 refuse_infinite(g)
                 refuse_infinite(u)
-                yield start, u.flatten(2) / math.sqrt(n_probes), g.flatten(2) / math.sqrt(n_probes)
+                yield start, u.flatten(2) / math.sqrt(each), g.flatten(2) / math.sqrt(each)
 
     blocks = blocks_within(D, room, n_networks)
     if not blocks:
@@ -159,11 +158,11 @@ def geometry_evolution(
 
         operator = FromFunction(product, (D, D), at_least_float32(kind), where, symmetric=True)
         about = dict(initialiser.reasons)
-        return AverageGeometry(operator, None, shape, n_networks, n_probes, seed, float("nan"), "evolution", about)
+        return AverageGeometry(operator, None, shape, n_networks, each, seed, float("nan"), "evolution", about)
     moments = BlockMoments(D, blocks, where)
     for start, u, g in rows():
         moments.add(start, u, g)
-    return from_moments(moments, shape, n_probes, seed, "evolution", initialiser.reasons)
+    return from_moments(moments, shape, each, seed, "evolution", initialiser.reasons)
 
 
 def descent(

@@ -11,6 +11,7 @@ from typing import Annotated
 from torch import Tensor
 
 from biascope.arguments import check_count
+from biascope.errors import InputError
 from biascope.geometry import data_second_moment
 from biascope.studies.estimates import below
 from biascope.studies.invariance.boundary_sweep import (
@@ -75,6 +76,8 @@ def fig11(
     colour, grey = shape_of(3, side, [net]), shape_of(1, side, [net])
     weights = sum(p.numel() for p in factory(net, colour)().parameters())
     train, test = subset(run, source, side, n_train, n_test)
+    if len(train) < n_train:  # part (b) has as many as are asked for, and both parts should have the same
+        raise InputError(f"n_train={n_train}: there are {len(train)} training images for part (a)")
     S = data_second_moment(train.to(run.device), normalise=True).cpu()
     vectors = sweep.gsg_vectors(run, net, colour, S)
     numbers: dict[str, Estimate] = {}

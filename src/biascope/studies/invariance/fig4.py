@@ -20,6 +20,9 @@ them, whose noise the spread over repeats cannot show. With 104 directions, 5 re
 boundaries the rule was met in up to a third of cases, where two standard errors stand for 5.8 %. The ceiling was mended
 then as well, see `relabelled.py`.)
 
+The caption of the paper's figure speaks of CIFAR-2, its text of labelling CIFAR-10; as the labels are replaced, only
+the choice of images could differ: here random ones of all ten classes, without CIFAR-2's balance of animals and others.
+
 At a laptop's size some 500 of the 768 eigenvalues of LeNet's G are above the rounding of its float32 gradients (5e-8 of
 the first). The directions of the others have no order and differ with the number of threads, so accuracies at index 512
 and on are those of arbitrary ones among them.
