@@ -494,6 +494,22 @@ def test_refusals() -> None:
         geometry_evolution(bare, torch.zeros(3, 3), torch.zeros(3), n_networks=1, loss="nll")
 
 
+def test_a_constant_scalar_is_named_as_a_cause_of_no_gradients() -> None:
+    """The advice had been about ReLU networks without biases alone."""
+    two, x = lambda: nn.Linear(3, 2), torch.eye(3)
+    constant = lambda out: out[:, 0].sign()  # noqa: E731
+    for use, call in {
+        "probe_std > 0": lambda: average_geometry(two, (3,), 20, scalarise=constant),
+        "other probes": lambda: average_geometry(two, (3,), 20, scalarise=constant, probes=x),
+        "probe_std": lambda: geometry_evolution(two, x, x[0], 20, scalarise=constant),
+        "of the 4 networks": lambda: geometry_of(record(two).draw(0, 0, 4), x, scalarise=constant),
+        "another x": lambda: nads(two, (3,), 20, scalarise=constant, method="autograd"),
+    }.items():
+        with pytest.raises(InputError, match=r"ReLU network without biases .* scalarise that is constant") as error:
+            call()
+        assert use in str(error.value)
+
+
 def test_scalars_that_mix_examples_are_refused() -> None:
     """A softmax over the wrong axis: with several probes each gradient was that of all, without a word."""
     two, x = lambda: nn.Linear(3, 2), torch.eye(3)

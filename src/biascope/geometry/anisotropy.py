@@ -19,7 +19,7 @@ from biascope.ensembles.trust import check_networks
 from biascope.errors import InputError, UnsupportedError
 from biascope.functional import device_of
 from biascope.geometry.few_passes import few_passes, resolved
-from biascope.geometry.gradients import OF_ROUNDING, ROUNDING, Sampler
+from biascope.geometry.gradients import NO_GRADIENT, OF_ROUNDING, ROUNDING, Sampler
 from biascope.geometry.mixed_differences import by_differences
 from biascope.geometry.mixed_products import by_products
 from biascope.geometry.moments import BlockMoments, blocks_for
@@ -318,8 +318,7 @@ def _checked(sampler: Sampler, total: int) -> Iterator[tuple[int, Tensor]]:
         silent = silent and bool(size == 0)
         if silent and start + len(rows) >= min(total, FEW):  # one network alone may be dead
             raise InputError(
-                "all gradients are zero: at x = 0 a ReLU network without biases has none; use another x, "
-                "or method='finite-difference'"
+                NO_GRADIENT.format("", "another x, or method='finite-difference'")
                 if sampler.method == "autograd"
                 else f"all differences are zero: the network is constant around x, or step={sampler.step:g} is lost in "
                 "rounding; use a larger step or dtype=torch.float64"

@@ -24,7 +24,7 @@ from biascope.errors import InputError, UnsupportedError
 from biascope.functional import device_of
 from biascope.geometry import files
 from biascope.geometry.few_passes import few_passes
-from biascope.geometry.gradients import OF_ROUNDING, ROUNDING, share_of_rounding
+from biascope.geometry.gradients import NO_GRADIENT, OF_ROUNDING, ROUNDING, share_of_rounding
 from biascope.geometry.measures import Comparison, compare, size_of, symmetric
 from biascope.geometry.moments import BlockMoments, blocks_for
 from biascope.inputs import check_inputs, check_shape, is_finite
@@ -263,9 +263,7 @@ def average_geometry(
             )
             silent = silent and not found.any()
             if silent and stop >= min(n_networks, FEW):  # the others are drawn alike: no need to wait for them
-                raise InputError(
-                    "all gradients are zero; a ReLU network without biases has none at 0: use probe_std > 0"
-                )
+                raise InputError(NO_GRADIENT.format("", "probe_std > 0" if probes is None else "other probes"))
             yield start, found.flatten(2)
 
     room = budget(max_memory, where)
@@ -327,10 +325,7 @@ def _average(
             zero = zero and not found.any()
             yield start, found / math.sqrt(n_probes)
         if zero:
-            raise InputError(
-                f"all gradients of the {n_networks} networks are zero at these probes; a ReLU network without biases "
-                "has none at 0: use other probes"
-            )
+            raise InputError(NO_GRADIENT.format(f" of the {n_networks} networks", "other probes"))
 
     blocks = blocks_within(D, room, n_networks)
     if blocks:

@@ -28,6 +28,7 @@ from biascope.geometry.average import (
     from_moments,
     refuse_infinite,
 )
+from biascope.geometry.gradients import NO_GRADIENT
 from biascope.geometry.losses import as_sum, check_labels, check_reals
 from biascope.geometry.moments import BlockMoments
 from biascope.linalg import FromFunction
@@ -139,9 +140,7 @@ def geometry_evolution(
                     g, u = along(f, networks, flow, own)
                 silent = silent and not g.any()
                 if silent and start + len(networks) >= min(n_networks, FEW):  # the others are drawn alike
-                    raise InputError(
-                        "all gradients are zero; a ReLU network without biases has none at 0: use probe_std > 0"
-                    )
+                    raise InputError(NO_GRADIENT.format("", "probe_std > 0" if probes is None else "other probes"))
                 refuse_infinite(g)
                 refuse_infinite(u)
                 yield start, u.flatten(2) / math.sqrt(each), g.flatten(2) / math.sqrt(each)

@@ -36,6 +36,10 @@ OF_ROUNDING = (
     "rounding explains about {:.0%} of the trace: the networks hardly depend on their input there; look at what is "
     "before their output, or use dtype=torch.float64"
 )
+NO_GRADIENT = (
+    "all gradients{} are zero: a ReLU network without biases has none at 0 (use {}), and none has one of a scalarise "
+    "that is constant, or steps like a sign or an argmax"
+)
 COARSE = {"tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}  # relative rounding where it is not the dtype's
 
 
