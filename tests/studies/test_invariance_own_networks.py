@@ -32,6 +32,13 @@ def scaled():
     with torch.no_grad():
         made[1].weight[:, :128] *= 10
     return made
+class Item(nn.Module):  # vmap cannot
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.tensor(2.0))
+        self.net = line()
+    def forward(self, x):
+        return self.net(self.scale.item() * x)
 class Held(nn.Module):
     def __init__(self):
         super().__init__()
@@ -178,9 +185,10 @@ def test_results_do_not_depend_on_where_the_script_lies(tmp_path: Path, script: 
     assert first.numbers == second.numbers
 
 
-def test_networks_that_hold_their_logits_are_trained(tmp_path: Path, script: Path) -> None:
-    _, held = run_with(tmp_path / "a", "gih/fig3", f"{script}:Held")
-    assert held.numbers["lenet.py:Held: mean velocity, G covariance"].value > 0
+@pytest.mark.parametrize("net", ["Held", "Item"])
+def test_networks_that_hold_their_logits_or_do_not_stack_are_followed(tmp_path: Path, script: Path, net: str) -> None:
+    _, result = run_with(tmp_path, "gih/fig3", f"{script}:{net}")
+    assert result.numbers[f"lenet.py:{net}: mean velocity, G covariance"].value > 0
 
 
 def test_factory_of_an_own_network_ignores_what_is_the_papers(script: Path) -> None:

@@ -190,6 +190,7 @@ def _picture(run: Run, nets: tuple[str, ...], planes: dict[tuple[str, str], Plan
     def draw(axes: Any) -> None:
         turn = torch.linspace(0, 2 * torch.pi, 200)
         for row, net in zip(axes, nets):
+            gap = " " if len(net) < 16 else "\n"  # own networks can have long names
             for axis, name in zip(row, SETS):
                 reach, shown = 1.4 * radii[net], planes[net, name]
                 line = torch.linspace(-reach, reach, GRID).numpy()
@@ -203,7 +204,7 @@ def _picture(run: Run, nets: tuple[str, ...], planes: dict[tuple[str, str], Plan
                 for logits in shown.logits:
                     if float(logits.min()) < 0 < float(logits.max()):
                         axis.contour(line, line, logits.numpy(), levels=[0.0], colors="#009e73", linewidths=1.0)
-                axis.set_title(f"{net}:{' ' if len(net) < 16 else chr(10)}{SETS[name]}", fontsize=8)
+                axis.set_title(f"{net}:{gap}{SETS[name]}", fontsize=8)
                 axis.set(aspect="equal", xlim=(-reach, reach), ylim=(-reach, reach))  # also where there is no line
                 axis.set_xlabel(f"u1 (G: {shown.along[0]:.1g})", fontsize=8)
                 axis.set_ylabel(f"u2 (G: {shown.along[1]:.1g})", fontsize=8)

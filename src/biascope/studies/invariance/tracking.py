@@ -102,6 +102,7 @@ def track(
     x, y, probes = x.to(device), y.to(device), probes.to(device)
     precision: Precision = descent.precision if device.type == "cuda" else "float32"
     group = stack_size(recorded, runs)
+    group = group if group == 1 or stacks(recorded, x[:2], y[:2]) else 1
     minibatch = descent.batch_size > 0 and descent.optimiser == "sgd"
     captured = group == 1 and device.type == "cuda" and minibatch and descent.engine != "eager"
     if descent.engine == "graph" and not captured:
@@ -135,6 +136,27 @@ def stack_size(recorded: Initialiser, runs: int) -> int:
     """How many networks are trained as one stack: many small ones, one large one."""
     weight = sum(p.numel() for p in recorded.template.parameters())
     return max(1, min(runs, 2**23 // weight)) if weight < 2**20 else 1
+
+
+def stacks(recorded: Initialiser, x: Tensor, y: Tensor) -> bool:
+    """Whether vmap can train such networks; not all that users bring can be.
+
+    Example:
+        >>> stacks(record(lambda: torch.nn.Linear(3, 2)), torch.ones(2, 3), torch.tensor([0, 1]))
+        True
+    """
+    drawn = recorded.draw(0, 0, 2, x.device)
+    template, buffers = copy.deepcopy(drawn.template).train(), {k: v.clone() for k, v in drawn.buffers.items()}
+
+    def loss(params: dict[str, Tensor], buffers: dict[str, Tensor]) -> Tensor:
+        return F.cross_entropy(logits_of(functional_call(template, (params, buffers), (x,))), y)
+
+    params = {name: value.clone().requires_grad_(True) for name, value in drawn.params.items()}
+    try:
+        torch.autograd.backward(vmap(loss, randomness="different")(params, buffers).sum())
+    except RuntimeError:  # what vmap does not know
+        return False
+    return True
 
 
 def train_stack(task: Task, indices: range, watch: Watch) -> None:
