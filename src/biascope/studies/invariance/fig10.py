@@ -1,12 +1,15 @@
 """Fig. 10: generalisation on isotropic data, as the discriminative direction moves down the eigenvectors of G.
 
-Verdict rule: for every network but the MLP the Spearman correlation of index and test accuracy, averaged over the three
-boundaries, is negative by 2 standard errors over repeats; for the MLP the accuracies along the first and the last
-direction differ by less than 5 points, 2 standard errors included, at every boundary (if these alone reach 5 points,
-nothing is tested). A boundary that no direction lets a network learn (best mean accuracy below 55 %) says nothing and
-is left out, with a note; a network that learns none tests nothing, nor does a rank correlation over fewer than four
-directions. (Changed after the first runs: for the MLP a difference within 2 standard errors had been enough, however
-wide. Later: any number of directions had been enough.)
+Verdict rule: for every network but the MLP the Spearman correlation of index and test accuracy is negative by 2
+standard errors over repeats at every boundary; for the MLP the accuracies along the first and the last direction differ
+by less than 5 points, 2 standard errors included, at every boundary (if these alone reach 5 points, nothing is tested).
+A boundary that no direction lets a network learn (best mean accuracy below 55 %) says nothing and is left out, with a
+note; a network that learns none tests nothing, nor does a rank correlation over fewer than four directions.
+
+Changed after runs were seen, each time to something stricter: for the MLP a difference within 2 standard errors had
+been enough, however wide; any number of directions had been enough; and the mean over boundaries had been judged, by
+which ResNet18 at the paper's size was "confirmed" although it falls at the linear boundary and rises at the quadratic
+one. No verdict of an earlier run changed by the last.
 """
 
 from typing import Annotated
@@ -99,9 +102,11 @@ def fig10(
             falls = [numbers[f"{net}, {b}: first minus last direction, points"] for b in learned]
             right[net] = together(negligible(f, 5.0) for f in falls) if learned else None
         else:
-            falling = mean_order(indices, [tests[b] for b in learned]) if learned else Estimate.of([0.0] * repeats)
-            numbers[f"{net}: Spearman, mean over boundaries"] = falling
-            right[net] = below(falling) if learned and enough(indices) else None
+            orders = [numbers[f"{net}, {b}: Spearman(index, accuracy)"] for b in learned]
+            if learned:
+                mean = mean_order(indices, [tests[b] for b in learned])
+                numbers[f"{net}: Spearman, mean over boundaries"] = mean
+            right[net] = all(map(below, orders)) if learned and enough(indices) else None
         longer = f"{sweep.epochs * more_epochs:g} sinusoidal"
         caption = f"{n_train} training examples, {repeats} repeats, {sweep.epochs} epochs ({longer})."
         charts.append(accuracy_chart(net, indices, tests, caption, "G"))
