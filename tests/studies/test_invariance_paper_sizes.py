@@ -49,9 +49,17 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "gih/table2": {**DRAWN, **IMAGES, "nets": STRUCTURED, "rates": (10, 20, 30, 40, 50, 60, 70, 80, 90),
                    "n_train": 50_000, "repeats": 5, "epochs": 50, "lr": 0.2, "clip_norm": 0.5, "per_class": True},
 }  # fmt: skip
+PUBLISHED["gih/conjecture1"] = {**IMAGES, "nets": ALL, "per_class": 5000}
+PUBLISHED["gih/proposition-a1"] = {**IMAGES, "nets": ALL}
 PUBLISHED["gih/fig13"] = PUBLISHED["gih/fig12"]
 # what the paper does not state, nor its published code: the study's own choice, which its options must say
-UNSTATED = {"gih/fig3": ("n", "probes"), "gih/fig2": ("probes",), "gih/fig10": ("repeats",), "gih/fig7": ("kernel",)}
+UNSTATED = {
+    "gih/conjecture1": ("networks", "probes"),
+    "gih/fig3": ("n", "probes"),
+    "gih/fig2": ("probes",),
+    "gih/fig10": ("repeats",),
+    "gih/fig7": ("kernel",),
+}
 
 
 def test_paper_sizes_are_the_papers() -> None:

@@ -13,6 +13,8 @@ from biascope.studies.invariance import fig2_8
 SWEEP: dict[str, Any] = {"n_train": 128, "n_test": 100, "epochs": 1, "networks": 16, "heads": 16, "engine": "vmap"}
 TRACK: dict[str, Any] = {"networks": 16, "heads": 16, "runs": 3, "epochs": 2}
 TINY: dict[str, dict[str, Any]] = {
+    "gih/conjecture1": {"nets": "lenet", "networks": 12, "geometry_networks": 8, "groups": 4, "heads": 4},
+    "gih/proposition-a1": {"nets": "lenet", "networks": 8, "groups": 4},
     "gih/fig1": {**SWEEP, "nets": "lenet"},
     "gih/fig2": {**TRACK, "nets": "mlp", "per_class": 40},
     "gih/fig3": {**TRACK, "nets": "lenet", "n": 64, "large_epochs": 1},

@@ -18,8 +18,8 @@ from torch.func import functional_call, jacrev, vmap
 from biascope.arguments import check_count
 from biascope.ensembles import Initialiser, record
 from biascope.ensembles.arithmetic import arithmetic
-from biascope.errors import InputError
-from biascope.geometry import average_geometry
+from biascope.errors import InputError, UnsupportedError
+from biascope.geometry import analytic_geometry, average_geometry
 from biascope.geometry.average import draw_probes
 from biascope.linalg import psd_eigh
 from biascope.progress import progress
@@ -66,8 +66,9 @@ def initial_geometry(
     groups: int = 1,
     norm: bool = True,
     probe_std: float = 1e-3,
+    activation: str | None = "gelu",
 ) -> Geometry:
-    """G of a network by name: GELU, probes N(0, probe_std^2 I); computed once per run folder.
+    """G of a network by name: GELU (`activation` None: its own), probes N(0, probe_std^2 I); computed once per run folder.
 
     Own networks keep their activations, and networks * heads of them are drawn: as many gradients as of the others.
     """
@@ -77,7 +78,7 @@ def initial_geometry(
 
     def one(i: int) -> dict[str, Value]:
         seed = derive(run.seed, "geometry", net, shape, norm, i)
-        recorded = record(factory(net, shape, outputs=heads, norm=norm, activation="gelu"))
+        recorded = record(factory(net, shape, outputs=heads, norm=norm, activation=activation))
         if heads == 1:
             found = average_geometry(
                 recorded, shape, each, seed=seed, probe_std=probe_std, device=run.device,
@@ -88,6 +89,7 @@ def initial_geometry(
         return {"matrix": found.to(keep)}
 
     tag = f" {'x'.join(map(str, shape))}{'' if norm else ' without norm'}"
+    tag += "" if activation == "gelu" else " as it is"
     made = run.cached_each(f"geometry {net}{tag}", progress(range(groups), f"geometry of {net}", leave=False), one)
     parts = tuple(torch.as_tensor(each["matrix"]).double() for each in made)
     mean = torch.stack(parts).mean(0)
@@ -103,6 +105,14 @@ def decision(out: Tensor) -> Tensor:
         (tensor([2.]), tensor([1.]))
     """
     return out[:, 1] - out[:, 0] if out.shape[1] == 2 else out[:, 0]
+
+
+def known_geometry(net: str, shape: tuple[int, ...]) -> Tensor | None:
+    """G of the network as it is at probes N(0, I), where theory knows it (an MLP: a multiple of I); else None."""
+    try:
+        return analytic_geometry(factory(net, shape, outputs=1, norm=False), shape)
+    except UnsupportedError:
+        return None
 
 
 def many_heads(
