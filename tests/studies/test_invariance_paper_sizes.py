@@ -50,11 +50,15 @@ PUBLISHED: dict[str, dict[str, Any]] = {
                    "n_train": 50_000, "repeats": 5, "epochs": 50, "lr": 0.2, "clip_norm": 0.5, "per_class": True},
 }  # fmt: skip
 PUBLISHED["gih/conjecture1"] = {**IMAGES, "nets": ALL, "per_class": 5000}
+PUBLISHED["gih/conjecture2"] = PUBLISHED["gih/fig2"]
+PUBLISHED["gih/curvature"] = {**IMAGES, "nets": ALL, "channels": 3, "runs": 25}
 PUBLISHED["gih/proposition-a1"] = {**IMAGES, "nets": ALL}
 PUBLISHED["gih/fig13"] = PUBLISHED["gih/fig12"]
 # what the paper does not state, nor its published code: the study's own choice, which its options must say
 UNSTATED = {
     "gih/conjecture1": ("networks", "probes"),
+    "gih/conjecture2": ("energy", "probes"),
+    "gih/curvature": ("per_class",),
     "gih/fig3": ("n", "probes"),
     "gih/fig2": ("probes",),
     "gih/fig10": ("repeats",),

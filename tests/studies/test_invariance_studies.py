@@ -14,6 +14,8 @@ SWEEP: dict[str, Any] = {"n_train": 128, "n_test": 100, "epochs": 1, "networks":
 TRACK: dict[str, Any] = {"networks": 16, "heads": 16, "runs": 3, "epochs": 2}
 TINY: dict[str, dict[str, Any]] = {
     "gih/conjecture1": {"nets": "lenet", "networks": 12, "geometry_networks": 8, "groups": 4, "heads": 4},
+    "gih/conjecture2": {**TRACK, "nets": "lenet", "per_class": 20},
+    "gih/curvature": {"epochs": 2, "runs": 3},
     "gih/proposition-a1": {"nets": "lenet", "networks": 8, "groups": 4},
     "gih/fig1": {**SWEEP, "nets": "lenet"},
     "gih/fig2": {**TRACK, "nets": "mlp", "per_class": 40},

@@ -102,6 +102,35 @@ def evolution_of(
     return AverageGeometry(operator, None, shape, len(networks), n, 0, math.nan, "evolution", {})
 
 
+@without_autocast()
+def moving_gradients(
+    networks: Networks,
+    probes: Tensor,
+    x_train: Tensor,
+    y_train: Tensor,
+    loss: str | SumLoss = "sse",
+    max_memory: str | int | None = None,
+    batch: int = 1024,
+) -> tuple[Tensor, Tensor]:
+    """The factors of `evolution_of`, network by network: grad_x f at the probes, and its derivative along theta-dot.
+
+    Returns:
+        g and u, [T, n, D] each; Delta^t of network i is the mean over probes of u_i g_i^T + g_i u_i^T.
+
+    Example:
+        >>> from torch import nn
+        >>> from biascope.ensembles import record
+        >>> drawn = record(lambda: nn.Linear(3, 1)).draw(seed=0, start=0, stop=5)
+        >>> g, u = moving_gradients(drawn, torch.randn(2, 3), torch.eye(3), torch.zeros(3))
+        >>> g.shape, u.shape
+        (torch.Size([5, 2, 3]), torch.Size([5, 2, 3]))
+    """
+    moving = _Moving(networks, probes, x_train, y_train, LOSSES[loss] if isinstance(loss, str) else loss, None)
+    size = moving.group(budget(max_memory, networks.device), batch)
+    found, scale = list(moving.rows(size, batch)), math.sqrt(len(probes))
+    return scale * torch.cat([g for _, _, g in found]), scale * torch.cat([u for _, u, _ in found])
+
+
 class _Moving:
     """Networks with what they are trained on, and where their gradients are taken."""
 

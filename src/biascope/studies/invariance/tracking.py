@@ -5,7 +5,7 @@ as a stack, large ones in turn; on CUDA, large networks under mini-batch SGD rep
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -28,6 +28,19 @@ from biascope.studies.runs import Run, Value
 Watch = Callable[[int, Networks], None]  # epoch, the networks as they are
 
 
+def squared_error(logits: Tensor, y: Tensor) -> Tensor:
+    """Half the mean square of (difference of two logits [n, 2]) - (+-1), for classes y [n] 0 and 1.
+
+    Example:
+        >>> squared_error(torch.tensor([[0.0, 1.0], [0.0, 1.0]]), torch.tensor([1, 0])).item()
+        1.0
+    """
+    return 0.5 * (logits[:, 1] - logits[:, 0] - (2.0 * y - 1)).square().mean()
+
+
+CRITERIA: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cross-entropy": F.cross_entropy, "sse": squared_error}
+
+
 @dataclass(frozen=True)
 class Descent:
     """How to train while watching; batch_size 0 is gradient descent on the whole set, one step per epoch."""
@@ -41,6 +54,7 @@ class Descent:
     micro: int = 1024  # examples per forward pass when a step takes more
     precision: Precision = "float32"
     engine: Literal["auto", "eager", "graph"] = "auto"
+    loss: Literal["cross-entropy", "sse"] = "cross-entropy"
 
     def __post_init__(self) -> None:
         check_count(self.epochs, "epochs")
@@ -132,6 +146,38 @@ def track(
     return Track(gradients, accuracy)
 
 
+def watched(
+    run: Run,
+    key: str,
+    task: Task,
+    runs: int,
+    times: Sequence[int],
+    look: Callable[[Networks], dict[str, Tensor]],
+) -> dict[tuple[str, int], Tensor]:
+    """Train `runs` networks and look at them at some epochs: {(what, epoch): [runs, ...]} of what `look` gives.
+
+    `look` has networks as they are and gives tensors with one row for each of them.
+    """
+    group = stack_size(task.recorded, runs)
+
+    def piece(start: int) -> dict[str, Value]:
+        kept: dict[str, Value] = {}
+
+        def watch(epoch: int, networks: Networks) -> None:
+            if epoch in times:
+                kept.update({f"{name} {epoch}": value.float().cpu() for name, value in look(networks).items()})
+
+        train_stack(task, range(start, min(start + group, runs)), watch)
+        return kept
+
+    made = run.cached_each(key, progress(range(0, runs, group), f"{key}: networks", leave=False), piece)
+    names = [name.rsplit(" ", 1) for name in made[0]]
+    return {
+        (name, int(epoch)): torch.cat([torch.as_tensor(each[f"{name} {epoch}"]) for each in made]).double()
+        for name, epoch in names
+    }
+
+
 def stack_size(recorded: Initialiser, runs: int) -> int:
     """How many networks are trained as one stack: many small ones, one large one."""
     weight = sum(p.numel() for p in recorded.template.parameters())
@@ -173,7 +219,7 @@ def train_stack(task: Task, indices: range, watch: Watch) -> None:
         optimiser = torch.optim.Adam(leaves, descent.lr)
 
     def loss(params: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(logits_of(functional_call(template, (params, buffers), (x,))), y)
+        return CRITERIA[descent.loss](logits_of(functional_call(template, (params, buffers), (x,))), y)
 
     def losses(batch: Tensor) -> Tensor:  # [T, b] -> [T]
         if T > 1:
@@ -214,7 +260,7 @@ def train_lanes(task: Task, indices: range, watch: Watch) -> None:
     x, y, descent = task.x, task.y, task.descent
     sgd = SGD(descent.epochs, descent.batch_size, descent.lr, descent.momentum, 0.0, descent.clip_norm, "constant")
     same = [(x, y)] * indices.stop  # every network has the same task
-    work = Work(task.recorded, same, sgd, F.cross_entropy, task.seed, x.device, None, descent.precision)
+    work = Work(task.recorded, same, sgd, CRITERIA[descent.loss], task.seed, x.device, None, descent.precision)
     networks = work.start(indices)
     lanes = [Lane(work, networks.module(place), x, y) for place in range(len(indices))]
     for place, lane in enumerate(lanes):
