@@ -99,7 +99,7 @@ def stacked(parts: Sequence[Tensor]) -> Averages:
     """Estimates [D, D] one by one.
 
     Example:
-        >>> stacked([torch.eye(2), torch.eye(2)]).correlation(torch.eye(2)).value
+        >>> round(stacked([torch.eye(2), torch.eye(2)]).correlation(torch.eye(2)).value, 9)
         1.0
     """
     return Averages(torch.stack([part.double() for part in parts]))
