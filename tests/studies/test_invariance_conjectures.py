@@ -1,6 +1,7 @@
 """Conjectures of the invariance paper: rules on made-up numbers, estimates without noise, known networks."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from biascope.ensembles import record
 from biascope.geometry import correlation, data_second_moment, geometry_evolution
 from biascope.geometry.mlp_theory import mlp_evolution
 from biascope.seeds import generator
-from biascope.studies.invariance import conjecture1, fig7, proposition_a1
+from biascope.studies import Run, configure
+from biascope.studies.invariance import conjecture1, fig7, probe_sizes, proposition_a1
 from biascope.studies.invariance.averages import Averages, rotated_away, squared, stacked, without_mean
 from biascope.studies.invariance.networks import DESIGNS, factory
 from biascope.studies.result import Estimate
@@ -143,3 +145,33 @@ def test_the_last_layer_is_the_one_that_is_negated(net: str) -> None:
     assert len(changed) == 1
     last = [module for module in drawn.template.modules() if isinstance(module, nn.Linear)][-1]
     assert drawn.params[changed[0]].shape[1:] == last.weight.shape
+
+
+# ------------------------------------------------------------ probes
+
+
+@pytest.mark.parametrize(
+    ("gain", "loss", "quieter", "wanted"),
+    [
+        (Estimate(0.1, 0.02), Estimate(0.0, 0.01), True, True),
+        (Estimate(0.1, 0.02), Estimate(0.0, 0.01), False, False),
+        (Estimate(0.03, 0.02), Estimate(0.0, 0.01), True, False),
+        (Estimate(0.1, 0.02), Estimate(-0.2, 0.01), True, False),
+        (Estimate(0.1, 0.02), Estimate(0.0, 0.04), True, None),
+    ],
+)
+def test_rule_of_probes(gain: Estimate, loss: Estimate, quieter: bool, wanted: bool | None) -> None:
+    assert probe_sizes.as_claimed(gain, loss, quieter) is wanted
+
+
+def test_kinds_of_probes_share_their_networks(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "r", configure("gih/probes", "smoke"))
+    found = {
+        kind: probe_sizes.estimates(run, "lenet", (1, 16, 16), activation, std, 4, 2)
+        for kind, (activation, std) in probe_sizes.KINDS.items()
+        if kind in ("GELU, std 1e-05", probe_sizes.AT_ZERO, probe_sizes.RELU)
+    }
+    near, zero = found["GELU, std 1e-05"], found[probe_sizes.AT_ZERO]
+    assert correlation(near[0], zero[0]) > 0.9999  # the same networks
+    assert correlation(near[0], zero[1]) < 0.99
+    assert correlation(near[0], found[probe_sizes.RELU][0]) < 0.9999

@@ -52,6 +52,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 PUBLISHED["gih/conjecture1"] = {**IMAGES, "nets": ALL, "per_class": 5000}
 PUBLISHED["gih/conjecture2"] = PUBLISHED["gih/fig2"]
 PUBLISHED["gih/curvature"] = {**IMAGES, "nets": ALL, "channels": 3, "runs": 25}
+PUBLISHED["gih/probes"] = {**SYNTHETIC, **DRAWN, "nets": STRUCTURED, "side": 32, "n_train": 10_000, "n_test": 2000}
 PUBLISHED["gih/proposition-a1"] = {**IMAGES, "nets": ALL}
 PUBLISHED["gih/fig13"] = PUBLISHED["gih/fig12"]
 # what the paper does not state, nor its published code: the study's own choice, which its options must say
@@ -59,6 +60,7 @@ UNSTATED = {
     "gih/conjecture1": ("networks", "probes"),
     "gih/conjecture2": ("energy", "probes"),
     "gih/curvature": ("per_class",),
+    "gih/probes": ("repeats",),
     "gih/fig3": ("n", "probes"),
     "gih/fig2": ("probes",),
     "gih/fig10": ("repeats",),

@@ -16,6 +16,7 @@ TINY: dict[str, dict[str, Any]] = {
     "gih/conjecture1": {"nets": "lenet", "networks": 12, "geometry_networks": 8, "groups": 4, "heads": 4},
     "gih/conjecture2": {**TRACK, "nets": "lenet", "per_class": 20},
     "gih/curvature": {"epochs": 2, "runs": 3},
+    "gih/probes": {**SWEEP, "epochs": 1, "each": 8},
     "gih/proposition-a1": {"nets": "lenet", "networks": 8, "groups": 4},
     "gih/fig1": {**SWEEP, "nets": "lenet"},
     "gih/fig2": {**TRACK, "nets": "mlp", "per_class": 40},
