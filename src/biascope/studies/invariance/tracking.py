@@ -38,7 +38,8 @@ def squared_error(logits: Tensor, y: Tensor) -> Tensor:
     return 0.5 * (logits[:, 1] - logits[:, 0] - (2.0 * y - 1)).square().mean()
 
 
-CRITERIA: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cross-entropy": F.cross_entropy, "sse": squared_error}
+Criterion = Callable[[Tensor, Tensor], Tensor]
+CRITERIA: dict[str, Criterion] = {"cross-entropy": F.cross_entropy, "sse": squared_error}
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def track(
     x, y, probes = x.to(device), y.to(device), probes.to(device)
     precision: Precision = descent.precision if device.type == "cuda" else "float32"
     group = stack_size(recorded, runs)
-    group = group if group == 1 or stacks(recorded, x[:2], y[:2]) else 1
+    group = group if group == 1 or stacks(recorded, x[:2], y[:2], CRITERIA[descent.loss]) else 1
     minibatch = descent.batch_size > 0 and descent.optimiser == "sgd"
     captured = group == 1 and device.type == "cuda" and minibatch and descent.engine != "eager"
     if descent.engine == "graph" and not captured:
@@ -184,7 +185,7 @@ def stack_size(recorded: Initialiser, runs: int) -> int:
     return max(1, min(runs, 2**23 // weight)) if weight < 2**20 else 1
 
 
-def stacks(recorded: Initialiser, x: Tensor, y: Tensor) -> bool:
+def stacks(recorded: Initialiser, x: Tensor, y: Tensor, criterion: Criterion = F.cross_entropy) -> bool:
     """Whether vmap can train such networks; not all that users bring can be.
 
     Example:
@@ -195,7 +196,7 @@ def stacks(recorded: Initialiser, x: Tensor, y: Tensor) -> bool:
     template, buffers = copy.deepcopy(drawn.template).train(), {k: v.clone() for k, v in drawn.buffers.items()}
 
     def loss(params: dict[str, Tensor], buffers: dict[str, Tensor]) -> Tensor:
-        return F.cross_entropy(logits_of(functional_call(template, (params, buffers), (x,))), y)
+        return criterion(logits_of(functional_call(template, (params, buffers), (x,))), y)
 
     params = {name: value.clone().requires_grad_(True) for name, value in drawn.params.items()}
     try:
