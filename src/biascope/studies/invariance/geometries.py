@@ -68,7 +68,7 @@ def initial_geometry(
     probe_std: float = 1e-3,
     activation: str | None = "gelu",
 ) -> Geometry:
-    """G of a network by name: GELU (`activation` None: its own), probes N(0, probe_std^2 I); computed once per run folder.
+    """G of a network by name: GELU (`activation` None: its own), probes N(0, probe_std^2 I); once per run folder.
 
     Own networks keep their activations, and networks * heads of them are drawn: as many gradients as of the others.
     """
