@@ -296,12 +296,16 @@ def test_evolution_at_given_probes() -> None:
 
 
 def test_given_probes_are_not_counted_twice() -> None:
-    """n_probes had been taken and forgotten beside probes."""
+    """n_probes and probe_std had been taken and forgotten beside probes."""
     build, at, x = lambda: Hidden(5, 4, 1.0, 1.0), torch.ones(3, 5), torch.ones(2, 5)
     with pytest.raises(InputError, match="n_probes=7 is for probes that are drawn, and probes are given"):
         average_geometry(build, (5,), 20, n_probes=7, probes=at)
     with pytest.raises(InputError, match="n_probes=3 is for probes that are drawn, and probes are given"):
         geometry_evolution(build, x, x[:, 0], 20, n_probes=3, probes=at)
+    with pytest.raises(InputError, match=r"probe_std=0\.1 is for probes that are drawn"):
+        average_geometry(build, (5,), 20, probe_std=0.1, probes=at)
+    with pytest.raises(InputError, match=r"probe_std=0\.1 is for probes that are drawn"):
+        geometry_evolution(build, x, x[:, 0], 20, probe_std=0.1, probes=at)
     for call in (
         lambda n: average_geometry(build, (5,), 20, n_probes=n),
         lambda n: geometry_evolution(build, x, x[:, 0], 20, n_probes=n),

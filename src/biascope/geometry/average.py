@@ -242,7 +242,7 @@ def average_geometry(
         torch.Size([3, 3])
     """
     shape = check_shape(input_shape)
-    each = count_probes(n_probes, probes, shape)
+    each = count_probes(n_probes, probe_std, probes, shape)
     if n_networks < 1 or each < 1 or not 0 <= probe_std < math.inf:
         raise InputError(f"need positive sizes: n_networks={n_networks}, n_probes={each}, probe_std={probe_std}")
     initialiser = record(factory)
@@ -390,19 +390,20 @@ def check_probes(probes: Tensor, shape: tuple[int, ...]) -> int:
     return len(probes)
 
 
-def count_probes(n_probes: int | None, probes: Tensor | None, shape: tuple[int, ...]) -> int:
+def count_probes(n_probes: int | None, probe_std: float, probes: Tensor | None, shape: tuple[int, ...]) -> int:
     """Inputs per network: of those given, or the number to draw (1 if not said); both at once are refused.
 
     Example:
-        >>> count_probes(None, None, (3,)), count_probes(None, torch.ones(5, 3), (3,))
+        >>> count_probes(None, 1.0, None, (3,)), count_probes(None, 1.0, torch.ones(5, 3), (3,))
         (1, 5)
     """
     if probes is None:
         return 1 if n_probes is None else n_probes
-    if n_probes is not None:
-        raise InputError(
-            f"n_probes={n_probes} is for probes that are drawn, and probes are given: leave one of them out"
-        )
+    for name, value, usual in (("n_probes", n_probes, None), ("probe_std", probe_std, 1.0)):
+        if value != usual:
+            raise InputError(
+                f"{name}={value} is for probes that are drawn, and probes are given: leave one of them out"
+            )
     return check_probes(probes, shape)
 
 

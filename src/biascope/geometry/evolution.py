@@ -101,7 +101,7 @@ def geometry_evolution(
     check_reals(x_train, "x_train")
     check_labels(y_train, loss, "y_train")
     shape, D = tuple(x_train.shape[1:]), x_train[0].numel()
-    each = count_probes(n_probes, probes, shape)
+    each = count_probes(n_probes, probe_std, probes, shape)
     if n_networks < 1 or each < 1 or batch < 1 or not 0 <= probe_std < math.inf:
         raise InputError(
             f"need positive numbers: n_networks={n_networks}, n_probes={each}, batch={batch}, probe_std={probe_std}"
