@@ -262,9 +262,8 @@ def record(factory: Factory | Initialiser) -> Initialiser:
     block = 1
     while block * 2 <= LARGEST_BLOCK and block * 2 * elements <= BLOCK_ELEMENTS:
         block *= 2
-    for (
-        part
-    ) in first.modules():  # a weight that a layer computes (nn.utils.weight_norm) has a graph, which no copy takes
+    # a weight that a layer computes (nn.utils.weight_norm) has a graph, which no copy takes
+    for part in first.modules():
         held = vars(part)
         held |= {key: value.detach() for key, value in held.items() if isinstance(value, Tensor) and not value.is_leaf}
     return Initialiser(first.eval(), factory, not reasons, reasons, block, views, constants, program, tuple(steps))
