@@ -170,6 +170,8 @@ def test_as_large_as_imagenet() -> None:
     torch.testing.assert_close(found.eigenvalues, gram[:3], rtol=1e-3, atol=0)
     along = (found.directions.flatten(1).double() @ rows.T).square().sum(1) / T
     torch.testing.assert_close(along, gram[:3], rtol=1e-3, atol=0)
+    with pytest.raises(InputError, match="top=13: the gradients of 12 networks span no more than 12 directions"):
+        nads(large, shape, T, method="autograd", top=13, seed=1, x=x)
 
 
 class Again(nn.Module):

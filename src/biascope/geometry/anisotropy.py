@@ -177,6 +177,8 @@ def nads(
         raise InputError(
             f"D = {x.numel()} is done matrix-free: give a number of networks, center=False, head='sampled'"
         )
+    if top is not None and top > n_networks:
+        raise InputError(f"top={top}: the gradients of {n_networks} networks span no more than {n_networks} directions")
     return _matrix_free(sampler, n_networks, top or 64, stability_k, max_memory)
 
 
