@@ -22,7 +22,7 @@ def large():
 def run(networks):
     if sys.argv[1] == "inputs":
         side = 8 if networks < 5 else 64
-        return nads(large, (3, side, side), 4, top=5, max_memory="200MB")
+        return nads(large, (3, side, side), 4, top=4, max_memory="200MB")
     if sys.argv[1] == "marginal":
         return nads(narrow, (1, 12, 12), networks, head="marginal", max_memory="100MB")
     return nads(wide, (1, 12, 12), networks, scalarise=lambda out: out[:, 0], max_memory="100MB")
