@@ -107,3 +107,16 @@ def test_few_measured_points_are_seen_as_points() -> None:
         )
     )
     assert [line.get_marker() for line in figure.axes[0].lines] == ["o", "", ""]
+
+
+def test_a_legend_stays_off_error_bars() -> None:
+    """matplotlib finds a place between the points, and takes bars for nothing."""
+    points = [Series.of(name, [1, 2], [y, y], [0.9, 0.9], "points") for name, y in (("one", 1.0), ("two", 2.0))]
+    figure = draw(chart(*points))
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    inside = axes.get_legend()
+    bars = [bar.get_transform().transform_path(path) for bar in axes.collections for path in bar.get_paths()]
+    assert len(bars) == 4
+    for legend in [*figure.legends, *([inside] if inside else [])]:
+        assert not any(bar.intersects_bbox(legend.get_window_extent(), filled=False) for bar in bars)

@@ -157,7 +157,7 @@ def _legend_below(figure: "Figure", axes: Any) -> None:
 
 def _legend_inside(figure: "Figure", axes: Any) -> bool:
     """A legend between the lines; False, and none is made, if it is wider than the axes or even the best place lies on
-    a line."""
+    a line or an error bar."""
     legend = axes.legend()
     legend.set_in_layout(False)  # one that is too wide must not squeeze the axes that it is measured against
     figure.draw_without_rendering()
@@ -165,9 +165,14 @@ def _legend_inside(figure: "Figure", axes: Any) -> bool:
     if box.width > axes.get_window_extent().width:
         legend.remove()
         return False
-    for line in axes.lines:
-        path = line.get_transform().transform_path(line.get_path())
-        joined = line.get_linestyle() != "None"
+    from matplotlib.collections import LineCollection
+
+    paths = [
+        (line.get_transform().transform_path(line.get_path()), line.get_linestyle() != "None") for line in axes.lines
+    ]
+    bars = [each for each in axes.collections if isinstance(each, LineCollection)]  # of errors
+    paths += [(each.get_transform().transform_path(path), True) for each in bars for path in each.get_paths()]
+    for path, joined in paths:
         if path.intersects_bbox(box, filled=False) if joined else any(box.contains(*xy) for xy in path.vertices):
             legend.remove()
             return False

@@ -122,7 +122,7 @@ def fig1(
             )  # fmt: skip
         a, b = (numbers[f"{net}, {name}: test accuracy, %"] for name in SETS)
         right[net] = above(a, 90) and (above(b, 90) if net in ISOTROPIC else below(b, 60))
-        series.append(through(net, [0, 1], [a, b]))
+        series.append(through(net, [1, 2], [a, b], "points"))
         numbers[f"{net}: best accuracy from the first axis alone, %"] = Estimate(100 * one_axis_accuracy(radii))
         numbers[f"{net}: eigenvalue of the second axis, D_B over D_A"] = Estimate(float(G.values[-1] / G.values[u2]))
     _picture(run, nets, planes, outer)
@@ -145,10 +145,11 @@ def fig1(
             Chart(
                 name="accuracy",
                 title="Circles aligned with G or not",
-                x_label="0: D_A, both axes aligned; 1: D_B, one is not",
+                x_label="axes of the plane",
                 y_label="test accuracy, %",
                 series=tuple(series),
                 alt="Test accuracy of each network on D_A and D_B.",
+                x_names=("D_A, both aligned", "D_B, one is not"),
             ),
         ),
     )
