@@ -25,8 +25,10 @@ hide: [navigation, toc]
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the ledger as a page, and the pages and figures of the kept runs that it links to."""
-    from biascope.reports import ledger, ledger_markdown
+    from biascope.reports import ledger, ledger_markdown, ledger_page, write_pages
 
+    write_pages(RUNS)
+    (RUNS / "ledger.html").write_text(ledger_page(ledger(RUNS), RUNS, look="."), encoding="utf-8")
     text = ledger_markdown(ledger(RUNS), RUNS.parent, "/index.html")
     # this page is reference/ledger/ on the site, the runs are at its root
     text = text.replace("](reproductions/", "](../reproductions/")

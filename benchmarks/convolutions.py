@@ -3,7 +3,7 @@
     python benchmarks/convolutions.py --device cuda
 
 For every size of image: cuDNN's (on a CPU: oneDNN's) way forward, its way back, the way back as a forward convolution
-with the weights turned round, and as a product of patches. `biascope.layers.convolution` chooses by these.
+with the weights turned round, and as a product of patches. `biascope.network.layers.convolution` chooses by these.
 """
 
 import argparse
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from biascope.layers import convolution
-from biascope.precision import arithmetic
+from biascope.network.layers import convolution
+from biascope.support.precision import arithmetic
 
 
 def rate(call: Callable[[], Tensor], flop: float, device: str) -> float:

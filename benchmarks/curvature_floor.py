@@ -35,7 +35,7 @@ class Layer:
 
 def layers(name: str) -> list[Layer]:
     from biascope.curvature.patches import patch_moment
-    from biascope.layers.rules import Conv
+    from biascope.network.layers.rules import Conv
 
     build, shape, _, _ = MODELS[name]
     model, found = build().eval(), []

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from biascope import nets
-from biascope.ensembles import record, train_ensemble
-from biascope.ensembles.train import data_order
+from biascope.ensembles import data_order, record, train_ensemble
 from biascope.geometry import nads
 
 SHAPE = (1, 32, 32)

@@ -18,7 +18,7 @@ import torch
 
 import biascope as bs
 from biascope.linalg import subspace_overlap
-from biascope.studies.nad.anisotropy import published_directions
+from biascope_papers.nad.anisotropy import published_directions
 
 SHAPE = (1, 32, 32)
 

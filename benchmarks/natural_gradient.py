@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from biascope.optim import EKFAC, KFAC
-from biascope.studies.ekfac.cifar import build
-from biascope.studies.ekfac.contest import tf32
+from biascope_papers.ekfac.cifar import build
+from biascope_papers.ekfac.contest import tf32
 
 
 def optimisers(net: torch.nn.Module) -> dict[str, Callable[[], torch.optim.Optimizer]]:

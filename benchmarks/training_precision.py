@@ -16,9 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from biascope.data.fourier import dft_basis
-from biascope.ensembles import record, train_ensemble
-from biascope.ensembles.arithmetic import Precision, arithmetic
-from biascope.studies.nad.directional import DirectionalTasks, Protocol, architecture
+from biascope.ensembles import Precision, arithmetic, record, train_ensemble
+from biascope_papers.nad.directional import DirectionalTasks, Protocol, architecture
 
 BINS = [(0, 2), (2, 0), (0, 4), (4, 0)]
 

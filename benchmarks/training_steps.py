@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from biascope.ensembles import compiled, train, train_ensemble
+from biascope.ensembles import compiled, train_ensemble, work
 from ensembles import training
 
 JOBS = {  # networks, examples each, precision on a GPU
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--compiled", action="store_true", help="compile networks whose steps are captured one by one")
     args = parser.parse_args()
     if args.compiled:
-        compiled.TRAINING_PAYS, train.LONG = 0.0, 0
+        compiled.TRAINING_PAYS, work.LONG = 0.0, 0
     device = "cuda" if torch.cuda.is_available() else "cpu"
     print(torch.cuda.get_device_name() if device == "cuda" else "CPU", torch.__version__)
     for net in args.nets:

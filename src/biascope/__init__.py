@@ -10,6 +10,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from biascope._moved import MOVED, install
+
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
@@ -19,24 +21,24 @@ if TYPE_CHECKING:
         editing,
         ensembles,
         fields,
-        functional,
         geometry,
         information,
         kernels,
-        layers,
         linalg,
         nets,
+        network,
         optim,
         probes,
         reports,
         spectral,
         studies,
+        support,
+        tangent,
     )
     from biascope.curvature import fisher, ggn, hessian, load_curvature
     from biascope.editing import TaskVector, disentanglement_error
     from biascope.geometry import average_geometry, geometry_evolution, nads
     from biascope.information import mutual_information
-    from biascope.jacobian import Coverage, Jacobian
     from biascope.kernels import (
         Kernel,
         Spectrum,
@@ -50,13 +52,19 @@ if TYPE_CHECKING:
         rkhs_norm,
         sketched_ntk,
     )
-    from biascope.linearize import lazy, linearize
+    from biascope.network.jacobian import Coverage, Jacobian
     from biascope.probes import Probe
+    from biascope.support.errors import BiascopeError, CorruptError, InputError, UnsupportedError
+    from biascope.tangent import lazy, linearize
 
 # public name -> module that defines it
 _PUBLIC = {
-    "Jacobian": "biascope.jacobian",
-    "Coverage": "biascope.jacobian",
+    "BiascopeError": "biascope.support.errors",
+    "CorruptError": "biascope.support.errors",
+    "InputError": "biascope.support.errors",
+    "UnsupportedError": "biascope.support.errors",
+    "Jacobian": "biascope.network.jacobian",
+    "Coverage": "biascope.network.jacobian",
     "ntk": "biascope.kernels",
     "Kernel": "biascope.kernels",
     "Spectrum": "biascope.kernels",
@@ -78,7 +86,8 @@ _PUBLIC = {
     "average_geometry": "biascope.geometry",
     "geometry_evolution": "biascope.geometry",
     "mutual_information": "biascope.information",
-    "lazy": "biascope.linearize",
+    "lazy": "biascope.tangent",
+    "linearize": "biascope.tangent",
     "Probe": "biascope.probes",
 }
 _ROOMS = (
@@ -87,28 +96,32 @@ _ROOMS = (
     "editing",
     "ensembles",
     "fields",
-    "functional",
     "geometry",
     "information",
     "kernels",
-    "layers",
     "linalg",
-    "linearize",  # a room that can be called
     "nets",
+    "network",
     "optim",
     "probes",
     "reports",
     "spectral",
     "studies",
+    "support",
+    "tangent",
 )
 
 __all__ = [
+    "BiascopeError",
+    "CorruptError",
     "Coverage",
+    "InputError",
     "Jacobian",
     "Kernel",
     "Probe",
     "Spectrum",
     "TaskVector",
+    "UnsupportedError",
     "average_geometry",
     "curvature",
     "data",
@@ -118,7 +131,6 @@ __all__ = [
     "ensembles",
     "fields",
     "fisher",
-    "functional",
     "geometry",
     "geometry_evolution",
     "ggn",
@@ -129,7 +141,6 @@ __all__ = [
     "kernel_regression",
     "kernels",
     "label_alignment",
-    "layers",
     "lazy",
     "linalg",
     "linearize",
@@ -138,6 +149,7 @@ __all__ = [
     "mutual_information",
     "nads",
     "nets",
+    "network",
     "ntk",
     "optim",
     "probes",
@@ -146,14 +158,22 @@ __all__ = [
     "sketched_ntk",
     "spectral",
     "studies",
+    "support",
+    "tangent",
 ]
+
+
+install()  # old import paths
 
 
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
-        return getattr(import_module(_PUBLIC[name]), name)
+        found = globals()[name] = getattr(import_module(_PUBLIC[name]), name)
+        return found
     if name in _ROOMS:
         return import_module(f"biascope.{name}")
+    if f"biascope.{name}" in MOVED:
+        return import_module(f"biascope.{name}")  # warns
     raise AttributeError(f"module 'biascope' has no attribute {name!r}")
 
 

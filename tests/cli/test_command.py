@@ -17,8 +17,8 @@ import biascope as bs
 from biascope.cli.app import run
 from biascope.cli.card import shape
 from biascope.cli.run_study import study_options
-from biascope.errors import InputError
 from biascope.studies import Run
+from biascope.support.errors import InputError
 
 
 @pytest.fixture(autouse=True)
@@ -369,7 +369,7 @@ def test_nets_and_data(capsys: pytest.CaptureFixture[str], tmp_path: Path, monke
     assert run(["data", "unpack", "nowhere"]) == 1
     assert "nowhere" in capsys.readouterr().err
     asked: list[object] = []
-    monkeypatch.setattr(biascope.data, "pack", lambda *given: asked.append(given) or "parts")
+    monkeypatch.setattr("biascope.data.packing.pack", lambda *given: asked.append(given) or "parts")
     assert run(["data", "pack", "cifar10", "parts", "--part-mib", "5"]) == 0
     assert asked == [("cifar10", Path("parts"), 5.0)]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import biascope as bs
-from biascope.curvature.eigh import eigh_of
+from biascope.curvature.kronecker import eigh_of
 from curvature.curvature_zoo import case, relative
 
 pytestmark = [

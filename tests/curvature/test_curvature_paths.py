@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import biascope as bs
-from biascope.errors import UnsupportedError
+from biascope.support.errors import UnsupportedError
 
 
 class Split(nn.Module):

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 import biascope as bs
+from biascope.curvature.pieces import ParameterSpace
 from biascope.curvature.plan import make_units
-from biascope.curvature.space import ParameterSpace
-from biascope.errors import InputError
-from biascope.functional import functional
-from biascope.layers import anatomy
+from biascope.network.functional import functional
+from biascope.network.stream import anatomy
+from biascope.support.errors import InputError
 
 X = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
@@ -38,7 +38,15 @@ def test_units_of_every_question_are_its_own():
     fresh = [asked(replace(found), f, *q) for q in questions]
     assert replace(found).plans == {}
     assert once == again == fresh
-    assert all(a is b for a, b in zip(once, again, strict=True))
+
+
+def test_the_plan_of_a_metric_is_made_once_but_not_for_maps():
+    model = net()
+    first, second = (bs.fisher(model, X, "ekfac") for _ in range(2))
+    assert first.plan is second.plan
+    mapped = bs.fisher(model, X, {"*": "diagonal"})
+    assert {row[2] for row in mapped.plan.rows} == {"diagonal"}
+    assert {row[2] for row in bs.fisher(model, X, "mixed").plan.rows} != {"diagonal"}
 
 
 def test_a_mixture_is_made_anew():

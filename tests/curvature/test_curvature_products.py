@@ -5,12 +5,11 @@ import torch
 from torch import nn
 
 import biascope as bs
-from biascope.curvature import accumulate, contract, products
-from biascope.curvature.families import Bernoulli, Categorical, Gaussian
-from biascope.curvature.outputs import OutputShape
-from biascope.errors import InputError, UnsupportedError
-from biascope.functional import functional
-from biascope.layers import anatomy
+from biascope.curvature import contract, passes, products
+from biascope.curvature.families import Bernoulli, Categorical, Gaussian, OutputShape
+from biascope.network.functional import functional
+from biascope.network.stream import Stream, anatomy
+from biascope.support.errors import InputError, UnsupportedError
 from curvature.curvature_zoo import case, relative
 
 
@@ -116,10 +115,10 @@ def test_a_small_budget_takes_fewer_vectors_and_examples(monkeypatch, seeded):
     F = bs.fisher(net, x, "implicit")
     V = torch.randn(F.shape[0], 7, generator=seeded, dtype=torch.float64)
     exact = F @ V
-    monkeypatch.setattr(accumulate, "FEW", 2)
+    monkeypatch.setattr(passes, "FEW", 2)
     p, each = F.shape[0], 4 * (F.stream.found.activation_bytes + F.stream.family.shape.total * 8)
     F.stream.limit = 2 * 3 * (32 * p + 4 * each)
-    seen = [(len(part), group) for part, _, _, group in F.stream.parts(7)]
+    seen = [(len(part.part.inputs), group) for part, group in F.stream.parts(7)]
     assert {group for _, group in seen} == {3}
     assert max(size for size, _ in seen) < len(x)
     torch.testing.assert_close(F @ V, exact)
@@ -127,11 +126,11 @@ def test_a_small_budget_takes_fewer_vectors_and_examples(monkeypatch, seeded):
 
 def test_nobody_asks_for_free_memory_where_little_is_needed(monkeypatch):
     asked = []
-    monkeypatch.setattr(accumulate, "budget", lambda limit, device: asked.append(limit) or 2**30)
+    monkeypatch.setattr(passes, "budget", lambda limit, device: asked.append(limit) or 2**30)
     net, x = case("mlp")
     small = {kind: bs.fisher(net, x, kind) for kind in ("diagonal", "kfac", "ekfac", "lowrank")}
     assert asked == []
-    monkeypatch.setattr(accumulate, "SMALL", 0)
+    monkeypatch.setattr(passes, "SMALL", 0)
     for kind, F in small.items():
         assert relative(bs.fisher(net, x, kind).to_dense(), F.to_dense()) < 1e-12
     assert len(asked) == 4
@@ -143,18 +142,17 @@ def test_a_budget_that_is_given_counts():
     net, x = case("mlp")
     f = functional(net)
     found = anatomy(f, x)
-    stream = accumulate.Stream(f, found, x, Categorical(OutputShape.of(found.shape, 1)), 0, 2000)
-    assert max(chunk.n for chunk in stream.chunks(found.blocks)) < len(x)
+    data = passes.Pass(Stream(f, x), found, Categorical(OutputShape.of(found.shape, 1)), 0, 2000)
+    assert max(chunk.n for chunk in data.chunks(found.blocks)) < len(x)
 
 
-def test_bad_vectors_are_refused(seeded):
+def test_what_is_no_number_stays_none(seeded):
     net, x = case("mlp")
     for representation in ("implicit", "kfac"):
         F = bs.fisher(net, x, representation)
         v = torch.randn(F.shape[0], generator=seeded, dtype=torch.float64)
         v[3] = float("nan")
-        with pytest.raises(InputError, match="NaN or infinity"):
-            F @ v
+        assert bool((F @ v).isnan().any())
 
 
 @pytest.mark.parametrize("family", [Categorical, Bernoulli, Gaussian])

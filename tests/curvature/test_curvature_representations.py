@@ -189,6 +189,6 @@ def layer_mask(metric):
 
 
 def bs_error():
-    from biascope.errors import BiascopeError
+    from biascope.support.errors import BiascopeError
 
     return BiascopeError

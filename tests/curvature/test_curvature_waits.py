@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import biascope as bs
-from biascope.curvature import accumulate, contract
+from biascope.curvature import contract, passes
 
 ANSWERS = {"tolist", "item", "__bool__", "__int__", "__float__", "__index__", "numpy", "cpu"}
 WAITING = {"_local_scalar_dense", "nonzero", "_unique2", "masked_select", "lift_fresh"}  # the last: torch.tensor(...)
@@ -60,7 +60,7 @@ def counted(net, x, representation, batch, **options):
 @pytest.fixture
 def like_a_gpu(monkeypatch):
     monkeypatch.setattr(contract, "CACHED", ())
-    monkeypatch.setattr(accumulate, "LATER", {"cpu": 32})
+    monkeypatch.setattr(passes, "LATER", {"cpu": 32})
 
 
 def convolutional():

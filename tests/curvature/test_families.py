@@ -7,9 +7,8 @@ from torch.nn import functional as F
 
 import biascope as bs
 from biascope.curvature import gradient_covariance, l2_metric
-from biascope.curvature.families import Categorical, likelihood_family
-from biascope.curvature.outputs import OutputShape
-from biascope.errors import InputError
+from biascope.curvature.families import Categorical, OutputShape, likelihood_family
+from biascope.support.errors import InputError
 from curvature.curvature_zoo import brute_fisher, case, jacobian, relative
 
 
@@ -170,7 +169,7 @@ def test_a_loader_that_shuffles_is_caught():
             yield x.roll(self.turn, 0)[:3]
             yield x.roll(self.turn, 0)[3:]
 
-    with pytest.raises(InputError, match="shuffle=False"):
+    with pytest.raises(InputError, match="no shuffling"):
         bs.fisher(net, Shuffling(), "implicit", estimator="monte-carlo") @ torch.ones(43, dtype=torch.float64)
     exact = bs.fisher(net, Shuffling(), "implicit")  # the order does not matter for exact expectations
     assert relative(exact.to_dense(), brute_fisher(net, x)) < 1e-10
@@ -226,11 +225,11 @@ def test_user_supplied_weights():
         assert relative(G.to_dense(), d.T @ d / len(x)) < 1e-10
     with pytest.raises(InputError, match=r"must give \[k, n, 3\]"):
         bs.fisher(net, x, likelihood=lambda z, y: z)
-    for options in ({"estimator": "monte-carlo"}, {"estimator": "banana"}, {"samples": -3}):
+    for options in ({"estimator": "monte-carlo"}, {"samples": -3}):
         with pytest.raises(InputError, match="a function as likelihood"):
             bs.fisher(net, x, likelihood=difference, **options)
-    for options in ({"estimator": "banana"}, {"samples": 0}):
-        with pytest.raises(InputError, match=r"estimator=|samples="):
+    for options in ({"estimator": "monte-carlo", "samples": 0},):
+        with pytest.raises(InputError, match=r"estimator=|samples must"):
             bs.fisher(net, x, **options)
 
 
@@ -239,7 +238,7 @@ def test_fisher_is_the_hessian_of_the_divergence():
     net, x = case("mlp")
     G = bs.fisher(net, x, "dense")
     v = torch.randn(G.shape[0], generator=generator(), dtype=torch.float64)
-    step = G.unflatten(v)
+    step = G.space.unflatten(v)
     log_p = torch.log_softmax(net(x), 1)
     ratios = []
     for t in (1e-2, 1e-3):
@@ -255,23 +254,31 @@ def test_fisher_is_the_hessian_of_the_divergence():
     ("data", "options", "message"),
     [
         (lambda x: x, {"estimator": "empirical"}, "needs labels"),
-        (lambda x: (x, torch.zeros(4, dtype=torch.long)), {"estimator": "empirical"}, "6 examples but labels"),
-        (lambda x: (x, torch.full((6,), 3)), {"estimator": "empirical"}, "label 3 of example 0 is not a class"),
-        (lambda x: (x, torch.zeros(6)), {"estimator": "empirical"}, "class indices"),
+        (
+            lambda x: (x, torch.zeros(4, dtype=torch.long)),
+            {"estimator": "empirical"},
+            "do not fit",
+        ),
+        (lambda x: (x, torch.full((6,), 3)), {"estimator": "empirical"}, "label 3 is not a class"),
+        (lambda x: (x, torch.zeros(6)), {"estimator": "empirical"}, r"y\.long\(\)"),
         (lambda x: (x, torch.zeros(6, 2)), {"estimator": "empirical", "likelihood": "gaussian"}, "do not fit outputs"),
         (
             lambda x: (x, torch.full((6, 3), 2.0)),
             {"estimator": "empirical", "likelihood": "bernoulli"},
-            "between 0 and 1",
+            "from 0 to 1",
         ),
-        (lambda x: (x, torch.full((6, 3), float("nan"))), {"estimator": "empirical", "likelihood": "gaussian"}, "NaN"),
-        (lambda x: x, {"likelihood": "poisson"}, "choose categorical, bernoulli, gaussian"),
-        (lambda x: x, {"estimator": "guess"}, "choose exact, monte-carlo or empirical"),
-        (lambda x: x, {"estimator": "monte-carlo", "samples": 0}, "at least one draw"),
-        (lambda x: x, {"representation": "sparse"}, "choose dense, diagonal"),
+        (
+            lambda x: (x, torch.full((6, 3), float("nan"))),
+            {"estimator": "empirical", "likelihood": "gaussian"},
+            "finite",
+        ),
+        (lambda x: x, {"likelihood": "poisson"}, "there is bernoulli, categorical, gaussian"),
+        (lambda x: x, {"estimator": "guess"}, "there is empirical, exact, monte-carlo"),
+        (lambda x: x, {"estimator": "monte-carlo", "samples": 0}, "samples must be at least 1"),
+        (lambda x: x, {"representation": "sparse"}, "representation='sparse' is not known; there is block, dense"),
         (lambda x: x, {"class_dim": 2}, "class_dim=2"),
         (lambda x: x, {"batch_size": 0}, "batch_size=0"),
-        (lambda x: x, {"sharing": "none"}, "expand or reduce"),
+        (lambda x: x, {"sharing": "none"}, "there is expand, reduce"),
         (lambda x: x, {"representation": "dense", "max_memory": "1KB"}, "use representation='ekfac'"),
         (lambda x: [], {}, "empty"),
         (lambda x: iter([x]), {}, "one-shot iterator"),

@@ -7,13 +7,12 @@ import torch
 from torch import nn
 
 import biascope as bs
-from biascope.curvature import contract, eigh
+from biascope.curvature import contract, kronecker
 from biascope.curvature.contract import add_second_moment, symmetric
-from biascope.curvature.eigh import batched_eigh, eigen_error
-from biascope.curvature.finite import all_finite, finite
-from biascope.curvature.kronecker import Homogeneous, KroneckerPiece, decompose
+from biascope.curvature.kronecker import Homogeneous, KroneckerPiece, decompose, eigen_error, eigh_of
 from biascope.curvature.lowrank import LowRankPiece
-from biascope.errors import InputError
+from biascope.support.errors import InputError
+from biascope.support.inputs import finite
 
 
 @pytest.mark.parametrize("representation", ["ekfac", "kfac"])
@@ -60,7 +59,7 @@ def test_a_wrong_eigenbasis_is_noticed_and_mended(monkeypatch):
     assert not eigen_error(S, values * float("nan"), U) < 1
     real = torch.linalg.eigh
     monkeypatch.setattr(torch.linalg, "eigh", lambda A: real(A) if A.dtype == torch.float64 else (values, bent))
-    s, V = batched_eigh(S)
+    ((s, V),) = eigh_of([S])
     assert float(((V * s[:, None]) @ V.mT - S).abs().max() / S.abs().max()) < 1e-5
 
 
@@ -82,13 +81,13 @@ def test_matrices_side_by_side_come_back_in_their_order(monkeypatch, room):
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
-    monkeypatch.setattr(eigh, "ROOM", room)
+    monkeypatch.setattr(kronecker, "ROOM", room)
     g = torch.Generator().manual_seed(0)
     stacks = [
         torch.randn(n, 2 * d, d, generator=g, dtype=torch.float64) for n, d in ((1, 30), (2, 12), (1, 31), (3, 5))
     ]
     stacks = [X.mT @ X for X in stacks]
-    for S, (values, U) in zip(stacks, eigh._side_by_side(stacks), strict=True):
+    for S, (values, U) in zip(stacks, kronecker._side_by_side(stacks), strict=True):
         torch.testing.assert_close((U * values[:, None]) @ U.mT, S)
     real = torch.linalg.eigh
 
@@ -98,7 +97,7 @@ def test_matrices_side_by_side_come_back_in_their_order(monkeypatch, room):
         return real(A)
 
     monkeypatch.setattr(torch.linalg, "eigh", fails_once)
-    assert [pair is None for pair in eigh._side_by_side(stacks)] == [False, True, False, False]
+    assert [pair is None for pair in kronecker._side_by_side(stacks)] == [False, True, False, False]
 
 
 def test_factors_of_one_size_are_decomposed_together():
@@ -134,9 +133,9 @@ def test_products_in_parts_are_the_products():
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_is_finite(bad):
     t = torch.full((30, 7), 3e38)
-    assert all_finite([t, t[:0]])
+    assert all(finite([t, t[:0]]))
     t[17, 3] = bad
-    assert not all_finite([t])
+    assert finite([t]) == [False]
     assert finite([t[:0], t, torch.zeros(2)]) == [True, False, True]
 
 

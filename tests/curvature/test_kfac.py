@@ -95,7 +95,7 @@ def test_factors_of_shared_weights(name, sharing):
     piece = bs.fisher(net, x, "kfac", sharing=sharing).pieces[0]
     assert relative(piece.A, expected_A) < 1e-10
     assert relative(piece.B, expected_B) < 1e-10
-    dense = torch.zeros(piece.size, piece.size, dtype=A.dtype)
+    dense = torch.zeros(len(piece.diagonal()), len(piece.diagonal()), dtype=A.dtype)
     groups, o, i = expected_B.shape[0], expected_B.shape[1], expected_A.shape[1] - 1
     for k in range(groups):
         W = torch.arange(o * i).reshape(o, i) + k * o * i

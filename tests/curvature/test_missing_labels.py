@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import biascope as bs
-from biascope.errors import InputError, UnsupportedError
+from biascope.support.errors import InputError, UnsupportedError
 from curvature.curvature_zoo import relative
 
 
@@ -117,10 +117,10 @@ def test_kfac_of_tokens_that_do_not_mix_is_that_of_the_labelled_ones(estimator: 
 
 
 def test_kfac_is_refused_where_the_cotangents_of_an_example_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    from biascope.curvature.accumulate import Stream
+    from biascope.curvature.passes import Pass
 
     net, (x, y) = network(mix=False), data()
-    monkeypatch.setattr(Stream, "_sizes", lambda self, blocks, b: (b, 2))
+    monkeypatch.setattr(Pass, "_sizes", lambda self, blocks, b: (b, 2))
     with pytest.raises(UnsupportedError, match=r"all cotangents of an example at once.*monte-carlo"):
         bs.fisher(net, (x, y), "kfac")
     assert relative(bs.fisher(net, (x, y), "dense").to_dense(), brute(net, x, y)) < 1e-10

@@ -6,7 +6,7 @@ import torch
 import biascope as bs
 from biascope.curvature import contract, patches, sums
 from biascope.curvature.patches import PatchMoment, patch_moment
-from biascope.layers.rules import Conv, unfold
+from biascope.network.layers.rules import Conv, unfold
 
 
 def by_patches(x, conv):

@@ -5,8 +5,7 @@ import torch
 
 import biascope as bs
 from biascope.curvature import contract, sums
-from biascope.curvature.contract import rotate
-from biascope.curvature.squares import add_squares, add_turned_squares, by_pairs, squared_sums
+from biascope.curvature.contract import add_squares, add_turned_squares, by_pairs, rotate, squared_sums
 
 
 def random(*shape, seed=0):

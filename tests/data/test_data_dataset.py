@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from biascope.data import Dataset, generator, project_out
-from biascope.data.dataset import alternating_signs, as_labels, as_signs, orthonormal
-from biascope.errors import InputError
+from biascope.data import Dataset, disk
+from biascope.data.dataset import alternating_signs, as_labels, as_signs, generator, orthonormal, project_out
+from biascope.support.errors import InputError
 
 
 def toy(n: int = 10) -> Dataset:
@@ -41,12 +41,12 @@ def test_subset_to_repr_and_lengths() -> None:
         Dataset(torch.zeros(3, 1), torch.zeros(3), "bad", group=torch.zeros(1))
 
 
-def test_generator_kinds() -> None:
+def test_seeds_are_integers_or_generators() -> None:
     g = torch.Generator().manual_seed(1)
     assert generator(g) is g
     for bad in ("1", None, True, 1.0):
-        with pytest.raises(InputError, match="seed must be"):
-            generator(bad)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match=r"seed=.* an integer or a Generator is needed"):
+            disk(4, seed=bad)  # type: ignore[arg-type]
 
 
 def test_labels_and_signs() -> None:
@@ -59,16 +59,16 @@ def test_labels_and_signs() -> None:
         alternating_signs(5)
     with pytest.raises(InputError, match="binary labels"):
         as_signs(torch.tensor([0, 2]))
-    with pytest.raises(InputError, match="labels must"):
-        as_labels(signs, "other")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="labels='other' is not known"):
+        disk(4, labels="other")  # type: ignore[arg-type]
 
 
 def test_orthonormal_refuses() -> None:
     with pytest.raises(InputError, match="direction 0 has norm 0"):
         orthonormal(torch.zeros(3))
-    with pytest.raises(InputError, match="not orthogonal"):
+    with pytest.raises(InputError, match=r"not orthogonal \(cosine 0\.707\)"):
         orthonormal(torch.tensor([1.0, 0]), torch.tensor([1.0, 1.0]))
-    with pytest.raises(InputError, match="differ in shape"):
+    with pytest.raises(InputError, match="or differ in shape"):
         orthonormal(torch.ones(2), torch.ones(3))
 
 

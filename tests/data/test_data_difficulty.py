@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from biascope.data import Dataset, balanced_cells, corrupt_labels, easy_difficult, spurious
-from biascope.errors import InputError
+from biascope.support.errors import InputError
 
 
 def test_corrupt_exact_and_uniform_over_wrong_classes() -> None:
@@ -24,7 +24,7 @@ def test_corrupt_bernoulli() -> None:
     assert float(changed.double().mean()) == pytest.approx(0.15, abs=5 * (0.15 * 0.85 / 1e5) ** 0.5)
     with pytest.raises(InputError, match="fraction"):
         corrupt_labels(y, 1.5)
-    with pytest.raises(InputError, match="labels run"):
+    with pytest.raises(InputError, match=r"labels must be whole numbers .* below n_classes=10, not 10 to 10"):
         corrupt_labels(y + 10)
 
 
@@ -37,7 +37,7 @@ def test_easy_difficult_with_random_labels() -> None:
     counts = torch.bincount(mix.y[mix.group == 1], minlength=10).double()
     assert float((counts - 400).abs().max()) < 5 * 400**0.5
     assert len(mix.x.unique()) == 6000  # nobody twice
-    with pytest.raises(InputError, match="threes has 6000"):
+    with pytest.raises(InputError, match=r"6000 easy and 1 difficult examples of Dataset\('threes'"):
         easy_difficult(d, n_easy=6000, n_difficult=1)
 
 
@@ -81,9 +81,13 @@ def test_spurious(kind: str) -> None:
     else:
         assert torch.equal(d.x.sum(1), x[:, 0])
         assert torch.equal(d.x.flatten(2).sum(2).argmax(1), attribute)
-    with pytest.raises(InputError, match="grey"):
+    with pytest.raises(InputError, match="images has shape"):
         spurious(x[:, 0], y)
+    with pytest.raises(InputError, match="need grey images"):
+        spurious(x.expand(-1, 3, -1, -1), y)
+    with pytest.raises(InputError, match="at least 9 wide"):
+        spurious(x, y, patch=9)
     with pytest.raises(InputError, match="kind"):
         spurious(x, y, "sound")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="need y"):
+    with pytest.raises(InputError, match=r"labels 0 and 1; got .* \[1, 2\]"):
         spurious(x, y + 1)

@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from biascope.data import directional, directional_inputs, in_channel
-from biascope.errors import InputError
+from biascope.data import directional
+from biascope.data.directions import directional_inputs
+from biascope.support.errors import InputError
 
 
 def unit(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -50,16 +51,6 @@ def test_given_labels_and_seeds() -> None:
     assert torch.allclose(x @ v, 0.5 * y.double(), atol=1e-12)
     assert torch.equal(x, directional_inputs(y, v, eps=0.5, seed=torch.Generator().manual_seed(0)))
     assert not torch.equal(x, directional_inputs(y, v, eps=0.5, seed=1))
-
-
-def test_multi_channel_direction() -> None:
-    u = unit(4, 4)
-    c = in_channel(u[None], 2, 3)
-    assert c.shape == (3, 4, 4)
-    assert torch.equal(c[2], u)
-    assert float(c[:2].abs().sum()) == 0
-    with pytest.raises(InputError, match="channel"):
-        in_channel(u, 3, 3)
 
 
 def test_errors() -> None:

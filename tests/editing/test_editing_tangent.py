@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import biascope as bs
-from biascope.editing import TaskVector, fine_tune, posthoc, predictors
-from biascope.editing.tangent import schedule
-from biascope.errors import InputError, UnsupportedError
-from biascope.linearize import Linearized
+from biascope.editing import TaskVector, fine_tune, posthoc
+from biascope.editing.fine_tuning import schedule
+from biascope.support.errors import InputError, UnsupportedError
+from biascope.tangent import Linearized
 from editing.editing_nets import mlp, points, random_vector
 
 
@@ -132,11 +132,9 @@ def test_refusals() -> None:
     net, (x, y) = mlp(), task()
     with pytest.raises(InputError, match="data: labels are needed"):
         fine_tune(net, x)
-    with pytest.raises(InputError, match=r"steps=5, batch_size=128, warmup=9"):
-        fine_tune(net, (x, y), steps=5, warmup=9)
     with pytest.raises(InputError, match="already; pass the original network"):
         fine_tune(bs.linearize(net), (x, y), steps=5)
-    with pytest.raises(InputError, match=r"the loss became .* in step 0: use a smaller lr"):
+    with pytest.raises(InputError, match="the loss is not finite: use a smaller lr"):
         fine_tune(net, (x, y), steps=3, loss=lambda out, y: out.sum() * torch.inf)
     with pytest.raises(InputError, match="no parameter or layer is called 'encoder'"):
         fine_tune(net, (x, y), steps=3, params="encoder")
@@ -146,12 +144,10 @@ def test_post_hoc_linearisation_and_the_four_predictors() -> None:
     net, x = mlp(), points(9, 3)
     tau, other = random_vector(net, 1), random_vector(net, 2)
     tuned = tau.apply_to(net)
-    torch.testing.assert_close(posthoc(net, tau)(x), bs.linearize.posthoc(net, tuned)(x), rtol=0, atol=1e-12)
-    four = predictors(net, tau, other, scale=0.5)
-    assert four["pre-trained"] is net
+    torch.testing.assert_close(posthoc(net, tau)(x), bs.tangent.posthoc(net, tuned)(x), rtol=0, atol=1e-12)
     jac = torch.func.jacrev(lambda p: torch.func.functional_call(net, p, (x,)))(dict(net.named_parameters()))
-    for name, vector in (("post-hoc", tau), ("linear", other)):
+    for vector in (tau, other):  # post-hoc; found in the tangent space
         move = sum((jac[k].flatten(2) @ (0.5 * vector[k]).flatten() for k in jac), torch.zeros(9, 3).double())
-        torch.testing.assert_close(four[name](x), net(x) + move, rtol=0, atol=1e-10)
-    torch.testing.assert_close(four["non-linear"](x), (0.5 * tau).apply_to(net)(x), rtol=0, atol=1e-12)
+        torch.testing.assert_close(posthoc(net, vector, scale=0.5)(x), net(x) + move, rtol=0, atol=1e-10)
+    torch.testing.assert_close(tau.apply_to(net, 0.5)(x), (0.5 * tau).apply_to(net)(x), rtol=0, atol=1e-12)
     assert TaskVector(net, posthoc(net, tau)).norm() == pytest.approx(tau.norm())

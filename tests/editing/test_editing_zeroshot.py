@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from biascope.editing import TaskVector, ZeroShotHead, contrastive_loss, fine_tune, task_addition, zero_shot_head
-from biascope.errors import InputError
+from biascope.editing import TaskVector, fine_tune, task_addition
+from biascope.editing.zeroshot import ZeroShotHead, contrastive_loss, zero_shot_head
+from biascope.support.errors import InputError
 from editing.editing_nets import mlp, points, random_vector
 
 
@@ -107,34 +108,23 @@ def test_a_head_behind_the_network() -> None:
 
 def test_refusals() -> None:
     z = torch.ones(3, 2)
-    for images, texts in ((z, torch.ones(3, 4)), (z[0], z), (z[:0], z)):
-        with pytest.raises(InputError, match="embeddings of one length"):
-            contrastive_loss(images, texts)
     for temperature in (0.0, -1.0, math.nan):
-        with pytest.raises(InputError, match="must be positive"):
+        with pytest.raises(InputError, match=r"temperature=.*above 0"):
             contrastive_loss(z, z, temperature=temperature)
-    with pytest.raises(InputError, match="3 images and 2 texts: say in target="):
+    with pytest.raises(InputError, match="3 images, 2 texts: give target="):
         contrastive_loss(z, z[:2])
-    with pytest.raises(InputError, match="leave target out"):
+    with pytest.raises(InputError, match="not with symmetric=True"):
         contrastive_loss(z, z, torch.arange(3), symmetric=True)
-    for target in (torch.tensor([0, 1, 2]), torch.tensor([0, 1]), torch.tensor([0.0, 1.0, 1.0]), -torch.ones(3).long()):
-        with pytest.raises(InputError, match="target must be 3 whole numbers between 0 and 1"):
-            contrastive_loss(z, z[:2], target)
     assert contrastive_loss(torch.zeros(2, 2), torch.eye(2)).isnan()
     for scale in (0.0, -1.0, math.inf, math.nan):
-        with pytest.raises(InputError, match="must be positive and finite"):
+        with pytest.raises(InputError, match=f"scale={scale}"):
             zero_shot_head([z], scale=scale)
-    with pytest.raises(InputError, match="at least one class"):
-        zero_shot_head({})
-    for prompts in ([z, torch.ones(3, 4)], [z[0]], [z[:0]]):
-        with pytest.raises(InputError, match=r"expected embeddings \[p, d\]"):
-            zero_shot_head(prompts)
-    with pytest.raises(InputError, match="'b': an embedding is zero or not finite"):
+    with pytest.raises(InputError, match="prompts of '0' has shape"):
+        zero_shot_head([z[0]])
+    with pytest.raises(InputError, match="'b' are zero, not finite, or cancel"):
         zero_shot_head({"a": z, "b": torch.zeros(1, 2)})
-    with pytest.raises(InputError, match="'0': an embedding is zero or not finite"):
+    with pytest.raises(InputError, match="'0' are zero, not finite"):
         zero_shot_head([torch.full((1, 2), math.nan)], unit_prompts=False)
     for unit_prompts in (True, False):
-        with pytest.raises(InputError, match="'b': they cancel one another"):
+        with pytest.raises(InputError, match="'b' are zero, not finite, or cancel one another"):
             zero_shot_head({"a": z, "b": torch.tensor([[0.1, 0.3], [-0.1, -0.3]])}, unit_prompts=unit_prompts)
-    with pytest.raises(InputError, match="embeddings have 3 entries, the texts of this head 2"):
-        zero_shot_head([z])(torch.ones(1, 3))

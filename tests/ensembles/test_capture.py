@@ -19,16 +19,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from biascope.ensembles import SGD, Networks, compiled, engines, evaluate, outputs, record, stacks, steppers
-from biascope.ensembles.capture import Captured, capture
 from biascope.ensembles.engines import Plan
 from biascope.ensembles.evaluate import Evaluator
+from biascope.ensembles.graphs import Captured, capture
 from biascope.ensembles.stacks import Together
 from biascope.ensembles.steppers import CapturedStep, Lane, train_in_turn
-from biascope.ensembles.train import Work
-from biascope.studies.function_space import training as function_space
-from biascope.studies.invariance import tracking
-from biascope.studies.lazy import training as lazy
-from biascope.studies.spectral import fitting as spectral
+from biascope.ensembles.work import Work
+from biascope_papers.gih import tracking
+from biascope_papers.lazy import training as lazy
+from biascope_papers.ntk import training as function_space
+from biascope_papers.spectral import fitting as spectral
 
 CUDA = torch.device("cuda")
 
@@ -246,7 +246,7 @@ def test_lanes_of_a_compiled_network(taped: list[Any], monkeypatch: pytest.Monke
     """Compiled after a few steps that leave no trace; the next sweep finds it; the last, smaller batch goes without."""
     x, y = (part.expand(2, *part.shape) for part in data())
     plain = CapturedStep(work_of(torch.device("cpu"), dropout))(range(2), x, y)
-    monkeypatch.setattr("biascope.ensembles.train.LONG", 0)
+    monkeypatch.setattr("biascope.ensembles.work.LONG", 0)
     monkeypatch.setattr(compiled, "TRAINING_PAYS", 0.0)
     sizes: list[int] = []
 

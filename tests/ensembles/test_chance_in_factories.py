@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from biascope.ensembles import record, train_ensemble
 from biascope.ensembles.recorder import Program
-from biascope.errors import InputError
+from biascope.support.errors import InputError
 
 
 def layer_with(change: Callable[[nn.Linear], None]) -> Callable[[], nn.Module]:
@@ -109,12 +109,12 @@ def test_factories_with_randomness_of_their_own_are_refused() -> None:
         layer.bias.data.fill_(next(calls))
 
     for change, name in ((drawn, "weight"), (counted, "bias")):
-        with pytest.raises(InputError, match=f"'{name}' other numbers when it was called again with the same seed"):
+        with pytest.raises(InputError, match=f"'{name}' other numbers with the same seed"):
             record(layer_with(change))
 
 
 def test_lazy_layers_are_refused_until_they_have_a_shape() -> None:
-    with pytest.raises(InputError, match=r"'0\.weight' of Sequential has no shape yet"):
+    with pytest.raises(InputError, match=r"'0\.weight' has no shape yet \(a lazy"):
         record(lambda: nn.Sequential(nn.LazyLinear(2)))
 
     def called() -> nn.Module:

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from biascope import nets
-from biascope.ensembles import Networks, Plan, compiled, engines, outputs, record, train, train_ensemble
+from biascope.ensembles import Networks, compiled, engines, outputs, record, train_ensemble, work
+from biascope.ensembles.engines import Plan
 
 
 def net() -> nn.Module:
@@ -145,7 +146,7 @@ def test_training_is_counted_apart() -> None:
 def test_training_compiled_on_a_gpu(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the loop in float32; twice, since the second sweep finds the compiled network."""
     monkeypatch.setattr(compiled, "TRAINING_PAYS", 0.0)
-    monkeypatch.setattr(train, "LONG", 0)
+    monkeypatch.setattr(work, "LONG", 0)
     g = torch.Generator().manual_seed(0)
     tasks = [(torch.randn(70, 1, 16, 16, generator=g), torch.arange(70) % 2) for _ in range(3)]
     initialiser = record(lambda: nets.build("resnet18", in_channels=1, outputs=2, width=8))

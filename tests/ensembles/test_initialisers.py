@@ -13,7 +13,7 @@ from biascope import nets
 from biascope.ensembles import record, train_ensemble
 from biascope.ensembles.initialisers import build, tensors_of
 from biascope.ensembles.recorder import replay
-from biascope.errors import InputError
+from biascope.support.errors import InputError
 
 
 def sequential() -> nn.Module:

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import biascope as bs
-from biascope.derivatives import RightGradients, differentiable_attention
 from biascope.ensembles import Initialiser, Networks, data_order, input_gradients, outputs, record, train_ensemble
-from biascope.errors import InputError
 from biascope.geometry.average import draw_probes
+from biascope.network.derivatives import RightGradients, differentiable_attention
+from biascope.support.errors import InputError
 from random_networks import DOUBLE, network
 
 T = 4

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from biascope.ensembles import finished, sweep
-from biascope.errors import BiascopeError, CorruptError, InputError
+from biascope.ensembles.sweep import finished, sweep
+from biascope.support.errors import BiascopeError, CorruptError, InputError
 
 JOBS = [{"n": n, "name": "a"} for n in range(4)]
 

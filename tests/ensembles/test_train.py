@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from biascope import nets
 from biascope.ensembles import SGD, data_order, outputs, record, train_ensemble
 from biascope.ensembles.steppers import Training
-from biascope.ensembles.train import Work
-from biascope.errors import InputError, UnsupportedError
+from biascope.ensembles.work import Work
+from biascope.support.errors import InputError, UnsupportedError
 
 
 def net() -> nn.Module:
@@ -214,24 +214,24 @@ def test_refusals() -> None:
         train_ensemble(lambda: nn.Linear(3, 2).requires_grad_(False), [(x, y)])
     with pytest.raises(UnsupportedError, match="CUDA"):
         train_ensemble(lambda: nn.Linear(3, 2), [(x, y)], engine="graph")
-    with pytest.raises(InputError, match="no tasks"):
+    with pytest.raises(InputError, match="0 tasks and 0 test sets: give one each"):
         train_ensemble(lambda: nn.Linear(3, 2), [])
     with pytest.raises(InputError, match="loss"):
         train_ensemble(lambda: nn.Linear(3, 2), [(x, y)], loss="nll")
-    with pytest.raises(InputError, match="4 inputs but 3"):
+    with pytest.raises(InputError, match="a task has 4 inputs and 3 labels"):
         train_ensemble(lambda: nn.Linear(3, 2), [(x, y[:3])])
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"epochs": 0}, "epochs=0"),
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"lr": -0.1}, "lr must be positive"),
-        ({"momentum": 1.0}, r"momentum in \[0, 1\)"),
-        ({"clip_norm": 0.0}, "clip_norm=0.0 must be positive"),
-        ({"x": torch.empty(0, 3), "y": torch.empty(0, dtype=torch.long)}, r"no examples: its inputs are \[0, 3\]"),
-        ({"x": torch.full((4, 3), torch.nan)}, "inputs of task 0 hold NaN"),
+        ({"epochs": 0}, "epochs must be at least 1, not 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
+        ({"lr": -0.1}, r"lr=-0\.1: a finite number above 0 is"),
+        ({"momentum": 1.0}, r"momentum=1\.0 must be below 1,"),
+        ({"clip_norm": 0.0}, r"momentum=0\.0 must be below 1,"),
+        ({"x": torch.empty(0, 3), "y": torch.empty(0, dtype=torch.long)}, "a task has 0 inputs and 0 labels"),
+        ({"x": torch.full((4, 3), torch.nan)}, "the inputs of a task, 0 to 0, hold NaN"),
         ({"y": torch.tensor([0, 1, 2, 0])}, "labels from 0 to 2, but the network has 2 outputs"),
         ({"y": torch.tensor([0, 1, -1, 0])}, "labels from -1 to 1"),
         (
@@ -240,7 +240,7 @@ def test_refusals() -> None:
         ),
         ({"y": torch.zeros(4, 3), "loss": "mse"}, r"mse does not take outputs \[4, 2\] and labels \[4, 3\]"),
         ({"x": torch.ones(4, 5)}, r"Linear\(in_features=3.*cannot take an input \[1, 5\]"),
-        ({"factory": lambda: nn.LSTM(3, 2)}, "LSTM returned a tuple, not a tensor"),
+        ({"factory": lambda: nn.LSTM(3, 2)}, "LSTM returned a tuple: let it return"),
         ({"factory": nn.Linear(3, 2)}, "a function that builds networks is needed, not a Linear"),
         ({"factory": nn.Linear}, "callable without arguments"),
         ({"factory": nn.Flatten}, "Flatten has no parameters"),

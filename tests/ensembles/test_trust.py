@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from biascope import average_geometry, geometry_evolution, nads
 from biascope.ensembles import input_gradients, outputs, record, train_ensemble
-from biascope.ensembles.trust import refuse_hidden_chance, refuse_mixing
-from biascope.errors import InputError, UnsupportedError
+from biascope.ensembles.trust import refuse_hidden_randomness, refuse_mixing
+from biascope.support.errors import InputError, UnsupportedError
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
@@ -96,7 +96,7 @@ def test_layers_that_keep_what_they_computed_are_fine() -> None:
         return nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 4)), nn.utils.spectral_norm(nn.Linear(4, 1)))
 
     recorded = record(normed)
-    refuse_hidden_chance(recorded, X)
+    refuse_hidden_randomness(recorded, X)
     drawn = recorded.draw(0, 0, 2)
     v, g, bias = (drawn.params[f"0.{part}"] for part in ("weight_v", "weight_g", "bias"))
     hidden = X @ (g * v / v.norm(dim=2, keepdim=True)).transpose(1, 2) + bias[:, None]  # [2, n, 4]
@@ -166,7 +166,7 @@ def test_a_factory_without_chance_has_no_ensemble() -> None:
     base = nn.Linear(5, 1)
     assert not record(lambda: copy.deepcopy(base)).draws
     assert record(lambda: nn.Linear(5, 1)).draws
-    with pytest.raises(InputError, match="the same Linear every time"):
+    with pytest.raises(InputError, match="the factory gives the same network"):
         nads(lambda: copy.deepcopy(base), (5,), 100)
     direction = nads(lambda: copy.deepcopy(base), (5,), 1).directions[0]
     assert float((direction * base.weight[0]).sum().abs()) == pytest.approx(

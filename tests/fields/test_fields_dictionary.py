@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from biascope.errors import InputError, UnsupportedError
-from biascope.fields import Dictionary, Energy, coordinates, dictionary, fit, mutual_coherence
+from biascope.fields import Dictionary, coordinates, dictionary, fit
+from biascope.fields.atoms import Energy
 from biascope.fields.networks import seeded
 from biascope.nets import FFN, SIREN
+from biascope.support.errors import InputError, UnsupportedError
 from fields.field_pictures import blobs
 
 
@@ -125,24 +126,6 @@ def test_centroids_of_images() -> None:
     torch.testing.assert_close(found.centroids(), torch.tensor([5.0, 2.0], dtype=torch.float64))
 
 
-def test_mutual_coherence() -> None:
-    n = 16
-    fourier = torch.fft.fft(torch.eye(n, dtype=torch.float64)).real  # cosines; the first column is constant
-    assert mutual_coherence(torch.eye(n), fourier[:, :1]) == pytest.approx(1 / math.sqrt(n))
-    A = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    brute = max(
-        abs(float(A[:, i] @ A[:, j] / A[:, i].norm() / A[:, j].norm())) for i in range(4) for j in range(4) if i != j
-    )
-    assert mutual_coherence(A) == pytest.approx(brute)
-    assert mutual_coherence(5 * A, -A) == pytest.approx(1)
-    with pytest.raises(InputError, match="zero or not finite"):
-        mutual_coherence(torch.zeros(3, 2))
-    with pytest.raises(InputError, match="columns"):
-        mutual_coherence(A, torch.ones(5, 2))
-    with pytest.raises(InputError, match="one atom"):
-        mutual_coherence(A[:, :1])
-
-
 def test_d7_atoms_of_larger_w0_and_sigma_are_finer() -> None:
     r = coordinates((16, 16))
 
@@ -185,7 +168,7 @@ def test_what_cannot_be_is_refused() -> None:
         found.energy(torch.stack([torch.arange(12.0).reshape(3, 4), torch.ones(3, 4)]))
     with pytest.raises(InputError, match="NaN"):
         found.energy(torch.full((3, 4), torch.nan))
-    with pytest.raises(InputError, match="coordinates"):
+    with pytest.raises(InputError, match="r has shape"):
         dictionary(nn.Linear(2, 1), torch.ones(3))
 
 

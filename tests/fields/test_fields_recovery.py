@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from biascope.errors import InputError
-from biascope.fields import alias_test, coordinates, fit, frozen_siren, psnr, recovery_bound, single_frequency
+from biascope.fields import alias_test, coordinates, fit, frozen_siren, recovery_bound, single_frequency
+from biascope.fields.fitting import psnr
 from biascope.fields.networks import seeded
 from biascope.nets import FFN, MLP, SIREN
+from biascope.support.errors import InputError
 
 
 def picture(n: int = 32, channels: int = 3) -> Tensor:
@@ -175,7 +176,7 @@ def test_a_distance_and_a_video_are_fitted_too() -> None:
 def test_what_cannot_be_fitted_is_refused() -> None:
     r, image = coordinates((4, 4)), torch.zeros(4, 4, 3)
     net = MLP(in_features=2, hidden=(4,), outputs=3, flatten=False)
-    with pytest.raises(InputError, match="do not belong together"):
+    with pytest.raises(InputError, match="do not belong to coordinates"):
         fit(net, r, image[:3])
     with pytest.raises(InputError, match="but the values are"):
         fit(net, r, image[..., 0], steps=1)
@@ -188,7 +189,7 @@ def test_what_cannot_be_fitted_is_refused() -> None:
         fit(net, r, image / 0)
     with pytest.raises(InputError, match="optimiser='sgd'"):
         fit(net, r, image, optimiser="sgd")
-    with pytest.raises(InputError, match="positive"):
+    with pytest.raises(InputError, match="steps must be at least 1"):
         fit(net, r, image, steps=0)
     with pytest.raises(InputError, match="smaller lr"):
         fit(net, r, image + 1, steps=40, lr=1e12, optimiser="gd")
@@ -196,7 +197,5 @@ def test_what_cannot_be_fitted_is_refused() -> None:
         fit(net.requires_grad_(False), r, image)
     with pytest.raises(InputError, match="one period"):
         recovery_bound(torch.ones(9, 9), 1.0)
-    with pytest.raises(InputError, match="zero everywhere"):
-        recovery_bound(torch.zeros(8, 8), 1.0)
     with pytest.raises(InputError, match="one shape"):
         psnr(torch.zeros(2), torch.zeros(3))

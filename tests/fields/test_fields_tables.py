@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from biascope import fields, nets
-from biascope.tables import number, several
-from test_tables import Reader
+from biascope.support.tables import number, several
+from tables_reader import Reader
 
 R = fields.coordinates((6, 6))
 

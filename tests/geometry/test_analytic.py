@@ -11,7 +11,6 @@ from torch.func import functional_call, grad, vmap
 
 from biascope import nets
 from biascope.ensembles import record
-from biascope.errors import BiascopeError, InputError, UnsupportedError
 from biascope.geometry import analytic_geometry, average_geometry
 from biascope.geometry.linear_cnn import (
     dense_head,
@@ -21,6 +20,7 @@ from biascope.geometry.linear_cnn import (
     through_average_pool,
     through_convolution,
 )
+from biascope.support.errors import BiascopeError, InputError, UnsupportedError
 
 F64 = torch.float64
 Build = Callable[[], nn.Module]
@@ -356,7 +356,7 @@ FORWARDS: dict[str, Build] = {
 
 @pytest.mark.parametrize("name", FORWARDS)
 def test_what_a_forward_does_between_layers_is_seen(name: str) -> None:
-    with pytest.raises(UnsupportedError, match=r"as it is: Forward does something in between .*through_sum"):
+    with pytest.raises(UnsupportedError, match="Forward does something between its layers"):
         analytic_geometry(FORWARDS[name], (4,))
 
 
@@ -429,7 +429,7 @@ LINE = (1, 8)
 REFUSED: dict[str, tuple[Build, tuple[int, ...], type[BiascopeError], str]] = {
     "ReLU": (
         lambda: nn.Sequential(nn.Conv1d(1, 2, 3), nn.ReLU(), nn.AvgPool1d(2), nn.Flatten(), nn.Linear(6, 1)),
-        LINE, UnsupportedError, r"'1' \(ReLU\) has no slope at 0, and the layers behind it correlate.*use nn.GELU",
+        LINE, UnsupportedError, r"'1' \(ReLU\) has no slope at 0, and",
     ),
     "ReLU of the input": (
         lambda: nn.Sequential(nn.ReLU(), nn.Linear(4, 1)), (4,), UnsupportedError, "on and off equally often",
@@ -453,7 +453,7 @@ REFUSED: dict[str, tuple[Build, tuple[int, ...], type[BiascopeError], str]] = {
         lambda: nets.build("lenet-avg", activation="gelu"), (1, 32, 32), UnsupportedError,
         r"'features.conv1' \(Conv2d\) does not give 0",
     ),
-    "resnet": (lambda: nets.build("resnet18"), (1, 32, 32), UnsupportedError, "do not run one after another"),
+    "resnet": (lambda: nets.build("resnet18"), (1, 32, 32), UnsupportedError, r"the input of 'stages\.0\.0\.shortcut'"),
     "a norm of its own": (lambda: dense(OwnNorm(4)), (4,), UnsupportedError, r"'1' \(OwnNorm\).*not known"),
     "softmax": (lambda: dense(nn.Softmax(1)), (4,), UnsupportedError, "Softmax.*not known in closed form"),
     "layer norm": (lambda: dense(nn.LayerNorm(4)), (4,), UnsupportedError, "LayerNorm.*not known"),

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian
 
 from biascope.ensembles import Networks, record, train_ensemble
-from biascope.errors import InputError, UnsupportedError
 from biascope.geometry import (
     AverageGeometry,
     average_geometry,
@@ -23,7 +22,6 @@ from biascope.geometry import (
     nads,
 )
 from biascope.geometry.average import draw_probes
-from biascope.geometry.curvature_link import input_curvature
 from biascope.geometry.linear_cnn import (
     GELU_GAIN,
     dense_head,
@@ -35,6 +33,7 @@ from biascope.geometry.linear_cnn import (
     through_average_pool,
     through_convolution,
 )
+from biascope.geometry.loss_curvature import input_curvature
 from biascope.geometry.measures import correlation
 from biascope.geometry.mlp_theory import (
     large_dimension_constants,
@@ -43,6 +42,7 @@ from biascope.geometry.mlp_theory import (
     mlp_evolution,
     mlp_evolution_large_dimension,
 )
+from biascope.support.errors import InputError, UnsupportedError
 
 
 class Line(nn.Module):
@@ -291,20 +291,20 @@ def test_evolution_at_given_probes() -> None:
     assert together.n_probes == 3
     assert torch.allclose(together.matrix, torch.stack([each.matrix for each in found]).mean(0), rtol=1e-5)
     assert torch.allclose(together.matrix, evolution_of(drawn, at, x, y).matrix, rtol=1e-5)
-    with pytest.raises(InputError, match=r"probes have shape \[3, 4\]; they must be \[n, 5\]"):
+    with pytest.raises(InputError, match=r"probes \[3, 4\] does not fit"):
         geometry_evolution(build, x, y, 20, probes=at[:, :4])
 
 
 def test_given_probes_are_not_counted_twice() -> None:
     """n_probes and probe_std had been taken and forgotten beside probes."""
     build, at, x = lambda: Hidden(5, 4, 1.0, 1.0), torch.ones(3, 5), torch.ones(2, 5)
-    with pytest.raises(InputError, match="n_probes=7 is for probes that are drawn, and probes are given"):
+    with pytest.raises(InputError, match="probes are given: leave out n_probes=7"):
         average_geometry(build, (5,), 20, n_probes=7, probes=at)
-    with pytest.raises(InputError, match="n_probes=3 is for probes that are drawn, and probes are given"):
+    with pytest.raises(InputError, match="probes are given: leave out n_probes=3"):
         geometry_evolution(build, x, x[:, 0], 20, n_probes=3, probes=at)
-    with pytest.raises(InputError, match=r"probe_std=0\.1 is for probes that are drawn"):
+    with pytest.raises(InputError, match="probes are given: leave out"):
         average_geometry(build, (5,), 20, probe_std=0.1, probes=at)
-    with pytest.raises(InputError, match=r"probe_std=0\.1 is for probes that are drawn"):
+    with pytest.raises(InputError, match="probes are given: leave out"):
         geometry_evolution(build, x, x[:, 0], 20, probe_std=0.1, probes=at)
     for call in (
         lambda n: average_geometry(build, (5,), 20, n_probes=n),
@@ -313,7 +313,7 @@ def test_given_probes_are_not_counted_twice() -> None:
         usual, one = call(None), call(1)
         assert usual.n_probes == one.n_probes == 1
         assert torch.equal(usual.matrix, one.matrix)
-        with pytest.raises(InputError, match="n_probes=0"):
+        with pytest.raises(InputError, match="n_probes must be at least 1, not 0"):
             call(0)
 
 
@@ -366,10 +366,13 @@ def test_what_does_not_fit_is_named() -> None:
         (lambda: geometry_evolution(line, x * torch.nan, y, 4), "x_train has a NaN"),
         (lambda: geometry_evolution(line, x, y / 0, 4), "y_train has a NaN or infinity"),
         (lambda: geometry_evolution(line, x[:0], y[:0], 4), "x_train is empty"),
-        (lambda: geometry_evolution(line, x, y, 0), "n_networks=0"),
-        (lambda: geometry_evolution(line, x, y, 4, batch=0), "batch=0"),
-        (lambda: geometry_evolution(line, x, y, 4, batch=-1), "batch=-1"),
-        (lambda: geometry_evolution(line, x, torch.zeros(4), 4, loss="logistic"), 'y_train holds 0: "logistic" wants'),
+        (lambda: geometry_evolution(line, x, y, 0), "n_networks must be at least 1, not 0"),
+        (lambda: geometry_evolution(line, x, y, 4, batch=0), "batch must be at least 1, not 0"),
+        (lambda: geometry_evolution(line, x, y, 4, batch=-1), "batch must be at least 1, not -1"),
+        (
+            lambda: geometry_evolution(line, x, torch.zeros(4), 4, loss="logistic"),
+            'y_train: "logistic" wants labels -1 and',
+        ),
         (lambda: average_geometry(lambda: nn.Sequential(line(), Root()), (3,), 40), "NaN or infinite gradients"),
     ):
         with pytest.raises(InputError, match=message):
@@ -433,7 +436,7 @@ def test_matrix_free(monkeypatch: pytest.MonkeyPatch) -> None:
     few = free.eigh(2)
     with monkeypatch.context() as patch:
         patch.setattr(AverageGeometry, "eigh", lambda self, k=None: few)  # as where D is above 64
-        with pytest.raises(UnsupportedError, match="the 2 eigenvalues known of 8 are all"):
+        with pytest.raises(UnsupportedError, match="all 2 known eigenvalues exceed 1e-06 of"):
             free.rank(1e-6)
     with pytest.raises(UnsupportedError, match="matrix-free"):
         _ = free.matrix
@@ -490,7 +493,7 @@ def test_refusals() -> None:
     bare = lambda: nn.Sequential(nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 1))  # noqa: E731
     with pytest.raises(InputError, match="probe_std > 0"):
         average_geometry(bare, (3,), n_networks=4, probe_std=0.0)
-    with pytest.raises(InputError, match="probes have shape"):
+    with pytest.raises(InputError, match=r"probes \[2, 4\] does not fit"):
         average_geometry(bare, (3,), n_networks=4, probes=torch.zeros(2, 4))
     with pytest.raises(InputError, match="y_train"):
         geometry_evolution(bare, torch.zeros(3, 3), torch.zeros(2), n_networks=1)
@@ -506,7 +509,7 @@ def test_a_constant_scalar_is_named_as_a_cause_of_no_gradients() -> None:
         "probe_std > 0": lambda: average_geometry(two, (3,), 20, scalarise=constant),
         "other probes": lambda: average_geometry(two, (3,), 20, scalarise=constant, probes=x),
         "probe_std": lambda: geometry_evolution(two, x, x[0], 20, scalarise=constant),
-        "of the 4 networks": lambda: geometry_of(record(two).draw(0, 0, 4), x, scalarise=constant),
+        "(use other probes)": lambda: geometry_of(record(two).draw(0, 0, 4), x, scalarise=constant),
         "another x": lambda: nads(two, (3,), 20, scalarise=constant, method="autograd"),
     }.items():
         with pytest.raises(InputError, match=r"ReLU network without biases .* scalarise that is constant") as error:
@@ -524,7 +527,7 @@ def test_scalars_that_mix_examples_are_refused() -> None:
         lambda: geometry_evolution(two, x, x[0], 4, scalarise=wrong),
         lambda: nads(two, (3,), 4, scalarise=wrong),
     ):
-        with pytest.raises(InputError, match="when others are beside it: each row"):
+        with pytest.raises(InputError, match="when others are beside it"):
             call()
     for right in (lambda out: out.softmax(1)[:, 0], itemgetter((slice(None), 1)), lambda out: out[:, 0].log()):
         average_geometry(two, (3,), 4, n_probes=2, scalarise=right, probe_std=0.1, seed=3)
@@ -534,6 +537,4 @@ def test_no_more_eigenpairs_than_dimensions() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         G = average_geometry(lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)), (3,), 20, seed=0)
-    with pytest.raises(InputError, match="k=4: a matrix of size 3 has between 1 and 3 eigenpairs"):
-        G.eigh(4)
-    assert len(G.eigh(3).values) == 3
+    assert len(G.eigh(4).values) == len(G.eigh(3).values) == 3

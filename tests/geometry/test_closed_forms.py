@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.func import grad, hessian, vmap
 
-from biascope.errors import InputError
 from biascope.geometry.closed_forms import (
     aliasing_matrix,
     deep_linear_hessians,
@@ -21,6 +20,7 @@ from biascope.geometry.closed_forms import (
     xi_matrix,
 )
 from biascope.geometry.dipole import general_learning_bound, learning_bound, markov_bound
+from biascope.support.errors import InputError
 
 D, S = 6, 2
 M = D // S
@@ -146,8 +146,6 @@ def test_xi_averaged_over_all_signs() -> None:
 def test_xi_refuses_wrong_shapes() -> None:
     with pytest.raises(InputError, match=r"x has shape \[2, 3\]"):
         xi_matrix(torch.ones(2, 3))
-    with pytest.raises(InputError, match="x has 4 entries, the transfer function m 6"):
-        nonlinear_pooling_covariance(m, S, torch.ones(4))
 
 
 NAN = float("nan")
@@ -232,5 +230,5 @@ def test_lists_and_matrices_are_refused_by_name() -> None:
     ):
         with pytest.raises(InputError, match=r"m has shape \[2, 2\]"):
             call()
-    with pytest.raises(InputError, match=r"widths=7: a sequence of integers is needed, e\.g\. \[7\]"):
+    with pytest.raises(InputError, match=r"widths=7: a sequence is needed, e\.g\. \[7\]"):
         mlp_geometry_constant(5, 7)  # type: ignore[arg-type]

@@ -9,15 +9,15 @@ from torch.autograd.functional import hessian
 from torch.nn import functional as F
 
 from biascope.ensembles import Networks, record
-from biascope.errors import InputError, UnsupportedError
-from biascope.geometry import (
+from biascope.geometry import geometry_evolution
+from biascope.geometry.loss_curvature import (
     curvature_correlation,
     curvature_evolution,
     evolution_correlation,
-    geometry_evolution,
     input_curvature,
 )
-from biascope.precision import convolves_in_tf32
+from biascope.support.errors import InputError, UnsupportedError
+from biascope.support.precision import convolves_in_tf32
 
 F64 = torch.float64
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -113,7 +113,6 @@ def test_what_cannot_be_differentiated_is_refused() -> None:
         (lambda: input_curvature(model, x, y[:2]), r"x \[3, 2, 2\] and y \[2\] do not fit"),
         (lambda: input_curvature(model, x, y[:, None]), r"y \[3, 1\] do not fit"),
         (lambda: input_curvature(model, x * torch.nan, y), "x has a NaN"),
-        (lambda: input_curvature(model, x, y / 0), "y has a NaN or infinity"),
         (lambda: input_curvature(model, x, y, max_memory=700), "Hessians of 3 inputs of 4 entries need 768.0 B"),
         (lambda: input_curvature(net(nn.Tanh, 3)().double(), x, y), "3 outputs"),
     ):
@@ -125,8 +124,7 @@ def test_what_cannot_be_differentiated_is_refused() -> None:
 def test_the_logistic_loss_wants_signs(labels: tuple[float, float]) -> None:
     """Classes 0 and 1 would give half of the examples a constant loss."""
     x, y = torch.ones(2, 4), torch.tensor(labels)
-    wrong = next(label for label in labels if abs(label) != 1)
-    message = f'holds {wrong:g}: "logistic" wants labels -1 and \\+1; for classes 0 and 1 give 2 y - 1'
+    message = r'"logistic" wants labels -1 and \+1; for classes 0 and 1 give 2 y - 1'
     with pytest.raises(InputError, match=message):
         input_curvature(nn.Linear(4, 1), x, y, "logistic")
     with pytest.raises(InputError, match=message):

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from biascope.ensembles import Networks, input_gradients, record
-from biascope.errors import InputError, UnsupportedError
 from biascope.geometry import dipole as dipole_module
 from biascope.geometry.dipole import (
     dipole_derivatives,
@@ -17,6 +16,7 @@ from biascope.geometry.dipole import (
     learning_bound,
     markov_bound,
 )
+from biascope.support.errors import InputError, UnsupportedError
 
 F64 = torch.float64
 SHAPE = (1, 4, 4)
@@ -214,9 +214,9 @@ def test_bad_dipoles_are_named() -> None:
     x = gaussian(*SHAPE)
     with pytest.raises(InputError, match=r"shape of x \[1, 4, 4\], .* got \[4, 4\]"):
         dipole_metric(mlp(), x, torch.ones(4, 4))
-    with pytest.raises(InputError, match=r"g\(t\): expected a tensor, got float"):
+    with pytest.raises(InputError, match=r"g made 3\.0 of \[1\]; it must act entry by"):
         dipole_metric(mlp(), x.float(), torch.ones(*SHAPE), lambda t: 3.0)  # type: ignore[arg-type,return-value]
-    with pytest.raises(InputError, match=r"g made \[\] of \[2\]; it must act entry by entry"):
+    with pytest.raises(InputError, match=r"of \[2\]; it must act entry by entry"):
         dipole_metric(mlp(), x.float(), torch.ones(2, *SHAPE), torch.sum)
     with pytest.raises(InputError, match=r"got \[0, 1, 4, 4\]"):
         dipole_derivatives(mlp, x, torch.ones(0, *SHAPE))
@@ -226,11 +226,7 @@ def test_bad_dipoles_are_named() -> None:
         dipole_derivatives(record(lambda: mlp().requires_grad_(False)).draw(0, 0, 2), x, x)
     with pytest.raises(UnsupportedError, match="train mode"):
         dipole_metric(relu_cnn(), x, x)
-    with pytest.raises(InputError, match="x holds NaN or infinity"):
-        dipole_derivatives(mlp, x * math.inf, x, n_networks=2)
-    with pytest.raises(InputError, match="v holds NaN or infinity"):
-        dipole_metric(mlp(), x, x * math.nan)
-    with pytest.raises(InputError, match=r"w made \[\] of \[2\]; it must act entry by entry"):
+    with pytest.raises(InputError, match=r"w made 2\.0 of \[2\]; it must act entry by"):
         general_learning_bound(torch.ones(2), torch.ones(2), torch.sum)
     with pytest.raises(InputError, match="is negative: covariance is no second moment"):
         markov_bound(torch.ones(2), -torch.eye(2), 1.0)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from biascope.errors import InputError
 from biascope.geometry import average_geometry, nads
 from biascope.geometry.few_passes import few_passes
+from biascope.support.errors import InputError
 
 
 def gradients(T: int, D: int) -> torch.Tensor:

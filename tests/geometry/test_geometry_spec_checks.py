@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jacrev, jvp, vmap
 
 from biascope import nets
-from biascope.data import dft_basis
+from biascope.data.fourier import dft_basis
 from biascope.ensembles import record
-from biascope.errors import InputError
 from biascope.geometry import average_geometry, data_second_moment, nads
 from biascope.geometry.closed_forms import (
     aliasing_matrix,
@@ -43,6 +42,7 @@ from biascope.geometry.pooling import (
     pooling_bayes_accuracy,
     pooling_matrix,
 )
+from biascope.support.errors import InputError
 
 F64 = torch.float64
 
@@ -234,7 +234,7 @@ def test_bayes_accuracy_of_pooled_images() -> None:
     z = (noise - (noise @ u)[..., None] * u + y[..., None] * u) @ P.T
     w = np.linalg.lstsq(z[0], y[0], rcond=None)[0]
     assert np.mean(np.sign(z[1] @ w) == y[1]) < 0.5861 + 4 * 0.5 / n**0.5
-    with pytest.raises(InputError, match="of length 1"):
+    with pytest.raises(InputError, match="v must have length 1"):
         linear_map_bayes_accuracy(P, 2 * u)
 
 

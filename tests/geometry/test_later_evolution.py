@@ -5,20 +5,15 @@ import torch
 from torch import Tensor, nn
 
 from biascope.ensembles import Networks, record
-from biascope.errors import InputError, UnsupportedError
-from biascope.geometry import (
-    containment,
+from biascope.geometry import containment, data_second_moment, evolution_of, geometry_evolution, geometry_of, gsg
+from biascope.geometry.evolution import LOSSES as SCALAR_LOSSES
+from biascope.geometry.loss_curvature import (
     curvature_correlation,
     curvature_evolution,
-    data_second_moment,
     evolution_correlation,
-    evolution_of,
-    geometry_evolution,
-    geometry_of,
-    gsg,
     input_curvature,
 )
-from biascope.geometry.curvature_link import SCALAR_LOSSES
+from biascope.support.errors import InputError, UnsupportedError
 
 F64 = torch.float64
 
@@ -82,9 +77,7 @@ def test_matrix_free_is_the_same_operator(monkeypatch: pytest.MonkeyPatch) -> No
     probes, (x, y) = data(3)[0], data(7)
     networks = record(net).draw(1, 0, 5, dtype=F64)
     dense = evolution_of(networks, probes, x, y)
-    import biascope.geometry.later_evolution as module
-
-    monkeypatch.setattr(module, "blocks_within", lambda *_: 0)
+    monkeypatch.setattr("biascope.geometry.average.blocks_within", lambda *_: 0)
     free = evolution_of(networks, probes, x, y)
     assert free.dense is None
     v = torch.eye(4)
@@ -131,13 +124,13 @@ def test_frozen_parameters_and_refusals() -> None:
     with pytest.raises(UnsupportedError, match="Dropout '1' is active"):
         evolution_of(dropout, probes, x, y)
     for call, message in (
-        (lambda: evolution_of(networks, probes, x, y[:3]), r"x_train has 7 examples, y_train has shape \[3\]"),
+        (lambda: evolution_of(networks, probes, x, y[:3]), r"y_train \[3\] do not fit"),
         (lambda: evolution_of(networks, probes.flatten(1), x, y), r"probes \[3, 4\] and x_train \[7, 2, 2\]"),
         (lambda: evolution_of(networks, probes, x, y, "hinge"), "loss='hinge'"),
-        (lambda: evolution_of(networks, probes, x, y / 2, "logistic"), "y_train holds"),
+        (lambda: evolution_of(networks, probes, x, y / 2, "logistic"), 'y_train: "logistic" wants labels -1 and'),
         (lambda: evolution_of(networks, probes / 0, x, y), "probes has a NaN or infinity"),
-        (lambda: evolution_of(networks, probes, x, y, batch=0), "batch=0"),
-        (lambda: evolution_of(Networks(net(), {}, networks.buffers), probes, x, y), "no parameter that is trained"),
+        (lambda: evolution_of(networks, probes, x, y, batch=0), "batch must be at least 1, not 0"),
+        (lambda: evolution_of(Networks(net(), {}, networks.buffers), probes, x, y), "all parameters of Sequential are"),
     ):
         with pytest.raises(InputError, match=message):
             call()
@@ -145,7 +138,7 @@ def test_frozen_parameters_and_refusals() -> None:
 
 def test_a_loss_per_example_is_refused() -> None:
     x, y = data(3)
-    with pytest.raises(InputError, match=r"loss gave shape \[3\] for outputs \[3\]: it must give their sum"):
+    with pytest.raises(InputError, match=r"loss gave a tensor of shape \[3\] for"):
         evolution_of(record(net).draw(0, 0, 2, dtype=F64), x, x, y, lambda f, t: (f - t).square())
 
 
@@ -162,5 +155,5 @@ def test_pixels_of_whole_numbers_are_refused() -> None:
         (lambda: curvature_evolution(one, x, y, whole, y), "x_train"),
         (lambda: evolution_correlation(drawn, whole, y, x, y), "x"),
     ):
-        with pytest.raises(InputError, match=rf"^{name} is torch.uint8: pass {name}.float\(\)"):
+        with pytest.raises(InputError, match=rf"^{name} is torch.uint8: .* {name}.float\(\)"):
             call()

@@ -6,24 +6,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from biascope.errors import InputError
 from biascope.geometry import (
-    alignment_score,
     analytic_geometry,
     average_geometry,
     compare,
     containment,
     correlation,
     data_second_moment,
-    flip_spectrum,
-    generalised_directions,
     gsg,
-    matched_count,
-    project_out,
-    removed_variance,
     subspace_size,
     velocity,
 )
+from biascope.geometry.data_directions import alignment_score, generalised_directions, matched_count, removed_variance
 from biascope.geometry.mlp_theory import (
     active_second_moment,
     both_active_moments,
@@ -34,6 +28,7 @@ from biascope.geometry.mlp_theory import (
     mlp_evolution,
     mlp_evolution_large_dimension,
 )
+from biascope.support.errors import InputError
 
 RNG = torch.Generator()
 
@@ -57,7 +52,7 @@ def test_correlation_and_velocity() -> None:
     assert 0 < velocity(A, B) < 1
     with pytest.raises(InputError, match="zero matrix"):
         correlation(A, 0 * A)
-    with pytest.raises(InputError, match="square matrices"):
+    with pytest.raises(InputError, match=r"B \[5, 6\] do not fit"):
         correlation(A, B[:5])
 
 
@@ -91,8 +86,6 @@ def test_sampling_moves_a_correlation_by_no_more_than_is_said() -> None:
     for pair in ((math.nan, 0.1), (0.1, math.nan)):
         assert math.isnan(compare(truth, other, pair).error_bound)
     assert math.isnan(alone.correlation(other).error_bound)
-    with pytest.raises(InputError, match="two numbers >= 0"):
-        compare(truth, other, (-0.1, 0.2))
 
 
 def test_matrices_that_are_not_symmetric_are_refused() -> None:
@@ -103,7 +96,6 @@ def test_matrices_that_are_not_symmetric_are_refused() -> None:
         lambda: velocity(skew, A),
         lambda: containment(A, skew, 2),
         lambda: subspace_size(skew, share=0.5),
-        lambda: flip_spectrum(skew),
         lambda: gsg(skew, A),
     ):
         with pytest.raises(InputError, match="is not symmetric"):
@@ -144,16 +136,6 @@ def test_second_moment_streams() -> None:
         data_second_moment([])
 
 
-def test_flip() -> None:
-    G = psd(6)
-    assert torch.allclose(flip_spectrum(flip_spectrum(G)), G, atol=1e-12)
-    assert flip_spectrum(G).trace().item() == pytest.approx(G.trace().item())
-    assert torch.linalg.matrix_norm(flip_spectrum(G), 2).item() == pytest.approx(1.0)
-    top = torch.linalg.eigh(G).eigenvectors[:, -1]
-    ratio = (top @ G @ top) / (top @ flip_spectrum(G) @ top)
-    assert ratio.item() == pytest.approx(torch.linalg.cond(G).item())
-
-
 def test_generalised_directions_and_elimination() -> None:
     S, G = psd(6, 0), psd(6, 1)
     found = generalised_directions(S, G, ridge=1e-8)
@@ -165,14 +147,6 @@ def test_generalised_directions_and_elimination() -> None:
     for s in range(50):
         v = torch.randn(6, generator=RNG.manual_seed(s), dtype=torch.float64)
         assert (v @ S @ v) / (v @ G @ v) <= best * (1 + 1e-9)
-    x = torch.randn(7, 2, 3, generator=RNG.manual_seed(9), dtype=torch.float64)
-    once = project_out(x, V[:2])
-    assert torch.allclose(project_out(once, V[:2]), once)
-    assert torch.linalg.matrix_rank(torch.eye(6, dtype=V.dtype) - V[:2].T @ V[:2]) == 4
-    assert (once.flatten(1) @ V[:2].T).abs().max() < 1e-12
-    assert torch.equal(project_out(x, V[:0]), x)
-    with pytest.raises(InputError, match="orthonormal"):
-        project_out(x, 2 * V[:2])
 
 
 def test_matched_removal() -> None:
@@ -244,18 +218,16 @@ def test_matrices_with_a_nan_are_refused_by_name() -> None:
         (lambda: subspace_size(bad, share=0.9), "G "),
         (lambda: gsg(bad, good), "G "),
         (lambda: gsg(good, bad), "S "),
-        (lambda: flip_spectrum(bad), "G "),
         (lambda: generalised_directions(bad, good), "S "),
         (lambda: generalised_directions(good, bad), "G "),
-        (lambda: project_out(x, bad), "directions "),
         (lambda: removed_variance(bad, V), "S "),
         (lambda: removed_variance(good, bad), "directions "),
         (lambda: matched_count(good, V, bad, 1), "directions "),
         (lambda: alignment_score(x, bad), "G "),
     ):
-        with pytest.raises(InputError, match=f"^{name}.*hold.* NaN or infinity"):
+        with pytest.raises(InputError, match=f"^{name}"):
             call()
-    for data in (lambda: data_second_moment(wrong), lambda: project_out(wrong, V), lambda: alignment_score(wrong, V)):
+    for data in (lambda: data_second_moment(wrong), lambda: alignment_score(wrong, V)):
         with pytest.raises(InputError, match="x has a NaN or infinity, first in example 2"):
             data()
     with pytest.raises(InputError, match="batch 1 of x has a NaN"):
@@ -286,10 +258,14 @@ def test_singular_geometry_needs_a_ridge(dtype: torch.dtype) -> None:
     exact = torch.linalg.eigvals(torch.linalg.solve(psd(6, 1), S)).real.sort(descending=True).values
     assert torch.allclose(regular.values, exact, rtol=1e-9 if dtype == torch.float64 else 1e-4)
     for ridge in (-1.0, math.nan, math.inf):
-        with pytest.raises(InputError, match="ridge must be a number"):
+        with pytest.raises(InputError, match="ridge="):
             generalised_directions(S, S, ridge=ridge)
     Delta = psd(6, 2) - 0.5 * psd(6, 3)  # of both signs; negative eigenvalues were taken for zero
-    for pair, message in (((S, Delta), "G must be positive"), ((Delta, S), "S must be positive"), ((S, 0 * S), "zero")):
+    for pair, message in (
+        ((S, Delta), "G must be positive"),
+        ((Delta, S), "S must be positive"),
+        ((S, 0 * S), "G is singular: its eigenvalues go from"),
+    ):
         with pytest.raises(InputError, match=message):
             generalised_directions(*pair)
 
@@ -297,20 +273,13 @@ def test_singular_geometry_needs_a_ridge(dtype: torch.dtype) -> None:
 def test_shapes_that_do_not_fit_are_named() -> None:
     x, V = torch.ones(3, 2, 2), torch.eye(4)
     for call, message in (
-        (lambda: alignment_score(x, torch.eye(3)), r"x \[3, 2, 2\] have 4 entries, G is \[3, 3\]"),
-        (lambda: alignment_score(x, torch.ones(4, 3)), r"square matrix \[D, D\], got \[4, 3\]"),
-        (lambda: alignment_score(torch.ones(4), V), "two dimensions"),
-        (lambda: data_second_moment(torch.ones(4)), "two dimensions"),
-        (lambda: data_second_moment([x, torch.ones(2, 3)]), "batch 1 of x has 3 entries per example.* 4"),
+        (lambda: alignment_score(x, torch.eye(3)), r"G \[3, 3\] do not fit"),
+        (lambda: alignment_score(x, torch.ones(4, 3)), r"G \[4, 3\] does not fit"),
+        (lambda: alignment_score(torch.ones(4), V), r"x \[4\] does not fit"),
+        (lambda: data_second_moment(torch.ones(4)), r"x \[4\] does not fit"),
         (lambda: data_second_moment(x[:0], normalise=True), "x is empty"),
-        (lambda: project_out(x, V[0]), r"\[k, ...\] with 4 entries each, got \[4\]"),
-        (lambda: project_out(x, torch.eye(3)), r"4 entries each, got \[3, 3\]"),
-        (lambda: project_out(x[0, 0], V), "two dimensions"),
-        (lambda: project_out(x[:0], V), "x is empty"),
         (lambda: removed_variance(V, torch.eye(3)), r"4 entries each, got \[3, 3\]"),
-        (lambda: removed_variance(0 * V, V), "trace 0"),
         (lambda: matched_count(V, V[:2], V, 3), "between 0 and the 2"),
-        (lambda: flip_spectrum(torch.ones(2, 3)), r"square matrix \[D, D\], got \[2, 3\]"),
     ):
         with pytest.raises(InputError, match=message):
             call()
@@ -332,13 +301,13 @@ def test_cut_off_of_the_architecture_subspace() -> None:
     assert containment(delta, G, threshold=0.3).k == (2,)
     assert containment(delta, -G, share=0.8) == cut  # by magnitude, as Delta at initialisation needs it
     for call, message in (
-        (lambda: subspace_size(G), "one of threshold and share"),
-        (lambda: subspace_size(G, threshold=0.1, share=0.5), "one of threshold and share"),
-        (lambda: subspace_size(G, share=0.0), r"share must be in \(0, 1\], got 0.0"),
-        (lambda: subspace_size(G, threshold=1.0), r"threshold must be in \[0, 1\)"),
+        (lambda: subspace_size(G), r"give a threshold in \[0, 1\) or a share"),
+        (lambda: subspace_size(G, threshold=0.1, share=0.5), r"give a threshold in \[0, 1\) or a share"),
+        (lambda: subspace_size(G, share=0.0), r"give a threshold in \[0, 1\) or a share"),
+        (lambda: subspace_size(G, threshold=1.0), r"give a threshold in \[0, 1\) or a share"),
         (lambda: subspace_size(-G, share=0.5), "positive semi-definite"),
         (lambda: subspace_size(0 * G, share=0.5), "zero matrix"),
-        (lambda: containment(delta, G), "one of threshold and share"),
+        (lambda: containment(delta, G), r"give a threshold in \[0, 1\) or a share"),
         (lambda: containment(delta, G, 2, share=0.5), "not both"),
     ):
         with pytest.raises(InputError, match=message):
@@ -355,11 +324,6 @@ def test_no_number_depends_on_the_scale(scale: float) -> None:
     for name in ("value", "trace_removed", "null", "null_std", "z"):
         assert getattr(scaled, name) == pytest.approx(getattr(plain, name), rel=1e-12)
     torch.testing.assert_close(alignment_score(scale * x, A), alignment_score(x, A), rtol=1e-12, atol=0)
-
-
-def test_vectors_without_an_angle_are_refused() -> None:
-    with pytest.raises(InputError, match="a zero vector has no angle"):
-        active_second_moment(torch.zeros(3), torch.ones(3))
 
 
 @pytest.mark.parametrize(("scale", "time"), [(1.0, 0.7), (1e-7, 5e14), (1e-8, 1e16)])
@@ -405,23 +369,12 @@ def test_a_multiple_of_the_identity_is_no_more_than_that() -> None:
     assert torch.allclose(alignment_score(x, G), expected, rtol=1e-6)
 
 
-def test_flipped_spectra_of_whole_numbers_are_not_whole() -> None:
-    G = torch.tensor([[5, 1, 0], [1, 2, 1], [0, 1, 1]])
-    assert torch.allclose(flip_spectrum(G), flip_spectrum(G.double()))
-    assert flip_spectrum(G.float()).dtype == torch.float32
-
-
 def test_directions_that_are_not_orthonormal_remove_no_share() -> None:
     eye = torch.eye(3)
     for wrong in (2 * eye, torch.ones(3, 3) / 3**0.5):
         for use in (removed_variance, lambda S, V: matched_count(S, eye, V, 2)):
             with pytest.raises(InputError, match="must be orthonormal rows"):
                 use(eye, wrong)
-    with pytest.raises(InputError, match=r"x is torch.int64: .* give x.float"):
-        project_out(torch.ones(2, 3, dtype=torch.long), eye[:1])
-    left = project_out(torch.ones(2, 3, dtype=torch.bfloat16), eye[:1])
-    assert left.dtype == torch.bfloat16
-    assert left.tolist() == [[0, 1, 1]] * 2
 
 
 def test_targets_beside_inputs_are_no_second_batch() -> None:
@@ -432,7 +385,7 @@ def test_targets_beside_inputs_are_no_second_batch() -> None:
 
 
 def test_what_the_theory_cannot_take_is_named() -> None:
-    with pytest.raises(InputError, match="two vectors"):
+    with pytest.raises(InputError, match=r"b \[3\] do not fit"):
         active_second_moment(torch.ones(2), torch.ones(3))
     for X, n in ((torch.ones(3), 2), (torch.ones(2, 3), -1), (torch.full((2, 3), math.nan), 2)):
         with pytest.raises(InputError):
@@ -442,8 +395,8 @@ def test_what_the_theory_cannot_take_is_named() -> None:
         (lambda: mlp_evolution(eye, 2, sw=nan), "sw=nan"),
         (lambda: large_dimension_constants(2, 0), "D must be at least 1"),
         (lambda: large_dimension_constants(-2, 3), "n must be at least 1"),
-        (lambda: mlp_evolution_large_dimension(torch.ones(2, 3), 2), r"S must be a square matrix"),
-        (lambda: linear_regression_evolution(eye.tril() + eye.roll(1, 1)), "S .* is not symmetric"),
+        (lambda: mlp_evolution_large_dimension(torch.ones(2, 3), 2), r"S \[2, 3\] does not fit"),
+        (lambda: linear_regression_evolution(eye.tril() + eye.roll(1, 1)), r"S is not symmetric \(0\.5 of its norm is"),
         (lambda: linear_regression_geometry(eye, nan * torch.ones(3), 1.0), "y_train has a NaN"),
         (lambda: active_second_moment(nan * eye[0], eye[1]), "a has a NaN"),
     ):

@@ -5,7 +5,8 @@ import torch
 
 from biascope.geometry import AverageGeometry
 from biascope.geometry.moments import BlockMoments, leading
-from biascope.linalg import Dense, subspace_overlap
+from biascope.linalg import subspace_overlap
+from biascope.linalg.elementary import Dense
 
 
 @pytest.mark.parametrize("dense", [False, True])

@@ -10,12 +10,12 @@ from torch.func import functional_call, grad, jacrev
 
 from biascope import nets
 from biascope.ensembles import input_gradients, record
-from biascope.errors import CorruptError, InputError, UnsupportedError
 from biascope.geometry import NADs, nads
 from biascope.geometry.closed_forms import mlp_geometry_constant
 from biascope.geometry.gradients import Sampler
 from biascope.geometry.moments import BlockMoments
-from biascope.seeds import generator
+from biascope.support.errors import CorruptError, InputError, UnsupportedError
+from biascope.support.seeds import generator
 
 
 def pooling() -> nn.Module:
@@ -170,8 +170,7 @@ def test_as_large_as_imagenet() -> None:
     torch.testing.assert_close(found.eigenvalues, gram[:3], rtol=1e-3, atol=0)
     along = (found.directions.flatten(1).double() @ rows.T).square().sum(1) / T
     torch.testing.assert_close(along, gram[:3], rtol=1e-3, atol=0)
-    with pytest.raises(InputError, match="top=13: the gradients of 12 networks span no more than 12 directions"):
-        nads(large, shape, T, method="autograd", top=13, seed=1, x=x)
+    assert len(nads(large, shape, T, method="autograd", top=13, seed=1, x=x).directions) == 12
 
 
 class Again(nn.Module):
@@ -284,7 +283,7 @@ def test_result_object(tmp_path: Path) -> None:
     back = NADs.load(tmp_path / "n.safetensors")
     assert torch.equal(back.directions, found.directions)
     assert (back.stability, back.n_networks, back.trace) == (found.stability, found.n_networks, found.trace)
-    with pytest.raises(InputError, match="no file"):
+    with pytest.raises(CorruptError, match="is missing"):
         NADs.load(tmp_path / "missing")
     (tmp_path / "bad").write_bytes(b"xx")
     with pytest.raises(CorruptError, match="does not hold"):
@@ -344,15 +343,13 @@ def test_what_cannot_be_is_refused_by_name() -> None:
         nads(bare, (4,), n_networks=3, method="autograd", x=torch.zeros(4))
     with pytest.raises(InputError, match="method"):
         nads(bare, (4,), method="magic")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="input_shape"):
+    with pytest.raises(InputError, match=r"x \[5\] does not fit"):
         nads(bare, (4,), n_networks=2, x=torch.zeros(5))
-    with pytest.raises(InputError, match="top"):
-        nads(bare, (4,), n_networks=2, top=5)
     with pytest.raises(InputError, match="3 outputs"):
         nads(lambda: nn.Linear(4, 3), (4,), n_networks=2)
     with pytest.raises(UnsupportedError, match="finite-difference"):
         nads(bare, (4,), n_networks=2, method="autograd", head="marginal")
-    with pytest.raises(UnsupportedError, match=r"ends in an nn\.Linear"):
+    with pytest.raises(UnsupportedError, match="head='marginal': the network does not"):
         nads(pooling, (12,), n_networks=2, head="marginal")
 
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from biascope import nets
 from biascope.ensembles import input_gradients, record
-from biascope.errors import InputError, UnsupportedError
 from biascope.geometry import NADs, average_geometry, nads
 from biascope.geometry.few_passes import few_passes
 from biascope.geometry.gradients import find_head
+from biascope.support.errors import InputError, UnsupportedError
 
 
 def falling(decay: float, T: int = 300, D: int = 900) -> tuple[Tensor, Tensor, Tensor]:
@@ -225,7 +225,7 @@ def test_options_that_a_method_does_not_use_are_refused(method: str, changed: di
 def test_other_refusals() -> None:
     with pytest.raises(InputError, match="head='bogus'"):
         nads(lambda: nn.Linear(3, 1), (3,), 4, method="ntk", head="bogus")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="x holds NaN"):
+    with pytest.raises(InputError, match="x has a NaN or infinity, first in"):
         nads(lambda: nn.Linear(3, 1), (3,), 4, x=torch.tensor([1.0, torch.nan, 0.0]))
 
 
@@ -268,7 +268,7 @@ def test_spectra_in_one_number() -> None:
         torch.eye(50), torch.arange(1, 51, dtype=torch.float64) ** -1.7, torch.zeros(50), 1.0, 1, 0, "autograd", 0.0
     )
     assert power.decay_index() == pytest.approx(1.7)
-    with pytest.raises(UnsupportedError, match="all 4 eigenvalues, but 2 are known"):
+    with pytest.raises(UnsupportedError, match="all 4 eigenvalues are needed: leave out top=2"):
         NADs(torch.eye(4)[:2], values[:2], torch.zeros(2), 8.0, 1, 0, "autograd", 0.0).effective_rank()
 
 
@@ -291,9 +291,9 @@ def test_inputs_of_another_shape_are_not_compared() -> None:
             found.principal_angles(other, 2)
     for same in (found, directions(2, 4), directions(8), torch.eye(8), directions(1, 2, 4).directions):
         assert found.overlap(same, 2) == pytest.approx(1.0)
-    with pytest.raises(InputError, match="inputs of different size: 8 and 6"):
+    with pytest.raises(InputError, match=r"inputs of different shape: \[1, 2, 4\]"):
         found.overlap(torch.eye(6), 2)
-    with pytest.raises(InputError, match=r"other has shape \[8\]: .* other\[None\]"):
+    with pytest.raises(InputError, match=r"other \[8\] does not fit"):
         found.overlap(torch.ones(8), 1)
 
 
@@ -331,7 +331,7 @@ def test_the_first_network_may_be_dead(seed: int) -> None:
 def test_slips_with_results() -> None:
     with pytest.raises(InputError, match="first must be at least 1, not -1"):
         directions(1, 2, 4).plot(-1)
-    with pytest.raises(InputError, match="path=5: a path is needed"):
+    with pytest.raises(InputError, match="path=5: a string or a path is needed"):
         NADs.load(5)  # type: ignore[arg-type]
     for n_points in (0, -1):
         with pytest.raises(InputError, match=f"n_points must be at least 1, not {n_points}"):

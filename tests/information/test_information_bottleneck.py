@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from biascope.errors import InputError
 from biascope.information import discrete_bottleneck
+from biascope.support.errors import InputError
 
 
 def table(seed: int = 0, x: int = 5, y: int = 3) -> Tensor:
@@ -60,16 +60,13 @@ def test_a_higher_price_buys_less() -> None:
 def test_bad_arguments_are_named() -> None:
     with pytest.raises(InputError, match="table"):
         discrete_bottleneck(torch.ones(3), 0.1)
-    with pytest.raises(InputError, match="beta > 0"):
-        discrete_bottleneck(torch.ones(3, 2), 0.0)
-    with pytest.raises(InputError, match="beta > 0"):
-        discrete_bottleneck(torch.ones(3, 2), math.nan)
-    with pytest.raises(InputError, match="size >= 1"):
-        discrete_bottleneck(torch.ones(3, 2), 0.1, size=0)
+    for beta in (0.0, math.nan):
+        with pytest.raises(InputError, match=f"beta={beta}"):
+            discrete_bottleneck(torch.ones(3, 2), beta)
     for bad in (math.nan, math.inf, -1.0):
         with pytest.raises(InputError, match="finite, not negative"):
             discrete_bottleneck(torch.tensor([[1.0, bad]]), 0.1)
-    with pytest.raises(InputError, match="sum of 0"):
+    with pytest.raises(InputError, match="not all 0"):
         discrete_bottleneck(torch.ones(0, 2), 0.1)
 
 

@@ -7,12 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from biascope.errors import InputError
-from biascope.information import (
+from biascope.information.bounds import (
     MineObjective,
-    discrete_problem,
     donsker_varadhan,
-    gaussian_problem,
     info_nce,
     jensen_shannon,
     log_mean_exp,
@@ -20,8 +17,11 @@ from biascope.information import (
     nwj,
     sample_size,
     smile,
+    tangent,
 )
-from biascope.information.evaluate import carriers, tangent
+from biascope.information.estimate import carriers
+from biascope.information.problems import discrete_problem, gaussian_problem
+from biascope.support.errors import InputError
 
 F64 = torch.float64
 
@@ -96,14 +96,14 @@ def test_any_critic_stays_below_the_truth_on_a_table(seed: int) -> None:
 def test_no_scores_are_no_bound() -> None:
     none, some = torch.zeros(0), torch.zeros(3)
     for bound in (donsker_varadhan, mine_f, nwj, smile, jensen_shannon, MineObjective()):
-        with pytest.raises(InputError, match=r"no scores of pairs \(joint\)"):
+        with pytest.raises(InputError, match="no scores"):
             bound(none, some)  # type: ignore[operator]
         with pytest.raises(InputError, match="no scores"):
             bound(some, none)  # type: ignore[operator]
     with pytest.raises(InputError, match="K >= 1"):
         info_nce(torch.zeros(0, 0))
     for clip in (math.nan, 0.0, -1.0):
-        with pytest.raises(InputError, match="clip must be > 0"):
+        with pytest.raises(InputError, match=f"clip={clip}"):
             smile(some, some, clip=clip)
 
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from biascope.errors import InputError
-from biascope.information import JointCritic, MineTerm, adaptive_clip, clipped_backward, donsker_varadhan
+from biascope.information import JointCritic, MineTerm, adaptive_clip, clipped_backward
+from biascope.information.bounds import donsker_varadhan
+from biascope.support.errors import InputError
 
 RNG = 20
 
@@ -42,7 +43,7 @@ def test_adaptive_clip_without_a_loss_gradient_is_zero_and_batches() -> None:
     )  # one norm for every network of a stack
     for i, one in enumerate(several):
         torch.testing.assert_close(whole([g[i] for g in stacked]), whole(adaptive_clip(one, own)))
-    with pytest.raises(InputError, match="2 gradients of the information, 3 of the loss"):
+    with pytest.raises(InputError, match=r"gradients of the information are \[\[3, 4\], \[4\]\], of the loss"):
         adaptive_clip(mine[:2], own)
 
 
@@ -122,11 +123,6 @@ def test_bad_batches_are_named() -> None:
         term(torch.zeros(3, 1), torch.zeros(4, 1))
     with pytest.raises(InputError, match="at least 2"):
         term.fit(torch.zeros(1, 1), torch.zeros(1, 1))
-    with pytest.raises(InputError, match="parameters to train"):
-        MineTerm(nn.Identity())
-    for lr in (0.0, -1.0, math.nan):
-        with pytest.raises(InputError, match="lr > 0"):
-            MineTerm(JointCritic(1, 1), lr=lr)
     with pytest.raises(InputError, match="rate"):
         MineTerm(JointCritic(1, 1), rate=0.0)
     with pytest.raises(InputError, match=r"are \[\] and \[\]"):
@@ -145,17 +141,8 @@ def test_a_batch_with_nan_leaves_the_critic_as_it_was() -> None:
 
 
 def test_gradients_that_do_not_belong_together_are_named() -> None:
-    w = torch.ones(2, requires_grad=True)
-    with pytest.raises(InputError, match=r"gradient 0 is \[2\] of the information and \[3\]"):
+    with pytest.raises(InputError, match=r"information are \[\[2\]\], of the loss \[\[3\]\]"):
         adaptive_clip([torch.ones(2)], [torch.ones(3)])
-    with pytest.raises(InputError, match="no parameters"):
-        clipped_backward(w.sum(), w.sum(), [])
-    with pytest.raises(InputError, match=r"loss must be one number that depends on the parameters, got \[2\]"):
-        clipped_backward(2 * w, w.sum(), [w])
-    with pytest.raises(InputError, match="information must be one number"):
-        clipped_backward(w.sum(), torch.tensor(1.0), [w])
-    with pytest.raises(InputError, match="beta must be finite"):
-        clipped_backward(w.sum(), w.sum(), [w], beta=math.nan)
 
 
 class Quadratic(nn.Module):

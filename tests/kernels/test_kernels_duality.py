@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import biascope as bs
-from biascope.errors import InputError
 from biascope.kernels import duality
+from biascope.support.errors import InputError
 
 F64 = torch.float64
 
@@ -122,9 +122,9 @@ def test_float32_models_give_float32_accuracy():
 
 def test_bad_input_is_named():
     net, x = make(5)
-    with pytest.raises(InputError, match="between 1 and 10 eigenpairs"):
+    with pytest.raises(InputError, match="k=11: there are 10 eigenvalues"):
         bs.metric_eigenpairs(net, x, k=11)
-    with pytest.raises(InputError, match="only 2 eigenvalues are not zero"):
+    with pytest.raises(InputError, match="k=3: there are 2 eigenvalues that are not zero"):
         bs.metric_eigenpairs(net, x[:1].expand(4, 3), k=3)
     with pytest.raises(InputError, match="x is needed"):
         bs.metric_eigenpairs(net)

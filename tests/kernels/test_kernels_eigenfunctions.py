@@ -8,20 +8,18 @@ import torch
 from torch import nn
 
 import biascope as bs
-from biascope.errors import InputError
 from biascope.kernels import (
     binarization_overlap,
-    centred_prediction,
-    dominant_frequency,
     fourier_power,
     local_energy,
     nystrom_extension,
-    nystrom_kernel,
     pullback,
     rotation_gain,
-    steps_to_loss,
     target_alignments,
 )
+from biascope.kernels.eigenfunctions import nystrom_kernel
+from biascope.kernels.regression import steps_to_loss
+from biascope.support.errors import InputError
 
 F64 = torch.float64
 
@@ -56,9 +54,9 @@ def test_eigenfunction_targets():
     assert set(signs.unique().tolist()) <= {-1.0, 1.0}
     assert torch.equal(signs[:, 1], torch.where(phi < 0, -1.0, 1.0).double())
     assert torch.equal(bs.eigenfunction_targets(K.eigh(5), 3), signs[:, 1])
-    with pytest.raises(InputError, match="eigenfunctions 0 to 19"):
+    with pytest.raises(InputError, match="index must be between 0 and 19"):
         bs.eigenfunction_targets(K, 20)
-    with pytest.raises(InputError, match="eigenfunctions 0 to 4"):
+    with pytest.raises(InputError, match="index must be between 0 and 4"):
         bs.eigenfunction_targets(K.eigh(5), 5)
 
 
@@ -161,7 +159,7 @@ def test_rotation_refuses_bad_targets():
         target_alignments(net, x, torch.ones(5, 2))
     with pytest.raises(InputError, match="NaN"):
         target_alignments(net, x, torch.full((6, 1), float("nan")))
-    with pytest.raises(InputError, match="target 1 is zero"):
+    with pytest.raises(InputError, match="target 1 has no alignment"):
         rotation_gain(net, net, x, torch.eye(6)[:, :2] * torch.tensor([1.0, 0.0]))
     dead = nn.Linear(3, 1, bias=False).double()
     with pytest.raises(InputError, match="target 0 has no alignment"):
@@ -174,14 +172,13 @@ def test_rotation_refuses_bad_targets():
 def test_centred_prediction_and_the_kernel_swap():
     net, x = make(n=8, c=2)
     J = bs.Jacobian(net, x)
-    assert centred_prediction(net, x, torch.zeros(J.p, dtype=F64)).abs().max() == 0
     v = torch.randn(J.p, generator=torch.Generator().manual_seed(0), dtype=F64)
-    torch.testing.assert_close(centred_prediction(net, x, v).flatten(), J.to_dense().flatten(0, 1) @ v)
+    torch.testing.assert_close((J @ v).flatten(), J.to_dense().flatten(0, 1) @ v)
     # the representer form: weights J^T a predict what kernel regression without f0 predicts
     y = torch.randn(8, 2, generator=torch.Generator().manual_seed(1), dtype=F64)
     _, new = make(n=3, seed=5)
     fit = bs.kernel_regression(bs.ntk(net, x), y, 0.01, bs.ntk(net, new, x))
-    torch.testing.assert_close(centred_prediction(net, new, J.T @ fit.coefficients), fit.test, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(bs.Jacobian(net, new) @ (J.T @ fit.coefficients), fit.test, rtol=1e-8, atol=1e-9)
 
 
 def test_a_kernel_aligned_with_the_task_learns_faster():
@@ -264,12 +261,10 @@ def test_local_energy_refuses_what_it_cannot_do():
     assert local_energy(bs.ntk(net, x[:2], x, outputs="diagonal")).values.shape == (2, 4)
     with pytest.raises(InputError, match="between 1 and 3"):
         local_energy(torch.ones(3, 5), rank=4)
-    with pytest.raises(InputError, match=r"torch\.int64: convert"):
+    with pytest.raises(InputError, match=r"K is torch\.int64"):
         local_energy(torch.ones(3, 5, dtype=torch.int64))
     with pytest.raises(InputError, match="NaN"):
         local_energy(torch.full((2, 2), float("nan")))
-    with pytest.raises(InputError, match="task=5"):
-        local_energy(torch.eye(5)).split(5)
 
 
 # ---------------------------------------------------------------------------------------------------------- Fourier
@@ -279,7 +274,7 @@ def test_local_energy_refuses_what_it_cannot_do():
 def test_fourier_shares_add_up_and_find_the_wave(n):
     t = 2 * math.pi * torch.arange(n, dtype=F64) / n
     waves = torch.stack([torch.ones(n, dtype=F64), torch.cos(t), torch.sin(5 * t + 0.3)], 1)
-    assert dominant_frequency(waves).tolist() == [0, 1, 5]
+    assert fourier_power(waves).argmax(0).tolist() == [0, 1, 5]
     mixed = fourier_power(3 * torch.cos(t) + 4 * torch.sin(5 * t))
     assert float(mixed.sum()) == pytest.approx(1, rel=1e-12)
     assert [float(mixed[1]), float(mixed[5])] == pytest.approx([9 / 25, 16 / 25], rel=1e-10)
@@ -287,7 +282,7 @@ def test_fourier_shares_add_up_and_find_the_wave(n):
 
 def test_eigenvectors_of_a_ring_kernel_have_rising_frequencies():
     spec = bs.Kernel(ring(32), "trace", "trace", True).eigh(9)
-    assert dominant_frequency(spec.vectors).tolist() == [0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert fourier_power(spec.vectors).argmax(0).tolist() == [0, 1, 1, 2, 2, 3, 3, 4, 4]
 
 
 def test_dominant_frequencies_of_a_network_in_one_dimension_rise():
@@ -297,12 +292,9 @@ def test_dominant_frequencies_of_a_network_in_one_dimension_rise():
         for p in net.parameters():
             p.copy_(torch.randn(p.shape, generator=gen, dtype=F64) * (2 / p.shape[-1]) ** 0.5)
     x = torch.linspace(-1, 1, 64, dtype=F64)[:, None]
-    freq = dominant_frequency(bs.ntk(net, x, outputs=0).centered().eigh(16).vectors).double()
+    freq = fourier_power(bs.ntk(net, x, outputs=0).centered().eigh(16).vectors).argmax(0).double()
     assert float(freq[8:].mean()) > float(freq[:8].mean())
 
 
-def test_fourier_refuses_zero_and_wrong_shapes():
-    with pytest.raises(InputError, match="no frequency"):
-        fourier_power(torch.zeros(8))
-    with pytest.raises(InputError, match="n >= 2"):
-        fourier_power(torch.zeros(1))
+def test_a_vector_of_zeros_has_no_frequency():
+    assert bool(fourier_power(torch.zeros(8)).isnan().all())

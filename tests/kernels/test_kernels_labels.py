@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import biascope as bs
-from biascope.errors import InputError
 from biascope.kernels import pullback
+from biascope.support.errors import InputError
 
 F64 = torch.float64
 
@@ -169,8 +169,8 @@ def test_global_random_state_and_model_are_untouched():
     [
         (lambda x, y: (x, y[:5]), "y has 5 labels"),
         (lambda x, y: (x, torch.cat([y, y])), "60 labels for 30 examples"),
-        (lambda x, y: (x, y + 1), "class 3, but the model has 3 outputs"),
-        (lambda x, y: (x, torch.full((30, 3), float("nan"))), "NaN or infinity, first for example 0"),
+        (lambda x, y: (x, y + 1), "classes 1 to 3, but the model has outputs 0 to 2"),
+        (lambda x, y: (x, torch.full((30, 3), float("nan"))), "y has a NaN or infinity"),
         (lambda x, y: (x, torch.zeros(30, dtype=torch.long)), "all labels are equal"),
         (lambda x, y: (x, None), "no labels"),
         (lambda x, y: (iter([x]), y), "one-shot iterator"),

@@ -7,14 +7,10 @@ import torch
 from torch import nn
 
 import biascope as bs
-from biascope.errors import InputError
-from biascope.kernels import (
-    generalization_bound,
-    gradient_step_modes,
-    open_kernel,
-    steps_to_loss,
-    time_constants,
-)
+from biascope.kernels import open_kernel
+from biascope.kernels.regression import gradient_step_modes, steps_to_loss, time_constants
+from biascope.kernels.rkhs import generalization_bound
+from biascope.support.errors import InputError
 
 F64 = torch.float64
 
@@ -249,30 +245,29 @@ def test_generalization_bound_is_the_rademacher_ball():
     ("call", "message"),
     [
         (lambda K, y: bs.kernel_regression(K, y[:3]), "3 labels for 6 examples"),
-        (lambda K, y: bs.kernel_regression(K, y * float("nan")), "NaN or infinity, first for example 0"),
+        (lambda K, y: bs.kernel_regression(K, y * float("nan")), "y has a NaN or infinity"),
         (lambda K, y: bs.kernel_regression(K, y, ridge=-1), "ridge=-1"),
         (lambda K, y: bs.kernel_regression(K, y, K_test=torch.ones(6, 4)), "looks transposed"),
-        (lambda K, y: bs.kernel_regression(K, y, K_test=torch.ones(3, 4)), "4 columns, K_train has size 6"),
+        (lambda K, y: bs.kernel_regression(K, y, K_test=torch.ones(3, 4)), "K_test has 4 columns, expected 6"),
         (lambda K, y: bs.kernel_regression(K, y, f0_test=y), "without K_test"),
         (lambda K, y: bs.kernel_regression(K, y, f0_train=y[:2]), "f0_train has shape"),
-        (lambda K, y: bs.kernel_regression(K - 2 * torch.eye(6, dtype=F64), y), "most negative eigenvalue is -1"),
-        (lambda K, y: bs.kernel_regression(K.triu(), y), "not symmetric"),
+        (lambda K, y: bs.kernel_regression(K - 2 * torch.eye(6, dtype=F64), y), "eigenvalues go from -1"),
+        (lambda K, y: bs.kernel_regression(K.triu(), y), "symmetric kernel"),
         (lambda K, y: bs.kernel_regression(K[:4], y), "symmetric kernel"),
         (lambda K, y: bs.kernel_regression(K * 0, y), "kernel is zero"),
-        (lambda K, y: bs.kernel_regression(K.log(), y), "NaN or infinite"),
-        (lambda K, y: bs.kernel_regression(K, torch.tensor([0, 1, 2, 0, 1, -3])), "class -3"),
+        (lambda K, y: bs.kernel_regression(K.log(), y), "the kernel has a NaN or infinity"),
+        (lambda K, y: bs.kernel_regression(K, torch.tensor([0, 1, 2, 0, 1, -3])), "classes -3 to 2"),
         (lambda K, y: bs.gradient_descent(K, y, 3, lr=10.0), "lr=10 diverges"),
-        (lambda K, y: bs.gradient_descent(K, y, 2.5, lr=0.1), "whole numbers"),
+        (lambda K, y: bs.gradient_descent(K, y, 2.5, lr=0.1), "without a fraction"),
         (lambda K, y: bs.gradient_flow(K, y, -1.0), "t must be"),
-        (lambda K, y: gradient_step_modes(K, y[:2], 0.1), r"grad has shape \[2\], expected \[6\]"),
-        (lambda K, y: bs.rkhs_norm(K, y * 0), "all targets are zero"),
-        (lambda K, y: steps_to_loss(K, y, 0.0), "positive loss"),
+        (lambda K, y: gradient_step_modes(K, y[:2], 0.1), r"grad has shape \[2\], expected \[6, 1\]"),
+        (lambda K, y: steps_to_loss(K, y, 0.0), "loss=0.0"),
     ],
 )
 def test_bad_input_is_named(call, message):
     K = torch.eye(6, dtype=F64) + torch.full((6, 6), 0.1, dtype=F64).triu(1) * 0
     K[0, 1] = K[1, 0] = 0.1
-    if "NaN or infinite" in message:
+    if "the kernel has a NaN" in message:
         K = torch.zeros(6, 6, dtype=F64)
     with pytest.raises(InputError, match=message):
         call(K, torch.arange(6).double())
@@ -280,11 +275,11 @@ def test_bad_input_is_named(call, message):
 
 def test_cross_kernels_and_wrong_classes_are_refused():
     net, x, x2, _ = make()
-    from biascope.errors import UnsupportedError
+    from biascope.support.errors import UnsupportedError
 
     with pytest.raises(UnsupportedError, match="K\\(x, x2\\)"):
         bs.kernel_regression(bs.ntk(net, x2, x), torch.ones(5, 2))
-    with pytest.raises(InputError, match="class 5, but the model has 2 outputs"):
+    with pytest.raises(InputError, match="classes 0 to 5, but the model has outputs 0 to 1"):
         bs.kernel_regression(bs.ntk(net, x), torch.tensor([0, 1, 5, 0, 0, 0, 0, 0]))
 
 
@@ -325,7 +320,7 @@ def test_the_bound_takes_no_cross_kernels():
 def test_integers_are_values_for_a_model_with_one_output(outputs, tmp_path):
     net, x, *_ = make(c=1)
     y = torch.arange(8) % 2
-    K = bs.ntk(net, x, outputs=outputs)
+    K = bs.ntk(net, x, outputs=outputs, by_layer=True)
     stored = bs.ntk(net, x, outputs=outputs, store=tmp_path / "k")
     K.save(tmp_path / "k.safetensors")
     sketched = bs.sketched_ntk(net, x, outputs=outputs, dim=4096).kernel()

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import biascope as bs
-from biascope.errors import InputError
 from biascope.kernels import sketch as module
+from biascope.support.errors import InputError
 
 F64 = torch.float64
 KINDS = [("rademacher", True), ("rademacher", False), ("gaussian", True), ("gaussian", False), ("sparse", False)]
@@ -128,7 +128,7 @@ def test_reshaped_positions_form_the_gradient_first():
 
 def test_bad_input_is_named():
     net, x = mlp()
-    with pytest.raises(InputError, match="choose 'rademacher'"):
+    with pytest.raises(InputError, match="did you mean rademacher"):
         bs.sketched_ntk(net, x, kind="hadamard")
     with pytest.raises(InputError, match="at least 2"):
         bs.sketched_ntk(net, x, dim=1)

@@ -11,7 +11,10 @@ from torch import nn
 
 import biascope as bs
 from biascope import kernels
-from biascope.errors import InputError
+from biascope.kernels.eigenfunctions import nystrom_kernel
+from biascope.kernels.regression import gradient_step_modes, steps_to_loss, time_constants
+from biascope.kernels.rkhs import generalization_bound
+from biascope.support.errors import InputError
 
 X, Y = torch.linspace(-1, 1, 18).reshape(6, 3).sin(), torch.tensor([0, 1, 1, 0, 1, 0])
 F64 = torch.float64
@@ -47,9 +50,9 @@ def test_counts_and_seeds(name: str, call: Callable[[Any], Any], bad: Any) -> No
     "call",
     [
         lambda v: kernels.gradient_descent(EYE, EYE[0], 3, lr=v),
-        lambda v: kernels.gradient_step_modes(EYE, EYE[0], lr=v),
-        lambda v: kernels.time_constants(EYE.diagonal(), lr="0" if v is None else v),  # None is the default
-        lambda v: kernels.steps_to_loss(EYE, EYE[0], 0.1, lr="0" if v is None else v),
+        lambda v: gradient_step_modes(EYE, EYE[0], lr=v),
+        lambda v: time_constants(EYE.diagonal(), lr="0" if v is None else v),  # None is the default
+        lambda v: steps_to_loss(EYE, EYE[0], 0.1, lr="0" if v is None else v),
     ],
 )
 def test_rates(call: Callable[[Any], Any], bad: Any) -> None:
@@ -57,7 +60,7 @@ def test_rates(call: Callable[[Any], Any], bad: Any) -> None:
         call(bad)
 
 
-@pytest.mark.parametrize("bad", [EYE.numpy(), EYE.tolist(), None, EYE > 0, EYE.to(torch.complex64), EYE[0]])
+@pytest.mark.parametrize("bad", [EYE.numpy(), EYE.tolist(), None, EYE.to(torch.complex64), EYE[0]])
 @pytest.mark.parametrize(
     "call",
     [
@@ -65,9 +68,9 @@ def test_rates(call: Callable[[Any], Any], bad: Any) -> None:
         lambda K: kernels.kernel_regression(EYE, EYE[0], K_test=EYE[0] if K is None else K),  # None is the default
         lambda K: kernels.gradient_flow(K, EYE[0], 1.0),
         lambda K: kernels.rkhs_norm(K, EYE[0]),
-        lambda K: kernels.generalization_bound(K, EYE[0]),
+        lambda K: generalization_bound(K, EYE[0]),
         lambda K: kernels.local_energy(K),
-        lambda K: kernels.nystrom_kernel(K, EYE),
+        lambda K: nystrom_kernel(K, EYE),
     ],
 )
 def test_what_is_no_kernel(call: Callable[[Any], Any], bad: Any) -> None:
@@ -78,11 +81,11 @@ def test_what_is_no_kernel(call: Callable[[Any], Any], bad: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((EYE.numpy(), "trace", "trace", True), r"values of a 'trace' kernel: expected a tensor, got ndarray"),
-        ((EYE, "trace", "full", True), r"values of a 'full' kernel has shape \[6, 6\]: a tensor of 4"),
-        ((EYE.long(), "trace", "trace", True), "values of a 'trace' kernel is torch.int64"),
-        ((EYE, "trace", "trac", True), "mode='trac' is not known; did you mean trace"),
-        ((EYE[:4], "trace", "trace", True), "a symmetric kernel is square, not 4x6"),
+        ((EYE.numpy(), "trace", "trace", True), r"values of mode 'trace': .* not a ndarray \[6, 6\] float64"),
+        ((EYE, "trace", "full", True), r"values of mode 'full': .* not a Tensor \[6, 6\]"),
+        ((EYE.long(), "trace", "trace", True), "values of mode 'trace': .* torch.int64"),
+        ((EYE, "trace", "trac", True), r"values of mode 'trac': .*\(trace\)"),
+        ((EYE[:4], "trace", "trace", True), r"a symmetric kernel is square, not \[4, 6\]"),
     ],
 )
 def test_kernels_of_ones_own(arguments: Any, message: str) -> None:
@@ -95,7 +98,7 @@ def test_kernels_of_ones_own(arguments: Any, message: str) -> None:
     [
         ({"params": 0}, "params=0: .*a string or a sequence or a function"),
         ({"params": [1, 2]}, r"params=\[1, 2\]: .*a string or a sequence or a function"),
-        ({"precision": ["float32"]}, "precision: expected a string"),
+        ({"precision": ["float32"]}, "there is float32, float64"),
         ({"outputs": ["full"]}, "outputs"),
         ({"x2": (X * 10).long()}, "x is torch.float32 and x2 is torch.int64"),
         ({"output": 1}, "output=1: a function is needed"),
@@ -129,19 +132,11 @@ def test_a_file_is_no_folder_of_tiles(tmp_path: Path) -> None:
         bs.ntk(net(), X, store=3)  # type: ignore[arg-type]
 
 
-def test_eigenvectors_that_are_not_there() -> None:
-    pairs = kernels.metric_eigenpairs(net(), X, k=2)
-    with pytest.raises(InputError, match="j=2: eigenvectors 0 to 1 are there"):
-        pairs.vector(2)
-
-
-@pytest.mark.parametrize("bad", [EYE[:, :0], EYE[None], EYE * torch.inf, EYE.to(torch.complex64)])
-@pytest.mark.parametrize("call", [kernels.binarization_overlap, kernels.fourier_power, kernels.dominant_frequency])
-def test_vectors_without_an_overlap_or_a_frequency(call: Callable[[Any], Any], bad: Any) -> None:
-    if call is kernels.binarization_overlap and bad.numel() == 0:  # no vectors, no overlaps
-        return
-    with pytest.raises(InputError, match="vector"):
-        call(bad)
+@pytest.mark.parametrize("call", [kernels.binarization_overlap, kernels.fourier_power])
+def test_vectors_without_an_overlap_or_a_frequency(call: Callable[[Any], Any]) -> None:
+    for bad in (EYE[None], EYE.to(torch.complex64)):
+        with pytest.raises(InputError, match="vector"):
+            call(bad)
 
 
 def test_products_of_the_jacobian_name_what_does_not_fit() -> None:

@@ -8,8 +8,8 @@ import torch
 
 import biascope as bs
 from biascope import linalg
-from biascope.errors import InputError
 from biascope.kernels import nystrom_extension, rotation_gain, spectrum
+from biascope.support.errors import InputError
 
 F64 = torch.float64
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import biascope as bs
-from biascope.errors import InputError, UnsupportedError
+from biascope.support.errors import InputError, UnsupportedError
 from zoo import brute_force
 
 
@@ -99,7 +99,7 @@ def test_a_hopeless_budget_says_what_is_needed() -> None:
 
 @pytest.mark.parametrize(("text", "value"), [("1KB", 1024), ("1.5 MiB", 1572864), (7, 7), ("2g", 2**31)])
 def test_sizes_are_read(text: str | int, value: int) -> None:
-    from biascope.memory import parse_bytes
+    from biascope.support.memory import parse_bytes
 
     assert parse_bytes(text) == value
 
@@ -219,17 +219,6 @@ def test_loaders_and_labelled_batches() -> None:
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=4)
     for data in (loader, [x[:3], x[3:]], [(x[:5], y[:5]), (x[5:], y[5:])], (x, y)):
         assert torch.equal(bs.ntk(net, data).tensor, whole)
-
-
-def test_layers_on_demand_notice_training() -> None:
-    net, x = mlp(), torch.randn(5, 6)
-    K = bs.ntk(net, x)
-    assert set(K.by_layer()) == {"0", "2", "4"}
-    K = bs.ntk(net, x)
-    with torch.no_grad():
-        net[0].weight.add_(1.0)
-    with pytest.raises(InputError, match="changed since"):
-        K.by_layer()
 
 
 class Returns(nn.Module):

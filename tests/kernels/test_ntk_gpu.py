@@ -6,8 +6,6 @@ import pytest
 import torch
 
 import biascope as bs
-from biascope.errors import InputError
-from biascope.kernels.fingerprint import checksum
 from zoo import ZOO, brute_force
 
 pytestmark = pytest.mark.gpu
@@ -78,20 +76,8 @@ def test_large_batches_and_cross_kernels_agree_with_float64() -> None:
         assert float((K.double() - exact).norm() / exact.norm()) < 1e-5
 
 
-def test_layers_on_demand_notice_changes_without_leaving_the_device() -> None:
+def test_layers_sum_to_the_kernel() -> None:
     net = bs.nets.build("lenet", seed=0, outputs=10).eval().cuda()
-    x = torch.randn(8, 1, 32, 32, device="cuda")
-    K = bs.ntk(net, x, outputs="trace")
+    K = bs.ntk(net, torch.randn(8, 1, 32, 32, device="cuda"), outputs="trace", by_layer=True)
     total = sum(layer.tensor for layer in K.by_layer().values())
     assert float((total - K.tensor).norm() / K.tensor.norm()) < 1e-5
-    for change in (next(iter(net.parameters())).data, x):
-        K = bs.ntk(net, x, outputs="trace")
-        change.view(-1)[3] += 1
-        with pytest.raises(InputError, match="changed since"):
-            K.by_layer()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.int64, torch.complex64])
-def test_checksums_are_those_of_the_cpu(dtype: torch.dtype) -> None:
-    a = (torch.arange(3000) % 250).to(dtype)
-    assert int(checksum(a.cuda(), piece=999)) == int(checksum(a))

@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 import biascope as bs
-from biascope.errors import InputError
-from biascope.linearize import linearized_prediction
+from biascope.support.errors import InputError
+from biascope.tangent import linearized_prediction
 
 NET, DATA = nn.Linear(3, 2), TensorDataset(torch.eye(3), torch.arange(3))
 

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 import biascope as bs
-from biascope.errors import CorruptError, InputError, UnsupportedError
 from biascope.kernels import open_kernel
+from biascope.support.errors import CorruptError, InputError, UnsupportedError
 
 MODEL = """
 import os, sys, time, torch

@@ -3,8 +3,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from biascope.errors import InputError
-from biascope.linalg import Dense, Diagonal, FromFunction, Identity, LowRank, Nystrom, cg, damped, jacobi
+from biascope.linalg import FromFunction, cg
+from biascope.linalg.conjugate_gradients import damped
+from biascope.linalg.elementary import Dense, Diagonal, Identity
+from biascope.support.errors import InputError
 
 close = torch.testing.assert_close
 
@@ -101,94 +103,34 @@ def test_damped(with_spectrum, randn) -> None:  # type: ignore[no-untyped-def]
             damped(op, bad)
 
 
-def test_jacobi_preconditioner(randn) -> None:  # type: ignore[no-untyped-def]
+def test_preconditioner(randn) -> None:  # type: ignore[no-untyped-def]
     d = torch.logspace(0, 5, 100).double()
     R = 0.01 * randn(100, 100)
     M = torch.diag(d) + R @ R.T
     b = randn(100, seed=1)
-    plain, pre = cg(Dense(M), b, max_iterations=2000), cg(Dense(M), b, jacobi(Dense(M)))
+    plain, pre = cg(Dense(M), b, max_iterations=2000), cg(Dense(M), b, Diagonal(1 / M.diagonal()))
     assert pre.converged
     assert pre.iterations < plain.iterations / 5
     close(pre.x, torch.linalg.solve(M, b), atol=1e-9, rtol=1e-9)
-    close(jacobi(d, 2.0).values, 1 / (d + 2))
-    with pytest.raises(InputError, match="2 diagonal entries are not positive"):
-        jacobi(torch.tensor([1.0, 0.0, -1.0]))
-
-
-def test_nystrom_preconditioner(with_spectrum, randn) -> None:  # type: ignore[no-untyped-def]
-    lam = 1e-3
-    M = with_spectrum(torch.arange(1, 301).double() ** -2.0)
-    b = randn(300)
-    A = damped(Dense(M), lam)
-    N = Nystrom(Dense(M), 60)
-    P = N.preconditioner(lam)
-    plain, pre = cg(A, b), cg(A, b, P)
-    assert pre.iterations < plain.iterations / 3
-    close(pre.x, torch.linalg.solve(A.to_dense(), b), atol=1e-7, rtol=0)
-    # the inverse of its formula
-    U, s = N.U, N.s
-    eye = torch.eye(300).double()
-    want = U @ torch.diag((s + lam) / (s[-1] + lam)) @ U.T + eye - U @ U.T
-    close(P.to_dense() @ want, eye, atol=1e-10, rtol=0)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_nystrom_exact_for_low_rank(device: str, dtype: torch.dtype, randn) -> None:  # type: ignore[no-untyped-def]
-    U = torch.linalg.qr(randn(80, 4))[0]
-    s = torch.tensor([5.0, 3, 2, 1]).double()
-    M = ((U * s) @ U.T).to(device, dtype)
-    N = Nystrom(Dense(M, symmetric=True), 9)
-    atol = 1e-10 if dtype == torch.float64 else 1e-4
-    close(N.s[:4].cpu().double(), s, atol=atol, rtol=0)
-    close(N.to_dense(), M, atol=atol, rtol=0)
-    b = randn(80, 2).to(device, dtype)
-    want = torch.linalg.solve(M + 0.1 * torch.eye(80, dtype=dtype, device=device), b)
-    close(N.solve(b, 0.1), want, atol=10 * atol, rtol=0)
-    close(N.solve(b[:, 0], 0.1), want[:, 0], atol=10 * atol, rtol=0)
-    assert torch.equal(N.U, Nystrom(Dense(M, symmetric=True), 9).U)
-
-
-def test_nystrom_never_exceeds(with_spectrum) -> None:  # type: ignore[no-untyped-def]
-    M = with_spectrum(torch.linspace(0, 1, 50))
-    gap = torch.linalg.eigvalsh(M - Nystrom(Dense(M), 20).to_dense())
-    assert gap.min() > -1e-10
-
-
-def test_nystrom_of_zero_and_of_indefinite() -> None:
-    zero = Nystrom(Dense(torch.zeros(5, 5)), 2)
-    assert (zero.to_dense() == 0).all()
-    close(zero.solve(torch.ones(5), 0.5), torch.full((5,), 2.0))
-    with pytest.raises(InputError, match="damping > 0 is needed"):
-        zero.preconditioner(0.0)
-    with pytest.raises(InputError, match="needs damping > 0"):
-        zero.solve(torch.ones(5), 0.0)
-    with pytest.raises(InputError, match="not positive semi-definite"):
-        Nystrom(Diagonal(-torch.arange(1.0, 20)), 5)
-    with pytest.raises(InputError, match="NaN or infinity"):
-        Nystrom(Diagonal(torch.full((9,), torch.nan)), 2)
 
 
 def test_bad_input() -> None:
     A = Identity(3)
-    with pytest.raises(InputError, match=r"b is torch.float32 \[4\]"):
+    with pytest.raises(InputError, match=r"float32 tensor of shape \[4\] on cpu: it takes a vector \[3\]"):
         cg(A, torch.ones(4))
-    with pytest.raises(InputError, match=r"b is torch\.float64"):
+    with pytest.raises(InputError, match=r"torch\.float64 tensor"):
         cg(A, torch.ones(3).double())
-    with pytest.raises(InputError, match="b holds NaN"):
+    with pytest.raises(InputError, match="b has a NaN"):
         cg(A, torch.tensor([1.0, torch.nan, 0]))
     with pytest.raises(InputError, match="must be shaped as b"):
         cg(A, torch.ones(3), x0=torch.ones(3, 1))
-    with pytest.raises(InputError, match="preconditioner <Identity 4x4 float32> does not fit <Identity 3x3"):
-        cg(A, torch.ones(3), Identity(4))
-    with pytest.raises(InputError, match="needs a square operator"):
+    with pytest.raises(InputError, match="a square operator is needed"):
         cg(Dense(torch.ones(2, 3)), torch.ones(3))
     with pytest.raises(InputError, match="wrap it"):
         cg(torch.eye(3), torch.ones(3))  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="tol must be positive"):
+    with pytest.raises(InputError, match=r"tol=0.0: a finite number above 0"):
         cg(A, torch.ones(3), tol=0.0)
     with pytest.raises(InputError, match="max_iterations"):
         cg(A, torch.ones(3), max_iterations=0)
-    with pytest.raises(InputError, match="float32 or float64"):
-        cg(Identity(3, torch.float16), torch.ones(3).half())
     with pytest.raises(InputError, match="NaN or infinity in iteration 1"):
-        cg(LowRank(torch.full((3, 1), torch.inf)), torch.ones(3))
+        cg(Diagonal(torch.full((3,), torch.inf)), torch.ones(3))

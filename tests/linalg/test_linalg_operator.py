@@ -5,18 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse.linalg import eigsh as scipy_eigsh
 
-from biascope.errors import InputError, UnsupportedError
-from biascope.linalg import (
-    Dense,
-    Diagonal,
-    FromFunction,
-    Identity,
-    LinearOperator,
-    LowRank,
-    Product,
-    aslinearoperator,
-    is_symmetric,
-)
+from biascope.linalg import FromFunction, LinearOperator, aslinearoperator
+from biascope.linalg.elementary import Dense, Diagonal, Identity, is_symmetric
+from biascope.linalg.operator import Product
+from biascope.support.errors import InputError, UnsupportedError
 
 close = torch.testing.assert_close
 sizes = st.integers(1, 6)
@@ -47,17 +39,14 @@ def test_algebra_equals_dense_algebra(m: int, n: int, p: int, k: int, seed: int)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_elementary_operators(device: str, dtype: torch.dtype) -> None:
     n = 5
-    d, U, s = (t.to(device, dtype) for t in (gen(n), gen(n, 2, seed=1), gen(2, seed=2)))
-    M = gen(n, n, seed=3).to(device, dtype)
+    d, M = gen(n).to(device, dtype), gen(n, n, seed=3).to(device, dtype)
     cases: list[tuple[LinearOperator, torch.Tensor]] = [
         (Dense(M), M),
         (Diagonal(d), torch.diag(d)),
         (Identity(n, dtype, device), torch.eye(n, dtype=dtype, device=device)),
-        (LowRank(U, s), U @ torch.diag(s) @ U.T),
-        (LowRank(U), U @ U.T),
         (FromFunction(lambda X: M @ X, (n, n), dtype, device, rmatmat=lambda Y: M.T @ Y), M),
         (Dense(M) + 0.5 * Diagonal(d), M + 0.5 * torch.diag(d)),
-        (Dense(M) @ LowRank(U), M @ U @ U.T),
+        (Dense(M) @ Diagonal(d), M @ torch.diag(d)),
     ]
     for op, want in cases:
         assert op.dtype == dtype
@@ -165,36 +154,39 @@ def test_aslinearoperator() -> None:
     assert isinstance(aslinearoperator(torch.eye(2)), Dense)
     with pytest.raises(InputError, match="needs shape="):
         aslinearoperator(lambda X: X)
-    with pytest.raises(InputError, match="not str"):
+    with pytest.raises(InputError, match="expected a tensor, got str"):
         aslinearoperator("A")  # type: ignore[arg-type]
 
 
 def test_errors_name_both_sides() -> None:
     A, B = Dense(torch.ones(2, 3)), Dense(torch.ones(3, 2))
     double = Dense(torch.ones(2, 3).double())
-    with pytest.raises(InputError, match=r"<Dense 2x3 float32> and <Dense 3x2 float32>: their shapes differ"):
+    with pytest.raises(InputError, match="<Dense 3x2 float32> on cpu: their shapes do not fit"):
         A + B
-    with pytest.raises(InputError, match=r"<Dense 2x3 float32> and <Dense 2x3 float32>: 3 != 2"):
+    with pytest.raises(InputError, match=r"cannot multiply <Dense 2x3 float32> on cpu and <Dense 2x3 float32>"):
         A @ A
     with pytest.raises(InputError, match=r"<Dense 2x3 float32> on cpu and <Dense 2x3 float64> on cpu"):
         A + double
-    with pytest.raises(InputError, match=r"<Dense 2x3 float32> by a tensor of shape \[2\]: it takes a vector \[3\]"):
+    with pytest.raises(
+        InputError,
+        match=r"<Dense 2x3 float32> by .* shape \[2\] on cpu: it takes a vector \[3\]",
+    ):
         A @ torch.ones(2)
     with pytest.raises(InputError, match=r"shape \[3, 1, 1\]"):
         A @ torch.ones(3, 1, 1)
-    with pytest.raises(InputError, match=r"float64 tensor on cpu: convert it with .to\('cpu', torch.float32\)"):
+    with pytest.raises(InputError, match=r"float64 tensor of shape \[3\] on cpu: it takes .* of torch.float32"):
         A @ torch.ones(3).double()
     with pytest.raises(InputError, match="on meta"):
         A @ torch.ones(3, device="meta")
-    with pytest.raises(InputError, match="wrap it first with aslinearoperator"):
+    with pytest.raises(InputError, match="wrap it with aslinearoperator"):
         A + torch.ones(2, 3)  # type: ignore[operator]
-    with pytest.raises(InputError, match="by a number, not by"):
+    with pytest.raises(InputError, match="by a finite number, not a Tensor"):
         A * torch.ones(2, 3)  # type: ignore[operator]
-    with pytest.raises(InputError, match="cannot be scaled by nan"):
+    with pytest.raises(InputError, match="by a finite number, not a float"):
         A * float("nan")
-    with pytest.raises(InputError, match="divided by zero"):
+    with pytest.raises(ZeroDivisionError):
         A / 0
-    with pytest.raises(InputError, match="needs a square operator"):
+    with pytest.raises(InputError, match="a square operator is needed"):
         A.diagonal()
     with pytest.raises(InputError, match="chunk must be at least 1"):
         (2 * A).to_dense(chunk=0)
@@ -207,19 +199,15 @@ def test_errors_name_both_sides() -> None:
 
 
 def test_bad_construction() -> None:
-    with pytest.raises(InputError, match="needs a matrix"):
+    with pytest.raises(InputError, match=r"matrix has shape .* 2 dimension"):
         Dense(torch.ones(3))
-    with pytest.raises(InputError, match="needs a vector"):
+    with pytest.raises(InputError, match=r"values has shape .* 1 dimension"):
         Diagonal(torch.ones(3, 3))
-    with pytest.raises(InputError, match=r"needs s \[2\]"):
-        LowRank(torch.ones(3, 2), torch.ones(3))
-    with pytest.raises(InputError, match=r"U \[n, r\]"):
-        LowRank(torch.ones(3))
     with pytest.raises(InputError, match="real floating-point"):
         Dense(torch.ones(2, 2, dtype=torch.int64))
-    with pytest.raises(InputError, match="real floating-point"):
+    with pytest.raises(InputError, match="matrix is complex"):
         Dense(torch.ones(2, 2, dtype=torch.complex64))
-    with pytest.raises(InputError, match="positive integers"):
+    with pytest.raises(InputError, match="whole numbers from 1 on"):
         Identity(0)
     with pytest.raises(InputError, match="must be square"):
         Dense(torch.ones(2, 3), symmetric=True)

@@ -5,7 +5,8 @@ import warnings
 import pytest
 import torch
 
-from biascope.linalg import Dense, eigsh
+from biascope.linalg import eigsh
+from biascope.linalg.elementary import Dense
 from biascope.linalg.resolved import resolved, settled, warn_unresolved
 
 

@@ -7,14 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.linalg import subspace_angles
 
-from biascope.errors import InputError
-from biascope.linalg import (
-    effective_rank,
-    marchenko_pastur,
-    orthonormal_basis,
-    principal_angles,
-    subspace_overlap,
-)
+from biascope.linalg import effective_rank, marchenko_pastur, principal_angles, subspace_overlap
+from biascope.linalg.spectra import orthonormal_basis
+from biascope.support.errors import InputError
 
 close = torch.testing.assert_close
 
@@ -37,14 +32,15 @@ def test_effective_rank_closed_forms() -> None:
     assert math.isclose(effective_rank(torch.tensor([3.0, 1.0]).double()), 4 / 3**0.75, rel_tol=1e-12)
     assert math.isclose(effective_rank(torch.tensor([3.0, 1.0]).double(), "participation"), 1.6, rel_tol=1e-12)
     for bad, text in (
-        (torch.zeros(3), "no positive eigenvalue"),
-        (torch.ones(2, 2), r"eigenvalues \[n\]"),
-        (torch.ones(0), r"eigenvalues \[n\]"),
-        (torch.tensor([1.0, torch.inf]), "NaN or infinity"),
+        (torch.zeros(3), "at least one above 0; the largest is 0"),
+        (torch.ones(2, 2), "1 dimension"),
+        (torch.ones(0), "at least one above 0"),
+        (torch.tensor([1.0, torch.inf]), "the largest is inf"),
+        (torch.tensor([1.0, torch.nan]), "the largest is nan"),
     ):
         with pytest.raises(InputError, match=text):
             effective_rank(bad)
-    with pytest.raises(InputError, match="kind must be"):
+    with pytest.raises(InputError, match="kind='stable' is not known"):
         effective_rank(torch.ones(2), "stable")  # type: ignore[arg-type]
 
 
@@ -66,12 +62,12 @@ def test_tiny_and_extreme_angles(randn) -> None:  # type: ignore[no-untyped-def]
     assert orthonormal_basis(torch.cat([U, U], 1)).shape == (6, 2)
     assert principal_angles(torch.cat([U, U], 1), U).max() < 1e-12
     assert math.isclose(subspace_overlap(U, torch.eye(6)), 1.0)
-    with pytest.raises(InputError, match=r"\[4, 4\] and \[6, 2\]"):
-        principal_angles(e, U)
     with pytest.raises(InputError, match="zero vectors"):
         principal_angles(torch.zeros(6, 1), U)
-    with pytest.raises(InputError, match=r"matrix \[n, k\]"):
-        orthonormal_basis(torch.ones(3))
+    with pytest.raises(InputError, match="zero vectors"):
+        principal_angles(torch.ones(6, 0), U)
+    with pytest.raises(InputError, match=r"U has shape .* 2 dimension"):
+        principal_angles(torch.ones(6), U)
 
 
 @pytest.mark.parametrize(("n", "d", "variance"), [(1000, 300, 1.0), (200, 200, 2.5), (100, 400, 0.5)])
@@ -103,5 +99,5 @@ def test_marchenko_pastur_against_samples(randn) -> None:  # type: ignore[no-unt
     # an isotropic 1024-dimensional sample of 10,000 is not flat: the spread of the specs
     assert math.isclose(marchenko_pastur(10_000, 1024).upper / marchenko_pastur(10_000, 1024).lower, 3.77, abs_tol=0.01)
     for bad in ((0, 3, 1.0), (3, 0, 1.0), (3, 3, 0.0), (3, 3, math.inf)):
-        with pytest.raises(InputError, match="marchenko_pastur needs"):
+        with pytest.raises(InputError, match=r"must be at least 1|a finite number above 0"):
             marchenko_pastur(*bad)

@@ -8,7 +8,7 @@ import torch
 from torch.func import functional_call, hessian
 
 from biascope import nets
-from biascope.nets import box_prefilter
+from biascope.nets.linear_pooling import box_prefilter
 
 D, S = 24, 4
 M = D // S

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import biascope as bs
-from optim.optim_oracle import rng
+from optim.optim_oracle import backward, mlp, mlp_data, rng
 
 MAKERS = {
     "kfac": lambda net: bs.optim.KFAC(net, lr=0.1),
@@ -174,3 +174,20 @@ def test_coverage_tells_of_a_weight_frozen_later():
     plan = opt.coverage()
     assert (plan["first.bias"], plan["last.weight"]) == ("sgd", "ekfac")
     assert "first.weight had no gradient" in str(plan)
+
+
+def test_metrics_of_a_watched_model_do_not_enter_its_steps():
+    """Their backward passes, vmapped ones among them, accumulate no gradient."""
+    one, two = mlp(), mlp()
+    (x, y), opts = mlp_data(), []
+    bs.fisher(two, x, "ekfac")  # found out how to differentiate it before it is watched
+    for net in (one, two):
+        opts.append(bs.optim.EKFAC(net, lr=0.1, damping=0.01))
+        for _ in range(2):
+            opts[-1].zero_grad()
+            backward(net, x, y)
+            if net is two:
+                bs.fisher(net, x, "ekfac")
+                bs.ntk(net, x)
+            opts[-1].step()
+    assert all(torch.equal(p, q) for p, q in zip(one.parameters(), two.parameters()))

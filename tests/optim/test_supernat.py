@@ -5,7 +5,7 @@ import torch
 from scipy.optimize import minimize
 
 import biascope as bs
-from biascope.errors import InputError
+from biascope.support.errors import InputError
 from optim.optim_oracle import error, rng
 
 
@@ -158,18 +158,18 @@ def test_bad_input():
         bs.optim.SuperNat(w, torch.zeros(5, 4), lr=0.1)
     with pytest.raises(InputError, match="NaN"):
         bs.optim.SuperNat(w, torch.full((5, 3), float("nan")), lr=0.1)
-    with pytest.raises(InputError, match="lr must be a number > 0"):
+    with pytest.raises(InputError, match=r"lr=.*a finite number above 0"):
         bs.optim.SuperNat(w, torch.ones(5, 3), lr=0.0)
     for bad in (float("inf"), float("nan"), -1.0):
-        with pytest.raises(InputError, match="lr must be a number > 0"):
+        with pytest.raises(InputError, match=r"lr=.*a finite number above 0"):
             bs.optim.SuperNat(w, torch.ones(5, 3), lr=bad)
-        with pytest.raises(InputError, match="scale must be a number > 0"):
+        with pytest.raises(InputError, match=r"scale=.*a finite number above 0"):
             bs.optim.SuperNat(w, torch.ones(5, 3), lr=0.1, scale=bad)
     opt = bs.optim.SuperNat(w, torch.eye(5, 3), lr=0.1)
     with pytest.raises(InputError, match="needs the gradient"):
         opt.step()
     with pytest.raises(InputError, match="has 4 entries, not 5"):
         opt.step(torch.zeros(4))
-    with pytest.raises(InputError, match="nothing was changed"):
+    with pytest.raises(InputError, match="the gradient has a NaN"):
         opt.step(torch.full((5,), float("inf")))
     assert torch.equal(w, torch.zeros(3))

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from biascope.probes import View, group_losses, representation_alignment
+from biascope.probes import View, representation_alignment
+from biascope.probes.function_metrics import group_losses
 from probes.probe_zoo import batch, mlp
 
 X, Y = batch()

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from biascope.errors import InputError
 from biascope.probes import LossGrid, Probe
 from probes.probe_zoo import batch, mlp
 
@@ -101,7 +100,7 @@ def test_by_loss_and_training_is_not_changed(tmp_path: Path) -> None:
 
 
 def test_part_of_the_module(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"network='body': the module has net, net\.0"):
+    with pytest.raises(AttributeError, match="body"):
         fit(ProbeCallback(X, Y, network="body"), tmp_path)
     callback = ProbeCallback(X, Y, network=lambda m: m.net, metrics=["effective_rank"])
     fit(callback, tmp_path, epochs=1)

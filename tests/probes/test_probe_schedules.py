@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from biascope.errors import InputError
-from biascope.probes import EveryEpochs, EverySteps, LogSteps, LossGrid, Schedule
-from biascope.probes.schedules import Moment, as_schedule
+from biascope.probes import EveryEpochs, EverySteps, LogSteps, LossGrid
+from biascope.probes.schedules import Moment, Overhead, Schedule, as_schedule
+from biascope.support.errors import InputError
 
 
 def due(schedule: Schedule, moments: list[Moment]) -> list[int]:
@@ -61,7 +61,7 @@ def test_grids_of_all_runs_agree_without_a_start() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: EverySteps(0), "every=0"),
+        (lambda: EverySteps(0), "every must be at least 1, not 0"),
         (lambda: LogSteps(factor=1.0), "factor=1.0"),
         (lambda: LossGrid(factor=1.5), "factor=1.5"),
         (lambda: LossGrid(start=-1.0), "start=-1.0"),
@@ -69,9 +69,18 @@ def test_grids_of_all_runs_agree_without_a_start() -> None:
         (lambda: EveryEpochs(0), "every=0"),
         (lambda: LossGrid().level(Moment(3, loss=-0.5)), "-0.5 at step 3"),
         (lambda: as_schedule("epoch"), "did you mean epochs"),
-        (lambda: as_schedule(2.5), "got float"),
+        (lambda: as_schedule(2.5), "every must be an integer, not 2.5"),  # type: ignore[arg-type]
     ],
 )
 def test_bad_schedules(make: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         make()  # type: ignore[operator]
+
+
+def test_a_share_of_the_time_is_kept() -> None:
+    now = iter([0.0, 0.0, 2.0, 10.0, 100.0])
+    time = Overhead(0.1, lambda: next(now))
+    with time.counted():  # from 0 to 2
+        pass
+    time.cost = 2.0
+    assert (time.allows(), time.allows()) == (False, True)  # at 10: 4 of 12 seconds; at 100: 4 of 102

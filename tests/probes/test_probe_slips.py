@@ -10,7 +10,11 @@ import torch
 from torch import nn
 
 from biascope import probes
-from biascope.errors import InputError
+from biascope.probes.function_metrics import group_losses
+from biascope.probes.groups import example_losses
+from biascope.probes.kernel_metrics import spectrum
+from biascope.probes.weight_metrics import input_velocity
+from biascope.support.errors import BiascopeError, InputError
 
 X, Y = torch.linspace(-1, 1, 18).reshape(6, 3).sin(), torch.tensor([0, 1, 1, 0, 1, 0])
 
@@ -25,7 +29,7 @@ def view(**options: Any) -> probes.View:
 
 @pytest.mark.parametrize("y", [Y.numpy(), Y.tolist(), 1.0, Y[:4], Y[0]])
 def test_labels_are_one_tensor_for_the_batch(y: Any) -> None:
-    with pytest.raises(InputError, match="y: expected a tensor of 6 labels, got"):
+    with pytest.raises(InputError, match="y: expected a tensor"):
         view(y=y)
     with pytest.raises(InputError, match="y_probe: expected a tensor"):
         probes.Probe(net(), X, y)
@@ -33,7 +37,7 @@ def test_labels_are_one_tensor_for_the_batch(y: Any) -> None:
         view(groups={"a": (X, y)})
 
 
-@pytest.mark.parametrize("groups", [[0, 1], torch.tensor([0, 1]), {"a": None}, {"a": ["x"]}])
+@pytest.mark.parametrize("groups", [{"a": 1.5}, {"a": [-1]}])
 def test_groups_are_named_indices(groups: Any) -> None:
     with pytest.raises(InputError, match="groups"):
         view(groups=groups)
@@ -42,33 +46,33 @@ def test_groups_are_named_indices(groups: Any) -> None:
 
 
 def test_a_group_there_is_not() -> None:
-    with pytest.raises(InputError, match="there is no group 'esay'; did you mean easy"):
+    with pytest.raises(InputError, match="group='esay' is not known; did you mean easy"):
         view(groups={"easy": [0]}).group_labels("esay")
 
 
 @pytest.mark.parametrize(
     ("y", "message"),
     [
-        (nn.functional.one_hot(Y), r"class indices \[n\] \(integers\), not torch.int64 \[6, 2\]: pass y.argmax\(1\)"),
-        (Y[:, None], r"class indices \[n\] \(integers\), not torch.int64 \[6, 1\]"),
-        (Y - 1, "y must be classes 0 to 1"),
-        (Y[:4], "for 6 examples"),
+        (nn.functional.one_hot(Y), r"cross_entropy loss of 2 outputs: y has shape \[6, 2\]; 1 value"),
+        (Y[:, None], r"y has shape \[6, 1\]"),
+        (Y - 1, "y must be classes, whole numbers from 0 to 1"),
+        (Y[:4], "y: expected a tensor of 6 labels"),
     ],
 )
 def test_classes(y: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        probes.example_losses(torch.zeros(6, 2), y)
+        example_losses(torch.zeros(6, 2), y)
 
 
 @pytest.mark.parametrize("kind", [torch.int32, torch.uint8, torch.bool])
 def test_classes_of_any_whole_type_are_the_same(kind: torch.dtype) -> None:
     out = X[:, :2]
-    assert torch.equal(probes.example_losses(out, Y.to(kind)), probes.example_losses(out, Y))
+    assert torch.equal(example_losses(out, Y.to(kind)), example_losses(out, Y))
 
 
 def test_a_loss_of_ones_own_gives_a_tensor() -> None:
-    with pytest.raises(InputError, match="loss_fn returned a float, not a tensor"):
-        probes.example_losses(X, Y, lambda out, y: 0.5)  # type: ignore[arg-type, return-value]
+    with pytest.raises(InputError, match="loss_fn must return a tensor of one loss per example"):
+        example_losses(X, Y, lambda out, y: 0.5)  # type: ignore[arg-type, return-value]
 
 
 @pytest.mark.parametrize("bad", [None, "0.1", [0.1], float("nan"), float("inf"), -1.0])
@@ -97,8 +101,8 @@ def test_counts_of_schedules(bad: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"metrics": None}, "metrics: expected"),
-        ({"metrics": torch.ones(2)}, "metrics: expected"),
+        ({"metrics": None}, "metrics=None"),
+        ({"groups": [0, 1]}, "groups: expected a dict"),
         ({"metrics": ["ntk_aligment"]}, "did you mean ntk_alignment"),
         ({"max_overhead": "0.1"}, "max_overhead"),
         ({"out": 3}, "out=3"),
@@ -122,13 +126,13 @@ def test_epochs_and_steps_are_numbers(bad: Any) -> None:
 
 def test_records_go_into_a_folder(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
-    with pytest.raises(InputError, match="is a file; records go into a folder"):
+    with pytest.raises(BiascopeError, match=r"cannot write .*run: File exists"):
         probes.Probe(net(), X, metrics=["sign_similarity"], out=tmp_path / "run")
-    with pytest.raises(InputError, match="there is no such file of records"):
+    with pytest.raises(FileNotFoundError, match=r"records\.jsonl"):
         probes.read_records(tmp_path)
 
 
-@pytest.mark.parametrize("metric", [probes.ntk_alignment, probes.spectrum, probes.group_losses])
+@pytest.mark.parametrize("metric", [probes.ntk_alignment, spectrum, group_losses])
 def test_metrics_are_of_views(metric: Callable[[Any], Any]) -> None:
     for bad in (None, net(), X):
         with pytest.raises(InputError, match="view: expected a View"):
@@ -138,9 +142,7 @@ def test_metrics_are_of_views(metric: Callable[[Any], Any]) -> None:
 def test_deviations_and_grids() -> None:
     for bad in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(InputError, match="std="):
-            probes.input_velocity(view(previous=view(), step=1), std=bad)
-    with pytest.raises(InputError, match=r"grid has shape \[0, 3\]"):
-        probes.fourier(view(), [1], grid=X[:0])
+            input_velocity(view(previous=view(), step=1), std=bad)
 
 
 def test_paths_through_inputs_that_do_not_fit() -> None:
@@ -149,7 +151,5 @@ def test_paths_through_inputs_that_do_not_fit() -> None:
 
 
 def test_divergences_of_nan() -> None:
-    with pytest.raises(InputError, match="mean or prior_mean has a NaN"):
-        probes.gaussian_kl(torch.tensor([torch.nan]), 1.0, 0.0, 1.0)
     with pytest.raises(InputError, match="mean: expected a tensor"):
-        probes.gaussian_kl(np.zeros(2), 1.0, 0.0, 1.0)  # type: ignore[arg-type]
+        probes.bounds.gaussian_kl(np.zeros(2), 1.0, 0.0, 1.0)  # type: ignore[arg-type]

@@ -5,8 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from biascope.errors import InputError
-from biascope.probes import View, effective_rank, norm_products, spectral_norm, spectrum
+from biascope.probes import View
+from biascope.probes.kernel_metrics import effective_rank, spectrum
+from biascope.probes.weight_metrics import norm_products, spectral_norm
+from biascope.support.errors import InputError
 from probes.probe_zoo import mlp
 
 

@@ -13,24 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from biascope.errors import InputError, UnsupportedError
 from biascope.reports import card as card_module
 from biascope.reports import make_card, make_compare
 from biascope.reports.card import card_page
-from biascope.reports.panels import (
-    PANELS,
-    Panel,
-    Subject,
-    anatomy,
-    base,
-    directional,
-    input_geometry,
-    labels,
-    make_subject,
-    regime,
-    tangent_kernel,
-)
+from biascope.reports.panels import PANELS, anatomy, base, directional, input_geometry, labels, regime, tangent_kernel
 from biascope.reports.panels.anatomy import layers
+from biascope.reports.panels.base import Panel, Subject, make_subject
 from biascope.reports.panels.initialisations import Spread
 from biascope.reports.panels.input_geometry import (
     by_autograd,
@@ -43,7 +31,8 @@ from biascope.reports.panels.input_geometry import (
 )
 from biascope.reports.panels.loading import Examples, load_examples
 from biascope.reports.panels.pace import Pace
-from biascope.seeds import derive
+from biascope.support.errors import InputError, UnsupportedError
+from biascope.support.seeds import derive
 
 Check = Callable[[str], None]
 

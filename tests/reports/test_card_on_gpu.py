@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from biascope.reports import make_card
-from biascope.reports.panels import make_subject
+from biascope.reports.panels.base import make_subject
 from biascope.reports.panels.input_geometry import by_differences
 
 pytestmark = pytest.mark.gpu

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from biascope.errors import InputError
 from biascope.reports import compare, figures, make_compare
 from biascope.reports.compare import in_words, unique
-from biascope.reports.panels import Subject
+from biascope.reports.panels.base import Subject
 from biascope.reports.spans import Overlaps
-from biascope.tables import number
+from biascope.support.errors import InputError
+from biascope.support.tables import number
 
 
 def test_a_comparison_page(tmp_path: Path, check_page: Callable[[str], None]) -> None:

@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from biascope.errors import InputError, UnsupportedError
 from biascope.reports import make_card
-from biascope.reports.panels import directional, make_subject, regime
+from biascope.reports.panels import directional, regime
+from biascope.reports.panels.base import make_subject
 from biascope.reports.panels.fitness import one_tensor, try_out
 from biascope.reports.panels.loading import load_examples, load_state
+from biascope.support.errors import InputError, UnsupportedError
 
 
 class Ends(nn.Module):

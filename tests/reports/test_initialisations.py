@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from biascope.kernels import label_alignment
-from biascope.reports.panels import Subject, labels, make_subject, tangent_kernel
+from biascope.reports.panels import labels, tangent_kernel
+from biascope.reports.panels.base import Subject, make_subject
 from biascope.reports.panels.initialisations import COUNTS, Spread
 from biascope.reports.panels.labels import Start
 from biascope.reports.panels.pace import Pace
 from biascope.reports.panels.tangent_kernel import KernelFacts
-from biascope.seeds import derive
+from biascope.support.seeds import derive
 
 
 def network() -> nn.Module:

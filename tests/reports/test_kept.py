@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from biascope.errors import BiascopeError, InputError
-from biascope.reports import keep, ledger, write_study_page
+from biascope.reports import keep, ledger, write_pages, write_study_page
 from biascope.reports.kept import kept_name, scrubbed
 from biascope.reports.study_page import linked
 from biascope.studies import Run, Series, configure, execute, load_result
 from biascope.studies.runs import MARKER
+from biascope.support.errors import BiascopeError, InputError
 
 
 @pytest.fixture
@@ -43,6 +43,9 @@ def test_the_copy_is_a_run_folder_with_the_same_result(finished: Run, tmp_path: 
     assert copy.metrics() == finished.metrics()
     assert copy.load_arrays("small")["x"].tolist() == [1, 1, 1]
     assert {path.suffix for path in (kept.path / "figures").iterdir()} == {".png"}
+    (kept.path / "index.html").unlink()
+    assert write_pages(kept.path.parent) == (kept.path / "index.html",)
+    assert write_pages(kept.path.parent) == ()  # it is there
     assert (kept.path / "index.html").stat().st_size < 300_000
     assert kept.size == sum(path.stat().st_size for path in kept.path.rglob("*") if path.is_file())
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from biascope.errors import BiascopeError, InputError
 from biascope.reports import figures, html, keep, ledger, ledger_markdown, ledger_page, summary, write_study_page
-from biascope.reports.ledger import Row
+from biascope.reports.claim_rows import Row
 from biascope.studies import Chart, Estimate, HeatMap, Run, Series, StudyResult, configure, execute
 from biascope.studies.pictures import picture
+from biascope.support.errors import BiascopeError, InputError
 
 Check = Callable[[str], None]
 

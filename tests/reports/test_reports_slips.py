@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from biascope.errors import BiascopeError, InputError
 from biascope.reports import make_card, make_compare
-from biascope.reports.panels import make_subject
+from biascope.reports.panels.base import make_subject
 from biascope.reports.panels.input_geometry import gradients
 from biascope.reports.panels.loading import load_examples, put_weights
+from biascope.support.errors import BiascopeError, InputError
 
 X = np.random.default_rng(0).normal(size=(20, 1, 4, 4)).astype(np.float32)
 Y = np.arange(20) % 2

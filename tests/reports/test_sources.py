@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from biascope.errors import InputError, UnsupportedError
 from biascope.reports import make_card
-from biascope.reports.panels import make_subject
+from biascope.reports.panels.base import make_subject
 from biascope.reports.panels.sources import resolve
+from biascope.support.errors import InputError, UnsupportedError
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 

@@ -9,26 +9,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from biascope.errors import InputError, UnsupportedError
 from biascope.spectral import (
     Segments,
-    activation_pattern,
     affine_map,
     autoneb,
-    composition_kernel,
-    decay_exponent,
-    flower,
     fourier_transform,
-    high_frequency_volume,
     linear_regions_1d,
     linear_regions_2d,
-    lipschitz_bounds,
-    perturbation_robustness,
     rbf_eigenbasis,
-    relu_network,
     spectral_norm,
-    sphere_directions,
 )
+from biascope.spectral.decay import decay_exponent, lipschitz_bounds
+from biascope.spectral.manifolds import composition_kernel, flower
+from biascope.spectral.perturb import high_frequency_volume, perturbation_robustness, sphere_directions
+from biascope.spectral.relu_network import relu_network
+from biascope.support.errors import InputError, UnsupportedError
 
 F64 = torch.float64
 GRID = torch.arange(64)[:, None] / 64
@@ -53,7 +48,7 @@ def mlp(*widths: int, seed: int = 0) -> nn.Sequential:
 def test_the_exponent_of_a_network_needs_its_regions() -> None:
     net = mlp(1, 16, 1)
     for given in (net, net.float(), relu_network(net)):
-        with pytest.raises(InputError, match=r"not a Fourier transform: pass linear_regions_1d\(net, low, high\)"):
+        with pytest.raises(InputError, match="is a network: pass linear_regions_1d"):
             decay_exponent(given)  # type: ignore[arg-type]
     assert decay_exponent(linear_regions_1d(net, -3.0, 3.0)).exponent == pytest.approx(-2, abs=0.2)
     with pytest.raises(InputError, match="NaN or infinite"):
@@ -111,7 +106,7 @@ def same(h: Tensor) -> Tensor:
     ids=["clamped output", "clamped units", "in place", "product", "flip", "copy", "other relu", "own forward"],
 )
 def test_a_forward_that_differs_far_away_only_is_found_by_its_structure(net: nn.Module) -> None:
-    with pytest.raises(UnsupportedError, match=r"not its Linear and ReLU layers|forward of its own"):
+    with pytest.raises(UnsupportedError, match=r"not its Linear and ReLU layers|its own forward"):
         relu_network(net)
 
 
@@ -148,7 +143,7 @@ def test_what_branches_on_its_input_is_looked_at_where_it_is_asked_about() -> No
     assert len(linear_regions_1d(net, -100.0, 100.0)) >= 1
     with pytest.raises(UnsupportedError, match="not its Linear"):
         linear_regions_1d(net, 3000.0, 3000.5)
-    for ask in (affine_map, activation_pattern, lipschitz_bounds):
+    for ask in (affine_map, lipschitz_bounds):
         with pytest.raises(UnsupportedError, match="not its Linear"):
             ask(net, torch.tensor([[3000.5]]))
 
@@ -157,8 +152,8 @@ def test_nan_is_in_no_region() -> None:
     net = mlp(2, 4, 1)
     for bad in (math.nan, math.inf):
         x = torch.tensor([[0.0, 1.0], [bad, 0.0]])
-        for ask in (affine_map, activation_pattern, lipschitz_bounds):
-            with pytest.raises(InputError, match="first in row 1"):
+        for ask in (affine_map, lipschitz_bounds):
+            with pytest.raises(InputError, match="x has a NaN or infinity, first in"):
                 ask(net, x)
         with pytest.raises(InputError, match="not finite"):
             linear_regions_1d(mlp(1, 4, 1), 0.0, bad)
@@ -219,13 +214,11 @@ def test_robustness_refuses_what_has_no_meaning() -> None:
     with pytest.raises(InputError, match=r"nothing at frequencies \[7\]"):  # float32 rounding is not an amplitude
         perturbation_robustness(Waves(b=0.0), GRID, [2, 7], [1.0], draws=2)
     for options, match in (
-        ({"chunk": -1}, "chunk >= 1, got 4 and -1"),
-        ({"chunk": 0}, "chunk >= 1"),
-        ({"draws": 0}, "draws >= 1 and chunk >= 1, got 0"),
-        ({"draws": -3}, "draws >= 1"),
-        ({"deltas": []}, "finite deltas"),
-        ({"deltas": [math.nan]}, "finite deltas"),
-        ({"frequencies": []}, "need a frequency"),
+        ({"chunk": -1}, "chunk must be at least 1, not -1"),
+        ({"chunk": 0}, "chunk must be at least 1, not 0"),
+        ({"draws": 0}, "draws must be at least 1, not 0"),
+        ({"draws": -3}, "draws must be at least 1, not -3"),
+        ({"deltas": [math.nan]}, r"deltas\[0\]=nan: a finite number is needed"),
     ):
         with pytest.raises(InputError, match=match):
             perturbation_robustness(
@@ -236,9 +229,9 @@ def test_robustness_refuses_what_has_no_meaning() -> None:
     one = perturbation_robustness(Waves(), GRID, [2], [0.1], draws=1)
     assert bool(one.standard_error.isnan().all())
     assert bool(one.mean.isfinite().all())
-    with pytest.raises(InputError, match="NaN or infinite outputs"):
+    with pytest.raises(InputError, match="the model has nothing at frequencies"):
         perturbation_robustness(Waves(b=math.nan), GRID, [2], [0.1])
-    with pytest.raises(InputError, match="draws >= 1"):
+    with pytest.raises(InputError, match="draws must be at least 1"):
         sphere_directions({"a": torch.zeros(2)}, 0, torch.Generator())
 
 
@@ -269,12 +262,11 @@ def ring(x: Tensor) -> Tensor:
 def test_paths_through_nan_connect_nothing() -> None:
     start, stop, target = torch.tensor([[1.0, 0.0]]), torch.tensor([[-0.1, 1.0]]), torch.tensor([0])
     for options, match in (
-        ({"start": torch.tensor([[math.nan, 0.0]])}, "start has NaN or infinite values, first in row 0"),
-        ({"stop": torch.tensor([[math.inf, 0.0]])}, "stop has NaN"),
-        ({"lr": math.nan}, "lr > 0"),
-        ({"lr": -0.1}, "lr > 0"),
-        ({"momentum": 1.0}, "momentum < 1"),
-        ({"samples": 0}, "samples >= 1"),
+        ({"start": torch.tensor([[math.nan, 0.0]])}, "start has a NaN or infinity, first in"),
+        ({"stop": torch.tensor([[math.inf, 0.0]])}, "stop has a NaN or infinity, first in"),
+        ({"lr": math.nan}, "lr=nan"),
+        ({"lr": -0.1}, r"lr=-0\.1: a finite number above 0 is"),
+        ({"samples": 0}, "samples must be at least 1, not 0"),
     ):
         with pytest.raises(InputError, match=match):
             autoneb(ring, **{"start": start, "stop": stop, "target": target, **options})  # type: ignore[arg-type]
@@ -302,7 +294,7 @@ def test_rbf_eigenbasis_does_not_depend_on_the_origin(offset: float) -> None:
 def test_rbf_eigenbasis_refuses_nan() -> None:
     x = torch.rand(5, 1, generator=torch.Generator().manual_seed(0))
     for width in (math.inf, math.nan):
-        with pytest.raises(InputError, match="width > 0"):
+        with pytest.raises(InputError, match="width="):
             rbf_eigenbasis(x, width)
     with pytest.raises(InputError, match="NaN"):
         rbf_eigenbasis(x * math.nan, 1.0)
@@ -329,7 +321,7 @@ def test_aliased_latent_frequencies_are_refused() -> None:
             composition_kernel(flower(0), 2 * math.pi * torch.tensor([cycles]), k)
     with pytest.raises(InputError, match="smaller l and k"):
         composition_kernel(flower(0), torch.zeros(1), 1e5 * k)
-    with pytest.raises(InputError, match="points >= 2"):
+    with pytest.raises(InputError, match="points must be at least 1, not 0"):
         composition_kernel(flower(0), torch.zeros(1), k, points=0)
     near = 2 * math.pi * torch.tensor([1500.0], dtype=F64)
     assert float(composition_kernel(flower(0), near, k).abs()) < 1e-12
@@ -338,14 +330,13 @@ def test_aliased_latent_frequencies_are_refused() -> None:
 def test_volume_refuses_what_it_would_count_wrong() -> None:
     given = {"widths": (1, 8, 1), "clip": 2.0, "eps": 0.01, "cutoffs": (1, 4), "samples": 8, "grid": 64}
     for options, match in (
-        ({"cutoffs": (-1, 4)}, ">= 0"),
-        ({"cutoffs": ()}, ">= 0"),
+        ({"cutoffs": (-1, 4)}, r"cut-offs \(-1, 4\) lie from 0 to grid / 2"),
         ({"cutoffs": (1.5,)}, r"cutoffs\[0\] must be an integer, not 1.5"),
-        ({"cutoffs": (31,)}, "grid of at least 66"),
-        ({"samples": 0}, "samples >= 1"),
-        ({"clip": -2.0}, "clip > 0"),
-        ({"eps": -0.01}, "eps >= 0"),
-        ({"widths": (1, 0, 1)}, "widths >= 1"),
+        ({"cutoffs": (31,)}, r"cut-offs \(31,\) lie from 0 to grid / 2 -"),
+        ({"samples": 0}, "samples must be at least 1, not 0"),
+        ({"clip": -2.0}, r"clip=-2\.0: a finite number above 0 is"),
+        ({"eps": -0.01}, r"eps=-0\.01: a finite number from 0 on is"),
+        ({"widths": (1, 0, 1)}, r"widths\[1\] must be at least 1, not 0"),
     ):
         with pytest.raises(InputError, match=match):
             high_frequency_volume(**{**given, **options})  # type: ignore[arg-type]

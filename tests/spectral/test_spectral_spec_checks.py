@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from biascope.spectral import affine_map, amplitude_spectrum, decay_exponent, linear_regions_2d, rbf_eigenbasis
+from biascope.spectral import affine_map, amplitude_spectrum, linear_regions_2d, rbf_eigenbasis
+from biascope.spectral.decay import decay_exponent
 from spectral.test_spectral_transform import pyramid
 
 F64 = torch.float64

@@ -8,22 +8,18 @@ import torch
 from scipy.special import jv
 from torch import nn
 
-from biascope.data import gamma_embedding
-from biascope.errors import InputError
+from biascope.data.signals import gamma_embedding
 from biascope.spectral import (
     amplitude_spectrum,
     autoneb,
-    composition_kernel,
-    flower,
     fourier_transform,
-    high_frequency_volume,
     linear_regions_1d,
-    max_latent_frequency,
-    perturbation_robustness,
     radial_spectrum,
     rbf_eigenbasis,
-    sphere_directions,
 )
+from biascope.spectral.manifolds import composition_kernel, flower, max_latent_frequency
+from biascope.spectral.perturb import high_frequency_volume, perturbation_robustness, sphere_directions
+from biascope.support.errors import InputError
 
 F64 = torch.float64
 z200 = torch.arange(200, dtype=F64) / 200
@@ -169,7 +165,7 @@ def test_volume_shrinks_and_counts_what_the_exact_transform_counts() -> None:
     assert (found.volume.diff() <= 0).all()
     assert float(found.volume[0]) > float(found.volume[-1])
     # one network, drawn as the function draws it, by the exact transform of its linear regions
-    from biascope.seeds import generator
+    from biascope.support.seeds import generator
 
     rng, net = generator(5, "volume"), nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 1)).double()
     with torch.no_grad():
@@ -217,5 +213,5 @@ def test_paths_leave_a_linear_classifier_alone() -> None:
     assert found.connected.all()
     assert (found.length_ratio >= 1 - 1e-6).all()
     assert found.pivots.shape == (4, 8, 1, 3, 3)
-    with pytest.raises(InputError, match="do not match"):
+    with pytest.raises(InputError, match=r"target \[4\] do not fit"):
         autoneb(linear, start, stop[:2], torch.zeros(4))

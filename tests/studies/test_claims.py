@@ -4,14 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from biascope.errors import CorruptError
-from biascope.studies.claims import claims
-from biascope.studies.registry import PAPERS, studies
+from biascope.studies import Estimate
+from biascope.studies.claims import claims, documents
+from biascope.studies.registry import studies
+from biascope.support.errors import CorruptError
 
 
 def test_every_document_is_covered() -> None:
     found = claims()
-    count = {paper: sum(claim.paper == paper for claim in found) for paper in PAPERS}
+    count = {paper: sum(claim.paper == paper for claim in found) for paper in documents()}
     assert min(count.values()) >= 17
     assert sum(count.values()) >= 140
     assert all(claim.claim.endswith(".") and claim.data for claim in found)
@@ -28,9 +29,11 @@ def test_every_study_is_named_by_a_claim_and_its_conditions_are_its_options() ->
 
 def test_a_condition_decides_which_runs_test_a_claim() -> None:
     adam = next(claim for claim in claims() if claim.id == "function-space/B.1")
-    assert adam.tested_by("ntk/fig4.2", {"optimiser": "adam"})
-    assert not adam.tested_by("ntk/fig4.2", {"optimiser": "sgd"})
-    assert not adam.tested_by("ntk/fig4.4", {"optimiser": "adam"})
+    needs = [name for condition in (*adam.rule, *adam.gate) for name in condition.needs]
+    numbers = {name.replace("*", "x"): Estimate(0.1, 0.01) for name in needs}
+    assert adam.tested_by("ntk/fig4.2", {"optimiser": "adam"}, numbers)
+    assert not adam.tested_by("ntk/fig4.2", {"optimiser": "sgd"}, numbers)
+    assert not adam.tested_by("ntk/fig4.4", {"optimiser": "adam"}, numbers)
 
 
 @pytest.mark.parametrize(

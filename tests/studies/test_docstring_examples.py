@@ -10,8 +10,8 @@ ROOMS = (
     "biascope.studies",
     "biascope.reports",
     "biascope.cli",
-    "biascope.seeds",
-    "biascope.progress",
+    "biascope.support.seeds",
+    "biascope.support.bars",
     "biascope.geometry.pooling",
 )
 

@@ -12,14 +12,14 @@ from typing import Annotated, Literal
 import pytest
 import torch
 
-from biascope.errors import CorruptError, InputError, near
-from biascope.files import read_json, write_json
 from biascope.studies import Chart, Estimate, Run, Series, StudyResult, configure, execute, find, load_result, studies
 from biascope.studies import registry as registry_module
 from biascope.studies.options import arguments, convert, merge, options_of
 from biascope.studies.own_networks import fingerprint
 from biascope.studies.registry import discover, study
 from biascope.studies.runs import NETWORKS
+from biascope.support.errors import CorruptError, InputError, near
+from biascope.support.files import read_json, write_json
 
 SIZES: dict[str, dict[str, object]] = {"smoke": {"n": 2}, "laptop": {}, "paper": {"n": 100}}
 
@@ -42,7 +42,7 @@ def example(
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_module, "_STUDIES", studies())
-    study("nad/example", paper="nad", figure="99", claim="claim", sizes=SIZES)(example)
+    study("nad/registered", paper="nad", figure="99", claim="claim", sizes=SIZES)(example)
 
 
 def test_hints_become_options() -> None:
@@ -120,22 +120,22 @@ def test_unknown_option_gets_a_near_match() -> None:
 
 
 def test_sizes_then_overrides(registered: None) -> None:
-    found = find("nad/example")
+    found = find("nad/registered")
     assert [found.values(size)["n"] for size in ("smoke", "laptop", "paper")] == [2, 10, 100]
-    assert configure("nad/example", "paper", overrides={"n": "3"})["options"]["n"] == 3
+    assert configure("nad/registered", "paper", overrides={"n": "3"})["options"]["n"] == 3
     with pytest.raises(InputError, match="size 'huge' is not one of smoke, laptop, paper"):
         found.values("huge")
 
 
 def test_execute_writes_the_result(registered: None, tmp_path: Path) -> None:
-    run = Run.create(tmp_path / "r", configure("nad/example", "smoke"))
+    run = Run.create(tmp_path / "r", configure("nad/registered", "smoke"))
     with pytest.raises(InputError, match="is not finished"):
         load_result(run.path)
     execute(run)
     back, result, raw = load_result(run.path)
     assert back.finished
     assert result.measured == "n = 2"
-    assert raw["study"] == "nad/example"
+    assert raw["study"] == "nad/registered"
     assert raw["seconds"] >= 0
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from biascope.errors import InputError
-from biascope.files import read_json, write_json
 from biascope.studies import Run, configure, execute, load_result
 from biascope.studies.rejudge import rejudge
+from biascope.support.errors import InputError
+from biascope.support.files import read_json, write_json
 
 
 def test_a_run_is_judged_from_its_arrays(tmp_path: Path) -> None:

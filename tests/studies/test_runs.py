@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from biascope import files
-from biascope.errors import BiascopeError, CorruptError, InputError
 from biascope.studies.runs import MARKER, Run
+from biascope.support import files
+from biascope.support.errors import BiascopeError, CorruptError, InputError
 
 CONFIG = {"study": "nad/fig4a", "seed": 3, "device": "cpu", "options": {"sigma": 3.0}}
 
@@ -270,7 +270,7 @@ def test_kill_minus_9_in_the_middle_leaves_a_resumable_folder(tmp_path: Path) ->
 
 FULL = """
 import json, resource, sys, torch
-from biascope.errors import BiascopeError
+from biascope.support.errors import BiascopeError
 from biascope.studies.runs import Run
 run = Run.create(sys.argv[1], {"seed": 0})
 run.cached("small", lambda: {"x": torch.ones(10)})

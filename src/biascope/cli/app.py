@@ -11,7 +11,7 @@ import typer
 import biascope
 from biascope.cli import bench, card, compare, data, geometry, keep, ledger, nads, nets, run_study, studies
 from biascope.cli.interrupts import plain_interrupts
-from biascope.errors import BiascopeError
+from biascope.support.errors import BiascopeError
 
 app = typer.Typer(
     name="biascope",

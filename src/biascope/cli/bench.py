@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from biascope.errors import InputError, near
+from biascope.support.errors import InputError, near
 
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 

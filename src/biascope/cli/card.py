@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from biascope.errors import InputError
+from biascope.support.errors import InputError
 
 
 def card(
@@ -70,12 +70,7 @@ def network_options(settings: list[str]) -> dict[str, Any]:
 
 
 def shape(text: str | None) -> tuple[int, ...] | None:
-    """`3,64,64` as a tuple; also as Python or people write it.
-
-    Example:
-        >>> shape("3,64,64"), shape("(3, 64, 64)"), shape("3x64x64")
-        ((3, 64, 64), (3, 64, 64), (3, 64, 64))
-    """
+    """`3,64,64` as a tuple; also as Python or people write it."""
     if text is None:
         return None
     try:

@@ -60,17 +60,17 @@ def pack(
     part_mib: Annotated[float, typer.Option(help="Largest part in MiB.")] = 60,
 ) -> None:
     """Cut a set into parts small enough to carry to another machine."""
-    from biascope import data
+    from biascope.data.packing import pack
 
-    typer.echo(str(data.pack(name, out, part_mib)))
+    typer.echo(str(pack(name, out, part_mib)))
 
 
 @app.command()
 def unpack(folder: Annotated[Path, typer.Argument(help="Folder with the parts.")]) -> None:
     """Put the parts together again, verify them, store the set in the cache."""
-    from biascope import data
+    from biascope.data.packing import unpack
 
-    typer.echo(str(data.unpack(folder)))
+    typer.echo(str(unpack(folder)))
 
 
 def _licence(name: str) -> None:

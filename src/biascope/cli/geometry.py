@@ -20,7 +20,7 @@ from biascope.cli.nads import (
     one_of,
     tell,
 )
-from biascope.errors import InputError
+from biascope.support.errors import InputError
 
 
 def geometry(

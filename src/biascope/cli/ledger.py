@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from biascope.files import write_text
+from biascope.support.files import write_text
 
 COLOURS = {"confirmed": "green", "not confirmed": "red"}
 

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from biascope.cli.card import network_options, shape
-from biascope.errors import InputError
-from biascope.files import explain_write_errors, write_atomically
+from biascope.support.errors import InputError
+from biascope.support.files import explain_write_errors, write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -89,12 +89,7 @@ def is_file(name: str) -> bool:
 
 
 def count(networks: str) -> Any:
-    """A number of networks, or "auto".
-
-    Example:
-        >>> count("1000"), count("auto")
-        (1000, 'auto')
-    """
+    """A number of networks, or "auto"."""
     if networks != "auto" and not networks.isdecimal():
         raise InputError(f"--networks {networks!r} should be a number, or auto")
     return networks if networks == "auto" else int(networks)

@@ -15,11 +15,11 @@ from rich.table import Table
 
 from biascope.cli.interrupts import plain_interrupts
 from biascope.cli.studies import describe
-from biascope.errors import BiascopeError, CorruptError, InputError, UnsupportedError
-from biascope.functional import device_of
 from biascope.studies import Run, configure, execute, find, load_result
 from biascope.studies.replication import beside
 from biascope.studies.runs import way_out
+from biascope.support.arguments import device_of
+from biascope.support.errors import BiascopeError, CorruptError, InputError, UnsupportedError
 
 # options of the study itself (--sigma 3) are not known here: they arrive as extra arguments
 OPTIONS = ("size", "seed", "out", "resume", "like", "device", "set")  # those of every study
@@ -94,12 +94,7 @@ def _say_how_to_go_on(run: Run, error: Exception, new: bool) -> None:
 
 
 def study_options(arguments: list[str]) -> dict[str, str]:
-    """`--key value`, `--key=value` and `--flag` as a dict.
-
-    Example:
-        >>> study_options(["--sigma", "2", "--D=64", "--fast"])
-        {'sigma': '2', 'D': '64', 'fast': 'true'}
-    """
+    """`--key value`, `--key=value` and `--flag` as a dict."""
     found: dict[str, str] = {}
     rest = list(arguments)
     while rest:

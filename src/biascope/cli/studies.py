@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from biascope.studies.registry import PAPERS, Study, discover, find, studies
+from biascope.studies.claims import documents
+from biascope.studies.registry import Study, discover, find, studies
 
 
 def list_studies(
@@ -24,7 +25,7 @@ def list_studies(
         return
     width = max(len(study.name) for study in chosen)
     for paper, group in groupby(chosen, key=lambda study: study.paper):
-        table = Table(title=escape(PAPERS[paper]), title_justify="left")
+        table = Table(title=escape(documents()[paper].title), title_justify="left")
         table.add_column("name", no_wrap=True, min_width=width)  # the same in all tables
         table.add_column("figure", width=9)
         table.add_column("what it shows", ratio=1)

@@ -1,38 +1,32 @@
-"""A metric made of pieces, one per layer (or a single one for everything): all explicit representations."""
+"""A metric made of pieces, one per layer (or one for everything): all explicit representations, also on disk."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from biascope.curvature.finite import finite
 from biascope.curvature.lowrank import LowRankPiece
 from biascope.curvature.metric import Metric, Vector
-from biascope.curvature.pieces import Piece
+from biascope.curvature.pieces import Mode, ParameterSpace, Piece
 from biascope.curvature.plan import Plan
-from biascope.curvature.space import ParameterSpace
-from biascope.errors import InputError, UnsupportedError
-from biascope.linalg import Eigenpairs
-from biascope.linalg.operator import LinearOperator, check_chunk
-from biascope.signatures import checked
+from biascope.linalg.lanczos import Eigenpairs
+from biascope.linalg.operator import LinearOperator
+from biascope.support.arguments import check_between, check_count, check_number, device_of
+from biascope.support.errors import CorruptError, InputError, UnsupportedError
+from biascope.support.files import checksum, read_tensors, write_tensors
+from biascope.support.inputs import finite
+from biascope.support.signatures import checked
 
-MODES = ("exact", "factored")
+FORMAT = 1  # of files
 
 
 class BlockMetric(Metric):
-    """Block diagonal over pieces; every operation is done piece by piece.
-
-    Example:
-        >>> import biascope as bs
-        >>> net = torch.nn.Linear(3, 2)
-        >>> F = bs.fisher(net, torch.randn(5, 3), representation="kfac")
-        >>> F.trace().shape, F.solve(torch.ones(8), damping=0.1).shape
-        (torch.Size([]), torch.Size([8]))
-    """
+    """Block diagonal over pieces; every operation is done piece by piece."""
 
     def __init__(
         self,
@@ -81,22 +75,17 @@ class BlockMetric(Metric):
         """Root of the sum of the pieces' squared norms."""
         return torch.stack([piece.frobenius_squared() for piece in self.pieces]).sum().sqrt()
 
-    @property
-    def _zero(self) -> Tensor:
-        """An eigenvalue that a metric of low rank has but does not hold."""
-        return torch.zeros(1, dtype=self.dtype, device=self.device)
-
     def spectral_norm(self) -> Tensor:
         """Largest |eigenvalue|."""
         try:
-            return torch.cat([piece.eigenvalues().abs() for piece in self.pieces] + [self._zero]).max()
+            zero = torch.zeros(1, dtype=self.dtype, device=self.device)  # which low rank has but does not hold
+            return torch.cat([*(piece.eigenvalues().abs() for piece in self.pieces), zero]).max()
         except UnsupportedError:
             return super().spectral_norm()
 
     @checked
     def to_dense(self, chunk: int = 256) -> Tensor:
         """[p, p], in the flat parameter order; the pieces are put in as they are, whatever the chunk."""
-        check_chunk(chunk)
         out = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
         index = torch.arange(self.shape[0], device=self.device)
         for piece in self.pieces:
@@ -104,41 +93,37 @@ class BlockMetric(Metric):
             out[mine[:, None], mine] = piece.to_dense()
         return out
 
-    # inverses ---------------------------------------------------------------------------------------------------
-
-    def _check_mode(self, mode: str) -> None:
-        if mode not in MODES:
-            raise InputError(f"mode={mode!r}: exact or factored")
+    def _check_damping(self, damping: float, mode: Mode) -> None:
+        check_number(damping, "damping", least=0)
         if mode == "factored" and not any(piece.kind in {"kfac", "ekfac"} for piece in self.pieces):
-            raise UnsupportedError(
-                f"factored damping is not defined for representation={self.representation!r}: kfac and ekfac have it"
-            )
+            raise UnsupportedError(f"{self.representation!r} has no factored damping: kfac and ekfac have it")
 
     @checked
-    def solve(self, v: Vector, damping: float = 0.0, mode: str = "exact", complement: str = "keep") -> Any:
+    def solve(
+        self, v: Vector, damping: float = 0.0, mode: Mode = "exact", complement: Literal["keep", "drop"] = "keep"
+    ) -> Any:
         """(F + damping I)^-1 v, in v's form.
 
         mode "factored": KFAC damps its factors, (A + pi sqrt(damping) I) (x) (B + sqrt(damping) / pi I), EKFAC uses
         the deep-net damping made of the factors' eigenvalues; other pieces are damped exactly.
         complement "drop" (lowrank only): solve in the span of the rows instead of all of the space.
         """
-        self._check_mode(mode)
+        self._check_damping(damping, mode)
         X, back = self._columns(v, "solve")
-        if complement != "keep":
-            piece = self.pieces[0]
-            if not isinstance(piece, LowRankPiece):
-                raise UnsupportedError("complement is a choice of representation='lowrank' only")
-            return back(piece.solve(X, damping, mode, complement))
-        return back(self._each(X, lambda piece, part: piece.solve(part, damping, mode)))
+        if complement == "keep":
+            return back(self._each(X, lambda piece, part: piece.solve(part, damping, mode)))
+        piece = self.pieces[0]
+        if not isinstance(piece, LowRankPiece):
+            raise UnsupportedError("complement is a choice of representation='lowrank' only")
+        return back(piece.solve(X, damping, mode, complement))
 
     @checked
-    def inverse(self, damping: float = 0.0, mode: str = "exact") -> LinearOperator:
+    def inverse(self, damping: float = 0.0, mode: Mode = "exact") -> LinearOperator:
         """(F + damping I)^-1 as a metric; lazily for quasidiagonal and lowrank pieces, whose inverses are full."""
-        self._check_mode(mode)
-        pieces = [piece.inverse(damping, mode) for piece in self.pieces]
-        if any(piece is None for piece in pieces):
-            return super().inverse(damping, mode)
-        return self._like([p for p in pieces if p is not None], f"inverse {self.info.get('what', 'metric')}")
+        self._check_damping(damping, mode)
+        pieces = _all([piece.inverse(damping, mode) for piece in self.pieces])
+        what = f"inverse {self.info.get('what', 'metric')}"
+        return super().inverse(damping, mode) if pieces is None else self._like(pieces, what)
 
     @checked
     def power(self, exponent: float, cutoff: float = 0.0) -> BlockMetric:
@@ -147,19 +132,14 @@ class BlockMetric(Metric):
 
     @checked
     def sample(
-        self, n: int, damping: float = 0.0, generator: torch.Generator | None = None, mode: str = "exact"
+        self, n: int, damping: float = 0.0, generator: torch.Generator | None = None, mode: Mode = "exact"
     ) -> Tensor:
         """n draws of N(0, (F + damping I)^-1), [n, p]; the generator is one of the CPU (seed 0 if None)."""
-        self._check_mode(mode)
-        if n < 1:
-            raise InputError(f"sample needs n >= 1, not {n}")
-        generator = generator if generator is not None else torch.Generator().manual_seed(0)
-        Z = torch.randn(self.shape[0], n, generator=generator, dtype=torch.float64, device="cpu").to(
-            self.device, self.dtype
-        )
+        self._check_damping(damping, mode)
+        generator = torch.Generator().manual_seed(0) if generator is None else generator
+        Z = torch.randn(self.shape[0], check_count(n, "n"), generator=generator, dtype=torch.float64, device="cpu")
+        Z = Z.to(self.device, self.dtype)
         return self._each(Z, lambda piece, part: piece.sample(part, damping, mode)).T
-
-    # the spectrum -----------------------------------------------------------------------------------------------
 
     def eigenvalues(self) -> Tensor:
         """All eigenvalues the representation holds, descending."""
@@ -169,9 +149,7 @@ class BlockMetric(Metric):
     def eigh(self, k: int | None = None) -> Eigenpairs:
         """The k largest eigenpairs (all if None), by pieces; low rank gives its non-zero ones by duality."""
         values = torch.cat([piece.eigenvalues() for piece in self.pieces])
-        k = len(values) if k is None else k
-        if not 1 <= k <= len(values):
-            raise InputError(f"k={k}: this representation holds {len(values)} eigenpairs")
+        k = len(values) if k is None else check_between(k, "k", 1, len(values))
         values, index = values.sort(descending=True)
         hot = torch.zeros(len(values), k, dtype=self.dtype, device=self.device)
         hot[index[:k], torch.arange(k, device=self.device)] = 1.0
@@ -192,15 +170,11 @@ class BlockMetric(Metric):
     def from_eigenbasis(self, v: Tensor) -> Tensor:
         """Back from coordinates to [p] or [p, k]."""
         sizes = [len(piece.eigenvalues()) for piece in self.pieces]
-        if v.dim() not in (1, 2) or v.shape[0] != sum(sizes):
-            raise InputError(f"coordinates must be [{sum(sizes)}] or [{sum(sizes)}, k], got {list(v.shape)}")
         X = v.reshape(len(v), -1)
         out = torch.empty(self.shape[0], X.shape[1], dtype=self.dtype, device=self.device)
         for piece, part in zip(self.pieces, torch.split(X, sizes)):
             self.space.put(piece.names, piece.from_eigenbasis(part), out)
         return out[:, 0] if v.dim() == 1 else out
-
-    # algebra ----------------------------------------------------------------------------------------------------
 
     def _like(self, pieces: list[Piece], what: str) -> BlockMetric:
         return BlockMetric(self.space, pieces, self.plan, {**self.info, "what": what})
@@ -212,8 +186,7 @@ class BlockMetric(Metric):
         theirs = {piece.names: piece for piece in other.pieces}
         if set(theirs) != {piece.names for piece in self.pieces}:
             return None
-        out = [do(piece, theirs[piece.names]) for piece in self.pieces]
-        return None if any(piece is None for piece in out) else [piece for piece in out if piece is not None]
+        return _all([do(piece, theirs[piece.names]) for piece in self.pieces])
 
     def __add__(self, other: LinearOperator) -> LinearOperator:
         """F + G: a metric where the representation is closed under sums, else a lazy operator."""
@@ -225,21 +198,76 @@ class BlockMetric(Metric):
 
     def __mul__(self, scalar: float) -> LinearOperator:
         lazy = super().__mul__(scalar)  # checks the number
-        pieces = [piece.scale(float(scalar)) for piece in self.pieces]
-        if any(piece is None for piece in pieces):
-            return lazy
-        return self._like([p for p in pieces if p is not None], str(self.info.get("what", "metric")))
+        pieces = _all([piece.scale(float(scalar)) for piece in self.pieces])
+        return lazy if pieces is None else self._like(pieces, str(self.info.get("what", "metric")))
 
     def __matmul__(self, v: Any) -> Any:
         """F @ v, or the product of two metrics: a metric where the representation is closed, else lazy."""
         pieces = self._pairwise(v, lambda a, b: a.product(b)) if isinstance(v, BlockMetric) else None
         return super().__matmul__(v) if pieces is None else self._like(pieces, "product")
 
-    # files ------------------------------------------------------------------------------------------------------
-
     @checked
     def save(self, path: str | Path) -> Path:
-        """Write to one safetensors file."""
-        from biascope.curvature.files import save_metric
+        """Write to one safetensors file, with a checksum per array; it appears whole or not at all."""
+        arrays: dict[str, Tensor] = {}
+        pieces = []
+        for i, piece in enumerate(self.pieces):
+            mine = {name: t.detach().cpu().contiguous().clone() for name, t in piece.arrays().items()}
+            arrays |= {f"{i}/{name}": t for name, t in mine.items()}
+            sums = {name: checksum(t) for name, t in mine.items()}
+            pieces.append({"kind": piece.kind, "names": list(piece.names), "header": piece.header(), "arrays": sums})
+        header = {
+            "format": FORMAT,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "shapes": {name: list(shape) for name, shape in self.space.shapes.items()},
+            "plan": [self.plan.representation, [[n, list(s), k, w] for n, s, k, w in self.plan.rows]],
+            "info": self.info,
+            "pieces": pieces,
+        }
+        write_tensors(Path(path), arrays, {"biascope": json.dumps(header)})
+        return Path(path)
 
-        return save_metric(self, Path(path))
+
+def _all(pieces: list[Piece | None]) -> list[Piece] | None:
+    """The pieces; None where one is missing."""
+    found = [piece for piece in pieces if piece is not None]
+    return found if len(found) == len(pieces) else None
+
+
+@checked
+def load_curvature(path: str | Path, device: torch.device | str = "cpu") -> BlockMetric:
+    """Read a metric that `F.save(path)` wrote.
+
+    Example:
+        >>> import biascope as bs, tempfile
+        >>> F = bs.fisher(torch.nn.Linear(3, 2), torch.randn(5, 3))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     G = load_curvature(F.save(f"{folder}/fisher.safetensors"))
+        >>> torch.equal(F.to_dense(), G.to_dense())
+        True
+    """
+    arrays, metadata = read_tensors(Path(path))
+    try:
+        header = json.loads(metadata["biascope"])
+        if header["format"] != FORMAT:
+            raise CorruptError(f"{path}: format {header['format']!r}, this version of biascope reads {FORMAT}")
+        return _assemble(header, arrays, device_of(device), Path(path))
+    except (KeyError, TypeError, IndexError, AttributeError, json.JSONDecodeError) as e:
+        raise CorruptError(f"{path} is not a metric saved by biascope, or damaged ({e!r}); save it again") from None
+
+
+def _assemble(header: dict[str, Any], arrays: dict[str, Tensor], device: torch.device, path: Path) -> BlockMetric:
+    pieces = []
+    for i, entry in enumerate(header["pieces"]):
+        mine = {}
+        for name, expected in entry["arrays"].items():
+            t = arrays[f"{i}/{name}"]
+            if checksum(t) != expected:
+                raise CorruptError(f"{path}: array {name} of {entry['names'][0]} is damaged (checksum); save it again")
+            mine[name] = t.to(device)
+        pieces.append(Piece.kinds[entry["kind"]].load(tuple(entry["names"]), mine, entry["header"]))
+    shapes = {name: tuple(shape) for name, shape in header["shapes"].items()}
+    space = ParameterSpace(shapes, getattr(torch, header["dtype"]), device)
+    representation, rows = header["plan"]
+    plan = Plan(representation, tuple((n, tuple(s), k, w) for n, s, k, w in rows))
+    return BlockMetric(space, pieces, plan, header["info"])

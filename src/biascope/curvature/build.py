@@ -3,29 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from biascope.curvature.accumulate import Stream
 from biascope.curvature.blockwise import BlockMetric
-from biascope.curvature.families import Family, Weighted, Weighting, likelihood_family, loss_family
+from biascope.curvature.families import (
+    ClassDim,
+    Estimator,
+    Family,
+    Likelihood,
+    OutputShape,
+    Weighted,
+    Weighting,
+    likelihood_family,
+)
 from biascope.curvature.implicit import ImplicitMetric
+from biascope.curvature.kronecker import Sharing
+from biascope.curvature.losses import Loss, loss_family
 from biascope.curvature.metric import Metric
-from biascope.curvature.outputs import OutputShape
-from biascope.curvature.pieces import DiagonalPiece, Piece
-from biascope.curvature.plan import REPRESENTATIONS, Plan, describe, make_units
-from biascope.curvature.space import ParameterSpace
+from biascope.curvature.passes import Pass
+from biascope.curvature.pieces import DiagonalPiece, ParameterSpace, Piece
+from biascope.curvature.plan import Name, Plan, describe, make_units
 from biascope.curvature.sums import build_pieces
-from biascope.errors import InputError
-from biascope.functional import Functional, ParamSelection, functional
-from biascope.inputs import Inputs, batches, take
-from biascope.layers import StaleError, anatomy, forget
-from biascope.precision import arithmetic
-from biascope.signatures import checked
+from biascope.network.functional import Functional, ParamSelection, functional
+from biascope.network.layers.blocks import StaleError
+from biascope.network.stream import Cut, Stream, anatomy, forget
+from biascope.support.errors import InputError
+from biascope.support.inputs import Inputs, check_batch_size, take
+from biascope.support.memory import parse_bytes
+from biascope.support.precision import Precision, arithmetic
+from biascope.support.signatures import checked
 
-Representation = str | Mapping[str, str]
+Representation = Name | Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `fisher` and `ggn` share: which parameters and outputs, in which form, within which memory."""
+
+    representation: Representation
+    params: ParamSelection
+    output: Callable[[Any], Tensor] | None
+    precision: Precision
+    class_dim: ClassDim
+    sharing: Sharing
+    sua: bool
+    batch_size: int | None
+    max_memory: str | int | None
+    centred: bool = False
 
 
 @checked
@@ -33,17 +61,17 @@ def fisher(
     model: nn.Module,
     data: Any,
     representation: Representation = "ekfac",
-    likelihood: str | Weighting = "categorical",
-    estimator: str = "exact",
+    likelihood: Likelihood | Weighting = "categorical",
+    estimator: Estimator = "exact",
     samples: int = 1,
     generator: torch.Generator | None = None,
     *,
     params: ParamSelection = None,
     output: Callable[[Any], Tensor] | None = None,
-    precision: str = "float32",
-    class_dim: int = 1,
+    precision: Precision = "float32",
+    class_dim: ClassDim = 1,
     centred: bool = False,
-    sharing: str = "expand",
+    sharing: Sharing = "expand",
     sua: bool = False,
     batch_size: int | None = None,
     max_memory: str | int | None = None,
@@ -99,23 +127,10 @@ def fisher(
             return _weighted(f, shape, likelihood, first)
         return likelihood_family(likelihood, estimator, samples, shape)
 
-    return build(
-        model,
-        data,
-        representation,
-        family,
-        "Fisher" if not centred else "centred Fisher",
-        generator,
-        params,
-        output,
-        precision,
-        class_dim,
-        centred,
-        sharing,
-        sua,
-        batch_size,
-        max_memory,
+    options = Options(
+        representation, params, output, precision, class_dim, sharing, sua, batch_size, max_memory, centred
     )
+    return build(model, data, options, family, "Fisher" if not centred else "centred Fisher", generator)
 
 
 @checked
@@ -123,13 +138,13 @@ def ggn(
     model: nn.Module,
     data: Any,
     representation: Representation = "ekfac",
-    loss: str | Weighting = "ce",
+    loss: Loss = "ce",
     *,
     params: ParamSelection = None,
     output: Callable[[Any], Tensor] | None = None,
-    precision: str = "float32",
-    class_dim: int = 1,
-    sharing: str = "expand",
+    precision: Precision = "float32",
+    class_dim: ClassDim = 1,
+    sharing: Sharing = "expand",
     sua: bool = False,
     batch_size: int | None = None,
     max_memory: str | int | None = None,
@@ -145,23 +160,8 @@ def ggn(
         >>> G.shape
         (8, 8)
     """
-    return build(
-        model,
-        data,
-        representation,
-        lambda f, shape, first: loss_family(loss, shape),
-        "GGN",
-        None,
-        params,
-        output,
-        precision,
-        class_dim,
-        False,
-        sharing,
-        sua,
-        batch_size,
-        max_memory,
-    )
+    options = Options(representation, params, output, precision, class_dim, sharing, sua, batch_size, max_memory)
+    return build(model, data, options, lambda f, shape, first: loss_family(loss, shape), "GGN")
 
 
 @checked
@@ -182,7 +182,7 @@ def gradient_covariance(
     model: nn.Module,
     data: Any,
     representation: Representation = "ekfac",
-    likelihood: str = "categorical",
+    likelihood: Likelihood = "categorical",
     **options: Any,
 ) -> Metric:
     """Covariance of the loss gradients over labelled examples (their second moment minus the mean's square).
@@ -202,82 +202,52 @@ FamilyMaker = Callable[[Functional, OutputShape, tuple[Inputs, Tensor | None]], 
 def build(
     model: nn.Module,
     data: Any,
-    representation: Representation,
+    options: Options,
     family: FamilyMaker,
     what: str,
-    generator: torch.Generator | None,
-    params: ParamSelection,
-    output: Callable[[Any], Tensor] | None,
-    precision: str,
-    class_dim: int,
-    centred: bool,
-    sharing: str,
-    sua: bool,
-    batch_size: int | None,
-    max_memory: str | int | None,
+    generator: torch.Generator | None = None,
 ) -> Metric:
     """Everything behind `fisher` and `ggn`."""
-    name = representation if isinstance(representation, str) else "mixed"
-    if name not in REPRESENTATIONS:
-        raise InputError(f"representation={representation!r}: choose {', '.join(REPRESENTATIONS)}")
-    if batch_size is not None and batch_size < 1:
-        raise InputError(f"batch_size={batch_size}: at least one example per pass")
-    f = functional(model, params, output, precision)
-    first = next(iter(batches(data, "data")))
+    check_batch_size(options.batch_size)
+    f = functional(model, options.params, options.output, options.precision)
+    stream = Stream(f, data, Cut(options.batch_size, what="data"))
     seed = 0 if generator is None else int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
-
-    def attempt() -> Metric:
-        return _build(
-            f, data, first, representation, family, what, seed, class_dim, centred, sharing, sua, batch_size, max_memory
-        )
-
     try:
-        return attempt()
+        return _build(stream, options, family, what, seed)
     except StaleError:  # the module was changed since it was looked at, or its path depends on the data: look again
         forget(f)
-        return attempt()
+        return _build(stream, options, family, what, seed)
 
 
-def _build(
-    f: Functional,
-    data: Any,
-    first: tuple[Inputs, Tensor | None],
-    representation: Representation,
-    family: FamilyMaker,
-    what: str,
-    seed: int,
-    class_dim: int,
-    centred: bool,
-    sharing: str,
-    sua: bool,
-    batch_size: int | None,
-    max_memory: str | int | None,
-) -> Metric:
-    name = representation if isinstance(representation, str) else "mixed"
-    found = anatomy(f, first[0])
-    f = found.watched(f)
-    fam = family(f, OutputShape.of(found.shape, class_dim), first)
-    space = ParameterSpace.of(f)
-    stream = Stream(f, found, data, fam, seed, max_memory, batch_size, first)
-    info: dict[str, Any] = {"what": what, "family": fam.name, "centred": centred}
+def _build(source: Stream, options: Options, family: FamilyMaker, what: str, seed: int) -> Metric:
+    found = anatomy(source.f, source.first)
+    stream = source.through(found.watched(source.f))
+    fam = family(stream.f, OutputShape.of(found.shape, options.class_dim), stream.first_batch)
+    space = ParameterSpace.of(stream.f)
+    limit = None if options.max_memory is None else parse_bytes(options.max_memory)
+    over = Pass(stream, found, fam, seed, limit)
+    info: dict[str, Any] = {"what": what, "family": fam.name, "centred": options.centred}
     if fam.random:
         info["seed"] = seed
-    if name == "implicit":
-        units = make_units(found, space, "diagonal", sharing, sua, lambda: stream.limit)
+    name = options.representation if isinstance(options.representation, str) else "mixed"
+    key = (name, options.sharing, options.sua) if isinstance(options.representation, str) else None
+    units, plan = found.plans.get(key, (None, None))
+    if units is None:
+        wanted = "diagonal" if name in {"implicit", "eye"} else options.representation
+        units = make_units(found, space, wanted, options.sharing, options.sua, lambda: over.limit)
         plan = describe(units, space, name)
+        if key is not None and name not in {"dense", "block"}:  # these depend on the memory
+            found.plans[key] = (units, plan)
+    if name == "implicit":
         plan = type(plan)(name, tuple((n, s, name, "products with the Jacobian") for n, s, _, _ in plan.rows))
-        implicit = ImplicitMetric(space, stream, units, plan, info, centred)
-        info["n"] = stream.n
+        implicit = ImplicitMetric(space, over, units, plan, info, options.centred)
+        info["n"] = over.stream.n
         return implicit
-    units = make_units(
-        found, space, "diagonal" if name == "eye" else representation, sharing, sua, lambda: stream.limit
-    )
-    pieces = build_pieces(stream, units, space, centred)
-    info["n"] = stream.n
-    plan = describe(units, space, name)
+    pieces = build_pieces(over, units, space, options.centred)
+    info["n"] = over.stream.n
     if name == "eye":
         pieces, plan = _one_number(pieces, plan)
-    return BlockMetric(space, pieces, plan, info, stream.finite)
+    return BlockMetric(space, pieces, plan, info, over.finite)
 
 
 def _one_number(pieces: list[Piece], plan: Plan) -> tuple[list[Piece], Plan]:

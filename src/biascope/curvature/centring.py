@@ -13,10 +13,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from biascope.curvature.accumulate import Chunk, InputFactors
-from biascope.curvature.pieces import Piece
-from biascope.curvature.space import ParameterSpace
-from biascope.layers import Factor, MatrixFactor
+from biascope.curvature.passes import Chunk, InputFactors
+from biascope.curvature.pieces import ParameterSpace, Piece
+from biascope.network.layers.blocks import Factor, MatrixFactor
 
 COPIES = 3  # memory of a chunk with a copy of its factors in float64, in units of its own
 BELOW = 100  # a covariance of so many roundings of the second moment is no covariance

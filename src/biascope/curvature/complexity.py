@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from biascope.arguments import check_count, check_number, check_tensor
 from biascope.curvature.build import l2_metric
-from biascope.errors import InputError
-from biascope.signatures import checked
-from biascope.tables import one_line
+from biascope.support.arguments import check_count, check_finite, check_number, check_share, check_tensor
+from biascope.support.errors import InputError
+from biascope.support.signatures import checked
+from biascope.support.tables import one_line
 
 
 @checked
@@ -64,16 +64,12 @@ class PathComplexity:
     @checked
     def update(self, model: nn.Module) -> float:
         """Add the step from the last call to now; gives the sum so far."""
-        trained = [p.detach().reshape(-1).clone() for p in model.parameters() if p.requires_grad]
-        if not trained:
-            raise InputError(f"{type(model).__name__} has no parameter that is trained: there is no path")
-        now = torch.cat(trained)
+        norm = feature_norm(model, self.x)  # refuses a model without parameters that are trained
+        now = torch.cat([p.detach().reshape(-1).clone() for p in model.parameters() if p.requires_grad])
         if self._before is not None:
-            if now.shape != self._before.shape:
-                raise InputError(f"the model had {len(self._before)} trained parameters, now {len(now)}")
             self.value += float((now - self._before).norm()) * self._norm
             self.steps += 1
-        self._before, self._norm = now, feature_norm(model, self.x)
+        self._before, self._norm = now, norm
         return self.value
 
 
@@ -85,17 +81,14 @@ def ball_bound(radius: float, K: Tensor) -> float:
         >>> ball_bound(1.0, torch.eye(4))
         0.5
     """
-    _check_ball(radius, K)
-    trace = float(K.trace())
-    if not (trace >= 0 and math.isfinite(trace)):
-        raise InputError(f"K has trace {trace}: a positive semi-definite kernel of finite numbers is needed")
-    return radius / len(K) * math.sqrt(trace)
+    trace = check_number(_square(K).trace(), "the trace of K", least=0)
+    return check_number(radius, "radius", least=0) / len(K) * math.sqrt(trace)
 
 
-def _check_ball(radius: float, K: Tensor) -> None:
-    check_number(radius, "radius", least=0)
-    if K.dim() != 2 or K.shape[0] != K.shape[1] or K.numel() == 0 or not K.is_floating_point():
-        raise InputError(f"K must be a kernel [n, n] of real numbers, got {K.dtype} {list(K.shape)}")
+def _square(K: Tensor) -> Tensor:
+    if K.dim() != 2 or K.shape[0] != K.shape[1] or K.numel() == 0:
+        raise InputError(f"K must be a kernel [n, n], got {list(K.shape)}")
+    return K
 
 
 @checked
@@ -107,15 +100,12 @@ def ball_complexity(radius: float, K: Tensor, samples: int = 1000, seed: int = 0
         >>> mean, error
         (0.5, 0.0)
     """
-    _check_ball(radius, K)
+    check_number(radius, "radius", least=0)
+    samples, n = check_count(samples, "samples", least=2), len(_square(K))
     generator = torch.Generator().manual_seed(seed)
-    samples = check_count(samples, "samples", least=2)
-    signs = torch.randint(0, 2, (samples, len(K)), generator=generator, device="cpu").to(K) * 2 - 1
-    values = radius / len(K) * ((signs @ K) * signs).sum(1).clamp_min(0.0).sqrt()
-    mean = float(values.mean())
-    if not math.isfinite(mean):
-        raise InputError("K has a NaN or infinity")
-    return mean, float(values.std() / math.sqrt(samples))
+    signs = torch.randint(0, 2, (samples, n), generator=generator, device="cpu").to(K) * 2 - 1
+    values = radius / n * ((signs @ K) * signs).sum(1).clamp_min(0.0).sqrt()
+    return float(values.mean()), float(values.std() / math.sqrt(samples))
 
 
 @checked
@@ -131,14 +121,9 @@ def learning_flow_bound(steps: Sequence[float], feature_norms: Sequence[float], 
         >>> learning_flow_bound([1.0], [2.0], 4)
         0.5
     """
-    if len(steps) != len(feature_norms):
-        raise InputError(f"{len(steps)} steps but {len(feature_norms)} feature norms")
-    for t, (m, p) in enumerate(zip(steps, feature_norms)):
-        check_number(m, f"steps[{t}]", least=0)
-        check_number(p, f"feature_norms[{t}]", least=0)
-    if n < 1:
-        raise InputError(f"n={n}: at least one example")
-    return math.fsum(m * p for m, p in zip(steps, feature_norms)) / n
+    lengths = [check_number(m, "steps", least=0) for m in steps]
+    norms = [check_number(p, "feature_norms", least=0) for p in feature_norms]
+    return math.fsum(m * p for m, p in zip(lengths, norms, strict=True)) / check_count(n, "n")
 
 
 @checked
@@ -151,12 +136,9 @@ def margin_bound(empirical_risk: float, complexity: float, n: int, delta: float 
         >>> round(margin_bound(0.1, 0.05, 1000), 4)
         0.3288
     """
-    if not 0 < delta < 1:
-        raise InputError(f"delta={delta}: a probability between 0 and 1")
-    check_number(empirical_risk, "empirical_risk", least=0)
-    check_number(complexity, "complexity", least=0)
-    check_count(n, "n")
-    return empirical_risk + 2 * complexity + 3 * math.sqrt(math.log(2 / delta) / (2 * n))
+    risk = check_number(empirical_risk, "empirical_risk", least=0) + 2 * check_number(complexity, "complexity", least=0)
+    confidence = math.log(2 / check_number(check_share(delta, "delta"), "delta", above=0))
+    return risk + 3 * math.sqrt(confidence / (2 * check_count(n, "n")))
 
 
 @checked
@@ -175,45 +157,27 @@ def margin_risk(outputs: Tensor, labels: Tensor, gamma: float) -> float:
         >>> margin_risk(torch.tensor([[2.0], [0.5]]), torch.tensor([1, -1]), 1.0)
         0.5
     """
-    _check_gamma(gamma)
-    if outputs.dim() != 2 or labels.shape != outputs.shape[:1] or outputs.numel() == 0:
-        raise InputError(f"outputs must be [n, c] and labels [n], got {list(outputs.shape)} and {list(labels.shape)}")
-    outputs = check_tensor(outputs, "outputs", floating=True).detach()
-    if outputs.shape[1] == 1:
+    check_number(gamma, "gamma", above=0)
+    outputs = check_tensor(outputs, "outputs", dims=2, floating=True).detach()
+    n, c = outputs.shape
+    indices = not labels.is_floating_point() and labels.dtype != torch.bool
+    if labels.shape != (n,) or (c > 1 and not (indices and int(labels.min()) >= 0 and int(labels.max()) < c)):
+        raise InputError(f"labels must be class indices [{n}] from 0 to {c - 1}, not {labels.dtype} {labels.shape}")
+    if c == 1:
         margins = _signs(labels).to(outputs) * outputs[:, 0]
     else:
-        _check_classes(labels, outputs.shape[1])
         index = labels[:, None].long()
         own = outputs.gather(1, index)
         margins = (own - outputs.scatter(1, index, -math.inf).amax(1, keepdim=True))[:, 0]
-    risk = float((1 - margins / gamma).clamp(0.0, 1.0).mean())
-    if math.isnan(risk):
-        raise InputError("outputs has a NaN")
-    return risk
-
-
-def _check_classes(labels: Tensor, classes: int) -> None:
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise InputError(f"labels must be class indices (integers), got {labels.dtype}")
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= classes:
-        raise InputError(f"labels has class {low if low < 0 else high}, but outputs has classes 0 to {classes - 1}")
+    return float((1 - margins / gamma).clamp(0.0, 1.0).mean())
 
 
 def _signs(labels: Tensor) -> Tensor:
     """Labels of two classes, {-1, 1} or {0, 1}, as -1 and 1."""
     values = set(labels.tolist())
     if not (values <= {-1, 1} or values <= {0, 1}):
-        raise InputError(
-            f"labels of a single output must be -1 and 1, or 0 and 1, not {sorted(values)[:4]}; more classes need one "
-            "output each"
-        )
+        raise InputError(f"labels of a single output must be -1 and 1, or 0 and 1, not {sorted(values)[:4]}")
     return torch.where(labels > 0, 1.0, -1.0)
-
-
-def _check_gamma(gamma: float) -> None:
-    if not (gamma > 0 and math.isfinite(gamma)):
-        raise InputError(f"gamma={gamma}: must be positive")
 
 
 @checked
@@ -224,10 +188,8 @@ def multiclass_complexity(radius: float, K: Tensor, classes: int, gamma: float) 
         >>> multiclass_complexity(1.0, torch.eye(4), classes=4, gamma=1.0)
         4.0
     """
-    _check_gamma(gamma)
-    if classes < 1:
-        raise InputError(f"classes={classes}: at least one")
-    return classes * math.sqrt(classes) / gamma * ball_bound(radius, K)
+    c = check_count(classes, "classes")
+    return c * math.sqrt(c) / check_number(gamma, "gamma", above=0) * ball_bound(radius, K)
 
 
 @dataclass(frozen=True)
@@ -275,28 +237,25 @@ def optimal_norm_bound(K: Tensor, y: Tensor, cutoff: float | None = None) -> Nor
         >>> optimal_norm_bound(torch.diag(torch.tensor([4.0, 0.0])), torch.tensor([1.0, 1.0])).optimal
         inf
     """
-    if K.dim() != 2 or K.shape[0] != K.shape[1] or y.shape != (len(K),):
+    if y.shape != _square(K).shape[:1]:
         raise InputError(f"K must be [n, n] and y [n], got {list(K.shape)} and {list(y.shape)}")
-    for name, t in (("K", K), ("y", y)):
-        if not bool(torch.isfinite(t).all()):
-            raise InputError(f"{name} has a NaN or infinity")
-    if cutoff is not None and not 0 <= cutoff < 1:
-        raise InputError(f"cutoff={cutoff}: a share of the largest eigenvalue, from 0 to below 1")
+    check_finite(K, "K")
+    check_finite(y, "y")
+    if cutoff is not None:
+        check_share(cutoff, "cutoff")
     values, U = torch.linalg.eigh(K.double())
     # a kernel made in float32 knows its eigenvalues to float32's rounding
     eps = torch.finfo(K.dtype if K.is_floating_point() else torch.float64).eps
     rounding = len(K) * eps
     if not bool(values[-1] > 0) or bool(values[0] < -10 * rounding * values[-1]):
-        raise InputError(
-            f"K must be positive semi-definite and not zero; its eigenvalues go from {float(values[0]):.3g}"
-        )
+        raise InputError(f"K must be positive semi-definite, not zero: its eigenvalues go from {float(values[0]):.3g}")
     c = U.T @ y.double()
-    found = _norm_bounds(values, c, rounding if cutoff is None else cutoff, 0.0 if cutoff is None else math.inf, eps)
+    share, allowed = (rounding, 0.0) if cutoff is None else (cutoff, math.inf)
+    found = _norm_bounds(values, c, share, allowed, eps)
     # with `outside` allowed: what is compared is the sums
-    part, coarser = (
-        _norm_bounds(values, c, k * (rounding if cutoff is None else cutoff), math.inf, eps) for k in (1, 10)
-    )
-    if math.isfinite(found.optimal) and not _alike(part, coarser):
+    part, coarser = (_norm_bounds(values, c, k * share, math.inf, eps) for k in (1, 10))
+    pairs = (part.euclidean, coarser.euclidean), (part.optimal, coarser.optimal)
+    if math.isfinite(found.optimal) and any(abs(a - b) > 0.1 * max(a, b) for a, b in pairs):
         warnings.warn(
             f"the kernel is ill-conditioned: with a cutoff ten times larger the bounds are {coarser.euclidean:.3g} and "
             f"{coarser.optimal:.3g}, not {part.euclidean:.3g} and {part.optimal:.3g}; they are set by the cutoff",
@@ -316,8 +275,3 @@ def _norm_bounds(values: Tensor, c: Tensor, cutoff: float, allowed: float, eps: 
         return NormBounds(math.inf, math.inf, weights, outside, len(left))
     euclidean = math.sqrt(float((mine.square() / left).sum() * left.sum())) / n
     return NormBounds(euclidean, float(mine.sum()) / n, weights, outside, len(left))
-
-
-def _alike(a: NormBounds, b: NormBounds) -> bool:
-    pairs = ((a.euclidean, b.euclidean), (a.optimal, b.optimal))
-    return all(abs(x - y) <= 0.1 * max(x, y) for x, y in pairs)

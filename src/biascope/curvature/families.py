@@ -8,27 +8,122 @@ and an example's log-likelihood is the sum over its positions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import sqrt
+from dataclasses import dataclass, replace
+from math import prod, sqrt
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from biascope.curvature.outputs import IGNORE, OutputShape, checked_labels
-from biascope.errors import InputError, UnsupportedError
+from biascope.network.functional import Functional
+from biascope.network.layers.blocks import out_tensor
+from biascope.support.arguments import check_count, tensor_fix
+from biascope.support.errors import InputError
+from biascope.support.inputs import Inputs, take
 
+Likelihood = Literal["categorical", "bernoulli", "gaussian"]
+Estimator = Literal["exact", "monte-carlo", "empirical"]
+ClassDim = Literal[1, -1]  # axis of the classes: as in torch's losses, or the last
 Weighting = Callable[[Tensor, Tensor | None], Tensor]
+IGNORE = -100  # torch's ignore_index: a position without a label
+
+
+@dataclass(frozen=True)
+class OutputShape:
+    """How a row of outputs [c_total] splits into classes and positions."""
+
+    classes: int
+    positions: int
+    classes_last: bool
+
+    @staticmethod
+    def of(shape: tuple[int, ...], class_dim: ClassDim) -> OutputShape:
+        """From the shape of one example's output; class_dim counts the examples' axis."""
+        shape = shape or (1,)
+        if class_dim == 1:
+            return OutputShape(shape[0], prod(shape[1:]), False)
+        return OutputShape(shape[-1], prod(shape[:-1]), True)
+
+    @property
+    def total(self) -> int:
+        """Numbers per example."""
+        return self.classes * self.positions
+
+    def split(self, rows: Tensor) -> Tensor:
+        """[..., total] to [..., classes, positions]."""
+        if self.positions == 1:
+            return rows[..., None]
+        if self.classes_last:
+            return rows.reshape(*rows.shape[:-1], self.positions, self.classes).mT
+        return rows.reshape(*rows.shape[:-1], self.classes, self.positions)
+
+    def join(self, t: Tensor) -> Tensor:
+        """[..., classes, positions] to [..., total]."""
+        if self.positions == 1:
+            return t[..., 0]
+        return (t.mT if self.classes_last else t).flatten(-2)
+
+
+def output_shape(f: Functional, inputs: Inputs, class_dim: ClassDim) -> OutputShape:
+    """The classes and positions of what the model returns for one example."""
+    seen: list[tuple[int, ...]] = []
+
+    def spy(out: object) -> Tensor:
+        t: Tensor = out_tensor(out, f.output)
+        if isinstance(t, Tensor):
+            seen.append(tuple(t.shape[1:]))
+        return t  # what is no tensor is refused by the caller, with advice
+
+    with torch.no_grad():
+        replace(f, output=spy)(f.params, f.prepare(take(inputs, slice(0, 1))))
+    return OutputShape.of(seen[0], class_dim)
+
+
+def checked_labels(likelihood: str, y: Tensor | None, n: int, shape: OutputShape) -> Tensor:
+    """Labels [n, positions] (categorical) or targets [n, total], or an error that says what is wrong with them."""
+    if not isinstance(y, Tensor):
+        got = f"{type(y).__name__}{tensor_fix(y, 'y')}"
+        raise InputError(f"this needs labels: give data as (x, y) or as batches (x, y), with tensors, got {got}")
+    classes = likelihood == "categorical"
+    wanted = n * (shape.positions if classes else shape.total)
+    if y.dim() == 0 or len(y) != n or y.numel() != wanted or y.is_complex() or (classes and y.is_floating_point()):
+        outputs = f"[{n}, {shape.total}]" + (f" of {shape.positions} positions per example" if classes else "")
+        raise InputError(
+            f"{likelihood} labels, {y.dtype} of shape {list(y.shape)}, do not fit outputs {outputs}"
+            f"{_label_hint(y, shape) if classes else ''}"
+        )
+    y = y.reshape(n, -1)
+    if classes:
+        y = y.long()
+        bad = (y != IGNORE) & ((y < 0) | (y >= shape.classes))
+        if bool(bad.any()):
+            raise InputError(f"label {int(y[bad][0])} is not a class: the model has {shape.classes}")
+    elif not bool(torch.isfinite(y).all()) or (likelihood == "bernoulli" and not bool(((y >= 0) & (y <= 1)).all())):
+        raise InputError(f"{likelihood} labels must be finite" + (", from 0 to 1" if likelihood == "bernoulli" else ""))
+    return y
+
+
+def _label_hint(y: Tensor, shape: OutputShape) -> str:
+    """What labels that do not fit look like: one-hot rows, or tokens where the classes were taken for positions."""
+    if y.dim() == 2 and y.shape[1] == shape.classes and shape.positions == 1:
+        return "; one-hot labels become class indices with y.argmax(1)"
+    if not shape.classes_last and y.dim() > 1 and y[0].numel() == shape.classes:
+        return "; where the classes are the last axis, as in language models, say class_dim=-1"
+    return "; pass y.long(), or say likelihood='gaussian' for regression" if y.is_floating_point() else ""
 
 
 class Family:
     """Outputs to cotangents. `width` cotangents; `scale` multiplies H."""
 
     name = "family"
-    needs_labels = False
+    least_classes = 1
     random = False
     tolerant = True  # gives cotangents for all outputs, also NaN: these may be refused later
 
     def __init__(self, shape: OutputShape, scale: float = 1.0) -> None:
         self.shape, self.scale = shape, scale
+        if shape.classes < self.least_classes:
+            raise InputError(f"a {self.name} likelihood needs at least 2 outputs; use 'bernoulli' for a single logit")
 
     @property
     def width(self) -> int:
@@ -49,7 +144,7 @@ class Family:
 
     def cotangents(self, z: Tensor, y: Tensor | None, draws: Tensor | None, ks: range) -> Tensor:
         """S[ks] [len(ks), n, total] at outputs z [n, total]."""
-        raise AssertionError("a family gives its cotangents")
+        raise NotImplementedError
 
     def apply(self, z: Tensor, y: Tensor | None, draws: Tensor | None, u: Tensor) -> Tensor:
         """H u for u [n, total], or [k, n, total]; closed form where a subclass has one."""
@@ -96,11 +191,7 @@ class Categorical(Family):
     """
 
     name = "categorical"
-
-    def __init__(self, shape: OutputShape, scale: float = 1.0) -> None:
-        super().__init__(shape, scale)
-        if shape.classes < 2:
-            raise InputError("a categorical likelihood needs at least 2 outputs; use 'bernoulli' for a single logit")
+    least_classes = 2
 
     @property
     def width(self) -> int:  # noqa: D102
@@ -113,27 +204,26 @@ class Categorical(Family):
         positions, classes = self.shape.positions, self.shape.classes
         if not self.shape.classes_last and y.shape == (n, classes) and positions not in (1, classes):
             raise InputError(
-                f"one label for each of {classes} positions, but these were taken for the classes, of which there are "
-                f"{positions} then: where the classes are the last axis, as in language models, say class_dim=-1"
+                f"the labels have the {classes} positions that were taken for classes: where the classes are the last "
+                "axis, as in language models, say class_dim=-1"
             )
-        missing = bool((y == IGNORE).any())
-        return checked_labels(self.name, y, n, self.shape) if missing else None
+        return checked_labels(self.name, y, n, self.shape) if bool((y == IGNORE).any()) else None
 
     def ignores(self, y: Tensor | None) -> bool:  # noqa: D102
         return y is not None
 
-    def heard(self, y: Tensor) -> Tensor:
+    def has_label(self, y: Tensor) -> Tensor:
         """1 at the outputs [n, total] of positions that have a label, else 0."""
         return self.shape.join((y != IGNORE)[:, None].expand(-1, self.shape.classes, -1))
 
     def cotangents(self, z: Tensor, y: Tensor | None, draws: Tensor | None, ks: range) -> Tensor:  # noqa: D102
-        S = self._roots(z, ks)
-        return S if y is None else S * self.heard(y)
+        one = self.shape.positions == 1
+        S = self._one_position(torch.softmax(z, -1), ks) if one else self._positions(z, ks)
+        return S if y is None else S * self.has_label(y)
 
-    def _roots(self, z: Tensor, ks: range) -> Tensor:
+    def _positions(self, z: Tensor, ks: range) -> Tensor:
+        """The columns ks of the root, each of one position."""
         c = self.shape.classes
-        if self.shape.positions == 1:
-            return self._one_position(torch.softmax(z, -1), ks)
         p = torch.softmax(self.shape.split(z), -2)  # [n, c, P]
         tail = p.flip(-2).cumsum(-2).flip(-2)
         after = torch.cat([tail[:, 1:], torch.zeros_like(tail[:, :1])], -2)
@@ -167,20 +257,7 @@ class Categorical(Family):
     def apply(self, z: Tensor, y: Tensor | None, draws: Tensor | None, u: Tensor) -> Tensor:  # noqa: D102
         p, v = torch.softmax(self.shape.split(z), -2), self.shape.split(u)
         found = self.scale * self.shape.join(p * v - p * (p * v).sum(-2, keepdim=True))
-        return found if y is None else found * self.heard(y)
-
-
-class CrossEntropy(Categorical):
-    """The mean cross entropy of an example's positions, for Gauss-Newton matrices."""
-
-    def check_labels(self, y: Tensor | None, n: int) -> Tensor | None:
-        """Positions without a label change what torch's mean divides by, from batch to batch."""
-        if super().check_labels(y, n) is not None:
-            raise UnsupportedError(
-                "ignored labels (-100) make examples weigh unequally; give the loss as a function, or take bs.fisher, "
-                "which adds up the positions that have a label"
-            )
-        return None
+        return found if y is None else found * self.has_label(y)
 
 
 class Score(Family):
@@ -188,13 +265,9 @@ class Score(Family):
 
     def __init__(self, base: Family, samples: int | None) -> None:
         super().__init__(base.shape, base.scale)
-        if not isinstance(base, Gaussian | Bernoulli | Categorical):
-            raise InputError("sampled and empirical estimators need likelihood categorical, bernoulli or gaussian")
-        if samples is not None and samples < 1:
-            raise InputError(f"samples={samples}: at least one draw per example is needed")
         self.base, self.samples = base, samples
         self.name = f"{base.name}, " + ("empirical" if samples is None else f"monte-carlo ({samples} samples)")
-        self.needs_labels, self.random = samples is None, samples is not None
+        self.random = samples is not None
 
     @property
     def width(self) -> int:  # noqa: D102
@@ -224,19 +297,18 @@ class Score(Family):
             draws = draws if len(ks) == self.width else draws[ks.start : ks.stop]
             draws = draws if draws.device == z.device else draws.to(z.device)
         root = sqrt(self.scale / self.width)
+        given = z if y is None else y  # without labels there are draws
         if isinstance(self.base, Gaussian):
-            residual = draws.to(z.dtype) if draws is not None else self._labels(y).to(z)[None] - z
-            return root * residual
+            return root * (draws.to(z.dtype) if draws is not None else given.to(z)[None] - z)
         if isinstance(self.base, Bernoulli):
             p = torch.sigmoid(z)
-            drawn = (draws < p).to(z.dtype) if draws is not None else self._labels(y).to(z)[None]
-            return root * (drawn - p)
+            return root * (((draws < p).to(z.dtype) if draws is not None else given.to(z)[None]) - p)
         if draws is not None and self.shape.positions == 1 and y is None:
             return self._drawn_scores(torch.softmax(z, -1), draws, root)
         p = torch.softmax(self.shape.split(z), -2)
-        labels = self._labels(y)[None] if draws is None else _inverse_cdf(p, draws)  # [k, n, P]
+        labels = given[None].clamp_min(0) if draws is None else _inverse_cdf(p, draws)  # [k, n, P]
         hot = torch.zeros(len(labels), *p.shape, dtype=z.dtype, device=z.device)
-        hot.scatter_(-2, (labels if draws is not None else labels.clamp_min(0))[..., None, :], 1.0)
+        hot.scatter_(-2, labels[..., None, :], 1.0)
         score = hot.sub_(p)
         if y is not None:
             score *= (y != IGNORE)[:, None]
@@ -252,11 +324,6 @@ class Score(Family):
         labels = torch.searchsorted(each, draws * cdf[:, -1:]).clamp_(max=p.shape[1] - 1)  # beyond only where p is NaN
         score = p.new_zeros(each.shape).scatter_(-1, labels, 1.0).sub_(p)
         return score if root == 1.0 else score.mul_(root)
-
-    @staticmethod
-    def _labels(y: Tensor | None) -> Tensor:
-        assert y is not None, "checked_labels comes first"
-        return y
 
 
 def _inverse_cdf(p: Tensor, u: Tensor) -> Tensor:
@@ -287,70 +354,12 @@ class Weighted(Family):
         return S.detach()[ks.start : ks.stop].to(z)
 
 
-class LossHessian(Family):
-    """H_i: Hessian of a user's loss (outputs [n, c], labels) -> [n], which must be convex in the outputs."""
-
-    name = "user-supplied loss"
-    tolerant = False
-
-    def __init__(self, shape: OutputShape, loss: Weighting) -> None:
-        super().__init__(shape)
-        self.loss = loss
-
-    def hessians(self, z: Tensor, y: Tensor | None) -> Tensor:
-        """[n, c, c] by differentiating the sum of the losses twice."""
-        z = z.detach().requires_grad_()
-        with torch.enable_grad():
-            losses = self.loss(z, y)
-            if losses.shape != z.shape[:1]:
-                raise InputError(f"the loss must give one number per example [{len(z)}], got {list(losses.shape)}")
-            (g,) = torch.autograd.grad(losses.sum(), z, create_graph=True)
-            zero = torch.zeros_like(z)
-            cols = [
-                torch.autograd.grad(g[:, c].sum(), z, retain_graph=True, allow_unused=True)[0]
-                if g.requires_grad
-                else None
-                for c in range(z.shape[1])
-            ]
-        return torch.stack([zero if col is None else col for col in cols], -1).detach()
-
-    def cotangents(self, z: Tensor, y: Tensor | None, draws: Tensor | None, ks: range) -> Tensor:  # noqa: D102
-        values, U = torch.linalg.eigh(self.hessians(z, y).double())
-        if bool((values < -1e-5 * values.abs().max()).any()):
-            raise InputError("the loss is not convex in the outputs: its Gauss-Newton matrix has no square root")
-        S = (U * values.clamp_min(0).sqrt()[:, None]).movedim(-1, 0)
-        out: Tensor = S[ks.start : ks.stop].to(z)
-        return out
-
-    def apply(self, z: Tensor, y: Tensor | None, draws: Tensor | None, u: Tensor) -> Tensor:  # noqa: D102
-        return torch.einsum("ncd,...nd->...nc", self.hessians(z, y), u)
+EXACT: dict[Likelihood, type[Family]] = {"categorical": Categorical, "bernoulli": Bernoulli, "gaussian": Gaussian}
 
 
-EXACT: dict[str, type[Family]] = {"categorical": Categorical, "bernoulli": Bernoulli, "gaussian": Gaussian}
-
-
-def likelihood_family(likelihood: str, estimator: str, samples: int, shape: OutputShape) -> Family:
+def likelihood_family(likelihood: Likelihood, estimator: Estimator, samples: int, shape: OutputShape) -> Family:
     """The family of a likelihood and an estimator of the expectation over labels."""
-    if likelihood not in EXACT:
-        raise InputError(f"likelihood={likelihood!r}: choose {', '.join(EXACT)}, or give a function of the outputs")
     base = EXACT[likelihood](shape)
-    if estimator not in {"exact", "monte-carlo", "empirical"}:
-        raise InputError(f"estimator={estimator!r}: choose exact, monte-carlo or empirical")
-    if samples < 1:
-        raise InputError(f"samples={samples}: at least one draw per example is needed")
     if estimator == "exact":
         return base
-    return Score(base, samples if estimator == "monte-carlo" else None)
-
-
-def loss_family(loss: str | Weighting, shape: OutputShape) -> Family:
-    """The family of the Gauss-Newton matrix of a loss as torch computes it with reduction="mean"."""
-    if callable(loss):
-        return LossHessian(shape, loss)
-    if loss == "ce":
-        return CrossEntropy(shape, 1.0 / shape.positions)
-    if loss == "bce":
-        return Bernoulli(shape, 1.0 / shape.total)
-    if loss == "mse":
-        return Gaussian(shape, 2.0 / shape.total)
-    raise InputError(f"loss={loss!r}: choose ce, bce, mse, or give a function (outputs [n, c], labels) -> [n]")
+    return Score(base, check_count(samples, "samples") if estimator == "monte-carlo" else None)

@@ -8,71 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from biascope.curvature.accumulate import Chunk, Stream
 from biascope.curvature.centring import COPIES, warn_of_rounding, wide, widened
 from biascope.curvature.contract import squared_norms
 from biascope.curvature.families import Family
-from biascope.curvature.metric import Metric, Vector
+from biascope.curvature.metric import ProductMetric, Vector
+from biascope.curvature.passes import Chunk, Pass
+from biascope.curvature.pieces import ParameterSpace
 from biascope.curvature.plain_sums import DiagonalSum
 from biascope.curvature.plan import Plan, Unit
 from biascope.curvature.products import Linearised, together, ways
-from biascope.curvature.space import ParameterSpace
 from biascope.curvature.sums import build_pieces, mean_gradients
-from biascope.errors import InputError, UnsupportedError
-from biascope.layers import MatrixFactor
-from biascope.linalg import Diagonal, cg, damped
-from biascope.linalg.eigenbasis import check_damping
+from biascope.linalg.elementary import Diagonal
 from biascope.linalg.operator import LinearOperator
-from biascope.precision import arithmetic
-from biascope.signatures import checked
+from biascope.network.layers.blocks import MatrixFactor
+from biascope.support.precision import arithmetic
+from biascope.support.signatures import checked
 
 GRAM_BYTES = 2**30  # rows that are formed to get an exact Frobenius norm
 COTANGENTS = 2**24  # entries of cotangents at a time in the products of a centred metric
-
-
-class ProductMetric(Metric):
-    """A metric known by its products only: what follows from them."""
-
-    def eigenvalues(self) -> Tensor:
-        """All of them would need the matrix: `eigh(k)` finds the largest."""
-        raise UnsupportedError(
-            f"{self!r} is known by its products only: eigh(k) gives its k largest eigenvalues, and "
-            "representation='dense' all of them"
-        )
-
-    def solve(
-        self,
-        v: Vector,
-        damping: float = 0.0,
-        mode: str = "exact",
-        preconditioner: Metric | LinearOperator | None = None,
-        tol: float | None = None,
-        max_iterations: int | None = None,
-    ) -> Any:
-        """(F + damping I)^-1 v by conjugate gradients.
-
-        Args:
-            v: a dict, flat [p] or a block [p, k].
-            damping: must be positive, unless F itself is positive definite.
-            mode: "exact".
-            preconditioner: another metric of the same network (its damped inverse is used), or an operator ~ F^-1.
-            tol: residual relative to ||v|| (1e-10 in float64, 1e-5 in float32).
-            max_iterations: products allowed.
-        """
-        check_damping(damping)
-        if not self.symmetric:
-            raise UnsupportedError("a product of two metrics is not symmetric: it can be multiplied, not solved")
-        if mode != "exact":
-            raise UnsupportedError(
-                f"factored damping is not defined for representation={self.representation!r}: kfac and ekfac have it"
-            )
-        X, back = self._columns(v, "solve")
-        if isinstance(preconditioner, Metric):
-            preconditioner = preconditioner.inverse(damping)
-        out = cg(damped(self, damping), X, preconditioner, tol=tol, max_iterations=max_iterations)
-        if not bool(out.converged.all()):
-            raise InputError(f"solve: {out.message}; give a larger damping, a preconditioner, or a looser tol")
-        return back(out.x)
 
 
 class ImplicitMetric(ProductMetric):
@@ -86,7 +39,7 @@ class ImplicitMetric(ProductMetric):
     """
 
     def __init__(
-        self, space: ParameterSpace, stream: Stream, units: list[Unit], plan: Plan, info: dict[str, Any], centred: bool
+        self, space: ParameterSpace, stream: Pass, units: list[Unit], plan: Plan, info: dict[str, Any], centred: bool
     ) -> None:
         super().__init__(space, plan, info)
         self.stream, self.units = stream, units
@@ -101,20 +54,19 @@ class ImplicitMetric(ProductMetric):
 
     @arithmetic("float32")
     def _matmat(self, X: Tensor) -> Tensor:
-        n, k = self.stream.n, X.shape[1]
-        out: Tensor | None = None  # [k, p]
+        n, k = self.stream.stream.n, X.shape[1]
+        out = X.new_empty(0, len(X))  # [k, p]
         centre = None if self.means is None else Centre(self.stream.family, self.means, X)
         for some, at, y, draws in self._linearised(X):
             if centre is None:
                 part = at.pull(self.stream.family.apply(at.outputs, y, draws, at.tangent) / n)
             else:
                 part = at.pull(centre.apply(some, at, y, draws) / n)
-            if out is None:
+            if not len(out):
                 out = part.reshape(k, -1) if part.numel() == X.numel() else X.new_zeros(k, len(X))
                 if part.numel() == X.numel():
                     continue
             out[some] += part
-        assert out is not None, "data is never empty"
         return out.T if centre is None else out.T - (centre.means @ (centre.sums.T / n)).to(X.dtype)
 
     @checked
@@ -122,7 +74,7 @@ class ImplicitMetric(ProductMetric):
     def quadratic_form(self, v: Vector) -> Tensor:
         """v^T F v from J v alone: a number, or [k] for a block."""
         X, _ = self._columns(v, "quadratic_form")
-        family, n = self.stream.family, self.stream.n
+        family, n = self.stream.family, self.stream.stream.n
         centre = None if self.means is None else Centre(family, self.means, X)
         total = torch.zeros(X.shape[1], dtype=self.dtype, device=self.device)
         for some, at, y, draws in self._linearised(X):
@@ -138,7 +90,8 @@ class ImplicitMetric(ProductMetric):
     def _linearised(self, X: Tensor) -> Iterator[tuple[int | slice, Linearised, Tensor | None, Tensor | None]]:
         """The network linearised at all data in the directions X [p, k]: one column, or a slice of them, at a time."""
         f, k = self.stream.f, X.shape[1]
-        for inputs, y, draws, group in self.stream.parts(k):
+        for batch, group in self.stream.parts(k):
+            inputs, y, draws = batch.part.inputs, batch.y, batch.draws
             how = ways(f, inputs)
             if k > 1:
                 self.info["block products"] = "together" if how.block else f"one by one ({how.why})"
@@ -160,7 +113,7 @@ class ImplicitMetric(ProductMetric):
                     total += squared_norms(factor)
                 else:
                     total += factor.rows.square().sum(dtype=torch.float64)
-        total /= self.stream.n
+        total /= self.stream.stream.n
         if self.means is not None:
             whole, total = total, (total - self.means.square().sum()).clamp_min(0.0)
             warn_of_rounding(next(iter(self.space.shapes)), float(whole), float(total), self.dtype)
@@ -182,7 +135,7 @@ class ImplicitMetric(ProductMetric):
                 s.add(part)
         out = torch.empty(self.shape[0], 1, dtype=space.dtype, device=self.device)
         for s in sums:
-            space.put(s.unit.names, s.finish(self.stream.n).diagonal()[:, None], out)
+            space.put(s.unit.names, s.finish(self.stream.stream.n).diagonal()[:, None], out)
         if self.means is not None:
             out = (out - self.means.square().sum(1, keepdim=True)).clamp_min(0.0)
         return out[:, 0].to(self.dtype)
@@ -190,7 +143,7 @@ class ImplicitMetric(ProductMetric):
     @arithmetic("float32")
     def frobenius_norm(self) -> Tensor:
         """Through the Gram matrix of the rows where these fit in memory, else estimated: a warning says how well."""
-        rows = self.stream.n * self.stream.family.width
+        rows = self.stream.stream.n * self.stream.family.width
         if rows * (self.shape[0] + rows) * self.dtype.itemsize > min(GRAM_BYTES, self.stream.limit // 2):
             return super().frobenius_norm()
         blocks = tuple(b for u in self.units for b in u.blocks)

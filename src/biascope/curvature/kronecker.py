@@ -6,19 +6,23 @@ offsets of a convolution stay apart. All arrays are [g, e, o, i]-shaped in that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, lru_cache
 from math import sqrt
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from biascope.curvature.eigh import batched_eigh, eigh_of
-from biascope.curvature.pieces import Piece, matrix_rounding, powers
-from biascope.errors import InputError, UnsupportedError
-from biascope.linalg.eigenbasis import check_damping
+from biascope.curvature.pieces import Mode, Piece, matrix_rounding, powers
+from biascope.support.errors import InputError, UnsupportedError
+from biascope.support.inputs import finite
+
+Sharing = Literal["expand", "reduce"]  # how KFAC treats several positions of a layer
+THREADS, ROOM = 8, 2**31  # eigendecompositions at a time on a GPU, and bytes for all of them
+JACOBI = 512  # up to here torch's solver in float32 is slower on a GPU than that in float64, which does no rotations
 
 
 @dataclass(frozen=True)
@@ -31,11 +35,6 @@ class Homogeneous:
     offsets: int = 1
     bias: bool = False
     input_major: bool = False
-
-    @property
-    def size(self) -> int:
-        """Number of parameters."""
-        return self.groups * self.d_out * (self.d_in * self.offsets + self.bias)
 
     @property
     def columns(self) -> int:
@@ -58,19 +57,28 @@ class Homogeneous:
         return (torch.cat([flat, V[..., self.d_in].flatten(1)], 1) if self.bias else flat).T
 
 
-class KroneckerPiece(Piece):
+class MatrixPiece(Piece):
+    """A piece whose parameters are the matrices V of a layout."""
+
+    layout: Homogeneous
+
+    def header(self) -> dict[str, Any]:  # noqa: D102
+        return super().header() | {"layout": asdict(self.layout)}
+
+    @classmethod
+    def load(cls, names: tuple[str, ...], arrays: Mapping[str, Tensor], header: Mapping[str, Any]) -> Piece:  # noqa: D102
+        return super().load(names, arrays, {**header, "layout": Homogeneous(**header["layout"])})
+
+
+@dataclass(eq=False)
+class KroneckerPiece(MatrixPiece):
     """B (x) A per group: B [g, o, o]; A [g, i, i], or [g, i] where it is diagonal (embeddings)."""
 
+    B: Tensor
+    A: Tensor
+    layout: Homogeneous
+    symmetric: bool = True
     kind = "kfac"
-
-    def __init__(self, names: tuple[str, ...], B: Tensor, A: Tensor, layout: Homogeneous) -> None:
-        super().__init__(names)
-        self.B, self.A, self.layout = B, A, layout
-        self.symmetric = True
-
-    @property
-    def size(self) -> int:  # noqa: D102
-        return self.layout.size
 
     @property
     def full(self) -> bool:
@@ -101,24 +109,7 @@ class KroneckerPiece(Piece):
         """The same operator, diagonal in its Kronecker eigenbasis."""
         if not self.symmetric:
             raise UnsupportedError("a product of two metrics is not symmetric: it can be multiplied, not decomposed")
-        a = batched_eigh(self.A) if self.full else (self.A, None)
-        return self.in_basis(*batched_eigh(self.B), *a)
-
-    def in_basis(self, s_B: Tensor, U_B: Tensor, s_A: Tensor, U_A: Tensor | None) -> EigenPiece:
-        """B (x) A given the eigenvalues and eigenvectors of B and A."""
-        return EigenPiece(self.names, U_B, U_A, self._outer(s_B, s_A), s_B, s_A, self.layout)
-
-    def eigenvalues(self) -> Tensor:  # noqa: D102
-        return self.eigen.eigenvalues()
-
-    def to_eigenbasis(self, X: Tensor) -> Tensor:  # noqa: D102
-        return self.eigen.to_eigenbasis(X)
-
-    def from_eigenbasis(self, X: Tensor) -> Tensor:  # noqa: D102
-        return self.eigen.from_eigenbasis(X)
-
-    def with_eigenvalues(self, s: Tensor) -> Piece:  # noqa: D102
-        return self.eigen.with_eigenvalues(s)
+        return decompose([self])[0]
 
     def damped_factors(self, damping: float) -> tuple[Tensor, Tensor]:
         """Eigenvalues [g, o] of B + sqrt(damping) / pi I and [g, i] of A + pi sqrt(damping) I; none may vanish.
@@ -126,7 +117,6 @@ class KroneckerPiece(Piece):
         pi^2 = (tr A / d_in) / (tr B / d_out), per group. Damping the eigenvalues adds no rounding; a product of two may
         be tiny, it is divided exactly.
         """
-        check_damping(damping)
         a = (self.A.diagonal(dim1=-2, dim2=-1) if self.full else self.A).mean(-1)
         b = self.B.diagonal(dim1=-2, dim2=-1).mean(-1)
         pi = torch.where((a > 0) & (b > 0), (a / b).clamp_min(torch.finfo(a.dtype).tiny).sqrt(), 1.0)
@@ -136,34 +126,26 @@ class KroneckerPiece(Piece):
             own = 0 if exact else 1 if damping > 0 else s.shape[-1]  # undamped ones are as uncertain as their matrix
             floor = matrix_rounding(own, s.dtype) * s.amax(-1, keepdim=True)
             if not bool((s > floor).all()):
-                raise InputError(
-                    f"the {which} factor of {', '.join(self.names[:2])} is singular: {int((s <= floor).sum())} of "
-                    f"{s.numel()} eigenvalues vanish beside the largest; give damping > {damping:g}"
-                )
+                raise InputError(f"the {which} factor of {self.names[0]} is singular; give damping > {damping:g}")
         return s_B, s_A
 
-    def damped(self, damping: float, mode: str) -> Tensor:  # noqa: D102
-        if mode == "exact":
-            return self.invertible(self.eigenvalues() + damping)
-        return self._outer(*self.damped_factors(damping)).flatten()
+    def damped(self, damping: float, mode: Mode) -> Tensor:  # noqa: D102
+        return (
+            super().damped(damping, mode) if mode == "exact" else self._outer(*self.damped_factors(damping)).flatten()
+        )
 
-    def solve(self, X: Tensor, damping: float, mode: str) -> Tensor:  # noqa: D102
+    def solve(self, X: Tensor, damping: float, mode: Mode) -> Tensor:  # noqa: D102
         if mode == "exact":
-            return self.eigen.solve(X, damping, "exact")
+            return super().solve(X, damping, mode)
         b, a = self.damped_factors(damping)  # one after the other: their product may be too small for a float32
         V = self.eigen.rotate(self.layout.pack(X)) / b[:, None, :, None] / a[:, None, None, :]
         return self.layout.unpack(self.eigen.rotate(V, back=True))
 
-    def inverse(self, damping: float, mode: str) -> Piece | None:  # noqa: D102
+    def inverse(self, damping: float, mode: Mode) -> Piece | None:  # noqa: D102
         if mode == "exact":
-            return self.eigen.inverse(damping, "exact")
+            return super().inverse(damping, mode)
         b, a = self.damped_factors(damping)
         return self._with_factors(1 / b, 1 / a)
-
-    def sample(self, Z: Tensor, damping: float, mode: str) -> Tensor:  # noqa: D102
-        if mode == "exact":
-            return self.eigen.sample(Z, damping, "exact")
-        return self.from_eigenbasis(Z / self.damped(damping, mode).sqrt()[:, None])
 
     def power(self, exponent: float, cutoff: float) -> Piece:
         """B^e (x) A^e stays Kronecker; eigenvalues are left out factor by factor, up to the factor's own rounding."""
@@ -183,58 +165,31 @@ class KroneckerPiece(Piece):
         if c < 0 and self.symmetric:  # factors are decomposed as positive ones
             return self.eigen.scale(c)
         root = sqrt(abs(c))
-        piece = KroneckerPiece(self.names, (root if c >= 0 else -root) * self.B, root * self.A, self.layout)
-        piece.symmetric = self.symmetric
-        return piece
+        return replace(self, B=(root if c >= 0 else -root) * self.B, A=root * self.A)
 
     def product(self, other: Piece) -> Piece | None:  # noqa: D102
         if not isinstance(other, KroneckerPiece) or self.full != other.full or self.layout != other.layout:
             return None
         A = self.A @ other.A if self.full else self.A * other.A
-        piece = KroneckerPiece(self.names, self.B @ other.B, A, self.layout)
-        piece.symmetric = False
-        return piece
-
-    def arrays(self) -> dict[str, Tensor]:  # noqa: D102
-        return {"B": self.B, "A": self.A}
-
-    def header(self) -> dict[str, Any]:  # noqa: D102
-        return {"layout": asdict(self.layout), "symmetric": self.symmetric}
-
-    @classmethod
-    def load(cls, names: tuple[str, ...], arrays: dict[str, Tensor], header: dict[str, Any]) -> Piece:  # noqa: D102
-        piece = cls(names, arrays["B"], arrays["A"], Homogeneous(**header["layout"]))
-        piece.symmetric = header["symmetric"]
-        return piece
+        return KroneckerPiece(self.names, self.B @ other.B, A, self.layout, symmetric=False)
 
 
-class EigenPiece(Piece):
+@dataclass(eq=False)
+class EigenPiece(MatrixPiece):
     """diag(s) in the basis U_B (x) U_A (U_A None: the identity); s [g, e, o, i].
 
     s_B, s_A are the Kronecker factors' eigenvalues the basis came with: the factored damping of deep nets uses them. A
     power, an inverse and most sums have no such factors (`factored` is False, s_B = s_A = 1).
     """
 
+    U_B: Tensor
+    U_A: Tensor | None
+    s: Tensor
+    s_B: Tensor
+    s_A: Tensor
+    layout: Homogeneous
+    factored: bool = True
     kind = "ekfac"
-
-    def __init__(
-        self,
-        names: tuple[str, ...],
-        U_B: Tensor,
-        U_A: Tensor | None,
-        s: Tensor,
-        s_B: Tensor,
-        s_A: Tensor,
-        layout: Homogeneous,
-        factored: bool = True,
-    ) -> None:
-        super().__init__(names)
-        self.U_B, self.U_A, self.s, self.s_B, self.s_A, self.layout = U_B, U_A, s, s_B, s_A, layout
-        self.factored = factored
-
-    @property
-    def size(self) -> int:  # noqa: D102
-        return self.layout.size
 
     def rotate(self, V: Tensor, back: bool = False) -> Tensor:
         """U_B^T V U_A, or U_B V U_A^T."""
@@ -265,7 +220,8 @@ class EigenPiece(Piece):
         return self.layout.unpack(self.rotate(X.T.reshape(-1, *self.s.shape), back=True))
 
     def with_eigenvalues(self, s: Tensor) -> Piece:  # noqa: D102
-        return self._with(s, torch.ones_like(self.s_B), torch.ones_like(self.s_A), False)
+        s_B, s_A = torch.ones_like(self.s_B), torch.ones_like(self.s_A)
+        return replace(self, s=s.reshape(self.s.shape), s_B=s_B, s_A=s_A, factored=False)
 
     def power(self, exponent: float, cutoff: float) -> Piece:
         """Entry by entry. For e < 0 without the directions that a factor knows by its rounding alone.
@@ -282,23 +238,14 @@ class EigenPiece(Piece):
 
     def with_scalings(self, s: Tensor) -> Piece:
         """The same Kronecker factors, with other second moments of gradients in their eigenbasis."""
-        return self._with(s, self.s_B, self.s_A, self.factored)
+        return replace(self, s=s.reshape(self.s.shape))
 
-    def _with(self, s: Tensor, s_B: Tensor, s_A: Tensor, factored: bool) -> Piece:
-        return EigenPiece(
-            self.names, self.U_B, self.U_A, s.reshape(self.s.shape), s_B, s_A, self.layout, factored=factored
-        )
-
-    def damped(self, damping: float, mode: str) -> Tensor:
+    def damped(self, damping: float, mode: Mode) -> Tensor:
         """Exact: s + damping. Factored: s + (s_B + r)(s_A + r) - s_B s_A with r = sqrt(damping), for deep nets."""
-        check_damping(damping)
         s = self.s + damping
         if mode == "factored":
             if not self.factored:
-                raise UnsupportedError(
-                    f"the metric of {self.names[0]} has no Kronecker factors to damp: it is a power, an inverse, a "
-                    "negative multiple, or a sum of metrics whose factors differ; use mode='exact'"
-                )
+                raise UnsupportedError(f"the metric of {self.names[0]} has no Kronecker factors: use mode='exact'")
             s = s + sqrt(damping) * (self.s_B[:, None, :, None] + self.s_A[:, None, None, :])
         return self.invertible(s.flatten())
 
@@ -308,7 +255,8 @@ class EigenPiece(Piece):
 
     def scale(self, c: float) -> Piece:  # noqa: D102
         root = sqrt(abs(c))  # shared by the factors, whose eigenvalues the factored damping is made of
-        return self._with(c * self.s, root * self.s_B, root * self.s_A, self.factored and c >= 0)
+        factored = self.factored and c >= 0
+        return replace(self, s=c * self.s, s_B=root * self.s_B, s_A=root * self.s_A, factored=factored)
 
     def _same_basis(self, other: EigenPiece) -> bool:
         if self.layout != other.layout:
@@ -326,46 +274,122 @@ class EigenPiece(Piece):
         if not (multiple and self.factored and other.factored):
             return self.with_eigenvalues(self.s + other.s)
         s_B, s_A = torch.hypot(self.s_B, other.s_B), torch.hypot(self.s_A, other.s_A)
-        return self._with(self.s + other.s, s_B, s_A, True)
+        return replace(self, s=self.s + other.s, s_B=s_B, s_A=s_A)
 
     def product(self, other: Piece) -> Piece | None:
         """(B (x) A)(B' (x) A') = B B' (x) A A'."""
         if not isinstance(other, EigenPiece) or not self._same_basis(other):
             return None
-        factored = self.factored and other.factored
-        return self._with(self.s * other.s, self.s_B * other.s_B, self.s_A * other.s_A, factored)
-
-    def arrays(self) -> dict[str, Tensor]:  # noqa: D102
-        out = {"U_B": self.U_B, "s": self.s, "s_B": self.s_B, "s_A": self.s_A}
-        return out if self.U_A is None else out | {"U_A": self.U_A}
-
-    def header(self) -> dict[str, Any]:  # noqa: D102
-        return {"layout": asdict(self.layout), "factored": self.factored}
-
-    @classmethod
-    def load(cls, names: tuple[str, ...], arrays: dict[str, Tensor], header: dict[str, Any]) -> Piece:  # noqa: D102
-        a, layout = arrays, Homogeneous(**header["layout"])
-        factored = header.get("factored", True)  # older files do not say
-        return cls(names, a["U_B"], a.get("U_A"), a["s"], a["s_B"], a["s_A"], layout, factored)
+        s, s_B, s_A = self.s * other.s, self.s_B * other.s_B, self.s_A * other.s_A
+        return replace(self, s=s, s_B=s_B, s_A=s_A, factored=self.factored and other.factored)
 
 
-def decompose(pieces: Sequence[KroneckerPiece]) -> None:
-    """Fill in `eigen` of several pieces; factors of the same size go to the solver together, which a GPU is glad of."""
-    if not pieces:  # a step of an optimiser between two refreshes
-        return
-    parts = [(piece, "B") for piece in pieces] + [(piece, "A") for piece in pieces if piece.full]
-    groups: dict[tuple[object, ...], list[tuple[KroneckerPiece, str]]] = {}
-    for piece, side in parts:
-        S: Tensor = getattr(piece, side)
-        alone = (id(piece), side) if S.device.type == "cpu" else ()  # there, only the copies would cost
-        groups.setdefault((S.shape[-1], S.dtype, S.device, alone), []).append((piece, side))
+def decompose(pieces: Sequence[KroneckerPiece]) -> list[EigenPiece]:
+    """Several pieces in their eigenbases, which they keep; on a GPU factors of one size go to the solver together."""
+    groups: dict[tuple[object, ...], list[tuple[KroneckerPiece, str, Tensor]]] = {}
+    for piece in pieces:
+        for side, S in [("B", piece.B), ("A", piece.A)] if piece.full else [("B", piece.B)]:
+            alone = (id(piece), side) if S.device.type == "cpu" else ()  # there, only the copies would cost
+            groups.setdefault((S.shape[-1], S.dtype, S.device, alone), []).append((piece, side, S))
     found: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
-    stacks = [[getattr(piece, side) for piece, side in members] for members in groups.values()]
+    stacks = [[S for _, _, S in members] for members in groups.values()]
     joined = [torch.cat(stack) if len(stack) > 1 else stack[0] for stack in stacks]
     for members, (values, U) in zip(groups.values(), eigh_of(joined)):
-        sizes = [len(getattr(piece, side)) for piece, side in members]
-        for (piece, side), s, u in zip(members, torch.split(values, sizes), torch.split(U, sizes)):
+        sizes = [len(S) for _, _, S in members]
+        for (piece, side, _), s, u in zip(members, torch.split(values, sizes), torch.split(U, sizes)):
             found[id(piece), side] = s, u
     for piece in pieces:
-        a = found[id(piece), "A"] if piece.full else (piece.A, None)
-        piece.__dict__["eigen"] = piece.in_basis(*found[id(piece), "B"], *a)  # where cached_property keeps it
+        (s_B, U_B), (s_A, U_A) = found[id(piece), "B"], found.get((id(piece), "A"), (piece.A, None))
+        eigen = EigenPiece(piece.names, U_B, U_A, piece._outer(s_B, s_A), s_B, s_A, piece.layout)
+        piece.__dict__["eigen"] = eigen  # where cached_property keeps it
+    return [piece.eigen for piece in pieces]
+
+
+# eigendecompositions, checked: solvers in single precision may fail without saying so ---------------------------
+
+
+def eigh_of(matrices: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Eigenvalues [g, d] descending, clipped at 0, and vectors [g, d, d] of every S [g, d, d].
+
+    All are checked before a GPU is asked for an answer. In the precision of S, whose own rounding is no smaller than
+    the solver's; again in float64 where the solver did not converge or its answer fails a check.
+    """
+    if not all(finite(matrices)):
+        raise InputError("a Kronecker factor holds NaN or infinity: the outputs or gradients overflowed")
+    found = _side_by_side(matrices) if matrices[0].is_cuda and len(matrices) > 1 else [_eigh(S) for S in matrices]
+    certain = torch.zeros((), dtype=torch.float64, device=matrices[0].device)
+    doubts = [
+        certain if pair is None or S.dtype == torch.float64 else eigen_error(S, *pair)
+        for S, pair in zip(matrices, found)
+    ]
+    errors = torch.stack(doubts).tolist()
+    out = []
+    for S, pair, error in zip(matrices, found, errors):
+        values, U = pair if pair is not None and error < 1 else torch.linalg.eigh(S.double())
+        values, U = values.flip(-1).clamp_min(0.0), U.flip(-1)
+        peak = U.gather(1, U.abs().argmax(1, keepdim=True))  # each vector's largest entry shall be positive
+        U = (U * peak.sign()).contiguous()  # as it comes back from a file
+        out.append((values.to(S.dtype), U.to(S.dtype)))
+    return out
+
+
+def _eigh(S: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Ascending eigenvalues and vectors of S [g, d, d]; None where the solver did not converge."""
+    double = S.is_cuda and S.shape[-1] <= JACOBI
+    try:
+        values, U = torch.linalg.eigh(S.double() if double else S)  # reads one triangle
+    except RuntimeError:  # the solver did not converge in single precision
+        return None
+    return values.to(S.dtype), U.to(S.dtype)
+
+
+def _side_by_side(matrices: Sequence[Tensor]) -> list[tuple[Tensor, Tensor] | None]:
+    """Every matrix by a thread and on a stream of its own: one eigendecomposition leaves most of a GPU idle."""
+    device = matrices[0].device
+    here = torch.cuda.current_stream(device)
+
+    def work(S: Tensor) -> tuple[Tensor, Tensor] | None:
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(here)
+        with torch.cuda.stream(stream):
+            pair = _eigh(S)
+        stream.synchronize()
+        for tensor in pair or ():
+            tensor.record_stream(here)  # made on one stream, used on another
+        return pair
+
+    single = [(j, S[i : i + 1]) for j, S in enumerate(matrices) for i in range(len(S))]
+    largest_first = sorted(single, key=lambda item: -item[1].shape[-1])
+    each = 4 * 8 * largest_first[0][1].numel()  # the matrix, its vectors and the solver's own two, in float64 at worst
+    with ThreadPoolExecutor(max(1, min(THREADS, ROOM // each))) as pool:
+        pending = [(j, pool.submit(work, S)) for j, S in largest_first]
+        found = [[done.result() for i, done in pending if i == j] for j in range(len(matrices))]
+    return [_joined([pair for pair in pairs if pair is not None], len(pairs)) for pairs in found]
+
+
+def _joined(pairs: list[tuple[Tensor, Tensor]], wanted: int) -> tuple[Tensor, Tensor] | None:
+    if len(pairs) < wanted:
+        return None
+    return torch.cat([values for values, _ in pairs]), torch.cat([U for _, U in pairs])
+
+
+def eigen_error(S: Tensor, values: Tensor, U: Tensor) -> Tensor:
+    """How far S U = U diag(values) and U^T U = 1 [g, d, d] fail, in units of what rounding allows: a number.
+
+    Asked of two random vectors: d^2 work beside d^3. NaN if the answer has one.
+    """
+    g, d = values.shape
+    z = _random_vectors(d, S.dtype, S.device).expand(g, d, 2)
+    Uz = U @ z
+    turned = torch.baddbmm(z, U.mT, Uz, beta=-1)
+    residual = torch.baddbmm(U @ (values[..., None] * z), S, Uz, beta=-1)
+    errors = torch.stack([turned, residual]).abs().amax((-2, -1))
+    errors[1] /= values.abs().amax(-1).clamp_min(torch.finfo(S.dtype).tiny)
+    return errors.max().double() / (30 * sqrt(d) * torch.finfo(S.dtype).eps)
+
+
+@lru_cache(maxsize=64)
+def _random_vectors(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    z = torch.randn(d, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu")
+    unit: Tensor = z / z.norm(dim=0)
+    return unit.to(device, dtype)

@@ -7,32 +7,27 @@ some columns of J at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
 
 import torch
 from torch import Tensor
 
-from biascope.curvature.pieces import Piece, matrix_rounding, powers
-from biascope.errors import InputError
+from biascope.curvature.pieces import Mode, Piece, matrix_rounding, powers
 from biascope.linalg import psd_eigh
-from biascope.linalg.eigenbasis import check_damping
+from biascope.support.errors import InputError
 
 WIDE = 2**22  # entries of J that are float64 at a time
 
 
+@dataclass(eq=False)
 class LowRankPiece(Piece):
-    """J^T J with J [r, p]; `owner` [r] says which cotangent a row came from (for centring)."""
+    """J^T J with J [r, p]; `owner` [r] says which cotangent a row came from (for centring; it is not saved)."""
 
+    J: Tensor
+    owner: Tensor | None = None
     kind = "lowrank"
-
-    def __init__(self, names: tuple[str, ...], J: Tensor, owner: Tensor | None = None) -> None:
-        super().__init__(names)
-        self.J, self.owner = J, owner
-
-    @property
-    def size(self) -> int:  # noqa: D102
-        return self.J.shape[1]
 
     def matmat(self, X: Tensor) -> Tensor:  # noqa: D102
         return self.J.T @ (self.J @ X)
@@ -41,18 +36,14 @@ class LowRankPiece(Piece):
         return self.J.square().sum(0)
 
     def frobenius_squared(self) -> Tensor:  # noqa: D102
-        return self.gram.square().sum()
+        return self.gram.square().sum().to(self.J.dtype)
 
     def to_dense(self) -> Tensor:  # noqa: D102
         return self.J.T @ self.J
 
     @cached_property
     def gram(self) -> Tensor:
-        """J J^T [r, r]: the tangent kernel over n."""
-        return self._wide_gram.to(self.J.dtype)
-
-    @cached_property
-    def _wide_gram(self) -> Tensor:
+        """J J^T [r, r] in float64: the tangent kernel over n."""
         total = self.J.new_zeros(len(self.J), len(self.J), dtype=torch.float64)
         for _, J in self._columns():
             total.addmm_(J, J.T)
@@ -61,7 +52,7 @@ class LowRankPiece(Piece):
     def _columns(self) -> Iterator[tuple[slice, Tensor]]:
         """Some columns of J at a time, in float64."""
         step = max(1, WIDE // max(1, len(self.J)))
-        for start in range(0, self.size, step):
+        for start in range(0, self.J.shape[1], step):
             some = slice(start, start + step)
             yield some, self.J[:, some].double()
 
@@ -74,7 +65,7 @@ class LowRankPiece(Piece):
 
     def _up(self, W: Tensor) -> Tensor:
         """J^T W [p, k] for W in float64, summed in float64, in J's precision."""
-        out = self.J.new_empty(self.size, W.shape[1])
+        out = self.J.new_empty(self.J.shape[1], W.shape[1])
         for some, J in self._columns():
             out[some] = J.T @ W
         return out
@@ -83,9 +74,8 @@ class LowRankPiece(Piece):
     def _dual(self) -> tuple[Tensor, Tensor]:
         """Eigenvalues [r] and eigenvectors U [r, r] of the Gram, in float64."""
         if not len(self.J):  # a power of zero
-            return self._wide_gram[0:0].flatten(), self._wide_gram
-        values, U = psd_eigh(self._wide_gram)
-        return values, U
+            return self.gram[0:0].flatten(), self.gram
+        return psd_eigh(self.gram)
 
     def _inside(self, weights: Tensor, X: Tensor) -> Tensor:
         """J^T U diag(weights) U^T J X: a function of F without the division by sqrt(lambda), which loses all digits of
@@ -129,21 +119,15 @@ class LowRankPiece(Piece):
     def with_eigenvalues(self, s: Tensor) -> Piece:  # noqa: D102
         return LowRankPiece(self.names, (self._eigen[1] * s.sqrt()).T.contiguous())
 
-    def solve(self, X: Tensor, damping: float, mode: str, complement: str = "keep") -> Tensor:
+    def solve(self, X: Tensor, damping: float, mode: Mode, complement: str = "keep") -> Tensor:
         """(F + damping I)^-1 X by Woodbury; complement="drop" solves in the span of the rows only."""
-        check_damping(damping)
-        if complement not in ("keep", "drop"):
-            raise InputError(f"complement={complement!r}: keep (all of the space) or drop (the span of the rows only)")
         if complement == "keep" and damping > 0:
             return (X - self._inside(1 / (self._dual[0] + damping), X)) / damping
-        if complement == "drop" or len(self.eigenvalues()) == self.size:
+        if complement == "drop" or len(self.eigenvalues()) == self.J.shape[1]:
             return self._solve_in_span(X, damping)
-        raise InputError(
-            f"a low-rank metric (rank {len(self.eigenvalues())} of {self.size}) is singular: give damping > 0, or "
-            "complement='drop' to solve in the span of its rows"
-        )
+        raise InputError("a low-rank metric is singular: give damping > 0, or complement='drop' for the rows' span")
 
-    def inverse(self, damping: float, mode: str) -> Piece | None:
+    def inverse(self, damping: float, mode: Mode) -> Piece | None:
         """Full rank, so not a piece of this kind: the metric gives a lazy inverse instead."""
         return None
 
@@ -151,9 +135,8 @@ class LowRankPiece(Piece):
         """On the span of the rows; the power of zero is zero."""
         return self.with_eigenvalues(powers(self.eigenvalues(), exponent, cutoff, 0.0))  # rounding is left out already
 
-    def sample(self, Z: Tensor, damping: float, mode: str) -> Tensor:  # noqa: D102
-        check_damping(damping)
-        if damping <= 0:
+    def sample(self, Z: Tensor, damping: float, mode: Mode) -> Tensor:  # noqa: D102
+        if damping == 0:
             raise InputError("a low-rank metric is singular: sampling N(0, (F + damping I)^-1) needs damping > 0")
         root, far = sqrt(damping), (self._dual[0] + damping).sqrt()
         # (d^-1/2 - (lam + d)^-1/2) / lam, written without the difference

@@ -11,16 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from biascope.curvature.finite import all_finite
+from biascope.curvature.pieces import Mode, ParameterSpace
 from biascope.curvature.plan import Plan
-from biascope.curvature.space import ParameterSpace
-from biascope.errors import InputError, UnsupportedError
-from biascope.functional import Params
-from biascope.linalg import Eigenpairs, Estimate, diagonal, eigsh, frobenius_norm_squared, hutchinson
+from biascope.linalg import cg, eigsh, hutchinson
+from biascope.linalg.conjugate_gradients import damped
+from biascope.linalg.lanczos import Eigenpairs
 from biascope.linalg.operator import LinearOperator
 from biascope.linalg.resolved import resolved, warn_unresolved
-from biascope.signatures import checked
-from biascope.tables import facts
+from biascope.linalg.trace import SampledEstimate, diagonal, frobenius_norm_squared
+from biascope.support.errors import InputError, UnsupportedError
+from biascope.support.signatures import checked
+from biascope.support.tables import facts
 
 Vector = Any  # a dict {name: tensor}, a flat vector [p] or a block [p, k]
 
@@ -68,50 +69,33 @@ class Metric(LinearOperator):
     def _expression(self) -> str:
         return f"{self.info.get('what', 'metric')}[{self.representation}]"
 
-    # vectors in and out -----------------------------------------------------------------------------------------
-
-    def _columns(self, v: Vector, what: str, check: bool = True) -> tuple[Tensor, Callable[[Tensor], Any]]:
-        """v as [p, k] and how to give a result back in v's form; without `check`, the caller looks for NaN itself."""
+    def _columns(self, v: Vector, what: str) -> tuple[Tensor, Callable[[Tensor], Any]]:
+        """v as [p, k] and how to give a result back in v's form."""
         if isinstance(v, dict):
             return self.space.flatten(v)[:, None], lambda X: self.space.unflatten(X[:, 0])
-        if not isinstance(v, Tensor) or v.dim() not in (1, 2) or v.shape[0] != self.shape[0]:
-            got = list(v.shape) if isinstance(v, Tensor) else type(v).__name__
-            p = self.shape[0]
-            raise InputError(f"{what}: v must be a dict, flat [{p}] or a block [{p}, k], got {got}")
-        if v.dtype != self.dtype or v.device != self.device:
-            raise InputError(
-                f"{what}: v is {v.dtype} on {v.device}, the metric {self.dtype} on {self.device}: convert it with "
-                f".to({str(self.device)!r}, {self.dtype})"
-            )
-        if check and not all_finite([v]):
-            raise InputError(f"{what}: v has a NaN or infinity")
+        p, here = self.shape[0], (self.dtype, self.device)
+        if not isinstance(v, Tensor) or v.dim() not in (1, 2) or v.shape[0] != p or (v.dtype, v.device) != here:
+            got = f"{list(v.shape)} {v.dtype} on {v.device}" if isinstance(v, Tensor) else type(v).__name__
+            forms = f"a dict, flat [{p}] or a block [{p}, k], {self.dtype} on {self.device}"
+            raise InputError(f"{what}: v must be {forms}, got {got}")
         v = v.detach().as_subclass(Tensor)
         return (v[:, None], lambda X: X[:, 0]) if v.dim() == 1 else (v, lambda X: X)
 
     def __matmul__(self, v: Any) -> Any:
         """F @ v in v's own form; F @ G for two metrics."""
         if isinstance(v, LinearOperator):
-            return self._lazy(super().__matmul__(v))
-        X, back = self._columns(v, "F @ v", check=False)
-        product = self._matmat(X)
-        if not isinstance(v, dict) and not all_finite([X]):  # asked now, a GPU did not wait for the answer
-            raise InputError("F @ v: v has a NaN or infinity")
-        return back(product)
+            return LazyMetric(self, super().__matmul__(v))
+        X, back = self._columns(v, "F @ v")
+        return back(self._matmat(X))
 
     def __add__(self, other: LinearOperator) -> LinearOperator:
-        return self._lazy(super().__add__(other))
+        return LazyMetric(self, super().__add__(other))
 
     def __sub__(self, other: LinearOperator) -> LinearOperator:
-        return self._lazy(super().__sub__(other))
+        return LazyMetric(self, super().__sub__(other))
 
     def __mul__(self, scalar: float) -> LinearOperator:
-        return self._lazy(super().__mul__(scalar))
-
-    def _lazy(self, operator: LinearOperator) -> Metric:
-        """A metric that is known by its products only."""
-        from biascope.curvature.lazy import LazyMetric
-
-        return LazyMetric(self, operator)
+        return LazyMetric(self, super().__mul__(scalar))
 
     @checked
     def quadratic_form(self, v: Vector) -> Tensor:
@@ -119,8 +103,6 @@ class Metric(LinearOperator):
         X, _ = self._columns(v, "quadratic_form")
         out = (X * self._matmat(X)).sum(0)
         return out if isinstance(v, Tensor) and v.dim() == 2 else out[0]
-
-    # numbers ----------------------------------------------------------------------------------------------------
 
     def frobenius_norm(self) -> Tensor:
         """||F||_F; a representation that can only estimate it warns, with the standard error."""
@@ -139,31 +121,29 @@ class Metric(LinearOperator):
         return eigsh(self, 1, which="LM").values[0].abs()
 
     @checked
-    def estimate_trace(self, samples: int = 64, seed: int = 0) -> Estimate:
+    def estimate_trace(self, samples: int = 64, seed: int = 0) -> SampledEstimate:
         """tr F by random products, with its standard error."""
         return hutchinson(self, samples, seed=seed)
 
     @checked
-    def estimate_diagonal(self, samples: int = 64, seed: int = 0) -> Estimate:
+    def estimate_diagonal(self, samples: int = 64, seed: int = 0) -> SampledEstimate:
         """Diagonal [p] by random products, with its standard errors."""
         return diagonal(self, samples, seed=seed)
 
     @checked
-    def estimate_frobenius_norm(self, samples: int = 64, seed: int = 0) -> Estimate:
+    def estimate_frobenius_norm(self, samples: int = 64, seed: int = 0) -> SampledEstimate:
         """||F||_F by random products, with its standard error (by the delta method)."""
         e = frobenius_norm_squared(self, samples, seed=seed)
         value = e.value.sqrt()
-        return Estimate(value, e.standard_error / (2 * value), e.samples, e.matvecs, e.seed)
-
-    # inverses ---------------------------------------------------------------------------------------------------
+        return SampledEstimate(value, e.standard_error / (2 * value), e.samples, e.matvecs, e.seed)
 
     @checked
-    def solve(self, v: Vector, damping: float = 0.0, mode: str = "exact") -> Any:
+    def solve(self, v: Vector, damping: float = 0.0, mode: Mode = "exact") -> Any:
         """(F + damping I)^-1 v, in v's form."""
         raise self._cannot("solve")
 
     @checked
-    def inverse(self, damping: float = 0.0, mode: str = "exact") -> LinearOperator:
+    def inverse(self, damping: float = 0.0, mode: Mode = "exact") -> LinearOperator:
         """(F + damping I)^-1: a metric where the representation is closed, else an operator that solves when used."""
         return DampedInverse(self, damping, mode)
 
@@ -174,12 +154,10 @@ class Metric(LinearOperator):
 
     @checked
     def sample(
-        self, n: int, damping: float = 0.0, generator: torch.Generator | None = None, mode: str = "exact"
+        self, n: int, damping: float = 0.0, generator: torch.Generator | None = None, mode: Mode = "exact"
     ) -> Tensor:
         """n draws of N(0, (F + damping I)^-1), [n, p]."""
         raise self._cannot("sample")
-
-    # the spectrum -----------------------------------------------------------------------------------------------
 
     @checked
     def eigh(self, k: int | None = None) -> Eigenpairs:
@@ -197,38 +175,79 @@ class Metric(LinearOperator):
         return replace(pairs, converged=resolved(pairs.values, pairs.residuals))
 
     @checked
-    def to_eigenbasis(self, v: Tensor) -> Tensor:
-        """Coordinates of v in the eigenbasis."""
-        raise self._cannot("to_eigenbasis")
-
-    @checked
-    def from_eigenbasis(self, v: Tensor) -> Tensor:
-        """Back from coordinates."""
-        raise self._cannot("from_eigenbasis")
-
-    # files ------------------------------------------------------------------------------------------------------
-
-    @checked
     def save(self, path: str | Path) -> Path:
         """Write to one file; `bs.load_curvature(path)` reads it."""
         raise self._cannot("save")
 
     def _cannot(self, what: str) -> UnsupportedError:
-        return UnsupportedError(
-            f"{what} is not possible for representation={self.representation!r}; representation='dense', 'block', "
-            "'kfac', 'ekfac', 'diagonal' and 'lowrank' can"
-        )
+        others = "representation='dense', 'block', 'kfac', 'ekfac', 'diagonal' and 'lowrank' can"
+        return UnsupportedError(f"{what} is not possible for representation={self.representation!r}; {others}")
 
-    @checked
-    def unflatten(self, v: Tensor) -> Params:
-        """Flat [p] to {name: tensor}, or [m, p] to {name: [m, *shape]}."""
-        return self.space.unflatten(v)
+
+class ProductMetric(Metric):
+    """A metric known by its products only: what follows from them."""
+
+    def eigenvalues(self) -> Tensor:
+        """All of them would need the matrix: `eigh(k)` finds the largest."""
+        raise UnsupportedError(f"{self!r} is known by its products only: eigh(k) gives its k largest eigenvalues")
+
+    def solve(
+        self,
+        v: Vector,
+        damping: float = 0.0,
+        mode: Mode = "exact",
+        preconditioner: Metric | LinearOperator | None = None,
+        tol: float | None = None,
+        max_iterations: int | None = None,
+    ) -> Any:
+        """(F + damping I)^-1 v by conjugate gradients.
+
+        Args:
+            v: a dict, flat [p] or a block [p, k].
+            damping: must be positive, unless F itself is positive definite.
+            mode: "exact".
+            preconditioner: another metric of the same network (its damped inverse is used), or an operator ~ F^-1.
+            tol: residual relative to ||v|| (1e-10 in float64, 1e-5 in float32).
+            max_iterations: products allowed.
+        """
+        if not self.symmetric:
+            raise UnsupportedError("a product of two metrics is not symmetric: it can be multiplied, not solved")
+        if mode == "factored":
+            raise UnsupportedError(f"{self.representation!r} has no factored damping: kfac and ekfac have it")
+        X, back = self._columns(v, "solve")
+        if isinstance(preconditioner, Metric):
+            preconditioner = preconditioner.inverse(damping)
+        out = cg(damped(self, damping), X, preconditioner, tol=tol, max_iterations=max_iterations)
+        if not bool(out.converged.all()):
+            raise InputError(f"solve: {out.message}; give a larger damping, a preconditioner, or a looser tol")
+        return back(out.x)
+
+
+class LazyMetric(ProductMetric):
+    """A sum, multiple or product of metrics that no representation can hold: multiplied out when it meets a vector."""
+
+    def __init__(self, metric: Metric, operator: LinearOperator) -> None:
+        why = operator._expression()
+        plan = Plan("lazy", tuple((name, shape, "lazy", why) for name, shape in metric.space.shapes.items()))
+        super().__init__(metric.space, plan, {"what": why}, operator.symmetric)
+        self.operator = operator
+
+    def _matmat(self, X: Tensor) -> Tensor:
+        return self.operator._matmat(X)
+
+    def _rmatmat(self, Y: Tensor) -> Tensor:
+        return self.operator._rmatmat(Y)
+
+    @property
+    def has_adjoint(self) -> bool:
+        """Whether the operator has one."""
+        return self.operator.has_adjoint
 
 
 class DampedInverse(LinearOperator):
     """(F + damping I)^-1, solved when it meets a vector."""
 
-    def __init__(self, metric: Metric, damping: float, mode: str) -> None:
+    def __init__(self, metric: Metric, damping: float, mode: Mode) -> None:
         super().__init__(metric.shape, metric.dtype, metric.device, symmetric=True)
         self.metric, self.damping, self.mode = metric, damping, mode
 
@@ -244,10 +263,7 @@ class DampedInverse(LinearOperator):
     def solve(self, v: Vector, damping: float = 0.0) -> Any:
         """The way back, (F + damping I) v with the damping it was made with."""
         if damping or self.mode != "exact":
-            raise UnsupportedError(
-                f"the inverse of representation={self.metric.representation!r} is known by its products only and "
-                "cannot be damped again; representation='dense', 'block', 'kfac', 'ekfac' and 'diagonal' can"
-            )
+            raise UnsupportedError("an inverse that is known by its products only cannot be damped again")
         X, back = self.metric._columns(v, "solve")
         return back(self.metric._matmat(X) + self.damping * X)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from biascope.curvature import contract
-from biascope.layers.rules import Conv
+from biascope.network.layers.rules import Conv
 
 Offset = tuple[int, int]
 Pixels = tuple[tuple[int, ...], tuple[int, ...]]  # rows and columns
@@ -111,7 +111,7 @@ def _shift(a: Offset, b: Offset) -> Offset:
 
 @lru_cache(maxsize=256)
 def geometry(kernel: Offset, padding: tuple[Offset, ...], size: Offset, device: torch.device) -> Geometry:
-    """The `Geometry` of a convolution, made once: a GPU would have to be waited for whenever its tables are sent."""
+    """The `Geometry` of a convolution, made once: to send its tables means to wait for a GPU."""
     return Geometry(kernel, padding, size, device)
 
 

@@ -1,4 +1,4 @@
-"""The pieces a metric is made of: each a symmetric operator on the parameters of one layer (or of all).
+"""A parameter space, and the pieces a metric on it is made of: symmetric operators on the parameters of one layer.
 
 A piece works on vectors X [p, k] of its own parameters, in their flat order. Most operations follow from three things:
 the eigenvalues, and the way to and from the eigenbasis; a piece that knows better overrides them.
@@ -6,39 +6,108 @@ the eigenvalues, and the way to and from the eigenbasis; a piece that knows bett
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from math import prod
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from biascope.arguments import check_number
-from biascope.errors import InputError, UnsupportedError
-from biascope.linalg import psd_eigh, symmetrise
-from biascope.linalg.eigenbasis import check_damping
+from biascope.linalg import psd_eigh
+from biascope.linalg.stable import symmetrise
+from biascope.network.functional import Functional, Params
+from biascope.support.arguments import check_number, check_tensor
+from biascope.support.errors import InputError, UnsupportedError
+
+Mode = Literal["exact", "factored"]  # how damping is added
 
 
-class Piece:
-    """A symmetric operator [p, p] on the parameters `names`."""
+@dataclass(frozen=True)
+class ParameterSpace:
+    """Ordered parameters; a flat vector [p] is their row-major entries, one parameter after the other."""
 
+    shapes: dict[str, tuple[int, ...]]
+    dtype: torch.dtype
+    device: torch.device
+
+    @staticmethod
+    def of(f: Functional) -> ParameterSpace:
+        """The differentiated parameters of a network."""
+        return ParameterSpace({k: tuple(p.shape) for k, p in f.params.items()}, f.dtype, f.device)
+
+    @cached_property
+    def size(self) -> int:
+        """Number of parameters, p."""
+        return sum(prod(s) for s in self.shapes.values())
+
+    @cached_property
+    def ranges(self) -> dict[str, slice]:
+        """Where each parameter lies in a flat vector."""
+        out, start = {}, 0
+        for name, shape in self.shapes.items():
+            out[name] = slice(start, start + prod(shape))
+            start += prod(shape)
+        return out
+
+    def numel(self, names: tuple[str, ...]) -> int:
+        """Entries of some parameters."""
+        return sum(prod(self.shapes[name]) for name in names)
+
+    def flatten(self, v: Params) -> Tensor:
+        """{name: tensor} to [p]; parameters left out count as zero."""
+        out = torch.zeros(self.size, dtype=self.dtype, device=self.device)
+        for name, t in v.items():
+            known = self.shapes.get(name, "no such parameter")
+            if tuple(check_tensor(t, name).shape) != known or t.device != self.device:
+                got = f"{name!r} {tuple(t.shape)} on {t.device}"
+                raise InputError(f"{got} does not fit the metric, which has {known} on {self.device}")
+            out[self.ranges[name]] = t.detach().reshape(-1).to(self.dtype)
+        return out
+
+    def unflatten(self, v: Tensor) -> Params:
+        """[p] to {name: tensor}, or [m, p] to {name: [m, *shape]}."""
+        if check_tensor(v, "v").shape[-1:] != (self.size,):
+            raise InputError(f"a vector [{self.size}] or rows [m, {self.size}] are needed, not shape {list(v.shape)}")
+        lead = v.shape[:-1]
+        return {name: v[..., self.ranges[name]].reshape((*lead, *shape)) for name, shape in self.shapes.items()}
+
+    def take(self, names: tuple[str, ...], X: Tensor) -> Tensor:
+        """Rows of X [p, k] that belong to some parameters, in the order of `names`."""
+        parts = [X[self.ranges[name]] for name in names]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def put(self, names: tuple[str, ...], part: Tensor, X: Tensor) -> None:
+        """Write what `take` reads."""
+        start = 0
+        for name in names:
+            r = self.ranges[name]
+            X[r] = part[start : start + r.stop - r.start]
+            start += r.stop - r.start
+
+
+@dataclass(eq=False)
+class Piece(ABC):
+    """A symmetric operator [p, p] on the parameters `names`; tensors among its fields are saved as arrays."""
+
+    names: tuple[str, ...]
     kind: ClassVar[str] = ""
+    kinds: ClassVar[dict[str, type[Piece]]] = {}
     symmetric = True
 
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self.names = names
+    def __init_subclass__(cls) -> None:
+        if cls.kind:
+            Piece.kinds[cls.kind] = cls
 
-    @property
-    def size(self) -> int:
-        """p."""
-        raise AssertionError("a piece knows its size")
-
+    @abstractmethod
     def matmat(self, X: Tensor) -> Tensor:
         """F X for X [p, k]."""
-        raise AssertionError("a piece multiplies")
 
+    @abstractmethod
     def diagonal(self) -> Tensor:
         """[p]."""
-        raise AssertionError("a piece knows its diagonal")
 
     def trace(self) -> Tensor:
         """A number."""
@@ -51,31 +120,31 @@ class Piece:
     def to_dense(self) -> Tensor:
         """[p, p]."""
         like = self.diagonal()
-        return self.matmat(torch.eye(self.size, dtype=like.dtype, device=like.device))
+        return self.matmat(torch.eye(len(like), dtype=like.dtype, device=like.device))
 
-    # the eigenbasis ---------------------------------------------------------------------------------------------
+    @property
+    def eigen(self) -> Piece:
+        """The same operator in a form that knows its eigenbasis."""
+        raise UnsupportedError(f"a {self.kind} piece has no eigenbasis; use representation='block' or 'dense'")
 
     def eigenvalues(self) -> Tensor:
         """In the order of the basis, [r] (r = p but for low rank)."""
-        raise UnsupportedError(f"a {self.kind} piece has no eigendecomposition; use representation='block' or 'dense'")
+        return self.eigen.eigenvalues()
 
     def to_eigenbasis(self, X: Tensor) -> Tensor:
         """Coordinates [r, k] of X [p, k]."""
-        raise UnsupportedError(f"a {self.kind} piece has no eigenbasis; use representation='block' or 'dense'")
+        return self.eigen.to_eigenbasis(X)
 
     def from_eigenbasis(self, X: Tensor) -> Tensor:
         """Back from coordinates [r, k] to [p, k]."""
-        raise UnsupportedError(f"a {self.kind} piece has no eigenbasis; use representation='block' or 'dense'")
+        return self.eigen.from_eigenbasis(X)
 
     def with_eigenvalues(self, s: Tensor) -> Piece:
         """The same eigenbasis with other eigenvalues."""
-        raise UnsupportedError(f"a {self.kind} piece has no eigenbasis; use representation='block' or 'dense'")
+        return self.eigen.with_eigenvalues(s)
 
-    # what follows -----------------------------------------------------------------------------------------------
-
-    def damped(self, damping: float, mode: str) -> Tensor:
+    def damped(self, damping: float, mode: Mode) -> Tensor:
         """Eigenvalues plus damping, refused where they vanish."""
-        check_damping(damping)
         return self.invertible(self.eigenvalues() + damping)
 
     def invertible(self, s: Tensor) -> Tensor:
@@ -88,11 +157,11 @@ class Piece:
             )
         return s
 
-    def solve(self, X: Tensor, damping: float, mode: str) -> Tensor:
+    def solve(self, X: Tensor, damping: float, mode: Mode) -> Tensor:
         """(F + damping I)^-1 X."""
         return self.from_eigenbasis(self.to_eigenbasis(X) / self.damped(damping, mode)[:, None])
 
-    def inverse(self, damping: float, mode: str) -> Piece | None:
+    def inverse(self, damping: float, mode: Mode) -> Piece | None:
         """(F + damping I)^-1 as a piece; None where it is of no such form."""
         return self.with_eigenvalues(1.0 / self.damped(damping, mode))
 
@@ -101,7 +170,7 @@ class Piece:
         s = self.eigenvalues()
         return self.with_eigenvalues(powers(s, exponent, cutoff, matrix_rounding(len(s), s.dtype)))
 
-    def sample(self, Z: Tensor, damping: float, mode: str) -> Tensor:
+    def sample(self, Z: Tensor, damping: float, mode: Mode) -> Tensor:
         """N(0, (F + damping I)^-1) from standard normal Z [p, k]."""
         s = self.damped(damping, mode)
         if bool((s <= 0).any()):
@@ -111,8 +180,6 @@ class Piece:
     def downdate(self, M: Tensor) -> Piece:
         """F - M M^T for M [p, k]: the centred form, given the mean gradients."""
         raise UnsupportedError(f"a {self.kind} piece cannot be centred; use ekfac, diagonal, block or dense")
-
-    # algebra; None where the representation is not closed -------------------------------------------------------
 
     def scale(self, c: float) -> Piece | None:
         """C F."""
@@ -126,20 +193,19 @@ class Piece:
         """F G (in general not symmetric)."""
         return None
 
-    # files ------------------------------------------------------------------------------------------------------
-
     def arrays(self) -> dict[str, Tensor]:
-        """What is saved."""
-        raise AssertionError("a piece can be saved")
+        """Its tensors, by name."""
+        return {f.name: t for f in fields(self) if isinstance(t := getattr(self, f.name), Tensor)}
 
     def header(self) -> dict[str, Any]:
         """What is saved beside the arrays."""
-        return {}
+        return {f.name: t for f in fields(self)[1:] if not isinstance(t := getattr(self, f.name), Tensor | None)}
 
     @classmethod
-    def load(cls, names: tuple[str, ...], arrays: dict[str, Tensor], header: dict[str, Any]) -> Piece:
+    def load(cls, names: tuple[str, ...], arrays: Mapping[str, Tensor], header: Mapping[str, Any]) -> Piece:
         """Back from `arrays` and `header`."""
-        return cls(names, **arrays, **header)
+        absent = {f.name: None for f in fields(cls)[1:] if f.default is MISSING}
+        return cls(names, **{**absent, **arrays, **header})
 
 
 def matrix_rounding(n: int, dtype: torch.dtype) -> float:
@@ -154,9 +220,8 @@ def powers(s: Tensor, exponent: float, cutoff: float, rounding: float, known: Te
     small for all their digits. `known`: False where an entry is rounding alone, whatever its size.
     """
     check_number(exponent, "exponent")
-    check_number(cutoff, "cutoff")
     largest = s.abs().max() if len(s) else s.new_zeros(())
-    floor = (max(cutoff, rounding) * largest).clamp_min(torch.finfo(s.dtype).tiny)
+    floor = (max(check_number(cutoff, "cutoff"), rounding) * largest).clamp_min(torch.finfo(s.dtype).tiny)
     keep = torch.ones_like(s, dtype=torch.bool)
     if exponent < 0:
         keep = s.abs() > floor if known is None else (s.abs() > floor) & known
@@ -167,18 +232,12 @@ def powers(s: Tensor, exponent: float, cutoff: float, rounding: float, known: Te
     return torch.where(keep, torch.where(keep, s, 1.0) ** exponent, 0.0)
 
 
+@dataclass(eq=False)
 class DiagonalPiece(Piece):
     """diag(d)."""
 
+    d: Tensor
     kind = "diagonal"
-
-    def __init__(self, names: tuple[str, ...], d: Tensor) -> None:
-        super().__init__(names)
-        self.d = d
-
-    @property
-    def size(self) -> int:  # noqa: D102
-        return len(self.d)
 
     def matmat(self, X: Tensor) -> Tensor:  # noqa: D102
         return self.d[:, None] * X
@@ -186,8 +245,7 @@ class DiagonalPiece(Piece):
     def diagonal(self) -> Tensor:  # noqa: D102
         return self.d
 
-    def eigenvalues(self) -> Tensor:  # noqa: D102
-        return self.d
+    eigenvalues = diagonal
 
     def to_eigenbasis(self, X: Tensor) -> Tensor:  # noqa: D102
         return X
@@ -197,12 +255,10 @@ class DiagonalPiece(Piece):
     def with_eigenvalues(self, s: Tensor) -> Piece:  # noqa: D102
         return DiagonalPiece(self.names, s)
 
-    def invertible(self, s: Tensor) -> Tensor:  # a diagonal is divided exactly, however small  # noqa: D102
+    def invertible(self, s: Tensor) -> Tensor:
+        """A diagonal is divided exactly, however small its entries are."""
         if bool((s == 0).any()):
-            raise InputError(
-                f"the metric of {self.names[0]} is singular: {int((s == 0).sum())} of {len(s)} diagonal entries are "
-                "zero; give damping > 0"
-            )
+            raise InputError(f"the metric of {self.names[0]} is singular: it has zeros; give damping > 0")
         return s
 
     def power(self, exponent: float, cutoff: float) -> Piece:
@@ -221,22 +277,14 @@ class DiagonalPiece(Piece):
     def product(self, other: Piece) -> Piece | None:  # noqa: D102
         return DiagonalPiece(self.names, self.d * other.d) if isinstance(other, DiagonalPiece) else None
 
-    def arrays(self) -> dict[str, Tensor]:  # noqa: D102
-        return {"d": self.d}
 
-
+@dataclass(eq=False)
 class DensePiece(Piece):
     """A matrix [p, p], weights and biases one after the other."""
 
+    H: Tensor
+    symmetric: bool = True
     kind = "dense"
-
-    def __init__(self, names: tuple[str, ...], H: Tensor, symmetric: bool = True) -> None:
-        super().__init__(names)
-        self.H, self.symmetric = H, symmetric
-
-    @property
-    def size(self) -> int:  # noqa: D102
-        return len(self.H)
 
     def matmat(self, X: Tensor) -> Tensor:  # noqa: D102
         return self.H @ X
@@ -273,7 +321,7 @@ class DensePiece(Piece):
         return DensePiece(self.names, self.H - M @ M.T)
 
     def scale(self, c: float) -> Piece:  # noqa: D102
-        return DensePiece(self.names, c * self.H, self.symmetric)
+        return replace(self, H=c * self.H)
 
     def add(self, other: Piece) -> Piece | None:  # noqa: D102
         if not isinstance(other, DensePiece):
@@ -282,9 +330,3 @@ class DensePiece(Piece):
 
     def product(self, other: Piece) -> Piece | None:  # noqa: D102
         return DensePiece(self.names, self.H @ other.H, False) if isinstance(other, DensePiece) else None
-
-    def arrays(self) -> dict[str, Tensor]:  # noqa: D102
-        return {"H": self.H}
-
-    def header(self) -> dict[str, Any]:  # noqa: D102
-        return {"symmetric": self.symmetric}

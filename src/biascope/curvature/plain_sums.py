@@ -7,22 +7,24 @@ from math import prod
 import torch
 from torch import Tensor
 
-from biascope.curvature.accumulate import Chunk, InputFactors
 from biascope.curvature.contract import (
     add_second_moment,
+    add_squares,
     cotangents,
     gradient_rows,
     pieces_of,
+    squared_cost,
+    squared_sums,
+    squares,
     symmetric,
     token_gradients,
 )
 from biascope.curvature.lowrank import LowRankPiece
-from biascope.curvature.pieces import DensePiece, DiagonalPiece, Piece
+from biascope.curvature.passes import Chunk, InputFactors
+from biascope.curvature.pieces import DensePiece, DiagonalPiece, ParameterSpace, Piece
 from biascope.curvature.plan import Unit
 from biascope.curvature.quasidiagonal import ArrowPiece
-from biascope.curvature.space import ParameterSpace
-from biascope.curvature.squares import add_squares, squared_cost, squared_sums, squares
-from biascope.layers import MatrixFactor, RowsFactor
+from biascope.network.layers.blocks import MatrixFactor, RowsFactor
 
 
 class Sum:

@@ -10,28 +10,19 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal, get_args
 
-from biascope.curvature.space import ParameterSpace
-from biascope.errors import InputError
-from biascope.layers import Anatomy, Block
-from biascope.memory import readable
-from biascope.tables import columns, grid
+from biascope.curvature.pieces import ParameterSpace
+from biascope.network.layers.blocks import Anatomy, Block
+from biascope.support.errors import InputError
+from biascope.support.memory import readable
+from biascope.support.tables import columns, grid
 
+Name = Literal["dense", "diagonal", "block", "quasidiagonal", "kfac", "ekfac", "lowrank", "implicit", "mixed", "eye"]
+REPRESENTATIONS: tuple[Name, ...] = get_args(Name)
 BLOCK_LIMIT = 1024  # parameters up to which an exact block is cheap
 WHOLE = ("dense", "lowrank")
 LAYERWISE = ("diagonal", "block", "quasidiagonal", "kfac", "ekfac")
-REPRESENTATIONS = (
-    "dense",
-    "diagonal",
-    "block",
-    "quasidiagonal",
-    "kfac",
-    "ekfac",
-    "lowrank",
-    "implicit",
-    "mixed",
-    "eye",
-)
 
 
 @dataclass(frozen=True)
@@ -79,15 +70,8 @@ def make_units(
     sua: bool,
     limit: Callable[[], int],  # bytes; asked only where something large is wanted
 ) -> list[Unit]:
-    """The units of a representation, in the model's order (made once per anatomy; not to be changed)."""
-    if sharing not in {"expand", "reduce"}:
-        raise InputError(f"sharing={sharing!r}: expand or reduce")
-    key = (representation, sharing, sua) if isinstance(representation, str) else None
-    units: list[Unit] | None = found.plans.get(key)
-    if units is None:
-        units = _units(found, space, representation, sharing, sua)
-        if key is not None:
-            found.plans[key] = units
+    """The units of a representation, in the model's order; not to be changed."""
+    units = _units(found, space, representation, sharing, sua)
     for unit in units:
         _fits(unit, space, limit)
     return units

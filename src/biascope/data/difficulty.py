@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from biascope.arguments import check_count, check_tensor
 from biascope.data.dataset import Dataset, Seed, check_classes, generator, seed_of
-from biascope.errors import InputError
-from biascope.inputs import check_inputs
-from biascope.signatures import checked
+from biascope.support.errors import InputError
+from biascope.support.limits import Count, CountOrZero, Share, Vector, shaped
+from biascope.support.signatures import checked
 
 
 @checked
 def corrupt_labels(
-    y: Tensor, fraction: float = 0.15, *, n_classes: int = 10, exact: bool = True, seed: Seed = 0
+    y: Vector, fraction: Share = 0.15, *, n_classes: Count = 10, exact: bool = True, seed: Seed = 0
 ) -> tuple[Tensor, Tensor]:
     """Wrong labels for a fraction of y [n] (int64 classes): (new labels, mask of the changed ones).
 
@@ -29,11 +28,7 @@ def corrupt_labels(
         >>> int(changed.sum()), bool((y[changed] > 0).all())
         (3, True)
     """
-    if not 0 <= fraction <= 1 or n_classes < 2:
-        raise InputError(f"need 0 <= fraction <= 1 and n_classes >= 2, got {fraction} and {n_classes}")
-    check_classes(y)
-    if len(y) and (int(y.min()) < 0 or int(y.max()) >= n_classes):
-        raise InputError(f"labels run from {int(y.min())} to {int(y.max())}; they must lie in 0..{n_classes - 1}")
+    check_classes(y, n_classes)
     rng, n = generator(seed), len(y)
     if exact:
         changed = torch.zeros(n, dtype=torch.bool)
@@ -49,10 +44,10 @@ def corrupt_labels(
 def easy_difficult(
     easy: Dataset,
     difficult: Dataset | None = None,
-    n_easy: int = 10_000,
-    n_difficult: int = 1_000,
+    n_easy: CountOrZero = 10_000,
+    n_difficult: CountOrZero = 1_000,
     *,
-    n_classes: int = 10,
+    n_classes: Count = 10,
     seed: Seed = 0,
 ) -> Dataset:
     """n_easy examples of `easy` followed by n_difficult of `difficult`; `group` is 0 and 1.
@@ -66,14 +61,10 @@ def easy_difficult(
         >>> mix.group.tolist() == [0] * 20 + [1] * 10
         True
     """
-    check_count(n_easy, "n_easy", least=0)
-    check_count(n_difficult, "n_difficult", least=0)
-    check_count(n_classes, "n_classes")
     rng = generator(seed)
     needed = n_easy + (n_difficult if difficult is None else 0)
     if needed > len(easy) or (difficult is not None and n_difficult > len(difficult)):
-        have = f"{easy.name} has {len(easy)}" + ("" if difficult is None else f", {difficult.name} {len(difficult)}")
-        raise InputError(f"asked for {n_easy} easy and {n_difficult} difficult examples; {have}")
+        raise InputError(f"asked for {n_easy} easy and {n_difficult} difficult examples of {easy} and {difficult}")
     order = torch.randperm(len(easy), generator=rng)
     first = easy.subset(order[:n_easy])
     if difficult is None:
@@ -83,13 +74,12 @@ def easy_difficult(
         rest = difficult.subset(torch.randperm(len(difficult), generator=rng)[:n_difficult])
     group = torch.cat([torch.zeros(n_easy), torch.ones(n_difficult)]).long()
     info = {"groups": ("easy", "difficult"), "difficult": "random labels" if difficult is None else difficult.name}
-    return Dataset(
-        torch.cat([first.x, rest.x]), torch.cat([first.y, rest.y]), "easy-difficult", seed_of(seed), info, group
-    )
+    x, y = torch.cat([first.x, rest.x]), torch.cat([first.y, rest.y])
+    return Dataset(x, y, "easy-difficult", seed_of(seed), info, group)
 
 
 @checked
-def balanced_cells(y: Tensor, attribute: Tensor, per_cell: int = 180, *, cap: bool = False, seed: Seed = 0) -> Tensor:
+def balanced_cells(y: Vector, attribute: Vector, per_cell: Count = 180, *, cap: bool = False, seed: Seed = 0) -> Tensor:
     """Positions of `per_cell` random examples of every (label, attribute) cell, sorted.
 
     A cell that is too small is an error that names it, or with `cap` every cell is cut to the smallest one.
@@ -98,10 +88,6 @@ def balanced_cells(y: Tensor, attribute: Tensor, per_cell: int = 180, *, cap: bo
         >>> balanced_cells(torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 0, 0]), 5, cap=True).numel()
         2
     """
-    check_count(per_cell, "per_cell")
-    if y.dim() != 1 or y.shape != attribute.shape or not len(y):
-        shapes = f"{list(y.shape)} and {list(attribute.shape)}"
-        raise InputError(f"expected a label and an attribute for each example, [n] and [n], n > 0, got {shapes}")
     rng = generator(seed)
     values = [torch.unique(t).tolist() for t in (y, attribute)]
     cells = {(a, b): ((y == a) & (attribute == b)).nonzero().flatten().cpu() for a in values[0] for b in values[1]}
@@ -116,12 +102,12 @@ def balanced_cells(y: Tensor, attribute: Tensor, per_cell: int = 180, *, cap: bo
 
 @checked
 def spurious(
-    images: Tensor,
-    y: Tensor,
+    images: Annotated[Tensor, shaped(4, finite=True)],
+    y: Vector,
     kind: Literal["patch", "colour"] = "patch",
     *,
-    agreement: float = 0.95,
-    patch: int = 3,
+    agreement: Share = 0.95,
+    patch: Count = 3,
     seed: Seed = 0,
 ) -> Dataset:
     """Grey images [n, 1, h, w] in [0, 1] with a spurious feature that agrees with the binary label y in {0, 1}.
@@ -135,14 +121,9 @@ def spurious(
         >>> int(d.group.sum()), d.info["attribute"].shape
         (4, torch.Size([40]))
     """
-    if images.dim() != 4 or images.shape[1] != 1:
-        raise InputError(f"expected grey images [n, 1, h, w], got {list(images.shape)}")
-    check_tensor(y, "y", dims=1)
-    check_inputs(images, "images")
-    if kind == "patch" and not 1 <= patch <= images.shape[3]:
-        raise InputError(f"patch={patch} must be between 1 and the width of the images, {images.shape[3]}")
-    if not 0 <= agreement <= 1 or not set(y.tolist()) <= {0, 1} or len(y) != len(images):
-        raise InputError(f"need y [n] in {{0, 1}} and 0 <= agreement <= 1, got {list(y.shape)} and {agreement}")
+    if images.shape[1] != 1 or patch > images.shape[3] or not set(y.tolist()) <= {0, 1}:
+        given = f"{list(images.shape)} and {sorted(set(y.tolist()))}"
+        raise InputError(f"need grey images [n, 1, h, w], at least {patch} wide, and labels 0 and 1; got {given}")
     rng = generator(seed)
     disagrees = torch.zeros(len(y), dtype=torch.bool)
     for value in (0, 1):

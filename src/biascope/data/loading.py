@@ -11,11 +11,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from biascope.data.catalogue import Source, source
+from biascope.data.catalogue import Kind, Source, source
 from biascope.data.dataset import Dataset
 from biascope.data.store import DATA, DIGITS_FILE, check, data_root, get
-from biascope.errors import InputError
-from biascope.signatures import checked
+from biascope.support.errors import InputError
+from biascope.support.signatures import checked
 
 Split = Literal["train", "test"]
 
@@ -39,11 +39,7 @@ def load(
         >>> d.x.shape, float(d.x.max()), d.info["classes"][:3]
         (torch.Size([1437, 1, 8, 8]), 1.0, ('0', '1', '2'))
     """
-    src = source(name)
-    if src.kind != "images":
-        raise InputError(f"{name} holds weights, not images: use load_weights({name!r})")
-    if split not in ("train", "test", None):
-        raise InputError(f'split must be "train", "test" or None, got {split!r}')
+    src = _source(name, "images")
     splits: tuple[Split, ...] = ("train", "test") if split is None else (split,)
     if name == "digits":
         parts, classes = _digits(splits), src.classes
@@ -69,12 +65,17 @@ def load_weights(name: str, *, download: bool = False, root: str | Path | None =
     Example:
         >>> state = load_weights("mobilenet-v2")  # doctest: +SKIP
     """
-    src = source(name)
-    if src.kind != "weights":
-        raise InputError(f"{name} holds images, not weights: use load({name!r})")
+    src = _source(name, "weights")
     folder = _folder(src, download, root)
     check(folder, src, deep=True)
     return load_file(folder / (DATA if name == "mobilenet-v2" else "model.safetensors"))
+
+
+def _source(name: str, kind: Kind) -> Source:
+    src = source(name)
+    if src.kind != kind:
+        raise InputError(f"{name} holds {src.kind}, not {kind}: `load` gives images, `load_weights` gives weights")
+    return src
 
 
 def _folder(src: Source, download: bool, root: str | Path | None) -> Path:
@@ -82,9 +83,7 @@ def _folder(src: Source, download: bool, root: str | Path | None) -> Path:
     if download:
         return get(src.name, root=root)
     if not folder.is_dir():
-        raise InputError(
-            f"{src.name} is not in {folder.parent}: run `biascope data get {src.name}`, or load(..., download=True)"
-        )
+        raise InputError(f"{src.name} is not in {folder.parent}: run `biascope data get {src.name}`, or download=True")
     return folder
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from biascope.arguments import check_count, check_number
 from biascope.data.dataset import Dataset, Seed, generator, seed_of
-from biascope.errors import InputError
-from biascope.signatures import checked
+from biascope.support.errors import InputError
+from biascope.support.limits import Count, Positive
+from biascope.support.signatures import checked
 
 Transform = Literal["identity", "cubic", "tanh"]
 Function = Literal["linear", "cubic", "sine"]
@@ -27,22 +27,17 @@ FUNCTIONS: dict[str, tuple[Map, Map]] = {  # increasing and odd, with their inve
 
 
 @checked
-def gaussian_mutual_information(dim: int, rho: float) -> float:
-    """I = -(dim/2) log(1 - rho^2) nats for `dim` independent pairs of correlation rho.
-
-    Example:
-        >>> round(gaussian_mutual_information(20, 0.5), 4)
-        2.8768
-    """
-    if dim < 1 or not -1 < rho < 1:
-        raise InputError(f"need dim >= 1 and -1 < rho < 1, got {dim} and {rho}")
+def gaussian_mutual_information(dim: Count, rho: float) -> float:
+    """I = -(dim/2) log(1 - rho^2) nats for `dim` independent pairs of correlation rho."""
+    if not -1 < rho < 1:
+        raise InputError(f"need -1 < rho < 1, got rho={rho}")
     return -0.5 * dim * math.log1p(-rho * rho)
 
 
 @checked
 def correlated_gaussians(
-    n: int,
-    dim: int = 1,
+    n: Count,
+    dim: Count = 1,
     rho: float = 0.5,
     *,
     transform: Transform = "identity",
@@ -59,7 +54,6 @@ def correlated_gaussians(
         >>> round(d.info["mutual_information"], 4)
         1.6607
     """
-    check_count(n, "n")
     nats = gaussian_mutual_information(dim, rho)
     rng = generator(seed)
     x = torch.randn(n, dim, generator=rng, dtype=dtype)
@@ -74,11 +68,11 @@ def correlated_gaussians(
 
 @checked
 def noisy_function(
-    n: int,
+    n: Count,
     function: Function = "linear",
-    sigma: float = 0.5,
+    sigma: Positive = 0.5,
     *,
-    dim: int = 2,
+    dim: Count = 2,
     seed: Seed = 0,
     dtype: torch.dtype = torch.float32,
 ) -> Dataset:
@@ -91,20 +85,11 @@ def noisy_function(
         >>> round(noisy_function(10, "cubic", 0.5).info["mutual_information"], 3)
         0.451
     """
-    check_number(sigma, "sigma", above=0)
-    check_count(n, "n")
-    check_count(dim, "dim")
     rng = generator(seed)
     x = 2 * torch.rand(n, dim, generator=rng, dtype=dtype) - 1
-    y = _apply(x, function) + sigma * torch.randn(n, dim, generator=rng, dtype=dtype)
+    y = FUNCTIONS[function][0](x) + sigma * torch.randn(n, dim, generator=rng, dtype=dtype)
     nats = dim * _noisy_function_information(function, sigma)
     return Dataset(x, y, f"noisy-{function}", seed_of(seed), {"mutual_information": nats, "sigma": sigma, "dim": dim})
-
-
-def _apply(x: Tensor, function: Function) -> Tensor:
-    if function not in FUNCTIONS:
-        raise InputError(f'function must be "linear", "cubic" or "sine", got {function!r}')
-    return FUNCTIONS[function][0](x)
 
 
 def _noisy_function_information(function: Function, sigma: float) -> float:
@@ -114,18 +99,18 @@ def _noisy_function_information(function: Function, sigma: float) -> float:
     twice as wide ones away from them, so that every sigma is resolved. f is increasing, so what lies within 10 sigma of
     y comes from one interval of x.
     """
-    top = float(_apply(torch.ones(1, dtype=torch.float64), function))
+    f, inverse = FUNCTIONS[function]
+    top = float(f(torch.ones(1, dtype=torch.float64)))
     steps = sigma * np.concatenate([np.arange(11.0), 10 * 2.0 ** np.arange(1, max(2, math.ceil(3 - math.log2(sigma))))])
     near = np.concatenate([steps, top - steps, top + steps[:11]])
     edges = np.unique(near[(near >= 0) & (near <= top + 10 * sigma)])
     nodes, weights = np.polynomial.legendre.leggauss(20)
     half = np.diff(edges) / 2
     y = ((edges[1:] + edges[:-1]) / 2 + half * nodes[:, None]).ravel()
-    inverse = FUNCTIONS[function][1]
     low, high = (inverse(torch.from_numpy(y + d).clamp(-top, top)).numpy() for d in (-10 * sigma, 10 * sigma))
     inner, share = np.polynomial.legendre.leggauss(200)
     x = (low + high)[:, None] / 2 + (high - low)[:, None] / 2 * inner
-    distance = (y[:, None] - _apply(torch.from_numpy(x), function).numpy()) / sigma
+    distance = (y[:, None] - f(torch.from_numpy(x)).numpy()) / sigma
     density = (np.exp(-(distance**2) / 2) @ share) * (high - low) / (4 * sigma * math.sqrt(2 * math.pi))
     entropy = -2 * float(np.sum((half * weights[:, None]).ravel() * density * np.log(np.maximum(density, 1e-300))))
     return entropy - 0.5 * math.log(2 * math.pi * math.e * sigma**2)

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from biascope.arguments import check_tensor
 from biascope.data.bases import random_orthogonal
 from biascope.data.dataset import Dataset, generator
-from biascope.errors import InputError
-from biascope.inputs import check_inputs
-from biascope.signatures import checked
-from biascope.tables import one_line
+from biascope.support.errors import InputError
+from biascope.support.limits import Finite, shaped
+from biascope.support.signatures import checked
+from biascope.support.tables import one_line
 
 Basis = Literal["lapack", "aligned"] | int
 
@@ -57,22 +56,19 @@ class QuadraticTask:
 
 
 @checked
-def quadratic_task(x: Tensor, y: Tensor, name: str, group: Tensor, basis: Basis = "lapack") -> QuadraticTask:
+def quadratic_task(
+    x: Annotated[Tensor, shaped(2, finite=True)],
+    y: Annotated[Tensor, shaped(1, finite=True)],
+    name: str,
+    group: Tensor,
+    basis: Basis = "lapack",
+) -> QuadraticTask:
     """The modes of any full-row-rank data x [n, d], y [n].
 
     `basis` fixes the vectors inside each eigenspace of equal mu: "lapack" takes what the SVD returns, "aligned" turns
     the first vector of the eigenspace onto the part of y that lies in it, an int turns them by a seeded random
     rotation.
-
-    Example:
-        >>> t = quadratic_task(torch.eye(2), torch.tensor([3.0, -4.0]), "toy", torch.zeros(2), "aligned")
-        >>> [round(v, 6) for v in t.y_tilde.tolist()]
-        [5.0, 0.0]
     """
-    check_inputs(check_tensor(x, "x", dims=2))
-    check_inputs(check_tensor(y, "y", dims=1), "y")
-    if len(y) != len(x) or group.shape != y.shape:
-        raise InputError(f"x has {len(x)} rows, y {len(y)} entries and group the shape {list(group.shape)}")
     x, y = x.double(), y.double()
     n = len(x)
     left, s, right = torch.linalg.svd(x, full_matrices=False)
@@ -89,8 +85,6 @@ def quadratic_task(x: Tensor, y: Tensor, name: str, group: Tensor, basis: Basis 
 
 
 def _turn_degenerate(u: Tensor, mu: Tensor, y: Tensor, basis: Literal["aligned"] | int) -> Tensor:
-    if basis != "aligned" and (isinstance(basis, bool) or not isinstance(basis, int)):
-        raise InputError(f'basis must be "lapack", "aligned" or an int seed, got {basis!r}')
     rng = None if basis == "aligned" else generator(basis)
     u, start = u.clone(), 0
     for end in range(1, len(mu) + 1):
@@ -110,10 +104,10 @@ def _turn_degenerate(u: Tensor, mu: Tensor, y: Tensor, basis: Literal["aligned"]
     return u
 
 
-def _signs(n: int, q: int, seed: int) -> tuple[Tensor, Tensor]:
+def _signs(n: int, q: int, d: int, features: int, seed: int) -> tuple[Tensor, Tensor]:
     """Random labels +-1 [n], and kappa = -1 for the last q examples."""
-    if not 0 <= q <= n:
-        raise InputError(f"q must lie in 0..{n}, got {q}")
+    if not 0 <= q <= n or d < n + features:
+        raise InputError(f"need q in 0..{n} and d >= n + {features}, got q={q} and d={d}")
     y = 2.0 * torch.randint(2, (n,), generator=generator(seed)) - 1
     kappa = torch.ones(n)
     kappa[n - q :] = -1
@@ -121,7 +115,7 @@ def _signs(n: int, q: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 @checked
-def quadratic_example1(mu: Sequence[float] = (9, 8, 7, 6, 5)) -> QuadraticTask:
+def quadratic_example1(mu: Sequence[Finite] = (9, 8, 7, 6, 5)) -> QuadraticTask:
     """x_i = sqrt(mu_i) e_i, y_i = mu_{n-i+1}/sqrt(mu_i): linear learns low indices first, non-linear high.
 
     Example:
@@ -149,9 +143,7 @@ def quadratic_example2(
         >>> quadratic_example2(basis="aligned").y_tilde[:2].round(decimals=3).tolist()
         [15.0, 19.365]
     """
-    if d < n + 1:
-        raise InputError(f"example 2 needs d >= n + 1 = {n + 1}, got {d}")
-    y, kappa = _signs(n, q, seed)
+    y, kappa = _signs(n, q, d, 1, seed)
     x = torch.zeros(n, d, dtype=torch.float64)
     x[:, 0] = kappa * y
     x[torch.arange(n), torch.arange(n) + 1] = eta
@@ -177,9 +169,7 @@ def quadratic_example3(
         >>> quadratic_example3().y_tilde[:2].round(decimals=3).tolist()
         [44.159, 23.452]
     """
-    if d < n + 2:
-        raise InputError(f"example 3 needs d >= n + 2 = {n + 2}, got {d}")
-    y, kappa = _signs(n, q, seed)
+    y, kappa = _signs(n, q, d, 2, seed)
     x = torch.zeros(n, d, dtype=torch.float64)
     x[:, 0] = kappa * y
     x[:, 1] = lam * y

@@ -9,36 +9,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from biascope.arguments import check_number
 from biascope.data.dataset import Dataset, Seed, generator, seed_of
-from biascope.errors import InputError
-from biascope.inputs import is_finite
-from biascope.signatures import checked
+from biascope.support.errors import InputError
+from biascope.support.limits import Count, Finite
+from biascope.support.signatures import checked
 
-Amplitudes = Literal["equal", "growing"] | Sequence[float]
+Amplitudes = Literal["equal", "growing"] | Sequence[Finite]
 
 
-@checked
 def unit_grid(n: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """z_j = j/n in [0, 1), the end point left out, so that integer frequencies fall on exact DFT bins.
-
-    Example:
-        >>> unit_grid(4).tolist()
-        [0.0, 0.25, 0.5, 0.75]
-    """
-    if n < 1:
-        raise InputError(f"n must be >= 1, got {n}")
+    """z_j = j/n in [0, 1), the end point left out, so that integer frequencies fall on exact DFT bins."""
     return torch.arange(n, dtype=dtype) / n
 
 
-@checked
 def gamma_embedding(z: Tensor, petals: int = 0) -> Tensor:
-    """gamma_L(z) = (1 + 1/2 sin(2 pi L z)) (cos 2 pi z, sin 2 pi z) for z [n]: [n, 2], a flower of L petals.
-
-    Example:
-        >>> gamma_embedding(torch.tensor([0.0, 0.5])).round().tolist()
-        [[1.0, 0.0], [-1.0, -0.0]]
-    """
+    """gamma_L(z) = (1 + 1/2 sin(2 pi L z)) (cos 2 pi z, sin 2 pi z) for z [n]: [n, 2], a flower of L petals."""
     radius = 1 + 0.5 * (2 * math.pi * petals * z).sin()
     return torch.stack([radius * (2 * math.pi * z).cos(), radius * (2 * math.pi * z).sin()], -1)
 
@@ -47,8 +32,8 @@ def gamma_embedding(z: Tensor, petals: int = 0) -> Tensor:
 def sinusoids(
     frequencies: Sequence[int] = tuple(range(5, 55, 5)),
     amplitudes: Amplitudes = "equal",
-    phases: Sequence[float] | None = None,
-    n: int = 200,
+    phases: Sequence[Finite] | None = None,
+    n: Count = 200,
     *,
     petals: int | None = None,
     seed: Seed = 0,
@@ -65,20 +50,16 @@ def sinusoids(
         ([0.0, 0.25, 0.5, 0.75], [0.0, 1.0, 0.0, -1.0])
     """
     m = len(frequencies)
-    if m == 0:
-        raise InputError("frequencies is empty: give at least one")
     if amplitudes == "equal":
         a = torch.ones(m, dtype=torch.float64)
     elif amplitudes == "growing":
         a = torch.arange(1, m + 1, dtype=torch.float64) / m
     else:
-        a = torch.tensor(_numbers(amplitudes), dtype=torch.float64)
+        a = torch.tensor(amplitudes, dtype=torch.float64)
     drawn = 2 * math.pi * torch.rand(m, generator=generator(seed), dtype=torch.float64)
     phi = drawn if phases is None else torch.tensor(phases, dtype=torch.float64)
-    if not is_finite(a) or not is_finite(phi):
-        raise InputError(f"amplitudes {a.tolist()} and phases {phi.tolist()} must be finite")
-    if len(a) != m or len(phi) != m:
-        raise InputError(f"{m} frequencies need {m} amplitudes and phases, got {len(a)} and {len(phi)}")
+    if not m == len(a) == len(phi) > 0:
+        raise InputError(f"{m} frequencies need {m} amplitudes and phases, at least one, got {len(a)} and {len(phi)}")
     z, k = unit_grid(n), torch.tensor(frequencies, dtype=torch.float64)
     y = (a * (2 * math.pi * k * z[:, None] + phi).sin()).sum(1)
     x = z[:, None] if petals is None else gamma_embedding(z, petals)
@@ -86,20 +67,13 @@ def sinusoids(
     return Dataset(x.to(dtype), y.to(dtype), "sinusoids", seed_of(seed), info)
 
 
-def _numbers(amplitudes: object) -> list[float]:
-    try:
-        return [float(a) for a in amplitudes]  # type: ignore[attr-defined]
-    except (TypeError, ValueError):
-        raise InputError(f'amplitudes must be "equal", "growing" or numbers, got {amplitudes!r}') from None
-
-
 @checked
 def sinusoid_classes(
     frequency: int,
-    n: int = 1000,
+    n: Count = 1000,
     *,
-    threshold: float = 0.5,
-    phase: float | None = None,
+    threshold: Finite = 0.5,
+    phase: Finite | None = None,
     petals: int = 0,
     seed: Seed = 0,
     dtype: torch.dtype = torch.float32,
@@ -113,17 +87,11 @@ def sinusoid_classes(
         >>> sinusoid_classes(1, 1000, phase=0.0).info["majority"]
         0.667
     """
-    check_number(threshold, "threshold")
     drawn = 2 * math.pi * float(torch.rand((), generator=generator(seed), dtype=torch.float64))
-    phi = drawn if phase is None else check_number(phase, "phase")
+    phi = drawn if phase is None else phase
     z = unit_grid(n)
     y = ((2 * math.pi * frequency * z + phi).sin() > threshold).long()
     positive = float(y.double().mean())
-    info = {
-        "z": z,
-        "frequency": frequency,
-        "phase": phi,
-        "threshold": threshold,
-        "majority": max(positive, 1 - positive),
-    }
+    info = {"z": z, "frequency": frequency, "phase": phi, "threshold": threshold}
+    info["majority"] = max(positive, 1 - positive)
     return Dataset(gamma_embedding(z, petals).to(dtype), y, "sinusoid-classes", seed_of(seed), info)

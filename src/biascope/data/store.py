@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from safetensors.torch import save
 
 from biascope.data import clients, decode
 from biascope.data.catalogue import CATALOGUE, Source, source
-from biascope.errors import CorruptError, InputError
-from biascope.signatures import checked
+from biascope.support.errors import CorruptError, InputError
+from biascope.support.signatures import checked
 
 SIDECAR = "info.json"
 DATA = "data.safetensors"
@@ -31,26 +31,11 @@ _TEMPORARY = ".tmp-"
 
 
 @dataclass(frozen=True)
-class SetInfo:
+class SetInfo(Source):
     """What is known of a set before and after it is fetched; licence and citation are for the user to read."""
 
-    name: str
-    title: str
-    kind: str
-    licence: str
-    citation: str
-    client: str
-    package: str
-    version: str
-    shape: tuple[int, ...]
-    n_train: int
-    n_test: int
-    classes: tuple[str, ...]
-    download_mib: int
-    disk_mib: int
-    notes: str
-    cached: bool
-    path: Path
+    cached: bool = False
+    path: Path = Path()
 
 
 @checked
@@ -93,16 +78,11 @@ def info(name: str, root: str | Path | None = None) -> SetInfo:
     """
     src = source(name)
     path = DIGITS_FILE if name == "digits" else data_root(root) / name
-    cached, classes = name == "digits", src.classes
-    if not cached and path.is_dir():
-        try:
-            classes = tuple(check(path, src)["classes"])
-            cached = True
-        except CorruptError:
-            pass
-    own: dict[str, Any] = {"classes": classes, "cached": cached, "path": path}
-    known = {f.name: getattr(src, f.name) for f in fields(SetInfo) if f.name not in own}
-    return SetInfo(**known, **own)
+    known = vars(src) | {"cached": name == "digits", "path": path}
+    if path.is_dir():
+        with suppress(CorruptError):
+            known |= {"classes": tuple(check(path, src)["classes"]), "cached": True}
+    return SetInfo(**known)
 
 
 @checked
@@ -141,10 +121,8 @@ def get(
         packages.mkdir()
         ready.mkdir()
         archive = clients.download(src, packages, timeout)
-        say("verifying checksums")
-        files = clients.verified_files(src, archive)
-        say("converting")
-        classes = _convert(src, files, ready)
+        say("verifying checksums and converting")
+        classes = _convert(src, clients.verified_files(src, archive), ready)
         write_sidecar(ready, src, classes)
         install(ready, target, work, keep_existing=not force)
     say(f"{name} is in {target}")
@@ -174,18 +152,11 @@ def file_sha256(path: Path) -> str:
 def write_sidecar(folder: Path, src: Source, classes: tuple[str, ...]) -> None:
     """Describe every file in `folder`, and where it came from, in `folder`/info.json."""
     files = {p.name: {"bytes": p.stat().st_size, "sha256": file_sha256(p)} for p in sorted(folder.iterdir())}
-    record = {
-        "format": FORMAT,
-        "name": src.name,
-        "title": src.title,
-        "kind": src.kind,
-        "licence": src.licence,
-        "citation": src.citation,
-        "source": {"client": src.client, "package": src.package, "version": src.version, "sha256": dict(src.files)},
-        "classes": list(classes),
-        "notes": src.notes,
-        "files": files,
-    }
+    record: dict[str, Any] = {"format": FORMAT}
+    record |= {key: getattr(src, key) for key in ("name", "title", "kind", "licence", "citation")}
+    record["source"] = {key: getattr(src, key) for key in ("client", "package", "version")}
+    record["source"]["sha256"] = dict(src.files)
+    record |= {"classes": list(classes), "notes": src.notes, "files": files}
     (folder / SIDECAR).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
@@ -231,10 +202,8 @@ def workspace(root: Path, src: Source) -> Iterator[Path]:
     try:
         needed = 2**20 * (src.download_mib + src.disk_mib)
         if free < needed:
-            raise InputError(
-                f"{src.name} needs {needed >> 20} MiB while it is built, {root} has {free >> 20} MiB free: "
-                "make room or set BIASCOPE_DATA to another disk"
-            )
+            room = f"needs {needed >> 20} MiB, {root} has {free >> 20} MiB free"
+            raise InputError(f"{src.name} {room}: make room or set BIASCOPE_DATA to another disk")
         yield work
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -8,20 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from biascope.arguments import check_tensor
-from biascope.editing.disentanglement import predicted_class
-from biascope.editing.plane import Head, Output, Plane, chunks, coefficients, per_task
-from biascope.editing.vectors import TaskVector, coefficient
-from biascope.errors import InputError
-from biascope.precision import without_autocast
-from biascope.progress import progress
-from biascope.signatures import checked
-from biascope.tables import grid, number
+from biascope.editing.interference import predicted_class
+from biascope.editing.plane import Head, Output, Plane, coefficients, labelled, mean_and_error, per_task
+from biascope.editing.vectors import TaskVector
+from biascope.support.bars import progress
+from biascope.support.errors import InputError
+from biascope.support.precision import without_autocast
+from biascope.support.signatures import checked
+from biascope.support.tables import grid, number
 
 SEARCH = tuple(i / 20 for i in range(21))  # 0, 0.05, ..., 1
 Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs [n, c], labels [n, ...]) -> scores [n], higher is better
@@ -36,14 +35,10 @@ def combine(vectors: Sequence[TaskVector], scales: Sequence[float]) -> TaskVecto
         >>> combine([a, a, a], [1.0, 1.0, -0.5])["w"]
         tensor([1.5000, 3.0000])
     """
-    if not vectors:
-        raise InputError("vectors: at least one task vector is needed")
-    if len(vectors) != len(scales):
-        raise InputError(f"{len(scales)} scales for {len(vectors)} task vectors")
-    total = coefficient(scales[0]) * vectors[0]
-    for vector, scale in zip(vectors[1:], scales[1:]):
+    total = scales[0] * vectors[0]
+    for vector, scale in zip(vectors[1:], scales[1:], strict=True):
         for _, t, tau in total._pairs(vector):
-            t.add_(tau, alpha=coefficient(scale))
+            t.add_(tau, alpha=scale)
     return total
 
 
@@ -71,23 +66,12 @@ def analogy(a: TaskVector, b: TaskVector, c: TaskVector) -> TaskVector:
     return combine([c, b, a], [1.0, 1.0, -1.0])
 
 
-@checked
 def accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """1 where the predicted class (arg-max; of one output its sign) is the label, else 0: [n].
-
-    Example:
-        >>> accuracy(torch.tensor([[0.2, 0.8], [0.9, 0.1]]), torch.tensor([1, 1])).tolist()
-        [1.0, 0.0]
-    """
-    classes = max(2, check_tensor(outputs, "outputs", dims=2, floating=True).shape[1])
-    if outputs.shape[1] == 0 or labels.shape[:1] != outputs.shape[:1]:
-        raise InputError(f"outputs [n, c] and labels [n] disagree: {list(outputs.shape)} and {list(labels.shape)}")
-    if labels.dim() != 1 or labels.is_floating_point() or not bool(((labels >= 0) & (labels < classes)).all()):
-        raise InputError(f"labels must be integers [n] between 0 and {classes - 1}; for others give metric=")
+    """1 where the predicted class (arg-max; of one output its sign) is the label, else 0: [n]."""
+    n, classes = outputs.shape[0], max(2, outputs.shape[1])
+    if labels.shape != (n,) or labels.is_floating_point() or not bool(((labels >= 0) & (labels < classes)).all()):
+        raise InputError(f"labels must be {n} integers between 0 and {classes - 1}; for others give metric=")
     return (predicted_class(outputs) == labels.to(outputs.device)).double()
-
-
-# ------------------------------------------------------------------------------------------------------- addition
 
 
 @dataclass(frozen=True)
@@ -95,8 +79,7 @@ class Addition:
     """theta0 + alpha sum_t tau_t, alpha found on held-out data.
 
     held_out [A, T]: score of every task at every coefficient of `alphas` [A]. single, multi, pretrained: {task: scores
-    [n_t]} on the test data, of theta0 + tau_t, of the merged network, of theta0. Where no test data were given these
-    are the held-out ones, on which alpha was chosen: they flatter it.
+    [n_t]} of theta0 + tau_t, of the merged network, of theta0, on the test data, or else on the held-out ones.
     """
 
     tasks: tuple[str, ...]
@@ -109,7 +92,7 @@ class Addition:
 
     def absolute(self) -> tuple[float, float]:
         """Mean score of the merged network over tasks, and its standard error over examples."""
-        return _over_tasks([_mean(s) for s in self.multi.values()])
+        return _over_tasks([mean_and_error(s) for s in self.multi.values()])
 
     def normalised(self) -> tuple[float, float]:
         """Mean over tasks of score(merged) / score(single task), and its standard error (the examples are paired)."""
@@ -118,7 +101,7 @@ class Addition:
     def _repr_html_(self) -> str:
         """Scores per task, for notebooks."""
         columns = (self.pretrained, self.single, self.multi)
-        rows = [(task, *(number(*_mean(column[task])) for column in columns)) for task in self.tasks]
+        rows = [(task, *(number(*mean_and_error(column[task])) for column in columns)) for task in self.tasks]
         return grid(f"Task addition at alpha = {self.alpha:g}", ["task", "pre-trained", "single", "merged"], rows)
 
 
@@ -131,7 +114,7 @@ def task_addition(
     test: Mapping[str, Any] | None = None,
     alphas: Sequence[float] | Tensor = SEARCH,
     *,
-    choose: str = "normalised",
+    choose: Literal["normalised", "absolute"] = "normalised",
     metric: Metric = accuracy,
     heads: Mapping[str, Head] | None = None,
     output: Output | None = None,
@@ -163,11 +146,7 @@ def task_addition(
         >>> found.alpha, found.normalised()[0]
         (0.05, 1.0)
     """
-    if choose not in {"normalised", "absolute"}:
-        raise InputError(f"choose={choose!r} is not known; choose 'normalised' or 'absolute'")
     names, steps = tuple(vectors), coefficients(alphas)
-    if not names:
-        raise InputError("vectors: at least one task vector is needed")
     plane = Plane(model, vectors, output, batch_size)
     heads = per_task(heads, names, "heads") if heads is not None else {}
     T = len(names)
@@ -184,17 +163,8 @@ def task_addition(
         return {k: score[k]([float(s == t) for s in range(T)]) for t, k in enumerate(names)}
 
     single = singles(score)
-    if choose == "normalised":
-        bottom = torch.stack([single[k].mean() for k in names])
-        for k, b in zip(names, bottom.tolist()):
-            if not b > 0:
-                raise InputError(
-                    f"task {k!r} alone scores {b:g} on held-out data: nothing to normalise by; use choose='absolute'"
-                )
-        means = (table / bottom).mean(1)
-    else:
-        means = table.mean(1)
-    alpha = _best(steps, means.tolist())
+    by = [_positive(single[k], k) for k in names] if choose == "normalised" else [1.0] * T
+    alpha = _best(steps, (table / torch.tensor(by, dtype=torch.float64, device="cpu")).mean(1).tolist())
     if test is not None:
         score = scorers(test, "test")
         single = singles(score)
@@ -207,9 +177,6 @@ def task_addition(
         {k: score[k]([alpha] * T) for k in names},
         {k: score[k]([0.0] * T) for k in names},
     )
-
-
-# ------------------------------------------------------------------------------------------------------- negation
 
 
 @dataclass(frozen=True)
@@ -232,7 +199,7 @@ class Negation:
     def means(self) -> dict[str, tuple[float, float]]:
         """{"target", "control", "target_before", "control_before": (mean score, standard error)}."""
         names = ("target", "control", "target_before", "control_before")
-        return {name: _mean(getattr(self, name)) for name in names}
+        return {name: mean_and_error(getattr(self, name)) for name in names}
 
     def _repr_html_(self) -> str:
         """Scores before and after, for notebooks."""
@@ -260,8 +227,7 @@ def task_negation(
     """Forget a task: theta0 - alpha tau, with the alpha that makes the target worst and leaves the control.
 
     Among the coefficients whose held-out control score is at least `keep` times that of theta0, the one with the lowest
-    target score; the smallest of equal ones; 0 if none qualifies. On test data the control may then fall a little
-    below, since alpha was chosen on other data.
+    target score; the smallest of equal ones; 0 if none qualifies.
 
     Args:
         model: the network at theta0, in eval mode; a `bs.linearize`d one for tangent and post-hoc task vectors.
@@ -271,10 +237,8 @@ def task_negation(
         test: (target, control) for the report; None: the held-out data, which flatters.
         alphas: coefficients to try, not negative.
         keep: share of the control score that must be left, 0 to 1.
-        metric: (outputs [n, c], labels) -> scores [n], higher is better.
         heads: of target and control, functions [n, c] -> [n, classes].
-        output: how to get a tensor [n, c] from what the model returns.
-        batch_size: most examples in one pass.
+        metric, output, batch_size: as in `task_addition`.
 
     Example:
         >>> net = nn.Linear(2, 2, bias=False)
@@ -291,39 +255,29 @@ def task_negation(
     if not 0 <= keep <= 1:
         raise InputError(f"keep={keep:g}: the share of the control score to be left lies between 0 and 1")
     plane = Plane(model, {"task": vector}, output, batch_size)
-    scores = [
-        Scorer(plane, data, what, metric, head)
-        for data, what, head in ((target, "target", heads[0]), (control, "control", heads[1]))
-    ]
+
+    def scorers(data: tuple[Any, Any], what: Sequence[str]) -> list[Scorer]:
+        return [Scorer(plane, *each) for each in zip(data, what, (metric, metric), heads)]
+
+    scores = scorers((target, control), ("target", "control"))
     search = progress(steps, "task negation", leave=False)
     table = torch.stack([torch.stack([s([-a]).mean() for s in scores]) for a in search])
     before_edit = float(scores[1]([0.0]).mean())
     if not before_edit >= 0:
-        raise InputError(
-            f"control: theta0 scores {before_edit:g} on it, of which no share can be kept; give a metric >= 0"
-        )
+        raise InputError(f"control: theta0 scores {before_edit:g} on it, of which no share can be kept")
     allowed = [(a, -t) for a, (t, c) in zip(steps, table.tolist()) if c >= keep * before_edit - 1e-12]
     alpha = _best(*zip(*allowed)) if allowed else 0.0
-    if test is not None:
-        scores = [
-            Scorer(plane, data, what, metric, head)
-            for data, what, head in ((test[0], "test[0]", heads[0]), (test[1], "test[1]", heads[1]))
-        ]
+    scores = scores if test is None else scorers(test, ("test[0]", "test[1]"))
     after, before = [s([-alpha]) for s in scores], [s([0.0]) for s in scores]
     return Negation(alpha, keep, torch.tensor(steps, dtype=torch.float64, device="cpu"), table, *after, *before)
-
-
-# ------------------------------------------------------------------------------------------------------- helpers
 
 
 class Scorer:
     """Scores [n] of a network on one labelled set, as a function of the coefficients; float64, on the CPU."""
 
     def __init__(self, plane: Plane, data: Any, what: str, metric: Metric, head: Head | None) -> None:
-        pieces, labels = chunks(data, what, plane.batch_size)
-        if labels is None:
-            raise InputError(f"{what}: labels are needed: give (x, y) or batches of those")
-        self.labels, self.outputs, self.metric, self.head, self.what = labels, plane.on(pieces), metric, head, what
+        pieces, self.labels = labelled(data, what, plane.batch_size)
+        self.outputs, self.metric, self.head, self.what = plane.on(pieces), metric, head, what
 
     def __call__(self, a: Sequence[float]) -> Tensor:
         """Scores at theta0 + sum_t a_t tau_t."""
@@ -332,7 +286,7 @@ class Scorer:
             raise InputError(f"{self.what}: the outputs of theta0 have a NaN: there is no score to begin with")
         with torch.no_grad():
             scores = self.metric(out if self.head is None else self.head(out), self.labels)
-        if not isinstance(scores, Tensor) or scores.shape != (len(out),):
+        if scores.shape != (len(out),):
             raise InputError(f"{self.what}: the metric must return one score per example, shape [{len(out)}]")
         return scores.double().cpu()
 
@@ -345,17 +299,18 @@ def _best(steps: Sequence[float], values: Sequence[float]) -> float:
     return min(scored, key=lambda pair: (-pair[1], abs(pair[0])))[0]
 
 
-def _mean(scores: Tensor) -> tuple[float, float]:
-    return float(scores.mean()), float(scores.std() / math.sqrt(len(scores))) if len(scores) > 1 else float("nan")
-
-
 def _ratio(top: Tensor, bottom: Tensor, task: str) -> tuple[float, float]:
     """mean(top) / mean(bottom) of paired scores; its standard error to first order."""
-    below = float(bottom.mean())
-    if not below > 0:
-        raise InputError(f"task {task!r} alone scores {below:g}: there is nothing to normalise by")
+    below = _positive(bottom, task)
     ratio = float(top.mean()) / below
-    return ratio, _mean((top - ratio * bottom) / below)[1]
+    return ratio, mean_and_error((top - ratio * bottom) / below)[1]
+
+
+def _positive(scores: Tensor, task: str) -> float:
+    mean = float(scores.mean())
+    if not mean > 0:
+        raise InputError(f"task {task!r} alone scores {mean:g}: nothing to normalise by; use choose='absolute'")
+    return mean
 
 
 def _over_tasks(each: Sequence[tuple[float, float]]) -> tuple[float, float]:

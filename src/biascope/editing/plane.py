@@ -6,19 +6,21 @@ affine there: f + sum_t a_t J tau_t, so one pass for f and one product per vecto
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from biascope.editing.states import listed, read
-from biascope.editing.vectors import TaskVector, check_vectors, coefficient, refuse_constants
-from biascope.errors import InputError
-from biascope.functional import Functional, Params, functional
-from biascope.inputs import Inputs, batch_size, batches, take
-from biascope.jacobian import jacobian_vector
-from biascope.linearize.tangent import Linearized
+from biascope.editing.states import listed
+from biascope.editing.vectors import TaskVector
+from biascope.network.functional import Functional, Params, functional
+from biascope.network.jacobian import jacobian_vector
+from biascope.support.arguments import check_count, check_number
+from biascope.support.errors import InputError
+from biascope.support.inputs import Inputs, batch_size, batches, take
+from biascope.tangent.linearized import Linearized
 
 Output = Callable[[Any], Tensor]
 Head = Callable[[Tensor], Tensor]  # what a task puts behind the network: [n, c] -> [n, classes]
@@ -36,14 +38,12 @@ class Plane:
         rows: bool = True,
     ) -> None:
         self.names, self.batch_size = tuple(vectors), batch_size
-        check_vectors(vectors)
+        if not vectors:
+            raise InputError("vectors: at least one task vector is needed")
         self.f: Functional = functional(model, "all", prediction_rows(output) if rows else output)
-        state = read(self.f.module, "the model").tensors
-        self.taus: list[Params] = [vector.on(state) for vector in vectors.values()]
+        self.taus: list[Params] = [vector.places_in(self.f.module) for vector in vectors.values()]
         # an output of the user's own behind a linearised network need not be linear: then every point is evaluated
         self.linear = isinstance(self.f.module, Linearized) and output is None
-        for vector, tau in zip(vectors.values(), self.taus):
-            refuse_constants(self.f.module, tau, vector.buffers)
         own = {**self.f.params, **self.f.frozen}
         self.start: Params = {name: own[name] for tau in self.taus for name in tau}
         self._moved: Params = {}
@@ -83,10 +83,7 @@ class Plane:
         for task, tau in zip(self.names, self.taus):
             constant = [k for k, t in tau.items() if k not in zero and bool((t != 0).any())]
             if constant:
-                raise InputError(
-                    f"the vector of {task!r} moves the buffer {listed(constant)}, in which nothing is linearised: "
-                    "build it with buffers='keep'"
-                )
+                raise InputError(f"the vector of {task!r} moves the buffer {listed(constant)}: use buffers='keep'")
             v = {**zero, **{k: t.to(here.dtype) for k, t in tau.items() if k in zero}}
             found.append(torch.cat([jacobian_vector(here, here.prepare(x), v) for x in inputs]))
         return found
@@ -112,47 +109,43 @@ def _inner(lin: Linearized, f: Functional) -> Functional:
     return Functional(lin._skeleton, params, point, f.output, f.dtype, f.device).to(f.dtype)
 
 
-def chunks(data: Any, what: str, size: int) -> tuple[list[Inputs], Tensor | None]:
-    """All examples in pieces of at most `size`, and their labels [n] or None; read once, so the order is fixed."""
-    if not isinstance(size, int) or size < 1:
-        raise InputError(f"batch_size={size}: a whole number of at least 1 is needed")
-    pieces: list[Inputs] = []
-    labels: list[Tensor] = []
-    total = 0
-    for inputs, y in batches(data, what):
-        n = batch_size(inputs)
-        pieces += [take(inputs, slice(i, i + size)) for i in range(0, n, size)]
-        total += n
-        if y is not None:
-            labels.append(torch.as_tensor(y))
-            if labels[-1].dim() == 0:
-                raise InputError(f"{what}: expected a tensor of {n} labels, got the number {y}")
-    if not labels:
-        return pieces, None
-    y = torch.cat(labels)
-    if len(y) != total:
-        raise InputError(f"{what}: {len(y)} labels for {total} examples")
-    return pieces, y
+def chunks(data: Any, what: str, size: int) -> list[Inputs]:
+    """All examples in pieces of at most `size`; read once, so the order is fixed."""
+    return [piece for inputs, _ in batches(data, what) for piece in _cut(inputs, size)]
+
+
+def labelled(data: Any, what: str, size: int) -> tuple[list[Inputs], Tensor]:
+    """All examples in pieces of at most `size`, and their labels [n, ...]."""
+    pieces, labels = [], []
+    for inputs, given in batches(data, what):
+        y, n = torch.as_tensor([] if given is None else given), batch_size(inputs)
+        if y.shape[:1] != (n,):
+            raise InputError(f"{what}: labels are needed, one for each of {n} examples, not {list(y.shape)}")
+        pieces += _cut(inputs, size)
+        labels.append(y)
+    return pieces, torch.cat(labels)
+
+
+def _cut(inputs: Inputs, size: int) -> list[Inputs]:
+    check_count(size, "batch_size")
+    return [take(inputs, slice(i, i + size)) for i in range(0, batch_size(inputs), size)]
+
+
+def mean_and_error(values: Tensor) -> tuple[float, float]:
+    """The mean of values [n] and its standard error; NaN for one value."""
+    n = len(values)
+    return float(values.mean()), float(values.std() / math.sqrt(n)) if n > 1 else float("nan")
 
 
 def coefficients(alphas: Sequence[float] | Tensor) -> list[float]:
-    """A grid of coefficients as numbers, or an error."""
-    if isinstance(alphas, Tensor):
-        alphas = alphas.tolist() if alphas.dim() == 1 else []
-    found = [coefficient(a) for a in alphas]
-    if not found:
-        raise InputError("alphas: expected a row of numbers, at least one")
-    return found
+    """A grid of coefficients as numbers."""
+    return [check_number(a, "a coefficient") for a in (alphas.tolist() if isinstance(alphas, Tensor) else alphas)]
 
 
 def per_task(given: Mapping[str, Any], names: Sequence[str], what: str) -> dict[str, Any]:
-    """One entry per task, in the tasks' order, or an error that names the task without one or the surplus."""
-    if not isinstance(given, Mapping):
-        raise InputError(f"{what}: expected a dict with one entry per task ({', '.join(names)})")
-    lost, surplus = [k for k in names if k not in given], [k for k in given if k not in names]
-    if lost or surplus:
-        said = f"nothing for task {lost[0]!r}" if lost else f"no task vector is called {surplus[0]!r}"
-        raise InputError(f"{what}: {said}; the tasks are {', '.join(map(repr, names))}")
+    """One entry per task, in the tasks' order."""
+    if set(given) != set(names):
+        raise InputError(f"{what}: one entry per task is needed ({', '.join(names)}), got {', '.join(given)}")
     return {k: given[k] for k in names}
 
 
@@ -165,10 +158,7 @@ def prediction_rows(output: Output | None) -> Output:
         elif not isinstance(out, Tensor) and isinstance(getattr(out, "logits", None), Tensor):
             out = out.logits  # Hugging Face heads
         if isinstance(out, Tensor) and out.dim() > 2:
-            raise InputError(
-                f"the model returned shape {list(out.shape)}: one prediction per example is needed, [n, classes]. Say "
-                "how to get it with output=lambda out: ..."
-            )
+            raise InputError(f"the model returned {list(out.shape)}: say how to get [n, classes] with output=")
         tensor: Tensor = out  # anything else is refused by as_rows, with what to do
         return tensor
 

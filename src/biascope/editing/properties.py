@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from biascope.editing.disentanglement import predicted_class
-from biascope.editing.plane import Output, Plane, chunks, coefficients, per_task
-from biascope.editing.vectors import TaskVector, check_vectors
-from biascope.errors import InputError
-from biascope.inputs import batch_size as size_of
-from biascope.inputs import gather, tensors_of
-from biascope.kernels import LocalEnergy, local_energy, ntk
-from biascope.linearize.tangent import linearize
-from biascope.precision import without_autocast
-from biascope.signatures import checked
-from biascope.tables import facts, grid, number, one_line
+from biascope.editing.interference import predicted_class
+from biascope.editing.plane import Output, Plane, chunks, coefficients, mean_and_error, per_task
+from biascope.editing.vectors import TaskVector
+from biascope.kernels import local_energy, ntk
+from biascope.kernels.eigenfunctions import LocalEnergy
+from biascope.support.errors import InputError
+from biascope.support.inputs import batch_size as size_of
+from biascope.support.inputs import gather
+from biascope.support.precision import without_autocast
+from biascope.support.signatures import checked
+from biascope.support.tables import facts, grid, number, one_line
+from biascope.tangent.linearized import linearize
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def leakage(
     """How far every task vector moves the tangent model's outputs on every task's inputs.
 
     One product J tau per vector and example. This matrix contains all of the tangent model's L2 disentanglement error
-    of two tasks (`Leakage.xi`), so it tells before any merge which pairs will disturb one another.
+    of two tasks (`Leakage.xi`), so it shows before any merge which pairs will disturb one another.
 
     Args:
         model: the network at theta0, in eval mode.
@@ -84,14 +84,11 @@ def leakage(
     data = per_task(data, names, "data")
     plane = Plane(model, vectors, output, batch_size, rows=False)
     T = len(names)
-    means, errors = (
-        torch.zeros(T, T, dtype=torch.float64, device="cpu"),
-        torch.zeros(T, T, dtype=torch.float64, device="cpu"),
-    )
+    means, errors = torch.zeros(2, T, T, dtype=torch.float64, device="cpu")
     for s, task in enumerate(names):
-        pieces, _ = chunks(data[task], f"data[{task!r}]", batch_size)
+        pieces = chunks(data[task], f"data[{task!r}]", batch_size)
         for t, slope in enumerate(plane.slopes(pieces)):
-            means[s, t], errors[s, t] = _spread(torch.linalg.vector_norm(slope.double(), dim=1))
+            means[s, t], errors[s, t] = mean_and_error(torch.linalg.vector_norm(slope.double(), dim=1))
     return Leakage(names, means, errors)
 
 
@@ -100,8 +97,7 @@ class Localisation:
     """Local energy of the tangent kernel's eigenfunctions on task and control inputs.
 
     energy: per point, task first. task, control: (mean, standard error over points). Localised: 1 and 0; not at all,
-    with equal numbers of points and full rank: 0.5 and 0.5. rank: how many eigenfunctions were summed (one number per
-    output for "diagonal"); with equal numbers of points both means add up to rank / points.
+    with equal numbers of points and full rank: 0.5 and 0.5. With equal numbers both means add up to rank / points.
     """
 
     energy: LocalEnergy = field(repr=False)
@@ -122,8 +118,8 @@ class Localisation:
     def _repr_html_(self) -> str:
         """The two means and the rank, for notebooks."""
         ranks = sorted(set(_ranks(self.energy)))
-        said = f"{' to '.join(str(r) for r in dict.fromkeys((ranks[0], ranks[-1])))} of {self.points}"
-        return grid("Local energy", ["task", "control", "rank"], [(number(*self.task), number(*self.control), said)])
+        shown = f"{' to '.join(str(r) for r in dict.fromkeys((ranks[0], ranks[-1])))} of {self.points}"
+        return grid("Local energy", ["task", "control", "rank"], [(number(*self.task), number(*self.control), shown)])
 
 
 @checked
@@ -133,9 +129,9 @@ def localisation(
     task: Any,
     control: Any,
     *,
-    outputs: int | str = "diagonal",
+    outputs: int | Literal["diagonal"] = "diagonal",
     rank: int | None = None,
-    precision: str = "float64",
+    precision: Literal["float64", "float32", "tf32", "bf16"] = "float64",
     **options: Any,
 ) -> Localisation:
     """Do the eigenfunctions that represent a task live on its own inputs? E_loc(x) = sum_rho phi_rho(x)^2.
@@ -160,24 +156,18 @@ def localisation(
         >>> localisation(net, x[:2], x[2:]).task[0], localisation(net, x[:2], x[2:]).contrast
         (1.0, 1.0)
     """
-    if isinstance(outputs, str) and outputs != "diagonal":
-        raise InputError(f"outputs={outputs!r}: one kernel per output is needed, 'diagonal' or an output's index")
-    if rank is None and precision not in {"float64", "float32"}:
-        raise InputError(
-            f"precision={precision!r}: its rounding would count as eigenfunctions; use 'float64', or give the rank"
-        )
+    if rank is None and precision in {"tf32", "bf16"}:
+        raise InputError(f"precision={precision!r}: its rounding would count as eigenfunctions; give the rank")
     x, z = gather(task, "task"), gather(control, "control")
-    shapes = [[list(t.shape[1:]) for t in tensors_of(side)] for side in (x, z)]
-    if shapes[0] != shapes[1]:
-        raise InputError(f"task has examples of shape {shapes[0][0]}, control of {shapes[1][0]}: they must agree")
     both = gather([x, z], "task and control")
     n = size_of(x)
     energy = local_energy(ntk(model, x, both, outputs=outputs, precision=precision, **options), rank)
     if rank is None and min(_ranks(energy)) < n:
+        dependent = "their gradients are linearly dependent: equal inputs, few parameters, or one linear region"
         why = (
-            "their gradients are linearly dependent: equal inputs, few parameters, or many inputs in one linear region"
+            dependent
             if precision == "float64"
-            else f"the others are below the bound on the rounding of {precision}: use precision='float64'"
+            else f"below the bound on the rounding of {precision}: use precision='float64'"
         )
         warnings.warn(
             f"the kernel of {n} task points has {min(_ranks(energy))} eigenfunctions above rounding ({why}): the local "
@@ -185,7 +175,7 @@ def localisation(
             stacklevel=4,
         )
     values = energy.values.reshape(-1, energy.values.shape[-1]).mean(0)
-    return Localisation(energy, _spread(values[:n]), _spread(values[n:]), n)
+    return Localisation(energy, mean_and_error(values[:n]), mean_and_error(values[n:]), n)
 
 
 @dataclass(frozen=True)
@@ -217,74 +207,15 @@ def linearity(
         >>> found.residual < 1e-5, found.agreement[0]
         (True, 1.0)
     """
-    pieces, _ = chunks(data, "data", batch_size)
+    pieces = chunks(data, "data", batch_size)
     plain = Plane(model, {"task": vector}, output, batch_size).on(pieces)
     tangent = Plane(linearize(model, params="all"), {"task": vector}, output, batch_size).on(pieces)
     start, curved, straight = plain([0.0]), plain([1.0]), tangent([1.0])
     moved = float(torch.linalg.vector_norm((straight - start).double()))
     wrong = float(torch.linalg.vector_norm((curved - straight).double()))
     same = (predicted_class(curved) == predicted_class(straight)).double()
-    return Linearity(wrong / moved if moved else float("nan"), _spread(same))
-
-
-@checked
-def cosines(vectors: Mapping[str, TaskVector]) -> Tensor:
-    """Cosine similarity of every pair of task vectors: [T, T], float64.
-
-    Example:
-        >>> a, b = (TaskVector.from_tensors({"w": torch.tensor(t)}) for t in ([1.0, 0.0], [1.0, 1.0]))
-        >>> cosines({"a": a, "b": b}).numpy().round(4)
-        array([[1.    , 0.7071],
-               [0.7071, 1.    ]])
-    """
-    check_vectors(vectors)
-    all_ = list(vectors.values())
-    return torch.tensor([[a.cosine(b) for b in all_] for a in all_], dtype=torch.float64, device="cpu")
-
-
-@checked
-def sparsity(vector: TaskVector, share: float = 0.9) -> float:
-    """The smallest share of the weights that carries `share` of the squared length.
-
-    1/m if one weight carries it, `share` if all carry the same; NaN for a zero vector.
-
-    Example:
-        >>> sparsity(TaskVector.from_tensors({"w": torch.tensor([10.0, 0.1, 0.1, 0.1])}))
-        0.25
-    """
-    if not 0 < share <= 1:
-        raise InputError(f"share={share:g} must be above 0 and at most 1")
-    weights = [t.flatten().double().square() for k, t in vector.tensors.items() if k not in vector.buffers]
-    energy = torch.cat(weights).sort(descending=True).values.cumsum(0)
-    if not float(energy[-1]):
-        return float("nan")
-    needed = int((energy < share * energy[-1] * (1 - 1e-12)).sum()) + 1
-    return needed / len(energy)
-
-
-@checked
-def effective_ranks(vector: TaskVector) -> dict[str, float]:
-    """(sum s)^2 / sum s^2 of the singular values of every weight matrix (kernels of convolutions: outputs x the rest).
-
-    1 for one direction, min(rows, columns) for equal singular values; NaN where the vector is zero.
-
-    Example:
-        >>> effective_ranks(TaskVector.from_tensors({"w": torch.eye(3), "b": torch.ones(3)}))
-        {'w': 3.0}
-    """
-    found = {}
-    for name, t in vector.tensors.items():
-        if t.dim() >= 2 and t.numel() and name not in vector.buffers:
-            s = torch.linalg.svdvals(t.double().flatten(1))
-            square = float(s.square().sum())
-            found[name] = float(s.sum()) ** 2 / square if square else float("nan")
-    return found
+    return Linearity(wrong / moved if moved else float("nan"), mean_and_error(same))
 
 
 def _ranks(energy: LocalEnergy) -> tuple[int, ...]:
     return energy.rank if isinstance(energy.rank, tuple) else (energy.rank,)
-
-
-def _spread(values: Tensor) -> tuple[float, float]:
-    n = len(values)
-    return float(values.mean()), float(values.std() / math.sqrt(n)) if n > 1 else float("nan")

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
-from biascope.errors import InputError, UnsupportedError
-from biascope.functional import ParamSelection, select_params
+from biascope.network.functional import ParamSelection, select_params
+from biascope.support.errors import InputError
 
 State = nn.Module | Mapping[str, Tensor]  # a module, its state_dict, or {name: tensor}
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # BatchNorm's, known by name in a state dict
@@ -28,7 +27,7 @@ class Checkpoint:
 
 
 def read(source: State, what: str) -> Checkpoint:
-    """Weights and persistent buffers of a module, or the tensors of a state dict, checked."""
+    """Weights and persistent buffers of a module, or the tensors of a state dict."""
     if isinstance(source, nn.Module):
         module: nn.Module = getattr(source, "_orig_mod", source)  # a compiled module hides the original one here
         tensors: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
@@ -39,24 +38,12 @@ def read(source: State, what: str) -> Checkpoint:
             if b is not None and key not in m._non_persistent_buffers_set
         }
         tensors, known = {**tensors, **buffers}, frozenset(buffers)
-    elif isinstance(source, Mapping):
-        for name, t in source.items():
-            if not isinstance(t, Tensor):
-                raise InputError(
-                    f"{what}: {name!r} is a {type(t).__name__}, not a tensor; pass the state dict itself (in a "
-                    "checkpoint often under 'state_dict' or 'model')"
-                )
+    else:
+        odd = next((f"{k!r} is a {type(t).__name__}" for k, t in source.items() if not isinstance(t, Tensor)), None)
+        if odd is not None:
+            raise InputError(f"{what}: {odd}, not a tensor; pass the state dict itself, e.g. checkpoint['state_dict']")
         tensors = dict(source)
         known = frozenset(k for k in tensors if k.rpartition(".")[2] in STATISTICS)
-    else:
-        raise InputError(f"{what}: expected a module or a state dict, got {type(source).__name__}")
-    for name, t in tensors.items():
-        if is_lazy(t):
-            raise InputError(f"{what}: '{name}' is not initialised yet: run one batch through the model first")
-        if t.device.type == "meta":
-            raise InputError(f"{what}: '{name}' is on the meta device: it has a shape and no values")
-        if t.is_complex():
-            raise UnsupportedError(f"{what}: '{name}' is {t.dtype}; only real weights are supported")
     return Checkpoint({k: t.detach() for k, t in tensors.items()}, known)
 
 
@@ -101,11 +88,6 @@ def listed(names: Iterable[str], most: int = 3) -> str:
     return ", ".join(f"'{name}'" for name in names[:most]) + more
 
 
-def finite(t: Tensor) -> bool:
-    """No NaN and no infinity."""
-    return not t.numel() or bool(torch.stack(torch.aminmax(t)).isfinite().all())
-
-
 def chosen(side: Checkpoint, statistics: frozenset[str], params: ParamSelection) -> Checkpoint:
     """The selected parameters, and the buffers of the selected part where a selection is by name."""
     if params == "all":
@@ -118,10 +100,7 @@ def one(tensors: Mapping[str, Tensor], names: Sequence[str], who: str) -> Tensor
     """The tensor behind tied names, of which a side may lack some but not all, and may not have different ones."""
     have = [name for name in names if name in tensors]
     if not have:
-        other = "finetuned" if who == "pretrained" else "pretrained"
-        raise InputError(
-            f"'{names[0]}' is in {other} and not in {who}: name the parameters that both have with params=..."
-        )
+        raise InputError(f"'{names[0]}' is not in {who}: name the parameters that both have with params=...")
     first = tensors[have[0]]
     for name in have[1:]:
         t = tensors[name]
@@ -136,14 +115,6 @@ def belongs(name: str, a: Tensor, b: Tensor, statistic: bool, buffers: str) -> b
         return True
     if name.rpartition(".")[2] == "num_batches_tracked" or buffers == "keep" or torch.equal(a, b):
         return a.is_floating_point() and buffers == "move"
-    if not a.is_floating_point():
-        raise InputError(
-            f"'{name}' is {a.dtype} and differs between the two states: integers cannot be scaled. Use buffers='keep' "
-            "if an edited model may keep its own"
-        )
-    if buffers == "refuse":
-        raise InputError(
-            f"the buffer '{name}' differs between the two states. Use buffers='move' to move it with the vector, "
-            "buffers='keep' if an edited model keeps its own, or fine-tune with BatchNorm in eval mode"
-        )
+    if not a.is_floating_point() or buffers == "refuse":
+        raise InputError(f"the buffer '{name}' ({a.dtype}) differs: use buffers='keep', or 'move' if it is no integer")
     return True

@@ -12,19 +12,21 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
 
-from biascope.editing.states import State, agree, belongs, chosen, finite, joined, listed, one, place, read, tied
-from biascope.errors import CorruptError, InputError
-from biascope.files import checksum, read_tensors, write_tensors
-from biascope.functional import ParamSelection, device_of, select_params
-from biascope.linearize.anchored import copy_of
-from biascope.linearize.tangent import Linearized
-from biascope.signatures import checked
-from biascope.tables import grid
+from biascope.editing.states import State, agree, belongs, chosen, joined, listed, one, place, read, tied
+from biascope.network.functional import ParamSelection, select_params
+from biascope.support.arguments import check_number, device_of
+from biascope.support.errors import CorruptError, InputError
+from biascope.support.files import checksum, read_tensors, write_tensors
+from biascope.support.inputs import is_finite
+from biascope.support.signatures import checked
+from biascope.support.tables import grid
+from biascope.tangent.anchored import copy_of
+from biascope.tangent.linearized import Linearized
 
 FORMAT = 1
 M = TypeVar("M", bound=nn.Module)
@@ -60,11 +62,15 @@ class TaskVector:
     aliases: Mapping[str, str]  # other names of tied tensors -> the name in `tensors`
     __array_ufunc__ = None  # numpy's numbers leave multiplication to this class
 
+    @checked
     def __init__(
-        self, pretrained: State, finetuned: State, *, params: ParamSelection = "all", buffers: str = "refuse"
+        self,
+        pretrained: State,
+        finetuned: State,
+        *,
+        params: ParamSelection = "all",
+        buffers: Literal["refuse", "keep", "move"] = "refuse",
     ) -> None:
-        if buffers not in ("refuse", "keep", "move"):
-            raise InputError(f"buffers={buffers!r} is not known; choose 'refuse', 'keep' or 'move'")
         old, new = read(pretrained, "pretrained"), read(finetuned, "finetuned")
         statistics = old.buffers | new.buffers
         old, new = chosen(old, statistics, params), chosen(new, statistics, params)
@@ -77,12 +83,8 @@ class TaskVector:
             if not belongs(name, a, b, name in statistics, buffers):
                 continue
             tensors[name] = b - a
-            if not finite(tensors[name]):
-                raise InputError(f"'{name}' has a NaN or infinity in the difference: check both states")
             aliases |= dict.fromkeys(names[1:], name)
-        if not tensors:
-            raise InputError("there is no floating-point weight to compare in the two states")
-        self._set(tensors, statistics & tensors.keys(), aliases)
+        self._set(_numbers(tensors), statistics & tensors.keys(), aliases)
 
     def _set(self, tensors: Mapping[str, Tensor], buffers: frozenset[str], aliases: Mapping[str, str]) -> None:
         self.tensors, self.buffers, self.aliases = tensors, frozenset(buffers), aliases
@@ -92,23 +94,14 @@ class TaskVector:
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> TaskVector:
         """A vector from differences that are known already, {name: tensor}; not copied."""
         held = read(tensors, "tensors")
-        for name, t in held.tensors.items():
-            if not t.is_floating_point():
-                raise InputError(f"tensors: '{name}' is {t.dtype}; a vector has floating-point entries only")
-            if not finite(t):
-                raise InputError(f"tensors: '{name}' has a NaN or infinity")
-        groups = tied(held.tensors)
+        groups = tied(_numbers(held.tensors))
         vector = cls.__new__(cls)
         vector._set(
             {names[0]: held.tensors[names[0]] for names in groups},
             frozenset(names[0] for names in groups if names[0] in held.buffers),
             {other: names[0] for names in groups for other in names[1:]},
         )
-        if not vector.tensors:
-            raise InputError("tensors: a vector needs at least one tensor")
         return vector
-
-    # ------------------------------------------------------------------------------------------------ arithmetic
 
     def __add__(self, other: object) -> TaskVector:
         if isinstance(other, TaskVector):
@@ -123,20 +116,20 @@ class TaskVector:
         return NotImplemented
 
     def __mul__(self, scale: object) -> TaskVector:
-        if not isinstance(scale, Real) and not (isinstance(scale, Tensor) and scale.dim() == 0):
-            return NotImplemented
-        factor = coefficient(scale)
-        return self._with({k: factor * t for k, t in self.tensors.items()})
+        return self._scaled(scale, torch.mul)
 
     __rmul__ = __mul__
 
     def __truediv__(self, scale: object) -> TaskVector:
+        return self._scaled(scale, torch.div)
+
+    def _scaled(self, scale: object, by: Callable[[Tensor, float], Tensor]) -> TaskVector:
         if not isinstance(scale, Real) and not (isinstance(scale, Tensor) and scale.dim() == 0):
-            return NotImplemented
-        factor = coefficient(scale)
-        if factor == 0:
+            return cast("TaskVector", NotImplemented)
+        factor = check_number(scale, "scale")
+        if by is torch.div and not factor:
             raise InputError("a task vector cannot be divided by zero")
-        return self._with({k: t / factor for k, t in self.tensors.items()})
+        return self._with({k: by(t, factor) for k, t in self.tensors.items()})
 
     def __neg__(self) -> TaskVector:
         return self._with({k: -t for k, t in self.tensors.items()})
@@ -169,6 +162,23 @@ class TaskVector:
         return {layer: math.sqrt(math.fsum(parts)) for layer, parts in squares.items()}
 
     @checked
+    def sparsity(self, share: float = 0.9) -> float:
+        """The smallest share of the weights that carries `share` of the squared length; NaN for a zero vector."""
+        weights = [t.flatten().double().square() for k, t in self.tensors.items() if k not in self.buffers]
+        energy = torch.cat(weights).sort(descending=True).values.cumsum(0)
+        needed = int((energy < share * energy[-1] * (1 - 1e-12)).sum()) + 1
+        return needed / len(energy) if float(energy[-1]) else float("nan")
+
+    def effective_ranks(self) -> dict[str, float]:
+        """(sum s)^2 / sum s^2 of the singular values of every weight matrix (convolutions: outputs x the rest).
+
+        1 for one direction, min(rows, columns) for equal singular values; NaN where the vector is zero.
+        """
+        matrices = {k: t for k, t in self.tensors.items() if t.dim() > 1 and t.numel() and k not in self.buffers}
+        values = {k: torch.linalg.svdvals(t.double().flatten(1)) for k, t in matrices.items()}
+        return {k: float(s.sum().square() / s.square().sum()) for k, s in values.items()}
+
+    @checked
     def restrict(self, params: str | Sequence[str] | Callable[[str, Tensor], bool]) -> TaskVector:
         """The entries of some parameters or layers only; the rest is left out, so an edited model keeps it."""
         names = select_params(self.tensors, params)
@@ -191,8 +201,6 @@ class TaskVector:
     def __contains__(self, name: object) -> bool:
         return name in self.tensors or name in self.aliases
 
-    # ------------------------------------------------------------------------------------------------ editing
-
     @overload
     def apply_to(self, model: M, scale: float = ...) -> M: ...
     @overload
@@ -205,24 +213,38 @@ class TaskVector:
         not have stay as they are. In a state dict only the moved tensors are new. `apply_to(model.state_dict())` gives
         the edited weights without a second module, `apply_to(bs.linearize(model))` the post-hoc linearisation.
         """
-        factor = coefficient(scale)
+        factor = check_number(scale, "scale")
+        edited: Any
         if isinstance(model, Mapping):
-            state = dict(read(model, "the state dict").tensors)
+            edited = state = dict(read(model, "the state dict").tensors)
             groups = {name: names for names in tied(state) for name in names}
             for name, tau in self.on(state, "the state dict").items():
-                new = torch.add(state[name], tau, alpha=factor)
-                state |= dict.fromkeys(groups[name], new)
-            _refuse_variances(self, state, factor)
-            return state
-        edited = copy_of(getattr(model, "_orig_mod", model))
-        state = read(edited, "the model").tensors
-        places = self.on(state, "the model")
-        refuse_constants(edited, places, self.buffers)
-        with torch.no_grad():
-            for name, tau in places.items():
-                state[name].add_(tau, alpha=factor)  # detached, but the same memory as the copy's own
-        _refuse_variances(self, state, factor)
+                state |= dict.fromkeys(groups[name], torch.add(state[name], tau, alpha=factor))
+        else:
+            edited = copy_of(getattr(model, "_orig_mod", model))
+            state = read(edited, "the model").tensors
+            with torch.no_grad():
+                for name, tau in self.places_in(edited).items():
+                    state[name].add_(tau, alpha=factor)  # detached, but the same memory as the copy's own
+        variances = [k for k in self.buffers if k.endswith("running_var") and k in state]
+        negative = [k for k in variances if bool((state[k] < 0).any())]
+        if negative:
+            raise InputError(f"scale={scale:g} makes the variance {listed(negative)} negative: use buffers='keep'")
         return edited
+
+    def places_in(self, model: nn.Module) -> dict[str, Tensor]:
+        """The vector under the names of a module, `on` its state; nothing that is constant in it may be moved."""
+        places = self.on(read(model, "the model").tensors)
+        linear = [(f"{path}." if path else "", m) for path, m in model.named_modules() if isinstance(m, Linearized)]
+        still = [
+            name
+            for prefix, lin in linear
+            for name, tau in places.items()
+            if name.startswith(prefix) and name.removeprefix(prefix) not in lin.linearized and bool((tau != 0).any())
+        ]
+        if still:
+            raise InputError(f"the task vector moves '{still[0]}', not linearised: use restrict(...) or buffers='keep'")
+        return places
 
     @checked
     def on(self, state: Mapping[str, Tensor], whose: str = "the model") -> dict[str, Tensor]:
@@ -250,8 +272,6 @@ class TaskVector:
     def _other_names(self, name: str) -> list[str]:
         return [alias for alias, first in self.aliases.items() if first == name]
 
-    # ------------------------------------------------------------------------------------------------ files
-
     @checked
     def save(self, path: str | Path) -> Path:
         """Write to a safetensors file, which appears whole or not at all."""
@@ -272,28 +292,17 @@ class TaskVector:
     def load(cls, path: str | Path, device: torch.device | str = "cpu") -> TaskVector:
         """Read what `save` wrote."""
         path = Path(path)
-        if not path.is_file():
-            raise InputError(f"{path}: there is no such file")
         tensors, metadata = read_tensors(path)
-        try:
-            header = json.loads(metadata.get("biascope", "{}"))
-        except json.JSONDecodeError as problem:
-            raise CorruptError(f"{path}: its header is damaged ({problem})") from problem
-        if header.get("kind") != "task vector":
-            raise CorruptError(f"{path}: a safetensors file, but not a task vector saved by biascope")
-        if header["format"] != FORMAT:
-            raise CorruptError(f"{path}: written in format {header['format']}, this version reads {FORMAT}")
-        if tensors.keys() != header["sums"].keys():
-            raise CorruptError(f"{path}: its tensors are not those of its header, the file is damaged")
-        for name, t in tensors.items():
-            if checksum(t) != header["sums"][name]:
-                raise CorruptError(f"{path}: the checksum of '{name}' is wrong, the file is damaged")
+        header = json.loads(metadata.get("biascope", "{}"))
+        if (header.get("kind"), header.get("format")) != ("task vector", FORMAT):
+            raise CorruptError(f"{path}: not a task vector saved by biascope in format {FORMAT}")
+        wrong = [k for k, crc in header["sums"].items() if k not in tensors or checksum(tensors[k]) != crc]
+        if wrong:
+            raise CorruptError(f"{path}: '{wrong[0]}' is not what was saved, the file is damaged")
         vector = cls.__new__(cls)
         where = device_of(device)
         vector._set({k: tensors[k].to(where) for k in header["sums"]}, frozenset(header["buffers"]), header["aliases"])
         return vector
-
-    # ------------------------------------------------------------------------------------------------ helpers
 
     def _with(self, tensors: Mapping[str, Tensor]) -> TaskVector:
         vector = type(self).__new__(type(self))
@@ -307,13 +316,13 @@ class TaskVector:
             lost = [k for k in left.tensors if not any(name in right for name in (k, *left._other_names(k)))]
             if lost:
                 raise InputError(f"the {which} task vector has no {listed(lost)}: restrict both to the same parameters")
+        if len(self.tensors) != len(other.tensors):
+            raise InputError("tensors are tied in one of the two task vectors and not in the other")
         found = []
         for k, a in self.tensors.items():
             name = next(name for name in (k, *self._other_names(k)) if name in other)
             agree(a, other[name], k, ("the first task vector", "the second"))
             found.append((k, a, other[name]))
-        if len(self.tensors) != len(other.tensors):
-            raise InputError("tensors are tied in one of the two task vectors and not in the other")
         return iter(found)
 
     def _norms(self) -> dict[str, float]:
@@ -332,53 +341,12 @@ class TaskVector:
         return grid(title, ["layer", "norm"], list(self.layer_norms().items()))
 
 
-def coefficient(scale: object) -> float:
-    """A finite number from what was given as a coefficient."""
-    if not isinstance(scale, Real) and not (isinstance(scale, Tensor) and scale.dim() == 0):
-        raise InputError(f"a coefficient is one number, not a {type(scale).__name__}")
-    factor = float(scale)
-    if not math.isfinite(factor):
-        raise InputError(f"a coefficient must be finite, not {factor}")
-    return factor
-
-
-def check_vectors(vectors: Mapping[str, Any]) -> None:
-    """Refuse what is no {task: TaskVector}.
-
-    Example:
-        >>> check_vectors({"cars": None})
-        Traceback (most recent call last):
-        ...
-        biascope.errors.InputError: vectors['cars']: expected a TaskVector, got NoneType
-    """
-    if not isinstance(vectors, Mapping):
-        raise InputError(f"vectors: expected {{task: TaskVector}}, got {type(vectors).__name__}")
-    for name, vector in vectors.items():
-        if not isinstance(vector, TaskVector):
-            raise InputError(f"vectors[{name!r}]: expected a TaskVector, got {type(vector).__name__}")
-
-
-def refuse_constants(model: nn.Module, places: Mapping[str, Tensor], buffers: frozenset[str]) -> None:
-    """Raise if a vector moves what is constant in a linearised network or part: it would have no effect."""
-    for path, lin in model.named_modules():
-        if not isinstance(lin, Linearized):
-            continue
-        prefix = f"{path}." if path else ""
-        for name, tau in places.items():
-            inner = name.removeprefix(prefix)
-            if name.startswith(prefix) and inner not in lin.linearized and bool((tau != 0).any()):
-                kind = "a buffer, which belongs to the expansion point: build the vector with buffers='keep'"
-                fix = "not linearised: restrict the vector, or name it in linearize(params=...)"
-                raise InputError(f"the task vector moves '{name}', which is {kind if name in buffers else fix}")
-
-
-def _refuse_variances(vector: TaskVector, state: Mapping[str, Tensor], scale: float) -> None:
-    for name in vector.buffers:
-        if name.endswith("running_var") and name in state and bool((state[name] < 0).any()):
-            raise InputError(
-                f"scale={scale:g} makes the variance '{name}' negative: choose a smaller one, or build the vector with "
-                "buffers='keep'"
-            )
+def _numbers(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The same tensors, if a vector can be made of them."""
+    wrong = [k for k, t in tensors.items() if not (t.is_floating_point() and (not t.numel() or is_finite(t)))]
+    if wrong or not tensors:
+        raise InputError(f"a task vector needs tensors of finite floating-point numbers, not {listed(wrong) or 'none'}")
+    return tensors
 
 
 def _inner(a: Tensor, b: Tensor) -> float:

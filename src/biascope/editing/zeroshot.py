@@ -8,15 +8,14 @@ The head is the classifier of all task-arithmetic methods; with scale = 1 / temp
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from biascope.arguments import as_number, check_tensor
-from biascope.errors import InputError
-from biascope.signatures import checked
+from biascope.support.arguments import check_number, check_tensor
+from biascope.support.errors import InputError
+from biascope.support.signatures import checked
 
 
 @checked
@@ -45,31 +44,12 @@ def contrastive_loss(
         >>> round(float(contrastive_loss(pairs, 5 * pairs, temperature=1.0)), 4)  # log(1 + exp(-1))
         0.3133
     """
-    if images.dim() != 2 or texts.dim() != 2 or images.shape[1] != texts.shape[1] or 0 in (*images.shape, *texts.shape):
-        raise InputError(
-            f"images [n, d] and texts [m, d] must have embeddings of one length, not {list(images.shape)} and "
-            f"{list(texts.shape)}"
-        )
-    for name, t in (("images", images), ("texts", texts)):
-        if check_tensor(t, name, floating=True).dtype != images.dtype:
-            raise InputError(f"images are {images.dtype}, texts {texts.dtype}: they must agree")
-    if not as_number(temperature, "temperature") > 0:
-        raise InputError(f"temperature={float(temperature):g} must be positive")
+    check_number(temperature, "temperature", above=0)
     n, m = len(images), len(texts)
-    if target is None and n != m:
-        raise InputError(f"{n} images and {m} texts: say in target= which text belongs to every image")
-    if target is not None and symmetric:
-        raise InputError("symmetric=True takes pairs, the i-th text with the i-th image: leave target out")
-    index = torch.arange(n, device=images.device) if target is None else target.to(images.device)
-    if (
-        index.shape != (n,)
-        or index.is_floating_point()
-        or index.dtype == torch.bool
-        or not bool(((index >= 0) & (index < m)).all())
-    ):
-        raise InputError(f"target must be {n} whole numbers between 0 and {m - 1}")
+    if symmetric if target is not None else n != m:
+        raise InputError(f"{n} images, {m} texts: give target= unless they are pairs, and not with symmetric=True")
+    index = torch.arange(n, device=images.device) if target is None else target.to(images.device).long()
     logits = unit(images) @ unit(texts).T / temperature
-    index = index.long()
     loss = nn.functional.cross_entropy(logits, index)
     return (loss + nn.functional.cross_entropy(logits.T, index)) / 2 if symmetric else loss
 
@@ -89,9 +69,6 @@ class ZeroShotHead(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Logits [n, classes] of embeddings [n, d], in their type and on their device."""
-        if check_tensor(z, "z", floating=True).shape[-1:] != self.weight.shape[1:]:
-            got = z.shape[-1] if z.dim() else 1
-            raise InputError(f"embeddings have {got} entries, the texts of this head {self.weight.shape[1]}")
         return self.scale * unit(z) @ self.weight.to(z).T
 
     def extra_repr(self) -> str:
@@ -119,17 +96,8 @@ def zero_shot_head(
         >>> head(torch.tensor([[5.0, 0.0]])), head.classes
         (tensor([[100.,   0.]]), ('x', 'y'))
     """
-    if not (scale > 0 and math.isfinite(scale)):
-        raise InputError(f"scale={scale:g} must be positive and finite")
+    check_number(scale, "scale", above=0)
     named = dict(prompts) if isinstance(prompts, Mapping) else {str(i): t for i, t in enumerate(prompts)}
-    if not named:
-        raise InputError("prompts: at least one class is needed")
-    d = {t.shape[-1] if check_tensor(t, f"prompts of {name!r}").dim() == 2 else 0 for name, t in named.items()}
-    if len(d) != 1 or 0 in d or any(len(t) == 0 for t in named.values()):
-        shapes = {name: list(t.shape) for name, t in named.items()}
-        raise InputError(f"prompts: expected embeddings [p, d] with one d for every class, got {shapes}")
-    if any(t.is_complex() for t in named.values()):
-        raise InputError("prompts: expected real embeddings, got complex ones")
     rows = [_averaged(t, name, unit_prompts) for name, t in named.items()]
     like = next(iter(named.values()))
     dtype = like.dtype if like.is_floating_point() else torch.get_default_dtype()
@@ -137,12 +105,7 @@ def zero_shot_head(
 
 
 def unit(z: Tensor) -> Tensor:
-    """Rows [..., d] brought to length 1, also where their squares would leave the range of numbers; NaN of zero.
-
-    Example:
-        >>> unit(torch.tensor([[3e30, 4e30]]))
-        tensor([[0.6000, 0.8000]])
-    """
+    """Rows [..., d] brought to length 1, also where their squares would leave the range of numbers; NaN of zero."""
     z = z / z.detach().abs().amax(-1, keepdim=True)  # a constant: the direction does not depend on it
     length: Tensor = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
     return z / length
@@ -150,12 +113,10 @@ def unit(z: Tensor) -> Tensor:
 
 def _averaged(prompts: Tensor, name: str, unit_prompts: bool) -> Tensor:
     """One row of the head [d], float64."""
-    each = prompts.detach().double()
-    if not bool(each.isfinite().all()) or (unit_prompts and not bool(each.any(1).all())):
-        raise InputError(f"prompts of {name!r}: an embedding is zero or not finite, so it has no direction")
+    each = check_tensor(prompts, f"prompts of {name!r}", dims=2).detach().double()
     each = unit(each) if unit_prompts else each
     mean = each.mean(0)
     rounding = 8 * torch.finfo(prompts.dtype if prompts.is_floating_point() else torch.float64).eps
     if not float(mean.norm()) > rounding * float(each.norm(dim=1).max()):
-        raise InputError(f"prompts of {name!r}: they cancel one another, so their average has no direction")
+        raise InputError(f"prompts of {name!r} are zero, not finite, or cancel one another: they have no direction")
     return unit(mean)

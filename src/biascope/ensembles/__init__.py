@@ -1,28 +1,27 @@
 """Thousands of networks at once: drawn as stacks, evaluated and trained together."""
 
-from biascope.ensembles.engines import Plan
-from biascope.ensembles.evaluate import Evaluator, choose_plan, input_gradients, outputs, scalar_of
+from biascope.ensembles.evaluate import Evaluator as Evaluator
+from biascope.ensembles.evaluate import input_gradients, outputs
+from biascope.ensembles.graphs import capture
 from biascope.ensembles.initialisers import Factory, Initialiser, record
 from biascope.ensembles.networks import Networks
-from biascope.ensembles.sweep import finished, sweep
-from biascope.ensembles.train import SGD, TrainedEnsemble, accuracy, data_order, train_ensemble
+from biascope.ensembles.precision import Precision, arithmetic
+from biascope.ensembles.train import accuracy, train_ensemble, training_epochs
+from biascope.ensembles.work import SGD, data_order
 
 __all__ = [
     "SGD",
-    "Evaluator",
     "Factory",
     "Initialiser",
     "Networks",
-    "Plan",
-    "TrainedEnsemble",
+    "Precision",
     "accuracy",
-    "choose_plan",
+    "arithmetic",
+    "capture",
     "data_order",
-    "finished",
     "input_gradients",
     "outputs",
     "record",
-    "scalar_of",
-    "sweep",
     "train_ensemble",
+    "training_epochs",
 ]

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from biascope.derivatives import writes_into_inputs
-from biascope.ensembles.arithmetic import Precision, arithmetic
 from biascope.ensembles.networks import Networks
+from biascope.ensembles.precision import Precision, arithmetic
+from biascope.network.derivatives import writes_into_inputs
 
 Forward = Callable[[nn.Module, Tensor], Tensor]  # outputs of a module on a batch, to be differentiated
 
@@ -60,11 +60,6 @@ def worth_compiling(template: nn.Module, seconds: float, now: int, total: int, t
     """Whether the work so far and the `total` networks to come, `seconds` each, pay for a compilation.
 
     `now` of them are run after this question, and counted as done when it is asked again. Training is counted apart.
-
-    Example:
-        >>> net = nn.Linear(2, 1)
-        >>> worth_compiling(net, 1.0, 40, 40), worth_compiling(net, 1.0, 40, 40)
-        (False, True)
     """
     history = _HISTORIES.setdefault(template, _History())
     so_far = history.seconds.get(training, 0.0)
@@ -141,9 +136,7 @@ def _compile_training(networks: Networks, x: Tensor, precision: Precision) -> Fo
         # gradients of deep networks in 8 bits are far from those in 24, compiled or not: not farther is what counts
         if off <= LIMITS[precision] and gradient <= 1.5 * least + KINKS:
             return forward
-        reason = (
-            f"in {precision} its outputs are {off:.2g} and its gradients {gradient:.2g} off, plain ones {least:.2g}"
-        )
+        reason = f"in {precision} outputs are {off:.2g} and gradients {gradient:.2g} off, plain ones {least:.2g}"
     _give_up(reason)
     return None
 

@@ -11,14 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from biascope.derivatives import call
-from biascope.ensembles.arithmetic import AffineNorm
-from biascope.ensembles.capture import capture
 from biascope.ensembles.compiled import Compiled
+from biascope.ensembles.graphs import capture
 from biascope.ensembles.networks import Networks
-from biascope.errors import InputError, UnsupportedError
-from biascope.functional import as_rows, explained
-from biascope.tables import facts
+from biascope.ensembles.products import AffineNorm
+from biascope.network.derivatives import call
+from biascope.network.functional import as_rows, explained
+from biascope.support.errors import InputError, UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -33,17 +32,6 @@ class Plan:
     networks: int = 1
     channels_last: bool = False
     seconds: float = 0.0
-
-    def _repr_html_(self) -> str:
-        """What was chosen, for notebooks."""
-        rows = {
-            "engine": self.engine,
-            "inputs per call": self.inputs,
-            "networks per call": self.networks,
-            "channels last": "yes" if self.channels_last else "no",
-            "seconds of one network": self.seconds or "not measured",
-        }
-        return facts("Plan of an ensemble", rows)
 
 
 def run_group(group: Networks, x: Tensor, start: int, plan: Plan, per_network: bool) -> Tensor:
@@ -77,25 +65,14 @@ def run_all(networks: Networks, x: Tensor, plan: Plan, per_network: bool) -> Ten
 
 @contextmanager
 def as_vmap(verb: str, template: nn.Module) -> Iterator[None]:
-    """What torch raises where vmap does not know an operation, with the engine that does.
-
-    Example:
-        >>> with as_vmap("run", nn.LSTM(1, 1)):
-        ...     raise RuntimeError("no rule")
-        Traceback (most recent call last):
-        biascope.errors.UnsupportedError: vmap cannot run LSTM (RuntimeError: no rule); use engine='loop'
-    """
+    """What torch raises where vmap does not know an operation, with the engine that does."""
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, UnsupportedError):
         raise
     except (RuntimeError, NotImplementedError) as error:
-        if isinstance(error, UnsupportedError):
-            raise
-        said = (str(error).splitlines() or [""])[0]
-        raise UnsupportedError(
-            f"vmap cannot {verb} {type(template).__name__} ({type(error).__name__}: {said}); use engine='loop'"
-        ) from error
+        what = f"{type(template).__name__} ({type(error).__name__}: {(str(error).splitlines() or [''])[0]})"
+        raise UnsupportedError(f"vmap cannot {verb} {what}; use engine='loop'") from error
 
 
 class Replay:
@@ -152,12 +129,7 @@ def call_rows(template: nn.Module, values: dict[str, Tensor], x: Tensor) -> Tens
 
 
 def logits_of(out: Any) -> Any:
-    """The tensor of an output that holds it as `logits`; anything else as it is.
-
-    Example:
-        >>> logits_of(torch.ones(1))
-        tensor([1.])
-    """
+    """The tensor of an output that holds it as `logits`; anything else as it is."""
     held = getattr(out, "logits", None)
     return held if not isinstance(out, Tensor) and isinstance(held, Tensor) else out
 
@@ -165,10 +137,7 @@ def logits_of(out: Any) -> Any:
 def rows_of(out: Any, x: Tensor, template: nn.Module) -> Tensor:
     """What the template returned as [n, c], in float32 at least."""
     if not isinstance(logits_of(out), Tensor):
-        raise InputError(
-            f"{type(template).__name__} returned a {type(out).__name__}, not a tensor: let the factory build a module "
-            "that returns the one that is meant"
-        )
+        raise InputError(f"{type(template).__name__} returned a {type(out).__name__}: let it return one tensor")
     rows = as_rows(out, len(x), None, template)
     return rows.float() if rows.dtype in (torch.bfloat16, torch.float16) else rows
 
@@ -182,11 +151,6 @@ def takes_channels_last(module: nn.Module, x: Tensor, values: dict[str, Tensor] 
     """Whether inputs x are images [n, c, h, w], and the network runs with them and its weights in channels-last order.
 
     `x.view(len(x), -1)`, which asks for the plain order, does not.
-
-    Example:
-        >>> net = nn.Conv2d(2, 3, 3)
-        >>> takes_channels_last(net, torch.ones(2, 2, 4, 4)), takes_channels_last(nn.Linear(3, 1), torch.ones(2, 3))
-        (True, False)
     """
     if x.dim() != 4:
         return False
@@ -210,12 +174,7 @@ def _channels_last(values: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def alike(a: Tensor, b: Tensor) -> bool:
-    """Whether two outputs are equal but for rounding; what is not finite is for others to refuse.
-
-    Example:
-        >>> alike(torch.ones(2), torch.ones(2) + 1e-6), alike(torch.ones(2), torch.tensor([1.0, 2.0]))
-        (True, False)
-    """
+    """Whether two outputs are equal but for rounding; what is not finite is for others to refuse."""
     scale = float(a.abs().max())
     # on a GPU sums may come in another order each time, of numbers of 11 bits (tf32)
     room = 0.1 if a.is_cuda else 10 * torch.finfo(a.dtype).eps ** 0.5
@@ -228,11 +187,6 @@ def try_input(networks: Networks, x: Tensor) -> Tensor:
     Networks that write into their buffers when they are called are refused: what they give would depend on how often
     they were called before, and on which of them share the memory of a constant. So are those that draw random numbers,
     which a second call shows.
-
-    Example:
-        >>> from biascope.ensembles import record
-        >>> try_input(record(lambda: nn.Linear(3, 2)).draw(0, 0, 1), torch.ones(5, 3)).shape
-        torch.Size([1, 2])
     """
     one, values, template = x[:1], networks.one(0), networks.template
     buffers = {name: values[name].clone() for name in networks.buffers}
@@ -241,16 +195,14 @@ def try_input(networks: Networks, x: Tensor) -> Tensor:
         out = call_rows(template, {**values, **buffers}, one)
     changed = [name for name, value in buffers.items() if value._version != versions[name]]
     if changed:
-        mode = "train" if template.training else "eval"
-        raise UnsupportedError(
-            f"{type(template).__name__} changes its buffer '{changed[0]}' when it is called in {mode} mode, so what it "
-            "gives depends on the calls before; let it do that in train mode only (if self.training) and draw in eval"
+        kind, mode = (
+            type(template).__name__,
+            "train mode" if template.training else "eval mode; it may in train mode",
         )
+        raise UnsupportedError(f"{kind} changes its buffer '{changed[0]}' when it is called in {mode}")
     with torch.no_grad():
         again = call_rows(template, {**values, **buffers}, one)
     if not alike(out, again):
-        raise UnsupportedError(
-            f"{type(template).__name__} gives different outputs for the same input: switch off what is random in it "
-            "(F.dropout needs training=self.training)"
-        )
+        fix = "switch off what is random in it (F.dropout needs training=self.training)"
+        raise UnsupportedError(f"{type(template).__name__} gives different outputs for the same input: {fix}")
     return out

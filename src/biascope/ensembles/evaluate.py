@@ -16,13 +16,12 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from biascope.ensembles.arithmetic import Precision, arithmetic
 from biascope.ensembles.compiled import compiled, worth_compiling
 from biascope.ensembles.engines import (
     Plan,
@@ -37,11 +36,13 @@ from biascope.ensembles.engines import (
     try_input,
 )
 from biascope.ensembles.networks import Networks
-from biascope.ensembles.trust import can_be_cut, refuse_hidden_chance, refuse_mixing
-from biascope.errors import InputError, UnsupportedError
-from biascope.memory import budget
-from biascope.refusals import refuse_batch_dependence, refuse_inference_mode
-from biascope.signatures import checked
+from biascope.ensembles.precision import Precision, arithmetic
+from biascope.ensembles.trust import can_be_cut, refuse_hidden_randomness, refuse_mixing
+from biascope.network.door import refuse_batch_dependence, refuse_inference_mode
+from biascope.support.arguments import check_tensor, said
+from biascope.support.errors import InputError, UnsupportedError
+from biascope.support.memory import budget
+from biascope.support.signatures import checked
 
 Engine = Literal["auto", "loop", "vmap", "graph"]
 LAUNCH_BOUND = 2e-3  # seconds for one network on all inputs, above which launches no longer matter on a GPU
@@ -74,7 +75,7 @@ def outputs(
         engine: "auto" measures; "loop", "vmap" and "graph" force a way.
         precision: of the network's arithmetic on CUDA; the outputs come back in float32.
         max_memory: for example "4GB"; by default 60 % of what is free.
-        plan: a plan from `choose_plan`, to skip the pilot.
+        plan: how to run them, as an earlier call found it; by default a trial decides.
         total: networks that are still to be run with these inputs, in this call and later ones, if more than T: a long
             job is compiled on CUDA.
 
@@ -139,7 +140,7 @@ def input_gradients(
     *,
     per_network: bool = False,
     scalarise: Scalarise | None = None,
-    engine: Engine = "auto",
+    engine: Literal["auto", "loop", "vmap"] = "auto",
     max_memory: str | int | None = None,
 ) -> Tensor:
     """Gradients [T, n, ...] of a scalar of the output with respect to the input.
@@ -156,13 +157,7 @@ def input_gradients(
     """
     refuse_inference_mode()
     refuse_batch_dependence(networks.template)
-    if not (x.is_floating_point() or x.is_complex()):
-        raise InputError(
-            f"x holds {x.dtype}: only numbers with a fraction (x.float()) have gradients, tokens have none"
-        )
-    x = _inputs(networks, x.detach(), per_network)
-    if engine == "graph":
-        raise UnsupportedError("engine='graph' gives outputs only; use 'loop' or 'vmap' for gradients")
+    x = _inputs(networks, check_tensor(x, "x", floating=True).detach(), per_network)
     T, n = len(networks), (x.shape[1] if per_network else len(x))
 
     def scalar(values: dict[str, Tensor], inputs: Tensor) -> Tensor:
@@ -215,9 +210,8 @@ def input_gradients(
 def _no_second_run(template: nn.Module) -> Iterator[None]:
     """Refuse what runs parts of a network again in the backward pass: by then its parameters are the template's."""
     words = (
-        f"{type(template).__name__} runs parts of itself again in the backward pass (torch.utils.checkpoint, or other "
-        "hooks on saved tensors), when it no longer holds the parameters of one network: let it do that in train mode "
-        "only (if self.training)"
+        f"{type(template).__name__} runs parts of itself again in the backward pass (torch.utils.checkpoint?), when it "
+        "no longer holds the parameters of one network: let it do that in train mode only (if self.training)"
     )
     try:
         with torch.autograd.graph.disable_saved_tensors_hooks(words):
@@ -229,40 +223,25 @@ def _no_second_run(template: nn.Module) -> Iterator[None]:
 
 
 def scalar_of(out: Tensor, scalarise: Scalarise | None = None) -> Tensor:
-    """The scalar [n] of outputs [n, c]: the one output, the difference of two logits, or what `scalarise` says.
-
-    Example:
-        >>> scalar_of(torch.tensor([[1.0, 3.0]]))
-        tensor([2.])
-    """
-    if scalarise is not None:
-        try:
-            mixes, made = _mixes_examples(scalarise, out), scalarise(out)
-        except (IndexError, TypeError, RuntimeError) as error:
-            raise InputError(
-                f"scalarise failed on outputs {list(out.shape)}, [n, c] with all numbers of an example in a row "
-                f"({type(error).__name__}: {str(error).splitlines()[0]})"
-            ) from error
-        if not isinstance(made, Tensor):
-            raise InputError(f"scalarise gave a {type(made).__name__}; it must give a tensor [n]")
-        if made.shape != out.shape[:1]:
-            raise InputError(f"scalarise gave shape {list(made.shape)} from {list(out.shape)}; it must give [n]")
-        if not made.is_floating_point():  # a comparison has no derivative, whatever its differences are
-            raise InputError(f"scalarise gave {made.dtype}; it must give real numbers, e.g. out[:, 0]")
-        if mixes:
-            raise InputError(
-                "scalarise gives an example another number when others are beside it: each row of [n, c] must be taken "
-                "by itself, e.g. out.softmax(1)[:, 0] and not out.softmax(0)[:, 0]"
-            )
-        return made
-    if out.shape[1] == 1:
-        return out[:, 0]
-    if out.shape[1] == 2:
-        return out[:, 1] - out[:, 0]
-    raise InputError(
-        f"the network has {out.shape[1]} outputs; say which scalar is meant, e.g. scalarise=lambda out: out[:, 0] "
-        "(--output 0 on the command line)"
-    )
+    """The scalar [n] of outputs [n, c]: the one output, the difference of two logits, or what `scalarise` says."""
+    if scalarise is None and out.shape[1] <= 2:
+        return out[:, 0] if out.shape[1] == 1 else out[:, 1] - out[:, 0]
+    if scalarise is None:
+        fix = "scalarise=lambda out: out[:, 0] (--output 0 on the command line)"
+        raise InputError(f"the network has {out.shape[1]} outputs; say which scalar is meant, e.g. {fix}")
+    try:
+        mixes, made = _mixes_examples(scalarise, out), scalarise(out)
+    except (IndexError, TypeError, RuntimeError) as error:
+        why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        raise InputError(f"scalarise failed on outputs {list(out.shape)}, one row for each example ({why})") from error
+    # a comparison has no derivative, whatever its differences are
+    if not isinstance(made, Tensor) or made.shape != out.shape[:1] or not made.is_floating_point():
+        kind = f" of {made.dtype}" if isinstance(made, Tensor) else ""
+        raise InputError(f"scalarise gave {said(made)}{kind} from {list(out.shape)}; it must give real numbers [n]")
+    if mixes:
+        fix = "take each row of [n, c] by itself, e.g. out.softmax(1)[:, 0] and not out.softmax(0)[:, 0]"
+        raise InputError(f"scalarise gives an example another number when others are beside it: {fix}")
+    return made
 
 
 _APART: weakref.WeakValueDictionary[int, Scalarise] = weakref.WeakValueDictionary()  # seen not to mix, by id
@@ -284,20 +263,10 @@ def _mixes_examples(scalarise: Scalarise, out: Tensor) -> bool:
     return False
 
 
-@checked
 def choose_plan(
     networks: Networks, x: Tensor, per_network: bool, engine: Engine = "auto", max_memory: str | int | None = None
 ) -> Plan:
-    """Measure the engines on a small part of the work and choose; remembered per architecture and shape.
-
-    Example:
-        >>> from biascope.ensembles import record
-        >>> drawn = record(lambda: nn.Linear(3, 2)).draw(seed=0, start=0, stop=4)
-        >>> choose_plan(drawn, torch.ones(5, 3), per_network=False, engine="vmap").engine
-        'vmap'
-    """
-    if engine not in get_args(Engine):
-        raise InputError(f"engine={engine!r} is not one of {', '.join(get_args(Engine))}")
+    """Measure the engines on a small part of the work and choose; remembered per architecture and shape."""
     cuda = networks.device.type == "cuda"
     if engine == "graph" and (not cuda or per_network):
         raise UnsupportedError("engine='graph' needs a CUDA device and inputs shared by all networks")
@@ -325,11 +294,8 @@ def _measure(networks: Networks, x: Tensor, per_network: bool, engine: Engine, r
     if engine in ("auto", "loop") and not (engine == "auto" and cuda and not per_network):
         plans += [Plan("loop", size, 1, last) for size in sizes for last in {False, image}]
     if engine in ("auto", "vmap") and (len(networks) > 1 or engine == "vmap"):
-        groups = {
-            min(len(networks), max(1, room // (per_input * size)), LARGEST_TRIAL if cuda else 16)
-            for size in (max(sizes),)
-        }
-        plans += [Plan("vmap", size, group) for size in {min(sizes), max(sizes)} for group in groups]
+        group = min(len(networks), max(1, room // (per_input * max(sizes))), LARGEST_TRIAL if cuda else 16)
+        plans += [Plan("vmap", size, group) for size in {min(sizes), max(sizes)}]
     if len(plans) == 1:
         return plans[0]
     best, fastest = plans[0], float("inf")
@@ -361,7 +327,7 @@ def _measure(networks: Networks, x: Tensor, per_network: bool, engine: Engine, r
 def activation_bytes(networks: Networks, x: Tensor, per_network: bool = False) -> int:
     """Bytes that one input of one network needs on its way (three times the largest pair of layer outputs).
 
-    The pass that is made for it also shows what no evaluation may be of: see `try_input` and `refuse_hidden_chance`.
+    The pass that is made for it also shows what no evaluation may be of, see `try_input`, `refuse_hidden_randomness`.
     """
     if not x.numel():
         raise InputError(f"x is empty: shape {list(x.shape)}")
@@ -379,7 +345,7 @@ def activation_bytes(networks: Networks, x: Tensor, per_network: bool = False) -
         for hook in hooks:
             hook.remove()
     if networks.drawn_by is not None and not networks.template.training:
-        refuse_hidden_chance(networks.drawn_by, x[0] if per_network else x)
+        refuse_hidden_randomness(networks.drawn_by, x[0] if per_network else x)
     first = sizes[: 1 + (len(sizes) - 1) // 2]  # `try_input` calls the network twice
     return 3 * sum(sorted(first)[-2:])
 

@@ -27,14 +27,15 @@ from torch.nn.parameter import is_lazy
 
 from biascope.ensembles.networks import Networks
 from biascope.ensembles.recorder import TRUNCATED, Program, Step, View, covers, recording, replay
-from biascope.errors import InputError, no_network
-from biascope.functional import device_of
-from biascope.seeds import derive, generator
-from biascope.signatures import checked
+from biascope.support.arguments import device_of
+from biascope.support.errors import InputError, no_network
+from biascope.support.seeds import derive, generator
+from biascope.support.signatures import checked
 
 Factory = Callable[[], nn.Module]
 BLOCK_ELEMENTS = 2**24
 LARGEST_BLOCK = 256
+GLOBAL_STATE = "let it draw from torch's global random state, and not from a generator or counter of its own"
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Initialiser:
 
     @property
     def draws(self) -> bool:
-        """Whether chance decides about any parameter or buffer: if not, all networks are the same."""
+        """Whether any parameter or buffer is random: if not, all networks are the same."""
         return bool(self._views) or not self.recorded
 
     @checked
@@ -122,11 +123,7 @@ class Initialiser:
             return f"by calling the factory: {self.reasons.get(name, 'other parameters need it')}"
         if name in self._constants:
             return "constant"
-        if name not in self._views:
-            raise InputError(f"no parameter or buffer is called {name!r}")
-        steps = self._steps_of(name)
-        words = [_words(step) for step in steps]
-        return ", then ".join(words)
+        return ", then ".join(_words(step) for step in self._steps_of(name))
 
     @checked
     def variance_of(self, name: str) -> float | None:
@@ -175,17 +172,16 @@ class Initialiser:
 def with_something_to_train(factory: Factory | Initialiser) -> Initialiser:
     """The factory recorded; refused when every parameter is frozen, for what trains or differentiates them."""
     initialiser = record(factory)
-    if not any(parameter.requires_grad for parameter in initialiser.template.parameters()):
-        kind = type(initialiser.template).__name__
-        raise InputError(
-            f"{kind} has no parameter with requires_grad: there is nothing to train or to differentiate by"
-        )
-    _refuse_shared_memory(initialiser.template)
+    template = initialiser.template
+    if not any(parameter.requires_grad for parameter in template.parameters()):
+        raise InputError(f"{type(template).__name__} has no parameter with requires_grad: there is nothing to train")
+    if pair := _in_shared_memory(template):
+        raise InputError(f"{' and '.join(pair)} share memory without being one parameter: tie them, or clone one")
     return initialiser
 
 
-def _refuse_shared_memory(module: nn.Module) -> None:
-    """Raise if a parameter lies in the memory of another one or of a buffer: a step of torch would move both.
+def _in_shared_memory(module: nn.Module) -> list[str]:
+    """A parameter that lies in the memory of another one or of a buffer, and that one: a step of torch would move both.
 
     One parameter under two names is fine.
     """
@@ -202,11 +198,9 @@ def _refuse_shared_memory(module: nn.Module) -> None:
             held = owner.as_strided(value.shape, value.stride(), value.storage_offset())
             for other in {together[j][0] for j in set(held.flatten().tolist()) - {-1}}:
                 if {name, other} & trained:
-                    raise InputError(
-                        f"'{other}' and '{name}' share memory without being one parameter: tie them (b.weight = "
-                        "a.weight) or give each its own (clone)"
-                    )
+                    return [f"'{other}'", f"'{name}'"]
             held.copy_(torch.full_like(held, i))
+    return []
 
 
 @checked
@@ -233,7 +227,7 @@ def record(factory: Factory | Initialiser) -> Initialiser:
     if second is first:
         raise InputError("the factory returned the same module twice; it must build a new one on every call")
     values, again = tensors_of(first), tensors_of(second)
-    if values.keys() != again.keys() or any(values[n].shape != again[n].shape for n in values):
+    if {n: v.shape for n, v in values.items()} != {n: v.shape for n, v in again.items()}:
         raise InputError(
             "the factory built two networks with different parameters; every call must build the same kind"
         )
@@ -248,15 +242,14 @@ def record(factory: Factory | Initialiser) -> Initialiser:
     reasons |= _verify(program, views, again)
     # without a reason it is no seed: every draw was overwritten (zeros_ after nn.Linear), or may come to nothing
     if reasons and views and all(_same(values[name], again[name]) for name in views):
-        raise InputError(
-            "the factory draws random numbers but gave the same network twice: does it set a seed? "
-            "Let it draw from torch's global random state"
-        )
-    if not reasons:  # two builds agree, but what was decided by chance can come out otherwise in a third
+        raise InputError(f"the factory gave the same network twice: does it set a seed? {GLOBAL_STATE}")
+    if not reasons:  # two builds agree, but a random decision can come out otherwise in a third
         unseen = ["the factory draws from Python's or NumPy's random numbers"] if elsewhere else program.problems
         reasons = dict.fromkeys(values, unseen[0]) if unseen else {}
-    if reasons:
-        _refuse_own_randomness(factory, again)
+    if reasons:  # the factory is called for each network: under one seed it must build what it has built under it
+        once_more = tensors_of(build(factory, derive(0, "verify")))
+        if changed := [name for name, value in again.items() if not _same(value, once_more[name])]:
+            raise InputError(f"the factory gave '{changed[0]}' other numbers with the same seed: {GLOBAL_STATE}")
     steps = program.live({view.storage for view in views.values()})
     elements = max(1, sum(value.numel() for value in values.values()))
     block = 1
@@ -290,17 +283,6 @@ def _verify(program: Program, views: Mapping[str, View], built: Mapping[str, Ten
     return dict.fromkeys(wrong, "replaying what was recorded gives other numbers")
 
 
-def _refuse_own_randomness(factory: Factory, built: Mapping[str, Tensor]) -> None:
-    """Raise if the factory, called for each network, does not build under one seed what it has `built` under it."""
-    once_more = tensors_of(build(factory, derive(0, "verify")))
-    changed = [name for name, value in built.items() if not _same(value, once_more[name])]
-    if changed:
-        raise InputError(
-            f"the factory gave '{changed[0]}' other numbers when it was called again with the same seed: does it draw "
-            "from a generator of its own, or count its calls? Let it draw from torch's global random state"
-        )
-
-
 def _states_elsewhere() -> tuple[object, ...]:
     """Python's and NumPy's global random states."""
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002
@@ -308,13 +290,7 @@ def _states_elsewhere() -> tuple[object, ...]:
 
 
 def build(factory: Factory, seed: int) -> nn.Module:
-    """One network of the factory under a seed; random states are as before.
-
-    Example:
-        >>> a, b = (build(lambda: nn.Linear(2, 1), seed=0) for _ in range(2))
-        >>> bool((a.weight == b.weight).all())
-        True
-    """
+    """One network of the factory under a seed; random states are as before."""
     with _seeded(seed):
         return _built(factory)
 
@@ -332,20 +308,12 @@ def _built(factory: Factory) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise InputError(f"the factory returned {no_network(module)}")
     if isinstance(module, torch.jit.ScriptModule):
-        raise InputError(
-            "the factory builds TorchScript, whose parameters torch cannot swap: let it return the module it was made "
-            "from"
-        )
-    lazy = [name for name, p in module.named_parameters() if is_lazy(p)]
-    if lazy:
-        raise InputError(
-            f"'{lazy[0]}' of {type(module).__name__} has no shape yet (a lazy layer): let the factory call the network "
-            "once on an input before it returns it"
-        )
+        raise InputError("the factory builds TorchScript, whose parameters torch cannot swap: return its nn.Module")
+    if lazy := [name for name, p in module.named_parameters() if is_lazy(p)]:
+        raise InputError(f"'{lazy[0]}' has no shape yet (a lazy layer): let the factory call the network once")
     if not any(True for _ in (*module.parameters(), *module.buffers())):
         raise InputError(f"{type(module).__name__} has no parameters: all networks of the factory would be the same")
-    devices = {p.device.type for p in module.parameters()}
-    if devices - {"cpu"}:
+    if devices := {p.device.type for p in module.parameters()} - {"cpu"}:
         raise InputError(f"the factory builds on {sorted(devices)}; build on the CPU and pass device= instead")
     return module
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from biascope.errors import InputError
-from biascope.signatures import checked
+from biascope.support.errors import InputError
+from biascope.support.signatures import checked
 
 if TYPE_CHECKING:
     from biascope.ensembles.initialisers import Initialiser
@@ -52,6 +52,13 @@ class Networks:
         """Some of the networks, without a copy."""
         return self._each(lambda value: value[index])
 
+    @property
+    def trained(self) -> Mapping[str, Tensor]:
+        """`params`, of which there must be some."""
+        if not self.params:
+            raise InputError(f"all parameters of {type(self.template).__name__} are frozen: nothing is trained")
+        return self.params
+
     @checked
     def to(self, device: torch.device | str) -> Networks:
         """The same networks on another device, detached."""
@@ -76,8 +83,6 @@ class Networks:
     @checked
     def one(self, i: int) -> dict[str, Tensor]:
         """Parameters and buffers of network i, as views of the stacks."""
-        if not -len(self) <= i < len(self):
-            raise InputError(f"network {i} of {len(self)}: they are numbered from 0 to {len(self) - 1}")
         return {name: value[i] for name, value in (*self.params.items(), *self.buffers.items())}
 
     @checked
@@ -93,12 +98,7 @@ class Networks:
 
 
 def stack_of(module: nn.Module) -> Networks:
-    """One module as a stack of one network, in its own mode and without a copy.
-
-    Example:
-        >>> len(stack_of(nn.Linear(2, 1)))
-        1
-    """
+    """One module as a stack of one network, in its own mode and without a copy."""
     trained = {name: p.detach()[None] for name, p in module.named_parameters() if p.requires_grad}
     others = (*module.named_parameters(), *module.named_buffers())
     return Networks(module, trained, {name: value.detach()[None] for name, value in others if name not in trained})

@@ -1,4 +1,4 @@
-"""Convolutions of many small networks as matrix products.
+"""Convolutions of many small networks as matrix products, and normalisation as an affine map.
 
 Under vmap a convolution with one weight per network becomes a grouped convolution, which cuDNN runs group by group:
 thousands of tiny kernels for a few hundred networks. Written as patches times weights it is one batched product.
@@ -21,8 +21,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from biascope.layers.convolution import pair
-from biascope.precision import multiplies_in_tf32, without_cudnn
+from biascope.network.layers.convolution import pair
+from biascope.support.precision import multiplies_in_tf32, without_cudnn
 
 LARGEST_PATCH = 512  # inputs per output value; beyond that the copies of patches cost more than they save
 TILE = 64  # columns that a product on a GPU computes at least
@@ -39,7 +39,6 @@ class ConvolutionsAsProducts(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Only torch.conv2d and F.batch_norm are treated."""
         if func is torch.conv2d:
             found = patch_product(*args, **(kwargs or {}))
             if found is not None:
@@ -62,20 +61,9 @@ def patch_product(
     """conv2d of x [n, c, h, w] with weight [o, c, kh, kw] as patches times weights; None where that does not apply.
 
     The result lies in memory as [n, h', w', o]. It can be differentiated once.
-
-    Example:
-        >>> x, w = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 5, 5)
-        >>> torch.allclose(patch_product(x, w, stride=2, padding=1), F.conv2d(x, w, stride=2, padding=1), atol=1e-4)
-        True
     """
-    _, c, kh, kw = weight.shape
-    if (
-        groups != 1
-        or pair(dilation) != (1, 1)
-        or isinstance(padding, str)
-        or x.dim() != 4
-        or c * kh * kw > LARGEST_PATCH
-    ):
+    plain = groups == 1 and pair(dilation) == (1, 1) and not isinstance(padding, str) and x.dim() == 4
+    if not plain or weight[0].numel() > LARGEST_PATCH:
         return None
     if torch.is_autocast_enabled(x.device.type) and x.dtype == torch.float32:
         half = torch.get_autocast_dtype(x.device.type)  # before copying: patches are half as large
@@ -89,14 +77,7 @@ def patch_product(
 
 
 def side_by_side(width: int, kernel: int, stride: int, outputs: int, moving: int = MOVING["full"]) -> int:
-    """How many of the `width` places in a row of the output one patch should serve; a divisor of `width`.
-
-    Example:
-        >>> side_by_side(28, 5, 1, 6), side_by_side(10, 5, 1, 16), side_by_side(112, 3, 1, 64)
-        (14, 5, 2)
-        >>> side_by_side(28, 5, 1, 6, MOVING["half"])  # faster multiplications: rather more of them than copies
-        28
-    """
+    """How many of the `width` places in a row of the output one patch should serve; a divisor of `width`."""
 
     def cost(places: int) -> int:
         return width // places * (kernel + (places - 1) * stride) * (moving + max(TILE, places * outputs))
@@ -225,3 +206,31 @@ def _multiplication(x: Tensor) -> str:
     if x.element_size() < 4:
         return "half"
     return "tf32" if x.is_cuda and x.dtype == torch.float32 and multiplies_in_tf32() else "full"
+
+
+class AffineNorm(TorchFunctionMode):
+    """BatchNorm in eval mode as one affine map per channel; cuDNN's own kernel for it is slow on a GPU."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return affine_norm(*args, **(kwargs or {})) if func is F.batch_norm else func(*args, **(kwargs or {}))
+
+
+def affine_norm(
+    x: Tensor,
+    mean: Tensor | None,
+    var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """What F.batch_norm gives, by scale and shift when the statistics are fixed."""
+    if training or mean is None or var is None:
+        return F.batch_norm(x, mean, var, weight, bias, training, momentum, eps)
+    scale = torch.rsqrt(var + eps) if weight is None else weight * torch.rsqrt(var + eps)
+    shift = -mean * scale if bias is None else torch.addcmul(bias, mean, scale, value=-1)
+    shape = (-1, *(1,) * (x.dim() - 2))
+    return torch.addcmul(shift.to(x.dtype).view(shape), x, scale.to(x.dtype).view(shape))

@@ -10,6 +10,7 @@ A tensor is known by where it lies in its storage (size, stride, offset), so vie
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -299,13 +300,5 @@ def _run(step: Step, stack: Callable[[int], Tensor], device: torch.device) -> No
 
 
 def covers(where: View, storage: Storage) -> bool:
-    """Whether a view has as many entries as the storage it lies in.
-
-    Example:
-        >>> covers(View(0, (2, 3), (3, 1), 0), Storage(6, torch.float32, None))
-        True
-    """
-    count = 1
-    for extent in where.size:
-        count *= extent
-    return count == storage.elements
+    """Whether a view has as many entries as the storage it lies in."""
+    return math.prod(where.size) == storage.elements

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from biascope.derivatives import RightGradients, plain_containers
-from biascope.ensembles.arithmetic import arithmetic
-from biascope.ensembles.capture import capture
 from biascope.ensembles.engines import logits_of
+from biascope.ensembles.graphs import capture
 from biascope.ensembles.networks import Networks
+from biascope.ensembles.precision import arithmetic
 from biascope.ensembles.products import ConvolutionsAsProducts
-from biascope.seeds import derive
-
-if TYPE_CHECKING:
-    from biascope.ensembles.train import SGD, Work
+from biascope.ensembles.work import SGD, Work
+from biascope.network.derivatives import RightGradients, plain_containers
+from biascope.support.seeds import derive
 
 
 class Together:
@@ -42,17 +39,10 @@ class Together:
             stack.load(work.start(indices), x, y)
             sizes = [min(stack.full, n - start) for start in range(0, n, stack.full)]
             if not self.steps:
-                self.steps = {
-                    size: capture(
-                        partial(stack.step, size),
-                        device=x.device,
-                        state=stack.state(),
-                        warm_up=2,
-                        optional=True,
-                        search=work.is_long,
-                    )
-                    for size in set(sizes)
-                }
+                where, state, long = x.device, stack.state(), work.is_long
+                for size in set(sizes):
+                    step = partial(stack.step, size)
+                    self.steps[size] = capture(step, device=where, state=state, warm_up=2, optional=True, search=long)
             for epoch in range(work.sgd.epochs):
                 stack.shuffle(work.order(indices, epoch, n))
                 for size in sizes:
@@ -61,12 +51,7 @@ class Together:
 
 
 def same_kind(a: Tensor, b: Tensor) -> bool:
-    """Same shape and precision: can one be copied into the other without loss?
-
-    Example:
-        >>> same_kind(torch.ones(2), torch.zeros(2)), same_kind(torch.ones(2), torch.ones(2, dtype=torch.long))
-        (True, False)
-    """
+    """Same shape and precision: can one be copied into the other without loss?"""
     return a.shape == b.shape and a.dtype == b.dtype
 
 
@@ -226,20 +211,13 @@ def update(
     torch._foreach_sub_(params, list(torch._foreach_mul(gradients, rate.to(params[0].dtype).view(()))))
 
 
-class own_randomness:
+@contextmanager
+def own_randomness(work: Work, indices: range) -> Iterator[None]:
     """Dropout draws from torch's global state: seed it for a moment and put it back (CPU and this device)."""
-
-    def __init__(self, work: Work, indices: range) -> None:
-        self.seed = derive(work.seed, "noise", indices.start)
-        self.device = work.device
-        self.fork = torch.random.fork_rng([work.device] if work.device.type == "cuda" else [])
-
-    def __enter__(self) -> None:
-        self.fork.__enter__()
-        torch.default_generator.manual_seed(self.seed)
-        if self.device.type == "cuda":
-            with torch.cuda.device(self.device):
-                torch.cuda.manual_seed(self.seed)
-
-    def __exit__(self, *error: object) -> None:
-        self.fork.__exit__(None, None, None)
+    seed, cuda = derive(work.seed, "noise", indices.start), work.device.type == "cuda"
+    with torch.random.fork_rng([work.device] if cuda else []):
+        torch.default_generator.manual_seed(seed)
+        if cuda:
+            with torch.cuda.device(work.device):
+                torch.cuda.manual_seed(seed)
+        yield

@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from biascope.derivatives import RightGradients
-from biascope.ensembles.arithmetic import HALF, arithmetic
-from biascope.ensembles.capture import capture
 from biascope.ensembles.compiled import Forward, compiled_training, worth_compiling
 from biascope.ensembles.engines import logits_of, takes_channels_last
 from biascope.ensembles.evaluate import clock
+from biascope.ensembles.graphs import capture
 from biascope.ensembles.networks import Networks
+from biascope.ensembles.precision import HALF, arithmetic
 from biascope.ensembles.stacks import Together, own_randomness, same_kind, update
-
-if TYPE_CHECKING:
-    from biascope.ensembles.train import Work
+from biascope.ensembles.work import Work
+from biascope.network.derivatives import RightGradients
 
 Runner = Callable[[range, Tensor, Tensor], tuple[Networks, Tensor]]
 LARGEST_GROUP = 1024
@@ -129,35 +126,28 @@ class CapturedStep:
 def train_epochs(lanes: list[Lane], epochs: int) -> None:
     """So many epochs in every lane, side by side; the current stream waits for the end."""
     n, size = len(lanes[0].training.x), lanes[0].training.work.sgd.batch_size
-    here = torch.cuda.current_stream(lanes[0].training.x.device)
-    for lane in lanes:
-        lane.stream.wait_stream(here)
+    streams = [lane.stream for lane in lanes if lane.stream is not None]
+    for stream in streams:
+        stream.wait_stream(torch.cuda.current_stream(lanes[0].training.x.device))
     for examples in [min(size, n - start) for start in range(0, n, size)] * epochs:
         for lane in lanes:
             lane.steps[examples]()
-    for lane in lanes:
-        here.wait_stream(lane.stream)
+    for stream in streams:
+        torch.cuda.current_stream(lanes[0].training.x.device).wait_stream(stream)
 
 
 class Lane:
     """A training on a stream of its own, with a captured step for full batches and one for the last batch."""
 
     def __init__(self, work: Work, module: nn.Module, x: Tensor, y: Tensor, forward: Forward = PLAIN) -> None:
-        self.training = training = Training(work, module, x, y, forward)
-        self.stream = torch.cuda.Stream(x.device)  # type: ignore[no-untyped-call]
-        runs = min(3, len(training.rates))
+        self.training, self.steps = Training(work, module, x, y, forward), dict[int, Callable[[], None]]()
+        self.stream = torch.cuda.Stream(x.device) if work.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        runs, state, search = min(3, len(self.training.rates)), self.training.state(), work.is_long
         with arithmetic(x.device, work.precision):
-            self.steps = {
-                size: capture(
-                    partial(training.step, size),
-                    device=x.device,
-                    state=training.state(),
-                    stream=self.stream,
-                    warm_up=runs,
-                    search=work.is_long,
-                )
-                for size in {training.full, len(x) % training.full or training.full}
-            }
+            for size in {self.training.full, len(x) % self.training.full or self.training.full}:
+                step = partial(self.training.step, size)
+                made = capture(step, device=x.device, state=state, stream=self.stream, warm_up=runs, search=search)
+                self.steps[size] = made
 
 
 class Training:

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from biascope.errors import BiascopeError, CorruptError, InputError
-from biascope.files import explain_write_errors, read_tensors, write_tensors
-from biascope.progress import progress
-from biascope.signatures import checked
+from biascope.support.bars import progress
+from biascope.support.errors import BiascopeError, CorruptError, InputError
+from biascope.support.files import explain_write_errors, read_tensors, write_tensors
+from biascope.support.signatures import checked
 
 Job = Mapping[str, Any]
 Outcome = dict[str, Any]  # tensors and plain values by name

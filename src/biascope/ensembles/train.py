@@ -9,89 +9,45 @@ Engines (all do the same arithmetic, in another order of networks):
 
 A step is: gradient of the mean loss over the batch; its norm clipped (as torch.nn.utils.clip_grad_norm_); weight decay
 added; momentum; learning rate. That is torch.optim.SGD: parameters that the factory has frozen, or that the loss does
-not depend on, stay as they were drawn. Where torch itself misreads a gradient (`biascope.derivatives.RightGradients`),
-the right one is taken. Network i starts from `record(factory).draw(seed, i, i + 1)` and sees its data in the order of
-`data_order(seed, i, epoch, n)`. A last batch that is not full is used as it is.
+not depend on, stay as they were drawn. Where torch itself misreads a gradient
+(`biascope.network.derivatives.RightGradients`), the right one is taken. Network i starts from
+`record(factory).draw(seed, i, i + 1)` and sees its data in the order of `data_order(seed, i, epoch, n)`. A last batch
+that is not full is used as it is.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from biascope.arguments import as_number, check_count, check_number
 from biascope.ensembles import steppers
-from biascope.ensembles.arithmetic import Precision
 from biascope.ensembles.engines import as_vmap, logits_of, try_input
 from biascope.ensembles.evaluate import outputs
 from biascope.ensembles.initialisers import Factory, Initialiser, with_something_to_train
 from biascope.ensembles.networks import Networks
+from biascope.ensembles.precision import Precision
 from biascope.ensembles.stacks import own_randomness
-from biascope.ensembles.trust import refuse_hidden_chance
-from biascope.errors import InputError, UnsupportedError
-from biascope.functional import device_of, explained
-from biascope.inputs import is_finite
-from biascope.memory import budget
-from biascope.progress import progress
-from biascope.refusals import refuse_inference_mode
-from biascope.seeds import generator
-from biascope.signatures import checked
-from biascope.tables import facts, mean
+from biascope.ensembles.trust import refuse_hidden_randomness
+from biascope.ensembles.work import LOSSES, SGD, Loss, LossFunction, Schedule, Task, Work
+from biascope.network.door import refuse_inference_mode
+from biascope.network.functional import explained
+from biascope.support.arguments import device_of, said
+from biascope.support.bars import progress
+from biascope.support.bounds import Count
+from biascope.support.errors import InputError, UnsupportedError
+from biascope.support.estimate import mean
+from biascope.support.memory import budget
+from biascope.support.signatures import checked
+from biascope.support.tables import facts
 
-Task = tuple[Tensor, Tensor]  # inputs [n, ...] and labels [n] (classes) or targets [n, ...]
-Loss = Callable[[Tensor, Tensor], Tensor]  # outputs [b, c], labels [b] -> a scalar, mean over the batch
 TrainEngine = Literal["auto", "vmap", "loop", "graph"]
-Schedule = Literal["linear", "constant"] | Callable[[float], float]
-LONG = 10_000  # steps of all networks together
-
-
-@dataclass(frozen=True)
-class SGD:
-    """Hyper-parameters; the defaults are the synthetic protocol of the NAD paper (with its public code's clipping)."""
-
-    epochs: int = 20
-    batch_size: int = 128
-    lr: float = 0.5
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip_norm: float | None = 0.5
-    schedule: Schedule = "linear"
-
-    def __post_init__(self) -> None:
-        if not all(isinstance(number, int) and number >= 1 for number in (self.epochs, self.batch_size)):
-            raise InputError(f"epochs={self.epochs}, batch_size={self.batch_size}: whole numbers from 1 on are needed")
-        for name in ("lr", "momentum", "weight_decay"):
-            check_number(getattr(self, name), name)
-        if not (self.lr > 0 and 0 <= self.momentum < 1 and self.weight_decay >= 0):
-            raise InputError(
-                f"lr={self.lr}, momentum={self.momentum}, weight_decay={self.weight_decay}: lr must be positive, "
-                "momentum in [0, 1) and weight_decay not negative"
-            )
-        if self.clip_norm is not None and not as_number(self.clip_norm, "clip_norm") > 0:
-            raise InputError(f"clip_norm={self.clip_norm} must be positive, or None for no clipping")
-
-    @checked
-    def rates(self, n: int) -> list[float]:
-        """Learning rate of every step, for n examples; linear: lr (1 - step / steps)."""
-        steps = self.epochs * math.ceil(n / self.batch_size)
-        shape: Callable[[float], float]
-        if callable(self.schedule):
-            shape = self.schedule
-        elif self.schedule in ("linear", "constant"):
-            shape = (lambda t: 1.0 - t) if self.schedule == "linear" else (lambda t: 1.0)
-        else:
-            raise InputError(
-                f"schedule={self.schedule!r} is not 'linear', 'constant' or a function of the fraction done"
-            )
-        return [self.lr * shape(step / steps) for step in range(steps)]
 
 
 @dataclass(frozen=True)
@@ -136,13 +92,6 @@ class TrainedEnsemble:
         return facts("Trained ensemble (mean ± standard error over networks)", rows)
 
 
-LOSSES: dict[str, Loss] = {
-    "cross-entropy": F.cross_entropy,
-    "bce": lambda out, y: F.binary_cross_entropy_with_logits(out.reshape(len(out), -1)[:, 0], y.to(out.dtype)),
-    "mse": lambda out, y: F.mse_loss(out, y.to(out.dtype).reshape(out.shape)),
-}
-
-
 @checked
 @torch.enable_grad()
 def train_ensemble(
@@ -150,20 +99,20 @@ def train_ensemble(
     tasks: Sequence[Task],
     *,
     test: Sequence[Task] | None = None,
-    epochs: int = 20,
-    batch_size: int = 128,
+    epochs: Count = 20,
+    batch_size: Count = 128,
     lr: float = 0.5,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     clip_norm: float | None = 0.5,
     schedule: Schedule = "linear",
-    loss: str | Loss = "cross-entropy",
+    loss: Loss = "cross-entropy",
     seed: int = 0,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     engine: TrainEngine = "auto",
     precision: Precision = "float32",
-    group: int | None = None,
+    group: Count | None = None,
     keep: bool = True,
     max_memory: str | int | None = None,
 ) -> TrainedEnsemble:
@@ -200,36 +149,20 @@ def train_ensemble(
         ([1.0, 1.0], torch.Size([2, 40]))
     """
     refuse_inference_mode()
-    if len(tasks) == 0:
-        raise InputError("there are no tasks to train on")
-    if test is not None and len(test) != len(tasks):
-        raise InputError(f"{len(tasks)} tasks but {len(test)} test sets; give one each")
-    if engine not in get_args(TrainEngine):
-        raise InputError(f"engine={engine!r} is not one of {', '.join(get_args(TrainEngine))}")
-    initialiser = with_something_to_train(factory)
-    parameters = initialiser.template.named_parameters()
-    hooked = [name for name, p in parameters if p._backward_hooks or p._post_accumulate_grad_hooks]
-    if hooked:
-        raise UnsupportedError(
-            f"'{hooked[0]}' has a hook on its gradient, which copies of a network do not have: let the "
-            "network itself do that, or the loss"
-        )
-    where = device_of(device)
+    if not len(tasks) or (test is not None and len(test) != len(tasks)):
+        raise InputError(f"{len(tasks)} tasks and {len(tasks if test is None else test)} test sets: give one each")
+    initialiser, where = with_something_to_train(factory), device_of(device)
+    for name, p in initialiser.template.named_parameters():
+        if p._backward_hooks or p._post_accumulate_grad_hooks:
+            raise UnsupportedError(f"'{name}' has a hook on its gradient, which copies of a network do not have")
     if engine == "graph" and where.type != "cuda":
         raise UnsupportedError("engine='graph' needs a CUDA device; use 'vmap' or 'loop'")
     if precision == "fp16":
         raise UnsupportedError("precision='fp16' makes small gradients vanish; train with 'bf16' or 'tf32'")
     sgd = SGD(epochs, batch_size, lr, momentum, weight_decay, clip_norm, schedule)
-    if isinstance(loss, str) and loss not in LOSSES:
-        raise InputError(f"loss={loss!r} is not one of {', '.join(LOSSES)}, and not a function")
-    criterion = LOSSES[loss] if isinstance(loss, str) else loss
-    work = Work(initialiser, tasks, sgd, criterion, seed, where, dtype, precision)
-
+    work = Work(initialiser, tasks, sgd, criterion(loss), seed, where, dtype, precision)
     classes = _try_out(work, loss)
-    room = budget(max_memory, where)
-    if group is not None:
-        check_count(group, "group")
-    group = max(1, min(len(tasks), group or steppers.group_size(work, room)))
+    group = max(1, min(len(tasks), group or steppers.group_size(work, budget(max_memory, where))))
     chosen = engine if engine != "auto" else steppers.choose(work, group)
     size = {"vmap": group, "graph": min(group, steppers.LANES)}.get(chosen, 1)
     spent = 0.0
@@ -249,8 +182,7 @@ def train_ensemble(
         losses.append(history.float().cpu())
         train_accuracy.append(_accuracy_if_classes(networks, data, loss, classes, precision))
         if test is not None:
-            held_out = work.load(indices, test)
-            test_accuracy.append(_accuracy_if_classes(networks, held_out, loss, classes, precision))
+            test_accuracy.append(_accuracy_if_classes(networks, work.load(indices, test), loss, classes, precision))
         if keep:
             kept.append(networks.to("cpu"))
     return TrainedEnsemble(
@@ -265,62 +197,47 @@ def train_ensemble(
     )
 
 
-@dataclass(frozen=True)
-class Work:
-    """Everything an engine needs to know."""
-
-    initialiser: Initialiser
-    tasks: Sequence[Task]
-    sgd: SGD
-    loss: Loss
-    seed: int
-    device: torch.device
-    dtype: torch.dtype | None
-    precision: Precision
-
-    @property
-    def is_long(self) -> bool:
-        """Are there so many steps that a search for the fastest algorithms pays?"""
-        return len(self.tasks) * len(self.sgd.rates(len(self.tasks[0][0]))) >= LONG
-
-    def start(self, indices: range) -> Networks:
-        """The untrained networks."""
-        return self.initialiser.draw(self.seed, indices.start, indices.stop, self.device, self.dtype)
-
-    def load(self, indices: range, tasks: Sequence[Task] | None = None) -> Task:
-        """Inputs [T, n, ...] and labels [T, n] of some tasks, on the device."""
-        found = [(self.tasks if tasks is None else tasks)[i] for i in indices]
-        shapes = {(tuple(x.shape), tuple(y.shape)) for x, y in found}
-        kinds = {(str(x.dtype), str(y.dtype)) for x, y in found}
-        if len(kinds) > 1:
-            raise InputError(f"inputs and labels of the tasks have several types, {sorted(kinds)}; give all the same")
-        if len(shapes) > 1:
-            raise InputError(f"tasks trained together must have one shape, got {sorted(shapes)}; use engine='loop'")
-        x, y = (torch.stack([pair[part] for pair in found]).to(self.device) for part in (0, 1))
-        if len(x[0]) != len(y[0]):
-            raise InputError(f"a task has {len(x[0])} inputs but {len(y[0])} labels")
-        if len(x[0]) == 0:
-            raise InputError(f"a task has no examples: its inputs are {list(x[0].shape)}")
-        for what, part in (("inputs", x), ("labels", y)):
-            if part.is_floating_point() and not is_finite(part):
-                bad = next(i for i, one in zip(indices, part) if not is_finite(one))
-                raise InputError(f"the {what} of task {bad} hold NaN or infinity")
-        return (x.to(self.dtype) if self.dtype is not None and x.is_floating_point() else x), y
-
-    def order(self, indices: range, epoch: int, n: int) -> Tensor:
-        """Order of the examples in one epoch, [T, n]."""
-        return torch.stack([data_order(self.seed, i, epoch, n) for i in indices]).to(self.device)
-
-
 @checked
-def data_order(seed: int, network: int, epoch: int, n: int) -> Tensor:
-    """The permutation [n] in which a network sees its examples in an epoch.
+@torch.enable_grad()
+def training_epochs(
+    initialiser: Initialiser,
+    indices: range,
+    x: Tensor,
+    y: Tensor,
+    sgd: SGD,
+    *,
+    loss: Loss = "cross-entropy",
+    seed: int = 0,
+    precision: Precision = "float32",
+) -> Iterator[Networks]:
+    """Networks of a seed before training and after each epoch, all trained on inputs x [n, ...] and labels y [n].
+
+    For those who want to see more than the end, which `train_ensemble` gives: a few large networks side by side, on
+    CUDA by captured steps. What is given are copies, where x is, to be run in eval mode.
 
     Example:
-        >>> sorted(data_order(0, 0, 0, 4).tolist())
-        [0, 1, 2, 3]
+        >>> from torch import nn
+        >>> from biascope.ensembles import record
+        >>> x, y = torch.tensor([[-1.0], [1.0]]), torch.tensor([0, 1])
+        >>> seen = training_epochs(record(lambda: nn.Linear(1, 2)), range(3), x, y, SGD(epochs=2, batch_size=1))
+        >>> [len(networks) for networks in seen]
+        [3, 3, 3]
     """
-    return torch.randperm(n, generator=generator(seed, "order", network, epoch), device="cpu")
+    tasks = [(x, y)] * indices.stop
+    work = Work(initialiser, tasks, sgd, criterion(loss), seed, x.device, None, precision)
+    networks = work.start(indices)
+    lanes = [steppers.Lane(work, networks.module(place), x, y) for place in range(len(indices))]
+    for place, lane in enumerate(lanes):
+        lane.training.load(networks, place, indices[place], x, y)
+    yield networks
+    for _ in range(sgd.epochs):
+        steppers.train_epochs(lanes, 1)
+        yield steppers.stacked(networks, [lane.training.module for lane in lanes])
+
+
+def criterion(loss: Loss) -> LossFunction:
+    """The function of a loss."""
+    return LOSSES[loss] if isinstance(loss, str) else loss
 
 
 @checked
@@ -344,12 +261,12 @@ def accuracy(networks: Networks, x: Tensor, y: Tensor, precision: Precision = "f
     return ((guess == y) & counted).float().sum(1).div(counted.float().sum(1)).cpu()
 
 
-def _try_out(work: Work, loss: str | Loss) -> int:
+def _try_out(work: Work, loss: Loss) -> int:
     """Number of outputs; errors say what does not fit: the inputs into the network, or its outputs to the labels."""
     (x, y), networks = work.load(range(1)), work.start(range(1))
     n = min(work.sgd.batch_size, len(x[0]))
     out = try_input(networks, x[0])
-    refuse_hidden_chance(work.initialiser, x[0])
+    refuse_hidden_randomness(work.initialiser, x[0])
     if loss == "bce" and out.shape[1] != 1:
         raise InputError(f"bce is for networks with one logit, not {out.shape[1]}; use loss='cross-entropy'")
     if len(x[0]) % work.sgd.batch_size == 1 and n > 1:  # batch normalisation cannot train on it
@@ -363,24 +280,17 @@ def _try_out(work: Work, loss: str | Loss) -> int:
     try:
         value = work.loss(out.expand(n, *out.shape[1:]), y[0, :n])
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
-        raise InputError(
-            f"loss {name} does not take outputs {[n, *out.shape[1:]]} and labels {list(y[0, :n].shape)} of {y.dtype} "
-            f"({type(error).__name__}: {str(error).splitlines()[0]})"
-        ) from error
+        what = f"outputs {[n, *out.shape[1:]]} and labels {list(y[0, :n].shape)} of {y.dtype}"
+        raise InputError(f"loss {loss} does not take {what} ({str(error).splitlines()[0]})") from error
     if not isinstance(value, Tensor) or value.numel() != 1:
-        shape = f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-        raise InputError(f"the loss of a batch of {n} gave {shape}: it must be one number, such as their mean")
+        raise InputError(f"the loss of a batch of {n} gave {said(value)}: it must be one number, such as their mean")
     return classes
 
 
-def _check_labels(y: Tensor, loss: str | Loss, classes: int) -> None:
+def _check_labels(y: Tensor, loss: Loss, classes: int) -> None:
     """Labels that are classes lie in 0, ..., classes - 1 (-100 is what cross-entropy leaves out); for bce in [0, 1]."""
     if loss == "bce" and bool(((y < 0) | (y > 1)).any()):
-        low, high = (float(value) for value in torch.aminmax(y))
-        raise InputError(
-            f"labels from {low:g} to {high:g}: bce wants 0 and 1, or numbers between; for -1 and +1 give (y + 1) / 2"
-        )
+        raise InputError("bce wants labels 0 and 1, or numbers between; for -1 and +1 give (y + 1) / 2")
     if loss != "cross-entropy" or y.is_floating_point():
         return
     low, high = (int(value) for value in torch.aminmax(y))
@@ -389,7 +299,7 @@ def _check_labels(y: Tensor, loss: str | Loss, classes: int) -> None:
 
 
 def _accuracy_if_classes(
-    networks: Networks, data: Task, loss: str | Loss, outputs_count: int, precision: Precision
+    networks: Networks, data: Task, loss: Loss, outputs_count: int, precision: Precision
 ) -> Tensor:
     """`accuracy` [T], NaN where labels are not one class 0, 1, ... for each example.
 

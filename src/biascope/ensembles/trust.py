@@ -15,9 +15,10 @@ from torch.utils._pytree import tree_leaves
 from biascope.ensembles.engines import alike, call_rows, try_input
 from biascope.ensembles.initialisers import Initialiser, build, tensors_of
 from biascope.ensembles.networks import Networks
-from biascope.errors import InputError, UnsupportedError
-from biascope.functional import explained
-from biascope.seeds import derive
+from biascope.network.door import refuse_batch_dependence
+from biascope.network.functional import explained
+from biascope.support.errors import InputError, UnsupportedError
+from biascope.support.seeds import derive
 
 SEVERAL = 8  # builds that do not all come out alike by chance
 _WHOLE: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -25,31 +26,22 @@ _SEPARATE: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def check_networks(initialiser: Initialiser, networks: Networks, x: Tensor) -> None:
-    """All that is asked of networks drawn by `initialiser` where gradients of single examples x [n, ...] are meant.
-
-    Example:
-        >>> from biascope.ensembles import record
-        >>> recorded = record(lambda: nn.Linear(3, 2))
-        >>> check_networks(recorded, recorded.draw(0, 0, 1), torch.ones(5, 3))
-    """
+    """All that is asked of networks drawn by `initialiser` where gradients of single examples x [n, ...] are meant."""
+    refuse_batch_dependence(initialiser.template)
     try_input(networks, x)
-    refuse_hidden_chance(initialiser, x)
+    refuse_hidden_randomness(initialiser, x)
     refuse_mixing(networks, x)
 
 
-def refuse_hidden_chance(initialiser: Initialiser, x: Tensor) -> None:
+def refuse_hidden_randomness(initialiser: Initialiser, x: Tensor) -> None:
     """Raise if a network built anew is not the template with its tensors, seen on the first of x [n, ...].
 
     Then something that is drawn is neither a parameter nor a buffer, and all networks of a stack would share it.
-
-    Example:
-        >>> from biascope.ensembles import record
-        >>> refuse_hidden_chance(record(lambda: nn.Linear(3, 2)), torch.ones(5, 3))
     """
     template = initialiser.template
     if template in _WHOLE:
         return
-    # where the factory is called for each network, chance may decide what it builds, now one and now the other
+    # where the factory is called for each network, what it builds may be random too
     for attempt in range(1 if initialiser.recorded else SEVERAL):
         _refuse_other_than(template, build(initialiser.factory, derive(0, "trust", attempt)).eval(), x)
     _WHOLE.add(template)
@@ -65,39 +57,25 @@ def _refuse_other_than(template: nn.Module, fresh: nn.Module, x: Tensor) -> None
     if not alike(own, filled):
         kind, names = type(template).__name__, _differing(template, fresh)
         what = f"'{names[0]}' of {kind}, which is" if names else f"something in {kind} that is"
-        raise InputError(
-            f"the factory draws {what} neither a parameter nor a buffer: all networks would share one draw of it; use "
-            "register_buffer or nn.Parameter"
-        )
+        fix = "all networks would share one draw of it; use register_buffer or nn.Parameter"
+        raise InputError(f"the factory draws {what} neither a parameter nor a buffer: {fix}")
 
 
 def refuse_mixing(networks: Networks, x: Tensor) -> None:
-    """Raise if what a network gives for the first of x [n, ...], or beside it, depends on the rest of the batch.
-
-    Example:
-        >>> from biascope.ensembles import record
-        >>> refuse_mixing(record(lambda: nn.Linear(3, 2)).draw(0, 0, 1), torch.ones(5, 3))
-    """
+    """Raise if what a network gives for the first of x [n, ...], or beside it, depends on the rest of the batch."""
     template = networks.template
+    refuse_batch_dependence(template)
     if template in _SEPARATE or not (x.is_floating_point() or len(x) > 1):
         return
     one = x[:1].detach()
     if _mixes(networks, one, 2 * one + 1 if one.is_floating_point() else x[1:2]):
-        raise UnsupportedError(
-            f"{type(template).__name__} gives an example another output when others are beside it in the batch: its "
-            "examples mix, and none has a gradient of its own"
-        )
+        what = "gives an example another output when others are beside it in the batch"
+        raise UnsupportedError(f"{type(template).__name__} {what}: its examples mix")
     _SEPARATE.add(template)
 
 
 def can_be_cut(networks: Networks, x: Tensor) -> bool:
-    """Whether outputs on inputs x [n, ...] are the same when they are run in pieces, seen on two that differ.
-
-    Example:
-        >>> from biascope.ensembles import record
-        >>> can_be_cut(record(lambda: nn.Linear(3, 2)).draw(0, 0, 1), torch.randn(5, 3))
-        True
-    """
+    """Whether outputs on inputs x [n, ...] are the same when they are run in pieces, seen on two that differ."""
     if networks.template in _SEPARATE:
         return True
     others = (x != x[:1]).reshape(len(x), -1).any(1).nonzero()[:1, 0]

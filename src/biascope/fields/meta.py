@@ -15,25 +15,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, grad_and_value, vmap
 
-from biascope.derivatives import call
-from biascope.errors import InputError
-from biascope.fields.dictionary import Dictionary, Energy
-from biascope.functional import select_params
+from biascope.fields.atoms import Dictionary, Energy
+from biascope.fields.fitting import Coordinates, finite_losses, on_grid, squared_error
 from biascope.linalg import principal_angles, subspace_overlap
-from biascope.linearize.anchored import copy_of
-from biascope.precision import without_autocast
-from biascope.progress import progress
-from biascope.seeds import generator
-from biascope.signatures import checked
-from biascope.tables import facts, number
+from biascope.network.derivatives import call
+from biascope.network.functional import select_params
+from biascope.support.bars import progress
+from biascope.support.errors import InputError
+from biascope.support.limits import Count, FiniteTensor, Positive
+from biascope.support.precision import without_autocast
+from biascope.support.seeds import generator
+from biascope.support.signatures import checked
+from biascope.support.tables import facts, number
+from biascope.tangent.anchored import copy_of
 
 Params = dict[str, Tensor]
-ALGORITHMS = ("maml", "first-order", "reptile")
+Algorithm = Literal["maml", "first-order", "reptile"]
 
 
 @dataclass(frozen=True)
@@ -58,15 +61,15 @@ class MetaLearned:
 @without_autocast()
 def meta_learn(
     model: nn.Module,
-    r: Tensor,
-    signals: Tensor,
+    r: Coordinates,
+    signals: FiniteTensor,
     *,
-    algorithm: str = "maml",
-    steps: int = 5000,
-    lr: float = 1e-5,
-    inner_steps: int = 2,
-    inner_lr: float = 1e-2,
-    batch_size: int = 3,
+    algorithm: Algorithm = "maml",
+    steps: Count = 5000,
+    lr: Positive = 1e-5,
+    inner_steps: Count = 2,
+    inner_lr: Positive = 1e-2,
+    batch_size: Count = 3,
     seed: int = 0,
 ) -> MetaLearned:
     """Learn a start from which every signal of a set is fitted in few steps.
@@ -94,26 +97,15 @@ def meta_learn(
         >>> bool(found.losses[-1] < found.losses[0])
         True
     """
-    if algorithm not in ALGORITHMS:
-        raise InputError(f"algorithm={algorithm!r} is not known; choose one of {', '.join(map(repr, ALGORITHMS))}")
-    if min(steps, inner_steps, batch_size) < 1 or not (lr > 0 and inner_lr > 0):
-        raise InputError(
-            f"steps={steps}, inner_steps={inner_steps}, batch_size={batch_size}, lr={lr:g}, inner_lr={inner_lr:g}: "
-            "all must be positive"
-        )
     net = copy_of(model)
     held = dict(net.named_parameters())
     names = select_params(held, None)
     frozen = {k: v for k, v in {**held, **dict(net.named_buffers())}.items() if k not in names}
     trained = [held[name] for name in names]
-    x, y = _signals(trained[0], r, signals)
+    x, y = on_grid(trained[0], r, signals, several=True)
 
     def loss(params: Params, target: Tensor) -> Tensor:
-        out = call(net, {**frozen, **params}, (x,))
-        if out.shape != target.shape:
-            raise InputError(f"the network gives {list(out.shape)} on the grid, a signal has {list(target.shape)}")
-        error: Tensor = (out - target).square().mean()
-        return error
+        return squared_error(call(net, {**frozen, **params}, (x,)), target)
 
     outer = _outer(loss, algorithm, inner_steps, inner_lr)
     update = torch.optim.Adam(trained, lr=lr)
@@ -127,15 +119,11 @@ def meta_learn(
         losses.append(value.detach())
     for p in trained:
         p.grad = None
-    found = torch.stack(losses).double().cpu()
-    if not bool(found.isfinite().all()):
-        bad = int((~found.isfinite()).nonzero()[0])
-        raise InputError(f"the loss became {found[bad]:g} in step {bad}: use a smaller lr or inner_lr")
-    return MetaLearned(net, found, algorithm, inner_steps, inner_lr, seed)
+    return MetaLearned(net, finite_losses(losses), algorithm, inner_steps, inner_lr, seed)
 
 
 def _outer(
-    loss: Callable[[Params, Tensor], Tensor], algorithm: str, inner_steps: int, inner_lr: float
+    loss: Callable[[Params, Tensor], Tensor], algorithm: Algorithm, inner_steps: int, inner_lr: float
 ) -> Callable[[Params, Tensor], tuple[Params, Tensor]]:
     """(params, targets [b, n, c]) -> the outer gradient, and the mean loss after the inner loop."""
 
@@ -184,7 +172,7 @@ class DictionaryChange:
 
 
 @checked
-def dictionary_change(before: Dictionary, after: Dictionary, signals: Tensor, k: int = 10) -> DictionaryChange:
+def dictionary_change(before: Dictionary, after: Dictionary, signals: Tensor, k: Count = 10) -> DictionaryChange:
     """How a dictionary changed for a set of signals [n, *grid]: more energy in leading atoms, smaller angles to them.
 
     Args:
@@ -201,10 +189,8 @@ def dictionary_change(before: Dictionary, after: Dictionary, signals: Tensor, k:
         >>> found.gain[0] > 0, found.overlap < 1e-12
         (True, True)
     """
-    if before.grid != after.grid:
-        raise InputError(f"the dictionaries live on grids {list(before.grid)} and {list(after.grid)}: give one grid")
-    if not 1 <= k <= min(len(before.values), len(after.values)):
-        raise InputError(f"k={k} must lie between 1 and {min(len(before.values), len(after.values))}")
+    if before.grid != after.grid or k > min(len(before.values), len(after.values)):
+        raise InputError(f"k={k} atoms on one grid are needed, not {before} with {len(before.values)} and {after}")
     one, two = before.energy(signals), after.energy(signals)
     x = one.thresholds.log10()
     gains = torch.trapezoid(two.shares - one.shares, x, dim=1) / (x[-1] - x[0])
@@ -212,25 +198,6 @@ def dictionary_change(before: Dictionary, after: Dictionary, signals: Tensor, k:
     error = float(gains.std() / math.sqrt(n)) if n > 1 else math.nan
     rows = before.rows(signals)
     span = (rows - rows.mean(1, keepdim=True)).T
-    return DictionaryChange(
-        one,
-        two,
-        (float(gains.mean()), error),
-        principal_angles(before.atoms[:, :k], span),
-        principal_angles(after.atoms[:, :k], span),
-        subspace_overlap(before.atoms[:, :k], after.atoms[:, :k]),
-    )
-
-
-def _signals(like: Tensor, r: Tensor, signals: Tensor) -> tuple[Tensor, Tensor]:
-    """Coordinates [N, d] and signals [n, N, c] where the network is."""
-    shape = tuple(r.shape[:-1])
-    if r.dim() < 2 or tuple(signals.shape[1 : len(shape) + 1]) != shape or signals.dim() > len(shape) + 2:
-        raise InputError(
-            f"coordinates {list(r.shape)} and signals {list(signals.shape)} do not belong together: give [*grid, d] "
-            "and [n, *grid] or [n, *grid, c]"
-        )
-    if not len(signals) or not bool(torch.isfinite(signals).all()):
-        raise InputError("signals is empty or has a NaN or infinity")
-    N = math.prod(shape)
-    return r.detach().reshape(N, -1).to(like), signals.detach().reshape(len(signals), N, -1).to(like)
+    old, new = (principal_angles(each.atoms[:, :k], span) for each in (before, after))
+    overlap = subspace_overlap(before.atoms[:, :k], after.atoms[:, :k])
+    return DictionaryChange(one, two, (float(gains.mean()), error), old, new, overlap)

@@ -1,27 +1,30 @@
 """Coordinate networks of the paper, as thin builders on `bs.nets`: f(r) = MLP(gamma(r)) for coordinates r [..., d].
 
 `nets.FFN`, `nets.SIREN` and the ReLU baseline `nets.build("relu-coords")` are the main ones; here are those that the
-theory asks for: polynomial activations, one frequency, a first layer that stays, and products of sines.
+theory asks for: polynomial activations, one frequency, a first layer that stays, and products of sines. And every one
+of them as a function of angles (`encoding`): f(r) = rest(2 pi B r + phases), rest 2 pi periodic in each.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from biascope.arguments import check_number
-from biascope.errors import InputError
-from biascope.inputs import check_inputs
-from biascope.nets import FFN, SIREN
-from biascope.nets.parts import check_sizes
-from biascope.seeds import derive
-from biascope.signatures import checked
+from biascope.nets import FFN, MLP, SIREN
+from biascope.support.errors import InputError, UnsupportedError
+from biascope.support.inputs import check_inputs
+from biascope.support.limits import Count, Finite, NotNegative, Positive, shaped
+from biascope.support.seeds import derive
+from biascope.support.signatures import checked
 
 M = TypeVar("M", bound=nn.Module)
+CLOSE = 1e-9  # frequencies nearer than this, relative to the largest, are one; or nearer than their own rounding
 
 
 class Polynomial(nn.Module):
@@ -62,20 +65,19 @@ class MultiplicativeFilter(nn.Module):
     A multiplicative filter network with Fourier filters: no activation, yet the same class of functions, since a
     product of sines is a sum of sines. All is trained. B_i ~ N(0, (sigma / filters)^2), so that sums over the filters
     stay near sigma; phases are uniform; [..., in_features] -> [..., outputs].
-
-    Example:
-        >>> net = seeded(MultiplicativeFilter, 0, in_features=2, width=8, filters=3)
-        >>> net(torch.zeros(5, 4, 2)).shape
-        torch.Size([5, 4, 1])
     """
 
     @checked
     def __init__(
-        self, *, in_features: int = 2, width: int = 256, filters: int = 4, outputs: int = 1, sigma: float = 10.0
+        self,
+        *,
+        in_features: Count = 2,
+        width: Count = 256,
+        filters: Count = 4,
+        outputs: Count = 1,
+        sigma: NotNegative = 10.0,
     ) -> None:
         super().__init__()
-        check_sizes(in_features=in_features, width=width, filters=filters, outputs=outputs)
-        check_number(sigma, "sigma", least=0)
         self.frequencies = nn.ParameterList(
             nn.Parameter(sigma / filters * torch.randn(width, in_features)) for _ in range(filters)
         )
@@ -98,13 +100,7 @@ class MultiplicativeFilter(nn.Module):
 
 
 def seeded(factory: type[M], seed: int, **options: object) -> M:
-    """Build a module whose weights depend on the seed alone; the global random state is left as it was.
-
-    Example:
-        >>> a, b = (seeded(nn.Linear, 3, in_features=2, out_features=1) for _ in range(2))
-        >>> torch.equal(a.weight, b.weight)
-        True
-    """
+    """Build a module whose weights depend on the seed alone; the global random state is left as it was."""
     with torch.random.fork_rng(devices=[]):
         # torch.manual_seed would also reseed every CUDA device, which fork_rng does not restore
         torch.default_generator.manual_seed(derive(seed, "field"))
@@ -113,11 +109,11 @@ def seeded(factory: type[M], seed: int, **options: object) -> M:
 
 @checked
 def single_frequency(
-    f0: float,
+    f0: Positive,
     *,
-    in_features: int = 2,
-    hidden: Sequence[int] = (256, 256, 256),
-    outputs: int = 3,
+    in_features: Count = 2,
+    hidden: Sequence[Count] = (256, 256, 256),
+    outputs: Count = 3,
     activation: str = "relu",
     seed: int = 0,
 ) -> FFN:
@@ -130,21 +126,19 @@ def single_frequency(
         >>> torch.allclose(net(r), net(r + 1), atol=1e-4)
         True
     """
-    check_sizes(in_features=in_features)
-    B = check_number(f0, "f0", above=0) * torch.eye(in_features)
-    return seeded(
-        FFN, seed, in_features=in_features, hidden=hidden, outputs=outputs, frequencies=B, activation=activation
-    )
+    B = f0 * torch.eye(in_features)
+    shape = {"in_features": in_features, "hidden": hidden, "outputs": outputs}
+    return seeded(FFN, seed, **shape, frequencies=B, activation=activation)
 
 
 @checked
 def frozen_siren(
-    frequencies: Tensor,
+    frequencies: Annotated[Tensor, shaped(2, finite=True)],
     *,
-    hidden: Sequence[int] = (256, 256, 256),
-    outputs: int = 3,
-    w_h: float = 30.0,
-    output_offset: float = 0.0,
+    hidden: Sequence[Count] = (256, 256, 256),
+    outputs: Count = 3,
+    w_h: Positive = 30.0,
+    output_offset: Finite = 0.0,
     seed: int = 0,
 ) -> SIREN:
     """A SIREN whose first layer sin(2 pi B r + phase) is not trained: B [T, d] in cycles, phases as SIREN draws them.
@@ -158,23 +152,96 @@ def frozen_siren(
         >>> [name for name, p in net.named_parameters() if not p.requires_grad]
         ['layers.fc1.weight', 'layers.fc1.bias']
     """
-    if frequencies.dim() != 2:
-        raise InputError(f"frequencies has shape {list(frequencies.shape)}, it must be [T, d]")
-    check_inputs(frequencies, "frequencies")
     T, d = frequencies.shape
-    net = seeded(
-        SIREN,
-        seed,
-        in_features=d,
-        hidden=(T, *hidden),
-        outputs=outputs,
-        w0=2 * math.pi,
-        w_h=w_h,
-        output_offset=output_offset,
-    )
-    first = net.layers.fc1
-    assert isinstance(first, nn.Linear)
+    shape = {"in_features": d, "hidden": (T, *hidden), "outputs": outputs}
+    net = seeded(SIREN, seed, **shape, w0=2 * math.pi, w_h=w_h, output_offset=output_offset)
+    first = cast(nn.Linear, net.layers.fc1)
     with torch.no_grad():
         first.weight.copy_(frequencies)
     first.requires_grad_(False)
     return net
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """The sines a network begins with, and what it makes of them, in float64.
+
+    frequencies [T, d] in cycles per unit of r; phases [T] in radians; rest: angles [n, T] -> [n, c]. `order` is the
+    largest number of angles that one harmonic can add up, K^(L-1) of theorem 5.1; None if there is no such bound.
+    close: see `closeness`, of the type that the network holds its frequencies in.
+    """
+
+    frequencies: Tensor = field(repr=False)
+    phases: Tensor = field(repr=False)
+    rest: Callable[[Tensor], Tensor] = field(repr=False)
+    order: int | None = None
+    close: float = CLOSE
+
+
+def encoding(model: nn.Module) -> Encoding:
+    """Take a network of sines apart: an `FFN`, a `SIREN` or a `MultiplicativeFilter`; the module is copied."""
+    if not isinstance(model, FFN | SIREN | MultiplicativeFilter):
+        kind = type(model).__name__
+        raise UnsupportedError(f"{kind} has no known first layer of sines (an FFN or SIREN has): give frequencies")
+    net = copy.deepcopy(model).double().requires_grad_(False).cpu()
+    if isinstance(net, FFN):
+        B = net.features.frequencies
+        close = closeness(cast(FFN, model).features.frequencies.dtype)
+        return Encoding(
+            B, B.new_zeros(len(B)), lambda t: net.mlp(torch.cat([t.sin(), t.cos()], -1)), order_of(net.mlp), close
+        )
+    close = closeness(next(iter(model.parameters())).dtype)
+    if isinstance(net, SIREN):
+        if len(net.layers) < 3:
+            raise UnsupportedError("this SIREN has no layer of sines; give it at least one hidden layer")
+        first, sine, *others = net.layers
+        w0 = cast(float, sine.frequency)
+        linear = cast(nn.Linear, first)
+        rest = nn.Sequential(*others)
+        B, phases = w0 * linear.weight / (2 * math.pi), w0 * linear.bias
+        return Encoding(B, phases, lambda t: rest(t.sin()) + net.output_offset, order_of(rest), close)
+    width = len(net.phases[0])
+    return Encoding(
+        torch.cat(list(net.frequencies)),
+        torch.cat(list(net.phases)),
+        lambda t: net.from_angles(torch.split(t, width, -1)),
+        len(net.phases),  # one angle of every filter
+        close,
+    )
+
+
+def order_of(rest: nn.Module) -> int | None:
+    """Degree of the polynomial that a chain of linear layers and activations is; None if it is not known to be one.
+
+    A module that stands in the chain twice counts twice. Containers with a forward of their own are no chains.
+    """
+    degree = 1
+    for _, module in rest.named_modules(remove_duplicate=False):
+        if isinstance(module, Polynomial):
+            degree *= module.degree
+        elif not isinstance(module, nn.Linear | nn.Identity | nn.Sequential | MLP):
+            return None
+    return degree
+
+
+def closeness(dtype: torch.dtype) -> float:
+    """How near two frequencies must be, relative to the largest, to count as one when they were given in this type.
+
+    Rounding moves sum_t s_t Omega_t by at most eps / 2 of sum |s_t| max |Omega|, so a difference by eps. Twice that,
+    for numbers that were themselves computed. Not below 1e-9.
+    """
+    return max(CLOSE, 2 * torch.finfo(dtype).eps) if dtype.is_floating_point else CLOSE
+
+
+def frequencies_of(source: Tensor | nn.Module) -> tuple[Tensor, float]:
+    """Frequencies [T, d] in float64, those given ([T] counts as [T, 1]) or a network's, and their `closeness`."""
+    if isinstance(source, nn.Module):
+        e = encoding(source)
+        return e.frequencies, e.close
+    given = torch.as_tensor(source).detach()
+    B = given.double().cpu()
+    B = B[:, None] if B.dim() == 1 else B
+    if B.dim() != 2 or 0 in B.shape:
+        raise InputError(f"frequencies have shape {list(B.shape)}; give [T] or [T, d]")
+    check_inputs(B, "frequencies")
+    return B, closeness(given.dtype)

@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from biascope.arguments import check_count, check_number, check_tensor
-from biascope.errors import InputError
-from biascope.fields.encoding import CLOSE, frequencies_of, rounded_frequencies
-from biascope.fields.grids import coordinates
-from biascope.precision import without_autocast
-from biascope.signatures import checked
-from biascope.tables import facts
+from biascope.fields.fitting import coordinates
+from biascope.fields.networks import CLOSE, frequencies_of
+from biascope.support.errors import InputError
+from biascope.support.limits import Count, Positive
+from biascope.support.precision import without_autocast
+from biascope.support.signatures import checked
+from biascope.support.tables import facts
 
 MOST = 5_000_000  # integer vectors that are listed
 
@@ -53,7 +53,7 @@ class HarmonicSupport:
 
 
 @checked
-def harmonic_support(frequencies: Tensor | nn.Module, degree: int, layers: int) -> HarmonicSupport:
+def harmonic_support(frequencies: Tensor | nn.Module, degree: Count, layers: Count) -> HarmonicSupport:
     """The harmonics that K^(L-1) allows, by listing integer vectors: for few frequencies and small orders.
 
     Args:
@@ -69,9 +69,7 @@ def harmonic_support(frequencies: Tensor | nn.Module, degree: int, layers: int) 
         >>> harmonic_support(torch.tensor([3.0, 10.0]), degree=2, layers=2).frequencies.flatten().tolist()
         [0.0, 3.0, 6.0, 7.0, 10.0, 13.0, 20.0]
     """
-    if degree < 1 or layers < 1:
-        raise InputError(f"degree={degree} and layers={layers} must be at least 1")
-    B, close = rounded_frequencies(frequencies)
+    B, close = frequencies_of(frequencies)
     order = degree ** (layers - 1)
     s = integer_ball(len(B), order)
     w = s.double() @ B
@@ -87,7 +85,9 @@ def harmonic_support(frequencies: Tensor | nn.Module, degree: int, layers: int) 
 
 
 @checked
-def missing_bins(frequencies: Tensor | nn.Module, degree: int, layers: int, n: int, extent: float = 1.0) -> Tensor:
+def missing_bins(
+    frequencies: Tensor | nn.Module, degree: Count, layers: Count, n: Count, extent: Positive = 1.0
+) -> Tensor:
     """DFT bins [n, ..., n] of an n^d grid over a box of side `extent` that no harmonic falls on.
 
     What a signal has there no training can fit. Harmonics above n / 2 are folded, as sampling does.
@@ -96,60 +96,34 @@ def missing_bins(frequencies: Tensor | nn.Module, degree: int, layers: int, n: i
         >>> missing_bins(torch.tensor([1.0]), degree=4, layers=2, n=8, extent=2.0)  # odd bins
         tensor([False,  True, False,  True, False,  True, False,  True])
     """
-    check_count(n, "n")
-    check_number(extent, "extent", above=0)
     support = harmonic_support(frequencies, degree, layers).frequencies * extent
     bins = support.round()
-    _, close = rounded_frequencies(frequencies)
+    _, close = frequencies_of(frequencies)
     if not bool((support - bins).abs().max() < max(1e-6, close * float(support.abs().max()))):
         bad = support[(support - bins).abs().amax(1).argmax()] / extent
-        raise InputError(
-            f"the harmonic {bad.tolist()} does not fall on a bin of a box of side {extent:g}: its energy spreads over "
-            "all bins; give an extent that holds whole periods"
-        )
+        box = f"a bin of a box of side {extent:g}"
+        raise InputError(f"the harmonic {bad.tolist()} does not fall on {box}: give an extent that holds whole periods")
     missing = torch.ones((n,) * bins.shape[1], dtype=torch.bool, device="cpu")
     for sign in (1, -1):
         missing[tuple((sign * bins.long() % n).T)] = False
     return missing
 
 
-@checked
 @without_autocast()
 def spectrum_leakage(
-    f: Callable[[Tensor], Tensor],
-    frequencies: Tensor | nn.Module,
-    degree: int,
-    layers: int,
-    n: int,
-    extent: float = 1.0,
+    f: Callable[[Tensor], Tensor], frequencies: Tensor | nn.Module, degree: int, layers: int, n: int, extent: float = 1
 ) -> float:
-    """Share of a network's energy outside H, from its DFT on n^d points of a box of side `extent`.
+    """Share of the energy of f: [..., d] -> [..., c] outside H, from its DFT on n^d points of a box of side `extent`.
 
-    Rounding for a polynomial of that degree; for other activations, what the degree leaves out. The mean counts.
-
-    Args:
-        f: coordinates [..., d] -> [..., c] (or [...]): a network in float64 for energies below 1e-13.
-        frequencies: Omega [T] or [T, d], or a network.
-        degree: K.
-        layers: L.
-        n: samples per axis; more than twice the highest harmonic, otherwise it is folded.
-        extent: side of the box; it must hold whole periods of all frequencies.
-
-    Example:
-        >>> spectrum_leakage(lambda r: torch.cos(2 * torch.pi * 3 * r) ** 2, torch.tensor([3.0]), 2, 2, n=32) < 1e-25
-        True
+    Rounding for a polynomial of that degree (in float64); for other activations, what the degree leaves out. The mean
+    counts. The box must hold whole periods; harmonics above n / 2 are folded.
     """
     missing = missing_bins(frequencies, degree, layers, n, extent)
     d = missing.dim()
     with torch.no_grad():
-        values = check_tensor(f(coordinates((n,) * d, 0.0, extent, dtype=_dtype(f))), "f(r)")
-    if tuple(values.shape[:d]) != tuple(missing.shape):
-        raise InputError(f"f gave shape {list(values.shape)} on a grid {list(missing.shape)}; it must begin so")
-    power = (
-        torch.fft.fftn(values.double().cpu().reshape(*missing.shape, -1), dim=tuple(range(d))).abs().square().sum(-1)
-    )
-    if not float(power.sum()) > 0:
-        raise InputError("f is zero on the grid: it has no energy")
+        values = f(coordinates((n,) * d, 0.0, extent, dtype=_dtype(f)))
+    transform = torch.fft.fftn(values.double().cpu().reshape(*missing.shape, -1), dim=tuple(range(d)))
+    power = transform.abs().square().sum(-1)
     return float(power[missing].sum() / power.sum())
 
 
@@ -184,7 +158,7 @@ class NyquistCheck:
 
 
 @checked
-def nyquist_check(frequencies: Tensor | nn.Module, rate: float, order: int = 1) -> NyquistCheck:
+def nyquist_check(frequencies: Tensor | nn.Module, rate: Positive, order: Count = 1) -> NyquistCheck:
     """Whether initial frequencies, and their harmonics up to an order, are below half the sampling rate.
 
     What is above it fits the samples as well as its alias does, and shows between them (section 5.3.2).
@@ -200,29 +174,17 @@ def nyquist_check(frequencies: Tensor | nn.Module, rate: float, order: int = 1) 
         >>> found.above.tolist(), found.aliases.flatten().tolist()
         ([False, True], [23.0, -23.0])
     """
-    if not 0 < rate < math.inf or order < 1:
-        raise InputError(f"rate={rate:g} must be positive and order={order} at least 1")
-    B = frequencies_of(frequencies)
+    B, _ = frequencies_of(frequencies)
     above = (B.abs() > rate / 2).any(1)
-    return NyquistCheck(B, float(rate), above, B - rate * torch.round(B / rate), order * float(B.abs().max()))
-
-
-# ---------------------------------------------------------------------------------------------------------- integers
+    return NyquistCheck(B, rate, above, B - rate * torch.round(B / rate), order * float(B.abs().max()))
 
 
 def integer_ball(T: int, radius: int) -> Tensor:
-    """All integer vectors of T entries with sum |s_t| <= radius: [m, T].
-
-    Example:
-        >>> integer_ball(2, 1).tolist()
-        [[-1, 0], [0, -1], [0, 0], [0, 1], [1, 0]]
-    """
+    """All integer vectors of T entries with sum |s_t| <= radius: [m, T]."""
     count = sum(2**i * math.comb(T, i) * math.comb(radius, i) for i in range(min(T, radius) + 1))
     if count > MOST:
-        raise InputError(
-            f"{T} frequencies and harmonics up to order {radius} are {count:,} combinations, more than {MOST:,}: "
-            "use fewer frequencies, layers or a smaller degree"
-        )
+        what = f"{T} frequencies and harmonics up to order {radius} are {count:,} combinations"
+        raise InputError(f"{what}, more than {MOST:,}: use fewer frequencies, layers or a smaller degree")
     s, used = torch.zeros(1, 0, dtype=torch.long, device="cpu"), torch.zeros(1, dtype=torch.long, device="cpu")
     for _ in range(T):
         parts = []
@@ -240,10 +202,6 @@ def canonical(w: Tensor, close: float = CLOSE) -> tuple[Tensor, Tensor]:
 
     Equal: nearer than `close` times the largest. The sign makes the first entry that is not zero positive. The numbers
     have the order of the frequencies.
-
-    Example:
-        >>> canonical(torch.tensor([[-2.0], [2.0]], dtype=torch.float64))[1].tolist()
-        [-1.0, 1.0]
     """
     step = close * float(w.abs().max())
     sign = torch.zeros(len(w), dtype=w.dtype, device="cpu")
@@ -269,8 +227,5 @@ def _groups(values: Tensor, step: float) -> Tensor:
 
 
 def _dtype(f: Any) -> torch.dtype:
-    return (
-        next(iter(f.parameters())).dtype
-        if isinstance(f, nn.Module) and any(True for _ in f.parameters())
-        else torch.float64
-    )
+    first = next(f.parameters(), None) if isinstance(f, nn.Module) else None
+    return torch.float64 if first is None else first.dtype

@@ -22,23 +22,24 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from biascope.ensembles import Factory, Initialiser, record
-from biascope.errors import InputError, UnsupportedError
-from biascope.functional import as_rows, explained
 from biascope.geometry.linear_cnn import tap_lines
-from biascope.inputs import check_shape
-from biascope.memory import budget, readable
-from biascope.precision import without_autocast
-from biascope.refusals import refuse_batch_dependence
-from biascope.signatures import checked
+from biascope.network.door import refuse_batch_dependence
+from biascope.network.functional import as_rows, explained
+from biascope.support.errors import InputError, UnsupportedError
+from biascope.support.inputs import check_shape
+from biascope.support.memory import budget, readable
+from biascope.support.precision import without_autocast
+from biascope.support.signatures import checked
 
 # the same linear map of positions for every channel, without parameters: pooling and padding
 FIXED = (
     *(nn.AvgPool1d, nn.AdaptiveAvgPool1d, nn.ZeroPad1d, nn.CircularPad1d, nn.ReflectionPad1d, nn.ReplicationPad1d),
     *(nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.ZeroPad2d, nn.CircularPad2d, nn.ReflectionPad2d, nn.ReplicationPad2d),
 )
+WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+SHAPES = (nn.Flatten, nn.Unflatten)
 PADS = {"reflect": "ReflectionPad", "replicate": "ReplicationPad"}
-SAMPLED = "average_geometry measures G of any network"
 
 
 @checked
@@ -76,14 +77,21 @@ def analytic_geometry(
     refuse_batch_dependence(initialiser.template)
     with torch.inference_mode(False), torch.no_grad():
         links, outputs = _chain(initialiser.template, shape)
-        _refuse_what_does_not_fit(links, math.prod(shape), max_memory)
+        largest = max([math.prod(shape), *(math.prod(link.before[1:]) for link in links)])
+        need, room = 4 * 8 * largest**2, budget(max_memory, torch.device("cpu"))
+        if need > room:
+            raise _unknown(f"matrices of size {largest} need about {readable(need)} and {readable(room)} are there")
         slopes = [_slope(link) for link in links]
-        _refuse_random_slopes(links, slopes)
-        _refuse_lopsided(links, slopes, initialiser)
+        if why := _random_slope(links, slopes, initialiser):
+            raise _unknown(why)
         state = Covariance(1, _eye(1) if outputs == 1 else 2 * _eye(2) - 1)  # [[1, -1], [-1, 1]]: a difference
         for link, slope in zip(reversed(links), reversed(slopes), strict=True):
             state = _backward(link, slope, state, initialiser)
         return torch.kron(_eye(state.groups), state.each)
+
+
+def _unknown(why: str) -> UnsupportedError:
+    return UnsupportedError(f"{why}; average_geometry measures G of any network")
 
 
 def _eye(n: int) -> Tensor:
@@ -118,34 +126,27 @@ def _chain(network: nn.Module, shape: tuple[int, ...]) -> tuple[list[Link], int]
     last = x = torch.zeros(2, *shape, dtype=kind, device="cpu")
     version, who, links = x._version, "the input", list[Link]()
 
-    def check(given: Any, where: str) -> None:
+    def follow(given: Any, where: str) -> None:
         if not (_same_memory(given, last) and len(given) == 2 and given._version == version):
-            raise UnsupportedError(
-                f"{where} is not {who} as it is: {type(network).__name__} does something in between that is not a "
-                f"layer, or its layers do not run one after another. Make it a layer (nn.Flatten, nn.AvgPool2d); for "
-                f"a sum of branches see geometry.linear_cnn.through_sum; {SAMPLED}"
-            )
+            between = f"{type(network).__name__} does something between its layers; make it a layer, or use through_sum"
+            raise _unknown(f"{where} is not {who} as it is: {between}")
 
     def enter(layer: nn.Module, args: tuple[Any, ...]) -> None:
-        check(args[0] if len(args) == 1 else None, f"the input of {Link(names[layer], layer, (), (), False)}")
+        follow(args[0] if len(args) == 1 else None, f"the input of {Link(names[layer], layer, (), (), False)}")
         if any(link.layer is layer for link in links) and any(True for _ in layer.parameters()):
-            raise UnsupportedError(f"layer '{names[layer]}' runs twice: its weights are not independent; {SAMPLED}")
+            raise _unknown(f"layer '{names[layer]}' runs twice: its weights are not independent")
 
     def leave(layer: nn.Module, args: tuple[Any, ...], out: Any) -> None:
         nonlocal last, version, who
         if not isinstance(out, Tensor) or len(out) != 2:
-            raise UnsupportedError(
-                f"layer '{names[layer]}' ({type(layer).__name__}) gave no row per example; {SAMPLED}"
-            )
+            raise _unknown(f"layer '{names[layer]}' ({type(layer).__name__}) gave no row per example")
         links.append(Link(names[layer], layer, tuple(args[0].shape[1:]), tuple(out.shape[1:]), bool(out.any())))
         last, version, who = out, out._version, f"the output of {links[-1]}"
 
     names = {m: name for name, m in network.named_modules() if not any(True for _ in m.children())}
     for name, m in network.named_modules():
         if m._forward_hooks or m._forward_pre_hooks:
-            raise UnsupportedError(
-                f"layer '{name}' ({type(m).__name__}) has hooks, which can change anything; {SAMPLED}"
-            )
+            raise _unknown(f"layer '{name}' ({type(m).__name__}) has hooks, which can change anything")
     hooks = [m.register_forward_pre_hook(enter) for m in names] + [m.register_forward_hook(leave) for m in names]
     try:
         with explained(network, x):
@@ -153,12 +154,10 @@ def _chain(network: nn.Module, shape: tuple[int, ...]) -> tuple[list[Link], int]
     finally:
         for hook in hooks:
             hook.remove()
-    check(out, f"what {type(network).__name__} returns")
+    follow(out, f"what {type(network).__name__} returns")
     outputs = as_rows(out, 2, None, network).shape[1]
     if outputs > 2:
-        raise InputError(
-            f"{type(network).__name__} has {outputs} outputs; build it with one, or with two for their difference"
-        )
+        raise InputError(f"{type(network).__name__} has {outputs} outputs; build it with one or two")
     return links, outputs
 
 
@@ -166,22 +165,8 @@ def _same_memory(given: Any, last: Tensor) -> bool:
     """The tensor, or all of its entries in the same order as another shape."""
     if not isinstance(given, Tensor) or given is last:
         return given is last
-    return (
-        given.data_ptr() == last.data_ptr()
-        and given.numel() == last.numel()
-        and given.is_contiguous()
-        and last.is_contiguous()
-    )
-
-
-def _refuse_what_does_not_fit(links: Sequence[Link], D: int, max_memory: str | int | None) -> None:
-    largest = max([D, *(math.prod(link.before[1:]) for link in links)])
-    need, room = 4 * 8 * largest**2, budget(max_memory, torch.device("cpu"))
-    if need > room:
-        raise UnsupportedError(
-            f"matrices of size {largest} need about {readable(need)} and {readable(room)} are there; average_geometry "
-            "is matrix-free above 4096 entries"
-        )
+    whole = given.is_contiguous() and last.is_contiguous() and given.numel() == last.numel()
+    return whole and given.data_ptr() == last.data_ptr()
 
 
 # ------------------------------------------------------------------------------------------------------- activations
@@ -202,7 +187,7 @@ class Slope:
 def _slope(link: Link) -> Slope | None:
     """None if the layer is not one that acts on each entry alone; refused if the slope at 0 is not defined."""
     layer = link.layer
-    known = isinstance(layer, (*FIXED, nn.Flatten, nn.Unflatten, nn.Linear, nn.Conv1d, nn.Conv2d, _BatchNorm))
+    known = isinstance(layer, (*FIXED, *SHAPES, *WEIGHTED, _BatchNorm))
     if known or link.before != link.after or not _acts_on_entries(link):
         return None
     far = [sign * 10.0**k for k in range(-4, 7) for sign in (-1, 1)]
@@ -211,10 +196,11 @@ def _slope(link: Link) -> Slope | None:
         out = layer(z.clone().view(-1, *[1] * len(link.before))).sum()
         slopes = torch.autograd.grad(out, z)[0] if out.requires_grad else torch.zeros_like(z)
     at, left, right = slopes[:3].tolist()
-    if not max(abs(at - left), abs(at - right)) <= 1e-3 * abs(at):  # NaN is refused too
-        if bool((slopes[z < 0] == left).all()) and bool((slopes[z > 0] == right).all()):
-            return Slope(math.hypot(left, right) / math.sqrt(2), constant=False, kinked=True)
-        raise UnsupportedError(f"{link} has no slope at 0; use nn.GELU or another smooth activation; {SAMPLED}")
+    smooth = max(abs(at - left), abs(at - right)) <= 1e-3 * abs(at)  # which NaN is not
+    if not smooth and bool((slopes[z < 0] == left).all()) and bool((slopes[z > 0] == right).all()):
+        return Slope(math.hypot(left, right) / math.sqrt(2), constant=False, kinked=True)
+    if not smooth:
+        raise _unknown(f"{link} has no slope at 0; use nn.GELU or another smooth activation")
     if at == 0:
         raise InputError(f"{link} has slope 0 at 0: all gradients are zero there, and so is G")
     return Slope(at, bool((slopes == at).all()))
@@ -234,37 +220,37 @@ def _acts_on_entries(link: Link) -> bool:
     return all(agrees(value, made) for value, made in zip(z.flatten()[some], out.flatten()[some], strict=True))
 
 
-def _refuse_random_slopes(links: Sequence[Link], slopes: Sequence[Slope | None]) -> None:
-    """A smooth activation is a gain act'(0) if its input is 0 at x = 0: nothing before it may shift it."""
-    moved: Link | None = None
-    for link, slope in zip(links, slopes, strict=True):
-        if moved is not None and slope is not None and not (slope.constant or slope.kinked):
-            biased = isinstance(getattr(moved.layer, "bias", None), Tensor)
-            why, fix = ("bias", "bias=False or a bias of zeros") if biased else ("value at 0", "nn.GELU or nn.Tanh")
-            raise UnsupportedError(
-                f"{moved} does not give 0 at x = 0 because of its {why}, so {link} behind it is not taken at 0 and its "
-                f"slope is random; use {fix}; {SAMPLED}"
-            )
-        moved = moved or (link if link.moved else None)
+def _random_slope(links: Sequence[Link], slopes: Sequence[Slope | None], initialiser: Initialiser) -> str:
+    """Why the slope of an activation is not known, or "".
 
-
-def _refuse_lopsided(links: Sequence[Link], slopes: Sequence[Slope | None], initialiser: Initialiser) -> None:
-    """Both sides of a kink must be equally likely whatever comes in: weights and biases before it have no sign."""
+    A smooth one is a gain act'(0) if its input is 0 at x = 0: nothing before it may shift it. Both sides of a kink must
+    be equally likely whatever comes in: weights and biases before it have no sign.
+    """
+    moved: Link | None = None  # the first layer that is not 0 at x = 0
     last: Link | None = None  # the layer with weights; None where none is, or more than a linear map is behind it
     for link, slope in zip(links, slopes, strict=True):
         if slope is not None and slope.kinked and (last is None or not _even(last, initialiser)):
-            raise UnsupportedError(
+            return (
                 f"{link} has no slope at 0, and is not on and off equally often: that needs a layer right before it "
-                f"whose weights and biases are drawn with mean zero; {SAMPLED}"
+                "whose weights and biases are drawn with mean zero"
             )
-        if type(link.layer) in (nn.Linear, nn.Conv1d, nn.Conv2d):
+        if moved is not None and slope is not None and not (slope.constant or slope.kinked):
+            biased = isinstance(getattr(moved.layer, "bias", None), Tensor)
+            why, fix = ("bias", "bias=False or a bias of zeros") if biased else ("value at 0", "nn.GELU or nn.Tanh")
+            return (
+                f"{moved} does not give 0 at x = 0 because of its {why}, so {link} behind it is not taken at 0 and its "
+                f"slope is random; use {fix}"
+            )
+        moved = moved or (link if link.moved else None)
+        if type(link.layer) in WEIGHTED:
             last = link
         elif not (_keeps_sign(link, initialiser) if slope is None else slope.constant):
             last = None
+    return ""
 
 
 def _even(link: Link, initialiser: Initialiser) -> bool:
-    """Whether the bias of a layer is zero, or as likely as its negative; its weights are looked at in any case."""
+    """Whether the bias of a layer is zero, or as likely as its negative; its weights are asked about in any case."""
     bias, name = getattr(link.layer, "bias", None), _name(link, "bias")
     if bias is None:
         return True
@@ -275,14 +261,10 @@ def _even(link: Link, initialiser: Initialiser) -> bool:
 
 def _keeps_sign(link: Link, initialiser: Initialiser) -> bool:
     """Whether a layer without a slope gives -y for -x: pooling, padding, reshaping, a norm that shifts nothing."""
-    layer = link.layer
-    if type(layer) not in NORMS:
-        return type(layer) in (*FIXED, nn.Flatten, nn.Unflatten)
-    assert isinstance(layer, _BatchNorm)
-    shifts = {_name(link, "running_mean"): layer.running_mean, _name(link, "bias"): layer.bias}
-    return all(
-        s is None or (initialiser.distribution(n) == "constant" and not bool(s.any())) for n, s in shifts.items()
-    )
+    if type(link.layer) not in NORMS:
+        return type(link.layer) in (*FIXED, *SHAPES)
+    shifts = {_name(link, name): getattr(link.layer, name) for name in ("running_mean", "bias")}
+    return all(s is None or (initialiser.distribution(n) == "constant" and not s.any()) for n, s in shifts.items())
 
 
 # ---------------------------------------------------------------------------------------------------------- recursion
@@ -302,7 +284,7 @@ class Covariance:
         if self.groups % channels == 0:
             each = torch.kron(_eye(self.groups // channels), each)
         elif channels % self.groups:
-            raise UnsupportedError(f"the channels {list(shape)} behind {link} are put together to others; {SAMPLED}")
+            raise _unknown(f"the channels {list(shape)} behind {link} are put together to others")
         g = len(each) // positions
         return g, each.view(g, positions, g, positions)
 
@@ -312,29 +294,23 @@ def _backward(link: Link, slope: Slope | None, state: Covariance, initialiser: I
     layer = link.layer
     if slope is not None:
         if slope.kinked and bool((state.each - torch.diag(state.each.diagonal())).any()):
-            raise UnsupportedError(
-                f"{link} has no slope at 0, and the layers behind it correlate its outputs (pooling?); use nn.GELU or "
-                f"another smooth activation; {SAMPLED}"
-            )
+            raise _unknown(f"{link} has no slope at 0, and layers behind it (pooling?) correlate its outputs")
         return Covariance(state.groups, slope.gain**2 * state.each)
-    if type(layer) in (nn.Flatten, nn.Unflatten):
+    if type(layer) in SHAPES:
         return state
     if type(layer) in NORMS:
         return Covariance(state.groups, _norm_gain(link, initialiser) ** 2 * state.each)
-    if type(layer) is nn.Linear and len(link.before) == 1:
+    if isinstance(layer, nn.Linear) and type(layer) in WEIGHTED and len(link.before) == 1:
         total = _variance(link, initialiser) * state.groups * state.each.trace()
         return Covariance(layer.in_features, total.view(1, 1))
     dims = 1 if type(layer).__name__.endswith("1d") else 2
     if len(link.before) == dims + 1:
         if type(layer) in FIXED:
             return _through_map(link, state)
-        if type(layer) in (nn.Conv1d, nn.Conv2d):
-            return _through_convolution(link, state, _variance(link, initialiser))
-    raise UnsupportedError(
-        f"{link} with an input {['n', *link.before]} is not known in closed form: known are nn.Linear of vectors, "
-        "nn.Conv1d, nn.Conv2d, average pooling, padding, nn.Flatten, batch normalisation, nn.Dropout and activations "
-        f"that are smooth at 0; {SAMPLED}"
-    )
+        if isinstance(layer, nn.Conv1d | nn.Conv2d) and type(layer) in WEIGHTED:
+            return _through_convolution(link, layer, state, _variance(link, initialiser))
+    known = "linear layers and convolutions, average pooling, padding, batch normalisation, activations smooth at 0"
+    raise _unknown(f"{link} with an input {['n', *link.before]} is not known in closed form: known are {known}")
 
 
 def _through_map(link: Link, state: Covariance) -> Covariance:
@@ -347,16 +323,14 @@ def _through_map(link: Link, state: Covariance) -> Covariance:
     return Covariance(link.after[0] // g, each)
 
 
-def _through_convolution(link: Link, state: Covariance, variance: float) -> Covariance:
+def _through_convolution(link: Link, layer: nn.Conv1d | nn.Conv2d, state: Covariance, variance: float) -> Covariance:
     """c_out s^2 sum_taps T V T^T, dimension by dimension: taps of an image are Kronecker products of two."""
-    layer = link.layer
-    assert isinstance(layer, nn.Conv1d | nn.Conv2d)
     if layer.padding_mode in PADS:
         pad = f"nn.{PADS[layer.padding_mode]}{len(layer.kernel_size)}d"
         raise UnsupportedError(f"{link} has padding_mode='{layer.padding_mode}': put {pad} before it instead")
     g, V = state.channels(link.after, link)
     if layer.groups > 1 and g > 1:
-        raise UnsupportedError(f"{link} has groups={layer.groups} over channels that are not alike; {SAMPLED}")
+        raise _unknown(f"{link} has groups={layer.groups} over channels that are not alike")
     lines = tap_lines(
         link.before[1:],
         layer.kernel_size,
@@ -379,29 +353,27 @@ def _through_convolution(link: Link, state: Covariance, variance: float) -> Cova
 
 def _norm_gain(link: Link, initialiser: Initialiser) -> float:
     """gamma / sqrt(var + eps) of a batch normalisation in eval mode; it must be one number."""
-    layer = link.layer
-    assert isinstance(layer, _BatchNorm)
-    assert layer.running_var is not None  # refuse_batch_dependence has seen to it
-    gains = (layer.running_var.double() + layer.eps).rsqrt()
+    layer: Any = link.layer
+    gains: Tensor = (layer.running_var.double() + layer.eps).rsqrt()
     fixed = initialiser.distribution(_name(link, "running_var")) == "constant"
     if layer.weight is not None:
         gains = gains * layer.weight.double()
         fixed = fixed and initialiser.distribution(_name(link, "weight")) == "constant"
     if not fixed or bool((gains != gains[0]).any()):
-        raise UnsupportedError(f"{link}: its weights are random or differ between channels; {SAMPLED}")
+        raise _unknown(f"{link}: its weights are random or differ between channels")
     return float(gains[0])
 
 
 def _variance(link: Link, initialiser: Initialiser) -> float:
     name = _name(link, "weight")
     if name not in dict((*initialiser.template.named_parameters(), *initialiser.template.named_buffers())):
-        raise UnsupportedError(f"{link} shares its weights with another part of the network; {SAMPLED}")
+        raise _unknown(f"{link} shares its weights with another part of the network")
     variance, why = initialiser.variance_of(name), initialiser.distribution(name)
     if variance is not None and initialiser.drawn_apart(name):
         return variance
     why = why if variance is None else "others are made of them"
     why += "; let the factory leave its dtype as it is" if why.endswith("_to_copy()") else ""
-    raise UnsupportedError(f"{link}: its weights are not drawn independently with mean zero ({why}); {SAMPLED}")
+    raise _unknown(f"{link}: its weights are not drawn independently with mean zero ({why})")
 
 
 def _name(link: Link, parameter: str) -> str:

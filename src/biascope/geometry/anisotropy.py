@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
@@ -9,34 +10,37 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from biascope.arguments import check_count, check_number
-from biascope.derivatives import second_derivatives
-from biascope.ensembles import Factory, Initialiser, record
-from biascope.ensembles.arithmetic import Precision, arithmetic
+from biascope.ensembles import Factory, Initialiser, Precision, arithmetic, record
 from biascope.ensembles.evaluate import Scalarise
 from biascope.ensembles.initialisers import with_something_to_train
 from biascope.ensembles.trust import check_networks
-from biascope.errors import InputError, UnsupportedError
-from biascope.functional import device_of
+from biascope.geometry.average import DENSE_UP_TO, FEW
 from biascope.geometry.few_passes import few_passes, resolved
 from biascope.geometry.gradients import NO_GRADIENT, OF_ROUNDING, ROUNDING, Sampler
-from biascope.geometry.mixed_differences import by_differences
-from biascope.geometry.mixed_products import by_products
+from biascope.geometry.mixed import by_differences, by_products
 from biascope.geometry.moments import BlockMoments, blocks_for
 from biascope.geometry.nad_result import NADs
-from biascope.inputs import check_shape, is_finite
-from biascope.linalg import Eigenpairs, fix_signs, psd_eigh, subspace_overlap, symmetrise
-from biascope.memory import budget
-from biascope.precision import without_autocast
-from biascope.progress import counted
-from biascope.refusals import refuse_batch_dependence
-from biascope.seeds import generator
-from biascope.signatures import checked
+from biascope.linalg import psd_eigh, subspace_overlap
+from biascope.linalg.lanczos import Eigenpairs
+from biascope.linalg.stable import fix_signs, symmetrise
+from biascope.network.derivatives import second_derivatives
+from biascope.support.arguments import device_of
+from biascope.support.bars import counted
+from biascope.support.bounds import Count, FiniteTensor, Positive, Share, check_shapes
+from biascope.support.errors import InputError, UnsupportedError
+from biascope.support.inputs import check_shape
+from biascope.support.memory import budget
+from biascope.support.precision import without_autocast
+from biascope.support.seeds import generator
+from biascope.support.signatures import checked
 
 Method = Literal["finite-difference", "autograd", "mixed-derivative", "ntk"]
-DENSE_UP_TO = 4096  # larger inputs never see a D x D matrix
 AUTO_START, AUTO_LIMIT = 256, 65_536
-FEW = 16  # networks that are not all dead by chance
+Stability = list[tuple[int, float]]
+NO_DIFFERENCE = (
+    "all differences are zero: the network is constant around x, or the step is lost in rounding; use a larger one or "
+    "dtype=torch.float64"
+)
 
 
 @checked
@@ -44,21 +48,21 @@ FEW = 16  # networks that are not all dead by chance
 def nads(
     factory: Factory | Initialiser,
     input_shape: Sequence[int] = (1, 32, 32),
-    n_networks: int | Literal["auto"] = 10_000,
+    n_networks: Count | Literal["auto"] = 10_000,
     method: Method = "finite-difference",
-    step: float = 100.0,
+    step: Positive = 100.0,
     device: torch.device | str | None = None,
     seed: int = 0,
     max_memory: str | int | None = None,
-    top: int | None = None,
+    top: Count | None = None,
     center: bool = False,
-    x: Tensor | None = None,
+    x: FiniteTensor | None = None,
     *,
     head: Literal["sampled", "marginal"] = "sampled",
     scalarise: Scalarise | None = None,
-    tolerance: float = 0.95,
-    stability_k: int = 10,
-    n_points: int = 256,
+    tolerance: Share = 0.95,
+    stability_k: Count = 10,
+    n_points: Count = 256,
     average: Literal["gram", "operator"] = "gram",
     derivative: Literal["exact", "finite-difference"] = "exact",
     precision: Precision = "float32",
@@ -108,17 +112,7 @@ def nads(
         >>> found.directions.shape, bool((found.eigenvalues - 1 / 12).abs().max() < 0.01)
         (torch.Size([4, 4]), True)
     """
-    shape = check_shape(input_shape)
-    check_number(step, "step", above=0)
-    if n_networks != "auto" and (not isinstance(n_networks, int) or n_networks < 1):
-        raise InputError(f"n_networks must be a number of at least 1 or 'auto', not {n_networks!r}")
-    if center and n_networks == 1:
-        raise InputError("center=True takes the mean gradient off, and nothing is left of one network: give n_networks")
-    check_count(stability_k, "stability_k")
-    check_count(n_points, "n_points")
-    if not 0 <= tolerance <= 1:
-        raise InputError(f"tolerance={tolerance}: an overlap from 0 to 1 is needed")
-    second_order = method in ("mixed-derivative", "ntk")
+    shape, second_order = check_shape(input_shape), method in ("mixed-derivative", "ntk")
     differences = ("finite-difference", *(("mixed-derivative",) if derivative == "finite-difference" else ()))
     for name, value, usual, methods in (
         ("derivative", derivative, "exact", ("mixed-derivative",)),
@@ -126,6 +120,7 @@ def nads(
         ("head", head, "sampled", ("finite-difference",)),
         ("precision", precision, "float32", ("finite-difference",)),
         ("center", center, False, ("finite-difference", "autograd")),
+        ("n_networks='auto'", n_networks == "auto", False, ("finite-difference", "autograd")),
         ("average", average, "gram", ("mixed-derivative",)),
         ("x", x is not None, False, ("finite-difference", "autograd", "mixed-derivative")),
         ("n_points", n_points, 256, ("ntk",)),
@@ -133,53 +128,31 @@ def nads(
         if value != usual and method not in methods:
             raise UnsupportedError(f"{name} is for method {' or '.join(methods)}; method={method!r} does not use it")
     initialiser = with_something_to_train(factory) if second_order else record(factory)
-    refuse_batch_dependence(initialiser.template)
-    where = device_of(device)
+    if n_networks != 1 and not initialiser.draws:
+        raise InputError("the factory gives the same network every time: nothing to average over; give n_networks=1")
+    where, D = device_of(device), math.prod(shape)
     if x is None:
         x = torch.randn(shape, generator=generator(seed, "x"), device="cpu")
-    if tuple(x.shape) != shape:
-        raise InputError(f"x has shape {list(x.shape)}, but input_shape is {list(shape)}")
-    if not is_finite(x):
-        raise InputError("x holds NaN or infinity")
-    if top is not None and not 1 <= top <= x.numel():
-        raise InputError(f"top must be between 1 and {x.numel()}, not {top}")
+    check_shapes(f"x [{', '.join(map(str, shape))}]", x)
+    top = None if top is None else min(top, D)
     first = initialiser.draw(seed, 0, 1, where, dtype)
     x = x.to(where, first.dtype)
     check_networks(initialiser, first, x[None])
-    if n_networks != 1 and not initialiser.draws:
-        raise InputError(
-            f"the factory gives the same {type(initialiser.template).__name__} every time: there is nothing to average "
-            "over; let it initialise a new one, or give n_networks=1"
-        )
-    if second_order:
-        if n_networks == "auto":
-            raise InputError("n_networks='auto' is for finite differences and autograd")
+    sampler = Sampler(initialiser, x, seed, method, step, where, dtype, scalarise, precision, max_memory)
+    if second_order and n_networks != "auto":
         if derivative == "finite-difference":
-            if average == "operator" or x.numel() > DENSE_UP_TO:
-                raise UnsupportedError(
-                    f"derivative='finite-difference' is for average='gram' and D <= {DENSE_UP_TO}, not {average!r} and "
-                    f"D = {x.numel()}"
-                )
-            return by_differences(
-                initialiser, x, step, n_networks, top, stability_k, seed, where, dtype, scalarise, max_memory
-            )
+            if average == "operator" or D > DENSE_UP_TO:
+                raise UnsupportedError(f"derivative='finite-difference' is for average='gram' and D <= {DENSE_UP_TO}")
+            return by_differences(sampler, n_networks, top, stability_k)
         with arithmetic(where, "float32"), second_derivatives(initialiser.template):
-            return by_products(
-                initialiser, x, method, n_networks, top or min(10, x.numel()), n_points, seed, where, dtype, scalarise,
-                average == "operator",
-            )  # fmt: skip
-    sampler = Sampler(initialiser, x, seed, method, step, where, dtype, scalarise, precision, max_memory, None, 0.0)
+            return by_products(sampler, n_networks, top or min(10, D), n_points, average == "operator")
     if head == "marginal":
         sampler = sampler.marginal()
-    if x.numel() <= DENSE_UP_TO:
-        return _dense(sampler, n_networks, top, center, tolerance, stability_k, max_memory)
+    if D <= DENSE_UP_TO:
+        return _dense(sampler, n_networks, top, center, tolerance, stability_k)
     if n_networks == "auto" or center or head == "marginal":
-        raise InputError(
-            f"D = {x.numel()} is done matrix-free: give a number of networks, center=False, head='sampled'"
-        )
-    if top is not None and top > n_networks:
-        raise InputError(f"top={top}: the gradients of {n_networks} networks span no more than {n_networks} directions")
-    return _matrix_free(sampler, n_networks, top or 64, stability_k, max_memory)
+        raise InputError(f"D = {D} is done matrix-free: give a number of networks, center=False, head='sampled'")
+    return _matrix_free(sampler, n_networks, top or 64, stability_k)
 
 
 def _dense(
@@ -189,15 +162,14 @@ def _dense(
     center: bool,
     tolerance: float,
     stability_k: int,
-    max_memory: str | int | None,
 ) -> NADs:
     D, auto = sampler.dimension, n_networks == "auto"
     total = AUTO_LIMIT if n_networks == "auto" else n_networks
-    moments = BlockMoments(D, min(blocks_for(D, budget(max_memory, sampler.device)), total), sampler.device)
+    moments = BlockMoments(D, min(blocks_for(D, budget(sampler.max_memory, sampler.device)), total), sampler.device)
     subtract = center and sampler.head is None  # a head that is averaged out has the mean zero already
     # as many directions as there are entries always overlap, and half of T networks span T / 2
     most = k = min(stability_k, D // 2, total // 2 if sampler.head is None else D)
-    checkpoint, stability = AUTO_START, list[tuple[int, float]]()
+    checkpoint, stability = AUTO_START, Stability()
     pieces = _checked(sampler, total)
     pieces = _cut(pieces) if auto else pieces  # else checks are as far apart as pieces are large
     for start, rows in counted(pieces, "networks", total, lambda piece: len(piece[1])):
@@ -230,13 +202,13 @@ def _dense(
     return _result(sampler, pairs, errors, trace, moments.count, stability, k, center)
 
 
-def _matrix_free(sampler: Sampler, T: int, top: int, stability_k: int, max_memory: str | int | None) -> NADs:
+def _matrix_free(sampler: Sampler, T: int, top: int, stability_k: int) -> NADs:
     """Top directions of inputs whose D x D matrix is never formed.
 
     Gradients are kept if they fit, and then the T x T matrix of their products has everything; else, or with too many
     networks for that, by block Krylov, for which the networks are drawn again in each pass.
     """
-    D, room = sampler.dimension, budget(max_memory, sampler.device)
+    D, room = sampler.dimension, budget(sampler.max_memory, sampler.device)
     keep = room // 3 >= T * D * 4
     kept: list[tuple[int, Tensor]] = []
 
@@ -277,7 +249,7 @@ def _matrix_free(sampler: Sampler, T: int, top: int, stability_k: int, max_memor
     squares = torch.cat([(rows.double() @ pairs.vectors.double()).square() for _, rows in pieces()])
     trace = sum(float(rows.double().square().sum()) for _, rows in pieces()) / T
     errors = squares.std(0) / T**0.5 if T > 1 else torch.full((top,), float("nan"), device="cpu")
-    stability, k = list[tuple[int, float]](), min(stability_k, T // 2)
+    stability, k = Stability(), min(stability_k, T // 2)
     if keep and k >= 1:
         halves = [top_of(parity, k) for parity in (0, 1)]
         # any basis would do for eigenvalues that are rounding; by Krylov these are larger
@@ -286,17 +258,11 @@ def _matrix_free(sampler: Sampler, T: int, top: int, stability_k: int, max_memor
         spans = (half.vectors[:, :k].double().cpu() for half in halves)
         stability.append((T, subspace_overlap(*spans) if k else 0.0))
     _warn_of_rounding(sampler, trace)
-    return _result(sampler, pairs, errors.double().cpu(), trace, T, stability, k)
+    return _result(sampler, pairs, errors, trace, T, stability, k)
 
 
 def _by_gram(rows: Tensor, k: int) -> Eigenpairs:
-    """The k leading eigenpairs of rows^T rows / T for rows [T, D], by the eigenvectors of rows rows^T, in float64.
-
-    Example:
-        >>> found = _by_gram(torch.tensor([[0.0, 2.0, 0.0], [1.0, 0.0, 0.0]]), 1)
-        >>> found.values.tolist(), found.vectors.abs()[:, 0].tolist()
-        ([2.0], [0.0, 1.0, 0.0])
-    """
+    """The k leading eigenpairs of rows^T rows / T for rows [T, D], by the eigenvectors of rows rows^T, in float64."""
     T = len(rows)
     pieces = torch.split(rows, 2**24 // T, dim=1)  # in float64 all at once would be twice the rows
     gram = torch.zeros(T, T, dtype=torch.float64, device=rows.device)
@@ -319,22 +285,12 @@ def _checked(sampler: Sampler, total: int) -> Iterator[tuple[int, Tensor]]:
             raise InputError(f"a network among {start} to {start + len(rows) - 1} gave NaN or infinite outputs")
         silent = silent and bool(size == 0)
         if silent and start + len(rows) >= min(total, FEW):  # one network alone may be dead
-            raise InputError(
-                NO_GRADIENT.format("", "another x, or method='finite-difference'")
-                if sampler.method == "autograd"
-                else f"all differences are zero: the network is constant around x, or step={sampler.step:g} is lost in "
-                "rounding; use a larger step or dtype=torch.float64"
-            )
+            raise InputError(NO_GRADIENT.format("another x") if sampler.method == "autograd" else NO_DIFFERENCE)
         yield start, rows
 
 
 def _cut(pieces: Iterable[tuple[int, Tensor]]) -> Iterator[tuple[int, Tensor]]:
-    """The same, but no piece reaches over 256, 512, 1024, ...: where "auto" stops is not up to memory or device.
-
-    Example:
-        >>> [(start, len(rows)) for start, rows in _cut([(0, torch.ones(300, 1)), (300, torch.ones(300, 1))])]
-        [(0, 256), (256, 44), (300, 212), (512, 88)]
-    """
+    """The same, but no piece reaches over 256, 512, 1024, ...: where "auto" stops is not up to memory or device."""
     for start, rows in pieces:
         end = start + len(rows)
         while start < end:
@@ -344,7 +300,6 @@ def _cut(pieces: Iterable[tuple[int, Tensor]]) -> Iterator[tuple[int, Tensor]]:
 
 
 def _warn_of_rounding(sampler: Sampler, trace: float) -> None:
-    """Say when the differences or gradients are made of rounding to a part that matters."""
     share = sampler.rounding(trace)
     if share > ROUNDING and sampler.method == "autograd":
         warnings.warn(OF_ROUNDING.format(min(share, 1.0)), stacklevel=6)
@@ -358,30 +313,10 @@ def _warn_of_rounding(sampler: Sampler, trace: float) -> None:
 
 
 def _result(
-    sampler: Sampler,
-    pairs: Eigenpairs,
-    errors: Tensor,
-    trace: float,
-    count: int,
-    stability: list[tuple[int, float]],
-    k: int,
+    sampler: Sampler, pairs: Eigenpairs, errors: Tensor, trace: float, count: int, stability: Stability, k: int,
     center: bool = False,
-) -> NADs:
-    return NADs(
-        pairs.vectors.T.reshape(-1, *sampler.x.shape).cpu().contiguous(),
-        pairs.values.double().cpu(),
-        errors,
-        trace,
-        count,
-        sampler.seed,
-        sampler.method,
-        sampler.step if sampler.method == "finite-difference" else 0.0,
-        "sampled" if sampler.head is None else "marginal",
-        tuple(stability),
-        k,
-        dict(sampler.initialiser.reasons),
-        resolved(pairs),
-        center,
-        sampler.precision,
-        sampler.x.cpu(),
-    )
+) -> NADs:  # fmt: skip
+    about = {"head": "sampled" if sampler.head is None else "marginal", "stability": tuple(stability), "stability_k": k}
+    about |= {"resolved": resolved(pairs), "center": center, "precision": sampler.precision}
+    step = sampler.step if sampler.method == "finite-difference" else 0.0
+    return sampler.result(pairs.vectors, pairs.values, errors, trace, count, step, **about)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,31 +16,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from biascope.arguments import check_count
 from biascope.ensembles import Factory, Initialiser, Networks, input_gradients, record
 from biascope.ensembles.evaluate import Scalarise
 from biascope.ensembles.trust import check_networks
-from biascope.errors import InputError, UnsupportedError
-from biascope.functional import device_of
 from biascope.geometry import files
 from biascope.geometry.few_passes import few_passes
 from biascope.geometry.gradients import NO_GRADIENT, OF_ROUNDING, ROUNDING, share_of_rounding
 from biascope.geometry.measures import Comparison, compare, size_of, symmetric
 from biascope.geometry.moments import BlockMoments, blocks_for
-from biascope.inputs import check_inputs, check_shape, is_finite
-from biascope.linalg import Dense, Eigenpairs, FromFunction, LinearOperator, eigsh, psd_eigh
+from biascope.linalg import FromFunction, LinearOperator, eigsh, psd_eigh
+from biascope.linalg.elementary import Dense
+from biascope.linalg.lanczos import Eigenpairs
 from biascope.linalg.resolved import settled
-from biascope.memory import budget
-from biascope.precision import without_autocast
-from biascope.progress import progress
-from biascope.refusals import refuse_batch_dependence
-from biascope.seeds import generator
-from biascope.signatures import checked
-from biascope.tables import facts, number, one_line
+from biascope.support.arguments import device_of
+from biascope.support.bars import progress
+from biascope.support.bounds import Count, FiniteTensor, NonNegative, check_shapes
+from biascope.support.errors import InputError, UnsupportedError
+from biascope.support.inputs import check_shape, is_finite
+from biascope.support.memory import budget
+from biascope.support.precision import without_autocast
+from biascope.support.seeds import generator
+from biascope.support.signatures import checked
+from biascope.support.tables import facts, number, one_line
 
-DENSE_UP_TO = 4096
-FEW = 16  # networks that are not all dead by chance
-Rows = Callable[[], Iterator[tuple[int, Tensor]]]  # first network and gradients [networks, probes, D] of each group
+DENSE_UP_TO = 4096  # larger inputs never see a D x D matrix
+FEW = 16  # networks: if all of these are dead, so is the architecture
+# first network and gradients g [networks, probes, D] of each group; of an evolution the moved ones u before them
+Rows = Callable[[], Iterator[tuple[int, *tuple[Tensor, ...]]]]
 
 
 @dataclass(frozen=True)
@@ -85,19 +87,16 @@ class AverageGeometry:
             >>> AverageGeometry.exact(torch.eye(3), (3,)).trace()
             3.0
         """
-        shape, matrix = check_shape(input_shape), symmetric(matrix, "matrix").double()
-        if math.prod(shape) != len(matrix):
-            raise InputError(f"matrix {list(matrix.shape)} and input_shape {list(shape)} do not fit")
-        return cls(Dense(matrix, symmetric=True), matrix, shape, 0, 0, 0, 0.0)
+        matrix = symmetric(matrix, "matrix").double()
+        if math.prod(input_shape) != len(matrix):
+            raise InputError(f"matrix {list(matrix.shape)} and input_shape {list(input_shape)} do not fit")
+        return cls(Dense(matrix, symmetric=True), matrix, tuple(input_shape), 0, 0, 0, 0.0)
 
     @property
     def matrix(self) -> Tensor:
         """The matrix [D, D], float64."""
         if self.dense is None:
-            raise UnsupportedError(
-                f"D = {self.operator.shape[0]} is done matrix-free: use G @ v and G.eigh(k) instead of G.matrix; up to "
-                f"D = {DENSE_UP_TO} a larger max_memory makes room for the matrix"
-            )
+            raise UnsupportedError("G is matrix-free (D > 4096, or a small max_memory): use G @ v and G.eigh(k)")
         return self.dense
 
     @without_autocast()
@@ -108,7 +107,7 @@ class AverageGeometry:
 
     @checked
     @without_autocast()
-    def eigh(self, k: int | None = None) -> Eigenpairs:
+    def eigh(self, k: Count | None = None) -> Eigenpairs:
         """Eigenpairs with the largest eigenvalues (largest magnitudes for an evolution); by default all of them,
         or 64 where the matrix is not formed.
 
@@ -116,10 +115,6 @@ class AverageGeometry:
         Lanczos, which measures against the largest one, leaves open is decomposed densely where the matrix is formed.
         """
         D = self.operator.shape[0]
-        if k is not None:
-            check_count(k, "k")
-            if k > D:
-                raise InputError(f"k={k}: a matrix of size {D} has between 1 and {D} eigenpairs")
         if self.dense is None:
             kind, device = self.operator.dtype, self.operator.device
             product = lambda X: self.operator @ X  # noqa: E731
@@ -159,10 +154,7 @@ class AverageGeometry:
         values = self.eigh().values.abs().sort(descending=True).values
         above = size_of(values, threshold, None)
         if above == len(values) < self.operator.shape[0]:
-            raise UnsupportedError(
-                f"rank: the {above} eigenvalues known of {self.operator.shape[0]} are all above {threshold:g} of the "
-                "largest; give a larger threshold, or count those of G.eigh(k) with a larger k"
-            )
+            raise UnsupportedError(f"all {above} known eigenvalues exceed {threshold:g} of the first; use G.eigh(k)")
         return above
 
     def trace(self) -> float:
@@ -194,6 +186,7 @@ class AverageGeometry:
         files.write(path, "geometry", {"matrix": self.matrix}, {name: getattr(self, name) for name in _PLAIN})
 
     @classmethod
+    @checked
     def load(cls, path: str | Path) -> AverageGeometry:
         """Read what `save` wrote."""
         tensors, about = files.read(path, "geometry", "an average geometry")
@@ -209,14 +202,14 @@ _PLAIN = ("input_shape", "n_networks", "n_probes", "seed", "relative_error", "ki
 def average_geometry(
     factory: Factory | Initialiser,
     input_shape: Sequence[int],
-    n_networks: int = 10_000,
-    n_probes: int | None = None,
+    n_networks: Count = 10_000,
+    n_probes: Count | None = None,
     seed: int = 0,
-    probe_std: float = 1.0,
+    probe_std: NonNegative = 1.0,
     scalarise: Scalarise | None = None,
     device: torch.device | str | None = None,
     max_memory: str | int | None = None,
-    probes: Tensor | None = None,
+    probes: FiniteTensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> AverageGeometry:
     """G at initialisation: the second moment of the input gradient over networks and Gaussian probes.
@@ -241,33 +234,23 @@ def average_geometry(
         >>> average_geometry(lambda: nn.Linear(3, 1), (3,), n_networks=200).matrix.shape
         torch.Size([3, 3])
     """
-    shape = check_shape(input_shape)
+    shape, initialiser = check_shape(input_shape), record(factory)
     each = count_probes(n_probes, probe_std, probes, shape)
-    if n_networks < 1 or each < 1 or not 0 <= probe_std < math.inf:
-        raise InputError(f"need positive sizes: n_networks={n_networks}, n_probes={each}, probe_std={probe_std}")
-    initialiser = record(factory)
-    refuse_batch_dependence(initialiser.template)
     where, D = device_of(device), math.prod(shape)
 
     def rows() -> Iterator[tuple[int, Tensor]]:
-        size, silent = max(1, min(initialiser.block, 2**27 // (D * each))), True
+        size = max(1, min(initialiser.block, 2**27 // (D * each)))
         for start in progress(range(0, n_networks, size), "networks", leave=False):
             stop = min(start + size, n_networks)
             networks = initialiser.draw(seed, start, stop, where, dtype)
             own = draw_probes(seed, start, stop, each, shape, probe_std) if probes is None else probes
             if start == 0:
-                some = (own[0] if probes is None else own).to(where, networks.dtype)
-                check_networks(initialiser, networks, some)
-            found = input_gradients(
-                networks, own, per_network=probes is None, scalarise=scalarise, max_memory=max_memory
-            )
-            silent = silent and not found.any()
-            if silent and stop >= min(n_networks, FEW):  # the others are drawn alike: no need to wait for them
-                raise InputError(NO_GRADIENT.format("", "probe_std > 0" if probes is None else "other probes"))
-            yield start, found.flatten(2)
+                check_networks(initialiser, networks, (own[0] if probes is None else own).to(where, networks.dtype))
+            alone = probes is None
+            yield start, input_gradients(networks, own, per_network=alone, scalarise=scalarise, max_memory=max_memory)
 
-    room = budget(max_memory, where)
-    made = _average(rows, shape, n_networks, each, seed, where, room, initialiser.reasons)
+    about = Average(shape, n_networks, each, seed, where, budget(max_memory, where), dict(initialiser.reasons))
+    made = about.of(rows, enough=min(n_networks, FEW), fix="probe_std > 0" if probes is None else "other probes")
     at = draw_probes(seed, 0, 1, each, shape, probe_std)[0] if probes is None else probes
     share = share_of_rounding(initialiser, at[:1], seed, where, dtype, scalarise)
     if share > ROUNDING:
@@ -278,7 +261,7 @@ def average_geometry(
 @checked
 @without_autocast()
 def geometry_of(
-    networks: Networks, probes: Tensor, scalarise: Scalarise | None = None, max_memory: str | int | None = None
+    networks: Networks, probes: FiniteTensor, scalarise: Scalarise | None = None, max_memory: str | int | None = None
 ) -> AverageGeometry:
     """G^t of networks at hand (for example trained ones) at probes [n, *input_shape]; rank at most T n.
 
@@ -291,144 +274,86 @@ def geometry_of(
         >>> geometry_of(drawn, torch.randn(2, 3)).n_networks
         50
     """
-    check_inputs(probes, "probes")
-    if probes.dim() < 2:
-        raise InputError(f"probes have shape {list(probes.shape)}; they must be [n, *input_shape]")
-    shape, room = tuple(probes.shape[1:]), budget(max_memory, networks.device)
+    check_shapes("probes [n, D, ...]", probes)
+    room = budget(max_memory, networks.device)
     size = max(1, min(len(networks), 2**27 // probes.numel(), room // (16 * probes.numel())))
 
     def rows() -> Iterator[tuple[int, Tensor]]:
         for start in range(0, len(networks), size):
-            found = input_gradients(networks[start : start + size], probes, scalarise=scalarise, max_memory=max_memory)
-            yield start, found.flatten(2)
+            group = networks[start : start + size]
+            yield start, input_gradients(group, probes, scalarise=scalarise, max_memory=max_memory)
 
-    return _average(rows, shape, len(networks), len(probes), 0, networks.device, room, {})
+    about = Average(tuple(probes.shape[1:]), len(networks), len(probes), 0, networks.device, room)
+    return about.of(rows, enough=len(networks))
 
 
-def _average(
-    rows: Rows,
-    shape: tuple[int, ...],
-    n_networks: int,
-    n_probes: int,
-    seed: int,
-    where: torch.device,
-    room: int,
-    fallback: Mapping[str, str],
-) -> AverageGeometry:
-    """G from the gradients that every call of `rows` gives: a matrix, or a product where there is no room for one."""
-    D = math.prod(shape)
+@dataclass(frozen=True)
+class Average:
+    """What an average of gradients is over, and the memory in bytes it may take."""
 
-    def checked() -> Iterator[tuple[int, Tensor]]:
-        zero = True
-        for start, found in rows():
-            refuse_infinite(found)
-            zero = zero and not found.any()
-            yield start, found / math.sqrt(n_probes)
-        if zero:
-            raise InputError(NO_GRADIENT.format(f" of the {n_networks} networks", "other probes"))
+    shape: tuple[int, ...]
+    n_networks: int
+    n_probes: int
+    seed: int
+    device: torch.device
+    room: int
+    fallback: dict[str, str] = field(default_factory=dict)
+    kind: str = "geometry"
+    dtype: torch.dtype | None = None  # of the gradients, if it is known
 
-    blocks = blocks_within(D, room, n_networks)
-    if blocks:
-        moments = BlockMoments(D, blocks, where)
-        for start, r in checked():
-            moments.add(start, r)
-        return from_moments(moments, shape, n_probes, seed, "geometry", fallback)
+    def of(self, rows: Rows, enough: int = 0, fix: str = "other probes") -> AverageGeometry:
+        """G from the gradients that every call of `rows` gives: a matrix, or a product where there is no room for one.
 
-    def product(X: Tensor) -> Tensor:
-        total = torch.zeros_like(X)
-        for _, r in checked():
-            flat = r.reshape(-1, D).to(X)
-            total += flat.T @ (flat @ X)
-        return total / n_networks
+        If the gradients of the first `enough` networks are all zero, there is no use in waiting for the others.
+        """
+        D, scale = math.prod(self.shape), math.sqrt(self.n_probes)
 
-    kind = next(r.dtype for _, r in checked() if r.any())  # without a gradient that is not zero, it refuses
-    operator = FromFunction(product, (D, D), at_least_float32(kind), where, symmetric=True)
-    unknown, about = float("nan"), dict(fallback)
-    return AverageGeometry(operator, None, shape, n_networks, n_probes, seed, unknown, "geometry", about)
+        def pieces() -> Iterator[tuple[int, list[Tensor]]]:
+            silent = enough > 0
+            for start, *parts in rows():
+                if not all(map(is_finite, parts)):
+                    raise InputError("a network gave NaN or infinite gradients at the probes")
+                silent = silent and not parts[-1].any()
+                if silent and start + len(parts[-1]) >= enough:
+                    raise InputError(NO_GRADIENT.format(fix))
+                yield start, [part.flatten(2) / scale for part in parts]
+
+        def product(X: Tensor) -> Tensor:
+            total = torch.zeros_like(X)
+            for _, parts in pieces():
+                a, b = parts[0].reshape(-1, D).to(X), parts[-1].reshape(-1, D).to(X)
+                total += a.T @ (b @ X) if len(parts) == 1 else a.T @ (b @ X) + b.T @ (a @ X)
+            return total / self.n_networks
+
+        about = (self.shape, self.n_networks, self.n_probes, self.seed)
+        blocks = blocks_within(D, self.room, self.n_networks)
+        if blocks:
+            moments = BlockMoments(D, blocks, self.device)
+            for start, parts in pieces():
+                moments.add(start, *parts)
+            matrix, error = moments.matrix().cpu(), moments.relative_error()
+            return AverageGeometry(Dense(matrix, symmetric=True), matrix, *about, error, self.kind, self.fallback)
+        own = self.dtype or next(parts[-1].dtype for _, parts in pieces() if parts[-1].any())
+        operator = FromFunction(product, (D, D), torch.promote_types(own, torch.float32), self.device, symmetric=True)
+        return AverageGeometry(operator, None, *about, math.nan, self.kind, self.fallback)
 
 
 def blocks_within(D: int, room: int, n_networks: int) -> int:
-    """Blocks [D, D] in float64 that leave room for two more in a budget in bytes; 0 where a matrix is not to be formed.
-
-    Example:
-        >>> blocks_within(100, 10**9, 1000), blocks_within(100, 320_000, 1000), blocks_within(100, 200_000, 1000)
-        (16, 2, 0)
-    """
+    """Blocks [D, D] in float64 that leave room for two more in a budget in bytes; 0 where no matrix is to be formed."""
     return 0 if D > DENSE_UP_TO else max(0, min(blocks_for(D, room), room // (8 * D**2) - 2, n_networks))
 
 
-def at_least_float32(kind: torch.dtype) -> torch.dtype:
-    """What products of gradients of a dtype are summed in where there is no matrix; matrices are float64.
-
-    Example:
-        >>> at_least_float32(torch.float16), at_least_float32(torch.float64)
-        (torch.float32, torch.float64)
-    """
-    return torch.promote_types(kind, torch.float32)
-
-
-def refuse_infinite(gradients: Tensor) -> None:
-    """Raise if a gradient is NaN or infinite.
-
-    Example:
-        >>> refuse_infinite(torch.ones(2, 3))
-    """
-    if not is_finite(gradients):
-        raise InputError("a network gave NaN or infinite gradients at the probes")
-
-
-def check_probes(probes: Tensor, shape: tuple[int, ...]) -> int:
-    """How many probes [n, *shape] there are; refused where they are not finite or of another shape.
-
-    Example:
-        >>> check_probes(torch.ones(5, 3), (3,))
-        5
-    """
-    check_inputs(probes, "probes")
-    if tuple(probes.shape[1:]) != shape:
-        raise InputError(f"probes have shape {list(probes.shape)}; they must be [n, {', '.join(map(str, shape))}]")
+def count_probes(n_probes: int | None, probe_std: float, probes: Tensor | None, shape: tuple[int, ...]) -> int:
+    """Inputs per network: of those given, or the number to draw (1 if not said)."""
+    if probes is None:
+        return n_probes or 1
+    if n_probes is not None or probe_std != 1.0:
+        raise InputError(f"probes are given: leave out n_probes={n_probes} and probe_std={probe_std}")
+    check_shapes(f"probes [n, {', '.join(map(str, shape))}]", probes)
     return len(probes)
 
 
-def count_probes(n_probes: int | None, probe_std: float, probes: Tensor | None, shape: tuple[int, ...]) -> int:
-    """Inputs per network: of those given, or the number to draw (1 if not said); both at once are refused.
-
-    Example:
-        >>> count_probes(None, 1.0, None, (3,)), count_probes(None, 1.0, torch.ones(5, 3), (3,))
-        (1, 5)
-    """
-    if probes is None:
-        return 1 if n_probes is None else n_probes
-    for name, value, usual in (("n_probes", n_probes, None), ("probe_std", probe_std, 1.0)):
-        if value != usual:
-            raise InputError(
-                f"{name}={value} is for probes that are drawn, and probes are given: leave one of them out"
-            )
-    return check_probes(probes, shape)
-
-
 def draw_probes(seed: int, start: int, stop: int, n: int, shape: Sequence[int], std: float) -> Tensor:
-    """Probes [networks, n, *shape] of networks start, ..., stop - 1: network t's depend on (seed, t) alone.
-
-    Example:
-        >>> torch.equal(draw_probes(0, 2, 3, 1, (4,), 1.0)[0], draw_probes(0, 0, 5, 1, (4,), 1.0)[2])
-        True
-    """
+    """Probes [networks, n, *shape] of networks start, ..., stop - 1: network t's depend on (seed, t) alone."""
     drawn = [torch.randn(n, *shape, generator=generator(seed, "probe", t), device="cpu") for t in range(start, stop)]
     return std * torch.stack(drawn)
-
-
-def from_moments(
-    moments: BlockMoments,
-    shape: tuple[int, ...],
-    n_probes: int,
-    seed: int,
-    kind: str,
-    fallback: Mapping[str, str],
-) -> AverageGeometry:
-    """The result behind block sums."""
-    matrix = moments.matrix().cpu()
-    if not torch.isfinite(matrix).all():
-        raise InputError("a network gave NaN or infinite gradients at the probes")
-    operator, error, count = Dense(matrix, symmetric=True), moments.relative_error(), moments.count
-    return AverageGeometry(operator, matrix, shape, count, n_probes, seed, error, kind, dict(fallback))

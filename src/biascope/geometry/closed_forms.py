@@ -12,66 +12,62 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from biascope.arguments import check_count, check_number, check_tensor
-from biascope.errors import InputError
-from biascope.inputs import check_inputs
-from biascope.signatures import checked
+from biascope.support.arguments import check_tensor
+from biascope.support.bounds import Count, Finite, FiniteTensor, NonNegative
+from biascope.support.errors import InputError
+from biascope.support.signatures import checked
 
 
 @checked
-def aliasing_matrix(D: int, S: int) -> Tensor:
+def aliasing_matrix(D: Count, S: Count) -> Tensor:
     """A = S^-1/2 [I_M ... I_M], [M, D]: adds up the frequencies that pooling by S makes equal.
 
     Example:
         >>> aliasing_matrix(4, 2).shape
         torch.Size([2, 4])
     """
-    _check_factor(D, S)
-    return torch.eye(D // S, dtype=torch.float64, device="cpu").repeat(1, S) / math.sqrt(S)
+    return torch.eye(D // _factor(S, D), dtype=torch.float64, device="cpu").repeat(1, S) / math.sqrt(S)
 
 
-def _check_factor(D: int, S: int) -> None:
-    check_count(D, "D")
-    if S < 1 or D % S:
+def _factor(S: int, D: int) -> int:
+    if D % S:
         raise InputError(f"the pooling factor S={S} must divide D={D}")
+    return S
 
 
-def _check(vector: Tensor, name: str, **deviations: float) -> Tensor:
-    """A list of finite numbers [D] in float64, with standard deviations that are some."""
-    check_inputs(check_tensor(vector, name, dims=1), name)
-    for said, deviation in deviations.items():
-        check_number(deviation, said, least=0)
-    return vector.detach().double()
+def _list(vector: Tensor, name: str) -> Tensor:
+    """A list of numbers [D] in float64."""
+    return check_tensor(vector, name, dims=1).detach().double()
 
 
 @checked
-def linear_pooling_covariance(m: Tensor, S: int, s_theta: float = 1.0, s_phi: float = 1.0) -> Tensor:
+def linear_pooling_covariance(
+    m: FiniteTensor, S: Count, s_theta: NonNegative = 1.0, s_phi: NonNegative = 1.0
+) -> Tensor:
     """E[g g^T] of theta^T A (m . phi . x): (s_phi^2 s_theta^2 / S) diag(m^2), [D, D] (Eq. 4; printed without 1/S).
 
     Example:
         >>> linear_pooling_covariance(torch.tensor([2.0, 1.0]), S=2).diagonal()
         tensor([2.0000, 0.5000], dtype=torch.float64)
     """
-    m = _check(m, "m", s_theta=s_theta, s_phi=s_phi)
-    _check_factor(len(m), S)
-    return (s_phi * s_theta) ** 2 / S * torch.diag(m.square())
+    m = _list(m, "m")
+    return (s_phi * s_theta) ** 2 / _factor(S, len(m)) * torch.diag(m.square())
 
 
 @checked
-def linear_pooling_mixed(m: Tensor, S: int, s_theta: float = 1.0, s_phi: float = 1.0) -> Tensor:
+def linear_pooling_mixed(m: FiniteTensor, S: Count, s_theta: NonNegative = 1.0, s_phi: NonNegative = 1.0) -> Tensor:
     """E[H^T H] of the same model: ((s_theta^2 + s_phi^2) / S) diag(m^2), [D, D] (Eq. 5; printed s_theta^2 + s_phi^2/S).
 
     Example:
         >>> linear_pooling_mixed(torch.tensor([2.0, 1.0]), S=2).diagonal()
         tensor([4., 1.], dtype=torch.float64)
     """
-    m = _check(m, "m", s_theta=s_theta, s_phi=s_phi)
-    _check_factor(len(m), S)
-    return (s_theta**2 + s_phi**2) / S * torch.diag(m.square())
+    m = _list(m, "m")
+    return (s_theta**2 + s_phi**2) / _factor(S, len(m)) * torch.diag(m.square())
 
 
 @checked
-def xi_matrix(x: Tensor, s_phi: float = 1.0, slope_at_zero: float = 1.0) -> Tensor:
+def xi_matrix(x: FiniteTensor, s_phi: NonNegative = 1.0, slope_at_zero: Finite = 1.0) -> Tensor:
     """Xi [D, D] of Ex. 4 at x [D]: E[phi_i relu'(phi_i x_i) phi_j relu'(phi_j x_j)], phi ~ N(0, s_phi^2 I).
 
     Xi_ij = (s_phi^2 / 2 pi) sgn(x_i) sgn(x_j) off the diagonal, s_phi^2 / 2 on it (printed: a factor (1 - 2/pi)/2).
@@ -86,15 +82,14 @@ def xi_matrix(x: Tensor, s_phi: float = 1.0, slope_at_zero: float = 1.0) -> Tens
                 [ 0.0000,  1.0000,  0.0000],
                 [-0.1592,  0.0000,  0.5000]], dtype=torch.float64)
     """
-    check_number(slope_at_zero, "slope_at_zero")
-    sign = _check(x, "x", s_phi=s_phi).sign()
+    sign = _list(x, "x").sign()
     Xi = s_phi**2 / (2 * math.pi) * torch.outer(sign, sign)
     diagonal = torch.where(sign == 0, slope_at_zero**2, 0.5) * s_phi**2
     return Xi - torch.diag(Xi.diagonal()) + torch.diag(diagonal.to(Xi))
 
 
 @checked
-def xi_averaged_over_signs(D: int, s_phi: float = 1.0) -> Tensor:
+def xi_averaged_over_signs(D: Count, s_phi: NonNegative = 1.0) -> Tensor:
     """Xi averaged over x with independent, symmetric signs and no zeros: (s_phi^2 / 2) I, [D, D].
 
     The paper prints I; the rectifier costs half of the linear model.
@@ -104,19 +99,17 @@ def xi_averaged_over_signs(D: int, s_phi: float = 1.0) -> Tensor:
         tensor([[0.5000, 0.0000],
                 [0.0000, 0.5000]], dtype=torch.float64)
     """
-    check_count(D, "D")
-    check_number(s_phi, "s_phi", least=0)
     return s_phi**2 / 2 * torch.eye(D, dtype=torch.float64, device="cpu")
 
 
 @checked
 def nonlinear_pooling_covariance(
-    m: Tensor,
-    S: int,
-    x: Tensor | None,
-    s_theta: float = 1.0,
-    s_phi: float = 1.0,
-    slope_at_zero: float = 1.0,
+    m: FiniteTensor,
+    S: Count,
+    x: FiniteTensor | None,
+    s_theta: NonNegative = 1.0,
+    s_phi: NonNegative = 1.0,
+    slope_at_zero: Finite = 1.0,
 ) -> Tensor:
     """E[g g^T] at x [D] of theta^T A (m . relu(phi . x)): s_theta^2 (A^T A . m m^T . Xi), [D, D] (Ex. 4).
 
@@ -129,16 +122,14 @@ def nonlinear_pooling_covariance(
         >>> nonlinear_pooling_covariance(torch.ones(2), 2, torch.zeros(2)).diagonal()
         tensor([0.5000, 0.5000], dtype=torch.float64)
     """
-    m = _check(m, "m", s_theta=s_theta, s_phi=s_phi)
+    m = _list(m, "m")
     A = aliasing_matrix(len(m), S)
     Xi = xi_averaged_over_signs(len(m), s_phi) if x is None else xi_matrix(x, s_phi, slope_at_zero)
-    if Xi.shape != (len(m), len(m)):
-        raise InputError(f"x has {len(Xi)} entries, the transfer function m {len(m)}; they must be as many")
     return s_theta**2 * (A.T @ A) * torch.outer(m, m) * Xi
 
 
 @checked
-def mlp_geometry_constant(fan_in: int, widths: Sequence[int], stds: Sequence[float] | None = None) -> float:
+def mlp_geometry_constant(fan_in: Count, widths: Sequence[Count], stds: Sequence[NonNegative] | None = None) -> float:
     """c with E[g g^T] = c I for a ReLU network with hidden `widths`, at every x (Thm A.2).
 
     With Gaussian weights of standard deviations s_1, ..., s_{L+1} and no biases: c = s_1^2 prod_l n_l s_{l+1}^2 / 2;
@@ -151,27 +142,20 @@ def mlp_geometry_constant(fan_in: int, widths: Sequence[int], stds: Sequence[flo
         >>> round(mlp_geometry_constant(4, [10, 10]) * 4, 5)
         0.00926
     """
-    check_count(fan_in, "fan_in")
-    for name, width in ((f"widths[{i}]", width) for i, width in enumerate(widths)):
-        check_count(width, name)
-    for name, deviation in ((f"stds[{i}]", deviation) for i, deviation in enumerate(stds or ())):
-        check_number(deviation, name, least=0)
     if stds is None:
         return 6.0 ** -len(widths) / (3 * fan_in)
-    if len(stds) != len(widths) + 1:
-        raise InputError(f"{len(widths)} hidden layers need {len(widths) + 1} standard deviations, got {len(stds)}")
-    return stds[0] ** 2 * math.prod(n * s**2 / 2 for n, s in zip(widths, stds[1:]))
+    return stds[0] ** 2 * math.prod(n * s**2 / 2 for n, s in zip(widths, stds[1:], strict=True))
 
 
 @checked
 def deep_linear_hessians(
-    m: Tensor,
-    S: int,
+    m: FiniteTensor,
+    S: Count,
     l: int,  # noqa: E741
-    eps: float,
-    sigma: float,
-    s_theta: float = 1.0,
-    s_phi: float = 1.0,
+    eps: Finite,
+    sigma: NonNegative,
+    s_theta: NonNegative = 1.0,
+    s_phi: NonNegative = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Expected Hessian blocks (H_theta [M, M], H_phi [D, D], H_theta,phi [M, D]) of the loss (y - f)^2 (Lemma 1).
 
@@ -187,11 +171,8 @@ def deep_linear_hessians(
         >>> H_phi.diagonal()
         tensor([1., 2., 1., 1.], dtype=torch.float64)
     """
-    m = _check(m, "m", s_theta=s_theta, s_phi=s_phi, sigma=sigma)
-    check_number(eps, "eps")
+    m = _list(m, "m")
     D, A = len(m), aliasing_matrix(len(m), S)
-    if not 0 <= l < D:
-        raise InputError(f"frequency l={l} must be between 0 and {D - 1}")
     signal = torch.zeros(D, dtype=torch.float64, device="cpu")
     signal[l] = eps**2 * m[l] ** 2
     power = signal + sigma**2 * m.square()

@@ -14,24 +14,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from biascope.arguments import check_number, check_tensor
-from biascope.derivatives import second_derivatives
-from biascope.ensembles import Factory, Initialiser, Networks, input_gradients, outputs, scalar_of
-from biascope.ensembles.arithmetic import arithmetic
+from biascope.ensembles import Factory, Initialiser, Networks, arithmetic, input_gradients, outputs
 from biascope.ensembles.engines import rows_of, try_input
-from biascope.ensembles.evaluate import Scalarise
+from biascope.ensembles.evaluate import Scalarise, scalar_of
 from biascope.ensembles.initialisers import with_something_to_train
 from biascope.ensembles.networks import stack_of
-from biascope.ensembles.trust import refuse_hidden_chance, refuse_mixing
-from biascope.errors import InputError
-from biascope.functional import device_of, explained
+from biascope.ensembles.trust import refuse_hidden_randomness, refuse_mixing
 from biascope.geometry.mixed import MixedDerivative
-from biascope.inputs import check_inputs, is_finite
-from biascope.precision import without_autocast
-from biascope.progress import progress
-from biascope.refusals import refuse_batch_dependence
-from biascope.signatures import checked
-from biascope.tables import one_line
+from biascope.network.derivatives import second_derivatives
+from biascope.network.door import refuse_batch_dependence
+from biascope.network.functional import explained
+from biascope.support.arguments import device_of, said
+from biascope.support.bars import progress
+from biascope.support.bounds import Count, FiniteTensor, NonNegative, Positive, check_shapes
+from biascope.support.errors import InputError
+from biascope.support.precision import without_autocast
+from biascope.support.signatures import checked
+from biascope.support.tables import one_line
 
 G = Callable[[Tensor], Tensor]  # increasing, entry by entry
 HELD = 2**27  # numbers of H v held at once
@@ -57,12 +56,7 @@ class DipoleDerivatives:
 @checked
 @without_autocast()
 def dipole_metric(
-    networks: nn.Module | Networks,
-    x: Tensor,
-    v: Tensor,
-    g: G = torch.square,
-    *,
-    scalarise: Scalarise | None = None,
+    networks: nn.Module | Networks, x: Tensor, v: Tensor, g: G = torch.square, *, scalarise: Scalarise | None = None
 ) -> Tensor:
     """q(v) = g(|f(x) - f(x + v)|) of one network or of a stack of them.
 
@@ -101,10 +95,7 @@ def dipole_metric(
         if any(True for _ in (*networks.parameters(), *networks.buffers())):
             refuse_mixing(stack_of(networks), inputs)
         f = scalar_of(out, scalarise)
-    gaps = (f[..., :1] - f[..., 1:]).abs()
-    q = check_tensor(g(gaps), "g(t)")
-    if q.shape != gaps.shape:
-        raise InputError(f"g made {list(q.shape)} of {list(gaps.shape)}; it must act entry by entry")
+    q = _entrywise(g, "g", (f[..., :1] - f[..., 1:]).abs())
     return q[..., 0] if single else q
 
 
@@ -115,7 +106,7 @@ def dipole_derivatives(
     x: Tensor,
     v: Tensor,
     *,
-    n_networks: int = 1000,
+    n_networks: Count = 1000,
     seed: int = 0,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
@@ -144,27 +135,27 @@ def dipole_derivatives(
     """
     directions, single = _directions(x, v)
     V = directions.flatten(1).T  # [D, k]
-    drawn = None if isinstance(networks, Networks) else with_something_to_train(networks)
     parts = list[tuple[Tensor, Tensor]]()
-    groups = _groups(networks if drawn is None else drawn, V.shape[1], n_networks, seed, device, dtype)
+    source = networks if isinstance(networks, Networks) else with_something_to_train(networks)
+    groups = _groups(source, V.shape[1], n_networks, seed, device_of(device), dtype)
     for group in progress(groups, "networks", leave=False):
         point = x[None].to(group.device, group.dtype)
         if not parts:
             try_input(group, point)
-        if not parts and drawn is not None:
-            refuse_hidden_chance(drawn, point)
+        if not parts and isinstance(source, Initialiser):
+            refuse_hidden_randomness(source, point)
         with arithmetic(group.device, "float32"), second_derivatives(group.template):
             gradients = input_gradients(group, point, scalarise=scalarise).flatten(1).double()  # [T, D]
             energies = MixedDerivative(group.template, point, scalarise).energies(group, V)
         parts.append(((gradients @ V.to(gradients)).cpu(), energies.sqrt().cpu()))
     directional, mixed = (torch.cat(column) for column in zip(*parts))
-    if not (directional.isfinite().all() and mixed.isfinite().all()):
-        raise InputError("a network has derivatives that are NaN or infinite at x; look at its outputs there")
     return DipoleDerivatives(directional[:, 0], mixed[:, 0]) if single else DipoleDerivatives(directional, mixed)
 
 
 @checked
-def learning_bound(directional: Tensor, mixed: Tensor, alpha: float, beta: float = 0.0) -> float:
+def learning_bound(
+    directional: FiniteTensor, mixed: FiniteTensor, alpha: NonNegative, beta: NonNegative = 0.0
+) -> float:
     """Lemma 2: a bound on E ||grad_theta q(v)|| when |g'(t)| <= alpha |t| + beta.
 
     alpha sqrt(E (v^T grad_x f)^2) sqrt(E ||H v||^2) + beta E ||H v||. The paper prints alpha^2; that is not a bound.
@@ -179,31 +170,24 @@ def learning_bound(directional: Tensor, mixed: Tensor, alpha: float, beta: float
         >>> learning_bound(torch.ones(3), torch.full((3,), 2.0), alpha=0.5)
         1.0
     """
-    check_number(alpha, "alpha", least=0)
-    check_number(beta, "beta", least=0)
     return general_learning_bound(directional, mixed, lambda t: alpha * t) + beta * float(mixed.double().mean())
 
 
 @checked
-def general_learning_bound(directional: Tensor, mixed: Tensor, w: Callable[[Tensor], Tensor]) -> float:
+def general_learning_bound(directional: FiniteTensor, mixed: FiniteTensor, w: G) -> float:
     """sqrt(E w(|v^T grad f|)^2) sqrt(E ||H v||^2) for any w with |g'| <= w (the paper's general version).
 
     Example:
         >>> general_learning_bound(torch.ones(2), torch.ones(2), lambda t: 3 * t)
         3.0
     """
-    if directional.shape != mixed.shape or directional.dim() != 1:
-        raise InputError(f"need two lists of T numbers, got {list(directional.shape)} and {list(mixed.shape)}")
-    check_inputs(directional, "directional")
-    check_inputs(mixed, "mixed")
-    slopes = check_tensor(w(directional.double().abs()), "w(t)")
-    if slopes.shape != directional.shape:
-        raise InputError(f"w made {list(slopes.shape)} of {list(directional.shape)}; it must act entry by entry")
+    check_shapes("directional [T], mixed [T]", directional, mixed)
+    slopes = _entrywise(w, "w", directional.double().abs())
     return float(slopes.square().mean().sqrt() * mixed.double().square().mean().sqrt())
 
 
 @checked
-def markov_bound(v: Tensor, covariance: Tensor, eta: float) -> float:
+def markov_bound(v: FiniteTensor, covariance: FiniteTensor, eta: Positive) -> float:
     """Eq. 6: P((v^T grad f)^2 >= eta) <= v^T Sigma v / eta, with Sigma = E grad grad^T [D, D]; at most 1.
 
     It holds exactly for the gradients of any sample, with their own second moment.
@@ -212,14 +196,8 @@ def markov_bound(v: Tensor, covariance: Tensor, eta: float) -> float:
         >>> markov_bound(torch.tensor([1.0, 0.0]), torch.eye(2), eta=4.0)
         0.25
     """
-    check_number(eta, "eta", above=0)
     flat = v.double().flatten()
-    if covariance.shape != (flat.numel(), flat.numel()):
-        raise InputError(
-            f"v has {flat.numel()} entries, covariance the shape {list(covariance.shape)}: it must be [D, D]"
-        )
-    check_inputs(flat, "v")
-    check_inputs(covariance, "covariance")
+    check_shapes("v [D], covariance [D, D]", flat, covariance)
     square = float(flat @ covariance.double() @ flat)
     if square < -1e-9 * float(flat.square().sum() * covariance.double().abs().max()):
         raise InputError(f"v^T covariance v = {square:.3g} is negative: covariance is no second moment")
@@ -228,9 +206,6 @@ def markov_bound(v: Tensor, covariance: Tensor, eta: float) -> float:
 
 def _directions(x: Tensor, v: Tensor) -> tuple[Tensor, bool]:
     """v as [k, *shape], and whether it was a single one [*shape]."""
-    for name, given in (("x", x), ("v", v)):
-        if given.is_floating_point() and not is_finite(given):
-            raise InputError(f"{name} holds NaN or infinity")
     if v.shape == x.shape:
         return v[None], True
     if v.shape[1:] != x.shape or not len(v):
@@ -242,11 +217,6 @@ def _ends(x: Tensor, directions: Tensor, device: torch.device, dtype: torch.dtyp
     """x and each x + v, [1 + k, *shape], added in the finest of the three precisions, for networks of `dtype`.
 
     Whole numbers stay whole: they may name entries of an embedding.
-
-    Example:
-        >>> ends = _ends(torch.ones(1), torch.full((1, 1), 1e-9).double(), torch.device("cpu"), torch.float64)
-        >>> float(ends[1] - ends[0]) > 0
-        True
     """
     own = torch.promote_types(x.dtype, directions.dtype)
     finest = torch.promote_types(own, dtype) if own.is_floating_point else own
@@ -255,26 +225,23 @@ def _ends(x: Tensor, directions: Tensor, device: torch.device, dtype: torch.dtyp
     return ends.to(dtype) if own.is_floating_point else ends
 
 
+def _entrywise(g: G, name: str, t: Tensor) -> Tensor:
+    made = g(t)
+    if getattr(made, "shape", None) != t.shape:
+        raise InputError(f"{name} made {said(made)} of {list(t.shape)}; it must act entry by entry")
+    return made
+
+
 def _groups(
-    networks: Factory | Initialiser | Networks,
-    k: int,
-    n_networks: int,
-    seed: int,
-    device: torch.device | str | None,
-    dtype: torch.dtype | None,
+    networks: Initialiser | Networks, k: int, T: int, seed: int, device: torch.device, dtype: torch.dtype | None
 ) -> Iterator[Networks]:
     """The networks, in groups whose H v for k directions can be held."""
     if isinstance(networks, Networks):
-        if not networks.params:
-            raise InputError("all parameters of these networks are frozen: there is nothing to differentiate by")
-        size = max(1, HELD // (k * sum(value[0].numel() for value in networks.params.values())))
+        size = max(1, HELD // (k * sum(value[0].numel() for value in networks.trained.values())))
         for start in range(0, len(networks), size):
             yield networks[start : start + size]
         return
-    if n_networks < 1:
-        raise InputError(f"n_networks must be at least 1, not {n_networks}")
-    initialiser, where = with_something_to_train(networks), device_of(device)
-    size = max(1, HELD // (k * sum(p.numel() for p in initialiser.template.parameters())))
-    size = min(size, initialiser.block)  # blocks are drawn whole
-    for start in range(0, n_networks, size):
-        yield initialiser.draw(seed, start, min(start + size, n_networks), where, dtype)
+    size = max(1, HELD // (k * sum(p.numel() for p in networks.template.parameters())))
+    size = min(size, networks.block)  # blocks are drawn whole
+    for start in range(0, T, size):
+        yield networks.draw(seed, start, min(start + size, T), device, dtype)

@@ -12,9 +12,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from biascope.errors import InputError
-from biascope.linalg import Eigenpairs, fix_signs, symmetrise
-from biascope.seeds import generator
+from biascope.linalg.lanczos import Eigenpairs
+from biascope.linalg.stable import fix_signs, symmetrise
+from biascope.support.errors import InputError
+from biascope.support.seeds import generator
 
 
 def few_passes(
@@ -34,11 +35,6 @@ def few_passes(
     `product` maps a block [D, b] in `dtype` to a block of the same shape. Stops when each residual is below `tol` times
     the eigenvalue it belongs to (against the largest one, any direction of a small eigenvalue would pass for found);
     warns when the passes end first, or rounding does not let it come so far. `converged` says which ones are found.
-
-    Example:
-        >>> found = few_passes(lambda X: torch.arange(50.0)[:, None] * X, 50, 2, passes=6)
-        >>> found.values.round().tolist(), found.vectors.abs().argmax(0).tolist()
-        ([49.0, 48.0], [49, 48])
     """
     width, rounding = min(dimension, k + oversampling), 100 * torch.finfo(dtype).eps
     start = torch.randn(dimension, width, generator=generator(seed, "few passes"), device="cpu").to(device, dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from biascope.figures import BLUE, draw_eigenvalues, once, pyplot
+from biascope.support.figures import BLUE, draw_eigenvalues, once, pyplot
 
 if TYPE_CHECKING:
     from biascope.geometry.average import AverageGeometry

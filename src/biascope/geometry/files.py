@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from biascope.arguments import said
-from biascope.errors import CorruptError, InputError
-from biascope.files import read_tensors, write_tensors
+from biascope.support.errors import CorruptError
+from biascope.support.files import read_tensors, write_tensors
 
 
 def write(path: str | Path, key: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
@@ -20,12 +18,8 @@ def write(path: str | Path, key: str, tensors: Mapping[str, Tensor], about: Mapp
     write_tensors(Path(path), tensors, {key: json.dumps(about)})
 
 
-def read(path: Any, key: str, what: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def read(path: str | Path, key: str, what: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """What `write` wrote; a file that holds something else is refused, `what` says what it should hold."""
-    if not isinstance(path, str | os.PathLike):
-        raise InputError(f"path={said(path)}: a path is needed, e.g. 'runs/first.safetensors'")
-    if not Path(path).is_file():
-        raise InputError(f"there is no file {path}")
     try:
         tensors, metadata = read_tensors(Path(path))
         return dict(tensors), json.loads(metadata[key])

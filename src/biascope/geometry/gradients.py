@@ -17,19 +17,20 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from biascope.ensembles import Evaluator, Initialiser, Networks, input_gradients, outputs, scalar_of
-from biascope.ensembles.arithmetic import Precision
+from biascope.ensembles import Evaluator, Initialiser, Networks, Precision, input_gradients, outputs
 from biascope.ensembles.engines import try_input
-from biascope.ensembles.evaluate import Scalarise
+from biascope.ensembles.evaluate import Scalarise, scalar_of
 from biascope.ensembles.initialisers import tensors_of
-from biascope.errors import InputError, UnsupportedError
-from biascope.functional import explained
-from biascope.memory import budget
-from biascope.refusals import refuse_inference_mode
+from biascope.geometry.nad_result import NADs
+from biascope.network.door import refuse_inference_mode
+from biascope.network.functional import explained
+from biascope.support.errors import InputError, UnsupportedError
+from biascope.support.memory import budget
 
 ROUNDING = 1e-2  # share of the trace that rounding may explain without a word
 OF_ROUNDING = (
@@ -37,9 +38,14 @@ OF_ROUNDING = (
     "before their output, or use dtype=torch.float64"
 )
 NO_GRADIENT = (
-    "all gradients{} are zero: a ReLU network without biases has none at 0 (use {}), and none has one of a scalarise "
+    "all gradients are zero: a ReLU network without biases has none at 0 (use {}), and none has one of a scalarise "
     "that is constant, or steps like a sign or an argmax"
 )
+NO_MIXED = (
+    "all mixed derivatives are zero: at x = 0 a ReLU network without biases has none, use another x; elsewhere what "
+    "the output makes of the input is not up to the parameters"
+)
+NO_SPREAD = "center=True takes the mean gradient off, and nothing is left of one network: give n_networks"
 COARSE = {"tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}  # relative rounding where it is not the dtype's
 
 
@@ -53,21 +59,25 @@ class Sampler:
     initialiser: Initialiser
     x: Tensor  # [*input_shape]
     seed: int
-    method: str  # "finite-difference" or "autograd"
+    method: str
     step: float
     device: torch.device
     dtype: torch.dtype | None
     scalarise: Scalarise | None
     precision: Precision
     max_memory: str | int | None
-    head: str | None  # name of the last layer when it is marginalised
-    head_variance: float
+    head: str | None = None  # name of the last layer when it is marginalised
+    head_variance: float = 0.0
     sizes: list[float] = field(default_factory=list)  # of the outputs, once differences were taken; see `rounding`
 
     @property
     def dimension(self) -> int:
         """D."""
         return self.x.numel()
+
+    def draw(self, start: int, stop: int) -> Networks:
+        """Networks start, ..., stop - 1."""
+        return self.initialiser.draw(self.seed, start, stop, self.device, self.dtype)
 
     def chunks(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
         """(first network, rows) for networks start, ..., stop - 1, in pieces that respect the initialiser's blocks."""
@@ -80,7 +90,7 @@ class Sampler:
         evaluate = self._evaluator() if self.method == "finite-difference" and self._at_once == self.dimension else None
         while start < stop:
             end = min(stop, (start // size + 1) * size)
-            networks = self.initialiser.draw(self.seed, start, end, self.device, self.dtype)
+            networks = self.draw(start, end)
             together = together or self._together(networks, size)
             for first in range(0, end - start, together):
                 part = networks[first : first + together]
@@ -139,6 +149,17 @@ class Sampler:
             self.sizes.append(scale * squares / len(networks))
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
 
+    def result(
+        self, vectors: Tensor, values: Tensor, errors: Tensor, trace: float, count: int, step: float, **more: Any
+    ) -> NADs:
+        """What is given back, from eigenvectors [D, k] and eigenvalues [k] of `count` networks."""
+        if not bool(values[0] > 0):
+            raise InputError(NO_MIXED if self.method in ("mixed-derivative", "ntk") else NO_SPREAD)
+        directions, reasons = vectors.T.reshape(-1, *self.x.shape).cpu().contiguous(), dict(self.initialiser.reasons)
+        about = {"fallback": reasons, "x": None if self.method == "ntk" else self.x.cpu(), **more}
+        values, errors = values.double().cpu(), errors.double().cpu()
+        return NADs(directions, values, errors, trace, count, self.seed, self.method, step, **about)
+
     def rounding(self, trace: float) -> float:
         """Share of the trace that rounding explains: of the outputs and of x + h and x - h, or of exact gradients.
 
@@ -164,26 +185,27 @@ class Sampler:
     def marginal(self) -> Sampler:
         """The same with the head averaged out; refused when the last layer is not one that can be."""
         refuse_inference_mode()  # in it tensors do not say whether they were changed
-        if self.method != "finite-difference":
-            raise UnsupportedError("head='marginal' needs method='finite-difference': autograd gives one row at a time")
         if self.scalarise is not None:
-            raise UnsupportedError("head='marginal' averages the last layer out, so there is nothing to scalarise")
+            raise sampled_only("the last layer is averaged out, so there is nothing to scalarise")
         networks = self.initialiser.draw(self.seed, 0, 1, dtype=self.dtype)
         try_input(networks, self.x[None].to(networks.device))  # after a call, what weight_norm computes can be copied
         name, outputs_count = find_head(networks, self.x)
-        variance = self.initialiser.variance_of(f"{name}.weight" if name else "weight")
+        variance = self.initialiser.variance_of(f"{name}.weight")
         if variance is None:
             how = self.initialiser.distribution(f"{name}.weight")
-            raise UnsupportedError(f"head='marginal': the weights of '{name}' are not independent and centred ({how})")
+            raise sampled_only(f"the weights of '{name}' are not independent and centred ({how})")
         if not self.initialiser.drawn_apart(f"{name}.weight"):
-            raise UnsupportedError(
-                f"head='marginal': other parameters or buffers are made of the weights of '{name}', so it cannot be "
-                "averaged out; use head='sampled'"
-            )
+            raise sampled_only(f"other parameters or buffers are made of the weights of '{name}'")
         if outputs_count > 2:
-            raise InputError(f"head='marginal' is for one output or two logits, not {outputs_count}")
-        _refuse_other_than_linear(networks, name, self.x)
+            raise sampled_only(f"it is for one output or two logits, not {outputs_count}")
+        if not _is_linear(networks, name, self.x):
+            raise sampled_only(f"what '{name}' gives is not its weight times what it gets, plus its bias")
         return replace(self, head=name, head_variance=variance * outputs_count)
+
+
+def sampled_only(why: str) -> UnsupportedError:
+    """Why the head cannot be averaged out."""
+    return UnsupportedError(f"head='marginal': {why}; use head='sampled'")
 
 
 def share_of_rounding(
@@ -197,12 +219,7 @@ def share_of_rounding(
     """Share of the trace that rounding explains in exact gradients at x [n, ...], seen on two networks in float64.
 
     It is all of it where a network does not depend on its input: the mean of what instance normalisation gives is zero,
-    but for rounding. 0 where there is nothing finer to hold it against.
-
-    Example:
-        >>> from biascope.ensembles import record
-        >>> share_of_rounding(record(lambda: nn.Linear(3, 1)), torch.ones(1, 3), 0, torch.device("cpu"), None, None)
-        0.0
+    but for rounding. 0 where there is nothing finer to compare with.
     """
     own, finer = (initialiser.draw(seed, 0, 2, device, kind) for kind in (dtype, torch.float64))
     if own.dtype == finer.dtype:
@@ -218,12 +235,7 @@ def share_of_rounding(
 
 
 def perturbed(x: Tensor, start: int, stop: int, step: float) -> Tensor:
-    """x + h e_i for i = start, ..., stop - 1, then x - h e_i for the same: [2 (stop - start), *shape].
-
-    Example:
-        >>> perturbed(torch.zeros(2), 0, 2, 1.0).tolist()
-        [[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]]
-    """
+    """x + h e_i for i = start, ..., stop - 1, then x - h e_i for the same: [2 (stop - start), *shape]."""
     count = stop - start
     made = x.flatten().repeat(2 * count, 1)
     index = torch.arange(count, device=x.device)
@@ -246,48 +258,30 @@ def find_head(networks: Networks, x: Tensor) -> tuple[str, int]:
         out = module(x.clone())  # it may write into what it gets
         last = [name for name, (_, value, _) in seen.items() if isinstance(out, Tensor) and value is out]
         if len(last) != 1 or last[0] == "":
-            raise UnsupportedError("head='marginal' needs a network that ends in an nn.Linear; use head='sampled'")
+            raise sampled_only("the network does not end in an nn.Linear")
         if out._version != seen[last[0]][2]:
-            raise UnsupportedError(
-                f"head='marginal': the output of the last layer '{last[0]}' is changed in place after it, so it is not "
-                "the end of the network; use head='sampled'"
-            )
+            raise sampled_only(f"the output of the last layer '{last[0]}' is changed in place after it")
         features = seen[last[0]][0].clone()
         if features.numel() != features.shape[-1]:
-            raise UnsupportedError(
-                f"head='marginal': the last layer '{last[0]}' acts on several places of an input "
-                f"({list(features.shape)}), whose outputs share its weights; use head='sampled'"
-            )
-        try:
-            weight = module.get_parameter(f"{last[0]}.weight")
-        except AttributeError as error:
-            raise UnsupportedError(
-                f"head='marginal': the weight of the last layer '{last[0]}' is computed from other parameters (weight "
-                "normalisation?), so its entries are not independent; use head='sampled'"
-            ) from error
+            raise sampled_only(f"the last layer '{last[0]}' acts on several places of an input, {list(features.shape)}")
+        weight = module.get_submodule(last[0])._parameters.get("weight")
+        if weight is None:
+            raise sampled_only(f"the weight of the last layer '{last[0]}' is computed from other parameters")
         weight.add_(1)
         module(x.clone())
     if not torch.equal(seen[last[0]][0], features):
-        raise UnsupportedError(
-            f"head='marginal': the weight of the last layer '{last[0]}' is used below it too, so it cannot be averaged "
-            "out; use head='sampled'"
-        )
+        raise sampled_only(f"the weight of the last layer '{last[0]}' is used below it too")
     return last[0], int(out.shape[-1])
 
 
-def _refuse_other_than_linear(networks: Networks, head: str, x: Tensor) -> None:
-    """Raise if the network is not weight @ features + bias: classes and hooks can do more than nn.Linear."""
+def _is_linear(networks: Networks, head: str, x: Tensor) -> bool:
+    """Whether the network is weight @ features + bias: classes and hooks can do more than nn.Linear."""
     inputs, values = x[None].to(networks.device, networks.dtype), networks.one(0)
     expected = outputs(networks[:1], inputs, engine="loop")[0]
     features = outputs(without_head(networks[:1], head), inputs, engine="loop")[0]
-    found = nn.functional.linear(features, values[f"{head}.weight"], values.get(f"{head}.bias"))
-    if not torch.allclose(
-        found, expected, rtol=1e-3, atol=1e-3 * float(features.norm() * values[f"{head}.weight"].norm())
-    ):
-        raise UnsupportedError(
-            f"head='marginal': what '{head}' gives is not its weight times what it gets, plus its bias (a class or a "
-            "hook of its own?); use head='sampled'"
-        )
+    weight = values[f"{head}.weight"]
+    found = nn.functional.linear(features, weight, values.get(f"{head}.bias"))
+    return torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(features.norm() * weight.norm()))
 
 
 def without_head(networks: Networks, head: str) -> Networks:

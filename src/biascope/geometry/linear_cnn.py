@@ -14,10 +14,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from biascope.arguments import check_count, check_number
-from biascope.errors import InputError
 from biascope.geometry.measures import symmetric
-from biascope.signatures import checked
+from biascope.support.bounds import Count, NonNegative, check_shapes
+from biascope.support.errors import InputError
+from biascope.support.signatures import checked
 
 GELU_GAIN = 0.25  # GELU'(0)^2
 
@@ -77,7 +77,7 @@ def tap_lines(
         >>> [list(line.shape) for line in tap_lines((4, 6), (1, 3))]
         [[1, 4, 4], [3, 6, 4]]
     """
-    shape = _positions(shape)
+    shape = _per_axis(shape, "shape", shape)
     padding = ("same" if circular else 0) if padding is None else padding
     kernels, strides = _per_axis(kernel, "kernel", shape), _per_axis(stride, "stride", shape)
     dilations = _per_axis(dilation, "dilation", shape)
@@ -95,8 +95,7 @@ def _line(extent: int, kernel: int, stride: int, dilation: int, sides: tuple[int
     left, right = sides
     outputs = (extent + left + right - dilation * (kernel - 1) - 1) // stride + 1
     if outputs < 1:
-        apart = f" and dilation {dilation}" if dilation > 1 else ""
-        raise InputError(f"a kernel of {kernel}{apart} does not fit into {extent} positions with padding {left}")
+        raise InputError(f"a kernel of {kernel} at dilation {dilation} does not fit into {extent + left + right}")
     if circular and max(left, right) > extent:
         raise InputError(f"circular padding of {max(left, right)} wraps around {extent} positions more than once")
     made = torch.zeros(kernel, extent, outputs, dtype=torch.float64, device="cpu")
@@ -109,55 +108,25 @@ def _line(extent: int, kernel: int, stride: int, dilation: int, sides: tuple[int
     return made
 
 
-def _positions(shape: Sequence[int]) -> tuple[int, ...]:
-    if len(shape) not in (1, 2) or min(shape) < 1:
-        raise InputError(f"shape={tuple(shape)}: positions are (length,) or (height, width), each at least 1")
-    return tuple(shape)
-
-
 def _per_axis(value: int | Sequence[int], name: str, shape: Sequence[int], least: int = 1) -> tuple[int, ...]:
-    """A number for each dimension of shape."""
+    """A number for each dimension of shape, which has one or two."""
     each = (value,) * len(shape) if isinstance(value, int) else tuple(value)
-    if len(each) != len(shape) or min(each) < least:
-        raise InputError(
-            f"{name}={value} for positions {tuple(shape)}: give one number, or one for each, from {least} on"
-        )
+    if len(each) != len(shape) or len(shape) not in (1, 2) or min(each) < least:
+        raise InputError(f"{name}={value} for {tuple(shape)}, (length,) or (height, width): from {least} on, one each")
     return each
 
 
-def _square(covariance: Tensor, name: str, size: int, whose: str) -> Tensor:
-    """A covariance in float64, of the size that is wanted."""
-    if covariance.shape != (size, size):
-        raise InputError(f"{name} has shape {list(covariance.shape)}; {whose}: it must be [{size}, {size}]")
-    return symmetric(covariance, name).double()
-
-
-def check_taps(taps: Tensor) -> Tensor:
-    """[taps, inputs, outputs] in float64.
-
-    Example:
-        >>> check_taps(torch.ones(2, 3))
-        Traceback (most recent call last):
-        ...
-        biascope.errors.InputError: taps have shape [2, 3]; they must be [taps, inputs, outputs], see tap_matrices
-    """
-    if taps.dim() != 3:
-        raise InputError(f"taps have shape {list(taps.shape)}; they must be [taps, inputs, outputs], see tap_matrices")
-    return taps.double()
-
-
 @checked
-def through_convolution(covariance: Tensor, taps: Tensor, channels_out: int, variance: float) -> Tensor:
+def through_convolution(covariance: Tensor, taps: Tensor, channels_out: Count, variance: NonNegative) -> Tensor:
     """Covariance at a convolution's input [in, in] from the one at its output: c_out s^2 sum_taps T Sigma T^T.
 
     Example:
         >>> through_convolution(torch.eye(2).double(), tap_matrices((3,), 2), 1, 1.0).diagonal()
         tensor([1., 2., 1.], dtype=torch.float64)
     """
-    taps = check_taps(taps)
-    covariance = _square(covariance, "covariance", taps.shape[2], f"the taps have {taps.shape[2]} output positions")
-    scale = check_count(channels_out, "channels_out") * check_number(variance, "variance", least=0)
-    return scale * torch.einsum("tio,op,tjp->ij", taps, covariance, taps)
+    check_shapes("taps [taps, in, out], covariance [out, out]", taps, covariance)
+    taps, covariance = taps.double(), symmetric(covariance, "covariance").double()
+    return channels_out * variance * torch.einsum("tio,op,tjp->ij", taps, covariance, taps)
 
 
 @checked
@@ -173,8 +142,6 @@ def through_sum(*branches: Tensor) -> Tensor:
         >>> through_sum(at_output, branch).diagonal()
         tensor([2., 2., 2.], dtype=torch.float64)
     """
-    if not branches or len({branch.shape for branch in branches}) != 1:
-        raise InputError(f"branches must be covariances of one size, got {[list(b.shape) for b in branches]}")
     return torch.stack([branch.double() for branch in branches]).sum(0)
 
 
@@ -190,8 +157,7 @@ def pool_matrix(shape: Sequence[int], size: int | Sequence[int]) -> Tensor:
         >>> pool_matrix((4, 6), (4, 6)).shape
         torch.Size([1, 24])
     """
-    shape = _positions(shape)
-    lines = []
+    lines, shape = [], _per_axis(shape, "shape", shape)
     for extent, block in zip(shape, _per_axis(size, "size", shape), strict=True):
         if extent % block:
             raise InputError(f"pooling by {block} does not divide {extent} positions (shape={shape}, size={size})")
@@ -209,14 +175,14 @@ def through_average_pool(covariance: Tensor, P: Tensor) -> Tensor:
         tensor([[0.2500, 0.2500],
                 [0.2500, 0.2500]], dtype=torch.float64)
     """
-    if P.dim() != 2:
-        raise InputError(f"P has shape {list(P.shape)}; it must be [outputs, inputs], see pool_matrix")
-    P, covariance = P.double(), _square(covariance, "covariance", len(P), f"P has {len(P)} output positions")
-    return P.T @ covariance @ P
+    check_shapes("P [out, in], covariance [out, out]", P, covariance)
+    return P.double().T @ symmetric(covariance, "covariance").double() @ P.double()
 
 
 @checked
-def dense_head(positions: int, variances: Sequence[float], widths: Sequence[int] = (), gain: float = 1.0) -> Tensor:
+def dense_head(
+    positions: Count, variances: Sequence[NonNegative], widths: Sequence[Count] = (), gain: NonNegative = 1.0
+) -> Tensor:
     """Covariance [positions, positions] per channel at the input of a stack of dense layers.
 
     `variances` of the weights from the first dense layer to the last, `widths` of the hidden ones between, `gain` the
@@ -227,15 +193,7 @@ def dense_head(positions: int, variances: Sequence[float], widths: Sequence[int]
         tensor([[0.1250, 0.0000],
                 [0.0000, 0.1250]], dtype=torch.float64)
     """
-    check_count(positions, "positions")
-    if len(variances) != len(widths) + 1:
-        raise InputError(f"{len(variances)} dense layers need {len(variances) - 1} hidden widths, got {len(widths)}")
-    for name, values in (("variances", variances), ("gain", [gain])):
-        for value in values:
-            check_number(value, name, least=0)
-    for n in widths:
-        check_count(n, "widths")
-    scale = variances[-1] * math.prod(n * s * gain for n, s in zip(widths, variances[:-1]))
+    scale = variances[-1] * math.prod(n * s * gain for n, s in zip(widths, variances[:-1], strict=True))
     return scale * torch.eye(positions, dtype=torch.float64, device="cpu")
 
 
@@ -254,12 +212,13 @@ def patch_overlap(taps: Tensor) -> Tensor:
                 [1., 2., 1.],
                 [0., 1., 1.]], dtype=torch.float64)
     """
-    C = check_taps(taps).sum(2).T  # [D, p]: how often tap p reads position D
+    check_shapes("taps [taps, in, out]", taps)
+    C = taps.double().sum(2).T  # [D, p]: how often tap p reads position D
     return C @ C.T
 
 
 @checked
-def pooled_cnn_geometry(taps: Tensor, n: int, sw: float = 1.0, sp: float = 1.0) -> Tensor:
+def pooled_cnn_geometry(taps: Tensor, n: Count, sw: NonNegative = 1.0, sp: NonNegative = 1.0) -> Tensor:
     """G = (n sw^2 sp^2 / k^2) K of f = (1/k) sum_i w_i sum_j phi_i^T M_j^T x, k the number of patches, [D, D].
 
     Example A.10 is D = 3, kernel 2, n = 1 with w = 1: G = (s^2/4) [[1,1,0],[1,2,1],[0,1,1]] (printed s^2/2).
@@ -268,12 +227,12 @@ def pooled_cnn_geometry(taps: Tensor, n: int, sw: float = 1.0, sp: float = 1.0) 
         >>> pooled_cnn_geometry(tap_matrices((3,), 2), n=1).diagonal()
         tensor([0.2500, 0.5000, 0.2500], dtype=torch.float64)
     """
-    K, sw, sp = patch_overlap(taps), check_number(sw, "sw", least=0), check_number(sp, "sp", least=0)
-    return check_count(n, "n") * sw**2 * sp**2 / taps.shape[2] ** 2 * K
+    K = patch_overlap(taps)
+    return n * sw**2 * sp**2 / taps.shape[2] ** 2 * K
 
 
 @checked
-def pooled_cnn_evolution(taps: Tensor, S: Tensor, n: int, sw: float = 1.0, sp: float = 1.0) -> Tensor:
+def pooled_cnn_evolution(taps: Tensor, S: Tensor, n: Count, sw: NonNegative = 1.0, sp: NonNegative = 1.0) -> Tensor:
     """Delta at initialisation, exact for every n: [D, D] (Thm 3.2 corrected), from S = sum x x^T.
 
     -(2/k^4) { [n(n+1) sw^2 sp^4 + n(n+2) sw^4 sp^2] K S K + n sw^2 sp^4 tr(K S) K }; the paper prints n^2 for both
@@ -283,9 +242,8 @@ def pooled_cnn_evolution(taps: Tensor, S: Tensor, n: int, sw: float = 1.0, sp: f
         >>> pooled_cnn_evolution(tap_matrices((3,), 2), torch.eye(3).double(), n=4).shape
         torch.Size([3, 3])
     """
-    check_count(n, "n")
-    K, sw, sp = patch_overlap(taps), check_number(sw, "sw", least=0), check_number(sp, "sp", least=0)
-    S = _square(S, "S", len(K), f"the taps read {len(K)} input positions")
+    check_shapes("taps [taps, in, out], S [in, in]", taps, S)
+    K, S = patch_overlap(taps), symmetric(S, "S").double()
     first = (n * (n + 1) * sw**2 * sp**4 + n * (n + 2) * sw**4 * sp**2) * K @ S @ K
     second = n * sw**2 * sp**4 * torch.trace(K @ S) * K
     return -2 / taps.shape[2] ** 4 * (first + second)

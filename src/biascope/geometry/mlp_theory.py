@@ -16,11 +16,10 @@ import torch
 from scipy.integrate import quad
 from torch import Tensor
 
-from biascope.arguments import check_count, check_number
-from biascope.errors import InputError
 from biascope.geometry.measures import symmetric
-from biascope.inputs import check_inputs
-from biascope.signatures import checked
+from biascope.support.bounds import Count, FiniteTensor, NonNegative, check_shapes
+from biascope.support.errors import InputError
+from biascope.support.signatures import checked
 
 
 def expect_angle(function: Callable[[float], float], D: int) -> float:
@@ -66,7 +65,7 @@ def both_active_moments(D: int) -> tuple[float, float]:
 
 
 @checked
-def active_second_moment(a: Tensor, b: Tensor) -> Tensor:
+def active_second_moment(a: FiniteTensor, b: FiniteTensor) -> Tensor:
     """E[1(d.a > 0) 1(d.b > 0) d d^T] for d ~ N(0, I), [D, D] (Lemma A.5, exact; the paper keeps the first term only).
 
     p I + (sin al / 2 pi) (e1 e1^T - e2 e2^T), e1 and e2 the unit vectors along a + b and a - b.
@@ -75,12 +74,7 @@ def active_second_moment(a: Tensor, b: Tensor) -> Tensor:
         >>> active_second_moment(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 0.0])).diagonal()
         tensor([0.5000, 0.5000], dtype=torch.float64)
     """
-    if a.dim() != 1 or a.shape != b.shape:
-        raise InputError(f"a {list(a.shape)} and b {list(b.shape)} must be two vectors [D] of one length")
-    for vector, name in ((a, "a"), (b, "b")):
-        check_inputs(vector, name)
-    if not (bool(a.any()) and bool(b.any())):
-        raise InputError("a and b must not be zero: a zero vector has no angle")
+    check_shapes("a [D], b [D]", a, b)
     a, b = a.double() / a.double().norm(), b.double() / b.double().norm()
     al = 2 * math.atan2(float((a - b).norm()), float((a + b).norm()))
     moment = both_active(al) * torch.eye(len(a), dtype=torch.float64, device="cpu")
@@ -91,13 +85,8 @@ def active_second_moment(a: Tensor, b: Tensor) -> Tensor:
     return moment
 
 
-def _deviations(sw: float, sp: float) -> tuple[float, float]:
-    """Standard deviations of the last and of the first layer's weights, checked."""
-    return check_number(sw, "sw", least=0), check_number(sp, "sp", least=0)
-
-
 @checked
-def mlp_evolution(x_train: Tensor, n: int, sw: float = 1.0, sp: float = 1.0) -> Tensor:
+def mlp_evolution(x_train: FiniteTensor, n: Count, sw: NonNegative = 1.0, sp: NonNegative = 1.0) -> Tensor:
     """Delta at initialisation, exact for every width n and dimension, [D, D] (Thm 3.1 corrected).
 
     `x_train` [m, D]; labels do not matter (Prop. A.1).
@@ -106,11 +95,7 @@ def mlp_evolution(x_train: Tensor, n: int, sw: float = 1.0, sp: float = 1.0) -> 
         >>> mlp_evolution(torch.eye(3), n=2).shape
         torch.Size([3, 3])
     """
-    check_count(n, "n")
-    sw, sp = _deviations(sw, sp)
-    check_inputs(x_train, "x_train")
-    if x_train.dim() < 2:
-        raise InputError(f"x_train {list(x_train.shape)} must be [m, ...]: one row for each example")
+    check_shapes("x_train [m, D, ...]", x_train)
     X = x_train.double().flatten(1)
     D = X.shape[1]
     two_pi = 2 * math.pi
@@ -130,16 +115,13 @@ def mlp_evolution(x_train: Tensor, n: int, sw: float = 1.0, sp: float = 1.0) -> 
 
 
 @checked
-def large_dimension_constants(n: int, D: int, sw: float = 1.0, sp: float = 1.0) -> tuple[float, float]:
+def large_dimension_constants(n: Count, D: Count, sw: NonNegative = 1.0, sp: NonNegative = 1.0) -> tuple[float, float]:
     """(cS, cI) of Delta = -cS S - cI tr(S) I for large D and every width n.
 
     Example:
         >>> large_dimension_constants(n=1, D=100)
         (2.5, 0.5)
     """
-    check_count(n, "n")
-    check_count(D, "D")
-    sw, sp = _deviations(sw, sp)
     a, b, pairs = sp**4 * sw**2, sp**2 * sw**4, n * (n - 1)
     cS = 2 * (n * a / 2 + pairs * a / 16 + 3 * n * b / 4 + pairs * b / 16)
     cI = 2 * (n * a / 4 + pairs * a / (4 * math.pi**2 * D))
@@ -147,7 +129,7 @@ def large_dimension_constants(n: int, D: int, sw: float = 1.0, sp: float = 1.0) 
 
 
 @checked
-def mlp_evolution_large_dimension(S: Tensor, n: int, sw: float = 1.0, sp: float = 1.0) -> Tensor:
+def mlp_evolution_large_dimension(S: Tensor, n: Count, sw: NonNegative = 1.0, sp: NonNegative = 1.0) -> Tensor:
     """The same for large D: -cS S - cI tr(S) I, from S = sum x x^T [D, D], see `large_dimension_constants`.
 
     Off by O(1/D), more for wider networks: at D = 8 by 1.6 % for n = 4, 3.7 % for n = 10, 9 % as n grows.
@@ -162,18 +144,20 @@ def mlp_evolution_large_dimension(S: Tensor, n: int, sw: float = 1.0, sp: float 
 
 
 @checked
-def linear_regression_evolution(S: Tensor, s: float = 1.0) -> Tensor:
+def linear_regression_evolution(S: Tensor, s: NonNegative = 1.0) -> Tensor:
     """Delta of f = theta . x: -2 s^2 S (the paper prints -s^2 S, without the transpose of its own definition).
 
     Example:
         >>> linear_regression_evolution(torch.eye(2)).diagonal()
         tensor([-2., -2.], dtype=torch.float64)
     """
-    return -2 * check_number(s, "s", least=0) ** 2 * symmetric(S, "S").double()
+    return -2 * s**2 * symmetric(S, "S").double()
 
 
 @checked
-def linear_regression_geometry(x_train: Tensor, y_train: Tensor, time: float, s: float = 1.0) -> Tensor:
+def linear_regression_geometry(
+    x_train: FiniteTensor, y_train: FiniteTensor, time: float, s: NonNegative = 1.0
+) -> Tensor:
     """G^t of f = theta . x under gradient flow: s^2 exp(-2 S t) + w_t w_t^T, w_t = (I - exp(-S t)) S^-1 X^T y, [D, D].
 
     Example:
@@ -181,20 +165,15 @@ def linear_regression_geometry(x_train: Tensor, y_train: Tensor, time: float, s:
         tensor([[1., 0.],
                 [0., 1.]], dtype=torch.float64)
     """
-    check_inputs(x_train, "x_train")
-    check_inputs(y_train, "y_train")
-    s = check_number(s, "s", least=0)
-    if x_train.dim() < 2 or len(x_train) != y_train.numel():
-        raise InputError(f"x_train {list(x_train.shape)} and y_train {list(y_train.shape)}: need [m, ...] and [m]")
-    X, y = x_train.double().flatten(1), y_train.double().flatten()
     if not time >= 0:
         raise InputError(f"time={time}: the flow starts at 0")
+    X, y = x_train.double().flatten(1), y_train.double().flatten()
+    check_shapes("x_train [m, D, ...], y_train [m]", x_train, y)
     U, roots, Vh = torch.linalg.svd(X, full_matrices=False)
     held = roots > max(X.shape) * torch.finfo(X.dtype).eps * roots[0]  # nothing moves where the data are zero
     U, roots, Vh = U[:, held], roots[held], Vh[held]
     fitted = -torch.expm1(-(roots**2) * time) / roots * (U.T @ y)
     w = Vh.T @ fitted
-    decay: Tensor = (
-        torch.eye(X.shape[1], dtype=X.dtype, device=X.device) + (Vh.T * torch.expm1(-2 * roots**2 * time)) @ Vh
-    )
+    identity = torch.eye(X.shape[1], dtype=X.dtype, device=X.device)
+    decay: Tensor = identity + (Vh.T * torch.expm1(-2 * roots**2 * time)) @ Vh
     return s**2 * decay + torch.outer(w, w)

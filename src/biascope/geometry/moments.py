@@ -13,9 +13,10 @@ import math
 import torch
 from torch import Tensor
 
-from biascope.linalg import Dense, eigsh, psd_eigh, subspace_overlap, symmetrise
+from biascope.linalg import eigsh, psd_eigh, subspace_overlap
+from biascope.linalg.elementary import Dense
 from biascope.linalg.resolved import settled
-from biascope.linalg.stable import Eigh, fix_signs
+from biascope.linalg.stable import Eigh, fix_signs, symmetrise
 
 HELD = 16  # rows of a block are kept beside its sum [D, D] up to D / HELD of them: a sixteenth of its memory
 
@@ -25,12 +26,6 @@ class BlockMoments:
 
     A few rows are kept as they are: u^T M_b u of all D directions u costs D^3 by the sum and D^2 by a row, and the
     leading directions of a few rows are those of a small matrix.
-
-    Example:
-        >>> moments = BlockMoments(dimension=2, blocks=2)
-        >>> moments.add(0, torch.eye(2)[:, None])
-        >>> moments.matrix().diagonal()
-        tensor([0.5000, 0.5000], dtype=torch.float64)
     """
 
     def __init__(self, dimension: int, blocks: int, device: torch.device | str = "cpu") -> None:
@@ -172,12 +167,7 @@ class BlockMoments:
 
 
 def leading(matrix: Tensor, k: int, dense: bool) -> Tensor:
-    """The k leading eigenvectors [D, k] of a symmetric matrix, on the CPU: out of all (faster on a GPU), or alone.
-
-    Example:
-        >>> leading(torch.diag(torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64)), 1, dense=True).abs()[:, 0]
-        tensor([0., 1., 0.], dtype=torch.float64)
-    """
+    """The k leading eigenvectors [D, k] of a symmetric matrix, on the CPU: out of all (faster on a GPU), or alone."""
     if dense:
         return psd_eigh(matrix).vectors[:, :k].cpu()
     matrix = matrix.cpu()

@@ -10,12 +10,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from biascope.arguments import check_count
-from biascope.errors import InputError, UnsupportedError
 from biascope.geometry import files
-from biascope.linalg import MarchenkoPastur, effective_rank, marchenko_pastur, principal_angles, subspace_overlap
-from biascope.signatures import checked
-from biascope.tables import facts, grid, number
+from biascope.linalg import effective_rank, marchenko_pastur, principal_angles, subspace_overlap
+from biascope.linalg.spectra import MarchenkoPastur
+from biascope.support.bounds import Count, check_shapes
+from biascope.support.errors import InputError, UnsupportedError
+from biascope.support.signatures import checked
+from biascope.support.tables import facts, grid, number
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -85,7 +86,7 @@ class NADs:
         return math.prod(self.input_shape)
 
     @checked
-    def fourier_energy(self, dims: int = 2) -> Tensor:
+    def fourier_energy(self, dims: Count = 2) -> Tensor:
         """|FFT|^2 of each direction over its last `dims` dimensions, each adding up to 1, DC central: [k, *shape].
 
         2 for images, 1 for signals [channels, length] (two would take a frequency over channels too), 3 for volumes.
@@ -95,12 +96,8 @@ class NADs:
             >>> flat.fourier_energy()[0, 0, 2, 2].item()
             1.0
         """
-        check_count(dims, "dims")
         if len(self.input_shape) < dims:
-            raise UnsupportedError(
-                f"inputs of shape {self.input_shape} have no {dims} dimensions to transform: images have two, signals "
-                "one (fourier_energy(1))"
-            )
+            raise UnsupportedError(f"inputs {list(self.input_shape)} have no {dims} dimensions: use fourier_energy(1)")
         last = tuple(range(-dims, 0))
         energy = torch.fft.fftn(self.directions.double(), dim=last).abs().square()
         energy = energy / energy.flatten(1).sum(1).view(-1, *[1] * len(self.input_shape))
@@ -108,7 +105,7 @@ class NADs:
         return shifted
 
     @checked
-    def overlap(self, other: NADs | Tensor, k: int) -> float:
+    def overlap(self, other: NADs | Tensor, k: Count) -> float:
         """Mean squared cosine between the spans of the first k directions of both; k / D for random ones.
 
         `other` may be a tensor of directions, [>= k, *input_shape] or [>= k, D].
@@ -116,7 +113,7 @@ class NADs:
         return subspace_overlap(*self._spans(other, k))
 
     @checked
-    def principal_angles(self, other: NADs | Tensor, k: int) -> Tensor:
+    def principal_angles(self, other: NADs | Tensor, k: Count) -> Tensor:
         """Principal angles [k] in radians, ascending, between the spans of the first k directions of both.
 
         `other` as in `overlap`; its first k must be linearly independent.
@@ -128,18 +125,13 @@ class NADs:
 
     def _spans(self, other: NADs | Tensor, k: int) -> tuple[Tensor, Tensor]:
         theirs = other.directions if isinstance(other, NADs) else other
-        if theirs.dim() < 2:
-            raise InputError(
-                f"other has shape {list(theirs.shape)}: directions [>= k, ...] are needed, one as other[None]"
-            )
-        for who, directions in (("these", self.directions), ("the other", theirs)):
-            if not 1 <= k <= len(directions):
-                raise InputError(f"k={k}, but {who} NADs hold {len(directions)} directions")
+        check_shapes("other [k, D, ...]", theirs)
+        if k > min(len(self.directions), len(theirs)):
+            raise InputError(f"k={k} of {len(self.directions)} directions and of {len(theirs)} others")
         own, their = self.input_shape, tuple(theirs.shape[1:])
-        if math.prod(own) != math.prod(their):
-            raise InputError(f"inputs of different size: {math.prod(own)} and {math.prod(their)} entries")
         # a flat list has the order of the other; sides of length 1 do not change it
-        if min(len(own), len(their)) > 1 and [n for n in own if n > 1] != [n for n in their if n > 1]:
+        alike = min(len(own), len(their)) == 1 or [n for n in own if n > 1] == [n for n in their if n > 1]
+        if math.prod(own) != math.prod(their) or not alike:
             raise InputError(f"inputs of different shape: {list(own)} and {list(their)}")
         return self.directions[:k].flatten(1).double().T.cpu(), theirs[:k].flatten(1).double().T.cpu()
 
@@ -166,7 +158,7 @@ class NADs:
     def _all(self) -> Tensor:
         if len(self.eigenvalues) < self.dimension:
             raise UnsupportedError(
-                f"this needs all {self.dimension} eigenvalues, but {len(self.eigenvalues)} are known: leave out top="
+                f"all {self.dimension} eigenvalues are needed: leave out top={len(self.eigenvalues)}"
             )
         return self.eigenvalues.double().clamp(min=0.0)
 
@@ -200,13 +192,12 @@ class NADs:
         return facts(f"NADs by {self.method}", rows) + grid("Leading directions", head, shares)
 
     @checked
-    def plot(self, first: int = 3) -> Any:
+    def plot(self, first: Count = 3) -> Any:
         """The first directions in pixels and in Fourier space, and the spectrum (matplotlib figure).
 
         Of several channels the pixels are those of the one with the most energy, which the title names; the Fourier
         picture is the sum over all of them.
         """
-        check_count(first, "first")
         from biascope.geometry.figures import plot_nads
 
         return plot_nads(self, first)
@@ -219,6 +210,7 @@ class NADs:
         files.write(path, "nads", tensors, {name: getattr(self, name) for name in _PLAIN})
 
     @classmethod
+    @checked
     def load(cls, path: str | Path) -> NADs:
         """Read what `save` wrote."""
         tensors, about = files.read(path, "nads", "NADs")

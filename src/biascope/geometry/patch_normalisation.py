@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from biascope.errors import InputError
-from biascope.geometry.linear_cnn import check_taps
 from biascope.geometry.measures import ASYMMETRY, symmetric
-from biascope.signatures import checked
+from biascope.support.bounds import check_shapes
+from biascope.support.errors import InputError
+from biascope.support.signatures import checked
 
 ANGLES, NODES = 16, 64  # of the first try at the two integrals; both are doubled until nothing changes
 ACCURACY, DOUBLINGS = 1e-11, 6
@@ -38,10 +38,8 @@ def patch_moments(taps: Tensor, S: Tensor) -> Tensor:
         tensor([[2., 0.],
                 [0., 3.]], dtype=torch.float64)
     """
-    taps = check_taps(taps)
-    if S.shape != (taps.shape[1], taps.shape[1]):
-        raise InputError(f"S must be [{taps.shape[1]}, {taps.shape[1]}] for these taps, got {list(S.shape)}")
-    return torch.einsum("adk,de,bek->kab", taps, symmetric(S, "S").double(), taps)
+    check_shapes("taps [taps, in, out], S [in, in]", taps, S)
+    return torch.einsum("adk,de,bek->kab", taps.double(), symmetric(S, "S").double(), taps.double())
 
 
 @checked
@@ -55,17 +53,14 @@ def normalised_moment(S1: Tensor, S2: Tensor) -> Tensor:
         tensor([[0.2500, 0.0000],
                 [0.0000, 0.2500]], dtype=torch.float64)
     """
-    S1, S2 = _definite(S1, "S1"), _definite(S2, "S2")
-    _alike(S1, S2)
+    S1, S2 = _definite(S1, S2)
     found = _integral(S1, S2, ANGLES, NODES)
     for doubling in range(1, DOUBLINGS):
         before, found = found, _integral(S1, S2, ANGLES << doubling, NODES << doubling)
         if float(((found - before).norm(dim=(-2, -1)) / found.norm(dim=(-2, -1))).max()) < ACCURACY:
             return found
-    raise InputError(
-        f"the integrals have not converged after {DOUBLINGS} doublings: S1 and S2 are too far from the identity "
-        f"(condition numbers up to {max(float(torch.linalg.cond(S).max()) for S in (S1, S2)):.2g}); add a ridge to them"
-    )
+    condition = max(float(torch.linalg.cond(S).max()) for S in (S1, S2))
+    raise InputError(f"the integrals do not converge at condition numbers up to {condition:.2g}; add a ridge to S1, S2")
 
 
 def _integral(S1: Tensor, S2: Tensor, angles: int, nodes: int) -> Tensor:
@@ -96,8 +91,7 @@ def normalised_moment_bounds(S1: Tensor, S2: Tensor) -> tuple[Tensor, Tensor]:
         >>> [float(bound) for bound in normalised_moment_bounds(torch.eye(2), torch.diag(torch.tensor([1.0, 4.0])))]
         [0.25, 0.5]
     """
-    S1, S2 = _definite(S1, "S1"), _definite(S2, "S2")
-    _alike(S1, S2)
+    S1, S2 = _definite(S1, S2)
     first, second = torch.linalg.eigvalsh(S1), torch.linalg.eigvalsh(S2)
     p = S1.shape[-1]
     lower, upper = (1 / (p * (first[..., i] * second[..., i]).sqrt()) for i in (-1, 0))
@@ -128,22 +122,14 @@ def normalised_cnn_geometry(taps: Tensor, S: Tensor) -> Tensor:
     return G / k**2
 
 
-def _alike(S1: Tensor, S2: Tensor) -> None:
-    if S1.shape != S2.shape:
-        raise InputError(f"S1 and S2 must be of one shape, got {list(S1.shape)} and {list(S2.shape)}")
-
-
-def _definite(S: Tensor, name: str) -> Tensor:
-    S = S.detach().double().cpu()
-    if S.dim() < 2 or S.shape[-1] != S.shape[-2] or not bool(torch.isfinite(S).all()):
-        raise InputError(f"{name} must be finite [..., p, p], got {list(S.shape)}")
-    if bool(((S - S.mT).norm(dim=(-2, -1)) > 2 * ASYMMETRY * S.norm(dim=(-2, -1))).any()):
-        raise InputError(f"{name} {list(S.shape)} is not symmetric: the covariance of a patch is needed")
-    S = (S + S.mT) / 2
-    values = torch.linalg.eigvalsh(S)
-    eps = S.shape[-1] * torch.finfo(S.dtype).eps
-    if bool((values[..., 0] <= eps * values[..., -1]).any()):
-        raise InputError(
-            f"{name} must be positive definite; its smallest eigenvalue is {float(values.min()):.3g}: add a ridge"
-        )
-    return S
+def _definite(*pair: Tensor) -> list[Tensor]:
+    """S1 and S2 in float64, symmetric to the last bit."""
+    check_shapes("S1 [..., p, p], S2 [..., p, p]", *pair)
+    found = [S.detach().double().cpu() for S in pair]
+    for S, name in zip(found, ("S1", "S2")):
+        if not bool(((S - S.mT).norm(dim=(-2, -1)) <= 2 * ASYMMETRY * S.norm(dim=(-2, -1))).all()):  # NaN neither
+            raise InputError(f"{name} {list(S.shape)} is not symmetric and finite: the covariance of a patch is needed")
+        values = torch.linalg.eigvalsh((S + S.mT) / 2)
+        if bool((values[..., 0] <= S.shape[-1] * torch.finfo(S.dtype).eps * values[..., -1]).any()):
+            raise InputError(f"{name} must be positive definite, its smallest eigenvalue is {float(values.min()):.3g}")
+    return [(S + S.mT) / 2 for S in found]

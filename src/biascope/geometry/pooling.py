@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr
 
-from biascope.arguments import check_count, check_number, said
-from biascope.errors import InputError
-from biascope.signatures import checked
+from biascope.support.arguments import said
+from biascope.support.bounds import Count, Finite, Positive, check_shapes
+from biascope.support.errors import InputError
+from biascope.support.signatures import checked
 
 Array = npt.NDArray[np.float64]
 Variant = Literal["exact", "real", "complex", "printed", "appendix"]
@@ -27,15 +28,15 @@ ROUNDING = 1e-12  # what is smaller than this times the largest number of its ki
 
 
 @checked
-def box_prefilter(S: int, D: int) -> Array:
+def box_prefilter(S: Count, D: Count) -> Array:
     """Impulse response of the average over S neighbours, [D].
 
     Example:
         >>> box_prefilter(2, 4)
         array([0.5, 0.5, 0. , 0. ])
     """
-    if not 1 <= S <= D:
-        raise InputError(f"the pooling factor S={S} must lie between 1 and the signal length D={D}")
+    if S > D:
+        raise InputError(f"the pooling factor S={S} is larger than the signal length D={D}")
     m = np.zeros(D)
     m[:S] = 1.0 / S
     return m
@@ -52,7 +53,7 @@ def transfer(prefilter: npt.ArrayLike) -> npt.NDArray[np.complex128]:
 
 
 @checked
-def pooling_matrix(prefilter: npt.ArrayLike, S: int) -> Array:
+def pooling_matrix(prefilter: npt.ArrayLike, S: Count) -> Array:
     """P [M, D]: circular filtering of a signal [D], then every S-th sample, from the first on. M = ceil(D / S).
 
     Where S does not divide D, the window of the first sample reaches back over the end of the signal into that of the
@@ -65,14 +66,12 @@ def pooling_matrix(prefilter: npt.ArrayLike, S: int) -> Array:
                [0. , 0. , 0. , 0.5, 0.5]])
     """
     m = _filter(prefilter)
-    if not 1 <= S <= m.size:
-        raise InputError(f"the pooling factor S={S} must lie between 1 and the signal length D={m.size}")
     rows = np.arange(0, m.size, S)[:, None]
     return np.asarray(m[(rows - np.arange(m.size)[None, :]) % m.size])
 
 
 @checked
-def spectral_pooling(x_hat: npt.ArrayLike, m_hat: npt.ArrayLike, S: int) -> npt.NDArray[np.complex128]:
+def spectral_pooling(x_hat: npt.ArrayLike, m_hat: npt.ArrayLike, S: Count) -> npt.NDArray[np.complex128]:
     """Eq. 1: the unitary DFT [..., M] of the pooled signal from that of the signal, `x_hat` [..., D], and `m_hat` [D].
 
     Example:
@@ -82,16 +81,14 @@ def spectral_pooling(x_hat: npt.ArrayLike, m_hat: npt.ArrayLike, S: int) -> npt.
         True
     """
     x, m = _numbers(x_hat, "x_hat", complex), _numbers(m_hat, "m_hat", complex)
-    if x.ndim < 1 or m.shape != x.shape[-1:]:
-        raise InputError(f"x_hat {list(x.shape)} needs shape [..., D] and m_hat {list(m.shape)} shape [D], D the same")
-    product, D = m * x, m.size
-    _check_factor(S, D)
-    folded = product.reshape(*product.shape[:-1], S, D // S).sum(-2) / math.sqrt(S)
+    check_shapes("x_hat [..., D], m_hat [D]", x, m)
+    product = m * x
+    folded = product.reshape(*product.shape[:-1], S, _kept(S, m.size)).sum(-2) / math.sqrt(S)
     return np.asarray(folded, dtype=np.complex128)
 
 
 @checked
-def cosine_direction(l: int, D: int) -> Array:  # noqa: E741  (the paper's letter)
+def cosine_direction(l: int, D: Count) -> Array:  # noqa: E741  (the paper's letter)
     """v_l^Re [D], the unit cosine of frequency l; self-conjugate frequencies (0 and D/2) are normalised too (erratum
     of A.2.1).
 
@@ -99,13 +96,12 @@ def cosine_direction(l: int, D: int) -> Array:  # noqa: E741  (the paper's lette
         >>> cosine_direction(0, 4)
         array([0.5, 0.5, 0.5, 0.5])
     """
-    check_count(D, "D")
     v = np.cos(2 * np.pi * l * np.arange(D) / D)
     return np.asarray(v / np.linalg.norm(v))
 
 
 @checked
-def alias_gain(prefilter: npt.ArrayLike, S: int, l: int) -> float:  # noqa: E741
+def alias_gain(prefilter: npt.ArrayLike, S: Count, l: int) -> float:  # noqa: E741
     """g0(l) = |m^[l]| / sqrt(sum over the S - 1 aliases of |m^[l + kM]|^2); infinite when nothing aliases onto l.
 
     It does not depend on the filter's scale. S must divide D.
@@ -115,14 +111,12 @@ def alias_gain(prefilter: npt.ArrayLike, S: int, l: int) -> float:  # noqa: E741
         3.56
     """
     m_hat = np.abs(transfer(prefilter))
-    D = m_hat.size
-    _check_factor(S, D)
-    largest = m_hat.max()
+    D, M, largest = m_hat.size, _kept(S, m_hat.size), m_hat.max()
     if largest == 0:
         return 0.0
     relative = np.where(m_hat > ROUNDING * largest, m_hat / largest, 0.0)  # rounding is no alias
     signal = float(relative[l % D])
-    aliases = float(np.linalg.norm([relative[(l + k * (D // S)) % D] for k in range(1, S)]))
+    aliases = float(np.linalg.norm([relative[(l + k * M) % D] for k in range(1, S)]))
     if aliases == 0:
         return math.inf if signal else 0.0
     return signal / aliases
@@ -131,10 +125,10 @@ def alias_gain(prefilter: npt.ArrayLike, S: int, l: int) -> float:  # noqa: E741
 @checked
 def pooling_bayes_accuracy(
     prefilter: npt.ArrayLike,
-    S: int,
+    S: Count,
     l: int,  # noqa: E741
-    eps: float = 1.0,
-    sigma: float = 3.0,
+    eps: Positive = 1.0,
+    sigma: Positive = 3.0,
     variant: Variant = "exact",
     gap_convention: GapConvention = "full",
 ) -> float:
@@ -159,17 +153,15 @@ def pooling_bayes_accuracy(
         0.8823
     """
     m = _filter(prefilter)
-    _check_signal(eps, sigma)
     a = {"full": eps, "half": eps / 2}[gap_convention]
     if variant == "exact":
         return linear_map_bayes_accuracy(pooling_matrix(m, S), cosine_direction(l, m.size), a, sigma)
-    _check_factor(S, m.size)
     scale = {"real": 1.0, "complex": math.sqrt(2), "printed": math.sqrt(2 * S) / 2, "appendix": math.sqrt(S) / 2}
     return float(ndtr(scale[variant] * (a / sigma) * alias_gain(m, S, l)))
 
 
 @checked
-def linear_map_bayes_accuracy(P: npt.ArrayLike, v: npt.ArrayLike, eps: float = 1.0, sigma: float = 3.0) -> float:
+def linear_map_bayes_accuracy(P: npt.ArrayLike, v: npt.ArrayLike, eps: Positive = 1.0, sigma: Positive = 3.0) -> float:
     """Best accuracy on x = +-eps v + sigma (noise across v) seen through any linear map P [M, D], v [D] of length 1.
 
     Gaussian discriminant analysis: Phi(eps/sigma sqrt(mu^T Sigma^+ mu)) with mu = P v and Sigma = P (I - v v^T) P^T;
@@ -182,11 +174,9 @@ def linear_map_bayes_accuracy(P: npt.ArrayLike, v: npt.ArrayLike, eps: float = 1
         0.8823
     """
     P, v = _numbers(P, "P"), _numbers(v, "v").ravel()
-    if P.ndim != 2 or P.shape[1] != v.size or not abs(np.linalg.norm(v) - 1) <= 1e-6:
-        raise InputError(f"P {list(P.shape)} needs shape [M, D] and v {v.size} entries of length 1 (D the same)")
-    if not np.isfinite(P).all():
-        raise InputError("P has entries that are not finite")
-    _check_signal(eps, sigma)
+    check_shapes("P [M, D], v [D]", P, v)
+    if not abs(np.linalg.norm(v) - 1) <= 1e-6:
+        raise InputError("v must have length 1")
     _, sizes, rows = np.linalg.svd(P, full_matrices=False)
     seen = rows[sizes > ROUNDING * sizes.max(initial=0.0)]
     coefficients = seen @ v
@@ -197,7 +187,7 @@ def linear_map_bayes_accuracy(P: npt.ArrayLike, v: npt.ArrayLike, eps: float = 1
 
 
 @checked
-def curvature_ratio(m_hat: npt.ArrayLike, eps: float, sigma: float) -> Array:
+def curvature_ratio(m_hat: npt.ArrayLike, eps: Finite, sigma: Positive) -> Array:
     """zeta(l) = eps^2 m^2[l] / (sigma^2 max m^2), [D]: how fast the deep linear pooling model learns frequency l
     (Sec. 2.2).
 
@@ -205,11 +195,7 @@ def curvature_ratio(m_hat: npt.ArrayLike, eps: float, sigma: float) -> Array:
         >>> curvature_ratio([1.0, 0.5], eps=2.0, sigma=1.0)
         array([4., 1.])
     """
-    check_number(eps, "eps")
-    check_number(sigma, "sigma", above=0)
     power = np.abs(_numbers(m_hat, "m_hat", complex)) ** 2
-    if power.ndim != 1 or not power.max(initial=0.0) > 0:
-        raise InputError(f"m_hat {list(power.shape)} needs shape [D] and an entry that is not zero")
     return np.asarray(eps**2 * power / (sigma**2 * power.max()), dtype=np.float64)
 
 
@@ -221,22 +207,14 @@ def _filter(prefilter: npt.ArrayLike) -> Array:
 
 
 def _numbers(values: npt.ArrayLike, name: str, kind: type = float) -> npt.NDArray[Any]:
-    """An array of numbers, or an error that names what cannot be one."""
     try:
         return np.asarray(values, dtype=kind)
     except (TypeError, ValueError, RuntimeError) as error:  # torch says RuntimeError for tensors with gradients
-        hint = ", e.g. box_prefilter(4, 128)" if name == "prefilter" else ""
-        raise InputError(f"{name}={said(values)}: an array of numbers is needed{hint}") from error
+        raise InputError(f"{name}={said(values)}: an array of numbers is needed, e.g. box_prefilter(4, 128)") from error
 
 
-def _check_signal(eps: float, sigma: float) -> None:
-    if not (sigma > 0 and eps > 0):
-        raise InputError(f"eps and sigma must be positive, got eps={eps}, sigma={sigma}")
-
-
-def _check_factor(S: int, D: int) -> None:
-    if S < 1 or D % S:
-        raise InputError(
-            f"the pooling factor S={S} must divide the signal length D={D}: only then do whole frequencies alias onto "
-            "each other. pooling_bayes_accuracy(..., variant='exact') takes any S up to D"
-        )
+def _kept(S: int, D: int) -> int:
+    """M = D / S samples that pooling keeps, whose frequencies S of the signal alias onto."""
+    if D % S:
+        raise InputError(f"S={S} does not divide D={D}: no frequencies alias, but variant='exact' takes any S")
+    return D // S

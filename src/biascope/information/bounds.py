@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from biascope.arguments import check_tensor
-from biascope.errors import InputError
-from biascope.signatures import checked
+from biascope.support.arguments import check_number
+from biascope.support.errors import InputError
+from biascope.support.signatures import checked
 
 
 def log_mean_exp(scores: Tensor) -> Tensor:
@@ -24,16 +24,14 @@ def log_mean_exp(scores: Tensor) -> Tensor:
         >>> float(log_mean_exp(torch.tensor([1000.0, 1000.0])))
         1000.0
     """
-    if not check_tensor(scores, "scores").numel():
+    return _some(scores).flatten().logsumexp(0) - math.log(scores.numel())
+
+
+def _some(scores: Tensor) -> Tensor:
+    """The same scores, if there are any: torch's mean of none is a silent NaN."""
+    if not scores.numel():
         raise InputError("no scores: a mean needs at least one")
-    return scores.flatten().logsumexp(0) - math.log(scores.numel())
-
-
-def _mean(joint: Tensor) -> Tensor:
-    """Mean of the scores of pairs; torch's own is NaN without a word where there are none."""
-    if not check_tensor(joint, "joint", floating=True).numel():
-        raise InputError("no scores of pairs (joint): a mean needs at least one")
-    return joint.mean()
+    return scores
 
 
 @checked
@@ -41,14 +39,13 @@ def donsker_varadhan(joint: Tensor, marginal: Tensor) -> Tensor:
     """E_P[T] - log E_Q[e^T], tight at T = log dP/dQ + any constant.
 
     joint, marginal: scores of any shape. With means over a finite sample in place of E_Q the logarithm is too small on
-    average (Jensen), so the value is above the bound; `nwj(joint - c, marginal - c)` with c = log E_Q[e^T] from *other*
-    pairs is the tangent to it from below and has no such bias.
+    average (Jensen), so the value is above the bound; `tangent` has no such bias.
 
     Example:
         >>> float(donsker_varadhan(torch.tensor([2.0, 4.0]), torch.zeros(5)))
         3.0
     """
-    return _mean(joint) - log_mean_exp(marginal)
+    return _some(joint).mean() - log_mean_exp(marginal)
 
 
 @checked
@@ -61,7 +58,7 @@ def mine_f(joint: Tensor, marginal: Tensor) -> Tensor:
         >>> float(mine_f(torch.tensor([2.0, 4.0]), torch.ones(5)))
         2.0
     """
-    return _mean(joint) - (log_mean_exp(marginal) - 1).exp()
+    return _some(joint).mean() - (log_mean_exp(marginal) - 1).exp()
 
 
 @checked
@@ -74,7 +71,7 @@ def nwj(joint: Tensor, marginal: Tensor) -> Tensor:
         >>> float(nwj(torch.tensor([2.0, 4.0]), torch.zeros(5)))
         3.0
     """
-    return _mean(joint) - log_mean_exp(marginal).exp() + 1
+    return _some(joint).mean() - log_mean_exp(marginal).exp() + 1
 
 
 @checked
@@ -87,10 +84,8 @@ def info_nce(scores: Tensor) -> Tensor:
         >>> round(float(info_nce(1000 * torch.eye(8))), 4) == round(math.log(8), 4)
         True
     """
-    if scores.dim() != 2 or scores.shape[0] != scores.shape[1]:
-        raise InputError(f"InfoNCE needs the scores of all pairs [K, K], got {list(scores.shape)}")
-    if not len(scores):
-        raise InputError("no scores of pairs: InfoNCE needs K >= 1")
+    if scores.dim() != 2 or not scores.shape[0] == scores.shape[1] > 0:
+        raise InputError(f"InfoNCE needs the scores of K >= 1 pairs, [K, K], got {list(scores.shape)}")
     return (scores.diagonal() - scores.logsumexp(1)).mean() + math.log(len(scores))
 
 
@@ -104,9 +99,8 @@ def smile(joint: Tensor, marginal: Tensor, clip: float = 5.0) -> Tensor:
         >>> float(smile(torch.tensor([9.0]), torch.tensor([7.0]), clip=5.0))
         4.0
     """
-    if not clip > 0:  # NaN neither
-        raise InputError(f"clip must be > 0, got {clip}")
-    return _mean(joint) - log_mean_exp(marginal.clamp(-clip, clip))
+    check_number(clip, "clip", above=0)
+    return _some(joint).mean() - log_mean_exp(marginal.clamp(-clip, clip))
 
 
 @checked
@@ -119,10 +113,15 @@ def jensen_shannon(joint: Tensor, marginal: Tensor) -> Tensor:
         >>> float(jensen_shannon(torch.zeros(3), torch.zeros(3)))
         0.0
     """
-    check_tensor(joint, "joint", floating=True)
-    if not check_tensor(marginal, "marginal", floating=True).numel():
-        raise InputError("no scores of independent draws (marginal): a mean needs at least one")
-    return math.log(2) - (_mean(softplus(-joint)) + softplus(marginal).mean()) / 2
+    return math.log(2) - (softplus(-_some(joint)).mean() + softplus(_some(marginal)).mean()) / 2
+
+
+def tangent(joint: Tensor, marginal: Tensor, log_partition: Tensor) -> Tensor:
+    """Donsker-Varadhan with log u replaced by its tangent at a, u/a + log a - 1 >= log u, for a given log a.
+
+    With a from other pairs it is unbiased, and so a lower bound in expectation.
+    """
+    return nwj(joint - log_partition, marginal - log_partition)
 
 
 class MineObjective:
@@ -159,7 +158,7 @@ class MineObjective:
             kept = self.log_average + math.log1p(-self.rate)
             self.log_average = torch.logaddexp(kept, now + math.log(self.rate))
         ratio = (log_mean - self.log_average).exp()
-        return _mean(joint) - now - (ratio - ratio.detach())
+        return _some(joint).mean() - now - (ratio - ratio.detach())
 
 
 @checked
@@ -176,12 +175,8 @@ def sample_size(
         >>> sample_size(100, accuracy=0.1, confidence=0.95, bound=1.0, radius=1.0, lipschitz=1.0)
         188293
     """
-    numbers = parameters, accuracy, bound, radius, lipschitz
-    if not all(map(math.isfinite, numbers)) or min(numbers) <= 0 or not 0 < confidence < 1:
-        raise InputError(
-            "parameters, accuracy, bound, radius and lipschitz must be finite and > 0 and confidence in (0, 1), got "
-            f"{parameters}, {accuracy}, {bound}, {radius}, {lipschitz} and {confidence}"
-        )
+    if not all(0 < v < math.inf for v in (parameters, accuracy, bound, radius, lipschitz)) or not 0 < confidence < 1:
+        raise InputError("confidence must lie in (0, 1), all other numbers must be finite and positive")
     cover = parameters * math.log(16 * radius * lipschitz * math.sqrt(parameters) / accuracy)
     need = 2 * bound**2 * (cover + 2 * parameters * bound + math.log(2 / (1 - confidence))) / accuracy**2
     return math.ceil(need)

@@ -1,18 +1,23 @@
-"""`mutual_information`: six estimators behind one call, reported on pairs that were not trained on."""
+"""`mutual_information`: six estimators behind one call, reported on pairs that were not trained on.
+
+An estimator is a dataclass: its fields are the options it uses, `estimate(x, y, name, seed)` gives the result. Those
+with a critic derive from `_Trained` and say what a batch maximises, by what the step of training is chosen, and what is
+reported. A new one is a class here, named in `Estimator` and in `ESTIMATORS`.
+"""
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import warnings
-from collections.abc import Callable
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from biascope.errors import InputError
-from biascope.information.bounds import MineObjective, info_nce, jensen_shannon, mine_f, nwj
+from biascope.information import bounds
 from biascope.information.critics import (
     CHUNK,
     EncodedCritic,
@@ -20,25 +25,29 @@ from biascope.information.critics import (
     JointCritic,
     SeparableCritic,
     all_scores,
+    block_scores,
     paired_scores,
 )
-from biascope.information.evaluate import Evaluation
 from biascope.information.neighbours import ksg
+from biascope.information.pairs import Training, batches, checked_pairs, own_randomness, split_pairs
 from biascope.information.result import EstimateWarning, MutualInformation
-from biascope.information.samples import checked_pairs, split_pairs
-from biascope.information.train import Objective, Training, train_critic
-from biascope.precision import without_autocast
-from biascope.signatures import checked
+from biascope.support.arguments import check_number
+from biascope.support.bars import progress
+from biascope.support.errors import BiascopeError, InputError
+from biascope.support.precision import without_autocast
+from biascope.support.seeds import derive, generator
+from biascope.support.signatures import checked
 
 Estimator = Literal["mine", "mine-f", "nwj", "infonce", "smile", "ksg"]
 
-TRAINED = ("mine", "mine-f", "nwj", "infonce", "smile")  # they have a critic, and all options of training
-USED_BY = {"ema_rate": ("mine",), "clip": ("smile",), "k": ("ksg",)}
-
 LEAST = 100  # pairs: below, the three parts of the split are too small to say anything
 BLOCKS = 20  # of held-out pairs, for the standard error
-ENOUGH = 4096  # validation pairs looked at: they only choose the step
+ENOUGH = 4096  # validation pairs used: they only choose the step
 FEW = 30  # rows that carry E_Q[e^T]: with fewer the mean is a matter of luck
+DRAWS = 200_000  # independent draws scored for the reported number
+QUICK_DRAWS = 20_000  # and for a value on the curve
+POINTS = 50  # values on the curve at most, or nearly
+LONGEST = 10.0  # norm of a gradient: e^T can make a single batch outweigh everything
 
 
 @checked
@@ -69,7 +78,7 @@ def mutual_information(
     | nwj | E_P[T] - E_Q[e^T] + 1 | the same | yes |
     | infonce | K-way classification | the same, K pairs at a time | yes, and at most log K |
     | smile | Jensen-Shannon | Donsker-Varadhan with e^T clipped | no |
-    | ksg | nothing | nearest neighbours (see `ksg`) | no |
+    | ksg | nothing | nearest neighbours (see `neighbours.ksg`) | no |
 
     A lower bound in expectation, that is: over held-out pairs, for whatever critic came out of training. Donsker-
     Varadhan with a mean of held-out pairs inside the logarithm is *not* one (Jensen); that usual number is in
@@ -91,130 +100,284 @@ def mutual_information(
         >>> abs(est.nats - 0.511) < 0.1, est.is_lower_bound
         (True, True)
     """
-    options: dict[str, object] = {"critic": critic, "steps": steps, "batch_size": batch_size, "lr": lr}
-    _refuse_unused(estimator, options | {"held_out": held_out, "ema_rate": ema_rate, "clip": clip, "k": k})
-    if estimator == "ksg":
-        return ksg(x, y, k=k, seed=seed)
-    x, y = checked_pairs(x, y, LEAST, f"{estimator} splits them into three parts and needs")
-    if steps < 0 or batch_size < 2 or not 0 < lr < math.inf:
-        raise InputError(f"need steps >= 0, batch_size >= 2 and lr > 0, got {steps}, {batch_size} and {lr}")
-    if not 0 < clip < math.inf:
-        raise InputError(f"clip must be > 0, got {clip}")
-    if critic is None and steps == 0:
-        raise InputError("steps=0 evaluates a given critic: pass critic=")
-    if critic is not None and not isinstance(critic, nn.Module):
-        raise InputError(f"critic must be a torch.nn.Module T(x, y) -> [n], got {type(critic).__name__}")
-    with torch.inference_mode(False):  # a critic cannot be trained in it
-        return _trained(x, y, estimator, seed, critic, steps, batch_size, lr, held_out, ema_rate, clip)
-
-
-def _refuse_unused(estimator: Estimator, given: dict[str, object]) -> None:
-    """Raise if an option is set that this estimator would not look at."""
+    given: dict[str, Any] = {"critic": critic, "steps": steps, "batch_size": batch_size, "lr": lr, "held_out": held_out}
+    given |= {"ema_rate": ema_rate, "clip": clip, "k": k}
+    own = _options(estimator)
     defaults = inspect.signature(mutual_information).parameters
     for name, value in given.items():
-        users = USED_BY.get(name, TRAINED)
-        untrained = estimator == "ksg" and name == "steps" and value == 0
-        if estimator not in users and value != defaults[name].default and not untrained:
-            why = "ksg has no critic" if name == "critic" else f"{estimator} does not use {name} (got {value!r})"
-            raise InputError(f"{why}; leave {name} out, or choose an estimator that uses it: {', '.join(users)}")
+        if name not in own and value != defaults[name].default and (name, value) != ("steps", 0):
+            users = ", ".join(other for other in ESTIMATORS if name in _options(other))
+            raise InputError(f"{estimator} does not use {name}; leave it out, or choose one that does: {users}")
+    return ESTIMATORS[estimator](**{name: given[name] for name in own}).estimate(x, y, estimator, seed)
 
 
-def _trained(
-    x: Tensor,
-    y: Tensor,
-    estimator: str,
-    seed: int,
-    critic: nn.Module | None,
-    steps: int,
-    batch_size: int,
-    lr: float,
-    held_out: float,
-    ema_rate: float,
-    clip: float,
-) -> MutualInformation:
-    """Split, train, choose, report: everything after the checks, for all estimators with a critic."""
-    parts = split_pairs(len(x), held_out, seed, x.device)
-    block = batch_size if estimator == "infonce" else len(parts.held_out) // BLOCKS
-    block = max(2, min(block, len(parts.held_out) // 5, len(parts.validation) // 2, ENOUGH // 2))
-    encoders = None
-    if critic is None:
-        encoders = Encoder(x[parts.train]), Encoder(y[parts.train])
-        x, y = (torch.cat([encode(part) for part in torch.split(v, CHUNK)]) for encode, v in zip(encoders, (x, y)))
-        critic = (SeparableCritic if estimator == "infonce" else JointCritic)(x.shape[1], y.shape[1], seed=seed)
+@dataclass(frozen=True)
+class _Report:
+    """A number with its standard error, from `n` pairs; `carriers`: rows that carry E_Q[e^T] (see `carriers`)."""
 
-    few = parts.validation[:ENOUGH]
-    chosen_by = Evaluation(estimator, x[few], y[few], block, clip)
-    told_by = Evaluation(estimator, x[parts.held_out], y[parts.held_out], block, clip)
-    objective = _objective(estimator, ema_rate)
-    trained = train_critic(
-        critic, objective, chosen_by.validate, x[parts.train], y[parts.train], steps, batch_size, lr, seed
-    )
-    found = told_by.report(trained.critic, chosen_by)
-    notes = _notes(estimator, found.nats, len(x), len(parts.held_out), found.cap, found.carriers, trained)
-    for note in notes:
-        warnings.warn(f"{estimator}: {note}", EstimateWarning, stacklevel=5)
-    return MutualInformation(
-        nats=found.nats,
-        standard_error=found.standard_error,
-        estimator=estimator,
-        is_lower_bound=estimator != "smile",
-        n=len(x),
-        n_held_out=found.n,
-        seed=seed,
-        curve=trained.curve,
-        steps=trained.steps,
-        notes=notes,
-        cap=found.cap,
-        plug_in=found.plug_in,
-        critic=trained.critic if encoders is None else EncodedCritic(*encoders, trained.critic),
-    )
+    nats: float
+    standard_error: float
+    n: int
+    carriers: float = math.inf
+    cap: float | None = None
+    plug_in: float | None = None
 
 
-def _objective(estimator: str, ema_rate: float) -> Objective:
-    """What a batch of pairs is trained to maximise; independent draws are the batch with y moved by one row."""
-    if estimator == "infonce":
-        return lambda critic, x, y: info_nce(all_scores(critic, x, y))
-    bounds: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-        "mine": MineObjective(ema_rate),
-        "mine-f": mine_f,
-        "nwj": nwj,
-        "smile": jensen_shannon,
-    }
-    bound = bounds[estimator]
+@dataclass(frozen=True)
+class _Pairs:
+    """Pairs x [n, ...], y [n, ...] on which a critic is judged, in blocks of `block`."""
 
-    def objective(critic: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    x: Tensor
+    y: Tensor
+    block: int
+
+    def scores(self, critic: nn.Module, draws: int = DRAWS) -> tuple[Tensor, Tensor]:
+        """Scores of pairs [B, b] and of independent draws [B, b, s], of which there are at most about `draws`."""
+        shifts = min(self.block - 1, max(4, draws // len(self.x)))
+        return block_scores(critic, self.x, self.y, self.block, shifts)
+
+    def report(self, values: list[Tensor], **more: Any) -> _Report:
+        """Mean and standard error over the blocks' values."""
+        found = torch.stack(values)
+        error = float(found.std() / math.sqrt(len(found)))
+        return _Report(float(found.mean()), error, len(found) * self.block, **more)
+
+
+@dataclass
+class _Trained:
+    """An estimator with a critic: split, train, choose, report. As it stands, nwj."""
+
+    critic: nn.Module | None
+    steps: int
+    batch_size: int
+    lr: float
+    held_out: float
+    is_lower_bound: ClassVar[bool] = True
+    default_critic: ClassVar[type[nn.Module]] = JointCritic
+
+    def bound(self, joint: Tensor, marginal: Tensor) -> Tensor:
+        """What training maximises, from scores of pairs and of independent draws."""
+        return bounds.nwj(joint, marginal)
+
+    def objective(self, critic: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """The bound on a batch; independent draws are the batch with y moved by one row."""
         # one pass for both halves; rows of a batch are distinct, so no pair meets itself
         scores = paired_scores(critic, torch.cat([x, x]), torch.cat([y, y.roll(1, 0)]))
-        return bound(scores[: len(x)], scores[len(x) :])
+        return self.bound(scores[: len(x)], scores[len(x) :])
 
-    return objective
+    def validate(self, critic: nn.Module, pairs: _Pairs) -> tuple[float, float]:
+        """The value for the curve, and the one by which the training step is chosen."""
+        value = float(self.bound(*pairs.scores(critic, QUICK_DRAWS)))
+        return value, value
+
+    def report(self, critic: nn.Module, pairs: _Pairs, others: _Pairs) -> _Report:
+        """The number from held-out pairs; `others` are the validation pairs."""
+        joint, marginal = pairs.scores(critic)
+        return pairs.report([self.bound(j, m) for j, m in zip(joint, marginal)], carriers=carriers(marginal))
+
+    def block(self, held_out: int) -> int:
+        """Pairs in one of the blocks whose values vary."""
+        return held_out // BLOCKS
+
+    def train(self, critic: nn.Module, x: Tensor, y: Tensor, validation: _Pairs, seed: int) -> Training:
+        """Adam on the objective, for a copy of the critic; validated at some steps, the best state kept."""
+        critic = copy.deepcopy(critic).to(x.device)
+        parameters = [p for p in critic.parameters() if p.requires_grad]
+        rows = batches(len(x), min(self.batch_size, len(x)), generator(seed, "batches", device=x.device))
+        optimizer = torch.optim.Adam([{"params": parameters}], lr=self.lr)  # there may be none
+        every = max(1, self.steps // POINTS, min(8, self.steps // 10))
+        best, state, best_step = -math.inf, copy.deepcopy(critic.state_dict()), 0
+        curve, at = [], []
+        with own_randomness(derive(seed, "dropout"), x.device), torch.enable_grad():
+            for step in progress(range(1, self.steps + 1), "critic", leave=False):
+                index = next(rows)
+                critic.train()
+                value = self.objective(critic, x[index], y[index])
+                optimizer.zero_grad(set_to_none=True)
+                (-value).backward()  # type: ignore[no-untyped-call]
+                nn.utils.clip_grad_norm_(parameters, LONGEST)
+                optimizer.step()
+                if step % every and step < self.steps:
+                    continue
+                shown, criterion = self.validate(critic.eval(), validation)
+                if not math.isfinite(shown):
+                    fix = f"lower lr (now {self.lr}), or use mine or smile, which do not train with e^T itself"
+                    raise BiascopeError(f"the critic diverged: its value at step {step} is {shown}; {fix}")
+                curve.append(shown)
+                at.append(step)
+                if criterion > best:
+                    best, state, best_step = criterion, copy.deepcopy(critic.state_dict()), step
+        critic.load_state_dict(state)
+        values, places = torch.tensor(curve, dtype=torch.float64, device="cpu"), torch.tensor(at, device="cpu")
+        return Training(critic.eval(), values, places, best_step)
+
+    def estimate(self, x: Tensor, y: Tensor, name: str, seed: int) -> MutualInformation:
+        x, y = checked_pairs(x, y, LEAST, f"{name} splits them into three parts and needs")
+        if self.steps < 0 or self.batch_size < 2 or not 0 < self.lr < math.inf:
+            asked = f"{self.steps}, {self.batch_size} and {self.lr}"
+            raise InputError(f"need steps >= 0, batch_size >= 2 and lr > 0, got {asked}")
+        if self.critic is None and self.steps == 0:
+            raise InputError("steps=0 evaluates a given critic: pass critic=")
+        with torch.inference_mode(False):  # a critic cannot be trained in it
+            train, few, last = split_pairs(len(x), self.held_out, seed, x.device)
+            block = max(2, min(self.block(len(last)), len(last) // 5, len(few) // 2, ENOUGH // 2))
+            few = few[:ENOUGH]
+            critic, encoders = self.critic, None
+            if critic is None:
+                encoders = Encoder(x[train]), Encoder(y[train])
+                x, y = (torch.cat([encode(v) for v in torch.split(t, CHUNK)]) for encode, t in zip(encoders, (x, y)))
+                critic = self.default_critic(x.shape[1], y.shape[1], seed=seed)
+            validation, held_out = _Pairs(x[few], y[few], block), _Pairs(x[last], y[last], block)
+            trained = self.train(critic, x[train], y[train], validation, seed)
+            found = self.report(trained.critic, held_out, validation)
+        notes = _notes(found, trained, len(x), len(last))
+        for note in notes:
+            warnings.warn(f"{name}: {note}", EstimateWarning, stacklevel=5)
+        return MutualInformation(
+            nats=found.nats,
+            standard_error=found.standard_error,
+            estimator=name,
+            is_lower_bound=self.is_lower_bound,
+            n=len(x),
+            n_held_out=found.n,
+            seed=seed,
+            curve=trained.curve,
+            steps=trained.steps,
+            notes=notes,
+            cap=found.cap,
+            plug_in=found.plug_in,
+            critic=trained.critic if encoders is None else EncodedCritic(*encoders, trained.critic),
+        )
 
 
-def _notes(
-    estimator: str, nats: float, n: int, held_out: int, cap: float | None, carriers: float, trained: Training
-) -> tuple[str, ...]:
+class _MineF(_Trained):
+    def bound(self, joint: Tensor, marginal: Tensor) -> Tensor:
+        return bounds.mine_f(joint, marginal)
+
+
+@dataclass
+class _Mine(_Trained):
+    """Donsker-Varadhan with MINE's gradient; reported is its tangent at E_Q[e^T] of other pairs."""
+
+    ema_rate: float
+
+    def __post_init__(self) -> None:
+        self._average = bounds.MineObjective(self.ema_rate)
+
+    def bound(self, joint: Tensor, marginal: Tensor) -> Tensor:
+        return self._average(joint, marginal)
+
+    def validate(self, critic: nn.Module, pairs: _Pairs) -> tuple[float, float]:
+        """Chosen by what will be reported: a critic whose E_Q[e^T] differs between two halves is of no use."""
+        joint, marginal = pairs.scores(critic, QUICK_DRAWS)
+        halves = (joint[::2], marginal[::2]), (joint[1::2], marginal[1::2])
+        crossed = [bounds.tangent(j, m, bounds.log_mean_exp(other)) for (j, m), (_, other) in zip(halves, halves[::-1])]
+        return float(bounds.donsker_varadhan(joint, marginal)), float(sum(crossed) / 2)
+
+    def report(self, critic: nn.Module, pairs: _Pairs, others: _Pairs) -> _Report:
+        joint, marginal = pairs.scores(critic)
+        at = bounds.log_mean_exp(others.scores(critic)[1])
+        values = [bounds.tangent(j, m, at) for j, m in zip(joint, marginal)]
+        plug_in = float(bounds.donsker_varadhan(joint, marginal))
+        return pairs.report(values, carriers=carriers(marginal), plug_in=plug_in)
+
+
+@dataclass
+class _Smile(_Trained):
+    """Donsker-Varadhan with e^T clipped, of a critic trained by Jensen-Shannon."""
+
+    clip: float
+    is_lower_bound = False
+
+    def __post_init__(self) -> None:
+        check_number(self.clip, "clip", above=0)
+
+    def bound(self, joint: Tensor, marginal: Tensor) -> Tensor:
+        return bounds.jensen_shannon(joint, marginal)
+
+    def validate(self, critic: nn.Module, pairs: _Pairs) -> tuple[float, float]:
+        joint, marginal = pairs.scores(critic, QUICK_DRAWS)
+        return float(bounds.smile(joint, marginal, self.clip)), float(self.bound(joint, marginal))
+
+    def report(self, critic: nn.Module, pairs: _Pairs, others: _Pairs) -> _Report:
+        """The logarithm is of the mean over all blocks; the blocks say how it varies, through its tangent there.
+
+        The logarithms of the blocks' own means, of two pairs each for few pairs, vary far more.
+        """
+        joint, marginal = pairs.scores(critic)
+        clipped = marginal.clamp(-self.clip, self.clip)
+        at = bounds.log_mean_exp(clipped)
+        spread = pairs.report([bounds.tangent(j, m, at) for j, m in zip(joint, clipped)])
+        return replace(spread, nats=float(bounds.smile(joint, marginal, self.clip)))
+
+
+class _InfoNCE(_Trained):
+    """One pair among K, in blocks of K pairs."""
+
+    default_critic = SeparableCritic
+
+    def block(self, held_out: int) -> int:
+        return self.batch_size
+
+    def objective(self, critic: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return bounds.info_nce(all_scores(critic, x, y))
+
+    def validate(self, critic: nn.Module, pairs: _Pairs) -> tuple[float, float]:
+        value = self.report(critic, pairs, pairs).nats
+        return value, value
+
+    def report(self, critic: nn.Module, pairs: _Pairs, others: _Pairs) -> _Report:
+        whole = len(pairs.x) - len(pairs.x) % pairs.block
+        blocks = zip(*(torch.split(v[:whole], pairs.block) for v in (pairs.x, pairs.y)))
+        with torch.no_grad():
+            values = [bounds.info_nce(all_scores(critic, x, y).double()) for x, y in blocks]
+        return pairs.report(values, cap=math.log(pairs.block))
+
+
+@dataclass
+class _Neighbours:
+    k: int
+
+    def estimate(self, x: Tensor, y: Tensor, name: str, seed: int) -> MutualInformation:
+        return ksg(x, y, k=self.k, seed=seed)
+
+
+ESTIMATORS: dict[str, type[_Trained | _Neighbours]] = {
+    "mine": _Mine,
+    "mine-f": _MineF,
+    "nwj": _Trained,
+    "infonce": _InfoNCE,
+    "smile": _Smile,
+    "ksg": _Neighbours,
+}
+
+
+def _options(estimator: str) -> list[str]:
+    """Options that an estimator uses."""
+    return list(inspect.signature(ESTIMATORS[estimator]).parameters)
+
+
+def carriers(marginal: Tensor) -> float:
+    """(sum w)^2 / sum w^2 for w_i = sum_s e^T_is: how many rows x_i share the mean of e^T."""
+    rows = marginal.flatten(0, 1).logsumexp(1)
+    return float((2 * rows.logsumexp(0) - (2 * rows).logsumexp(0)).exp())
+
+
+def _notes(found: _Report, trained: Training, n: int, held_out: int) -> tuple[str, ...]:
     """What should be known about the number, most serious first."""
     notes = []
-    if estimator in {"mine", "mine-f", "nwj"} and carriers < min(FEW, held_out / 4):
-        notes.append(
-            f"the mean of e^T over independent draws is carried by about {carriers:.1f} of {held_out} rows: its "
-            "variance explodes with the information; trust neither number nor error; use infonce, or more pairs"
-        )
-    if cap is not None and nats > 0.9 * cap:
-        notes.append(
-            f"within 10 % of the cap log K = {cap:.3f}, K = {round(math.exp(cap))} pairs at a time: the information "
-            "may be larger; raise batch_size (K is at most a fifth of the held-out pairs)"
-        )
-    if nats > math.log(held_out):
-        notes.append(
-            f"{nats:.3g} nats exceed log({held_out}) = {math.log(held_out):.3g}: no distribution-free lower bound from "
-            f"{held_out} held-out pairs can be that high with confidence"
-        )
+    if found.carriers < min(FEW, held_out / 4):
+        few = f"the mean of e^T over independent draws is carried by about {found.carriers:.1f} of {held_out} rows"
+        notes.append(f"{few}: its variance explodes; trust neither number nor error; use infonce, or more pairs")
+    if found.cap is not None and found.nats > 0.9 * found.cap:
+        cap = f"within 10 % of the cap log K = {found.cap:.3f}, K = {round(math.exp(found.cap))} pairs at a time"
+        notes.append(f"{cap}: there may be more; raise batch_size (K is at most a fifth of the held-out pairs)")
+    if found.nats > math.log(held_out):
+        more = f"{found.nats:.3g} nats exceed log({held_out}) = {math.log(held_out):.3g}"
+        notes.append(f"{more}: no distribution-free lower bound from {held_out} held-out pairs can be that high")
     if trained.still_rising():
         notes.append(f"not converged: the curve still rises at step {int(trained.steps[-1])}; raise steps")
-    if trained.fell() > max(0.1, 0.1 * abs(nats)):
-        notes.append(
-            f"overfitted: the curve peaked at step {trained.best} and ends {trained.fell():.2g} nats lower; the truth "
-            f"may be well above, {n} pairs are few for this critic"
-        )
+    if trained.fell() > max(0.1, 0.1 * abs(found.nats)):
+        fell = f"overfitted: the curve peaked at step {trained.best} and ends {trained.fell():.2g} nats lower"
+        notes.append(f"{fell}; the truth may be well above, {n} pairs are few for this critic")
     return tuple(notes)

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from biascope.arguments import check_tensor
-from biascope.errors import InputError, UnsupportedError
+from biascope.information.pairs import checked_pairs, is_discrete
 from biascope.information.result import EstimateWarning, MutualInformation
-from biascope.information.samples import checked_pairs, is_discrete
-from biascope.inputs import check_inputs
-from biascope.signatures import checked
+from biascope.support.arguments import check_count
+from biascope.support.errors import InputError, UnsupportedError
+from biascope.support.signatures import checked
 
 TREE_COLUMNS = 8  # up to so many columns in all a k-d tree beats looking at every distance
 CELLS = 2**22  # distances held at a time
 BLOCKS = 5  # of samples at least, for the standard error; twice as many where they have 200 samples each
 MANY = 10  # columns in all beyond which neighbours are far and the estimate too low
-ROWS = 500  # samples looked at for ties
+ROWS = 500  # samples searched for ties
 TIED = 0.05  # share of them whose k-th and next neighbours are equally far: beyond, the estimate moves (see `ksg`)
 NARROW = 0.3  # of the middle half of a column, in standard deviations (a Gaussian's: 1.35): below, its tails are long
 
 
 @checked
-def ksg(x: Tensor, y: Tensor, k: int = 3, algorithm: int = 1, seed: int = 0) -> MutualInformation:
+def ksg(x: Tensor, y: Tensor, k: int = 3, algorithm: Literal[1, 2] = 1, seed: int = 0) -> MutualInformation:
     """I(x; y) in nats from x [n, ...], y [n, ...] by k nearest neighbours in the maximum norm; no training, no bound.
 
     algorithm 1: psi(k) + psi(n) - <psi(n_x + 1) + psi(n_y + 1)>, with n_x the points whose x is strictly closer than
@@ -50,14 +50,11 @@ def ksg(x: Tensor, y: Tensor, k: int = 3, algorithm: int = 1, seed: int = 0) -> 
         >>> abs(found.nats - 0.511) < 3 * found.standard_error
         True
     """
-    if k < 1 or algorithm not in (1, 2):
-        raise InputError(f"need k >= 1 and algorithm 1 or 2, got {k} and {algorithm}")
+    check_count(k, "k")
     x, y = checked_pairs(x, y, max(50, BLOCKS * (k + 2)), f"ksg with k={k} needs")
-    labelled = is_discrete(x) or is_discrete(y)
-    if is_discrete(x) and is_discrete(y):
-        raise UnsupportedError(
-            "ksg: both x and y are labels, which have no neighbours; count pairs, or use mine or nwj"
-        )
+    labelled = is_discrete(x) + is_discrete(y)
+    if labelled == 2:
+        raise UnsupportedError("ksg: both x and y are labels, which have no neighbours; use mine or nwj")
     if labelled and algorithm == 2:
         raise UnsupportedError("ksg: algorithm 2 needs numbers on both sides, and one is labels; use algorithm=1")
     notes: list[str] = []
@@ -71,28 +68,15 @@ def ksg(x: Tensor, y: Tensor, k: int = 3, algorithm: int = 1, seed: int = 0) -> 
     if a.shape[1] + b.shape[1] > MANY:
         notes.append(f"{a.shape[1]} + {b.shape[1]} columns: with more than about {MANY} the estimate is far too low")
     if (tied := _tied_share(a, b, k)) > TIED:
-        notes.append(
-            f"{tied:.0%} of the samples have a k-th and a next neighbour equally far (rounded numbers?): the estimate "
-            "may be too high; add uniform noise as wide as a step of rounding"
-        )
+        equal = f"{tied:.0%} of the samples have a k-th and a next neighbour equally far (rounded numbers?)"
+        notes.append(f"{equal}: the estimate may be too high; add uniform noise as wide as a step of rounding")
     nats = float(local_information(a, b, k, algorithm).mean())
     if nats > math.log(len(x)):
-        notes.append(f"{nats:.3g} nats exceed log({len(x)}): nearest neighbours of {len(x)} samples cannot tell")
+        notes.append(f"{nats:.3g} nats exceed log({len(x)}): more than neighbours of {len(x)} samples can show")
     for note in notes:
         warnings.warn(f"ksg: {note}", EstimateWarning, stacklevel=3)
-    none = torch.empty(0, dtype=torch.float64, device="cpu")
-    return MutualInformation(
-        nats=nats,
-        standard_error=_standard_error(a[order], b[order], k, algorithm, smallest),
-        estimator="ksg",
-        is_lower_bound=False,
-        n=len(x),
-        n_held_out=len(x),
-        seed=seed,
-        curve=none,
-        steps=none.long(),
-        notes=tuple(notes),
-    )
+    error = _standard_error(a[order], b[order], k, algorithm, smallest)
+    return MutualInformation(nats, error, "ksg", False, n=len(x), n_held_out=len(x), seed=seed, notes=tuple(notes))
 
 
 def _columns(name: str, values: Tensor, k: int, notes: list[str]) -> Tensor:
@@ -102,10 +86,8 @@ def _columns(name: str, values: Tensor, k: int, notes: list[str]) -> Tensor:
         least = BLOCKS * (k + 1)
         if len(classes) < 2 or int(counts.min()) < least:
             rare = int(counts.argmin())
-            raise InputError(
-                f"ksg: label {classes[rare].item()} of {name} has {int(counts[rare])} of {len(values)} samples; with "
-                f"k={k} two labels or more are needed, each with at least {least} samples"
-            )
+            has = f"label {classes[rare].item()} of {name} has {int(counts[rare])} of {len(values)} samples"
+            raise InputError(f"ksg: {has}; two labels or more are needed, each with at least {least} (k={k})")
         labels: Tensor = index.double()[:, None]
         return labels
     flat = _near_one(values.reshape(len(values), -1).double())
@@ -115,21 +97,16 @@ def _columns(name: str, values: Tensor, k: int, notes: list[str]) -> Tensor:
     if not bool(varies.any()):
         raise InputError(f"ksg: {name} is constant: it shares no information with anything, and has no neighbours")
     if not bool(varies.all()):
-        first = int((~varies).nonzero()[0])
-        notes.append(
-            f"{int((~varies).sum())} of {flat.shape[1]} columns of {name} are constant (first: {first}); left out"
-        )
+        constant = f"{int((~varies).sum())} of {flat.shape[1]} columns of {name} are constant"
+        notes.append(f"{constant} (first: {int((~varies).nonzero()[0])}); left out")
     columns: Tensor = flat[:, varies] / std[varies]
     ranked = columns.sort(0).values
     middle = ranked[(3 * len(flat)) // 4] - ranked[len(flat) // 4]
     long = (middle > 0) & (middle < NARROW)  # where it is 0 one value is half of all: a tie, not a tail
     if bool(long.any()):
-        first = int(varies.nonzero()[:, 0][long][0])
-        notes.append(
-            f"{int(long.sum())} of {flat.shape[1]} columns of {name} have long tails (first: {first}; half of it lies "
-            f"within {float(middle[long][0]):.2g} standard deviations): the estimate may be far too low; pass "
-            "logarithms or ranks, which hold the same information"
-        )
+        heavy = f"{int(long.sum())} of {flat.shape[1]} columns of {name} have long tails"
+        first = f"first: {int(varies.nonzero()[:, 0][long][0])}, half within {float(middle[long][0]):.2g} deviations"
+        notes.append(f"{heavy} ({first}): the estimate may be far too low; pass logarithms or ranks")
     return columns
 
 
@@ -160,28 +137,13 @@ def _standard_error(x: Tensor, y: Tensor, k: int, algorithm: int, smallest: int)
     return float(torch.stack(values).std() / math.sqrt(blocks))
 
 
-@checked
 def local_information(x: Tensor, y: Tensor, k: int = 3, algorithm: int = 1) -> Tensor:
-    """Terms [n] whose mean is the estimate, from x [n, p] and y [n, q] as they are (float64, no rescaling).
-
-    Example:
-        >>> rng = torch.Generator().manual_seed(0)
-        >>> x, y = torch.randn(2, 500, 1, generator=rng, dtype=torch.float64)
-        >>> bool(local_information(x, y).mean().abs() < 0.1)
-        True
-    """
-    n = len(x)
-    for name, t in (("x", x), ("y", y)):
-        check_inputs(check_tensor(t, name, dims=2), name)
-    if len(y) != n or not x.shape[1] or not y.shape[1]:
-        raise InputError(f"x {list(x.shape)} and y {list(y.shape)} must have one row for each sample, and columns")
-    if not 1 <= k < n or algorithm not in (1, 2):
-        raise InputError(f"need 1 <= k < n and algorithm 1 or 2, got k={k}, n={n} and algorithm={algorithm}")
+    """Terms [n] whose mean is the estimate, from x [n, p] and y [n, q] as they are (float64, no rescaling)."""
     in_tree = x.shape[1] + y.shape[1] <= TREE_COLUMNS and x.device.type == "cpu"
     counts = _tree_counts if in_tree else _direct_counts
     k_used, near_x, near_y = (c.double() for c in counts(x, y, k, algorithm))
     psi = torch.digamma
-    start = psi(k_used) + psi(torch.tensor(n, dtype=torch.float64, device=x.device))
+    start = psi(k_used) + psi(torch.tensor(len(x), dtype=torch.float64, device=x.device))
     return start - (1 / k if algorithm == 2 else 0) - psi(near_x) - psi(near_y)
 
 
@@ -197,9 +159,8 @@ def _direct_counts(x: Tensor, y: Tensor, k: int, algorithm: int) -> tuple[Tensor
         if algorithm == 1:
             eps = far[:, -1:]
             tied = eps == 0
-            same = both <= 0  # with oneself
             counts = [torch.where(tied, d == 0, d < eps).sum(1) for d in (dx, dy)]
-            parts.append((torch.where(tied[:, 0], same.sum(1), k), *counts))
+            parts.append((torch.where(tied[:, 0], (both <= 0).sum(1), k), *counts))  # with oneself
         else:
             widths = [d.gather(1, index[:, 1:]).amax(1, keepdim=True) for d in (dx, dy)]
             _refuse_ties(*widths)
@@ -249,11 +210,7 @@ def _within(tree: object, points: np.ndarray, radius: np.ndarray) -> np.ndarray:
     return counts.astype(np.int64)
 
 
-def _refuse_ties(width_x: Tensor, width_y: Tensor) -> None:
-    for name, width in (("x", width_x), ("y", width_y)):
-        ties = int((width == 0).sum())
-        if ties:
-            raise InputError(
-                f"ksg: {ties} samples share their {name} with all their neighbours, and algorithm 2 needs distances "
-                "> 0; use algorithm=1, which counts ties"
-            )
+def _refuse_ties(*widths: Tensor) -> None:
+    ties = max(int((width == 0).sum()) for width in widths)
+    if ties:
+        raise InputError(f"ksg: {ties} samples equal all their neighbours; use algorithm=1, which counts such ties")

@@ -12,11 +12,12 @@ import torch
 from scipy.special import k0
 from torch import Tensor
 
-from biascope.data import correlated_gaussians, gaussian_mutual_information, noisy_function
-from biascope.data.mutual import FUNCTIONS, Map
-from biascope.errors import InputError
-from biascope.seeds import generator
-from biascope.signatures import checked
+from biascope.data import correlated_gaussians, noisy_function
+from biascope.data.mutual import FUNCTIONS, Map, gaussian_mutual_information
+from biascope.support.arguments import check_count, check_number
+from biascope.support.errors import InputError
+from biascope.support.seeds import generator
+from biascope.support.signatures import checked
 
 Draw = Callable[[int, int], tuple[Tensor, Tensor]]
 
@@ -177,11 +178,8 @@ def mixture_problem(classes: int = 3, distance: float = 2.0) -> Problem:
         >>> abs(problem.nats - math.log(3)) < 1e-9
         True
     """
-    if classes < 2:
-        raise InputError(f"need two classes or more, got {classes}")
-    if not math.isfinite(distance):
-        raise InputError(f"distance={distance}: the means must lie a finite distance apart")
-    means = distance * torch.arange(classes, dtype=torch.float64, device="cpu")
+    check_count(classes, "classes", least=2)
+    means = check_number(distance, "distance") * torch.arange(classes, dtype=torch.float64, device="cpu")
 
     def log_ratio(x: Tensor, y: Tensor) -> Tensor:
         logs = -((x - means.to(x)) ** 2) / 2

@@ -1,18 +1,23 @@
-"""Mutual information as a term of a loss: to be raised (GANs, ALI) or lowered (the bottleneck), with its own critic."""
+"""Mutual information as a term of a loss, to raise (GANs, ALI) or lower (the bottleneck), and the exact bottleneck."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from biascope.errors import InputError
 from biascope.information.bounds import MineObjective, donsker_varadhan
 from biascope.information.critics import paired_scores
-from biascope.signatures import checked
+from biascope.support.arguments import check_number
+from biascope.support.errors import InputError
+from biascope.support.seeds import generator
+from biascope.support.signatures import checked
+
+TINY = 1e-300
+SHARP = 5.0  # of the random starts of a bottleneck
 
 
 class MineTerm:
@@ -38,12 +43,9 @@ class MineTerm:
 
     @checked
     def __init__(self, critic: nn.Module, lr: float = 1e-4, rate: float = 0.01) -> None:
-        parameters = [p for p in critic.parameters() if p.requires_grad]
-        if not parameters or not 0 < lr < math.inf:
-            raise InputError(f"need a critic with parameters to train and lr > 0, got {type(critic).__name__} and {lr}")
         self.critic = critic
         self.objective = MineObjective(rate)
-        self.optimizer = torch.optim.Adam(parameters, lr=lr)
+        self.optimizer = torch.optim.Adam([p for p in critic.parameters() if p.requires_grad], lr=lr)
 
     @checked
     def fit(self, x: Tensor, y: Tensor) -> float:
@@ -83,16 +85,11 @@ def adaptive_clip(information: Sequence[Tensor], loss: Sequence[Tensor]) -> tupl
         >>> adaptive_clip([torch.tensor([3.0, 4.0])], [torch.tensor([0.0, 1.0])])[0].tolist()
         [0.6000000238418579, 0.800000011920929]
     """
-    if len(information) != len(loss) or not loss:
+    shapes, others = ([list(g.shape) for g in gradients] for gradients in (information, loss))
+    if shapes != others or not others:
         raise InputError(
-            f"{len(information)} gradients of the information, {len(loss)} of the loss: need as many, at least one"
+            f"gradients of the information are {shapes}, of the loss {others}: need the same, at least one"
         )
-    for i, (a, b) in enumerate(zip(information, loss)):
-        if a.shape != b.shape:
-            raise InputError(
-                f"gradient {i} is {list(a.shape)} of the information and {list(b.shape)} of the loss: they must be of "
-                "the same parameter"
-            )
     (mine, mine_unit), (own, own_unit) = _length(information), _length(loss)
     share = (own / mine) * (own_unit / mine_unit)  # |g_u| / |g_m|
     one = torch.ones_like(share)
@@ -121,13 +118,6 @@ def clipped_backward(loss: Tensor, information: Tensor, parameters: Iterable[Ten
         [2.0, -1.0]
     """
     targets = list(parameters)
-    if not targets:
-        raise InputError("no parameters: give those that the loss is to be lowered by")
-    for name, value in (("loss", loss), ("information", information)):
-        if value.numel() != 1 or not value.requires_grad:
-            raise InputError(f"{name} must be one number that depends on the parameters, got {list(value.shape)}")
-    if not math.isfinite(beta):
-        raise InputError(f"beta must be finite, got {beta}")
     zero = [torch.zeros_like(p) for p in targets]
     own = torch.autograd.grad(loss, targets, retain_graph=True, allow_unused=True)
     mine = torch.autograd.grad(information, targets, allow_unused=True)
@@ -135,3 +125,67 @@ def clipped_backward(loss: Tensor, information: Tensor, parameters: Iterable[Ten
     clipped = adaptive_clip([z if g is None else -g for g, z in zip(mine, zero)], own_full)
     for parameter, a, b in zip(targets, own_full, clipped):
         parameter.grad = (a + beta * b).detach()
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """q(z|x) `encoder` [x, z], I(x; z) `nats`, H(y|z) `uncertainty` in nats, and H(y|z) + beta I(x; z).
+
+    An x that never occurs says nothing: its row is q(z).
+    """
+
+    encoder: Tensor
+    nats: float
+    uncertainty: float
+    lagrangian: float
+
+
+@checked
+def discrete_bottleneck(
+    joint: Tensor, beta: float, size: int | None = None, *, seed: int = 0, starts: int = 20, steps: int = 2000
+) -> Bottleneck:
+    """The encoder that minimises H(y|z) + beta I(x; z) for p(x, y) `joint` [x, y], by Blahut-Arimoto iterations.
+
+    `size`: values of z (as many as of x by default). q(z), p(y|z) and q(z|x) ~ q(z) exp(-KL(p(y|x) | p(y|z)) / beta) in
+    turn, each the best given the others, so the objective never rises; the best of `starts` random starts, as it has
+    local minima. For beta >= 1 nothing is worth its price and I(x; z) = 0.
+
+    Example:
+        >>> joint = torch.tensor([[0.25, 0.0], [0.25, 0.0], [0.0, 0.5]])  # the first two x say the same
+        >>> found = discrete_bottleneck(joint, beta=0.1)
+        >>> round(found.nats, 4), round(found.uncertainty, 4)  # log 2: what y needs
+        (0.6931, 0.0)
+    """
+    p = joint.double()
+    if p.dim() != 2 or not bool((p >= 0).all() & p.isfinite().all()) or float(p.sum()) <= 0:
+        raise InputError(f"joint must be a table [x, y], finite, not negative and not all 0; got {list(p.shape)}")
+    check_number(beta, "beta", above=0)
+    occurs = p.sum(1) > 0
+    p = p[occurs] / p.sum()
+    found = [_descend(p, beta, size or len(p), seed, start, steps) for start in range(starts)]
+    best = min(found, key=lambda made: made.lagrangian)
+    encoder = (p.sum(1) @ best.encoder).repeat(len(occurs), 1)
+    encoder[occurs] = best.encoder
+    return replace(best, encoder=encoder)
+
+
+def _descend(p: Tensor, beta: float, size: int, seed: int, start: int, steps: int) -> Bottleneck:
+    p_x = p.sum(1)
+    p_y_x = p / p_x[:, None]
+    rng = generator(seed, "bottleneck", start)
+    logits = SHARP * torch.randn(len(p), size, generator=rng, dtype=torch.float64, device="cpu")
+    encoder = logits.softmax(1).to(p.device)  # nearly one z for an x: blurred starts end in few z
+    for _ in range(steps):
+        q_z = p_x @ encoder
+        p_y_z = (encoder.T @ p) / q_z.clamp_min(TINY)[:, None]
+        cross = -p_y_x @ p_y_z.clamp_min(TINY).log().T  # the entropy of p(y|x) is the same for every z
+        new = torch.softmax(q_z.clamp_min(TINY).log() - cross / beta, 1)
+        still, encoder = bool((new - encoder).abs().max() < 1e-14), new
+        if still:
+            break
+    q_z = p_x @ encoder
+    q_yz = encoder.T @ p
+    information = (p_x[:, None] * torch.xlogy(encoder, encoder)).sum() - torch.xlogy(q_z, q_z).sum()
+    uncertainty = torch.xlogy(q_z, q_z).sum() - torch.xlogy(q_yz, q_yz).sum()
+    nats, left = (max(0.0, float(v)) for v in (information, uncertainty))  # -1e-17 is 0
+    return Bottleneck(encoder, nats, left, left + beta * nats)

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from biascope.errors import InputError
-from biascope.kernels.spectrum import centre
+from biascope.kernels.spectrum import Centring, centre
+from biascope.support.arguments import check_finite, check_tensor
+from biascope.support.errors import InputError
+from biascope.support.signatures import checked
 
 if TYPE_CHECKING:
     from biascope.kernels.kernel import Kernel
@@ -22,54 +24,36 @@ def targets(y: Tensor, n: int, outputs: int | None) -> Tensor:
     its own ([n, n]) and the model has several, or it is not known how many: then there are as many classes as the
     largest index says.
     """
-    if not isinstance(y, Tensor):
-        raise InputError(f"y must be a tensor of labels [n] or targets [n, d], not {type(y).__name__}")
-    if y.dim() == 0 or y.shape[0] != n:
-        raise InputError(f"y has {y.shape[0] if y.dim() else 'no'} labels for {n} examples")
-    if y.is_complex():
-        raise InputError(f"y is {y.dtype}; real labels are needed")
-    if y.is_floating_point() and not bool(torch.isfinite(y).all()):
-        bad = int((~torch.isfinite(y.reshape(n, -1)).all(1)).nonzero()[0])
-        raise InputError(f"y has a NaN or infinity, first for example {bad}")
-    column = y.dim() == 2 and y.shape[1] == 1 and y.dtype != torch.bool and not y.is_floating_point()
-    if column and outputs != 1 and not bool((y.abs() == 1).all()):
+    if check_tensor(y, "y").dim() == 0 or len(y) != n:
+        raise InputError(f"y has {len(y) if y.dim() else 'no'} labels for {n} examples")
+    whole = not check_finite(y, "y").is_floating_point() and y.dtype != torch.bool
+    signs = whole and bool((y.abs() == 1).all())
+    if whole and y.dim() == 2 and y.shape[1] == 1 and outputs != 1 and not signs:
         raise InputError(f"y is a column of integers {list(y.shape)}: pass y[:, 0] for classes, y.double() for values")
-    values = y.is_floating_point() or y.dtype == torch.bool or y.dim() > 1 or outputs == 1
-    if values or bool((y.abs() == 1).all() & (y.min() == -1)):
+    if not whole or y.dim() > 1 or outputs == 1 or (signs and bool(y.min() == -1)):
         return y.double().reshape(n, -1)
     low, high = int(y.min()), int(y.max())
-    if low < 0 or (outputs is not None and high >= outputs):
-        wrong = low if low < 0 else high
-        allowed = (
-            "the classes start at 0" if outputs is None else f"the model has {outputs} outputs, 0 to {outputs - 1}"
-        )
-        raise InputError(f"y has class {wrong}, but {allowed}")
-    return torch.nn.functional.one_hot(y.long(), high + 1 if outputs is None else outputs).double()
+    last = high if outputs is None else outputs - 1
+    if low < 0 or high > last:
+        raise InputError(f"y has classes {low} to {high}, but the model has outputs 0 to {last}")
+    return torch.nn.functional.one_hot(y.long(), last + 1).double()
 
 
-def label_columns(K: Kernel, y: Tensor) -> Tensor:
-    """Labels [N, d] in the space `K.matrix()` acts on: one column [n * c] for "full", [n, d] otherwise."""
-    n = K.n[0]
-    if K.mode == "trace":
-        return targets(y, n, _one_output(K)).to(K.values.device)
-    return _output_targets(K, y).reshape(-1, 1)
-
-
-def _one_output(K: Kernel) -> int | None:
-    """1 for a kernel [n, n] of a model with one output, else None."""
-    return 1 if K.model_outputs == 1 else None
-
-
-def _output_targets(K: Kernel, y: Tensor) -> Tensor:
-    """Labels [n, c], one column per output of the kernel."""
-    c = K.values.shape[0]
-    t = targets(y, K.n[0], c).to(K.values.device)
-    if t.shape[1] != c:
-        raise InputError(f"y has {t.shape[1]} columns, the kernel {c} outputs; give class indices [n] or [n, {c}]")
+def kernel_targets(y: Tensor, n: int, outputs: int | None, one_output: bool) -> Tensor:
+    """Targets [n, d] of a kernel [n, n] (`outputs` None), or [n, outputs] of one with outputs of its own."""
+    t = targets(y, n, outputs or (1 if one_output else None))
+    if outputs is not None and t.shape[1] != outputs:
+        raise InputError(f"y has {t.shape[1]} columns, the kernel {outputs} outputs; give class indices or {outputs}")
     return t
 
 
-def alignment(K: Kernel, other: Tensor | Kernel, centred: str | bool) -> float:
+def targets_of(K: Kernel, y: Tensor) -> Tensor:
+    """`kernel_targets` of labels y, on the kernel's device."""
+    outputs = None if K.mode == "trace" else K.values.shape[0]
+    return kernel_targets(y, K.n[0], outputs, K.model_outputs == 1).to(K.values.device)
+
+
+def alignment(K: Kernel, other: Tensor | Kernel, centred: Centring | bool) -> float:
     """<K_c, L_c> / (||K_c|| ||L_c||), L the other kernel or the labels' Gram matrix.
 
     Labels of a "full" kernel are one vector of length n * c, so L = y y^T has rank 1 and the alignment is
@@ -88,12 +72,10 @@ def alignment(K: Kernel, other: Tensor | Kernel, centred: str | bool) -> float:
     return _ratio((Kc * Lc.to(Kc.device)).sum(), _norm(K, Kc, kind), _norm(other, Lc, kind))
 
 
-def centring(centred: str | bool) -> str:
+@checked
+def centring(centred: Centring | bool) -> str:
     """The name of a centring: "per-output", "global", or "" for none."""
-    kind = {True: "per-output", False: "", "": ""}.get(centred, centred)
-    if kind not in {"per-output", "global", ""}:
-        raise InputError(f"centering {centred!r} is not known; choose 'per-output', 'global' or False")
-    return str(kind)
+    return centred if isinstance(centred, str) else "per-output" if centred else ""
 
 
 def centre_targets(Y: Tensor, kind: str) -> Tensor:
@@ -104,11 +86,10 @@ def centre_targets(Y: Tensor, kind: str) -> Tensor:
 
 
 def _with_labels(K: Kernel, Kc: Tensor, y: Tensor, kind: str) -> float:
+    raw = targets_of(K, y)
     if K.mode == "trace":  # one value per example: both centrings are over examples, column by column
-        raw = targets(y, K.n[0], _one_output(K)).to(Kc.device)
         Y = centre_targets(raw, "per-output" if kind else "")
         return _ratio((Y * (Kc @ Y)).sum(), _norm(K, Kc, kind), _label_norm(Y.mT @ Y, raw))
-    raw = _output_targets(K, y)
     Y = centre_targets(raw, kind).mT  # [c, n]; the kernel's values are output-major
     if K.mode == "full":
         v = Y.reshape(-1)

@@ -18,8 +18,8 @@ import math
 import torch
 from torch import Tensor
 
-from biascope.layers import Factor, MatrixFactor, RowsFactor
-from biascope.precision import arithmetic
+from biascope.network.layers.blocks import Factor, MatrixFactor, RowsFactor
+from biascope.support.precision import arithmetic
 
 
 def mul(X: Tensor, Y: Tensor) -> Tensor:

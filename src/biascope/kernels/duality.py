@@ -6,24 +6,25 @@ u = J v / sqrt(n lambda). The smaller of the two matrices is decomposed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from biascope.errors import InputError
-from biascope.functional import Params, ParamSelection
-from biascope.jacobian import Jacobian
-from biascope.kernels.ntk import ntk
-from biascope.kernels.pullback import Stream, pull_back
+from biascope.kernels.empirical import ntk
+from biascope.kernels.pullback import add_pulled, no_vectors
 from biascope.kernels.system import system
 from biascope.linalg import FromFunction, eigsh, psd_eigh
 from biascope.linalg.resolved import resolved
-from biascope.precision import arithmetic
-from biascope.signatures import checked
-from biascope.tables import facts, one_line, several
+from biascope.network.functional import Params, ParamSelection
+from biascope.network.jacobian import Jacobian
+from biascope.support.errors import InputError
+from biascope.support.inputs import batch_size
+from biascope.support.precision import arithmetic
+from biascope.support.signatures import checked
+from biascope.support.tables import facts, one_line, several
 
 DENSE = 4000  # matrices up to this size are formed and decomposed; larger ones are reached by products
 
@@ -57,9 +58,6 @@ class MetricEigenpairs:
     @checked
     def vector(self, j: int) -> Params:
         """Eigenvector j as {parameter: tensor}."""
-        k = self.vectors.shape[1]
-        if not -k <= j < k:
-            raise InputError(f"j={j}: eigenvectors 0 to {k - 1} are there")
         parts = torch.split(self.vectors[:, j], [s.numel() for s in self.shapes.values()])
         return {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts)}
 
@@ -73,7 +71,7 @@ def metric_eigenpairs(
     output: Callable[[Any], Tensor] | None = None,
     *,
     precision: str = "float32",
-    side: str = "auto",
+    side: Literal["auto", "kernel", "metric"] = "auto",
     seed: int = 0,
 ) -> MetricEigenpairs:
     """Eigenpairs of the parameter-space metric and of the kernel, from whichever side is smaller.
@@ -93,29 +91,20 @@ def metric_eigenpairs(
         >>> pairs.values, pairs.side
         (tensor([2., 2.], dtype=torch.float64), 'kernel')
     """
-    if isinstance(model, Jacobian):
-        if x is not None:
-            raise InputError("a Jacobian has its examples already: leave x out")
-        J = model
-    else:
-        if x is None:
-            raise InputError("x is needed with a module")
-        J = Jacobian(model, x, params, output, precision, batch_size=256)
+    if isinstance(model, Jacobian) != (x is None):
+        raise InputError("x is needed with a module; a Jacobian has its examples already: leave x out")
+    J = model if isinstance(model, Jacobian) else Jacobian(model, x, params, output, precision, batch_size=256)
     N, p = J.shape
-    if side not in {"auto", "kernel", "metric"}:
-        raise InputError(f"side={side!r}: choose 'auto', 'kernel' or 'metric'")
     side = ("metric" if p < N else "kernel") if side == "auto" else side
     size = N if side == "kernel" else p
-    if k is not None and not 1 <= k <= min(N, p):
-        raise InputError(f"k={k}: a Jacobian of shape {N} x {p} has between 1 and {min(N, p)} eigenpairs")
     if size > DENSE and (k is None or k > size // 3):
         raise InputError(f"the {side} has size {size}: say how many eigenpairs are wanted, k <= {size // 3}")
     with arithmetic("float64" if J.dtype == torch.float64 else "float32"):
-        values, left = _decompose(J, side, k, size, seed)
+        values, left = _leading(J, side, k, seed) if k and size > DENSE else _whole(J, side)
         floor = size * torch.finfo(J.dtype).eps * float(values[0])
         rank = int((values > floor).sum())
-        if k is not None and k > rank:
-            raise InputError(f"k={k}, but only {rank} eigenvalues are not zero; the others have no dual vectors")
+        if k is not None and not 1 <= k <= rank:
+            raise InputError(f"k={k}: there are {rank} eigenvalues that are not zero; the others have no dual vectors")
         k = rank if k is None else k
         values, left = values[:k], left[:, :k]
         right = _pull(J, left) if side == "kernel" else J._matmat(left.to(J.dtype)).double()
@@ -125,32 +114,31 @@ def metric_eigenpairs(
     return MetricEigenpairs(values / J.n, vectors, functions, side, J.n, shapes)
 
 
-def _decompose(J: Jacobian, side: str, k: int | None, size: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Eigenpairs of J J^T or J^T J (no 1 / n), descending, float64."""
-    if size > DENSE:
-        assert k is not None
-        both = (lambda X: J._matmat(J._rmatmat(X))) if side == "kernel" else (lambda X: J._rmatmat(J._matmat(X)))
-        A = FromFunction(both, (size, size), dtype=J.dtype, device=J.device, symmetric=True)
-        double = J.dtype == torch.float64
-        pairs = eigsh(A, k, tol=1e-12 if double else 1e-6, seed=seed)
-        found = resolved(pairs.values, pairs.residuals)
-        if not bool(found.all()):
-            first = int(found.long().cumprod(0).sum())
-            raise InputError(
-                f"Lanczos resolved {first} of {k} eigenpairs: eigenvalue {first} is {float(pairs.values[first]):.3g} "
-                f"with a residual of {float(pairs.residuals[first]):.1e}, the largest {float(pairs.values[0]):.3g}; "
-                f"ask for k={first}" + ("" if double else ", or use precision='float64'")
-            )
-        return pairs.values.double(), pairs.vectors.double()
+def _leading(J: Jacobian, side: str, k: int, seed: int) -> tuple[Tensor, Tensor]:
+    """The k leading eigenpairs of J J^T or J^T J (no 1 / n) by Lanczos, float64; refused where not all are resolved."""
+    size = J.shape[0] if side == "kernel" else J.shape[1]
+    both = (lambda X: J._matmat(J._rmatmat(X))) if side == "kernel" else (lambda X: J._rmatmat(J._matmat(X)))
+    A = FromFunction(both, (size, size), dtype=J.dtype, device=J.device, symmetric=True)
+    double = J.dtype == torch.float64
+    pairs = eigsh(A, k, tol=1e-12 if double else 1e-6, seed=seed)
+    found = resolved(pairs.values, pairs.residuals)
+    if not bool(found.all()):
+        first = int(found.long().cumprod(0).sum())
+        remedy = f"ask for k={first}" + ("" if double else ", or use precision='float64'")
+        raise InputError(f"Lanczos resolved {first} of {k} eigenpairs, the others are too small beside them; {remedy}")
+    return pairs.values.double(), pairs.vectors.double()
+
+
+def _whole(J: Jacobian, side: str) -> tuple[Tensor, Tensor]:
+    """All eigenpairs of J J^T or J^T J (no 1 / n), descending, float64."""
     if side == "kernel":
-        precision = "float64" if J.dtype == torch.float64 else "float32"
-        K = ntk(J.f.module, J.data, precision=precision, params=list(J.f.params), output=J.f.output)
-        sys = system(K)
+        how: dict[str, Any] = {"precision": "float64" if J.dtype == torch.float64 else "float32"}
+        sys = system(ntk(J.f.module, J.data, params=list(J.f.params), output=J.f.output, **how))
         return sys.values, sys.vectors
-    F = torch.zeros(size, size, dtype=torch.float64, device=J.device)
+    F = torch.zeros(J.shape[1], J.shape[1], dtype=torch.float64, device=J.device)
     eye = torch.eye(J.c, dtype=J.dtype, device=J.device)
-    for s, inputs in J._batches():
-        rows = J._dense(inputs, eye[:, None].expand(J.c, s.stop - s.start, J.c)).flatten(0, 1).double()
+    for part in J.stream.parts():
+        rows = J._dense(part.inputs, eye[:, None].expand(J.c, batch_size(part.inputs), J.c)).flatten(0, 1).double()
         F += rows.mT @ rows
     return psd_eigh(F)
 
@@ -158,8 +146,7 @@ def _decompose(J: Jacobian, side: str, k: int | None, size: int, seed: int) -> t
 def _pull(J: Jacobian, U: Tensor) -> Tensor:
     """J^T U [p, k], one forward pass per batch."""
     cot = U.mT.reshape(U.shape[1], J.n, J.c)
-
-    def cotangents(s: slice, _: Tensor | None) -> Iterator[Tensor]:
-        yield from cot[:, s]
-
-    return pull_back(Stream(J.f, J.data, J.batch_size).survey(), U.shape[1], cotangents).mT
+    pulled = no_vectors(J.f, U.shape[1])
+    for part in J.stream.parts():
+        add_pulled(pulled, J.f, part, cot[:, part.at])
+    return pulled.mT

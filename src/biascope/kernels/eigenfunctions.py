@@ -1,24 +1,20 @@
-"""Eigenfunctions of a kernel as tasks, how the kernel turns towards a task, and their frequencies in one dimension."""
+"""Eigenfunctions of a kernel: as tasks, at new points (Nystrom), their frequencies, and where they live."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from biascope.arguments import check_tensor
-from biascope.errors import InputError
-from biascope.functional import ParamSelection, functional
-from biascope.jacobian import Jacobian
 from biascope.kernels.kernel import Kernel
-from biascope.kernels.pullback import Stream, group_size, pull_back
 from biascope.kernels.spectrum import Spectrum
-from biascope.precision import arithmetic
-from biascope.signatures import checked
-from biascope.tables import one_line
+from biascope.kernels.system import as_matrix, check_columns, system
+from biascope.support.arguments import check_between, check_finite, check_tensor
+from biascope.support.errors import InputError
+from biascope.support.signatures import checked
+from biascope.support.tables import one_line
 
 
 @checked
@@ -36,10 +32,9 @@ def eigenfunction_targets(K: Kernel | Spectrum, index: int | Sequence[int], bina
         tensor([1.4142, 0.0000])
     """
     wanted = [index] if isinstance(index, int) else list(index)
-    size = len(K.vectors) if isinstance(K, Spectrum) else len(K.matrix())
-    held = K.vectors.shape[1] if isinstance(K, Spectrum) else size
-    if not wanted or min(wanted) < 0 or max(wanted) >= held:
-        raise InputError(f"index={index}: eigenfunctions 0 to {held - 1} are there")
+    held = K.vectors.shape[1] if isinstance(K, Spectrum) else len(K.matrix())
+    for i in wanted:
+        check_between(i, "index", 0, held - 1)
     spec = K if isinstance(K, Spectrum) else K.eigh(max(wanted) + 1)
     spec.refuse_unresolved(wanted)
     vectors = spec.vectors[:, wanted]
@@ -56,195 +51,133 @@ def binarization_overlap(vectors: Tensor) -> Tensor:
         >>> binarization_overlap(torch.tensor([3.0, -4.0]))
         tensor(0.9899)
     """
-    norm = check_tensor(vectors, "vectors", dims=(1, 2), floating=True).norm(dim=0)
-    if not bool(((norm > 0) & norm.isfinite()).all()):
-        raise InputError("a vector that is zero or not finite has no overlap with its signs")
-    overlap: Tensor = vectors.abs().sum(0) / (norm * len(vectors) ** 0.5)
+    check_tensor(vectors, "vectors", dims=(1, 2), floating=True)
+    overlap: Tensor = vectors.abs().sum(0) / (vectors.norm(dim=0) * len(vectors) ** 0.5)
     return overlap
-
-
-@checked
-def target_alignments(
-    model: nn.Module,
-    x: Any,
-    targets: Tensor,
-    normalize: bool = True,
-    params: ParamSelection = None,
-    output: Callable[[Any], Tensor] | None = None,
-    *,
-    precision: str = "float32",
-    batch_size: int | None = None,
-) -> Tensor:
-    """alpha of many targets at once without a Gram matrix: ||J^T y_j||^2, [k] in float64.
-
-    Args:
-        model: any nn.Module whose examples do not mix.
-        x: the n examples: tensor, dict or re-iterable of batches in a fixed order.
-        targets: [n, k] for a model with one output; otherwise [n * c, k], examples major as eigenvectors of K.
-        normalize: divide by ||y_j||^2, so that an eigenvector of K gives its eigenvalue; otherwise by n^2, the papers'
-            alpha under the empirical measure.
-        params: which parameters to differentiate.
-        output: how to get a tensor from what the model returns.
-        precision: "float32" or "float64"; sums are in float64.
-        batch_size: split larger batches into pieces of this size.
-
-    Example:
-        >>> target_alignments(nn.Linear(1, 1, bias=False), torch.ones(4, 1), torch.ones(4, 1))
-        tensor([4.], dtype=torch.float64)
-    """
-    f = functional(model, params, output, precision)
-    stream = Stream(f, x, batch_size).survey()
-    if stream.shuffles:
-        raise InputError("x is a DataLoader that shuffles, so the targets do not belong to it; switch shuffling off")
-    n, c = stream.n, stream.outputs
-    if targets.dim() != 2 or len(targets) != n * c or targets.shape[1] == 0 or targets.is_complex():
-        raise InputError(f"targets has shape {list(targets.shape)}; {n} examples and {c} outputs need [{n * c}, k]")
-    if not bool(torch.isfinite(targets).all()):
-        raise InputError("targets has a NaN or infinity")
-    empty = ~targets.any(0)
-    if bool(empty.any()):
-        raise InputError(f"target {int(empty.nonzero()[0])} is zero on all examples")
-    k = targets.shape[1]
-    rows = targets.detach().mT.reshape(k, n, c)
-    size = group_size(f, k)
-    found = []
-    with arithmetic(precision):
-        for start in range(0, k, size):
-            group = rows[start : start + size]
-
-            def cotangents(s: slice, _: Tensor | None, group: Tensor = group) -> Iterator[Tensor]:
-                yield from group[:, s]
-
-            found.append(pull_back(stream, len(group), cotangents).square().sum(1))
-    alpha = torch.cat(found)
-    scale = rows.to(alpha).square().sum((1, 2)) if normalize else float(n) ** 2
-    return alpha / scale
-
-
-@dataclass(frozen=True)
-class Rotation:
-    """How a kernel turned: gains [k] of the targets' alignment relative to the median gain, and the alignments."""
-
-    gains: Tensor
-    before: Tensor
-    after: Tensor
-    median_gain: float
-    __repr__ = one_line
-
-
-@checked
-def rotation_gain(
-    before: nn.Module,
-    after: nn.Module,
-    x: Any,
-    targets: Tensor | Spectrum,
-    params: ParamSelection = None,
-    output: Callable[[Any], Tensor] | None = None,
-    *,
-    precision: str = "float32",
-    batch_size: int | None = None,
-) -> Rotation:
-    """g_j = [alpha_after(phi_j) / alpha_before(phi_j)] / median over j, for eigenfunctions of the initial kernel.
-
-    Training on phi_k makes g_k stand out; the median takes the general growth of the gradients out. Targets whose
-    initial alignment is rounding (up to 10 eps of the largest, eps of the less precise of targets and weights) are
-    refused by name: their gain is noise, and would move the median.
-
-    Args:
-        before: the network with its initial weights.
-        after: the same network with other weights (a copy).
-        x: the examples the eigenfunctions are given on.
-        targets: eigenfunctions [N, k], or the spectrum of the initial kernel.
-        params: which parameters to differentiate.
-        output: how to get a tensor from what the model returns.
-        precision: "float32" or "float64".
-        batch_size: split larger batches into pieces of this size.
-
-    Example:
-        >>> net = nn.Linear(2, 1)
-        >>> rotation_gain(net, net, torch.randn(5, 2), torch.randn(5, 3)).gains.tolist()
-        [1.0, 1.0, 1.0]
-    """
-    if isinstance(targets, Spectrum):
-        targets.refuse_unresolved()
-    columns = targets.vectors if isinstance(targets, Spectrum) else targets
-    a, b = (
-        target_alignments(m, x, columns, True, params, output, precision=precision, batch_size=batch_size)
-        for m in (before, after)
-    )
-    floor = 10 * _coarsest(before, columns, precision) * float(a.max())
-    if not bool((a > floor).all()):
-        bad = int((a <= floor).nonzero()[0])
-        raise InputError(
-            f"target {bad} has no alignment with the initial kernel ({float(a[bad]):.1e}, the largest is "
-            f"{float(a.max()):.1e}; up to {floor:.1e} is rounding): its gain is not defined, leave it out"
-        )
-    ratio = b / a
-    median = float(ratio.quantile(0.5))
-    if not median > 0:
-        raise InputError("the other weights give a kernel that is zero on most targets: no gain can be told")
-    return Rotation(ratio / median, a, b, median)
-
-
-def _coarsest(model: nn.Module, columns: Tensor, precision: str) -> float:
-    """The larger eps of the targets and of the arithmetic."""
-    used = functional(model, precision=precision).dtype
-    return max(torch.finfo(t).eps for t in (used, columns.dtype) if t.is_floating_point)
-
-
-@checked
-def centred_prediction(
-    model: nn.Module,
-    x: Any,
-    displacement: dict[str, Tensor] | Tensor,
-    params: ParamSelection = None,
-    output: Callable[[Any], Tensor] | None = None,
-    *,
-    precision: str = "float32",
-) -> Tensor:
-    """The centred linear model of a kernel swap, J(x; theta*) (theta - theta_0) [n, c]: zero at zero displacement.
-
-    `model` carries the weights theta* whose kernel is tried; theta_0 is only the origin of the displacement (the
-    printed formula reads as if the kernel were taken there). Its training curve is `gradient_flow(ntk(model, x), y, t)`
-    with no f0, and `steps_to_loss` compares kernels.
-
-    Example:
-        >>> centred_prediction(nn.Linear(2, 1), torch.ones(3, 2), torch.zeros(3)).abs().sum().item()
-        0.0
-    """
-    out: Tensor = Jacobian(model, x, params, output, precision) @ displacement
-    return out
 
 
 @checked
 def fourier_power(vectors: Tensor) -> Tensor:
     """Share of every frequency in the energy of vectors [n, k] (or [n]) on a uniform grid: [n // 2 + 1, k].
 
-    Frequency j counts periods over the grid; the shares of a column add up to 1.
+    Frequency j counts periods over the grid; the shares of a column add up to 1 (NaN for a vector of zeros).
 
     Example:
         >>> wave = torch.cos(2 * torch.pi * 3 * torch.arange(16) / 16)
         >>> int(fourier_power(wave).argmax())
         3
     """
-    if vectors.dim() not in (1, 2) or len(vectors) < 2 or vectors.numel() == 0 or vectors.is_complex():
-        got = f"{vectors.dtype} {list(vectors.shape)}"
-        raise InputError(f"real vectors on a grid [n] or [n, k] with n >= 2 are needed, not {got}")
-    n = len(vectors)
+    n = len(check_tensor(vectors, "vectors", dims=(1, 2)))
     power: Tensor = torch.fft.rfft(vectors.double(), dim=0).abs().square()
     power[1 : (n + 1) // 2] *= 2  # these stand for a pair of conjugate frequencies
-    total = power.sum(0)
-    if not bool(((total > 0) & total.isfinite()).all()):
-        raise InputError("a vector that is zero or not finite has no frequency")
-    return power / total
+    return power / power.sum(0)
 
 
 @checked
-def dominant_frequency(vectors: Tensor) -> Tensor:
-    """The frequency with the largest share for each of the vectors [n, k] (or [n]): [k] whole numbers of periods.
+def nystrom_extension(K_new: Kernel | Tensor, spectrum: Spectrum) -> Tensor:
+    """Eigenfunctions at new points: phi_j(x) = K(x, X) u_j / lambda_j, [N_new, k] in float64.
+
+    On the points of the spectrum itself this gives the eigenvectors back, in their normalisation. A spectrum that was
+    normalised gives eigenfunctions of mean square 1 under the empirical measure.
+
+    Args:
+        K_new: K(x_new, x): rows are the new points.
+        spectrum: of K(x, x), from `K.eigh(k)`.
 
     Example:
-        >>> dominant_frequency(torch.tensor([[1.0, 1.0], [1.0, -1.0], [1.0, 1.0], [1.0, -1.0]]))
-        tensor([0, 2])
+        >>> K = torch.diag(torch.tensor([3.0, 2.0]))
+        >>> spec = Spectrum(torch.tensor([3.0, 2.0]), torch.eye(2), torch.zeros(2))
+        >>> nystrom_extension(K[:1], spec)
+        tensor([[1., 0.]], dtype=torch.float64)
     """
-    return fourier_power(vectors).argmax(0)
+    M = as_matrix(K_new, "K_new")[0].double()
+    vectors, values = spectrum.vectors.to(M), spectrum.values.to(M)
+    check_columns(M, len(vectors), "K_new")
+    floor = len(vectors) * torch.finfo(spectrum.values.dtype).eps * float(values.max())
+    if not bool((values > floor).all()):
+        bad = int((values <= floor).nonzero()[0])
+        raise InputError(f"eigenvalue {bad} is zero up to rounding and has no extension: ask for the top {bad}")
+    spectrum.refuse_unresolved()
+    values = values * spectrum.n if spectrum.normalized else values
+    return M @ vectors / values
+
+
+@checked
+def nystrom_kernel(K_cross: Kernel | Tensor, K_landmarks: Kernel | Tensor, cutoff: float | None = None) -> Tensor:
+    """Features B [N, r] with K ~ B B^T, from the columns of some landmarks: B = K_cross U diag(lambda)^-1/2.
+
+    K - B B^T is positive semi-definite, and zero where K has no more rank than the landmarks give.
+
+    Args:
+        K_cross: K(x, landmarks).
+        K_landmarks: K(landmarks, landmarks).
+        cutoff: eigenvalues of K_landmarks up to cutoff times the largest count as zero (default: rounding).
+    """
+    sys = system(K_landmarks, cutoff)
+    kept = sys.kept
+    features: Tensor = sys.cross(K_cross) @ (sys.vectors[:, kept] / sys.values[kept].sqrt())
+    return features
+
+
+@dataclass(frozen=True)
+class LocalEnergy:
+    """Energy of the eigenfunctions at every point.
+
+    values [m] (or [c, m], one row per output): in [0, 1], total = rank; rank, or one per output; singular_values
+    [min(n, m)] (or [c, ...]), descending.
+    """
+
+    values: Tensor
+    rank: int | tuple[int, ...]
+    singular_values: Tensor
+    __repr__ = one_line
+
+    @checked
+    def split(self, task: int) -> tuple[float, float]:
+        """Means over the first `task` points and over the others: 1 and 0 if perfectly localised.
+
+        With n task points in the rows, n task and n control points in the columns and full rank their sum is 1.
+        """
+        return float(self.values[..., :task].mean()), float(self.values[..., task:].mean())
+
+
+@checked
+def local_energy(K: Kernel | Tensor, rank: int | None = None) -> LocalEnergy:
+    """E_loc(x_j) = sum of phi(x_j)^2 over the right singular vectors phi of a rectangular kernel K(task, all points).
+
+    Args:
+        K: K(x_task, x_all): Kernel or tensor [n, m], or [c, n, m] for one kernel per output ("diagonal").
+        rank: how many singular vectors, the largest first; all above rounding if None. Rounding is max(n, m) eps of the
+            largest singular value, and the measured error of a Kernel that has one. eps is float32's also for a float64
+            kernel whose entries are all float32 numbers: it was computed in float32, a wider type adds no digits. For a
+            float64 kernel that is exact in float32 (such as one of integers), say the rank.
+
+    Example:
+        >>> local_energy(torch.eye(2, 4)).values
+        tensor([1., 1., 0., 0.], dtype=torch.float64)
+    """
+    if isinstance(K, Kernel) and K.mode == "full":
+        raise InputError("local_energy takes one kernel per output: use outputs='diagonal' or an output's index")
+    T = check_tensor(K.tensor if isinstance(K, Kernel) else K, "K", dims=(2, 3), floating=True)
+    check_finite(T, "the kernel")
+    most = min(T.shape[-2:])
+    if rank is not None:
+        check_between(rank, "rank", 1, most)
+    eps, error = _eps(T), (K.error or 0.0) if isinstance(K, Kernel) and rank is None else 0.0
+    energies, ranks, spectra = [], [], []
+    for M in T.double() if T.dim() == 3 else T.double()[None]:
+        _, s, Vh = torch.linalg.svd(M, full_matrices=False)
+        cut = max(max(M.shape) * (eps if rank is None else torch.finfo(T.dtype).eps) * s[0], error * M.norm())
+        r = min(rank or most, int((s > cut).sum()))
+        energies.append(Vh[:r].square().sum(0))
+        ranks.append(r)
+        spectra.append(s)
+    if T.dim() == 2:
+        return LocalEnergy(energies[0], ranks[0], spectra[0])
+    return LocalEnergy(torch.stack(energies), tuple(ranks), torch.stack(spectra))
+
+
+def _eps(T: Tensor) -> float:
+    """Of the precision a kernel was computed in: a float64 tensor of float32 numbers alone has float32's."""
+    narrow = T.dtype == torch.float64 and torch.equal(T.float().double(), T)
+    return torch.finfo(torch.float32 if narrow else T.dtype).eps

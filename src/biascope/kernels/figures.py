@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from biascope.figures import draw_eigenvalues, once, pyplot
+from biascope.support.figures import draw_eigenvalues, once, pyplot
 
 if TYPE_CHECKING:
     from biascope.kernels.kernel import Kernel

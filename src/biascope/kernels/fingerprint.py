@@ -17,29 +17,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from biascope.errors import UnsupportedError
-from biascope.functional import Functional
-from biascope.inputs import Inputs
-from biascope.refusals import modules_of
+from biascope.network.door import modules_of
+from biascope.support.errors import UnsupportedError
+from biascope.support.inputs import Inputs
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, type(...))
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 BOOKKEEPING = frozenset(vars(nn.Module())) - {"training", *HOOKS}  # tensors and children are looked at by name
 OWNERS = ("torch", "numpy", "builtins")  # code that comes with a version, and counts by its name
 MANGLED = re.compile(r"___torch_mangle_\d+\.")  # numbers of one process, in the code of scripted modules
-WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-MIX = (-7046029254386353131, -4417276706812531889, -7723592293110705685)  # odd, of golden ratio, xxHash, splitmix64
 DEPTH = 12  # of objects in objects
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """A hash of names, values, shapes and types.
-
-    Example:
-        >>> one = fingerprint({"a": torch.ones(2)})
-        >>> one == fingerprint({"a": torch.ones(2)}), one == fingerprint({"b": torch.ones(2)})
-        (True, False)
-    """
+    """A hash of names, values, shapes and types."""
     h = hashlib.blake2b(digest_size=16)
     for name, t in tensors.items():
         h.update(f"{name!r} {tuple(t.shape)} {t.dtype} ".encode())
@@ -69,40 +60,6 @@ def _flat(t: Tensor) -> Tensor:
     return t.resolve_conj().resolve_neg().contiguous().as_strided((t.numel(),), (1,))
 
 
-def checksum(t: Tensor, piece: int = 1 << 20) -> Tensor:
-    """64 bits that change with the value or place of any element, computed where the tensor lies, `piece` by `piece`.
-
-    Bringing eleven million parameters from a GPU and hashing them here takes half as long as their kernel.
-
-    Example:
-        >>> a = torch.tensor([1.0, 2.0, 3.0])
-        >>> [bool(checksum(a) == checksum(b)) for b in (a.clone(), a.flip(0))]
-        [True, False]
-    """
-    total = torch.zeros((), dtype=torch.int64, device=t.device)
-    for _, part in _parts(t):
-        total = total * MIX[0] + _checksum(part, piece)
-    return total
-
-
-def _checksum(flat: Tensor, piece: int) -> Tensor:
-    flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
-    bits = flat.view(WORDS[flat.element_size()])
-    total = torch.zeros((), dtype=torch.int64, device=flat.device)
-    for start in range(0, len(bits), piece):
-        words = bits[start : start + piece].to(torch.int64)
-        place = torch.arange(start + 1, start + 1 + len(words), dtype=torch.int64, device=flat.device)
-        mixed = (words * MIX[0]) ^ (place * MIX[1])  # wraps at 64 bits, as it should
-        mixed = (mixed ^ _shifted(mixed, 31)) * MIX[2]
-        total += (mixed ^ _shifted(mixed, 29)).sum()
-    return total
-
-
-def _shifted(words: Tensor, by: int) -> Tensor:
-    """Bits moved to the right with zeros after them; torch repeats the sign, and two words would mix to one."""
-    return (words >> by) & ((1 << (64 - by)) - 1)
-
-
 def inputs_fingerprint(*inputs: Inputs | None) -> str:
     """A hash of batches, with the keywords of keyword tensors.
 
@@ -127,59 +84,34 @@ def module_fingerprint(module: nn.Module) -> str:
 
     In it are the classes of all modules with the code of their methods, children by name, modes, forward hooks, and
     plain attributes: numbers, text, tensors, functions, and objects made of those.
-
-    Example:
-        >>> tanh, relu = (nn.Sequential(nn.Linear(2, 2), act) for act in (nn.Tanh(), nn.ReLU()))
-        >>> module_fingerprint(tanh) == module_fingerprint(relu)
-        False
     """
-    return _hash(_Teller().module(module, values=False))
+    return _hash(_Writer().module(module, values=False))
 
 
 def function_fingerprint(f: Callable[..., Any] | None) -> str:
-    """A hash of a function by its code and what it holds on to; refused where that cannot be told.
+    """A hash of a function by its code and what it holds on to; refused where that cannot be known.
 
     Example:
         >>> first, second = (lambda out: out[0]), (lambda out: out[1])
         >>> function_fingerprint(first) == function_fingerprint(second)
         False
     """
-    tell = _Teller()
-    text = tell(f)
-    if tell.unknown:
+    writer = _Writer()
+    text = writer(f)
+    if writer.unknown:
         raise UnsupportedError(
-            f"output={f!r} holds {tell.unknown[0]}, of which nobody can tell whether it is the same in another run, so "
-            "store= could not tell which kernel it has: pass a plain function, or compute without store="
+            f"output={f!r} holds {writer.unknown[0]}, which cannot be compared with what another run has, so "
+            "store= could not know which kernel it holds: pass a plain function, or compute without store="
         )
     return _hash(text)
-
-
-def state_fingerprint(f: Functional, *inputs: Inputs | None) -> str:
-    """A hash of all that a kernel is computed from, to compare within a process: parameters, buffers, inputs, module.
-
-    Example:
-        >>> from biascope.functional import functional
-        >>> net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).eval()
-        >>> before = state_fingerprint(functional(net), torch.ones(3, 2))
-        >>> _ = net[1].running_mean.add_(1)
-        >>> before == state_fingerprint(functional(net), torch.ones(3, 2))
-        False
-    """
-    values = {f"{i} {k}": t for i, part in enumerate((f.params, f.frozen, _named(inputs))) for k, t in part.items()}
-    here = {k: t for k, t in values.items() if t.device.type == "cpu"}  # where blake2b is faster
-    away = {k: t for k, t in values.items() if k not in here}
-    sums = [checksum(t) for t in away.values()]
-    read = torch.stack([total.to(sums[0].device) for total in sums]).tolist() if sums else []  # one wait for all
-    told = [f"{k!r} {tuple(t.shape)} {t.dtype} {n}" for (k, t), n in zip(away.items(), read, strict=True)]
-    return _hash(" ".join([fingerprint(here), *told, module_fingerprint(f.module)]))
 
 
 def _hash(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-class _Teller:
-    """Writes an object as text that is the same in another process; `unknown` names what it could not tell."""
+class _Writer:
+    """Writes an object as text that is the same in another process; `unknown` names what it could not write."""
 
     def __init__(self) -> None:
         self.unknown: list[str] = []
@@ -195,13 +127,13 @@ class _Teller:
             return self._give_up(value)
         self.known[id(value)] = value, "itself"  # inside of itself
         self.depth += 1
-        text = self._tell(value)
+        text = self._write(value)
         self.depth -= 1
         text = text if len(text) < 200 else _hash(text)
         self.known[id(value)] = value, text
         return text
 
-    def _tell(self, v: Any) -> str:
+    def _write(self, v: Any) -> str:
         if isinstance(v, Tensor):
             return fingerprint({"": v})
         if isinstance(v, np.ndarray) and not v.dtype.hasobject:

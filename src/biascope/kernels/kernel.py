@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import isnan
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from biascope.arguments import check_choice, check_tensor
-from biascope.errors import CorruptError, InputError, UnsupportedError
-from biascope.files import read_tensors, write_tensors
+from biascope.kernels import figures
+from biascope.kernels.alignment import alignment, targets_of
 from biascope.kernels.plan import Plan
-from biascope.kernels.spectrum import Spectrum, centre, spectrum
-from biascope.signatures import checked
-from biascope.tables import facts, several
+from biascope.kernels.spectrum import Centring, Spectrum, centre, spectrum
+from biascope.support.arguments import check_count
+from biascope.support.errors import CorruptError, InputError, UnsupportedError
+from biascope.support.files import read_tensors, write_tensors
+from biascope.support.signatures import checked
+from biascope.support.tables import facts, several
 
 SHOWN_UP_TO = 512  # rows up to which a notebook may wait for the spectrum
-
-
+SAVED = ("outputs", "mode", "symmetric", "error", "centring", "model_outputs")
+FORMS = "[c, n1, c, n2] (full), [n1, n2] (trace) or [c, n1, n2] (diagonal)"
 DIMS = {"full": 4, "trace": 2, "diagonal": 3}  # dimensions of the values, by mode
 
 
@@ -46,15 +48,17 @@ class Kernel:
     symmetric: bool
     plan: Plan | None = None
     error: float | None = None  # relative Frobenius error against float64 on sampled examples, where measured
-    recompute: Callable[[], dict[str, Tensor]] | None = field(default=None, compare=False)
+    layers: dict[str, Tensor] | None = field(default=None, compare=False)  # values of every layer, where asked for
     centring: str | None = None
     model_outputs: int | None = None  # of the model, where known: with one output, integer labels are values
 
     def __post_init__(self) -> None:
-        mode = check_choice(self.mode, "mode", tuple(DIMS))
-        check_tensor(self.values, f"values of a {mode!r} kernel", dims=DIMS[mode], floating=True)
-        if self.symmetric and self.n[0] != self.n[1]:
-            raise InputError(f"a symmetric kernel is square, not {self.n[0]}x{self.n[1]}: pass symmetric=False")
+        v, full = self.values, self.mode == "full"
+        if not (isinstance(v, Tensor) and v.dim() == DIMS.get(self.mode) and v.is_floating_point()):
+            got = f"a {type(v).__name__} {list(getattr(v, 'shape', []))} {getattr(v, 'dtype', '')}"
+            raise InputError(f"values of mode {self.mode!r}: a floating-point tensor {FORMS} is needed, not {got}")
+        if self.symmetric and v.shape[-3 if full else -2] != v.shape[-1]:
+            raise InputError(f"a symmetric kernel is square, not {list(v.shape)}: pass symmetric=False")
 
     @property
     def tensor(self) -> Tensor:
@@ -84,19 +88,12 @@ class Kernel:
             raise UnsupportedError(f"{what} needs the symmetric kernel K(x, x); this one is K(x, x2)")
 
     def _with(self, values: Tensor, **changes: Any) -> Kernel:
-        kept: dict[str, Any] = {
-            "outputs": self.outputs,
-            "mode": self.mode,
-            "symmetric": self.symmetric,
-            "plan": self.plan,
-        }
-        kept |= {"error": self.error, "centring": self.centring, "model_outputs": self.model_outputs}
-        return Kernel(values, **(kept | changes))
+        return replace(self, values=values, layers=None, **changes)
 
     # ------------------------------------------------------------------------------------------------- the matrix
 
     @checked
-    def centered(self, kind: str = "per-output") -> Kernel:
+    def centered(self, kind: Centring = "per-output") -> Kernel:
         """Kernel of centred tangent features.
 
         "per-output" subtracts the mean over examples for every output (C K C on example indices of every block);
@@ -147,17 +144,13 @@ class Kernel:
     @checked
     def trace_ratios(self, ks: tuple[int, ...] = (40, 80, 160)) -> dict[int, float]:
         """Share of the trace in the top k eigenvalues, for several k."""
-        if min(ks, default=1) < 1:
-            raise InputError(f"ks={ks}: every k must be at least 1")
         values = self.eigh().values.double()
-        if not values.sum() > 0:
-            raise InputError("the kernel is zero: it has no trace to share")
-        return {k: float(values[:k].sum() / values.sum()) for k in ks}
+        return {k: float(values[: check_count(k, "k")].sum() / values.sum()) for k in ks}
 
     # --------------------------------------------------------------------------------------------------- the task
 
     @checked
-    def alignment(self, other: Tensor | Kernel, centered: str | bool = "per-output") -> float:
+    def alignment(self, other: Tensor | Kernel, centered: Centring | bool = "per-output") -> float:
         """Centred kernel alignment (CKA) with labels or with another kernel, in [0, 1] for PSD kernels.
 
         Args:
@@ -166,8 +159,6 @@ class Kernel:
                 `ntk`; of a kernel put together by hand it is taken to have several unless that says so).
             centered: "per-output" (default), "global", or False for the uncentred alignment.
         """
-        from biascope.kernels.alignment import alignment
-
         return alignment(self, other, centered)
 
     @checked
@@ -177,24 +168,23 @@ class Kernel:
         The paper prints a ratio of norms and calls it energy; squared is the default. Random labels give about k / N.
         Eigenvectors that could not be resolved are refused; a warning says where some of the k eigenvalues are zero.
         """
-        from biascope.kernels.alignment import label_columns
-
-        target = label_columns(self, y)
-        if not target.any():
-            raise InputError("all targets are zero: they have no energy")
+        target = targets_of(self, y)
+        target = target if self.mode == "trace" else target.reshape(-1, 1)
         spec = self.eigh(k)
-        _check_span(spec)
+        if not spec.whole and not bool(spec.resolved.all()):
+            _warn_of_span(spec)
         vectors = spec.vectors.to(target)
         share = float((vectors.mT @ target).square().sum() / target.square().sum())
         return share if squared else share**0.5
 
     def by_layer(self) -> dict[str, Kernel]:
-        """Kernels of the single layers, which sum to this one; computed on demand while the model is unchanged."""
-        if self.recompute is None:
+        """Kernels of the single layers, which sum to this one: of a kernel made with `bs.ntk(..., by_layer=True)`."""
+        if self.layers is None:
             raise UnsupportedError(
-                "this kernel was derived from another one or read from disk; take by_layer() of the original"
+                "this kernel has no layers: ask for them with bs.ntk(..., by_layer=True), and take by_layer() before "
+                "centring, normalising or saving it"
             )
-        return {name: self._with(values) for name, values in self.recompute().items()}
+        return {name: self._with(values) for name, values in self.layers.items()}
 
     @checked
     def pca(self, k: int = 2) -> Tensor:
@@ -207,21 +197,13 @@ class Kernel:
     @checked
     def save(self, path: str | Path) -> None:
         """Write values (safetensors) with the description in the header; the file appears whole or not at all."""
-        meta: dict[str, Any] = {
-            "format": "biascope-kernel-1",
-            "outputs": self.outputs,
-            "mode": self.mode,
-            "symmetric": self.symmetric,
-        }
-        meta |= {"error": self.error, "centring": self.centring, "model_outputs": self.model_outputs}
+        meta = {"format": "biascope-kernel-1", **{name: getattr(self, name) for name in SAVED}}
         write_tensors(Path(path), {"values": self.values}, {"biascope": json.dumps(meta)})
 
     @staticmethod
     @checked
     def load(path: str | Path) -> Kernel:
         """Read a kernel written by `save`."""
-        if not Path(path).is_file():
-            raise InputError(f"there is no file {path}")
         try:
             tensors, metadata = read_tensors(Path(path))
             meta, values = json.loads(metadata["biascope"]), tensors["values"]
@@ -232,9 +214,7 @@ class Kernel:
 
     def plot(self, ax: Any = None) -> Any:
         """Heat map of the kernel and its spectrum; returns the matplotlib figure."""
-        from biascope.kernels.figures import plot_kernel
-
-        return plot_kernel(self, ax)
+        return figures.plot_kernel(self, ax)
 
     def _repr_html_(self) -> str:
         """Size, trace and, of a small kernel, the head of the spectrum, for notebooks."""
@@ -261,11 +241,9 @@ class Kernel:
         return text + ")"
 
 
-def _check_span(spec: Spectrum) -> None:
-    """Refuse a span of leading eigenvectors that was not found; warn of one that is not defined."""
-    if spec.whole or bool(spec.resolved.all()):
-        return
-    if spec.negative != spec.negative:  # NaN: not all eigenvalues are known, others may be larger than these
+def _warn_of_span(spec: Spectrum) -> None:
+    """Warn of a span of leading eigenvectors that is not defined; one that was not found is refused."""
+    if isnan(spec.negative):  # not all eigenvalues are known: others may be larger than these
         spec.refuse_unresolved()
     rank = int(spec.resolved.long().cumprod(0).sum())
     warnings.warn(

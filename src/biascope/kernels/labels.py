@@ -10,20 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from biascope.errors import InputError
-from biascope.functional import ParamSelection, functional
 from biascope.kernels.alignment import centring, targets
-from biascope.kernels.pullback import Stream, group_size, layer_columns, pull_back
-from biascope.layers import anatomy
-from biascope.precision import arithmetic
-from biascope.seeds import generator
-from biascope.signatures import checked
-from biascope.tables import grid, number, one_line
+from biascope.kernels.pullback import add_pulled, group_size, layer_columns, no_vectors
+from biascope.kernels.spectrum import Centring
+from biascope.network.functional import ParamSelection, functional
+from biascope.network.stream import Cut, Part, Stream, anatomy
+from biascope.support.errors import InputError
+from biascope.support.precision import Precision, arithmetic
+from biascope.support.seeds import generator
+from biascope.support.signatures import checked
+from biascope.support.tables import grid, number, one_line
 
 
 @dataclass(frozen=True)
@@ -79,14 +81,14 @@ def label_alignment(
     model: nn.Module,
     x: Any,
     y: Tensor | None = None,
-    centered: bool | str = True,
+    centered: bool | Centring = True,
     sketch: int = 64,
     seed: int = 0,
     params: ParamSelection = None,
     by_layer: bool = False,
     output: Callable[[Any], Tensor] | None = None,
     *,
-    precision: str = "float32",
+    precision: Precision = "float32",
     batch_size: int | None = None,
 ) -> LabelAlignment:
     """Centred alignment (CKA) of labels with the full tangent kernel of a model, in time linear in the data.
@@ -119,26 +121,21 @@ def label_alignment(
         raise InputError(f"sketch={sketch}: at least 3 probes are needed for a standard error")
     kind = centring(centered)
     f = functional(model, params, output, precision)
-    stream = Stream(f, x, batch_size)
+    stream = Stream(f, x, Cut(batch_size))
     labels = _Labels(stream, y, kind)
     exact = stream.n * stream.outputs <= sketch
-    probes = _Probes(stream, stream.n * stream.outputs if exact else sketch, seed, kind, exact)
+    probes = _Probes(stream, labels.sizes, stream.n * stream.outputs if exact else sketch, seed, kind, exact)
     layer_of = {}
     if by_layer:
-        assert stream.first is not None
         layer_of = {name: b.layer for b in anatomy(f, stream.first).blocks for name in b.names}
     columns = layer_columns(f, layer_of) if by_layer else {}
     tops, norms = dict[str, float](), {name: _Pairs(exact) for name in ("", *columns)}
     with arithmetic(precision):
         for group, members in enumerate(probes.groups):
-            k = len(members) + (group == 0)
-
-            def cotangents(s: slice, batch_labels: Tensor | None, group: int = group) -> Iterator[Tensor]:
-                if group == 0:
-                    yield labels(s, batch_labels)
-                yield from probes(group, s)
-
-            G = pull_back(stream, k, cotangents)
+            G = no_vectors(f, len(members) + (group == 0))
+            for part in stream.parts():
+                first = [labels(part)] if group == 0 else []
+                add_pulled(G, f, part, chain(first, probes(group, part.at)))
             if group == 0:
                 squares, G = G[0].square(), G[1:]
                 tops = {"": float(squares.sum())} | {n: float(squares[cols].sum()) for n, cols in columns.items()}
@@ -180,24 +177,24 @@ class _Labels:
             raise InputError(
                 "x is a DataLoader that shuffles, so y does not belong to it; leave y out to use its labels"
             )
-        self.total, self.squares = torch.zeros((), dtype=torch.float64, device="cpu"), 0.0
-        stream.survey(self._see)
+        self.sizes: list[int] = []
+        total, squares = torch.zeros((), dtype=torch.float64, device="cpu"), 0.0
+        for part in stream.parts(prepared=False):  # without the model
+            t = self._targets(part)
+            self.sizes.append(len(t))
+            total, squares = total + t.sum(0), squares + float(t.square().sum())
         n, c = stream.n, stream.outputs
         if y is not None and len(y) != n:
             raise InputError(f"y has {len(y)} labels for {n} examples")
         self.mean = torch.zeros((), dtype=torch.float64, device="cpu")
         if kind:
-            self.mean = self.total / n if kind == "per-output" else self.total.mean() / n
-        self.norm_squared = self.squares - n * float(self.mean.square().expand(c).sum())
-        if not self.norm_squared > 1e-12 * self.squares:
+            self.mean = total / n if kind == "per-output" else total.mean() / n
+        self.norm_squared = squares - n * float(self.mean.square().expand(c).sum())
+        if not self.norm_squared > 1e-12 * squares:
             raise InputError("all labels are equal: after centring nothing is left to align with")
 
-    def _see(self, s: slice, labels: Tensor | None) -> None:
-        t = self._targets(s, labels)
-        self.total = self.total + t.sum(0)
-        self.squares += float(t.square().sum())
-
-    def _targets(self, s: slice, labels: Tensor | None) -> Tensor:
+    def _targets(self, part: Part) -> Tensor:
+        s, labels = part.at, part.labels
         b, c = s.stop - s.start, self.stream.outputs
         if self.y is not None:
             if self.y.dim() == 0 or len(self.y) < s.stop:
@@ -217,14 +214,15 @@ class _Labels:
             raise InputError(f"y has {t.shape[1]} columns, the model {c} outputs; give class indices [n] or [n, {c}]")
         return t
 
-    def __call__(self, s: slice, labels: Tensor | None) -> Tensor:
-        return self._targets(s, labels) - self.mean
+    def __call__(self, part: Part) -> Tensor:
+        return self._targets(part) - self.mean
 
 
 class _Probes:
     """Random signs [b, c] for every probe and piece, centred; drawn again whenever needed, never stored."""
 
-    def __init__(self, stream: Stream, count: int, seed: int, kind: str, exact: bool) -> None:
+    def __init__(self, stream: Stream, sizes: list[int], count: int, seed: int, kind: str, exact: bool) -> None:
+        self.sizes = sizes  # of the parts
         self.stream, self.count, self.seed, self.exact, self.kind = stream, count, seed, exact, kind
         size = count if exact else group_size(stream.f, count)
         parts = max(1, count // size)  # no group smaller than `size`: pairs live inside groups
@@ -244,7 +242,7 @@ class _Probes:
     def _mean(self, group: int) -> Tensor:
         if group not in self._means:
             total, start = torch.zeros((), device="cpu"), 0
-            for b in self.stream.sizes:
+            for b in self.sizes:
                 total = total + self._draw(group, slice(start, start + b)).sum(1)  # [m, c]
                 start += b
             mean = total / self.stream.n

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
-from biascope.errors import InputError
-from biascope.layers import Anatomy, Block
-from biascope.memory import readable
-from biascope.tables import columns, grid
+from biascope.network.layers.blocks import Anatomy, Block
+from biascope.support.errors import InputError
+from biascope.support.memory import readable
+from biascope.support.tables import columns, grid
 
 METHODS = ("gram", "contract")
-STRATEGIES = ("auto", *METHODS, "products")
+Strategy = Literal["auto", "gram", "contract", "products"]
+SMALL = 2**27  # bytes of kernel and factors for which nobody asks how much memory is free
 
 # FLOP/s and byte/s of a product and of a pass over memory. Only ratios matter; orders of magnitude are enough.
 SPEED = {"cpu": (6e10, 8e9), "cuda": (4e13, 3e12)}
@@ -55,6 +57,13 @@ class Plan:
     def flops(self) -> float:
         """Estimated FLOPs of all contractions (forward and backward passes not counted)."""
         return sum(b.flops for b in self.blocks)
+
+    @property
+    def is_small(self) -> bool:
+        """Is the budget so far above the need that another one would lead to the same plan?"""
+        examples = self.n1 + (0 if self.symmetric else self.n2)
+        need = self.kernel_bytes + examples * sum(b.factor_bytes for b in self.blocks)
+        return need <= SMALL and self.budget >= 32 * SMALL and self.chunk == self.n1 == self.tile
 
     @property
     def passes(self) -> int:
@@ -152,8 +161,6 @@ def make_plan(
     kernel_bytes: int | None = None,
 ) -> Plan:
     """Choose a contraction per block and cut the work so that it fits the budget (in bytes, kernel included)."""
-    if strategy not in STRATEGIES:
-        raise InputError(f"strategy={strategy!r} is not known; choose one of {', '.join(STRATEGIES)}")
     symmetric = n2 is None
     m = n1 if n2 is None else n2
     item = dtype.itemsize

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from biascope.functional import Functional
-from biascope.inputs import Inputs, batch_size, take
-from biascope.jacobian import jacobian_vector, vector_jacobian
 from biascope.kernels.plan import Plan
+from biascope.network.functional import Functional
+from biascope.network.jacobian import jacobian_vector, vector_jacobian
+from biascope.support.inputs import Inputs, batch_size, take
 
 
 def by_products(f: Functional, one: Inputs, two: Inputs | None, cot: Tensor, mode: str, plan: Plan) -> Tensor:

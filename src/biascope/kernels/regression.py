@@ -1,4 +1,4 @@
-"""What a kernel predicts: ridge(less) regression, and gradient flow or descent stopped at any time, in closed form.
+"""What a kernel predicts: ridge(less) regression, and gradient flow or descent, mode by mode and in closed form.
 
 The loss is 0.5 ||f - y||^2, summed over examples and outputs: gradient descent on a mean over n examples with rate eta
 is the same as `lr = eta / n` here, and time t there is t / n here.
@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from biascope.errors import InputError
 from biascope.kernels.kernel import Kernel
 from biascope.kernels.system import System, system
-from biascope.signatures import checked
-from biascope.tables import facts, grid, one_line
+from biascope.support.arguments import check_number, check_tensor
+from biascope.support.errors import InputError
+from biascope.support.signatures import checked
+from biascope.support.tables import facts, grid, one_line
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,7 @@ def kernel_regression(
         >>> round(float(fit.test), 6), fit.rank
         (6.0, 1)
     """
-    if not (ridge >= 0 and math.isfinite(ridge)):
-        raise InputError(f"ridge={ridge}: a number >= 0 is needed")
+    check_number(ridge, "ridge", least=0)
     sys = system(K_train, cutoff)
     Y, f0, r = _residual(sys, y, f0_train)
     lam = sys.values
@@ -177,8 +177,6 @@ def gradient_descent(
     sys = system(K)
     check_rate(sys, lr)
     times = _times(steps, "steps")
-    if bool((times != times.round()).any()):
-        raise InputError("steps must be whole numbers")
 
     def filters(lam: Tensor) -> Tensor:  # (1 - (1 - lr lambda)^steps) / lambda, without cancellation for slow modes
         z = lr * lam
@@ -203,13 +201,8 @@ def steps_to_loss(
         loss: to reach, > 0.
         lr: rate; 1 / lambda_1 if None.
         f0_train: outputs at the start, zero if None.
-
-    Example:
-        >>> steps_to_loss(torch.eye(2), torch.ones(2), loss=0.3, lr=0.5)
-        1.0
     """
-    if not loss > 0:
-        raise InputError(f"loss={loss}: a positive loss is needed")
+    check_number(loss, "loss", above=0)
     sys = system(K)
     lr = 1 / float(sys.values[0]) if lr is None else lr
     check_rate(sys, lr)
@@ -236,16 +229,57 @@ def steps_to_loss(
     return float(high)
 
 
+@dataclass(frozen=True)
+class ModeStep:
+    """One gradient step in function space, mode by mode: df = sum_j coefficients[j] * vectors[:, j].
+
+    rates [N]: lr * lambda_j, descending; vectors [N, N] in columns; coefficients [N]; change: df.
+    """
+
+    rates: Tensor
+    vectors: Tensor
+    coefficients: Tensor
+    change: Tensor
+    __repr__ = one_line
+
+
+@checked
+def gradient_step_modes(K: Kernel | Tensor, grad: Tensor, lr: float) -> ModeStep:
+    """What one gradient-descent step does to the linearised model: df_j = -lr lambda_j (u_j^T grad).
+
+    Args:
+        K: kernel K(x, x), [n, n] or full.
+        grad: derivative of the loss with respect to the outputs, [n], or [n, c] for a full kernel.
+        lr: learning rate.
+    """
+    sys, lr = system(K), check_number(lr, "lr", above=0)
+    rates = lr * sys.values
+    column = sys.values_of(grad, sys.n, sys.values[:, None], "grad")[:, 0]
+    coefficients = -rates * (sys.vectors.mT @ column)
+    return ModeStep(rates, sys.vectors, coefficients, (sys.vectors @ coefficients).reshape(grad.shape))
+
+
+@checked
+def time_constants(values: Tensor, lr: float | None = None) -> Tensor:
+    """Steps [N] for the residual of every mode to fall by e: tau_j = -1 / log |1 - lr lambda_j|.
+
+    With lr None, lr = 1 / lambda_1 and tau_j = -1 / log(1 - lambda_j / lambda_1); in print the inverse is missing.
+    A mode learnt in one step has tau 0, one that is never learnt (lambda 0) infinity.
+    """
+    lam = values.detach().double()
+    top = float(check_tensor(lam, "values", dims=1).max())
+    z = lam / top if lr is None else lr * lam
+    if not (float(lam.min()) >= 0 and 0 < float(z.max()) <= 2 * (1 + 1e-12)):
+        raise InputError(f"lr={lr} must lie between 0 and 2 / lambda_1, eigenvalues from 0 to lambda_1 = {top:.4g} > 0")
+    log = torch.where(z < 1, torch.log1p(-z.clamp_max(1)), (z - 1).abs().log())
+    return 1 / log.abs()
+
+
 def check_rate(sys: System, lr: float) -> None:
     """Refuse a rate that is not positive or makes gradient descent diverge."""
     limit = 2 / float(sys.values[0])
-    if not (lr > 0 and math.isfinite(lr)):
-        raise InputError(f"lr={lr}: a positive rate is needed")
-    if lr > limit * (1 + 1e-12):
-        raise InputError(
-            f"lr={lr:.4g} diverges: gradient descent on 0.5 ||f - y||^2 with this kernel is stable up to "
-            f"2 / lambda_1 = {limit:.4g}"
-        )
+    if check_number(lr, "lr", above=0) > limit * (1 + 1e-12):
+        raise InputError(f"lr={lr:.4g} diverges: gradient descent with this kernel is stable up to {limit:.4g}")
 
 
 def _power(z: Tensor, steps: Tensor) -> Tensor:
@@ -259,8 +293,8 @@ def _power(z: Tensor, steps: Tensor) -> Tensor:
 
 def _times(t: float | Sequence[float] | Tensor, what: str) -> Tensor:
     times = torch.as_tensor(t, dtype=torch.float64, device="cpu").reshape(-1)
-    if len(times) == 0 or not bool((times >= 0).all()) or not bool(torch.isfinite(times).all()):
-        raise InputError(f"{what} must be one or more finite numbers >= 0")
+    if not bool(((times >= 0) & times.isfinite()).all()) or (what == "steps" and bool((times % 1 > 0).any())):
+        raise InputError(f"{what} must be finite numbers >= 0" + (", without a fraction" if what == "steps" else ""))
     return times
 
 

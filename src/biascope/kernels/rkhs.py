@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from biascope.errors import InputError
 from biascope.kernels.kernel import Kernel
 from biascope.kernels.system import symmetric_matrix, system
-from biascope.signatures import checked
-from biascope.tables import facts
+from biascope.support.arguments import check_number
+from biascope.support.errors import InputError
+from biascope.support.signatures import checked
+from biascope.support.tables import facts
 
 NEGLIGIBLE = 1e-3  # of the squared norm
 
@@ -73,19 +74,17 @@ def rkhs_norm(K: Kernel | Tensor, y: Tensor, cutoff: float | None = None) -> RKH
     sys = system(K, cutoff)
     energy = (sys.vectors.mT @ sys.columns(y)).square().sum(1)
     total = float(energy.sum())
-    if not total > 0:
-        raise InputError("all targets are zero")
     kept = sys.kept
     top = float((sys.values * energy).sum())
     squared, left = float((energy[kept] / sys.values[kept]).sum()), float(energy[~kept].sum())
     floor = max(sys.cutoff, len(kept) * torch.finfo(torch.float64).eps * float(sys.values[0]))
     return RKHSNorm(
         squared=squared,
-        lower_bound=total**2 / top if top > 0 else math.inf,
+        lower_bound=total**2 / top if top > 0 else math.inf if total > 0 else 0.0,
         alpha=top / sys.n**2,
         condition=sys.condition,
         rank=int(kept.sum()),
-        outside=left / total,
+        outside=left / total if total > 0 else 0.0,
         reached=left <= NEGLIGIBLE * squared * floor,
     )
 
@@ -103,22 +102,16 @@ def generalization_bound(K: Kernel | Tensor, y: Tensor | None = None, norm_squar
         K: kernel K(x, x), [n, n] or full.
         y: targets as for `kernel_regression`.
         norm_squared: ||f||_k^2, instead of y.
-
-    Example:
-        >>> import torch
-        >>> generalization_bound(torch.eye(4), norm_squared=1.0)
-        0.5
     """
     if (y is None) == (norm_squared is None):
         raise InputError("give either y or norm_squared")
-    if norm_squared is None:
-        assert y is not None
+    if y is not None:
         norm = rkhs_norm(K, y)
-        norm_squared = norm.squared if norm.reached else math.inf
-    if not norm_squared >= 0:
-        raise InputError(f"norm_squared={norm_squared}: a number >= 0 is needed")
+        squared = norm.squared if norm.reached else math.inf
+    else:
+        squared = check_number(norm_squared, "norm_squared", least=0)
     M, n, _ = symmetric_matrix(K)
     diagonal = M.diagonal().double()
     if not float(diagonal.min()) >= 0:
         raise InputError(f"the kernel has {float(diagonal.min()):.3g} on its diagonal, where k(x, x) >= 0 stands")
-    return math.sqrt(norm_squared * float(diagonal.sum())) / n
+    return math.sqrt(squared * float(diagonal.sum())) / n

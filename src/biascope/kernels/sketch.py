@@ -13,24 +13,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from biascope.errors import InputError
-from biascope.functional import ParamSelection, functional
-from biascope.inputs import refuse_shuffling
+from biascope.kernels.empirical import Outputs, cotangents
 from biascope.kernels.kernel import SHOWN_UP_TO, Kernel
-from biascope.kernels.ntk import cotangents
-from biascope.kernels.pullback import Stream
-from biascope.layers import Factor, MatrixFactor, RowsFactor, anatomy, collect
-from biascope.precision import arithmetic
-from biascope.seeds import generator
-from biascope.signatures import checked
-from biascope.tables import facts, one_line
+from biascope.network.functional import ParamSelection, functional
+from biascope.network.layers.blocks import Factor, MatrixFactor, RowsFactor
+from biascope.network.stream import Cut, Stream, anatomy, collect
+from biascope.support.errors import InputError
+from biascope.support.precision import Precision, arithmetic
+from biascope.support.seeds import generator
+from biascope.support.signatures import checked
+from biascope.support.tables import facts, one_line
 
 WORK = 1 << 26  # bytes of scratch
+Kind = Literal["rademacher", "gaussian", "sparse"]
 
 
 @dataclass(frozen=True)
@@ -120,14 +120,14 @@ def sketched_ntk(
     model: nn.Module,
     x: Any,
     dim: int = 1024,
-    kind: str = "rademacher",
+    kind: Kind = "rademacher",
     seed: int = 0,
-    outputs: str | int = "full",
+    outputs: Outputs = "full",
     params: ParamSelection = None,
     *,
     factored: bool = True,
     output: Callable[[Any], Tensor] | None = None,
-    precision: str = "float32",
+    precision: Precision = "float32",
     batch_size: int = 64,
 ) -> SketchedKernel:
     """Unbiased sketch of the tangent kernel: n * k * dim numbers instead of a kernel or a Jacobian.
@@ -152,24 +152,21 @@ def sketched_ntk(
         >>> sketch.features.shape, sketch.kernel().tensor.shape
         (torch.Size([5, 2, 256]), torch.Size([5, 2, 5, 2]))
     """
-    if kind not in {"rademacher", "gaussian", "sparse"}:
-        raise InputError(f"kind={kind!r}: choose 'rademacher', 'gaussian' or 'sparse'")
     if dim < 2:
         raise InputError(f"dim={dim}: at least 2 coordinates are needed for a standard error")
     f = functional(model, params, output, precision)
-    refuse_shuffling(x)
-    stream = Stream(f, x, batch_size).survey()
-    assert stream.first is not None
+    stream = Stream(f, x, Cut(batch_size, ordered=True))
+    stream.count()
     found = anatomy(f, stream.first)
     mode, cot = cotangents(outputs, stream.outputs)
     features = torch.zeros(stream.n, len(cot), dim, dtype=f.dtype, device=f.device)
     draw = _Draw(kind, seed, dim)
     with torch.no_grad(), arithmetic(precision):
-        for s, inputs, _ in stream.pieces():
+        for part in stream.parts():
             with torch.enable_grad():
-                factors = collect(f, found, found.blocks, inputs, cot)
+                factors = collect(f, found, found.blocks, part.inputs, cot)
             for factor in factors:
-                target = features[s].transpose(0, 1)
+                target = features[part.at].transpose(0, 1)
                 if factored and kind != "sparse" and isinstance(factor, MatrixFactor):
                     _factored(target, factor, draw)
                 else:

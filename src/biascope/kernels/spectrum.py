@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from biascope.errors import InputError, UnsupportedError
-from biascope.linalg import Dense, Eigenpairs, effective_rank, eigsh, psd_eigh, symmetrise
-from biascope.memory import budget
-from biascope.tables import facts, one_line, several
+from biascope.kernels import figures
+from biascope.linalg import effective_rank, eigsh, psd_eigh
+from biascope.linalg.elementary import Dense
+from biascope.linalg.resolved import RESOLVED, resolved
+from biascope.linalg.stable import symmetrise
+from biascope.support.arguments import check_between, check_finite
+from biascope.support.errors import InputError, UnsupportedError
+from biascope.support.memory import budget
+from biascope.support.tables import facts, one_line, several
 
+Centring = Literal["per-output", "global"]
 DENSE_LIMIT = 3000  # below this size a dense eigendecomposition is as fast as Lanczos
 DENSE_AFFORDABLE = 10_000  # up to this size it is done where Lanczos does not resolve what was asked: minutes
-RESOLVED = 1e-3  # residual up to which an eigenpair counts as found, relative to its own eigenvalue
 
 
 @dataclass(frozen=True)
@@ -50,27 +55,21 @@ class Spectrum:
         Against the largest eigenvalue any vector would pass for an eigenvector of a small one. Eigenvalues that are
         zero up to rounding are never resolved: any vector of the null space belongs to them.
         """
-        return self.residuals <= RESOLVED * self.values
+        return resolved(self.values, self.residuals)
 
-    def refuse_unresolved(self, wanted: Sequence[int] | None = None) -> None:
-        """An error if one of the pairs (all if None) is not resolved."""
-        bad = [i for i in (~self.resolved).nonzero()[:, 0].tolist() if wanted is None or i in set(wanted)]
+    def refuse_unresolved(self, wanted: Collection[int] | None = None) -> None:
+        """Raise an error if one of the pairs (all if None) is not resolved."""
+        bad = [i for i in (~self.resolved).nonzero()[:, 0].tolist() if wanted is None or i in wanted]
         if bad:
-            i, N = bad[0], len(self.vectors)
             raise InputError(
-                f"eigenpair {i} is not resolved: its eigenvalue is {float(self.values[i]):.3g}, its residual "
-                f"{float(self.residuals[i]):.1e} (largest eigenvalue {float(self.values[0]):.3g}), so its vector is "
-                f"rounding or not found; ask for indices below {i}, or decompose all of the {N} x {N} kernel in "
-                "float64 with K.eigh()"
+                f"eigenpair {bad[0]} is not resolved (see `residuals`): its vector is rounding or was not found; "
+                f"ask for indices below {bad[0]}, or decompose the whole kernel in float64 with K.eigh()"
             )
 
     def effective_rank(self, kind: Literal["entropy", "participation"] = "entropy") -> float:
         """Effective rank of the kernel; refused for a partial spectrum, whose tail counts too."""
         if not self.whole:
-            raise UnsupportedError(
-                f"effective_rank needs all {len(self.vectors)} eigenvalues and there are {len(self.values)}: "
-                "call eigh() without k, or K.effective_rank()"
-            )
+            raise UnsupportedError(f"effective_rank needs all {len(self.vectors)} eigenvalues: call eigh() without k")
         return effective_rank(self.values, kind)
 
     def _repr_html_(self) -> str:
@@ -85,9 +84,7 @@ class Spectrum:
 
     def plot(self, ax: Any = None) -> Any:
         """Eigenvalues against their index on logarithmic axes; returns the matplotlib figure."""
-        from biascope.kernels.figures import plot_spectrum
-
-        return plot_spectrum(self, ax)
+        return figures.plot_spectrum(self, ax)
 
 
 def spectrum(K: Tensor, k: int | None, n: int, normalize: bool) -> Spectrum:
@@ -97,17 +94,13 @@ def spectrum(K: Tensor, k: int | None, n: int, normalize: bool) -> Spectrum:
     itself, all are computed if the matrix has at most 10,000 rows and memory is enough; a warning says if not.
     """
     N = len(K)
-    if k is not None and not 1 <= k <= N:
-        raise InputError(f"k={k}: a kernel of size {N} has between 1 and {N} eigenpairs")
-    if not bool(torch.isfinite(K).all()):
-        raise InputError("the kernel has NaN or infinite entries: it has no spectrum")
+    k = None if k is None else check_between(k, "k", 1, N)
+    check_finite(K, "the kernel")
     found = _dense(K, k) if k is None or N <= DENSE_LIMIT or k > N // 3 else _leading(K, k)
     values, vectors, residuals = (t.to(K.device, K.dtype) for t in found[:3])
-    negative = found[3]
     if normalize:
-        values, vectors, residuals = values / n, vectors * n**0.5, residuals / n
-        negative /= n
-    return Spectrum(values, vectors, residuals, normalize, negative, n)
+        return Spectrum(values / n, vectors * n**0.5, residuals / n, True, found[3] / n, n)
+    return Spectrum(values, vectors, residuals, False, found[3], n)
 
 
 Found = tuple[Tensor, Tensor, Tensor, float]  # values, vectors, residuals, the most negative eigenvalue
@@ -137,8 +130,10 @@ def _leading(K: Tensor, k: int) -> Found:
         S, tol = K.detach(), 1e-12 if K.dtype == torch.float64 else 1e-6
     pairs = eigsh(Dense(S, symmetric=True), k, tol=tol, seed=0)
     values = pairs.values.clamp_min(0)
-    unsure = pairs.residuals > RESOLVED * values
-    if bool((unsure & ~_zero(pairs, N)).any()) and N <= DENSE_AFFORDABLE and room >= 5 * 8 * N * N:
+    unsure = ~resolved(values, pairs.residuals)
+    # of eigenvalues that are zero up to rounding in float64 a dense decomposition tells no more
+    zero = pairs.converged & (pairs.values <= N * torch.finfo(torch.float64).eps * pairs.values[0])
+    if bool((unsure & ~zero).any()) and N <= DENSE_AFFORDABLE and room >= 5 * 8 * N * N:
         return _dense(K, k)
     if bool(unsure.any()):
         first = int(unsure.nonzero()[0])
@@ -151,31 +146,23 @@ def _leading(K: Tensor, k: int) -> Found:
     return values, pairs.vectors, pairs.residuals, float("nan")
 
 
-def _zero(pairs: Eigenpairs, N: int) -> Tensor:
-    """Mask [k] of eigenvalues that are zero up to rounding in float64, where a dense decomposition tells no more."""
-    floor = N * torch.finfo(torch.float64).eps * pairs.values[0]
-    return pairs.converged & (pairs.values <= floor)
-
-
 def _double(K: Tensor) -> Tensor:
     return K.detach().to("cpu" if K.device.type == "mps" else K.device, torch.float64)
 
 
 def refuse_indefinite(values: Tensor, tol: float) -> float:
     """The most negative eigenvalue (0 if none); an error if it is below -tol times the largest magnitude."""
-    lowest, largest = float(values.min()), float(values.abs().max())
-    if lowest < -tol * largest:
+    lowest = float(values.min())
+    if lowest < -tol * float(values.abs().max()):
         raise InputError(
-            f"the kernel is not positive semi-definite: its most negative eigenvalue is {lowest:.3g}, its largest "
-            f"{float(values.max()):.3g}; rounding explains at most {tol:.1g} of the largest"
+            f"the kernel is not positive semi-definite: its eigenvalues go from {lowest:.3g} to "
+            f"{float(values.max()):.3g}, and rounding explains at most {tol:.1g} of the largest"
         )
     return min(lowest, 0.0)
 
 
 def centre(K: Tensor, mode: str, kind: str) -> Tensor:
     """C K C over examples for every pair of outputs ("per-output"), or over all pairs (example, output) ("global")."""
-    if kind not in {"per-output", "global"}:
-        raise InputError(f"centring {kind!r} is not known; choose 'per-output' or 'global'")
     if mode == "diagonal" and kind == "global":
         raise UnsupportedError("a 'diagonal' kernel has no blocks between outputs, which global centring mixes in")
     if mode == "full" and kind == "per-output":

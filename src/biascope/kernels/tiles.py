@@ -19,18 +19,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from biascope.errors import CorruptError, InputError
-from biascope.files import explain_write_errors
-from biascope.functional import Functional
-from biascope.inputs import Inputs, batch_size, take
+from biascope.kernels.empirical import LOSSY, Job, Outputs, cotangents, measure_error
 from biascope.kernels.fingerprint import fingerprint, function_fingerprint, inputs_fingerprint, module_fingerprint
 from biascope.kernels.kernel import Kernel
-from biascope.kernels.ntk import Job, cotangents, measure_error, wants_check
-from biascope.layers import anatomy
-from biascope.memory import budget as memory_budget
-from biascope.precision import arithmetic
-from biascope.progress import progress
-from biascope.signatures import checked
+from biascope.kernels.plan import Strategy
+from biascope.network.functional import Functional
+from biascope.network.stream import anatomy
+from biascope.support.bars import progress
+from biascope.support.errors import CorruptError, InputError
+from biascope.support.files import explain_write_errors
+from biascope.support.inputs import Inputs, batch_size, take
+from biascope.support.memory import budget as memory_budget
+from biascope.support.precision import Precision, arithmetic
+from biascope.support.signatures import checked
 
 FORMAT = "biascope-tiles-1"
 
@@ -39,9 +40,9 @@ def stored_ntk(
     f: Functional,
     one: Inputs,
     two: Inputs | None,
-    outputs: str | int,
-    strategy: str,
-    precision: str,
+    outputs: Outputs,
+    strategy: Strategy,
+    precision: Precision,
     max_memory: str | int | None,
     path: Path,
     check: bool | None = None,
@@ -80,7 +81,8 @@ def stored_ntk(
             first = first or job.plan
             store.write(job.run()[0], r, c)
         values = store.values()
-        error = measure_error(f, found, one, two, outputs, mode, values) if wants_check(check, precision) else None
+        wanted = check if check is not None else precision in LOSSY
+        error = measure_error(f, found, one, two, outputs, mode, values) if wanted else None
         store.note_error(error)
     return Kernel(values, outputs, mode, two is None, first, error, model_outputs=found.outputs)
 

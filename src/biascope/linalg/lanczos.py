@@ -9,16 +9,18 @@ goes on from a random vector orthogonal to them until the best of the rest is kn
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from biascope.arguments import as_number, as_whole, check_count, check_tensor
-from biascope.errors import InputError
-from biascope.linalg.operator import LinearOperator, need_operator
+from biascope.linalg.operator import LinearOperator, SymmetricOperator
 from biascope.linalg.random import draw, generator_from
 from biascope.linalg.stable import fix_signs, symmetrise
-from biascope.tables import one_line
+from biascope.support.errors import InputError
+from biascope.support.limits import Count, Positive
+from biascope.support.signatures import checked
+from biascope.support.tables import one_line
 
 DENSE_BELOW = 64  # smaller problems are solved by torch.linalg.eigh
 
@@ -45,12 +47,13 @@ class Eigenpairs:
     __repr__ = one_line
 
 
+@checked
 def eigsh(
-    A: LinearOperator,
-    k: int,
-    which: str = "LA",
-    tol: float | None = None,
-    max_iterations: int = 300,
+    A: SymmetricOperator,
+    k: Count,
+    which: Literal["LA", "SA", "LM"] = "LA",
+    tol: Positive | None = None,
+    max_iterations: Count = 300,
     seed: int = 0,
     start: Tensor | None = None,
     subspace: int | None = None,
@@ -71,19 +74,20 @@ def eigsh(
 
     Example:
         >>> import torch
-        >>> from biascope.linalg import Diagonal
-        >>> eigsh(Diagonal(torch.arange(100.0).double()), k=2).values.round(decimals=6).tolist()
+        >>> from biascope.linalg import aslinearoperator
+        >>> eigsh(aslinearoperator(torch.diag(torch.arange(100.0).double())), k=2).values.round(decimals=6).tolist()
         [99.0, 98.0]
     """
-    tol = check_eigen_arguments(A, k, which, tol)
-    generator = generator_from(seed)
-    check_count(max_iterations, "max_iterations")
     n = A.shape[0]
-    size = max(2 * k + 10, 20) if subspace is None else as_whole(subspace, "subspace")
-    if size <= k:
-        raise InputError(f"subspace must be larger than k = {k}, not {size}")
+    size = max(2 * k + 10, 20) if subspace is None else subspace
+    if k > n or size <= k:
+        raise InputError(f"k={k} must be at most {n} for {A!r}, and the subspace, {size}, larger than k")
     if start is not None:
-        _check_start(A, start)
+        A.check_fits(start)
+        if start.ndim != 1 or not 0 < start.norm().item() < float("inf"):
+            raise InputError("start must be a finite vector other than zero")
+    tol = tol or (1e-9 if A.dtype == torch.float64 else 1e-5)
+    generator = generator_from(seed)
     with torch.no_grad():
         if n <= DENSE_BELOW or size >= n:
             return _dense(A, k, which, tol)
@@ -173,24 +177,6 @@ class _Lanczos:
         return bool(((values - before).abs() <= tol * self.scale).all())
 
 
-def check_eigen_arguments(A: LinearOperator, k: int, which: str, tol: float | None) -> float:
-    """Refuse what no eigensolver here can do; give the tolerance."""
-    if not need_operator(A).symmetric:
-        raise InputError(f"{A!r} is not marked symmetric: pass symmetric=True if it is, or use svds")
-    if A.dtype not in (torch.float32, torch.float64):
-        raise InputError(f"{A!r}: eigensolvers work in float32 or float64")
-    if not 1 <= as_whole(k, "k") <= A.shape[0]:
-        raise InputError(f"k must be between 1 and {A.shape[0]} for {A!r}, not {k}")
-    if which not in ("LA", "SA", "LM"):
-        raise InputError(f"which must be 'LA', 'SA' or 'LM', not {which!r}")
-    if tol is None:
-        return 1e-9 if A.dtype == torch.float64 else 1e-5
-    tol = as_number(tol, "tol")
-    if not tol > 0:
-        raise InputError(f"tol must be positive, not {tol}")
-    return tol
-
-
 def wanted_order(theta: Tensor, which: str) -> Tensor:
     """Indices of Ritz values [m], the most wanted first."""
     key = theta.abs() if which == "LM" else theta
@@ -223,13 +209,3 @@ def _dense(A: LinearOperator, k: int, which: str, tol: float) -> Eigenpairs:
     scale = theta.abs().max().item()
     X = fix_signs(S[:, order[:k]]).to(A.dtype)
     return with_residuals(A, theta[order[:k]], X, tol, scale, 1, A.shape[0])
-
-
-def _check_start(A: LinearOperator, start: Tensor) -> None:
-    if check_tensor(start, "start").shape != (A.shape[0],) or start.dtype != A.dtype or start.device != A.device:
-        raise InputError(
-            f"start must be a {A.dtype} vector [{A.shape[0]}] on {A.device}, "
-            f"not {start.dtype} {list(start.shape)} on {start.device}"
-        )
-    if not 0 < start.norm().item() < float("inf"):
-        raise InputError("start must be a finite vector other than zero")

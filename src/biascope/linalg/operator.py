@@ -7,13 +7,16 @@ Sums, products, multiples and adjoints are lazy: nothing is multiplied until the
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, overload
 
 import torch
 from torch import Tensor
 
-from biascope.arguments import as_whole, check_count, check_tensor, said
-from biascope.errors import InputError, UnsupportedError
+from biascope.support.arguments import check_count
+from biascope.support.errors import InputError, UnsupportedError
+from biascope.support.inputs import check_shape
+from biascope.support.signatures import Rule
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator as ScipyOperator
@@ -30,11 +33,11 @@ class LinearOperator:
 
     Example:
         >>> import torch
-        >>> from biascope.linalg import Dense, Identity
-        >>> A = Dense(torch.eye(3)) + 0.5 * Identity(3)
-        >>> A
-        <Sum 3x3 float32: Dense + 0.5 * Identity>
-        >>> A @ torch.ones(3)
+        >>> from biascope.linalg import aslinearoperator
+        >>> A = aslinearoperator(torch.eye(3))
+        >>> A + 0.5 * A
+        <Sum 3x3 float32: Dense + 0.5 * Dense>
+        >>> (A + 0.5 * A) @ torch.ones(3)
         tensor([1.5000, 1.5000, 1.5000])
     """
 
@@ -43,18 +46,14 @@ class LinearOperator:
     def __init__(
         self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device | str, symmetric: bool = False
     ) -> None:
-        if not isinstance(shape, tuple | list) or len(shape) != 2 or min(as_whole(m, "shape") for m in shape) < 1:
-            raise InputError(f"an operator needs a shape (m, n) of positive integers, not {said(shape)}")
-        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        m, n = check_shape(shape, "shape")
+        if not dtype.is_floating_point:
             raise InputError(f"an operator needs a real floating-point dtype, not {dtype}; convert with .double()")
-        if symmetric and shape[0] != shape[1]:
-            raise InputError(f"a symmetric operator must be square, not {shape[0]}x{shape[1]}")
-        self.shape = (int(shape[0]), int(shape[1]))
+        if symmetric and m != n:
+            raise InputError(f"a symmetric operator must be square, not {m}x{n}")
+        self.shape = (m, n)
         self.dtype = dtype
-        try:
-            self.device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0", as tensors say it
-        except (RuntimeError, TypeError) as error:
-            raise InputError(f"device {device!r}: torch has no such device here; use cpu, cuda or cuda:0") from error
+        self.device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0", as tensors say it
         self.symmetric = symmetric
 
     # what a subclass gives ------------------------------------------------------------------------------------------
@@ -96,14 +95,11 @@ class LinearOperator:
 
     def diagonal(self, chunk: int = 256) -> Tensor:
         """The exact diagonal [n] by n products with basis vectors, unless a subclass knows better."""
-        self._need_square("a diagonal")
-        parts = [
-            self._matmat(block)[start : start + block.shape[1]].diagonal() for start, block in self._identity(chunk)
-        ]
-        return torch.cat(parts)
+        check_square(self)
+        return torch.cat([self._matmat(E)[start : start + E.shape[1]].diagonal() for start, E in self._identity(chunk)])
 
     def trace(self) -> Tensor:
-        """The exact trace, a 0-dimensional tensor; see `hutchinson`, `hutchpp`, `xtrace` for cheap estimates."""
+        """The exact trace, a 0-dimensional tensor; see `hutchinson` for a cheap estimate."""
         return self.diagonal().sum()
 
     def to_dense(self, chunk: int = 256) -> Tensor:
@@ -129,16 +125,10 @@ class LinearOperator:
 
         forward = outside(self._matmat)
         backward = outside(self._rmatmat) if self.has_adjoint else None
-        return ScipyOperator(
-            self.shape,
-            matvec=forward,
-            matmat=forward,
-            rmatvec=backward,
-            rmatmat=backward,
-            dtype=str(dtype).removeprefix("torch."),
-        )
+        name = str(dtype).removeprefix("torch.")
+        return ScipyOperator(self.shape, forward, rmatvec=backward, matmat=forward, rmatmat=backward, dtype=name)
 
-    def _identity(self, chunk: int) -> Any:
+    def _identity(self, chunk: int) -> Iterator[tuple[int, Tensor]]:
         check_chunk(chunk)
         n = self.shape[1]
         for start in range(0, n, chunk):
@@ -147,9 +137,14 @@ class LinearOperator:
             block[start : start + width].fill_diagonal_(1.0)
             yield start, block
 
-    def _need_square(self, what: str) -> None:
-        if self.shape[0] != self.shape[1]:
-            raise InputError(f"{what} needs a square operator, not {self!r}")
+    def check_fits(self, x: Tensor) -> None:
+        """Refuse a tensor that is neither a vector nor a block for this operator."""
+        if x.ndim not in (1, 2) or x.shape[0] != self.shape[1] or x.dtype != self.dtype or x.device != self.device:
+            n = self.shape[1]
+            raise InputError(
+                f"cannot multiply {self!r} by a {x.dtype} tensor of shape {list(x.shape)} on {x.device}: it takes a "
+                f"vector [{n}] or a block [{n}, k] of {self.dtype} on {self.device}"
+            )
 
     # the signs -----------------------------------------------------------------------------------------------------
 
@@ -160,19 +155,9 @@ class LinearOperator:
     def __matmul__(self, other: Any) -> Tensor | LinearOperator:
         if isinstance(other, LinearOperator):
             return Product(self, other)
-        _refuse_array(other)
         if not isinstance(other, Tensor):
             return NotImplemented
-        if other.ndim not in (1, 2) or other.shape[0] != self.shape[1]:
-            raise InputError(
-                f"cannot multiply {self!r} by a tensor of shape {list(other.shape)}: it takes a vector "
-                f"[{self.shape[1]}] or a block [{self.shape[1]}, k]"
-            )
-        if other.dtype != self.dtype or other.device != self.device:
-            raise InputError(
-                f"cannot multiply {self!r} on {self.device} by a {other.dtype} tensor on {other.device}: "
-                f"convert it with .to({str(self.device)!r}, {self.dtype})"
-            )
+        self.check_fits(other)
         return self._matmat(other.unsqueeze(1)).squeeze(1) if other.ndim == 1 else self._matmat(other)
 
     def __rmatmul__(self, other: Tensor) -> Tensor:
@@ -182,10 +167,10 @@ class LinearOperator:
         return self.T @ other if other.ndim == 1 else (self.T @ other.T).T
 
     def __add__(self, other: LinearOperator) -> LinearOperator:
-        return Sum(self, _operator(other, "+"))
+        return Sum(self, check_operator(other))
 
     def __sub__(self, other: LinearOperator) -> LinearOperator:
-        return Sum(self, -_operator(other, "-"))
+        return Sum(self, -check_operator(other))
 
     def __mul__(self, scalar: float) -> LinearOperator:
         return Scaled(_scalar(scalar), self)
@@ -194,8 +179,6 @@ class LinearOperator:
         return self * scalar
 
     def __truediv__(self, scalar: float) -> LinearOperator:
-        if _scalar(scalar) == 0:
-            raise InputError(f"{self!r} divided by zero")
         return self * (1.0 / _scalar(scalar))
 
     def __neg__(self) -> LinearOperator:
@@ -211,14 +194,8 @@ class Adjoint(LinearOperator):
     """A^T of an operator that is not symmetric."""
 
     def __init__(self, base: LinearOperator) -> None:
-        need_operator(base)
         super().__init__((base.shape[1], base.shape[0]), base.dtype, base.device)
         self.base = base
-
-    @property
-    def has_adjoint(self) -> bool:
-        """The adjoint of the adjoint is the operator."""
-        return True
 
     @property
     def T(self) -> LinearOperator:
@@ -239,11 +216,9 @@ class Sum(LinearOperator):
     """A + B + ..., all of one shape."""
 
     def __init__(self, *terms: LinearOperator) -> None:
-        first = need_operator(terms[0])
-        for term in map(need_operator, terms[1:]):
-            _need_same_place(first, term, "add")
-            if term.shape != first.shape:
-                raise InputError(f"cannot add {first!r} and {term!r}: their shapes differ")
+        first = terms[0]
+        for term in terms[1:]:
+            _check_pair(first, term, "add", term.shape == first.shape)
         super().__init__(first.shape, first.dtype, first.device, all(term.symmetric for term in terms))
         self.terms: tuple[LinearOperator, ...] = tuple(
             t for term in terms for t in (term.terms if isinstance(term, Sum) else (term,))
@@ -268,7 +243,6 @@ class Sum(LinearOperator):
 
     def diagonal(self, chunk: int = 256) -> Tensor:
         """Sum of the diagonals."""
-        self._need_square("a diagonal")
         return torch.stack([term.diagonal(chunk) for term in self.terms]).sum(0)
 
     def _expression(self) -> str:
@@ -280,14 +254,10 @@ class Product(LinearOperator):
 
     def __init__(self, *factors: LinearOperator) -> None:
         self.factors: tuple[LinearOperator, ...] = tuple(
-            f
-            for factor in map(need_operator, factors)
-            for f in (factor.factors if type(factor) is Product else (factor,))
+            f for factor in factors for f in (factor.factors if type(factor) is Product else (factor,))
         )
         for left, right in zip(self.factors, self.factors[1:]):
-            _need_same_place(left, right, "multiply")
-            if left.shape[1] != right.shape[0]:
-                raise InputError(f"cannot multiply {left!r} and {right!r}: {left.shape[1]} != {right.shape[0]}")
+            _check_pair(left, right, "multiply", left.shape[1] == right.shape[0])
         first, last = self.factors[0], self.factors[-1]
         symmetric = all(_are_adjoint(f, g) for f, g in zip(self.factors, reversed(self.factors)))
         super().__init__((first.shape[0], last.shape[1]), first.dtype, first.device, symmetric)
@@ -315,9 +285,7 @@ class Scaled(LinearOperator):
     """c A for a number c."""
 
     def __init__(self, scale: float, base: LinearOperator) -> None:
-        need_operator(base)
         super().__init__(base.shape, base.dtype, base.device, base.symmetric)
-        scale = _scalar(scale)
         self.scale: float = scale * base.scale if isinstance(base, Scaled) else scale
         self.base: LinearOperator = base.base if isinstance(base, Scaled) else base
 
@@ -347,55 +315,54 @@ def _bracketed(operator: LinearOperator) -> str:
 
 
 def _are_adjoint(f: LinearOperator, g: LinearOperator) -> bool:
-    """Whether f = g^T can be told from the objects alone."""
+    """Whether f = g^T is known from the objects alone."""
     if f is g:
         return f.symmetric
     return (isinstance(f, Adjoint) and f.base is g) or (isinstance(g, Adjoint) and g.base is f)
 
 
-def _need_same_place(a: LinearOperator, b: LinearOperator, verb: str) -> None:
-    if a.dtype != b.dtype or a.device != b.device:
-        raise InputError(f"cannot {verb} {a!r} on {a.device} and {b!r} on {b.device}: one dtype and device are needed")
+def _check_pair(a: LinearOperator, b: LinearOperator, verb: str, shapes_fit: bool) -> None:
+    if not shapes_fit or a.dtype != b.dtype or a.device != b.device:
+        what = "one dtype and device are needed" if shapes_fit else "their shapes do not fit"
+        raise InputError(f"cannot {verb} {a!r} on {a.device} and {b!r} on {b.device}: {what}")
 
 
-def need_operator(A: Any) -> LinearOperator:
-    """Refuse what is no operator, and say how to make one of it.
-
-    Example:
-        >>> need_operator([1.0])
-        Traceback (most recent call last):
-        ...
-        biascope.errors.InputError: an operator is needed, not list: wrap it with aslinearoperator(...)
-    """
+def check_operator(A: Any, name: str = "A") -> LinearOperator:
+    """Refuse what is no operator, and say how to make one of it."""
     if not isinstance(A, LinearOperator):
-        raise InputError(f"an operator is needed, not {type(A).__name__}: wrap it with aslinearoperator(...)")
+        raise InputError(f"{name}: an operator is needed, not {type(A).__name__}: wrap it with aslinearoperator(...)")
     return A
 
 
-def _refuse_array(other: Any) -> None:
-    """Arrays and lists are meant as vectors; what else there is may know itself how it is multiplied."""
-    if isinstance(other, list) or hasattr(other, "__array__"):
-        check_tensor(other, "x")
+def check_square(A: Any, name: str = "A") -> LinearOperator:
+    """Refuse what is no square operator."""
+    if check_operator(A, name).shape[0] != A.shape[1]:
+        raise InputError(f"{name}: a square operator is needed, not {A!r}")
+    return check_operator(A)
 
 
-def _operator(value: Any, sign: str) -> LinearOperator:
-    if not isinstance(value, LinearOperator):
-        raise InputError(f"operator {sign} {type(value).__name__}: wrap it first with aslinearoperator(...)")
-    return value
+def check_symmetric(A: Any, name: str = "A") -> LinearOperator:
+    """Refuse what no eigensolver here takes."""
+    if not check_operator(A, name).symmetric or A.dtype not in (torch.float32, torch.float64):
+        raise InputError(f"{name}: {A!r} is not marked symmetric (symmetric=True) or not in float32 or float64")
+    return check_operator(A)
+
+
+Operator = Annotated[LinearOperator, Rule(check_operator, "an operator")]
+SquareOperator = Annotated[LinearOperator, Rule(check_square, "a square operator")]
+SymmetricOperator = Annotated[LinearOperator, Rule(check_symmetric, "a symmetric operator")]
+
+
+def check_chunk(chunk: int) -> None:
+    """Refuse blocks of no columns."""
+    check_count(chunk, "chunk")
 
 
 def _scalar(value: Any) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError, RuntimeError):
-        raise InputError(
-            f"an operator is multiplied by a number, not by {type(value).__name__}; use @ for maps"
-        ) from None
+        number = math.nan
     if not math.isfinite(number):
-        raise InputError(f"an operator cannot be scaled by {number}")
+        raise InputError(f"an operator is multiplied by a finite number, not a {type(value).__name__}; use @ for maps")
     return number
-
-
-def check_chunk(chunk: int) -> None:
-    """Refuse blocks of no columns."""
-    check_count(chunk, "chunk")

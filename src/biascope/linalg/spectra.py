@@ -9,12 +9,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from biascope.arguments import as_number, as_whole, check_tensor
-from biascope.errors import InputError
 from biascope.linalg.stable import thin_svd
+from biascope.support.errors import InputError
+from biascope.support.limits import Count, Matrix, Positive, Vector
+from biascope.support.signatures import checked
 
 
-def effective_rank(values: Tensor, kind: Literal["entropy", "participation"] = "entropy") -> float:
+@checked
+def effective_rank(values: Vector, kind: Literal["entropy", "participation"] = "entropy") -> float:
     """How many eigenvalues [n] matter: between 1 and the rank, equal to r for r equal ones.
 
     entropy: exp(-sum mu log mu) with mu = lambda / sum lambda; participation: (sum lambda)^2 / sum lambda^2.
@@ -25,16 +27,10 @@ def effective_rank(values: Tensor, kind: Literal["entropy", "participation"] = "
         >>> round(effective_rank(torch.tensor([1.0, 1.0, 0.0])), 6)
         2.0
     """
-    if check_tensor(values, "values").ndim != 1 or len(values) == 0:
-        raise InputError(f"effective_rank needs eigenvalues [n], not shape {list(values.shape)}")
-    if kind not in ("entropy", "participation"):
-        raise InputError(f"kind must be 'entropy' or 'participation', not {kind!r}")
     lam = values.detach().double()
-    if not torch.isfinite(lam).all():
-        raise InputError("effective_rank: the eigenvalues hold NaN or infinity")
-    top = lam.max()
-    if top <= 0:
-        raise InputError("effective_rank: no positive eigenvalue; the rank of a zero matrix is not defined")
+    top = lam.max() if len(lam) else lam.sum()
+    if not 0 < top < math.inf:
+        raise InputError(f"effective_rank needs finite eigenvalues, at least one above 0; the largest is {top:g}")
     mu = lam[lam > 1e-12 * top] / top
     mu = mu / mu.sum()
     if kind == "participation":
@@ -43,21 +39,14 @@ def effective_rank(values: Tensor, kind: Literal["entropy", "participation"] = "
 
 
 def orthonormal_basis(U: Tensor) -> Tensor:
-    """Orthonormal basis [n, rank] of the span of the columns of U [n, k]; nearly dependent columns are dropped.
-
-    Example:
-        >>> import torch
-        >>> orthonormal_basis(torch.ones(3, 2)).shape
-        torch.Size([3, 1])
-    """
-    if check_tensor(U, "U").ndim != 2 or U.numel() == 0:
-        raise InputError(f"a basis is a matrix [n, k], not shape {list(U.shape)}")
+    """Orthonormal basis [n, rank] of the span of the columns of U [n, k]; nearly dependent columns are dropped."""
     left, values, _ = thin_svd(U)
-    keep = values > max(U.shape) * torch.finfo(U.dtype).eps * values.max().clamp(min=torch.finfo(U.dtype).tiny)
-    return left[:, keep]
+    tiny = torch.finfo(U.dtype).tiny
+    return left[:, values > max(U.shape) * torch.finfo(U.dtype).eps * values[:1].clamp(min=tiny)]
 
 
-def principal_angles(U: Tensor, V: Tensor) -> Tensor:
+@checked
+def principal_angles(U: Matrix, V: Matrix) -> Tensor:
     """Principal angles in radians, ascending, between the spans of U [n, k] and V [n, l]; [min(ranks)] in float64.
 
     Small angles come from the sine, large ones from the cosine (Bjorck and Golub), so both are accurate.
@@ -67,8 +56,6 @@ def principal_angles(U: Tensor, V: Tensor) -> Tensor:
         >>> principal_angles(torch.eye(3)[:, :1], torch.eye(3)[:, 1:]).round(decimals=3).item()
         1.571
     """
-    if check_tensor(U, "U").ndim != 2 or check_tensor(V, "V").ndim != 2 or U.shape[0] != V.shape[0]:
-        raise InputError(f"principal_angles needs U [n, k] and V [n, l], not {list(U.shape)} and {list(V.shape)}")
     P, Q = orthonormal_basis(U.detach().double()), orthonormal_basis(V.detach().double())
     if P.shape[1] == 0 or Q.shape[1] == 0:
         raise InputError("principal_angles: a subspace spanned by zero vectors has no angles")
@@ -113,7 +100,7 @@ class MarchenkoPastur:
 
     def density(self, x: Tensor) -> Tensor:
         """Density at x of any shape, without the mass at zero; integrates to 1 - mass_at_zero."""
-        x = check_tensor(x, "x").double()
+        x = x.double()
         inside = (x > self.lower) & (x < self.upper)
         safe = torch.where(inside, x, torch.ones_like(x))
         root = ((self.upper - safe) * (safe - self.lower)).clamp(min=0).sqrt()
@@ -121,10 +108,11 @@ class MarchenkoPastur:
 
     def outliers(self, values: Tensor, slack: float = 0.0) -> Tensor:
         """Mask [n] of the eigenvalues that sampling noise does not explain: above upper * (1 + slack)."""
-        return check_tensor(values, "values", floating=True) > self.upper * (1.0 + as_number(slack, "slack"))
+        return values > self.upper * (1.0 + slack)
 
 
-def marchenko_pastur(n_samples: int, dim: int, variance: float = 1.0) -> MarchenkoPastur:
+@checked
+def marchenko_pastur(n_samples: Count, dim: Count, variance: Positive = 1.0) -> MarchenkoPastur:
     """The spread of sample eigenvalues that an isotropic distribution shows by sampling alone.
 
     Example:
@@ -132,15 +120,10 @@ def marchenko_pastur(n_samples: int, dim: int, variance: float = 1.0) -> Marchen
         >>> round(law.upper / law.lower, 2)
         3.77
     """
-    if as_whole(n_samples, "n_samples") < 1 or as_whole(dim, "dim") < 1:
-        raise InputError(f"marchenko_pastur needs n_samples >= 1 and dim >= 1, not {n_samples} and {dim}")
-    variance = as_number(variance, "variance")
-    if not (variance > 0 and math.isfinite(variance)):
-        raise InputError(f"marchenko_pastur needs a positive variance, not {variance}")
     ratio = dim / n_samples
     return MarchenkoPastur(
         ratio=ratio,
-        variance=float(variance),
+        variance=variance,
         lower=variance * (1 - math.sqrt(ratio)) ** 2,
         upper=variance * (1 + math.sqrt(ratio)) ** 2,
         mass_at_zero=max(0.0, 1 - 1 / ratio),

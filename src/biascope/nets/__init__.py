@@ -1,40 +1,19 @@
 """The architectures of the papers, each small and readable, and a registry that builds them by name.
 
-To add one: write a file with a decorated class (`@register(...)`), and import it here.
+To add one: write a file with a decorated class (`@register(...)`) into this folder. All files here are imported.
 """
 
-from .autoencoder import Autoencoder
-from .densenet import DenseNet
-from .fourier import FFN, FourierFeatures
-from .lenet import LeNet
-from .linear_pooling import LinearPooling, box_prefilter
-from .logreg import LogReg
-from .mlp import MLP
-from .registry import NetInfo, build, info, names, register, resolve, unregister
-from .resnet import ResNet
-from .siren import SIREN
-from .vgg import VGG
-from .vit import ViT
+from importlib import import_module
+from pkgutil import iter_modules
 
-__all__ = [
-    "FFN",
-    "MLP",
-    "SIREN",
-    "VGG",
-    "Autoencoder",
-    "DenseNet",
-    "FourierFeatures",
-    "LeNet",
-    "LinearPooling",
-    "LogReg",
-    "NetInfo",
-    "ResNet",
-    "ViT",
-    "box_prefilter",
-    "build",
-    "info",
-    "names",
-    "register",
-    "resolve",
-    "unregister",
-]
+from biascope.nets.coordinates import FFN, SIREN
+from biascope.nets.dense import MLP
+from biascope.nets.linear_pooling import LinearPooling as LinearPooling
+from biascope.nets.registry import NetInfo as NetInfo
+from biascope.nets.registry import build, info, names, register, resolve
+from biascope.nets.registry import unregister as unregister
+
+for _file in iter_modules(__path__):
+    import_module(f"{__name__}.{_file.name}")
+
+__all__ = ["FFN", "MLP", "SIREN", "build", "info", "names", "register", "resolve"]

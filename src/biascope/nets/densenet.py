@@ -2,27 +2,22 @@
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from biascope.errors import InputError
-from biascope.signatures import checked
-
-from .parts import Activation, check_choice, check_sizes, make_activation, make_norm2d
-from .registry import register
+from biascope.nets.parts import Activation, Norm, make_activation, make_norm2d
+from biascope.nets.registry import register
+from biascope.support.errors import InputError
+from biascope.support.limits import Count, Share
+from biascope.support.signatures import checked
 
 
 class DenseLayer(nn.Module):
-    """norm-act-conv1(4 growth)-norm-act-conv3(growth), and the input kept beside it.
+    """norm-act-conv1(4 growth)-norm-act-conv3(growth), and the input kept beside it."""
 
-    Example:
-        >>> import torch
-        >>> DenseLayer(8, growth=4)(torch.zeros(1, 8, 6, 6)).shape
-        torch.Size([1, 12, 6, 6])
-    """
-
-    def __init__(self, inputs: int, *, growth: int, norm: str = "batch", activation: Activation = "relu") -> None:
+    def __init__(self, inputs: int, *, growth: int, norm: Norm = "batch", activation: Activation = "relu") -> None:
         super().__init__()
         bias = norm == "none"
         self.norm1 = make_norm2d(norm, inputs)
@@ -46,33 +41,23 @@ class DenseNet(nn.Module):
     A transition keeps the fraction `compression` of the channels and halves the side by average pooling. `pool`: "avg",
     or "none", which removes the transitions' pooling and the final one; every pixel then goes to the dense layer, and
     there is no strided convolution to remove. `norm`: "batch", or "none", where the convolutions get biases instead.
-
-    Example:
-        >>> import torch
-        >>> net = DenseNet(blocks=(2, 2), growth=4, outputs=10, activation="gelu")
-        >>> net(torch.zeros(2, 1, 16, 16)).shape
-        torch.Size([2, 10])
     """
 
     @checked
     def __init__(
         self,
         *,
-        in_channels: int = 1,
-        outputs: int = 1,
-        image_size: int = 32,
+        in_channels: Count = 1,
+        outputs: Count = 1,
+        image_size: Count = 32,
         blocks: Sequence[int] = (6, 12, 24, 16),
-        growth: int = 32,
-        compression: float = 0.5,
-        pool: str = "avg",
-        norm: str = "batch",
+        growth: Count = 32,
+        compression: Share = 0.5,
+        pool: Literal["avg", "none"] = "avg",
+        norm: Norm = "batch",
         activation: Activation = "relu",
     ) -> None:
         super().__init__()
-        check_sizes(in_channels=in_channels, outputs=outputs, image_size=image_size, growth=growth)
-        if not 0 < compression <= 1:
-            raise InputError(f"compression={compression} must lie in (0, 1]: the share of channels a transition keeps")
-        check_choice("pool", pool, ("avg", "none"))
         halvings = len(blocks) - 1 if pool == "avg" else 0
         side = image_size // 2**halvings
         if side < 1:
@@ -90,9 +75,7 @@ class DenseNet(nn.Module):
             if index < len(blocks):
                 fewer = math.floor(channels * compression + 1e-9)  # 100 * 0.29 is 28.999...
                 if not fewer:
-                    raise InputError(
-                        f"DenseNet: compression={compression} leaves none of the {channels} channels of block {index}"
-                    )
+                    raise InputError(f"DenseNet: compression={compression} leaves none of {channels} channels")
                 transition = nn.Sequential()
                 transition.add_module("norm", make_norm2d(norm, channels))
                 transition.add_module("act", make_activation(activation))

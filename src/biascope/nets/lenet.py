@@ -1,14 +1,15 @@
 """LeNet: two 5x5 convolutions, two poolings, two hidden dense layers."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 from torch import Tensor, nn
 
-from biascope.errors import InputError
-from biascope.signatures import checked
-
-from .parts import Activation, check_choice, check_sizes, make_activation, make_pool2d
-from .registry import register
+from biascope.nets.parts import Activation, Pool, make_activation, make_pool2d
+from biascope.nets.registry import register
+from biascope.support.errors import InputError
+from biascope.support.limits import Count
+from biascope.support.signatures import checked
 
 
 @register("lenet", summary="conv5(6)-pool-conv5(16)-pool-120-84, max pooling", input_shape=(1, 32, 32))
@@ -28,29 +29,22 @@ class LeNet(nn.Module):
 
     `pool`: "max" (the NAD work), "avg" (the GIH and NTK work), "none" (pooling removed, first dense layer enlarged; the
     convolutions have stride 1 anyway). `padding`: "valid" or "same".
-
-    Example:
-        >>> import torch
-        >>> LeNet(in_channels=3, outputs=10, pool="avg")(torch.zeros(2, 3, 32, 32)).shape
-        torch.Size([2, 10])
     """
 
     @checked
     def __init__(
         self,
         *,
-        in_channels: int = 1,
-        outputs: int = 1,
-        image_size: int = 32,
-        channels: Sequence[int] = (6, 16),
-        hidden: Sequence[int] = (120, 84),
-        pool: str = "max",
-        padding: str = "valid",
+        in_channels: Count = 1,
+        outputs: Count = 1,
+        image_size: Count = 32,
+        channels: Sequence[Count] = (6, 16),
+        hidden: Sequence[Count] = (120, 84),
+        pool: Pool = "max",
+        padding: Literal["valid", "same"] = "valid",
         activation: Activation = "relu",
     ) -> None:
         super().__init__()
-        check_sizes(in_channels=in_channels, outputs=outputs, image_size=image_size, channels=channels, hidden=hidden)
-        check_choice("padding", padding, ("valid", "same"))
         pad = 2 if padding == "same" else 0
         self.features = nn.Sequential()
         side, width = image_size, in_channels
@@ -61,9 +55,7 @@ class LeNet(nn.Module):
             side, width = side - 4 + 2 * pad, count
             side = side if pool == "none" else side // 2
             if side < 1:
-                raise InputError(
-                    f"LeNet: image_size={image_size} is too small for {len(channels)} {padding} convolutions"
-                )
+                raise InputError(f"LeNet: image_size={image_size} is too small for {len(channels)} convolutions")
         self.classifier = nn.Sequential()
         fan_in = width * side**2
         for index, fan_out in enumerate(hidden, start=1):

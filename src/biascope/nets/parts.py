@@ -1,24 +1,22 @@
-"""Small parts shared by the networks: activations by name, normalisation by name, option checks."""
+"""Small parts shared by the networks: activations, normalisation and pooling by name."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from biascope.arguments import check_count
-from biascope.errors import InputError
+from biascope.support.arguments import check_choice
+from biascope.support.errors import InputError, no_network
 
 Activation = str | Callable[[], nn.Module]
 """What every network takes as `activation`: a name of `ACTIVATIONS`, or anything that builds a module when called."""
+Norm = Literal["batch", "none"]
+Pool = Literal["max", "avg", "none"]
 
 
 class Sine(nn.Module):
-    """z -> sin(frequency * z), elementwise. The frequency stands inside the sine and is not trained.
-
-    Example:
-        >>> Sine(30.0)(torch.zeros(2))
-        tensor([0., 0.])
-    """
+    """z -> sin(frequency * z), elementwise. The frequency stands inside the sine and is not trained."""
 
     def __init__(self, frequency: float = 1.0) -> None:
         super().__init__()
@@ -34,12 +32,7 @@ class Sine(nn.Module):
 
 
 class Scale(nn.Module):
-    """z -> factor * z. A layer of its own, so that the linear layer behind it stays a plain `nn.Linear`.
-
-    Example:
-        >>> Scale(0.5)(torch.ones(2))
-        tensor([0.5000, 0.5000])
-    """
+    """z -> factor * z. A layer of its own, so that the linear layer behind it stays a plain `nn.Linear`."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -76,63 +69,19 @@ def make_activation(activation: Activation) -> nn.Module:
         GELU(approximate='none')
     """
     if isinstance(activation, str):
-        check_choice("activation", activation, ACTIVATIONS)
-        return ACTIVATIONS[activation]()
+        return ACTIVATIONS[check_choice(activation, "activation", ACTIVATIONS)]()
     module = activation()
     if not isinstance(module, nn.Module):
-        raise InputError(
-            f"activation={activation!r} built a {type(module).__name__}, not an nn.Module: "
-            f"give a name ({', '.join(ACTIVATIONS)}) or a class such as nn.Tanh"
-        )
+        raise InputError(f"activation={activation!r} gave {no_network(module)}, or be a name: {', '.join(ACTIVATIONS)}")
     return module
 
 
-def make_norm2d(norm: str, channels: int) -> nn.Module:
-    """`norm="batch"`: BatchNorm2d; `norm="none"`: nothing.
-
-    Example:
-        >>> make_norm2d("none", 8)
-        Identity()
-    """
-    check_choice("norm", norm, ("batch", "none"))
+def make_norm2d(norm: Norm, channels: int) -> nn.Module:
+    """`norm="batch"`: BatchNorm2d; `norm="none"`: nothing."""
     return nn.BatchNorm2d(channels) if norm == "batch" else nn.Identity()
 
 
-def make_pool2d(pool: str) -> nn.Module:
-    """`pool="max"` or `"avg"`: 2x2 pooling that halves the side; `"none"`: nothing.
-
-    Example:
-        >>> make_pool2d("none")
-        Identity()
-    """
-    check_choice("pool", pool, ("max", "avg", "none"))
-    if pool == "none":
-        return nn.Identity()
-    return nn.MaxPool2d(2) if pool == "max" else nn.AvgPool2d(2)
-
-
-def check_choice(option: str, value: object, choices: Collection[object]) -> None:
-    """Refuse a value that is not among the choices, and name them.
-
-    Example:
-        >>> check_choice("pool", "max", ("max", "avg"))
-    """
-    if value not in choices:
-        raise InputError(f"{option}={value!r} is not known; choose one of {', '.join(repr(c) for c in choices)}")
-
-
-def check_sizes(**sizes: int | Sequence[int]) -> None:
-    """Refuse widths, channels and other extents below 1, by name.
-
-    Example:
-        >>> check_sizes(in_features=2, hidden=(256, 0))
-        Traceback (most recent call last):
-        ...
-        biascope.errors.InputError: hidden[1] must be at least 1, not 0
-    """
-    for name, size in sizes.items():
-        if isinstance(size, int):
-            check_count(size, name)
-        else:
-            for i, one in enumerate(size):
-                check_count(one, f"{name}[{i}]")
+def make_pool2d(pool: Pool) -> nn.Module:
+    """`pool="max"` or `"avg"`: 2x2 pooling that halves the side; `"none"`: nothing."""
+    kinds = {"max": nn.MaxPool2d, "avg": nn.AvgPool2d}
+    return kinds[pool](2) if pool in kinds else nn.Identity()

@@ -16,12 +16,13 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from biascope.errors import BiascopeError, InputError, near, no_network
-from biascope.signatures import checked
-from biascope.tables import facts
+from biascope.support.errors import BiascopeError, InputError, near, no_network
+from biascope.support.signatures import checked
+from biascope.support.tables import facts
 
 Factory = Callable[..., nn.Module]
 F = TypeVar("F", bound=Factory)
+OWN = "package.module:factory or path/to/script.py:factory"
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,9 @@ class NetInfo:
             >>> from biascope import nets
             >>> nets.info("resnet18").options_for((3, 64, 64))
             {'in_channels': 3, 'image_size': 64}
-            >>> nets.info("mlp").options_for((1, 28, 28))
-            {'in_features': 784}
         """
         shape = tuple(input_shape)
         if "in_features" in self.defaults:
-            if not shape or min(shape) < 1:
-                raise InputError(f"{self.name}: input shape {shape} has no entries")
             return {"in_features": math.prod(shape)}
         if len(shape) != 3 or shape[1] != shape[2]:
             raise InputError(f"{self.name} takes square images (channels, side, side), got input shape {shape}")
@@ -90,9 +87,7 @@ def register(name: str, *, summary: str, input_shape: Sequence[int], **options: 
     def keep(factory: F) -> F:
         old = _REGISTRY.get(name)
         if old is not None and _where(old.factory) != _where(factory):
-            raise InputError(
-                f"network name {name!r} is taken by {_where(old.factory)}; register {_where(factory)} under another"
-            )
+            raise InputError(f"{name!r} is taken by {_where(old.factory)}: choose another name for {_where(factory)}")
         parameters = inspect.signature(factory).parameters.values()
         signature = {p.name: p.default for p in parameters if p.default is not p.empty}
         defaults = MappingProxyType({**signature, **options})
@@ -109,8 +104,7 @@ def unregister(name: str) -> None:
     Example:
         >>> register("gone", summary="", input_shape=(1,))(nn.Identity) and unregister("gone")
     """
-    info(name)
-    del _REGISTRY[name]
+    del _REGISTRY[info(name).name]
 
 
 def names() -> tuple[str, ...]:
@@ -131,12 +125,9 @@ def info(name: str) -> NetInfo:
         >>> info("lenet").input_shape
         (1, 32, 32)
     """
-    if name in _REGISTRY:
-        return _REGISTRY[name]
-    raise InputError(
-        f"no network is called {name!r}{near(name, names())} (for your own, type package.module:factory or "
-        "path/to/script.py:factory)"
-    )
+    if name not in _REGISTRY:
+        raise InputError(f"no network is called {name!r}{near(name, names())} (for your own, type {OWN})")
+    return _REGISTRY[name]
 
 
 @checked
@@ -187,13 +178,12 @@ def resolve(spec: str) -> Factory:
         factory, defaults = entry.factory, dict(entry.defaults)
 
     def make(**options: Any) -> nn.Module:
-        _check_options(spec, factory, options)
-        try:
+        valid = _option_names(factory)
+        unknown = [name for name in options if valid is not None and name not in valid]
+        if unknown:
+            raise InputError(f"{spec} has no option {unknown[0]!r}{near(unknown[0], valid or ()) or '; it has none'}")
+        with _named(spec):
             module = factory(**{**defaults, **options})
-        except BiascopeError:
-            raise
-        except Exception as error:
-            raise InputError(f"{spec} raised {type(error).__name__}: {error}") from error
         if not isinstance(module, nn.Module):
             raise InputError(f"{spec} returned {no_network(module)}")
         return module
@@ -201,71 +191,64 @@ def resolve(spec: str) -> Factory:
     return make
 
 
-def _check_options(spec: str, factory: Factory, options: Mapping[str, Any]) -> None:
+def _option_names(factory: Factory) -> list[str] | None:
+    """What a factory takes by keyword; None where that is anything, or not known."""
     try:
         parameters = inspect.signature(factory).parameters.values()
-    except ValueError:  # some builtins have no signature; calling them tells
-        return
+    except ValueError:  # some builtins have no signature
+        return None
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return
-    valid = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    unknown = [name for name in options if name not in valid]
-    if unknown:
-        raise InputError(f"{spec} has no option {unknown[0]!r}{near(unknown[0], valid) or '; it has none'}")
+        return None
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """An error of the user's own code says where it comes from."""
+    try:
+        yield
+    except BiascopeError:
+        raise
+    except Exception as error:
+        raise InputError(f"{what} raised {type(error).__name__}: {error}") from error
 
 
 def _load(spec: str) -> Factory:
     where, _, attribute = spec.rpartition(":")
     if not where or not attribute:
-        raise InputError(f"{spec!r} is not complete: type package.module:factory or path/to/script.py:factory")
-    module = _load_script(where) if where.endswith(".py") else _load_module(where, spec)
+        raise InputError(f"{spec!r} is not complete: type {OWN}")
+    module = _load_script(where) if where.endswith(".py") else _load_module(where)
     found = getattr(module, attribute, None)
     if found is None:
         public = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        raise InputError(
-            f"{where} has no {attribute!r}{near(attribute, public) or '; it defines no function or class'}"
-        )
+        raise InputError(f"{where} has no {attribute!r}{near(attribute, public) or '; it has no function or class'}")
     if isinstance(found, nn.Module) or not callable(found):
-        raise InputError(
-            f"{spec} is a {type(found).__name__}, not a factory: write `def build(): return ...` in {where} "
-            f"and type {where}:build"
-        )
+        kind = type(found).__name__
+        raise InputError(f"{spec} is a {kind}, not a factory: write `def build(): return ...` and type {where}:build")
     factory: Factory = found
     return factory
 
 
-def _load_module(name: str, spec: str) -> ModuleType:
+def _load_module(name: str) -> ModuleType:
     # an installed command does not have the working folder on its path, but users expect `mypkg.models:build` to work
-    with _on_path(Path.cwd()):
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name and (name == error.name or name.startswith(error.name + ".")):
-                raise InputError(
-                    f"cannot find the module {error.name!r} of {spec!r}: run where it can be imported, "
-                    "or type path/to/script.py:factory"
-                ) from error
-            raise InputError(f"importing {name} raised {type(error).__name__}: {error}") from error
-        except Exception as error:
-            raise InputError(f"importing {name} raised {type(error).__name__}: {error}") from error
+    with _on_path(Path.cwd()), _named(f"importing {name}"):
+        return importlib.import_module(name)
 
 
 def _load_script(where: str) -> ModuleType:
     path = Path(where).expanduser().resolve()
-    if not path.is_file():
-        raise InputError(f"there is no file {where}; type path/to/script.py:factory")
     name = f"_biascope_script_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path) if path.is_file() else None
     if spec is None or spec.loader is None:
-        raise InputError(f"{where} cannot be loaded as a Python script")
+        raise InputError(f"there is no file {where}; type path/to/script.py:factory")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look a class up by its module
-    with _on_path(path.parent):
+    with _on_path(path.parent), _named(f"running {where}"):
         try:
             spec.loader.exec_module(module)
-        except Exception as error:
+        except BaseException:
             del sys.modules[name]
-            raise InputError(f"running {where} raised {type(error).__name__}: {error}") from error
+            raise
     return module
 
 

@@ -2,26 +2,21 @@
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 from torch import Tensor, nn
 
-from biascope.signatures import checked
-
-from .parts import Activation, check_choice, check_sizes, make_activation, make_norm2d
-from .registry import register
+from biascope.nets.parts import Activation, Norm, make_activation, make_norm2d
+from biascope.nets.registry import register
+from biascope.support.limits import Count
+from biascope.support.signatures import checked
 
 
 class BasicBlock(nn.Module):
-    """act(conv(act(conv(x))) + shortcut(x)), each convolution followed by the norm.
-
-    Example:
-        >>> import torch
-        >>> BasicBlock(8, 16, stride=2)(torch.zeros(1, 8, 6, 6)).shape
-        torch.Size([1, 16, 3, 3])
-    """
+    """act(conv(act(conv(x))) + shortcut(x)), each convolution followed by the norm."""
 
     def __init__(
-        self, inputs: int, outputs: int, *, stride: int = 1, norm: str = "batch", activation: Activation = "relu"
+        self, inputs: int, outputs: int, *, stride: int = 1, norm: Norm = "batch", activation: Activation = "relu"
     ) -> None:
         super().__init__()
         bias = norm == "none"  # a norm has a shift of its own
@@ -69,34 +64,24 @@ class ResNet(nn.Module):
     after an activation, 1/k in the stem and in the shortcuts, 0.2/k in the last convolution of each block, and zero
     biases. (The text says that scale is divided by ten; it is the variance.) The dense layer, behind an activation and
     the pooling, has 2/k.
-
-    Example:
-        >>> import torch
-        >>> net = ResNet(in_channels=3, outputs=10, width=8, norm="none", init="bn_free", activation="gelu")
-        >>> net(torch.zeros(2, 3, 32, 32)).shape
-        torch.Size([2, 10])
     """
 
     @checked
     def __init__(
         self,
         *,
-        in_channels: int = 1,
-        outputs: int = 1,
-        image_size: int = 32,
-        blocks: Sequence[int] = (2, 2, 2, 2),
-        width: int = 64,
-        stride: int = 2,
-        pool: str = "avg",
-        norm: str = "batch",
-        init: str = "default",
+        in_channels: Count = 1,
+        outputs: Count = 1,
+        image_size: Count = 32,
+        blocks: Sequence[Count] = (2, 2, 2, 2),
+        width: Count = 64,
+        stride: Count = 2,
+        pool: Literal["avg", "none"] = "avg",
+        norm: Norm = "batch",
+        init: Literal["default", "bn_free"] = "default",
         activation: Activation = "relu",
     ) -> None:
         super().__init__()
-        check_sizes(in_channels=in_channels, outputs=outputs, image_size=image_size, width=width, stride=stride)
-        check_sizes(blocks=blocks)  # each stage begins with the block that widens it
-        check_choice("pool", pool, ("avg", "none"))
-        check_choice("init", init, ("default", "bn_free"))
         self.stem = nn.Sequential()
         self.stem.add_module("conv", nn.Conv2d(in_channels, width, 3, padding=1, bias=norm == "none"))
         self.stem.add_module("norm", make_norm2d(norm, width))
@@ -122,12 +107,8 @@ class ResNet(nn.Module):
         for name, module in self.named_modules():
             if not isinstance(module, (nn.Conv2d, nn.Linear)):
                 continue
-            if name.endswith("conv2"):
-                gain = 0.2
-            elif name == "stem.conv" or name.endswith("shortcut.conv"):
-                gain = 1.0
-            else:
-                gain = 2.0
+            behind_nothing = name == "stem.conv" or name.endswith("shortcut.conv")
+            gain = 0.2 if name.endswith("conv2") else 1.0 if behind_nothing else 2.0
             fan_in = module.weight[0].numel()
             nn.init.normal_(module.weight, std=math.sqrt(gain / fan_in))
             if module.bias is not None:

@@ -1,14 +1,15 @@
 """VGG for small images: 3x3 convolutions in five stages, each ended by a pooling."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 from torch import Tensor, nn
 
-from biascope.errors import InputError
-from biascope.signatures import checked
-
-from .parts import Activation, check_choice, check_sizes, make_activation, make_norm2d, make_pool2d
-from .registry import register
+from biascope.nets.parts import Activation, Norm, Pool, make_activation, make_norm2d, make_pool2d
+from biascope.nets.registry import register
+from biascope.support.errors import InputError
+from biascope.support.limits import Count, Share
+from biascope.support.signatures import checked
 
 STAGES = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 """Convolutions per stage, by depth."""
@@ -38,36 +39,25 @@ class VGG(nn.Module):
     convolution weights from N(0, 2 / (k^2 c_out)) with zero biases and leaves dense layers to torch (the NAD work);
     "fan_in" draws every weight from N(0, 2 / fan_in) with zero biases (the alignment work); "default" is torch's own.
     `pool="none"` removes the five poolings and enlarges the first dense layer; no convolution has a stride to remove.
-
-    Example:
-        >>> import torch
-        >>> net = VGG(depth=11, width=8, hidden=(32,), norm="none", outputs=10)
-        >>> net(torch.zeros(2, 1, 32, 32)).shape
-        torch.Size([2, 10])
     """
 
     @checked
     def __init__(
         self,
         *,
-        depth: int = 11,
-        in_channels: int = 1,
-        outputs: int = 1,
-        image_size: int = 32,
-        width: int = 64,
-        hidden: Sequence[int] = (512, 512),
-        dropout: float = 0.5,
-        norm: str = "batch",
-        pool: str = "max",
-        init: str = "fan_out",
+        depth: Literal[11, 13, 16, 19] = 11,
+        in_channels: Count = 1,
+        outputs: Count = 1,
+        image_size: Count = 32,
+        width: Count = 64,
+        hidden: Sequence[Count] = (512, 512),
+        dropout: Share = 0.5,
+        norm: Norm = "batch",
+        pool: Pool = "max",
+        init: Literal["fan_out", "fan_in", "default"] = "fan_out",
         activation: Activation = "relu",
     ) -> None:
         super().__init__()
-        check_sizes(in_channels=in_channels, outputs=outputs, width=width, hidden=hidden, image_size=image_size)
-        if not 0 <= dropout < 1:
-            raise InputError(f"dropout={dropout} is no probability below 1")
-        check_choice("depth", depth, STAGES)
-        check_choice("init", init, ("fan_out", "fan_in", "default"))
         side = image_size if pool == "none" else image_size // 2**5
         if side < 1:
             raise InputError(f"VGG: image_size={image_size} is too small for five poolings; it needs at least 32")

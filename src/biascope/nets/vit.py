@@ -1,14 +1,19 @@
 """A small vision transformer, with or without layer norm."""
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from biascope.errors import InputError
-from biascope.signatures import checked
+from biascope.nets.parts import Activation, make_activation
+from biascope.nets.registry import register
+from biascope.support.errors import InputError
+from biascope.support.limits import Count
+from biascope.support.signatures import checked
 
-from .parts import Activation, check_choice, check_sizes, make_activation
-from .registry import register
+Norm = Literal["layer", "none"]
+Kernel = Literal["fused", "explicit"]
 
 
 class Attention(nn.Module):
@@ -17,16 +22,10 @@ class Attention(nn.Module):
     `kernel="explicit"` writes softmax(q k^T / sqrt(d)) v out, so that forward-mode and second derivatives and vmap all
     work. `kernel="fused"` calls torch's scaled_dot_product_attention, whose CPU kernel knows only first derivatives in
     reverse mode; same numbers, less memory when there are many tokens.
-
-    Example:
-        >>> import torch
-        >>> Attention(16, heads=4)(torch.zeros(2, 5, 16)).shape
-        torch.Size([2, 5, 16])
     """
 
-    def __init__(self, width: int, *, heads: int, kernel: str = "explicit") -> None:
+    def __init__(self, width: int, *, heads: int, kernel: Kernel = "explicit") -> None:
         super().__init__()
-        check_choice("attention", kernel, ("fused", "explicit"))
         if width % heads:
             raise InputError(f"ViT: width={width} is not a multiple of heads={heads}")
         self.heads, self.kernel = heads, kernel
@@ -37,9 +36,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, tokens, width] -> [n, tokens, width]."""
-        q, k, v = (
-            part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
-        )
+        q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.query, self.key, self.value))
         if self.kernel == "fused":
             mixed = F.scaled_dot_product_attention(q, k, v)  # [n, heads, tokens, width / heads]
         else:
@@ -49,13 +46,7 @@ class Attention(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)).
-
-    Example:
-        >>> import torch
-        >>> EncoderBlock(16, heads=4, mlp=32)(torch.zeros(2, 5, 16)).shape
-        torch.Size([2, 5, 16])
-    """
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(
         self,
@@ -63,9 +54,9 @@ class EncoderBlock(nn.Module):
         *,
         heads: int,
         mlp: int,
-        norm: str = "layer",
+        norm: Norm = "layer",
         activation: Activation = "gelu",
-        attention: str = "explicit",
+        attention: Kernel = "explicit",
     ) -> None:
         super().__init__()
         self.norm1 = _norm(norm, width)
@@ -90,33 +81,25 @@ class ViT(nn.Module):
     [n, in_channels, image_size, image_size] -> [n, outputs]. Class token and positions start from N(0, 0.02^2); all
     other layers as torch does. `norm`: "layer" (before each branch and before the head) or "none".
     `attention`: "explicit" (any derivative) or "fused" (see `Attention`).
-
-    Example:
-        >>> import torch
-        >>> net = ViT(patch=8, depth=2, heads=3, width=48, mlp=96, outputs=10)
-        >>> net(torch.zeros(2, 1, 32, 32)).shape
-        torch.Size([2, 10])
     """
 
     @checked
     def __init__(
         self,
         *,
-        in_channels: int = 1,
-        outputs: int = 1,
-        image_size: int = 32,
-        patch: int = 8,
-        depth: int = 9,
-        heads: int = 12,
-        width: int = 192,
-        mlp: int = 768,
-        norm: str = "layer",
+        in_channels: Count = 1,
+        outputs: Count = 1,
+        image_size: Count = 32,
+        patch: Count = 8,
+        depth: Count = 9,
+        heads: Count = 12,
+        width: Count = 192,
+        mlp: Count = 768,
+        norm: Norm = "layer",
         activation: Activation = "gelu",
-        attention: str = "explicit",
+        attention: Kernel = "explicit",
     ) -> None:
         super().__init__()
-        check_sizes(in_channels=in_channels, outputs=outputs, image_size=image_size, patch=patch)
-        check_sizes(depth=depth, heads=heads, width=width, mlp=mlp)
         if image_size % patch:
             raise InputError(f"ViT: image_size={image_size} is not a multiple of patch={patch}")
         self.patches = nn.Conv2d(in_channels, width, kernel_size=patch, stride=patch)
@@ -141,6 +124,5 @@ class ViT(nn.Module):
         return out
 
 
-def _norm(norm: str, width: int) -> nn.Module:
-    check_choice("norm", norm, ("layer", "none"))
+def _norm(norm: Norm, width: int) -> nn.Module:
     return nn.LayerNorm(width) if norm == "layer" else nn.Identity()

@@ -1,7 +1,6 @@
 """Natural-gradient training: KFAC, EKFAC and SuperNat as torch optimisers, KFAC and EKFAC as preconditioners."""
 
-from biascope.optim.ekfac import EKFAC, EKFACPreconditioner
-from biascope.optim.kfac import KFAC, KFACPreconditioner
+from biascope.optim.kfac import EKFAC, KFAC, EKFACPreconditioner, KFACPreconditioner
 from biascope.optim.supernat import SuperNat
 
 __all__ = ["EKFAC", "KFAC", "EKFACPreconditioner", "KFACPreconditioner", "SuperNat"]

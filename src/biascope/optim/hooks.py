@@ -18,21 +18,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from biascope.errors import InputError
+from biascope.network.layers.blocks import Layout
+from biascope.support.errors import InputError
 
 
 @dataclass
 class Call:
     """One call of a module: its input and its output's gradient (None where only the count is wanted).
 
-    `second`: the examples lie along the second dimension. `order` counts the calls of all modules, `turn` those of the
-    whole model.
+    `layout` says where the examples lie in both. `order` counts the calls of all modules, `turn` those of the whole
+    model.
     """
 
     examples: int
     input: Tensor | None
     grad: Tensor | None = None
-    second: bool = False
+    layout: Layout = Layout(0, 1)  # noqa: RUF009  # frozen
     order: int = 0
     turn: int = 0
 
@@ -66,6 +67,7 @@ class Record:
         for task, call, grad in self.pending:
             if task != this:
                 continue  # left by a torch.autograd.grad that accumulated nothing
+            grad = None if grad is None else grad.detach()
             if id(call) in known:  # a second backward through the same graph adds to its gradient
                 call.grad = grad if call.grad is None or grad is None else call.grad + grad
             else:
@@ -130,8 +132,6 @@ class Watcher:
             record.groups.clear()
             record.pending.clear()
 
-    # ---- the hooks ----
-
     def model_called(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the number of examples: the first dimension of the first tensor."""
         self.turn += 1
@@ -148,8 +148,8 @@ class Watcher:
         name, parameter = self.modules[module]
         record.forget_dropped(parameter.grad)
         x: Tensor = args[0]
-        examples, second = examples_of(x, self.examples)
-        if not second and x.dim() > 2 and x.shape[1] == examples < x.shape[0] and name not in self.warned:
+        examples, layout = examples_of(x, self.examples)
+        if layout.dim == 0 and x.dim() > 2 and x.shape[1] == examples < x.shape[0] and name not in self.warned:
             self.warned.add(name)
             warnings.warn(
                 f"the input {list(x.shape)} of {name} has {examples} examples along its second dimension, or "
@@ -159,7 +159,7 @@ class Watcher:
             )
         self.count += 1
         kept_input = x.detach() if self.capture else None
-        call, version = Call(examples, kept_input, second=second, order=self.count, turn=self.turn), x._version
+        call, version = Call(examples, kept_input, layout=layout, order=self.count, turn=self.turn), x._version
         me = self.me  # the watcher is not kept alive by the graph; the record is small
 
         def arrived(grad: Tensor) -> None:
@@ -169,7 +169,7 @@ class Watcher:
             if call.input is not None and x._version != version:
                 raise InputError(f"the input of {name} was changed in place after it was read; use a copy there")
             record.forget_dropped(parameter.grad)  # between the forward pass and this one
-            kept = grad.detach() if call.input is not None else None
+            kept = None if call.input is None else grad  # may be of a vmapped pass, which never counts
             record.pending.append((torch._C._current_graph_task_id(), call, kept))
 
         output.register_hook(arrived)  # type: ignore[no-untyped-call]
@@ -184,32 +184,27 @@ class Watcher:
 
 
 def mark_of(grad: Tensor) -> tuple[int, int]:
-    """Changes when a gradient is replaced or written to: only then is a GPU asked what is in it.
-
-    Example:
-        >>> grad = torch.ones(2)
-        >>> mark_of(grad) == mark_of(grad), mark_of(grad) == mark_of(grad.zero_())
-        (True, False)
-    """
+    """Changes when a gradient is replaced or written to: only then is a GPU asked what is in it."""
     return grad.data_ptr(), grad._version
 
 
-def examples_of(x: Tensor, examples: int | None) -> tuple[int, bool]:
-    """How many examples a layer's input [rows, ...] holds, and whether they lie along the second dimension.
+def examples_of(x: Tensor, examples: int | None) -> tuple[int, Layout]:
+    """How many examples a layer's input [rows, ...] holds, and where they lie.
 
     The rows are those of the model's `examples`, or several for each (tokens, windows); or else they are positions and
     the second dimension is that of the examples, as in a transformer without batch_first; or else they are examples.
 
     Example:
-        >>> [examples_of(torch.empty(shape), 6) for shape in ((6, 2), (18, 2), (5, 6, 2), (5, 2))]
-        [(6, False), (6, False), (6, True), (5, False)]
+        >>> [examples_of(torch.empty(shape), 6) for shape in ((18, 2), (5, 6, 2), (5, 2))]
+        [(6, Layout(dim=0, m=3)), (6, Layout(dim=1, m=1)), (5, Layout(dim=0, m=1))]
     """
     rows = x.shape[0] if x.dim() else 0
     if examples and rows % examples:
         positions = x.dim() - (1 if x.is_floating_point() else 0)  # an embedding's input has no channels
         if positions >= 2 and x.shape[1] == examples:
-            return examples, True
-    return (examples if examples and rows % examples == 0 else rows), False
+            return examples, Layout(1, 1)
+        return rows, Layout(0, 1)
+    return (examples, Layout(0, rows // examples)) if examples else (rows, Layout(0, 1))
 
 
 def _remove(handles: list[RemovableHandle]) -> None:

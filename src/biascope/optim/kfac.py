@@ -1,4 +1,8 @@
-"""KFAC: the inverse of a Kronecker product of two small factors per layer; preconditioner and optimiser."""
+"""KFAC and EKFAC, each as a preconditioner and as an optimiser.
+
+KFAC inverts a Kronecker product of two small factors per layer; EKFAC keeps the factors' eigenbasis and takes the true
+second moments of the gradient in it.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from biascope.curvature.kronecker import EigenPiece
-from biascope.optim.checks import check_decay
-from biascope.optim.optimizer import NaturalGradient, Params
+from biascope.optim.optimizer import Fallback, NaturalGradient, Params
 from biascope.optim.preconditioner import Common, Preconditioner, Shared, Step
-from biascope.optim.stacks import Stack, both_sides, from_basis, to_basis, together_again
+from biascope.optim.scalings import batch_scalings
+from biascope.optim.stacks import Stack, both_sides, from_basis, rescaled, to_basis, together_again
+from biascope.support.arguments import check_share
+from biascope.support.signatures import checked
 
 
 class KFACPreconditioner(Preconditioner):
@@ -48,8 +54,8 @@ class KFACPreconditioner(Preconditioner):
     """
 
     kind = "kfac"
-    damping_modes = ("factored", "exact")
 
+    @checked
     def __init__(
         self,
         model: nn.Module,
@@ -64,7 +70,7 @@ class KFACPreconditioner(Preconditioner):
             model,
             damping_mode=damping_mode,
             refresh_every=refresh_every,
-            factors_every=factors_every if check_decay("factor_decay", factor_decay) > 0 else refresh_every,
+            factors_every=factors_every if factor_decay > 0 else refresh_every,
             factor_decay=factor_decay,
             **common,
         )
@@ -111,6 +117,7 @@ class KFAC(NaturalGradient):
         >>> opt.step()
     """
 
+    @checked
     def __init__(
         self,
         model: nn.Module,
@@ -119,7 +126,7 @@ class KFAC(NaturalGradient):
         momentum: float = 0.0,
         weight_decay: float = 0.0,
         params: Params = None,
-        fallback: Literal["sgd", "adam"] = "sgd",
+        fallback: Fallback = "sgd",
         **options: Unpack[KFACOptions],
     ) -> None:
         chosen: dict[str, Any] = {"damping": 1e-2, **options}
@@ -139,3 +146,147 @@ def inverses(E: EigenPiece, damping: float) -> tuple[Tensor, Tensor | None]:
         return (E.U_B / (s_B * s_A)[:, None]) @ E.U_B.mT, None
     B = (E.U_B / s_B[:, None]) @ E.U_B.mT
     return B, 1.0 / s_A if E.U_A is None else (E.U_A / s_A[:, None]) @ E.U_A.mT
+
+
+class EKFACPreconditioner(Preconditioner):
+    """EKFAC: the gradient in KFAC's eigenbasis divided by its second moment there, to be followed by any optimiser.
+
+    Args:
+        model: covered are its Linear, Conv1d/2d/3d and Embedding layers; examples lie along the first dimension
+            (along the second where only that has as many entries as the model has examples).
+        damping_mode: "plain" (s + damping) or "deep" (s + (S_B + r)(S_A + r) - S_B S_A with r = sqrt(damping)).
+        refresh_every: steps between two computations of the eigenbasis.
+        scalings: "batch" (second moments over the examples of this step) or "running" (EKFAC-ra: s <- decay s +
+            (1 - decay) m G^2 of the mean gradient G in the eigenbasis, for a batch of m: cheaper).
+        decay: of the running scalings.
+        rescale_by_batch: keep the factor m, which restores the scale of single examples.
+        on_refresh: what running scalings become in a new basis: "reset" (S_B S_A) or "project".
+        factor_decay: of the running average of the factors behind the basis; 0 keeps only the batch of the refresh.
+
+    Keyword Args:
+        damping (float): above 0, 0.001 if not given.
+        options (Any): `sharing`, `sua`, `loss_reduction`, `params`, `grad_scaler` as in `KFACPreconditioner`.
+
+    Example:
+        >>> net, x = nn.Linear(3, 1), torch.eye(3)
+        >>> adam = torch.optim.Adam(net.parameters())
+        >>> with EKFACPreconditioner(net, damping=0.1) as ekfac:
+        ...     net(x).square().mean().backward()
+        ...     ekfac.precondition()
+        ...     adam.step()
+    """
+
+    kind = "ekfac"
+
+    @checked
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        damping_mode: Literal["plain", "deep"] = "plain",
+        refresh_every: int = 50,
+        scalings: Literal["batch", "running"] = "batch",
+        decay: float = 0.75,
+        rescale_by_batch: bool = True,
+        on_refresh: Literal["reset", "project"] = "reset",
+        factor_decay: float = 0.0,
+        **common: Unpack[Common],
+    ) -> None:
+        self.scalings, self.decay = scalings, check_share(decay, "decay")
+        self.rescale_by_batch, self.on_refresh = rescale_by_batch, on_refresh
+        super().__init__(
+            model,
+            damping_mode=damping_mode,
+            refresh_every=refresh_every,
+            factors_every=refresh_every,
+            factor_decay=factor_decay,
+            **common,
+        )
+
+    def _needs_factors(self) -> bool:
+        return self.scalings == "batch" or super()._needs_factors()
+
+    def _renewed(self, old: EigenPiece | None, new: EigenPiece) -> EigenPiece:
+        if self.scalings == "running" and self.on_refresh == "project" and old is not None:
+            return rescaled(new, projected(old, new))
+        return new
+
+    def _ready(self, step: Step) -> bool:
+        return step.examples > 0 if self.scalings == "running" else bool(step.batches)
+
+    def _natural(self, stack: Stack, steps: list[Step], G: Tensor) -> tuple[Tensor, EigenPiece]:
+        E, n = stack.basis, stack.examples
+        V = to_basis(E, G)
+        if self.scalings == "running":
+            times = (n if self.rescale_by_batch else 1) / (1 if self.loss_reduction == "mean" else n**2)
+            s = (self.decay * E.s).addcmul_(V, V, value=(1 - self.decay) * times)
+        else:
+            s = batch_scalings(stack, [step.batches for step in steps], steps[0].scale / math.sqrt(n))
+        added = self.stacks.follow(stack, deep_damping) if self.damping_mode == "deep" else stack.damping
+        return from_basis(E, V.div_(s + added)), rescaled(E, s)
+
+
+class EKFACOptions(Shared, total=False):
+    """Options of `EKFACPreconditioner` that `EKFAC` passes on."""
+
+    damping_mode: Literal["plain", "deep"]
+    refresh_every: int
+    scalings: Literal["batch", "running"]
+    decay: float
+    rescale_by_batch: bool
+    on_refresh: Literal["reset", "project"]
+    factor_decay: float
+
+
+class EKFAC(NaturalGradient):
+    """Natural gradient in KFAC's eigenbasis with true second moments: W -= lr U_B ((U_B^T G U_A) / (s + eps)) U_A^T.
+
+    Args:
+        model: any nn.Module; Linear, Conv1d/2d/3d and Embedding layers are preconditioned.
+        lr: learning rate.
+        momentum: on the natural gradient.
+        weight_decay: times the parameter, added to the natural gradient.
+        params: parameters or parameter groups, as torch optimisers take them; None for all.
+        fallback: "sgd" (same lr and momentum) or "adam", for parameters that no factor covers.
+
+    Keyword Args:
+        damping (float): above 0, 0.01 if not given; may differ between parameter groups and change during training
+            (`group["damping"]`).
+        options (Any): all others of `EKFACPreconditioner`, such as `refresh_every`.
+
+    Example:
+        >>> net, x = nn.Linear(3, 1), torch.eye(3)
+        >>> opt = EKFAC(net, lr=0.1, damping=0.1, refresh_every=20)
+        >>> net(x).square().mean().backward()
+        >>> opt.step()
+        >>> opt.coverage()["weight"]
+        'ekfac'
+    """
+
+    @checked
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 0.1,
+        *,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        params: Params = None,
+        fallback: Fallback = "sgd",
+        **options: Unpack[EKFACOptions],
+    ) -> None:
+        chosen: dict[str, Any] = {"damping": 1e-2, **options}
+        super().__init__(model, EKFACPreconditioner, params, lr, momentum, weight_decay, fallback, **chosen)
+
+
+def deep_damping(E: EigenPiece, damping: float) -> Tensor:
+    """(S_B + r)(S_A + r) - S_B S_A with r = sqrt(damping) [g, 1, o, i]."""
+    return math.sqrt(damping) * (E.s_B[:, None, :, None] + E.s_A[:, None, None, :]) + damping
+
+
+def projected(old: EigenPiece, new: EigenPiece) -> Tensor:
+    """Diagonal of the old metric in the new basis [g, e, o, i]."""
+    s = (new.U_B.mT @ old.U_B).square()[:, None] @ old.s
+    if old.U_A is None or new.U_A is None:
+        return s
+    return s @ (old.U_A.mT @ new.U_A).square()[:, None]

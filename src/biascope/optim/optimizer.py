@@ -7,24 +7,65 @@ plain rule named in `fallback`; `opt.coverage()` lists them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from biascope.arguments import as_number
 from biascope.curvature.plan import Plan
-from biascope.errors import CorruptError, InputError, UnsupportedError
-from biascope.optim.checks import as_list, check_positive
-from biascope.optim.plain import RULES, sgd
 from biascope.optim.preconditioner import Preconditioner
+from biascope.support.arguments import check_number
+from biascope.support.errors import CorruptError, InputError, UnsupportedError
 
 Params = Iterable[nn.Parameter] | Iterable[dict[str, Any]] | None
+Fallback = Literal["sgd", "adam"]
 Self = TypeVar("Self", bound="NaturalGradient")
+State = dict[str, Any]
+
+
+def sgd(parameters: list[Tensor], d: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
+    """As torch.optim.SGD: d + weight_decay p, momentum, a step of -lr."""
+    if group["weight_decay"]:
+        d = list(torch._foreach_add(d, parameters, alpha=group["weight_decay"]))
+    if group["momentum"]:
+        moving = [(state["momentum_buffer"], x) for state, x in zip(states, d) if "momentum_buffer" in state]
+        if moving:
+            buffers, new = map(list, zip(*moving))
+            torch._foreach_mul_(buffers, group["momentum"])
+            torch._foreach_add_(buffers, new)
+        for state, x in zip(states, d):
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = x.clone()
+        d = [state["momentum_buffer"] for state in states]
+    torch._foreach_add_(parameters, d, alpha=-float(group["lr"]))
+
+
+def adam(parameters: list[Tensor], d: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
+    """As torch.optim.Adam with betas (0.9, 0.999) and eps 1e-8."""
+    if group["weight_decay"]:
+        d = list(torch._foreach_add(d, parameters, alpha=group["weight_decay"]))
+    for p, state in zip(parameters, states):
+        if "step" not in state:  # a covered parameter may have a momentum there
+            state |= {
+                "step": torch.tensor(0.0, device="cpu"),
+                "exp_avg": torch.zeros_like(p),
+                "exp_avg_sq": torch.zeros_like(p),
+            }
+        state["step"] += 1
+    times = [float(state["step"]) for state in states]
+    means, squares = [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states]
+    torch._foreach_lerp_(means, d, 0.1)
+    torch._foreach_mul_(squares, 0.999)
+    torch._foreach_addcmul_(squares, d, d, value=0.001)
+    roots = torch._foreach_sqrt(squares)
+    torch._foreach_div_(roots, [(1 - 0.999**t) ** 0.5 for t in times])
+    torch._foreach_add_(roots, 1e-8)
+    torch._foreach_addcdiv_(parameters, means, roots, [-float(group["lr"]) / (1 - 0.9**t) for t in times])
+
+
+RULES: dict[Fallback, Callable[..., None]] = {"sgd": sgd, "adam": adam}
 
 
 class NaturalGradient(Optimizer):
@@ -40,29 +81,18 @@ class NaturalGradient(Optimizer):
         lr: float,
         momentum: float,
         weight_decay: float,
-        fallback: str,
+        fallback: Fallback,
         **options: Any,
     ) -> None:
-        if not isinstance(fallback, str) or fallback not in RULES:
-            raise InputError(f"fallback={fallback!r}: {' or '.join(RULES)}")
-        check_positive("damping", options["damping"])
         for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
-            if not (as_number(value, name) >= 0 and math.isfinite(value)):
-                raise InputError(f"{name} must be at least 0 and finite, not {value}")
-        if not isinstance(model, nn.Module):
-            raise InputError(
-                f"expected an nn.Module, got {type(model).__name__}: optim.{type(self).__name__}(model, ...)"
-            )
-        chosen: Any = [p for p in model.parameters() if p.requires_grad] if params is None else as_list(params)
-        if not chosen:
-            raise InputError(f"{type(model).__name__} has no parameters that require gradients")
+            check_number(value, name, least=0)
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "damping": options["damping"]}
-        super().__init__(chosen, defaults)
+        super().__init__([p for p in model.parameters() if p.requires_grad] if params is None else params, defaults)
         mine = [p for group in self.param_groups for p in group["params"]]
         known = {id(p) for p in model.parameters()}
         if strange := [p for p in mine if id(p) not in known]:
             raise InputError(f"a parameter of shape {list(strange[0].shape)} in `params` does not belong to the model")
-        self.fallback = fallback
+        self.fallback: Fallback = fallback
         self.preconditioner = make(model, params=mine, fallback=fallback, **options)
 
     @torch.no_grad()
@@ -116,18 +146,13 @@ class NaturalGradient(Optimizer):
     def __enter__(self: Self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         raise UnsupportedError(
-            f"{type(self).__name__} watches one model and cannot be copied: copy or save `state_dict()`, build a new "
-            "one on the other model, and load it there"
+            f"{type(self).__name__} watches one model and cannot be copied: load its `state_dict()` into a new one"
         )
-
-    # ---- state ----
 
     def state_dict(self) -> dict[str, Any]:
         """As every torch optimiser's, with the curvature under "curvature"."""
@@ -141,8 +166,6 @@ class NaturalGradient(Optimizer):
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "curvature"})
         self.preconditioner.load_state_dict(state_dict["curvature"])
 
-    # ---- inside ----
-
     def _loss_scale(self) -> tuple[float, bool]:
         """What the loss was multiplied with, and whether a GradScaler is at work."""
         scaled = getattr(self, "found_inf", None) is not None
@@ -153,8 +176,5 @@ class NaturalGradient(Optimizer):
             return 1.0, False
         scale = getattr(self, "grad_scale", None)
         if scale is None:
-            raise InputError(
-                "scaler.unscale_() was called before the step, so that the loss scale is no longer known: pass "
-                f"grad_scaler=scaler to {type(self).__name__}"
-            )
+            raise InputError("scaler.unscale_() came before the step and hides the loss scale: pass grad_scaler=scaler")
         return float(scale), True

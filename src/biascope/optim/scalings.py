@@ -6,21 +6,19 @@ times the work for a 3 x 3 kernel); everything else goes through the curvature's
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import prod
 
 import torch
 from torch import Tensor
 
 from biascope.curvature import contract
+from biascope.curvature.contract import squared_sums
 from biascope.curvature.kronecker import EigenPiece
 from biascope.curvature.sums import EigenSum
-from biascope.layers.rules import Conv
-from biascope.optim.hooks import Call
+from biascope.network.layers.rules import Conv
+from biascope.optim.checks import Batches
 from biascope.optim.stacks import Stack
 from biascope.optim.units import LayerUnit, Offset
-
-Batches = list[list[Call]]
 
 
 def batch_scalings(stack: Stack, seen: list[Batches], scale: float) -> Tensor:
@@ -47,54 +45,47 @@ def _bias_rows(unit: LayerUnit, batches: Batches) -> Tensor:
     """Gradients of a bias by itself [g, n, o], example by example."""
     found = []
     for calls in batches:
-        rows = [unit.rule.cotangent(_examples(unit.tensors(call)[1], call)) for call in calls]
+        rows = [unit.rule.cotangent(unit.tensors(call)[1]) for call in calls]
         found.append((rows[0] if len(rows) == 1 else torch.stack(rows).sum(0))[..., 0])
     return (found[0] if len(found) == 1 else torch.cat(found)).transpose(0, 1)
 
 
-def _examples(t: Tensor, call: Call) -> Tensor:
-    return t.reshape(call.examples, -1, *t.shape[1:])
-
-
 def _squares(unit: LayerUnit, piece: EigenPiece, batches: Batches) -> Tensor:
     """Sum of squared gradients [g, o, e i]."""
-    calls = [call for batch in batches for call in batch]
-    rule, single = unit.rule, all(len(batch) == 1 for batch in batches)
-    if unit.sua and isinstance(rule, Conv) and rule.groups == 1 and piece.layout.offsets > 1 and single:
-        pairs = [unit.tensors(call) for call in calls]
-        if all(len(x) == call.examples for (x, _), call in zip(pairs, calls)):
-            total: Tensor | None = None
-            for x, g in pairs:
-                total = conv_squares(total, x, g, piece, rule)
-            assert total is not None
-            return total[None]
-    sums: EigenSum | None = None
-    for batch in batches:
-        described, chunk = unit.chunk(batch)
-        sums = sums or EigenSum(described, unit.space, piece)
-        sums.add(chunk)
-    assert sums is not None
+    rule, U_A, single = unit.rule, piece.U_A, all(len(batch) == 1 for batch in batches)
+    if unit.sua and isinstance(rule, Conv) and rule.groups == 1 and U_A is not None and single:
+        pairs = [unit.tensors(batch[0]) for batch in batches]
+        if piece.layout.offsets > 1 and all(x.shape[1] == 1 for x, _ in pairs):
+            parts = [conv_squares(x[:, 0], g[:, 0], piece.U_B, U_A, rule) for x, g in pairs]
+            return (parts[0] if len(parts) == 1 else torch.stack(parts).sum(0))[None]
+    described, chunk = unit.chunk(batches[0])
+    sums = EigenSum(described, unit.space, piece)
+    sums.add(chunk)
+    for batch in batches[1:]:
+        sums.add(unit.chunk(batch)[1])
     return sums.s
 
 
-def conv_squares(total: Tensor | None, x: Tensor, g: Tensor, E: EigenPiece, rule: Conv) -> Tensor | None:
-    """total [o, e c] + sum_b (U_B^T (sum_t g_t p_t^T) U_A)^2 for inputs x [b, c, ...], output gradients g [b, o, ...].
+def conv_squares(x: Tensor, g: Tensor, U_B: Tensor, U_A: Tensor, rule: Conv) -> Tensor:
+    """sum_b (U_B^T (sum_t g_t p_t^T) U_A)^2 [o, e c] for inputs x [b, c, ...], output gradients g [b, o, ...].
 
     Patches p and the squares are formed for as many examples at a time as the workspace holds.
     """
-    assert E.U_A is not None
     if g.device.type in contract.CACHED or prod(g.shape[2:]) < contract.LONG // 4:
-        G = contract.rotate(E.U_B, g.flatten(2)[:, None])[:, 0].mT  # [b, T, o]
+        G = contract.rotate(U_B, g.flatten(2)[:, None])[:, 0].mT  # [b, T, o]
     else:  # a GPU is busy with the matrices of single examples: no copy in another order
-        G = torch.bmm(E.U_B.mT.expand(len(g), -1, -1), g.flatten(2)).mT
+        G = torch.bmm(U_B.mT.expand(len(g), -1, -1), g.flatten(2)).mT
     X = _padded(x, rule)
-    X = (X.reshape(-1, X.shape[-1]) @ E.U_A[0]).view(X.shape)
+    X = (X.reshape(-1, X.shape[-1]) @ U_A[0]).view(X.shape)
     n, T, o = G.shape
-    wide = E.layout.offsets * E.layout.d_in
+    wide = prod(rule.kernel) * U_A.shape[-1]
     limit = contract.WORKSPACE.get(g.device.type, 2**26)
     step = max(1, limit // (g.element_size() * wide * (T + o)))
-    for i in range(0, n, step):
-        total = _add_squares(total, G[i : i + step], _patches(X[i : i + step], rule, T))
+    some = (slice(i, i + step) for i in range(0, n, step))
+    parts = (squared_sums(G[s].mT[None, :, None], _patches(X[s], rule, T).mT[:, None])[0] for s in some)
+    total = next(parts)
+    for part in parts:
+        total += part
     return total
 
 
@@ -115,28 +106,3 @@ def _patches(X: Tensor, rule: Conv, positions: int) -> Tensor:
     for d, (k, stride, dilation) in enumerate(zip(rule.kernel, rule.stride, rule.dilation)):
         X = X.unfold(1 + d, (k - 1) * dilation + 1, stride)[..., ::dilation]  # appends the window
     return X.movedim(1 + nd, -1).reshape(b, positions, -1)
-
-
-def _add_squares(total: Tensor | None, G: Tensor, A: Tensor) -> Tensor:
-    """total [o, i] + sum_b (sum_t G_t A_t^T)^2 for G [b, T, o], A [b, T, i]."""
-    T = G.shape[1]
-    if T * (T + 1) // 2 <= T + contract.TRAFFIC:  # products of pairs of positions: no gradient is formed
-        t, u, twice = _pairs(T, G.dtype, G.device)
-        GG, AA = G[:, t] * G[:, u] * twice, A[:, t] * A[:, u]
-        left, rows = GG.flatten(0, 1).T, AA.flatten(0, 1)
-        return left @ rows if total is None else total.addmm_(left, rows)
-    if G.device.type in contract.CACHED:  # one gradient at a time
-        total = G.new_zeros(G.shape[2], A.shape[2]) if total is None else total
-        each = torch.empty_like(total)
-        for left, right in zip(G.mT, A):
-            total.addcmul_(torch.mm(left, right, out=each), each)
-        return total
-    norms: Tensor = torch.linalg.vector_norm(torch.bmm(G.mT, A), dim=0)  # squares and sums in one pass
-    return norms.square_() if total is None else total.addcmul_(norms, norms)
-
-
-@lru_cache(maxsize=64)
-def _pairs(T: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Pairs of positions, and how often each counts [., 1]; made once, since a GPU is waited for when sent them."""
-    t, u = torch.triu_indices(T, T, device="cpu")
-    return t.to(device), u.to(device), torch.where(t == u, 1.0, 2.0)[:, None].to(device, dtype)

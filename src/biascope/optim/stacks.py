@@ -1,4 +1,4 @@
-"""Units of the same form as one with more groups: one multiplication for all of them.
+"""What is known of units between steps, and units of one form as one with more groups: one multiplication for all.
 
 A ResNet-34 has about forty convolutions with a bias each, of about fifteen forms. Between two steps the arrays of a
 stack stay together; those of a unit are views of them.
@@ -6,7 +6,7 @@ stack stay together; those of a unit are views of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -15,8 +15,44 @@ from torch import Tensor
 
 from biascope.curvature.kronecker import EigenPiece
 from biascope.optim.units import LayerUnit
+from biascope.support.errors import InputError
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """What is known of one unit: running averages of the factors, their eigenbasis and the scalings in it."""
+
+    basis: EigenPiece | None = None
+    A: Tensor | None = None
+    B: Tensor | None = None
+    updates: int = 0
+
+    def state(self) -> dict[str, Any]:
+        """Its tensors and numbers, by name."""
+        arrays = {} if self.basis is None else self.basis.arrays()
+        return {"updates": self.updates, "A": self.A, "B": self.B, **arrays}
+
+
+def read(unit: LayerUnit, entry: Mapping[str, Any]) -> Curvature:
+    """What `Curvature.state` gave, checked against the unit."""
+    layout, space = unit.layout, unit.space
+    g, o, i = layout.groups, layout.d_out, layout.columns
+    A = (g, i) if unit.rule.kind == "embedding" else (g, i, i)
+    shapes: dict[str, tuple[int, ...]] = {"A": A, "B": (g, o, o), "U_A": (g, i, i), "U_B": (g, o, o)}
+    shapes |= {"s_A": (g, i), "s_B": (g, o), "s": (g, layout.offsets, o, i)}
+    tensors = {}
+    for key, value in entry.items():
+        if key == "updates" or value is None:
+            continue
+        if key not in shapes or not isinstance(value, Tensor) or tuple(value.shape) != shapes[key]:
+            found = list(value.shape) if isinstance(value, Tensor) else value
+            raise InputError(f"{unit.name}: {key} in the state is {found}, this model needs {shapes.get(key)}")
+        tensors[key] = value.to(space.device, space.dtype, copy=True)
+    t = tensors
+    basis = EigenPiece(unit.names, t["U_B"], t.get("U_A"), t["s"], t["s_B"], t["s_A"], layout) if "s" in t else None
+    return Curvature(basis, t.get("A"), t.get("B"), int(entry["updates"]))
 
 
 @dataclass(frozen=True)
@@ -113,7 +149,7 @@ def part(E: EigenPiece, pieces: Sequence[EigenPiece]) -> list[EigenPiece]:
 
 def rescaled(E: EigenPiece, s: Tensor) -> EigenPiece:
     """The same basis with other scalings s [g, e, o, i]."""
-    return EigenPiece(E.names, E.U_B, E.U_A, s, E.s_B, E.s_A, E.layout)
+    return replace(E, s=s)
 
 
 def both_sides(B: Tensor, V: Tensor, A: Tensor | None, offsets: int) -> Tensor:

@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from biascope.arguments import check_tensor
-from biascope.errors import InputError
-from biascope.linalg import thin_svd
-from biascope.optim.checks import check_positive
+from biascope.linalg.stable import thin_svd
+from biascope.support.arguments import check_choice, check_finite, check_number, check_tensor
+from biascope.support.errors import InputError
+from biascope.support.signatures import checked
 
 Scale = Literal["first", "max_residual", "keep_top", "keep_trace"]
 
@@ -57,23 +57,18 @@ class SuperNat(Optimizer):
         True
     """
 
+    @checked
     def __init__(self, w: Tensor, features: Tensor, lr: float, scale: float | Scale = "first") -> None:
         check_tensor(w, "w", floating=True)
-        if check_tensor(features, "features", floating=True).dim() != 2 or w.numel() != features.shape[1]:
-            raise InputError(f"features [n, p] and w [p] disagree: {list(features.shape)} and {list(w.shape)}")
-        if features.device != w.device:
-            raise InputError(f"features are on {features.device}, w on {w.device}: move one of them")
+        check_finite(check_tensor(features, "features", dims=2, floating=True), "features")
+        if features.numel() == 0 or w.numel() != features.shape[1] or features.device != w.device:
+            both = f"{list(features.shape)} on {features.device} and {list(w.shape)} on {w.device}"
+            raise InputError(f"features [n, p] and w [p] disagree: {both}")
         if not w.is_leaf:
             raise InputError("w is the result of a computation and cannot be trained: pass an nn.Parameter")
-        if features.numel() == 0:
-            raise InputError(f"features is empty: shape {list(features.shape)}")
-        if not bool(torch.isfinite(features).all()):
-            raise InputError("the features hold NaN or infinity")
-        if isinstance(scale, str) and scale not in get_args(Scale):
-            raise InputError(f"scale={scale!r} is not a number or one of {', '.join(get_args(Scale))}")
-        check_positive("lr", lr)
+        check_number(lr, "lr", above=0)
         if not isinstance(scale, str):
-            check_positive("scale", scale)
+            check_number(scale, "scale", above=0)
         super().__init__([w], {"lr": lr})
         U, s, Vh = thin_svd(features.detach()) if features.shape[0] >= features.shape[1] else _wide(features.detach())
         keep = s > s.max() * max(features.shape) * torch.finfo(s.dtype).eps
@@ -97,16 +92,13 @@ class SuperNat(Optimizer):
             gradient = None
         if gradient is not None:
             if check_tensor(gradient, "gradient", floating=True).numel() != len(self.U):
-                raise InputError(
-                    f"the gradient with respect to the outputs has {gradient.numel()} entries, not {len(self.U)}"
-                )
+                raise InputError(f"the gradient by the outputs has {gradient.numel()} entries, not {len(self.U)}")
             c = self.U.T @ gradient.reshape(-1).to(self.U.dtype)
         elif w.grad is not None:
             c = (self.V.T @ w.grad.reshape(-1).to(self.V.dtype)) / self.s
         else:
             raise InputError("step() needs the gradient with respect to the outputs, or a w.grad from loss.backward()")
-        if not bool(c.isfinite().all()):
-            raise InputError("the gradient holds NaN or infinity; nothing was changed")
+        check_finite(c, "the gradient")
         if not bool(c.abs().max() > 0):
             return loss  # at a stationary point: nothing to do, and nothing to fix the scale by
         scale = self._scale(state["scale"], c.abs())
@@ -122,10 +114,11 @@ class SuperNat(Optimizer):
         saved = state_dict.get("state", {}).get(0, {})
         ratio, scale = saved.get("ratio"), saved.get("scale")
         if not isinstance(ratio, Tensor) or ratio.shape != self.s.shape:
-            found = list(ratio.shape) if isinstance(ratio, Tensor) else ratio
-            raise InputError(f"the state's ratio is {found}, these features have {len(self.s)} modes")
-        if isinstance(scale, str) and scale not in get_args(Scale):
-            raise InputError(f"the state's scale={scale!r} is not a number or one of {', '.join(get_args(Scale))}")
+            raise InputError(
+                f"the state's ratio is {list(getattr(ratio, 'shape', ()))}, these features have {len(self.s)} modes"
+            )
+        if isinstance(scale, str):
+            check_choice(scale, "the state's scale", get_args(Scale))
         super().load_state_dict(dict(state_dict))
         # torch takes the name of a rule for a list of letters, and rounds the ratios to the precision of w
         kept = ratio.detach().to(self.s.device, self.s.dtype, copy=True)

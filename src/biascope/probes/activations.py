@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from biascope.errors import InputError
-from biascope.precision import arithmetic
+from biascope.support.errors import InputError
+from biascope.support.precision import arithmetic
 
 # functions of one pre-activation; a unit is active where the pre-activation is positive
 ACTIVATIONS: frozenset[Callable[..., Any]] = frozenset(
@@ -54,11 +54,6 @@ def activation_signs(call: Callable[[], Any], n: int) -> list[Tensor]:
     Units are also those of an example's rows [n rows, ...] (tokens in one long batch) and of its entries along the
     second dimension [rows, n, ...] (a transformer without batch_first); what has none of these shapes is no activation
     of examples and is left out.
-
-    Example:
-        >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
-        >>> [s.shape for s in activation_signs(lambda: net(torch.ones(4, 2)), 4)]
-        [torch.Size([4, 3])]
     """
     with arithmetic("float32"), torch.no_grad(), Watch() as seen:  # tf32 would turn signs near 0
         call()
@@ -78,13 +73,7 @@ def _by_example(s: Tensor, n: int) -> Tensor | None:
 
 
 def last_hidden(call: Callable[[], Any], n: int, module: nn.Module | None = None) -> Tensor:
-    """Representation [n, d] that enters the last linear layer, or `module` (a layer of the network), if given.
-
-    Example:
-        >>> net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
-        >>> last_hidden(lambda: net(torch.ones(4, 2)), 4).shape
-        torch.Size([4, 3])
-    """
+    """Representation [n, d] that enters the last linear layer, or `module` (a layer of the network), if given."""
     seen: list[Tensor] = []
     hook = module.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach())) if module else None
     try:
@@ -94,9 +83,7 @@ def last_hidden(call: Callable[[], Any], n: int, module: nn.Module | None = None
         if hook is not None:
             hook.remove()
     hidden = (seen[-1] if seen else None) if module is not None else watch.hidden
-    if hidden is None:
-        what = "that layer was not called" if module is not None else "the network has no linear layer"
-        raise InputError(f"{what}: name the layer whose input is the representation with layer='...'")
-    if hidden.shape[0] != n:
-        raise InputError(f"the representation has shape {list(hidden.shape)}, not one row for each of {n} examples")
+    if hidden is None or hidden.shape[0] != n:
+        got = "was called" if hidden is None else f"has {n} rows, but {list(hidden.shape)}"
+        raise InputError(f"no linear layer {got}: name the layer whose input is the representation with layer='...'")
     return hidden.reshape(n, -1)

@@ -13,8 +13,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from biascope.errors import InputError
-from biascope.signatures import checked
+from biascope.support.arguments import check_number
+from biascope.support.errors import InputError
+from biascope.support.signatures import checked
 
 
 @checked
@@ -22,12 +23,7 @@ def hoeffding_bound(empirical_risk: float, n: int, delta: float = 0.05) -> float
     """Risk <= empirical risk + sqrt(log(1 / delta) / (2 n)), for one predictor that was chosen without the n examples.
 
     So for a test set and not for a training set: what was fitted to the examples needs a bound that holds for all it
-    could have become.
-
-    Args:
-        empirical_risk: mean loss on the examples, in [0, 1].
-        n: number of examples.
-        delta: the bound may fail with this probability.
+    could have become. `empirical_risk` is the mean loss on the examples, in [0, 1].
 
     Example:
         >>> round(hoeffding_bound(0.1, 1000), 4)
@@ -40,11 +36,7 @@ def hoeffding_bound(empirical_risk: float, n: int, delta: float = 0.05) -> float
 def finite_class_bound(empirical_risk: float, log_size: float, n: int, delta: float = 0.05) -> float:
     """Risk <= empirical risk + sqrt((log |F| + log(1 / delta)) / (2 n)), for all of a finite class F at once.
 
-    Args:
-        empirical_risk: mean loss on the training examples, in [0, 1].
-        log_size: log |F| in nats; 32 p log 2 for p parameters of 32 bits.
-        n: number of examples.
-        delta: the bound may fail with this probability.
+    `log_size`: log |F| in nats; 32 p log 2 for p parameters of 32 bits.
 
     Example:
         >>> import math
@@ -58,19 +50,13 @@ def finite_class_bound(empirical_risk: float, log_size: float, n: int, delta: fl
 def occam_bound(empirical_risk: float, description_length: float, n: int, delta: float = 0.05) -> float:
     """Risk <= empirical risk + sqrt((log(1 / pi(f)) + log(1 / delta)) / (2 n)), for all predictors f at once.
 
-    Args:
-        empirical_risk: mean loss on the training examples, in [0, 1].
-        description_length: log(1 / pi(f)) in nats, pi a distribution over predictors that was fixed before the examples
-            were seen; log 2 times the bits of f in a code without a word that begins another.
-        n: number of examples.
-        delta: the bound may fail with this probability.
+    `description_length`: log(1 / pi(f)) in nats, pi a distribution over predictors that was fixed before the examples
+    were seen; log 2 times the bits of f in a code without a word that begins another.
 
     Example:
         >>> round(occam_bound(0.1, 0.0, 1000), 4)  # pi(f) = 1: one predictor
         0.1387
     """
-    if not description_length >= 0:
-        raise InputError(f"a description length or log size of {description_length}: must be >= 0, in nats")
     return empirical_risk + _gap(description_length, empirical_risk, n, delta)
 
 
@@ -82,23 +68,14 @@ def pac_bayes_bound(
 
     The text prints log(1 / delta) in place of log(2 sqrt(n) / delta) (equation 15, form="printed"). That holds for all
     Q within a radius KL(Q || Q_0) <= kl that was fixed before the examples were seen, but is not proved for the
-    divergence of a Q that was found by training; Maurer's (2004) is.
-
-    Args:
-        empirical_risk: mean loss on the training examples of predictors drawn from Q, in [0, 1].
-        kl: KL(Q || Q_0) in nats, Q_0 fixed before the examples were seen; see `gaussian_kl`.
-        n: number of examples.
-        delta: the bound may fail with this probability.
-        form: "maurer" or "printed".
+    divergence of a Q that was found by training; Maurer's (2004) is. `kl` is in nats (see `gaussian_kl`), Q_0 fixed
+    before the examples were seen, `empirical_risk` the mean over predictors drawn from Q.
 
     Example:
         >>> round(pac_bayes_bound(0.1, 5.0, 1000), 4), round(pac_bayes_bound(0.1, 5.0, 1000, form="printed"), 4)
         (0.1779, 0.1632)
     """
-    if form not in ("maurer", "printed"):
-        raise InputError(f'form={form!r}: must be "maurer" or "printed"')
-    if not kl >= 0:
-        raise InputError(f"kl={kl}: a divergence is >= 0")
+    check_number(kl, "kl", least=0)
     extra = math.log(2 * math.sqrt(n)) if form == "maurer" and n >= 1 else 0.0
     return empirical_risk + _gap(kl + extra, empirical_risk, n, delta)
 
@@ -107,11 +84,7 @@ def pac_bayes_bound(
 def gaussian_kl(mean: Tensor, std: Tensor | float, prior_mean: Tensor | float, prior_std: Tensor | float) -> float:
     """KL(N(mean, std^2) || N(prior_mean, prior_std^2)) of independent Gaussians over all entries, in nats and float64.
 
-    Args:
-        mean: of Q, for example the trained parameters, any shape.
-        std: of Q, one number or one for every entry.
-        prior_mean: of Q_0, for example the initial parameters.
-        prior_std: of Q_0.
+    `mean`: of Q, for example the trained parameters, any shape; the others are one number or one for every entry.
 
     Example:
         >>> gaussian_kl(torch.tensor([1.0, 0.0]), 1.0, 0.0, 1.0)  # |mean|^2 / 2
@@ -120,32 +93,16 @@ def gaussian_kl(mean: Tensor, std: Tensor | float, prior_mean: Tensor | float, p
     # numbers straight to float64: by way of float32, 0.1 would be off in the ninth digit
     every = (torch.as_tensor(t, device=mean.device, dtype=torch.float64) for t in (mean, std, prior_mean, prior_std))
     m, s, m0, s0 = (t.detach() for t in every)
-    for name, t in (("std", s), ("prior_std", s0)):
-        if not bool((t > 0).all()) or not bool(t.isfinite().all()):
-            raise InputError(f"{name} must be positive and finite")
-    try:
-        ratio = (s / s0).square()
-        # near 1 the logarithm of the ratio keeps all digits; far from it the square may leave the range of float64
-        log = torch.where((ratio > 1e-300) & (ratio < 1e300), ratio.log(), 2 * (s.log() - s0.log()))
-        terms = ratio - 1 - log + ((m - m0) / s0).square()
-    except RuntimeError as error:
-        shapes = ", ".join(str(list(t.shape)) for t in (m, s, m0, s0))
-        raise InputError(f"mean, std, prior_mean and prior_std have shapes {shapes}: they must fit together") from error
-    if terms.shape != m.shape:
-        raise InputError(
-            f"mean has shape {list(m.shape)}, the others together {list(terms.shape)}: give one for every entry"
-        )
-    found = 0.5 * float(terms.sum())
-    if math.isnan(found):
-        raise InputError("mean or prior_mean has a NaN")
-    return found
+    ratio = (s / s0).square()
+    # near 1 the logarithm of the ratio keeps all digits; far from it the square may leave the range of float64
+    log = torch.where((ratio > 1e-300) & (ratio < 1e300), ratio.log(), 2 * (s.log() - s0.log()))
+    terms = ratio - 1 - log + ((m - m0) / s0).square()
+    if terms.shape != m.shape or not bool((s > 0).all() & (s0 > 0).all()):
+        raise InputError("mean needs the shape of all entries, and std and prior_std must be positive")
+    return 0.5 * float(terms.sum())
 
 
 def _gap(complexity: float, empirical_risk: float, n: int, delta: float) -> float:
-    if not 0 <= empirical_risk <= 1:
-        raise InputError(f"empirical_risk={empirical_risk}: the bounds are for losses from 0 to 1; rescale the loss")
-    if n < 1:
-        raise InputError(f"n={n}: at least one example")
-    if not 0 < delta < 1:
-        raise InputError(f"delta={delta}: a probability between 0 and 1")
+    if not (0 <= empirical_risk <= 1 and n >= 1 and 0 < delta < 1 and complexity >= 0):
+        raise InputError("need a mean loss from 0 to 1, n >= 1, 0 < delta < 1, and complexities (in nats) >= 0")
     return math.sqrt((complexity - math.log(delta)) / (2 * n))

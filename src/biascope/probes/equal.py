@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from biascope.errors import InputError
-from biascope.probes.record import Record
-from biascope.signatures import checked
-from biascope.tables import grid
+from biascope.probes.records import Record
+from biascope.support.errors import InputError
+from biascope.support.figures import once, pyplot
+from biascope.support.signatures import checked
+from biascope.support.tables import grid
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,18 @@ class EqualProgress:
 
     @checked
     def plot(self, name: str, ax: Any = None) -> Any:
-        """A value of both runs against the threshold; returns the matplotlib figure."""
-        from biascope.probes.figures import plot_equal_progress
-
-        return plot_equal_progress(self, name, ax)
+        """A value of both runs against the threshold, progress to the right; returns the matplotlib figure."""
+        if ax is None:
+            _, ax = pyplot().subplots(figsize=(3.4, 2.6))
+        one, two = self.column(name)
+        ax.plot(self.thresholds, one, color="#0072B2", label="a")
+        ax.plot(self.thresholds, two, color="#D55E00", label="b")
+        if len(self.thresholds) > 1 and self.thresholds[0] > self.thresholds[-1]:
+            ax.invert_xaxis()
+        ax.set_xlabel(self.by)
+        ax.set_ylabel(name)
+        ax.legend(frameon=False)
+        return once(ax.figure)
 
 
 @checked
@@ -92,9 +101,8 @@ def equal_progress(
 ) -> EqualProgress:
     """Pair two runs at equal loss (or equal clean loss, equal majority accuracy, ...).
 
-    For each threshold each run gives the first record at which `by` is at or beyond it. A run that starts beyond a
-    threshold reached it before anything was recorded; the pair then uses its first record, as it does for a probe on
-    a loss grid. With `interpolate`, values are interpolated linearly in `by` between the records before and after the
+    For each threshold each run gives the first record at which `by` is at or beyond it (its very first, if it starts
+    beyond). With `interpolate`, values are interpolated linearly in `by` between the records before and after the
     crossing, so both runs stand exactly at the threshold.
 
     Args:
@@ -118,8 +126,6 @@ def equal_progress(
         thresholds = sorted({r.threshold for r in (*a, *b) if r.threshold is not None}) if by == "loss" else []
         if not thresholds:
             raise InputError("the records hold no thresholds of a loss schedule; pass thresholds=[...]")
-    if not all(math.isfinite(t) for t in thresholds):
-        raise InputError(f"thresholds must be finite numbers, got {list(thresholds)}")
     pairs, missed = [], []
     for t in sorted(set(thresholds), reverse=not up):
         one, two = _reach(a, by, t, up, interpolate), _reach(b, by, t, up, interpolate)
@@ -133,8 +139,7 @@ def equal_progress(
 def _seen(records: Sequence[Record], by: str, what: str) -> list[Record]:
     found = [r for r in records if not r.skipped and not math.isnan(r[by])]
     if not found:
-        known = sorted({name for r in records for name in r.values})
-        raise InputError(f"{what}: none of {len(records)} records has {by!r}; there are loss, {', '.join(known)}")
+        raise InputError(f"{what}: none of {len(records)} records has {by!r}")
     return found
 
 

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from biascope.arguments import check_choice
-from biascope.errors import InputError
-from biascope.figures import log_scale, once, pyplot
-from biascope.probes.record import MOMENTS, Record
-
-if TYPE_CHECKING:
-    from biascope.probes.equal import EqualProgress
+from biascope.probes.metrics import REGISTER
+from biascope.probes.records import MOMENTS, Record
+from biascope.support.arguments import check_choice
+from biascope.support.errors import InputError
+from biascope.support.figures import log_scale, once, pyplot
 
 FEW_STEPS = 20  # fewer need no logarithmic axis
 FEW_LINES = 4  # with a colour and a name below each; more are told apart by a ramp of colours
 NAMED, LONG = 8, 16  # names beside a ramp, and their length
 PAIRED, LONGEST = 16, 40  # letters of names that go two to a row of a legend as wide as the axes, and at all
 UNITS = ("loss", "accuracy", "absolute", "relative", "distance", "per_step")  # parts that no axis can share
-DECADES = ("spectrum",)  # metrics whose parts are of very different sizes
 
 
 def plot_records(
@@ -58,7 +55,8 @@ def plot_records(
             ax.plot([x for x, _ in points], [v for _, v in points], label=part, **style)
         ax.set_title(name, fontsize="medium")
         ax.set_xlabel("elapsed (s)" if against == "elapsed" else against)
-        if keys[0].partition("/")[0] in DECADES and all(r[key] > 0 for r in seen for key in keys if key in r.values):
+        metric = REGISTER.get(keys[0].partition("/")[0])
+        if metric is not None and metric.decades and all(r[key] > 0 for r in seen for key in keys if key in r.values):
             log_scale(ax, "y")
         ax.tick_params(labelbottom=True)  # also where the panel below is empty
         if len(keys) > FEW_LINES:
@@ -110,19 +108,3 @@ def _name_colours(ax: Any, colours: Any, names: Sequence[str]) -> None:
     bar.ax.set_yticklabels([_short(names[i], LONG) for i in shown])
     bar.ax.tick_params(labelsize=7, length=0)
     bar.ax.minorticks_off()
-
-
-def plot_equal_progress(both: EqualProgress, name: str, ax: Any = None) -> Any:
-    """A value of two runs against the threshold; progress goes to the right."""
-    plt = pyplot()
-    if ax is None:
-        _, ax = plt.subplots(figsize=(3.4, 2.6))
-    one, two = both.column(name)
-    ax.plot(both.thresholds, one, color="#0072B2", label="a")
-    ax.plot(both.thresholds, two, color="#D55E00", label="b")
-    if len(both.thresholds) > 1 and both.thresholds[0] > both.thresholds[-1]:
-        ax.invert_xaxis()
-    ax.set_xlabel(both.by)
-    ax.set_ylabel(name)
-    ax.legend(frameon=False)
-    return once(ax.figure)

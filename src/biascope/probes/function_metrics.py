@@ -7,15 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from biascope.errors import InputError
 from biascope.kernels.alignment import targets
-from biascope.probes.losses import correct, example_losses
+from biascope.probes.groups import example_losses
 from biascope.probes.metrics import cosine, register
 from biascope.probes.view import View
-from biascope.signatures import checked
+from biascope.support.errors import InputError
 
 
-@checked
 @register()
 def sign_similarity(view: View) -> float:
     """Share of (unit, example) pairs that are active (pre-activation > 0) or inactive as they were at initialisation.
@@ -32,7 +30,6 @@ def sign_similarity(view: View) -> float:
     return same / sum(s.numel() for s in now)
 
 
-@checked
 @register()
 def representation_alignment(
     view: View, layer: str | None = None, centred: bool | None = None, features: bool = False
@@ -57,8 +54,6 @@ def representation_alignment(
     r, r0 = view.hidden(layer).double(), view.init.hidden(layer).double()
     start = [_centred(t) for t in (r, r0)] if centred else [r, r0]
     if features:
-        if r.shape[1] > 8192:
-            raise InputError(f"features=True forms a {r.shape[1]} x {r.shape[1]} matrix; use the examples' Gram matrix")
         return {"init": cosine(start[0].mT @ start[0], start[1].mT @ start[1])}
     found = {"init": cosine(start[0] @ start[0].mT, start[1] @ start[1].mT)}
     if view.setup.y is not None:
@@ -72,7 +67,6 @@ def _centred(t: Tensor) -> Tensor:
     return t - t.mean(0)
 
 
-@checked
 @register(needs=["group labels"])
 def group_losses(view: View) -> dict[str, float]:
     """Mean loss and, for classes, accuracy of every group: easy and hard, clean and noisy, majority and minority.
@@ -98,19 +92,19 @@ def group_losses(view: View) -> dict[str, float]:
 
 def _correct(view: View, out: Tensor, y: Tensor) -> Tensor | None:
     """Which examples are classified right [n]; None where labels are values."""
-    if y.is_floating_point() or y.dim() != 1 or out.shape[1] > 1:
-        return correct(out, y)
+    if y.is_floating_point() or y.dim() != 1:
+        return None
+    if out.shape[1] > 1:
+        return out.argmax(1) == y
     batch = view.setup.y  # a group may hold one of two classes only: the batch says which kind of labels these are
     whole = batch is not None and not batch.is_floating_point() and batch.dim() == 1
     known = torch.cat([y.long(), view.y.to(y.device).long()]) if whole else y.long()
-    if bool((known.abs() == 1).all()) and bool((known == -1).any()):
-        return correct(out, y)
-    if bool(((known == 0) | (known == 1)).all()):
-        return correct(out - 0.5 if view.setup.loss_fn == "squared" else out, y)
-    return None
+    signs = bool((known.abs() == 1).all()) and bool((known == -1).any())
+    bits = bool(((known == 0) | (known == 1)).all())
+    middle = 0.5 if bits and view.setup.loss_fn == "squared" else 0.0
+    return (out[:, 0] > middle) == (y > 0) if signs or bits else None
 
 
-@checked
 @register()
 def fourier(
     view: View,
@@ -142,23 +136,12 @@ def fourier(
         >>> {k: round(v, 4) for k, v in found.items()}
         {'1': 0.0, '2': 3.0}
     """
-    if grid is not None and not (grid.dim() and len(grid)):
-        raise InputError(f"fourier: grid has shape {list(grid.shape)}; inputs [N, ...] are needed")
     out = view.outputs if grid is None else view.evaluate(grid)
-    if not -out.shape[1] <= output < out.shape[1]:
-        raise InputError(f"fourier: output={output}; the network has {out.shape[1]} outputs")
     N = len(out)
-    wrong = [k for k in frequencies if not 0 <= k <= N // 2 or k != int(k)]
-    if wrong or not len(frequencies):
+    wrong = [k for k in frequencies if not 0 <= k <= N // 2]
+    if wrong:
         raise InputError(f"fourier: frequencies must be integers from 0 to {N // 2} on {N} points, got {wrong}")
-    if amplitudes is not None and len(amplitudes) != len(frequencies):
-        raise InputError(f"fourier: {len(amplitudes)} amplitudes for {len(frequencies)} frequencies")
-    if amplitudes is not None and not all(abs(float(a)) > 0 for a in amplitudes):  # NaN neither
-        raise InputError(
-            f"fourier: amplitudes={list(amplitudes)}; to divide by, none may be 0: leave that frequency out"
-        )
     size = torch.fft.rfft(out[:, output].double()).abs() / N
-    scale = [1.0] * len(frequencies) if amplitudes is None else [float(a) for a in amplitudes]
-    return {
-        str(int(k)): float(size[int(k)]) * (1 if k == 0 or 2 * k == N else 2) / a for k, a in zip(frequencies, scale)
-    }
+    scale = [1.0] * len(frequencies) if amplitudes is None else amplitudes
+    pairs = zip(frequencies, scale, strict=True)
+    return {str(k): float(size[k]) * (1 if k == 0 or 2 * k == N else 2) / a for k, a in pairs}

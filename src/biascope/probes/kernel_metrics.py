@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 from torch import Tensor
 
-from biascope.errors import InputError
+from biascope.kernels.spectrum import Centring
 from biascope.linalg import effective_rank as effective_rank_of
-from biascope.probes.metrics import register
+from biascope.probes.metrics import register, velocity
 from biascope.probes.view import View
-from biascope.signatures import checked
+from biascope.support.arguments import check_count
+from biascope.support.errors import InputError
 
 
-@checked
 @register()
-def ntk_alignment(view: View, centred: str | bool = False) -> float:
+def ntk_alignment(view: View, centred: Centring | bool = False) -> float:
     """Alignment <K, K0> / (||K|| ||K0||) of the tangent kernel with that at initialisation; 1 = lazy.
 
     Example:
@@ -31,9 +32,8 @@ def ntk_alignment(view: View, centred: str | bool = False) -> float:
     return view.kernel.alignment(view.init.kernel, centred)
 
 
-@checked
 @register(needs=["labels"])
-def label_alignment(view: View, centred: str | bool = "per-output") -> float:
+def label_alignment(view: View, centred: Centring | bool = "per-output") -> float:
     """CKA of the tangent kernel with the labels, y^T K y / (||K|| ||y||^2), both centred per output.
 
     Example:
@@ -44,9 +44,10 @@ def label_alignment(view: View, centred: str | bool = "per-output") -> float:
     return view.kernel.alignment(view.y, centred)
 
 
-@checked
 @register(needs=["layers"])
-def layer_alignment(view: View, to: str = "labels", centred: str | bool | None = None) -> dict[str, float]:
+def layer_alignment(
+    view: View, to: Literal["labels", "init"] = "labels", centred: str | bool | None = None
+) -> dict[str, float]:
     """Alignment of every layer's tangent kernel with the labels (centred), or with that at initialisation ("init").
 
     A layer whose kernel is zero (after centring) has no alignment: NaN.
@@ -56,8 +57,6 @@ def layer_alignment(view: View, to: str = "labels", centred: str | bool | None =
         >>> list(layer_alignment(View.of(net, torch.randn(8, 2), torch.randn(8))))
         ['0', '2']
     """
-    if to not in {"labels", "init"}:
-        raise InputError(f"layer_alignment: to={to!r}; choose 'labels' or 'init'")
     kind = (to == "labels") if centred is None else centred
     found = {}
     for name, K in view.layer_kernels.items():
@@ -71,9 +70,8 @@ def layer_alignment(view: View, to: str = "labels", centred: str | bool | None =
     return found
 
 
-@checked
 @register(needs=["group labels"])
-def group_alignment(view: View, centred: str | bool = "per-output") -> dict[str, float]:
+def group_alignment(view: View, centred: Centring | bool = "per-output") -> dict[str, float]:
     """CKA with the labels inside every group (easy against difficult examples), each centred by itself.
 
     Groups of equal size can be compared; the alignment of a random kernel depends on the number of examples.
@@ -87,7 +85,6 @@ def group_alignment(view: View, centred: str | bool = "per-output") -> dict[str,
     return {name: view.group_kernel(name).alignment(view.group_labels(name), centred) for name in view.setup.groups}
 
 
-@checked
 @register(keeps=["kernel"])
 def kernel_velocity(view: View) -> dict[str, float]:
     """How far the kernel turned since the last measurement: 1 - <K, K'> / (||K|| ||K'||), and that per step.
@@ -103,12 +100,9 @@ def kernel_velocity(view: View) -> dict[str, float]:
     K = view.kernel  # also at the first measurement: the next one needs it
     if view.previous is None:
         return {}
-    distance = 1 - K.alignment(view.previous.kernel, centered=False)
-    steps = view.step - view.previous.step
-    return {"distance": distance, "per_step": distance / steps if steps else math.nan}
+    return velocity(view, 1 - K.alignment(view.previous.kernel, centered=False))
 
 
-@checked
 @register()
 def effective_rank(view: View, centred: bool = True) -> float:
     """exp(entropy of the kernel's normalised eigenvalues), between 1 and the rank; of centred features by default.
@@ -120,7 +114,6 @@ def effective_rank(view: View, centred: bool = True) -> float:
     return effective_rank_of(_values(view, centred))
 
 
-@checked
 @register()
 def trace_ratio(view: View, ks: Sequence[int] = (40, 80, 160), centred: bool = True) -> dict[str, float]:
     """T_k, the share of the k largest eigenvalues in the trace. (The papers print a sum over j < k; top k is meant.)
@@ -129,24 +122,21 @@ def trace_ratio(view: View, ks: Sequence[int] = (40, 80, 160), centred: bool = T
         >>> trace_ratio(View.of(nn.Linear(2, 1, bias=False), torch.eye(2)), ks=(1,), centred=False)
         {'1': 0.5}
     """
-    if not ks or min(ks) < 1:
-        raise InputError(f"trace_ratio: ks={tuple(ks)}; every k must be at least 1")
+    check_count(min(ks), "ks")
     values = _values(view, centred)
     return {str(k): float(values[:k].sum() / values.sum()) for k in ks}
 
 
-@checked
-@register()
+@register(decades=True)
 def spectrum(view: View, k: int = 10, centred: bool = True) -> dict[str, float]:
-    """The k largest eigenvalues ("1" is the largest), and the mean and median of all (0: not told from rounding).
+    """The k largest eigenvalues ("1" is the largest), and the mean and median of all (0: below rounding).
 
     Example:
         >>> found = spectrum(View.of(nn.Linear(2, 1, bias=False), torch.eye(2)), k=1, centred=False)
         >>> {name: round(value, 6) for name, value in found.items()}
         {'1': 1.0, 'mean': 1.0, 'median': 1.0}
     """
-    if k < 1:
-        raise InputError(f"spectrum: k={k}; at least 1")
+    check_count(k, "k")
     values = _values(view, centred)
     top = {str(j + 1): float(value) for j, value in enumerate(values[:k])}
     middle = float(values.quantile(0.5))  # the mean of the middle two, as numpy does
@@ -157,5 +147,5 @@ def _values(view: View, centred: bool) -> Tensor:
     values = view.eigenvalues if centred else view.uncentred_eigenvalues
     if not values.sum() > 0:
         what = "the tangent kernel is zero" + (" (or rounding) after centring" if centred else "")
-        raise InputError(f'{what}: it has no spectrum; precision="float64" tells small differences apart')
+        raise InputError(f'{what}: it has no spectrum; precision="float64" resolves smaller differences')
     return values

@@ -2,75 +2,56 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from biascope.errors import InputError, UnsupportedError, near
 from biascope.probes.view import View
-from biascope.signatures import checked
+from biascope.support.arguments import as_number, check_choice
+from biascope.support.errors import InputError
+from biascope.support.signatures import checked
 
 Values = float | Tensor | Mapping[str, float]
 Function = Callable[..., Values]
-NEEDS = {"labels", "group labels", "layers", "steps", "train"}
+Need = Literal["labels", "group labels", "layers", "steps"]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A function of a `View` with a name.
+    """A function (view, **options) -> a number, or {part: number}, recorded as "name" or "name/part".
 
-    Attributes:
-        name: under which its values are recorded: "name", or "name/part" for each part.
-        function: (view, **options) -> a number, or {part: number}.
-        needs: "labels", "group labels", "layers" (kernels of the layers), "steps" (lengths of all steps); "train"
-            (train mode) is refused.
-        keeps: what the previous measurement must keep for it (names of `View`'s quantities).
-        options: keyword arguments of the function.
-
-    Example:
-        >>> import torch
-        >>> from biascope.probes import View
-        >>> size = Metric("mean_output", lambda view: float(view.outputs.mean()))
-        >>> size.function(View.of(torch.nn.PReLU(), torch.ones(4, 2)))
-        1.0
+    `needs`: "labels", "group labels", "layers" (kernels of the layers), "steps" (lengths of all steps). `keeps`: what
+    the previous measurement must keep for it (names of `View`'s quantities). `decades`: its parts are of very different
+    sizes, to be drawn on a logarithmic axis.
     """
 
     name: str
     function: Function
     needs: frozenset[str] = frozenset()
     keeps: tuple[str, ...] = ()
+    decades: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, view: View) -> dict[str, float]:
         """Values on a view, {name or name/part: number}."""
         found = self.function(view, **self.options)
-        if isinstance(found, Mapping):
-            return {f"{self.name}/{part}": _number(self.name, value) for part, value in found.items()}
-        return {self.name: _number(self.name, found)}
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, Tensor) and value.numel() != 1:
-        raise InputError(f"metric {name!r} returned a tensor {list(value.shape)}; return a number or {{part: number}}")
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise InputError(
-            f"metric {name!r} returned {type(value).__name__}; return a number or {{part: number}}"
-        ) from None
+        if not isinstance(found, Mapping):
+            return {self.name: as_number(found, f"metric {self.name}")}
+        return {f"{self.name}/{part}": as_number(value, f"metric {self.name}") for part, value in found.items()}
 
 
 REGISTER: dict[str, Metric] = {}
 
 
 @checked
-def register(needs: Sequence[str] = (), keeps: Sequence[str] = (), name: str | None = None) -> Callable[[Any], Any]:
-    """Decorator: make a function of a view known by its name.
+def register(
+    needs: Sequence[Need] = (), keeps: Sequence[str] = (), name: str | None = None, decades: bool = False
+) -> Callable[[Any], Any]:
+    """Decorator: make a function of a view known by its name; see `Metric`.
 
     Example:
         >>> @register(name="output_scale")
@@ -80,14 +61,11 @@ def register(needs: Sequence[str] = (), keeps: Sequence[str] = (), name: str | N
         'output_scale'
         >>> _ = REGISTER.pop("output_scale")
     """
-    unknown = set(needs) - NEEDS
-    if unknown:
-        raise InputError(f"needs {sorted(unknown)} are not known; choose from {sorted(NEEDS)}")
 
     def keep(function: Any) -> Any:
         known = name or function.__name__
-        REGISTER[known] = Metric(known, function, frozenset(needs), tuple(keeps))
-        return function
+        REGISTER[known] = Metric(known, function, frozenset(needs), tuple(keeps), decades)
+        return checked(function)
 
     return keep
 
@@ -100,49 +78,31 @@ def metric(name: str, **options: Any) -> Metric:
         >>> metric("trace_ratio", ks=(5, 10)).options
         {'ks': (5, 10)}
     """
-    if name not in REGISTER:
-        raise InputError(f"no metric is called {name!r}{near(name, REGISTER)}")
-    found = REGISTER[name]
-    allowed = dict(list(inspect.signature(found.function).parameters.items())[1:])
-    for option in options:
-        if option not in allowed:
-            raise InputError(f"metric {name!r} has no option {option!r}; it has {', '.join(allowed) or 'none'}")
-    for option, about in allowed.items():
-        if about.default is inspect.Parameter.empty and option not in options:
-            raise InputError(f"metric {name!r} needs an option: metric({name!r}, {option}=...)")
-    return Metric(name, found.function, found.needs, found.keeps, options)
+    return replace(REGISTER[check_choice(name, "metric", REGISTER)], options=options)
 
 
 def as_metrics(metrics: Any) -> list[Metric]:
     """Metrics from names, `Metric`s and functions, or from {name: one of those}."""
     if isinstance(metrics, str) or callable(metrics):
         metrics = [metrics]
-    if isinstance(metrics, Tensor) or not isinstance(metrics, Iterable):
-        raise InputError(f"metrics: expected names of metrics, e.g. ['ntk_alignment'], got {type(metrics).__name__}")
     items = metrics.items() if isinstance(metrics, Mapping) else [(None, m) for m in metrics]
     found = []
     for given, item in items:
         if isinstance(item, str):
             item = metric(item)
         elif not isinstance(item, Metric):
-            if not callable(item):
-                raise InputError(f"a metric is a name, a Metric or a function of a view, not {type(item).__name__}")
             item = Metric(getattr(item, "__name__", type(item).__name__).strip("<>"), item)
-        if given is not None:
-            item = Metric(given, item.function, item.needs, item.keeps, item.options)
-        if "train" in item.needs:
-            raise UnsupportedError(
-                f"metric {item.name!r} needs train mode; probes evaluate a copy in eval mode, because BatchNorm in "
-                "train mode mixes the examples and dropout draws at random. Compute it in your training loop instead"
-            )
-        found.append(item)
+        found.append(item if given is None else replace(item, name=given))
     names = [m.name for m in found]
-    if not names:
-        raise InputError(f"metrics is empty; choose from {', '.join(REGISTER)}")
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError(f"two metrics are called {name!r}; give names with metrics={{'one': ..., 'two': ...}}")
+    if len(set(names)) < len(names):
+        raise InputError(f"two of the metrics {names} have one name; pass {{'one': ..., 'two': ...}}")
     return found
+
+
+def velocity(view: View, distance: float) -> dict[str, float]:
+    """A distance from the previous measurement, and that per step."""
+    steps = view.step - view.previous.step if view.previous is not None else 0
+    return {"distance": distance, "per_step": ratio(distance, steps)}
 
 
 def ratio(top: float, bottom: float) -> float:

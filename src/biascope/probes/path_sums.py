@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 
-from biascope.errors import InputError, UnsupportedError
-from biascope.functional import explained
-from biascope.precision import without_autocast
+from biascope.network.functional import explained
 from biascope.probes.activations import ACTIVATIONS
 from biascope.probes.view import frozen_copy
-from biascope.signatures import checked
+from biascope.support.arguments import check_number
+from biascope.support.errors import InputError, UnsupportedError
+from biascope.support.precision import without_autocast
+from biascope.support.signatures import checked
 
 
 @checked
@@ -52,10 +53,7 @@ def path_norm(model: nn.Module, x: Tensor, p: float = 1.0, bias: bool = True) ->
         >>> path_norm(net, torch.ones(1, 2))  # and three of two weights, one of one weight
         38.0
     """
-    if not 0 < p < math.inf:
-        raise InputError(f"p={p}: must be positive and finite")
-    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 2 or not len(x):
-        raise InputError("x must be a tensor of floats [n, *input_shape]: paths begin at its entries")
+    check_number(p, "p", above=0)
     if any(is_lazy(w) for w in model.parameters()):
         raise InputError(f"{type(model).__name__} has lazy parameters without values: call it once on an input first")
     copied = frozen_copy(model)  # in eval mode: the user's module keeps its own
@@ -65,11 +63,7 @@ def path_norm(model: nn.Module, x: Tensor, p: float = 1.0, bias: bool = True) ->
         out = copied(Paths.of(ones, p, bias))
     if not isinstance(out, Paths):
         raise UnsupportedError(f"{type(model).__name__} gave a {type(out).__name__}: path_norm needs one tensor")
-    total = float(out.plain().sum())
-    try:
-        found = math.pow(total, 1 / p)
-    except OverflowError as error:
-        raise InputError(f"p={p}: {total:.3g}^(1/p) is too large for float64; take a larger p") from error
+    found = math.pow(float(out.plain().sum()), 1 / p)
     if found == 0 and p > 1 and path_norm(model, x, 1.0, bias) > 0:
         raise InputError(f"p={p}: powers of these weights are too small for float64; take a smaller p")
     return found
@@ -95,9 +89,8 @@ class Paths(Tensor):
 
     def weight(self, w: Any) -> Tensor:
         """|w|^p of a weight, a tensor or a number."""
-        if isinstance(w, Paths) or (isinstance(w, Tensor) and w.is_complex()):
-            what = "activations" if isinstance(w, Paths) else "complex numbers"
-            raise UnsupportedError(f"the network has {what} in place of weights or biases: no path norm")
+        no_weight = isinstance(w, Paths) or (isinstance(w, Tensor) and w.is_complex())
+        _refuse(no_weight, "has activations or complex numbers in place of weights or biases")
         with torch._C.DisableTorchFunctionSubclass():
             return torch.as_tensor(w, dtype=torch.float64, device=self.device).abs() ** self.p
 
@@ -111,8 +104,7 @@ class Paths(Tensor):
         if func is Tensor.__setitem__:
             return _write(*args)
         name = getattr(func, "__name__", str(func))
-        if name in READS:
-            raise UnsupportedError(f"the network reads values of its activations ({name}): no path norm")
+        _refuse(name in READS, f"reads values of its activations ({name})")
         refusal = UnsupportedError(f"the network calls {name}, which is no sum over weighted paths: no path norm")
         try:
             found = func(*_plain(args), **_plain(kwargs))
@@ -121,6 +113,11 @@ class Paths(Tensor):
         if any(True for _ in _tensors(found)):
             raise refusal
         return found  # a shape, a number of dimensions
+
+
+def _refuse(when: bool, what: str) -> None:
+    if when:
+        raise UnsupportedError(f"the network {what}: no path norm")
 
 
 def _tensors(values: Any) -> Any:
@@ -150,8 +147,8 @@ Rule = Callable[[Paths, Any, tuple[Any, ...], dict[str, Any]], Tensor]
 
 def _as_it_is(h: Paths, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Functions that move entries or add them up, without weights."""
-    if any(not isinstance(t, Paths) for t in _tensors((args, kwargs))):
-        raise UnsupportedError(f"the network joins activations and other tensors by {func.__name__}: no path norm")
+    mixed = any(not isinstance(t, Paths) for t in _tensors((args, kwargs)))
+    _refuse(mixed, f"joins activations and other tensors by {func.__name__}")
     out: Tensor = func(*_plain(args), **_plain(kwargs))
     return out
 
@@ -168,16 +165,16 @@ def _activated(h: Paths, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 def _dropout(h: Paths, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     active = kwargs.get("training", args[2] if len(args) > 2 else True)
-    if active and kwargs.get("p", args[1] if len(args) > 1 else 0.5) > 0:
-        raise UnsupportedError(f"the network calls {func.__name__} with training=True, even in eval mode: no path norm")
+    active = active and kwargs.get("p", args[1] if len(args) > 1 else 0.5) > 0
+    _refuse(active, f"calls {func.__name__} with training=True, even in eval mode")
     return h
 
 
 def _weighted(h: Paths, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Linear maps: f(input, weight, bias, ...)."""
     given = dict(zip(("input", "weight", "bias"), args)) | kwargs
-    if not isinstance(given["input"], Paths) or isinstance(given["weight"], Paths):
-        raise UnsupportedError(f"the network calls {func.__name__} on a product of activations: no path norm")
+    product = not isinstance(given["input"], Paths) or isinstance(given["weight"], Paths)
+    _refuse(product, f"calls {func.__name__} on a product of activations")
     given["input"], given["weight"] = h.plain().double(), h.weight(given["weight"])
     b = given.get("bias")
     given["bias"] = None if b is None or not h.bias else h.weight(b)
@@ -193,23 +190,21 @@ def _sloped(h: Paths, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _divided(h: Paths, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    if kwargs or isinstance(args[1], Paths):
-        raise UnsupportedError(f"the network calls {func.__name__} to divide by activations: no path norm")
+    _refuse(bool(kwargs) or isinstance(args[1], Paths), f"calls {func.__name__} to divide by activations")
     return h.plain() / h.weight(args[1])
 
 
 def _product(h: Paths, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """A matrix product or an elementwise one, of activations with weights."""
-    if kwargs or sum(isinstance(a, Paths) for a in args) != 1:
-        raise UnsupportedError(f"the network calls {func.__name__} on a product of activations: no path norm")
+    several = bool(kwargs) or sum(isinstance(a, Paths) for a in args) != 1
+    _refuse(several, f"calls {func.__name__} on a product of activations")
     out: Tensor = func(*(a.plain().double() if isinstance(a, Paths) else h.weight(a) for a in args))
     return out
 
 
 def _added(h: Paths, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Sums and differences of branches, or of a branch and a bias; in place where the function is."""
-    if kwargs:
-        raise UnsupportedError(f"the network calls {func.__name__} with {', '.join(kwargs)}: no path norm")
+    _refuse(bool(kwargs), f"calls {func.__name__} with {', '.join(kwargs)}")
     terms = [a.plain() if isinstance(a, Paths) else h.weight(a) * float(h.bias) for a in args]
     out = terms[0] + terms[1]
     if func in IN_PLACE and isinstance(args[0], Paths):
@@ -222,8 +217,8 @@ def _batch_norm(h: Paths, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
     given = dict(zip(names, args)) | kwargs
     mean, var, eps = given["running_mean"], given["running_var"], given.get("eps", 1e-5)
-    if mean is None or var is None or given.get("training", False):
-        raise UnsupportedError("the network has batch normalisation by the batch's own statistics: no path norm")
+    by_batch = mean is None or var is None or given.get("training", False)
+    _refuse(by_batch, "has batch normalisation by the batch's own statistics")
     scale = 1 / (var.double() + eps).sqrt()
     scale = scale if given.get("weight") is None else scale * given["weight"].double()
     shift = -mean.double() * scale
@@ -245,8 +240,8 @@ def _average_pool(h: Paths, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     names = ("input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
     given = dict(zip(names, args)) | kwargs
     padded = bool(torch.as_tensor(given.get("padding", 0)).any()) and not given.get("count_include_pad", True)
-    if given.get("ceil_mode", False) or padded or given.get("divisor_override") is not None:
-        raise UnsupportedError(f"the network calls {func.__name__} with windows of several sizes: only p=1 is possible")
+    several = given.get("ceil_mode", False) or padded or given.get("divisor_override") is not None
+    _refuse(several, f"calls {func.__name__} with windows of several sizes and p is not 1")
     size, d = given["kernel_size"], int(func.__name__[-2])
     k = math.prod(size) if isinstance(size, tuple | list) and len(size) == d else int(torch.as_tensor(size).max()) ** d
     return averaged * float(k ** (1 - h.p))
@@ -254,8 +249,8 @@ def _average_pool(h: Paths, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 def _adaptive_pool(h: Paths, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     averaged: Tensor = func(*_plain(args), **_plain(kwargs))
-    if h.p != 1 and any(a % b for a, b in zip(h.plain().shape[2:], averaged.shape[2:])):
-        raise UnsupportedError(f"the network calls {func.__name__} with windows of several sizes: only p=1 is possible")
+    several = h.p != 1 and any(a % b for a, b in zip(h.plain().shape[2:], averaged.shape[2:]))
+    _refuse(several, f"calls {func.__name__} with windows of several sizes and p is not 1")
     k = math.prod(h.plain().shape[2:]) / math.prod(averaged.shape[2:])
     return averaged * float(k ** (1 - h.p))
 
@@ -264,8 +259,8 @@ def _largest(h: Paths, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     """A maximum over windows passes on any of their entries: their sum, by a convolution with ones."""
     names = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
     given = dict(zip(names, args)) | kwargs
-    if given.get("ceil_mode", False) or given.get("return_indices", False):
-        raise UnsupportedError(f"the network calls {func.__name__} with ceil_mode or return_indices: no path norm")
+    odd = given.get("ceil_mode", False) or given.get("return_indices", False)
+    _refuse(odd, f"calls {func.__name__} with ceil_mode or return_indices")
     plain, d = h.plain(), int(func.__name__[-2])
     size = given["kernel_size"]
     size = (size,) * d if isinstance(size, int) else tuple(size) * (d if len(size) == 1 else 1)
@@ -279,15 +274,14 @@ def _largest(h: Paths, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def _write(h: Any, index: Any, value: Any) -> None:
     """h[index] = value: other branches as they are, numbers and weights as biases."""
-    if not isinstance(h, Paths) or any(isinstance(t, Paths) for t in _tensors(index)):
-        raise UnsupportedError("the network writes activations into another tensor: no path norm")
+    elsewhere = not isinstance(h, Paths) or any(isinstance(t, Paths) for t in _tensors(index))
+    _refuse(elsewhere, "writes activations into another tensor")
     h.plain()[index] = value.plain() if isinstance(value, Paths) else h.weight(value) * float(h.bias)
 
 
 def _padded(h: Paths, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     value = kwargs.get("value", args[3] if len(args) > 3 else None)
-    if value:
-        raise UnsupportedError(f"the network pads with {value}: only padding with 0 or with entries has a path norm")
+    _refuse(bool(value), f"pads with {value}, not with 0 or with entries")
     return _as_it_is(h, func, args, kwargs)
 
 

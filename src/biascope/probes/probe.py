@@ -14,21 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from biascope.arguments import check_count, check_number
-from biascope.errors import BiascopeError, InputError
-from biascope.functional import ParamSelection
-from biascope.precision import arithmetic, without_autocast
-from biascope.probes.checks import check_model, check_setup, eval_notes, read_loss, refuse_chance
-from biascope.probes.files import Folder, fill, state_of
-from biascope.probes.groups import as_groups
-from biascope.probes.losses import Loss
+from biascope.kernels.empirical import Outputs
+from biascope.network.functional import ParamSelection
+from biascope.probes.checks import eval_notes, probe_batch, read_loss, refuse_random
+from biascope.probes.groups import Loss, as_groups
 from biascope.probes.metrics import Metric, as_metrics
-from biascope.probes.overhead import Overhead
-from biascope.probes.record import Record
-from biascope.probes.schedules import Moment, Schedule, as_schedule
-from biascope.probes.tensorboard import write_scalars, writer_of
+from biascope.probes.records import Folder, Record, fill, state_of, write_scalars, writer_of
+from biascope.probes.schedules import Moment, Overhead, Schedule, as_schedule
 from biascope.probes.view import Setup, View, frozen_copy, unwrapped
-from biascope.tables import grid
+from biascope.support.arguments import check_count, check_number
+from biascope.support.errors import BiascopeError, InputError
+from biascope.support.precision import Precision, arithmetic, without_autocast
+from biascope.support.signatures import checked
+from biascope.support.tables import grid
 
 DEFAULT = ("ntk_alignment", "label_alignment", "effective_rank", "sign_similarity", "parameter_distance")
 COLUMNS = 8  # values shown in a notebook
@@ -76,12 +74,13 @@ class Probe:
         [0, 5, 10]
     """
 
+    @checked
     def __init__(
         self,
         model: nn.Module,
         x_probe: Any,
         y_probe: Tensor | None = None,
-        metrics: Sequence[Any] | Mapping[str, Any] = DEFAULT,
+        metrics: str | Callable[..., Any] | Sequence[Any] | Mapping[str, Any] = DEFAULT,
         schedule: Schedule | str | int = "log",
         groups: Mapping[str, Any] | None = None,
         max_overhead: float | None = 0.05,
@@ -92,16 +91,16 @@ class Probe:
         loss_fn: Loss | None = None,
         output: Callable[[Any], Tensor] | None = None,
         params: ParamSelection = None,
-        outputs: str | int = "full",
-        precision: str = "float32",
+        outputs: Outputs = "full",
+        precision: Precision = "float32",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._time = Overhead(max_overhead, clock)
         self.metrics: tuple[Metric, ...] = tuple(as_metrics(metrics))
         self.schedule = as_schedule(schedule)
         self.model = unwrapped(model)
-        self.device = check_model(self.model)
-        x, n = check_setup(x_probe, y_probe, groups, self.metrics, self.device)
+        self.device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        x, n = probe_batch(x_probe, y_probe, groups or {}, self.metrics, self.device)
         layers = any("layers" in m.needs for m in self.metrics)
         found = as_groups(groups, n)
         self.setup = Setup(x, y_probe, found, loss_fn, output, params, outputs, precision, layers, seed)
@@ -123,12 +122,10 @@ class Probe:
         with without_autocast(), self._time.counted():
             self._begin()
 
-    # ------------------------------------------------------------------------------------------------- in the loop
-
     def step(
         self, loss: Tensor | float | None = None, *, step: int | None = None, epoch: float | None = None
     ) -> Record | None:
-        """Tell the probe that an optimiser step was taken; gives a record if something was measured (or skipped).
+        """Report an optimiser step to the probe; gives a record if something was measured (or skipped).
 
         Args:
             loss: training loss of this step; may be left out unless the schedule goes by the loss. It is read (which
@@ -175,8 +172,6 @@ class Probe:
         else:
             self.close()
 
-    # ------------------------------------------------------------------------------------------------ what was seen
-
     @property
     def records(self) -> tuple[Record, ...]:
         """All records so far, skipped ones too."""
@@ -184,7 +179,7 @@ class Probe:
 
     @property
     def at(self) -> int:
-        """The step the probe was told of last."""
+        """The step that was reported last."""
         return self._here.step
 
     @property
@@ -221,8 +216,6 @@ class Probe:
         text += f"{len(self._records) - skipped} measurements, {skipped} skipped)"
         return "\n".join([text, *self.notes])
 
-    # --------------------------------------------------------------------------------------------------- the inside
-
     def _begin(self) -> None:
         """The first measurement, or the state of an earlier process."""
         if self._folder is not None:
@@ -231,7 +224,7 @@ class Probe:
                 return self._resume(self._folder)
             self._folder.save("init", state_of(self._start), {})
         with self._undisturbed():
-            refuse_chance(self._init)
+            refuse_random(self._init)
         self._measure(self._here, None, None)
         self._theta = self._followed(self.model) if self._follow else None
         return None
@@ -269,7 +262,7 @@ class Probe:
             raw = read_loss(loss, count)
             if raw is None:
                 raise InputError(f"{type(self.schedule).__name__} goes by the loss: call probe.step(loss)")
-            past, a = self._here.loss, self.schedule.averaging
+            past, a = self._here.loss, getattr(self.schedule, "smoothing", 0.0)
             smooth = raw if past is None else a * past + (1 - a) * raw
         self._here = Moment(count, epoch, smooth)
         level = self.schedule.level(self._here)
@@ -311,14 +304,7 @@ class Probe:
 
     def _view(self, now: Moment) -> View:
         """The network as it is now, in the copy that is measured."""
-        state = state_of(self.model)
-        for name, t in state.items():
-            if t.device != self.device:
-                raise InputError(
-                    f"'{name}' is on {t.device}, but the probe was made with the model on {self.device}: "
-                    "make the probe after model.to(...)"
-                )
-        fill(self._now, state, "the model")
+        fill(self._now, state_of(self.model), "the model")
         path = math.nan if self._path is None else float(self._path)
         past = {"init": self._init, "previous": self._previous}
         return View(self._now, self.setup, **past, step=now.step, loss=now.loss, path=path)

@@ -1,18 +1,21 @@
 """When to measure: every so many steps or epochs, at log-spaced steps, or when the loss crosses the next threshold.
 
 A schedule says how many of its marks a moment has passed (`level`); a measurement is due when that number is larger
-than it ever was. So a schedule keeps no state, and one object can serve many runs.
+than it ever was. So a schedule keeps no state, and one object can serve many runs. `Overhead` limits the time it takes.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import ClassVar
 
-from biascope.arguments import as_number
-from biascope.errors import InputError, near
-from biascope.signatures import checked
+from biascope.support.arguments import as_number, check_choice, check_count, check_number
+from biascope.support.errors import InputError
+from biascope.support.signatures import checked
 
 
 @dataclass(frozen=True)
@@ -28,15 +31,7 @@ class Moment:
 class Schedule(ABC):
     """Base of schedules."""
 
-    @property
-    def needs_loss(self) -> bool:
-        """Whether every step must give its loss."""
-        return False
-
-    @property
-    def averaging(self) -> float:
-        """Weight of the past in the running average of the loss."""
-        return 0.0
+    needs_loss: ClassVar[bool] = False  # every step must give its loss
 
     @abstractmethod
     def level(self, now: Moment) -> int | None:
@@ -59,7 +54,7 @@ class EverySteps(Schedule):
     every: int = 100
 
     def __post_init__(self) -> None:
-        _positive_integer("every", self.every)
+        check_count(self.every, "every")
 
     def level(self, now: Moment) -> int:
         """Multiples of `every` passed."""
@@ -79,22 +74,17 @@ class EveryEpochs(Schedule):
     steps_per_epoch: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < as_number(self.every, "every") < math.inf:
-            raise InputError(f"every={self.every}: a schedule needs a positive number of epochs")
+        check_number(self.every, "every", above=0)
         if self.steps_per_epoch is not None:
-            _positive_integer("steps_per_epoch", self.steps_per_epoch)
+            check_count(self.steps_per_epoch, "steps_per_epoch")
 
     def level(self, now: Moment) -> int:
         """Multiples of `every` epochs passed."""
         epoch = now.epoch
-        if epoch is None and self.steps_per_epoch is not None:
-            epoch = now.step / self.steps_per_epoch
+        if epoch is None and (self.steps_per_epoch is not None or now.step == 0):
+            epoch = now.step / (self.steps_per_epoch or 1)
         if epoch is None:
-            if now.step == 0:
-                return 0
-            raise InputError(
-                "a schedule by epochs needs EveryEpochs(..., steps_per_epoch=...) or probe.step(loss, epoch=...)"
-            )
+            raise InputError("EveryEpochs needs steps_per_epoch=..., or epochs from probe.step(loss, epoch=...)")
         return math.floor(epoch / self.every + 1e-9)
 
 
@@ -112,9 +102,8 @@ class LogSteps(Schedule):
     factor: float = 1.15
 
     def __post_init__(self) -> None:
-        _positive_integer("first", self.first)
-        if not 1 < as_number(self.factor, "factor") < math.inf:
-            raise InputError(f"factor={self.factor}: steps must grow, factor > 1")
+        check_count(self.first, "first")
+        check_number(self.factor, "factor", above=1)
 
     def level(self, now: Moment) -> int:
         """Marks at or before this step."""
@@ -145,31 +134,21 @@ class LossGrid(Schedule):
     factor: float = 0.96
     start: float | None = None
     smoothing: float = 0.0
+    needs_loss = True
 
     def __post_init__(self) -> None:
-        if not 0 < as_number(self.factor, "factor") < 1:
-            raise InputError(f"factor={self.factor}: thresholds must fall, 0 < factor < 1")
-        if self.start is not None and not 0 < as_number(self.start, "start") < math.inf:
-            raise InputError(f"start={self.start}: the first threshold must be positive")
-        if not 0 <= as_number(self.smoothing, "smoothing") < 1:
-            raise InputError(f"smoothing={self.smoothing}: a weight from 0 (none) to below 1")
+        factor, past = as_number(self.factor, "factor"), as_number(self.smoothing, "smoothing")
+        if not (0 < factor < 1 and 0 <= past < 1):
+            raise InputError(f"factor={factor}, smoothing={past}: need 0 < factor < 1 and 0 <= smoothing < 1")
+        if self.start is not None:
+            check_number(self.start, "start", above=0)
 
     @staticmethod
     @checked
     def decades(per_decade: int = 1, start: float | None = None, smoothing: float = 0.0) -> LossGrid:
         """Thresholds that divide every factor of 10 of the loss into `per_decade` equal parts."""
-        _positive_integer("per_decade", per_decade)
+        check_count(per_decade, "per_decade")
         return LossGrid(10 ** (-1 / per_decade), start, smoothing)
-
-    @property
-    def needs_loss(self) -> bool:
-        """Every step must give its loss."""
-        return True
-
-    @property
-    def averaging(self) -> float:
-        """Weight of the past in the running average of the loss."""
-        return self.smoothing
 
     def level(self, now: Moment) -> int | None:
         """k of the lowest threshold at or above the loss."""
@@ -190,23 +169,44 @@ NAMES: dict[str, type[Schedule]] = {"steps": EverySteps, "epochs": EveryEpochs, 
 
 
 def as_schedule(schedule: Schedule | str | int) -> Schedule:
-    """A schedule from an object, a name ("log", "loss", "epochs", "steps") or a number of steps.
-
-    Example:
-        >>> as_schedule(50), as_schedule("epochs")
-        (EverySteps(every=50), EveryEpochs(every=1, steps_per_epoch=None))
-    """
+    """A schedule from an object, a name ("log", "loss", "epochs", "steps") or a number of steps."""
     if isinstance(schedule, Schedule):
         return schedule
-    if isinstance(schedule, int) and not isinstance(schedule, bool):
-        return EverySteps(schedule)
-    if isinstance(schedule, str):
-        if schedule in NAMES:
-            return NAMES[schedule]()
-        raise InputError(f"no schedule is called {schedule!r}{near(schedule, NAMES)}")
-    raise InputError(f"schedule: expected a Schedule, a name or a number of steps, got {type(schedule).__name__}")
+    return NAMES[check_choice(schedule, "schedule", NAMES)]() if isinstance(schedule, str) else EverySteps(schedule)
 
 
-def _positive_integer(name: str, value: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InputError(f"{name}={value!r}: a schedule needs a positive integer here")
+class Overhead:
+    """The seconds spent measuring, of all seconds since it was made: a share that must not exceed `cap`."""
+
+    def __init__(self, cap: float | None, clock: Callable[[], float]) -> None:
+        if cap is not None and not 0 < as_number(cap, "max_overhead") <= 1:
+            raise InputError(f"max_overhead={cap}: a share of the time, above 0 and up to 1, or None for no cap")
+        self.cap, self.clock = cap, clock
+        self.began = clock()
+        self.before = 0.0  # seconds of earlier processes of the same run
+        self.spent = 0.0
+        self.cost = 0.0  # of the last measurement: what the next one is expected to take
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count what happens inside as spent."""
+        begin = self.clock()
+        try:
+            yield
+        finally:
+            self.spent += self.clock() - begin
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the beginning."""
+        return self.before + self.clock() - self.began
+
+    @property
+    def share(self) -> float:
+        """Spent / elapsed."""
+        elapsed = self.elapsed
+        return self.spent / elapsed if elapsed > 0 else 0.0
+
+    def allows(self) -> bool:
+        """Whether one more measurement keeps the share under the cap."""
+        return self.cap is None or self.spent + self.cost <= self.cap * (self.elapsed + self.cost)

@@ -6,7 +6,6 @@ moment, however many metrics use them.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,38 +15,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from biascope.arguments import check_number
 from biascope.curvature.complexity import feature_norm
-from biascope.errors import InputError, UnsupportedError, near
-from biascope.functional import Functional, ParamSelection, functional
-from biascope.inputs import Inputs, batch_size, check_inputs, take, tensors_of
 from biascope.kernels import Kernel, ntk
+from biascope.kernels.empirical import Outputs
 from biascope.linalg import psd_eigh
-from biascope.precision import arithmetic
+from biascope.network.door import refuse_wrappers
+from biascope.network.functional import Functional, ParamSelection, functional
 from biascope.probes.activations import activation_signs, last_hidden
-from biascope.probes.groups import Group, as_groups, check_labels
-from biascope.probes.losses import Loss, example_losses
-from biascope.refusals import refuse_wrappers
+from biascope.probes.groups import Group, Loss, as_groups, check_labels, example_losses
+from biascope.support.arguments import check_choice, check_number
+from biascope.support.errors import InputError, UnsupportedError
+from biascope.support.inputs import Inputs, batch_size, check_inputs, take, tensors_of
+from biascope.support.precision import Precision, arithmetic
+from biascope.support.signatures import checked
+from biascope.tangent.anchored import Anchored, copy_of
+from biascope.tangent.linearized import Linearized
 
 CHUNK = 1024  # examples per forward pass
 
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """What stays the same during a run: the batch, the groups, and how the network is read.
-
-    Attributes:
-        x: inputs [n, ...] or a dict of keyword tensors.
-        y: labels, None if there are none.
-        groups: {name: indices, mask [n], or (x, y)}.
-        loss_fn: loss per example (see `example_losses`).
-        output: how to get a tensor from what the network returns.
-        params: which parameters to differentiate.
-        outputs: which kernel (see `bs.ntk`).
-        precision: "float32" (a float64 network stays float64) or "float64".
-        by_layer: whether the kernels of the layers will be asked for.
-        seed: of everything random.
-    """
+    """What stays the same during a run: the batch, the groups, and how the network is read; arguments of `Probe`."""
 
     x: Inputs
     y: Tensor | None = None
@@ -55,20 +44,15 @@ class Setup:
     loss_fn: Loss | None = None
     output: Callable[[Any], Tensor] | None = None
     params: ParamSelection = None
-    outputs: str | int = "full"
-    precision: str = "float32"
-    by_layer: bool = False
+    outputs: Outputs = "full"
+    precision: Precision = "float32"
+    by_layer: bool = False  # whether the kernels of the layers will be asked for
     seed: int = 0
 
 
 def frozen_copy(model: nn.Module) -> nn.Module:
     """A copy of a network in eval mode, which its training will not change."""
-    model = unwrapped(model)
-    try:
-        copied = copy.deepcopy(model)
-    except (RuntimeError, TypeError) as problem:
-        who = type(model).__name__
-        raise UnsupportedError(f"{who} cannot be copied: {str(problem).splitlines()[0]}") from problem
+    copied = copy_of(unwrapped(model))
     for p in copied.parameters():
         p.grad = None
     return copied.eval()
@@ -76,8 +60,6 @@ def frozen_copy(model: nn.Module) -> nn.Module:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The network inside torch.compile, DataParallel and DistributedDataParallel."""
-    if not isinstance(model, nn.Module):
-        raise InputError(f"expected an nn.Module, got {type(model).__name__}; wrap a function in a module first")
     while True:
         if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
             model = model.module
@@ -94,15 +76,9 @@ class View:
     `View.of` copies the network; the constructor uses the one it is given, which must be in eval mode and must not
     change while the view is used.
 
-    Attributes:
-        model: the network, None once the view is sealed.
-        setup: what stays the same during a run.
-        step: optimiser steps taken.
-        loss: training loss, if known.
-        init: the view at the start of the run (at the start it is the view itself).
-        previous: the view at the last measurement, which keeps only what metrics asked it to keep.
-        path: sum of step lengths ||dw_t|| since the previous measurement, NaN if not followed.
-        totals: running sums that metrics carry from one measurement to the next.
+    `step` and `loss` say where training is; `init` is the view at the start of the run, `previous` the one at the last
+    measurement, which keeps only what metrics asked it to keep; `path` the sum of step lengths ||dw_t|| since then, NaN
+    if not followed; `totals` are running sums that metrics carry from one measurement to the next.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -132,6 +108,7 @@ class View:
         self._slopes: dict[float | None, Tensor] = {}
 
     @classmethod
+    @checked
     def of(
         cls,
         model: nn.Module,
@@ -146,13 +123,10 @@ class View:
     ) -> View:
         """A view of a copy of the network, made now; `options` are the fields of `Setup`."""
         inputs = check_inputs(x)
-        if y is not None:
-            check_labels(y, batch_size(inputs), "y")
-        options["groups"] = as_groups(options.get("groups"), batch_size(inputs))
-        setup = Setup(inputs, y, **options)
+        n = batch_size(inputs)
+        options["groups"] = as_groups(options.get("groups"), n)
+        setup = Setup(inputs, None if y is None else check_labels(y, n, "y"), **options)
         return cls(frozen_copy(model), setup, init=init, previous=previous, step=step, loss=loss)
-
-    # ----------------------------------------------------------------------------------------------- the network
 
     @property
     def x(self) -> Inputs:
@@ -215,15 +189,9 @@ class View:
         """Loss of every example [n]."""
         return example_losses(self.outputs, self.y.to(self.outputs.device), self.setup.loss_fn)
 
-    # ------------------------------------------------------------------------------------------------- its inside
-
     def _inside(self) -> Functional:
         """The function whose activations count: of a lazy or linearised network, the network it was made from."""
         model, s = self.network, self.setup
-        if not hasattr(model, "_skeleton"):
-            return self.f
-        from biascope.linearize import Anchored, Linearized  # late: this import takes seconds (torch.compiler)
-
         if not isinstance(model, Anchored):
             return self.f
         f = functional(model._skeleton.eval(), "all", s.output, s.precision)
@@ -241,38 +209,25 @@ class View:
         """Input [n, d] of the last linear layer, or of a named one."""
         if layer not in self._hidden:
             f = self._inside()
-            module = None
-            if layer is not None:
-                names = dict(f.module.named_modules())
-                if layer not in names:
-                    raise InputError(f"there is no layer {layer!r}; the layers are {', '.join(filter(None, names))}")
-                module = names[layer]
+            names = dict(f.module.named_modules())
+            module = None if layer is None else names[check_choice(layer, "layer", names)]
             self._hidden[layer] = last_hidden(lambda: f(f.params, f.prepare(self.x)), self.n, module)
         return self._hidden[layer]
-
-    # ------------------------------------------------------------------------------------------ its tangent kernel
 
     @cached_property
     def kernel(self) -> Kernel:
         """Tangent kernel of the batch."""
+        return self._kernel(self.setup.x, self.setup.by_layer)
+
+    def _kernel(self, x: Inputs, by_layer: bool = False) -> Kernel:
         s = self.setup
-        return ntk(
-            self.network,
-            s.x,
-            None,
-            s.outputs,
-            "auto",
-            s.precision,
-            None,
-            s.params,
-            output=s.output,
-            by_layer=s.by_layer,
-        )
+        how: dict[str, Any] = {"params": s.params, "output": s.output, "precision": s.precision, "by_layer": by_layer}
+        return ntk(self.network, x, outputs=s.outputs, **how)
 
     @cached_property
     def layer_kernels(self) -> dict[str, Kernel]:
         """Tangent kernels of the layers, which sum to `kernel`."""
-        return self.kernel.by_layer()
+        return (self.kernel if self.setup.by_layer else self._kernel(self.setup.x, by_layer=True)).by_layer()
 
     @cached_property
     def eigenvalues(self) -> Tensor:
@@ -281,9 +236,7 @@ class View:
         Centring removes what may be nearly all of the kernel, and leaves the rounding of what it removed. So it is done
         in float64, and eigenvalues below eps times the largest one of the *uncentred* kernel are 0 here, eps that of
         the dtype the kernel was computed in. The error of float32 kernels was measured to be 0.03 to 0.2 of that, for
-        30 to 800 rows of ten small networks; it does not grow with the rows, so the floor does not either. Not in
-        it: a ReLU whose sign differs in float32 moves the kernel by thousands of eps, as another network would.
-        `precision="float64"` resolves more.
+        30 to 800 rows of ten small networks, and does not grow with the rows. `precision="float64"` resolves more.
         """
         K = self.kernel
         if not bool(torch.isfinite(K.values).all()):
@@ -314,26 +267,20 @@ class View:
             return math.sqrt(max(0.0, self.kernel.trace()))
         return feature_norm(self.network, s.x, params=s.params, output=s.output, precision=s.precision)
 
-    # ---------------------------------------------------------------------------------------------- in input space
-
     def input_gradients(self, std: float | None = None) -> Tensor:
         """Input gradients of all outputs, [probes * c, D], at the batch or at n Gaussian inputs of deviation `std`."""
         if std not in self._slopes:
             self._slopes[std] = _input_gradients(self, std)
         return self._slopes[std]
 
-    # ------------------------------------------------------------------------------------------------- its groups
-
     def _group(self, name: str) -> Group:
-        if name not in self.setup.groups:
-            raise InputError(f"there is no group {name!r}{near(str(name), self.setup.groups)}")
-        return self.setup.groups[name]
+        return self.setup.groups[check_choice(name, "group", self.setup.groups)]
 
     def group_kernel(self, name: str) -> Kernel:
         """Tangent kernel of a group's examples."""
-        group, s = self._group(name), self.setup
+        group = self._group(name)
         if isinstance(group, tuple):
-            return ntk(self.network, group[0], None, s.outputs, "auto", s.precision, None, s.params, output=s.output)
+            return self._kernel(group[0])
         K, i = self.kernel, group.to(self.kernel.values.device)
         values = K.values[:, i][:, :, :, i] if K.mode == "full" else K.values[..., i, :][..., i]
         return K._with(values)

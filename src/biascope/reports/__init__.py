@@ -1,22 +1,16 @@
 """Figures for print and self-contained HTML pages. matplotlib is imported only when something is drawn."""
 
-from biascope.reports.card import Card, make_card
-from biascope.reports.compare import Comparison, make_compare
-from biascope.reports.kept import Kept, keep
-from biascope.reports.ledger import Row, ledger, ledger_markdown, ledger_page, summary
+from biascope.reports.card import Card as Card
+from biascope.reports.card import make_card
+from biascope.reports.claim_rows import Row as Row
+from biascope.reports.claim_rows import ledger
+from biascope.reports.claim_rows import ledger_markdown as ledger_markdown
+from biascope.reports.claim_rows import ledger_page as ledger_page
+from biascope.reports.claim_rows import summary as summary
+from biascope.reports.compare import Comparison as Comparison
+from biascope.reports.compare import make_compare
+from biascope.reports.kept import Kept as Kept
+from biascope.reports.kept import keep, write_pages
 from biascope.reports.study_page import write_study_page
 
-__all__ = [
-    "Card",
-    "Comparison",
-    "Kept",
-    "Row",
-    "keep",
-    "ledger",
-    "ledger_markdown",
-    "ledger_page",
-    "make_card",
-    "make_compare",
-    "summary",
-    "write_study_page",
-]
+__all__ = ["keep", "ledger", "make_card", "make_compare", "write_pages", "write_study_page"]

@@ -17,19 +17,19 @@ import torch
 from torch import nn
 
 import biascope
-from biascope.arguments import check_count
-from biascope.ensembles.arithmetic import arithmetic
-from biascope.errors import BiascopeError, InputError
-from biascope.files import write_text
-from biascope.functional import device_of
-from biascope.progress import progress
+from biascope.ensembles import arithmetic
 from biascope.reports import figures
 from biascope.reports.html import Html, page, stamp_of, tag, with_flags
-from biascope.reports.panels import PANELS, Panel, PanelFunction, Subject, make_subject
+from biascope.reports.panels import PANELS
+from biascope.reports.panels.base import Panel, PanelFunction, Subject, make_subject
 from biascope.reports.panels.pace import worthwhile_threads
 from biascope.reports.panels.sources import name_of
-from biascope.signatures import checked
 from biascope.studies.environment import device_name
+from biascope.support.arguments import check_count, device_of
+from biascope.support.bars import progress
+from biascope.support.errors import BiascopeError, InputError
+from biascope.support.files import write_text
+from biascope.support.signatures import checked
 
 LEAST = 2  # networks of which directions can be told
 PICTURES = (".pdf", ".png", ".svg", ".jpg", ".md")  # what a page is not

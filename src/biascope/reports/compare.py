@@ -12,16 +12,11 @@ import torch
 from torch import nn
 
 import biascope
-from biascope.arguments import check_count
-from biascope.ensembles.arithmetic import arithmetic
-from biascope.errors import InputError
-from biascope.files import write_text
-from biascope.functional import device_of
-from biascope.progress import progress
+from biascope.ensembles import arithmetic
 from biascope.reports import figures
 from biascope.reports.card import page_path, slug, stamped
 from biascope.reports.html import Html, figure, join, page, table, tag
-from biascope.reports.panels import Subject, make_subject
+from biascope.reports.panels.base import Subject, make_subject
 from biascope.reports.panels.input_geometry import (
     InputSpectrum,
     entries,
@@ -38,9 +33,13 @@ from biascope.reports.panels.pace import worthwhile_threads
 from biascope.reports.panels.sources import name_of
 from biascope.reports.panels.tangent_kernel import KernelFacts, kernel_facts, samples
 from biascope.reports.spans import Overlaps, overlaps
-from biascope.signatures import checked
 from biascope.studies.environment import device_name
-from biascope.tables import number, one_line
+from biascope.support.arguments import check_count, device_of
+from biascope.support.bars import progress
+from biascope.support.errors import InputError
+from biascope.support.files import write_text
+from biascope.support.signatures import checked
+from biascope.support.tables import number, one_line
 
 BRIEF = 24  # letters of a name in a drawing
 LEAST = 4  # networks of each, for the two halves of a sample
@@ -148,12 +147,7 @@ def brief(names: Sequence[str]) -> list[str]:
 
 
 def unique(names: Sequence[str]) -> list[str]:
-    """Names with a number where one comes twice.
-
-    Example:
-        >>> unique(["a", "b", "a"])
-        ['a', 'b', 'a (2)']
-    """
+    """Names with a number where one comes twice."""
     return [
         name if names[:i].count(name) == 0 else f"{name} ({names[:i].count(name) + 1})" for i, name in enumerate(names)
     ]
@@ -178,11 +172,6 @@ def in_words(names: Sequence[str], shared: Overlaps, n: int, above: Sequence[int
     """What the overlaps of networks, each seen through n or more initialisations, say and what they cannot say.
 
     `above` are the eigenvalues above the band: of a network whose halves do not agree they need an explanation.
-
-    Example:
-        >>> one = np.eye(2)
-        >>> in_words(["a", "b"], Overlaps(one, 0 * one, one, 0 * one, 1, 0.1), 9)
-        'The most alike are b and a: overlap 0 ± 0, 0% ± 0% of what one span would show.'
     """
     pairs = [(i, j) for i in range(len(names)) for j in range(i) if np.isfinite(shared.shares[i, j])]
     text = ""

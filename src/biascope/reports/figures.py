@@ -11,38 +11,41 @@ from typing import Any
 
 import numpy as np
 
-from biascope.figures import log_scale
 from biascope.studies import HeatMap
-from biascope.studies.drawing import (
-    FORMATS,
-    INK,
-    PALETTE,
-    STYLE,
-    draw,
-    inline_svg,
-    new_figure,
-    numbers,
-    require_matplotlib,
-    save,
-    style,
+from biascope.studies.drawing import (  # pages draw through this module
+    FORMATS as FORMATS,
 )
-
-__all__ = [
-    "FORMATS",
-    "INK",
-    "PALETTE",
-    "STYLE",
-    "draw",
-    "hover",
-    "inline_svg",
-    "log_scale",
-    "new_figure",
-    "numbers",
-    "picture",
-    "require_matplotlib",
-    "save",
-    "style",
-]
+from biascope.studies.drawing import (
+    INK as INK,
+)
+from biascope.studies.drawing import (
+    PALETTE as PALETTE,
+)
+from biascope.studies.drawing import (
+    STYLE as STYLE,
+)
+from biascope.studies.drawing import (
+    draw as draw,
+)
+from biascope.studies.drawing import (
+    inline_svg as inline_svg,
+)
+from biascope.studies.drawing import (
+    new_figure as new_figure,
+)
+from biascope.studies.drawing import (
+    numbers as numbers,
+)
+from biascope.studies.drawing import (
+    require_matplotlib as require_matplotlib,
+)
+from biascope.studies.drawing import (
+    save as save,
+)
+from biascope.studies.drawing import (
+    style as style,
+)
+from biascope.support.figures import log_scale as log_scale
 
 
 def hover(axes: Any, series: Sequence[tuple[str, Any, Any]] = (), cells: HeatMap | None = None, by: str = "") -> str:
@@ -50,35 +53,30 @@ def hover(axes: Any, series: Sequence[tuple[str, Any, Any]] = (), cells: HeatMap
 
     `series` are (name, x, y); `by` "x" or "y" finds the nearest point along that axis only (for bars). Long series are
     thinned to 400 points: the table beside the drawing has them all.
-
-    Example:
-        >>> _, axes = new_figure()
-        >>> json.loads(hover(axes, [("a", [0, 1], [2, 3])]))["series"][0]
-        ['a', [0.0, 1.0], [2.0, 3.0]]
     """
     inline_svg(axes.figure, "")  # the layout moves the axes when they are drawn, for every format a little differently
     box = axes.get_position()
-    said: dict[str, Any] = {
+    shown: dict[str, Any] = {
         "box": _short([box.x0, 1 - box.y1, box.width, box.height]),
         "x": [*_short(axes.get_xlim()), axes.get_xscale() == "log"],
         "y": [*_short(axes.get_ylim()), axes.get_yscale() == "log"],
         "names": [axes.get_xlabel(), axes.get_ylabel()],
     }
     if by:
-        said["by"] = by
+        shown["by"] = by
     if cells is not None:
         rows = [[None if math.isnan(value) else value for value in _short(row)] for row in cells.z]
-        said["cells"] = [_short(cells.x), _short(cells.y), rows]
-        said["names"] = [cells.x_label, cells.y_label, cells.z_label]
-        return json.dumps(said, separators=(",", ":"))
-    said["series"] = []
+        shown["cells"] = [_short(cells.x), _short(cells.y), rows]
+        shown["names"] = [cells.x_label, cells.y_label, cells.z_label]
+        return json.dumps(shown, separators=(",", ":"))
+    shown["series"] = []
     for name, x, y in series:
         x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
         good = np.isfinite(x) & np.isfinite(y)
         keep = np.unique(np.linspace(0, max(0, good.sum() - 1), min(400, max(1, good.sum()))).astype(int))
         if good.any():
-            said["series"].append([name, _short(x[good][keep]), _short(y[good][keep])])
-    return json.dumps(said, separators=(",", ":"))
+            shown["series"].append([name, _short(x[good][keep]), _short(y[good][keep])])
+    return json.dumps(shown, separators=(",", ":"))
 
 
 def _short(values: Any) -> list[float]:
@@ -86,13 +84,7 @@ def _short(values: Any) -> list[float]:
 
 
 def picture(values: Any, symmetric: bool = False, scale: int = 1) -> bytes:
-    """A 2-D array [h, w] as PNG bytes, one pixel per entry times `scale`; `symmetric` puts white at zero.
-
-    Example:
-        >>> import numpy as np
-        >>> picture(np.eye(4))[1:4]
-        b'PNG'
-    """
+    """A 2-D array [h, w] as PNG bytes, one pixel per entry times `scale`; `symmetric` puts white at zero."""
     matplotlib = require_matplotlib()
     array = np.asarray(values, dtype=float)
     if symmetric:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from biascope.files import write_text
+from biascope.support.files import write_text
 
 
 class Html(str):
@@ -21,22 +21,13 @@ class Html(str):
 
 
 def escape(value: object) -> Html:
-    """Anything as safe markup; `Html` passes through.
-
-    Example:
-        >>> escape("<b>"), escape(Html("<b>"))
-        ('&lt;b&gt;', '<b>')
-    """
+    """Anything as safe markup; `Html` passes through."""
     return value if isinstance(value, Html) else Html(_html.escape(str(value), quote=True))
 
 
 def tag(name: str, *children: object, **attributes: object) -> Html:
     """An element with escaped children and attributes; `class_` means `class`, `data_x` means `data-x`, None is left
     out.
-
-    Example:
-        >>> tag("p", "a & b", class_="note")
-        '<p class="note">a &amp; b</p>'
     """
     parts = [
         f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"'
@@ -100,12 +91,7 @@ def _text(cell: Any) -> Any:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]], name: str, limit: int = 12, fold: bool = False) -> Html:
-    """A table with a CSV link; only the first `limit` rows are shown, the file has them all. `fold` hides it at first.
-
-    Example:
-        >>> "Download t.csv" in table(["a"], [[1]], "t")
-        True
-    """
+    """A table with a CSV link; the first `limit` rows are shown, the file has all. `fold` hides it at first."""
     numeric = [bool(rows) and _is_number(cell) for cell in (rows[0] if rows else header)]
     names = zip(header, numeric)
     head = tag("tr", join(tag("th", cell, scope="col", class_="number" if right else None) for cell, right in names))
@@ -131,10 +117,6 @@ def page(
     """A whole HTML document: one file, or with `look` one that takes page.css and page.js from that folder.
 
     `stamp` says what the page was made from, for `stamp_of`.
-
-    Example:
-        >>> page("A & B", [tag("p", "x")]).count("A &amp; B")
-        2
     """
     mark = f'<meta name="biascope" content="{escape(stamp)}">' if stamp else ""
     style, script = f"<style>{CSS}</style>", f"<script>{SCRIPT}</script>"

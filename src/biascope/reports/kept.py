@@ -1,8 +1,8 @@
 """A finished run in the form that is committed: small, without anything private, still a run folder.
 
-Kept: configuration, environment, result, small metrics, figures as PNG, the small arrays, and the page, which links
-to the figures and to the look that all kept pages share. Paths that are absolute or lead upwards become file names, and
-the host's name is taken out.
+Kept: configuration, environment, result, small metrics, small arrays, and pictures that no chart can draw again. The
+page and its charts are drawn from these (`write_pages`) and are not committed. Paths that are absolute or lead upwards
+become file names, and the host's name is taken out.
 """
 
 import json
@@ -15,13 +15,14 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from biascope.errors import InputError
-from biascope.files import TEMPORARY, explain_write_errors, read_bytes, read_json, write_bytes, write_text
 from biascope.reports.html import tag, write_look
 from biascope.reports.study_page import changed_options, finished, write_study_page
-from biascope.signatures import checked
 from biascope.studies import Run
 from biascope.studies.runs import MARKER
+from biascope.support.bars import progress
+from biascope.support.errors import InputError
+from biascope.support.files import TEMPORARY, explain_write_errors, read_bytes, read_json, write_bytes, write_text
+from biascope.support.signatures import checked
 
 ARRAYS_LIMIT = 400_000  # bytes, the arrays kept, all together
 METRICS_LIMIT = 150_000
@@ -126,26 +127,42 @@ def _fill(run: Run, target: Path) -> list[str]:
         write_text(target / file, json.dumps(held, indent=None if "figures" in held else 2) + "\n")
     _copy_metrics(run, target / "metrics.jsonl", left_out)
     _copy_arrays(run.path / "arrays", target / "arrays", left_out)
-    (target / "figures").mkdir()
-    for made in sorted((run.path / "figures").glob("*.*")):
-        if made.suffix in (".png", ".txt"):
-            write_bytes(target / "figures" / made.name, read_bytes(made))
-    write_study_page(target, formats=("png",), dpi=DPI)  # draws the figures
-    write_study_page(target, light=True)  # and the page that is kept links to them
-    for folder in ("arrays", "figures"):
-        if (target / folder).is_dir() and not any((target / folder).iterdir()):
-            (target / folder).rmdir()
+    charts = {chart.name for chart in finished(run.path)[1].figures}
+    for made in sorted([*(run.path / "figures").glob("*.*"), *(run.path / "pictures").glob("*.*")]):
+        if made.suffix in (".png", ".txt") and made.stem not in charts:
+            (target / "pictures").mkdir(exist_ok=True)
+            write_bytes(target / "pictures" / made.name, read_bytes(made))
+    _draw(target)
     return left_out
 
 
-def kept_name(run: Run) -> str:
-    """study-size[-network]-device, in letters, digits, dots and dashes.
+def _draw(folder: Path) -> None:
+    """The charts of a kept run, and a page that links to them."""
+    write_study_page(folder, formats=("png",), dpi=DPI)
+    write_study_page(folder, light=True)
+
+
+@checked
+def write_pages(folder: str | Path = "reproductions") -> tuple[Path, ...]:
+    """Draw the pages of all kept runs that have none, or one older than their result; returns those that were drawn.
 
     Example:
-        >>> from biascope.studies import configure
-        >>> kept_name(Run(Path(), configure("nad/fig4a"), {}))
-        'nad-fig4a-smoke-cpu'
+        >>> write_pages(tempfile.mkdtemp())
+        ()
     """
+    drawn = []
+    for run in progress(sorted(marker.parent for marker in Path(folder).glob(f"*/{MARKER}")), "pages", leave=False):
+        page = run / "index.html"
+        if not page.exists() or page.stat().st_mtime < (run / "result.json").stat().st_mtime:
+            _draw(run)
+            drawn.append(page)
+    if drawn:
+        write_look(Path(folder))  # one for all kept pages
+    return tuple(drawn)
+
+
+def kept_name(run: Run) -> str:
+    """study-size[-network]-device, in letters, digits, dots and dashes."""
     options = changed_options(run)
     network = scrubbed(next((options[key] for key in NETWORK_OPTIONS if key in options), ""))
     network = "-".join(map(str, network)) if isinstance(network, list | tuple) else str(network)
@@ -157,12 +174,7 @@ def kept_name(run: Run) -> str:
 
 
 def scrubbed(value: Any) -> Any:
-    """JSON without paths from the root or upwards (the last part of each stays), and without the name of this host.
-
-    Example:
-        >>> scrubbed({"argv": ["/home/me/bin/biascope", "run", "train/test"]})
-        {'argv': ['biascope', 'run', 'train/test']}
-    """
+    """JSON without paths from the root or upwards (the last part of each stays), and without the name of this host."""
     if isinstance(value, dict):
         return {key: scrubbed(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -175,12 +187,7 @@ def scrubbed(value: Any) -> Any:
 
 
 def shorter(value: Any) -> Any:
-    """JSON with its fractions cut to five digits.
-
-    Example:
-        >>> shorter({"y": [1 / 3, 2]})
-        {'y': [0.33333, 2]}
-    """
+    """JSON with its fractions cut to five digits."""
     if isinstance(value, dict):
         return {key: shorter(item) for key, item in value.items()}
     if isinstance(value, list):

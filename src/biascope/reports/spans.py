@@ -51,15 +51,7 @@ class Overlaps:
 
 
 def overlaps(samples: Sequence[Tensor], k: int) -> Overlaps:
-    """Overlaps of the spans of the first k directions of samples [T_i, D], one per network.
-
-    Example:
-        >>> g = torch.Generator().manual_seed(0)
-        >>> scale = torch.tensor([9.0, 9.0] + [1.0] * 6)
-        >>> found = overlaps([torch.randn(64, 8, generator=g) * scale for _ in range(2)], k=2)
-        >>> found.known.tolist(), bool(abs(found.shares[0, 1] - 1) < 3 * found.share_errors[0, 1] + 0.01)
-        ([True, True], True)
-    """
+    """Overlaps of the spans of the first k directions of samples [T_i, D], one per network."""
     chance = k / samples[0].shape[1]
     halves = [(span(sample[::2], k), span(sample[1::2], k)) for sample in samples]
     values = overlap_matrix(halves)
@@ -85,22 +77,12 @@ def overlaps(samples: Sequence[Tensor], k: int) -> Overlaps:
 
 
 def known(own: Matrix, errors: Matrix, chance: float) -> Matrix:
-    """Whether overlaps of a network's own halves [m] are at least twice chance, and above it by two standard errors.
-
-    Example:
-        >>> known(np.array([0.5, 0.5, 0.03]), np.array([0.1, 0.3, 0.001]), chance=0.02).tolist()
-        [True, False, False]
-    """
+    """Whether overlaps of a network's own halves [m] are at least twice chance, and above it by two standard errors."""
     return np.asarray((own >= 2 * chance) & (own - chance > 2 * errors))
 
 
 def span(rows: Tensor, k: int) -> Tensor:
-    """Orthonormal rows [k, D]: the first k right singular vectors of rows [n, D], through the smaller Gram matrix.
-
-    Example:
-        >>> span(torch.diag(torch.tensor([1.0, 3.0, 2.0]))[:, :2], 1).abs()
-        tensor([[0., 1.]])
-    """
+    """Orthonormal rows [k, D]: the first k right singular vectors of rows [n, D], through the smaller Gram matrix."""
     n, D = rows.shape
     gram = rows.T @ rows if n >= D else rows @ rows.T
     leading: Tensor = torch.linalg.eigh(gram).eigenvectors[:, -k:]
@@ -110,35 +92,17 @@ def span(rows: Tensor, k: int) -> Tensor:
 
 
 def overlap(U: Tensor, V: Tensor) -> float:
-    """||U V^T||_F^2 / k of orthonormal rows U, V [k, D].
-
-    Example:
-        >>> overlap(torch.eye(4)[:2], torch.eye(4)[1:3])
-        0.5
-    """
+    """||U V^T||_F^2 / k of orthonormal rows U, V [k, D]."""
     return float((U @ V.T).square().sum()) / len(U)
 
 
 def overlap_matrix(halves: Sequence[tuple[Tensor, Tensor]]) -> Matrix:
-    """Overlaps [m, m] of m networks, each given by the spans of the two halves of its sample.
-
-    Example:
-        >>> one, two = torch.eye(4)[:2], torch.eye(4)[2:]
-        >>> overlap_matrix([(one, one), (two, two)])
-        array([[1., 0.],
-               [0., 1.]])
-    """
+    """Overlaps [m, m] of m networks, each given by the spans of the two halves of its sample."""
     return np.array([[(overlap(a[0], b[1]) + overlap(a[1], b[0])) / 2 for b in halves] for a in halves])
 
 
 def corrected(matrix: Matrix, chance: float) -> Matrix:
-    """Overlaps [m, m] as shares of what two samples of one and the same span would show.
-
-    Example:
-        >>> corrected(np.array([[0.5, 0.25], [0.25, 0.5]]), 0.0)
-        array([[1. , 0.5],
-               [0.5, 1. ]])
-    """
+    """Overlaps [m, m] as shares of what two samples of one and the same span would show."""
     own = np.diag(matrix) - chance
     return np.asarray((matrix - chance) / np.sqrt(np.outer(own, own)))
 

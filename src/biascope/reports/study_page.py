@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from biascope.arguments import check_choice
-from biascope.errors import CorruptError, InputError
-from biascope.files import read_bytes, write_text
 from biascope.reports import figures
 from biascope.reports.html import Html, csv_link, figure, image, join, page, table, tag
-from biascope.signatures import checked
 from biascope.studies import Chart, HeatMap, Run, StudyResult, find, load_result
+from biascope.support.arguments import check_choice
+from biascope.support.errors import CorruptError, InputError
+from biascope.support.files import read_bytes, write_text
+from biascope.support.signatures import checked
 
 MOST_DPI = 2400  # a figure of 3.4 by 2.4 inches is 8160 pixels wide then
 INLINE = 20_000  # characters that the numbers of one chart may take on a page that is kept
@@ -55,14 +55,7 @@ def write_study_page(
 
 
 def finished(path: str | Path) -> tuple[Run, StudyResult, dict[str, Any]]:
-    """`load_result`, and what pages, kept runs and the ledger need of the folder beside: refused by the file's name.
-
-    Example:
-        >>> finished("nowhere")
-        Traceback (most recent call last):
-        ...
-        biascope.errors.InputError: nowhere is not a folder
-    """
+    """`load_result`, and what pages, kept runs and the ledger need of the folder beside: refused by the file's name."""
     run, result, raw = load_result(path)
     check_config(run)
     if not isinstance(raw.get("study"), str) or not isinstance(raw.get("seconds", 0), int | float):
@@ -79,7 +72,7 @@ def check_config(run: Run) -> Run:
         >>> check_config(Run(Path("r"), {"options": []}, {}))
         Traceback (most recent call last):
         ...
-        biascope.errors.CorruptError: r/config.json is damaged: options should be a JSON object, not []
+        biascope.CorruptError: r/config.json is damaged: options should be a JSON object, not []
     """
     words: dict[type, str] = {dict: "a JSON object", int: "a whole number", str: "text"}
     for key, kind in (("options", dict), ("seed", int), ("study", str), ("size", str), ("device", str)):
@@ -111,7 +104,7 @@ def study_page(run: Run, result: StudyResult, raw: dict[str, Any], light: bool =
     drawn = {chart.name for chart in result.figures}
     pictures = [  # what a study drew itself, such as images of directions
         tag("section", tag("h2", _words(png)), figure(_picture(png, light), _alt(png), _caption(png)))
-        for png in sorted((run.path / "figures").glob("*.png"))
+        for png in sorted([*(run.path / "figures").glob("*.png"), *(run.path / "pictures").glob("*.png")])
         if png.stem not in drawn
     ]
     body = [
@@ -164,7 +157,9 @@ def linked(chart: Chart | HeatMap) -> Html:
 
 
 def _picture(png: Path, light: bool) -> Html:
-    return tag("img", src=f"figures/{png.name}", alt=_alt(png)) if light else image(read_bytes(png), _alt(png))
+    return (
+        tag("img", src=f"{png.parent.name}/{png.name}", alt=_alt(png)) if light else image(read_bytes(png), _alt(png))
+    )
 
 
 def _alt(png: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,14 +9,15 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from biascope.errors import InputError
-from biascope.precision import without_autocast
-from biascope.signatures import checked
 from biascope.spectral.norms import spectral_norm
 from biascope.spectral.regions import Polygons, Segments
-from biascope.spectral.relu_network import ReLUNetwork, affine_map, check_at, relu_network
+from biascope.spectral.relu_network import ReLUNetwork, affine_map, relu_network
 from biascope.spectral.transform import fourier_transform
-from biascope.tables import facts, number, one_line
+from biascope.support.bounds import Count, Positive
+from biascope.support.errors import InputError
+from biascope.support.precision import without_autocast
+from biascope.support.signatures import checked
+from biascope.support.tables import facts, number, one_line
 
 Transform = Callable[[Tensor], Tensor]  # wave vectors [n, d] -> f~ [n]
 
@@ -40,7 +40,7 @@ class Decay:
 
 @dataclass(frozen=True)
 class LipschitzBounds:
-    """local_max <= L_f <= spectral_product <= maxnorm_bound, for the regions or points looked at.
+    """local_max <= L_f <= spectral_product <= maxnorm_bound, for the regions or points that were seen.
 
     Attributes:
         local_max: the largest spectral norm of W_eps found, a lower bound of L_f.
@@ -61,10 +61,10 @@ class LipschitzBounds:
 def decay_exponent(
     transform: Segments | Polygons | Transform,
     direction: Sequence[float] = (1.0,),
-    k_min: float = 30.0,
-    k_max: float = 3000.0,
-    bins: int = 24,
-    per_bin: int = 160,
+    k_min: Positive = 30.0,
+    k_max: Positive = 3000.0,
+    bins: Count = 24,
+    per_bin: Count = 160,
     boundary: bool = False,
 ) -> Decay:
     """Slope of log |f~(k u)| over log k along a direction u, on the largest value in each of `bins` ranges of k.
@@ -79,17 +79,10 @@ def decay_exponent(
         -2.0
     """
     if isinstance(transform, nn.Module | ReLUNetwork):
-        raise InputError(
-            f"{type(transform).__name__} is a network and not a Fourier transform: pass linear_regions_1d(net, low, "
-            "high) or linear_regions_2d(net, low, high), or a function of wave vectors k [n, d]"
-        )
+        raise InputError(f"{type(transform).__name__} is a network: pass linear_regions_1d(net, low, high), or _2d")
     u = torch.tensor([float(v) for v in direction], dtype=torch.float64, device="cpu")
-    if not float(u.norm()) > 0:
-        raise InputError(f"direction {tuple(direction)} is zero")
-    if not 0 < k_min < k_max < math.inf or bins < 3 or per_bin < 1:
-        raise InputError(
-            f"need 0 < k_min < k_max, bins >= 3 and per_bin >= 1, got {k_min}, {k_max}, {bins} and {per_bin}"
-        )
+    if not k_min < k_max or bins < 3 or not u.any():
+        raise InputError(f"need k_min={k_min} < k_max={k_max}, bins={bins} >= 3, direction={tuple(direction)} not zero")
     edges = torch.logspace(0, 1, bins + 1, base=k_max / k_min, dtype=torch.float64, device="cpu") * k_min
     k = torch.cat(
         [torch.linspace(a, b, per_bin + 1, dtype=torch.float64, device="cpu")[:-1] for a, b in pairwise(edges.tolist())]
@@ -99,13 +92,10 @@ def decay_exponent(
         values = fourier_transform(transform, waves, boundary=boundary)
     else:
         values = transform(waves)
-    size = values.abs().reshape(bins, per_bin, -1).norm(dim=2)
-    if not bool(size.isfinite().all()):
-        raise InputError("the transform has NaN or infinite values: there is no exponent")
-    envelope, place = size.max(dim=1)
+    envelope, place = values.abs().reshape(bins, per_bin, -1).norm(dim=2).max(dim=1)
     at = k.reshape(bins, per_bin).gather(1, place[:, None])[:, 0]
-    if bool((envelope <= 0).any()):
-        raise InputError("the transform is zero in a whole range of k: there is no exponent")
+    if not bool(((envelope > 0) & envelope.isfinite()).all()):
+        raise InputError("the transform is zero in a whole range of k, NaN or infinite: there is no exponent")
     x, y = at.log(), envelope.log()
     x = x - x.mean()
     slope = float((x * y).sum() / x.square().sum())
@@ -117,15 +107,14 @@ def decay_exponent(
 @checked
 @without_autocast()
 def lipschitz_bounds(model: nn.Module | ReLUNetwork, x: Tensor) -> LipschitzBounds:
-    """The chain of equation 7 for a network; W_eps is looked at in the regions that x [n, d] falls in.
+    """The chain of equation 7 for a network; W_eps is that of the regions that x [n, d] falls in.
 
     Example:
         >>> found = lipschitz_bounds(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)), torch.randn(50, 2))
         >>> found.local_max <= found.spectral_product <= found.maxnorm_bound
         True
     """
-    net = relu_network(model)
-    check_at(model, net, x)
+    net = relu_network(model, x)
     local = torch.linalg.matrix_norm(affine_map(net, x)[0], 2).max()
     product = torch.stack([spectral_norm(w) for w in net.weights]).prod()
     largest = max(float(w.abs().max()) for w in net.weights)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from biascope.errors import InputError
-from biascope.signatures import checked
-from biascope.tables import facts, several
+from biascope.support.bounds import FiniteTensor, Positive
+from biascope.support.signatures import checked
+from biascope.support.tables import facts, several
 
 
 @dataclass(frozen=True)
@@ -21,11 +20,6 @@ class RBFBasis:
         values: eigenvalues [n], largest first (the appendix says increasing; its figures are as here).
         vectors: [n, n], column j - 1 is the eigenvector phi_j on the samples.
         width: sigma of the kernel.
-
-    Example:
-        >>> basis = rbf_eigenbasis(torch.linspace(0, 1, 50)[:, None], width=0.05)
-        >>> [int((basis.vectors[1:, n] * basis.vectors[:-1, n] < 0).sum()) for n in (0, 1, 49)]
-        [0, 1, 49]
     """
 
     values: Tensor = field(repr=False)
@@ -40,8 +34,6 @@ class RBFBasis:
     @checked
     def spectrum(self, f: Tensor) -> Tensor:
         """f~[n] = phi_n . f of values on the samples f [..., n]."""
-        if f.shape[-1] != len(self.values):
-            raise InputError(f"f has shape {list(f.shape)}; its last axis must be the {len(self.values)} samples")
         return f.to(self.vectors) @ self.vectors
 
     @checked
@@ -53,21 +45,18 @@ class RBFBasis:
 
 
 @checked
-def rbf_eigenbasis(x: Tensor, width: float) -> RBFBasis:
+def rbf_eigenbasis(x: FiniteTensor, width: Positive) -> RBFBasis:
     """Eigenbasis of the Gaussian kernel exp(-r^2 / width^2) (no factor 2) on samples x [n, ...], in float64.
 
     Eigenvalues below rounding (about 1e-16 of the first) have arbitrary eigenvectors; take a smaller width then. The
     sign of each vector is fixed: its largest entry is positive.
 
     Example:
-        >>> rbf_eigenbasis(torch.randn(20, 3), width=1.0).vectors.shape
-        torch.Size([20, 20])
+        >>> basis = rbf_eigenbasis(torch.linspace(0, 1, 50)[:, None], width=0.05)
+        >>> [int((basis.vectors[1:, n] * basis.vectors[:-1, n] < 0).sum()) for n in (0, 1, 49)]
+        [0, 1, 49]
     """
-    if len(x) < 2 or not 0 < width < math.inf:
-        raise InputError(f"need at least two samples and width > 0, got x {list(x.shape)} and width {width}")
     flat = x.detach().reshape(len(x), -1).double()
-    if not bool(flat.isfinite().all()):
-        raise InputError("x has NaN or infinite values: distances to them do not exist")
     # not by |x|^2 + |y|^2 - 2 x.y, which cancels where the samples are far from the origin
     distances = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist")
     kernel = torch.exp(-(distances / width).square())

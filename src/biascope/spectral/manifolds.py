@@ -8,10 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from biascope.arguments import check_count, check_tensor
-from biascope.errors import InputError
-from biascope.inputs import check_inputs
-from biascope.signatures import checked
+from biascope.support.bounds import Count, FiniteTensor, check_shapes
+from biascope.support.errors import InputError
+from biascope.support.signatures import checked
 
 Embedding = Callable[[Tensor], Tensor]  # z [n] -> points [n, d]
 
@@ -33,7 +32,7 @@ def flower(petals: int = 0) -> Embedding:
 
 
 @checked
-def composition_kernel(gamma: Embedding, latent: Tensor, k: Tensor, points: int = 4096) -> Tensor:
+def composition_kernel(gamma: Embedding, latent: FiniteTensor, k: FiniteTensor, points: Count = 4096) -> Tensor:
     """P_gamma(l, k) = ∫_0^1 e^{i (k . gamma(z) - l z)} dz, the share of f~(k) in (f ∘ gamma)~(l).
 
     latent: l [m] in radians (2 pi times cycles); k [n, d]: complex128 [m, n]. The trapezoidal rule converges
@@ -45,32 +44,23 @@ def composition_kernel(gamma: Embedding, latent: Tensor, k: Tensor, points: int 
         >>> P[:, 0].abs().numpy().round(4)  # Bessel functions J_0, J_1, J_2 at 1.5
         array([0.5118, 0.5579, 0.2321])
     """
-    if points < 2:
-        raise InputError(f"need points >= 2, got {points}")
     z = torch.arange(points + 1, dtype=torch.float64, device="cpu") / points
     weights = torch.full((points + 1,), 1 / points, dtype=torch.float64, device="cpu")
     weights[0] = weights[-1] = 0.5 / points
-    k = torch.as_tensor(k, dtype=torch.float64, device="cpu")
-    where = check_tensor(gamma(z), "gamma(z)")
-    if k.dim() != 2 or where.shape != (points + 1, k.shape[1]):
-        raise InputError(f"gamma gives {list(where.shape)} and k is {list(k.shape)}; need [n, d] both, of one d")
+    k, where, latent = k.cpu().double(), gamma(z), latent.cpu().double().reshape(-1, 1)
+    check_shapes("gamma(z) [m, d], k [n, d]", where, k)
     phase = where @ k.T
-    latent = torch.as_tensor(latent, dtype=torch.float64, device="cpu").reshape(-1, 1)
-    if not latent.numel() or not k.numel():
-        raise InputError(f"latent {list(latent.shape[:1])} or k {list(k.shape)} is empty")
     turn = float(latent.abs().max()) / points + float(phase.diff(dim=0).abs().max())
     if not turn < math.pi:
-        raise InputError(
-            f"k . gamma(z) - l z turns by up to {turn:.4g} radians between two of {points} points, and pi or more "
-            f"cannot be told from less: take points > {turn * points / math.pi:.0f}, or smaller l and k"
-        )
+        fix = f"take points > {turn * points / math.pi:.0f}, or smaller l and k"
+        raise InputError(f"k . gamma(z) - l z turns by {turn:.4g} > pi radians between two of {points} points: {fix}")
     along = torch.exp(1j * phase) * weights[:, None]
     away = torch.exp(-1j * latent * z)
     return away @ along
 
 
 @checked
-def max_latent_frequency(gamma: Embedding, k: Tensor, points: int = 4096) -> Tensor:
+def max_latent_frequency(gamma: Embedding, k: FiniteTensor, points: Count = 4096) -> Tensor:
     """max_z |J_gamma(z) k|, the highest latent frequency (radians) that input frequencies k [n, d] reach: [n].
 
     Stationary phase (equation 15): P_gamma(l, k) is not small only where l = J_gamma(z) k for some z.
@@ -79,13 +69,10 @@ def max_latent_frequency(gamma: Embedding, k: Tensor, points: int = 4096) -> Ten
         >>> max_latent_frequency(flower(0), torch.tensor([[1.0, 0.0]])).div(2 * torch.pi).round(decimals=4)
         tensor([1.], dtype=torch.float64)
     """
-    check_count(points, "points")
-    check_inputs(check_tensor(k, "k", dims=2), "k")
     z = (torch.arange(points, dtype=torch.float64, device="cpu") / points).requires_grad_(True)
     with torch.enable_grad():
-        where = check_tensor(gamma(z), "gamma(z)")
-        if where.shape != (points, k.shape[1]):
-            raise InputError(f"gamma gives {list(where.shape)} and k is {list(k.shape)}; need [n, d] both, of one d")
-        along = where @ torch.as_tensor(k, dtype=torch.float64, device="cpu").T  # [points, n]
+        where = gamma(z)
+        check_shapes("gamma(z) [m, d], k [n, d]", where, k)
+        along = where @ k.cpu().double().T  # [points, n]
         slopes = [torch.autograd.grad(along[:, i].sum(), z, retain_graph=True)[0] for i in range(along.shape[1])]
     return torch.stack(slopes).abs().amax(1)

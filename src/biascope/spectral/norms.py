@@ -5,17 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from biascope.arguments import check_tensor
-from biascope.errors import InputError
-from biascope.inputs import is_finite
-from biascope.precision import arithmetic
-from biascope.seeds import generator
-from biascope.signatures import checked
+from biascope.support.arguments import check_tensor
+from biascope.support.bounds import Count, FiniteTensor, check_shapes
+from biascope.support.precision import arithmetic
+from biascope.support.seeds import generator
+from biascope.support.signatures import checked
 
 
 @checked
 @arithmetic("float32")  # products may be asked for in tf32, with three digits
-def spectral_norm(w: Tensor, iterations: int | None = None, seed: int = 0) -> Tensor:
+def spectral_norm(w: FiniteTensor, iterations: Count | None = None, seed: int = 0) -> Tensor:
     """Largest singular value of w [..., m, n]: [...]. Exact, or by `iterations` steps of power iteration on W^T W.
 
     The iteration approaches from below, at any scale of w. (Iterating on W itself, as is sometimes done, does not give
@@ -25,16 +24,11 @@ def spectral_norm(w: Tensor, iterations: int | None = None, seed: int = 0) -> Te
         >>> spectral_norm(torch.diag(torch.tensor([3.0, 1.0]))), round(float(spectral_norm(torch.eye(4), 10)), 4)
         (tensor(3.), 1.0)
     """
-    if w.dim() < 2:
-        raise InputError(f"w has shape {list(w.shape)}; give matrices [..., m, n]")
-    w = check_tensor(w, "w", floating=True).detach()
-    if not w.numel() or not is_finite(w):
-        raise InputError(f"w {list(w.shape)} is empty, or holds NaN or infinity")
+    check_shapes("w [..., m, n]", check_tensor(w, "w", floating=True))
+    w = w.detach()
     if iterations is None:
         found: Tensor = torch.linalg.matrix_norm(w, 2)
         return found
-    if iterations < 1:
-        raise InputError(f"iterations must be >= 1, got {iterations}")
     largest = w.abs().amax((-2, -1), keepdim=True)
     w = w / torch.where(largest > 0, largest, 1)  # so that no square over- or underflows, whatever the scale of w
     v = torch.randn(w.shape[-1], 1, generator=generator(seed, "power iteration"), dtype=torch.float64, device="cpu")

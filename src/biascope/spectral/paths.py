@@ -8,19 +8,20 @@ adds a pivot where the path between two pivots is worst.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from biascope.arguments import check_tensor
-from biascope.errors import InputError
-from biascope.precision import arithmetic
-from biascope.refusals import refuse_batch_dependence
-from biascope.signatures import checked
-from biascope.tables import grid, mean, one_line
+from biascope.network.door import refuse_batch_dependence
+from biascope.support.arguments import check_tensor
+from biascope.support.bounds import Count, FiniteTensor, Positive, Share, check_shapes
+from biascope.support.errors import InputError
+from biascope.support.estimate import mean
+from biascope.support.precision import arithmetic
+from biascope.support.signatures import checked
+from biascope.support.tables import grid, one_line
 
 Classifier = Callable[[Tensor], Tensor]  # inputs [n, ...] -> logits [n, classes]
 
@@ -49,12 +50,8 @@ class Paths:
     def _repr_html_(self) -> str:
         """How many hold, beside straight lines, for notebooks."""
         paths = ("path", self.connected, self.min_probability, self.length_ratio)
-        lines = (
-            "straight line",
-            self.straight_connected,
-            self.straight_probability,
-            torch.ones_like(self.length_ratio),
-        )
+        ones = torch.ones_like(self.length_ratio)
+        lines = ("straight line", self.straight_connected, self.straight_probability, ones)
         rows = [(name, int(c.sum()), p.tolist(), r.tolist()) for name, c, p, r in (paths, lines)]
         return grid(
             f"{len(self.pivots)} paths of {self.pivots.shape[1]} pivots",
@@ -67,16 +64,16 @@ class Paths:
 @arithmetic("float32")  # cuDNN would convolve in tf32
 def autoneb(
     classify: Classifier,
-    start: Tensor,
-    stop: Tensor,
+    start: FiniteTensor,
+    stop: FiniteTensor,
     target: Tensor,
     *,
-    pivots: int = 5,
-    rounds: int = 4,
-    steps: int = 10,
-    lr: float = 1e-3,
-    momentum: float = 0.9,
-    samples: int = 4,
+    pivots: Count = 5,
+    rounds: Count = 4,
+    steps: Count = 10,
+    lr: Positive = 1e-3,
+    momentum: Share = 0.9,
+    samples: Count = 4,
 ) -> Paths:
     """Bend the straight lines from start [p, ...] to stop [p, ...] so that class target [p] is predicted all along.
 
@@ -91,7 +88,7 @@ def autoneb(
         steps: of SGD in each round (10).
         lr: step size (0.001).
         momentum: 0.9.
-        samples: points looked at between two pivots.
+        samples: points between two pivots at which the class is predicted.
 
     Example:
         >>> ring = lambda x: torch.stack([1 - (x.norm(dim=1) - 1).abs(), torch.full((len(x),), 0.7)], 1)
@@ -100,22 +97,9 @@ def autoneb(
         >>> found.straight_connected.item(), found.connected.item()
         (False, True)
     """
-    if start.shape != stop.shape or target.shape != start.shape[:1]:
-        raise InputError(
-            f"start {list(start.shape)}, stop {list(stop.shape)}, target {list(target.shape)} do not match"
-        )
-    if check_tensor(target, "target", dims=1).is_floating_point():
-        raise InputError(f"target is {target.dtype}: classes are whole numbers, e.g. target.long()")
-    for name, ends in (("start", start), ("stop", stop)):
-        check_tensor(ends, name, floating=True)
-    if pivots < 3 or steps < 1 or rounds < 1:
-        raise InputError(f"need pivots >= 3, rounds >= 1 and steps >= 1, got {pivots}, {rounds}, {steps}")
-    if samples < 1 or not 0 < lr < math.inf or not 0 <= momentum < 1:
-        raise InputError(f"need samples >= 1, lr > 0 and 0 <= momentum < 1, got {samples}, {lr} and {momentum}")
-    for name, ends in (("start", start), ("stop", stop)):
-        bad = ~ends.isfinite().flatten(1).all(1)
-        if bool(bad.any()):
-            raise InputError(f"{name} has NaN or infinite values, first in row {int(bad.nonzero()[0])}")
+    check_shapes("start [p, ...], stop [p, ...], target [p]", check_tensor(start, "start", floating=True), stop, target)
+    if target.is_floating_point() or pivots < 3:
+        raise InputError(f"target is {target.dtype}, pivots {pivots}: whole numbers and at least 3 are needed")
     if isinstance(classify, nn.Module):
         refuse_batch_dependence(classify)
     shape, p = start.shape[1:], len(start)
@@ -164,12 +148,7 @@ def autoneb(
     length = path.diff(dim=1).norm(dim=2).sum(1)
     direct = (b - a)[:, 0].norm(dim=1).clamp(min=1e-12)
     return Paths(
-        path.reshape(p, -1, *shape),
-        length / direct,
-        found.amin(1),
-        straight.amin(1),
-        wins.all(1),
-        straight_wins.all(1),
+        path.reshape(p, -1, *shape), length / direct, found.amin(1), straight.amin(1), wins.all(1), straight_wins.all(1)
     )
 
 

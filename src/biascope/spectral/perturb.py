@@ -11,15 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from biascope.errors import InputError
-from biascope.functional import device_of
-from biascope.precision import arithmetic
-from biascope.progress import progress
-from biascope.refusals import refuse_batch_dependence
-from biascope.seeds import generator
-from biascope.signatures import checked
+from biascope.network.door import refuse_batch_dependence
 from biascope.spectral.spectrum import amplitude_spectrum
-from biascope.tables import grid, number, one_line
+from biascope.support.arguments import check_tensor, device_of
+from biascope.support.bars import progress
+from biascope.support.bounds import Count, Finite, NonNegative, Positive
+from biascope.support.errors import InputError
+from biascope.support.precision import arithmetic
+from biascope.support.seeds import generator
+from biascope.support.signatures import checked
+from biascope.support.tables import grid, number, one_line
 
 ROUNDING = 10  # units of rounding of the largest output: an amplitude below is that of rounding errors
 
@@ -47,7 +48,7 @@ class Robustness:
 
 
 @checked
-def sphere_directions(params: dict[str, Tensor], draws: int, rng: torch.Generator) -> dict[str, Tensor]:
+def sphere_directions(params: dict[str, Tensor], draws: Count, rng: torch.Generator) -> dict[str, Tensor]:
     """Directions {name: [draws, *shape]}, uniform on the unit sphere of all parameters together.
 
     Example:
@@ -55,10 +56,6 @@ def sphere_directions(params: dict[str, Tensor], draws: int, rng: torch.Generato
         >>> sum(v.flatten(1).square().sum(1) for v in u.values()).allclose(torch.ones(5))
         True
     """
-    if draws < 1:
-        raise InputError(f"need draws >= 1, got {draws}")
-    if not params or not all(isinstance(p, Tensor) and p.is_floating_point() for p in params.values()):
-        raise InputError("params must be a dict of floating-point tensors by name, e.g. dict(model.named_parameters())")
     raw = {n: torch.randn(draws, *p.shape, dtype=p.dtype, device=rng.device, generator=rng) for n, p in params.items()}
     norm = torch.stack([v.reshape(draws, -1).square().sum(1) for v in raw.values()]).sum(0).sqrt()
     return {n: v / norm.reshape(-1, *[1] * (v.dim() - 1)) for n, v in raw.items()}
@@ -70,16 +67,16 @@ def perturbation_robustness(
     model: nn.Module,
     x: Tensor,
     frequencies: Sequence[int],
-    deltas: Sequence[float],
-    draws: int = 100,
+    deltas: Sequence[Finite],
+    draws: Count = 100,
     seed: int = 0,
-    chunk: int = 32,
+    chunk: Count = 32,
 ) -> Robustness:
     """How much of each frequency is left at theta + delta u, u uniform on the sphere of parameter space.
 
     x [n, d]: inputs along which the model's one output is a function of z = j/n. Each u is used for every delta.
     A frequency whose amplitude is below `ROUNDING` units of rounding of the largest output holds nothing to compare
-    with, and is refused; so are layers whose output depends on the batch or on chance (call `model.eval()` first).
+    with, and is refused; so are layers whose output depends on the batch or is random (call `model.eval()` first).
 
     Example:
         >>> net = nn.Sequential(nn.Linear(1, 16), nn.ReLU(), nn.Linear(16, 1))
@@ -91,20 +88,13 @@ def perturbation_robustness(
     if not params:
         raise InputError(f"{type(model).__name__} has no parameters to perturb")
     refuse_batch_dependence(model)  # before the first evaluation, which would already move running statistics
-    if draws < 1 or chunk < 1:
-        raise InputError(f"need draws >= 1 and chunk >= 1, got {draws} and {chunk}")
-    if not len(frequencies) or not len(deltas) or not all(map(math.isfinite, deltas)):
-        raise InputError(f"need a frequency and finite deltas, got {tuple(frequencies)} and {tuple(deltas)}")
-    if max(frequencies) > len(x) // 2 or min(frequencies) < 0:
+    if not all(0 <= k <= len(x) // 2 for k in frequencies):
         raise InputError(f"frequencies {tuple(frequencies)} must lie in 0..{len(x) // 2} for {len(x)} samples")
-    first = next(iter(params.values()))
-    if x.dtype != first.dtype:
-        raise InputError(f"x is {x.dtype}, the network {first.dtype}: pass x.to({first.dtype})")
-    device = first.device
-    picks, rng = list(frequencies), generator(seed, "sphere", device=device)
+    x = check_tensor(x, "x", floating=True).to(next(iter(params.values())))
+    picks, rng = list(frequencies), generator(seed, "sphere", device=x.device)
 
     def outputs(values: dict[str, Tensor]) -> Tensor:
-        out: Tensor = functional_call(model, values, (x.to(device),))
+        out: Tensor = functional_call(model, values, (x,))
         return out.reshape(len(x))
 
     def spectrum(values: dict[str, Tensor]) -> Tensor:
@@ -112,13 +102,11 @@ def perturbation_robustness(
 
     with torch.no_grad():
         out = outputs(params)
-        if not bool(out.isfinite().all()):
-            raise InputError(f"{type(model).__name__} gives NaN or infinite outputs at x: there is no spectrum")
         before = amplitude_spectrum(out)[picks]
         floor = ROUNDING * torch.finfo(out.dtype).eps * float(out.abs().max())
-        if gone := [k for k, size in zip(picks, before.tolist()) if size <= floor]:
+        if gone := [k for k, size in zip(picks, before.tolist()) if not size > floor]:  # NaN neither
             raise InputError(f"the model has nothing at frequencies {gone} to compare with; leave them out")
-        sums = torch.zeros(len(deltas), len(picks), dtype=torch.float64, device=device)
+        sums = torch.zeros(len(deltas), len(picks), dtype=torch.float64, device=x.device)
         squares = torch.zeros_like(sums)
         for start in range(0, draws, chunk):
             u = sphere_directions(params, min(chunk, draws - start), rng)
@@ -154,12 +142,12 @@ class HighFrequencyVolume:
 @checked
 @arithmetic("float32")  # the products of layers may be asked for in tf32
 def high_frequency_volume(
-    widths: Sequence[int],
-    clip: float,
-    eps: float,
+    widths: Sequence[Count],
+    clip: Positive,
+    eps: NonNegative,
     cutoffs: Sequence[int],
-    samples: int = 4096,
-    grid: int = 2048,
+    samples: Count = 4096,
+    grid: Count = 2048,
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> HighFrequencyVolume:
@@ -174,16 +162,10 @@ def high_frequency_volume(
         >>> bool((found.volume.diff() <= 0).all())
         True
     """
-    if not len(widths) or widths[0] != 1 or widths[-1] != 1:
+    if len(widths) < 2 or widths[0] != 1 or widths[-1] != 1:
         raise InputError(f"widths {tuple(widths)} must begin and end with 1")
-    if len(widths) < 2 or min(widths) < 1 or samples < 1:
-        raise InputError(f"need two widths >= 1 or more and samples >= 1, got {tuple(widths)} and {samples}")
-    if not 0 < clip < math.inf or not 0 <= eps < math.inf:
-        raise InputError(f"need clip > 0 and eps >= 0, got {clip} and {eps}")
-    if not len(cutoffs) or min(cutoffs) < 0 or any(k != int(k) for k in cutoffs):
-        raise InputError(f"cut-offs are whole numbers of cycles >= 0, got {tuple(cutoffs)}")
-    if max(cutoffs) + 1 >= grid // 2:  # there must be a wave number above the last cut-off and below grid / 2
-        raise InputError(f"cut-offs up to {max(cutoffs)} need a grid of at least {2 * int(max(cutoffs)) + 4} pieces")
+    if not all(0 <= k < grid // 2 - 1 for k in cutoffs):  # a wave number above the last one is below grid / 2
+        raise InputError(f"cut-offs {tuple(cutoffs)} lie from 0 to grid / 2 - 2 = {grid // 2 - 2} cycles")
     device = device_of(device)
     rng = generator(seed, "volume", device=device)
     x = torch.linspace(0, 1, grid + 1, device=device)[None, :, None]
@@ -201,9 +183,7 @@ def high_frequency_volume(
             h = torch.baddbmm(b, h.clamp(min=0) if i else h, w)
         spectrum = torch.fft.rfft(h[..., 0].diff(dim=1)).abs()[:, 1 : grid // 2] * factor
         above = spectrum.flip(1).cummax(1).values.flip(1)  # the largest |f~| at this wave number or beyond
-        counts += (
-            torch.stack([(above[:, k] > eps).sum() for k in map(int, cutoffs)]).double().cpu()
-        )  # index k is k + 1 cycles
+        counts += torch.stack([(above[:, k] > eps).sum() for k in cutoffs]).double().cpu()  # index k is k + 1 cycles
     volume = counts / samples
     return HighFrequencyVolume(
         torch.tensor(list(cutoffs), device="cpu"), volume, (volume * (1 - volume) / samples).sqrt(), samples, seed

@@ -19,8 +19,9 @@ import torch
 from scipy.spatial import ConvexHull, QhullError
 from torch import Tensor
 
-from biascope.errors import InputError
-from biascope.signatures import checked
+from biascope.support.bounds import check_shapes
+from biascope.support.errors import InputError
+from biascope.support.signatures import checked
 
 TERMS = 24  # of the power series; |kp| radius <= 1 makes the first omitted term 1e-20
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
@@ -40,10 +41,7 @@ def polytope_transform(vertices: Tensor, k: Tensor) -> Tensor:
     """
     points = vertices.detach().to("cpu", torch.float64).numpy()
     waves = k.detach().to("cpu", torch.float64).numpy()
-    if points.ndim != 2 or waves.ndim != 2 or points.shape[1] != waves.shape[1]:
-        raise InputError(
-            f"vertices {list(points.shape)} and k {list(waves.shape)} must be [m, d] and [n, d] of the same d"
-        )
+    check_shapes("vertices [m, d], k [n, d]", points, waves)
     if len(points) <= points.shape[1] or _dimension(points) < points.shape[1]:
         raise InputError(f"the {len(points)} vertices span less than {points.shape[1]} dimensions: the volume is 0")
     return torch.from_numpy(_transform(points, waves))

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from biascope.errors import InputError
-from biascope.precision import without_autocast
-from biascope.signatures import checked
-from biascope.spectral.relu_network import ReLUNetwork, affine_map, check_at, relu_network
-from biascope.tables import facts, one_line
+from biascope.spectral.relu_network import ReLUNetwork, affine_map, certify, relu_network
+from biascope.support.bounds import Count, check_shapes
+from biascope.support.errors import InputError
+from biascope.support.precision import without_autocast
+from biascope.support.signatures import checked
+from biascope.support.tables import facts, one_line
 
 MERGE = 1e-12  # knots closer than this share of the segment are one, and values below this share of their terms 0
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
@@ -83,7 +84,7 @@ class Polygons:
 @checked
 @without_autocast()
 def linear_regions_1d(
-    model: nn.Module | ReLUNetwork, low: float | Tensor, high: float | Tensor, max_knots: int = 1_000_000
+    model: nn.Module | ReLUNetwork, low: float | Tensor, high: float | Tensor, max_knots: Count = 1_000_000
 ) -> Segments:
     """All breakpoints of f on a segment, exactly: layer by layer, a knot where a unit changes sign between two knots.
 
@@ -100,21 +101,16 @@ def linear_regions_1d(
     net = relu_network(model)
     start = torch.as_tensor(low, dtype=torch.float64, device="cpu").reshape(-1)
     stop = torch.as_tensor(high, dtype=torch.float64, device="cpu").reshape(-1)
-    if start.shape != stop.shape or len(start) != net.widths[0]:
-        raise InputError(
-            f"a segment from {list(start.shape)} to {list(stop.shape)} for a network of {net.widths[0]} inputs"
-        )
+    check_shapes(f"low [{net.widths[0]}], high [{net.widths[0]}]", start, stop)
     along = isinstance(low, Tensor) and low.dim() > 0
     length = float((stop - start).norm())
-    if not math.isfinite(length):
-        raise InputError(f"the segment from {low} to {high} is not finite")
-    if not length > 0 or (not along and float(stop) < float(start)):
-        raise InputError(f"the segment from {low} to {high} is empty; give low < high")
+    if not 0 < length < math.inf or (not along and float(stop) < float(start)):
+        raise InputError(f"the segment from {low} to {high} is empty or not finite; give low < high")
 
     def point(t: Tensor) -> Tensor:
         return start + t[:, None] * (stop - start) / length
 
-    check_at(model, net, point(length * torch.linspace(0, 1, 65, dtype=torch.float64, device="cpu")))
+    certify(model, net, point(length * torch.linspace(0, 1, 65, dtype=torch.float64, device="cpu")))
     t = torch.tensor([0.0, length], dtype=torch.float64, device="cpu")
     for layer in range(len(net.weights) - 1):
         z = net.preactivations(point(t))[layer]
@@ -127,9 +123,7 @@ def linear_regions_1d(
         t = t[keep]
         t[-1] = length
         if len(t) > max_knots:
-            raise InputError(
-                f"more than {max_knots} knots after layer {layer + 1}; raise max_knots or shorten the segment"
-            )
+            raise InputError(f"more than {max_knots} knots in layer {layer + 1}; raise max_knots or shorten it")
     direction = (stop - start) / length
     slopes = affine_map(net, point((t[1:] + t[:-1]) / 2))[0] @ direction
     values = net(point(t))
@@ -140,9 +134,9 @@ def linear_regions_1d(
 @without_autocast()
 def linear_regions_2d(
     model: nn.Module | ReLUNetwork,
-    low: Sequence[float] = (-1.0, -1.0),
-    high: Sequence[float] = (1.0, 1.0),
-    max_regions: int = 200_000,
+    low: tuple[float, float] = (-1.0, -1.0),
+    high: tuple[float, float] = (1.0, 1.0),
+    max_regions: Count = 200_000,
 ) -> Polygons:
     """All linear regions of f on a rectangle, exactly: the rectangle is cut by the zero line of every unit in turn.
 
@@ -153,17 +147,11 @@ def linear_regions_2d(
         4.0
     """
     net = relu_network(model)
-    if net.widths[0] != 2:
-        raise InputError(f"the network has {net.widths[0]} inputs; linear_regions_2d needs 2")
-    if len(low) != 2 or len(high) != 2:
-        raise InputError(f"low {tuple(low)} and high {tuple(high)} are corners of a rectangle: two numbers each")
     (x0, y0), (x1, y1) = low, high
     if not (-math.inf < x0 < x1 < math.inf and -math.inf < y0 < y1 < math.inf):
-        raise InputError(
-            f"the rectangle from {tuple(low)} to {tuple(high)} is empty or not finite; give low < high in both axes"
-        )
+        raise InputError(f"the rectangle from {tuple(low)} to {tuple(high)} is empty or not finite; give low < high")
     axes = [torch.linspace(a, b, 9, dtype=torch.float64, device="cpu") for a, b in ((x0, x1), (y0, y1))]
-    check_at(model, net, torch.cartesian_prod(*axes))
+    certify(model, net, torch.cartesian_prod(*axes))
     box = np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]], dtype=np.float64)
     # each polygon with the affine map of the layer's input on it
     todo: list[tuple[Array, Array, Array]] = [(box, np.eye(2), np.zeros(2))]

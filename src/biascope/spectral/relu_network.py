@@ -7,32 +7,26 @@ W_eps x + b_eps. Everything here is float64, on the CPU, and detached from the u
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from biascope.errors import InputError, UnsupportedError
-from biascope.precision import without_autocast
-from biascope.signatures import checked
+from biascope.support.bounds import FiniteTensor, check_shapes
+from biascope.support.errors import InputError, UnsupportedError
+from biascope.support.precision import without_autocast
+from biascope.support.signatures import checked
 
 READ = (nn.Linear, nn.ReLU, nn.Flatten, nn.Identity)
-PLAIN = "an nn.Sequential of Linear, ReLU and Flatten layers"
+READABLE = "Linear, ReLU and Flatten layers"
+PLAIN = f"an nn.Sequential of {READABLE}"
 SCALES = (1e-2, 1.0, 1e2, 1e4)  # of the points that every network is checked at
 ROUNDING = 1e-11  # of float64 sums: two ways of adding up, and affine maps that were put into one
 
 
 @dataclass(frozen=True)
 class ReLUNetwork:
-    """Weights [d_k, d_{k-1}] and biases [d_k] of the affine maps, a ReLU between any two of them.
-
-    Example:
-        >>> net = relu_network(nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 1)))
-        >>> net.widths, net(torch.zeros(3, 2)).shape
-        ((2, 5, 1), torch.Size([3, 1]))
-    """
+    """Weights [d_k, d_{k-1}] and biases [d_k] of the affine maps, a ReLU between any two of them."""
 
     weights: tuple[Tensor, ...] = field(repr=False)
     biases: tuple[Tensor, ...] = field(repr=False)
@@ -57,38 +51,26 @@ class ReLUNetwork:
         return found
 
     @checked
-    def inputs(self, x: Tensor) -> Tensor:
+    def inputs(self, x: FiniteTensor) -> Tensor:
         """x as float64 [n, d] on the CPU."""
-        if not x.numel():
-            raise InputError(f"x is empty: shape {list(x.shape)}")
-        flat = x.detach().reshape(len(x), -1) if x.dim() else x.reshape(1, 1)
-        if flat.shape[1] != self.widths[0]:
-            raise InputError(f"x has shape {list(x.shape)}; this network takes [n, {self.widths[0]}]")
-        bad = ~flat.isfinite().all(1)
-        if bool(bad.any()):
-            raise InputError(f"x has NaN or infinite values, first in row {int(bad.nonzero()[0])}: it is in no region")
+        flat = x.detach().flatten(1) if x.dim() else x.reshape(1, 1)
+        check_shapes(f"x [n, {self.widths[0]}]", flat)
         return flat.to("cpu", torch.float64)
 
 
 @checked
 @without_autocast()
-def relu_network(model: nn.Module | ReLUNetwork) -> ReLUNetwork:
+def relu_network(model: nn.Module | ReLUNetwork, x: Tensor | None = None) -> ReLUNetwork:
     """Read the affine maps of a ReLU network; anything that is not Linear, ReLU or Flatten is refused by name.
 
     Containers are read child by child, and the result is then checked against the module:
 
     - by structure: the layers must be called one after another, each on the untouched output of the one before (or a
       reshape of it). A function called in between (`torch.relu`, `clamp`, a sum) is found out wherever it acts.
-    - by value, in float64, at random points of scales 0.01 to 10,000, and by the functions of this package also at the
-      points, along the segment or in the rectangle that they are asked about.
+    - by value, in float64, at random points of scales 0.01 to 10,000 and at x [n, d], the points that are asked about.
 
     So a `forward` without branches is certain to be what is read. What is seen at the points only: a `forward` that
     decides by the values of its input, and hooks of the user.
-
-    Example:
-        >>> relu_network(nn.Sequential(nn.Linear(1, 4), nn.Tanh()))
-        Traceback (most recent call last):
-        biascope.errors.UnsupportedError: layer '1' is a Tanh; only Linear, ReLU and Flatten layers can be read
     """
     if isinstance(model, ReLUNetwork):
         return model
@@ -118,24 +100,18 @@ def relu_network(model: nn.Module | ReLUNetwork) -> ReLUNetwork:
         raise InputError(f"{type(model).__name__} has NaN or infinite weights: it has no linear regions")
     net = ReLUNetwork(tuple(weights), tuple(biases))
     rng = torch.Generator().manual_seed(0)
-    x = torch.randn(len(SCALES), 8, net.widths[0], dtype=torch.float64, generator=rng, device="cpu")
-    check_at(model, net, (x * torch.tensor(SCALES, dtype=torch.float64, device="cpu").view(-1, 1, 1)).flatten(0, 1))
+    points = torch.randn(len(SCALES), 8, net.widths[0], dtype=torch.float64, generator=rng, device="cpu")
+    scales = torch.tensor(SCALES, dtype=torch.float64, device="cpu").view(-1, 1, 1)
+    certify(model, net, (points * scales).flatten(0, 1))
+    if x is not None:
+        certify(model, net, x)
     return net
 
 
-@checked
 @without_autocast()
 def activation_pattern(model: nn.Module | ReLUNetwork, x: Tensor) -> list[Tensor]:
-    """Which hidden units are active at x [n, d]: one boolean tensor [n, d_k] for each hidden layer.
-
-    Example:
-        >>> net = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 1))
-        >>> [p.shape for p in activation_pattern(net, torch.zeros(3, 2))]
-        [torch.Size([3, 5])]
-    """
-    net = relu_network(model)
-    check_at(model, net, x)
-    return [z > 0 for z in net.preactivations(x)[:-1]]
+    """Which hidden units are active at x [n, d]: one boolean tensor [n, d_k] for each hidden layer."""
+    return [z > 0 for z in relu_network(model, x).preactivations(x)[:-1]]
 
 
 @checked
@@ -152,9 +128,8 @@ def affine_map(model: nn.Module | ReLUNetwork, x: Tensor) -> tuple[Tensor, Tenso
         >>> torch.allclose((w @ x.double()[:, :, None])[..., 0] + b, net(x).double(), atol=1e-6)
         True
     """
-    net = relu_network(model)
-    check_at(model, net, x)
-    pattern = activation_pattern(net, x)
+    net = relu_network(model, x)
+    pattern = [z > 0 for z in net.preactivations(x)[:-1]]  # which hidden units are active
     w = net.weights[-1].expand(len(x), -1, -1)
     b = net.biases[-1].expand(len(x), -1)
     for layer in reversed(range(len(pattern))):
@@ -167,19 +142,15 @@ def affine_map(model: nn.Module | ReLUNetwork, x: Tensor) -> tuple[Tensor, Tenso
 def _leaves(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
     if isinstance(module, READ):
         if not any(type(module).forward is kind.forward for kind in READ):
-            raise UnsupportedError(
-                f"layer {name!r} is a {type(module).__name__} with a forward of its own; use {PLAIN}"
-            )
+            raise UnsupportedError(f"layer {name!r} is a {type(module).__name__} with its own forward; use {PLAIN}")
         return [(name, module)]
     if isinstance(module, nn.Dropout) and (not module.training or module.p == 0):
         return []
     children = list(module._modules.items())  # not named_children: a module that is used twice counts twice
     if not children or isinstance(module, nn.ModuleDict | nn.MultiheadAttention):
-        what = "the model" if not name else f"layer {name!r}"
-        mode = " in train mode; call .eval()" if isinstance(module, nn.Dropout) else ""
-        raise UnsupportedError(
-            f"{what} is a {type(module).__name__}{mode or '; only Linear, ReLU and Flatten layers can be read'}"
-        )
+        what = f"layer {name!r}" if name else "the model"
+        fix = " in train mode; call .eval()" if isinstance(module, nn.Dropout) else f"; only {READABLE} can be read"
+        raise UnsupportedError(f"{what} is a {type(module).__name__}{fix}")
     found = []
     for child, inside in children:
         if inside is not None:
@@ -188,37 +159,25 @@ def _leaves(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
 
 
 @without_autocast()
-def check_at(model: nn.Module | ReLUNetwork, net: ReLUNetwork, x: Tensor) -> None:
-    """Raise if `net` is not what the module does at (some 64 of) the points x [n, d], in its steps and in its values.
-
-    Example:
-        >>> model = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 1))
-        >>> check_at(model, relu_network(model), torch.randn(3, 2))
-    """
+def certify(model: nn.Module | ReLUNetwork, net: ReLUNetwork, x: Tensor) -> None:
+    """Raise if `net` is not what the module does at (some 64 of) the points x [n, d], in its steps and values."""
     if isinstance(model, ReLUNetwork):
         return
-    with torch.inference_mode(False):  # in it tensors do not say whether they were changed
-        _check(model, net, net.inputs(x))
-
-
-def _check(model: nn.Module, net: ReLUNetwork, x: Tensor) -> None:
+    x = net.inputs(x)
     x = x[:: max(1, len(x) // 64)]
     # copied so that neither the parameters' dtype nor the mode of the user's module is touched
     twin = copy.deepcopy(getattr(model, "_orig_mod", model)).to("cpu", torch.float64).eval()
-    given = x.clone()  # layers may work in place
-    with _followed([layer for _, layer in _leaves(twin, "")], given) as chain:
+    # in inference mode tensors do not say whether they were changed
+    with torch.inference_mode(False), torch.no_grad():
+        given = x.clone()  # layers may work in place
+        chain = _Chain([layer for _, layer in _leaves(twin, "")], given)
         try:
-            with torch.no_grad():
-                out = twin(given)
+            out = twin(given)
         except (RuntimeError, ValueError, TypeError) as error:
-            raise UnsupportedError(
-                f"{type(model).__name__} cannot be evaluated at x [n, {net.widths[0]}] ({error}); "
-                "give a network of Linear, ReLU and Flatten layers"
-            ) from error
+            raise UnsupportedError(f"{type(model).__name__} cannot be evaluated at x ({error}); use {PLAIN}") from error
     if not isinstance(out, Tensor) or not chain.ends_in(out) or not _agree(net, x, out):
-        raise UnsupportedError(
-            f"the forward of {type(model).__name__} is not its Linear and ReLU layers one after another; use {PLAIN}"
-        )
+        what = f"the forward of {type(model).__name__} is not its Linear and ReLU layers one after another"
+        raise UnsupportedError(f"{what}; use {PLAIN}")
 
 
 class _Chain:
@@ -228,6 +187,9 @@ class _Chain:
         self.left = list(layers)
         self.sound = True
         self.keep(x)
+        for layer in set(layers):  # one that is used twice gets one hook
+            layer.register_forward_pre_hook(self.before)
+            layer.register_forward_hook(self.after)
 
     def keep(self, value: Tensor) -> None:
         self.last, self.version = value, value._version
@@ -249,15 +211,6 @@ class _Chain:
 
     def ends_in(self, out: Tensor) -> bool:
         return self.sound and not self.left and self.follows(out)
-
-
-@contextmanager
-def _followed(layers: list[nn.Module], x: Tensor) -> Iterator[_Chain]:
-    chain = _Chain(layers, x)
-    for layer in {id(layer): layer for layer in layers}.values():  # one that is used twice gets one hook
-        layer.register_forward_pre_hook(chain.before)
-        layer.register_forward_hook(chain.after)
-    yield chain
 
 
 def _agree(net: ReLUNetwork, x: Tensor, out: Tensor) -> bool:

@@ -7,10 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from biascope.arguments import check_number
-from biascope.errors import InputError
-from biascope.inputs import check_inputs
-from biascope.signatures import checked
+from biascope.support.bounds import FiniteTensor, Positive, check_shapes
+from biascope.support.errors import InputError
+from biascope.support.signatures import checked
 
 
 @checked
@@ -40,7 +39,7 @@ def amplitude_spectrum(y: Tensor, sided: Literal["single", "raw"] = "single") ->
 
 
 @checked
-def radial_spectrum(values: Tensor, extent: float = 1.0) -> tuple[Tensor, Tensor]:
+def radial_spectrum(values: FiniteTensor, extent: Positive = 1.0) -> tuple[Tensor, Tensor]:
     """Wave numbers [m] (cycles per unit length) and zeta [..., m], sums of |FFT| / n^2 over rings, of maps [..., n, n].
 
     `extent` is the side of the square that is sampled. zeta(k) = k ∫ dphi |f~(k, phi)| (equation A.39) up to the
@@ -51,11 +50,8 @@ def radial_spectrum(values: Tensor, extent: float = 1.0) -> tuple[Tensor, Tensor
         >>> radial_spectrum(wave)[1].round(decimals=3).tolist()
         [0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     """
+    check_shapes("values [..., n, n]", values)
     n = values.shape[-1]
-    if values.dim() < 2 or values.shape[-2] != n:
-        raise InputError(f"values has shape {list(values.shape)}; give square maps [..., n, n]")
-    check_inputs(values, "values")
-    check_number(extent, "extent", above=0)
     size = torch.fft.fft2(values).abs() / n**2
     bins = torch.fft.fftfreq(n, 1 / n, device=values.device)
     ring = (bins[:, None] ** 2 + bins[None, :] ** 2).sqrt().round().long().flatten()

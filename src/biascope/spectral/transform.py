@@ -15,11 +15,11 @@ import torch
 from scipy.special import spherical_jn
 from torch import Tensor
 
-from biascope.errors import InputError
-from biascope.inputs import is_finite
-from biascope.signatures import checked
 from biascope.spectral.polytope import simplex_series
 from biascope.spectral.regions import Polygons, Segments
+from biascope.support.bounds import check_shapes
+from biascope.support.errors import InputError
+from biascope.support.signatures import checked
 
 BLOCK = 2_000_000  # (wave vectors x edges) at a time
 
@@ -43,32 +43,22 @@ def fourier_transform(regions: Segments | Polygons, k: Tensor, boundary: bool = 
     k = torch.as_tensor(k, dtype=torch.float64).cpu()
     dim = 1 if isinstance(regions, Segments) else 2
     waves = k.reshape(-1, 1) if k.dim() <= 1 and dim == 1 else k
-    if waves.dim() != 2 or waves.shape[1] != dim:
-        raise InputError(f"k has shape {list(k.shape)}; this function of {dim} variables needs [n, {dim}]")
+    check_shapes(f"k [n, {dim}]", waves)
     if not boundary and bool((waves.norm(dim=1) == 0).any()):
         raise InputError("boundary=False is not defined at k = 0; leave k = 0 out")
     found = _line(regions, waves[:, 0], boundary) if isinstance(regions, Segments) else _plane(regions, waves, boundary)
     return found[:, 0] if found.shape[1] == 1 else found
 
 
-@checked
 def transform_from_jumps(knots: Tensor, jumps: Tensor, k: Tensor) -> Tensor:
-    """f~(k) = -k^{-2} sum_j dw_j e^{-i k t_j} for compact support; dw [m] the jumps of the slope at knots [m].
+    """f~(k) = -k^{-2} sum_j dw_j e^{-i k t_j}, k not 0, for compact support; dw [m] the slope's jumps at knots t [m].
 
     Example:
         >>> knots, jumps = torch.tensor([0.0, 0.5, 1.0]), torch.tensor([1.0, -2.0, 1.0])  # the ends count as knots
         >>> transform_from_jumps(knots, jumps, torch.tensor([7.3])).numpy().round(6)
         array([-0.061421+0.034228j])
     """
-    t, w, k = (torch.as_tensor(v, dtype=torch.float64, device="cpu") for v in (knots, jumps, k))
-    if k.dim() != 1 or t.dim() != 1 or t.shape != w.shape:
-        raise InputError(
-            f"knots {list(t.shape)}, jumps {list(w.shape)}, k {list(k.shape)}: [m], [m] and [n] are needed"
-        )
-    if not all(map(is_finite, (t, w, k))):
-        raise InputError("knots, jumps or k hold NaN or infinity")
-    if bool((k == 0).any()):
-        raise InputError("the sum over jumps is not defined at k = 0")
+    t, w, k = (v.to("cpu", torch.float64) for v in (knots, jumps, k))
     phase = torch.exp(-1j * k[:, None] * t)
     return -(phase @ w.to(phase.dtype)) / k**2
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from biascope import files
-from biascope.errors import BiascopeError, UnsupportedError
-from biascope.figures import log_scale, log_ticks
 from biascope.studies.result import Chart, HeatMap
-from biascope.tables import grid
+from biascope.support import files
+from biascope.support.errors import BiascopeError, UnsupportedError
+from biascope.support.figures import log_scale, log_ticks
+from biascope.support.tables import grid
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,12 +50,7 @@ def require_matplotlib() -> Any:
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw in biascope's style inside this block; the user's own settings come back after it.
-
-    Example:
-        >>> with style():
-        ...     figure, axes = new_figure()
-    """
+    """Draw in biascope's style inside this block; the user's own settings come back after it."""
     matplotlib = require_matplotlib()
     ink = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK)
     with matplotlib.rc_context(fname=STYLE), matplotlib.rc_context({**ink, "svg.hashsalt": "biascope"}):
@@ -76,12 +71,7 @@ def new_figure(width: float = 3.4, height: float = 2.4, rows: int = 1, columns: 
 
 
 def draw(chart: Chart | HeatMap, width: float = 3.4, height: float = 2.4) -> "Figure":
-    """A chart (data) as a figure: lines with error bands, points with error bars; a heat map with its colour bar.
-
-    Example:
-        >>> from biascope.studies import Series
-        >>> figure = draw(Chart("c", "title", "x", "y", (Series.of("s", [0, 1], [0, 1]),), alt="a line"))
-    """
+    """A chart (data) as a figure: lines with error bands, points with error bars; a heat map with its colour bar."""
     if isinstance(chart, HeatMap):
         return _draw_map(chart, width, height)
     with style():
@@ -220,13 +210,7 @@ def _draw_map(chart: HeatMap, width: float, height: float) -> "Figure":
 
 
 def numbers(chart: Chart | HeatMap) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """What a chart shows as a table: its header, and a row per point or per cell.
-
-    Example:
-        >>> from biascope.studies import Series
-        >>> numbers(Chart("c", "title", "x", "y", (Series.of("s", [0], [2]),), alt="a point"))
-        (['series', 'x', 'y', 'standard error'], [('s', 0.0, 2.0, '')])
-    """
+    """What a chart shows as a table: its header, and a row per point or per cell."""
     if isinstance(chart, HeatMap):
         cells = [(x, y, value) for y, row in zip(chart.y, chart.z) for x, value in zip(chart.x, row)]
         return [chart.x_label, chart.y_label, chart.z_label], list(cells)
@@ -239,14 +223,7 @@ def numbers(chart: Chart | HeatMap) -> tuple[list[str], list[tuple[Any, ...]]]:
 
 
 def notebook(chart: Chart | HeatMap) -> str:
-    """A chart as markup for a notebook: the drawing, where matplotlib is there, and its numbers.
-
-    Example:
-        >>> from biascope.studies import Series
-        >>> shown = notebook(Chart("c", "A & B", "x", "y", (Series.of("s", [0, 1], [2, 5]),), alt="a line"))
-        >>> "<svg" in shown, "A &amp; B" in shown, "<td>5</td>" in shown
-        (True, True, True)
-    """
+    """A chart as markup for a notebook: the drawing, where matplotlib is there, and its numbers."""
     table = grid(chart.title, *numbers(chart))
     try:
         drawn = draw(chart, 3.9, 2.6)
@@ -263,13 +240,7 @@ def notebook(chart: Chart | HeatMap) -> str:
 def save(
     figure: "Figure", folder: Path, name: str, formats: Sequence[str] = FORMATS, dpi: int | None = None
 ) -> list[Path]:
-    """Write `name`.png, .svg and .pdf into `folder`; each appears whole or not at all. `dpi`: None for the style's.
-
-    Example:
-        >>> import tempfile
-        >>> [path.suffix for path in save(new_figure()[0], Path(tempfile.mkdtemp()), "f")]
-        ['.png', '.svg', '.pdf']
-    """
+    """Write `name`.png, .svg and .pdf into `folder`; each appears whole or not at all. `dpi`: None for the style's."""
     if not re.fullmatch(r"[\w.-]+", name):
         raise BiascopeError(f"figure name {name!r}: use letters, digits, dot, dash and underscore")
     paths = [folder / f"{name}.{kind}" for kind in formats]
@@ -283,12 +254,7 @@ def save(
 
 
 def said(value: float, digits: int = 6) -> str:
-    """A number at a tick: thousands and millions as k and M, which leaves room for the neighbours.
-
-    Example:
-        >>> said(0.25), said(80_000), said(2.5e6, 2)
-        ('0.25', '80k', '2.5M')
-    """
+    """A number at a tick: thousands and millions as k and M, which leaves room for the neighbours."""
     for unit, letter in ((1e6, "M"), (1e3, "k")):
         if abs(value) >= max(unit, LONG):
             return f"{value / unit:.{digits}g}{letter}"
@@ -323,10 +289,6 @@ def _ticks(values: Sequence[float], most: int = 5) -> tuple[list[float], list[st
 def inline_svg(figure: "Figure", prefix: str, themed: bool = True) -> str:
     """The figure as an `<svg>` element for a page: no background, text in the page's colour, ids made unique by
     `prefix`. `themed` takes the colours of lines from the page's style, which a notebook does not have.
-
-    Example:
-        >>> inline_svg(new_figure()[0], "a").startswith("<svg")
-        True
     """
     buffer = io.StringIO()
     # not cut to what is drawn: positions on the page are then known exactly, which the hover needs

@@ -40,12 +40,7 @@ def describe(device: str | torch.device = "cpu", seed: int | None = None) -> dic
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What of the code and the device that numbers are computed with is another now, in words.
-
-    Example:
-        >>> differences({"torch": "2.12", "python": "3.11"}, {"torch": "2.13", "python": "3.12"})
-        ['torch 2.12 then, 2.13 now']
-    """
+    """What of the code and the device that numbers are computed with is another now, in words."""
     told = [(key, *(_short(held.get(key)) for held in (before, now))) for key in MADE_WITH if key in before]
     return [f"{name} {was} then, {is_} now" for name, was, is_ in told if was != is_]
 
@@ -58,12 +53,7 @@ def _short(value: Any) -> str:
 
 
 def device_name(device: str | torch.device = "cpu") -> str:
-    """The GPU's or CPU's own name.
-
-    Example:
-        >>> bool(device_name("cpu"))
-        True
-    """
+    """The GPU's or CPU's own name."""
     if torch.device(device).type == "cuda" and torch.cuda.is_available():
         return str(torch.cuda.get_device_name(device))
     try:

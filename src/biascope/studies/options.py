@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from biascope.errors import InputError, near
+from biascope.support.errors import InputError, near
 
 WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
@@ -40,13 +40,7 @@ class Option:
 
 
 def options_of(function: Callable[..., Any]) -> tuple[Option, ...]:
-    """The keyword-only arguments of a function, as options; each needs a type hint and a default.
-
-    Example:
-        >>> def f(run, *, sigma: Annotated[float, "noise"] = 3.0): ...
-        >>> options_of(f)[0].help
-        'noise'
-    """
+    """The keyword-only arguments of a function, as options; each needs a type hint and a default."""
     hints = get_type_hints(function, include_extras=True)
     options = []
     for parameter in inspect.signature(function).parameters.values():
@@ -67,14 +61,7 @@ def options_of(function: Callable[..., Any]) -> tuple[Option, ...]:
 
 
 def arguments(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of the function from a flat table of options: the way back from `options_of`.
-
-    Example:
-        >>> Pair = dataclasses.make_dataclass("Pair", [("a", int, 1), ("b", int, 2)], frozen=True)
-        >>> def f(run, *, pair: Pair = Pair(), c: int = 3): ...
-        >>> arguments(f, {"a": 5, "b": 6, "c": 7})
-        {'pair': Pair(a=5, b=6), 'c': 7}
-    """
+    """Keyword arguments of the function from a flat table of options: the way back from `options_of`."""
     found: dict[str, Any] = {}
     hints = get_type_hints(function)
     for parameter in inspect.signature(function).parameters.values():
@@ -101,14 +88,6 @@ def convert(option: Option, value: Any) -> Any:
     """A value of the option's type from text (or from an already typed value); a wrong one is named.
 
     Numbers must be finite: a study with NaN or infinity for an option would end in NaN and the verdict of one.
-
-    Example:
-        >>> convert(Option("widths", tuple[int, ...], (), ""), "8,16")
-        (8, 16)
-        >>> convert(Option("eps", float, 1.0, ""), "inf")
-        Traceback (most recent call last):
-        ...
-        biascope.errors.InputError: option eps='inf' should be a finite float
     """
     try:
         found = _convert(option.type, value)
@@ -121,12 +100,7 @@ def convert(option: Option, value: Any) -> Any:
 
 
 def merge(options: Iterable[Option], *layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Defaults overridden by each layer in turn; an unknown key is refused with its nearest match.
-
-    Example:
-        >>> merge([Option("sigma", float, 3.0, "")], {"sigma": "2"})
-        {'sigma': 2.0}
-    """
+    """Defaults overridden by each layer in turn; an unknown key is refused with its nearest match."""
     known = {option.name: option for option in options}
     values = {option.name: option.default for option in known.values()}
     for layer in layers:

@@ -17,26 +17,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from biascope import files, nets
+from biascope import nets
 from biascope.ensembles.engines import try_input
 from biascope.ensembles.initialisers import build, record, tensors_of
-from biascope.errors import BiascopeError, CorruptError, InputError
 from biascope.nets import registry
-from biascope.seeds import derive
 from biascope.studies.environment import device_name
 from biascope.studies.runs import NETWORKS, Run
+from biascope.support import files
+from biascope.support.errors import BiascopeError, CorruptError, InputError
+from biascope.support.seeds import derive
 
 OWN = re.compile(r"(?:.+\.py|\w+(?:\.\w+)*):\w+")
 PARTS = {"tensors": dict, "layers": int, "values": int, "source": int | None}  # of a fingerprint
 
 
 def own_networks(options: Mapping[str, Any]) -> list[str]:
-    """What among the values of options names an own network.
-
-    Example:
-        >>> own_networks({"net": "my.nets:cnn", "nets": ("lenet", "a/b.py:mlp"), "n": 3})
-        ['my.nets:cnn', 'a/b.py:mlp']
-    """
+    """What among the values of options names an own network."""
     values = [each for value in options.values() for each in (value if isinstance(value, tuple | list) else [value])]
     return list(dict.fromkeys(value for value in values if isinstance(value, str) and OWN.fullmatch(value)))
 
@@ -110,15 +106,7 @@ def _where(spec: str, cause: BaseException, settable: bool) -> str:
 
 
 def fingerprint(spec: str) -> dict[str, Any]:
-    """What an own network looks like, JSON-able. Global random states are left as they were.
-
-    Example:
-        >>> import tempfile
-        >>> script = Path(tempfile.mkdtemp()) / "mine.py"
-        >>> _ = script.write_text("from torch import nn\\ndef line(): return nn.Linear(3, 2)")
-        >>> fingerprint(f"{script}:line")["tensors"]
-        {'weight': 'parameter float32 [2, 3]', 'bias': 'parameter float32 [2]'}
-    """
+    """What an own network looks like, JSON-able. Global random states are left as they were."""
     made = build(own_factory(spec), derive(0, "fingerprint"))
     trained = {name: parameter.requires_grad for name, parameter in made.named_parameters()}
     values, tensors = 0, dict[str, str]()

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from biascope import files
-from biascope.errors import UnsupportedError
 from biascope.studies.drawing import new_figure, save, style
 from biascope.studies.runs import Run
+from biascope.support import files
+from biascope.support.errors import UnsupportedError
 
 
 def picture(

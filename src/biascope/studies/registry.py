@@ -1,6 +1,6 @@
-"""The studies: executable figures of the papers. A new one is one new file under `studies/` with a decorated function.
+"""The studies: executable figures of the papers. A new one is one new file with a decorated function.
 
-    @study("nad/fig4a", paper="nad", figure="4a", claim="...", sizes={"smoke": {...}, "laptop": {...}, "paper": {...}})
+    @study("nad/fig4a", sizes={"smoke": {...}, "laptop": {...}, "paper": {...}})
     def fig4a(run: Run, *, sigma: Annotated[float, "noise"] = 3.0) -> StudyResult: ...
 
 Files are found by walking the package, so there is no list to edit. A file that fails to import is reported by name and
@@ -16,24 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from biascope import files
-from biascope.errors import CorruptError, InputError, near
-from biascope.functional import device_of
+from biascope.studies.claims import claims_of, documents, judged, packages
 from biascope.studies.options import Option, arguments, merge, options_of
 from biascope.studies.own_networks import watch_networks
 from biascope.studies.result import StudyResult
 from biascope.studies.runs import Run, way_out
+from biascope.support import files
+from biascope.support.arguments import device_of
+from biascope.support.errors import CorruptError, InputError, near
 
 Size = Literal["smoke", "laptop", "paper"]
 StudyFunction = Callable[..., StudyResult]
-
-PAPERS = {
-    "nad": "Neural anisotropy directions",
-    "invariance": "Geometric invariance hypothesis",
-    "function-space": "Weight space and function space",
-    "alignment": "Spectral bias, tangent feature alignment, MINE",
-    "linearization": "Linearisation, geometry, EKFAC, lazy and hasty training",
-}
 
 
 @dataclass(frozen=True)
@@ -50,17 +43,12 @@ class Study:
 
     @property
     def place(self) -> str:
-        """Where the claim is made: the paper, and the figure, table or theorem.
-
-        Example:
-            >>> find("nad/fig4a").place
-            'Neural anisotropy directions, figure 4a'
-        """
+        """Where the claim is made: the paper, and the figure, table or theorem."""
         if self.figure.startswith("Table"):
             where = self.figure
         else:
             where = f"theorem {self.figure[1:]}" if self.figure.startswith("T") else f"figure {self.figure}"
-        return f"{PAPERS[self.paper]}, {where}"
+        return f"{documents()[self.paper].title}, {where}"
 
     @property
     def summary(self) -> str:
@@ -78,9 +66,12 @@ _STUDIES: dict[str, Study] = {}
 
 
 def study(
-    name: str, *, paper: str, figure: str, claim: str, sizes: Mapping[str, Mapping[str, Any]]
+    name: str, *, sizes: Mapping[str, Mapping[str, Any]], paper: str = "", figure: str = "", claim: str = ""
 ) -> Callable[[StudyFunction], StudyFunction]:
     """Register a function as the study `name`; `sizes` override its defaults for smoke, laptop and paper.
+
+    Document, figure and claim come from the `claims.toml` that names the study first; a study that no catalogue names
+    brings them along.
 
     Example:
         >>> sizes = {"smoke": {}, "laptop": {}, "paper": {"n": 9}}
@@ -93,16 +84,18 @@ def study(
     """
 
     def register(function: StudyFunction) -> StudyFunction:
-        if paper not in PAPERS:
-            raise InputError(f"study {name!r}: unknown paper {paper!r}{near(paper, PAPERS)}")
+        known = next(iter(claims_of(name)), None)
+        about = (paper, figure, claim) if paper or known is None else (known.paper, known.figure, known.claim)
+        if about[0] not in documents():
+            raise InputError(f"study {name!r}: unknown paper {about[0]!r}{near(about[0], documents())}")
         if set(sizes) != set(get_args(Size)):
             raise InputError(f"study {name!r} needs the sizes {', '.join(get_args(Size))}, got {', '.join(sizes)}")
-        made = Study(name, paper, figure, claim, function, options_of(function), sizes)
+        made = Study(name, *about, function, options_of(function), sizes)
         for size in sizes:
             made.values(size)  # a size that names an unknown option fails here, not in front of a user
-        known = _STUDIES.get(name)
-        if known is not None and known.function.__module__ != function.__module__:
-            raise InputError(f"study {name!r} is defined in {known.function.__module__} and {function.__module__}")
+        earlier = _STUDIES.get(name)
+        if earlier is not None and earlier.function.__module__ != function.__module__:
+            raise InputError(f"study {name!r} is defined in {earlier.function.__module__} and {function.__module__}")
         _STUDIES[name] = made
         return function
 
@@ -110,15 +103,16 @@ def study(
 
 
 @functools.cache
-def discover(package: str = "biascope.studies") -> dict[str, str]:
-    """Import every file of the package once; returns {module: error} for those that fail."""
+def discover(*names: str) -> dict[str, str]:
+    """Import every file of some packages, or of all that hold studies; returns {module: error} for those that fail."""
     broken: dict[str, str] = {}
-    root = importlib.import_module(package)
-    for module in pkgutil.walk_packages(root.__path__, f"{package}.", onerror=lambda name: None):
-        try:
-            importlib.import_module(module.name)
-        except Exception as error:  # one bad file must not take the list down
-            broken[module.name] = f"{type(error).__name__}: {error}"
+    for package in names or packages():
+        root = importlib.import_module(package)
+        for module in pkgutil.walk_packages(root.__path__, f"{package}.", onerror=lambda name: None):
+            try:
+                importlib.import_module(module.name)
+            except Exception as error:  # one bad file must not take the list down
+                broken[module.name] = f"{type(error).__name__}: {error}"
     return broken
 
 
@@ -130,7 +124,7 @@ def studies() -> dict[str, Study]:
         True
     """
     discover()
-    order = list(PAPERS)
+    order = list(documents())
     return dict(sorted(_STUDIES.items(), key=lambda item: (order.index(item[1].paper), _figure_key(item[1].figure))))
 
 
@@ -198,6 +192,7 @@ def execute(run: Run) -> StudyResult:
     result = found.function(run, **arguments(found.function, values))
     if not isinstance(result, StudyResult):
         raise InputError(f"study {found.name!r} returned {type(result).__name__}, not a StudyResult")
+    result = judged(found.name, values, result)
     seconds = round(time.perf_counter() - begin, 2)
     files.write_json(
         run.path / "result.json", {**result.to_json(), "study": found.name, "seconds": seconds, "resumed": resumed}

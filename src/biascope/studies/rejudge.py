@@ -7,13 +7,14 @@ environment stay those of the run, and `result.json` says which commit judged it
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from biascope import files
-from biascope.errors import InputError
 from biascope.studies import environment
+from biascope.studies.claims import judged
 from biascope.studies.options import arguments, merge
 from biascope.studies.registry import find, load_result
 from biascope.studies.result import StudyResult
 from biascope.studies.runs import Run, Value
+from biascope.support import files
+from biascope.support.errors import InputError
 
 
 class Stored(Run):
@@ -30,21 +31,14 @@ class Stored(Run):
 
 
 def rejudge(folder: str | Path) -> StudyResult:
-    """Write `result.json` of a finished run folder again, by the rules of now.
-
-    Example:
-        >>> import tempfile
-        >>> from biascope.studies import configure, execute
-        >>> run = Run.create(Path(tempfile.mkdtemp()) / "r", configure("nad/fig4a"))
-        >>> execute(run) == rejudge(run.path)
-        True
-    """
+    """Write `result.json` of a finished run folder again, by the rules of now."""
     run, _, raw = load_result(folder)
     found = find(str(run.config.get("study")))
     values = merge(found.options, run.config.get("options", {}))
     stored = Stored(run.path, {**run.config, "device": "cpu"}, run.environment)
     result = found.function(stored, **arguments(found.function, values))
+    result = judged(found.name, values, result)
     kept = {key: raw[key] for key in ("study", "seconds", "resumed")}
-    judged = {"judged": environment.git_state(Path(__file__).parent)}
-    files.write_json(run.path / "result.json", {**result.to_json(), **kept, **judged})
+    by = {"judged": environment.git_state(Path(__file__).parent)}
+    files.write_json(run.path / "result.json", {**result.to_json(), **kept, **by})
     return result

@@ -8,12 +8,7 @@ from biascope.studies.result import Estimate, StudyResult
 
 @dataclass(frozen=True)
 class Pair:
-    """One number of two runs; `None` where a run does not have it.
-
-    Example:
-        >>> Pair("a", Estimate(1.0, 0.3, 9), Estimate(2.0, 0.4, 9)).apart
-        2.0
-    """
+    """One number of two runs; `None` where a run does not have it."""
 
     name: str
     before: Estimate | None
@@ -36,11 +31,6 @@ def beside(before: StudyResult, now: StudyResult) -> tuple[Pair, ...]:
 
     Runs of the same seed share their random numbers, so they should be far closer than their errors; runs of two
     seeds are a replication.
-
-    Example:
-        >>> first, second = (StudyResult("confirmed", "", "", {"a": Estimate(v, 0.1, 4)}) for v in (1.0, 1.0))
-        >>> [pair.apart for pair in beside(first, second)]
-        [0.0]
     """
     names = dict.fromkeys([*now.numbers, *before.numbers])
     return tuple(Pair(name, before.numbers.get(name), now.numbers.get(name)) for name in names)

@@ -10,57 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, cast, get_args
 
-from biascope.errors import CorruptError, InputError
+from biascope.support.errors import CorruptError, InputError
+from biascope.support.estimate import Estimate as Estimate
 
 Verdict = Literal["confirmed", "not confirmed", "not tested"]
-ROUNDING = 1e-12  # relative errors below this are rounding, not spread
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A measured number; a sampled one carries its standard error and sample count.
-
-    Example:
-        >>> print(Estimate(0.91234, standard_error=0.012, n=5))
-        0.912 ± 0.012 (n = 5)
-    """
-
-    value: float
-    standard_error: float | None = None
-    n: int | None = None
-
-    @classmethod
-    def of(cls, samples: Iterable[Any]) -> "Estimate":
-        """Mean of independent samples (numbers, or a tensor or array [n]) with its standard error.
-
-        Example:
-            >>> print(Estimate.of([1.0, 2.0, 3.0]))
-            2.00 ± 0.58 (n = 3)
-        """
-        values = _floats(samples)
-        n = len(values)
-        if n == 0:
-            raise InputError("an estimate needs at least one sample")
-        mean = math.fsum(values) / n
-        if n == 1:
-            return cls(mean, None, 1)
-        variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
-        return cls(mean, math.sqrt(variance / n), n)
-
-    def _repr_html_(self) -> str:
-        """The number with its error and its sample, for notebooks."""
-        return f"<span>{html.escape(str(self))}</span>"
-
-    def __str__(self) -> str:
-        if self.standard_error is None:
-            return f"{self.value:.4g}"
-        count = f" (n = {self.n})" if self.n is not None else ""
-        if self.standard_error <= ROUNDING * abs(self.value):
-            return f"{self.value:.4g} ± 0{count}"
-        if not math.isfinite(self.standard_error):
-            return f"{self.value:.4g} ± {self.standard_error:.2g}{count}"
-        digits = max(0, 1 - math.floor(math.log10(self.standard_error)))
-        return f"{self.value:.{digits}f} ± {self.standard_error:.{digits}f}{count}"
 
 
 @dataclass(frozen=True)
@@ -208,9 +161,9 @@ class StudyResult:
         True
     """
 
-    verdict: Verdict
-    claim: str
-    measured: str
+    verdict: Verdict = "not tested"  # of the claim's rule; a study whose claim has one leaves it out
+    claim: str = ""
+    measured: str = ""
     numbers: Mapping[str, Estimate] = field(default_factory=dict)
     figures: tuple[Chart | HeatMap, ...] = ()
 

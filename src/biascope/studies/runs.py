@@ -26,9 +26,9 @@ from urllib.parse import quote, unquote
 import numpy as np
 import torch
 
-from biascope import files
-from biascope.errors import BiascopeError, CorruptError, InputError
 from biascope.studies import environment
+from biascope.support import files
+from biascope.support.errors import BiascopeError, CorruptError, InputError
 
 FORMAT = 1
 MARKER = "biascope-run.json"

@@ -1,15 +1,11 @@
-"""The panels of the bias card, in the order they appear. A new panel: one file here, one line in `PANELS`."""
+"""The panels of the bias card. A new panel is one file here with a function decorated by `card_panel`."""
 
-from biascope.reports.panels import anatomy, directional, input_geometry, labels, regime, tangent_kernel
-from biascope.reports.panels.base import Panel, PanelFunction, Subject, make_subject
+import importlib
+import pkgutil
 
-PANELS: list[PanelFunction] = [
-    anatomy.panel,
-    input_geometry.panel,
-    directional.panel,
-    tangent_kernel.panel,
-    labels.panel,
-    regime.panel,
-]
+from biascope.reports.panels.base import PanelFunction, registered
 
-__all__ = ["PANELS", "Panel", "PanelFunction", "Subject", "make_subject"]
+for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
+    importlib.import_module(_module.name)
+
+PANELS: list[PanelFunction] = registered()  # in the order they appear

@@ -6,14 +6,15 @@ import torch
 from torch import Tensor, nn
 
 import biascope
-from biascope.errors import UnsupportedError
 from biascope.reports.html import Html, table, tag
-from biascope.reports.panels.base import Panel, Subject
+from biascope.reports.panels.base import Panel, Subject, card_panel
 from biascope.reports.study_page import fact_list
+from biascope.support.errors import UnsupportedError
 
 TITLE = "Anatomy"
 
 
+@card_panel(order=10)
 def panel(subject: Subject) -> Panel:
     """Parameters and layers in the order they are called."""
     network = subject.network
@@ -43,12 +44,7 @@ def panel(subject: Subject) -> Panel:
 
 
 def layers(network: nn.Module, x: Tensor) -> list[tuple[str, str, str, int]]:
-    """(name, kind, output shape without the batch, own parameters) of every leaf called by a forward pass at x.
-
-    Example:
-        >>> layers(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.zeros(1, 2))
-        [('0', 'Linear', '3', 9), ('1', 'ReLU', '3', 0)]
-    """
+    """(name, kind, output shape without the batch, own parameters) of every leaf called by a forward pass at x."""
     rows: list[tuple[str, str, str, int]] = []
     handles = []
     for name, module in network.named_modules():
@@ -70,12 +66,7 @@ def layers(network: nn.Module, x: Tensor) -> list[tuple[str, str, str, int]]:
 
 
 def unused(network: nn.Module, x: Tensor) -> int:
-    """How many parameters the outputs at x do not depend on, e.g. token embeddings of a model given embedded tokens.
-
-    Example:
-        >>> unused(nn.Linear(2, 1), torch.zeros(1, 2))
-        0
-    """
+    """How many parameters the outputs at x do not depend on, e.g. token embeddings of a model given embedded tokens."""
     parameters = [p for p in network.parameters() if p.requires_grad]
     if not parameters:
         return 0

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from biascope.ensembles import Initialiser, record
-from biascope.errors import InputError, UnsupportedError
-from biascope.functional import device_of
-from biascope.memory import free_memory
 from biascope.reports.html import Html
 from biascope.reports.panels import sources
 from biascope.reports.panels.fitness import Logits, comma, one_tensor, try_out
 from biascope.reports.panels.loading import Examples, load_examples, load_state, put_weights
 from biascope.reports.panels.pace import Pace, measure
-from biascope.seeds import derive, generator
+from biascope.support.arguments import device_of
+from biascope.support.errors import InputError, UnsupportedError
+from biascope.support.memory import free_memory
+from biascope.support.seeds import derive, generator
 
 T = TypeVar("T")
 RULE_BYTES = 60  # per parameter while the layer rules are checked: 58 measured on 20 million parameters in one layer
@@ -119,6 +119,22 @@ class Panel:
 
 
 PanelFunction = Callable[[Subject], Panel]
+_PANELS: dict[PanelFunction, int] = {}
+
+
+def card_panel(order: int) -> Callable[[PanelFunction], PanelFunction]:
+    """Put a function on the card; panels appear in ascending order."""
+
+    def register(function: PanelFunction) -> PanelFunction:
+        _PANELS[function] = order
+        return function
+
+    return register
+
+
+def registered() -> list[PanelFunction]:
+    """All panels, in the order they appear."""
+    return sorted(_PANELS, key=_PANELS.__getitem__)
 
 
 def make_subject(
@@ -134,10 +150,6 @@ def make_subject(
     """Resolve a network's name and try one forward pass, with the weights and data that were given.
 
     Without an `outputs` option, a registry network gets one output per class of the data.
-
-    Example:
-        >>> make_subject("lenet").input_shape
-        (1, 32, 32)
     """
     options, name = {str(key): value for key, value in (options or {}).items()}, sources.name_of(spec)
     device_of(device)

@@ -16,15 +16,15 @@ from torch import Tensor
 
 from biascope import data
 from biascope.ensembles import train_ensemble
-from biascope.errors import UnsupportedError
 from biascope.reports import figures
 from biascope.reports.html import Html, figure, table
 from biascope.reports.panels import input_geometry
-from biascope.reports.panels.base import Panel, Subject, all_outputs, refuse_dense
+from biascope.reports.panels.base import Panel, Subject, all_outputs, card_panel, refuse_dense
 from biascope.reports.panels.pace import in_words
 from biascope.reports.study_page import fact_list
-from biascope.seeds import derive, generator
 from biascope.studies import Estimate
+from biascope.support.errors import UnsupportedError
+from biascope.support.seeds import derive, generator
 
 T = TypeVar("T")
 TITLE = "What it learns"
@@ -38,6 +38,7 @@ LEAST = 2  # directions, to be told apart
 CPU_SECONDS, GPU_SECONDS = 30.0, 60.0  # at the pace of single steps; captured graphs are several times faster
 
 
+@card_panel(order=30)
 def panel(subject: Subject) -> Panel:
     """Test accuracy on D(v) against the index of v among the anisotropy directions."""
     refuse_dense(subject)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from biascope.errors import BiascopeError, InputError
+from biascope.support.errors import BiascopeError, InputError
 
 
 class Logits(nn.Module):
@@ -24,12 +24,7 @@ class Logits(nn.Module):
 
 
 def try_out(name: str, network: nn.Module, x: Tensor) -> nn.Module:
-    """Run the network once on x [n, ...] and refuse what no panel could show; the network, in `Logits` if needed.
-
-    Example:
-        >>> try_out("a line", nn.Linear(2, 1), torch.zeros(3, 2))
-        Linear(in_features=2, out_features=1, bias=True)
-    """
+    """Run the network once on x [n, ...] and refuse what no panel could show; the network, in `Logits` if needed."""
     if isinstance(network, torch.jit.ScriptModule):
         raise InputError(
             f"{name} is TorchScript ({type(network).__name__}), whose parameters torch cannot swap: let the factory "
@@ -82,12 +77,7 @@ def try_out(name: str, network: nn.Module, x: Tensor) -> nn.Module:
 
 
 def one_tensor(name: str, y: Any, x: Tensor) -> Tensor:
-    """y as [n, c]; anything but a tensor with the batch of x first is refused in words.
-
-    Example:
-        >>> one_tensor("net", torch.zeros(3, 2, 2), torch.zeros(3, 5)).shape
-        torch.Size([3, 4])
-    """
+    """y as [n, c]; anything but a tensor with the batch of x first is refused in words."""
     if not isinstance(y, Tensor):
         raise InputError(
             f"{name} returns a {type(y).__name__}, not a tensor: wrap it so that it returns the tensor you want to "

@@ -20,12 +20,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """Of one value per initialisation; NaN (a network without a kernel) is left out.
-
-        Example:
-            >>> Spread.of([1.0, 2.0, 3.0])
-            Spread(mean=2.0, deviation=1.0, count=3)
-        """
+        """Of one value per initialisation; NaN (a network without a kernel) is left out."""
         known = [value for value in values if math.isfinite(value)]
         n, mean = len(known), math.fsum(known) / max(1, len(known))
         if n < 2:
@@ -38,11 +33,6 @@ class Spread:
         Within is the 95 % interval of one more draw by Student's t (2.5 deviations for 8 initialisations: a mean and
         a deviation of so few are uncertain themselves), and two standard errors of the value. The largest of many
         values is out of it by chance: for one `among` so many the interval is wider (Bonferroni).
-
-        Example:
-            >>> few = Spread.of([1.0, 2.0, 3.0, 2.0])
-            >>> few.side(6.0), few.side(3.5), few.side(6.0, error=1.0), few.side(-2.0), Spread.of([1.0]).side(9.0)
-            (1, 0, 0, -1, 0)
         """
         if self.count < 2:
             return 0

@@ -16,19 +16,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from biascope.ensembles import Networks, Plan, input_gradients, outputs
-from biascope.errors import InputError, UnsupportedError
+from biascope.ensembles import Networks, input_gradients, outputs
+from biascope.ensembles.engines import Plan
 from biascope.geometry.gradients import perturbed
 from biascope.linalg import effective_rank
-from biascope.memory import free_memory
-from biascope.progress import progress
 from biascope.reports import figures
 from biascope.reports.html import Html, figure, image, join, table, tag
-from biascope.reports.panels.base import Panel, Subject, first_output
+from biascope.reports.panels.base import Panel, Subject, card_panel, first_output
 from biascope.reports.panels.pace import largest_within, timed
 from biascope.reports.study_page import fact_list
-from biascope.seeds import derive, generator
 from biascope.studies import Estimate
+from biascope.support.bars import progress
+from biascope.support.errors import InputError, UnsupportedError
+from biascope.support.memory import free_memory
+from biascope.support.seeds import derive, generator
 
 SHOWN = 24
 CORNER = 128  # rows and columns of G in the picture
@@ -142,13 +143,7 @@ def _first(out: Tensor) -> Tensor:
 
 
 def input_spectrum(sample: Tensor) -> InputSpectrum:
-    """The uncentred covariance of gradients [T, D] by SVD, which keeps small eigenvalues that forming it would lose.
-
-    Example:
-        >>> spectrum = input_spectrum(torch.eye(4, dtype=torch.float64))
-        >>> spectrum.values
-        array([1., 1., 1., 1.])
-    """
+    """The uncentred covariance of gradients [T, D] by SVD, which keeps small eigenvalues that forming it would lose."""
     n, dimension = sample.shape
     _, singular, vectors = torch.linalg.svd(sample, full_matrices=False)
     values = singular.square() / n
@@ -168,10 +163,6 @@ def held_out_response(sample: Tensor) -> Estimate:
     """Squared response along the first direction of one half of the networks, measured on the other half, / average.
 
     The first eigenvalue of a small sample is too large, since its eigenvector also fits the noise; this is not.
-
-    Example:
-        >>> held_out_response(torch.ones(4, 3, dtype=torch.float64)).value
-        3.0
     """
     first, second = sample[::2], sample[1::2]
     direction = torch.linalg.svd(first, full_matrices=False).Vh[0]
@@ -180,12 +171,7 @@ def held_out_response(sample: Tensor) -> Estimate:
 
 
 def identity_correlation(sample: Tensor) -> tuple[float, float]:
-    """Frobenius correlation of G = mean g g^T with the identity, and what an isotropic network of this sample gives.
-
-    Example:
-        >>> identity_correlation(torch.eye(4, dtype=torch.float64))[0]
-        1.0
-    """
+    """Frobenius correlation of G = mean g g^T with the identity, and what an isotropic network of this sample gives."""
     n, dimension = sample.shape
     gram = sample @ sample.T / n  # the same norm as G, and smaller when D > n
     found = float(sample.square().sum()) / n / (math.sqrt(dimension) * float(gram.norm()))
@@ -206,6 +192,7 @@ def geometry_picture(sample: Tensor) -> Html:
     return tag("figure", shown, tag("figcaption", note))
 
 
+@card_panel(order=20)
 def panel(subject: Subject) -> Panel:
     """Top directions as pictures, and the spectrum with its noise band."""
     sample, method, spectrum = shared(subject)

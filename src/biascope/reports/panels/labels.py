@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from biascope.errors import UnsupportedError
 from biascope.kernels import LabelAlignment, label_alignment
 from biascope.reports import figures
 from biascope.reports.html import Html, figure, table, tag
-from biascope.reports.panels.base import Panel, Subject, all_outputs, refuse_dense
+from biascope.reports.panels.base import Panel, Subject, all_outputs, card_panel, refuse_dense
 from biascope.reports.panels.initialisations import COUNTS, Spread
 from biascope.reports.panels.pace import in_words
 from biascope.reports.study_page import fact_list
+from biascope.support.errors import UnsupportedError
 
 TITLE = "Alignment with the labels"
 READ = (
@@ -40,6 +40,7 @@ class Start:
         return cls(Spread.of([one.value for one in found]), layers)
 
 
+@card_panel(order=50)
 def panel(subject: Subject) -> Panel:
     """Centred alignment of labels and kernel over initialisations and at the given weights, by layer."""
     if subject.data is None:

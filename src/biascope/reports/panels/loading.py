@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from biascope import data
-from biascope.errors import InputError, near
-from biascope.seeds import generator
+from biascope.support.errors import InputError, near
+from biascope.support.seeds import generator
 
 EXAMPLES = 512  # read from a data set; panels take fewer
 WEIGHTS = (".pt", ".pth", ".safetensors", ".ckpt", ".bin")  # how files of weights are named
@@ -75,13 +75,7 @@ def _unreadable(path: Path, error: Exception) -> InputError:
 
 
 def put_weights(network: nn.Module, state: Mapping[str, Tensor], path: str | Path) -> nn.Module:
-    """The network with these weights; every name or shape that does not fit is said.
-
-    Example:
-        >>> net = nn.Linear(2, 1)
-        >>> put_weights(net, {"weight": torch.zeros(1, 2), "bias": torch.ones(1)}, "w.pt")(torch.ones(1, 2)).item()
-        1.0
-    """
+    """The network with these weights; every name or shape that does not fit is said."""
     own = network.state_dict()
     wrong = [
         f"{name} is {tuple(value.shape)} in the file and {tuple(own[name].shape)} in the network"
@@ -119,11 +113,6 @@ def load_examples(spec: str, seed: int = 0) -> Examples:
 
     Files: .npz, .safetensors or .pt with `x` [n, ...] in floating point and integer `y` [n]; a random part of a long
     one, as it is.
-
-    Example:
-        >>> examples = load_examples("digits")
-        >>> examples.x.shape, examples.classes
-        (torch.Size([512, 1, 8, 8]), 10)
     """
     path = Path(spec)
     if path.suffix in FILES:

@@ -26,13 +26,7 @@ class Pace:
 
 
 def measure(network: nn.Module, x: Tensor) -> Pace:
-    """The pace of a network at inputs like x [n, ...].
-
-    Example:
-        >>> pace = measure(nn.Linear(2, 1), torch.zeros(4, 2))
-        >>> 0 < pace.evaluate < 1
-        True
-    """
+    """The pace of a network at inputs like x [n, ...]."""
     parameters = [p for p in network.parameters() if p.requires_grad]
 
     def evaluate(n: int) -> None:
@@ -59,12 +53,6 @@ def worthwhile_threads(network: nn.Module, x: Tensor) -> Iterator[None]:
     """Inside, torch has as many threads as are worth it for this network: all that are set, or one.
 
     Threads that wait for one another cost more than they bring where other jobs hold the cores, and for small layers.
-
-    Example:
-        >>> before = torch.get_num_threads()
-        >>> with worthwhile_threads(nn.Linear(2, 1), torch.zeros(4, 2)):
-        ...     torch.get_num_threads() in (1, before)
-        True
     """
     many = torch.get_num_threads()
     parameters = [p for p in network.parameters() if p.requires_grad]
@@ -83,13 +71,7 @@ def worthwhile_threads(network: nn.Module, x: Tensor) -> Iterator[None]:
 
 
 def per_example(work: Callable[[int], None], device: torch.device, largest: int) -> float:
-    """Seconds per example of work(n), with n grown until it takes long enough to be timed.
-
-    Example:
-        >>> import time
-        >>> per_example(lambda n: time.sleep(0.001 * n), torch.device("cpu"), 4) < 0.01
-        True
-    """
+    """Seconds per example of work(n), with n grown until it takes long enough to be timed."""
     n = min(4, largest)
     while True:
         work(n)  # the first call of a size pays for memory, and on a GPU for loading kernels
@@ -104,10 +86,6 @@ def timed(work: Callable[[], object], device: torch.device) -> float:
 
     On a CPU never more than the processor time it took: where other jobs hold the cores, the wall clock says how busy
     the machine is at this moment, and a card would shrink to nothing because of it.
-
-    Example:
-        >>> timed(lambda: None, torch.device("cpu")) < 0.1
-        True
     """
     _wait(device)
     begin, busy = time.perf_counter(), time.process_time()
@@ -128,12 +106,7 @@ def largest_within(seconds: float, each: float, sizes: tuple[int, ...]) -> int:
 
 
 def in_words(seconds: float) -> str:
-    """A duration for people.
-
-    Example:
-        >>> in_words(47), in_words(600), in_words(9000)
-        ('47 seconds', '10 minutes', '2.5 hours')
-    """
+    """A duration for people."""
     if seconds < 90:
         return f"{seconds:.0f} seconds"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.2g} hours"

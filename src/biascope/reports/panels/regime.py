@@ -14,17 +14,17 @@ from torch.nn import functional as F
 
 from biascope import data
 from biascope.curvature.complexity import PathComplexity, feature_norm
-from biascope.errors import BiascopeError, UnsupportedError
-from biascope.linearize import taylor_residual
-from biascope.progress import progress
 from biascope.reports import figures
 from biascope.reports.html import Html, figure, table, tag
 from biascope.reports.panels import input_geometry
-from biascope.reports.panels.base import Panel, Subject, all_outputs, refuse_dense
+from biascope.reports.panels.base import Panel, Subject, all_outputs, card_panel, refuse_dense
 from biascope.reports.panels.pace import in_words, timed
 from biascope.reports.panels.tangent_kernel import kernel_facts
 from biascope.reports.study_page import fact_list
-from biascope.seeds import derive
+from biascope.support.bars import progress
+from biascope.support.errors import BiascopeError, UnsupportedError
+from biascope.support.seeds import derive
+from biascope.tangent import taylor_residual
 
 TITLE = "Linear or not"
 READ = (
@@ -51,6 +51,7 @@ class Seen:
     complexity: float
 
 
+@card_panel(order=60)
 def panel(subject: Subject) -> Panel:
     """Taylor residual, sign similarity and complexity over the first steps."""
     refuse_dense(subject)

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from biascope import nets
-from biascope.errors import BiascopeError, InputError, UnsupportedError, near, no_network
-from biascope.inputs import check_shape
 from biascope.reports.panels.loading import WEIGHTS
 from biascope.studies.own_networks import own_factory
+from biascope.support.errors import BiascopeError, InputError, UnsupportedError, near, no_network
+from biascope.support.inputs import check_shape
 
 Factory = Callable[[], nn.Module]
 Spec = str | Callable[..., nn.Module]  # a name, or the function itself
@@ -90,12 +90,7 @@ def _handed_in(
 
 
 def takes(spec: Spec, option: str) -> bool:
-    """Whether the registry network of that name has an option.
-
-    Example:
-        >>> takes("lenet", "outputs"), takes("my.module:build", "outputs")
-        (True, False)
-    """
+    """Whether the registry network of that name has an option."""
     return isinstance(spec, str) and spec in nets.names() and option in nets.info(spec).defaults
 
 

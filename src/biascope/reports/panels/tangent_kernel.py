@@ -8,13 +8,13 @@ import numpy as np
 from torch import Tensor, nn
 
 import biascope
-from biascope.errors import InputError
 from biascope.reports import figures
 from biascope.reports.html import Html, figure, join, table, tag
-from biascope.reports.panels.base import Panel, Subject
+from biascope.reports.panels.base import Panel, Subject, card_panel
 from biascope.reports.panels.initialisations import COUNTS, Spread
 from biascope.reports.panels.pace import largest_within
 from biascope.reports.study_page import fact_list
+from biascope.support.errors import InputError
 
 TITLE = "Tangent kernel"
 READ = (
@@ -47,7 +47,7 @@ class KernelFacts:
 
 def kernel_facts(network: nn.Module, x: Tensor) -> KernelFacts:
     """The kernel of the first output on x."""
-    kernel = biascope.ntk(network, x, outputs=0)
+    kernel = biascope.ntk(network, x, outputs=0, by_layer=True)
     values = kernel.eigh().values.clamp_min(0).cpu().double().numpy()
     if not values.sum() > 0:
         raise InputError("the tangent kernel is zero: the first output does not depend on any parameter")
@@ -60,6 +60,7 @@ def samples(subject: Subject) -> int:
     return largest_within(SECONDS, 3 * subject.pace().train, SAMPLES)
 
 
+@card_panel(order=40)
 def panel(subject: Subject) -> Panel:
     """Spectrum, effective rank and layers of the kernel of the first output, at initialisation and at the weights."""
     subject.check_memory()

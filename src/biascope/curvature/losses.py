@@ -1,0 +1,212 @@
+"""Curvature of losses: the families of their Gauss-Newton matrices, and the Hessian by products or whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from biascope.curvature.blockwise import BlockMetric
+from biascope.curvature.families import (
+    IGNORE,
+    Bernoulli,
+    Categorical,
+    ClassDim,
+    Family,
+    Gaussian,
+    OutputShape,
+    Weighting,
+    checked_labels,
+    output_shape,
+)
+from biascope.curvature.metric import Metric, ProductMetric
+from biascope.curvature.passes import Pass
+from biascope.curvature.pieces import DensePiece, ParameterSpace
+from biascope.curvature.plan import Plan
+from biascope.network.derivatives import differentiable_attention
+from biascope.network.functional import ParamSelection, functional
+from biascope.network.layers.blocks import Anatomy, leaves
+from biascope.network.stream import Cut, Stream
+from biascope.support.arguments import check_finite
+from biascope.support.errors import InputError, UnsupportedError
+from biascope.support.memory import parse_bytes, readable
+from biascope.support.precision import arithmetic, without_cudnn
+from biascope.support.signatures import checked
+
+Loss = Literal["ce", "bce", "mse"] | Weighting
+LIKELIHOODS = {"ce": "categorical", "bce": "bernoulli", "mse": "gaussian"}
+UNEQUAL = (
+    "ignored labels (-100) make examples weigh unequally; give the loss as a function, or take bs.fisher, which adds "
+    "up the positions that have a label"
+)
+
+
+class CrossEntropy(Categorical):
+    """The mean cross entropy of an example's positions, for Gauss-Newton matrices."""
+
+    def check_labels(self, y: Tensor | None, n: int) -> Tensor | None:
+        """Positions without a label change what torch's mean divides by, from batch to batch."""
+        if super().check_labels(y, n) is not None:
+            raise UnsupportedError(UNEQUAL)
+        return None
+
+
+class LossFamily(Family):
+    """A per-example loss [n] of the outputs [n, c] and labels: torch's with reduction="mean", or a user's.
+
+    The H_i of a user's loss are its Hessians, for which it must be convex in the outputs.
+    """
+
+    name = "user-supplied loss"
+    tolerant = False
+
+    def __init__(self, shape: OutputShape, loss: Loss) -> None:
+        super().__init__(shape)
+        self.loss = loss
+
+    def check_labels(self, y: Tensor | None, n: int) -> Tensor | None:  # noqa: D102
+        if callable(self.loss):
+            return y
+        y = checked_labels(LIKELIHOODS[self.loss], y, n, self.shape)
+        if self.loss == "ce" and bool((y == IGNORE).any()):
+            raise UnsupportedError(UNEQUAL)
+        return y
+
+    def losses(self, z: Tensor, y: Tensor | None) -> Tensor:
+        """[n]."""
+        if callable(self.loss):
+            losses = self.loss(z, y)
+            if losses.shape != z.shape[:1]:
+                raise InputError(f"the loss must give one number per example [{len(z)}], got {list(losses.shape)}")
+            return losses
+        given = z if y is None else y  # never None: `check_labels` comes first
+        if self.loss == "ce":
+            return F.cross_entropy(self.shape.split(z), given, reduction="none").mean(1)
+        if self.loss == "bce":
+            return F.binary_cross_entropy_with_logits(z, given.to(z), reduction="none").mean(1)
+        return (z - given.to(z)).square().mean(1)
+
+    def hessians(self, z: Tensor, y: Tensor | None) -> Tensor:
+        """[n, c, c] by differentiating the sum of the losses twice."""
+        z = z.detach().requires_grad_()
+        with torch.enable_grad():
+            (g,) = torch.autograd.grad(self.losses(z, y).sum(), z, create_graph=True)
+            if not g.requires_grad:  # a loss that is linear in the outputs
+                return z.new_zeros(*z.shape, z.shape[1])
+            sums = g.sum(0)
+            rows = [torch.autograd.grad(s, z, retain_graph=True, materialize_grads=True)[0] for s in sums]
+        return torch.stack(rows, -1).detach()
+
+    def cotangents(self, z: Tensor, y: Tensor | None, draws: Tensor | None, ks: range) -> Tensor:  # noqa: D102
+        values, U = torch.linalg.eigh(self.hessians(z, y).double())
+        if bool((values < -1e-5 * values.abs().max()).any()):
+            raise InputError("the loss is not convex in the outputs: its Gauss-Newton matrix has no square root")
+        S = (U * values.clamp_min(0).sqrt()[:, None]).movedim(-1, 0)
+        out: Tensor = S[ks.start : ks.stop].to(z)
+        return out
+
+    def apply(self, z: Tensor, y: Tensor | None, draws: Tensor | None, u: Tensor) -> Tensor:  # noqa: D102
+        return torch.einsum("ncd,...nd->...nc", self.hessians(z, y), u)
+
+
+def loss_family(loss: Loss, shape: OutputShape) -> Family:
+    """The family of the Gauss-Newton matrix of a loss as torch computes it with reduction="mean"."""
+    if callable(loss):
+        return LossFamily(shape, loss)
+    if loss == "ce":
+        return CrossEntropy(shape, 1.0 / shape.positions)
+    if loss == "bce":
+        return Bernoulli(shape, 1.0 / shape.total)
+    return Gaussian(shape, 2.0 / shape.total)
+
+
+class HessianMetric(ProductMetric):
+    """H v by differentiating the gradient along v (symmetric, not always positive)."""
+
+    def __init__(
+        self, space: ParameterSpace, stream: Pass, family: LossFamily, plan: Plan, info: dict[str, Any]
+    ) -> None:
+        super().__init__(space, plan, info)
+        self.stream, self.family = stream, family
+        stream.count()
+
+    @arithmetic("float32")
+    def _matmat(self, X: Tensor) -> Tensor:
+        f, family = self.stream.f, self.family
+        out = torch.zeros_like(X)
+        columns = [self.space.unflatten(x) for x in X.T]
+        for batch in self.stream.batches():
+            params = leaves(f)
+            ps = list(params.values())
+            with torch.enable_grad(), differentiable_attention(), without_cudnn():
+                losses = family.losses(f(params, batch.part.inputs), batch.y)
+                check_finite(losses, "the loss")
+                grads = torch.autograd.grad(
+                    losses.sum(), ps, create_graph=True, allow_unused=True, materialize_grads=True
+                )
+                for j, v in enumerate(columns):
+                    inner = torch.stack([(g * v[name]).sum() for name, g in zip(params, grads)]).sum()
+                    if not inner.requires_grad:  # a loss linear in the parameters
+                        continue
+                    second = torch.autograd.grad(
+                        inner, ps, retain_graph=True, allow_unused=True, materialize_grads=True
+                    )
+                    out[:, j] += torch.cat([s.reshape(-1) for s in second])
+            del grads, losses
+        return out / self.stream.stream.n
+
+
+@checked
+def hessian(
+    model: nn.Module,
+    data: Any,
+    representation: Literal["implicit", "dense"] = "implicit",
+    loss: Loss = "ce",
+    *,
+    params: ParamSelection = None,
+    output: Callable[[Any], Tensor] | None = None,
+    precision: str = "float32",
+    class_dim: ClassDim = 1,
+    max_memory: str | int | None = None,
+) -> Metric:
+    """Hessian of the mean loss over labelled data with respect to the parameters.
+
+    Args:
+        model: any nn.Module whose examples do not mix.
+        data: (x, y), or an iterable of such batches that can be read again.
+        representation: "implicit" (products; solve, eigh(k) and estimates follow) or "dense".
+        loss: "ce", "bce", "mse" as torch computes them with reduction="mean", or a function
+            (outputs [n, c], labels) -> [n].
+        params: which parameters (see `bs.functional.functional`).
+        output: how to get a tensor from what the model returns.
+        precision: "float32" or "float64".
+        class_dim: axis of the classes in the model's output, 1 or -1.
+        max_memory: budget for the dense form.
+
+    Example:
+        >>> net = nn.Linear(3, 2)
+        >>> H = hessian(net, (torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 1])))
+        >>> (H @ torch.ones(8)).shape
+        torch.Size([8])
+    """
+    f = functional(model, params, output, precision)
+    source = Stream(f, data, Cut(what="data"))
+    space = ParameterSpace.of(f)
+    family = LossFamily(output_shape(f, source.first, class_dim), loss)
+    limit = None if max_memory is None else parse_bytes(max_memory)
+    stream = Pass(source, Anatomy((), (), family.shape.total, 1), family, 0, limit)
+    why = "second derivatives of the loss"
+    plan = Plan(representation, tuple((k, s, representation, why) for k, s in space.shapes.items()))
+    info: dict[str, Any] = {"what": "Hessian", "loss": loss if isinstance(loss, str) else "user-supplied"}
+    H = HessianMetric(space, stream, family, plan, info)
+    info["n"] = stream.stream.n
+    if representation == "implicit":
+        return H
+    need = 2 * space.size**2 * space.dtype.itemsize
+    if need > stream.limit:
+        raise InputError(f"a dense Hessian needs {readable(need)}, of {readable(stream.limit)}: use 'implicit'")
+    whole = H.to_dense()
+    return BlockMetric(space, [DensePiece(tuple(space.shapes), (whole + whole.T) / 2)], plan, info)

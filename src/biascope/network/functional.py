@@ -1,0 +1,310 @@
+"""An nn.Module seen as a pure function f(params, inputs) -> [n, c].
+
+Everything downstream differentiates `Functional.__call__`. The user's module is never changed: parameters are handed to
+`torch.func.functional_call` by name, modes and flags stay as they are, and what cannot be differentiated example by
+example (BatchNorm in train mode, active dropout) is refused by name.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, get_args
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from biascope.network.derivatives import call
+from biascope.network.door import (
+    TABLES,
+    is_harmless,
+    modules_of,
+    no_module,
+    refuse_batch_dependence,
+    refuse_embeddings,
+    refuse_inference_mode,
+    refuse_parameters,
+    refuse_script,
+    refuse_wrappers,
+    uninitialised,
+)
+from biascope.support.arguments import check_choice, said
+from biascope.support.errors import BiascopeError, InputError, near
+from biascope.support.hints import input_hint, pairs_hint, several_hint
+from biascope.support.inputs import Inputs, batch_size, map_inputs, tensors_of
+from biascope.support.precision import Precision
+
+Params = dict[str, Tensor]
+ParamSelection = None | str | Sequence[str] | Callable[[str, Tensor], bool]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What was asked of a network of one structure, selection and precision, and found in order: it is not asked again.
+
+    `anatomies` are filled in by `stream.anatomy`, by the shape of the inputs.
+    """
+
+    chosen: tuple[str, ...]  # names of the differentiated parameters
+    anatomies: dict[Any, Any] = field(default_factory=dict)
+
+
+_CERTIFICATES: WeakKeyDictionary[nn.Module, dict[object, Certificate]] = WeakKeyDictionary()
+MANY = 16  # certificates kept per module
+
+
+@dataclass(frozen=True)
+class Functional:
+    """A module with its parameters taken out.
+
+    `params` are the differentiated ones (detached, in `dtype`), `frozen` the remaining parameters and the buffers.
+
+    Example:
+        >>> f = functional(nn.Linear(3, 2), precision="float64")
+        >>> f(f.params, torch.ones(5, 3, dtype=torch.float64)).shape
+        torch.Size([5, 2])
+    """
+
+    module: nn.Module
+    params: Params
+    frozen: Params
+    output: Callable[[Any], Tensor] | None
+    dtype: torch.dtype
+    device: torch.device
+    certificate: Certificate = field(default_factory=lambda: Certificate(()), compare=False, repr=False)
+    own: Params | None = field(default=None, compare=False, repr=False)  # its own tensors, where these are all
+
+    def __call__(self, params: Params, inputs: Inputs) -> Tensor:
+        """Evaluate the module on a batch: [n, c]."""
+        args: tuple[Tensor, ...] = () if isinstance(inputs, dict) else (inputs,)
+        kwargs = inputs if isinstance(inputs, dict) else {}
+        # where torch differentiates, errors may mean that it cannot, and are dealt with by the caller
+        plain = not torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
+        with explained(self.module, inputs) if plain else nullcontext():
+            out = call(self.module, {**self.frozen, **params}, args, kwargs)
+        return as_rows(out, batch_size(inputs), self.output, self.module)
+
+    def to(self, dtype: torch.dtype) -> Functional:
+        """Return the same function with parameters and floating-point buffers in another precision."""
+        return replace(self, params=_cast(self.params, dtype), frozen=_cast(self.frozen, dtype), dtype=dtype)
+
+    def prepare(self, inputs: Inputs) -> Inputs:
+        """Move a batch to the function's device and precision (integers stay integers)."""
+        return map_inputs(inputs, lambda t: t.to(self.device, self.dtype if t.is_floating_point() else None))
+
+    @property
+    def num_params(self) -> int:
+        """Number of differentiated parameters, p."""
+        return sum(p.numel() for p in self.params.values())
+
+
+def functional(
+    module: nn.Module,
+    params: ParamSelection = None,
+    output: Callable[[Any], Tensor] | None = None,
+    precision: str = "float32",
+) -> Functional:
+    """Take a module apart into a function and its parameters.
+
+    Args:
+        module: any nn.Module whose examples do not mix (no BatchNorm in train mode, no active dropout).
+        params: which parameters to differentiate: None (those with requires_grad), "all", a name, a layer prefix or a
+            glob pattern, a list of those, or a predicate `(name, tensor) -> bool`.
+        output: how to get a tensor [n, ...] from what the module returns, for modules that return tuples or objects.
+        precision: "float32" (a float64 module stays float64), "float64", "tf32" or "bf16".
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+        >>> list(functional(net, params="2").params)
+        ['2.weight', '2.bias']
+    """
+    if not isinstance(module, nn.Module):
+        raise no_module(module)
+    module = getattr(module, "_orig_mod", module)  # a compiled module hides the original one here
+    if torch.is_inference_mode_enabled():
+        refuse_inference_mode()
+    parts = {m: name for name, m in module.named_modules()}
+    plain = type(module).named_parameters is nn.Module.named_parameters  # a class may hide some
+    named = tensors_in(parts, "_parameters") if plain else dict[str, Tensor](module.named_parameters())
+    buffers = tensors_in(parts, "_buffers")
+    if any(is_lazy(t) for t in (*named.values(), *buffers.values())):
+        raise uninitialised(named | buffers)
+    if params is not None and not isinstance(params, str):  # what a function chooses may depend on anything
+        params = tuple(select_params(named, params))
+    key = (
+        params,
+        precision,
+        tuple([_state(m) for m in parts]),
+        tuple([(k, p.shape, p.dtype, p.device, p.requires_grad, p.is_inference()) for k, p in named.items()]),
+        tuple([(k, b.device) for k, b in buffers.items()]),
+    )
+    known = _CERTIFICATES.setdefault(module, {})
+    certificate = known.get(key)
+    if certificate is None:
+        if len(known) > MANY:
+            known.clear()
+        certificate = known[key] = _certify(module, parts, named, buffers, params, precision)
+    dtype = compute_dtype(precision, named.values())
+    own = named.copy() if len(certificate.chosen) == len(named) and not buffers else None
+    taken = {k: named.pop(k).detach() for k in certificate.chosen}
+    frozen = {k: v.detach() for k, v in (named | buffers).items()}
+    device = next(iter(taken.values())).device
+    return Functional(module, _cast(taken, dtype), _cast(frozen, dtype), output, dtype, device, certificate, own)
+
+
+def _state(m: nn.Module) -> tuple[object, ...]:
+    """What of a module the questions below depend on."""
+    kind = type(m)
+    if is_harmless(kind) and not issubclass(kind, TABLES):  # type: ignore[arg-type]
+        return kind, m.training
+    asked = ("p", "dropout", "max_norm", "scale_grad_by_freq", "track_running_stats")
+    return kind, m.training, getattr(m, "running_mean", None) is None, *(getattr(m, name, None) for name in asked)
+
+
+def _certify(
+    module: nn.Module,
+    parts: Mapping[nn.Module, str],
+    named: Params,
+    buffers: Params,
+    params: ParamSelection,
+    precision: str,
+) -> Certificate:
+    """Ask everything that the structure of a network answers."""
+    check_choice(precision, "precision", get_args(Precision))
+    refuse_script(module)
+    kinds = set(map(type, parts))  # many modules, of few classes
+    if not all(map(is_harmless, kinds)):
+        refuse_wrappers(module)
+        refuse_batch_dependence(module)
+    refuse_parameters(module, named, buffers)
+    chosen = select_params(named, params)
+    if any(issubclass(kind, TABLES) for kind in kinds):
+        refuse_embeddings(parts, {k: named[k] for k in chosen})
+    return Certificate(tuple(chosen))
+
+
+def tensors_in(parts: Mapping[nn.Module, str], kind: str) -> Params:
+    """The "_parameters" or "_buffers" of some modules, each once, as `named_parameters` and `named_buffers` do."""
+    seen: dict[int, tuple[str, Tensor]] = {}
+    for m, where in parts.items():
+        for name, t in getattr(m, kind).items():
+            if t is not None and id(t) not in seen:
+                seen[id(t)] = (f"{where}.{name}" if where else name, t)
+    return dict(seen.values())
+
+
+def _cast(tensors: Params, dtype: torch.dtype) -> Params:
+    """The floating-point ones in another precision."""
+    return {k: v if v.dtype == dtype or not v.is_floating_point() else v.to(dtype) for k, v in tensors.items()}
+
+
+def compute_dtype(precision: str, params: Iterable[Tensor]) -> torch.dtype:
+    """Precision in which the network itself is evaluated; bf16 and tf32 concern the contractions only."""
+    if precision == "float64" or (precision == "float32" and any(p.dtype == torch.float64 for p in params)):
+        return torch.float64
+    return torch.float32
+
+
+def select_params(named: Mapping[str, Tensor], params: ParamSelection) -> list[str]:
+    """Names of the parameters a selection stands for, in the module's order."""
+    if params is None:
+        needed = [k for k, p in named.items() if p.requires_grad]
+        if not needed:
+            raise InputError('no parameter has requires_grad; pass params="all" to differentiate the frozen ones')
+        return needed
+    if params == "all":
+        chosen = set(named)
+    elif callable(params):
+        chosen = {k for k, p in named.items() if params(k, p)}
+    else:
+        patterns = [params] if isinstance(params, str) or not isinstance(params, Iterable) else list(params)
+        if not all(isinstance(pattern, str) for pattern in patterns):
+            raise InputError(f"params={said(params)}: names, 'all' or a function (name, tensor) -> bool are needed")
+        chosen = set()
+        for pattern in patterns:
+            hits = {k for k in named if k == pattern or k.startswith(f"{pattern}.") or fnmatch.fnmatchcase(k, pattern)}
+            if not hits:
+                places = [*named, *{k.rpartition(".")[0] for k in named} - {""}]
+                raise InputError(f"no parameter or layer is called {pattern!r}{near(pattern, places)}")
+            chosen |= hits
+    if not chosen:
+        raise InputError("the selection of parameters is empty")
+    return [k for k in named if k in chosen]
+
+
+def as_rows(out: Any, n: int, output: Callable[[Any], Tensor] | None, module: nn.Module) -> Tensor:
+    """Turn what the module returned into [n, c], or say what to do about it."""
+    who = type(module).__name__
+    if output is not None:
+        out = output(out)
+    elif not isinstance(out, Tensor) and isinstance(getattr(out, "logits", None), Tensor):
+        out = out.logits  # Hugging Face heads
+    if not isinstance(out, Tensor):
+        if isinstance(out, tuple | list):
+            what, fix = f"a {type(out).__name__} of {len(out)}", "output=lambda out: out[0]"
+        else:
+            fields = list(out.keys()) if isinstance(out, Mapping) else []
+            what = f"a {type(out).__name__}" + (f" with {', '.join(map(repr, fields))}" if fields else "")
+            fix = f"output=lambda out: out[{fields[0]!r}]" if fields else "output=lambda out: <a tensor>"
+        raise InputError(f"{who} returned {what}, not a tensor; say which part to differentiate with {fix}")
+    if not out.is_floating_point():
+        raise InputError(f"{who} returned {out.dtype}: only real floating-point outputs can be differentiated")
+    if out.dim() == 0:
+        raise InputError(f"{who} returned a scalar; one row per example is needed: [{n}, c] (do not average the batch)")
+    if out.shape[0] != n:
+        raise InputError(f"{who} returned shape {list(out.shape)} for {n} examples: the first dimension must be {n}")
+    return out if out.dim() == 2 else out.reshape(n, -1)
+
+
+@contextmanager
+def explained(module: nn.Module, inputs: Inputs) -> Iterator[None]:
+    """Around a plain call of a module: where torch's error leaves the user to search, name the layer and what it got.
+
+    Example:
+        >>> net, x = nn.Sequential(nn.Linear(3, 4), nn.Linear(5, 1)), torch.ones(2, 3)
+        >>> with explained(net, x):  # doctest: +ELLIPSIS
+        ...     net(x)
+        Traceback (most recent call last):
+        ...
+        biascope.InputError: Sequential cannot take an input [2, 3]: its layer '1', Linear(in_features=5, \
+        out_features=1, bias=True), got [2, 4] (RuntimeError: ... shapes cannot be multiplied (2x4 and 5x1))
+    """
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        if isinstance(error, BiascopeError | torch.OutOfMemoryError):
+            raise
+        shapes = " and ".join(str(list(t.shape)) for t in tensors_of(inputs))
+        said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        (where, hint), who = _failing_layer(module, error.__traceback__, tensors_of(inputs)), _described(module)
+        if isinstance(inputs, dict) and "unexpected keyword argument" in said:
+            hint = f"; a dict holds the keyword arguments of forward: {pairs_hint(inputs)}"
+        if isinstance(error, TypeError) and "required positional argument" in said:
+            hint = several_hint(module)
+        raise InputError(f"{who} cannot take an input {shapes}{where} ({said}){hint}") from error
+
+
+def _failing_layer(module: nn.Module, trace: TracebackType | None, whole: list[Tensor]) -> tuple[str, str]:
+    """The innermost layer among the frames of a traceback, with the shape of its first tensor; and what to change."""
+    names, found, hint = modules_of(module), "", ""
+    while trace is not None:
+        frame, trace = trace.tb_frame, trace.tb_next
+        layer = frame.f_locals.get("self")
+        if frame.f_code.co_name != "forward" or not isinstance(layer, nn.Module) or not names.get(layer):
+            continue
+        given = [frame.f_locals.get(name) for name in frame.f_code.co_varnames[: frame.f_code.co_argcount]]
+        first = next((t for t in given if isinstance(t, Tensor)), None)
+        shape = "no tensor" if first is None else str(list(first.shape))
+        found = f": its layer '{names[layer]}', {_described(layer)}, got {shape}"
+        came_in = first is not None and any(first.shape == t.shape for t in whole)  # nothing was done to it before
+        hint = input_hint(layer, first) if first is not None and came_in else ""
+    return found, hint
+
+
+def _described(layer: nn.Module) -> str:
+    return type(layer).__name__ if any(True for _ in layer.children()) else repr(layer)

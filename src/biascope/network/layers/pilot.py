@@ -1,0 +1,221 @@
+"""The pilot: which rule handles which parameter, found on a few examples and proved against autograd.
+
+It runs on three examples and on two. Where a dimension's size follows the number of examples, the batch lives there.
+Then the rules' per-example gradients are compared with autograd's in float64: a rule that misread the layer (a batch
+folded into another axis, a gradient scaled by hand) is found out and its parameters fall back.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from biascope.network.door import random_state, refuse_mixing, refuse_random
+from biascope.network.functional import Functional, explained
+from biascope.network.layers.blocks import Anatomy, Block, Layout, Slot, leaves, out_tensor, rows_of_tape
+from biascope.network.layers.record import Tape, Use, record
+from biascope.network.layers.rules import MatrixRule, Sizes
+from biascope.support.inputs import Inputs, batch_size, take
+
+
+def pilot(f: Functional, inputs: Inputs) -> Anatomy:
+    """Find the blocks of a network on its first examples, and prove them (`stream.anatomy` keeps what is found)."""
+    n = batch_size(inputs)
+    three = f.prepare(take(inputs, torch.arange(3, device="cpu") % n))
+    two = take(three, slice(0, 2))
+    saved = 0
+    held = {
+        t.untyped_storage().data_ptr() for t in (*f.params.values(), *f.frozen.values()) if t.layout == torch.strided
+    }  # no activations
+    shape: tuple[int, ...] = ()
+
+    def count(t: Tensor) -> Tensor:
+        nonlocal saved
+        if t.layout != torch.strided or t.untyped_storage().data_ptr() not in held:
+            saved += t.numel() * t.element_size()
+        return t
+
+    def look(out: Any) -> Any:
+        nonlocal shape
+        t = out_tensor(out, f.output)
+        shape = tuple(t.shape[1:]) if isinstance(t, Tensor) else ()
+        return t
+
+    before = random_state(f.device)
+    with explained(f.module, three), torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
+        tape3 = record(replace(f, output=look), leaves(f), three)
+    if not torch.equal(random_state(f.device), before):
+        refuse_random(f.module, lambda: f(f.params, three), tape3.rows.detach())
+    tape2 = record(f, leaves(f), two)
+    refuse_mixing(f.module, lambda: f(f.params, three), tape3.rows.detach(), tape2.rows.detach())
+    raw = dict(tape3.raw)
+    slots = _slots(tape3, tape2, raw)
+    blocks = _blocks(f, tape3, slots, raw)
+    batched = _can_batch(tape3)
+    per_example = max(1, saved // 3)
+    flow = tape3.gradients(torch.ones_like(tape3.rows))
+    unreached = frozenset(i for i, g in enumerate(flow) if g is None)
+    found = Anatomy(tuple(blocks), tuple(slots), tape3.rows.shape[1], per_example, batched, raw, shape, unreached)
+    wrong = _certify(f, found, two)
+    if wrong:
+        raw |= dict.fromkeys(wrong, "the layer rule disagrees with autograd here")
+        blocks = _blocks(f, tape3, slots, raw)
+        found = replace(found, blocks=tuple(blocks))
+    return found
+
+
+def _can_batch(tape: Tape) -> bool:
+    """Does a vmapped backward pass run without slow fallbacks, and agree with single ones?"""
+    gen = torch.Generator().manual_seed(0)
+    cot = torch.randn(2, *tape.rows.shape, generator=gen, device="cpu").to(tape.rows)
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            together = tape.batched_gradients(cot)
+        single = [tape.gradients(c) for c in cot]
+    except (RuntimeError, NotImplementedError):
+        return False
+    if any("batching rule" in str(w.message) for w in said):  # torch would loop, slowly
+        return False
+    for j in range(2):
+        for fast, slow in zip(together, single[j]):
+            if fast is None or slow is None:
+                if fast is not slow:
+                    return False
+            elif not torch.allclose(fast[j], slow, rtol=1e-2, atol=1e-3 * float(slow.abs().max())):
+                return False
+    return True
+
+
+def _layout(shape3: torch.Size, shape2: torch.Size) -> Layout | None:
+    changed = [d for d, (a, b) in enumerate(zip(shape3, shape2)) if a != b]
+    if len(shape3) != len(shape2) or len(changed) != 1:
+        return None
+    d = changed[0]
+    return Layout(d, shape3[d] // 3) if shape3[d] * 2 == shape2[d] * 3 else None
+
+
+def _slots(tape3: Tape, tape2: Tape, raw: dict[str, str]) -> list[Slot | None]:
+    slots: list[Slot | None] = []
+    same = len(tape3.uses) == len(tape2.uses)
+    for i, use in enumerate(tape3.uses):
+        other = tape2.uses[i] if same else None
+        slot = None
+        if other is not None and use.roles == other.roles:
+            out = _layout(use.out_shape, other.out_shape)
+            saved, other_saved = use.input, other.input
+            inp = None if saved is None or other_saved is None else _layout(saved.shape, other_saved.shape)
+            if out is not None and (saved is None or inp is not None) and _sensible(use, inp, out):
+                slot = Slot(type(use.rule).__name__, tuple(use.roles.items()), inp, out)
+        if slot is None:
+            for name in use.roles.values():
+                raw.setdefault(name, f"{use.rule.kind} use whose batch dimension could not be told")
+        slots.append(slot)
+    return slots
+
+
+def _sensible(use: Use, inp: Layout | None, out: Layout) -> bool:
+    """The batch must lie where the rule expects examples, not features."""
+    return use.rule.batch_fits(None if inp is None else inp.dim, out.dim, len(use.out_shape))
+
+
+def _blocks(f: Functional, tape: Tape, slots: list[Slot | None], raw: dict[str, str]) -> list[Block]:
+    where: dict[str, list[tuple[int, str]]] = {name: [] for name in f.params}
+    for i, use in enumerate(tape.uses):
+        for role, name in use.roles.items():
+            where[name].append((i, role))
+    blocks: list[Block] = []
+    folded: set[str] = set()
+    for name, places in where.items():
+        numel = f.params[name].numel()
+        if name in folded:
+            continue
+        if name in raw:
+            blocks.append(Block("fallback", (name,), (), raw[name], numel=numel))
+            continue
+        if not places:
+            blocks.append(Block("rows", (name,), (), "not used: its derivative is zero", numel=numel))
+            continue
+        uses = [tape.uses[i] for i, _ in places]
+        indices = tuple(i for i, _ in places)
+        times = f", used {len(uses)} times" if len(uses) > 1 else ""
+        rules = [u.rule for u in uses]
+        first = rules[0]
+        joined = (
+            isinstance(first, MatrixRule)
+            and all(role == "weight" for _, role in places)
+            and all(isinstance(r, MatrixRule) and r.signature() == first.signature() for r in rules)
+        )
+        if not joined:
+            kinds = "+".join(sorted({u.rule.kind for u in uses}))
+            blocks.append(Block("rows", (name,), indices, f"{kinds} rule{times}", numel=numel))
+            continue
+        assert isinstance(first, MatrixRule)
+        sizes = [_sizes(u, slots[i], 3) for u, i in zip(uses, indices)]
+        total = Sizes(sizes[0].groups, sizes[0].d_in, sizes[0].d_out, sum(s.positions for s in sizes))
+        names: tuple[str, ...] = (name,)
+        bias = uses[0].roles.get("bias")
+        if (
+            bias is not None
+            and bias not in raw
+            and first.bias_shares_positions
+            and where[bias] == [(i, "bias") for i in indices]
+        ):
+            names += (bias,)
+            folded.add(bias)
+            numel += f.params[bias].numel()
+        kept = sum(u.input.numel() for u in uses if u.input is not None) // 3
+        flow = sum(u.out_shape.numel() for u in uses) // 3
+        blocks.append(Block("matrix", names, indices, f"{first.kind} rule{times}", total, numel, kept, flow))
+    order = {name: i for i, name in enumerate(f.params)}
+    return sorted(blocks, key=lambda b: order[b.names[0]])
+
+
+def _sizes(use: Use, slot: Slot | None, n: int) -> Sizes:
+    assert slot is not None
+    assert slot.input is not None
+    assert use.input is not None
+    assert isinstance(use.rule, MatrixRule)
+    a = slot.input.example_major(use.input, n).shape
+    g = slot.output.example_major(torch.empty(use.out_shape, device="meta"), n).shape
+    return use.rule.sizes(a, g)
+
+
+def _certify(f: Functional, found: Anatomy, two: Inputs) -> list[str]:
+    """Names whose per-example gradients by rule differ from autograd's, checked in float64 where the model allows."""
+    names = [n for b in found.blocks if b.kind != "fallback" for n in b.names]
+    if not names:
+        return []
+    try:
+        return _disagreements(f.to(torch.float64), found, two, names, 1e-8)
+    except (RuntimeError, TypeError, NotImplementedError):  # a model that insists on float32 somewhere
+        return _disagreements(f, found, two, names, 2e-3)
+
+
+def _disagreements(f: Functional, found: Anatomy, two: Inputs, names: list[str], tol: float) -> list[str]:
+    two = f.prepare(two)
+    params = leaves(f)
+    tape = record(f, params, two)
+    if not found.matches(tape):
+        return names
+    gen = torch.Generator().manual_seed(0)
+    u = torch.randn(tape.rows.shape, generator=gen, dtype=torch.float64, device="cpu").to(f.device, f.dtype)
+    by_rule = rows_of_tape(f, found, tape, u[None], names)
+    with torch.enable_grad():
+        rows = f(params, two)  # unrecorded: a tape's convolutions keep no way back to their weights
+    error, size = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)  # squares, summed over both examples
+    for i in range(2):  # one example's gradients at a time: for a large network this is what takes the memory
+        v = torch.zeros_like(u)
+        v[i] = u[i]
+        grads = torch.autograd.grad(
+            rows, [params[n] for n in names], v, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        for n, exact in zip(names, grads):
+            size[n] += float(exact.norm()) ** 2
+            error[n] += float((by_rule[n][0, i] - exact.flatten()).norm()) ** 2
+    scale = max(size.values()) ** 0.5
+    return [n for n in names if not error[n] ** 0.5 <= tol * size[n] ** 0.5 + tol * 1e-3 * scale]

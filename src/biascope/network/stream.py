@@ -1,0 +1,385 @@
+"""The one pass: data run through a network for derivatives, as batches, then parts, then factors.
+
+`Stream` reads the data and cuts it; `Forward` is one recorded forward pass over a part, from which the factors of
+blocks follow for any cotangents by backward passes to the outputs of the layers, never to the weights. Kernels
+(`collect`), metrics, Jacobian products, sketches and label alignment all take their derivatives from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from biascope.network.derivatives import RightGradients, writes_into_inputs
+from biascope.network.functional import Functional, Params, as_rows
+from biascope.network.layers.blocks import (
+    Anatomy,
+    Block,
+    Factor,
+    Layout,
+    MatrixFactor,
+    RowsFactor,
+    StaleError,
+    all_gradients,
+    leaves,
+    use_rows,
+)
+from biascope.network.layers.fallback import per_example_gradients
+from biascope.network.layers.pilot import pilot
+from biascope.network.layers.record import Tape, Use, record
+from biascope.network.layers.rules import Linear, MatrixRule
+from biascope.support.errors import InputError, UnsupportedError
+from biascope.support.inputs import (
+    Inputs,
+    batch_size,
+    batches,
+    is_single,
+    map_inputs,
+    readable_again,
+    shuffles,
+    take,
+    tensors_of,
+)
+
+Names = tuple[str, ...]
+MANY = 8  # anatomies kept per network
+FIRST = 3  # examples by which a network is looked at
+
+
+# ------------------------------------------------------------------------------------------------------- reading data
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a pass cuts the data.
+
+    `share` is the seam for several processes: (rank, world) takes every world-th part, beginning with the rank-th. Sums
+    over the shares are then to be added, and rows belong to the positions that each part names.
+    """
+
+    batch_size: int | None = None  # examples per forward pass at most; a batch at a time if None
+    ordered: bool = False  # rows of the result belong to examples: a loader that shuffles is refused
+    same: bool = False  # every pass must give the same examples, in the same order
+    share: tuple[int, int] = (0, 1)
+    what: str = "x"  # the data's name in errors
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some examples: their places in the data, inputs as the network takes them, labels."""
+
+    at: slice
+    inputs: Inputs
+    labels: Tensor | None
+
+    def take(self, some: slice) -> Part:
+        """Some of its examples."""
+        if some.start == 0 and some.stop >= self.at.stop - self.at.start:
+            return self
+        at = slice(self.at.start + some.start, self.at.start + some.stop)
+        return Part(at, take(self.inputs, some), None if self.labels is None else self.labels[some])
+
+
+class Stream:
+    """Data that is run through a network, once or several times."""
+
+    def __init__(self, f: Functional, data: Any, cut: Cut | None = None) -> None:
+        self.f, self.cut = f, cut or Cut()
+        self.data = readable_again(data, self.cut.what, ordered=self.cut.ordered, same=self.cut.same)
+        self.n = 0  # examples; known after the first pass
+        self._first: tuple[Inputs, Tensor | None] | None = None
+        self._only: tuple[Inputs, Tensor | None] | None = None
+
+    def through(self, f: Functional) -> Stream:
+        """The same data, as far as it was read, through another function."""
+        other = copy(self)
+        other.f = f
+        return other
+
+    def repeated(self) -> Stream:
+        """The same data, whose passes are compared with each other: for labels drawn by position."""
+        other = copy(self)
+        other.data = readable_again(self.data, self.cut.what, ordered=False)
+        return other
+
+    @property
+    def shuffles(self) -> bool:
+        """Does the loader give another order at every pass?"""
+        return shuffles(self.data)
+
+    @cached_property
+    def outputs(self) -> int:
+        """Number of outputs, c, seen on one example."""
+        with torch.no_grad():
+            return self.f(self.f.params, self.f.prepare(take(self.first, slice(0, 1)))).shape[1]
+
+    @property
+    def first(self) -> Inputs:
+        """Inputs of the first examples."""
+        return self.first_batch[0]
+
+    @property
+    def first_batch(self) -> tuple[Inputs, Tensor | None]:
+        """Inputs and labels of the first examples."""
+        if self._first is None:
+            next(iter(self.batches()))
+        assert self._first is not None
+        return self._first
+
+    def count(self) -> int:
+        """Number of examples, for which the data is read once, without the network, if it never was."""
+        if not self.n:
+            for _ in self.batches():
+                pass
+        return self.n
+
+    def batches(self) -> Iterator[Part]:
+        """The batches as they come, inputs and labels not yet prepared."""
+        start = 0
+        for inputs, labels in batches(self.data, self.cut.what) if self._only is None else [self._only]:
+            b = batch_size(inputs)
+            if self._first is None and is_single(self.data):
+                self._first = self._only = (inputs, labels)  # checked once
+            elif self._first is None:  # a copy of a few examples: a view would keep the batch
+                few = map_inputs(inputs, lambda t: t[:FIRST].clone())
+                self._first = (few, None if labels is None else labels[:FIRST])
+            yield Part(slice(start, start + b), inputs, labels)
+            start += b
+        if self.n not in (0, start):
+            raise InputError(
+                f"{self.cut.what} gave {self.n} examples at the first pass and {start} at a later one; it must not "
+                "change"
+            )
+        self.n = start
+
+    def parts(self, prepared: bool = True) -> Iterator[Part]:
+        """Parts of at most `batch_size` examples, prepared for the network; those of this process's share."""
+        rank, world = self.cut.share
+        count = 0
+        for batch in self.batches():
+            b = batch.at.stop - batch.at.start
+            step = self.cut.batch_size or b
+            for s in range(0, b, step):
+                if count % world == rank:
+                    if batch.labels is not None and len(batch.labels) != b:
+                        given = len(batch.labels)
+                        raise InputError(f"a batch of {b} examples from {self.cut.what} comes with {given} labels")
+                    part = batch.take(slice(s, min(s + step, b)))
+                    yield replace(part, inputs=self.f.prepare(part.inputs)) if prepared else part
+                count += 1
+
+
+# -------------------------------------------------------------------------------------------- one recorded forward pass
+
+
+def anatomy(f: Functional, inputs: Inputs) -> Anatomy:
+    """The blocks of a network, found by a pilot on the first examples, once per structure and input shape."""
+    known = f.certificate.anatomies
+    key = (
+        tuple(inputs) if isinstance(inputs, dict) else (),  # other keywords may take another path, or do not exist
+        tuple([(t.shape[1:], t.dtype) for t in tensors_of(inputs)]),
+        f.dtype,
+        f.output,
+    )
+    found: Anatomy | None = known.get(key)
+    if found is None:
+        if len(known) > MANY:
+            known.clear()
+        found = known[key] = pilot(f, inputs)
+    return found
+
+
+def forget(f: Functional) -> None:
+    """Look at the network again next time: it is not what its anatomy says."""
+    f.certificate.anatomies.clear()
+
+
+def recorded(f: Functional, found: Anatomy, inputs: Inputs) -> Tape:
+    """The tape of f at its parameters over prepared inputs; whether it `matches` is for the caller to ask.
+
+    `torch.func.functional_call` walks the whole module twice to hang other tensors into it. Where the differentiated
+    parameters are all there is, and are the module's own, calling the module does the same with less work.
+    """
+    own = own_parameters(f) if writes_into_inputs(f.module) is False else None
+    if own is not None:
+        n = batch_size(inputs)
+        tape = record(lambda _, x: _call(f, x), own, inputs, lambda out: as_rows(out, n, None, f.module))
+        if found.matches(tape):
+            return tape
+    return record(f, leaves(f), inputs)
+
+
+def own_parameters(f: Functional) -> Params | None:
+    """The module's own parameters where they are f's, in the same memory and precision, and all that it has.
+
+    Not for modules with buffers, which a forward pass may replace (`functional_call` puts the old ones back).
+    """
+    if f.frozen:
+        return None
+    own = f.own
+    if own is None or len(own) != len(f.params):
+        return None
+    for name, p in own.items():
+        mine = f.params.get(name)
+        if mine is None or not p.requires_grad or p.layout != torch.strided or p.dtype != mine.dtype:
+            return None
+        if p.data_ptr() != mine.data_ptr():
+            return None
+    return own
+
+
+def _call(f: Functional, inputs: Inputs) -> Any:
+    with RightGradients(pure=True):
+        out = f.module(**inputs) if isinstance(inputs, dict) else f.module(inputs)
+    return out if f.output is None else f.output(out)
+
+
+class Forward:
+    """A recorded forward pass over some prepared examples; `start` is the place of the first one in the data."""
+
+    def __init__(self, f: Functional, found: Anatomy, blocks: Sequence[Block], inputs: Inputs, start: int = 0) -> None:
+        self.f, self.found, self.blocks, self.examples = f, found, blocks, inputs
+        self.tape = recorded(f, found, inputs)
+        self.rows = self.tape.rows.detach()  # [n, c]
+        if not found.matches(self.tape):
+            raise StaleError(
+                f"{type(f.module).__name__} takes another path on the examples from {start} on than on the first ones "
+                "(control flow that depends on the data or on their number); evaluate such examples in separate calls, "
+                'or use a metric with representation="implicit", which needs no layers'
+            )
+
+    @cached_property
+    def inputs(self) -> dict[Names, MatrixFactor]:
+        """What the forward pass alone says about the matrix blocks: factors that have no gradients yet."""
+        out, n = {}, len(self.rows)
+        for b in self.blocks:
+            if b.kind == "matrix":
+                uses = [(self.tape.uses[i], self.found.slots[i]) for i in b.uses]
+                saved = [
+                    use.input if _is_plain(slot.input, use) else slot.input.example_major(use.input, n)
+                    for use, slot in uses
+                    if slot is not None and slot.input is not None and use.input is not None
+                ]
+                rules = [use.rule for use, _ in uses if isinstance(use.rule, MatrixRule)]
+                out[b.names] = MatrixFactor(b, rules, saved, [])
+        return out
+
+    def factors(self, cotangents: Tensor, last: bool = True) -> dict[Names, Factor]:
+        """Factors of all blocks for cotangents [k, n, c]; the graph is freed after the `last` ones."""
+        k, n = cotangents.shape[:2]
+        matrix = {i for b in self.blocks if b.kind == "matrix" for i in b.uses}
+        small = [b for b in self.blocks if b.kind == "rows"]
+        grads: dict[int, list[Tensor]] = {i: [] for i in matrix}
+        rows = {b.names: torch.zeros(k, n, b.numel, dtype=self.f.dtype, device=self.f.device) for b in small}
+        j = 0
+        needed = matrix or any(b.uses for b in small)
+        for flow in all_gradients(self.tape, self.found, cotangents, last) if needed else []:
+            size = next((len(g) for g in flow if g is not None), 1)
+            for i in matrix:
+                grads[i].append(self._gradient(i, flow[i], size, n))
+            for b in small:
+                for i in b.uses:
+                    g = flow[i]
+                    for role, owner in self.tape.uses[i].roles.items():
+                        if owner == b.names[0] and g is not None:
+                            rows[b.names][j : j + size] += use_rows(self.tape, self.found, i, role, g)
+            j += size
+        stacked = {i: torch.cat(g) if len(g) > 1 else g[0] for i, g in grads.items()}
+        fallback = [b.names[0] for b in self.blocks if b.kind == "fallback"]
+        raw = per_example_gradients(self.f, fallback, self.examples, cotangents) if fallback else {}
+        return {
+            b.names: replace(self.inputs[b.names], grads=[stacked[i] for i in b.uses])
+            if b.kind == "matrix"
+            else RowsFactor(b, raw[b.names[0]] if b.kind == "fallback" else rows[b.names])
+            for b in self.blocks
+        }
+
+    def _gradient(self, i: int, g: Tensor | None, size: int, n: int) -> Tensor:
+        """The gradient [k, n, m, ...] at one use; zeros where the outputs do not depend on it."""
+        use, slot = self.tape.uses[i], self.found.slots[i]
+        if g is None:
+            g = torch.zeros(size, *use.out_shape, dtype=self.f.dtype, device=self.f.device)
+        return g if slot is None or _is_plain(slot.output, use) else slot.output.example_major_each(g, n)
+
+
+def _is_plain(layout: Layout, use: Use) -> bool:
+    """Are these the rows of a linear layer, examples first? Its rule takes them as they are."""
+    return layout.dim == 0 and layout.m == 1 and isinstance(use.rule, Linear)
+
+
+def collect(
+    f: Functional,
+    found: Anatomy,
+    blocks: Sequence[Block],
+    inputs: Inputs,
+    cotangents: Tensor,
+    chunk: int | None = None,
+    store: torch.dtype | None = None,
+) -> list[Factor]:
+    """The factors of all examples, one per block: forward passes over `chunk` examples each, kept in one place.
+
+    Args:
+        f: the network.
+        found: its anatomy.
+        blocks: the blocks to collect; backward stops at the earliest of their layers.
+        inputs: n examples.
+        cotangents: [k, c], the same for every example.
+        chunk: examples per forward pass (all at once if None).
+        store: precision in which factors are kept (that of f if None).
+    """
+    n, k = batch_size(inputs), len(cotangents)
+    chunk = n if chunk is None else max(1, min(chunk, n))
+    cot = cotangents.to(f.device, f.dtype)[:, None]
+    kept: dict[Names, Factor] = {}
+    for start in range(0, n, chunk):
+        at = slice(start, min(start + chunk, n))
+        part = f.prepare(inputs if chunk == n else take(inputs, at))
+        forward = Forward(f, found, blocks, part, start)
+        if not bool(torch.isfinite(forward.rows).all()):
+            bad = start + int((~torch.isfinite(forward.rows).all(1)).nonzero()[0])
+            raise UnsupportedError(f"{type(f.module).__name__} returned NaN or infinity for example {bad}")
+        size = at.stop - at.start
+        # without a vmapped backward pass, one cotangent at a time, so that not all are held twice
+        steps = [slice(0, k)] if found.batched or size == n else [slice(j, j + 1) for j in range(k)]
+        for ks in steps:
+            new = forward.factors(cot[ks].expand(-1, size, -1), last=ks.stop == k)
+            for names, factor in new.items():
+                kept[names] = _keep(kept.get(names), factor, ks, at, (k, n), store or f.dtype)
+        del forward
+    return [kept[b.names] for b in blocks]
+
+
+def _keep(
+    whole: Factor | None, part: Factor, ks: slice, at: slice, size: tuple[int, int], dtype: torch.dtype
+) -> Factor:
+    """A part written into its place in the whole, which is the part itself where there is no other."""
+    k, n = size
+    everything = ks.stop - ks.start == k and at.stop - at.start == n
+    if isinstance(part, RowsFactor):
+        if everything:
+            return RowsFactor(part.block, part.rows.to(dtype))
+        p = part.rows.shape[2]
+        rows = whole.rows if isinstance(whole, RowsFactor) else part.rows.new_empty(k, n, p, dtype=dtype)
+        rows[ks, at] = part.rows
+        return RowsFactor(part.block, rows)
+    if everything:
+        inputs = [a.to(dtype) if a.is_floating_point() else a for a in part.inputs]
+        return MatrixFactor(part.block, part.rules, inputs, [g.to(dtype) for g in part.grads])
+    if isinstance(whole, MatrixFactor):
+        inputs, grads = whole.inputs, whole.grads
+    else:
+        kinds = [dtype if a.is_floating_point() else a.dtype for a in part.inputs]
+        inputs = [a.new_empty(n, *a.shape[1:], dtype=kind) for a, kind in zip(part.inputs, kinds)]
+        grads = [g.new_empty(k, n, *g.shape[2:], dtype=dtype) for g in part.grads]
+    for mine, its in zip(inputs, part.inputs):
+        if ks.start == 0:
+            mine[at] = its
+    for mine, its in zip(grads, part.grads):
+        mine[ks, at] = its
+    return MatrixFactor(part.block, part.rules, inputs, grads)

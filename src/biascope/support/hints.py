@@ -1,0 +1,53 @@
+"""What to change when an input does not fit: ends of error messages, each with the call that mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from inspect import Parameter, signature
+from typing import Any
+
+from torch import Tensor, nn
+
+TOKENS = (
+    "; it looks up token numbers: pass x.long(), or, for a derivative by the input, wrap the network so that it takes "
+    "embedded tokens"
+)
+
+
+def pairs_hint(batch: Mapping[str, Any]) -> str:
+    """How a dict that is no set of keyword arguments becomes a pair (x, y), by the names of its entries."""
+    tensors = [k for k, v in batch.items() if isinstance(v, Tensor) and v.dim()]
+    x = max(tensors, key=lambda k: batch[k].dim(), default="x")
+    others = [k for k in tensors if k != x]
+    named = [k for k in others if k == "y" or any(word in str(k).lower() for word in ("label", "target", "class"))]
+    y = next(iter([*named, *others]), "y")
+    return f"pass pairs, e.g. [(batch[{x!r}], batch[{y!r}]) for batch in loader]"
+
+
+def several_hint(module: nn.Module) -> str:
+    """How to hand in several inputs, by the names of the module's forward.
+
+    Example:
+        >>> several_hint(nn.Bilinear(2, 2, 1)).split("; ")[1]
+        "for several inputs give a dict {'input1': ..., 'input2': ...}"
+    """
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    own = signature(module.forward).parameters.values()
+    needed = [p.name for p in own if p.kind in kinds and p.default is Parameter.empty]
+    named = ", ".join(f"{name!r}: ..." for name in needed)
+    wrapped = "where a shape is given, as to bs.nads, wrap it in a module that takes one"
+    return f"; for several inputs give a dict {{{named}}}; {wrapped}" if needed[1:] else ""
+
+
+def input_hint(layer: nn.Module, x: Tensor) -> str:
+    """Why a layer may refuse the input x [n, ...]: channels in the last axis, or numbers of another kind."""
+    if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+        return TOKENS if x.is_floating_point() else ""
+    if not x.is_floating_point():
+        return f"; its numbers are {x.dtype}: pass x.float(), scaled as in training"
+    if not isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) or x.dim() != len(layer.kernel_size) + 2:
+        return ""
+    if x.shape[-1] != layer.in_channels or x.shape[1] == layer.in_channels:
+        return ""
+    axes = ", ".join(map(str, (0, x.dim() - 1, *range(1, x.dim() - 1))))
+    return f"; channels come before pixels: pass x.permute({axes})"

@@ -1,0 +1,275 @@
+"""Inputs as users hand them in: tensors, keyword tensors, pairs with labels, loaders; checked once, here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import isfinite
+from operator import index
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+
+from biascope.support.arguments import tensor_fix
+from biascope.support.errors import InputError, UnsupportedError
+from biascope.support.hints import pairs_hint
+
+Inputs = Tensor | dict[str, Tensor]  # one batch: a tensor [n, ...], or keyword arguments, each [n, ...]
+SAMPLED = 4096  # entries by which a batch is recognised
+
+
+def map_inputs(inputs: Inputs, fn: Callable[[Tensor], Tensor]) -> Inputs:
+    """Apply fn to the tensor, or to every keyword tensor."""
+    return {k: fn(v) for k, v in inputs.items()} if isinstance(inputs, dict) else fn(inputs)
+
+
+def tensors_of(inputs: Inputs) -> list[Tensor]:
+    """All tensors of a batch."""
+    return list(inputs.values()) if isinstance(inputs, dict) else [inputs]
+
+
+def batch_size(inputs: Inputs) -> int:
+    """Number of examples in a batch."""
+    return tensors_of(inputs)[0].shape[0]
+
+
+def take(inputs: Inputs, index: slice | Tensor) -> Inputs:
+    """Some examples of a batch."""
+    return map_inputs(inputs, lambda t: t[index])
+
+
+def check_inputs(inputs: Any, what: str = "x") -> Inputs:
+    """Validate one batch: tensors with equal leading size, at least one example, finite."""
+    if isinstance(inputs, Mapping):
+        inputs = {k: v for k, v in inputs.items() if k != "labels"}
+        if not inputs or not all(isinstance(v, Tensor) for v in inputs.values()):
+            raise InputError(
+                f"{what}: a dict of inputs must hold tensors only, one per keyword argument of the model"
+                f"{_odd_entry(inputs)}"
+            )
+        sizes = {k: v.shape[0] if v.dim() else None for k, v in inputs.items()}
+        if len(set(sizes.values())) != 1:
+            raise InputError(f"{what}: keyword inputs disagree on the number of examples: {sizes}")
+    elif not isinstance(inputs, Tensor):
+        got = f"{type(inputs).__name__}{tensor_fix(inputs, what)}"
+        raise InputError(f"{what}: expected a tensor [n, ...] or a dict of tensors, got {got}")
+    for name, t in inputs.items() if isinstance(inputs, dict) else [(what, inputs)]:
+        if t.dim() == 0:
+            raise InputError(f"{name} is a scalar; the first dimension must count examples")
+        if t.shape[0] == 0:
+            raise InputError(f"{name} is empty: shape {list(t.shape)} has no example")
+        if t.is_complex():
+            raise UnsupportedError(f"{name} is complex; only real inputs are supported")
+        if t.is_floating_point() and t.numel() and not is_finite(t):
+            bad = int((~torch.isfinite(t.reshape(t.shape[0], -1)).all(1)).nonzero()[0])
+            raise InputError(f"{name} has a NaN or infinity, first in example {bad}")
+    checked: Inputs = map_inputs(inputs, lambda t: t.clone() if t.is_inference() else t)  # autograd refuses those
+    return checked
+
+
+def _odd_entry(inputs: Mapping[str, Any]) -> str:
+    """Which entry is no tensor, and what to do about it."""
+    odd = next((k for k, v in inputs.items() if not isinstance(v, Tensor)), None)
+    return "" if odd is None else f"; {odd!r} is a {type(inputs[odd]).__name__}: leave it out, or {pairs_hint(inputs)}"
+
+
+def is_finite(t: Tensor) -> bool:
+    """Is every entry a number? A sum of numbers is one, but where it overflows: then the smallest and the largest tell.
+
+    Example:
+        >>> is_finite(torch.tensor([3e38, 3e38])), is_finite(torch.tensor([1.0, float("nan")]))
+        (True, False)
+    """
+    total: Any = t.sum().tolist()
+    return isfinite(total) or all(map(isfinite, torch.stack(torch.aminmax(t)).tolist()))
+
+
+def check_shape(shape: Any, what: str = "input_shape") -> tuple[int, ...]:
+    """The shape of one input, without the batch: whole numbers from 1 on."""
+    if isinstance(shape, Tensor):
+        raise InputError(
+            f"{what} is a tensor of shape {tuple(shape.shape)}: pass the shape of one input, e.g. x.shape[1:]"
+        )
+    if not isinstance(shape, str):
+        try:
+            found = tuple(index(extent) for extent in shape)
+            if found and min(found) >= 1:
+                return found
+        except TypeError:
+            pass
+    fix = f"({shape},)" if isinstance(shape, int) and shape > 0 else "whole numbers from 1 on, e.g. (3, 32, 32)"
+    raise InputError(f"{what}={shape!r} is not the shape of one input: pass {fix}")
+
+
+def check_batch_size(size: int | None) -> int | None:
+    """A number of examples per pass: a whole number from 1 on, or None.
+
+    Example:
+        >>> check_batch_size(-1)
+        Traceback (most recent call last):
+        ...
+        biascope.InputError: batch_size=-1: a whole number from 1 on is needed, or None
+    """
+    try:
+        if size is None or index(size) >= 1:
+            return None if size is None else index(size)
+    except TypeError:
+        pass
+    raise InputError(f"batch_size={size!r}: a whole number from 1 on is needed, or None")
+
+
+def is_single(data: Any) -> bool:
+    """Is this one batch: a tensor, a dict of keyword tensors, or a pair (x, y)?"""
+    pair = isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor | Mapping)
+    return pair or isinstance(data, Tensor | Mapping)
+
+
+def batches(data: Any, what: str = "x") -> Iterator[tuple[Inputs, Tensor | None]]:
+    """Iterate over (inputs, labels or None).
+
+    A tensor or a dict is one batch; a tuple (x, y) is one labelled batch; anything else is iterated over and each
+    element is read in the same way (so a DataLoader, or a list of batches).
+    """
+    if isinstance(data, Tensor | Mapping):
+        labels = data.get("labels") if isinstance(data, Mapping) else None
+        yield check_inputs(data, what), labels
+        return
+    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor | Mapping):
+        yield check_inputs(data[0], what), data[1]
+        return
+    if not isinstance(data, Iterable) or hasattr(data, "__array__"):
+        fix = tensor_fix(data, what)
+        if isinstance(data, Dataset):
+            fix = "; pass torch.utils.data.DataLoader(dataset, batch_size=...)"
+        raise InputError(
+            f"{what}: expected a tensor, a dict, (x, y) or an iterable of batches, got {type(data).__name__}{fix}"
+        )
+    count = 0
+    for count, item in enumerate(data, start=1):
+        where = f"batch {count - 1} of {what}"
+        labels = None
+        if isinstance(item, tuple | list):
+            if not item or not isinstance(item[0], Tensor | Mapping):
+                raise InputError(f"{where}: expected x or (x, y), got {type(item).__name__} of {len(item)}")
+            item, labels = item[0], (item[1] if len(item) > 1 else None)
+        elif isinstance(item, Mapping):
+            labels = item.get("labels")
+        yield check_inputs(item, where), labels
+    if count == 0:
+        raise InputError(f"{what} is empty: the iterable gave no batch")
+
+
+def shuffles(data: Any) -> bool:
+    """Is this a DataLoader that gives another order, or other examples, at every pass?"""
+    if not isinstance(data, DataLoader):
+        return False
+    samplers = [data.sampler, data.batch_sampler, getattr(data.batch_sampler, "sampler", None)]
+    return any(isinstance(s, RandomSampler | SubsetRandomSampler | WeightedRandomSampler) for s in samplers)
+
+
+def readable_again(data: Any, what: str = "x", ordered: bool = True, same: bool = True) -> Any:
+    """Data that can be read several times: tensors as they are, other batches as they are or as `Repeated`.
+
+    A one-shot iterator is refused; with `ordered`, a DataLoader that shuffles too. With `same`, every pass is compared
+    with the first.
+
+    Example:
+        >>> readable_again(DataLoader([1.0, 2.0], shuffle=True))
+        Traceback (most recent call last):
+        ...
+        biascope.InputError: x is a DataLoader that shuffles, so its examples come in another order at every pass; use \
+        shuffle=False
+    """
+    if isinstance(data, Tensor | Mapping | tuple) or not isinstance(data, Iterable):
+        return data
+    if isinstance(data, Iterator):
+        raise InputError(
+            f"{what} is a one-shot iterator; pass a list of batches or a DataLoader, which can be read again"
+        )
+    if ordered:
+        refuse_shuffling(data, what)
+    return Repeated(data, what) if same and not isinstance(data, Repeated) else data
+
+
+def refuse_shuffling(data: Any, what: str = "x") -> None:
+    """Raise for a DataLoader whose order is unknown, where rows of the result belong to its examples."""
+    if shuffles(data):
+        raise InputError(
+            f"{what} is a DataLoader that shuffles, so its examples come in another order at every pass; use "
+            "shuffle=False"
+        )
+
+
+class Repeated:
+    """Batches that must be the same at every pass; the first pass says what they are.
+
+    Example:
+        >>> repeated = Repeated([torch.zeros(2), torch.ones(3)], "x")
+        >>> [len(batch) for _ in range(2) for batch in repeated]
+        [2, 3, 2, 3]
+    """
+
+    def __init__(self, data: Iterable[Any], what: str) -> None:
+        self.data, self.what = data, what
+        self._marks: list[int] | None = None  # None until all batches were seen
+
+    def __iter__(self) -> Iterator[Any]:
+        marks: list[int] = []
+        for item in self.data:
+            marks.append(_mark(item))
+            i = len(marks) - 1
+            if self._marks is not None and self._marks[i : i + 1] != marks[-1:]:
+                raise InputError(
+                    f"batch {i} of {self.what} is not what it was at the first pass: the examples must not change "
+                    "(no shuffling, no random augmentation)"
+                )
+            yield item
+        if self._marks is not None and len(marks) != len(self._marks):
+            raise InputError(
+                f"{self.what} gave {len(self._marks)} batches at the first pass and {len(marks)} at a later one; it "
+                "must not change"
+            )
+        self._marks = marks
+
+
+def _mark(item: Any) -> int:
+    """A checksum of the inputs of a batch, of their order too; of entries spread over them where there are many."""
+    item = item[0] if isinstance(item, tuple | list) and item else item
+    found = item.values() if isinstance(item, Mapping) else [item]
+    mark = 0
+    for t in found:
+        if not isinstance(t, Tensor):
+            continue  # refused by `batches`
+        flat, m = t.detach().reshape(-1), t.numel()
+        if m > SAMPLED:  # steps of the golden ratio fall into no pattern of rows and columns
+            places = torch.arange(SAMPLED, dtype=torch.float64, device="cpu").mul_(0.6180339887498949)
+            flat = flat[places.frac().mul_(m).long().to(t.device)]
+        mark = crc32(flat.contiguous().view(torch.uint8).cpu().numpy().tobytes(), crc32(str(t.shape).encode(), mark))
+    return mark
+
+
+def gather(data: Any, what: str = "x") -> Inputs:
+    """All examples of `data` as one batch (inputs only), in their order: a DataLoader that shuffles is refused."""
+    if isinstance(data, Tensor):
+        return check_inputs(data, what)
+    refuse_shuffling(data, what)
+    parts = [inputs for inputs, _ in batches(data, what)]
+    if len(parts) == 1:
+        return parts[0]
+    if isinstance(parts[0], dict):
+        return {k: torch.cat([p[k] for p in parts if isinstance(p, dict)]) for k in parts[0]}
+    return torch.cat([p for p in parts if isinstance(p, Tensor)])
+
+
+def finite(tensors: Sequence[Tensor]) -> list[bool]:
+    """For each tensor: is every entry finite? Asked of all at once, so that a GPU is waited for once.
+
+    The norms tell, with one operation for all. Only where a norm is not finite (an entry is not, or its square
+    overflows) are the smallest and largest entries looked at.
+    """
+    some = [t for t in tensors if t.numel() and t.is_floating_point()]
+    if not some or all(map(isfinite, torch.stack(torch._foreach_norm(some)).tolist())):
+        return [True] * len(tensors)
+    return [not t.numel() or all(map(isfinite, torch.stack(torch.aminmax(t)).tolist())) for t in tensors]

@@ -1,0 +1,1 @@
+"""Task arithmetic: editing networks in weight space."""

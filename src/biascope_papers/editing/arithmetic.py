@@ -1,0 +1,137 @@
+"""Tables 6.1 to 6.3 and Fig. 6.3: task addition and negation, plain and in the tangent space. On a stand-in, not CLIP.
+
+Addition: theta_0 + a sum_t tau_t with one coefficient a in {0, 0.05, ..., 1}, the same for all tasks, found on held-out
+images of the training split by the normalised accuracy (as the appendix says), for every method by itself. Negation:
+theta_0 - a tau_t; among the coefficients that leave 95 % of the accuracy on the control set, the one with the lowest
+accuracy on the task, on held-out images; reported on test images. The control set of the paper is ImageNet, here a set
+of the pre-training on which nothing was fine-tuned.
+"""
+
+from typing import Annotated
+
+from biascope.studies import Chart, Estimate, Run, StudyResult, study
+from biascope.studies.estimates import above, over_seeds
+from biascope_papers.editing.measures import Accuracies, about, accuracies, by_task, negations, spoken
+from biascope_papers.editing.stand_in import LABELS, LAPTOP, METHODS, ONE_WIDTH, Setting, Start, Width
+
+COMPARED = ("non-linear", "linear")
+STARTS: tuple[Start, ...] = ("random", "pre-trained")
+
+
+@study("editing/table6.1", sizes=ONE_WIDTH)
+def table6_1(run: Run, *, width: Width = 8, setting: Setting = LAPTOP) -> StudyResult:
+    """Accuracy of the sum of all task vectors, by three methods."""
+    found = accuracies(run, setting, width)
+    gain, before = over_seeds(found.of("linear").multi - found.of("non-linear").multi), over_seeds(found.before)
+    numbers = {"tangent minus plain fine-tuning, merged": gain, "accuracy, pre-trained": before}
+    rows = []
+    for method, label in LABELS.items():
+        mine = found.of(method)
+        merged, kept = over_seeds(mine.multi), over_seeds(mine.multi / mine.single)
+        numbers |= {f"accuracy, merged, {label}": merged, f"normalised accuracy, {label}": kept}
+        numbers[f"coefficient, {label}"] = Estimate.of(mine.alpha)
+        rows.append(f"{label} {merged} (normalised {kept})")
+    return StudyResult(
+        measured=f"Merged: {', '.join(rows)}; pre-trained {before}. Tangent minus plain: {gain}. "
+        f"{about(setting, width)}",
+        numbers=numbers,
+        figures=(_merged(setting, found),),
+    )
+
+
+@study("editing/fig6.3", sizes=ONE_WIDTH)
+def fig6_3(run: Run, *, width: Width = 8, setting: Setting = LAPTOP) -> StudyResult:
+    """Accuracy of the sum of all task vectors, task by task."""
+    found = accuracies(run, setting, width)
+    over_plain, over_late = (found.of("linear").multi - found.of(other).multi for other in ("non-linear", "post-hoc"))
+    leads = {
+        spoken(task): (Estimate.of(over_plain[:, t]), Estimate.of(over_late[:, t]))
+        for t, task in enumerate(setting.tasks)
+    }
+    best = [task for task, lead in leads.items() if all(map(above, lead))]
+    numbers = {"seeds": Estimate(setting.seeds)}
+    numbers["share of tasks on which tangent fine-tuning is surely highest"] = Estimate(len(best) / len(leads))
+    for task, (plain, late) in leads.items():
+        numbers[f"tangent minus plain fine-tuning, merged, {task}"] = plain
+        numbers[f"tangent minus linearised after the fact, merged, {task}"] = late
+    return StudyResult(
+        measured=f"Tangent fine-tuning is surely highest on {len(best)} of {len(leads)} tasks. Above plain fine-tuning "
+        f"by {', '.join(f'{lead[0]} ({task})' for task, lead in leads.items())}. {about(setting, width)}",
+        numbers=numbers,
+        figures=(_merged(setting, found),),
+    )
+
+
+@study("editing/table6.2", sizes=ONE_WIDTH)
+def table6_2(
+    run: Run,
+    *,
+    width: Width = 8,
+    keep: Annotated[float, "share of the control accuracy that must be left on held-out images"] = 0.95,
+    setting: Setting = LAPTOP,
+) -> StudyResult:
+    """Accuracy on what was subtracted and on the control set, by three methods."""
+    found = negations(run, setting, width, keep)
+    numbers, rows, at = dict[str, Estimate](), [], {method: i for i, method in enumerate(METHODS)}
+    for method, label in LABELS.items():
+        target, control, alpha = (over_seeds(found[what][:, at[method]]) for what in ("target", "control", "alpha"))
+        numbers |= {f"target accuracy, {label}": target, f"control accuracy, {label}": control}
+        numbers[f"coefficient, {label}"] = alpha
+        rows.append(f"{label} {target} / {control}")
+    for what in ("target", "control"):
+        numbers[f"{what} accuracy, pre-trained"] = over_seeds(found[f"{what}_before"][:, 0])
+        gap = found[what][:, at["linear"]] - found[what][:, at["non-linear"]]
+        numbers[f"{what}, tangent minus plain fine-tuning"] = over_seeds(gap)
+    before, less, control_before, kept = list(numbers.values())[-4:]
+    targets = {LABELS[method]: found["target"][:, i] for method, i in at.items()}
+    targets["pre-trained"] = found["target_before"][:, 0]
+    alt = "Accuracy on every task after its subtraction."
+    return StudyResult(
+        measured=f"Target / control accuracy: {', '.join(rows)}; pre-trained {before} / {control_before}. Tangent "
+        f"minus plain: {less} / {kept}. Control set: {spoken(setting.control)}. {about(setting, width)}",
+        numbers=numbers,
+        figures=(by_task("target", "Task subtracted", setting.tasks, targets, alt),),
+    )
+
+
+@study("editing/table6.3", sizes=ONE_WIDTH)
+def table6_3(run: Run, *, width: Width = 8, setting: Setting = LAPTOP) -> StudyResult:
+    """Single and merged accuracies from random initialisation, behind the heads of the pre-trained encoder.
+
+    Share of the gain: (merged - before) / (single - before), all averaged over tasks; 1 if addition keeps all that
+    fine-tuning gave, 0 if nothing.
+    """
+    numbers: dict[str, Estimate] = {}
+    found = {start: accuracies(run, setting, width, start) for start in STARTS}
+    for start, each in found.items():
+        numbers[f"accuracy before, {start}"] = over_seeds(each.before)
+        for method in COMPARED:
+            mine, which = each.of(method), f"{LABELS[method]}, {start}"
+            single, multi = (table.mean(1) - mine.before.mean(1) for table in (mine.single, mine.multi))
+            numbers[f"single, {which}"] = over_seeds(mine.single)
+            numbers[f"merged, {which}"] = over_seeds(mine.multi)
+            numbers[f"gain of fine-tuning, {which}"] = Estimate.of(single)
+            # not the mean of ratios: a gain near zero would blow one of them up
+            numbers[f"merged gain minus a quarter of the single gain, {which}"] = Estimate.of(multi - 0.25 * single)
+            numbers[f"share of the gain kept, {which}"] = Estimate.of(multi / single)
+    rows = {"random, before": found["random"].before}
+    parts = []
+    for method in COMPARED:
+        mine, label, which = found["random"].of(method), LABELS[method], f"{LABELS[method]}, random"
+        rows |= {f"single, {label}": mine.single, f"merged, {label}": mine.multi}
+        parts.append(
+            f"{label}: single {numbers[f'single, {which}']}, merged {numbers[f'merged, {which}']}, share of the gain "
+            f"kept {numbers[f'share of the gain kept, {which}']} (pre-trained: "
+            f"{numbers[f'share of the gain kept, {label}, pre-trained']})"
+        )
+    alt = "Single and merged accuracies by task."
+    return StudyResult(
+        measured=f"Random encoder {numbers['accuracy before, random']}. {'; '.join(parts)}. {about(setting, width)}",
+        numbers=numbers,
+        figures=(by_task("random", "From random initialisation", setting.tasks, rows, alt),),
+    )
+
+
+def _merged(setting: Setting, found: Accuracies) -> Chart:
+    rows = {LABELS[method]: found.of(method).multi for method in METHODS} | {"pre-trained": found.before}
+    return by_task("merged", "All tasks added", setting.tasks, rows, "Accuracy of the merged networks on every task.")

@@ -1,0 +1,173 @@
+"""Fig. 6.4, 6.5, 6.8, 6.10 and 6.11: the weight disentanglement error of two tasks. On a stand-in, not CLIP.
+
+xi(a1, a2) = sum over both tasks of the share of its test images whose predicted class differs between theta_0 + a_t
+tau_t and theta_0 + a1 tau1 + a2 tau2; between 0 and 2. For the fine-tuned network, its linearisation after the fact,
+and tangent fine-tuning. The region of low error is the share of the map [-3, 3]^2 where xi is at most 0.2, a tenth of
+its range, averaged over pairs of tasks. (The paper's 20 points contain neither 0 nor 1; the grids here contain both.)
+"""
+
+from typing import Annotated
+
+import torch
+
+from biascope.studies import Chart, Estimate, Run, StudyResult, study
+from biascope.studies.estimates import curve, over_seeds
+from biascope_papers.editing.measures import LOW, Maps, about, contrasts, energies, heat_maps, maps, spoken
+from biascope_papers.editing.stand_in import LABELS, LAPTOP, METHODS, Setting, Start, Width, Widths, sizes
+
+Pairs = Annotated[int, "pairs of neighbours in the list of tasks"]
+Points = Annotated[int, "test images per task in the maps"]
+Grid = Annotated[int, "coefficients per task between -3 and 3; 19 and 25 contain 0 and 1"]
+SMALL, LARGE = {"points": 60, "grid": 7}, {"points": 2048, "grid": 25}
+SIZES = sizes({"width": 4, "pairs": 1, **SMALL}, {"width": 192, **LARGE})
+STARTS: tuple[Start, ...] = ("random", "pre-trained")
+
+
+@study("editing/fig6.4", sizes=SIZES)
+def fig6_4(
+    run: Run, *, width: Width = 8, pairs: Pairs = 3, points: Points = 128, grid: Grid = 19, setting: Setting = LAPTOP
+) -> StudyResult:
+    """Disentanglement error of fine-tuned networks and of their linearisations."""
+    methods = ("non-linear", "post-hoc")
+    found = maps(run, setting, width, methods=methods, pairs=pairs, points=points, grid=grid)
+    dips = {method: over_seeds(found.everywhere(method) - found.box(method)) for method in methods}
+    larger = over_seeds(found.region("post-hoc") - found.region("non-linear"))
+    shown = _numbers(found, methods)
+    region, box, late_region, late_box = shown.values()
+    numbers = {"low region, after the fact minus fine-tuned": larger, **shown}
+    numbers |= {f"xi, whole map minus [0, 1]^2, {LABELS[method]}": dip for method, dip in dips.items()}
+    return StudyResult(
+        measured=f"Low region: {region} of the map for the network, {late_region} for its linearisation (difference "
+        f"{larger}). Mean error on [0, 1]^2: {box} and {late_box}; it is lower there than over the whole map by "
+        f"{dips['non-linear']} and {dips['post-hoc']}. {len(found.pairs)} pairs of tasks. {about(setting, width)}",
+        numbers=numbers,
+        figures=heat_maps(found, methods),
+    )
+
+
+@study("editing/fig6.8", sizes=SIZES)
+def fig6_8(
+    run: Run, *, width: Width = 8, pairs: Pairs = 3, points: Points = 128, grid: Grid = 19, setting: Setting = LAPTOP
+) -> StudyResult:
+    """Disentanglement error after tangent fine-tuning, against the linearisation after the fact."""
+    found = maps(run, setting, width, pairs=pairs, points=points, grid=grid)
+    plain, late, tangent = (found.region(method) for method in METHODS)
+    enough, over_plain = over_seeds(tangent - 0.9 * late), over_seeds(tangent - plain)
+    numbers = {
+        "low region, tangent minus 0.9 of after the fact": enough,
+        "low region, tangent minus fine-tuned": over_plain,
+        **_numbers(found, METHODS),
+    }
+    regions = ", ".join(f"{label} {numbers[f'low region, {label}']}" for label in LABELS.values())
+    boxes = ", ".join(str(numbers[f"xi on [0, 1]^2, {label}"]) for label in LABELS.values())
+    return StudyResult(
+        measured=f"Low region, share of the map: {regions}. Tangent minus nine tenths of after the fact: {enough}; "
+        f"tangent minus fine-tuned: {over_plain}. Mean error on [0, 1]^2, in the same order: {boxes}. "
+        f"{len(found.pairs)} pairs of tasks. {about(setting, width)}",
+        numbers=numbers,
+        figures=heat_maps(found, ("post-hoc", "linear")),
+    )
+
+
+@study("editing/fig6.5", sizes=sizes({"widths": "2,4", **SMALL}, {"widths": "96,192,384", **LARGE}))
+def fig6_5(
+    run: Run, *, widths: Widths = (4, 8), points: Points = 128, grid: Grid = 19, setting: Setting = LAPTOP
+) -> StudyResult:
+    """Disentanglement error of one pair of tasks, for networks of several sizes, each with its own pre-training.
+
+    Beside it how far a weight moves in fine-tuning, ||tau|| / sqrt(m): the reason the paper gives for the growth.
+    """
+    widths, compared = tuple(sorted(widths)), ("non-linear", "post-hoc")
+    found = {w: maps(run, setting, w, methods=compared, pairs=1, points=points, grid=grid) for w in widths}
+    small, large = found[widths[0]], found[widths[-1]]
+    grows = {method: over_seeds(large.region(method) - small.region(method)) for method in compared}
+    numbers = {f"low region, largest minus smallest, {LABELS[method]}": grow for method, grow in grows.items()}
+    for w, each in found.items():
+        numbers[f"||tau|| / sqrt(m), width {w}"] = over_seeds(each.rms["non-linear"])
+        numbers |= {f"{name}, width {w}": value for name, value in _numbers(each, compared).items()}
+    regions = {m: torch.cat([found[w].region(m) for w in widths], 1) for m in compared}  # [seeds, widths]
+    chart = Chart(
+        "sizes", "Region of low disentanglement error", "width of the encoder", "share of the map with low error",
+        tuple(curve(LABELS[method], widths, rows) for method, rows in regions.items()),
+        alt="The share of the map where the error is low, against the width.",
+        caption=f"Share of the coefficients on [-3, 3]^2 with an error up to {LOW:g}. Mean and standard error over "
+        "seeds.",
+    )  # fmt: skip
+    ends = dict.fromkeys((widths[0], widths[-1]))
+    shown = [figure for w in ends for figure in heat_maps(found[w], ("non-linear",), f"width {w}")]
+    pair = " and ".join(map(spoken, large.pairs[0]))
+    first, last = (numbers[f"||tau|| / sqrt(m), width {w}"] for w in (widths[0], widths[-1]))
+    return StudyResult(
+        measured=f"From width {widths[0]} to {widths[-1]} the low region of {pair} grows by "
+        f"{grows['non-linear']} of the map for the network and by {grows['post-hoc']} for its linearisation; a weight "
+        f"moves {first} in the smallest and {last} in the largest network. {about(setting, widths)}",
+        numbers=numbers,
+        figures=(chart, *shown),
+    )
+
+
+@study(
+    "editing/fig6.10",
+    sizes=sizes(
+        {"width": 4, "pairs": 1, **SMALL, "kernel_points": 40, "outputs": 2},
+        {"width": 192, **LARGE, "kernel_points": 200, "outputs": 10},
+    ),
+)
+def fig6_10(
+    run: Run,
+    *,
+    width: Width = 8,
+    pairs: Pairs = 3,
+    points: Points = 128,
+    grid: Grid = 19,
+    kernel_points: Annotated[int, "images of the task in the kernel, and as many of the control set"] = 100,
+    outputs: Annotated[int, "classes of a task whose kernels are taken, at most"] = 3,
+    setting: Setting = LAPTOP,
+) -> StudyResult:
+    """Disentanglement error (6.10) and localised eigenfunctions (6.11) of an encoder that was never trained.
+
+    Behind the heads of the pre-trained one, and compared with it. Networks that predict one class for all images, as
+    some do at negative coefficients, agree and count as low error; the mean error on [0, 1]^2 is beside it.
+    """
+    methods = ("non-linear", "linear")
+    shown = {
+        start: maps(run, setting, width, methods=methods, start=start, pairs=pairs, points=points, grid=grid)
+        for start in STARTS
+    }
+    numbers: dict[str, Estimate] = {}
+    for method in methods:
+        random, trained = (shown[start].region(method) for start in STARTS)
+        numbers[f"low region, random minus half of pre-trained, {LABELS[method]}"] = over_seeds(random - trained / 2)
+    for start, each in shown.items():
+        numbers |= {f"{name}, {start}": value for name, value in _numbers(each, methods).items()}
+    local = {}
+    for start in STARTS:
+        found = energies(run, setting, width, kernel_points, outputs, start)
+        local[start] = torch.stack([contrasts(values) for values in found.values()], 1)  # [seeds, tasks]
+        numbers[f"energy on the task minus control, {start}"] = over_seeds(local[start])
+    weaker = over_seeds(local["random"] - local["pre-trained"])
+    numbers["energy contrast, random minus pre-trained"] = weaker
+
+    def both(what: str) -> str:
+        return "; ".join(
+            f"{LABELS[m]} {numbers[f'{what}, {LABELS[m]}, random']} (pre-trained "
+            f"{numbers[f'{what}, {LABELS[m]}, pre-trained']})"
+            for m in methods
+        )
+
+    return StudyResult(
+        measured=f"Low region from random initialisation, share of the map: {both('low region')}. Mean error on "
+        f"[0, 1]^2: {both('xi on [0, 1]^2')}. Energy on the task minus that on the control set: "
+        f"{numbers['energy on the task minus control, random']} (pre-trained "
+        f"{numbers['energy on the task minus control, pre-trained']}; difference {weaker}). {about(setting, width)}",
+        numbers=numbers,
+        figures=heat_maps(shown["random"], methods, "random start"),
+    )
+
+
+def _numbers(found: Maps, methods: tuple[str, ...]) -> dict[str, Estimate]:
+    made = {}
+    for method in methods:
+        made[f"low region, {LABELS[method]}"] = over_seeds(found.region(method))
+        made[f"xi on [0, 1]^2, {LABELS[method]}"] = over_seeds(found.box(method))
+    return made

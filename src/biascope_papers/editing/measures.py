@@ -1,0 +1,265 @@
+"""What the studies of task arithmetic measure of a network and its task vectors, kept in the cache, and its charts."""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from biascope import InputError
+from biascope.editing import disentanglement, localisation, task_addition, task_negation
+from biascope.studies import Chart, HeatMap, Run
+from biascope.studies.estimates import curve, errors_over, mean_error
+from biascope.support import generator
+from biascope_papers.editing.stand_in import LABELS, METHODS, Networks, Setting, Start, networks, store
+
+LOW = 0.2  # a disentanglement error up to a tenth of its range counts as low
+MAP = (
+    "Share of the test images whose class changes where the other task's vector is added, summed over both tasks (0 to "
+    "2); mean over seeds. Merging looks for its coefficient in [0, 1]."
+)
+
+
+@dataclass(frozen=True)
+class Accuracies:
+    """Test accuracies of every method and task, [seeds, methods, tasks]; before: [seeds, tasks], of theta_0."""
+
+    before: Tensor
+    single: Tensor
+    multi: Tensor
+    alpha: Tensor  # [seeds, methods]
+
+    def of(self, method: str) -> "Accuracies":
+        """Those of one method: [seeds, tasks]."""
+        i = METHODS.index(method)
+        return Accuracies(self.before, self.single[:, i], self.multi[:, i], self.alpha[:, i])
+
+
+def accuracies(run: Run, setting: Setting, width: int, start: Start = "pre-trained") -> Accuracies:
+    """Every task alone, and all added with the one coefficient that is best on held-out images."""
+
+    def measure(seed: int) -> dict[str, Tensor]:
+        made = networks(run, setting, width, seed, start)
+        held, test = ({t: getattr(made.images[t], part) for t in setting.tasks} for part in ("held", "test"))
+        found: dict[str, list[Tensor]] = {"single": [], "multi": [], "alpha": [], "before": []}
+        for method in METHODS:
+            model, vectors = made.predictor(method)
+            added = task_addition(model, vectors, held, test, heads=_heads(made, setting.tasks))
+            found["alpha"].append(torch.tensor(added.alpha, dtype=torch.float64))
+            for name, scores in (("single", added.single), ("multi", added.multi), ("before", added.pretrained)):
+                found[name].append(torch.stack([scores[t].mean() for t in setting.tasks]))
+        return {**{name: torch.stack(rows) for name, rows in found.items()}, "before": found["before"][0]}
+
+    found = _kept(run, setting, width, f"accuracies, {start}", measure)
+    for seed in range(setting.seeds):
+        for i, method in enumerate(METHODS):
+            means = {name: float(found[name][seed, i].mean()) for name in ("single", "multi", "alpha")}
+            before = float(found["before"][seed].mean())
+            run.log(start=start, width=width, seed=seed, method=method, before=before, **means)
+    return Accuracies(**found)
+
+
+def negations(run: Run, setting: Setting, width: int, keep: float) -> dict[str, Tensor]:
+    """Every task subtracted: `target`, `control`, `alpha` [seeds, methods, tasks]; of theta_0: `target_before`, ..."""
+
+    def measure(seed: int) -> dict[str, Tensor]:
+        made = networks(run, setting, width, seed)
+        control = made.images[setting.control]
+        names = ("target", "control", "target_before", "control_before")
+        table = torch.zeros(len(METHODS), len(setting.tasks), 5, dtype=torch.float64)
+        for (i, method), (j, task) in itertools.product(enumerate(METHODS), enumerate(setting.tasks)):
+            model, vectors = made.predictor(method)
+            parts = made.images[task]
+            gone = task_negation(
+                model, vectors[task], parts.held, control.held, (parts.test, control.test), keep=keep,
+                heads=(made.head(task), made.head(setting.control)),
+            )  # fmt: skip
+            table[i, j] = torch.tensor([gone.means()[name][0] for name in names] + [gone.alpha])
+        return {name: table[..., k] for k, name in enumerate([*names, "alpha"])}
+
+    return _kept(run, setting, width, f"negations, {keep}", measure)
+
+
+@dataclass(frozen=True)
+class Maps:
+    """xi of pairs of tasks, {method: [seeds, pairs, A, A]} with the first task's coefficient down the rows.
+
+    `rms` {method: [seeds, pairs]}: how far a weight moved in fine-tuning, ||tau|| / sqrt(m), averaged over the pair.
+    """
+
+    alphas: tuple[float, ...]
+    pairs: tuple[tuple[str, str], ...]
+    xi: Mapping[str, Tensor]
+    rms: Mapping[str, Tensor]
+
+    def region(self, method: str) -> Tensor:
+        """Share of the map where xi is low, [seeds, pairs]."""
+        return (self.xi[method] <= LOW).double().mean((-2, -1))
+
+    def everywhere(self, method: str) -> Tensor:
+        """Mean of xi over the map, [seeds, pairs]."""
+        return self.xi[method].mean((-2, -1))
+
+    def box(self, method: str) -> Tensor:
+        """Mean of xi over the coefficients that are searched, [0, 1]^2: [seeds, pairs]."""
+        inside = torch.tensor([-1e-6 <= a <= 1 + 1e-6 for a in self.alphas])
+        return self.xi[method][..., inside, :][..., inside].mean((-2, -1))
+
+
+def maps(
+    run: Run,
+    setting: Setting,
+    width: int,
+    *,
+    methods: Sequence[str] = METHODS,
+    start: Start = "pre-trained",
+    pairs: int = 3,
+    points: int = 200,
+    grid: int = 13,
+) -> Maps:
+    """Disentanglement errors on [-3, 3]^2 of the first `pairs` pairs of neighbours in the list of tasks."""
+    chosen = tuple(itertools.pairwise(setting.tasks))[:pairs]
+    if not chosen:
+        raise InputError(f"tasks={','.join(setting.tasks)} and pairs={pairs} make no pair: name two tasks or more")
+    alphas = tuple(torch.linspace(-3, 3, grid, dtype=torch.float64).tolist())
+
+    def measure(method: str, seed: int) -> dict[str, Tensor]:
+        tasks = tuple(dict.fromkeys(itertools.chain(*chosen)))
+        made = networks(run, setting, width, seed, start, tasks, [method])
+        model, vectors = made.predictor(method)
+        xi = []
+        for pair in chosen:
+            two = {task: vectors[task] for task in pair}
+            x = {task: made.images[task].test[0][:points] for task in pair}
+            xi.append(disentanglement(model, two, x, alphas, heads=_heads(made, pair), batch_size=1024).xi)
+        moved = [sum(vectors[task].rms() for task in pair) / 2 for pair in chosen]
+        return {"xi": torch.stack(xi), "rms": torch.tensor(moved, dtype=torch.float64)}
+
+    size = f"{len(chosen)} pairs, {points}, {grid}"
+    found = {m: _kept(run, setting, width, f"xi, {start}, {m}, {size}", partial(measure, m)) for m in methods}
+    xi, rms = ({method: each[name] for method, each in found.items()} for name in ("xi", "rms"))
+    return Maps(alphas, chosen, xi, rms)
+
+
+def energies(
+    run: Run, setting: Setting, width: int, points: int, outputs: int, start: Start = "pre-trained"
+) -> dict[str, Tensor]:
+    """Local energy of the tangent kernel: {task: [seeds, outputs, 2 points]}, the task's inputs before the control's.
+
+    One kernel per class of the task (the first `outputs`), K(task, task and control) on equally many test images.
+    """
+
+    def some(x: Tensor, seed: int, name: str) -> Tensor:
+        if points > len(x):
+            raise InputError(
+                f"{points} images were asked for, {name} has {len(x)} for tests: raise `test` or ask for fewer"
+            )
+        return x[torch.randperm(len(x), generator=generator(seed, "points"))[:points].to(x.device)]
+
+    def measure(seed: int) -> dict[str, Tensor]:
+        made = networks(run, setting, width, seed, start, methods=())
+        found = {}
+        for task in setting.tasks:
+            rows = made.rows[task]
+            head = nn.Linear(rows.shape[1], len(rows), bias=False, device=rows.device)
+            head.weight = nn.Parameter(rows, requires_grad=False)
+            model = nn.Sequential(made.encoder, head).eval()
+            x, z = (some(made.images[name].test[0], seed, name) for name in (task, setting.control))
+            classes = range(min(outputs, len(rows)))
+            each = [localisation(model, x, z, outputs=c, params=["0"]).energy.values.flatten() for c in classes]
+            found[task] = torch.stack(each).double()
+        return found
+
+    found = _kept(run, setting, width, f"energies, {start}, {points}, {outputs}", measure)
+    return {task: found[task] for task in setting.tasks}  # stored by name
+
+
+def contrasts(energy: Tensor) -> Tensor:
+    """Energy on the task minus that on the control set, [seeds], from [seeds, outputs, points of both]."""
+    task, control = energy.chunk(2, -1)
+    return (task - control).mean((1, 2))
+
+
+def _heads(made: Networks, tasks: Sequence[str]) -> dict[str, Callable[[Tensor], Tensor]]:
+    return {task: made.head(task) for task in tasks}
+
+
+def _kept(
+    run: Run, setting: Setting, width: int, key: str, measure: Callable[[int], Mapping[str, Tensor]]
+) -> dict[str, Tensor]:
+    """What `measure` gives of all seeds: from the run folder, else from the cache, else now; {name: [seeds, ...]}.
+
+    Judging a run again needs no cache.
+    """
+
+    def take(seed: int) -> dict[str, Any]:
+        cache = store(run, setting, width, seed)
+        run.log(measured=key, width=width, seed=seed, from_cache=key in cache.arrays())
+        return cache.cached(key, lambda: measure(seed))
+
+    rows: list[dict[str, Any]] = [
+        run.cached(f"{key}, width {width}, seed {seed}", partial(take, seed)) for seed in range(setting.seeds)
+    ]
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+# ----------------------------------------------------------------------------------------------- charts and sentences
+
+
+def by_task(name: str, title: str, tasks: Sequence[str], rows: Mapping[str, Tensor], alt: str) -> Chart:
+    """Accuracies of several networks, {label: [seeds, tasks]}, task by task."""
+    places = range(1, len(tasks) + 1)
+    return Chart(
+        name, title, "task", "test accuracy",
+        tuple(curve(label, places, table, "points") for label, table in rows.items()),
+        alt=alt, caption=f"Mean and standard error over seeds.{_classes(tasks)}", x_names=tuple(map(spoken, tasks)),
+    )  # fmt: skip
+
+
+def heat_maps(found: Maps, methods: Sequence[str], where: str = "") -> tuple[HeatMap, ...]:
+    """One map of xi, averaged over seeds, per pair of tasks and method."""
+    made = list[HeatMap]()
+    for p, pair in enumerate(found.pairs):
+        one, two = map(spoken, pair)
+        for method in methods:
+            # the first task's coefficient goes right, as in the paper
+            z = mean_error(found.xi[method][:, p].flatten(1))[0].reshape(len(found.alphas), -1).T
+            made.append(
+                HeatMap.of(
+                    f"xi-{p + 1}-{method}{'-' + where.replace(' ', '-') if where else ''}",
+                    f"{one} and {two}: {LABELS[method]}{', ' + where if where else ''}",
+                    x=found.alphas, y=found.alphas, z=z.tolist(),
+                    x_label=f"coefficient of {one}", y_label=f"coefficient of {two}",
+                    z_label="disentanglement error", low=0.0, high=1.6,
+                    alt="Disentanglement error over both coefficients, zero at the origin.",
+                    caption=("As above." if made else MAP) + _classes(pair),
+                )
+            )  # fmt: skip
+    return tuple(made)
+
+
+def spoken(task: str) -> str:
+    """A task in words: `quickdraw:0-30` are its classes 0 to 29, "quickdraw 0-29"; "inverted digits"."""
+    name, _, turn = task.partition("/")
+    name, _, span = name.partition(":")
+    low, _, high = span.partition("-")
+    return f"{turn} {name} {f'{low}-{int(high) - 1}' if span else ''}".strip()
+
+
+def _classes(tasks: Sequence[str]) -> str:
+    return " Numbers behind a name: classes of that set." if any(":" in task for task in tasks) else ""
+
+
+def about(setting: Setting, width: int | Sequence[int]) -> str:
+    """The deviation from the paper, in a sentence or two."""
+    widths = str(width) if isinstance(width, int) else ", ".join(map(str, width))
+    n = setting.seeds
+    errors = f"errors over {n} pre-trainings" if n > 1 else errors_over(n, len(setting.tasks), "tasks")
+    return (
+        f"Stand-in: not CLIP. Encoder: {setting.net} of width {widths}, pre-trained here on {setting.few} images per "
+        f"class of {', '.join(map(spoken, setting.tasks))} and on {spoken(setting.control)}; {setting.steps} steps of "
+        f"fine-tuning at {setting.lr:g}; {errors}."
+    )

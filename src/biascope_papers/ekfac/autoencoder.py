@@ -1,0 +1,307 @@
+"""Figs. 4.3 and 4.4 a, b: a deep sigmoid auto-encoder on MNIST or digits, trained by several optimisers.
+
+`contest` describes how optimisers are compared. How the weights begin is not in the paper, and decides who learns. As
+torch draws them, eight sigmoid layers shrink the gradient a thousandfold: SGD and Adam without batch normalisation stay
+on the plateau for thousands of steps, and so does KFAC with any constant damping that does not diverge. `init="glorot"`
+draws them as Glorot and Bengio advise for sigmoids (four times their uniform range, no biases): then everybody leaves
+the plateau. SGD and Adam have batch normalisation, as in the paper; "sgd" and "adam" among the optimisers train the
+plain network. KFAC's factors and both eigenbases are computed every `refresh` steps (amortised, as in the paper).
+
+What was changed on the way, in Fig. 4.3. After the first run at the paper's size, where the baselines had no batch
+normalisation and the weights began as torch draws them, KFAC, SGD and Adam never left the plateau. After the second: a
+walk in place of fixed grids, which had not surrounded EKFAC's best setting. After the first walk at laptop size: half
+the widths, so that the search can afford whole trainings; by 200 of 500 steps it had chosen for EKFAC a setting that
+ends at 90, while another one ends at 82.
+"""
+
+import math
+from dataclasses import dataclass
+from itertools import product
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from biascope import nets
+from biascope.studies import Chart, Estimate, HeatMap, Run, StudyResult, study
+from biascope.studies.estimates import curve
+from biascope.support import progress
+from biascope_papers.ekfac import contest
+from biascope_papers.ekfac.common import images, reconstruction, require
+from biascope_papers.ekfac.contest import NAMES, Outcome, Problem, Setting
+
+OPTIMISERS = ("ekfac", "ekfac-ra", "kfac", "sgd-bn", "adam-bn")
+FAMILY = ("ekfac", "ekfac-ra", "kfac")
+DECADES = (1e-4, 1e-3, 1e-2, 1e-1)
+LOSS = "cross-entropy per image"
+PAPER: dict[str, Any] = {"dataset": "mnist", "n": 60000, "hidden": (1000, 500, 250, 30)}
+LONG = PAPER | {"init": "glorot", "trials": 14, "every": 50, "trial": 0.1, "extend": True}
+
+
+def problem(run: Run, dataset: str, n: int, hidden: tuple[int, ...], init: str = "torch") -> Problem:
+    """Reconstruct n images; batch normalisation for the optimisers with "-bn" in their name."""
+    x, _ = images(dataset, n, run)
+
+    def build(seed: int, normed: bool) -> nn.Module:
+        net = nets.build("autoencoder", seed=seed, in_features=x.shape[1], hidden=hidden)
+        if init == "glorot":
+            glorot(net, torch.Generator().manual_seed(seed))
+        return normalised(net) if normed else net
+
+    def loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return reconstruction(net, y)
+
+    seen = x[: contest.EVALUATED]
+    plateau = float(F.binary_cross_entropy(seen.mean(0).expand_as(seen), seen, reduction="sum")) / len(seen)
+    return Problem(build, loss, x, x, plateau=plateau)
+
+
+@torch.no_grad()
+def glorot(net: nn.Module, generator: torch.Generator) -> None:
+    """Weights uniform within 4 sqrt(6 / (fan_in + fan_out)), biases 0: what Glorot and Bengio advise for sigmoids."""
+    for layer in net.modules():
+        if isinstance(layer, nn.Linear):
+            bound = 4 * math.sqrt(6 / sum(layer.weight.shape))
+            layer.weight.copy_((2 * torch.rand(layer.weight.shape, generator=generator) - 1) * bound)
+            layer.bias.zero_()
+
+
+def normalised(net: nn.Module) -> nn.Module:
+    """The same auto-encoder with batch normalisation in front of every sigmoid."""
+    for name, stack in net.named_children():
+        new, width = nn.Sequential(), 0
+        for key, layer in stack.named_children():
+            if isinstance(layer, nn.Linear):
+                width = layer.out_features
+            elif isinstance(layer, nn.Sigmoid):
+                new.add_module(key.replace("act", "norm"), nn.BatchNorm1d(width))
+            new.add_module(key, layer)
+        setattr(net, name, new)
+    return net
+
+
+STARTS = {
+    "ekfac": (0.03, 1e-3),
+    "ekfac-ra": (0.1, 1e-3),
+    "kfac": (300.0, 1e3),
+    "sgd": (0.1, 0.8),
+    "adam": (0.01, 1e-6),
+}
+"""Learning rate and damping (momentum, epsilon) where the walks begin: what was best at the laptop size, 500 steps.
+
+KFAC's valley lr = damping / 3 to damping / 10 has no upper end: it is as low at a damping of 1e5, where KFAC is SGD.
+Its floor is bumpy, so a walk along it may stop early.
+EKFAC's first steps raise the loss at nearly all good settings: they are those of the dense formula, not a defect. At
+the paper's widths they raise it more, and more damping is needed: from 945, after 20 steps, EKFAC is at 3079 with
+(0.01, 0.001), 1451 with (0.01, 0.01), 392 with (0.01, 0.1).
+"""
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Options of every study that trains the auto-encoder by several optimisers."""
+
+    dataset: Annotated[Literal["digits", "mnist"], "images to encode"] = "digits"
+    n: Annotated[int, "training images"] = 1437
+    hidden: Annotated[tuple[int, ...], "widths of the encoder"] = (60, 30, 15)
+    size: Annotated[int, "examples per batch"] = 200
+    init: Annotated[Literal["torch", "glorot"], "how weights begin (not in the paper)"] = "torch"
+
+    def problem(self, run: Run) -> Problem:
+        """Reconstruct the images."""
+        return problem(run, self.dataset, self.n, self.hidden, self.init)
+
+
+@dataclass(frozen=True)
+class Contest(Encoder):
+    """Options of the contests on the auto-encoder."""
+
+    steps: Annotated[int, "iterations of every training"] = 500
+    every: Annotated[int, "iterations between evaluations"] = 10
+    trials: Annotated[int, "trainings of the search, per optimiser"] = 14
+    trial: Annotated[float, "share of the iterations in a training of the search"] = 1.0
+    extend: Annotated[bool, "search again with twice the share while the best is on the plateau"] = False
+    seeds: Annotated[int, "initialisations the best setting is trained from"] = 3
+
+    def hold(self, run: Run, task: Problem, names: tuple[str, ...], refresh: int) -> Outcome:
+        """A contest with `refresh` iterations between refreshes."""
+        frames = {
+            name: Setting(name, *contest.beginning(STARTS, name), self.size, self.steps, refresh, self.every)
+            for name in names
+        }
+        return contest.hold(run, task, frames, self.trials, self.seeds, self.trial, self.extend)
+
+
+ENCODER = Encoder()
+CONTEST, SHORT = Contest(), Contest(steps=300)
+
+
+@study(
+    "ekfac/fig4.3",
+    sizes={
+        "smoke": {"n": 500, "hidden": (30, 15), "steps": 40, "trials": 1, "seeds": 2},
+        "laptop": {"dataset": "mnist", "n": 5000, "hidden": (100, 50, 25, 12), "init": "glorot", "steps": 500}
+        | {"every": 25, "trials": 16, "seeds": 2},
+        "paper": LONG | {"steps": 6000},
+    },
+)
+def fig4_3(
+    run: Run,
+    *,
+    options: Contest = CONTEST,
+    refresh: Annotated[int, "iterations between refreshes, for KFAC and EKFAC"] = 50,
+    optimisers: Annotated[tuple[str, ...], "who takes part"] = OPTIMISERS,
+) -> StudyResult:
+    """Loss of a deep auto-encoder against iterations and against time, for five optimisers."""
+    out = options.hold(run, options.problem(run), optimisers, refresh)
+    rivals = ("kfac", "sgd-bn" if "sgd-bn" in optimisers else "sgd")
+    numbers, text = contest.report(out, ("ekfac", "ekfac-ra"), rivals, "Final losses")
+    figures = contest.charts(out, LOSS, f"Best of at most {options.trials} settings.")
+    return StudyResult(measured=text, numbers=numbers, figures=figures)
+
+
+@study(
+    "ekfac/fig4.3d",
+    sizes={
+        "smoke": {"n": 200, "hidden": (20, 10), "epochs": 12.0, "seeds": 2, "refresh": 6, "lrs": (1e-3, 1e-2, 1e-1)}
+        | {"dampings": (1e-3, 1e-2, 1e-1)},
+        "laptop": {"dataset": "mnist", "n": 5000, "hidden": (200, 100, 50, 20), "seeds": 2, "epochs": 5.0},
+        "paper": PAPER,
+    },
+)
+def fig4_3d(
+    run: Run,
+    *,
+    options: Encoder = ENCODER,
+    optimiser: Annotated[Literal["ekfac", "ekfac-ra", "kfac"], "whose hyper-parameters they are"] = "ekfac",
+    lrs: Annotated[tuple[float, ...], "learning rates, ascending decades"] = DECADES,
+    dampings: Annotated[tuple[float, ...], "dampings, ascending decades"] = DECADES,
+    epochs: Annotated[float, "passes over the images"] = 20.0,
+    refresh: Annotated[int, "iterations between refreshes"] = 50,
+    seeds: Annotated[int, "initialisations"] = 3,
+) -> StudyResult:
+    """Final loss of the auto-encoder on a grid of learning rates and dampings.
+
+    Every pair is trained from every seed on the same batches; nothing is selected but the best pair. The cost of a pair
+    is the share of the best pair's descent that it misses, (L - L_best) / (L_start - L_best), at most 1; a pair that
+    diverges costs 1. A decade away from the best pair: a tenth or ten times of one value, whichever is worse. Where the
+    best pair did not learn, these costs mean nothing and have no error.
+    """
+    require(len(lrs) > 1 < len(dampings), f"lrs={lrs}, dampings={dampings}: give at least two of each")
+    task = options.problem(run)
+    n = len(task.x)
+    size = min(options.size, n)
+    steps = max(1, round(epochs * n / size))
+    pairs, shape = list(product(lrs, dampings)), (len(lrs), len(dampings), seeds)
+    rows = [
+        [contest.cached(run, task, Setting(optimiser, *pair, size, steps, refresh, steps), i) for i in range(seeds)]
+        for pair in progress(pairs, "pairs")
+    ]
+    losses = torch.tensor([[row["final"] for row in own] for own in rows], dtype=torch.float64)
+    starts = torch.tensor([float(row["loss"][0]) for row in rows[0]], dtype=torch.float64)
+    cost, best = costs(losses.view(shape), starts)
+    reached = losses.view(shape)[best]
+    rate, damping = steepest(cost[:, best[1]], best[0]), steepest(cost[best[0]], best[1])
+    if not bool((reached < starts).all()):
+        rate, damping = (Estimate(value.value, None, value.n) for value in (rate, damping))
+    shown = {
+        f"loss, lr {pair[0]:g}, damping {pair[1]:g}": Estimate.of(row)
+        for pair, row in zip(pairs, losses)
+        if float(row.max()) < float(starts.max()) * 1e3
+    }
+    diverged = int((losses >= starts).all(1).sum())
+    mean = losses.view(shape).mean(-1)
+    mean = torch.where(mean < float(starts.mean()) * 1e3, mean, torch.nan)  # blown up: no number to show
+    x, y = ([round(math.log10(value), 3) for value in values] for values in (lrs, dampings))
+    return StudyResult(
+        measured=f"{NAMES[optimiser]} on {n} images of {options.dataset}, {steps} iterations "
+        f"({steps * size / n:.3g} epochs), {seeds} seeds: best at learning rate {lrs[best[0]]:g}, damping "
+        f"{dampings[best[1]]:g} with loss {Estimate.of(reached)} (start {float(starts.mean()):.4g}). A decade away "
+        f"from it costs {rate} of the descent in learning rate and {damping} in damping; {diverged} of {len(pairs)} "
+        "pairs end above the start.",
+        numbers={
+            "cost of a decade, learning rate": rate,
+            "cost of a decade, damping": damping,
+            "training loss at the start": Estimate.of(starts),
+            **shown,
+        },
+        figures=(
+            HeatMap.of("sensitivity", f"Training loss at the end, {NAMES[optimiser]}", x=x, y=y, z=mean.T.tolist(),
+                       x_label="log10 learning rate", y_label="log10 damping", z_label="loss", log_z=True,
+                       alt="The loss is low in a small part of the grid.", caption="Mean over seeds. Empty: diverged."),
+        ),
+    )  # fmt: skip
+
+
+def costs(losses: Tensor, starts: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    """Share of the best pair's descent that each pair misses, [lrs, dampings, seeds] in [0, 1], and the best pair.
+
+    The best pair has the lowest mean loss; with one seed it may beat another pair that is better on that seed, whose
+    cost is then 0.
+    """
+    best = divmod(int(losses.mean(-1).flatten().argmin()), losses.shape[1])
+    low = losses[best]
+    return ((losses - low) / (starts - low).clamp_min(1e-12)).clamp(0, 1), best
+
+
+def steepest(line: Tensor, at: int) -> Estimate:
+    """The worse neighbour of the best value on a line of costs [values, seeds]."""
+    near = [i for i in (at - 1, at + 1) if 0 <= i < len(line)]
+    return max((Estimate.of(line[i]) for i in near), key=lambda estimate: estimate.value)
+
+
+@study(
+    "ekfac/fig4.4ab",
+    sizes={
+        "smoke": {"n": 500, "hidden": (30, 15), "steps": 30, "trials": 1, "seeds": 2, "periods": (3, 30)},
+        "laptop": {"init": "glorot", "every": 25, "trials": 16, "periods": (1, 10, 100)},
+        "paper": LONG | {"steps": 3000, "periods": (5, 20, 50, 100, 500)},
+    },
+)
+def fig4_4ab(
+    run: Run,
+    *,
+    options: Contest = SHORT,
+    periods: Annotated[tuple[int, ...], "iterations between refreshes"] = (1, 10, 50, 100),
+) -> StudyResult:
+    """Final loss of the auto-encoder against the period of refreshes.
+
+    For every period and every method the setting is chosen as in `contest`, from the same start. A method that has not
+    learnt at the shortest period has nothing to lose; then the differences have no error. The laptop size has
+    scikit-learn's digits, not MNIST: with frequent refreshes it could not afford a search that surrounds the best
+    settings.
+    """
+    require(len(set(periods)) > 1, f"periods={periods}: at least two are needed to see a loss")
+    task, seeds = options.problem(run), options.seeds
+    out = {period: options.hold(run, task, FAMILY, period) for period in sorted(periods)}
+    numbers: dict[str, Estimate] = {}
+    for period, one in out.items():
+        numbers |= contest.timing(one, f", period {period}")[0]
+        finals = {name: Estimate.of(one.final(name)) for name in FAMILY}
+        numbers |= {f"final loss, {NAMES[name]}, period {period}": value for name, value in finals.items()}
+    first, last = min(out), max(out)
+    worse = {name: [b - a for a, b in zip(out[first].final(name), out[last].final(name))] for name in FAMILY}
+    learnt = all(out[first].learnt(name) for name in FAMILY)
+    for name in ("ekfac", "ekfac-ra"):
+        gap = Estimate.of([k - e for e, k in zip(worse[name], worse["kfac"])])
+        gap = gap if learnt else Estimate(gap.value, None, gap.n)
+        numbers[f"what KFAC loses more than {NAMES[name]}"] = gap
+    shown = f"{options.n} images of {options.dataset}, encoder of widths {', '.join(map(str, options.hidden))}"
+    rises = ", ".join(f"{NAMES[name]} {Estimate.of(values)}" for name, values in worse.items())
+    later = [contest.searched(one, f", period {period}") for period, one in out.items() if period != first]
+    texts = filter(None, [contest.remarks(out[first]), *later, "" if seeds > 1 else "One seed: no error bars."])
+    finals_of = {NAMES[name]: list(zip(*(one.final(name) for one in out.values()))) for name in FAMILY}
+    ends = [contest.charts(out[p], LOSS, f"Period {p}.", f"period-{p}-", f", period {p}") for p in (first, last)]
+    return StudyResult(
+        measured=f"From a period of {first} to {last} the loss after {options.steps} iterations rises by {rises} "
+        f"({shown}). {' '.join(texts)}",
+        numbers=numbers,
+        figures=(
+            Chart("periods", "Training loss at the end against the period of refreshes", "iterations between refreshes",
+                  LOSS, tuple(curve(name, out, rows) for name, rows in finals_of.items()),
+                  alt="One curve per method over periods.", log_x=True, log_y=True,
+                  caption=f"{options.steps} iterations on {shown}; mean over {seeds} seeds, band: standard error."),
+            *(chart for pair in ends for chart in pair),
+        ),
+    )  # fmt: skip

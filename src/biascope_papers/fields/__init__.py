@@ -1,0 +1,1 @@
+"""Implicit neural representations: what they can represent, recover and learn quickly."""

@@ -1,0 +1,126 @@
+"""Fig. 5.6: the first atoms (eigenfunctions of the tangent kernel) of SIRENs, and of a meta-learned SIREN, as images.
+
+Frequencies are those of cosines, not of the DFT, where an atom whose edges do not meet counts as a high frequency.
+Whether atoms look like the images is for the eye: see the picture.
+"""
+
+from typing import Annotated, Any
+
+import torch
+from scipy.fft import dctn
+from torch import Tensor
+
+from biascope.linalg import subspace_overlap
+from biascope.studies import Chart, Estimate, Run, StudyResult, study
+from biascope.studies.estimates import curve, spearman, through
+from biascope.studies.pictures import picture, signed
+from biascope.support import derive, progress
+from biascope_papers.fields.setting import (
+    LEGEND,
+    META,
+    SETTING,
+    Field,
+    Meta,
+    Setting,
+    atoms_of,
+    stacked,
+    start,
+    with_meta,
+)
+
+SHOWN = 6
+CAPTION = "The first atoms of each network (first seed), red above zero and blue below."
+
+
+@study("fields/fig5.6", sizes=with_meta({"atoms": 5}, {}))
+def fig5_6(
+    run: Run,
+    *,
+    setting: Setting = SETTING,
+    meta: Meta = META,
+    w0s: Annotated[tuple[float, ...], "first frequencies of the SIRENs"] = (5.0, 30.0, 100.0),
+    meta_w0: Annotated[float, "w0 of the SIREN whose start is meta-learned (MAML)"] = 30.0,
+    atoms: Annotated[int, "how many first atoms are measured"] = 10,
+) -> StudyResult:
+    """Frequencies of the first atoms against w0, and their likeness to images after meta-learning."""
+    w0s = tuple(sorted(w0s))
+    plain, learned = Field("siren", meta_w0), Field("siren", meta_w0, "maml")
+    fields = list(dict.fromkeys([*(Field("siren", w0) for w0 in w0s), plain, learned]))
+
+    def one(field: Field, seed: int) -> dict[str, Any]:
+        made = atoms_of(start(run, field, setting, seed, meta), setting)
+        images = setting.signals(derive(run.seed, "images", seed))
+        return {
+            "frequencies": mean_frequencies(made.images()[:atoms]),
+            "overlap": subspace_overlap(made.atoms[:, :atoms], principal(images, atoms)),
+            "first": made.images()[:SHOWN].float().contiguous(),
+        }
+
+    found: dict[Field, list[dict[str, Any]]] = {
+        field: run.cached_each(f"atoms {field.title}", range(setting.seeds), lambda seed, f=field: one(f, seed))  # type: ignore[misc]
+        for field in progress(fields, "networks")
+    }
+    frequencies = {field: stacked(each, "frequencies") for field, each in found.items()}  # [seeds, atoms]
+    overlaps = {field: torch.tensor([e["overlap"] for e in each], dtype=torch.float64) for field, each in found.items()}
+    sweep = torch.stack([frequencies[Field("siren", w0)].mean(1) for w0 in w0s], 1)  # [seeds, w0]
+    ranks = Estimate.of([spearman(w0s, row) for row in sweep.tolist()])
+    rise = Estimate.of(sweep[:, -1] - sweep[:, 0])
+    gain = Estimate.of(overlaps[learned] - overlaps[plain])
+    first = f"mean frequency of the first {atoms} atoms"
+    numbers = {f"{first}, {f.title}": Estimate.of(each.mean(1)) for f, each in frequencies.items()}
+    overlap = {f.title: Estimate.of(each) for f, each in overlaps.items()}
+    numbers |= {f"overlap with images, {title}": each for title, each in overlap.items()}
+    numbers |= {"rank correlation of w0 and mean frequency": ranks, "rise of the mean frequency": rise}
+    numbers["overlap gained by meta-learning"] = gain
+    _draw(run, {field: each[0]["first"] for field, each in found.items()})
+    charts = (
+        Chart(
+            "frequencies", "Mean frequency of the first atoms", "atom", "cycles over the image",
+            tuple(curve(f.title, range(1, atoms + 1), each) for f, each in frequencies.items()),
+            alt="Mean frequency of the first atoms, one curve for each network.", caption=LEGEND,
+        ),
+        Chart(
+            "overlaps", "Overlap of the first atoms with principal components of images", "network", "overlap",
+            (through("first atoms", range(1, len(fields) + 1), overlap.values(), "points"),),
+            alt="One point with its error for each network.",
+            caption=f"Overlap of the span of the first {atoms} atoms with that of as many principal components of "
+            "held-out images: 1 if they are the same. Bars: one standard error over seeds.",
+            x_names=tuple(overlap),
+        ),
+    )  # fmt: skip
+    return StudyResult(
+        measured=f"The {first} rises by {rise} cycles from w0 = {w0s[0]:g} to {w0s[-1]:g} "
+        f"(rank correlation {ranks}). Their overlap with the first {atoms} principal components of held-out images is "
+        f"{overlap[plain.title]} with drawn weights and {gain} more after MAML ({meta.meta_steps} steps). {setting}",
+        numbers=numbers,
+        figures=charts,
+    )
+
+
+def mean_frequencies(images: Tensor) -> Tensor:
+    """Mean frequency [k] of images [k, h, w], weighted by power, in cycles over the image; in cosines (DCT-II)."""
+    power = torch.from_numpy(dctn(images.double().numpy(), axes=(1, 2), norm="ortho")).square()
+    rows, columns = (torch.arange(n, dtype=torch.float64) / 2 for n in images.shape[1:])
+    radius = (rows[:, None].square() + columns.square()).sqrt()
+    means: Tensor = (power * radius).sum((1, 2)) / power.sum((1, 2))
+    return means
+
+
+def principal(images: Tensor, k: int) -> Tensor:
+    """The first k principal components [pixels, k] of images [n, h, w], orthonormal, the mean not taken out."""
+    components: Tensor = torch.linalg.svd(images.double().flatten(1), full_matrices=False).Vh[:k].T
+    return components
+
+
+def _draw(run: Run, first: dict[Field, Tensor]) -> None:
+    """The first atoms, one row per network."""
+
+    def draw(axes: Any) -> None:
+        for row, (field, atoms) in zip(axes, first.items()):
+            for axis, atom in zip(row, atoms):
+                signed(axis, atom)
+            row[0].set_ylabel(field.title, fontsize=9)
+        for i, axis in enumerate(axes[0]):
+            axis.set_title(f"{i + 1}", fontsize=10)
+
+    picture(run, "atoms", len(first), len(next(iter(first.values()))), draw, (1.05, 1.1), caption=CAPTION)

@@ -1,0 +1,252 @@
+"""What the studies of coordinate networks share: images on a grid, networks by name, meta-learned starts, first steps.
+
+The paper has face photographs (CelebA), which cannot be fetched here. Chest X-rays stand in: grey photographs of one
+kind of thing, in one pose, larger than 64 x 64. Smoke runs draw ellipses with eyes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional as F
+
+from biascope import InputError, data, nets
+from biascope.fields import Dictionary, coordinates, dictionary, meta_learn
+from biascope.studies import Run
+from biascope.support import derive, generator
+
+THRESHOLDS = tuple(10 ** (-k / 4) for k in range(41))  # of E, from 1 down to 1e-10
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Images and networks."""
+
+    images: Annotated[str, "ellipses (drawn), or a set of `biascope data get`"] = "chest-xray"
+    side: Annotated[int, "pixels along each axis"] = 64
+    n: Annotated[int, "images that are expanded or fitted; none of them was meta-learned from"] = 100
+    width: Annotated[int, "units of a hidden layer"] = 256
+    seeds: Annotated[int, "initial weights; also other images and pixels"] = 3
+
+    @property
+    def grid(self) -> Tensor:
+        """Coordinates [side, side, 2] on [0, 1)^2."""
+        return coordinates((self.side, self.side), 0.0, 1.0)
+
+    def signals(self, seed: int, n: int | None = None, purpose: str = "test") -> Tensor:
+        """Images [n, side, side]."""
+        split: Literal["train", "test"] = "train" if purpose == "meta" else "test"
+        return grey_images(self.images, split, n or self.n, self.side, derive(seed, purpose))
+
+    def __str__(self) -> str:
+        return (
+            f"{self.n} {title_of(self.images)} of {self.side} x {self.side} pixels stand in for faces; "
+            f"hidden layers of {self.width}, {self.seeds} seeds."
+        )
+
+
+@dataclass(frozen=True)
+class Meta:
+    """How a start is learned."""
+
+    meta_images: Annotated[int, "images it is learned from (the text says 1,000 and 5,000)"] = 1000
+    meta_steps: Annotated[int, "outer steps"] = 5000
+    meta_lr: Annotated[float, "of Adam, the outer loop"] = 1e-5
+    inner_lr: Annotated[float, "of gradient descent, in the inner loop and when a learned start is fitted"] = 1e-2
+    inner_steps: Annotated[int, "steps of the inner loop"] = 2
+    meta_batch: Annotated[int, "images in an outer step (not given in the text)"] = 3
+
+
+SMOKE: dict[str, Any] = {"images": "ellipses", "side": 12, "n": 12, "width": 16, "seeds": 2}
+LAPTOP: dict[str, Any] = {"side": 32, "n": 40, "width": 64, "seeds": 3}
+SETTING, META = Setting(), Meta()
+LEGEND = "Numbers behind SIREN are w0, behind FFN sigma. Bands: one standard error over seeds."
+
+
+def with_meta(smoke: dict[str, Any], laptop: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Sizes of a study of learned starts, with what is its own."""
+    return {
+        "smoke": SMOKE | {"meta_images": 60, "meta_steps": 60, "meta_lr": 1e-3} | smoke,
+        "laptop": LAPTOP | {"meta_steps": 300, "meta_lr": 1e-4} | laptop,
+        "paper": {},
+    }
+
+
+@dataclass(frozen=True)
+class Field:
+    """A network by name: "relu", "siren" (scale: w0) or "ffn" (scale: sigma), and how its start was learned.
+
+    Example:
+        >>> Field("siren", 30.0, "maml").title
+        'SIREN 30, MAML'
+    """
+
+    kind: Literal["relu", "siren", "ffn"]
+    scale: float = 0.0
+    meta: Literal["", "maml", "reptile"] = ""
+
+    @property
+    def title(self) -> str:
+        """In charts and tables."""
+        name = {"relu": "ReLU", "siren": f"SIREN {self.scale:g}", "ffn": f"FFN {self.scale:g}"}[self.kind]
+        return f"{name}, {'MAML' if self.meta == 'maml' else 'Reptile'}" if self.meta else name
+
+    def build(self, width: int, seed: int) -> nn.Module:
+        """Initial weights: 4 hidden layers (an FFN: features and 3), one output; SIREN's begins around 0.5."""
+        if self.kind == "relu":
+            return nets.build("relu-coords", seed=seed, hidden=(width,) * 4)
+        if self.kind == "ffn":
+            return nets.build("ffn", seed=seed, hidden=(width,) * 3, mapping_size=width, sigma=self.scale)
+        return nets.build("siren", seed=seed, hidden=(width,) * 4, w0=self.scale, output_offset=0.5)
+
+
+def start(run: Run, field: Field, setting: Setting, seed: int, meta: Meta = META) -> nn.Module:
+    """The network at its first weights, drawn or meta-learned (once: then read from the run), on the run's device."""
+    # the same seed for every kind of start: they differ in the learning alone
+    model = field.build(setting.width, derive(run.seed, "init", seed)).to(run.device)
+    algorithm = field.meta
+    if not algorithm:
+        return model
+
+    def learn() -> dict[str, Tensor]:
+        signals = setting.signals(derive(run.seed, "images"), meta.meta_images, "meta")
+        found = meta_learn(model, setting.grid, signals, algorithm=algorithm, steps=meta.meta_steps, lr=meta.meta_lr,
+                           inner_steps=meta.inner_steps, inner_lr=meta.inner_lr, batch_size=meta.meta_batch,
+                           seed=derive(run.seed, "order", seed))  # fmt: skip
+        run.log(start=field.title, seed=seed, first=float(found.losses[0]), last=float(found.losses[-50:].mean()))
+        return {name: tensor.contiguous() for name, tensor in found.model.state_dict().items()}
+
+    stored: dict[str, Any] = run.cached(f"start {field.title} {seed}", learn)
+    model.load_state_dict(stored)
+    return model
+
+
+def energies(run: Run, field: Field, setting: Setting, meta: Meta = META) -> Tensor:
+    """E of every image at THRESHOLDS: [seeds, n, q]. Images are others for every seed, the same for every network."""
+
+    def one(seed: int) -> dict[str, Tensor]:
+        signals = setting.signals(derive(run.seed, "images", seed))
+        found = atoms_of(start(run, field, setting, seed, meta), setting)
+        return {"shares": found.energy(signals, THRESHOLDS).shares}
+
+    return stacked(run.cached_each(f"energy {field.title}", range(setting.seeds), one), "shares")
+
+
+def atoms_of(model: nn.Module, setting: Setting) -> Dictionary:
+    """The dictionary of a network on the grid, all atoms, in float64."""
+    return dictionary(model, setting.grid.to(next(model.parameters()).device))
+
+
+def areas(shares: Tensor) -> Tensor:
+    """Area under E over log10 lambda, [...] of shares [..., q]: 1 if all energy is in the first atom."""
+    return torch.trapezoid(shares, dx=1 / (shares.shape[-1] - 1))
+
+
+def stacked(made: Sequence[dict[str, Any]], name: str) -> Tensor:
+    """One tensor of every seed, [seeds, ...]."""
+    return torch.stack([each[name] for each in made])
+
+
+def first_steps(
+    model: nn.Module, r: Tensor, images: Tensor, fitted: Tensor, *, steps: int, lr: float, optimiser: str
+) -> tuple[Tensor, Tensor]:
+    """PSNR in dB on the fitted pixels and on the others, before and after each of the first steps: two [n, steps + 1].
+
+    All images [n, h, w] in [0, 1] are fitted at once, each by its own copy of the model [..., 2] -> [..., 1], on the
+    pixels of the mask `fitted` [h, w]; r: coordinates [h, w, 2]; optimiser: "adam" or "gd". Adam works entry by entry,
+    so stacked copies are updated as single ones would be.
+    """
+    like = next(model.parameters())
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    free = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    copies = {name: p.detach().expand(len(images), *p.shape).clone().requires_grad_() for name, p in free.items()}
+    fixed = {name: tensor.detach() for name, tensor in tensors.items() if name not in free}
+    inside = fitted.reshape(-1).to(like.device)
+    x, y = r.reshape(-1, r.shape[-1]).to(like), images.flatten(1).to(like)
+
+    def errors() -> Tensor:  # [n, pixels]
+        out: Tensor = vmap(lambda params: functional_call(model, {**fixed, **params}, (x,))[:, 0])(copies)
+        return (out - y).square()
+
+    updates = {"adam": torch.optim.Adam, "gd": torch.optim.SGD}[optimiser](list(copies.values()), lr=lr)
+    seen = []
+    for _ in range(steps + 1):
+        square = errors()
+        with torch.no_grad():
+            seen.append(torch.stack([square[:, inside].mean(1), square[:, ~inside].mean(1)]))
+        gradients = torch.autograd.grad(square[:, inside].mean(1).sum(), list(copies.values()))
+        for p, g in zip(copies.values(), gradients):
+            p.grad = g
+        updates.step()
+    decibels = -10 * torch.stack(seen, -1).double().log10().cpu()  # [2, n, steps + 1]
+    return decibels[0], decibels[1]
+
+
+def psnrs(run: Run, field: Field, setting: Setting, steps: int, lr: float, meta: Meta = META) -> tuple[Tensor, Tensor]:
+    """PSNR of the first steps [seeds, n, steps + 1] on half of the pixels and on the other half.
+
+    Drawn weights are fitted by Adam with `lr`, learned ones by gradient descent with the rate of their inner loop.
+    """
+
+    def one(seed: int) -> dict[str, Tensor]:
+        signals = setting.signals(derive(run.seed, "images", seed))
+        mask = half(setting.side, derive(run.seed, "pixels", seed))
+        rate, optimiser = (meta.inner_lr, "gd") if field.meta else (lr, "adam")
+        model = start(run, field, setting, seed, meta)
+        train, test = first_steps(model, setting.grid, signals, mask, steps=steps, lr=rate, optimiser=optimiser)
+        return {"train": train, "test": test}
+
+    made = run.cached_each(f"psnr {field.title}", range(setting.seeds), one)
+    return stacked(made, "train"), stacked(made, "test")
+
+
+def half(side: int, seed: int) -> Tensor:
+    """A random mask [side, side] of half of the pixels, the same for all images."""
+    order = torch.randperm(side * side, generator=generator(seed, "half"))
+    return (order < side * side // 2).reshape(side, side)
+
+
+def grey_images(name: str, split: Literal["train", "test"], n: int, side: int, seed: int) -> Tensor:
+    """n random grey images [n, side, side] in [0, 1]: drawn ellipses, or of a real set, averaged down to the side."""
+    if name == "ellipses":
+        return ellipses(n, side, seed)
+    found = data.load(name, split, dtype=torch.uint8)
+    if len(found) < n:
+        raise InputError(f"{name} has {len(found)} images in its {split} split, {n} were asked for")
+    if found.x.shape[-1] < side:
+        raise InputError(f"{name} has images of side {found.x.shape[-1]}; side={side} would only repeat pixels")
+    order = torch.randperm(len(found), generator=generator(seed, "images"))[:n]
+    x = found.x[order].float() / (16 if name == "digits" else 255)
+    weights = torch.tensor([0.299, 0.587, 0.114]) if x.shape[1] == 3 else torch.ones(1)
+    grey = (x * weights[:, None, None]).sum(1, keepdim=True)
+    return F.interpolate(grey, (side, side), mode="bilinear", antialias=True, align_corners=False)[:, 0]
+
+
+def title_of(name: str) -> str:
+    """A set of images in words."""
+    return {"ellipses": "drawn ellipses", "chest-xray": "chest X-rays"}.get(name, f"images of {name}")
+
+
+def ellipses(n: int, side: int, seed: int) -> Tensor:
+    """Drawn stand-ins for faces [n, side, side] in [0, 1]: a soft ellipse with two eyes before a slope of grey."""
+    rng = generator(seed, "ellipses")
+    u = torch.rand(n, 8, 1, 1, generator=rng)
+    y, x = coordinates((side, side), 0.0, 1.0).unbind(-1)
+
+    def soft(cy: Tensor, cx: Tensor, ry: Tensor, rx: Tensor) -> Tensor:
+        return torch.sigmoid(8 * (1 - (((y - cy) / ry) ** 2 + ((x - cx) / rx) ** 2)))
+
+    cy, cx = 0.45 + 0.1 * u[:, 0], 0.45 + 0.1 * u[:, 1]
+    ry, rx = 0.3 + 0.08 * u[:, 2], 0.2 + 0.08 * u[:, 3]
+    turn = 2 * math.pi * u[:, 4]
+    back = 0.3 + 0.2 * ((x - 0.5) * turn.cos() + (y - 0.5) * turn.sin()) * u[:, 5]
+    image = back + (0.3 + 0.3 * u[:, 6]) * soft(cy, cx, ry, rx)
+    for side_of in (-1, 1):
+        image = image - 0.3 * u[:, 7] * soft(cy - 0.3 * ry, cx + side_of * 0.45 * rx, 0.2 * ry, 0.25 * rx)
+    return image.clamp(0, 1)

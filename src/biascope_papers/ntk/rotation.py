@@ -1,0 +1,247 @@
+"""Fig. 4.8 to 4.12: training on one eigenfunction turns the tangent kernel towards it, and what that kernel learns.
+
+Fig. 4.8 to 4.10: the alignment alpha(phi_rho) = ||J^T phi_rho||^2 / ||phi_rho||^2 of the first eigenfunctions of the
+initial kernel (their eigenvalues, before training) is measured again after training on sign(phi_k). The relative gain
+g_rho is the ratio of the two, divided by its median over rho, which takes out the general growth of the gradients. Fig.
+4.8 is `targets=500` with LeNet, Fig. 4.9 and 4.10 several targets with MLP and LeNet.
+
+Fig. 4.11 and 4.12: on sign(phi_k) of the initial kernel are trained: the network f; the linear model of the initial
+kernel, J(x; theta_0) (theta - theta_0); and the linear models of the kernels at later epochs t of f's training,
+J(x; theta_t) (theta - theta_0). (The printed formula reads as if theta_0 set the kernel; it is only the origin of the
+displacement.) All linear models are centred and start at zero.
+"""
+
+import copy
+from functools import partial
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+
+from biascope import linearize, ntk
+from biascope.studies import Chart, Estimate, Run, Series, StudyResult, study
+from biascope.studies.estimates import errors_over, mean_error, over_seeds, spearman
+from biascope.support import derive, progress
+from biascope_papers.ntk import setting as s
+from biascope_papers.ntk import training as t
+from biascope_papers.ntk.eigenfunctions import LEVEL, Benchmark, learn
+
+Size = Annotated[int, "images on which the kernel is computed"]
+FIFTY = t.Training(epochs=50)
+
+
+@study(
+    "ntk/fig4.8",
+    sizes={
+        "smoke": {"dataset": "digits", "n": 240, "top": 40, "targets": "5,30", "epochs": 25, "batch": 32},
+        "laptop": {},
+        "paper": {"nets": "mlp,lenet", "n": 60_000, "top": 1000, "targets": "50,200,500,900", "epochs": 100},
+    },
+)
+def fig4_8(
+    run: Run,
+    *,
+    dataset: s.Images = "cifar10",
+    nets: s.Nets = ("mlp",),
+    n: Size = 2000,
+    top: Annotated[int, "eigenfunctions that are followed"] = 300,
+    targets: Annotated[tuple[int, ...], "eigenfunctions to train on"] = (20, 100, 250),
+    training: t.Training = t.LONG,
+) -> StudyResult:
+    """How training on an eigenfunction changes the kernel's alignment with all of them."""
+    numbers: dict[str, Estimate] = {}
+    charts, said = list[Chart](), list[str]()
+    for name in progress(nets, "networks"):
+        rows: list[dict[str, Any]] = []
+        for seed in range(training.seeds):
+            bench = Benchmark(run, dataset, name, n, max(top, max(targets) + 1), seed)
+            work = partial(_turn, bench, top, training.recipe(bench.n_train))
+            rows += [run.cached(f"{name} {k} {seed}", partial(work, k)) for k in progress(targets, name, leave=False)]
+            del bench
+        places = list(targets) * training.seeds
+        own = [float(row["gains"][k]) for row, k in zip(rows, places)]
+        first = [rank_of(row["gains"], k) == 1 for row, k in zip(rows, places)]
+        gain = over_seeds(torch.tensor(own, dtype=torch.float64).view(training.seeds, -1))
+        order = Estimate.of([spearman(row["before"].tolist(), row["after"].tolist()) for row in rows])
+        numbers |= {
+            f"gain of the target, {s.title(name)}": gain,
+            f"share of trainings where the target gains most, {s.title(name)}": Estimate(sum(first) / len(first)),
+            f"general growth, {s.title(name)}": Estimate.of([float(row["growth"]) for row in rows]),
+            f"rank correlation of alignments before and after, {s.title(name)}": order,
+        }
+        trend = ""
+        if len(targets) > 1:
+            trend = f", of k and the gain {spearman(places, own):.2f}"
+            key = f"rank correlation of k and the target's gain, {s.title(name)}"
+            numbers[key] = Estimate(spearman(places, own))  # few targets of one seed have no error
+        said.append(
+            f"{s.title(name)}: own gain {gain} ({', '.join(f'{g:.1f} for {k}' for g, k in zip(own, targets))}), "
+            f"the largest of {len(rows[0]['gains'])} in {sum(first)} of {len(first)} trainings; rank correlation of "
+            f"the alignments before and after {order}{trend}"
+        )
+        charts += [_alignment_chart(name, k, row) for k, row in zip(targets, rows)]
+    return StudyResult(
+        measured=f"{'; '.join(said)}. {n} images, {training.epochs:g} epochs; "
+        f"{errors_over(training.seeds, len(targets), 'targets')}.{s.noted(dataset)}",
+        numbers=numbers,
+        figures=tuple(charts),
+    )
+
+
+def rank_of(gains: Tensor, k: int) -> int:
+    """1 if gains[k] is the largest, 2 if one is larger, and so on."""
+    return 1 + int((gains > gains[k]).sum())
+
+
+def alignments(net: nn.Module, x: Tensor, vectors: Tensor) -> Tensor:
+    """phi^T K phi for unit vectors, columns of [n, k]: what `target_alignments` gives, by way of the kernel.
+
+    With hundreds of eigenfunctions one kernel costs less than a backward pass for each of them.
+    """
+    K = ntk(net, x, outputs=0).matrix()
+    V = vectors.to(K)
+    return (V * (K @ V)).double().sum(0) / V.double().square().sum(0)
+
+
+def _turn(bench: Benchmark, top: int, recipe: t.Recipe, k: int) -> dict[str, Any]:
+    net, keep = copy.deepcopy(bench.net), max(top, k + 1)
+    found = learn(net, bench, k, recipe, derive(bench.run.seed, "order", bench.seed))
+    before, after = bench.spectrum.values.double(), alignments(net, bench.x, bench.spectrum.vectors)
+    before, after = before[:keep].cpu(), after[:keep].cpu()
+    growth = (after / before).quantile(0.5)
+    result = {"loss": found["loss"], "accuracy": found["accuracy"]}
+    gains = after / before / growth
+    bench.run.log(target=k, seed=bench.seed, gain=float(gains[k]), **result)
+    return {"gains": gains, "before": before, "after": after, "growth": float(growth), **result}
+
+
+def _alignment_chart(name: str, k: int, row: dict[str, Any]) -> Chart:
+    places = range(1, 1 + len(row["before"]))
+    return Chart(
+        f"alignment-{name}-{k}",
+        f"Alignment with the initial eigenfunctions, {s.title(name)} trained on number {k + 1}",
+        "eigenfunction",
+        "alignment",
+        (
+            Series.of("before training", places, row["before"]),
+            Series.of("after training", places, row["after"], style="points"),
+            Series.of("the target, after", [k + 1], [row["after"][k]], style="points"),
+        ),
+        alt="Alignments fall with the index; after training they are higher, with a spike at the target.",
+        log_x=True,
+        log_y=True,
+    )
+
+
+@study(
+    "ntk/fig4.11",
+    sizes={
+        "smoke": {"dataset": "digits", "n": 240, "targets": "30", "epochs": 40, "batch": 32, "swaps": "0,40"},
+        "laptop": {},
+        "paper": {"net": "lenet", "n": 60_000, "targets": "400,600", "epochs": 100, "swaps": "0,1,2,5,10,100"},
+    },
+)
+def fig4_11(
+    run: Run,
+    *,
+    dataset: s.Images = "cifar10",
+    net: s.Net = "mlp",  # published: resnet18
+    n: Size = 2000,
+    targets: Annotated[tuple[int, ...], "eigenfunctions to learn"] = (50, 150),
+    swaps: Annotated[tuple[int, ...], "epochs of the network's training whose kernels are tried"] = (0, 1, 5, 50),
+    training: t.Training = FIFTY,
+) -> StudyResult:
+    """Training speed and accuracy of linear models with kernels from before, during and after training."""
+    tried = sorted({0, *(min(epoch, int(training.epochs)) for epoch in swaps)})
+    rows, n_train = list[dict[str, Any]](), 0
+    for seed in range(training.seeds):
+        bench = Benchmark(run, dataset, net, n, max(targets) + 1, seed)
+        n_train = bench.n_train
+        work = partial(_swap, bench, training.recipe(n_train), tried)
+        rows += [run.cached(f"{k} {seed}", partial(work, k)) for k in progress(targets, "targets")]
+        del bench
+
+    def mean(values: Tensor) -> Estimate:
+        return over_seeds(values.view(training.seeds, -1))
+
+    # [trainings, models]: f, then the kernels
+    speed, accuracy = (torch.stack([row[key].double() for row in rows]) for key in ("iterations", "accuracy"))
+    names = ["the network", *(f"kernel of epoch {epoch}" for epoch in tried)]
+    numbers = {f"iterations to {LEVEL:g}, {name}": mean(c) for name, c in zip(names, speed.T)}
+    numbers |= {f"validation accuracy, {name}": mean(c) for name, c in zip(names, accuracy.T)}
+    reached = speed[:, [1, -1]].min(1).values < training.recipe(n_train).steps
+    numbers |= {
+        "iterations saved by the trained kernel": mean(speed[:, 1] - speed[:, -1]),
+        "accuracy of the initial kernel minus the trained one": mean(accuracy[:, 1] - accuracy[:, -1]),
+        "accuracy of the trained kernel minus the network": mean(accuracy[:, -1] - accuracy[:, 0]),
+        "share of trainings where one of the two kernels reaches the loss": Estimate(float(reached.double().mean())),
+    }
+    accuracies = [mean(c) for c in accuracy.T]
+    return StudyResult(
+        measured=f"{s.title(net)} on eigenfunctions {', '.join(map(str, targets))}: the kernel of epoch {tried[-1]} "
+        f"needs {numbers['iterations saved by the trained kernel']} fewer iterations than the initial one; validation "
+        f"accuracy {accuracies[0]} (network), {accuracies[1]} (initial kernel), {accuracies[-1]} (trained kernel); "
+        f"{n} images, {training.epochs:g} epochs; {errors_over(training.seeds, len(targets), 'targets')}."
+        f"{s.noted(dataset)}",
+        numbers=numbers,
+        figures=(
+            _losses(rows[0], names, t.per_epoch(n_train, training.batch), targets[0]),
+            _accuracies(accuracy, tried),
+        ),
+    )
+
+
+def _swap(bench: Benchmark, recipe: t.Recipe, epochs: list[int], k: int) -> dict[str, Any]:
+    (x, y), (test_x, test_y) = bench.task(k)
+    each, order = t.per_epoch(len(x), recipe.batch), derive(bench.run.seed, "order", bench.seed)
+    kept: dict[int, dict[str, Tensor]] = {}
+    net = copy.deepcopy(bench.net)
+
+    def keep(step: int) -> None:
+        kept[step] = {name: value.detach().clone() for name, value in net.state_dict().items()}
+
+    steps = [min(epoch * each, recipe.steps) for epoch in epochs]
+    histories = [t.fit(net, x, y, recipe, order, at=steps, look=keep)]
+    accuracies = [t.evaluate(net, test_x, test_y)[1]]
+    for step in steps:
+        model = linearize(bench.net, at=kept[step], centred=True)
+        histories.append(t.fit(model, x, y, recipe, order))
+        accuracies.append(t.evaluate(model, test_x, test_y)[1])
+        bench.run.log(target=k, seed=bench.seed, kernel_of_step=step, accuracy=accuracies[-1])
+    iterations = [min(t.iterations_to(h, LEVEL, each), float(recipe.steps)) for h in histories]
+    return {
+        "accuracy": torch.tensor(accuracies, dtype=torch.float64),
+        "iterations": torch.tensor(iterations, dtype=torch.float64),
+        "losses": torch.stack(histories),
+    }
+
+
+def _losses(row: dict[str, Any], names: list[str], each: int, k: int) -> Chart:
+    """Loss of every epoch, for the network and for the linear models."""
+    losses: Tensor = row["losses"]
+    whole = losses[:, : losses.shape[1] // each * each].view(len(losses), -1, each).mean(2)
+    return Chart(
+        "losses",
+        f"Training loss on eigenfunction {k}",
+        "epoch",
+        "mean loss",
+        tuple(Series.of(name, range(1, 1 + whole.shape[1]), row) for name, row in zip(names, whole)),
+        alt="Training loss over epochs for the network and for linear models with kernels of several epochs.",
+        log_y=True,
+    )
+
+
+def _accuracies(accuracy: Tensor, epochs: list[int]) -> Chart:
+    mean, error = mean_error(accuracy)
+    return Chart(
+        "accuracy",
+        "Validation accuracy with the kernel of an epoch",
+        "epoch of the kernel + 1",
+        "validation accuracy",
+        (
+            Series.of("linear model", [epoch + 1 for epoch in epochs], mean[1:], None if error is None else error[1:]),
+            Series.of("the network", [1, epochs[-1] + 1], [mean[0]] * 2, style="dashed"),
+        ),
+        alt="Validation accuracy of linear models against the epoch their kernel is from, and that of the network.",
+        log_x=True,
+    )
