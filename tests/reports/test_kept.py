@@ -35,7 +35,7 @@ def test_the_copy_is_a_run_folder_with_the_same_result(finished: Run, tmp_path: 
     assert kept.left_out == ()
     copy, result, _ = load_result(kept.path)
     whole = load_result(finished.path)[1]
-    assert (result.verdict, result.measured, result.numbers) == (whole.verdict, whole.measured, whole.numbers)
+    assert (result.measured, result.numbers) == (whole.measured, whole.numbers)
     for short, long in zip(result.figures, whole.figures, strict=True):
         for a, b in zip(short.series, long.series, strict=True):
             assert a.y == pytest.approx(b.y, rel=1e-4)
@@ -194,12 +194,7 @@ def test_an_earlier_copy_is_gone_only_when_the_new_one_is_in_its_place(
         ("config.json", {"device": []}, "config.json is damaged: device should be text"),
         ("result.json", {"study": None}, "result.json is damaged: it needs the study's name"),
         ("result.json", {"seconds": "x"}, "result.json is damaged"),
-        ("result.json", {"measured": 3}, "result.json is damaged: its claim and what was measured should be text"),
-        (
-            "result.json",
-            {"verdict": "maybe"},
-            "result.json is damaged: verdict 'maybe'.*; put it back from a copy, or delete",
-        ),
+        ("result.json", {"measured": 3}, "result.json is damaged: what was measured should be text"),
         (
             "result.json",
             {"figures": [3]},
@@ -286,7 +281,7 @@ def test_the_ledger_reads_a_folder_of_runs(finished: Run, tmp_path: Path) -> Non
     for stray in (".ipynb_checkpoints", "__pycache__"):
         (tmp_path / "kept" / stray).mkdir()
     (tmp_path / "kept" / "notes.txt").write_text("a stray file")
-    assert [row.run for row in ledger(tmp_path / "kept") if row.run] == [kept.path]
+    assert {each.run.path for row in ledger(tmp_path / "kept") for each in row.judgements} == {kept.path}
     with pytest.raises(InputError, match="is one run: the ledger reads the folder above"):
         ledger(kept.path)
     with pytest.raises(InputError, match="is a file"):
