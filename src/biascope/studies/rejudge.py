@@ -39,6 +39,6 @@ def rejudge(folder: str | Path) -> StudyResult:
     result = found.function(stored, **arguments(found.function, values))
     result = judged(found.name, values, result)
     kept = {key: raw[key] for key in ("study", "seconds", "resumed")}
-    by = {"judged": environment.git_state(Path(__file__).parent)}
+    by = {"judged": environment.git_state()}
     files.write_json(run.path / "result.json", {**result.to_json(), **kept, **by})
     return result
