@@ -82,7 +82,9 @@ class _Finished:
 
 @checked
 def ledger(folder: str | Path = "reproductions") -> Ledger:
-    """The rows of all claims, from the run folders in `folder`; files, and folders named .NAME or __NAME, are left out.
+    """The rows of all claims, from the run folders in `folder`.
+
+    Files, folders named .NAME or __NAME, and the queue (a folder of TOML files) are left out.
 
     Example:
         >>> ledger("a-folder-that-does-not-exist")[0].verdict
@@ -94,6 +96,7 @@ def ledger(folder: str | Path = "reproductions") -> Ledger:
     if (folder / MARKER).exists():
         raise InputError(f"{folder} is one run: the ledger reads the folder above, {folder.resolve().parent}")
     here = folder.glob("*/") if folder.is_dir() else []
+    here = (path for path in here if not any(path.glob("*.toml")))  # the queue of runs
     paths = sorted(path for path in here if not path.name.startswith((".", "__")))  # what editors and Python leave
     runs = sorted((_finished(path) for path in paths), key=lambda run: (SIZES.index(run.size), run.path.name))
     rows: list[Row] = []

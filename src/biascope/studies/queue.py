@@ -189,8 +189,8 @@ def run_queue(
                     ended(job)
                 room = [entry for entry in waiting if _has_room(entry, [job.entry for job in running], jobs)]
                 fits = [entry for entry in room if 60 * entry.minutes - spent(entry) <= left]
-                if following := (fits or (room if start_anyway else []))[:1]:
-                    (entry,) = following
+                if startable := fits or (room if start_anyway else []):
+                    entry = startable[0]
                     waiting.remove(entry)
                     before, log = spent(entry), runs / "logs" / f"{entry.name}.txt"
                     process = _start([*command, *entry.arguments(runs, device)], log, jobs, lock)
@@ -199,6 +199,8 @@ def run_queue(
                     time.sleep(min(PAUSE, left))
                 else:
                     break
+            if waiting:
+                say(f"{len(waiting)} runs wait: they do not fit what is left of the time")
         finally:
             _stop([job.process for job in running])
             for job in running:
