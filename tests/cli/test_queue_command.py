@@ -86,4 +86,4 @@ def test_list_run_keep(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
 
 def test_a_pattern_that_nothing_matches(capsys: pytest.CaptureFixture[str]) -> None:
     assert queue("list", "--only", "gih/*") == 1
-    assert "no run of queue has a name or study like 'gih/*'" in capsys.readouterr().err
+    assert "queue: no file there has a [[run]] with a study or name like 'gih/*'" in capsys.readouterr().err

@@ -134,32 +134,56 @@ def test_a_run_waits_for_its_data(command: list[str], tmp_path: Path, monkeypatc
     assert said == ["fast waits for data: mnist"]
 
 
-def test_the_queue_in_order_with_names(tmp_path: Path) -> None:
-    (tmp_path / "a.toml").write_text(
-        '[[run]]\nstudy = "nad/fig4a"\nminutes = 2\n[[run]]\nstudy = "nad/fig4a"\nset = { D = 32 }\nminutes = 4\n'
-    )
-    (tmp_path / "b.toml").write_text(
-        '[[run]]\nstudy = "nad/fig4b"\nminutes = 9.5\nclaims = ["nad/4b"]\nname = "mine"\n'
-    )
-    names = [each.name for each in read_queue(tmp_path)]
-    assert names[:2] == ["mine", "nad-fig4a-paper"]
-    assert names[2].startswith("nad-fig4a-paper-")
+def test_the_queue_in_order_with_names_and_data(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text("""
+        [[run]]
+        study = "nad/fig4a"
+        minutes = 2
+        [[run]]
+        study = "nad/fig4a"
+        set = { D = 32 }
+        minutes = 4
+        seed = 3
+    """)
+    (tmp_path / "b.toml").write_text("""
+        [[run]]
+        study = "nad/fig8"
+        set = { nets = ["lenet", "vgg11"] }
+        minutes = 4
+        claims = ["nad/8"]
+        [[run]]
+        study = "nad/fig4b"
+        minutes = 9.5
+        claims = ["nad/4b"]
+        name = "mine"
+    """)
+    entries = read_queue(tmp_path)
+    names = [each.name for each in entries]
+    assert names[:3] == ["nad-fig8-paper-lenet-vgg11", "mine", "nad-fig4a-paper"]
+    assert names[3].startswith("nad-fig4a-paper-")
+    assert names[3].endswith("-seed3")
+    assert [list(each.data) for each in entries] == [["cifar10"], [], [], []]  # the option dataset has that value
+    assert [each.name for each in read_queue(tmp_path, "nad/fig4a")] == names[2:]
+    assert [each.name for each in read_queue(tmp_path, "m*")] == ["mine"]
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ('study = "nad/fig4z"', "a.toml, nad/fig4z: no study is called 'nad/fig4z'; did you mean nad/fig4"),
+        (
+            'study = "nad/fig4z"',
+            "a.toml, run 1 (nad-fig4z-paper): no study is called 'nad/fig4z'; did you mean nad/fig4",
+        ),
         ('study = "nad/fig4a"\nset = { sigm = 2 }', "unknown option 'sigm'; did you mean sigma?"),
         ('study = "nad/fig4a"\nset = { sigma = "loud" }', "option sigma='loud' should be float"),
         ('study = "nad/fig4a"\nsize = "huge"', "size 'huge' is not one of"),
-        ('study = "nad/fig4a"\nclaims = ["nad/4z"]\nname = "x"', "a.toml, x: no claim is called 'nad/4z'"),
+        ('study = "nad/fig4a"\nclaims = ["nad/4z"]\nname = "x"', "a.toml, run 1 (x): no claim is called 'nad/4z'"),
         ('study = "nad/fig4a"\ndata = ["mnits"]', "there is no set called 'mnits'"),
         ('study = "nad/fig4a"\nclaim = ["nad/4a"]', "unknown key 'claim'; did you mean claims?"),
-        ('name = "y"', "a.toml, y: it needs a study"),
+        ('name = "y"', "a.toml, run 1 (y): it needs a study"),
         (
             'study = "nad/fig4a"\n[[run]]\nminutes = 1\nstudy = "nad/fig4a"',
-            "nad-fig4a-paper: the name of more than one",
+            "nad-fig4a-paper is the name of more than one",
         ),
     ],
 )
@@ -170,7 +194,7 @@ def test_wrong_entries_are_named(row: str, message: str, tmp_path: Path) -> None
     assert message in str(refused.value)
 
 
+@pytest.mark.skipif(not QUEUE.is_dir(), reason="nothing waits")
 def test_every_entry_of_the_real_queue_can_run() -> None:
     entries = read_queue(QUEUE)
-    assert len(entries) >= 20
-    assert all(each.claims for each in entries)
+    assert [each.name for each in entries if not each.claims] == []

@@ -1,12 +1,11 @@
 """`biascope queue`: long runs one after the other, until a time limit."""
 
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from biascope.studies.queue import Entry, memory, read_queue, run_queue
+from biascope.studies.queue import memory, read_queue, run_queue
 from biascope.support.errors import InputError
 
 app = typer.Typer(help="Long runs from a queue, until a time limit: list, run, keep.", no_args_is_help=True)
@@ -19,7 +18,7 @@ FOLDER, RUNS = Path("reproductions/queue"), Path("runs/queue")
 @app.command("list")
 def list_queue(folder: Folder = FOLDER, runs: Runs = RUNS, only: Only = "*") -> None:
     """The runs in the order in which they are started: minutes expected and measured, state, claims."""
-    entries, known = _chosen(folder, only), memory(runs)
+    entries, known = read_queue(folder, only), memory(runs)
     wide = max(len(entry.name) for entry in entries)
     typer.echo(f"{'run':{wide}} expected measured  state    claims")
     for entry in entries:
@@ -52,7 +51,7 @@ def run_entries(
 ) -> None:
     """Run the next entries until the time limit; what was cut off is resumed."""
     failed = run_queue(
-        _chosen(folder, only), runs, minutes, jobs=jobs, device=device, start_anyway=start_anyway, say=typer.echo
+        read_queue(folder, only), runs, minutes, jobs=jobs, device=device, start_anyway=start_anyway, say=typer.echo
     )
     for name, last in failed.items():
         typer.echo(f"\n{name} failed:\n{last}", err=True)
@@ -82,10 +81,3 @@ def keep_finished(
             typer.echo(f"{run.path.name} was not kept: {error}", err=True)
     if refused:
         raise typer.Exit(1)
-
-
-def _chosen(folder: Path, only: str) -> list[Entry]:
-    chosen = [entry for entry in read_queue(folder) if fnmatchcase(entry.name, only) or fnmatchcase(entry.study, only)]
-    if not chosen:
-        raise InputError(f"no run of {folder} has a name or study like {only!r}")
-    return chosen

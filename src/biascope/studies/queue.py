@@ -14,6 +14,7 @@ to the others, and what was cut off is resumed.
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +22,8 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -37,6 +39,7 @@ MEMORY = "queue-state.json"  # seconds that each entry has taken, and how it fai
 GRACE = 10.0  # seconds in which an interrupted run may save what it has
 PAUSE = 0.1  # seconds between two looks at what runs
 State = Literal["done", "begun", "waiting"]
+NETWORKS = ("net", "nets", "network")  # options that name networks
 COMMAND = (sys.executable, "-m", "biascope")
 
 
@@ -52,7 +55,7 @@ class Entry:
     small: bool = False  # runs side by side with others
     alone: bool = False  # its wall time is judged: nothing runs beside it
     claims: Sequence[str] = ()
-    data: Sequence[str] = ()  # sets that it reads
+    data: Sequence[str] = ()  # sets that it reads, beside those that its options name
     name: str = ""  # of its run folder
 
     def state(self, runs: Path) -> State:
@@ -81,27 +84,31 @@ class _Job:
     before: float  # seconds that it took in earlier sessions
 
 
-def read_queue(folder: str | Path = "reproductions/queue") -> tuple[Entry, ...]:
-    """The entries of all files of a folder, those that decide most claims a minute first; every wrong one is named."""
-    files = sorted(Path(folder).glob("*.toml"))
-    if not files:
-        raise InputError(f"{folder} holds no queue: a file there is a list of [[run]] tables")
+def read_queue(folder: str | Path = "reproductions/queue", only: str = "*") -> tuple[Entry, ...]:
+    """The entries of all files of a folder whose name or study is like `only`, most claims a minute first.
+
+    Every entry that cannot run is named: an unknown study, option, claim, set or key, a name that is not its own.
+    """
     entries: list[Entry] = []
     problems: list[str] = []
-    for file in files:
+    for file in sorted(Path(folder).glob("*.toml")):
         try:
             rows = tomllib.loads(file.read_text(encoding="utf-8")).get("run", [])
         except tomllib.TOMLDecodeError as error:
             raise CorruptError(f"{file} is not TOML: {error}") from error
         for count, row in enumerate(rows, 1):
+            if not any(fnmatchcase(name, only) for name in (str(row.get("study")), _name(row))):
+                continue
             try:
                 entries.append(_entry(row))
             except InputError as error:
-                problems.append(f"{file.name}, {row.get('name') or row.get('study') or f'run {count}'}: {error}")
+                problems.append(f"{file.name}, run {count} ({_name(row)}): {error}")
     names = [entry.name for entry in entries]
-    problems += [f"{name}: the name of more than one run" for name in dict.fromkeys(names) if names.count(name) > 1]
+    problems += [f"{name} is the name of more than one run" for name in dict.fromkeys(names) if names.count(name) > 1]
     if problems:
-        raise InputError(f"{folder}: {'; '.join(problems)}")
+        raise InputError("\n  ".join([f"{folder} cannot be run as it is:", *problems]))
+    if not entries:
+        raise InputError(f"{folder}: no file there has a [[run]] with a study or name like {only!r}")
     return tuple(sorted(entries, key=lambda entry: -len(entry.claims) / entry.minutes))
 
 
@@ -112,19 +119,30 @@ def _entry(row: Mapping[str, Any]) -> Entry:
             raise InputError(f"unknown key {key!r}{near(key, known)}")
     if "study" not in row or not row.get("minutes", 0) > 0:
         raise InputError("it needs a study, and minutes above 0")
-    entry = Entry(**row)
-    find(entry.study).values(entry.size, {key: _text(value) for key, value in entry.set.items()})
-    ids = [claim.id for claim in claims()]
-    for claim in entry.claims:
-        if claim not in ids:
-            raise InputError(f"no claim is called {claim!r}{near(claim, ids)}")
+    entry = Entry(**{**row, "name": _name(row)})
+    values = find(entry.study).values(entry.size, {key: _text(value) for key, value in entry.set.items()})
+    if unknown := [claim for claim in entry.claims if claim not in {known.id for known in claims()}]:
+        raise InputError(f"no claim is called {' or '.join(map(repr, unknown))}")
     for name in entry.data:
         data.info(name)
-    if entry.name:
-        return entry
-    chosen = json.dumps([dict(entry.set), entry.seed], sort_keys=True)
-    digest = f"-{hashlib.sha256(chosen.encode()).hexdigest()[:6]}" if entry.set or entry.seed else ""
-    return Entry(**{**row, "name": f"{entry.study.replace('/', '-')}-{entry.size}{digest}"})
+    words = [word.split(":")[0] for value in values.values() for word in _words(value)]
+    return replace(entry, data=sorted({*entry.data, *(word for word in words if word in data.names())}))
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    """Of an entry: its own, or study, size, networks, a sum of its other options, seed."""
+    options = dict(row.get("set", {}))
+    parts = [str(row.get("study")), str(row.get("size", Entry.size))]
+    parts += [word for key in NETWORKS for word in _words(options.pop(key, ()))]
+    if options:
+        parts.append(hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:6])
+    if row.get("seed"):
+        parts.append(f"seed{row['seed']}")
+    return str(row.get("name") or re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(parts)))
+
+
+def _words(value: Any) -> list[str]:
+    return [str(each) for each in (value if isinstance(value, list | tuple) else [value])]
 
 
 def _text(value: Any) -> str:
