@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from biascope.reports import keep, ledger, write_pages, write_study_page
-from biascope.reports.kept import kept_name, scrubbed
+from biascope.reports.kept import is_kept, kept_name, scrubbed
 from biascope.reports.study_page import linked
 from biascope.studies import Run, Series, configure, execute, load_result
 from biascope.studies.runs import MARKER
@@ -253,7 +253,7 @@ def test_a_torn_line_and_unknown_versions_do_not_matter(finished: Run, tmp_path:
     run = shutil.copytree(finished.path, tmp_path / "run")
     (run / "metrics.jsonl").write_text('{"a": 1}\n{"b": ')
     (run / "environment.json").write_text("{}")
-    kept = keep(run, tmp_path / "kept")
+    kept = keep(run, tmp_path / "kept", uncommitted=True)
     assert (kept.path / "metrics.jsonl").read_text() == '{"a": 1}\n'
     assert "torch (version unknown)" in (kept.path / "index.html").read_text()
 
@@ -280,9 +280,47 @@ def test_the_ledger_reads_a_folder_of_runs(finished: Run, tmp_path: Path) -> Non
     kept = keep(finished.path, tmp_path / "kept")
     for stray in (".ipynb_checkpoints", "__pycache__"):
         (tmp_path / "kept" / stray).mkdir()
+    (tmp_path / "kept" / "queue").mkdir()
+    (tmp_path / "kept" / "queue" / "nad.toml").write_text("")
     (tmp_path / "kept" / "notes.txt").write_text("a stray file")
     assert {each.run.path for row in ledger(tmp_path / "kept") for each in row.judgements} == {kept.path}
     with pytest.raises(InputError, match="is one run: the ledger reads the folder above"):
         ledger(kept.path)
     with pytest.raises(InputError, match="is a file"):
         ledger(tmp_path / "kept" / "notes.txt")
+
+
+COMMIT = {"commit": "5b758d50" * 5, "dirty": False}
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"git": None}, "r names no commit: commit, run it again"),
+        ({}, "names no commit"),
+        ({"git": COMMIT | {"dirty": True}}, "was made with changes beside commit 5b758d505b: commit"),
+        ({"git": COMMIT, "resumed": [{"git": COMMIT}, {"git": COMMIT | {"dirty": True}}]}, "made with changes beside"),
+    ],
+)
+def test_a_run_of_code_in_no_commit_is_kept_only_as_such(
+    environment: dict[str, Any], message: str, finished: Run, tmp_path: Path
+) -> None:
+    (finished.path / "environment.json").write_text(json.dumps(environment))
+    with pytest.raises(InputError, match=message):
+        keep(finished.path, tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
+    kept = Run.open(keep(finished.path, tmp_path / "kept", uncommitted=True).path)
+    assert kept.config == {**finished.config, "provenance": "uncommitted tree"}
+
+
+def test_a_run_of_a_commit_needs_no_mark(finished: Run, tmp_path: Path) -> None:
+    (finished.path / "environment.json").write_text(json.dumps({"git": COMMIT, "resumed": [{"git": COMMIT}]}))
+    assert Run.open(keep(finished.path, tmp_path / "kept", uncommitted=True).path).config == finished.config
+
+
+def test_the_same_run_is_found_among_the_kept(finished: Run, tmp_path: Path) -> None:
+    assert not is_kept(finished, tmp_path / "kept")
+    keep(finished.path, tmp_path / "kept", name="mine")
+    assert is_kept(finished, tmp_path / "kept")
+    other = replace(finished, environment={**finished.environment, "started": "2026-01-01T00:00:00+00:00"})
+    assert not is_kept(other, tmp_path / "kept")
