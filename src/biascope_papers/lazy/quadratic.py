@@ -29,9 +29,9 @@ LEVELS = (0.8, 0.6, 0.4, 0.2)
 EXAMPLES = ("order", "noise", "spurious")
 STYLES: dict[str, Style] = {"non-linear": "line", "linear": "dashed"}
 LRS = (0.001, 0.01)
-AUTHORS = {"width": 5, "alphas": (0.1, 10.0), "lrs": (0.0036, 0.0036)}
-"""Their program for example 1: width 5, alpha 0.1 and 10, a rate of 0.001 on the mean of five squares, which here (half
-the sum of squares, the rate times mu_1 = 9) is 0.001 * 2 / 5 * 9. There is none for examples 2 and 3.
+AUTHORS = {"width": 0, "alphas": (0.1, 10.0), "lrs": (0.0036, 0.0036)}
+"""Their program for example 1: as many units as inputs, alpha 0.1 and 10, a rate of 0.001 on the mean of five squares,
+which here (half the sum of squares, the rate times mu_1 = 9) is 0.001 * 2 / 5 * 9. None is public for examples 2 and 3.
 """
 
 
@@ -120,8 +120,8 @@ def at_levels(task: QuadraticTask, theta0: float, points: int) -> Tensor:
 def _descent_error(task: QuadraticTask, theta0: float) -> tuple[float, float]:
     """Gradient descent with small steps against the closed forms, at the time the first mode is half-way.
 
-    The second number is for the linearised form as printed (5.4.6), whose rate is mu theta0 and not 2 mu theta0: that is
-    the corrected one at half the time.
+    The second number is for the linearised form as printed (5.4.6), whose rate is mu theta0 and not 2 mu theta0: that
+    is the corrected one at half the time.
     """
     model = quadratic_model(task.mu, task.y_mode, theta0)
     steps, worst, printed = 2000, 0.0, 0.0
@@ -173,7 +173,7 @@ def fig_c_9(
     run: Run,
     *,
     seeds: Annotated[int, "networks"] = 20,
-    width: Annotated[int, "hidden units"] = 50,
+    width: Annotated[int, "hidden units, 0: as many as inputs"] = 50,
     activation: Annotated[str, "identity or relu"] = "identity",
     scale: Annotated[float, "factor on torch's initial weights"] = 0.5,
     alphas: Annotated[tuple[float, ...], "the non-linear and the linear regime"] = (0.1, 100.0),
@@ -184,8 +184,7 @@ def fig_c_9(
     """Dense two-layer networks on the data of the three examples.
 
     Networks f = v^T W x without biases (linear, or with an activation) are trained by full-batch gradient descent with
-    a small and a large alpha; widths and rates are not in the thesis: all sizes have those of the authors' program (a
-    width of 5). Steps of the small alpha grow on the way, and coarse ones overshoot the thresholds. Example 1 asks
+    a small and a large alpha; widths and rates are not in the thesis: all sizes have those of the authors' program. Steps of the small alpha grow on the way, and coarse ones overshoot the thresholds. Example 1 asks
     whether the order
     of the five examples flips: the relative residual of every example when the mean squared residual has fallen to
     half; the slope over the index has opposite signs in the quadratic model.
@@ -196,8 +195,10 @@ def fig_c_9(
         task = tasks[name]
         x, y = (v[None].expand(seeds, *v.shape).contiguous().to(run.device) for v in (task.x, task.y))
 
+        units = width or x.shape[2]
+
         def factory() -> MLP:
-            return MLP(in_features=x.shape[2], hidden=(width,), activation=activation, bias=False).double()
+            return MLP(in_features=x.shape[2], hidden=(units,), activation=activation, bias=False).double()
 
         return cross(
             factory, x, y, task.x.to(run.device), alpha=alpha, lr=lr / float(task.mu[0]), steps=steps, scale=scale,
@@ -230,7 +231,7 @@ def fig_c_9(
         numbers[f"{name}: difficult error, small minus large alpha"] = gaps[-1]
         figures.append(_chart(name, table))
     return StudyResult(
-        measured=f"{seeds} dense networks of width {width} ({activation}). Example 1: slope {slopes[0]} with alpha = "
+        measured=f"{seeds} dense networks of {width or 'as many units as inputs'} ({activation}). Example 1: slope {slopes[0]} with alpha = "
         f"{alphas[0]:g}, {slopes[1]} with alpha = {alphas[1]:g} (- and + if the order flips). Difficult error at equal "
         f"easy error, small minus large alpha: {gaps[0]} with label noise, {gaps[1]} with a spurious feature.",
         numbers=known(numbers),
