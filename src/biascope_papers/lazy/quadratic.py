@@ -184,8 +184,8 @@ def fig_c_9(
     """Dense two-layer networks on the data of the three examples.
 
     Networks f = v^T W x without biases (linear, or with an activation) are trained by full-batch gradient descent with
-    a small and a large alpha; widths and rates are not in the thesis: all sizes have those of the authors' program. Steps of the small alpha grow on the way, and coarse ones overshoot the thresholds. Example 1 asks
-    whether the order
+    a small and a large alpha; widths and rates are not in the thesis: all sizes have those of the authors' program.
+    Steps of the small alpha grow on the way, and coarse ones overshoot the thresholds. Example 1 asks whether the order
     of the five examples flips: the relative residual of every example when the mean squared residual has fallen to
     half; the slope over the index has opposite signs in the quadratic model.
     """
@@ -194,7 +194,6 @@ def fig_c_9(
     def train(name: str, alpha: float, lr: float) -> Crossings:
         task = tasks[name]
         x, y = (v[None].expand(seeds, *v.shape).contiguous().to(run.device) for v in (task.x, task.y))
-
         units = width or x.shape[2]
 
         def factory() -> MLP:
@@ -231,8 +230,8 @@ def fig_c_9(
         numbers[f"{name}: difficult error, small minus large alpha"] = gaps[-1]
         figures.append(_chart(name, table))
     return StudyResult(
-        measured=f"{seeds} dense networks of {width or 'as many units as inputs'} ({activation}). Example 1: slope {slopes[0]} with alpha = "
-        f"{alphas[0]:g}, {slopes[1]} with alpha = {alphas[1]:g} (- and + if the order flips). Difficult error at equal "
+        measured=f"{seeds} dense networks of {width or 'as many'} units ({activation}). Example 1: slope {slopes[0]} with "
+        f"alpha = {alphas[0]:g}, {slopes[1]} with alpha = {alphas[1]:g} (- and + if the order flips). Difficult error at equal "
         f"easy error, small minus large alpha: {gaps[0]} with label noise, {gaps[1]} with a spurious feature.",
         numbers=known(numbers),
         figures=tuple(figures),
