@@ -230,9 +230,10 @@ def fig_c_9(
         numbers[f"{name}: difficult error, small minus large alpha"] = gaps[-1]
         figures.append(_chart(name, table))
     return StudyResult(
-        measured=f"{seeds} dense networks of {width or 'as many'} units ({activation}). Example 1: slope {slopes[0]} with "
-        f"alpha = {alphas[0]:g}, {slopes[1]} with alpha = {alphas[1]:g} (- and + if the order flips). Difficult error at equal "
-        f"easy error, small minus large alpha: {gaps[0]} with label noise, {gaps[1]} with a spurious feature.",
+        measured=f"{seeds} dense networks of {width or 'as many'} units ({activation}). Example 1: slope {slopes[0]} "
+        f"with alpha = {alphas[0]:g}, {slopes[1]} with alpha = {alphas[1]:g} (- and + if the order flips). Difficult "
+        f"error at equal easy error, small minus large alpha: {gaps[0]} with label noise, {gaps[1]} with a spurious "
+        "feature.",
         numbers=known(numbers),
         figures=tuple(figures),
     )
