@@ -178,7 +178,7 @@ def drift(values: Tensor, period: int) -> float:
     sizes={
         "smoke": {"n": 256, "hidden": (32, 24, 16, 8), "steps": 100, "seeds": 2, "init": "glorot"},
         "laptop": {"init": "glorot", "seeds": 5},
-        "paper": {"dataset": "mnist", "n": 2000, "hidden": (1000, 500, 250, 30), "steps": 2000, "every": 20}
+        "paper": {"dataset": "mnist", "hidden": (1000, 500, 250, 30), "steps": 2000, "every": 20}
         | {"refresh": 100, "init": "glorot", "seeds": 5},
     },
 )
