@@ -110,6 +110,7 @@ class Contest(Encoder):
     grid: Annotated[tuple[float, ...], "learning rates and dampings, all pairs on whole trainings; none: a walk"] = ()
     around: Annotated[int, "random pairs around every pair of the grid; 20 in the paper"] = 0
     batches: Annotated[tuple[int, ...], "batch sizes of the grid (as many epochs); none: the one of `size`"] = ()
+    alone: Annotated[bool, "nothing else runs on the machine, so that the seconds count"] = False
     seeds: Annotated[int, "initialisations the best setting is trained from"] = 3
 
     def hold(self, run: Run, task: Problem, names: tuple[str, ...], refresh: int) -> Outcome:

@@ -111,6 +111,7 @@ class OnCifar:
     tf32: Annotated[bool, "let the GPU use tf32"] = True
     grid: Annotated[tuple[float, ...], "learning rates and dampings, all pairs on whole trainings; none: a walk"] = ()
     around: Annotated[int, "random pairs around every pair of the grid (the paper does not say how many)"] = 0
+    alone: Annotated[bool, "nothing else runs on the machine, so that the seconds count"] = False
 
     def problem(self, run: Run, network: str) -> Problem:
         """Classify the images with a network."""
