@@ -114,7 +114,8 @@ SIZES = {
     "smoke": {"n": 400, "extra": 100, "width": 48, "steps": (100, 300), "lr": 0.2, "batch": 50, "seeds": 2, "lin": 8}
     | {"groups": 5, "score_repeats": 4, "score_epochs": 6},
     "laptop": {"dataset": "cifar10", "net": "lenet", "n": 1500, "extra": 500, "steps": (2000, 8000), "lr": 0.02}
-    | {"score_net": "lenet", "score_repeats": 8, "score_epochs": 8, "score_lr": 0.05, "watched": 150, "batch": 64},
+    | {"score_net": "lenet", "score_repeats": 8, "score_epochs": 8, "score_lr": 0.05, "watched": 150, "batch": 64}
+    | {"seeds": 6},
     "paper": {"dataset": "cifar10", "net": "resnet18-nobn", "n": 40_000, "extra": 10_000, "steps": (64_000, 320_000)}
     | {"score_net": "lenet", "score_repeats": 24, "score_epochs": 12, "score_lr": 0.05, "watched": 1000, "lin": 100}
     | {"factor": 0.96, "width": 64},

@@ -74,7 +74,7 @@ SLOW = Pace(stop=0.3)
     sizes={
         "smoke": {"n": 300, "width": 48, "steps": (120, 400), "lr": 0.2, "batch": 50, "seeds": 2, "lin": 8},
         "laptop": {"dataset": "cifar10", "net": "lenet", "n": 1000, "steps": (2000, 12_000), "lr": 0.02, "batch": 50}
-        | {"factor": 0.96, "seeds": 3},
+        | {"factor": 0.96, "seeds": 6},
         "paper": {"dataset": "cifar10", "net": "resnet18-nobn", "width": 64, "n": 40_000, "steps": (64_000, 320_000)}
         | {"watched": 2000, "lin": 100, "factor": 0.96},
     },
@@ -180,8 +180,8 @@ def curves_chart(runs: Runs, measure: str = "loss") -> Chart:
     sizes={
         "smoke": {"n": 300, "width": 48, "batch": 50, "lrs": (0.2, 0.05), "steps": (100, 250), "alpha_steps": 350}
         | {"seeds": 2, "lin": 8},
-        "laptop": {"dataset": "cifar10", "net": "lenet", "n": 1000, "lrs": (0.02, 0.006, 0.0002)}
-        | {"batch": 50, "steps": (1000, 3000, 80_000), "alpha_steps": 6000, "factor": 0.96},
+        "laptop": {"dataset": "cifar10", "net": "lenet", "n": 1000, "lrs": (0.02, 0.006, 0.002), "seeds": 5}
+        | {"batch": 50, "steps": (1000, 3000, 8000), "alpha_steps": 6000, "factor": 0.96},
         "paper": {"dataset": "cifar10", "net": "resnet18-nobn", "width": 64, "n": 40_000, "lin": 100, "factor": 0.96}
         | {"lrs": (0.01, 0.003, 1e-4, 1e-6), "steps": (64_000, 64_000, 200_000, 3_200_000), "alpha_steps": 320_000}
         | {"watched": 2000},
