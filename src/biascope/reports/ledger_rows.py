@@ -204,9 +204,9 @@ def ledger(folder: str | Path = "reproductions") -> Ledger:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """The run folders in a folder, without what editors, Python and the queue leave there."""
+    """The run folders in a folder, without what editors and Python leave there, and the queue of those to come."""
     here = folder.glob("*/") if folder.is_dir() else []
-    return sorted(path for path in here if not path.name.startswith((".", "__")) and (path / MARKER).exists())
+    return sorted(path for path in here if not path.name.startswith((".", "__")) and path.name != "queue")
 
 
 def _finished(path: Path) -> tuple[str, Any, Mapping[str, Estimate]]:
@@ -274,7 +274,7 @@ def summary(rows: Sequence[Row]) -> str:
     """How many claims there are, and how many have which verdict, at which size.
 
     Example:
-        >>> summary(ledger("nowhere")).endswith("undecided.")
+        >>> summary(ledger("nowhere")).startswith(f"{len(ledger('nowhere'))} claims: 0 supported, 0 contradicted")
         True
     """
     count = Counter((row.verdict, row.level) for row in rows)
