@@ -181,7 +181,7 @@ def test_table4_1(tmp_path: Path) -> None:
     kept = run.load_arrays("mlp 0")["energy"]
     assert len(kept) == len(result.figures[0].series[0].x)  # type: ignore[union-attr]
     train, _ = two_classes("digits", 300, 200, derive(0, "images"), "cpu")
-    net = network("mlp", (1, 8, 8), derive(0, "init", "mlp", 0))
+    net = network("mlp", (1, 8, 8), derive(0, "init", "mlp", 0), init="lecun")
     J = torch.stack([_gradient(net, x) for x in train.x[:150]]).double()
     vectors = torch.linalg.eigh(J @ J.T).eigenvectors
     y = train.y[:150].double() * 2 - 1
