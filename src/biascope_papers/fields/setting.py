@@ -14,7 +14,8 @@ import dataclasses
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -166,7 +167,8 @@ def kept(
         parts = {**dataclasses.asdict(setting), "seeds": 0}  # which seed, the key says
         known = repr((sorted(parts.items()), more, run.seed, run.device, torch.__version__, _code()))
         folder = data.data_root() / "fields" / hashlib.sha256(known.encode()).hexdigest()[:16]
-        return Run(folder, {}, {}).cached(key, compute)
+        with _alone(folder, key):  # another process may be computing the same
+            return Run(folder, {}, {}).cached(key, compute)
 
     return run.cached(key, shared)
 
@@ -177,6 +179,20 @@ def each_kept(
     """`kept` for every seed, stacked: {name: [seeds, ...]}."""
     made = [kept(run, setting, f"{key} {i}", functools.partial(one, i), more) for i in range(setting.seeds)]
     return {name: torch.stack([row[name] for row in made]) for name in made[0]}
+
+
+@contextmanager
+def _alone(folder: Path, key: str) -> Iterator[None]:
+    """One process at a time for a key, where the system has file locks; elsewhere the same is computed twice."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 @functools.cache

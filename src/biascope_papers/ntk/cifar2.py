@@ -219,7 +219,7 @@ def table4_1(
             "test accuracy": Estimate.of([float(row["accuracy"]) for row in found]),
             "last training loss": Estimate.of([float(row["losses"][-each:].mean()) for row in found]),
         }
-        numbers |= {f"{key}, {s.title(name)}": value for key, value in own.items()}
+        numbers |= {f"{key}, {name}": value for key, value in own.items()}
         first, last, accuracy = own["energy before"], own["energy after"], own["test accuracy"]
         said.append(f"{s.title(name)} {first} to {last} (test accuracy {accuracy})")
         series.append(curve(s.title(name), [step / each for step in at], energy))
@@ -229,7 +229,7 @@ def table4_1(
             series.append(Series.of(f"{s.title(name)}, published", ends, squares, style="points"))
     for low, high in neighbours(nets):
         more = Estimate.of(energies[high][:, -1] - energies[low][:, -1])
-        numbers[f"energy after, {s.title(high)} minus {s.title(low)}"] = more
+        numbers[f"energy after, {high} minus {low}"] = more
     chart = Chart(
         "energy",
         f"Energy of the labels in the {k} first eigenvectors",

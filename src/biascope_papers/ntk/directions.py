@@ -156,7 +156,7 @@ def fig4_4(
         for kind, rows in losses.items():
             own[f"largest last training loss of {kind}"] = Estimate(float(rows.mean(0).max()))
             own[f"last training loss of {kind} on the first direction"] = Estimate(float(rows[:, 0].mean()))
-        numbers |= {f"{key}, {s.title(name)}": value for key, value in own.items()}
+        numbers |= {f"{key}, {name}": value for key, value in own.items()}
         said.append(
             f"{s.title(name)}: f minus f_lin {advantage}, rank correlations {falls['f']} (f), {falls['lin']} (f_lin)"
         )
@@ -225,10 +225,10 @@ def fig4_5(
                 subject, titles = f"First NTK-NADs of {name}", [str(i + 1) for i in range(k)]
                 direction_picture(run, f"directions-{name}", subject, directions[:k, 0], titles, k)
         overlap, energy = Estimate.of(overlaps), Estimate.of(sharp)
-        numbers[f"overlap of the first {k} with the architecture's, {s.title(name)}"] = overlap
+        numbers[f"overlap of the first {k} with the architecture's, {name}"] = overlap
         margin = Estimate(overlap.value - 3 * k / D, overlap.standard_error, overlap.n)
-        numbers[f"overlap above three times that of random directions, {s.title(name)}"] = margin
-        numbers[f"energy in the strongest 5 % of frequencies, {s.title(name)}"] = energy
+        numbers[f"overlap above three times that of random directions, {name}"] = margin
+        numbers[f"energy in the strongest 5 % of frequencies, {name}"] = energy
         said.append(f"{s.title(name)}: overlap {overlap} (random: {k / D:.3f}), energy {energy}")
         charts.append(
             Chart(

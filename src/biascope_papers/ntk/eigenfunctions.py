@@ -187,7 +187,7 @@ def fig4_2(
             if bool(mask.any()):
                 own[f"accuracy of f_lin minus f, rho {side} 500"] = over_seeds(apart[:, mask])
         own["rank correlation of rho and accuracy of kernel regression"] = rank_correlations(rhos, regressions)
-        numbers |= {f"{key}, {s.title(name)}": value for key, value in own.items()}
+        numbers |= {f"{key}, {name}": value for key, value in own.items()}
         said.append(
             f"{s.title(name)}: f_lin minus f {advantage}, rank correlations with rho: accuracy "
             f"{order['f', 'accuracy']} (f) and {order['lin', 'accuracy']} (f_lin), iterations "

@@ -102,7 +102,7 @@ def fig4_8(
             trend = f", of k and the gain {rising}"
             own_numbers["rank correlation of k and the target's gain"] = rising
             own_numbers["log gain of the last target minus the first"] = Estimate.of((table[:, -1] / table[:, 0]).log())
-        numbers |= {f"{key}, {s.title(name)}": value for key, value in own_numbers.items()}
+        numbers |= {f"{key}, {name}": value for key, value in own_numbers.items()}
         said.append(
             f"{s.title(name)}: own gain {gain} ({', '.join(f'{g:.1f} for {k}' for g, k in zip(own, targets))}), "
             f"the largest of {len(rows[0]['gains'])} in {sum(first)} of {len(first)} trainings; rank correlation of "
