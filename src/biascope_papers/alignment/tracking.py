@@ -156,7 +156,7 @@ def trajectory(run: Run, setting: Setting, seed: int, reuse: str = "") -> dict[s
     if reuse:
         other = Run.open(Path(reuse))
         if key in other.arrays():
-            return other.cached(key, lambda: {})
+            return run.cached(key, lambda: other.cached(key, dict))  # a copy, so that this run stands by itself
     return run.cached(key, lambda: _train(run, setting, seed))
 
 
