@@ -152,6 +152,7 @@ def fig_b5(
     narrow: Annotated[int, "divide the channels of the convolutional networks by this"] = 8,
     epochs: Annotated[float, "passes over the training images"] = 20,
     probing: Probing = THREE_SETS,
+    reuse: Annotated[str, "run folder of alignment/fig4.2 with the same settings, to read its VGG-19 from"] = "",
 ) -> StudyResult:
     """Alignment with test labels during training, centred (B.5) and uncentred (B.6), for three networks.
 
@@ -167,7 +168,7 @@ def fig_b5(
         dataset, width, lr = NETS[net]
         width = width if net == "mlp" else max(1, width // narrow)
         setting = Setting("digits" if digits else dataset, net, width, lr=lr, epochs=epochs)
-        found = probing.trainings(run, setting)
+        found = probing.trainings(run, setting, reuse)
         for name, series in curves.items():
             rows = repeats(found, "test", "cka" if name == "centred" else "uncentred")
             numbers[f"rise of the {name} alignment, {net}"] = Estimate.of(rows[:, -1] - rows[:, 0])

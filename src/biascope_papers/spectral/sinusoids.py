@@ -112,6 +112,7 @@ def fig3_1(
         numbers[f"growth of hidden spectral norms, {setting}"] = larger
         growth.append(larger)
         numbers[f"mean squared error at the end, {setting}"] = Estimate.of(losses[-1])
+        numbers |= of_mean_loss(at, losses, setting)
         times = first_above(spectrum.mean(1), at, 0.9)
         for i, f in enumerate(waves.frequencies):
             numbers[f"amplitude at k = {f} at the end, {setting}"] = Estimate.of(spectrum[-1, :, i])
@@ -252,9 +253,8 @@ def fig_a_1(
     for setting in ("equal", "growing"):
         got = _curves(run, setting, waves, every)
         at, losses = got["steps"], got["losses"]
-        order, climb = of_mean(losses, lambda v, at=at: rank_correlation(at, v.T)), of_mean(losses, climbs)  # type: ignore[misc]
-        numbers[f"rank correlation of the mean loss and step, {setting}"] = order
-        numbers[f"largest climb of the mean loss over the first, {setting}"] = climb
+        numbers |= of_mean_loss(at, losses, setting)
+        order, climb = list(numbers.values())[-2:]
         numbers[f"rank correlation of loss and step, {setting}"] = Estimate.of(rank_correlation(at, losses.T))
         numbers[f"largest climb over the first loss, {setting}"] = Estimate.of(climbs(losses))
         numbers[f"last loss over the first, {setting}"] = Estimate.of(losses[-1] / losses[0])
@@ -275,6 +275,14 @@ def of_mean(curves: Tensor, of: Callable[[Tensor], Tensor]) -> Estimate:
         return Estimate(whole, None, n)
     left_out = [float(of((total - curves[:, i : i + 1]) / (n - 1))) for i in range(n)]
     return Estimate(whole, jackknife_error(left_out), n)
+
+
+def of_mean_loss(at: Tensor, losses: Tensor, setting: str) -> dict[str, Estimate]:
+    """How monotone the mean of losses [r, T] over the runs is, which Fig. A.1 shows."""
+    return {
+        f"rank correlation of the mean loss and step, {setting}": of_mean(losses, lambda v: rank_correlation(at, v.T)),
+        f"largest climb of the mean loss over the first, {setting}": of_mean(losses, climbs),
+    }
 
 
 def climbs(losses: Tensor) -> Tensor:
