@@ -3,8 +3,10 @@
 The paper compares these correlations with 0.02, the level of random vectors. Two positive semi-definite matrices
 correlate by default, so the charts also show Corr(G^t, I), Corr(G^t, G^0), and what a random rotation of GSG would
 give, Corr(G^t, I) Corr(GSG, I). In every case that can be solved Delta(0) is minus a positive multiple of S or GSG, so
-to first order G^t moves away from GSG; the signed correlation of G^t - G^0 with both is therefore reported too.
-"Early" is the epoch at a tenth of the training, fixed beforehand.
+to first order G^t moves away from GSG; the signed correlation of G^t - G^0 with both is therefore reported too. "Early"
+is the epoch at a tenth of the training, fixed beforehand; since Adam at 1e-3 has hardly moved by then, the rise to the
+highest point of the curve is measured as well (`highest`). G of the MLP is the exact multiple of I, whose sampling
+alone had moved its two curves apart.
 
 Conjecture 2 says that the geometry changes only within the leading eigenvectors of GSG. How much of G^t - G^0 lies
 there, ||Q_k^T (G^t - G^0) Q_k|| / ||G^t - G^0|| with Q_k the first k of them, is reported against random subspaces of
@@ -16,8 +18,9 @@ learning rate is taken to be 1e-3 for all networks; the published code has 1e-4 
 it for the networks with that many weights.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
@@ -26,10 +29,10 @@ from torch import Tensor
 from biascope.geometry import compare, containment, data_second_moment, gsg
 from biascope.linalg import psd_eigh
 from biascope.studies import Chart, Estimate, Run, Series, StudyResult, study
-from biascope.studies.estimates import curve
+from biascope.studies.estimates import curve, jackknife_error
 from biascope.support import generator
 from biascope_papers.gih.averages import History, estimate, jackknife
-from biascope_papers.gih.geometries import Drawn
+from biascope_papers.gih.geometries import Drawn, Geometry, known_geometry
 from biascope_papers.gih.networks import factory, is_a, named, scope, shape_of
 from biascope_papers.gih.sets import Source, describe, two_classes
 from biascope_papers.gih.tracking import Descent, common_probes, track
@@ -41,10 +44,10 @@ LARGE = ("resnet", "vit")  # what the published code trains with a smaller rate 
 SHARES = (0.01, 0.03, 0.1, 0.3)  # of the dimensions, in which a change may be contained
 SIZES = {
     "smoke": {"nets": ("mlp", "lenet"), "source": "synthetic", "side": 16, "per_class": 60, "networks": 48, "heads": 32,
-              "runs": 4, "epochs": 10, "probes": 2},
-    "laptop": {"nets": ("mlp", "lenet"), "side": 16, "per_class": 500, "networks": 256, "heads": 64, "runs": 8,
-               "epochs": 60, "probes": 8},
-    "paper": {},
+              "parts": 4, "runs": 6, "epochs": 10, "probes": 2},
+    "laptop": {"nets": ("mlp", "lenet"), "side": 16, "per_class": 500, "networks": 256, "heads": 64, "parts": 4,
+               "runs": 8, "epochs": 60, "probes": 8},
+    "paper": {"parts": 4},
 }  # fmt: skip
 
 
@@ -125,14 +128,20 @@ def correlations(
     numbers: dict[str, Estimate] = {}
     charts: list[Chart] = []
     for net in nets:
-        G = options.geometry(run, net, shape, norm=False)
-        target, made = gsg(G.matrix, S), factory(net, shape, norm=False)
+        exact, made = known_geometry(net, shape), factory(net, shape, norm=False)
+        sampled = None if exact is not None else options.geometry(run, net, shape, norm=False)
+        G = exact if sampled is None else sampled.matrix
+        target = gsg(G, S)
         done = track(run, f"track {net}", made, images.x, labels, points, runs, descent_of(net))
         history = History(done.gradients)
-        curves, found = summarise(history, G.matrix, S, target, early)
+        curves, found = summarise(history, G, S, target, early)
+        found |= highest(history, S, target)
+        if sampled is not None and len(sampled.groups) > 2:
+            found |= with_geometry_error(found, history, S, sampled, early)
         found |= contained(history, target, sorted({early, epochs}))
         found["training accuracy at the end, %"] = mean_of(percent(done.accuracy[-1]))
-        found["Corr(G, S), networks apart"] = Estimate(compare(G.matrix, S).value, None, G.rows)
+        found["Corr(G, S), networks apart"] = Estimate(compare(G, S).value, None, sampled.rows if sampled else None)
+        found["relative error of G"] = Estimate(sampled.error if sampled else 0.0)
         numbers |= {f"{net}: {name}": value for name, value in found.items()}
         charts += [_curves(net, curves), _changes(net, history, S, target), _fitting(net, done.accuracy)]
     signed = ", ".join(f"{net} {numbers[f'{net}: signed Corr(G^1 - G^0, GSG)']}" for net in nets)
@@ -150,6 +159,66 @@ def correlations(
         numbers=numbers,
         figures=tuple(charts),
     )
+
+
+def highest(history: History, S: Tensor, target: Tensor) -> dict[str, Estimate]:
+    """Corr(G^t, GSG) at its highest after the start: its rise, beyond random rotations, and its lead over S there.
+
+    "Early" is no fixed time: how far the networks are after a tenth of the steps depends on optimiser and rate. The
+    epoch is chosen on one half of the networks and measured on the other, both ways round, so that the choice is not
+    seen in the values; errors from leaving out one network at a time.
+    """
+    D, R = len(S), history.R
+    matrices = {"S": S, "GSG": target, "I": torch.eye(D, dtype=torch.float64)}
+    energies, norms = (
+        {name: function(M) for name, M in matrices.items()} for function in (history.energies, Tensor.norm)
+    )
+    flat = float(target.trace()) / (D**0.5 * float(norms["GSG"]))
+    halves = torch.arange(R) % 2
+
+    def over(name: str, w: Tensor) -> Tensor:
+        return history.with_matrix(energies[name], float(norms[name]), w)
+
+    def measured(what: str) -> Callable[[Tensor], Tensor]:
+        def one(w: Tensor) -> Tensor:
+            values = []
+            for half in (0, 1):
+                choose, measure = w * (halves == half), w * (halves != half)
+                t = 1 + int(over("GSG", choose)[1:].argmax())
+                gsg_, other = over("GSG", measure), over("S" if what == "lead" else "I", measure)
+                lead = gsg_[t] - other[t] if what == "lead" else gsg_[t] - gsg_[0] - flat * (other[t] - other[0])
+                values.append(gsg_[t] - gsg_[0] if what == "rise" else lead)
+            return torch.stack(values).mean()
+
+        return one
+
+    names = {
+        "rise": "rise of Corr(G^t, GSG) to its highest",
+        "beyond": "the same rise beyond random rotations",
+        "lead": "Corr(G^t, GSG) - Corr(G^t, S) at its highest",
+    }
+    if R < 6 or history.times < 2:  # halves of three or more, with one left out two
+        return {}
+    found = {text: estimate(measured(what), R) for what, text in names.items()}
+    ones = torch.ones(R, dtype=torch.float64)
+    return found | {"epoch of the highest Corr(G^t, GSG)": Estimate(1 + int(over("GSG", ones)[1:].argmax()))}
+
+
+def with_geometry_error(
+    found: dict[str, Estimate], history: History, S: Tensor, G: Geometry, early: int
+) -> dict[str, Estimate]:
+    """The numbers of the rules with the error of the sampled G added, from leaving out one of its groups at a time."""
+    n, left = len(G.groups), list[dict[str, Estimate]]()
+    for i in range(n):
+        part = torch.stack([each for j, each in enumerate(G.groups) if j != i]).mean(0)
+        target = gsg(part, S)
+        left.append(summarise(history, part, S, target, early)[1] | highest(history, S, target))
+    made = {}
+    for name in left[0]:
+        if found[name].standard_error is not None:
+            error = jackknife_error([each[name].value for each in left])
+            made[name] = replace(found[name], standard_error=math.hypot(found[name].standard_error or 0.0, error))
+    return made
 
 
 Curves = dict[str, tuple[Tensor, Tensor | None]]
