@@ -19,7 +19,7 @@ it for the networks with that many weights.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -134,10 +134,12 @@ def correlations(
         target = gsg(G, S)
         done = track(run, f"track {net}", made, images.x, labels, points, runs, descent_of(net))
         history = History(done.gradients)
-        curves, found = summarise(history, G, S, target, early)
-        found |= highest(history, S, target)
+        levels = levels_of(history, {"S": S, "GSG": target, "I": torch.eye(len(S), dtype=torch.float64), "G": G})
+        flat = random_rotations(target)
+        curves, found = summarise(history, levels, flat, early)
+        found |= highest(history, levels, flat)
         if sampled is not None and len(sampled.groups) > 2:
-            found |= with_geometry_error(found, history, S, sampled, early)
+            found |= with_geometry_error(found, history, levels, S, sampled, early)
         found |= contained(history, target, sorted({early, epochs}))
         found["training accuracy at the end, %"] = mean_of(percent(done.accuracy[-1]))
         found["Corr(G, S), networks apart"] = Estimate(compare(G, S).value, None, sampled.rows if sampled else None)
@@ -161,23 +163,32 @@ def correlations(
     )
 
 
-def highest(history: History, S: Tensor, target: Tensor) -> dict[str, Estimate]:
+Levels = dict[str, tuple[Tensor, float]]  # <G^t, M> per network [T, R] and ||M||, by the name of M
+Curves = dict[str, tuple[Tensor, Tensor | None]]
+
+
+def levels_of(history: History, matrices: Mapping[str, Tensor]) -> Levels:
+    """What the correlations of G^t with these matrices need."""
+    return {name: (history.energies(M), float(M.norm())) for name, M in matrices.items()}
+
+
+def random_rotations(target: Tensor) -> float:
+    """Corr(target, I): a randomly rotated target correlates with G^t by this times Corr(G^t, I)."""
+    return float(target.trace() / (len(target) ** 0.5 * target.norm()))
+
+
+def highest(history: History, levels: Levels, flat: float) -> dict[str, Estimate]:
     """Corr(G^t, GSG) at its highest after the start: its rise, beyond random rotations, and its lead over S there.
 
     "Early" is no fixed time: how far the networks are after a tenth of the steps depends on optimiser and rate. The
     epoch is chosen on one half of the networks and measured on the other, both ways round, so that the choice is not
     seen in the values; errors from leaving out one network at a time.
     """
-    D, R = len(S), history.R
-    matrices = {"S": S, "GSG": target, "I": torch.eye(D, dtype=torch.float64)}
-    energies, norms = (
-        {name: function(M) for name, M in matrices.items()} for function in (history.energies, Tensor.norm)
-    )
-    flat = float(target.trace()) / (D**0.5 * float(norms["GSG"]))
+    R = history.R
     halves = torch.arange(R) % 2
 
     def over(name: str, w: Tensor) -> Tensor:
-        return history.with_matrix(energies[name], float(norms[name]), w)
+        return history.with_matrix(*levels[name], w)
 
     def measured(what: str) -> Callable[[Tensor], Tensor]:
         def one(w: Tensor) -> Tensor:
@@ -205,14 +216,14 @@ def highest(history: History, S: Tensor, target: Tensor) -> dict[str, Estimate]:
 
 
 def with_geometry_error(
-    found: dict[str, Estimate], history: History, S: Tensor, G: Geometry, early: int
+    found: dict[str, Estimate], history: History, levels: Levels, S: Tensor, G: Geometry, early: int
 ) -> dict[str, Estimate]:
     """The numbers of the rules with the error of the sampled G added, from leaving out one of its groups at a time."""
     n, left = len(G.groups), list[dict[str, Estimate]]()
     for i in range(n):
-        part = torch.stack([each for j, each in enumerate(G.groups) if j != i]).mean(0)
-        target = gsg(part, S)
-        left.append(summarise(history, part, S, target, early)[1] | highest(history, S, target))
+        target = gsg(torch.stack([each for j, each in enumerate(G.groups) if j != i]).mean(0), S)
+        these, flat = {**levels, **levels_of(history, {"GSG": target})}, random_rotations(target)
+        left.append(summarise(history, these, flat, early)[1] | highest(history, these, flat))
     made = {}
     for name in left[0]:
         if found[name].standard_error is not None:
@@ -221,24 +232,17 @@ def with_geometry_error(
     return made
 
 
-Curves = dict[str, tuple[Tensor, Tensor | None]]
-
-
-def summarise(history: History, G: Tensor, S: Tensor, target: Tensor, early: int) -> tuple[Curves, dict[str, Estimate]]:
+def summarise(history: History, levels: Levels, flat: float, early: int) -> tuple[Curves, dict[str, Estimate]]:
     """All curves with errors, and the numbers at "early"."""
-    D, R = len(G), history.R
-    matrices = {"S": S, "GSG": target, "I": torch.eye(D, dtype=torch.float64), "G": G}
-    energies = {name: history.energies(M) for name, M in matrices.items()}
-    norms = {name: float(M.norm()) for name, M in matrices.items()}
-    flat = float(target.trace()) / (D**0.5 * norms["GSG"])  # Corr(GSG, I)
+    R = history.R
 
     def with_(name: str, w: Tensor) -> Tensor:
-        return history.with_matrix(energies[name], norms[name], w)
+        return history.with_matrix(*levels[name], w)
 
     def rises(name: str, w: Tensor) -> Tensor:
         return with_(name, w)[early] - with_(name, w)[0]
 
-    curves = {f"Corr(G^t, {name})": jackknife(lambda w, k=name: with_(k, w), R) for name in matrices}  # type: ignore[misc]
+    curves = {f"Corr(G^t, {name})": jackknife(lambda w, k=name: with_(k, w), R) for name in levels}  # type: ignore[misc]
     curves["Corr(G^t, G^0), same networks"] = jackknife(history.with_start, R)
     curves["GSG randomly rotated"] = jackknife(lambda w: flat * with_("I", w), R)
     gap, error = jackknife(lambda w: with_("GSG", w) - with_("S", w), R)
@@ -258,7 +262,7 @@ def summarise(history: History, G: Tensor, S: Tensor, target: Tensor, early: int
     for name in ("S", "GSG"):
         for t in sorted({1, early}):
             found[f"signed Corr(G^{t} - G^0, {name})"] = estimate(
-                lambda w, k=name, t=t: history.change_with_matrix(energies[k], norms[k], w)[t - 1],  # type: ignore[misc]
+                lambda w, k=name, t=t: history.change_with_matrix(*levels[k], w)[t - 1],  # type: ignore[misc]
                 R,
             )
     return curves, found
