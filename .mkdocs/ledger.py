@@ -25,15 +25,17 @@ hide: [navigation, toc]
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the ledger as a page, and the pages and figures of the kept runs that it links to."""
-    from biascope.reports import ledger, ledger_markdown, ledger_page, write_pages
+    from biascope.reports import ledger, ledger_json, ledger_markdown, ledger_page, write_pages
 
     write_pages(RUNS)
-    (RUNS / "ledger.html").write_text(ledger_page(ledger(RUNS), RUNS, look="."), encoding="utf-8")
-    text = ledger_markdown(ledger(RUNS), RUNS.parent, "/index.html")
+    rows = ledger(RUNS)
+    (RUNS / "ledger.html").write_text(ledger_page(rows, RUNS, look="."), encoding="utf-8")
+    (RUNS / "ledger.json").write_text(ledger_json(rows), encoding="utf-8")
+    text = ledger_markdown(rows, RUNS.parent, "/index.html")
     # this page is reference/ledger/ on the site, the runs are at its root
     text = text.replace("](reproductions/", "](../reproductions/")
-    filters = "The same with filters by verdict and words: [ledger](../reproductions/ledger.html).\n\n"
-    text = WIDE + text.replace("A claim counts", filters + "A claim counts", 1)
+    filters = "The same as cards with pictures and filters: [ledger](../reproductions/ledger.html).\n\n"
+    text = WIDE + text.replace("A claim is supported,", filters + "A claim is supported,", 1)
     for stub in [file for file in files if file.src_uri == "reference/ledger.md"]:
         files.remove(stub)  # which points to the ledger in the repository
     files.append(File.generated(config, "reference/ledger.md", content=text))

@@ -181,14 +181,16 @@ def _resume_command(run: Run) -> str:
 def _show(run: Run, console: Console) -> None:
     from biascope.reports import write_study_page
     from biascope.reports.study_page import finished
+    from biascope.studies.judging import judgements
 
     _, result, _ = finished(run.path)
-    colour = {"confirmed": "green", "not confirmed": "red"}.get(result.verdict, "yellow")
-    console.print(f"Claim:    {escape(result.claim)}")
     console.print(f"Measured: {escape(result.measured)}")
-    console.print(f"Verdict:  [bold {colour}]{result.verdict}[/]")
+    for each in judgements(run, result.numbers):
+        colour = {"supported": "green", "contradicted": "red"}.get(each.verdict, "yellow")
+        console.print(f"Claim:    {escape(each.claim.statement)}")
+        console.print(f"          [bold {colour}]{each.verdict}[/] at {each.level} ({escape(str(each.scope))})")
     if run.config.get("size") == "smoke":
-        console.print("Size:     smoke, to see that it runs; judge the claim by --size laptop")
+        console.print("Size:     smoke, to see that it runs: it proves nothing")
     try:
         console.print(f"Page:     {escape(str(write_study_page(run.path)))}", soft_wrap=True)
     except UnsupportedError as error:  # the numbers are there, only the drawing is missing
@@ -197,7 +199,7 @@ def _show(run: Run, console: Console) -> None:
 
 def _compare(like: Path, run: Run, console: Console) -> None:
     before, now = load_result(like)[1], load_result(run.path)[1]
-    table = Table(box=None, pad_edge=False, title=f"Beside {like} ({before.verdict})", title_justify="left")
+    table = Table(box=None, pad_edge=False, title=f"Beside {like}", title_justify="left")
     for header in ("number", "before", "now", "apart, in standard errors"):
         table.add_column(header)
     for pair in beside(before, now):

@@ -42,7 +42,7 @@ def list_studies(
 def describe(study: Study, console: Console) -> None:
     """A study's claim, and a table of its options at every size."""
     console.print(f"[bold]{study.name}[/]: {escape(study.summary)}")
-    console.print(f"{study.place}. Claim: {escape(study.claim)}")
+    console.print(f"{study.place}. Claim: {escape(study.statement)}")
     table = Table(title="Options")
     for column in ("option", "type", *study.sizes, "meaning"):
         table.add_column(column)

@@ -6,14 +6,19 @@ document.querySelectorAll('input[data-frames]').forEach(function(s){
     if(out){out.textContent=s.value}}
   s.addEventListener('input',show);show();
 });
-// The ledger: narrow the rows by verdict and words.
+// The ledger: narrow the cards by what they are marked with, and by words.
 (function(){
   var filters=document.querySelectorAll('[data-filter]');
   function narrow(){
     var want={};filters.forEach(function(f){want[f.dataset.filter]=f.value.toLowerCase()});
-    document.querySelectorAll('tr[data-verdict]').forEach(function(row){
-      row.hidden=(want.verdict&&row.dataset.verdict!==want.verdict)||
-        (want.words&&row.textContent.toLowerCase().indexOf(want.words)<0)||false;
+    document.querySelectorAll('.claim').forEach(function(card){
+      card.hidden=Object.keys(want).some(function(key){
+        return want[key]&&(key==='words'?card.textContent.toLowerCase().indexOf(want[key])<0:card.dataset[key]!==want[key]);
+      });
+    });
+    document.querySelectorAll('section').forEach(function(section){
+      var cards=section.querySelectorAll('.claim');
+      section.hidden=cards.length>0&&section.querySelectorAll('.claim:not([hidden])').length===0;
     });
   }
   filters.forEach(function(f){f.addEventListener('input',narrow)});

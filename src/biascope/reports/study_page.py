@@ -8,6 +8,7 @@ from typing import Any
 from biascope.reports import figures
 from biascope.reports.html import Html, csv_link, figure, image, join, page, table, tag
 from biascope.studies import Chart, HeatMap, Run, StudyResult, find, load_result
+from biascope.studies.judging import Judgement, judgements
 from biascope.support.arguments import check_choice
 from biascope.support.errors import CorruptError, InputError
 from biascope.support.files import read_bytes, write_text
@@ -60,8 +61,8 @@ def finished(path: str | Path) -> tuple[Run, StudyResult, dict[str, Any]]:
     check_config(run)
     if not isinstance(raw.get("study"), str) or not isinstance(raw.get("seconds", 0), int | float):
         raise CorruptError(f"{run.path / 'result.json'} is damaged: it needs the study's name and its seconds")
-    if not isinstance(result.measured, str) or not isinstance(result.claim, str):
-        raise CorruptError(f"{run.path / 'result.json'} is damaged: its claim and what was measured should be text")
+    if not isinstance(result.measured, str):
+        raise CorruptError(f"{run.path / 'result.json'} is damaged: what was measured should be text")
     return run, result, raw
 
 
@@ -86,9 +87,8 @@ def study_page(run: Run, result: StudyResult, raw: dict[str, Any], light: bool =
     """The page as text."""
     study = find(raw["study"])
     device = run.environment.get("device_name", run.device)
-    verdict = tag("span", result.verdict, class_=f"verdict {result.verdict.replace(' ', '-')}")
+    judged = judgements(run, result.numbers)
     facts = [
-        ("Verdict", verdict),
         ("Size", run.config.get("size", "")),
         ("Seed", run.seed),
         ("Time", _took(run, raw)),
@@ -110,11 +110,13 @@ def study_page(run: Run, result: StudyResult, raw: dict[str, Any], light: bool =
     body = [
         tag(
             "section",
-            tag("h2", "The claim"),
-            tag("p", result.claim),
+            tag("h2", "What was measured"),
             tag("p", result.measured, class_="meaning"),
             fact_list(facts),
         ),
+        tag("section", tag("h2", "What it says of the paper"), join(claim_block(each) for each in judged))
+        if judged
+        else "",
         *pictures,
         tag("div", join(charts), class_="columns"),
         tag(
@@ -133,6 +135,26 @@ def study_page(run: Run, result: StudyResult, raw: dict[str, Any], light: bool =
     versions = ", ".join(f"{name} {run.environment.get(name, '(version unknown)')}" for name in made_with)
     title = f"{study.name}: {study.summary.rstrip('.')}"
     return page(title, body, study.place, f"Made with {versions}.", look=".." if light else "")
+
+
+def claim_block(judgement: Judgement) -> Html:
+    """A claim on a page: its verdict with the size it rests on, the statement, the quotation, and why."""
+    claim, level = judgement.claim, judgement.level
+    verdict = judgement.verdict + ("" if level == "published size" else f", {level}")
+    compared = [
+        (each.published.number, each.published.value, each.ours.value, "agree" if each.agree else "differ")
+        for each in judgement.compared
+    ]
+    header = ("published number", "published", "measured", "")
+    quote = tag("blockquote", claim.quote, tag("footer", claim.place)) if claim.quote else ""
+    return join(
+        [
+            tag("p", tag("span", verdict, class_=f"badge {judgement.verdict}"), " ", claim.statement),
+            quote,
+            tag("p", f"Run: {judgement.scope}. {judgement.reason}", class_="why"),
+            table(header, compared, "published and measured", limit=40) if compared else "",
+        ]
+    )
 
 
 def chart_block(chart: Chart | HeatMap, prefix: str) -> Html:

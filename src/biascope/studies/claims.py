@@ -1,8 +1,8 @@
 """The claims of the documents: every statement that a study can test, with its rule, read from `claims.toml` files.
 
 A package of studies (an entry point of the group `biascope.studies`) holds one `documents.toml` and, in each of its
-folders, one `claims.toml`. They are the only home of a claim: its wording, its quotation, its published numbers, and
-the rule that judges it. Studies return numbers.
+folders, one `claims.toml`. They are the only home of a claim: its wording, its quotation, its published numbers, the
+rule that judges it, and the published setting of each study. Studies return numbers.
 """
 
 import functools
@@ -10,14 +10,16 @@ import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from importlib.metadata import entry_points
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from biascope.studies.conditions import Condition, judge
-from biascope.studies.result import Estimate, StudyResult, Verdict
+from biascope.studies.conditions import Condition
+from biascope.studies.result import Estimate
+from biascope.studies.scope import Experiment
 from biascope.support.errors import CorruptError, InputError
 
 GROUP = "biascope.studies"  # the entry points under which packages of studies are found
@@ -38,35 +40,93 @@ class Document:
 
 
 @dataclass(frozen=True)
+class Published:
+    """A number that a document prints, and how far ours may lie from it beyond both errors."""
+
+    number: str  # its name in a run
+    value: float
+    tolerance: float
+    error: float | None = None
+    setting: str = ""
+    where: Mapping[str, Any] = field(default_factory=dict, hash=False)  # options of the runs it is meant for
+    rule: bool = True  # whether it takes part in the test that the claim's rule accepts the published data
+
+
+@dataclass(frozen=True)
 class Claim:
-    """What a document says in one figure or table, which studies test it, and the rule on their numbers."""
+    """One statement of a document, which studies test it, and the rule on their numbers."""
 
     id: str
     paper: str
     figure: str
-    claim: str
+    statement: str
     studies: tuple[str, ...]
-    data: str
+    data: str = ""
     also: str = ""  # the same figure in another document
+    place: str = ""  # where in the document
     quote: str = ""  # the document's own words
     where: Mapping[str, Any] = field(default_factory=dict, hash=False)  # options a run must have to test this claim
+    networks: tuple[str, ...] = ()  # the networks it speaks of, where not all of the experiment's
+    per_network: bool = False  # whether `{net}` in the rule stands for each network of a run, judged apart
     why: str = ""  # why it cannot be tested as published, where it cannot
     rule: tuple[Condition, ...] = ()  # on numbers of its studies' runs; they must all hold
     gate: tuple[Condition, ...] = ()  # what must hold for a run to test anything (the networks learned)
-    rule_set: Literal["before", "after"] = "before"  # was the rule written before or after its runs were seen?
-    published: Mapping[str, Any] = field(default_factory=dict, hash=False)  # {number: value, or [value, error]}
-    stand_in: str = ""  # what its studies run on instead; such a run says nothing sure about the document's own claim
+    rule_set: Any = "before"  # when the rule was written; or "before", "after" its runs were seen
+    why_rule: str = ""  # what the rule takes from the text
+    published: tuple[Published, ...] = ()
+    stand_in: str = ""  # what all its studies run on instead
+
+    def selects(self, options: Mapping[str, Any]) -> bool:
+        """Whether a run with these options is one that the claim is about."""
+        return selects(self.where, options)
 
     def tested_by(self, study: str, options: Mapping[str, Any], numbers: Mapping[str, Estimate] = _NOTHING) -> bool:
         """Whether a run of that study with those options, which has these numbers, tests this claim."""
-        mine = study in self.studies and all(options.get(key) == value for key, value in self.where.items())
-        return mine and not any(condition.missing(numbers) for condition in (*self.rule, *self.gate))
+        if study not in self.studies or not self.selects(options):
+            return False
+        if self.per_network:
+            return any(self.conditions(net, numbers) is not None for net in self.networks_of(study, options))
+        return self.conditions("", numbers) is not None
 
-    def judge(self, result: StudyResult) -> tuple[Verdict, str]:
-        """The verdict of the rule on a run, and what was measured; without a rule, what the study itself says."""
-        if not self.rule:
-            return result.verdict, result.measured
-        return judge(self.rule, result.numbers, self.gate)
+    def networks_of(self, study: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """The networks of a run that it speaks of."""
+        told = experiment_of(study)
+        found = told.networks_of(options) if told else ()
+        return tuple(net for net in found if not self.networks or net in self.networks)
+
+    def conditions(
+        self, network: str, numbers: Mapping[str, Estimate]
+    ) -> tuple[tuple[Condition, ...], tuple[Condition, ...]] | None:
+        """Rule and gate on one network (of all, where it is ""); None if the numbers they need are not there."""
+        rule, gate = (tuple(each.of(network) for each in part) for part in (self.rule, self.gate))
+        return None if any(each.missing(numbers) for each in (*rule, *gate)) else (rule, gate)
+
+    def printed(self, number: str) -> float:
+        """A published number.
+
+        Example:
+            >>> Claim("a", "nad", "1", "x.", (), published=(Published("loss", 0.5, 0.1),)).printed("loss")
+            0.5
+        """
+        return next(each.value for each in self.published if each.number == number)
+
+    @property
+    def set_at(self) -> datetime | None:
+        """When the rule was written, where that is known."""
+        moment = self.rule_set
+        if isinstance(moment, datetime):
+            return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return None
+
+
+def selects(where: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
+    """Whether options have the wanted values; where an option has several, the wanted one must be among them."""
+    for key, want in where.items():
+        have = options.get(key)
+        inside = isinstance(have, list | tuple) and want in have
+        if not inside and (list(have) if isinstance(have, tuple) else have) != want:
+            return False
+    return True
 
 
 def packages() -> tuple[str, ...]:
@@ -90,6 +150,27 @@ def documents() -> dict[str, Document]:
 
 
 @functools.cache
+def experiments() -> dict[str, Experiment]:
+    """The published setting of every study that has one in a catalogue."""
+    rows = [(file, row) for file in _homes("claims.toml") for row in _read(file).get("experiment", ())]
+    found: dict[str, Experiment] = {}
+    for file, row in rows:
+        try:
+            made = Experiment(**{**row, "all": tuple(row.get("all", ()))})
+        except TypeError as error:
+            raise CorruptError(f"{file}: not an experiment: {error}") from error
+        if made.study in found:
+            raise CorruptError(f"{file}: two experiments for {made.study}")
+        found[made.study] = made
+    return found
+
+
+def experiment_of(study: str) -> Experiment | None:
+    """The published setting of a study; None where no catalogue has one."""
+    return experiments().get(study)
+
+
+@functools.cache
 def claims(file: Path | None = None) -> tuple[Claim, ...]:
     """Every claim of the installed papers (of one catalogue, where a file is given), in the order of the documents."""
     homes = _homes("claims.toml") if file is None else [file]
@@ -109,18 +190,7 @@ def claims(file: Path | None = None) -> tuple[Claim, ...]:
 def claims_of(study: str, options: Mapping[str, Any] | None = None) -> tuple[Claim, ...]:
     """The claims that name a study, the one it is about first; with options, only those that such a run can test."""
     mine = [claim for claim in claims() if study in claim.studies]
-    if options is not None:
-        mine = [claim for claim in mine if all(options.get(key) == value for key, value in claim.where.items())]
-    return tuple(mine)
-
-
-def judged(study: str, options: Mapping[str, Any], result: StudyResult) -> StudyResult:
-    """A result with the verdict and the wording of the first claim that its run tests, where that claim has a rule."""
-    for claim in claims_of(study, options):
-        if claim.rule and claim.tested_by(study, options, result.numbers):
-            verdict, _ = claim.judge(result)
-            return StudyResult(verdict, claim.claim, result.measured, result.numbers, result.figures)
-    return result
+    return tuple(mine if options is None else [claim for claim in mine if claim.selects(options)])
 
 
 def _homes(name: str) -> list[Path]:
@@ -144,4 +214,6 @@ def _claims_of(file: Path) -> list[Claim]:
 
 def _claim(row: Mapping[str, Any]) -> Claim:
     conditions = {key: tuple(Condition(**each) for each in row.get(key, ())) for key in ("rule", "gate")}
-    return Claim(**{**row, "studies": tuple(row["studies"]), **conditions})
+    published = tuple(Published(**each) for each in row.get("published", ()))
+    lists = {key: tuple(row.get(key, ())) for key in ("studies", "networks")}
+    return Claim(**{**row, **lists, **conditions, "published": published})

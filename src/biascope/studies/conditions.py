@@ -2,16 +2,15 @@
 
 A rule is a list of conditions that must all hold; a gate is a list of conditions without which the run tests nothing
 (the networks learned, the control succeeded). Each condition names a number of the run, or a pattern that stands for
-several. A number must lie where the claim puts it by two standard errors.
+several, and is answered by yes, no, or left open by the errors.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from biascope.studies.estimates import above, below
-from biascope.studies.result import Estimate, Verdict
+from biascope.studies.estimates import above, below, difference
+from biascope.studies.result import Estimate
 from biascope.support.errors import InputError
 
 
@@ -19,10 +18,12 @@ from biascope.support.errors import InputError
 class Condition:
     """One number of a run, and where a claim puts it; a bar is a value, or the name of another number of the run.
 
-    `above` and `below`: surely so, else it fails. `at` with `within`: it holds if the number is surely no farther than
-    that from the bar, and fails if it surely is; with `strict` it fails wherever it does not hold, unless the error
-    alone is as wide as `within`, which leaves it open. `not_below` and `not_above` with `within`: it may lie that far
-    beyond the bar; without, it only must not surely lie beyond. Sure is by two standard errors, or as many as `errors`.
+    `above` and `below`: yes if surely beyond the bar, no if surely on the other side of it. With `margin`, the smallest
+    effect worth the name, no if the number is surely less than that beyond the bar. `at` with `within`: yes if surely
+    no farther than that from the bar, no if surely farther. `not_below` and `not_above`: no if surely more than
+    `within` beyond the bar; else yes, but open where `within` is given and the number might lie farther. Sure is by
+    Student's t for the repeats behind an error, 97.7 % on one side: two standard errors of many; `errors` asks for more
+    of them where many numbers are asked at once.
 
     `number` may be a pattern such as "accuracy, *": all that match it (and not `but`) must satisfy the condition, or
     `least` of them. A run without such numbers does not test the claim, unless the condition is `optional` (on networks
@@ -36,9 +37,9 @@ class Condition:
     not_below: float | str | None = None
     not_above: float | str | None = None
     within: float = 0.0
+    margin: float = 0.0
     least: int | None = None
     exact: bool = False
-    strict: bool = False
     errors: float = 2.0
     but: str = ""
     optional: bool = False
@@ -47,8 +48,10 @@ class Condition:
         if len([bar for bar in self._bars if bar is not None]) != 1:
             raise InputError(f"a condition on {self.number!r} needs one of above, below, at, not_below, not_above")
         plain = self.above is not None or self.below is not None
-        if (self.at is not None and self.within <= 0) or (plain and self.within > 0):
-            raise InputError(f"a condition on {self.number!r}: at needs within > 0; above and below have none")
+        if (self.at is not None and self.within <= 0) or (plain and self.within > 0) or (self.margin and not plain):
+            raise InputError(
+                f"a condition on {self.number!r}: at needs within > 0; above and below have no within but a margin"
+            )
 
     @property
     def _bars(self) -> tuple[float | str | None, ...]:
@@ -58,6 +61,15 @@ class Condition:
     def needs(self) -> tuple[str, ...]:
         """The numbers, or patterns of numbers, that it uses."""
         return (self.number, *(bar for bar in self._bars if isinstance(bar, str)))
+
+    def of(self, network: str) -> "Condition":
+        """The condition on one network: its name in place of `{net}`."""
+        named = {
+            key: value.replace("{net}", network)
+            for key in ("number", "above", "below", "at", "not_below", "not_above", "but")
+            if isinstance(value := getattr(self, key), str)
+        }
+        return replace(self, **named)  # type: ignore[arg-type]
 
     def missing(self, numbers: Mapping[str, Estimate]) -> list[str]:
         """What it needs and a run does not have."""
@@ -70,10 +82,12 @@ class Condition:
         return [name for name in _matches(self.number, numbers) if not (self.but and fnmatchcase(name, self.but))]
 
     def holds(self, numbers: Mapping[str, Estimate]) -> bool | None:
-        """Whether it holds by two standard errors (two numbers are taken as independent); None: it is left open."""
+        """Whether it surely holds (two numbers are taken as independent); None: it is left open."""
         found = [self._one(numbers[name], numbers) for name in self.matches(numbers)]
         if self.least is not None:
-            return True if found.count(True) >= self.least else None if None in found else False
+            if found.count(True) >= self.least:
+                return True
+            return None if found.count(False) <= len(found) - self.least else False
         return False if False in found else None if None in found else True
 
     def _one(self, number: Estimate, numbers: Mapping[str, Estimate]) -> bool | None:
@@ -81,20 +95,25 @@ class Condition:
         other = numbers[bar] if isinstance(bar, str) else Estimate(float(bar), 0.0)
         if self.exact:
             number, other = Estimate(number.value, 0.0), Estimate(other.value, 0.0)
-        if number.standard_error is None or other.standard_error is None:
+        apart = difference(number, other)
+        if apart.standard_error is None:
             return None
-        error = math.hypot(number.standard_error, other.standard_error) * self.errors / 2
-        apart, room = Estimate(number.value - other.value, error), self.within
-        if self.above is not None:
-            return above(apart)
-        if self.below is not None:
-            return below(apart)
+        apart = replace(apart, standard_error=apart.standard_error * self.errors / 2)
+        if self.below is not None:  # the same as above, seen from the other side
+            apart = replace(apart, value=-apart.value)
+        room = self.within
+        if self.above is not None or self.below is not None:
+            if above(apart):
+                return True
+            beaten = self.exact and apart.value <= self.margin
+            return False if beaten or below(apart, self.margin) else None
         low, high = self.not_above is None, self.not_below is None  # sides on which it is bounded
         if (low and below(apart, -room)) or (high and above(apart, room)):
             return False
-        if room == 0 or ((not low or above(apart, -room)) and (not high or below(apart, room))):
-            return True
-        return False if self.strict and 2 * error < room else None
+        near = (not low or not_below(apart, -room)) and (
+            not high or not_below(replace(apart, value=-apart.value), -room)
+        )
+        return True if room == 0 or near else None
 
     def describe(self, numbers: Mapping[str, Estimate]) -> str:
         """What was measured, what is asked, and whether it is so.
@@ -114,27 +133,26 @@ class Condition:
         return f"{measured}, asked {way} {asked}{count}: {answer}"
 
 
+def not_below(estimate: Estimate, bar: float) -> bool:
+    """Whether an estimate surely does not lie below a bar; on the bar counts, as exact numbers may lie there."""
+    return above(estimate, bar) or (estimate.standard_error == 0.0 and estimate.value == bar)
+
+
 def _matches(name: str, numbers: Mapping[str, Estimate]) -> list[str]:
     return [name] if name in numbers else [each for each in numbers if fnmatchcase(each, name)]
 
 
-def judge(
-    rule: Sequence[Condition], numbers: Mapping[str, Estimate], gate: Sequence[Condition] = ()
-) -> tuple[Verdict, str]:
-    """The verdict on a claim, and what was measured: one condition that fails decides, one left open tests nothing.
+def all_hold(conditions: Sequence[Condition], numbers: Mapping[str, Estimate]) -> tuple[bool | None, str]:
+    """Whether all conditions that find numbers hold (None: left open, or nothing is asked), and each of them in words.
 
-    A gate that does not hold means that the run tests nothing, whatever the rule says.
+    Example:
+        >>> all_hold([Condition("a", above=0), Condition("b", above=0)], {"a": Estimate(1.0, 0.1), "b": Estimate(1.0)})
+        (None, 'a: 1.00 ± 0.10, asked above 0: yes; b: 1, asked above 0: left open by the errors')
     """
-    missing = [name for condition in (*gate, *rule) for name in condition.missing(numbers)]
+    missing = [name for condition in conditions for name in condition.missing(numbers)]
     if missing:
         raise InputError(f"the run has no number called {missing[0]!r}; it has {', '.join(numbers)}")
-    rule, gate = ([each for each in part if each.matches(numbers)] for part in (rule, gate))  # without optional ones
-    text = "; ".join(condition.describe(numbers) for condition in rule)
-    closed = [condition.describe(numbers) for condition in gate if condition.holds(numbers) is not True]
-    if closed:
-        return "not tested", f"{text}. Nothing is tested, since {'; '.join(closed)}."
-    found = [condition.holds(numbers) for condition in rule]
-    verdict: Verdict = (
-        "not confirmed" if False in found else "not tested" if None in found or not found else "confirmed"
-    )
-    return verdict, f"{text}."
+    asked = [each for each in conditions if each.matches(numbers)]  # without optional ones
+    found = [condition.holds(numbers) for condition in asked]
+    text = "; ".join(condition.describe(numbers) for condition in asked)
+    return (False if False in found else None if None in found or not found else True), text

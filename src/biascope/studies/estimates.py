@@ -1,4 +1,4 @@
-"""Numbers with errors: the rule of two standard errors, means over seeds, rank correlations, and curves of means."""
+"""Numbers with errors: what is sure, means over seeds, rank correlations, and curves of means."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -7,58 +7,74 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from scipy.stats import spearmanr
+from scipy.stats import norm, spearmanr
+from scipy.stats import t as student
 from torch import Tensor
 
-from biascope.studies.result import Estimate, Series, Verdict
+from biascope.studies.result import Estimate, Series
 
 Array = np.ndarray[Any, Any]
 Rows = ArrayLike | Tensor | Sequence[Any]  # [repeats, points]
 
 
-def above(estimate: Estimate, bar: float = 0.0) -> bool:
-    """Whether an estimate lies above a bar by two standard errors; an unknown error is never sure.
+def sure(n: int | None) -> float:
+    """How many standard errors make a statement sure on one side, at the level of two errors of a normal number.
+
+    Student's t for the n repeats that an error comes from; two where nothing is known of them.
 
     Example:
-        >>> above(Estimate(1.0, 0.4)), above(Estimate(1.0, 0.6)), above(Estimate(1.0))
-        (True, False, False)
+        >>> [round(sure(n), 2) for n in (2, 3, 5, 30, None)]
+        [13.97, 4.53, 2.87, 2.09, 2.0]
     """
-    return estimate.standard_error is not None and estimate.value - 2 * estimate.standard_error > bar
+    return 2.0 if n is None or n < 2 else float(student.ppf(norm.cdf(2.0), n - 1))
+
+
+def above(estimate: Estimate, bar: float = 0.0) -> bool:
+    """Whether an estimate surely lies above a bar (`sure`); an unknown error is never sure.
+
+    Example:
+        >>> above(Estimate(1.0, 0.4)), above(Estimate(1.0, 0.6)), above(Estimate(1.0)), above(Estimate(1.0, 0.4, n=3))
+        (True, False, False, False)
+    """
+    error = estimate.standard_error
+    return error is not None and estimate.value - sure(estimate.n) * error > bar
 
 
 def below(estimate: Estimate, bar: float = 0.0) -> bool:
-    """Whether an estimate lies below a bar by two standard errors; an unknown error is never sure.
+    """Whether an estimate surely lies below a bar (`sure`); an unknown error is never sure.
 
     Example:
         >>> below(Estimate(-1.0, 0.4)), below(Estimate(-1.0))
         (True, False)
     """
-    return estimate.standard_error is not None and estimate.value + 2 * estimate.standard_error < bar
-
-
-def decide(holds: bool, estimates: Iterable[Estimate]) -> Verdict:
-    """The verdict of a rule on the estimates it looks at; where one has no error, nothing is tested.
-
-    Example:
-        >>> decide(True, [Estimate(1.0, 0.1)]), decide(False, [Estimate(1.0, 0.1)]), decide(True, [Estimate(1.0)])
-        ('confirmed', 'not confirmed', 'not tested')
-    """
-    if any(estimate.standard_error is None for estimate in estimates):
-        return "not tested"
-    return "confirmed" if holds else "not confirmed"
+    error = estimate.standard_error
+    return error is not None and estimate.value + sure(estimate.n) * error < bar
 
 
 def difference(a: Estimate, b: Estimate) -> Estimate:
-    """a - b of independent estimates; its error is unknown where one of theirs is.
+    """a - b of independent estimates, with the repeats that Welch's formula gives; unknown where one of the errors is.
+
+    Numbers of the same seeds or data are not independent: take `Estimate.of` their differences.
 
     Example:
         >>> print(difference(Estimate(3.0, 0.3), Estimate(1.0, 0.4)))
         2.00 ± 0.50
+        >>> print(difference(Estimate(3.0, 0.3, 3), Estimate(1.0, 0.3, 3)))
+        2.00 ± 0.42 (n = 5)
         >>> above(difference(Estimate(3.0), Estimate(1.0)))
         False
     """
-    errors = [each.standard_error for each in (a, b) if each.standard_error is not None]
-    return Estimate(a.value - b.value, math.hypot(*errors) if len(errors) == 2 else None, None)
+    if a.standard_error is None or b.standard_error is None:
+        return Estimate(a.value - b.value)
+    error = math.hypot(a.standard_error, b.standard_error)
+    return Estimate(a.value - b.value, error, _repeats(a, b, error))
+
+
+def _repeats(a: Estimate, b: Estimate, error: float) -> int | None:
+    """One more than the degrees of freedom of a difference, by Welch and Satterthwaite; None: as good as normal."""
+    parts = [(e.standard_error or 0.0, e.n) for e in (a, b)]
+    weights = [s**4 / (n - 1) for s, n in parts if n is not None and n > 1]
+    return 1 + math.floor(error**4 / sum(weights) + 1e-9) if error > 0 and sum(weights) > 0 else None
 
 
 def jackknife_error(left_out: ArrayLike) -> float:
@@ -88,15 +104,18 @@ def spearman(x: ArrayLike, y: ArrayLike) -> float:
 def rank_correlation(x: ArrayLike, y: ArrayLike) -> Estimate:
     """Rank correlation over points; its standard error by leaving one point out at a time.
 
+    The error is at least what exchanging two neighbours changes: ranks in perfect order are not known without error.
+
     Example:
         >>> rank_correlation(np.arange(5.0), np.arange(5.0) ** 2)
-        Estimate(value=1.0, standard_error=0.0, n=5)
+        Estimate(value=1.0, standard_error=0.1, n=5)
     """
     x, y = np.asarray(x), np.asarray(y)
     whole, n = spearman(x, y), len(x)
     if n < 4:
         return Estimate(whole, None, n)
-    return Estimate(whole, jackknife_error([spearman(np.delete(x, i), np.delete(y, i)) for i in range(n)]), n)
+    error = jackknife_error([spearman(np.delete(x, i), np.delete(y, i)) for i in range(n)])
+    return Estimate(whole, max(error, 12 / (n**3 - n)), n)
 
 
 def correlation(x: Array, y: Array) -> Estimate:

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from biascope.studies.claims import claims_of, documents, judged, packages
+from biascope.studies.claims import claims_of, documents, packages
 from biascope.studies.options import Option, arguments, merge, options_of
 from biascope.studies.own_networks import watch_networks
+from biascope.studies.result import Estimate as Estimate
 from biascope.studies.result import StudyResult
 from biascope.studies.runs import Run, way_out
 from biascope.support import files
@@ -31,12 +32,12 @@ StudyFunction = Callable[..., StudyResult]
 
 @dataclass(frozen=True)
 class Study:
-    """A registered study: what it claims, how to run it, at which sizes."""
+    """A registered study: what it is about, how to run it, at which sizes."""
 
     name: str
     paper: str
     figure: str
-    claim: str
+    statement: str  # of the claim that it is about
     function: StudyFunction
     options: tuple[Option, ...]
     sizes: Mapping[str, Mapping[str, Any]]
@@ -66,18 +67,18 @@ _STUDIES: dict[str, Study] = {}
 
 
 def study(
-    name: str, *, sizes: Mapping[str, Mapping[str, Any]], paper: str = "", figure: str = "", claim: str = ""
+    name: str, *, sizes: Mapping[str, Mapping[str, Any]], paper: str = "", figure: str = "", statement: str = ""
 ) -> Callable[[StudyFunction], StudyFunction]:
     """Register a function as the study `name`; `sizes` override its defaults for smoke, laptop and paper.
 
-    Document, figure and claim come from the `claims.toml` that names the study first; a study that no catalogue names
-    brings them along.
+    Document, figure and statement come from the `claims.toml` that names the study first; a study that no catalogue
+    names brings them along, and nothing judges it.
 
     Example:
         >>> sizes = {"smoke": {}, "laptop": {}, "paper": {"n": 9}}
-        >>> @study("nad/mine", paper="nad", figure="0", claim="1 < n", sizes=sizes)
+        >>> @study("nad/mine", paper="nad", figure="0", statement="1 < n", sizes=sizes)
         ... def mine(run: Run, *, n: int = 3) -> StudyResult:
-        ...     return StudyResult("confirmed" if n > 1 else "not confirmed", "1 < n", f"n is {n}")
+        ...     return StudyResult(f"n is {n}", {"n": Estimate(n)})
         >>> find("nad/mine").values("paper")
         {'n': 9}
         >>> del _STUDIES["nad/mine"]  # only an example
@@ -85,7 +86,7 @@ def study(
 
     def register(function: StudyFunction) -> StudyFunction:
         known = next(iter(claims_of(name)), None)
-        about = (paper, figure, claim) if paper or known is None else (known.paper, known.figure, known.claim)
+        about = (paper, figure, statement) if paper or known is None else (known.paper, known.figure, known.statement)
         if about[0] not in documents():
             raise InputError(f"study {name!r}: unknown paper {about[0]!r}{near(about[0], documents())}")
         if set(sizes) != set(get_args(Size)):
@@ -180,8 +181,8 @@ def execute(run: Run) -> StudyResult:
 
     Example:
         >>> import tempfile
-        >>> execute(Run.create(Path(tempfile.mkdtemp()) / "r", configure("nad/fig4a"))).verdict
-        'confirmed'
+        >>> execute(Run.create(Path(tempfile.mkdtemp()) / "r", configure("nad/fig4a"))).numbers["accuracy at DC"].value
+        1.0
     """
     found = find(str(run.config.get("study")))
     device_of(run.device)
@@ -192,7 +193,6 @@ def execute(run: Run) -> StudyResult:
     result = found.function(run, **arguments(found.function, values))
     if not isinstance(result, StudyResult):
         raise InputError(f"study {found.name!r} returned {type(result).__name__}, not a StudyResult")
-    result = judged(found.name, values, result)
     seconds = round(time.perf_counter() - begin, 2)
     files.write_json(
         run.path / "result.json", {**result.to_json(), "study": found.name, "seconds": seconds, "resumed": resumed}

@@ -1,14 +1,13 @@
-"""Judge a finished run by the rules of now, from what it has stored: nothing is computed again.
+"""The numbers of a finished run as its study computes them now, from what it has stored: nothing is trained again.
 
-For runs whose rule was mended after they were made. Arrays are read on the CPU, whatever device made them; seconds and
-environment stay those of the run, and `result.json` says which commit judged it.
+For runs whose study stores another number now than when they were made. Arrays are read on the CPU, whatever device
+made them; seconds and environment stay those of the run, and `result.json` says which commit computed the numbers.
 """
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from biascope.studies import environment
-from biascope.studies.claims import judged
 from biascope.studies.options import arguments, merge
 from biascope.studies.registry import find, load_result
 from biascope.studies.result import StudyResult
@@ -31,14 +30,13 @@ class Stored(Run):
 
 
 def rejudge(folder: str | Path) -> StudyResult:
-    """Write `result.json` of a finished run folder again, by the rules of now."""
+    """Write `result.json` of a finished run folder again, with the numbers of now."""
     run, _, raw = load_result(folder)
     found = find(str(run.config.get("study")))
     values = merge(found.options, run.config.get("options", {}))
     stored = Stored(run.path, {**run.config, "device": "cpu"}, run.environment)
     result = found.function(stored, **arguments(found.function, values))
-    result = judged(found.name, values, result)
     kept = {key: raw[key] for key in ("study", "seconds", "resumed")}
-    by = {"judged": environment.git_state(Path(__file__).parent)}
+    by = {"judged": environment.git_state()}
     files.write_json(run.path / "result.json", {**result.to_json(), **kept, **by})
     return result

@@ -1,4 +1,4 @@
-"""What a study hands back: a verdict on the paper's claim, the numbers behind it, and charts as plain data.
+"""What a study hands back: numbers, what they say in a sentence, and charts as plain data. Rules judge the numbers.
 
 Charts are data, not drawings: `reports/` draws them for print and for pages, and anyone can read the numbers back.
 """
@@ -8,12 +8,10 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal
 
 from biascope.support.errors import CorruptError, InputError
 from biascope.support.estimate import Estimate as Estimate
-
-Verdict = Literal["confirmed", "not confirmed", "not tested"]
 
 
 @dataclass(frozen=True)
@@ -153,37 +151,30 @@ class HeatMap:
 
 @dataclass(frozen=True)
 class StudyResult:
-    """The outcome of a study; `claim` is what the paper says, `measured` what came out, in one sentence each.
+    """The outcome of a study: what was measured, in a sentence or two, the numbers behind it, and charts.
 
     Example:
-        >>> made = StudyResult("confirmed", "a > b", "a - b is 2.0 ± 0.1.", {"a - b": Estimate(2.0, 0.1, 5)})
+        >>> made = StudyResult("a - b is 2.0 ± 0.1.", {"a - b": Estimate(2.0, 0.1, 5)})
         >>> StudyResult.from_json(made.to_json()) == made
         True
     """
 
-    verdict: Verdict = "not tested"  # of the claim's rule; a study whose claim has one leaves it out
-    claim: str = ""
     measured: str = ""
     numbers: Mapping[str, Estimate] = field(default_factory=dict)
     figures: tuple[Chart | HeatMap, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.verdict not in get_args(Verdict):
-            raise InputError(f"verdict {self.verdict!r} is not one of {', '.join(get_args(Verdict))}")
         # figures become files: where a name holds that of an own network (script.py:factory), it is made fit for one
         fit = tuple(replace(chart, name=re.sub(r"[^\w.-]+", "-", chart.name)) for chart in self.figures)
         object.__setattr__(self, "figures", fit)
 
     def _repr_html_(self) -> str:
-        """The verdict, the claim and the numbers, for notebooks."""
+        """What was measured and the numbers, for notebooks."""
         rows = "".join(
             f"<tr><td>{html.escape(name)}</td><td>{html.escape(str(estimate))}</td></tr>"
             for name, estimate in self.numbers.items()
         )
-        return (
-            f"<p><b>{html.escape(self.verdict)}</b>: {html.escape(self.measured)}</p>"
-            f"<p><i>Claim:</i> {html.escape(self.claim)}</p><table>{rows}</table>"
-        )
+        return f"<p>{html.escape(self.measured)}</p><table>{rows}</table>"
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-able dict; `from_json` gives the same result back."""
@@ -206,8 +197,7 @@ class StudyResult:
                 for chart in data["figures"]
             )
             numbers = {name: Estimate(**estimate) for name, estimate in data["numbers"].items()}
-            verdict = cast(Verdict, data["verdict"])
-            return cls(verdict, data["claim"], data["measured"], numbers, charts)
+            return cls(data["measured"], numbers, charts)
         except (KeyError, TypeError, AttributeError) as error:
             raise CorruptError(f"not a study result: {error!r}") from error
 

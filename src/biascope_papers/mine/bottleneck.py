@@ -141,8 +141,8 @@ def _chart(errors: dict[str, Tensor], dataset: str) -> Chart:
     at = range(1, len(errors) + 1)
     series = [through("here", at, map(Estimate.of, errors.values()), "points")]
     if dataset == "mnist":
-        published = claims_of("mine/table5.3")[0].published
-        series.append(Series.of("published", at, [published[f"error (%), {n}"] for n in errors], style="points"))
+        table = claims_of("mine/table5.3")[0]
+        series.append(Series.of("published", at, [table.printed(f"error (%), {n}") for n in errors], style="points"))
     return Chart(
         "errors", "Test error by regulariser", "regulariser, in the order of the caption", "misclassified (%)",
         tuple(series), alt="One point with its error for each method, those with MINE last.",

@@ -1,0 +1,257 @@
+"""The ledger as a page, as Markdown and as JSON: a card per claim with published and measured numbers side by side."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from biascope.reports.html import Html, csv_link, join, page, tag
+from biascope.reports.ledger_rows import LEVELS, REPLICATIONS, VERDICTS, Row, provenance, summary
+from biascope.reports.study_page import finished
+from biascope.studies.claims import Document, documents
+from biascope.studies.judging import Compared, Judgement
+from biascope.studies.result import Estimate
+from biascope.support.signatures import checked
+from biascope.support.tables import number
+
+HEADER = (
+    "Id",
+    "Figure",
+    "Statement",
+    "Claim",
+    "Size",
+    "Replication",
+    "Published",
+    "Measured",
+    "Scope",
+    "Rule set",
+    "Why",
+)
+READ = (
+    "A claim is supported, contradicted or undecided by a rule on the numbers of the largest run. Only a run of the "
+    "published size can contradict. Beside it stands whether the published numbers came out again."
+)
+SHOWN = 8  # numbers on a card; all of them are in ledger.json
+
+
+@checked
+def ledger_page(rows: Sequence[Row], relative_to: Path | None = None, look: str = "") -> str:
+    """The ledger as a page of cards, to be narrowed by verdict, size, replication, document and words.
+
+    `look` is the folder of page.css and page.js, as in `page`.
+
+    Example:
+        >>> from biascope.reports.ledger_rows import ledger
+        >>> ledger_page(ledger("nowhere")).count("<h1>")
+        1
+    """
+    known = {key: each for key, each in documents().items() if any(row.claim.paper == key for row in rows)}
+    picks = [
+        _pick("Claim", "verdict", VERDICTS, "all verdicts"),
+        _pick("Size", "level", LEVELS[:3], "all sizes"),
+        _pick("Numbers", "replication", REPLICATIONS, "all"),
+        _pick("Document", "paper", tuple(known), "all documents", [each.title for each in known.values()]),
+        tag("label", "Words ", tag("input", type="search", data_filter="words", placeholder="e.g. resnet")),
+        csv_link(HEADER, [_flat(row) for row in rows], "ledger"),
+    ]
+    body: list[Html] = [tag("p", READ, class_="read"), tag("div", join(picks), class_="controls")]
+    for key, document in known.items():
+        mine = [row for row in rows if row.claim.paper == key]
+        cards = join(_card(row, relative_to) for row in mine)
+        head = [tag("h2", document.title), tag("p", _source(document), class_="note")]
+        body.append(tag("section", *head, tag("p", outcome(mine), class_="read"), tag("div", cards, class_="claims")))
+    subtitle = f"What the papers say, what was measured, and the runs that show it. {summary(rows)}"
+    return page("Ledger of claims", body, subtitle, "Written by `biascope ledger` from run folders.", look)
+
+
+def _pick(name: str, key: str, values: Sequence[str], everything: str, words: Sequence[str] = ()) -> Html:
+    options = [tag("option", everything, value="")]
+    options += [tag("option", told, value=value) for value, told in zip(values, words or values)]
+    return tag("label", f"{name} ", tag("select", join(options), data_filter=key))
+
+
+def _source(document: Document) -> Html:
+    parts: list[object] = [f"{document.authors}. {document.venue or document.title}, {document.year}."]
+    if document.arxiv:
+        parts += [" ", tag("a", f"arXiv:{document.arxiv}", href=f"https://arxiv.org/abs/{document.arxiv}")]
+    return join(parts)
+
+
+def outcome(rows: Sequence[Row]) -> str:
+    """What holds of a document and what does not, in three sentences."""
+    against = [row.claim.id for row in rows if row.verdict == "contradicted"]
+    open_ = [row for row in rows if row.verdict == "undecided"]
+    idle = sum(not row.judgements for row in open_)
+    second = f"Contradicted at the published size: {', '.join(against)}." if against else "Nothing is contradicted."
+    third = f"{len(open_)} are undecided, {idle} of them without a run." if open_ else "Nothing is left undecided."
+    return f"{summary(rows)} {second} {third}"
+
+
+def _card(row: Row, relative_to: Path | None) -> Html:
+    claim = row.claim
+    level = f", {row.level}" if row.verdict == "supported" and row.level != LEVELS[0] else ""
+    badges: list[object] = [tag("span", f"{row.verdict}{level}", class_=f"badge {row.verdict}")]
+    if row.replication != "none published":
+        words = {"agree": "numbers agree", "differ": "numbers differ", "in part": "numbers agree in part"}
+        badges.append(tag("span", words[row.replication], class_=f"badge {row.replication.replace(' ', '-')}"))
+    if row.at_odds:
+        badges.append(tag("span", "numbers agree, our rule fails", class_="badge at-odds"))
+    also = f" (also {claim.also})" if claim.also else ""
+    text = [
+        tag("p", join(badges), class_="badges"),
+        tag("h3", f"{_figure(claim.figure)}{also}"),
+        tag("p", claim.statement, class_="statement"),
+        _numbers(row),
+        _bar(row),
+        tag("p", row.sentence, class_="why"),
+        _details(row, relative_to),
+    ]
+    return tag(
+        "article",
+        _thumbnail(row, relative_to),
+        tag("div", join(text)),
+        class_="claim",
+        id=claim.id.replace(" ", "-").replace(",", ""),
+        data_verdict=row.verdict,
+        data_level=row.level,
+        data_replication=row.replication,
+        data_paper=claim.paper,
+    )
+
+
+def _figure(figure: str) -> str:
+    return (
+        figure if figure[:1].isalpha() and not figure[1:2].isdigit() and "." not in figure[:2] else f"Figure {figure}"
+    )
+
+
+def _numbers(row: Row) -> Html:
+    """Published and measured numbers side by side; without published ones, what the rule looks at."""
+    if row.compared:
+        head = tag("tr", join(tag("th", name) for name in ("", "published", "measured", "")))
+        lines = [_compared(each) for each in row.compared[:SHOWN]]
+    else:
+        head = tag("tr", join(tag("th", name) for name in ("", "measured")))
+        lines = [tag("tr", tag("td", name), tag("td", shown(each))) for name, each in row.measured[:SHOWN]]
+    more = max(len(row.compared or row.measured) - SHOWN, 0)
+    rest = tag("p", f"{more} more in ledger.json", class_="note") if more else ""
+    return join([tag("table", head, join(lines)), rest]) if lines else Html("")
+
+
+def _compared(each: Compared) -> Html:
+    told = number(each.published.value, each.published.error) if each.published.error else f"{each.published.value:g}"
+    mark = tag("td", "agree" if each.agree else "differ", class_="agree" if each.agree else "differ")
+    setting = tag("small", f" {each.published.setting}") if each.published.setting else ""
+    return tag("tr", tag("td", each.published.number, setting), tag("td", told), tag("td", shown(each.ours)), mark)
+
+
+def shown(estimate: Estimate) -> str:
+    """A number with its error, or why it has none.
+
+    Example:
+        >>> shown(Estimate(1.0, 0.1, 3)), shown(Estimate(0.5, None, 1))
+        ('1.00 ± 0.10 (n = 3)', '0.5 (one run: no error)')
+    """
+    if estimate.standard_error is None:
+        return f"{estimate} ({'one run: no error' if estimate.n == 1 else 'a single value: no error'})"
+    return f"{estimate.value:g} (exact)" if estimate.standard_error == 0 else str(estimate)
+
+
+def _bar(row: Row) -> Html:
+    """The share of the published setting as a small bar, and in words."""
+    if not row.telling:
+        return Html("")
+    scope = row.telling[0].judgement.scope
+    shares = [each.share for each in (*scope.parts.values(), *scope.shares.values())]
+    least = min(shares, default=1.0) if scope.known else 0.0
+    meter = tag("span", tag("span", style=f"width:{100 * least:.0f}%"), class_="bar", title="smallest share")
+    return tag("p", meter, f" {row.scope}", class_="scope")
+
+
+def _thumbnail(row: Row, relative_to: Path | None) -> Html:
+    judgement = next((each.judgement for each in row.telling), None) or next(iter(row.judgements), None)
+    if judgement is None:
+        return tag("div", class_="thumb none")
+    folder = judgement.run.path
+    found = sorted((folder / "figures").glob("*.png")) or sorted((folder / "pictures").glob("*.png"))
+    names = [chart.name for chart in finished(folder)[1].figures]
+    found.sort(key=lambda file: names.index(file.stem) if file.stem in names else len(names))
+    if not found:
+        return tag("div", class_="thumb none")
+    picture = tag("img", src=_link(found[0], relative_to), alt=f"Figure of {folder.name}", loading="lazy")
+    return tag("a", picture, href=f"{_link(folder, relative_to)}/index.html", class_="thumb")
+
+
+def _details(row: Row, relative_to: Path | None) -> Html:
+    claim = row.claim
+    quote = tag("blockquote", claim.quote, tag("footer", claim.place)) if claim.quote else tag("p", claim.place)
+    rule = f"Rule set {row.rule_set}. {claim.why_rule}" if claim.rule and row.telling else claim.why_rule
+    runs = [tag("li", _run(each, relative_to)) for each in row.judgements]
+    count = f"{len(runs)} run{'s' if len(runs) != 1 else ''}"
+    inside = [quote, tag("p", rule) if rule else "", tag("ul", join(runs)) if runs else ""]
+    return tag("details", tag("summary", f"Quotation, rule, {count}"), join(inside))
+
+
+def _run(each: Judgement, relative_to: Path | None) -> Html:
+    link = tag("a", each.run.path.name, href=f"{_link(each.run.path, relative_to)}/index.html")
+    kind = "" if each.level == LEVELS[0] else f", {each.level}"
+    told = f": {each.verdict}{kind} ({each.scope}). {each.reason} Made by {provenance(each.run.environment)}."
+    return join([link, told])
+
+
+def _link(path: Path, relative_to: Path | None) -> str:
+    return Path(os.path.relpath(path, relative_to)).as_posix() if relative_to else path.as_posix()
+
+
+def _flat(row: Row) -> tuple[str, ...]:
+    published = "; ".join(f"{each.published.number}: {each.published.value:g}" for each in row.compared)
+    ours = [(each.published.number, each.ours) for each in row.compared] or list(row.measured)
+    measured = "; ".join(f"{name}: {shown(each)}" for name, each in ours)
+    about = (row.claim.id, row.claim.figure, row.claim.statement, row.verdict, row.level, row.replication)
+    return (*about, published, measured, row.scope, row.rule_set, row.sentence)
+
+
+@checked
+def ledger_json(rows: Sequence[Row]) -> str:
+    """Every row as JSON, with its runs.
+
+    Example:
+        >>> from biascope.reports.ledger_rows import ledger
+        >>> sorted(json.loads(ledger_json(ledger("nowhere")))[0])[:3]
+        ['claim', 'document', 'error']
+    """
+    return json.dumps([row.to_json() for row in rows], indent=1, ensure_ascii=False) + "\n"
+
+
+@checked
+def ledger_markdown(rows: Sequence[Row], relative_to: Path | None = None, page_name: str = "") -> str:
+    """The ledger as Markdown, by paper; runs are linked relative to `relative_to`.
+
+    Example:
+        >>> from biascope.reports.ledger_rows import ledger
+        >>> ledger_markdown(ledger("nowhere")).splitlines()[0]
+        '# Ledger of claims'
+    """
+    lines = ["# Ledger of claims", "", "Written by `biascope ledger` from run folders. Do not edit.", ""]
+    lines += [summary(rows), "", READ, ""]
+    columns = ("Figure", "Statement", "Claim", "Replication", "Scope", "Why", "Run")
+    for paper, document in documents().items():
+        mine = [row for row in rows if row.claim.paper == paper]
+        if not mine:
+            continue
+        lines += [
+            f"## {document.title}",
+            "",
+            outcome(mine),
+            "",
+            f"| {' | '.join(columns)} |",
+            "|" + "---|" * len(columns),
+        ]
+        for row in mine:
+            verdict = row.verdict if row.level in ("", LEVELS[0]) else f"{row.verdict} ({row.level})"
+            first = row.telling[0].judgement.run.path if row.telling else None
+            where = f"[{first.name}]({_link(first, relative_to)}{page_name})" if first else ""
+            cells = (row.claim.figure, row.claim.statement, verdict, row.replication, row.scope, row.sentence, where)
+            lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|').replace(chr(10), ' ') for cell in cells)} |")
+        lines.append("")
+    return "\n".join(lines)

@@ -1,0 +1,292 @@
+"""The ledger: one row per claim, joined with every finished run that tests it, never typed by hand.
+
+A row gives two judgements: whether the claim is supported, contradicted or undecided, and whether the published numbers
+came out again. For each network the run that is largest in the document's own terms decides (`Scope.share`); a run of
+the published size goes before all others.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from biascope.reports.html import join, tag
+from biascope.reports.study_page import finished
+from biascope.studies import studies
+from biascope.studies.claims import Claim, claims, documents, experiment_of
+from biascope.studies.judging import Compared, Judgement, Part, Replication, Verdict, judge_claim
+from biascope.studies.result import Estimate
+from biascope.studies.runs import MARKER
+from biascope.support.errors import BiascopeError, InputError
+from biascope.support.signatures import checked
+
+LEVELS = ("published size", "reduced size", "stand-in", "not counted")
+VERDICTS = ("supported", "contradicted", "undecided")
+REPLICATIONS = ("agree", "differ", "in part", "none published")
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What is known of a claim for one network (or a set that was run together): the verdict and what it rests on."""
+
+    network: str
+    verdict: Verdict
+    judgement: Judgement
+    part: Part
+
+
+@dataclass(frozen=True)
+class Row:
+    """A claim, what is decided for each network, and every judgement behind it, the largest run first."""
+
+    claim: Claim
+    decided: tuple[Decided, ...] = ()
+    judgements: tuple[Judgement, ...] = field(default=(), repr=False)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Contradicted if it is for any network that it speaks of, else supported if it is for any."""
+        found = {each.verdict for each in self.decided}
+        return "contradicted" if "contradicted" in found else "supported" if "supported" in found else "undecided"
+
+    @property
+    def telling(self) -> tuple[Decided, ...]:
+        """What the verdict rests on."""
+        return tuple(each for each in self.decided if each.verdict == self.verdict)
+
+    @property
+    def level(self) -> str:
+        """The best size at which the verdict was reached; "" where there is no run."""
+        found = [each.judgement.level for each in self.telling] or [each.level for each in self.judgements]
+        return min(found, key=LEVELS.index, default="")
+
+    @property
+    def scope(self) -> str:
+        """What was run of the published setting, by the run that decides."""
+        return "; ".join(dict.fromkeys(str(each.judgement.scope) for each in self.telling[:3]))
+
+    @property
+    def compared(self) -> tuple[Compared, ...]:
+        """Every published number beside ours, each from the largest run that has it."""
+        found: dict[str, Compared] = {}
+        for judgement in self.judgements:
+            for each in judgement.compared if judgement.level != "not counted" else ():
+                found.setdefault(each.published.number, each)
+        return tuple(found.values())
+
+    @property
+    def replication(self) -> Replication:
+        """Whether the published numbers came out."""
+        found = {each.agree for each in self.compared}
+        if not found:
+            return "none published"
+        return "in part" if len(found) > 1 else "agree" if found == {True} else "differ"
+
+    @property
+    def at_odds(self) -> bool:
+        """Whether a run's numbers agree with the document although the rule fails."""
+        return any(judgement.at_odds for judgement in self.judgements)
+
+    @property
+    def stand_in(self) -> str:
+        """What the deciding run was made on instead of the document's data or networks."""
+        return next((each.judgement.scope.stand_in for each in self.telling), "")
+
+    @property
+    def rule_set(self) -> str:
+        """Whether the rule was written before or after the run that decides began."""
+        told = {each.judgement.rule_before_run for each in self.telling}
+        words: Mapping[bool | None, str] = {True: "before the run", False: "after the run", None: "at an unknown time"}
+        return " and ".join(words[each] for each in (True, False, None) if each in told)
+
+    @property
+    def sentence(self) -> str:
+        """Why the verdict is what it is."""
+        if not self.judgements:
+            return _why(self.claim)
+        if self.verdict == "undecided":
+            return self.judgements[0].reason
+        kinds = [(verdict, [each.network for each in self.decided if each.verdict == verdict]) for verdict in VERDICTS]
+        told = [f"{verdict} for {', '.join(map(str, names))}" for verdict, names in kinds if names]
+        mixed = f"{'; '.join(told)}. " if len(self.decided) > 1 else ""
+        return mixed + self.telling[0].judgement.reason
+
+    @property
+    def measured(self) -> tuple[tuple[str, Estimate], ...]:
+        """The numbers that the rule looks at, from the run that decides."""
+        if not self.judgements:
+            return ()
+        judgement = self.telling[0].judgement if self.telling else self.judgements[0]
+        numbers = finished(judgement.run.path)[1].numbers
+        rules = [each.of(part.network) for part in judgement.parts for each in self.claim.rule]
+        return tuple(
+            (name, numbers[name]) for name in dict.fromkeys(n for rule in rules for n in rule.matches(numbers))
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """What `ledger.json` holds of it."""
+        return {
+            "id": self.claim.id,
+            "document": self.claim.paper,
+            "figure": self.claim.figure,
+            "place": self.claim.place,
+            "statement": self.claim.statement,
+            "quote": self.claim.quote,
+            "claim": self.verdict,
+            "level": self.level,
+            "networks": {each.network: each.verdict for each in self.decided if each.network},
+            "replication": self.replication,
+            "numbers_agree_but_rule_fails": self.at_odds,
+            "published": {each.published.number: each.published.value for each in self.compared},
+            "ours": {each.published.number: each.ours.value for each in self.compared},
+            "measured": {name: estimate.value for name, estimate in self.measured},
+            "error": {name: estimate.standard_error for name, estimate in self.measured},
+            "repeats": {name: estimate.n for name, estimate in self.measured},
+            "scope": self.scope,
+            "stand_in": self.stand_in,
+            "rule_set": self.rule_set,
+            "why": self.sentence,
+            "runs": [
+                {
+                    "name": each.run.path.name,
+                    "study": each.run.config.get("study"),
+                    "level": each.level,
+                    "scope": str(each.scope),
+                    "claim": each.verdict,
+                    "networks": {part.network: each.verdict_of(part) for part in each.parts if part.network},
+                    "rule_holds": [part.holds for part in each.parts],
+                    "gate_holds": [part.gate for part in each.parts],
+                    "rule_before_run": each.rule_before_run,
+                    "provenance": provenance(each.run.environment),
+                }
+                for each in self.judgements
+            ],
+        }
+
+
+class Ledger(tuple[Row, ...]):
+    """The rows of a ledger: a tuple that notebooks show as a table."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        """How many claims of each paper hold, for notebooks."""
+        papers = [(each.title, [row for row in self if row.claim.paper == key]) for key, each in documents().items()]
+        counts = [tag("tr", tag("td", title), tag("td", summary(mine))) for title, mine in papers if mine]
+        return tag("div", tag("p", summary(self)), tag("table", join(counts)))
+
+
+@checked
+def ledger(folder: str | Path = "reproductions") -> Ledger:
+    """The rows of all claims, from the run folders in `folder`; files, and folders named .NAME or __NAME, are left out.
+
+    Example:
+        >>> ledger("a-folder-that-does-not-exist")[0].verdict
+        'undecided'
+    """
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file: the ledger reads a folder of run folders, e.g. reproductions")
+    if (folder / MARKER).exists():
+        raise InputError(f"{folder} is one run: the ledger reads the folder above, {folder.resolve().parent}")
+    runs = [_finished(path) for path in run_folders(folder)]
+    rows = []
+    for claim in claims():
+        mine = [
+            judge_claim(claim, run, numbers)
+            for study, run, numbers in runs
+            if claim.rule and claim.tested_by(study, run.config.get("options", {}), numbers)
+        ]
+        mine.sort(key=lambda each: (LEVELS.index(each.level), -each.scope.share, each.run.path.name))
+        rows.append(Row(claim, _decided(mine), tuple(mine)))
+    return Ledger(rows)
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """The run folders in a folder, without what editors and Python leave there, and the queue of those to come."""
+    here = folder.glob("*/") if folder.is_dir() else []
+    return sorted(path for path in here if not path.name.startswith((".", "__")) and path.name != "queue")
+
+
+def _finished(path: Path) -> tuple[str, Any, Mapping[str, Estimate]]:
+    try:
+        run, result, raw = finished(path)
+    except BiascopeError as error:
+        raise InputError(f"the ledger cannot read {path}: {error}") from error
+    name = str(raw.get("study"))
+    if name not in studies():
+        raise InputError(f"{path} is a run of {name!r}, which is not a study of this version")
+    return name, run, result.numbers
+
+
+def _decided(judgements: Sequence[Judgement]) -> tuple[Decided, ...]:
+    """For each network what the largest run that leaves nothing open says; judgements come largest first."""
+    found: dict[str, list[Decided]] = {}
+    for judgement in judgements:
+        for part in judgement.parts:
+            name = part.network or ", ".join(_networks(judgement))
+            found.setdefault(name, []).append(Decided(name, judgement.verdict_of(part), judgement, part))
+    return tuple(_largest(each) for each in found.values())
+
+
+def _largest(known: Sequence[Decided]) -> Decided:
+    """The first that is not left open; of runs of the same scope one that contradicts goes first."""
+    settled = [each for each in known if each.part.holds is not None and each.part.gate and _counts(each)]
+    if not settled:
+        return known[0]
+    first = settled[0].judgement
+    alike = [
+        each
+        for each in settled
+        if (each.judgement.level, each.judgement.scope.share) == (first.level, first.scope.share)
+    ]
+    return min(alike, key=lambda each: ("contradicted", "undecided", "supported").index(each.verdict))
+
+
+def _counts(decided: Decided) -> bool:
+    return decided.judgement.level != "not counted"
+
+
+def _networks(judgement: Judgement) -> tuple[str, ...]:
+    told = experiment_of(str(judgement.run.config.get("study")))
+    return told.networks_of(judgement.run.config.get("options", {})) if told else ()
+
+
+def _why(claim: Claim) -> str:
+    if claim.why:
+        return claim.why
+    here = [name for name in claim.studies if name in studies()]
+    how = "".join(f" --set {key}={value}" for key, value in claim.where.items())
+    return f"No run kept yet: biascope run {here[0]} --size paper{how}" if here else "No study yet."
+
+
+def provenance(environment: Mapping[str, Any]) -> str:
+    """The commit that made a run, or what is wrong with it."""
+    git = environment.get("git")
+    if not isinstance(git, Mapping) or not git.get("commit"):
+        return "commit unknown"
+    return f"{str(git['commit'])[:10]}{' with uncommitted changes' if git.get('dirty') else ''}"
+
+
+@checked
+def summary(rows: Sequence[Row]) -> str:
+    """How many claims there are, and how many have which verdict, at which size.
+
+    Example:
+        >>> summary(ledger("nowhere")).startswith(f"{len(ledger('nowhere'))} claims: 0 supported, 0 contradicted")
+        True
+    """
+    count = Counter((row.verdict, row.level) for row in rows)
+    whole = Counter(row.verdict for row in rows)
+    sizes = ", ".join(f"{count['supported', level]} {_at(level)}" for level in LEVELS if count["supported", level])
+    supported = f"{whole['supported']} supported" + (f" ({sizes})" if sizes else "")
+    impossible = sum(bool(row.claim.why) and row.verdict == "undecided" for row in rows)
+    rest = f" ({impossible} cannot be tested here)" if impossible else ""
+    return (
+        f"{len(rows)} claims: {supported}, {whole['contradicted']} contradicted, {whole['undecided']} undecided{rest}."
+    )
+
+
+def _at(level: str) -> str:
+    return f"on a {level}" if level == "stand-in" else f"at {'the ' if level == 'published size' else ''}{level}"

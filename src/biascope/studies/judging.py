@@ -1,0 +1,175 @@
+"""Two judgements of a claim by one run: whether its rule holds, and whether the published numbers come out again.
+
+Only a run at the published size can contradict. A reduced run or a stand-in can support, and says at what size; a run
+that did not learn, a diagnostic run, and errors that leave the rule open leave the claim undecided.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from biascope.studies.claims import Claim, Published, claims_of, experiment_of, selects
+from biascope.studies.conditions import all_hold
+from biascope.studies.estimates import sure
+from biascope.studies.result import Estimate
+from biascope.studies.runs import Run
+from biascope.studies.scope import Level, Scope
+from biascope.support.errors import InputError
+
+Verdict = Literal["supported", "contradicted", "undecided"]
+Replication = Literal["agree", "differ", "in part", "none published"]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A published number beside ours."""
+
+    published: Published
+    ours: Estimate
+
+    @property
+    def room(self) -> float:
+        """How far the two may lie apart: the tolerance, and what is sure of both errors."""
+        errors = [(self.ours.standard_error or 0.0) * sure(self.ours.n), 2.0 * (self.published.error or 0.0)]
+        return self.published.tolerance + math.hypot(*errors)
+
+    @property
+    def agree(self) -> bool:
+        """Whether they are no farther apart than that."""
+        return abs(self.ours.value - self.published.value) <= self.room
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a rule gives for one network of a run (or for the whole run, with the name "")."""
+
+    network: str
+    holds: bool | None  # the rule; None: left open by the errors
+    gate: bool | None  # what has to hold for anything to be tested; None: left open
+    text: str
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A claim judged by one run."""
+
+    claim: Claim
+    run: Run = field(repr=False)
+    scope: Scope
+    parts: tuple[Part, ...]
+    compared: tuple[Compared, ...] = ()
+
+    def verdict_of(self, part: Part) -> Verdict:
+        """What the run says of the claim for one network."""
+        if part.holds is None or part.gate is not True or self.level == "not counted":
+            return "undecided"
+        if part.holds:
+            return "supported"
+        return "contradicted" if self.level == "published size" else "undecided"
+
+    @property
+    def level(self) -> Level:
+        """What a run of this scope can say."""
+        return self.scope.level
+
+    @property
+    def verdict(self) -> Verdict:
+        """Contradicted if any of its networks contradicts it, else supported if any supports it."""
+        found = {self.verdict_of(part) for part in self.parts}
+        return "contradicted" if "contradicted" in found else "supported" if "supported" in found else "undecided"
+
+    @property
+    def replication(self) -> Replication:
+        """Whether the published numbers came out."""
+        if not self.compared:
+            return "none published"
+        found = {each.agree for each in self.compared}
+        return "in part" if len(found) > 1 else "agree" if found == {True} else "differ"
+
+    @property
+    def at_odds(self) -> bool:
+        """Whether the numbers agree with the document although the rule fails: then the rule deserves a second look."""
+        failed = any(part.holds is False and part.gate is True for part in self.parts)
+        return failed and self.replication == "agree"
+
+    @property
+    def rule_before_run(self) -> bool | None:
+        """Whether the rule was written before the run began; None where nobody knows."""
+        if self.claim.set_at is None:
+            return {"before": True, "after": False}.get(str(self.claim.rule_set))
+        try:
+            began = datetime.fromisoformat(str(self.run.environment.get("started")))
+        except ValueError:
+            return None
+        return self.claim.set_at < (began if began.tzinfo else began.replace(tzinfo=UTC))
+
+    @property
+    def reason(self) -> str:
+        """What the verdict rests on, in a sentence or two."""
+        told = []
+        for part in self.parts:
+            verdict = self.verdict_of(part)
+            name = f"{part.network}: " if part.network and len(self.parts) > 1 else ""
+            why = ""
+            if self.level == "not counted":
+                why = f" Not counted: {self.scope.diagnostic}."
+            elif part.gate is not True:
+                why = " What has to hold first does not." if part.gate is False else " Whether it learned is left open."
+            elif part.holds is False and verdict == "undecided":
+                why = f" The rule fails, but not at the published size ({self.scope}): that contradicts nothing."
+            told.append(f"{name}{part.text}.{why}")
+        return " ".join(told)
+
+    def __str__(self) -> str:
+        level = "" if self.level == "published size" else f", {self.level}"
+        return f"{self.claim.id}: {self.verdict}{level} ({self.scope}). {self.reason}"
+
+
+def judge_claim(claim: Claim, run: Run, numbers: Mapping[str, Estimate]) -> Judgement:
+    """A claim judged by the numbers of a run that tests it (`Claim.tested_by`)."""
+    study, options = str(run.config.get("study")), dict(run.config.get("options", {}))
+    told = experiment_of(study)
+    scope = told.scope(options, _narrowed(claim, told.parts, told.networks)) if told else Scope(known=False)
+    if claim.stand_in and not scope.stand_in:
+        scope = replace(scope, stand_in=claim.stand_in)
+    names = claim.networks_of(study, options) if claim.per_network else ("",)
+    asked = {name: found for name in names if (found := claim.conditions(name, numbers)) is not None}
+    if not asked:
+        raise InputError(f"{run.path} has not the numbers that {claim.id!r} needs; it has {', '.join(numbers)}")
+    parts = tuple(_part(name, *both, numbers) for name, both in asked.items())
+    compared = tuple(
+        Compared(each, numbers[each.number])
+        for each in claim.published
+        if each.number in numbers and selects(each.where, options)
+    )
+    return Judgement(claim, run, scope, parts, compared)
+
+
+def judgements(run: Run, numbers: Mapping[str, Estimate]) -> tuple[Judgement, ...]:
+    """Every claim that a run tests, judged; the claim that its study is about first.
+
+    Example:
+        >>> import tempfile
+        >>> from biascope.studies import configure, execute
+        >>> run = Run.create(tempfile.mkdtemp() + "/r", configure("nad/fig4a"))
+        >>> judgements(run, execute(run).numbers)[0].verdict
+        'supported'
+    """
+    study, options = str(run.config.get("study")), run.config.get("options", {})
+    found = [claim for claim in claims_of(study) if claim.rule and claim.tested_by(study, options, numbers)]
+    return tuple(judge_claim(claim, run, numbers) for claim in found)
+
+
+def _part(name: str, rule: Any, gate: Any, numbers: Mapping[str, Estimate]) -> Part:
+    holds, text = all_hold(rule, numbers)
+    open_, told = all_hold(gate, numbers) if any(each.matches(numbers) for each in gate) else (True, "")
+    return Part(name, holds, open_, text if open_ is True else f"{text}; gate: {told}")
+
+
+def _narrowed(claim: Claim, parts: Mapping[str, Any], networks: str) -> dict[str, Any]:
+    """The document's lists, as far as the claim speaks of them."""
+    mine = {key: value if isinstance(value, list | tuple) else [value] for key, value in claim.where.items()}
+    found = {key: mine[key] for key in parts if key in mine}
+    return {**found, **({networks: list(claim.networks)} if networks and claim.networks else {})}
