@@ -3,7 +3,7 @@
 4.1: the alignment of f* with the tangent kernel is ||E_x f*(x) grad_theta f(x)||^2, and ||f*||_2^4 divided by it bounds
 the norm of f* in the kernel's space from below, tightly for a single eigenfunction. 4.2: for Gaussian inputs and
 f* = <u, x> the alignment is ||E_x d2f / dtheta dx u||^2. A network with polynomial activations has exact Gaussian means
-by quadrature, which makes both sides exact. (Of ReLU the second derivative, taken where it exists, leaves out the kinks.)
+by quadrature, so both sides are exact. (Of ReLU the second derivative, taken where it exists, leaves out the kinks.)
 """
 
 import itertools
