@@ -3,11 +3,15 @@
 import pytest
 import torch
 
+from biascope.studies import environment
+
 collect_ignore_glob = ["conftest.py", "*/conftest.py"]  # several share a name; they hold no fences
 
 
 @pytest.fixture(autouse=True)
-def _isolated() -> None:
+def _isolated(monkeypatch: pytest.MonkeyPatch) -> None:
+    # runs of tests can be kept whatever the state of the checkout that they are tested in
+    monkeypatch.setattr(environment, "git_state", lambda: {"commit": "0" * 40, "dirty": False})
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float32)
 

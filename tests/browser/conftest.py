@@ -53,7 +53,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     shown = HeatMap.of("map", "A map", x=range(-8, 8), y=range(-8, 8), z=cells, **words)  # type: ignore[arg-type]
     raw |= replace(result, figures=(*result.figures, shown)).to_json()
     (run.path / "result.json").write_text(json.dumps(raw))
-    kept = keep(run.path, home / "reproductions").path
+    kept = keep(run.path, home / "reproductions", uncommitted=True).path
     (home / "ledger.html").write_text(ledger_page(ledger(kept.parent), home))
     return {
         "card": card.path,

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from biascope.reports import keep, ledger, write_pages, write_study_page
-from biascope.reports.kept import kept_name, scrubbed
+from biascope.reports.kept import is_kept, kept_name, scrubbed
 from biascope.reports.study_page import linked
 from biascope.studies import Run, Series, configure, execute, load_result
 from biascope.studies.runs import MARKER
@@ -35,7 +35,7 @@ def test_the_copy_is_a_run_folder_with_the_same_result(finished: Run, tmp_path: 
     assert kept.left_out == ()
     copy, result, _ = load_result(kept.path)
     whole = load_result(finished.path)[1]
-    assert (result.verdict, result.measured, result.numbers) == (whole.verdict, whole.measured, whole.numbers)
+    assert (result.measured, result.numbers) == (whole.measured, whole.numbers)
     for short, long in zip(result.figures, whole.figures, strict=True):
         for a, b in zip(short.series, long.series, strict=True):
             assert a.y == pytest.approx(b.y, rel=1e-4)
@@ -194,12 +194,7 @@ def test_an_earlier_copy_is_gone_only_when_the_new_one_is_in_its_place(
         ("config.json", {"device": []}, "config.json is damaged: device should be text"),
         ("result.json", {"study": None}, "result.json is damaged: it needs the study's name"),
         ("result.json", {"seconds": "x"}, "result.json is damaged"),
-        ("result.json", {"measured": 3}, "result.json is damaged: its claim and what was measured should be text"),
-        (
-            "result.json",
-            {"verdict": "maybe"},
-            "result.json is damaged: verdict 'maybe'.*; put it back from a copy, or delete",
-        ),
+        ("result.json", {"measured": 3}, "result.json is damaged: what was measured should be text"),
         (
             "result.json",
             {"figures": [3]},
@@ -258,7 +253,7 @@ def test_a_torn_line_and_unknown_versions_do_not_matter(finished: Run, tmp_path:
     run = shutil.copytree(finished.path, tmp_path / "run")
     (run / "metrics.jsonl").write_text('{"a": 1}\n{"b": ')
     (run / "environment.json").write_text("{}")
-    kept = keep(run, tmp_path / "kept")
+    kept = keep(run, tmp_path / "kept", uncommitted=True)
     assert (kept.path / "metrics.jsonl").read_text() == '{"a": 1}\n'
     assert "torch (version unknown)" in (kept.path / "index.html").read_text()
 
@@ -285,9 +280,47 @@ def test_the_ledger_reads_a_folder_of_runs(finished: Run, tmp_path: Path) -> Non
     kept = keep(finished.path, tmp_path / "kept")
     for stray in (".ipynb_checkpoints", "__pycache__"):
         (tmp_path / "kept" / stray).mkdir()
+    (tmp_path / "kept" / "queue").mkdir()
+    (tmp_path / "kept" / "queue" / "nad.toml").write_text("")
     (tmp_path / "kept" / "notes.txt").write_text("a stray file")
-    assert [row.run for row in ledger(tmp_path / "kept") if row.run] == [kept.path]
+    assert {each.run.path for row in ledger(tmp_path / "kept") for each in row.judgements} == {kept.path}
     with pytest.raises(InputError, match="is one run: the ledger reads the folder above"):
         ledger(kept.path)
     with pytest.raises(InputError, match="is a file"):
         ledger(tmp_path / "kept" / "notes.txt")
+
+
+COMMIT = {"commit": "5b758d50" * 5, "dirty": False}
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"git": None}, "r names no commit: commit, run it again"),
+        ({}, "names no commit"),
+        ({"git": COMMIT | {"dirty": True}}, "was made with changes beside commit 5b758d505b: commit"),
+        ({"git": COMMIT, "resumed": [{"git": COMMIT}, {"git": COMMIT | {"dirty": True}}]}, "made with changes beside"),
+    ],
+)
+def test_a_run_of_code_in_no_commit_is_kept_only_as_such(
+    environment: dict[str, Any], message: str, finished: Run, tmp_path: Path
+) -> None:
+    (finished.path / "environment.json").write_text(json.dumps(environment))
+    with pytest.raises(InputError, match=message):
+        keep(finished.path, tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
+    kept = Run.open(keep(finished.path, tmp_path / "kept", uncommitted=True).path)
+    assert kept.config == {**finished.config, "provenance": "uncommitted tree"}
+
+
+def test_a_run_of_a_commit_needs_no_mark(finished: Run, tmp_path: Path) -> None:
+    (finished.path / "environment.json").write_text(json.dumps({"git": COMMIT, "resumed": [{"git": COMMIT}]}))
+    assert Run.open(keep(finished.path, tmp_path / "kept", uncommitted=True).path).config == finished.config
+
+
+def test_the_same_run_is_found_among_the_kept(finished: Run, tmp_path: Path) -> None:
+    assert not is_kept(finished, tmp_path / "kept")
+    keep(finished.path, tmp_path / "kept", name="mine")
+    assert is_kept(finished, tmp_path / "kept")
+    other = replace(finished, environment={**finished.environment, "started": "2026-01-01T00:00:00+00:00"})
+    assert not is_kept(other, tmp_path / "kept")

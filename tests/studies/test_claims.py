@@ -15,7 +15,7 @@ def test_every_document_is_covered() -> None:
     count = {paper: sum(claim.paper == paper for claim in found) for paper in documents()}
     assert min(count.values()) >= 17
     assert sum(count.values()) >= 140
-    assert all(claim.claim.endswith(".") and claim.data for claim in found)
+    assert all(claim.statement.endswith(".") for claim in found)
 
 
 def test_every_study_is_named_by_a_claim_and_its_conditions_are_its_options() -> None:
@@ -41,9 +41,12 @@ def test_a_condition_decides_which_runs_test_a_claim() -> None:
     [
         ("claim = 3", "not a catalogue"),
         ('[[claim]]\nid = "a"', "not a catalogue"),
-        ('[[claim]]\nid="a"\npaper="nad"\nfigure="1"\nclaim="x."\nstudies=["s"]\ndata="d"\n' * 2, "more than once: a"),
-        ('[[claim]]\nid="a"\npaper="x"\nfigure="1"\nclaim="x."\nstudies=["s"]\ndata="d"', "of an unknown paper: a"),
-        ('[[claim]]\nid="a"\npaper="nad"\nfigure="1"\nclaim="x."\nstudies=[]\ndata="d"', "no study, no reason: a"),
+        (
+            '[[claim]]\nid="a"\npaper="nad"\nfigure="1"\nstatement="x."\nstudies=["s"]\ndata="d"\n' * 2,
+            "more than once: a",
+        ),
+        ('[[claim]]\nid="a"\npaper="x"\nfigure="1"\nstatement="x."\nstudies=["s"]\ndata="d"', "of an unknown paper: a"),
+        ('[[claim]]\nid="a"\npaper="nad"\nfigure="1"\nstatement="x."\nstudies=[]\ndata="d"', "no study, no reason: a"),
     ],
 )
 def test_a_bad_catalogue_is_refused(text: str, message: str, tmp_path: Path) -> None:

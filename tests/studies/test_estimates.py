@@ -10,7 +10,6 @@ from biascope.studies.estimates import (
     below,
     correlation,
     curve,
-    decide,
     difference,
     jackknife_error,
     mean_error,
@@ -19,6 +18,7 @@ from biascope.studies.estimates import (
     rank_correlations,
     spearman,
     spread,
+    sure,
 )
 from biascope.studies.result import Estimate
 
@@ -30,15 +30,35 @@ def test_two_standard_errors_decide() -> None:
     assert not above(Estimate(1.0, 0.3), 0.5)
     assert below(Estimate(-1.0, 0.4))
     assert not below(Estimate(-1.0, 0.6))
-    assert decide(True, [Estimate(1.0, 0.1)]) == "confirmed"
-    assert decide(False, [Estimate(1.0, 0.1)]) == "not confirmed"
 
 
 def test_no_error_bar_no_verdict() -> None:
     for alone in (Estimate(5.0), Estimate(-5.0)):
         assert not above(alone)
         assert not below(alone)
-        assert decide(True, [alone, Estimate(1.0, 0.1, 2)]) == "not tested"
+
+
+def test_few_repeats_are_wrong_as_seldom_as_many() -> None:
+    """One-sided: draws of mean zero lie "surely above" zero in 2.3 % of cases, whatever their number."""
+    rng = np.random.default_rng(0)
+    for n in (2, 3, 5, 20):
+        drawn = rng.normal(size=(40_000, n))
+        errors = drawn.std(1, ddof=1) / n**0.5
+        assert np.mean(drawn.mean(1) - sure(n) * errors > 0) == pytest.approx(0.02275, abs=0.003)
+    assert sure(None) == 2.0
+    assert sure(10_000) == pytest.approx(2.0, abs=1e-3)
+
+
+def test_a_difference_of_few_repeats_is_wrong_as_seldom() -> None:
+    rng = np.random.default_rng(1)
+    pairs = [[Estimate.of(row) for row in rng.normal(size=(2, 3))] for _ in range(4000)]
+    assert np.mean([above(difference(a, b)) for a, b in pairs]) == pytest.approx(0.02, abs=0.008)
+
+
+def test_ranks_in_perfect_order_have_an_error() -> None:
+    found = rank_correlation([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6])
+    swapped = spearman([1, 2, 3, 4, 5, 6], [2, 1, 3, 4, 5, 6])
+    assert found.standard_error == pytest.approx(found.value - swapped)
 
 
 def test_difference_adds_variances() -> None:

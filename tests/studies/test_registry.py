@@ -36,13 +36,13 @@ def example(
 ) -> StudyResult:
     """An example."""
     run.log(n=n)
-    return StudyResult("not tested", "claim", f"n = {n}", {"n": Estimate(n)})
+    return StudyResult(f"n = {n}", {"n": Estimate(n)})
 
 
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_module, "_STUDIES", studies())
-    study("nad/registered", paper="nad", figure="99", claim="claim", sizes=SIZES)(example)
+    study("nad/registered", paper="nad", figure="99", statement="claim", sizes=SIZES)(example)
 
 
 def test_hints_become_options() -> None:
@@ -145,7 +145,7 @@ BEGAN = "from torch import nn\ndef net(): return nn.Sequential(nn.Conv2d(1, 8, 3
 def stops(run: Run, *, net: str = "lenet", nets: tuple[str, ...] = (), reuse: str = "") -> StudyResult:
     """Stores one part of two and fails."""
     if run.arrays():
-        return StudyResult("not tested", "claim", net)
+        return StudyResult(net)
     run.cached("first", lambda: {"x": 1})
     raise InputError("stopped")
 
@@ -155,7 +155,7 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A run of an own network that has stored its first part."""
     monkeypatch.setattr(registry_module, "_STUDIES", studies())
     sizes: dict[str, dict[str, object]] = {"smoke": {}, "laptop": {}, "paper": {}}
-    study("nad/stops", paper="nad", figure="99", claim="claim", sizes=sizes)(stops)
+    study("nad/stops", paper="nad", figure="99", statement="claim", sizes=sizes)(stops)
     (tmp_path / "mine.py").write_text(BEGAN)
     options = {"net": f"{tmp_path / 'mine.py'}:net", "nets": "lenet", "reuse": "no_module:at_all"}
     run = Run.create(tmp_path / "r", configure("nad/stops", overrides=options))
@@ -184,7 +184,7 @@ def test_a_run_goes_on_with_the_network_it_began_with(begun: Run, old: str, new:
         assert "mine.py:net builds another network than when the run began (" in str(refused.value)
         assert "put it back or start a new run" in str(refused.value)
     script.write_text(BEGAN)
-    assert execute(Run.resume(begun.path)).verdict == "not tested"
+    assert execute(Run.resume(begun.path)).numbers == {}
 
 
 def test_a_changed_source_of_the_same_network_is_a_warning(begun: Run) -> None:
@@ -210,7 +210,7 @@ def test_other_initial_values_of_another_torch_are_a_warning(begun: Run) -> None
 def test_runs_without_a_note_of_their_networks_go_on(begun: Run) -> None:
     (begun.path / NETWORKS).unlink()
     (begun.path.parent / "mine.py").write_text(BEGAN.replace("8, 3)", "1, 3)"))
-    assert execute(Run.resume(begun.path)).verdict == "not tested"
+    assert execute(Run.resume(begun.path)).numbers == {}
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"networks": {"a:b": {"tensors": 3}}}'])
@@ -226,7 +226,7 @@ def test_a_run_that_stored_nothing_may_begin_with_another_network(begun: Run) ->
     (begun.path.parent / "mine.py").write_text(BEGAN.replace("8, 3)", "1, 3)"))
     with pytest.raises(InputError, match="stopped"):
         execute(Run.resume(begun.path))
-    assert execute(Run.resume(begun.path)).verdict == "not tested"
+    assert execute(Run.resume(begun.path)).numbers == {}
 
 
 def test_a_fingerprint_leaves_random_states_alone(begun: Run) -> None:
@@ -246,17 +246,17 @@ def test_unknown_study_and_device() -> None:
 
 def test_mistakes_in_a_study_file_are_named() -> None:
     with pytest.raises(InputError, match="unknown paper 'nab'; did you mean nad"):
-        study("x", paper="nab", figure="1", claim="", sizes=SIZES)(example)
+        study("x", paper="nab", figure="1", statement="", sizes=SIZES)(example)
     with pytest.raises(InputError, match="needs the sizes smoke, laptop, paper"):
-        study("x", paper="nad", figure="1", claim="", sizes={"smoke": {}})(example)
+        study("x", paper="nad", figure="1", statement="", sizes={"smoke": {}})(example)
     with pytest.raises(InputError, match="unknown option 'm'"):
-        study("x", paper="nad", figure="1", claim="", sizes={**SIZES, "paper": {"m": 1}})(example)
+        study("x", paper="nad", figure="1", statement="", sizes={**SIZES, "paper": {"m": 1}})(example)
 
     def untyped(run: Run, *, n=3) -> StudyResult:  # type: ignore[no-untyped-def]
         raise AssertionError
 
     with pytest.raises(InputError, match="option 'n' of untyped needs a type hint"):
-        study("x", paper="nad", figure="1", claim="", sizes={**SIZES, "smoke": {}, "paper": {}})(untyped)
+        study("x", paper="nad", figure="1", statement="", sizes={**SIZES, "smoke": {}, "paper": {}})(untyped)
 
 
 def test_one_broken_file_does_not_hide_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,19 +282,17 @@ def test_all_real_studies_import_and_are_ordered() -> None:
 
 def test_results_survive_json() -> None:
     chart = Chart("c", "t", "x", "y", (Series.of("s", [1, 2], [3, 4], [0.1, 0.2]),), alt="a")
-    result = StudyResult("confirmed", "c", "m", {"a": Estimate(1.0, 0.1, 3)}, (chart,))
+    result = StudyResult("m", {"a": Estimate(1.0, 0.1, 3)}, (chart,))
     assert StudyResult.from_json(result.to_json()) == result
     with pytest.raises(CorruptError, match="not a study result"):
-        StudyResult.from_json({"verdict": "confirmed"})
-    with pytest.raises(InputError, match="verdict 'maybe'"):
-        StudyResult("maybe", "c", "m")  # type: ignore[arg-type]
+        StudyResult.from_json({"measured": "m"})
     with pytest.raises(InputError, match="series 's': lengths differ"):
         Series.of("s", [1], [1, 2])
 
 
 def test_figures_named_after_an_own_network_can_be_files() -> None:
     charts = [Chart(name, "t", "x", "y", (), alt="a") for name in ("sweep-a/b.py:cnn", "sweep-lenet_1.5")]
-    result = StudyResult("confirmed", "c", "m", {}, tuple(charts))
+    result = StudyResult("m", {}, tuple(charts))
     assert [chart.name for chart in result.figures] == ["sweep-a-b.py-cnn", "sweep-lenet_1.5"]
     assert StudyResult.from_json(result.to_json()) == result
 

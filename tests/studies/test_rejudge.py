@@ -17,12 +17,12 @@ def test_a_run_is_judged_from_its_arrays(tmp_path: Path) -> None:
     # as if made elsewhere, slowly, and judged wrongly
     write_json(run.path / "config.json", {**run.config, "device": "cuda"})
     raw = read_json(run.path / "result.json")
-    write_json(run.path / "result.json", {**raw, "seconds": 1234.5, "verdict": "not tested"})
+    write_json(run.path / "result.json", {**raw, "seconds": 1234.5, "measured": "wrong"})
     before = {file: file.read_bytes() for file in (run.path / "arrays").iterdir()}
     assert rejudge(run.path) == result
     assert before == {file: file.read_bytes() for file in (run.path / "arrays").iterdir()}
     again, told, raw = load_result(run.path)
-    assert told.verdict == result.verdict
+    assert told.measured == result.measured
     assert raw["seconds"] == 1234.5
     assert "judged" in raw
     assert (again.device, again.environment) == ("cuda", run.environment)

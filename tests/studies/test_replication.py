@@ -7,7 +7,7 @@ from biascope.studies.replication import beside
 
 
 def result(**numbers: Estimate) -> StudyResult:
-    return StudyResult("confirmed", "claim", "measured", numbers)
+    return StudyResult("measured", numbers)
 
 
 def test_numbers_are_paired_by_name_and_measured_in_errors() -> None:

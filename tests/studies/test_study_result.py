@@ -15,7 +15,7 @@ def test_a_heat_map_keeps_its_cells_and_its_gaps() -> None:
     drawn = HeatMap.of(
         "m", "t", x=[0, 1], y=[5], z=[[0.25, None]], x_label="x", y_label="y", z_label="z", alt="two cells", low=0.0
     )
-    result = StudyResult("not tested", "c", "m", {}, (drawn,))
+    result = StudyResult("m", {}, (drawn,))
     text = json.dumps(result.to_json(), allow_nan=False)
     back = StudyResult.from_json(json.loads(text)).figures[0]
     assert isinstance(back, HeatMap)
@@ -31,7 +31,7 @@ def test_a_heat_map_of_the_wrong_shape_is_refused() -> None:
 
 def test_a_chart_comes_back_equal() -> None:
     drawn = Chart("c", "t", "net", "y", (Series.of("s", [1, 2], [0.5, 1.0]),), alt="two points", x_names=("a", "b"))
-    result = StudyResult("not tested", "c", "m", {}, (drawn,))
+    result = StudyResult("m", {}, (drawn,))
     assert StudyResult.from_json(json.loads(json.dumps(result.to_json()))).figures == (drawn,)
 
 

@@ -21,13 +21,22 @@ from biascope.studies import Run
 from biascope.studies.runs import MARKER
 from biascope.support.bars import progress
 from biascope.support.errors import InputError
-from biascope.support.files import TEMPORARY, explain_write_errors, read_bytes, read_json, write_bytes, write_text
+from biascope.support.files import (
+    TEMPORARY,
+    explain_write_errors,
+    read_bytes,
+    read_json,
+    write_bytes,
+    write_json,
+    write_text,
+)
 from biascope.support.signatures import checked
 
 ARRAYS_LIMIT = 400_000  # bytes, the arrays kept, all together
 METRICS_LIMIT = 150_000
 DIGITS = 5  # of the numbers behind curves and maps; those of the verdict are kept whole
 DPI = 150  # for a screen; print is drawn again from result.json
+UNCOMMITTED = "uncommitted tree"
 NETWORK_OPTIONS = ("net", "network", "architecture", "model", "nets")
 _PATH = re.compile(r"(?<![\w./:])(?:/(?:[\w.+@%~-]+/)+|(?:\.\./)+(?:[\w.+@%~-]+/)*)([\w.+@%~-]+)")
 
@@ -48,30 +57,48 @@ class Kept:
 
 
 @checked
-def keep(run_folder: str | Path, into: str | Path = "reproductions", name: str = "", replace: bool = False) -> Kept:
+def keep(
+    run_folder: str | Path,
+    into: str | Path = "reproductions",
+    name: str = "",
+    replace: bool = False,
+    uncommitted: bool = False,
+) -> Kept:
     """Copy a finished run folder into `into` in committed form; it appears whole or not at all.
+
+    A run counts only where its code can be had again: one whose environment names no commit, or one with changes
+    beside it, is refused.
 
     Args:
         run_folder: what `biascope run` made.
         into: folder of kept runs.
         name: of the copy, one folder's; study-size[-network]-device by default.
         replace: put it in place of an earlier one of that name; nothing but a run folder is replaced.
+        uncommitted: keep it although its code is in no commit; its configuration says so then, as "provenance".
 
     Example:
         >>> import tempfile
         >>> from biascope.studies import configure, execute
         >>> home = Path(tempfile.mkdtemp())
         >>> run = Run.create(home / "r", configure("nad/fig4a")); _ = execute(run)
-        >>> keep(run.path, home / "kept").path.name
+        >>> keep(run.path, home / "kept", uncommitted=True).path.name
         'nad-fig4a-smoke-cpu'
     """
     run, _, _ = finished(run_folder)
+    loose = _loose_code(run)
+    if loose and not uncommitted:
+        raise InputError(
+            f"{run.path} {loose}: commit, run it again and keep that (a copy without git names its commit by "
+            "$BIASCOPE_TREE), or keep it marked as such (--uncommitted)"
+        )
     target = _target(run, Path(into), name, replace)
     with explain_write_errors(target):
         Path(into).mkdir(parents=True, exist_ok=True)
         making = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=into))
     try:
         left_out = _fill(run, making)
+        if loose:
+            write_json(making / "config.json", read_json(making / "config.json") | {"provenance": UNCOMMITTED})
         making.chmod(0o755)
         with explain_write_errors(target):
             _put(making, target)
@@ -80,6 +107,29 @@ def keep(run_folder: str | Path, into: str | Path = "reproductions", name: str =
     write_look(Path(into))  # one for all kept pages
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     return Kept(target, size, tuple(left_out))
+
+
+def _loose_code(run: Run) -> str:
+    """Why the code that made a run, at first or when it was resumed, cannot be had again; empty if it can."""
+    for made in (run.environment, *run.environment.get("resumed", [])):
+        git = made.get("git")
+        if not isinstance(git, dict) or not git.get("commit"):
+            return "names no commit"
+        if git.get("dirty"):
+            return f"was made with changes beside commit {git['commit'][:10]}"
+    return ""
+
+
+def is_kept(run: Run, into: str | Path = "reproductions") -> bool:
+    """Whether this very run, by its options and its start, is among the kept ones."""
+    started = run.environment.get("started")
+    for marker in Path(into).glob(f"*/{MARKER}"):
+        kept = Run.open(marker.parent)
+        if kept.environment.get("started") == started and kept.config.get("options") == scrubbed(
+            run.config.get("options")
+        ):
+            return True
+    return False
 
 
 def _put(made: Path, target: Path) -> None:
@@ -166,11 +216,20 @@ def kept_name(run: Run) -> str:
     options = changed_options(run)
     network = scrubbed(next((options[key] for key in NETWORK_OPTIONS if key in options), ""))
     network = "-".join(map(str, network)) if isinstance(network, list | tuple) else str(network)
-    device = "cpu"
-    if run.device.startswith("cuda"):
-        device = str(run.environment.get("device_name", "gpu")).replace("NVIDIA", "").split("(")[0].strip() or "gpu"
-    parts = [str(run.config.get("study")), str(run.config.get("size")), network, device]
-    return "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", part).strip("-").lower() for part in parts if part)
+    parts = [str(run.config.get("study")), str(run.config.get("size")), network, device_part(run)]
+    return "-".join(_slug(part) for part in parts if part)
+
+
+def device_part(run: Run) -> str:
+    """The device as a part of a kept run's name: cpu, h200."""
+    if not run.device.startswith("cuda"):
+        return "cpu"
+    name = str(run.environment.get("device_name", "gpu")).replace("NVIDIA", "").split("(")[0]
+    return _slug(name) or "gpu"
+
+
+def _slug(part: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "-", part).strip("-").lower()
 
 
 def scrubbed(value: Any) -> Any:

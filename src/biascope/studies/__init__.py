@@ -1,5 +1,6 @@
 """Executable papers: one file per figure, at three sizes, each writing the same kind of run folder."""
 
+from biascope.studies.judging import judgements
 from biascope.studies.registry import configure, execute, find, load_result, studies, study
 from biascope.studies.result import Chart, Estimate, HeatMap, Series, StudyResult
 from biascope.studies.runs import Run
@@ -14,6 +15,7 @@ __all__ = [
     "configure",
     "execute",
     "find",
+    "judgements",
     "load_result",
     "studies",
     "study",

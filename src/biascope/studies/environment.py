@@ -1,5 +1,6 @@
 """What a run was made with: versions, device, threads, git state, command line."""
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -12,8 +13,11 @@ from typing import Any
 import torch
 
 import biascope
+from biascope.support.files import explain_read_errors
 
 MADE_WITH = ("torch", "biascope", "git", "device_name")  # what numbers may depend on
+
+CODE = Path(biascope.__file__).parents[1]  # the folder of the library and the papers
 
 
 def describe(device: str | torch.device = "cpu", seed: int | None = None) -> dict[str, Any]:
@@ -32,7 +36,7 @@ def describe(device: str | torch.device = "cpu", seed: int | None = None) -> dic
         "device": str(device),
         "device_name": device_name(device),
         "threads": torch.get_num_threads(),
-        "git": git_state(Path(__file__).parent),
+        "git": git_state(),
         "seed": seed,
         "argv": list(sys.argv),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -65,18 +69,40 @@ def device_name(device: str | torch.device = "cpu") -> str:
     return platform.processor() or platform.machine()
 
 
-def git_state(folder: Path) -> dict[str, Any] | None:
-    """Commit and whether files differ from it, when `folder` lies in a git checkout; None otherwise.
+def git_state(code: Path = CODE) -> dict[str, Any] | None:
+    """Commit, and whether the code differs from it; None where neither git nor $BIASCOPE_TREE says.
+
+    A copy without git names its commit by a list of files: BIASCOPE_TREE is the path of what
+    `{ git rev-parse HEAD; git ls-tree -r HEAD src; }` printed, and every file is compared with it.
 
     Example:
         >>> git_state(Path("/")) is None
         True
     """
+    if listed := os.environ.get("BIASCOPE_TREE"):
+        return _listed_state(code, Path(listed))
     try:
-        commit = _git(folder, "rev-parse", "HEAD")
-        return {"commit": commit, "dirty": bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))}
+        commit = _git(code, "rev-parse", "HEAD")
+        return {"commit": commit, "dirty": bool(_git(code, "status", "--porcelain", "--", "."))}
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def _listed_state(code: Path, listed: Path) -> dict[str, Any]:
+    """The state of a copy by a list of its files; one that differs, lacks or is not listed makes it dirty."""
+    with explain_read_errors(listed):
+        commit, *lines = listed.read_text(encoding="utf-8").splitlines()
+    blobs = {path: entry.split()[2] for entry, path in (line.split("\t") for line in lines)}
+    there = {file.relative_to(code.parent).as_posix(): file for file in code.rglob("*") if file.is_file()}
+    changed = [path for path, blob in blobs.items() if path not in there or _blob(there[path]) != blob]
+    unlisted = [path for path in there if path.endswith((".py", ".toml")) and path not in blobs]
+    return {"commit": commit, "dirty": bool(changed or unlisted), "from": "BIASCOPE_TREE"}
+
+
+def _blob(file: Path) -> str:
+    """The name that git gives to the content of a file."""
+    content = file.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def _git(folder: Path, *arguments: str) -> str:

@@ -37,6 +37,6 @@ def rejudge(folder: str | Path) -> StudyResult:
     stored = Stored(run.path, {**run.config, "device": "cpu"}, run.environment)
     result = found.function(stored, **arguments(found.function, values))
     kept = {key: raw[key] for key in ("study", "seconds", "resumed")}
-    by = {"judged": environment.git_state(Path(__file__).parent)}
+    by = {"judged": environment.git_state()}
     files.write_json(run.path / "result.json", {**result.to_json(), **kept, **by})
     return result

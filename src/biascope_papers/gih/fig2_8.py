@@ -3,8 +3,10 @@
 The paper compares these correlations with 0.02, the level of random vectors. Two positive semi-definite matrices
 correlate by default, so the charts also show Corr(G^t, I), Corr(G^t, G^0), and what a random rotation of GSG would
 give, Corr(G^t, I) Corr(GSG, I). In every case that can be solved Delta(0) is minus a positive multiple of S or GSG, so
-to first order G^t moves away from GSG; the signed correlation of G^t - G^0 with both is therefore reported too.
-"Early" is the epoch at a tenth of the training, fixed beforehand.
+to first order G^t moves away from GSG; the signed correlation of G^t - G^0 with both is therefore reported too. "Early"
+is the epoch at a tenth of the training, fixed beforehand; since Adam at 1e-3 has hardly moved by then, the rise to the
+highest point of the curve is measured as well (`highest`). G of the MLP is the exact multiple of I, whose sampling
+alone had moved its two curves apart.
 
 Conjecture 2 says that the geometry changes only within the leading eigenvectors of GSG. How much of G^t - G^0 lies
 there, ||Q_k^T (G^t - G^0) Q_k|| / ||G^t - G^0|| with Q_k the first k of them, is reported against random subspaces of
@@ -16,8 +18,9 @@ learning rate is taken to be 1e-3 for all networks; the published code has 1e-4 
 it for the networks with that many weights.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
@@ -26,10 +29,10 @@ from torch import Tensor
 from biascope.geometry import compare, containment, data_second_moment, gsg
 from biascope.linalg import psd_eigh
 from biascope.studies import Chart, Estimate, Run, Series, StudyResult, study
-from biascope.studies.estimates import curve
+from biascope.studies.estimates import curve, jackknife_error
 from biascope.support import generator
 from biascope_papers.gih.averages import History, estimate, jackknife
-from biascope_papers.gih.geometries import Drawn
+from biascope_papers.gih.geometries import Drawn, Geometry, known_geometry
 from biascope_papers.gih.networks import factory, is_a, named, scope, shape_of
 from biascope_papers.gih.sets import Source, describe, two_classes
 from biascope_papers.gih.tracking import Descent, common_probes, track
@@ -41,10 +44,10 @@ LARGE = ("resnet", "vit")  # what the published code trains with a smaller rate 
 SHARES = (0.01, 0.03, 0.1, 0.3)  # of the dimensions, in which a change may be contained
 SIZES = {
     "smoke": {"nets": ("mlp", "lenet"), "source": "synthetic", "side": 16, "per_class": 60, "networks": 48, "heads": 32,
-              "runs": 4, "epochs": 10, "probes": 2},
-    "laptop": {"nets": ("mlp", "lenet"), "side": 16, "per_class": 500, "networks": 256, "heads": 64, "runs": 8,
-               "epochs": 60, "probes": 8},
-    "paper": {},
+              "parts": 4, "runs": 6, "epochs": 10, "probes": 2},
+    "laptop": {"nets": ("mlp", "lenet"), "side": 16, "per_class": 500, "networks": 256, "heads": 64, "parts": 4,
+               "runs": 8, "epochs": 60, "probes": 8},
+    "paper": {"parts": 4},
 }  # fmt: skip
 
 
@@ -125,14 +128,22 @@ def correlations(
     numbers: dict[str, Estimate] = {}
     charts: list[Chart] = []
     for net in nets:
-        G = options.geometry(run, net, shape, norm=False)
-        target, made = gsg(G.matrix, S), factory(net, shape, norm=False)
+        exact, made = known_geometry(net, shape), factory(net, shape, norm=False)
+        sampled = None if exact is not None else options.geometry(run, net, shape, norm=False)
+        G = exact if sampled is None else sampled.matrix
+        target = gsg(G, S)
         done = track(run, f"track {net}", made, images.x, labels, points, runs, descent_of(net))
         history = History(done.gradients)
-        curves, found = summarise(history, G.matrix, S, target, early)
+        levels = levels_of(history, {"S": S, "GSG": target, "I": torch.eye(len(S), dtype=torch.float64), "G": G})
+        flat = random_rotations(target)
+        curves, found = summarise(history, levels, flat, early)
+        found |= highest(history, levels, flat)
+        if sampled is not None and len(sampled.groups) > 2:
+            found |= with_geometry_error(found, history, levels, S, sampled, early)
         found |= contained(history, target, sorted({early, epochs}))
         found["training accuracy at the end, %"] = mean_of(percent(done.accuracy[-1]))
-        found["Corr(G, S), networks apart"] = Estimate(compare(G.matrix, S).value, None, G.rows)
+        found["Corr(G, S), networks apart"] = Estimate(compare(G, S).value, None, sampled.rows if sampled else None)
+        found["relative error of G"] = Estimate(sampled.error if sampled else 0.0)
         numbers |= {f"{net}: {name}": value for name, value in found.items()}
         charts += [_curves(net, curves), _changes(net, history, S, target), _fitting(net, done.accuracy)]
     signed = ", ".join(f"{net} {numbers[f'{net}: signed Corr(G^1 - G^0, GSG)']}" for net in nets)
@@ -152,24 +163,86 @@ def correlations(
     )
 
 
+Levels = dict[str, tuple[Tensor, float]]  # <G^t, M> per network [T, R] and ||M||, by the name of M
 Curves = dict[str, tuple[Tensor, Tensor | None]]
 
 
-def summarise(history: History, G: Tensor, S: Tensor, target: Tensor, early: int) -> tuple[Curves, dict[str, Estimate]]:
+def levels_of(history: History, matrices: Mapping[str, Tensor]) -> Levels:
+    """What the correlations of G^t with these matrices need."""
+    return {name: (history.energies(M), float(M.norm())) for name, M in matrices.items()}
+
+
+def random_rotations(target: Tensor) -> float:
+    """Corr(target, I): a randomly rotated target correlates with G^t by this times Corr(G^t, I)."""
+    return float(target.trace() / (len(target) ** 0.5 * target.norm()))
+
+
+def highest(history: History, levels: Levels, flat: float) -> dict[str, Estimate]:
+    """Corr(G^t, GSG) at its highest after the start: its rise, beyond random rotations, and its lead over S there.
+
+    "Early" is no fixed time: how far the networks are after a tenth of the steps depends on optimiser and rate. The
+    epoch is chosen on one half of the networks and measured on the other, both ways round, so that the choice is not
+    seen in the values; errors from leaving out one network at a time.
+    """
+    R = history.R
+    halves = torch.arange(R) % 2
+
+    def over(name: str, w: Tensor) -> Tensor:
+        return history.with_matrix(*levels[name], w)
+
+    def measured(what: str) -> Callable[[Tensor], Tensor]:
+        def one(w: Tensor) -> Tensor:
+            values = []
+            for half in (0, 1):
+                choose, measure = w * (halves == half), w * (halves != half)
+                t = 1 + int(over("GSG", choose)[1:].argmax())
+                gsg_, other = over("GSG", measure), over("S" if what == "lead" else "I", measure)
+                lead = gsg_[t] - other[t] if what == "lead" else gsg_[t] - gsg_[0] - flat * (other[t] - other[0])
+                values.append(gsg_[t] - gsg_[0] if what == "rise" else lead)
+            return torch.stack(values).mean()
+
+        return one
+
+    names = {
+        "rise": "rise of Corr(G^t, GSG) to its highest",
+        "beyond": "the same rise beyond random rotations",
+        "lead": "Corr(G^t, GSG) - Corr(G^t, S) at its highest",
+    }
+    if R < 6 or history.times < 2:  # halves of three or more, with one left out two
+        return {}
+    found = {text: estimate(measured(what), R) for what, text in names.items()}
+    ones = torch.ones(R, dtype=torch.float64)
+    return found | {"epoch of the highest Corr(G^t, GSG)": Estimate(1 + int(over("GSG", ones)[1:].argmax()))}
+
+
+def with_geometry_error(
+    found: dict[str, Estimate], history: History, levels: Levels, S: Tensor, G: Geometry, early: int
+) -> dict[str, Estimate]:
+    """The numbers of the rules with the error of the sampled G added, from leaving out one of its groups at a time."""
+    n, left = len(G.groups), list[dict[str, Estimate]]()
+    for i in range(n):
+        target = gsg(torch.stack([each for j, each in enumerate(G.groups) if j != i]).mean(0), S)
+        these, flat = {**levels, **levels_of(history, {"GSG": target})}, random_rotations(target)
+        left.append(summarise(history, these, flat, early)[1] | highest(history, these, flat))
+    made = {}
+    for name in left[0]:
+        if found[name].standard_error is not None:
+            error = jackknife_error([each[name].value for each in left])
+            made[name] = replace(found[name], standard_error=math.hypot(found[name].standard_error or 0.0, error))
+    return made
+
+
+def summarise(history: History, levels: Levels, flat: float, early: int) -> tuple[Curves, dict[str, Estimate]]:
     """All curves with errors, and the numbers at "early"."""
-    D, R = len(G), history.R
-    matrices = {"S": S, "GSG": target, "I": torch.eye(D, dtype=torch.float64), "G": G}
-    energies = {name: history.energies(M) for name, M in matrices.items()}
-    norms = {name: float(M.norm()) for name, M in matrices.items()}
-    flat = float(target.trace()) / (D**0.5 * norms["GSG"])  # Corr(GSG, I)
+    R = history.R
 
     def with_(name: str, w: Tensor) -> Tensor:
-        return history.with_matrix(energies[name], norms[name], w)
+        return history.with_matrix(*levels[name], w)
 
     def rises(name: str, w: Tensor) -> Tensor:
         return with_(name, w)[early] - with_(name, w)[0]
 
-    curves = {f"Corr(G^t, {name})": jackknife(lambda w, k=name: with_(k, w), R) for name in matrices}  # type: ignore[misc]
+    curves = {f"Corr(G^t, {name})": jackknife(lambda w, k=name: with_(k, w), R) for name in levels}  # type: ignore[misc]
     curves["Corr(G^t, G^0), same networks"] = jackknife(history.with_start, R)
     curves["GSG randomly rotated"] = jackknife(lambda w: flat * with_("I", w), R)
     gap, error = jackknife(lambda w: with_("GSG", w) - with_("S", w), R)
@@ -189,7 +262,7 @@ def summarise(history: History, G: Tensor, S: Tensor, target: Tensor, early: int
     for name in ("S", "GSG"):
         for t in sorted({1, early}):
             found[f"signed Corr(G^{t} - G^0, {name})"] = estimate(
-                lambda w, k=name, t=t: history.change_with_matrix(energies[k], norms[k], w)[t - 1],  # type: ignore[misc]
+                lambda w, k=name, t=t: history.change_with_matrix(*levels[k], w)[t - 1],  # type: ignore[misc]
                 R,
             )
     return curves, found

@@ -46,6 +46,9 @@ def fig5(
     repeats: Annotated[int, "independent data sets and trainings per direction"] = 5,
     batch_size: Annotated[int, "examples per step"] = 128,
     lr: Annotated[float, "first learning rate (linear decay to 0)"] = 0.5,
+    momentum: Annotated[
+        float, "momentum (0 in the text; the published code has 0.9 with lr 0.1 and 30 to 50 epochs)"
+    ] = 0.0,
     chunk: Annotated[int, "networks trained together and saved together"] = 64,
     training: Training = TRAINING,
 ) -> StudyResult:
@@ -68,7 +71,7 @@ def fig5(
         radii = (0.25, radius or (3.0 if is_a(net, "resnet") else 1.5))
 
         def accuracies(net: str = net, radii: tuple[float, float] = radii) -> dict[str, Tensor]:
-            G, protocol = training.geometry(run, net, shape), training.protocol(lr, batch_size)
+            G, protocol = training.geometry(run, net, shape), training.protocol(lr, batch_size, momentum)
             sets = [[Noise.draw(n, shape, 1.0, run.seed, run.device, part, r) for r in range(repeats)]
                     for part, n in (("train", n_train), ("test", n_test))]  # fmt: skip
             scores = contest(run, net, G, tried[net], planes[net], eps, radii, sets, protocol, chunk)

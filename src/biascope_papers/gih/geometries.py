@@ -59,10 +59,11 @@ class Drawn:
 
     networks: Annotated[int, "networks drawn for G"] = 10_000
     heads: Annotated[int, "output layers per network drawn for G (1 in the paper)"] = 1
+    parts: Annotated[int, "independent groups of these networks, for the error of G where it is counted"] = 1
 
     def geometry(self, run: Run, net: str, shape: Sequence[int], norm: bool = True) -> Geometry:
         """G of a network by the paper's recipe."""
-        return initial_geometry(run, net, shape, networks=self.networks, heads=self.heads, norm=norm)
+        return initial_geometry(run, net, shape, networks=self.networks, heads=self.heads, groups=self.parts, norm=norm)
 
 
 def initial_geometry(

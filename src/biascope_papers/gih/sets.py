@@ -23,6 +23,7 @@ from biascope_papers.gih.training import Task
 
 Source = Literal["cifar10", "synthetic"]
 Boundary = Literal["linear", "quadratic", "sinusoidal"]
+Angle = Literal["text", "code"]
 
 
 # ---- images ----
@@ -135,18 +136,23 @@ def middle(values: Tensor) -> Tensor:
     return found
 
 
-def boundary_task(noise: Noise, u: Tensor, boundary: Boundary, eps: float, bias: float | None = None) -> Task:
-    """Isotropic data (Eq. 8): x.u = eps al with al ~ N(0, 1), labelled by a boundary on it; see `boundary_bias`."""
+def boundary_task(
+    noise: Noise, u: Tensor, boundary: Boundary, eps: float, bias: float | None = None, angle: Angle = "code"
+) -> Task:
+    """Isotropic data (Eq. 8): x.u = eps al with al ~ N(0, 1), labelled by a boundary on it; see `boundary_bias`.
+
+    The sine is that of x.u (`angle="text"`) or of pi al ("code").
+    """
     al = noise.pairs[:, 0]
-    inner = boundary_value(eps * al, math.pi * al, boundary)
-    shift = boundary_bias(noise, boundary, eps) if bias is None else bias
+    inner = boundary_value(eps * al, al * (eps if angle == "text" else math.pi), boundary)
+    shift = boundary_bias(noise, boundary, eps, angle) if bias is None else bias
     return planted(noise.w, u[None], (eps * al)[:, None]), (inner + shift > 0).long()
 
 
-def boundary_bias(noise: Noise, boundary: Boundary, eps: float) -> float:
+def boundary_bias(noise: Noise, boundary: Boundary, eps: float, angle: Angle = "code") -> float:
     """Minus the median of the training values, so that the classes balance."""
     al = noise.pairs[:, 0]
-    return -float(middle(boundary_value(eps * al, math.pi * al, boundary)))
+    return -float(middle(boundary_value(eps * al, al * (eps if angle == "text" else math.pi), boundary)))
 
 
 def circle_coefficients(noise: Noise, radii: tuple[float, float]) -> Tensor:

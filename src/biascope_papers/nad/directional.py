@@ -63,14 +63,14 @@ class Protocol:
     epochs: Epochs = 20
     batch_size: Annotated[int, "examples per step"] = 128
     lr: Annotated[float, "first learning rate"] = 0.5
-    clip_norm: Annotated[float, "largest norm of a gradient"] = 0.5
+    clip_norm: Annotated[float, "largest norm of a gradient; 0: no clipping"] = 0.5
     precision: Arithmetic = "auto"
     chunk: Chunk = 0
 
     def __str__(self) -> str:
         return (
             f"{self.n} training samples, {self.epochs} epochs, sigma = {self.sigma:g}, eps = {self.eps:g}, "
-            f"classes at +-{'eps/2' if self.gap == 'half' else 'eps'} v"
+            f"classes at +-{'eps/2' if self.gap == 'half' else 'eps'} v" + ("" if self.clip_norm else ", no clipping")
         )
 
 
@@ -171,7 +171,7 @@ def train_directions(
             epochs=protocol.epochs,
             batch_size=protocol.batch_size,
             lr=protocol.lr,
-            clip_norm=protocol.clip_norm,
+            clip_norm=protocol.clip_norm or None,
             seed=seed,
             device=run.device,
             engine=engine,

@@ -56,6 +56,10 @@ def fig1(
     if apart is not None:
         numbers[f"{'control: ' if net in d.ISOTROPIC else ''}best minus worst quarter of bins"] = apart
         said += f" The best quarter of bins beats the worst by {apart}."
+        ends = f.extremes(found.test, f.partners(basis))
+        if ends is not None and net not in d.ISOTROPIC:
+            numbers[f"best minus worst tenth of bins, chosen by their twins, {net}"] = ends
+            said += f" The best tenth, chosen by their twins, beat the worst tenth by {ends}."
     else:
         said += " There are too few bins to tell good from bad ones."
     if net in d.ISOTROPIC:
@@ -91,6 +95,7 @@ def summary(net: str, found: d.Trained, basis: FourierBasis) -> dict[str, Estima
         "lowest and highest: lowest": Estimate(float(found.test.min())),
         "lowest and highest: highest": Estimate(float(found.test.max())),
         "mean training accuracy": Estimate.of(found.train),
+        f"mean training accuracy, {net}": Estimate.of(found.train),
         "correlation of transposed bins": Estimate(f.reliability(found.test, partner), None, int((partner >= 0).sum())),
     }
 
@@ -171,12 +176,15 @@ def fig3(
     pooled = d.train_directions(run, net, d.architecture(net, side, width=width), basis.vectors, protocol)
     spread_before = spread(pooled.test)
     numbers = {"spread over bins, with pooling": spread_before, "mean, with pooling": Estimate.of(pooled.test)}
+    by_chance = float(np.sqrt((pooled.test * (1 - pooled.test)).mean() / protocol.n_test))
+    numbers["spread by the finite test set alone"] = Estimate(by_chance)
     maps = [f.heat_map("with-pooling", f"{net}, as it is", pooled.test, basis, caption=str(protocol))]
     bad, said = f.worst_by_partner(pooled.test, f.partners(basis)), []
     for label, options in variants(net, strides).items():
         factory = d.architecture(f"{net}-nopool", side, width=width, **options)
         found = d.train_directions(run, label, factory, basis.vectors, protocol)
         numbers |= {f"spread over bins, {label}": spread(found.test), f"mean, {label}": Estimate.of(found.test)}
+        numbers[f"gain over all bins, {label}"] = Estimate.of(found.test - pooled.test)
         numbers[f"spread lost, {label}"] = flatter = difference(spread_before, spread(found.test))
         maps.append(f.heat_map(label.replace(" ", "-"), f"{net}, {label}", found.test, basis, caption=str(protocol)))
         if len(bad) >= 4:

@@ -91,6 +91,26 @@ def replicated_gap(values: Array, partner: Array, share: float = 0.25) -> Estima
     return Estimate(float(np.mean(gaps)), float(max(errors)), len(first))
 
 
+def extremes(values: Array, partner: Array, share: float = 0.1) -> Estimate | None:
+    """Mean of the best minus mean of the worst bins, chosen by one of each transposed pair and measured by the other.
+
+    As `replicated_gap`, but of the ends of the map, and with the error of repeated measurements alone, from how far the
+    twins of the chosen pairs differ: how unlike the best bins are among themselves is no error, it is what is claimed.
+    """
+    first = np.array([i for i, j in enumerate(partner) if j > i], dtype=int)
+    if len(first) < 4:
+        return None
+    second, take = partner[first], max(2, round(share * len(first)))
+    noise = (values[first] - values[second]) ** 2 / 2  # variance of one training, from each pair
+    gaps, errors = [], []
+    for choose, measure in ((values[first], values[second]), (values[second], values[first])):
+        order = np.argsort(choose, kind="stable")
+        low, high = order[:take], order[-take:]
+        gaps.append(measure[high].mean() - measure[low].mean())
+        errors.append(np.sqrt((noise[high].mean() + noise[low].mean()) / take))
+    return Estimate(float(np.mean(gaps)), float(max(errors)), 2 * take)
+
+
 def worst_by_partner(values: Array, partner: Array, share: float = 0.5) -> Array:
     """Positions of the bins whose transposed twin is among the worst: chosen without looking at the bin itself."""
     paired = np.array([i for i, j in enumerate(partner) if j >= 0], dtype=int)

@@ -49,9 +49,13 @@ def fig2(
         f"steps to loss {target:g}, slowest bin": Estimate(float(steps.max())),
         "share of bins that never get there": Estimate(float(never.mean()), None, len(steps)),
         "mean test accuracy": Estimate.of(found.test),
+        f"share of bins that get there, {net}": Estimate(float(1 - never.mean()), None, len(steps)),
     }
     if apart is not None:
         numbers["log10(steps), slowest minus fastest quarter"] = apart
+    ends = f.extremes(-np.log10(steps), f.partners(basis))
+    if ends is not None:
+        numbers[f"log10(steps), slowest minus fastest tenth, chosen by their twins, {net}"] = ends
     run.save_arrays("speed", frequencies=basis.frequencies, steps=steps, test=found.test)
     order = np.argsort(steps, kind="stable")
     shown = [int(order[round(q * (len(order) - 1))]) for q in QUARTERS]
@@ -118,6 +122,9 @@ def fig21(
             f"Spearman(index, steps to loss {target:g})": order,
             "lowest test accuracy": Estimate(worst),
             "mean test accuracy": Estimate.of(found.test),
+            f"Spearman(index, steps to loss), {net}": order,
+            f"lowest test accuracy, {net}": Estimate(worst),
+            f"mean test accuracy, {net}": Estimate.of(found.test),
             "share of directions that never get there": Estimate(float(never.mean()), None, len(steps)),
         },
         figures=(loss_chart(f"Training loss of {net} on D(u_i)", found.losses[shown], labels, protocol), chart),
