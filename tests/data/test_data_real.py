@@ -466,6 +466,22 @@ def test_chest_xray_from_a_wheel(world: World) -> None:
         data.get("chest-xray", force=True)
 
 
+def test_faces_are_halved_and_one_photograph_is_for_tests(world: World) -> None:
+    rng = np.random.default_rng(4)
+    pixels = rng.integers(0, 256, (110, 256, 256, 3), dtype=np.uint8)
+    files = {f"avatars/png/{i}.png": png(pixels[i]) for i in range(110)}
+    world.define("faces", {"avatars/png/*.png": tree({f"package/{name}": data for name, data in files.items()})})
+    world.patch.setitem(catalogue.CATALOGUE, "faces", replace(catalogue.CATALOGUE["faces"], n_train=10, n_test=100))
+    package = world.tmp / "faces.tgz"
+    tgz(package, {f"package/{name}": raw for name, raw in files.items()})
+    stub(world.bin, "npm", f'cp "{package}" fake-avatars-1.1.0.tgz')
+    data.get("faces")
+    train = data.load("faces", "train", dtype=torch.uint8)
+    expected = pixels[2].astype(float).reshape(128, 2, 128, 2, 3).mean((1, 3)).round().transpose(2, 0, 1)
+    assert np.array_equal(train.x[2].numpy(), expected)  # 2 stands before 10
+    assert len(data.load("faces", "test")) == 100
+
+
 def test_weights(world: World) -> None:
     state = {"a.weight": torch.arange(6.0).view(2, 3), "steps": torch.tensor(3)}
     out = io.BytesIO()
@@ -581,7 +597,8 @@ def test_decoded_sizes_are_checked(world: World) -> None:
 
 def test_names_and_arguments() -> None:
     assert set(data.names()) == {
-        "digits", "mnist", "fashion-mnist", "cifar10", "quickdraw", "chest-xray", "mobilenet-v2", "minilm",
+        "digits", "mnist", "fashion-mnist", "cifar10", "quickdraw", "chest-xray", "faces", "astronaut",
+        "mobilenet-v2", "minilm",
     }  # fmt: skip
     for f in (data.get, data.info, data.load):
         with pytest.raises(InputError, match="no set called 'imagenet'; known: digits"):

@@ -242,7 +242,8 @@ def test_fig4_2_then_4_3_reads_its_trainings(tmp_path: Path) -> None:
     second = start(tmp_path / "b", "alignment/fig4.3", noises="0", reuse=str(run.path), **SMALL)
     reused = execute(second)
     check(reused)
-    assert second.arrays() == []  # nothing was trained again
+    assert second.metrics() == []  # nothing was trained again,
+    assert second.arrays() == run.arrays()  # and the run stands by itself
     ckas = stored["test"][:, :, STATISTICS.index("cka")]
     largest, rise = float(ckas.amax(0).mean()), float((ckas[-1] - ckas[0]).mean())
     assert reused.numbers["largest CKA with test labels, 0% random labels"].value == pytest.approx(largest)

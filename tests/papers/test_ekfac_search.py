@@ -14,9 +14,9 @@ from torch import nn
 
 from biascope.studies import Run, configure, execute
 from biascope.support import InputError
-from biascope_papers.ekfac import autoencoder, cifar, contest
+from biascope_papers.ekfac import autoencoder, cifar, contest, standings
 from biascope_papers.ekfac.common import Row
-from biascope_papers.ekfac.contest import NAMES, SECOND, Setting
+from biascope_papers.ekfac.contest import NAMES, SECOND, Search, Setting
 from biascope_papers.ekfac.search import DECADES, HALF_DECADES, MOMENTA, Ladder, Point, walk
 
 TINY = Setting("ekfac", lr=0.03, second=1e-3, size=40, steps=3, refresh=2, every=1)
@@ -114,6 +114,44 @@ def test_ladders_have_the_values_one_writes() -> None:
             ladder.index(value)
 
 
+# ---- by a grid ----
+
+
+def test_a_grid_has_all_pairs_random_ones_around_them_and_as_many_examples_at_every_batch_size() -> None:
+    frame = replace(TINY, size=200, steps=300, every=30)
+    found = contest.pairs(frame, Search(grid=contest.GRID, around=2, batches=(200, 500)), seed=1)
+    assert len(found) == 16 * 3 * 2
+    assert {(s.size, s.steps, s.every) for s in found} == {(200, 300, 30), (500, 120, 12)}
+    exact = {(s.lr, s.second) for s in found if s.lr in contest.GRID and s.second in contest.GRID}
+    assert len(exact) == 16
+    centre, *near = found[:3]
+    assert all(1 / 3.2 < getattr(s, key) / getattr(centre, key) < 3.2 for s in near for key in ("lr", "second"))
+    assert near[0].lr != centre.lr != near[1].lr
+    momenta = {s.second for s in contest.pairs(replace(frame, name="sgd-bn"), Search(grid=contest.GRID), 1)}
+    assert momenta == set(contest.OTHERS["momentum"])
+
+
+def test_the_grid_is_judged_at_the_end_of_whole_trainings_and_what_ends_badly_elsewhere_is_dropped(
+    here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best pair of the first seed diverges from the second one."""
+
+    def cached(run: Run, problem: contest.Problem, setting: Setting, seed: int) -> Row:
+        assert setting.steps == TINY.steps
+        final = math.log10(setting.lr / 0.01) ** 2 + math.log10(setting.second / 0.01) ** 2
+        final = 1e30 if seed == 1 and final == 0 else final
+        return {"final": final, "loss": torch.tensor([20.0, final])}
+
+    monkeypatch.setattr(contest, "cached", cached)
+    task = replace(TASK, plateau=15.0)
+    out = contest.hold(here, task, {"ekfac": TINY}, Search(grid=contest.GRID), 2)
+    best = out.best["ekfac"]
+    assert (abs(math.log10(best.lr) + 2), abs(math.log10(best.second) + 2)) in {(1, 0), (0, 1)}
+    assert (out.spent["ekfac"], out.loose, out.learnt("ekfac")) == (16, [], True)
+    one = contest.hold(here, task, {"ekfac": TINY}, Search(grid=contest.GRID), 1)
+    assert (one.best["ekfac"].lr, one.best["ekfac"].second) == (0.01, 0.01)
+
+
 # ---- in a contest ----
 
 
@@ -155,12 +193,12 @@ def test_a_contest_finds_the_best_setting_or_says_that_it_did_not(
     lr: float, damping: float, trials: int, loose: list[str], here: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(contest, "cached", bowl("ekfac", lr, damping))
-    out = contest.hold(here, TASK, {"ekfac": TINY}, trials, 1)
+    out = contest.hold(here, TASK, {"ekfac": TINY}, Search(trials), 1)
     assert out.loose == loose
     if not loose:
         assert (out.best["ekfac"].lr, out.best["ekfac"].second) == (lr, damping)
     assert out.spent["ekfac"] <= trials
-    text = contest.remarks(out)
+    text = standings.remarks(out)
     assert f"EKFAC {out.spent['ekfac']}." in text
     assert ("Not surrounded" in text) == bool(loose)
     assert here.metrics()[-1]["surrounded"] == (not loose)
@@ -207,10 +245,12 @@ def test_a_walk_that_ends_on_the_plateau_begins_again_from_its_best(here: Run, m
 @pytest.mark.parametrize(
     ("name", "small"),
     [
-        ("ekfac/fig4.3", {"steps": 8, "hidden": (8, 4), "n": 100, "size": 50, "every": 4, "trials": 4, "trial": 0.5}),
-        ("ekfac/fig4.5", {"n": 60, "size": 30, "plain": 20, "epochs": 2.0, "looks": 1, "trials": 2}),
+        ("ekfac/fig4.3", {"steps": 8, "hidden": (8, 4), "n": 100, "size": 50, "every": 4, "trials": 4, "trial": 0.5}
+         | {"grid": ""}),
+        ("ekfac/fig4.3", {"steps": 8, "hidden": (8, 4), "n": 100, "size": 50, "every": 4, "grid": (0.1, 0.01)}),
+        ("ekfac/fig4.5", {"n": 60, "size": 30, "plain": 20, "epochs": 2.0, "looks": 1}),
     ],
-)
+)  # fmt: skip
 def test_optimisers_run_alone_and_joined_are_those_of_the_joint_contest(
     name: str, small: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ from biascope_papers.fields.setting import (
     first_steps,
     grey_images,
     half,
+    kept,
     start,
 )
 from studies.smoke_runs import Results, smoke_runs
@@ -156,6 +157,24 @@ def test_first_steps_are_those_of_single_fits(field: Field, optimiser: str, lr: 
         alone = fit(model, r, image, steps=4, lr=lr, optimiser=optimiser, fitted=mask, every=1)
         torch.testing.assert_close(train[i], alone.train_psnr, atol=1e-6, rtol=0)
         torch.testing.assert_close(test[i], alone.test_psnr, atol=1e-6, rtol=0)
+
+
+def test_what_a_seed_gives_is_shared_by_runs_of_one_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BIASCOPE_DATA", str(tmp_path / "data"))
+    made = list[Setting]()
+
+    def of(folder: str, setting: Setting) -> float:
+        run = Run.create(tmp_path / folder, {"study": "x", "seed": 0})
+
+        def compute() -> dict[str, float]:
+            made.append(setting)
+            return {"x": float(len(made))}
+
+        return float(kept(run, setting, "key 0", compute)["x"])
+
+    assert [of("a", SMALL), of("b", SMALL), of("c", replace(SMALL, seeds=7))] == [1, 1, 1]
+    assert of("d", replace(SMALL, init="haiku")) == 2
+    assert made == [SMALL, replace(SMALL, init="haiku")]
 
 
 def test_area_of_a_step() -> None:

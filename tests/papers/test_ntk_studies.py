@@ -175,13 +175,13 @@ def test_table4_1(tmp_path: Path) -> None:
     result = execute(run)
     check(result)
     assert result.verdict == "not tested"  # the order of the energies needs two networks
-    gain = result.numbers["gain of energy, MLP"]
+    gain = result.numbers["gain of energy, mlp"]
     assert gain.value > 2 * (gain.standard_error or 0)
     # the first energy, again from scratch
     kept = run.load_arrays("mlp 0")["energy"]
     assert len(kept) == len(result.figures[0].series[0].x)  # type: ignore[union-attr]
     train, _ = two_classes("digits", 300, 200, derive(0, "images"), "cpu")
-    net = network("mlp", (1, 8, 8), derive(0, "init", "mlp", 0))
+    net = network("mlp", (1, 8, 8), derive(0, "init", "mlp", 0), init="lecun")
     J = torch.stack([_gradient(net, x) for x in train.x[:150]]).double()
     vectors = torch.linalg.eigh(J @ J.T).eigenvectors
     y = train.y[:150].double() * 2 - 1
@@ -206,16 +206,16 @@ def test_fig4_2(tmp_path: Path) -> None:
     check(result)
     assert [c.name for c in result.figures] == [f"{w}-mlp" for w in ("accuracy", "iterations", "distance", "turn")]
     for kind in ("f", "lin"):
-        assert result.numbers[f"rank correlation of rho and accuracy of {kind}, MLP"].value < 0
-    assert 0.6 < result.numbers["overlap of phi with its signs, MLP"].value < 1
+        assert result.numbers[f"rank correlation of rho and accuracy of {kind}, mlp"].value < 0
+    assert 0.6 < result.numbers["overlap of phi with its signs, mlp"].value < 1
 
 
 @pytest.mark.slow
 def test_fig4_8(tmp_path: Path) -> None:
     result = execute(start(tmp_path, "ntk/fig4.8", n=180, top=30, targets="15", epochs=25, **TINY))
     check(result)
-    assert result.numbers["gain of the target, MLP"].value > 1.2
-    assert result.numbers["general growth, MLP"].value > 1
+    assert result.numbers["gain of the target, mlp"].value > 1.2
+    assert result.numbers["general growth, mlp"].value > 1
     assert result.verdict == "not tested"  # one training
 
 
@@ -237,7 +237,7 @@ def test_fig4_4_and_4_5(tmp_path: Path) -> None:
     run = start(tmp_path / "b", "ntk/fig4.5")
     result = execute(run)
     check(result)
-    assert result.numbers["overlap of the first 10 with the architecture's, LeNet"].value > 2 * 10 / 64
+    assert result.numbers["overlap of the first 10 with the architecture's, lenet"].value > 2 * 10 / 64
     assert (run.path / "figures" / "directions-lenet.png").exists()
 
 

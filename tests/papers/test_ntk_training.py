@@ -9,16 +9,20 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from biascope import nets
 from biascope.ensembles.graphs import Captured, capture
 from biascope.support.errors import InputError
 from biascope.support.seeds import generator
 from biascope.tangent import linearize
 from biascope_papers.ntk import training
+from biascope_papers.ntk.initial import CUT, Init, redraw
 from biascope_papers.ntk.setting import NETS, images, network, two_classes
 from biascope_papers.ntk.training import (
     Recipe,
+    Training,
     displacement,
     evaluate,
+    expanded,
     fit,
     iterations_to,
     per_epoch,
@@ -177,3 +181,39 @@ def test_networks_and_images() -> None:
     assert abs(float(train.x.mean())) < 1e-5
     assert abs(float(test.x.mean())) > 1e-5  # standardised with the training images' statistics
     assert len(images("digits", None, None, 0)) == 1797
+
+
+@pytest.mark.parametrize(("init", "deviation"), [("lecun", 1.0), ("haiku", 0.8796)])
+def test_weights_are_drawn_as_jax_does(init: Init, deviation: float) -> None:
+    state = torch.random.get_rng_state()
+    one, two = (network("lenet", (3, 32, 32), 5, init=init) for _ in range(2))
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert all(torch.equal(p, q) for p, q in zip(one.parameters(), two.parameters()))
+    weight = one.get_parameter("classifier.fc1.weight").detach()
+    scaled = weight * weight.shape[1] ** 0.5
+    assert float(scaled.std()) == pytest.approx(deviation, rel=0.01)
+    assert float(scaled.abs().max()) <= 2 * deviation / CUT + 1e-4  # cut off at two deviations
+    assert all(not p.detach().any() for name, p in one.named_parameters() if name.endswith("bias"))
+    block = network("resnet18-narrow", (3, 8, 8), 0, init=init)
+    scales = {n: p.detach().mean() for n, p in block.named_parameters() if "norm" in n and n.endswith("weight")}
+    assert {n.rpartition(".")[0][-5:] for n, scale in scales.items() if scale == 0} == {"norm2"}
+    siren = redraw(nets.build("siren", seed=1, hidden=(8,)), init, 0)
+    for (name, p), q in zip(siren.named_parameters(), nets.build("siren", seed=1, hidden=(8,)).parameters()):
+        assert torch.equal(p, torch.zeros_like(p) if name.endswith("bias") else q)
+
+
+def test_a_network_trains_with_batch_statistics_and_its_kernel_without() -> None:
+    data = images("digits", "train", 96, 0)
+    y = (data.y < 5).long()
+    start = network("resnet18-narrow", data.x.shape[1:], 0, init="lecun")
+    options = Training(epochs=2, batch=32, norm="batch")
+    net = options.copy_of(start, "f")
+    fit(net, data.x, y, options.recipe(96), seed=0)
+    kernels = expanded(net, start)
+    assert float(dict(net.named_buffers())["stem.norm.running_var"].sub(1).abs().max()) > 0.01
+    assert all(torch.equal(p, q) for p, q in zip(kernels.buffers(), start.buffers()))
+    assert all(torch.equal(p, q) for p, q in zip(kernels.parameters(), net.parameters()))
+    assert not kernels.training
+    off = Training(epochs=2, batch=32).copy_of(start, "f")
+    fit(off, data.x, y, options.recipe(96), seed=0)
+    assert all(torch.equal(p, q) for p, q in zip(off.buffers(), start.buffers()))

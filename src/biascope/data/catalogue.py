@@ -178,6 +178,47 @@ _CHEST = Source(
     disk_mib=152,
 )
 
+_FACES = Source(
+    name="faces",
+    title="Faces of nobody, made by StyleGAN2, 128x128 colour",
+    kind="images",
+    client="npm",
+    package="fake-avatars",
+    version="1.1.0",
+    folder="package/",
+    files={"avatars/png/*.png": "29337eda032f86365e4481b578338beec2d2bdabf3aa13b01af7746c604a6a73"},
+    licence="MIT (L. Facchinetti), as the package states; made by NVIDIA's StyleGAN2, which has terms of its own",
+    citation="T. Karras et al.: Analyzing and improving the image quality of StyleGAN. CVPR 2020.",
+    shape=(3, 128, 128),
+    n_train=163,
+    n_test=100,
+    classes=("face",),
+    download_mib=44,
+    disk_mib=13,
+    notes="aligned faces, 256x256 in the package, 2x2 averaged here; no official split: the first 163 are train and "
+    "the last 100 test (a choice made here)",
+)
+
+_ASTRONAUT = Source(
+    name="astronaut",
+    title="One photograph of an astronaut, 512x512 colour, as in scikit-image",
+    kind="images",
+    client="pip",
+    package="scikit-image",
+    version="0.26.0",
+    folder="skimage/data/",
+    files={"astronaut.png": "88431cd9653ccd539741b555fb0a46b61558b301d4110412b5bc28b5e3ea6cb5"},
+    licence="public domain (NASA)",
+    citation="NASA: Eileen Collins, official portrait. Great Images in NASA, 1999.",
+    shape=(3, 512, 512),
+    n_train=0,
+    n_test=1,
+    classes=("astronaut",),
+    download_mib=14,
+    disk_mib=1,
+    notes="a single image, in the test split",
+)
+
 _MOBILENET = Source(
     name="mobilenet-v2",
     title="MobileNetV2, ImageNet weights of torchvision",
@@ -216,7 +257,19 @@ _MINILM = Source(
 )
 
 CATALOGUE: dict[str, Source] = {
-    s.name: s for s in (_DIGITS, _MNIST, _FASHION, _CIFAR10, _QUICKDRAW, _CHEST, _MOBILENET, _MINILM)
+    s.name: s
+    for s in (
+        _DIGITS,
+        _MNIST,
+        _FASHION,
+        _CIFAR10,
+        _QUICKDRAW,
+        _CHEST,
+        _FACES,
+        _ASTRONAUT,
+        _MOBILENET,
+        _MINILM,
+    )
 }
 
 

@@ -7,6 +7,8 @@ The outer loop moves theta by Adam along
     first-order  the mean of grad loss at theta'(y), as if the inner gradients did not depend on theta
     reptile      theta - E_y theta'(y)
 
+A step is hundreds of small operations: on a GPU it is captured once and replayed.
+
 After it, the atoms of the network at theta (`dictionary`) hold more of the signals' energy: `dictionary_change`.
 """
 
@@ -21,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, grad_and_value, vmap
 
+from biascope.ensembles.graphs import capture
 from biascope.fields.atoms import Dictionary, Energy
 from biascope.fields.fitting import Coordinates, finite_losses, on_grid, squared_error
 from biascope.linalg import principal_angles, subspace_overlap
@@ -108,18 +111,37 @@ def meta_learn(
         return squared_error(call(net, {**frozen, **params}, (x,)), target)
 
     outer = _outer(loss, algorithm, inner_steps, inner_lr)
-    update = torch.optim.Adam(trained, lr=lr)
-    rng, losses = generator(seed, "meta"), []
-    for _ in progress(range(steps), f"meta-learning ({algorithm})", leave=False):
-        index = torch.randperm(len(y), generator=rng, device="cpu")[:batch_size].to(y.device)
+    rate = torch.full((), lr, device=y.device) if y.is_cuda else lr  # a captured step can read a tensor only
+    update = torch.optim.Adam(trained, lr=rate, capturable=y.is_cuda)
+    for p in trained:
+        p.grad = torch.zeros_like(p)
+    if y.is_cuda:
+        _make_moments(update)
+
+    def step(index: Tensor) -> Tensor:
         gradients, value = outer({name: held[name].detach() for name in names}, y[index])
         for name in names:
-            held[name].grad = gradients[name]
+            held[name].grad.copy_(gradients[name])  # type: ignore[union-attr]
         update.step()
-        losses.append(value.detach())
+        return value.detach()
+
+    rng, losses = generator(seed, "meta"), []
+    moments = [v for entry in update.state.values() for v in entry.values()]
+    first = torch.zeros(min(batch_size, len(y)), dtype=torch.long, device=y.device)
+    advance = capture(step, first, device=y.device, state=[*trained, *moments], optional=True)
+    for _ in progress(range(steps), f"meta-learning ({algorithm})", leave=False):
+        index = torch.randperm(len(y), generator=rng, device="cpu")[:batch_size].to(y.device)
+        losses.append(advance(index).clone())
     for p in trained:
         p.grad = None
     return MetaLearned(net, finite_losses(losses), algorithm, inner_steps, inner_lr, seed)
+
+
+def _make_moments(update: torch.optim.Adam) -> None:
+    """Adam makes its moments in its first step; of gradients that are zero, it moves nothing."""
+    update.step()
+    for entry in update.state.values():
+        entry["step"].zero_()
 
 
 def _outer(

@@ -106,11 +106,12 @@ class Row:
         if not self.judgements:
             return _why(self.claim)
         if self.verdict == "undecided":
-            return self.judgements[0].reason
+            return self.judgements[0].told(brief=True)
         kinds = [(verdict, [each.network for each in self.decided if each.verdict == verdict]) for verdict in VERDICTS]
         told = [f"{verdict} for {', '.join(map(str, names))}" for verdict, names in kinds if names]
         mixed = f"{'; '.join(told)}. " if len(self.decided) > 1 else ""
-        return mixed + self.telling[0].judgement.reason
+        first = self.telling[0]
+        return mixed + first.judgement.told(brief=True, only=first.part.network)
 
     @property
     def measured(self) -> tuple[tuple[str, Estimate], ...]:

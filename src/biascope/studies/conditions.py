@@ -122,15 +122,27 @@ class Condition:
             >>> Condition("loss", below=1.0).describe({"loss": Estimate(2.0, 0.1)})
             'loss: 2.00 ± 0.10, asked below 1: no'
         """
+        names = self.matches(numbers)
+        measured = ", ".join(f"{name}: {numbers[name]}" for name in names)
+        return f"{measured}, asked {self._asked(numbers)}"
+
+    def brief(self, numbers: Mapping[str, Estimate]) -> str:
+        """What is asked and whether it is so, without the numbers.
+
+        Example:
+            >>> Condition("loss", below=1.0).brief({"loss": Estimate(2.0, 0.1)})
+            'loss below 1: no'
+        """
+        return f"{self.number} {self._asked(numbers)}"
+
+    def _asked(self, numbers: Mapping[str, Estimate]) -> str:
         far = f"no more than {self.within:g}" if self.within else "not surely"
         ways = ("above", "below", f"within {self.within:g} of", f"{far} below", f"{far} above")
         way, bar = next((way, bar) for way, bar in zip(ways, self._bars) if bar is not None)
         asked = f"{bar}: {numbers[bar]}" if isinstance(bar, str) else f"{bar:g}"
-        names = self.matches(numbers)
-        measured = ", ".join(f"{name}: {numbers[name]}" for name in names)
-        count = "" if self.least is None else f" by at least {self.least} of {len(names)}"
+        count = "" if self.least is None else f" by at least {self.least} of {len(self.matches(numbers))}"
         answer = {True: "yes", False: "no", None: "left open by the errors"}[self.holds(numbers)]
-        return f"{measured}, asked {way} {asked}{count}: {answer}"
+        return f"{way} {asked}{count}: {answer}"
 
 
 def not_below(estimate: Estimate, bar: float) -> bool:
@@ -142,7 +154,9 @@ def _matches(name: str, numbers: Mapping[str, Estimate]) -> list[str]:
     return [name] if name in numbers else [each for each in numbers if fnmatchcase(each, name)]
 
 
-def all_hold(conditions: Sequence[Condition], numbers: Mapping[str, Estimate]) -> tuple[bool | None, str]:
+def all_hold(
+    conditions: Sequence[Condition], numbers: Mapping[str, Estimate], brief: bool = False
+) -> tuple[bool | None, str]:
     """Whether all conditions that find numbers hold (None: left open, or nothing is asked), and each of them in words.
 
     Example:
@@ -154,5 +168,5 @@ def all_hold(conditions: Sequence[Condition], numbers: Mapping[str, Estimate]) -
         raise InputError(f"the run has no number called {missing[0]!r}; it has {', '.join(numbers)}")
     asked = [each for each in conditions if each.matches(numbers)]  # without optional ones
     found = [condition.holds(numbers) for condition in asked]
-    text = "; ".join(condition.describe(numbers) for condition in asked)
+    text = "; ".join(each.brief(numbers) if brief else each.describe(numbers) for each in asked)
     return (False if False in found else None if None in found or not found else True), text

@@ -48,7 +48,8 @@ class Part:
     network: str
     holds: bool | None  # the rule; None: left open by the errors
     gate: bool | None  # what has to hold for anything to be tested; None: left open
-    text: str
+    text: str  # what was measured and asked
+    brief: str = ""  # what was asked
 
 
 @dataclass(frozen=True)
@@ -107,9 +108,15 @@ class Judgement:
 
     @property
     def reason(self) -> str:
-        """What the verdict rests on, in a sentence or two."""
+        """What the verdict rests on, with the numbers."""
+        return self.told()
+
+    def told(self, brief: bool = False, only: str | None = None) -> str:
+        """What the verdict rests on: with the numbers or without, of all networks or of one only."""
         told = []
         for part in self.parts:
+            if only is not None and part.network != only:
+                continue
             verdict = self.verdict_of(part)
             name = f"{part.network}: " if part.network and len(self.parts) > 1 else ""
             why = ""
@@ -119,7 +126,7 @@ class Judgement:
                 why = " What has to hold first does not." if part.gate is False else " Whether it learned is left open."
             elif part.holds is False and verdict == "undecided":
                 why = f" The rule fails, but not at the published size ({self.scope}): that contradicts nothing."
-            told.append(f"{name}{part.text}.{why}")
+            told.append(f"{name}{part.brief if brief else part.text}.{why}")
         return " ".join(told)
 
     def __str__(self) -> str:
@@ -165,7 +172,8 @@ def judgements(run: Run, numbers: Mapping[str, Estimate]) -> tuple[Judgement, ..
 def _part(name: str, rule: Any, gate: Any, numbers: Mapping[str, Estimate]) -> Part:
     holds, text = all_hold(rule, numbers)
     open_, told = all_hold(gate, numbers) if any(each.matches(numbers) for each in gate) else (True, "")
-    return Part(name, holds, open_, text if open_ is True else f"{text}; gate: {told}")
+    brief = all_hold(rule, numbers, brief=True)[1]
+    return Part(name, holds, open_, text if open_ is True else f"{text}; gate: {told}", brief)
 
 
 def _narrowed(claim: Claim, parts: Mapping[str, Any], networks: str) -> dict[str, Any]:

@@ -112,6 +112,8 @@ def fig_b7(
         "largest ratio": largest_ratio,
         "iteration of half of the rise": lambda f: half_rise(f["steps"], f["easy"]),
         "largest CKA": lambda f: float(f["easy"].max()),
+        "steepest rise of the CKA": lambda f: steepest(f["steps"], f["easy"]),
+        "share of training with a high ratio": lambda f: lasting(f["steps"], f["easy"] / f["difficult"]),
     }
     rows = {  # [seeds][depths]
         name: [[of(found[depth][seed]) for depth in depths] for seed in range(mixed.seeds)]
@@ -122,7 +124,7 @@ def fig_b7(
         for name, table in rows.items()
     }
     growth = numbers["rank correlation of depth and the ratio of mean CKAs"]
-    for name in ("ratio of mean CKAs", "largest ratio"):
+    for name in measures:
         for i, depth in enumerate(depths):
             numbers[f"{name} with {depth} hidden layers"] = Estimate.of([row[i] for row in rows[name]])
     by_depth = ", ".join(f"{d}: {numbers[f'ratio of mean CKAs with {d} hidden layers']}" for d in depths)
@@ -185,6 +187,17 @@ def half_rise(steps: Tensor, curve: Tensor) -> float:
     level = (curve[0] + curve.max()) / 2
     first = int((curve >= level).nonzero()[0]) if bool((curve >= level).any()) else len(curve) - 1
     return math.log10(max(1, int(steps[first])))
+
+
+def steepest(steps: Tensor, curve: Tensor) -> float:
+    """The largest rise of a curve per decade of iterations, between neighbouring probes."""
+    return float((curve.diff() / steps.double().clamp_min(1).log10().diff().clamp_min(1e-9))[1:].max())
+
+
+def lasting(steps: Tensor, ratio: Tensor) -> float:
+    """The share of the iterations during which a ratio is above the middle between 1 and its largest value."""
+    high = (ratio[1:] > (1 + ratio[1:].max()) / 2).double()
+    return float((high * steps.double().diff()).sum() / steps[-1])
 
 
 def mean_ratio(found: dict[str, Any]) -> float:

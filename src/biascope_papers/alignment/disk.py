@@ -22,6 +22,7 @@ from biascope.support import derive, progress
 from biascope_papers.ntk.training import Recipe, evaluate, fit
 
 SHOWN = (0, 1, 2, 3, 4, 19)  # eigenfunctions in the picture
+TOP, RINGS = 5, 12  # eigenfunctions among which round ones are looked for, and rings of the disk of radius 1
 CAPTION = "Eigenfunctions of the tangent kernel on the plane while one network trains: red positive, blue negative."
 
 
@@ -99,6 +100,12 @@ def fig4_1(
         "accuracy on the grid": Estimate.of(accuracy[:, -1]),
     }
     first, end = list(numbers.values())[:2]
+    round_ = torch.stack([radial_share(f["functions"][:, :TOP], square_grid(grid)).amax(1) for f in found])
+    fit_ = torch.stack([f["fit"][:, :TOP].amax(1) for f in found])  # [seeds, times]
+    for name, row in (("radial share", round_), ("overlap with the labels", fit_)):
+        about = f"largest {name} of the first {TOP} eigenfunctions"
+        numbers |= {f"{about} at iteration {t}": Estimate.of(row[:, i]) for i, t in enumerate(times)}
+        numbers[f"rise of the {about}"] = Estimate.of(row[:, -1] - row[:, 0])
     functions = found[0]["functions"].view(len(times), len(SHOWN), grid, grid)
     _picture(run, functions, times)
     return StudyResult(
@@ -108,6 +115,18 @@ def fig4_1(
         numbers=numbers,
         figures=_charts(times, cka, ratio, found[0]["values"], functions[-1], int(found[0]["fit"][-1].argmax())),
     )
+
+
+def radial_share(functions: Tensor, points: Tensor) -> Tensor:
+    """Share [...] of the variance of functions [..., n] in the unit disk that the radius of points [n, 2] explains."""
+    radius = points.norm(dim=1)
+    inside = radius < 1
+    ring = torch.nn.functional.one_hot((radius[inside] * RINGS).long(), RINGS).double()
+    values = functions[..., inside].double()
+    values = values - values.mean(-1, keepdim=True)
+    counts = ring.sum(0)
+    share: Tensor = ((values @ ring).square() / counts.clamp_min(1)).sum(-1) / values.square().sum(-1)
+    return share
 
 
 def _charts(

@@ -65,6 +65,9 @@ def fig4_3(
         numbers[f"CKA of the inner layer picked on training images, {name}"] = inner
         numbers[f"the same minus the last layer, {name}"] = ahead
         numbers[f"largest CKA of the last layer, {name}"] = Estimate(float(profile[:, -1].max()))
+        both = torch.maximum(train_profiles, profiles).amax(1)[:, 1:-1]  # [repeats, inner layers]
+        numbers[f"inner layers that reach a CKA of 0.5, {name}"] = Estimate.of((both > 0.5).sum(1).double())
+        numbers[f"decades between the best CKA and test accuracy, {name}"] = Estimate.of(_apart(found))
         if noise:
             early = Estimate.of(_advantage(found))
             numbers[f"test minus training CKA until the best test accuracy, {name}"] = early
@@ -94,6 +97,15 @@ def _advantage(found: list[dict[str, Any]]) -> list[float]:
     for each in found:
         end = max(2, int(each["test_accuracy"].argmax()) + 1)
         values.append((column(each, "test", "cka") - column(each, "train", "cka"))[:, 1:end].mean(1))
+    return list(by_repeat(values).tolist())
+
+
+def _apart(found: list[dict[str, Any]]) -> list[float]:
+    """How far the peak of the test CKA lies from that of the test accuracy, in decades of iterations, by repeat."""
+    values = []
+    for each in found:
+        at = each["steps"].double().clamp_min(1).log10()
+        values.append((at[column(each, "test", "cka").argmax(1)] - at[each["test_accuracy"].argmax()]).abs())
     return list(by_repeat(values).tolist())
 
 
@@ -128,7 +140,8 @@ def _figures(
         "smoke": {"nets": "mlp", "digits": True, "n_train": 300, "n_test": 100, "batch": 50, "epochs": 20, "probes": 5,
                   "probe_size": 20},
         "laptop": {},
-        "paper": {"narrow": 1, "n_train": 50_000, "n_test": 10_000, "epochs": 40, "probes": 25, "probe_size": 100},
+        "paper": {"narrow": 1, "n_train": 50_000, "n_test": 10_000, "epochs": 40, "probes": 25, "probe_size": 100,
+                  "seeds": 5},
     },
 )  # fmt: skip
 def fig_b5(
@@ -139,6 +152,7 @@ def fig_b5(
     narrow: Annotated[int, "divide the channels of the convolutional networks by this"] = 8,
     epochs: Annotated[float, "passes over the training images"] = 20,
     probing: Probing = THREE_SETS,
+    reuse: Annotated[str, "run folder of alignment/fig4.2 with the same settings, to read its VGG-19 from"] = "",
 ) -> StudyResult:
     """Alignment with test labels during training, centred (B.5) and uncentred (B.6), for three networks.
 
@@ -154,7 +168,7 @@ def fig_b5(
         dataset, width, lr = NETS[net]
         width = width if net == "mlp" else max(1, width // narrow)
         setting = Setting("digits" if digits else dataset, net, width, lr=lr, epochs=epochs)
-        found = probing.trainings(run, setting)
+        found = probing.trainings(run, setting, reuse)
         for name, series in curves.items():
             rows = repeats(found, "test", "cka" if name == "centred" else "uncentred")
             numbers[f"rise of the {name} alignment, {net}"] = Estimate.of(rows[:, -1] - rows[:, 0])

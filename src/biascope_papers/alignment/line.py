@@ -2,7 +2,9 @@
 
 50 evenly spaced points of [0, 1], an MLP with 6 hidden layers of 256 (torch's own initialisation; with He weights and
 zero biases the network is linear on positive inputs and the kernel has rank 2). The dominant frequency of every
-eigenvector of the centred kernel is read off its discrete Fourier transform.
+eigenvector of the centred kernel is read off its discrete Fourier transform. That takes the line for a circle: a cosine
+of half a period has energy at every frequency. So how much of an eigenvector is one wave is also measured by the best
+wave of 1/2, 1, 3/2, ... periods, of any phase.
 """
 
 from typing import Annotated, Any
@@ -37,6 +39,7 @@ def fig_b2(
         return {
             "frequency": power.argmax(0),
             "power": power,
+            "wave": wave_power(centred.vectors.double().cpu()),
             "values": centred.values.double(),
             "raw": K.eigh().values.double(),
         }
@@ -56,6 +59,11 @@ def fig_b2(
     }
     cosines = Series.of("cosines in order", every, [j / 2 for j in every], style="dashed")
     spectrum = (values / values[:, :1]).mean(0)[: points - 1]
+    if all("wave" in f for f in found):
+        wave = torch.stack([f["wave"] for f in found])[:, :, :half]
+        order = [spearman(list(range(half)), row) for row in wave.argmax(1).double().tolist()]
+        numbers["energy of an eigenvector in its best wave, first half"] = Estimate.of(wave.amax(1).mean(1))
+        numbers["rank correlation of index and best wave, first half"] = Estimate.of(order)
     charts = (
         Chart(
             "frequency", "Dominant frequency of the eigenvectors", "index of the eigenvector", "periods over [0, 1]",
@@ -82,3 +90,16 @@ def fig_b2(
         numbers=numbers,
         figures=charts,
     )
+
+
+def wave_power(vectors: Tensor) -> Tensor:
+    """Share of the energy of vectors [n, k], evenly spaced on [0, 1], in a wave of m/2 periods, any phase: [n - 1, k].
+
+    Rows are m = 1, ..., n - 1: the projection on cos(pi m z) and sin(pi m z).
+    """
+    n = len(vectors)
+    angle = torch.pi * torch.arange(1, n, dtype=vectors.dtype)[:, None] * torch.linspace(0, 1, n, dtype=vectors.dtype)
+    basis = torch.linalg.qr(torch.stack([angle.cos(), angle.sin()], 2))[0]  # [n - 1, n, 2]
+    basis[-1, :, 1] = 0  # sin(pi (n - 1) z) is zero on the grid
+    found: Tensor = (basis.mT @ vectors).square().sum(1) / vectors.square().sum(0)
+    return found

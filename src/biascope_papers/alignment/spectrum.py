@@ -34,7 +34,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "laptop": {"epochs": 60},
     "paper": {
         "width": 64, "n_train": 50_000, "n_test": 10_000, "epochs": 60, "probes": 30, "probe_size": 100,
-        "probe_sets": 2,
+        "probe_sets": 2, "seeds": 5,
     },
 }  # fmt: skip
 FEWER = Probing(probes=8)
@@ -77,6 +77,15 @@ def fig4_2(
         for which, label in (("train", "training"), ("test", "test")):
             ends = [float(f[f"{which}_accuracy"][-1 if i is None else i]) for f, i in zip(found, here)]
             numbers[f"{label} accuracy, {name}"] = Estimate.of(ends)
+        ranked = by_repeat([column(f, "train", "rank") for f in found])  # [repeats, probes]
+        least = ranked.argmin(1)
+        numbers[f"lowest effective rank relative to the first, {name}"] = Estimate.of(ranked.amin(1) / ranked[:, 0])
+        numbers[f"iteration of the lowest effective rank, {name}"] = Estimate.of(found[0]["steps"][least].double())
+        for share, statistic in (("4 %", "T1"), ("8 %", "T2"), ("16 %", "T3")):
+            most = by_repeat([column(f, "train", statistic) for f in found]).amax(1)
+            numbers[f"largest trace in {share} of the eigenvalues, {name}"] = Estimate.of(most)
+        alike = [_correlation(column(f, "train", "rank"), column(f, "test", "rank")) for f in found]
+        numbers[f"correlation of train and test effective rank, {name}"] = Estimate.of(by_repeat(alike))
         ranks = [column(f, "train", "rank").mean(0) for f in found]
         numbers[f"lowest effective rank, {name}"] = Estimate.of([float(row.min()) for row in ranks])
         follows = [spearman(row.tolist(), f["test_accuracy"].tolist()) for row, f in zip(ranks, found)]
@@ -140,6 +149,13 @@ def fig_b8(
         numbers=numbers,
         figures=tuple(charts),
     )
+
+
+def _correlation(a: Tensor, b: Tensor) -> Tensor:
+    """Correlation of the rows of a and b [probe sets, p]: [probe sets]."""
+    a, b = (v - v.mean(1, keepdim=True) for v in (a, b))
+    found: Tensor = (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1)).clamp_min(1e-300)
+    return found
 
 
 def end_of_training(found: list[dict[str, Any]], level: float = 0.99) -> list[int | None]:

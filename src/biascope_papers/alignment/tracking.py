@@ -153,10 +153,10 @@ def trajectory(run: Run, setting: Setting, seed: int, reuse: str = "") -> dict[s
     train_layers, test_layers [p, probe sets, layers]; layers: their names, joined by commas.
     """
     key = setting.key(seed)
-    if reuse:
+    if reuse and key not in run.arrays():
         other = Run.open(Path(reuse))
         if key in other.arrays():
-            return other.cached(key, lambda: {})
+            return run.cached(key, lambda: other.cached(key, dict))  # a copy, so that this run stands by itself
     return run.cached(key, lambda: _train(run, setting, seed))
 
 

@@ -22,14 +22,20 @@ STARTS: tuple[Start, ...] = ("random", "pre-trained")
 def table6_1(run: Run, *, width: Width = 8, setting: Setting = LAPTOP) -> StudyResult:
     """Accuracy of the sum of all task vectors, by three methods."""
     found = accuracies(run, setting, width)
+    plain, late, tangent = (found.of(method) for method in METHODS)
     gain, before = over_seeds(found.of("linear").multi - found.of("non-linear").multi), over_seeds(found.before)
     numbers = {"tangent minus plain fine-tuning, merged": gain, "accuracy, pre-trained": before}
+    numbers["linearised after the fact minus fine-tuned, merged"] = over_seeds(late.multi - plain.multi)
+    for name, one in (("tangent", tangent), ("linearised after the fact", late)):
+        kept = one.multi / one.single - plain.multi / plain.single
+        numbers[f"{name} minus plain fine-tuning, normalised"] = over_seeds(kept)
     rows = []
     for method, label in LABELS.items():
         mine = found.of(method)
         merged, kept = over_seeds(mine.multi), over_seeds(mine.multi / mine.single)
         numbers |= {f"accuracy, merged, {label}": merged, f"normalised accuracy, {label}": kept}
         numbers[f"coefficient, {label}"] = Estimate.of(mine.alpha)
+        numbers[f"merged minus pre-trained, {label}"] = over_seeds(mine.multi - found.before)
         rows.append(f"{label} {merged} (normalised {kept})")
     return StudyResult(
         measured=f"Merged: {', '.join(rows)}; pre-trained {before}. Tangent minus plain: {gain}. "
@@ -82,7 +88,10 @@ def table6_2(
         numbers[f"{what} accuracy, pre-trained"] = over_seeds(found[f"{what}_before"][:, 0])
         gap = found[what][:, at["linear"]] - found[what][:, at["non-linear"]]
         numbers[f"{what}, tangent minus plain fine-tuning"] = over_seeds(gap)
-    before, less, control_before, kept = list(numbers.values())[-4:]
+        late = found[what][:, at["post-hoc"]] - found[what][:, at["non-linear"]]
+        numbers[f"{what}, linearised after the fact minus plain fine-tuning"] = over_seeds(late)
+    before, control_before = (numbers[f"{what} accuracy, pre-trained"] for what in ("target", "control"))
+    less, kept = (numbers[f"{what}, tangent minus plain fine-tuning"] for what in ("target", "control"))
     targets = {LABELS[method]: found["target"][:, i] for method, i in at.items()}
     targets["pre-trained"] = found["target_before"][:, 0]
     alt = "Accuracy on every task after its subtraction."
@@ -114,6 +123,14 @@ def table6_3(run: Run, *, width: Width = 8, setting: Setting = LAPTOP) -> StudyR
             # not the mean of ratios: a gain near zero would blow one of them up
             numbers[f"merged gain minus a quarter of the single gain, {which}"] = Estimate.of(multi - 0.25 * single)
             numbers[f"share of the gain kept, {which}"] = Estimate.of(multi / single)
+            numbers[f"merged minus before, {which}"] = Estimate.of(multi)
+    for method in COMPARED:
+        shares = []
+        for start in STARTS:
+            mine = found[start].of(method)
+            shares.append((mine.multi - mine.before).mean(1) / (mine.single - mine.before).mean(1))
+        key = f"share of the gain kept, pre-trained minus random, {LABELS[method]}"
+        numbers[key] = Estimate.of(shares[1] - shares[0])
     rows = {"random, before": found["random"].before}
     parts = []
     for method in COMPARED:

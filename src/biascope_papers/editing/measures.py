@@ -99,6 +99,11 @@ class Maps:
         """Share of the map where xi is low, [seeds, pairs]."""
         return (self.xi[method] <= LOW).double().mean((-2, -1))
 
+    def beyond(self, method: str) -> Tensor:
+        """Mean of xi where both coefficients are above 1, [seeds, pairs]."""
+        above = torch.tensor([a > 1 + 1e-6 for a in self.alphas])
+        return self.xi[method][..., above, :][..., above].mean((-2, -1))
+
     def everywhere(self, method: str) -> Tensor:
         """Mean of xi over the map, [seeds, pairs]."""
         return self.xi[method].mean((-2, -1))

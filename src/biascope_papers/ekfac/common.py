@@ -1,7 +1,8 @@
 """What the studies of EKFAC share: data, batches in a fixed order, a network along its training."""
 
+import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +22,9 @@ def require(holds: bool, wanted: str) -> None:
         raise InputError(wanted)
 
 
-def images(name: str, n: int, run: Run) -> tuple[Tensor, Tensor]:
-    """The first n training images [n, d] in [0, 1] and their labels, on the run's device."""
-    found = data.load(name, "train")
+def images(name: str, n: int, run: Run, part: Literal["train", "test"] = "train") -> tuple[Tensor, Tensor]:
+    """The first n images [n, d] of a part, in [0, 1], and their labels, on the run's device."""
+    found = data.load(name, part)
     return found.x[:n].flatten(1).to(run.device), found.y[:n].to(run.device)
 
 
@@ -49,3 +50,13 @@ def along_training(
 def reconstruction(net: nn.Module, x: Tensor) -> Tensor:
     """Cross-entropy of the pixels, summed over pixels, averaged over examples."""
     return F.binary_cross_entropy_with_logits(net(x), x, reduction="sum") / len(x)
+
+
+@torch.no_grad()
+def glorot(net: nn.Module, generator: torch.Generator) -> None:
+    """Weights uniform within 4 sqrt(6 / (fan_in + fan_out)), biases 0: what Glorot and Bengio advise for sigmoids."""
+    for layer in net.modules():
+        if isinstance(layer, nn.Linear):
+            bound = 4 * math.sqrt(6 / sum(layer.weight.shape))
+            layer.weight.copy_((2 * torch.rand(layer.weight.shape, generator=generator) - 1) * bound)
+            layer.bias.zero_()

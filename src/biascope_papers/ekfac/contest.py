@@ -1,15 +1,18 @@
 """A contest of optimisers: the same networks, data and batches, the same rule of search, judged by training loss.
 
-The rule, fixed beforehand: every optimiser's two hyper-parameters (learning rate and damping; momentum for SGD; epsilon
-for Adam) are found by the walk of `search`, from a start fixed beforehand at the laptop size, with at most `trials`
-trainings from the first seed; how many were spent is reported, and who ran out of them before its best setting was
-surrounded. The best one is trained from every seed. Learning rates are a half-decade apart, dampings and epsilons a
-decade. A setting that diverges is a bad setting, not an error. The seconds hold everything an optimiser does and
-nothing else: no evaluation, no warm-up of the device. (Changed after the first runs at the paper's size: there had been
-fixed grids, and what surrounded the best settings on the laptop did not at the paper's widths.)
+With a `grid` every pair of a learning rate and a damping of the grid (momentum for SGD, epsilon for Adam: as many), at
+every batch size, and `around` random pairs near each, is trained for the whole time from the first seed. The pair that
+ends lowest is trained from every seed; one that from another seed does not learn gives way to the next. That is the
+search of the thesis (0.1 to 0.0001, batches of 200 and 500, 20 pairs around each), and every optimiser has as many
+trainings. Where the best pair lies at the edge of the grid, that is said.
 
-An optimiser has learnt if from every seed it ends below where it began and below 0.9 of the plateau, the loss of the
-best constant output. Being ahead of one that has not tests nothing: it was badly tuned.
+Without a grid, as in the runs before there was one, the pair is found by the walk of `search` with at most `trials`
+trainings of `trial` of the steps. Two things were wrong with it: its starts were the best of another size, so that KFAC
+was searched only where it is SGD (damping 10 to 10,000), and what short trainings chose could end badly in long ones.
+
+A setting that diverges is a bad setting, not an error. The seconds hold everything an optimiser does and nothing else:
+no evaluation, no warm-up of the device. An optimiser has learnt if from every seed it ends below where it began and
+below 0.9 of the plateau, the loss of the best constant output. Being ahead of one that has not tests nothing.
 """
 
 import math
@@ -26,8 +29,7 @@ from torch.autograd import backward
 
 from biascope import InputError
 from biascope.optim import EKFAC, KFAC
-from biascope.studies import Chart, Estimate, Run, Series
-from biascope.studies.estimates import mean_error
+from biascope.studies import Run
 from biascope.support import derive, generator, progress
 from biascope.support.precision import arithmetic
 from biascope_papers.ekfac.common import Row
@@ -37,15 +39,19 @@ NAMES = {
     "ekfac": "EKFAC",
     "ekfac-ra": "EKFAC-ra",
     "kfac": "KFAC",
+    "kfac-small": "KFAC, batch of SGD",
     "sgd": "SGD + momentum",
     "sgd-bn": "SGD + momentum + BN",
     "adam": "Adam",
     "adam-bn": "Adam + BN",
 }
 SECOND = {"sgd": "momentum", "sgd-bn": "momentum", "adam": "epsilon", "adam-bn": "epsilon"}
-EVALUATED = 5000  # training images on which the loss is evaluated
+GRID = (1e-1, 1e-2, 1e-3, 1e-4)  # of learning rates and of dampings
+OTHERS = {"momentum": (0.9, 0.99, 0.5, 0.0), "epsilon": (1e-8, 1e-6, 1e-4, 1e-2)}  # in place of dampings
+EVALUATED = 5000  # training images, and test images, on which the loss is evaluated
 LEARNT = 0.9  # of the plateau
 DIVERGED = 1e30  # stands for inf where a number is stored
+BADLY = 3  # settings of a grid that may be tried from all seeds until one learns from each
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,7 @@ class Problem:
     options: Mapping[str, Any] = field(default_factory=dict)  # of KFAC and EKFAC
     ekfac: Mapping[str, Any] = field(default_factory=dict)  # of EKFAC alone
     plateau: float = math.inf  # loss of the best constant output on the images that are evaluated
+    held: tuple[Tensor, Tensor] | None = None  # test images and labels
 
 
 @dataclass(frozen=True)
@@ -94,8 +101,8 @@ class Setting:
 class Outcome:
     """Best setting and its trainings from every seed, by optimiser.
 
-    spent: trainings of the search; loose: who ran out of trials before its best setting was surrounded; blind: whose
-    best setting was still on the plateau when it was chosen.
+    spent: trainings of the search; loose: whose best setting is not surrounded by worse ones (the trials ran out, or
+    it is at the edge of the grid); blind: whose best setting was still on the plateau when it was chosen.
     """
 
     best: dict[str, Setting]
@@ -112,8 +119,28 @@ class Outcome:
 
     def learnt(self, name: str) -> bool:
         """Did it get below where it began, and clearly below the plateau, from every seed?"""
-        starts = [float(row["loss"][0]) for row in self.rows[name]]
-        return all(end < min(start, LEARNT * self.plateau) for end, start in zip(self.final(name), starts))
+        return learnt(self.rows[name], self.plateau)
+
+
+def learnt(rows: Sequence[Row], plateau: float) -> bool:
+    """Did trainings get below where they began, and clearly below the plateau?"""
+    return all(float(row["final"]) < min(float(row["loss"][0]), LEARNT * plateau) for row in rows)
+
+
+@dataclass(frozen=True)
+class Search:
+    """How settings are found: by the pairs of a grid, or by a walk of `trials` trainings of a share of the steps.
+
+    With `extend` the share is doubled (up to all steps) and a new walk begins at the best setting where that is still
+    on the plateau, since nothing can be chosen there.
+    """
+
+    trials: int = 1
+    trial: float = 1.0
+    extend: bool = False
+    grid: tuple[float, ...] = ()
+    around: int = 0
+    batches: tuple[int, ...] = ()
 
 
 def beginning(starts: Mapping[str, tuple[float, float]], name: str) -> tuple[float, float]:
@@ -124,31 +151,56 @@ def beginning(starts: Mapping[str, tuple[float, float]], name: str) -> tuple[flo
     return found
 
 
-def hold(
-    run: Run,
-    problem: Problem,
-    settings: Mapping[str, Setting],
-    trials: int,
-    seeds: int,
-    trial: float = 1.0,
-    extend: bool = False,
-) -> Outcome:
-    """Hold a contest. `settings` gives each optimiser's frame; its walk begins at the lr and second of the frame.
-
-    With trial < 1 the walk is made with that share of the steps; with `extend` the share is doubled (up to all steps)
-    and a new walk begins at the best setting where that is still on the plateau, since nothing can be chosen there.
-    """
+def hold(run: Run, problem: Problem, settings: Mapping[str, Setting], how: Search, seeds: int) -> Outcome:
+    """Hold a contest. `settings` gives each optimiser's frame; its walk begins at the lr and second of the frame."""
     best: dict[str, Setting] = {}
+    rows: dict[str, list[Row]] = {}
     spent: dict[str, int] = {}
     loose: list[str] = []
     blind: list[str] = []
     for name, frame in progress(settings.items(), "optimisers", total=len(settings)):
         _warm_up(run, problem, frame)
-        best[name], spent[name], surrounded, stuck = search(run, problem, frame, trials, trial, extend)
+        if how.grid:
+            order, spent[name] = by_grid(run, problem, frame, how)
+            surrounded, stuck = min(how.grid) < order[0].lr < max(how.grid), False
+        else:
+            found, spent[name], surrounded, stuck = search(run, problem, frame, how.trials, how.trial, how.extend)
+            order = [found]
+        for setting in [*order[:BADLY], order[0]]:
+            best[name], rows[name] = setting, [cached(run, problem, setting, seed) for seed in range(seeds)]
+            if learnt(rows[name], problem.plateau):
+                break
         loose += [] if surrounded else [NAMES[name]]
         blind += [NAMES[name]] if stuck else []
-    rows = {name: [cached(run, problem, s, seed) for seed in range(seeds)] for name, s in best.items()}
     return Outcome(best, rows, spent, loose, blind, len(problem.x), problem.plateau)
+
+
+def pairs(frame: Setting, how: Search, seed: int) -> list[Setting]:
+    """All settings of a search by grid; with other batch sizes there are as many examples, not steps."""
+    seconds = OTHERS.get(SECOND.get(frame.name, ""), how.grid)[: len(how.grid)]
+    found, g = [], generator(seed, "around", frame.name)
+    for size in how.batches or (frame.size,):
+        steps, every, halve = (round(n * frame.size / size) for n in (frame.steps, frame.every, frame.halve))
+        own = replace(frame, size=size, steps=max(1, steps), every=max(1, every), halve=halve)
+        for lr, second in product(how.grid, seconds):
+            found.append(replace(own, lr=lr, second=second))
+            for a, b in (10 ** (torch.rand(how.around, 2, generator=g) - 0.5)).tolist():
+                near = second if frame.name in SECOND else float(f"{second * b:.3g}")
+                found.append(replace(own, lr=float(f"{lr * a:.3g}"), second=near))
+    return found
+
+
+def by_grid(run: Run, problem: Problem, frame: Setting, how: Search) -> tuple[list[Setting], int]:
+    """Settings in the order of their losses at the end of whole trainings from the first seed, and how many there are.
+
+    Nothing here depends on who else takes part: optimisers can be searched in runs of their own and joined later.
+    """
+    tried = pairs(frame, how, run.seed)
+    losses = {each: _final(run, problem, each) for each in progress(tried, frame.name)}
+    order = sorted(losses, key=lambda each: losses[each])
+    best = order[0]
+    run.log(optimiser=frame.name, lr=best.lr, second=best.second, size=best.size, loss=losses[best], trials=len(tried))
+    return order, len(tried)
 
 
 def search(
@@ -156,7 +208,6 @@ def search(
 ) -> tuple[Setting, int, bool, bool]:
     """Best setting of one optimiser, the trainings it took, whether it is surrounded, and whether on the plateau.
 
-    Nothing here depends on who else takes part: optimisers can be searched in runs of their own and joined later.
     Where short trainings chose a setting that diverges in the whole one, the next best takes its place (and is not
     called surrounded).
     """
@@ -195,24 +246,30 @@ def cached(run: Run, problem: Problem, setting: Setting, seed: int) -> Row:
 
 
 def train(run: Run, problem: Problem, setting: Setting, seed: int) -> Row:
-    """Losses on the training images (at most `EVALUATED`) and seconds of training, every few steps; diverged: inf."""
+    """Losses on training and test images (at most `EVALUATED`) and seconds of training, every few steps; diverged: inf.
+
+    Where the gradient overflowed, the setting diverged.
+    """
     net, opt = _begin(run, problem, setting, seed)
-    losses, seconds, clock = [evaluate(problem, net)], [0.0], 0.0
+    losses, tests, seconds, clock = [evaluate(problem, net)], [evaluate(problem, net, True)], [0.0], 0.0
     for start, stop in zip(setting.ticks, setting.ticks[1:]):
-        if math.isfinite(losses[-1]):
+        going = math.isfinite(losses[-1])
+        if going:
             order = _indices(run, setting, seed, start, stop, len(problem.x))
             _synchronise(run)
             begin = time.perf_counter()
             try:
                 _steps(problem, net, opt, order, setting.halve, start)
-            except InputError:  # the gradient overflowed: this setting diverged
-                losses.append(math.inf)
+            except InputError:
+                going = False
             _synchronise(run)
             clock += time.perf_counter() - begin
         seconds.append(clock)
-        if len(losses) < len(seconds):
-            losses.append(evaluate(problem, net) if math.isfinite(losses[-1]) else math.inf)
-    return {"loss": torch.tensor(losses), "seconds": torch.tensor(seconds), "final": min(losses[-1], DIVERGED)}
+        losses.append(evaluate(problem, net) if going else math.inf)
+        tests.append(evaluate(problem, net, True) if going else math.inf)
+    curves = {"loss": torch.tensor(losses), "seconds": torch.tensor(seconds)}
+    more = {} if problem.held is None else {"test": torch.tensor(tests)}
+    return {**curves, **more, "final": min(losses[-1], DIVERGED)}
 
 
 def _warm_up(run: Run, problem: Problem, setting: Setting) -> None:
@@ -265,7 +322,7 @@ def optimiser(
         scalings = {"scalings": "running"} if name == "ekfac-ra" else {}
         more: dict[str, Any] = {**options, **ekfac, **scalings}
         return EKFAC(net, lr=lr, damping=second, refresh_every=setting.refresh, **more)
-    if name == "kfac":
+    if name.startswith("kfac"):
         return KFAC(net, lr=lr, damping=second, refresh_every=setting.refresh, factor_decay=0.0, **options)
     if name in ("sgd", "sgd-bn"):
         return torch.optim.SGD(net.parameters(), lr=lr, momentum=second)
@@ -273,10 +330,13 @@ def optimiser(
 
 
 @torch.no_grad()
-def evaluate(problem: Problem, net: nn.Module) -> float:
-    """Mean training loss of the network in use (`eval()`); inf where it is not finite."""
+def evaluate(problem: Problem, net: nn.Module, held: bool = False) -> float:
+    """Mean loss on training images (or test images) of the network in use (`eval()`); inf where it is not finite."""
+    x, y = (problem.x, problem.y) if not held else problem.held or (problem.x[:0], problem.y[:0])
+    if not len(x):
+        return math.inf
     net.eval()
-    x, y = problem.x[:EVALUATED], problem.y[:EVALUATED]
+    x, y = x[:EVALUATED], y[:EVALUATED]
     parts = [problem.loss(net, a, b) * len(a) for a, b in zip(torch.split(x, 1000), torch.split(y, 1000))]
     net.train()
     loss = float(torch.stack(parts).sum()) / len(x)
@@ -286,120 +346,3 @@ def evaluate(problem: Problem, net: nn.Module) -> float:
 def tf32(on: bool) -> AbstractContextManager[None]:
     """Let a GPU multiply and convolve in tf32, or not."""
     return arithmetic("tf32" if on else "float32")
-
-
-# ---- what comes out ----
-
-
-def compare(out: Outcome, mine: Sequence[str], rivals: Sequence[str]) -> tuple[dict[str, Estimate], str]:
-    """By how much the losses of the rivals are above mine, and what a reader must know of it.
-
-    A rival that never learnt anything was badly tuned: being ahead of it shows nothing, so that the error of such a
-    difference is left unknown. Who did not take part is named.
-    """
-    lost, untested, gaps = list[str](), list[str](), dict[str, Estimate]()
-    for a, b in product(mine, rivals):
-        if a in out.rows and b in out.rows:
-            gap = Estimate.of([theirs - ours for ours, theirs in zip(out.final(a), out.final(b))])
-            pair = f"{NAMES[a]} against {NAMES[b]}"
-            ahead = gap.standard_error is not None and gap.value > 2 * gap.standard_error
-            if gap.standard_error is None or (not out.learnt(b) and (ahead or not out.learnt(a))):
-                untested.append(pair)
-                gap = Estimate(gap.value, None, gap.n)
-            elif not ahead:
-                lost.append(pair)
-            gaps[f"loss of {NAMES[b]} minus {NAMES[a]}"] = gap
-    absent = [NAMES[name] for name in (*mine, *rivals) if name not in out.rows]
-    return gaps, sentences(
-        {
-            "Not lower by two standard errors": lost,
-            "Not tested (one seed, or a rival that did not learn)": untested,
-            "Did not take part, and is not judged": absent,
-        }
-    )
-
-
-def sentences(parts: Mapping[str, Sequence[str]]) -> str:
-    """A sentence (heading: one; two) for every heading that has something below it."""
-    return " ".join(f"{heading}: {'; '.join(names)}." for heading, names in parts.items() if names)
-
-
-def remarks(out: Outcome) -> str:
-    """What a reader must know of the search, and of those who did not learn."""
-    flat = [NAMES[name] for name in out.rows if not out.learnt(name)] if math.isfinite(out.plateau) else []
-    plateau = f"Not below {LEARNT:g} of the plateau ({out.plateau:.4g}, the best constant output)"
-    return " ".join(filter(None, [searched(out), sentences({plateau: flat})]))
-
-
-def searched(out: Outcome, where: str = "") -> str:
-    """How many trainings each search took, and whose result is provisional."""
-    spent = ", ".join(f"{NAMES[name]} {count}" for name, count in out.spent.items())
-    return sentences(
-        {
-            f"Trainings of the search{where} (one rule for all)": [spent] if spent else [],
-            "Not surrounded by worse settings when the trials ran out": out.loose,
-            "Chosen by trials that had not left the plateau": out.blind,
-        }
-    )
-
-
-def timing(out: Outcome, where: str = "") -> tuple[dict[str, Estimate], str]:
-    """Milliseconds per iteration, as numbers and as a sentence."""
-    each = {
-        NAMES[name]: Estimate.of([1e3 * float(row["seconds"][-1]) / out.best[name].steps for row in rows])
-        for name, rows in out.rows.items()
-    }
-    text = ", ".join(f"{name} {value.value:.3g}" for name, value in each.items())
-    numbers = {f"milliseconds per iteration, {name}{where}": value for name, value in each.items()}
-    return numbers, f"Milliseconds per iteration: {text}."
-
-
-def reached(out: Outcome, rival: str) -> tuple[dict[str, Estimate], str]:
-    """Epochs and seconds until the final loss of the rival's own training is reached."""
-    numbers: dict[str, Estimate] = {}
-    parts = []
-    for name, rows in out.rows.items() if rival in out.rows else ():
-        at, seconds = [], []
-        setting = out.best[name]
-        for row, target in zip(rows, out.final(rival)):
-            below = row["loss"] <= target
-            first = int(below.float().argmax()) if bool(below.any()) else -1
-            at.append(setting.ticks[first] * setting.size / out.n if first >= 0 else math.inf)
-            seconds.append(float(row["seconds"][first]) if first >= 0 else math.inf)
-        if all(map(math.isfinite, at)):
-            numbers[f"epochs to the final loss of {NAMES[rival]}, {NAMES[name]}"] = Estimate.of(at)
-            numbers[f"seconds to the final loss of {NAMES[rival]}, {NAMES[name]}"] = Estimate.of(seconds)
-            parts.append(f"{NAMES[name]} {Estimate.of(at)}")
-        else:
-            parts.append(f"{NAMES[name]} never in {sum(map(math.isinf, at))} of {len(at)} seeds")
-    return numbers, f"Epochs to the final loss of {NAMES[rival]}: {', '.join(parts)}." if parts else ""
-
-
-def report(out: Outcome, mine: Sequence[str], rivals: Sequence[str], begin: str) -> tuple[dict[str, Estimate], str]:
-    """The report on one contest: numbers, and a text that begins with the final losses."""
-    final = {NAMES[name]: Estimate.of(out.final(name)) for name in out.rows}
-    losses = ", ".join(f"{name} {value}" for name, value in final.items())
-    parts = (timing(out), compare(out, mine, rivals), reached(out, "sgd-bn" if "sgd-bn" in out.rows else "sgd"))
-    (times, speed), (gaps, standing), (epochs, soon) = parts
-    numbers = {f"final training loss, {name}": value for name, value in final.items()}
-    text = " ".join(filter(None, [f"{begin}: {losses}.", soon, speed, standing, remarks(out)]))
-    return {**numbers, **times, **gaps, **epochs}, text
-
-
-def charts(out: Outcome, loss: str, note: str, name: str = "", title: str = "") -> tuple[Chart, Chart]:
-    """Training loss against epochs (or iterations, where all batches have one size) and against time."""
-    curves = {key: mean_error([row["loss"] for row in rows]) for key, rows in out.rows.items()}
-    times = {key: mean_error([row["seconds"] for row in rows])[0] for key, rows in out.rows.items()}
-    same = len({s.size for s in out.best.values()}) == 1
-    unit = "iteration" if same else "epoch"
-    at = {k: s.ticks if same else [t * s.size / out.n for t in s.ticks] for k, s in out.best.items()}
-    settings = "; ".join(map(str, out.best.values()))
-    return (
-        Chart(f"{name}{unit}s", f"Training loss against {unit}s{title}", unit, loss,
-              tuple(Series.of(NAMES[key], at[key], *curve) for key, curve in curves.items()), log_y=True,
-              alt=f"One falling curve per optimiser over {unit}s.",
-              caption=f"{note} Best setting each: {settings}. Mean over seeds, band: standard error."),
-        Chart(f"{name}time", f"Training loss against time{title}", "seconds of training on this machine", loss,
-              tuple(Series.of(NAMES[key], times[key], curve[0]) for key, curve in curves.items()), log_y=True,
-              alt="One falling curve per optimiser over seconds."),
-    )  # fmt: skip

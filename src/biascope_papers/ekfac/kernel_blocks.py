@@ -26,8 +26,8 @@ ENDS = (("before", 0), ("after", -1))
     sizes={
         "smoke": {"dataset": "digits", "network": "mlp", "width": 32, "n": 1000, "each": 25, "steps": 60, "seeds": 2}
         | {"classes": (3, 8)},  # digits that are hard to tell apart: 0 and 1 are separated before any training
-        "laptop": {"n": 4000, "width": 8, "steps": 150},
-        "paper": {"n": 50_000, "width": 64, "steps": 2000, "lr": 0.05},
+        "laptop": {"n": 4000, "width": 8, "steps": 150, "seeds": 5},
+        "paper": {"n": 50_000, "width": 64, "steps": 1000, "lr": 0.05, "seeds": 5},
     },
 )
 def fig3_7(

@@ -104,8 +104,8 @@ def _dense(seed: int, x: Tensor, width: int) -> nn.Module:
     sizes={
         "smoke": {"dataset": "digits", "network": "mlp", "n": 100, "steps": 20, "seeds": 2, "draws": 3, "width": 8}
         | {"points": 2},
-        "laptop": {"n": 500, "width": 4, "steps": 100, "draws": 10, "seeds": 2},
-        "paper": {"n": 5000, "width": 64, "steps": 1000, "draws": 50},
+        "laptop": {"n": 500, "width": 8, "steps": 100, "draws": 10, "seeds": 5},
+        "paper": {"n": 1000, "width": 64, "steps": 500, "draws": 20, "seeds": 5},
     },
 )
 def fig3_3(
@@ -166,6 +166,13 @@ def fig3_3(
     for key, best in judged:
         for other in (kind for kind in LABELS if kind != best):
             numbers[f"{names[key]}, {LABELS[best]} minus {LABELS[other]}"] = mean(key, best, other)
+    for other in (kind for kind in LABELS if kind != "ekfac"):
+        numbers[f"{names['quadratic']}, {LABELS[other]} minus EKFAC"] = mean("quadratic", other, "ekfac")
+    for kind, label in LABELS.items():
+        over = [row[f"solve {kind}"].double().mean(0) for row in rows]  # [dampings]
+        numbers[f"{names['solve']}, {label}, highest minus lowest over damping"] = Estimate.of(
+            [float(values.max() - values.min()) for values in over]
+        )
     at = range(0, steps * points, steps)
     return StudyResult(
         measured=f"{network} of width {width} on {n} images of {dataset} (not ResNet-50 on TinyImageNet): cosine of "

@@ -4,6 +4,7 @@ Frequencies are those of cosines, not of the DFT, where an atom whose edges do n
 Whether atoms look like the images is for the eye: see the picture.
 """
 
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -32,20 +33,24 @@ SHOWN = 6
 CAPTION = "The first atoms of each network (first seed), red above zero and blue below."
 
 
-@study("fields/fig5.6", sizes=with_meta({"atoms": 5}, {}))
+@study("fields/fig5.6", sizes=with_meta({"atoms": 5}, {}, {"sigmas": (1.0, 10.0)}))
 def fig5_6(
     run: Run,
     *,
     setting: Setting = SETTING,
     meta: Meta = META,
     w0s: Annotated[tuple[float, ...], "first frequencies of the SIRENs"] = (5.0, 30.0, 100.0),
+    sigmas: Annotated[
+        tuple[float, ...], "of Fourier feature networks beside them, and one of ReLUs; none: neither"
+    ] = (),
     meta_w0: Annotated[float, "w0 of the SIREN whose start is meta-learned (MAML)"] = 30.0,
     atoms: Annotated[int, "how many first atoms are measured"] = 10,
 ) -> StudyResult:
     """Frequencies of the first atoms against w0, and their likeness to images after meta-learning."""
     w0s = tuple(sorted(w0s))
     plain, learned = Field("siren", meta_w0), Field("siren", meta_w0, "maml")
-    fields = list(dict.fromkeys([*(Field("siren", w0) for w0 in w0s), plain, learned]))
+    others = [Field("relu"), *(Field("ffn", sigma) for sigma in sigmas)] if sigmas else []
+    fields = list(dict.fromkeys([*others, *(Field("siren", w0) for w0 in w0s), plain, learned]))
 
     def one(field: Field, seed: int) -> dict[str, Any]:
         made = atoms_of(start(run, field, setting, seed, meta), setting)
@@ -57,7 +62,7 @@ def fig5_6(
         }
 
     found: dict[Field, list[dict[str, Any]]] = {
-        field: run.cached_each(f"atoms {field.title}", range(setting.seeds), lambda seed, f=field: one(f, seed))  # type: ignore[misc]
+        field: run.cached_each(f"atoms {field.title}", range(setting.seeds), partial(one, field))
         for field in progress(fields, "networks")
     }
     frequencies = {field: stacked(each, "frequencies") for field, each in found.items()}  # [seeds, atoms]
@@ -66,12 +71,14 @@ def fig5_6(
     ranks = Estimate.of([spearman(w0s, row) for row in sweep.tolist()])
     rise = Estimate.of(sweep[:, -1] - sweep[:, 0])
     gain = Estimate.of(overlaps[learned] - overlaps[plain])
+    over = {field: Estimate.of(overlaps[learned] - each) for field, each in overlaps.items() if not field.meta}
     first = f"mean frequency of the first {atoms} atoms"
     numbers = {f"{first}, {f.title}": Estimate.of(each.mean(1)) for f, each in frequencies.items()}
     overlap = {f.title: Estimate.of(each) for f, each in overlaps.items()}
     numbers |= {f"overlap with images, {title}": each for title, each in overlap.items()}
     numbers |= {"rank correlation of w0 and mean frequency": ranks, "rise of the mean frequency": rise}
     numbers["overlap gained by meta-learning"] = gain
+    numbers |= {f"overlap, meta-learned minus {field.title}": each for field, each in over.items()}
     _draw(run, {field: each[0]["first"] for field, each in found.items()})
     charts = (
         Chart(

@@ -7,6 +7,7 @@ half of its pixels; the other half is the test. Drawn weights are fitted by Adam
 with the rate of their inner loop, as in the paper.
 """
 
+from itertools import pairwise
 from typing import Annotated
 
 import torch
@@ -51,6 +52,9 @@ def fig5_5(
     low, peak, high = sirens[0], max(sirens, key=lambda field: float(area[field].mean())), sirens[-1]
     gains = {field: over_seeds(area[learned] - area[field]) for field in drawn}
     best = min(gains, key=lambda field: gains[field].value)
+    numbers |= {
+        f"area, {two.title} minus {one.title}": over_seeds(area[two] - area[one]) for one, two in pairwise(sirens)
+    }
     rise, recede = (over_seeds(area[peak] - area[end]) for end in (low, high))
     numbers |= {"area, best w0 minus the smallest": rise, "area, best w0 minus the largest": recede}
     numbers |= {f"area, meta-learned minus {field.title}": gain for field, gain in gains.items()}
@@ -92,6 +96,9 @@ def fig5_7(
         numbers[f"area under E, {field.title}"] = over_seeds(area[field])
         numbers[f"test PSNR, {field.title}"] = over_seeds(test[field][:, :, -1])
         numbers[f"training PSNR, {field.title}"] = over_seeds(train[field][:, :, -1])
+    for field in fields[:-1]:
+        gain = test[fields[-1]][:, :, -1] - test[field][:, :, -1]
+        numbers[f"test PSNR, meta-learned minus {field.title}"] = over_seeds(gain)
     points = (Series.of(f.title, by_area[:, i], ends["test"][:, i], style="points") for i, f in enumerate(fields))
     order = Chart(
         "order", "Energy in leading atoms and PSNR", "area under E", f"test PSNR after {iterations} iterations (dB)",
@@ -138,6 +145,12 @@ def figC_2(
     numbers |= {f"area under E, {field.title}": over_seeds(areas(each)) for field, each in shares.items()}
     gaps = {field: over_seeds(end[learned] - end[field]) for field in drawn}
     numbers |= {f"decibels over {field.title}": gap for field, gap in gaps.items()}
+    plain = Field("ffn", meta_sigma)
+    if plain in drawn:
+        numbers["area gained by meta-learning"] = over_seeds(areas(shares[learned]) - areas(shares[plain]))
+    for name, chosen in (("FFNs", [field for field in drawn if field.kind == "ffn"]), ("all", [*drawn, learned])):
+        rows = [torch.stack([each[field].mean(1) for field in chosen], 1).tolist() for each in (area_of(shares), end)]
+        numbers[f"rank correlation of area and test PSNR, {name}"] = Estimate.of(map(spearman, *rows))
     best = min(gaps, key=lambda field: gaps[field].value)
     at_first = over_seeds(test[learned][:, :, 0] - test[best][:, :, 0])
     numbers[f"before the first iteration, decibels over {best.title}"] = at_first
@@ -193,6 +206,11 @@ def _measured(
     """E [seeds, n, q] and test PSNR [seeds, n, iterations + 1] of every network."""
     shares = {field: energies(run, field, setting, meta) for field in progress(fields, "atoms")}
     return shares, {field: psnrs(run, field, setting, iterations, lr, meta)[1] for field in progress(fields, "fits")}
+
+
+def area_of(shares: dict[Field, Tensor]) -> dict[Field, Tensor]:
+    """`areas` of every network."""
+    return {field: areas(each) for field, each in shares.items()}
 
 
 def _energy(shares: dict[Field, Tensor]) -> Chart:

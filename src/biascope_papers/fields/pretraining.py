@@ -15,6 +15,7 @@ from biascope.studies.estimates import curve, mean_error, spearman
 from biascope.support import derive, progress
 from biascope_papers.fields.setting import (
     LAPTOP,
+    PAPER,
     SETTING,
     SMOKE,
     THRESHOLDS,
@@ -36,7 +37,7 @@ COUNTS = (0, 100, 1000, 10_000)
     sizes={
         "smoke": SMOKE | {"pretraining": (0, 30, 200), "pretraining_lr": 1e-3, "lr": 1e-3, "seeds": 3},
         "laptop": LAPTOP | {"n": 20, "pretraining": COUNTS, "pretraining_lr": 4e-4, "lr": 4e-4},
-        "paper": {},
+        "paper": PAPER,
     },
 )
 def fig5_8(
@@ -72,8 +73,10 @@ def fig5_8(
     area = areas(shares)
     fall, lower = (Estimate.of(each[:, -1] - each[:, 0]) for each in (area, test))
     ranks = Estimate.of([spearman(counts, row) for row in area.tolist()])
+    lower_ranks = Estimate.of([spearman(counts, row) for row in test.tolist()])
     numbers = {"change of the area under E": fall, "change of the test PSNR": lower}
     numbers["rank correlation of iterations and area"] = ranks
+    numbers["rank correlation of iterations and test PSNR"] = lower_ranks
     for i, count in enumerate(counts):
         numbers[f"area under E after {count}"] = Estimate.of(area[:, i])
         numbers[f"test PSNR after {count}"] = Estimate.of(test[:, i])

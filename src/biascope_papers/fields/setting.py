@@ -1,14 +1,24 @@
 """What the studies of coordinate networks share: images on a grid, networks by name, meta-learned starts, first steps.
 
-The paper has face photographs (CelebA), which cannot be fetched here. Chest X-rays stand in: grey photographs of one
-kind of thing, in one pose, larger than 64 x 64. Smoke runs draw ellipses with eyes.
+The paper has face photographs (CelebA), which cannot be fetched here. Faces made by StyleGAN2 stand in; there are 263,
+of which 163 are for meta-learning (published: 1,000 or 5,000). Older runs have chest X-rays. Smoke runs draw ellipses
+with eyes. Networks are drawn as haiku does (`init=haiku`), in which the paper's code is written.
+
+What is made of a network and a seed is the same in all studies, so it is kept in the cache folder of the data too
+(`fields/`), by setting, seed and code; a run folder has its own copy and needs the cache no more.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import torch
@@ -20,6 +30,7 @@ from biascope import InputError, data, nets
 from biascope.fields import Dictionary, coordinates, dictionary, meta_learn
 from biascope.studies import Run
 from biascope.support import derive, generator
+from biascope_papers.ntk.initial import Init, redraw
 
 THRESHOLDS = tuple(10 ** (-k / 4) for k in range(41))  # of E, from 1 down to 1e-10
 
@@ -33,6 +44,7 @@ class Setting:
     n: Annotated[int, "images that are expanded or fitted; none of them was meta-learned from"] = 100
     width: Annotated[int, "units of a hidden layer"] = 256
     seeds: Annotated[int, "initial weights; also other images and pixels"] = 3
+    init: Init = "torch"
 
     @property
     def grid(self) -> Tensor:
@@ -42,11 +54,14 @@ class Setting:
     def signals(self, seed: int, n: int | None = None, purpose: str = "test") -> Tensor:
         """Images [n, side, side]."""
         split: Literal["train", "test"] = "train" if purpose == "meta" else "test"
-        return grey_images(self.images, split, n or self.n, self.side, derive(seed, purpose))
+        n = n or self.n
+        if purpose == "meta" and self.images == "faces":
+            n = min(n, data.info("faces").n_train)
+        return grey_images(self.images, split, n, self.side, derive(seed, purpose))
 
     def __str__(self) -> str:
         return (
-            f"{self.n} {title_of(self.images)} of {self.side} x {self.side} pixels stand in for faces; "
+            f"{self.n} {title_of(self.images)} of {self.side} x {self.side} pixels stand in for CelebA; "
             f"hidden layers of {self.width}, {self.seeds} seeds."
         )
 
@@ -63,18 +78,21 @@ class Meta:
     meta_batch: Annotated[int, "images in an outer step (not given in the text)"] = 3
 
 
-SMOKE: dict[str, Any] = {"images": "ellipses", "side": 12, "n": 12, "width": 16, "seeds": 2}
-LAPTOP: dict[str, Any] = {"side": 32, "n": 40, "width": 64, "seeds": 3}
+SMOKE: dict[str, Any] = {"images": "ellipses", "side": 12, "n": 12, "width": 16, "seeds": 2, "init": "haiku"}
+LAPTOP: dict[str, Any] = {"images": "faces", "side": 32, "n": 40, "width": 64, "seeds": 3, "init": "haiku"}
+PAPER: dict[str, Any] = {"images": "faces", "seeds": 5, "init": "haiku"}
 SETTING, META = Setting(), Meta()
 LEGEND = "Numbers behind SIREN are w0, behind FFN sigma. Bands: one standard error over seeds."
 
 
-def with_meta(smoke: dict[str, Any], laptop: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def with_meta(
+    smoke: dict[str, Any], laptop: dict[str, Any], paper: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, dict[str, Any]]:
     """Sizes of a study of learned starts, with what is its own."""
     return {
         "smoke": SMOKE | {"meta_images": 60, "meta_steps": 60, "meta_lr": 1e-3} | smoke,
         "laptop": LAPTOP | {"meta_steps": 300, "meta_lr": 1e-4} | laptop,
-        "paper": {},
+        "paper": {**PAPER, **paper},
     }
 
 
@@ -97,19 +115,21 @@ class Field:
         name = {"relu": "ReLU", "siren": f"SIREN {self.scale:g}", "ffn": f"FFN {self.scale:g}"}[self.kind]
         return f"{name}, {'MAML' if self.meta == 'maml' else 'Reptile'}" if self.meta else name
 
-    def build(self, width: int, seed: int) -> nn.Module:
+    def build(self, width: int, seed: int, init: Init = "torch") -> nn.Module:
         """Initial weights: 4 hidden layers (an FFN: features and 3), one output; SIREN's begins around 0.5."""
         if self.kind == "relu":
-            return nets.build("relu-coords", seed=seed, hidden=(width,) * 4)
-        if self.kind == "ffn":
-            return nets.build("ffn", seed=seed, hidden=(width,) * 3, mapping_size=width, sigma=self.scale)
-        return nets.build("siren", seed=seed, hidden=(width,) * 4, w0=self.scale, output_offset=0.5)
+            made = nets.build("relu-coords", seed=seed, hidden=(width,) * 4)
+        elif self.kind == "ffn":
+            made = nets.build("ffn", seed=seed, hidden=(width,) * 3, mapping_size=width, sigma=self.scale)
+        else:
+            made = nets.build("siren", seed=seed, hidden=(width,) * 4, w0=self.scale, output_offset=0.5)
+        return redraw(made, init, seed)
 
 
 def start(run: Run, field: Field, setting: Setting, seed: int, meta: Meta = META) -> nn.Module:
     """The network at its first weights, drawn or meta-learned (once: then read from the run), on the run's device."""
     # the same seed for every kind of start: they differ in the learning alone
-    model = field.build(setting.width, derive(run.seed, "init", seed)).to(run.device)
+    model = field.build(setting.width, derive(run.seed, "init", seed), setting.init).to(run.device)
     algorithm = field.meta
     if not algorithm:
         return model
@@ -122,7 +142,7 @@ def start(run: Run, field: Field, setting: Setting, seed: int, meta: Meta = META
         run.log(start=field.title, seed=seed, first=float(found.losses[0]), last=float(found.losses[-50:].mean()))
         return {name: tensor.contiguous() for name, tensor in found.model.state_dict().items()}
 
-    stored: dict[str, Any] = run.cached(f"start {field.title} {seed}", learn)
+    stored = kept(run, setting, f"start {field.title} {seed}", learn, dataclasses.astuple(meta))
     model.load_state_dict(stored)
     return model
 
@@ -135,7 +155,54 @@ def energies(run: Run, field: Field, setting: Setting, meta: Meta = META) -> Ten
         found = atoms_of(start(run, field, setting, seed, meta), setting)
         return {"shares": found.energy(signals, THRESHOLDS).shares}
 
-    return stacked(run.cached_each(f"energy {field.title}", range(setting.seeds), one), "shares")
+    return each_kept(run, setting, f"energy {field.title}", one, meta if field.meta else None)["shares"]
+
+
+def kept(
+    run: Run, setting: Setting, key: str, compute: Callable[[], Mapping[str, Any]], more: object = None
+) -> dict[str, Any]:
+    """What `compute` gives: from the run's folder, else from the cache of all runs, else now."""
+
+    def shared() -> Mapping[str, Any]:
+        parts = {**dataclasses.asdict(setting), "seeds": 0}  # which seed, the key says
+        known = repr((sorted(parts.items()), more, run.seed, run.device, torch.__version__, _code()))
+        folder = data.data_root() / "fields" / hashlib.sha256(known.encode()).hexdigest()[:16]
+        with _alone(folder, key):  # another process may be computing the same
+            return Run(folder, {}, {}).cached(key, compute)
+
+    return run.cached(key, shared)
+
+
+def each_kept(
+    run: Run, setting: Setting, key: str, one: Callable[[int], Mapping[str, Tensor]], *more: object
+) -> dict[str, Tensor]:
+    """`kept` for every seed, stacked: {name: [seeds, ...]}."""
+    made = [kept(run, setting, f"{key} {i}", functools.partial(one, i), more) for i in range(setting.seeds)]
+    return {name: torch.stack([row[name] for row in made]) for name in made[0]}
+
+
+@contextmanager
+def _alone(folder: Path, key: str) -> Iterator[None]:
+    """One process at a time for a key, where the system has file locks; elsewhere the same is computed twice."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+@functools.cache
+def _code() -> str:
+    """A sum over the code: what it made before a change is not used after it."""
+    library = Path(data.__path__[0]).parent
+    parts = ("fields", "kernels", "linalg", "nets", "ensembles", "network", "data", "support")
+    places = [place for part in parts for place in sorted((library / part).rglob("*.py"))]
+    places += [Path(__file__), Path(__file__).parents[1] / "ntk" / "initial.py"]
+    return hashlib.sha256(b"".join(place.read_bytes() for place in places)).hexdigest()
 
 
 def atoms_of(model: nn.Module, setting: Setting) -> Dictionary:
@@ -202,8 +269,8 @@ def psnrs(run: Run, field: Field, setting: Setting, steps: int, lr: float, meta:
         train, test = first_steps(model, setting.grid, signals, mask, steps=steps, lr=rate, optimiser=optimiser)
         return {"train": train, "test": test}
 
-    made = run.cached_each(f"psnr {field.title}", range(setting.seeds), one)
-    return stacked(made, "train"), stacked(made, "test")
+    made = each_kept(run, setting, f"psnr {field.title}", one, steps, lr, meta if field.meta else None)
+    return made["train"], made["test"]
 
 
 def half(side: int, seed: int) -> Tensor:
@@ -216,6 +283,14 @@ def grey_images(name: str, split: Literal["train", "test"], n: int, side: int, s
     """n random grey images [n, side, side] in [0, 1]: drawn ellipses, or of a real set, averaged down to the side."""
     if name == "ellipses":
         return ellipses(n, side, seed)
+    weights = torch.tensor([0.299, 0.587, 0.114])
+    found = colour_images(name, split, n, side, seed)
+    grey: Tensor = (found * weights[:, None, None]).sum(1) if found.shape[1] == 3 else found[:, 0]
+    return grey
+
+
+def colour_images(name: str, split: Literal["train", "test"], n: int, side: int, seed: int) -> Tensor:
+    """n random images [n, channels, side, side] in [0, 1] of a real set, averaged down to the side."""
     found = data.load(name, split, dtype=torch.uint8)
     if len(found) < n:
         raise InputError(f"{name} has {len(found)} images in its {split} split, {n} were asked for")
@@ -223,14 +298,18 @@ def grey_images(name: str, split: Literal["train", "test"], n: int, side: int, s
         raise InputError(f"{name} has images of side {found.x.shape[-1]}; side={side} would only repeat pixels")
     order = torch.randperm(len(found), generator=generator(seed, "images"))[:n]
     x = found.x[order].float() / (16 if name == "digits" else 255)
-    weights = torch.tensor([0.299, 0.587, 0.114]) if x.shape[1] == 3 else torch.ones(1)
-    grey = (x * weights[:, None, None]).sum(1, keepdim=True)
-    return F.interpolate(grey, (side, side), mode="bilinear", antialias=True, align_corners=False)[:, 0]
+    return F.interpolate(x, (side, side), mode="bilinear", antialias=True, align_corners=False)
 
 
 def title_of(name: str) -> str:
     """A set of images in words."""
-    return {"ellipses": "drawn ellipses", "chest-xray": "chest X-rays"}.get(name, f"images of {name}")
+    known = {
+        "ellipses": "drawn ellipses",
+        "chest-xray": "chest X-rays",
+        "faces": "faces made by StyleGAN2",
+        "astronaut": "photograph of an astronaut",
+    }
+    return known.get(name, f"images of {name}")
 
 
 def ellipses(n: int, side: int, seed: int) -> Tensor:

@@ -119,15 +119,27 @@ def linearity_charts(runs: Runs, by: str) -> list[Chart]:
 
 
 def run_numbers(runs: Runs) -> dict[str, Estimate]:
-    """Over seeds: every similarity at the end of training, and how many steps the trainings took."""
-    similar = {
-        f"{name} at the end, {label}": Estimate.of([float(t.linearity[-1, k]) for t in group])
-        for label, group in runs.items()
-        for k, name in enumerate(SIMILARITIES)
-        if all(len(t.linearity) and bool(t.linearity[-1, k].isfinite()) for t in group)
+    """Over seeds: every similarity at the end of training, and how many steps the trainings took.
+
+    Of two regimes also by how much the similarity of the linear one is higher, paired by seed.
+    """
+    numbers: dict[str, Estimate] = {}
+    measured = {label: group for label, group in runs.items() if all(len(t.linearity) for t in group)}
+    for k, name in enumerate(SIMILARITIES):
+        ends = {label: [float(t.linearity[-1, k]) for t in group] for label, group in measured.items()}
+        ends = {label: values for label, values in ends.items() if all(map(math.isfinite, values))}
+        numbers |= {f"{name} at the end, {label}": Estimate.of(values) for label, values in ends.items()}
+        if len(runs) == len(ends) == 2:
+            hasty, lazy = ends.values()
+            numbers[f"{name} at the end, linear minus non-linear"] = Estimate.of([b - a for a, b in zip(hasty, lazy)])
+    return numbers | {
+        f"steps, {label}": Estimate.of([float(t.steps[-1]) for t in group]) for label, group in runs.items()
     }
-    steps = {f"steps, {label}": Estimate.of([float(t.steps[-1]) for t in group]) for label, group in runs.items()}
-    return {**similar, **steps}
+
+
+def at_least(samples: Tensor, name: str) -> dict[str, Estimate]:
+    """The lowest of samples [S], one per seed: above 0 where the effect is there in every one."""
+    return {f"{name}, lowest of the seeds": Estimate(float(samples.min()))} if len(samples) else {}
 
 
 def lowest_alignment(runs: Sequence[Trajectory], of: str = "") -> dict[str, Estimate]:

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from biascope.data import Dataset
 from biascope.studies import Chart, Estimate, Run, Series, StudyResult, study
-from biascope.studies.estimates import curve, through
+from biascope.studies.estimates import curve, spearman, through
 from biascope.support import derive
 from biascope_papers.lazy.comparison import (
     Runs,
+    at_least,
     at_progress,
     curve_series,
     estimate,
@@ -113,7 +114,8 @@ SIZES = {
     "smoke": {"n": 400, "extra": 100, "width": 48, "steps": (100, 300), "lr": 0.2, "batch": 50, "seeds": 2, "lin": 8}
     | {"groups": 5, "score_repeats": 4, "score_epochs": 6},
     "laptop": {"dataset": "cifar10", "net": "lenet", "n": 1500, "extra": 500, "steps": (2000, 8000), "lr": 0.02}
-    | {"score_net": "lenet", "score_repeats": 8, "score_epochs": 8, "score_lr": 0.05, "watched": 150, "batch": 64},
+    | {"score_net": "lenet", "score_repeats": 8, "score_epochs": 8, "score_lr": 0.05, "watched": 150, "batch": 64}
+    | {"seeds": 6},
     "paper": {"dataset": "cifar10", "net": "resnet18-nobn", "n": 40_000, "extra": 10_000, "steps": (64_000, 320_000)}
     | {"score_net": "lenet", "score_repeats": 24, "score_epochs": 12, "score_lr": 0.05, "watched": 1000, "lin": 100}
     | {"factor": 0.96, "width": 64},
@@ -135,6 +137,7 @@ def by_c_score(
     hasty, lazy = runs.values()
     gap, held_out = spread_gap(runs), spread_gap(runs, "test")
     differences = paired_differences(hasty, lazy, mean_loss, lambda t: t.loss)  # [seeds, groups]
+    by_accuracy = paired_differences(hasty, lazy, mean_loss, lambda t: t.accuracy)
     own = names(hasty[0], "train")
     by_group = [estimate(differences[:, hasty[0].names.index(name)]) for name in own]
     numbers = {
@@ -143,6 +146,13 @@ def by_c_score(
         "loss of the most difficult group, non-linear minus linear": by_group[0],
         "loss of the easiest group, non-linear minus linear": by_group[-1],
         **{f"loss of group {k + 1}, non-linear minus linear": value for k, value in enumerate(by_group)},
+        **ranking(runs),
+        **{
+            f"accuracy of the {which} group, non-linear minus linear": estimate(
+                by_accuracy[:, hasty[0].names.index(name)]
+            )
+            for which, name in (("most difficult", own[0]), ("easiest", own[-1]))
+        },
     }
     shown = [value for value in by_group if value.n]
     return StudyResult(
@@ -192,6 +202,22 @@ def spread_gap(runs: Runs, part: str = "train") -> Estimate:
     """Spread of the non-linear regime minus that of the linear one at equal mean training loss, over seeds."""
     hasty, lazy = runs.values()
     return estimate(paired_differences(hasty, lazy, mean_loss, lambda t: spread(t, part)))
+
+
+def ranking(runs: Runs) -> dict[str, Estimate]:
+    """Mean spread on the way in each regime (above 0: easy examples are learnt faster), the rank correlation of the
+    groups' losses with difficulty, and the difference of the spreads in the seed where it is least.
+    """
+    hasty, lazy = runs.values()
+    numbers: dict[str, Estimate] = {}
+    for label, group in runs.items():
+        own = names(group[0], "train")
+        losses = [torch.stack([t.losses(name)[1:].mean() for name in own]) for t in group]
+        numbers[f"spread of the loss, {label}, training"] = Estimate.of([float(v[0] - v[-1]) for v in losses])
+        ranks = [spearman(range(len(own), 0, -1), v.tolist()) for v in losses]
+        numbers[f"rank correlation of difficulty and loss, {label}"] = Estimate(min(ranks))
+    gaps = paired_differences(hasty, lazy, mean_loss, spread)
+    return numbers | at_least(gaps, "spread of the loss, non-linear minus linear, training")
 
 
 def group_chart(runs: Runs, part: str = "train", measure: str = "loss") -> Chart:

@@ -19,6 +19,7 @@ from biascope.support import derive
 from biascope_papers.lazy.comparison import (
     Runs,
     Style,
+    at_least,
     curve_series,
     estimate,
     known,
@@ -73,7 +74,7 @@ SLOW = Pace(stop=0.3)
     sizes={
         "smoke": {"n": 300, "width": 48, "steps": (120, 400), "lr": 0.2, "batch": 50, "seeds": 2, "lin": 8},
         "laptop": {"dataset": "cifar10", "net": "lenet", "n": 1000, "steps": (2000, 12_000), "lr": 0.02, "batch": 50}
-        | {"factor": 0.96, "seeds": 3},
+        | {"factor": 0.96, "seeds": 6},
         "paper": {"dataset": "cifar10", "net": "resnet18-nobn", "width": 64, "n": 40_000, "steps": (64_000, 320_000)}
         | {"watched": 2000, "lin": 100, "factor": 0.96},
     },
@@ -84,8 +85,10 @@ def fig5_2_noise(
     """Noisy and test loss of both regimes at equal loss of the clean examples."""
     runs = task.runs(run, regimes.settings(factor), regimes.seeds)
     numbers = compared(runs)
-    begin = {label: Estimate.of([memorisation_begins(t) for t in group]) for label, group in runs.items()}
+    each = {label: [memorisation_begins(t) for t in group] for label, group in runs.items()}
+    begin = {label: Estimate.of(values) for label, values in each.items()}
     hasty, lazy = begin.values()
+    later = Estimate.of([b - a for a, b in zip(*each.values())])
     early = "" if numbers[FINAL].standard_error == numbers[BEST].standard_error else (
         " A run ended before its test loss turned, so the best test losses are not final."
     )  # fmt: skip
@@ -96,6 +99,9 @@ def fig5_2_noise(
         numbers=known(
             numbers
             | {f"clean loss where memorisation begins, {label}": value for label, value in begin.items()}
+            | {"clean loss where memorisation begins, linear minus non-linear": later}
+            | accuracies(runs)
+            | {f"rise of the noisy loss, {label}": first_phase(group) for label, group in runs.items()}
             | run_numbers(runs)
         ),
         figures=(curves_chart(runs, "loss"), curves_chart(runs, "accuracy"), *linearity_charts(runs, "clean")),
@@ -112,6 +118,25 @@ def compared(runs: Runs, of: str = "") -> dict[str, Estimate]:
     turned = all(int(t.losses("test").argmin()) < len(t.steps) - 1 for t in (*hasty, *lazy))
     final = best if turned else Estimate(best.value, None, best.n)
     return {GAP: noisy_gap(hasty, lazy), BEST: best, FINAL: final, **lowest_alignment(lazy, of)}
+
+
+def accuracies(runs: Runs) -> dict[str, Estimate]:
+    """The same in accuracies (Fig. C.6), and the gap of the noisy loss in the seed where it is least (Fig. C.2)."""
+    hasty, lazy = runs.values()
+    read = {name: (lambda t, name=name: t.accuracies(name)) for name in ("noisy", "test")}
+    found = {name: estimate(paired_differences(hasty, lazy, clean_loss, each)) for name, each in read.items()}
+    best = [float(h.accuracies("test").max() - one.accuracies("test").max()) for h, one in zip(hasty, lazy)]
+    gaps = paired_differences(hasty, lazy, clean_loss, lambda t: t.losses("noisy"))
+    return {
+        **{f"{name} accuracy at equal clean loss, non-linear minus linear": value for name, value in found.items()},
+        "best test accuracy, non-linear minus linear": Estimate.of(best),
+        **at_least(gaps, GAP),
+    }
+
+
+def first_phase(group: Sequence[Trajectory]) -> Estimate:
+    """How far the loss of the noisy examples rises above its start before it falls."""
+    return Estimate.of([float(t.losses("noisy").max() - t.losses("noisy")[0]) for t in group])
 
 
 def noisy_gap(
@@ -155,10 +180,11 @@ def curves_chart(runs: Runs, measure: str = "loss") -> Chart:
     sizes={
         "smoke": {"n": 300, "width": 48, "batch": 50, "lrs": (0.2, 0.05), "steps": (100, 250), "alpha_steps": 350}
         | {"seeds": 2, "lin": 8},
-        "laptop": {"dataset": "cifar10", "net": "lenet", "n": 1000, "lrs": (0.02, 0.006, 0.002), "seeds": 2}
+        "laptop": {"dataset": "cifar10", "net": "lenet", "n": 1000, "lrs": (0.02, 0.006, 0.002), "seeds": 5}
         | {"batch": 50, "steps": (1000, 3000, 8000), "alpha_steps": 6000, "factor": 0.96},
         "paper": {"dataset": "cifar10", "net": "resnet18-nobn", "width": 64, "n": 40_000, "lin": 100, "factor": 0.96}
-        | {"lrs": (0.01, 0.003, 1e-4, 1e-6), "steps": (64_000, 200_000, 500_000, 500_000), "alpha_steps": 320_000},
+        | {"lrs": (0.01, 0.003, 1e-4, 1e-6), "steps": (64_000, 64_000, 200_000, 3_200_000), "alpha_steps": 320_000}
+        | {"watched": 2000},
     },
 )
 def fig_c_1(
@@ -176,8 +202,8 @@ def fig_c_1(
     """Noisy loss at equal clean loss for several learning rates, beside a large alpha.
 
     Small rates get little progress in a bounded number of steps; a rate counts only if its runs brought the clean loss
-    below `reach` times its start. Effects are taken at the levels of clean loss that all runs of a seed pass; as they
-    share runs, the error of their difference is the sum of their errors.
+    below `reach` times its start. Effects are taken at the levels of clean loss that all runs of a seed pass; their
+    sizes are compared seed by seed.
     """
     settings = {f"lr {lr:g}": pace.setting(1.0, lr, count, factor) for lr, count in zip(lrs, steps, strict=True)}
     scaled = f"alpha = {alpha:g}"
@@ -194,9 +220,21 @@ def fig_c_1(
         text = f"Too little progress in the steps allowed: {left}."
         return StudyResult(measured=text, numbers=run_numbers(runs))
     first, last, everyone = rates[0], rates[-1], list(counted.values())
-    by_rate, by_alpha = (noisy_gap(counted[other], counted[first], everyone) for other in (last, scaled))
-    errors = [each.standard_error for each in (by_rate, by_alpha) if each.standard_error is not None]
-    more = Estimate(abs(by_alpha.value) - abs(by_rate.value), sum(errors) if len(errors) == 2 else None, by_rate.n)
+    rows = [
+        paired_differences(counted[other], counted[first], clean_loss, lambda t: t.losses("noisy"), everyone)
+        for other in (last, scaled)
+    ]
+    by_rate, by_alpha = map(estimate, rows)
+    more = estimate(rows[1].abs() - rows[0].abs()) if len(rows[0]) == len(rows[1]) else estimate(rows[0][:0])
+    coincide = {
+        f"{part} accuracy at equal clean loss, {other} minus {first}": estimate(
+            paired_differences(
+                counted[other], counted[first], clean_loss, lambda t, part=part: t.accuracies(part), everyone
+            )
+        )
+        for part in ("noisy", "test")
+        for other in (*rates[1:], scaled)
+    }
     note = f" Left out for too little progress: {left}." if left else ""
     return StudyResult(
         measured=f"{task}, {pace.seeds} seeds: from {first} to {last} the noisy loss at equal clean loss moves by "
@@ -206,6 +244,8 @@ def fig_c_1(
                 f"noisy loss at equal clean loss, {last} minus {first}": by_rate,
                 f"noisy loss at equal clean loss, {scaled} minus {first}": by_alpha,
                 "size of the effect of alpha minus that of the learning rate": more,
+                "largest learning rate / smallest that made progress": Estimate(max(lrs) / float(last.split()[1])),
+                **coincide,
                 **run_numbers(runs),
             }
         ),

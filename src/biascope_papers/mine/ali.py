@@ -83,6 +83,10 @@ def fig5_6(run: Run, *, setting: Setting = PUBLISHED) -> StudyResult:
     better = Estimate.of(found["ALI"]["error"] - ours["error"])
     numbers |= {f"modes, ALI + MINE - {arm}": value for arm, value in more.items()}
     numbers["reconstruction error, ALI - ALI + MINE"] = better
+    for arm in ARMS[1:3]:
+        for other in (ARMS[0], ARMS[3]):
+            gap = Estimate.of(found[other]["error"] - found[arm]["error"])
+            numbers[f"reconstruction error, {other} - {arm}"] = gap
     _picture(run, test.cpu(), found)
     each = "; ".join(f"{arm} {numbers[f'modes, {arm}']} and {numbers[f'reconstruction error, {arm}']}" for arm in ARMS)
     charts = [

@@ -94,6 +94,8 @@ def table5_2(run: Run, *, setting: Setting = PUBLISHED) -> StudyResult:
 
     gaps = gap("error", "ALI", "ALI + MINE") | gap("accuracy", "ALI + MINE", "ALI")
     gaps |= gap("error", "ALI + MINE", "ALICE (l2)") | gap("MS-SSIM", "ALI + MINE", "ALI")
+    for arm in ("ALICE (l2)", "ALICE (adv.)"):
+        gaps |= gap("MS-SSIM", "ALI + MINE", arm) | gap("accuracy", "ALI + MINE", arm)
     numbers = {
         f"{name}, {arm}": Estimate.of([made[name] for made in rows]) for arm, rows in found.items() for name in MEASURES
     }

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from biascope import data, ntk
 from biascope.studies import Chart, Estimate, Run, Series, StudyResult, study
-from biascope.studies.estimates import curve, spearman
+from biascope.studies.estimates import curve, over_seeds, spearman
 from biascope.support import derive, generator, progress
 from biascope_papers.ntk import setting as s
 from biascope_papers.ntk import training as t
@@ -44,14 +44,16 @@ SHORT, SHORTER = t.Training(epochs=30, seeds=2), t.Training(epochs=25, seeds=2)
             "epochs": 8,
             "least": 100,
             "batch": 25,
+            **s.PUBLISHED,
         },
-        "laptop": {},
+        "laptop": {**s.PUBLISHED},
         "paper": {
             "sizes": "500,1000,2000,5000,10000,20000,50000",
             "n_test": 10_000,
             "epochs": 200,
             "least": 6000,
             "seeds": 5,
+            **s.PUBLISHED,
         },
     },
 )
@@ -71,10 +73,10 @@ def fig4_6(
 
     def train(kind: str, n: int, seed: int) -> dict[str, Any]:
         whole, test = images()
-        start = s.network(net, whole.x.shape[1:], derive(run.seed, "init", seed), run.device)
+        start = s.network(net, whole.x.shape[1:], derive(run.seed, "init", seed), run.device, training.init)
         chosen = torch.randperm(len(whole), generator=generator(run.seed, "subset", seed))[:n]
         subset = whole.subset(chosen.to(whole.x.device))
-        recipe, model, accuracies = training.recipe(n, least), t.copy_of(start, kind), list[float]()
+        recipe, model, accuracies = training.recipe(n, least), training.copy_of(start, kind), list[float]()
 
         def look(_: int) -> None:
             accuracies.append(t.evaluate(model, test.x, test.y)[1])
@@ -104,8 +106,19 @@ def fig4_6(
         numbers[f"rank correlation of n and the {what}"] = order
     numbers |= {f"advantage with {n} images": Estimate.of(column) for n, column in zip(sizes, gap.T)}
     numbers |= {f"accuracy of f with {n} images": Estimate.of(column) for n, column in zip(sizes, best["f"].T)}
+    for kind, rows in best.items():  # when the test accuracy is highest, as a share of the training
+        when = [[float(found[kind, n, seed]["accuracies"].argmax()) for n in sizes] for seed in range(training.seeds)]
+        share = (torch.tensor(when, dtype=torch.float64) + 1) / len(found[kind, sizes[0], 0]["accuracies"])
+        numbers[f"when the accuracy of {kind} is highest, share of the training"] = over_seeds(share)
+        numbers[f"best accuracy of {kind} with the most images"] = Estimate.of(rows[:, -1])
+    slower = table("lin", "loss") - table("f", "loss")
+    numbers["last training loss, f_lin minus f"] = over_seeds(slower)
     left = {kind: float(table(kind, "loss")[:, 0].mean()) for kind in t.KINDS}  # 0.69 before training
     numbers |= {f"last training loss of {kind} with the fewest images": Estimate(loss) for kind, loss in left.items()}
+    numbers |= {
+        f"last training loss of {kind} with the most images": Estimate(float(table(kind, "loss")[:, -1].mean()))
+        for kind in t.KINDS
+    }
     grown = numbers[f"growth of the distance from {sizes[0]} to {sizes[-1]} images"]
 
     def chart(name: str, title: str, label: str, what: str, *series: Series) -> Chart:
@@ -143,8 +156,9 @@ def fig4_6(
             "epochs": 20,
             "batch": 32,
             "points": 2,
+            **s.PUBLISHED,
         },
-        "laptop": {},
+        "laptop": {**s.PUBLISHED},
         "paper": {
             "nets": "mlp,lenet,resnet18",
             "n_train": 50_000,
@@ -153,6 +167,7 @@ def fig4_6(
             "epochs": 200,
             "points": 5,
             "seeds": 3,
+            **s.PUBLISHED,
         },
     },
 )
@@ -177,11 +192,12 @@ def table4_1(
 
     def train(name: str, seed: int) -> dict[str, Any]:
         whole, test = images()
-        net = s.network(name, whole.x.shape[1:], derive(run.seed, "init", name, seed), run.device)
+        start = s.network(name, whole.x.shape[1:], derive(run.seed, "init", name, seed), run.device, training.init)
+        net = training.copy_of(start, "f")
         x, y, energies = whole.x[:n_kernel], whole.y[:n_kernel].float() * 2 - 1, list[float]()
 
         def look(step: int) -> None:
-            K = ntk(net, x, outputs=0, precision=kernel)
+            K = ntk(t.expanded(net, start), x, outputs=0, precision=kernel)
             energies.append(K.energy_concentration(y, min(k, len(x))))
             run.log(net=name, seed=seed, step=step, energy=energies[-1])
 
@@ -201,17 +217,19 @@ def table4_1(
             "ratio of norms before": Estimate.of(energy[:, 0].sqrt()),
             "ratio of norms after": Estimate.of(energy[:, -1].sqrt()),
             "test accuracy": Estimate.of([float(row["accuracy"]) for row in found]),
+            "last training loss": Estimate.of([float(row["losses"][-each:].mean()) for row in found]),
         }
-        numbers |= {f"{key}, {s.title(name)}": value for key, value in own.items()}
-        first, last, *_, accuracy = own.values()
+        numbers |= {f"{key}, {name}": value for key, value in own.items()}
+        first, last, accuracy = own["energy before"], own["energy after"], own["test accuracy"]
         said.append(f"{s.title(name)} {first} to {last} (test accuracy {accuracy})")
         series.append(curve(s.title(name), [step / each for step in at], energy))
         if name in PUBLISHED:
             ends = [at[0] / each, at[-1] / each]
-            series.append(Series.of(f"{s.title(name)}, published", ends, PUBLISHED[name], style="points"))
+            squares = [share**2 for share in PUBLISHED[name]]  # printed as ratios of norms
+            series.append(Series.of(f"{s.title(name)}, published", ends, squares, style="points"))
     for low, high in neighbours(nets):
         more = Estimate.of(energies[high][:, -1] - energies[low][:, -1])
-        numbers[f"energy after, {s.title(high)} minus {s.title(low)}"] = more
+        numbers[f"energy after, {high} minus {low}"] = more
     chart = Chart(
         "energy",
         f"Energy of the labels in the {k} first eigenvectors",

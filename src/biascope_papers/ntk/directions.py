@@ -34,16 +34,17 @@ from biascope.support import derive, generator, progress
 from biascope_papers.nad.anisotropy import concentration
 from biascope_papers.ntk import setting as s
 from biascope_papers.ntk import training as t
+from biascope_papers.ntk.initial import Init, redraw
 
 Side = Annotated[int, "side of the grey input"]
 Points = Annotated[int, "Gaussian inputs in the mean of the mixed derivative"]
 TWENTY = t.Training(epochs=20)
 
 
-def initialiser(name: str, image_size: int) -> Initialiser:
+def initialiser(name: str, image_size: int, init: Init = "torch") -> Initialiser:
     """The networks that are drawn: one output, one input channel."""
     kind, options = s.design(name, (1, image_size, image_size))
-    return record(lambda: registry.build(kind, **options))
+    return record(lambda: redraw(registry.build(kind, **options), init))
 
 
 def first_network(drawn: Initialiser, seed: int, device: str) -> nn.Module:
@@ -67,12 +68,14 @@ def kernel_directions(
     return vectors.T.reshape(size, 1, image_size, image_size).float().cpu(), values.cpu()
 
 
-def cached_directions(run: Run, name: str, image_size: int, n_points: int, seed: int) -> tuple[Tensor, Tensor]:
+def cached_directions(
+    run: Run, name: str, image_size: int, n_points: int, seed: int, init: Init
+) -> tuple[Tensor, Tensor]:
     """`kernel_directions`, kept in the run's folder."""
 
     def compute() -> dict[str, Any]:
         own = derive(run.seed, "init", name, seed)
-        found = kernel_directions(initialiser(name, image_size), image_size, own, n_points, run.device)
+        found = kernel_directions(initialiser(name, image_size, init), image_size, own, n_points, run.device)
         return {"directions": found[0], "alignments": found[1]}
 
     kept: dict[str, Any] = run.cached(f"directions {name} {image_size} {n_points} {seed}", compute)
@@ -82,17 +85,19 @@ def cached_directions(run: Run, name: str, image_size: int, n_points: int, seed:
 @study(
     "ntk/fig4.4",
     sizes={
-        "smoke": {"image_size": 8, "n": 512, "indices": "0,40", "epochs": 12, "n_points": 16, "batch": 32},
-        "laptop": {},
+        "smoke": {"image_size": 8, "n": 512, "indices": "0,40", "epochs": 12, "n_points": 16, "batch": 32,
+                  **s.PUBLISHED},
+        "laptop": {**s.PUBLISHED},
         "paper": {
             "nets": "lenet,resnet18",
             "image_size": 32,
             "n": 10_000,
             "indices": "0,5,10,20,50,100,200,400,800",
             "epochs": 100,
+            **s.PUBLISHED,
         },
     },
-)
+)  # fmt: skip
 def fig4_4(
     run: Run,
     *,
@@ -110,11 +115,13 @@ def fig4_4(
     charts, said, seeds = list[Chart](), list[str](), training.seeds
 
     def learn(name: str, direction: Tensor, seed: int, kind: str, index: int) -> dict[str, Any]:
-        net = first_network(initialiser(name, image_size), derive(run.seed, "init", name, seed), run.device)
+        net = first_network(
+            initialiser(name, image_size, training.init), derive(run.seed, "init", name, seed), run.device
+        )
         # the same noise for every direction and both models: they differ in the direction alone
         both = directional(direction, 2 * n, eps=eps, sigma=sigma, seed=derive(run.seed, "data", seed))
         train, test = both.to(run.device).train_test(n)
-        model = t.copy_of(net, kind)
+        model = training.copy_of(net, kind)
         losses = t.fit(model, train.x, train.y, training.recipe(n), derive(run.seed, "order", seed))
         accuracy = t.evaluate(model, test.x, test.y)[1]
         run.log(net=name, kind=kind, index=index, seed=seed, accuracy=accuracy, loss=float(losses[-10:].mean()))
@@ -122,8 +129,9 @@ def fig4_4(
 
     for name in progress(nets, "networks"):
         spectra, tables = [], dict[str, list[list[float]]]({kind: [] for kind in t.KINDS})
+        ends: dict[str, list[list[float]]] = {kind: [] for kind in t.KINDS}
         for seed in range(seeds):
-            directions, alignments = cached_directions(run, name, image_size, n_points, seed)
+            directions, alignments = cached_directions(run, name, image_size, n_points, seed, training.init)
             spectra.append(alignments / alignments[0])
             for kind in t.KINDS:
                 found: list[dict[str, Any]] = [
@@ -131,15 +139,24 @@ def fig4_4(
                     for i in progress(indices, f"{name}, {t.KINDS[kind]}", leave=False)
                 ]
                 tables[kind].append([float(row["accuracy"]) for row in found])
+                each = t.per_epoch(n, training.batch)
+                ends[kind].append([float(row["losses"][-each:].mean()) for row in found])
         f, lin = (torch.tensor(rows, dtype=torch.float64) for rows in tables.values())
         advantage, spectrum = over_seeds(f - lin), torch.stack(spectra).mean(0)
+        losses = {kind: torch.tensor(rows, dtype=torch.float64) for kind, rows in ends.items()}  # [seeds, indices]
         falls = {kind: rank_correlations(indices, rows) for kind, rows in tables.items()}
         tenth = float(spectrum[min(9, len(spectrum) - 1)])
         own = {"accuracy of f minus f_lin": advantage}
         own |= {f"rank correlation of index and accuracy of {kind}": value for kind, value in falls.items()}
         own["alignment of the 10th direction relative to the first"] = Estimate(tenth)
         own["accuracy of f on the first direction"] = Estimate(float(f[:, 0].mean()))
-        numbers |= {f"{key}, {s.title(name)}": value for key, value in own.items()}
+        own["decay of the alignment from the first to the last direction"] = Estimate.of(
+            [float(each[indices[0]] - each[indices[-1]]) for each in spectra]
+        )
+        for kind, rows in losses.items():
+            own[f"largest last training loss of {kind}"] = Estimate(float(rows.mean(0).max()))
+            own[f"last training loss of {kind} on the first direction"] = Estimate(float(rows[:, 0].mean()))
+        numbers |= {f"{key}, {name}": value for key, value in own.items()}
         said.append(
             f"{s.title(name)}: f minus f_lin {advantage}, rank correlations {falls['f']} (f), {falls['lin']} (f_lin)"
         )
@@ -169,9 +186,9 @@ def fig4_4(
 @study(
     "ntk/fig4.5",
     sizes={
-        "smoke": {"nets": "lenet", "image_size": 8, "networks": 64, "n_points": 16, "seeds": 2},
-        "laptop": {},
-        "paper": {"nets": "lenet,resnet18", "image_size": 32, "networks": 10_000, "n_points": 64, "seeds": 3},
+        "smoke": {"nets": "lenet", "image_size": 8, "networks": 64, "n_points": 16, "seeds": 2, "init": "lecun"},
+        "laptop": {"init": "lecun"},
+        "paper": {"nets": "lenet,resnet18", "image_size": 32, "networks": 10_000, "seeds": 3, "init": "lecun"},
     },
 )
 def fig4_5(
@@ -183,6 +200,7 @@ def fig4_5(
     n_points: Points = 64,
     k: Annotated[int, "leading directions that are compared"] = 10,
     seeds: Annotated[int, "single networks"] = 3,
+    init: Init = "torch",
 ) -> StudyResult:
     """Directions of single networks' kernels, in pixels and Fourier space, and against the architecture's."""
     shape, D = (1, image_size, image_size), image_size**2
@@ -190,7 +208,7 @@ def fig4_5(
     charts, said = list[Chart](), list[str]()
 
     def measure(name: str) -> dict[str, Any]:
-        seed, drawn = derive(run.seed, "architecture", name), initialiser(name, image_size)
+        seed, drawn = derive(run.seed, "architecture", name), initialiser(name, image_size, init)
         found = nads(drawn, shape, networks, device=run.device, seed=seed, head="marginal")
         return {"directions": found.directions[:64]}
 
@@ -199,7 +217,7 @@ def fig4_5(
         reference = torch.as_tensor(kept["directions"]).flatten(1).double()
         spectra, overlaps, sharp = [], [], []
         for seed in range(seeds):
-            directions, alignments = cached_directions(run, name, image_size, n_points, seed)
+            directions, alignments = cached_directions(run, name, image_size, n_points, seed, init)
             overlaps.append(subspace_overlap(directions[:k].flatten(1).double().T, reference[:k].T))
             sharp.append(concentration(directions[:3, 0]))
             spectra.append(alignments / alignments[0])
@@ -207,10 +225,10 @@ def fig4_5(
                 subject, titles = f"First NTK-NADs of {name}", [str(i + 1) for i in range(k)]
                 direction_picture(run, f"directions-{name}", subject, directions[:k, 0], titles, k)
         overlap, energy = Estimate.of(overlaps), Estimate.of(sharp)
-        numbers[f"overlap of the first {k} with the architecture's, {s.title(name)}"] = overlap
+        numbers[f"overlap of the first {k} with the architecture's, {name}"] = overlap
         margin = Estimate(overlap.value - 3 * k / D, overlap.standard_error, overlap.n)
-        numbers[f"overlap above three times that of random directions, {s.title(name)}"] = margin
-        numbers[f"energy in the strongest 5 % of frequencies, {s.title(name)}"] = energy
+        numbers[f"overlap above three times that of random directions, {name}"] = margin
+        numbers[f"energy in the strongest 5 % of frequencies, {name}"] = energy
         said.append(f"{s.title(name)}: overlap {overlap} (random: {k / D:.3f}), energy {energy}")
         charts.append(
             Chart(

@@ -20,6 +20,7 @@ from biascope.studies.estimates import curve, errors_over, over_seeds, rank_corr
 from biascope.support import derive, progress
 from biascope_papers.ntk import setting as s
 from biascope_papers.ntk import training as t
+from biascope_papers.ntk.initial import Init
 
 LEVEL = 0.01  # the training loss that counts as learnt
 FOLLOWED = (("f", "accuracy"), ("lin", "accuracy"), ("f", "iterations"), ("f", "distance"), ("f", "turn"))
@@ -40,9 +41,18 @@ class Benchmark:
     """
 
     def __init__(
-        self, run: Run, dataset: str, name: str, n: int, top: int, seed: int = 0, ridge: float | None = None
+        self,
+        run: Run,
+        dataset: str,
+        name: str,
+        n: int,
+        top: int,
+        seed: int = 0,
+        ridge: float | None = None,
+        init: Init = "torch",
     ) -> None:
         self.run, self.dataset, self.name, self.top, self.seed, self.ridge = run, dataset, name, top, seed, ridge
+        self.init = init
         self.size = min(n, data.info(dataset).n_train + data.info(dataset).n_test)
         self.n_train = round(self.size * 5 / 6)
 
@@ -55,7 +65,7 @@ class Benchmark:
     def net(self) -> nn.Module:
         """The network."""
         seed = derive(self.run.seed, "init", self.name, self.seed)
-        return s.network(self.name, self.x.shape[1:], seed, self.run.device)
+        return s.network(self.name, self.x.shape[1:], seed, self.run.device, self.init)
 
     @cached_property
     def _solved(self) -> dict[str, Any]:
@@ -111,9 +121,15 @@ def learn(model: nn.Module, bench: Benchmark, index: int, recipe: t.Recipe, seed
 @study(
     "ntk/fig4.2",
     sizes={
-        "smoke": {"dataset": "digits", "n": 300, "rhos": "0,10,80", "epochs": 12, "batch": 32},
-        "laptop": {},
-        "paper": {"nets": "mlp,lenet", "n": 60_000, "rhos": "0,1,3,10,30,100,300,500,700,999", "epochs": 100},
+        "smoke": {"dataset": "digits", "n": 300, "rhos": "0,10,80", "epochs": 12, "batch": 32, **s.PUBLISHED},
+        "laptop": {**s.PUBLISHED},
+        "paper": {
+            "nets": "mlp,lenet",
+            "n": 60_000,
+            "rhos": "0,1,3,10,30,100,300,500,700,999",
+            "epochs": 100,
+            **s.PUBLISHED,
+        },
     },
 )
 def fig4_2(
@@ -141,8 +157,8 @@ def fig4_2(
         found: dict[str, list[list[dict[str, Any]]]] = {kind: [] for kind in t.KINDS}  # by seed and rho
         overlaps, errors, regressions = list[float](), list[float](), list[list[float]]()
         for seed in range(seeds):
-            bench = Benchmark(run, dataset, name, n, max(rhos) + 1, seed, ridge)
-            work = partial(_learn, bench, training.recipe(bench.n_train, optimiser=optimiser))
+            bench = Benchmark(run, dataset, name, n, max(rhos) + 1, seed, ridge, training.init)
+            work = partial(_learn, bench, training, training.recipe(bench.n_train, optimiser=optimiser))
             for kind in t.KINDS:
                 shown = progress(rhos, f"{name}, {t.KINDS[kind]}", leave=False)
                 found[kind].append(
@@ -157,14 +173,21 @@ def fig4_2(
             for kind in t.KINDS
             for what in LABELS
         }
+        last = {kind: max(float(row["loss"]) for rows in found[kind] for row in rows) for kind in t.KINDS}
         order = {key: rank_correlations(rhos, tables[key].tolist()) for key in FOLLOWED}
         advantage = over_seeds(tables["lin", "accuracy"] - tables["f", "accuracy"])
         largest = "largest residual of an eigenfunction relative to its eigenvalue"
         own = {"accuracy of f_lin minus f": advantage, "overlap of phi with its signs": Estimate.of(overlaps)}
         own |= {largest: Estimate(max(errors))}
         own |= {f"rank correlation of rho and {what} of {kind}": value for (kind, what), value in order.items()}
+        own |= {f"largest last training loss of {kind}": Estimate(loss) for kind, loss in last.items()}
+        apart = tables["lin", "accuracy"] - tables["f", "accuracy"]
+        where = torch.tensor(rhos)
+        for side, mask in (("below", where < 500), ("above", where > 500)):
+            if bool(mask.any()):
+                own[f"accuracy of f_lin minus f, rho {side} 500"] = over_seeds(apart[:, mask])
         own["rank correlation of rho and accuracy of kernel regression"] = rank_correlations(rhos, regressions)
-        numbers |= {f"{key}, {s.title(name)}": value for key, value in own.items()}
+        numbers |= {f"{key}, {name}": value for key, value in own.items()}
         said.append(
             f"{s.title(name)}: f_lin minus f {advantage}, rank correlations with rho: accuracy "
             f"{order['f', 'accuracy']} (f) and {order['lin', 'accuracy']} (f_lin), iterations "
@@ -179,9 +202,9 @@ def fig4_2(
     )
 
 
-def _learn(bench: Benchmark, recipe: t.Recipe, kind: str, rho: int) -> dict[str, Any]:
+def _learn(bench: Benchmark, training: t.Training, recipe: t.Recipe, kind: str, rho: int) -> dict[str, Any]:
     seed = derive(bench.run.seed, "order", bench.seed)
-    found = learn(t.copy_of(bench.net, kind), bench, rho, recipe, seed)
+    found = learn(training.copy_of(bench.net, kind), bench, rho, recipe, seed)
     bench.run.log(kind=kind, rho=rho, seed=bench.seed, **{k: v for k, v in found.items() if k != "losses"})
     return found
 

@@ -11,7 +11,6 @@ J(x; theta_t) (theta - theta_0). (The printed formula reads as if theta_0 set th
 displacement.) All linear models are centred and start at zero.
 """
 
-import copy
 from functools import partial
 from typing import Annotated, Any
 
@@ -33,9 +32,24 @@ FIFTY = t.Training(epochs=50)
 @study(
     "ntk/fig4.8",
     sizes={
-        "smoke": {"dataset": "digits", "n": 240, "top": 40, "targets": "5,30", "epochs": 25, "batch": 32},
-        "laptop": {},
-        "paper": {"nets": "mlp,lenet", "n": 60_000, "top": 1000, "targets": "50,200,500,900", "epochs": 100},
+        "smoke": {
+            "dataset": "digits",
+            "n": 240,
+            "top": 40,
+            "targets": "5,30",
+            "epochs": 25,
+            "batch": 32,
+            **s.PUBLISHED,
+        },
+        "laptop": {**s.PUBLISHED},
+        "paper": {
+            "nets": "mlp,lenet",
+            "n": 60_000,
+            "top": 1000,
+            "targets": "50,200,500,900",
+            "epochs": 100,
+            **s.PUBLISHED,
+        },
     },
 )
 def fig4_8(
@@ -54,26 +68,41 @@ def fig4_8(
     for name in progress(nets, "networks"):
         rows: list[dict[str, Any]] = []
         for seed in range(training.seeds):
-            bench = Benchmark(run, dataset, name, n, max(top, max(targets) + 1), seed)
-            work = partial(_turn, bench, top, training.recipe(bench.n_train))
+            bench = Benchmark(run, dataset, name, n, max(top, max(targets) + 1), seed, init=training.init)
+            work = partial(_turn, bench, top, training)
             rows += [run.cached(f"{name} {k} {seed}", partial(work, k)) for k in progress(targets, name, leave=False)]
             del bench
         places = list(targets) * training.seeds
+
+        def by_seed(
+            values: list[float],
+        ) -> Tensor:  # [seeds, targets]; the rows have the targets of the first seed first
+            return torch.tensor(values, dtype=torch.float64).view(training.seeds, -1)
+
         own = [float(row["gains"][k]) for row, k in zip(rows, places)]
+        lead = [float((row["gains"][k] / _without(row["gains"], k).max()).log()) for row, k in zip(rows, places)]
         first = [rank_of(row["gains"], k) == 1 for row, k in zip(rows, places)]
-        gain = over_seeds(torch.tensor(own, dtype=torch.float64).view(training.seeds, -1))
-        order = Estimate.of([spearman(row["before"].tolist(), row["after"].tolist()) for row in rows])
-        numbers |= {
-            f"gain of the target, {s.title(name)}": gain,
-            f"share of trainings where the target gains most, {s.title(name)}": Estimate(sum(first) / len(first)),
-            f"general growth, {s.title(name)}": Estimate.of([float(row["growth"]) for row in rows]),
-            f"rank correlation of alignments before and after, {s.title(name)}": order,
+        others = [(_without(row["before"], k), _without(row["after"], k)) for row, k in zip(rows, places)]
+        gain, table = over_seeds(by_seed(own)), by_seed(own)
+        order = over_seeds(by_seed([spearman(before.tolist(), after.tolist()) for before, after in others]))
+        own_numbers = {
+            "gain of the target": gain,
+            "lead of the target's gain over the largest other (log)": over_seeds(by_seed(lead)),
+            "share of trainings where the target gains most": Estimate(sum(first) / len(first)),
+            "general growth": over_seeds(by_seed([float(row["growth"]) for row in rows])),
+            "share of alignments that grow": over_seeds(
+                by_seed([float((row["after"] > row["before"]).double().mean()) for row in rows])
+            ),
+            "rank correlation of alignments before and after": order,
+            "last training loss": over_seeds(by_seed([float(row["loss"]) for row in rows])),
         }
         trend = ""
         if len(targets) > 1:
-            trend = f", of k and the gain {spearman(places, own):.2f}"
-            key = f"rank correlation of k and the target's gain, {s.title(name)}"
-            numbers[key] = Estimate(spearman(places, own))  # few targets of one seed have no error
+            rising = Estimate.of([spearman(targets, row) for row in table.tolist()])
+            trend = f", of k and the gain {rising}"
+            own_numbers["rank correlation of k and the target's gain"] = rising
+            own_numbers["log gain of the last target minus the first"] = Estimate.of((table[:, -1] / table[:, 0]).log())
+        numbers |= {f"{key}, {name}": value for key, value in own_numbers.items()}
         said.append(
             f"{s.title(name)}: own gain {gain} ({', '.join(f'{g:.1f} for {k}' for g, k in zip(own, targets))}), "
             f"the largest of {len(rows[0]['gains'])} in {sum(first)} of {len(first)} trainings; rank correlation of "
@@ -93,6 +122,11 @@ def rank_of(gains: Tensor, k: int) -> int:
     return 1 + int((gains > gains[k]).sum())
 
 
+def _without(values: Tensor, k: int) -> Tensor:
+    """All entries but the k-th."""
+    return torch.cat([values[:k], values[k + 1 :]])
+
+
 def alignments(net: nn.Module, x: Tensor, vectors: Tensor) -> Tensor:
     """phi^T K phi for unit vectors, columns of [n, k]: what `target_alignments` gives, by way of the kernel.
 
@@ -103,10 +137,11 @@ def alignments(net: nn.Module, x: Tensor, vectors: Tensor) -> Tensor:
     return (V * (K @ V)).double().sum(0) / V.double().square().sum(0)
 
 
-def _turn(bench: Benchmark, top: int, recipe: t.Recipe, k: int) -> dict[str, Any]:
-    net, keep = copy.deepcopy(bench.net), max(top, k + 1)
-    found = learn(net, bench, k, recipe, derive(bench.run.seed, "order", bench.seed))
-    before, after = bench.spectrum.values.double(), alignments(net, bench.x, bench.spectrum.vectors)
+def _turn(bench: Benchmark, top: int, training: t.Training, k: int) -> dict[str, Any]:
+    net, keep = training.copy_of(bench.net, "f"), max(top, k + 1)
+    found = learn(net, bench, k, training.recipe(bench.n_train), derive(bench.run.seed, "order", bench.seed))
+    after = alignments(t.expanded(net, bench.net), bench.x, bench.spectrum.vectors)
+    before = bench.spectrum.values.double()
     before, after = before[:keep].cpu(), after[:keep].cpu()
     growth = (after / before).quantile(0.5)
     result = {"loss": found["loss"], "accuracy": found["accuracy"]}
@@ -136,9 +171,24 @@ def _alignment_chart(name: str, k: int, row: dict[str, Any]) -> Chart:
 @study(
     "ntk/fig4.11",
     sizes={
-        "smoke": {"dataset": "digits", "n": 240, "targets": "30", "epochs": 40, "batch": 32, "swaps": "0,40"},
-        "laptop": {},
-        "paper": {"net": "lenet", "n": 60_000, "targets": "400,600", "epochs": 100, "swaps": "0,1,2,5,10,100"},
+        "smoke": {
+            "dataset": "digits",
+            "n": 240,
+            "targets": "30",
+            "epochs": 40,
+            "batch": 32,
+            "swaps": "0,40",
+            **s.PUBLISHED,
+        },
+        "laptop": {**s.PUBLISHED},
+        "paper": {
+            "net": "resnet18",
+            "n": 60_000,
+            "targets": "400",
+            "epochs": 100,
+            "swaps": "0,1,2,5,10,100",
+            **s.PUBLISHED,
+        },
     },
 )
 def fig4_11(
@@ -155,9 +205,9 @@ def fig4_11(
     tried = sorted({0, *(min(epoch, int(training.epochs)) for epoch in swaps)})
     rows, n_train = list[dict[str, Any]](), 0
     for seed in range(training.seeds):
-        bench = Benchmark(run, dataset, net, n, max(targets) + 1, seed)
+        bench = Benchmark(run, dataset, net, n, max(targets) + 1, seed, init=training.init)
         n_train = bench.n_train
-        work = partial(_swap, bench, training.recipe(n_train), tried)
+        work = partial(_swap, bench, training, tried)
         rows += [run.cached(f"{k} {seed}", partial(work, k)) for k in progress(targets, "targets")]
         del bench
 
@@ -174,8 +224,14 @@ def fig4_11(
         "iterations saved by the trained kernel": mean(speed[:, 1] - speed[:, -1]),
         "accuracy of the initial kernel minus the trained one": mean(accuracy[:, 1] - accuracy[:, -1]),
         "accuracy of the trained kernel minus the network": mean(accuracy[:, -1] - accuracy[:, 0]),
+        "iterations saved by the network": mean(speed[:, 1] - speed[:, 0]),
         "share of trainings where one of the two kernels reaches the loss": Estimate(float(reached.double().mean())),
     }
+    last = torch.stack([row["losses"][:, -t.per_epoch(n_train, training.batch) :].double().mean(1) for row in rows])
+    numbers |= {f"last training loss, {name}": mean(c) for name, c in zip(names, last.T)}
+    for epoch, column in zip(tried[1:], accuracy.T[2:]):  # paired: trainings of one network on one task
+        numbers[f"accuracy, kernel of epoch {epoch} minus the network"] = mean(column - accuracy[:, 0])
+        numbers[f"accuracy, initial kernel minus kernel of epoch {epoch}"] = mean(accuracy[:, 1] - column)
     accuracies = [mean(c) for c in accuracy.T]
     return StudyResult(
         measured=f"{s.title(net)} on eigenfunctions {', '.join(map(str, targets))}: the kernel of epoch {tried[-1]} "
@@ -191,14 +247,14 @@ def fig4_11(
     )
 
 
-def _swap(bench: Benchmark, recipe: t.Recipe, epochs: list[int], k: int) -> dict[str, Any]:
+def _swap(bench: Benchmark, training: t.Training, epochs: list[int], k: int) -> dict[str, Any]:
     (x, y), (test_x, test_y) = bench.task(k)
+    net, recipe = training.copy_of(bench.net, "f"), training.recipe(len(x))
     each, order = t.per_epoch(len(x), recipe.batch), derive(bench.run.seed, "order", bench.seed)
     kept: dict[int, dict[str, Tensor]] = {}
-    net = copy.deepcopy(bench.net)
 
-    def keep(step: int) -> None:
-        kept[step] = {name: value.detach().clone() for name, value in net.state_dict().items()}
+    def keep(step: int) -> None:  # without BatchNorm's statistics: kernels have the initial ones
+        kept[step] = {name: value.detach().clone() for name, value in net.named_parameters()}
 
     steps = [min(epoch * each, recipe.steps) for epoch in epochs]
     histories = [t.fit(net, x, y, recipe, order, at=steps, look=keep)]

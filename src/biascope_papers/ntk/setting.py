@@ -1,7 +1,8 @@
 """Networks and image sets of the learning-complexity studies.
 
-Networks have one output (a binary logit) and stay in eval mode from beginning to end: BatchNorm keeps its initial mean
-0 and variance 1, which switches it off, so that the linearised network is the tangent of the trained one.
+Networks have one output (a binary logit). As published, weights are drawn as flax does (`init=lecun`), and a network
+trains with the statistics of its batches (`norm=batch`), while its kernels and linearisations have BatchNorm at its
+initial mean 0 and variance 1, which switches it off. With `norm=off` it is off in the network too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from torch import nn
 
 from biascope import InputError, data, nets
 from biascope.data import Dataset
+from biascope_papers.ntk.initial import Init, redraw
 
 NETS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "mlp": ("mlp", {"hidden": (100, 100)}),
@@ -28,10 +30,13 @@ Images = Annotated[str, "cifar10, mnist, or digits as a stand-in"]
 TwoClasses = Annotated[str, "cifar10, or digits as a stand-in (0-4 against 5-9)"]
 
 
-def network(name: str, shape: Sequence[int], seed: int, device: str = "cpu") -> nn.Module:
+PUBLISHED: Mapping[str, Any] = {"init": "lecun", "norm": "batch"}  # of the trainings, at any size
+
+
+def network(name: str, shape: Sequence[int], seed: int, device: str = "cpu", init: Init = "torch") -> nn.Module:
     """A network with one output for inputs of this shape, in eval mode."""
     kind, options = design(name, shape)
-    return nets.build(kind, seed=seed, **options).to(device).eval()
+    return redraw(nets.build(kind, seed=seed, **options), init, seed).to(device).eval()
 
 
 def design(name: str, shape: Sequence[int]) -> tuple[str, dict[str, Any]]:

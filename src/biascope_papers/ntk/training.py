@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from biascope import InputError, linearize
 from biascope.ensembles import arithmetic, capture
 from biascope.support import generator
+from biascope_papers.ntk.initial import Init
 
 BETAS, EPS = (0.9, 0.999), 1e-8  # Adam
 FEW = 8  # steps, for which a capture does not pay
@@ -52,6 +53,12 @@ class Training:
     lr: Annotated[float, "first learning rate; it falls linearly to zero"] = 0.05
     seeds: Annotated[int, "initialisations (and subsets of images)"] = 1
     precision: Annotated[Literal["float32", "tf32", "bf16"], "while training on a GPU"] = "tf32"
+    init: Init = "torch"
+    norm: Annotated[Literal["off", "batch"], "BatchNorm of a network that trains; its linearisation has none"] = "off"
+
+    def copy_of(self, net: nn.Module, kind: str) -> nn.Module:
+        """A network to train from these weights: the network itself ("f"), or its linearisation ("lin")."""
+        return copy.deepcopy(net).train(self.norm == "batch") if kind == "f" else linearize(net)
 
     def recipe(self, n: int, least: int = 1, optimiser: Literal["sgd", "adam"] = "sgd") -> Recipe:
         """For n examples; `least`: fewest steps."""
@@ -62,9 +69,12 @@ class Training:
 LONG = Training()
 
 
-def copy_of(net: nn.Module, kind: str) -> nn.Module:
-    """A network to train from these weights: the network itself ("f"), or its linearisation ("lin")."""
-    return copy.deepcopy(net) if kind == "f" else linearize(net)
+def expanded(net: nn.Module, start: nn.Module) -> nn.Module:
+    """A trained network as its kernel sees it: in eval mode, the buffers those of the start, so BatchNorm is off."""
+    made, old = copy.deepcopy(net).eval(), dict(start.named_buffers())
+    for name, buffer in made.named_buffers():
+        buffer.copy_(old[name])
+    return made
 
 
 def steps_of(epochs: float, n: int, batch: int) -> int:

@@ -325,13 +325,26 @@ def fig_a_13(
     heats = tensors(run.cached("heat maps", heat))["accuracy"]
     wave, zeta = got["wave"], got["zeta"]
     upper = slice(2 * len(wave) // 3, None)  # a third of the wave numbers
+    tail = slice(len(wave) // 3, None)  # above the lower third, in which networks and neighbours are to be alike
+    slopes = log_slope(wave[tail], zeta[..., tail])  # [1 + K, runs]
+    decay = {
+        f"log-log slope of zeta, network minus K = {K}": Estimate.of(slopes[0] - slopes[1 + i])
+        for i, K in enumerate(neighbours)
+    }
+    decay |= {
+        f"log-log slope of zeta, {name}": Estimate.of(slopes[i])
+        for i, name in enumerate(["network", *(f"K = {K}" for K in neighbours)])
+    }
+    if 1 in neighbours:
+        nearest = (zeta[0] / zeta[1 + neighbours.index(1)])[:, 1 : len(wave) // 3]
+        decay["log zeta, network over K = 1, low wave numbers"] = Estimate.of(nearest.log().mean(1))
     gaps = {
         f"log zeta, network over K = {K}, high wave numbers": Estimate.of(
             (zeta[0] / zeta[1 + i])[:, upper].log().mean(1)
         )
         for i, K in enumerate(neighbours)
     }
-    largest = max(gaps.values(), key=lambda gap: gap.value)
+    steepest = max((decay[f"log-log slope of zeta, network minus K = {K}"] for K in neighbours), key=lambda e: e.value)
     accuracy, majority = Estimate.of(got["accuracy"]), Estimate.of(got["majority"].double())
     trends = {
         f"rank correlation of L with training accuracy, K = {K}": Estimate.of(
@@ -343,10 +356,11 @@ def fig_a_13(
     names = ["network", *(f"K = {K}" for K in neighbours)]
     spectra = tuple(Series.of(name, wave[1:], zeta[i].mean(0)[1:]) for i, name in enumerate(names))
     return StudyResult(
-        measured=f"log(zeta_network / zeta_K) at high wave numbers is at most {largest} over K = {neighbours}; the "
-        f"network's training accuracy is {accuracy} (baseline {majority.value:.3f}). k = {k}, L = {petals}, "
-        f"{labels.steps} steps.",
+        measured=f"The log-log slope of the network's zeta is below that of K = {neighbours} neighbours by "
+        f"{Estimate(-steepest.value, steepest.standard_error, steepest.n)} or more; the network's training accuracy is "
+        f"{accuracy} (baseline {majority.value:.3f}). k = {k}, L = {petals}, {labels.steps} steps.",
         numbers={
+            **decay,
             **gaps,
             "training accuracy of the network": accuracy,
             "lowest training accuracy of the network": Estimate(float(got["accuracy"].min())),
@@ -364,6 +378,13 @@ def fig_a_13(
               for i, name in enumerate(names[:2])),
         ),
     )  # fmt: skip
+
+
+def log_slope(x: Tensor, y: Tensor) -> Tensor:
+    """Slopes [...] of the least-squares lines of log y [..., n] over log x [n]."""
+    at = x.double().log() - x.double().log().mean()
+    found: Tensor = (y.double().log() * at).sum(-1) / at.square().sum()
+    return found
 
 
 def nearest_probability(x: Tensor, y: Tensor, queries: Tensor, neighbours: int) -> Tensor:

@@ -106,6 +106,10 @@ def fig3_4(
         f"dip at k = {k[high]:g} over that at k = {k[low]:g}": deeper,
     }
     for i, kk in enumerate(k):
+        numbers[f"rise of the best validation loss with beta, k = {kk:g}"] = Estimate.of(rise[:, i])
+        if i != low:
+            share = Estimate.of(rise[:, i] / rise[:, low])
+            numbers[f"share of the rise at k = {k[low]:g} that is there at k = {kk:g}"] = share
         for j, b in enumerate(beta):
             numbers[f"best validation loss, k = {kk:g}, beta = {b:g}"] = Estimate.of(best[:, i, j])
             numbers[f"last validation loss, k = {kk:g}, beta = {b:g}"] = Estimate.of(last[:, i, j])

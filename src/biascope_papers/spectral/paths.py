@@ -25,9 +25,9 @@ Precision = Literal["float32", "tf32", "bf16"]
 @study(
     "spectral/figA.12",
     sizes={
-        "smoke": {"data": "digits", "images": 0, "epochs": 8, "classes": 3, "members": 4, "pairs": 12},
-        "laptop": {"images": 4000, "epochs": 5, "classes": 3, "members": 6, "pairs": 20},
-        "paper": {"precision": "tf32"},
+        "smoke": {"data": "digits", "images": 0, "epochs": 8, "classes": 3, "members": 4, "pairs": 12, "pixels": "raw"},
+        "laptop": {"images": 4000, "epochs": 5, "classes": 3, "members": 6, "pairs": 20, "pixels": "raw"},
+        "paper": {"precision": "tf32", "pixels": "raw"},
     },
 )
 def fig_a_12(
@@ -39,7 +39,10 @@ def fig_a_12(
     classes: Annotated[int, "classes, from 0 on"] = 10,
     members: Annotated[int, "training images, and as many adversarials, of each class"] = 50,
     pairs: Annotated[int, "pairs of each class, 0 for all"] = 0,
-    pivots: Annotated[int, "of a path at the beginning"] = 5,
+    pixels: Annotated[
+        Literal["raw", "standardised"], "the units of `lr`: [0, 1], or as the network is fed"
+    ] = "standardised",
+    pivots: Annotated[int, "of a path at the beginning (not given in the text)"] = 5,
     rounds: Annotated[int, "NEB iterations"] = 4,
     steps: Annotated[int, "SGD steps in each"] = 10,
     lr: Annotated[float, "of these steps"] = 1e-3,
@@ -54,6 +57,13 @@ def fig_a_12(
     mean, std = sets.channel_stats(train.x)
     x, y = (train.x[order] - mean.view(-1, 1, 1)) / std.view(-1, 1, 1), train.y[order]
     net, accuracy = _fitted(run, x, y, "mlp" if data == "digits" else "resnet18", epochs, precision)
+    reach = 0.05
+    if pixels == "raw":
+        x, net, reach = (
+            train.x[order],
+            Standardised(net, mean.to(run.device), std.to(run.device)),
+            0.05 * float(std.mean()),
+        )
 
     def paths(c: int) -> dict[str, Any]:
         device = run.device
@@ -61,7 +71,8 @@ def fig_a_12(
         own = _chosen((y == c).nonzero()[:, 0], 3 * members, rng)
         own = own[(net(x[own].to(device)).argmax(1) == c).cpu()][:members]
         others = _chosen((y != c).nonzero()[:, 0], 2 * members, rng)
-        fooled = attack(net, x[others].to(device), c, attack_steps)
+        fooled = attack(net, x[others].to(device), c, attack_steps, reach)
+        fooled = fooled.clamp(0, 1) if pixels == "raw" else fooled
         fooled = fooled[net(fooled).argmax(1) == c][:members]
         ends = torch.cat([x[own].to(device), fooled])
         index = torch.combinations(torch.arange(len(ends)), 2)
@@ -113,6 +124,19 @@ def fig_a_12(
     )  # fmt: skip
 
 
+class Standardised(nn.Module):
+    """A network of standardised images as one of pixels in [0, 1]."""
+
+    def __init__(self, net: nn.Module, mean: Tensor, std: Tensor) -> None:
+        super().__init__()
+        self.net, self.mean, self.std = net, mean.view(-1, 1, 1), std.view(-1, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [n, 10] of x [n, c, s, s]."""
+        out: Tensor = self.net((x - self.mean) / self.std)
+        return out
+
+
 def _fitted(run: Run, x: Tensor, y: Tensor, kind: str, epochs: int, precision: Precision) -> tuple[nn.Module, float]:
     """A network trained on x [n, c, s, s], y, on the run's device, and its training accuracy."""
     channels, side = x.shape[1], x.shape[2]
@@ -136,7 +160,7 @@ def _fitted(run: Run, x: Tensor, y: Tensor, kind: str, epochs: int, precision: P
     return net.to(run.device).eval().requires_grad_(False), accuracy
 
 
-def attack(net: nn.Module, x: Tensor, target: int, steps: int, size: float = 0.05) -> Tensor:
+def attack(net: nn.Module, x: Tensor, target: int, steps: int, size: float) -> Tensor:
     """x [n, ...] moved by signed gradient steps until each is put into class `target` (or the steps are spent)."""
     goal = torch.full((len(x),), target, device=x.device)
     moved = x.clone()

@@ -7,7 +7,7 @@ k, averaged over directions (of magnitudes), is divided by that before the move.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -18,7 +18,7 @@ from torch import Tensor
 from biascope.spectral import amplitude_spectrum
 from biascope.spectral.perturb import perturbation_robustness
 from biascope.studies import Chart, Estimate, HeatMap, Run, Series, StudyResult, study
-from biascope.studies.estimates import curve
+from biascope.studies.estimates import curve, jackknife_error
 from biascope.support import derive, generator, progress
 from biascope_papers.spectral.fitting import (
     Fit,
@@ -112,6 +112,7 @@ def fig3_1(
         numbers[f"growth of hidden spectral norms, {setting}"] = larger
         growth.append(larger)
         numbers[f"mean squared error at the end, {setting}"] = Estimate.of(losses[-1])
+        numbers |= of_mean_loss(at, losses, setting)
         times = first_above(spectrum.mean(1), at, 0.9)
         for i, f in enumerate(waves.frequencies):
             numbers[f"amplitude at k = {f} at the end, {setting}"] = Estimate.of(spectrum[-1, :, i])
@@ -246,23 +247,42 @@ def nearest_parts(values: Tensor, target: Tensor, frequencies: tuple[int, ...]) 
 def fig_a_1(
     run: Run, *, waves: Waves = WAVES, every: Annotated[int, "steps between two measurements"] = 100
 ) -> StudyResult:
-    """How monotone the loss of the sum of sinusoids is."""
+    """How monotone the loss of the sum of sinusoids is: of the mean over runs, which is published, and of each run."""
     numbers: dict[str, Estimate] = {}
     curves, texts = [], []
     for setting in ("equal", "growing"):
         got = _curves(run, setting, waves, every)
         at, losses = got["steps"], got["losses"]
-        order, climb = Estimate.of(rank_correlation(at, losses.T)), Estimate.of(climbs(losses))
-        numbers[f"rank correlation of loss and step, {setting}"] = order
-        numbers[f"largest climb over the first loss, {setting}"] = climb
+        numbers |= of_mean_loss(at, losses, setting)
+        order, climb = list(numbers.values())[-2:]
+        numbers[f"rank correlation of loss and step, {setting}"] = Estimate.of(rank_correlation(at, losses.T))
+        numbers[f"largest climb over the first loss, {setting}"] = Estimate.of(climbs(losses))
         numbers[f"last loss over the first, {setting}"] = Estimate.of(losses[-1] / losses[0])
         curves.append(curve(f"{setting} amplitudes", at, losses.T))
         texts.append(
-            f"{setting} amplitudes: rank correlation of loss and step {order}, largest climb {climb} of the first loss"
+            f"{setting} amplitudes: mean loss against step {order} in ranks, largest climb {climb} of the first"
         )
     figure = loss_chart("loss", "Training loss of the sum of sinusoids", curves, "Both losses fall, with small bumps.")
     text = f"{'; '.join(texts)}. {waves}, measured every {every} steps."
     return StudyResult(measured=text, numbers=numbers, figures=(figure,))
+
+
+def of_mean(curves: Tensor, of: Callable[[Tensor], Tensor]) -> Estimate:
+    """A property of the mean of curves [r, T], its error by leaving one curve out at a time."""
+    n, total = curves.shape[1], curves.sum(1, keepdim=True)
+    whole = float(of(total / n))
+    if n < 2:
+        return Estimate(whole, None, n)
+    left_out = [float(of((total - curves[:, i : i + 1]) / (n - 1))) for i in range(n)]
+    return Estimate(whole, jackknife_error(left_out), n)
+
+
+def of_mean_loss(at: Tensor, losses: Tensor, setting: str) -> dict[str, Estimate]:
+    """How monotone the mean of losses [r, T] over the runs is, which Fig. A.1 shows."""
+    return {
+        f"rank correlation of the mean loss and step, {setting}": of_mean(losses, lambda v: rank_correlation(at, v.T)),
+        f"largest climb of the mean loss over the first, {setting}": of_mean(losses, climbs),
+    }
 
 
 def climbs(losses: Tensor) -> Tensor:
