@@ -149,7 +149,7 @@ class ImplicitMetric(ProductMetric):
         blocks = tuple(b for u in self.units for b in u.blocks)
         unit = Unit(tuple(self.space.shapes), blocks, "lowrank", "")
         (piece,) = build_pieces(self.stream, [unit], self.space, self.means is not None)
-        self.stream.refuse_nonfinite()
+        self.stream.finite()
         return piece.frobenius_squared().sqrt()
 
     @checked

@@ -49,12 +49,6 @@ class Sum:
             out.append(torch.cat([parts[name] for name in self.unit.names], -1))
         return out
 
-    def matrix(self, chunk: Chunk) -> MatrixFactor:
-        """The one matrix factor of the unit."""
-        factor = chunk.factors[self.unit.blocks[0].names]
-        assert isinstance(factor, MatrixFactor)
-        return factor
-
     def add_inputs(self, factors: InputFactors) -> None:
         """Add what belongs to the inputs of some examples alone; `add` follows for the same examples."""
 
@@ -114,7 +108,7 @@ class DiagonalSum(Sum):
 
     def add(self, chunk: Chunk) -> None:  # noqa: D102
         factor = chunk.factors[self.unit.blocks[0].names]
-        if isinstance(factor, MatrixFactor) and factor.is_plain:
+        if isinstance(factor, MatrixFactor) and factor.block.is_plain:
             self._add_plain(factor)
             return
         if self.d is None:
@@ -124,7 +118,7 @@ class DiagonalSum(Sum):
             return
         z = factor.block.sizes
         assert z is not None
-        if factor.is_embedding:
+        if factor.block.is_embedding:
             for s in pieces_of(factor, 2 * factor.k * z.d_out * z.positions):
                 tokens, g = token_gradients(factor, s)
                 self.weight.view(z.d_in, z.d_out).index_add_(0, tokens, g.square().sum(0))
@@ -180,7 +174,7 @@ class ArrowSum(Sum):
             self.C += (w.rows * b.rows).sum((0, 1))[:, None]
             self.Db += b.rows.square().sum((0, 1))
             return
-        factor = self.matrix(chunk)
+        factor = chunk.matrix(self.unit.blocks[0].names)
         z = factor.block.sizes
         assert z is not None
         self.form = {"input_major": factor.rules[0].input_major, "groups": z.groups}

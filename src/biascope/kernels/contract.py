@@ -188,7 +188,7 @@ def weight_slice(x: MatrixFactor, out: slice, workspace: int, scratch: Scratch, 
 
 def _input_gram(one: MatrixFactor, two: MatrixFactor, r: slice, c: slice) -> Tensor:
     """AA [rows * T, cols * T'] of two ranges of examples, with the bias's constant 1 added."""
-    if one.is_embedding:
+    if one.block.is_embedding:
         i, j = one.indices(r).flatten(), two.indices(c).flatten()
         return ((i[:, None] == j) & (i >= 0)[:, None]).to(_wide(one.grads[0].dtype))
     A = one.operand(r)[:, 0].mT.flatten(0, 1)

@@ -81,13 +81,18 @@ class Functional:
 
     def __call__(self, params: Params, inputs: Inputs) -> Tensor:
         """Evaluate the module on a batch: [n, c]."""
+        out = self.outputs(params, inputs)
+        return out if out.dim() == 2 else out.reshape(len(out), -1)
+
+    def outputs(self, params: Params, inputs: Inputs) -> Tensor:
+        """The same in the module's own shape [n, ...]."""
         args: tuple[Tensor, ...] = () if isinstance(inputs, dict) else (inputs,)
         kwargs = inputs if isinstance(inputs, dict) else {}
         # where torch differentiates, errors may mean that it cannot, and are dealt with by the caller
         plain = not torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
         with explained(self.module, inputs) if plain else nullcontext():
             out = call(self.module, {**self.frozen, **params}, args, kwargs)
-        return as_rows(out, batch_size(inputs), self.output, self.module)
+        return as_tensor(out, batch_size(inputs), self.output, self.module)
 
     def to(self, dtype: torch.dtype) -> Functional:
         """Return the same function with parameters and floating-point buffers in another precision."""
@@ -239,6 +244,11 @@ def select_params(named: Mapping[str, Tensor], params: ParamSelection) -> list[s
 
 def as_rows(out: Any, n: int, output: Callable[[Any], Tensor] | None, module: nn.Module) -> Tensor:
     """Turn what the module returned into [n, c], or say what to do about it."""
+    return as_tensor(out, n, output, module).reshape(n, -1)
+
+
+def as_tensor(out: Any, n: int, output: Callable[[Any], Tensor] | None, module: nn.Module) -> Tensor:
+    """Turn what the module returned into a tensor [n, ...], or say what to do about it."""
     who = type(module).__name__
     if output is not None:
         out = output(out)
@@ -258,7 +268,7 @@ def as_rows(out: Any, n: int, output: Callable[[Any], Tensor] | None, module: nn
         raise InputError(f"{who} returned a scalar; one row per example is needed: [{n}, c] (do not average the batch)")
     if out.shape[0] != n:
         raise InputError(f"{who} returned shape {list(out.shape)} for {n} examples: the first dimension must be {n}")
-    return out if out.dim() == 2 else out.reshape(n, -1)
+    return out
 
 
 @contextmanager

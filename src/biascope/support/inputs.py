@@ -103,23 +103,6 @@ def check_shape(shape: Any, what: str = "input_shape") -> tuple[int, ...]:
     raise InputError(f"{what}={shape!r} is not the shape of one input: pass {fix}")
 
 
-def check_batch_size(size: int | None) -> int | None:
-    """A number of examples per pass: a whole number from 1 on, or None.
-
-    Example:
-        >>> check_batch_size(-1)
-        Traceback (most recent call last):
-        ...
-        biascope.InputError: batch_size=-1: a whole number from 1 on is needed, or None
-    """
-    try:
-        if size is None or index(size) >= 1:
-            return None if size is None else index(size)
-    except TypeError:
-        pass
-    raise InputError(f"batch_size={size!r}: a whole number from 1 on is needed, or None")
-
-
 def is_single(data: Any) -> bool:
     """Is this one batch: a tensor, a dict of keyword tensors, or a pair (x, y)?"""
     pair = isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor | Mapping)

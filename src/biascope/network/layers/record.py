@@ -57,6 +57,7 @@ class Tape:
     rows: Tensor
     uses: list[Use]
     raw: dict[str, str]
+    shape: tuple[int, ...]  # of one example's output, before it was flattened
 
     def gradients(self, cotangent: Tensor, retain: bool = True) -> list[Tensor | None]:
         """Gradient of sum(rows * cotangent) at every use's output, in the model's layout."""
@@ -197,9 +198,9 @@ def record(
     f: Callable[[dict[str, Tensor], Any], Tensor],
     params: dict[str, Tensor],
     inputs: Any,
-    read: Callable[[Tensor], Tensor] | None = None,
+    read: Callable[[Any], Tensor] | None = None,
 ) -> Tape:
-    """Run f(params, inputs) -> [n, c] under the recorder; params must require grad. `read` is unrecorded, after f.
+    """Run f(params, inputs) -> [n, ...] under the recorder; params must require grad. `read` is unrecorded, after f.
 
     Example:
         >>> w = torch.ones(2, 3, requires_grad=True)
@@ -217,8 +218,9 @@ def record(
     for use in recorder.uses:
         use.source = None
     with torch.enable_grad():  # the caller may have switched it off
-        rows = out if read is None else read(out)
-    return Tape(rows, recorder.uses, recorder.raw)
+        out = out if read is None else read(out)
+        rows = out if out.dim() == 2 else out.reshape(len(out), -1)
+    return Tape(rows, recorder.uses, recorder.raw, tuple(out.shape[1:]))
 
 
 # ------------------------------------------------------------------------------------------------------- the handlers
