@@ -11,7 +11,7 @@ from torch import Tensor
 
 from biascope.data.dataset import Dataset, Labels, Seed, along, as_labels, generator, orthonormal, project_out, seed_of
 from biascope.support.errors import InputError
-from biascope.support.limits import Count, Finite, FiniteTensor, NotNegative
+from biascope.support.limits import Count, Finite, FiniteTensor, NonNegative
 from biascope.support.signatures import checked
 
 Boundary = Literal["linear", "quadratic", "sinusoidal"]
@@ -27,7 +27,7 @@ def isotropic(
     boundary: Boundary = "linear",
     *,
     eps: Finite = 1.0,
-    sigma: NotNegative = 1.0,
+    sigma: NonNegative = 1.0,
     bias: Bias = "median",
     labels: Labels = "01",
     reference: Dataset | None = None,
@@ -68,7 +68,7 @@ def relabel(
     *,
     bias: Bias = "median",
     sinusoid: Sinusoid = "projection",
-    noise: NotNegative = 0.0,
+    noise: NonNegative = 0.0,
     noise_rule: NoiseRule = "variance",
     labels: Labels = "01",
     reference: Dataset | None = None,

@@ -23,7 +23,7 @@ from biascope.data.dataset import (
     seed_of,
 )
 from biascope.support.errors import InputError
-from biascope.support.limits import Finite, FloatTensor, NotNegative, Vector, shaped
+from biascope.support.limits import Finite, FloatTensor, NonNegative, Vector, shaped
 from biascope.support.signatures import checked
 
 Gap = Literal["full", "half"]
@@ -36,7 +36,7 @@ def class_offset(eps: float, gap: Gap) -> float:
 
 @checked
 def directional_inputs(
-    y: Vector, v: FloatTensor, *, eps: Finite = 1.0, sigma: NotNegative = 3.0, gap: Gap = "full", seed: Seed = 0
+    y: Vector, v: FloatTensor, *, eps: Finite = 1.0, sigma: NonNegative = 3.0, gap: Gap = "full", seed: Seed = 0
 ) -> Tensor:
     """Inputs of D(v) for given binary labels y [n] ({0, 1} or {-1, +1}); returns [n, *v.shape] in v's dtype.
 
@@ -55,7 +55,7 @@ def directional(
     n: int = 10_000,
     *,
     eps: Finite = 1.0,
-    sigma: NotNegative = 3.0,
+    sigma: NonNegative = 3.0,
     gap: Gap = "full",
     labels: Labels = "01",
     seed: Seed = 0,
@@ -91,7 +91,7 @@ def circles(
     n: int = 10_000,
     *,
     radii: tuple[float, float] = (0.25, 1.5),
-    sigma: NotNegative = 1.0,
+    sigma: NonNegative = 1.0,
     labels: Labels = "01",
     seed: Seed = 0,
 ) -> Dataset:
@@ -126,7 +126,7 @@ def simplicity_contest(
     eps: Finite = 1.0,
     gap: Gap = "full",
     radii: tuple[float, float] = (0.25, 1.5),
-    sigma: NotNegative = 1.0,
+    sigma: NonNegative = 1.0,
     labels: Labels = "01",
     seed: Seed = 0,
 ) -> Dataset:

@@ -16,7 +16,7 @@ from biascope.data.dataset import Dataset, Labels, Seed, as_labels, check_classe
 from biascope.data.directions import Gap, directional_inputs
 from biascope.support.errors import InputError
 from biascope.support.inputs import is_finite
-from biascope.support.limits import Count, CountOrZero, Finite, FiniteTensor, NotNegative, Vector, shaped
+from biascope.support.limits import Count, CountOrZero, Finite, FiniteTensor, NonNegative, Vector, shaped
 from biascope.support.signatures import checked
 
 Rule = Literal["choice", "code"]
@@ -190,7 +190,7 @@ def underspecified(
     v: Tensor,
     *,
     eps: Finite = 1.0,
-    sigma: NotNegative = 3.0,
+    sigma: NonNegative = 3.0,
     gap: Gap = "full",
     seed: Seed = 0,
 ) -> Dataset:

@@ -40,9 +40,9 @@ from biascope.network.door import refuse_inference_mode
 from biascope.network.functional import explained
 from biascope.support.arguments import device_of, said
 from biascope.support.bars import progress
-from biascope.support.bounds import Count
 from biascope.support.errors import InputError, UnsupportedError
 from biascope.support.estimate import mean
+from biascope.support.limits import Count
 from biascope.support.memory import budget
 from biascope.support.signatures import checked
 from biascope.support.tables import facts

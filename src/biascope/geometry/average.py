@@ -30,9 +30,9 @@ from biascope.linalg.lanczos import Eigenpairs
 from biascope.linalg.resolved import settled
 from biascope.support.arguments import device_of
 from biascope.support.bars import progress
-from biascope.support.bounds import Count, FiniteTensor, NonNegative, check_shapes
 from biascope.support.errors import InputError, UnsupportedError
 from biascope.support.inputs import check_shape, is_finite
+from biascope.support.limits import Count, FiniteTensor, NonNegative, check_shapes
 from biascope.support.memory import budget
 from biascope.support.precision import without_autocast
 from biascope.support.seeds import generator

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from biascope.support.arguments import check_tensor
-from biascope.support.bounds import Count, Finite, FiniteTensor, NonNegative
 from biascope.support.errors import InputError
+from biascope.support.limits import Count, Finite, FiniteTensor, NonNegative
 from biascope.support.signatures import checked
 
 

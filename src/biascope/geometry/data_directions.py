@@ -14,8 +14,8 @@ from torch import Tensor
 from biascope.geometry.measures import positive, rows_of, symmetric
 from biascope.linalg import psd_eigh
 from biascope.linalg.stable import symmetrise
-from biascope.support.bounds import Count, NonNegative, check_shapes
 from biascope.support.errors import InputError
+from biascope.support.limits import Count, NonNegative, check_shapes
 from biascope.support.signatures import checked
 from biascope.support.tables import one_line
 

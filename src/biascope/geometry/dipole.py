@@ -26,8 +26,8 @@ from biascope.network.door import refuse_batch_dependence
 from biascope.network.functional import explained
 from biascope.support.arguments import device_of, said
 from biascope.support.bars import progress
-from biascope.support.bounds import Count, FiniteTensor, NonNegative, Positive, check_shapes
 from biascope.support.errors import InputError
+from biascope.support.limits import Count, FiniteTensor, NonNegative, Positive, check_shapes
 from biascope.support.precision import without_autocast
 from biascope.support.signatures import checked
 from biascope.support.tables import one_line

@@ -23,8 +23,8 @@ from biascope.network.derivatives import call, differentiable_attention, second_
 from biascope.network.functional import as_rows
 from biascope.support.arguments import check_tensor, device_of, said
 from biascope.support.bars import progress
-from biascope.support.bounds import Count, FiniteTensor, NonNegative, check_shapes
 from biascope.support.errors import InputError
+from biascope.support.limits import Count, FiniteTensor, NonNegative, check_shapes
 from biascope.support.memory import budget
 from biascope.support.precision import without_autocast
 from biascope.support.signatures import checked

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from biascope.geometry.measures import symmetric
-from biascope.support.bounds import Count, NonNegative, check_shapes
 from biascope.support.errors import InputError
+from biascope.support.limits import Count, NonNegative, check_shapes
 from biascope.support.signatures import checked
 
 GELU_GAIN = 0.25  # GELU'(0)^2

@@ -31,8 +31,8 @@ from biascope.geometry.measures import Comparison, compare
 from biascope.network.derivatives import ThirdDerivatives, call, differentiable_attention, second_derivatives
 from biascope.network.door import refuse_batch_dependence
 from biascope.network.functional import as_rows, explained
-from biascope.support.bounds import FiniteTensor, check_shapes
 from biascope.support.errors import InputError
+from biascope.support.limits import FiniteTensor, check_shapes
 from biascope.support.memory import budget, readable
 from biascope.support.precision import arithmetic
 from biascope.support.signatures import checked

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from biascope.linalg import psd_eigh
 from biascope.linalg.stable import symmetrise
-from biascope.support.bounds import FiniteTensor, check_shapes
 from biascope.support.errors import InputError
 from biascope.support.inputs import check_inputs
+from biascope.support.limits import FiniteTensor, check_shapes
 from biascope.support.memory import budget
 from biascope.support.signatures import checked
 from biascope.support.tables import one_line

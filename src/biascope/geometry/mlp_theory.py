@@ -17,8 +17,8 @@ from scipy.integrate import quad
 from torch import Tensor
 
 from biascope.geometry.measures import symmetric
-from biascope.support.bounds import Count, FiniteTensor, NonNegative, check_shapes
 from biascope.support.errors import InputError
+from biascope.support.limits import Count, FiniteTensor, NonNegative, check_shapes
 from biascope.support.signatures import checked
 
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from biascope.geometry.measures import ASYMMETRY, symmetric
-from biascope.support.bounds import check_shapes
 from biascope.support.errors import InputError
+from biascope.support.limits import check_shapes
 from biascope.support.signatures import checked
 
 ANGLES, NODES = 16, 64  # of the first try at the two integrals; both are doubled until nothing changes

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from scipy.special import ndtr
 
 from biascope.support.arguments import said
-from biascope.support.bounds import Count, Finite, Positive, check_shapes
 from biascope.support.errors import InputError
+from biascope.support.limits import Count, Finite, Positive, check_shapes
 from biascope.support.signatures import checked
 
 Array = npt.NDArray[np.float64]

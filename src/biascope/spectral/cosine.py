@@ -13,8 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from biascope.support.bounds import FiniteTensor
 from biascope.support.errors import InputError
+from biascope.support.limits import FiniteTensor
 from biascope.support.signatures import checked
 
 Ends = Literal["between", "included"]

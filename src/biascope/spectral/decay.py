@@ -13,8 +13,8 @@ from biascope.spectral.norms import spectral_norm
 from biascope.spectral.regions import Polygons, Segments
 from biascope.spectral.relu_network import ReLUNetwork, affine_map, relu_network
 from biascope.spectral.transform import fourier_transform
-from biascope.support.bounds import Count, Positive
 from biascope.support.errors import InputError
+from biascope.support.limits import Count, Positive
 from biascope.support.precision import without_autocast
 from biascope.support.signatures import checked
 from biascope.support.tables import facts, number, one_line

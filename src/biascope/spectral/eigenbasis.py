@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from biascope.support.bounds import FiniteTensor, Positive
+from biascope.support.limits import FiniteTensor, Positive
 from biascope.support.signatures import checked
 from biascope.support.tables import facts, several
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from biascope.support.arguments import check_tensor
-from biascope.support.bounds import Count, FiniteTensor, check_shapes
+from biascope.support.limits import Count, FiniteTensor, check_shapes
 from biascope.support.precision import arithmetic
 from biascope.support.seeds import generator
 from biascope.support.signatures import checked

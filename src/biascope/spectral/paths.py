@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from biascope.network.door import refuse_batch_dependence
 from biascope.support.arguments import check_tensor
-from biascope.support.bounds import Count, FiniteTensor, Positive, Share, check_shapes
 from biascope.support.errors import InputError
 from biascope.support.estimate import mean
+from biascope.support.limits import Count, FiniteTensor, Positive, Share, check_shapes
 from biascope.support.precision import arithmetic
 from biascope.support.signatures import checked
 from biascope.support.tables import grid, one_line

@@ -19,8 +19,8 @@ import torch
 from scipy.spatial import ConvexHull, QhullError
 from torch import Tensor
 
-from biascope.support.bounds import check_shapes
 from biascope.support.errors import InputError
+from biascope.support.limits import check_shapes
 from biascope.support.signatures import checked
 
 TERMS = 24  # of the power series; |kp| radius <= 1 makes the first omitted term 1e-20

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from biascope.support.bounds import FiniteTensor, check_shapes
 from biascope.support.errors import InputError, UnsupportedError
+from biascope.support.limits import FiniteTensor, check_shapes
 from biascope.support.precision import without_autocast
 from biascope.support.signatures import checked
 

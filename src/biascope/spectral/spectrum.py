@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from biascope.support.bounds import FiniteTensor, Positive, check_shapes
 from biascope.support.errors import InputError
+from biascope.support.limits import FiniteTensor, Positive, check_shapes
 from biascope.support.signatures import checked
 
 

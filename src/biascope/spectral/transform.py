@@ -17,8 +17,8 @@ from torch import Tensor
 
 from biascope.spectral.polytope import simplex_series
 from biascope.spectral.regions import Polygons, Segments
-from biascope.support.bounds import check_shapes
 from biascope.support.errors import InputError
+from biascope.support.limits import check_shapes
 from biascope.support.signatures import checked
 
 BLOCK = 2_000_000  # (wave vectors x edges) at a time

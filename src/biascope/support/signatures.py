@@ -203,7 +203,8 @@ def _sequence(kind: Any, hints: tuple[Any, ...]) -> Rule:
     each = rule_of(hints[0]) if hints else None
     size = len(hints) if kind is tuple and Ellipsis not in hints and len(set(hints)) == 1 else None
     mixed = kind is tuple and Ellipsis not in hints and len(set(hints)) > 1
-    many = {"an integer": "integers", "a number": "numbers", "a tensor": "tensors"}.get(each.words if each else "", "")
+    kind_of_each = each.words.partition(" from ")[0].partition(" above ")[0] if each else ""
+    many = {"an integer": "integers", "a number": "numbers", "a tensor": "tensors"}.get(kind_of_each, "")
     words = f"{size or 'a sequence of'} {many}" if many else "a sequence"
 
     def check(value: Any, name: str) -> Any:
