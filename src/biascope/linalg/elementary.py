@@ -77,11 +77,6 @@ class FromFunction(LinearOperator):
     """An operator given by functions on blocks: `matmat(X [n, k]) -> [m, k]`, and `rmatmat` for the adjoint.
 
     Autograd is switched on around the functions, since they may differentiate.
-
-    Example:
-        >>> import torch
-        >>> FromFunction(lambda X: X.flip(0), (2, 2), symmetric=True) @ torch.tensor([1.0, 2.0])
-        tensor([2., 1.])
     """
 
     def __init__(

@@ -96,15 +96,7 @@ def refuse_batch_dependence(module: nn.Module) -> None:
 
 
 def refuse_embeddings(parts: Mapping[nn.Module, str], chosen: Mapping[str, Tensor]) -> None:
-    """Raise if a table of `modules_of` changes when it is called, or has gradients in which the examples mix.
-
-    Example:
-        >>> refuse_embeddings(modules_of(nn.Embedding(5, 2, max_norm=1.0)), {})
-        Traceback (most recent call last):
-        ...
-        biascope.UnsupportedError: Embedding has max_norm=1.0, which writes new weights into the model at every \
-        call: bring the rows to that norm once, then set max_norm = None
-    """
+    """Raise if a table of `modules_of` changes when it is called, or has gradients in which the examples mix."""
     for m, name in parts.items():
         if not isinstance(m, TABLES):
             continue
@@ -123,11 +115,7 @@ def refuse_embeddings(parts: Mapping[nn.Module, str], chosen: Mapping[str, Tenso
 
 
 def refuse_inference_mode() -> None:
-    """Raise if torch.inference_mode is on.
-
-    Example:
-        >>> refuse_inference_mode()
-    """
+    """Raise if torch.inference_mode is on."""
     if torch.is_inference_mode_enabled():
         raise InputError("torch.inference_mode is on: nothing can be differentiated in it. Use torch.no_grad instead")
 

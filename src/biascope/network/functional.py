@@ -273,17 +273,7 @@ def as_tensor(out: Any, n: int, output: Callable[[Any], Tensor] | None, module: 
 
 @contextmanager
 def explained(module: nn.Module, inputs: Inputs) -> Iterator[None]:
-    """Around a plain call of a module: where torch's error leaves the user to search, name the layer and what it got.
-
-    Example:
-        >>> net, x = nn.Sequential(nn.Linear(3, 4), nn.Linear(5, 1)), torch.ones(2, 3)
-        >>> with explained(net, x):  # doctest: +ELLIPSIS
-        ...     net(x)
-        Traceback (most recent call last):
-        ...
-        biascope.InputError: Sequential cannot take an input [2, 3]: its layer '1', Linear(in_features=5, \
-        out_features=1, bias=True), got [2, 4] (RuntimeError: ... shapes cannot be multiplied (2x4 and 5x1))
-    """
+    """Around a plain call of a module: where torch's error leaves the user to search, name the layer and what it got."""
     try:
         yield
     except (RuntimeError, TypeError, ValueError, IndexError) as error:

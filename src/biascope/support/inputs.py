@@ -76,12 +76,7 @@ def _odd_entry(inputs: Mapping[str, Any]) -> str:
 
 
 def is_finite(t: Tensor) -> bool:
-    """Is every entry a number? A sum of numbers is one, but where it overflows: then the smallest and the largest tell.
-
-    Example:
-        >>> is_finite(torch.tensor([3e38, 3e38])), is_finite(torch.tensor([1.0, float("nan")]))
-        (True, False)
-    """
+    """Is every entry a number? A sum of numbers is one, but where it overflows: then the smallest and the largest tell."""
     total: Any = t.sum().tolist()
     return isfinite(total) or all(map(isfinite, torch.stack(torch.aminmax(t)).tolist()))
 
@@ -157,13 +152,6 @@ def readable_again(data: Any, what: str = "x", ordered: bool = True, same: bool 
 
     A one-shot iterator is refused; with `ordered`, a DataLoader that shuffles too. With `same`, every pass is compared
     with the first.
-
-    Example:
-        >>> readable_again(DataLoader([1.0, 2.0], shuffle=True))
-        Traceback (most recent call last):
-        ...
-        biascope.InputError: x is a DataLoader that shuffles, so its examples come in another order at every pass; use \
-        shuffle=False
     """
     if isinstance(data, Tensor | Mapping | tuple) or not isinstance(data, Iterable):
         return data
@@ -186,13 +174,7 @@ def refuse_shuffling(data: Any, what: str = "x") -> None:
 
 
 class Repeated:
-    """Batches that must be the same at every pass; the first pass says what they are.
-
-    Example:
-        >>> repeated = Repeated([torch.zeros(2), torch.ones(3)], "x")
-        >>> [len(batch) for _ in range(2) for batch in repeated]
-        [2, 3, 2, 3]
-    """
+    """Batches that must be the same at every pass; the first pass says what they are."""
 
     def __init__(self, data: Iterable[Any], what: str) -> None:
         self.data, self.what = data, what

@@ -50,12 +50,7 @@ def budget(max_memory: str | int | None, device: torch.device) -> int:
 
 
 def readable(n: float, unit: str = "B") -> str:
-    """A number with a binary (bytes) or decimal (other units) prefix.
-
-    Example:
-        >>> readable(3 * 2**20), readable(2.5e12, "FLOP")
-        ('3.0 MiB', '2.5 TFLOP')
-    """
+    """A number with a binary (bytes) or decimal (other units) prefix."""
     base, prefixes = (
         (1024.0, ["", "Ki", "Mi", "Gi", "Ti", "Pi"]) if unit == "B" else (1000.0, ["", "k", "M", "G", "T", "P"])
     )

@@ -200,14 +200,7 @@ def record(
     inputs: Any,
     read: Callable[[Any], Tensor] | None = None,
 ) -> Tape:
-    """Run f(params, inputs) -> [n, ...] under the recorder; params must require grad. `read` is unrecorded, after f.
-
-    Example:
-        >>> w = torch.ones(2, 3, requires_grad=True)
-        >>> tape = record(lambda p, x: torch.nn.functional.linear(x, p["w"]).relu(), {"w": w}, torch.ones(5, 3))
-        >>> tape.rows.shape, [(use.rule.kind, use.roles) for use in tape.uses]
-        (torch.Size([5, 2]), [('linear', {'weight': 'w'})])
-    """
+    """Run f(params, inputs) -> [n, ...] under the recorder; params must require grad. `read` is unrecorded, after f."""
     for clone in (False, True):
         recorder = Recorder(params, clone_inputs=clone)
         with torch.enable_grad(), recorder:
