@@ -133,12 +133,7 @@ def boundary_value(projection: Tensor, angle: Tensor, boundary: Boundary) -> Ten
 
 
 def middle(values: Tensor) -> Tensor:
-    """Midpoint of the two middle values along the first axis: an even number of distinct values splits in half.
-
-    Example:
-        >>> middle(torch.tensor([4.0, 1.0, 3.0, 9.0]))
-        tensor(3.5000)
-    """
+    """Midpoint of the two middle values along the first axis: an even number of distinct values splits in half."""
     ordered = values.sort(0).values
     n = len(ordered)
     found: Tensor = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2

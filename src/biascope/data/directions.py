@@ -136,12 +136,6 @@ def simplicity_contest(
     network uses is seen on test inputs with the other feature removed (projected out). a = eps with `gap="full"` (the
     text, as of `directional`), eps/2 with "half": the published code has eps = 1 and "half", a = 0.5. Default radii and
     sigma are the published code's.
-
-    Example:
-        >>> e = torch.eye(6)
-        >>> d = simplicity_contest(*e[:3], 4, eps=1.0, radii=(1.0, 2.0), seed=0)
-        >>> d.x[:, 0].tolist()
-        [-1.0, 1.0, -1.0, 1.0]
     """
     a, b, c = orthonormal(u1.detach().cpu(), u2.detach().cpu(), u3.detach().cpu())
     rng, signs = generator(seed), alternating_signs(n)

@@ -78,12 +78,7 @@ def sweep(function: Callable[..., Mapping[str, Any]], jobs: Sequence[Job], folde
 
 @checked
 def finished(jobs: Sequence[Job], folder: str | Path) -> list[Job]:
-    """The jobs whose outcome is on disk.
-
-    Example:
-        >>> finished([{"n": 1}], "/nonexistent")
-        []
-    """
+    """The jobs whose outcome is on disk."""
     return [job for job in jobs if _path(Path(folder), job).exists()]
 
 

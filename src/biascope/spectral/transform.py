@@ -51,13 +51,7 @@ def fourier_transform(regions: Segments | Polygons, k: Tensor, boundary: bool = 
 
 
 def transform_from_jumps(knots: Tensor, jumps: Tensor, k: Tensor) -> Tensor:
-    """f~(k) = -k^{-2} sum_j dw_j e^{-i k t_j}, k not 0, for compact support; dw [m] the slope's jumps at knots t [m].
-
-    Example:
-        >>> knots, jumps = torch.tensor([0.0, 0.5, 1.0]), torch.tensor([1.0, -2.0, 1.0])  # the ends count as knots
-        >>> transform_from_jumps(knots, jumps, torch.tensor([7.3])).numpy().round(6)
-        array([-0.061421+0.034228j])
-    """
+    """f~(k) = -k^{-2} sum_j dw_j e^{-i k t_j}, k not 0, for compact support; dw [m] the slope's jumps at knots t [m]."""
     t, w, k = (v.to("cpu", torch.float64) for v in (knots, jumps, k))
     phase = torch.exp(-1j * k[:, None] * t)
     return -(phase @ w.to(phase.dtype)) / k**2
