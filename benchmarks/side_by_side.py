@@ -49,7 +49,8 @@ def find(file, name):
 for line in sys.stdin:
     file, name, seconds = json.loads(line)
     if name is None:
-        answer = [c.name for c in importlib.import_module(file).CASES if any(r.name == "biascope" for r in c.contenders)]
+        cases = importlib.import_module(file).CASES
+        answer = [case.name for case in cases if any(one.name == "biascope" for one in case.contenders)]
     else:
         try:
             if held[:2] != (file, name):

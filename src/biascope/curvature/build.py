@@ -1,7 +1,5 @@
 """bs.fisher, bs.ggn and their relatives: choose a family and a representation, stream the data, get a metric."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial

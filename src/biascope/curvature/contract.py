@@ -4,8 +4,6 @@ With G [k, b, g, o, T] (cotangents, examples, groups, outputs, positions) and A 
 under cotangent k is sum_t G_t A_t^T. Positions are summed before squaring; cotangents after.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -1,7 +1,5 @@
 """Implicit: nothing is stored. F v is a Jacobian-vector product, the outputs' Hessian, a vector-Jacobian product."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

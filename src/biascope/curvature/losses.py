@@ -1,7 +1,5 @@
 """Curvature of losses: the families of their Gauss-Newton matrices, and the Hessian by products or whole."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal
 

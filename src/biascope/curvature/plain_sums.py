@@ -1,7 +1,5 @@
 """Sums over the data without Kronecker factors, one class per kind of piece: `add` a chunk, `finish` to a piece."""
 
-from __future__ import annotations
-
 from math import prod
 
 import torch

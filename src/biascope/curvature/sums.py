@@ -1,7 +1,5 @@
 """The passes over the data: Kronecker factors, EKFAC's scalings, and one `build_pieces` for all kinds of sums."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import prod
 

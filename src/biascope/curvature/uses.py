@@ -1,7 +1,5 @@
 """What metrics are for: consolidation, pruning, natural gradients, posteriors, influence, effective dimension."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

@@ -1,7 +1,5 @@
 """Linear, quadratic and sinusoidal decision boundaries along one direction, on Gaussian data or on given images."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """The real sets, as `files/sets.toml` lists them: origin, the exact bytes that are accepted, licence, citation."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Gaussian tasks along chosen directions: one (D(v)), a plane with circles, both in a contest, a whole covariance."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Annotated, Literal

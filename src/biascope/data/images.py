@@ -2,8 +2,6 @@
 the flip of a basis, a channel with its own task).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Annotated, Literal

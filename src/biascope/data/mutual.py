@@ -1,7 +1,5 @@
 """Pairs of variables whose mutual information is known, to test estimators against."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Literal

@@ -1,7 +1,5 @@
 """Two-dimensional tasks on the square [-1, 1]^2: yin-yang and disk."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Any, Literal
 

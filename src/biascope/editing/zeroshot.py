@@ -6,8 +6,6 @@
 The head is the classifier of all task-arithmetic methods; with scale = 1 / temperature its cross-entropy is the loss.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

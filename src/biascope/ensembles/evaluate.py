@@ -9,8 +9,6 @@ Small networks on few inputs want vmap, large ones the loop; a pilot on a small 
 shape of input. Memory is kept under a budget by cutting networks and inputs into pieces.
 """
 
-from __future__ import annotations
-
 import time
 import weakref
 from collections.abc import Callable, Iterator

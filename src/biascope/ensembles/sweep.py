@@ -4,8 +4,6 @@ A job is a dict of plain values; its file is named after a hash of them. Files a
 aside, then renamed), so Ctrl-C or a lost machine costs the job that was running and nothing else.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -15,8 +15,6 @@ not depend on, stay as they were drawn. Where torch itself misreads a gradient
 that is not full is used as it is.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator, Sequence

@@ -10,8 +10,6 @@ The outer loop moves theta by Adam along
 After it, the atoms of the network at theta (`dictionary`) hold more of the signals' energy: `dictionary_change`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

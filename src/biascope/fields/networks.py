@@ -5,8 +5,6 @@ theory asks for: polynomial activations, one frequency, a first layer that stays
 of them as a function of angles (`encoding`): f(r) = rest(2 pi B r + phases), rest 2 pi periodic in each.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Neural anisotropy directions: the input directions an architecture prefers before it has seen any data."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence

@@ -3,8 +3,6 @@
 G [D, D] is an average geometry, S [D, D] the second moment of the data (`data_second_moment`).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

@@ -6,8 +6,6 @@ sign, H = d2f/dtheta dx: Lemma 2 bounds its mean length by two moments, which `d
 networks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

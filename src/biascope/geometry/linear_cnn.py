@@ -5,8 +5,6 @@ recursion backwards through the layers: at initialisation channels are uncorrela
 positions. It is an oracle for the sampler, and a G at no cost. float64 throughout.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Literal

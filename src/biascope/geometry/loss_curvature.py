@@ -13,8 +13,6 @@ logistic loss |l'''| = |s (1 - s) (1 - 2 s)| is at most 1 / (6 sqrt(3)) = 0.0962
 sharp), against at most 1/4 for l'': whether it can be dropped is for `geometry_share` to say, at every time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Two positive semi-definite matrices are alike by default: the identity alone cor
 `compare` gives, next to the correlation, what a random rotation of the second matrix would give, in closed form.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

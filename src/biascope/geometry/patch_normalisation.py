@@ -11,8 +11,6 @@ E[theta theta^T / (sigma_1 sigma_2)] needs no sampling. With q_j = theta^T S_j t
 two integrals of smooth functions, the second one in the eigenvectors of A.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -4,8 +4,6 @@ P is the distribution of pairs (x, y), Q the product of its two marginals. Every
 logarithms of e^T throughout, and averages over all scores it is given.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Pairs whose mutual information is known, together with the critic that attains it: log p(x, y) / (p(x) p(y))."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Mutual information as a term of a loss, to raise (GANs, ALI) or lower (the bottleneck), and the exact bottleneck."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 

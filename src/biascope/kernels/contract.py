@@ -11,8 +11,6 @@ cotangents (the outputs asked for). Two ways, chosen per block by the planner:
 Where x2 is None only pairs of examples i <= j are needed (whole blocks of them are computed); `mirror` fills the rest.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

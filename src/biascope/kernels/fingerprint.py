@@ -1,7 +1,5 @@
 """What a kernel was computed from, as hashes of tensors that are the same in another process."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """How the kernel of a network turns towards a task: alignments of many targets, before and after training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The simplest operators: a matrix, a diagonal, the identity, a function."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

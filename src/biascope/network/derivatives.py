@@ -1,7 +1,5 @@
 """What torch differentiates wrongly, or not at all, in another way."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -5,8 +5,6 @@ shards, layers that depend on the batch, random outputs, mixed examples, reentra
 per structure and selection and keeps the answer as a certificate; the pilot asks once per shape of the inputs.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

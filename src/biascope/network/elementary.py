@@ -1,7 +1,5 @@
 """Functions of torch by elementary operations, for derivatives that torch takes wrongly of them, or not at all."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -273,7 +273,7 @@ def as_tensor(out: Any, n: int, output: Callable[[Any], Tensor] | None, module: 
 
 @contextmanager
 def explained(module: nn.Module, inputs: Inputs) -> Iterator[None]:
-    """Around a plain call of a module: where torch's error leaves the user to search, name the layer and what it got."""
+    """Around a plain call of a module: where torch's error leaves the user to search, name the layer and its input."""
     try:
         yield
     except (RuntimeError, TypeError, ValueError, IndexError) as error:

@@ -4,8 +4,6 @@ A *unit* is one weight matrix with its bias (or, under SUA, the weight and the b
 with the reason why no factor covers it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace

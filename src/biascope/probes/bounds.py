@@ -5,8 +5,6 @@ They differ in Q, and in the predictors that they hold for. Bounds by margins an
 of tangent features, are in `biascope.curvature` (`margin_bound`, `learning_flow_bound`).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Metrics of the function and its inside: activation signs, representations, groups of examples, frequencies."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -4,8 +4,6 @@ Spec: linearity measures are uncentred; alignment with labels, effective rank an
 Eigenvalues below the rounding of the kernel, before centring, count as 0 (see `View.eigenvalues`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Literal

@@ -1,7 +1,5 @@
 """Metrics of the weights: how far they and the tangent model went, how complex the way was, how large they are."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -5,8 +5,6 @@ and a half cosine, the slowest wave on a segment, is spread over all frequencies
 function evenly beyond its ends. (For a periodic grid: `biascope.kernels.eigenfunctions.fourier_power`.)
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """How fast a spectrum falls: exponents of its envelope, and the bounds on its size (theorem 3.3, equation 7)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """A frequency for any data: the eigenvectors of a Gaussian kernel matrix, largest eigenvalue first."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

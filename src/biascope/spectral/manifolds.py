@@ -1,7 +1,5 @@
 """A curve gamma that carries a latent variable into input space, and which frequencies it exchanges."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Spectral norms of weight matrices, exact or by power iteration, one matrix or a stack of them."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

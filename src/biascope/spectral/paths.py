@@ -6,8 +6,6 @@ then the pivots are put back to the relative distances they had (that replaces t
 adds a pivot where the path between two pivots is worst.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

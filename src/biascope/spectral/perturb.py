@@ -1,7 +1,5 @@
 """Frequencies under changes of the parameters: robustness to noise, and the volume of high-frequency parameters."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

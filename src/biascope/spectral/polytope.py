@@ -10,8 +10,6 @@ numbers by small numbers when |kp| times the size of F is small; there the trans
 simplices, which contains kp = 0 and is exact to rounding.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -4,8 +4,6 @@ f = T_{L+1} ∘ relu ∘ T_L ∘ ... ∘ relu ∘ T_1. On each activation patter
 W_eps x + b_eps. Everything here is float64, on the CPU, and detached from the user's module.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Discrete spectra of sampled functions: amplitudes of sinusoids, and the radial spectrum of a map."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

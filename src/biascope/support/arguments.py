@@ -1,7 +1,5 @@
 """Numbers, tensors and names as users hand them in: refused by name and with the fix, before any work is done."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from math import inf, isfinite
 from operator import index

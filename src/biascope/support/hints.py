@@ -1,7 +1,5 @@
 """What to change when an input does not fit: ends of error messages, each with the call that mends it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from inspect import Parameter, signature
 from typing import Any

@@ -1,7 +1,5 @@
 """Inputs as users hand them in: tensors, keyword tensors, pairs with labels, loaders; checked once, here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from operator import index
@@ -76,7 +74,7 @@ def _odd_entry(inputs: Mapping[str, Any]) -> str:
 
 
 def is_finite(t: Tensor) -> bool:
-    """Is every entry a number? A sum of numbers is one, but where it overflows: then the smallest and the largest tell."""
+    """Is every entry a number? A sum of numbers is one, unless it overflows: then the least and the largest tell."""
     total: Any = t.sum().tolist()
     return isfinite(total) or all(map(isfinite, torch.stack(torch.aminmax(t)).tolist()))
 

@@ -3,8 +3,6 @@
 `checked` refuses anything else with an error that names the argument, so that a function need not ask itself.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Memory as a budget the user gives: parse "4GB", and find out what is free when nothing is said."""
 
-from __future__ import annotations
-
 import os
 import re
 

@@ -4,8 +4,6 @@ A float where a count belongs, an array for a tensor, a class for a module or a 
 gets an error that names the argument and the fix. What the hints do not say (shapes, ranges, NaN) the function checks.
 """
 
-from __future__ import annotations
-
 import os
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

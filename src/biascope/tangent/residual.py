@@ -1,7 +1,5 @@
 """How far a network is from linear in its parameters: between two points, and along directions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -12,8 +12,6 @@ A matrix block keeps its inputs `a` and output gradients `g`, never the outer pr
 leading slices belong to k cotangents: the network's outputs, or the square root of a likelihood's Fisher information.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property

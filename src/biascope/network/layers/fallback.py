@@ -5,8 +5,6 @@ data-dependent control flow), one example at a time. Batching rules are not all 
 shape for a single cotangent), so vmap is trusted only after it agreed with plain autograd on two and three examples.
 """
 
-from __future__ import annotations
-
 from weakref import WeakKeyDictionary
 
 import torch

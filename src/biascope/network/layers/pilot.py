@@ -5,8 +5,6 @@ Then the rules' per-example gradients are compared with autograd's in float64: a
 folded into another axis, a gradient scaled by hand) is found out and its parameters fall back.
 """
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ weight or a bare functional call made it. A use that no rule understands marks i
 go to the autograd fallback. Nothing is hooked on the user's module.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
