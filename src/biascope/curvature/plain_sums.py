@@ -1,6 +1,7 @@
 """Sums over the data without Kronecker factors, one class per kind of piece: `add` a chunk, `finish` to a piece."""
 
 from math import prod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,7 +27,13 @@ from biascope.network.layers.blocks import MatrixFactor, RowsFactor
 
 
 class Sum:
-    """A running sum for one unit."""
+    """A running sum for one unit; `kinds` are the representations it is for."""
+
+    kinds: ClassVar[tuple[str, ...]] = ()
+    of_kind: ClassVar[dict[str, type["Sum"]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        Sum.of_kind |= dict.fromkeys(cls.kinds, cls)
 
     def __init__(self, unit: Unit, space: ParameterSpace) -> None:
         self.unit, self.space = unit, space
@@ -62,6 +69,8 @@ class Sum:
 class DenseSum(Sum):
     """sum g g^T."""
 
+    kinds = ("dense",)
+
     def __init__(self, unit: Unit, space: ParameterSpace) -> None:
         super().__init__(unit, space)
         p = space.numel(unit.names)
@@ -77,6 +86,8 @@ class DenseSum(Sum):
 
 class LowRankSum(Sum):
     """The rows themselves."""
+
+    kinds = ("lowrank",)
 
     def __init__(self, unit: Unit, space: ParameterSpace) -> None:
         super().__init__(unit, space)
@@ -95,6 +106,8 @@ class LowRankSum(Sum):
 
 class DiagonalSum(Sum):
     """sum g * g."""
+
+    kinds = ("diagonal",)
 
     def __init__(self, unit: Unit, space: ParameterSpace) -> None:
         super().__init__(unit, space)
@@ -155,6 +168,8 @@ class DiagonalSum(Sum):
 
 class ArrowSum(Sum):
     """Diagonal, and the covariance of a unit's bias with its weights."""
+
+    kinds = ("quasidiagonal",)
 
     def __init__(self, unit: Unit, space: ParameterSpace) -> None:
         super().__init__(unit, space)

@@ -29,7 +29,7 @@ from biascope.curvature.kronecker import EigenPiece, Homogeneous, KroneckerPiece
 from biascope.curvature.passes import Chunk, InputFactors, Pass
 from biascope.curvature.patches import PatchMoment, patch_moment
 from biascope.curvature.pieces import ParameterSpace, Piece
-from biascope.curvature.plain_sums import ArrowSum, DenseSum, DiagonalSum, LowRankSum, Sum
+from biascope.curvature.plain_sums import Sum
 from biascope.curvature.plan import Unit
 from biascope.network.layers.blocks import Block, MatrixFactor
 from biascope.network.layers.rules import Conv
@@ -48,6 +48,8 @@ class KroneckerSum(Sum):
     and no gradient at the one in question: below attention, a token without a label is read by others and counts. Of
     embeddings and of weights that are used several times, all positions count.
     """
+
+    kinds = ("kfac", "ekfac")
 
     def __init__(self, unit: Unit, space: ParameterSpace) -> None:
         self.unit, self.space = unit, space
@@ -238,16 +240,6 @@ def homogeneous(unit: Unit) -> Homogeneous:
     return Homogeneous(z.groups, z.d_out, z.d_in // offsets, offsets, len(unit.names) == 2, rule.input_major)
 
 
-SUMS = {
-    "dense": DenseSum,
-    "diagonal": DiagonalSum,
-    "quasidiagonal": ArrowSum,
-    "lowrank": LowRankSum,
-    "kfac": KroneckerSum,
-    "ekfac": KroneckerSum,
-}
-
-
 def build_pieces(data: Pass, units: list[Unit], space: ParameterSpace, centred: bool) -> list[Piece]:
     """One pass over the data for all sums, a second for EKFAC's scalings (on the kept factors where they fit).
 
@@ -266,7 +258,7 @@ def build_pieces(data: Pass, units: list[Unit], space: ParameterSpace, centred: 
 def _summed_pieces(data: Pass, units: list[Unit], space: ParameterSpace, keep: bool) -> list[Piece]:
     """Second moments in the precision of `space`; with `keep`, the factors are kept for one more pass."""
     second = [j for j, u in enumerate(units) if u.kind == "ekfac"]
-    sums: list[Sum] = [SUMS[u.kind](u, space) for u in units]
+    sums: list[Sum] = [Sum.of_kind[u.kind](u, space) for u in units]
     widen = space.dtype != data.f.dtype
     for step in data.steps(blocks_of(units), keep=bool(second) or keep, check=False):
         if step.inputs is not None:

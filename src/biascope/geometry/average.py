@@ -344,7 +344,7 @@ def blocks_within(D: int, room: int, n_networks: int) -> int:
 
 
 def count_probes(n_probes: int | None, probe_std: float, probes: Tensor | None, shape: tuple[int, ...]) -> int:
-    """Inputs per network: of those given, or the number to draw (1 if not said)."""
+    """Inputs per network: of those given, or the number to draw (1 by default)."""
     if probes is None:
         return n_probes or 1
     if n_probes is not None or probe_std != 1.0:

@@ -297,12 +297,12 @@ def second_derivatives(module: nn.Module) -> Iterator[None]:
     except (RuntimeError, NotImplementedError) as error:
         if isinstance(error, UnsupportedError):
             raise
-        said = str(error).strip().splitlines()
+        lines = str(error).strip().splitlines()
         recurrent = [name for name, part in module.named_modules() if isinstance(part, nn.RNNBase)]
         fix = f"; '{recurrent[0]}' is fused: write it out with nn.LSTMCell or nn.GRUCell" if any(recurrent) else ""
         raise UnsupportedError(
             f"torch cannot take the second derivatives of {type(module).__name__} that are needed "
-            f"({said[0] if said else type(error).__name__}){fix}"
+            f"({lines[0] if lines else type(error).__name__}){fix}"
         ) from error
 
 

@@ -33,7 +33,7 @@ from biascope.network.door import (
     refuse_wrappers,
     uninitialised,
 )
-from biascope.support.arguments import check_choice, said
+from biascope.support.arguments import check_choice, shown
 from biascope.support.errors import BiascopeError, InputError, near
 from biascope.support.hints import input_hint, pairs_hint, several_hint
 from biascope.support.inputs import Inputs, batch_size, map_inputs, tensors_of
@@ -229,7 +229,7 @@ def select_params(named: Mapping[str, Tensor], params: ParamSelection) -> list[s
     else:
         patterns = [params] if isinstance(params, str) or not isinstance(params, Iterable) else list(params)
         if not all(isinstance(pattern, str) for pattern in patterns):
-            raise InputError(f"params={said(params)}: names, 'all' or a function (name, tensor) -> bool are needed")
+            raise InputError(f"params={shown(params)}: names, 'all' or a function (name, tensor) -> bool are needed")
         chosen = set()
         for pattern in patterns:
             hits = {k for k in named if k == pattern or k.startswith(f"{pattern}.") or fnmatch.fnmatchcase(k, pattern)}
@@ -280,13 +280,13 @@ def explained(module: nn.Module, inputs: Inputs) -> Iterator[None]:
         if isinstance(error, BiascopeError | torch.OutOfMemoryError):
             raise
         shapes = " and ".join(str(list(t.shape)) for t in tensors_of(inputs))
-        said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        message = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         (where, hint), who = _failing_layer(module, error.__traceback__, tensors_of(inputs)), _described(module)
-        if isinstance(inputs, dict) and "unexpected keyword argument" in said:
+        if isinstance(inputs, dict) and "unexpected keyword argument" in message:
             hint = f"; a dict holds the keyword arguments of forward: {pairs_hint(inputs)}"
-        if isinstance(error, TypeError) and "required positional argument" in said:
+        if isinstance(error, TypeError) and "required positional argument" in message:
             hint = several_hint(module)
-        raise InputError(f"{who} cannot take an input {shapes}{where} ({said}){hint}") from error
+        raise InputError(f"{who} cannot take an input {shapes}{where} ({message}){hint}") from error
 
 
 def _failing_layer(module: nn.Module, trace: TracebackType | None, whole: list[Tensor]) -> tuple[str, str]:

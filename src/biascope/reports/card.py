@@ -209,6 +209,6 @@ def _safely(panel: PanelFunction, subject: Subject) -> Panel:
         return Panel(title, "", f"Skipped: {error}", skipped=True)
     except Exception as error:  # what a network of yours does in training mode or under autograd is not ours to know
         first = str(error).splitlines()[0] if str(error) else ""
-        said = f"{type(error).__name__}: {first}"
-        warnings.warn(f"{subject.name}, panel {title!r}: {said}", stacklevel=2)
-        return Panel(title, "", f"Skipped: this network cannot be shown here ({said})", skipped=True)
+        problem = f"{type(error).__name__}: {first}"
+        warnings.warn(f"{subject.name}, panel {title!r}: {problem}", stacklevel=2)
+        return Panel(title, "", f"Skipped: this network cannot be shown here ({problem})", skipped=True)

@@ -19,7 +19,7 @@ def as_whole(value: Any, name: str) -> int:
             return index(value)
         except (TypeError, RuntimeError):  # torch says RuntimeError for some tensors
             pass
-    raise InputError(f"{name} must be an integer, not {said(value)}")
+    raise InputError(f"{name} must be an integer, not {shown(value)}")
 
 
 def check_count(value: Any, name: str, least: int = 1) -> int:
@@ -36,7 +36,7 @@ def check_number(value: Any, name: str, least: float | None = None, above: float
     if isfinite(found) and (least is None or found >= least) and (above is None or found > above):
         return found
     bound = f" from {least:g} on" if least is not None else f" above {above:g}" if above is not None else ""
-    raise InputError(f"{name}={said(value)}: a finite number{bound} is needed")
+    raise InputError(f"{name}={shown(value)}: a finite number{bound} is needed")
 
 
 def as_number(value: Any, name: str) -> float:
@@ -46,7 +46,7 @@ def as_number(value: Any, name: str) -> float:
             return float(value.detach() if isinstance(value, Tensor) else value)
         except (TypeError, ValueError, RuntimeError, OverflowError):
             pass
-    raise InputError(f"{name}={said(value)}: one number is needed")
+    raise InputError(f"{name}={shown(value)}: one number is needed")
 
 
 def check_tensor(value: Any, name: str, dims: int | Collection[int] | None = None, floating: bool = False) -> Tensor:
@@ -85,10 +85,10 @@ def check_choice(value: Any, name: str, choices: Collection[str]) -> str:
     if isinstance(value, str) and value in choices:
         return value
     hint = near(value, choices) if isinstance(value, str) else f"; there is {', '.join(choices)}"
-    raise InputError(f"{name}={said(value)} is not known{hint}")
+    raise InputError(f"{name}={shown(value)} is not known{hint}")
 
 
-def said(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value in an error message: short, and tensors by their shape."""
     if isinstance(value, Tensor) and value.numel() != 1:
         return f"a tensor of shape {list(value.shape)}"

@@ -1,4 +1,4 @@
-"""Memory as a budget the user gives: parse "4GB", and find out what is free when nothing is said."""
+"""Memory as a budget the user gives: parse "4GB", and find out what is free when there is none."""
 
 import os
 import re

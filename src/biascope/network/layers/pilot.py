@@ -64,13 +64,13 @@ def _can_batch(tape: Tape) -> bool:
     gen = torch.Generator().manual_seed(0)
     cot = torch.randn(2, *tape.rows.shape, generator=gen, device="cpu").to(tape.rows)
     try:
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             together = tape.batched_gradients(cot)
         single = [tape.gradients(c) for c in cot]
     except (RuntimeError, NotImplementedError):
         return False
-    if any("batching rule" in str(w.message) for w in said):  # torch would loop, slowly
+    if any("batching rule" in str(w.message) for w in caught):  # torch would loop, slowly
         return False
     for j in range(2):
         for fast, slow in zip(together, single[j]):
@@ -106,7 +106,7 @@ def _slots(tape3: Tape, tape2: Tape, raw: dict[str, str]) -> list[Slot | None]:
                 slot = Slot(type(use.rule).__name__, tuple(use.roles.items()), inp, out)
         if slot is None:
             for name in use.roles.values():
-                raw.setdefault(name, f"{use.rule.kind} use whose batch dimension could not be told")
+                raw.setdefault(name, f"{use.rule.kind} use whose batch dimension could not be found")
         slots.append(slot)
     return slots
 
