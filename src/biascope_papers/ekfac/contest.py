@@ -157,7 +157,8 @@ def chosen_before(run: Run, frame: Setting, seeds: int) -> tuple[list[Setting], 
     found = [each for each in tried if [each.key, str(seeds - 1)] in own]
     if not found:
         raise InputError(f"{run.path} has no grid, and no training of {frame}: give a grid")
-    found.sort(key=lambda each: float(run.cached(f"{each.key} seed={seeds - 1}", dict)["final"]))
+    last: dict[Setting, Row] = {each: run.cached(f"{each.key} seed={seeds - 1}", dict) for each in found}
+    found.sort(key=lambda each: float(last[each]["final"]))
     return found[:1], sum(seed == "0" for _, seed in own)
 
 
