@@ -13,6 +13,7 @@ from typing import Any, Literal
 from biascope.studies.claims import Claim, Published, claims_of, experiment_of, selects
 from biascope.studies.conditions import all_hold
 from biascope.studies.estimates import sure
+from biascope.studies.registry import studies
 from biascope.studies.result import Estimate
 from biascope.studies.runs import Run
 from biascope.studies.scope import Level, Scope
@@ -136,7 +137,8 @@ class Judgement:
 
 def judge_claim(claim: Claim, run: Run, numbers: Mapping[str, Estimate]) -> Judgement:
     """A claim judged by the numbers of a run that tests it (`Claim.tested_by`)."""
-    study, options = str(run.config.get("study")), dict(run.config.get("options", {}))
+    study = str(run.config.get("study"))
+    options = _whole(study, run.config.get("options", {}))
     told = experiment_of(study)
     scope = told.scope(options, _narrowed(claim, told.parts, told.networks)) if told else Scope(known=False)
     if claim.stand_in and not scope.stand_in:
@@ -167,6 +169,12 @@ def judgements(run: Run, numbers: Mapping[str, Estimate]) -> tuple[Judgement, ..
     study, options = str(run.config.get("study")), run.config.get("options", {})
     found = [claim for claim in claims_of(study) if claim.rule and claim.tested_by(study, options, numbers)]
     return tuple(judge_claim(claim, run, numbers) for claim in found)
+
+
+def _whole(study: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a run with those that came after it: it did what their defaults do."""
+    found = studies().get(study)
+    return {option.name: option.default for option in found.options} | dict(options) if found else dict(options)
 
 
 def _part(name: str, rule: Any, gate: Any, numbers: Mapping[str, Estimate]) -> Part:
