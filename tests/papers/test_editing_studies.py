@@ -15,7 +15,7 @@ from biascope.studies.claims import claims
 from biascope.studies.judging import judgements
 from biascope.studies.rejudge import rejudge
 from biascope.support.errors import CorruptError, InputError
-from biascope_papers.editing.measures import LOW, Maps, accuracies, contrasts, energies, heat_maps, maps, spoken
+from biascope_papers.editing.measures import Maps, accuracies, contrasts, energies, heat_maps, maps, spoken
 from biascope_papers.editing.stand_in import METHODS, Networks, Setting, encoder, grey, networks, store, task_images
 
 CONTROL = "share of the gain kept, pre-trained minus random, fine-tuned"
@@ -242,19 +242,20 @@ def test_maps_are_those_of_the_definition(run: Run) -> None:
     assert float(found.rms["non-linear"][1, 0]) == pytest.approx(rms)
 
 
-def test_region_and_box_of_a_known_map() -> None:
-    alphas = (-1.0, 0.0, 1.0)
-    xi = torch.tensor([[1.0, LOW, 1.0], [LOW, 0.0, LOW], [2.0, 0.1, 1.0]], dtype=torch.float64)[None, None]
+def test_box_of_a_known_map_and_what_lies_beyond() -> None:
+    alphas = (-1.0, 0.0, 1.0, 1.5)
+    rows = [[1.0, 0.2, 1.0, 0.0], [0.2, 0.0, 0.3, 0.0], [2.0, 0.1, 1.0, 0.0], [0.0, 0.0, 0.0, 1.7]]
+    xi = torch.tensor(rows, dtype=torch.float64)[None, None]
     found = Maps(alphas, (("a", "b"),), {"linear": xi}, {"linear": torch.zeros(1, 1)})
-    assert float(found.region("linear")) == pytest.approx(5 / 9)
-    assert float(found.box("linear")) == pytest.approx((0.0 + LOW + 0.1 + 1.0) / 4)
+    assert float(found.box("linear")) == pytest.approx((0.0 + 0.3 + 0.1 + 1.0) / 4)
+    assert float(found.beyond("linear")) == 1.7
     assert float(found.everywhere("linear")) == pytest.approx(float(xi.mean()))
     shown = heat_maps(found, ("linear",))[0]
     assert shown.z[0][2] == 2.0  # first task to the right: z[row of the second][column of the first]
 
 
-def test_disjoint_vectors_have_a_whole_low_region() -> None:
-    """A network whose two tasks read different pixels: the region is the whole map; swapped inputs leave less."""
+def test_disjoint_vectors_are_disentangled_everywhere() -> None:
+    """A network whose two tasks read different pixels: no error anywhere; swapped inputs leave some."""
     net = torch.nn.Linear(4, 2, bias=False)
     torch.nn.init.zeros_(net.weight)
     rows = {"a": torch.tensor([[1.0, 0, 0, 0], [0, 1.0, 0, 0]]), "b": torch.tensor([[0, 0, 1.0, 0], [0, 0, 0, 1.0]])}
@@ -266,7 +267,7 @@ def test_disjoint_vectors_have_a_whole_low_region() -> None:
     for inputs, whole in ((x, True), ({"a": x["b"], "b": x["a"]}, False)):
         xi = disentanglement(net, vectors, inputs, alphas).xi[None, None]
         found = Maps(alphas, (("a", "b"),), {"linear": xi}, {})
-        assert (float(found.region("linear")) == 1.0) is whole
+        assert (float(found.everywhere("linear")) == 0.0) is whole
 
 
 def test_energies_share_the_rank(run: Run) -> None:
