@@ -1,10 +1,10 @@
 """The learning-complexity studies at tiny sizes, and the identities they rest on (checks A and C of the paper)."""
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -217,7 +217,7 @@ def test_fig4_8(tmp_path: Path) -> None:
     gains = [[run.load_arrays(f"mlp {k} {seed}")["gains"] for k in (5, 15)] for seed in (0, 1)]
     worst = max(rank_of(torch.as_tensor(row[1]), 15) for row in gains)
     assert result.numbers["rank of the gain of target 15, mlp"].value == worst
-    logs = [float(np.log(row[1][15] / row[0][5])) for row in gains]  # by seed, not pooled
+    logs = [math.log(row[1][15] / row[0][5]) for row in gains]  # by seed, not pooled
     found = result.numbers["log gain of the last target minus the first, mlp"]
     assert (found.value, found.n) == (pytest.approx(sum(logs) / 2), 2)
     assert result.numbers["gain of the target, mlp"].value > 1.2
