@@ -37,8 +37,8 @@ def table6_1(run: Run, *, width: Width = 8, setting: Setting = LAPTOP) -> StudyR
     numbers |= controlled(run, setting, width)
     numbers["linearised after the fact minus fine-tuned, merged"] = over_seeds(late.multi - plain.multi)
     for name, one in (("tangent", tangent), ("linearised after the fact", late)):
-        kept = one.multi / one.single - plain.multi / plain.single
-        numbers[f"{name} minus plain fine-tuning, normalised"] = over_seeds(kept)
+        more = one.multi / one.single - plain.multi / plain.single
+        numbers[f"{name} minus plain fine-tuning, normalised"] = over_seeds(more)
     rows = []
     for method, label in LABELS.items():
         mine = found.of(method)

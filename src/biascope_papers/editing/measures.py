@@ -17,10 +17,9 @@ from biascope.support import generator
 from biascope_papers.editing.stand_in import LABELS, METHODS, Networks, Setting, Start, networks, store
 
 STARTS: tuple[Start, ...] = ("random", "pre-trained")
-LOW = 0.2  # a disentanglement error up to a tenth of its range counts as low
 MAP = (
     "Share of the test images whose class changes where the other task's vector is added, summed over both tasks (0 to "
-    "2); mean over seeds. Merging looks for its coefficient in [0, 1]."
+    "2), light where it is small; mean over seeds. Red: [0, 1]^2, where merging looks for its coefficient."
 )
 
 
@@ -113,10 +112,6 @@ class Maps:
     pairs: tuple[tuple[str, str], ...]
     xi: Mapping[str, Tensor]
     rms: Mapping[str, Tensor]
-
-    def region(self, method: str) -> Tensor:
-        """Share of the map where xi is low, [seeds, pairs]."""
-        return (self.xi[method] <= LOW).double().mean((-2, -1))
 
     def beyond(self, method: str) -> Tensor:
         """Mean of xi where both coefficients are above 1, [seeds, pairs]."""
@@ -257,7 +252,7 @@ def heat_maps(found: Maps, methods: Sequence[str], where: str = "") -> tuple[Hea
                     f"{one} and {two}: {LABELS[method]}{', ' + where if where else ''}",
                     x=found.alphas, y=found.alphas, z=z.tolist(),
                     x_label=f"coefficient of {one}", y_label=f"coefficient of {two}",
-                    z_label="disentanglement error", low=0.0, high=1.6,
+                    z_label="disentanglement error", low=0.0, high=1.6, light_low=True, box=(0, 0, 1, 1),
                     alt="Disentanglement error over both coefficients, zero at the origin.",
                     caption=("As above." if made else MAP) + _classes(pair),
                 )

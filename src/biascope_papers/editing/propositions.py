@@ -7,6 +7,7 @@ not localised: Fourier atoms on a ring cut in two. The remark after 6.2: functio
 cancel there, so that the property holds without any localised eigenfunction.
 """
 
+import math
 from typing import Annotated
 
 import torch
@@ -79,4 +80,5 @@ def _fourier(n: int, atoms: int) -> Tensor:
     rows = [torch.ones_like(angle) / 2**0.5]
     for k in range(1, atoms // 2 + 1):
         rows += [torch.cos(k * angle), torch.sin(k * angle)]
-    return torch.stack(rows[:atoms], 1) * (2 / n) ** 0.5
+    made: Tensor = torch.stack(rows[:atoms], 1) * math.sqrt(2 / n)
+    return made

@@ -5,6 +5,7 @@ their output at frequencies outside H(Omega), by an exact DFT in float64, and, a
 that one layer less would allow.
 """
 
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -35,13 +36,12 @@ def theorem5_1(
         beyond = [power[missing_bins(omega, degree, count, samples)].sum() for count in (layers, layers - 1)]
         return {"power": power[: samples // 2], "outside": beyond[0], "one layer less": beyond[1]}
 
-    made = {
-        k: [run.cached(f"degree {k} {i}", lambda k=k, i=i: outside(k, i)) for i in range(networks)] for k in degrees
-    }  # type: ignore[misc]
-    rows = [row for each in made.values() for row in each]
-    worst, control = (max if j == 0 else min for j in (0, 1))
-    largest = worst(float(row["outside"]) for row in rows)
-    smallest = control(float(row["one layer less"]) for row in rows)
+    made = {k: run.cached_each(f"degree {k}", range(networks), partial(outside, k)) for k in degrees}
+
+    def shares(which: str) -> list[float]:
+        return [float(torch.as_tensor(row[which])) for rows in made.values() for row in rows]
+
+    largest, smallest = max(shares("outside")), min(shares("one layer less"))
     return StudyResult(
         measured=f"At most {largest:.1e} of the energy lies outside H; outside the harmonics of one layer less at "
         f"least {smallest:.1e}. Degrees {', '.join(map(str, degrees))}, {layers} layers, {networks} networks each.",

@@ -50,7 +50,7 @@ def theorems(
     sides = run.cached_each("4.2", range(networks), stein)
     ratio = torch.stack([torch.as_tensor(row["ratio"]) for row in bounds])  # [networks, targets]
     exact = max(float((torch.as_tensor(row["ratio"]) - 1).abs().max()) for row in sides)
-    largest = max(float(row["apart"]) for row in bounds)
+    largest = max(float(torch.as_tensor(row["apart"])) for row in bounds)
     numbers = {
         "largest relative difference of the two alignments": Estimate(largest),
         "smallest ||f||_k^2 alpha(f) / ||f||_2^4": Estimate(float(ratio.min())),
