@@ -200,7 +200,7 @@ def test_a_contest_finds_the_best_setting_or_says_that_it_did_not(
     assert out.spent["ekfac"] <= trials
     text = standings.remarks(out)
     assert f"EKFAC {out.spent['ekfac']}." in text
-    assert ("Not surrounded" in text) == bool(loose)
+    assert ("not surrounded" in text) == bool(loose)
     assert here.metrics()[-1]["surrounded"] == (not loose)
 
 

@@ -202,7 +202,7 @@ def test_a_trial_that_ends_on_the_plateau_is_extended(tmp_path: Path) -> None:
     small = {"steps": 16, "hidden": (8, 4), "n": 100, "size": 50, "refresh": 5, "every": 4, "seeds": 1, "trial": 0.25}
     steps = {}
     for extend in (False, True):
-        run(tmp_path / str(extend), "ekfac/fig4.3", optimisers="sgd", grid="", extend=extend, **small)
+        run(tmp_path / str(extend), "ekfac/fig4.3", optimisers="sgd", grid="", trials=1, extend=extend, **small)
         names = Run.open(tmp_path / str(extend) / "run").arrays()
         steps[extend] = sorted(int(name.split("steps=")[1].split()[0]) for name in names)
     assert steps == {False: [4, 16], True: [4, 8, 16]}

@@ -14,15 +14,25 @@ import torch
 
 from biascope.studies import Chart, Estimate, Run, StudyResult, study
 from biascope.studies.estimates import curve, over_seeds
-from biascope_papers.editing.measures import LOW, Maps, about, contrasts, energies, heat_maps, maps, spoken
-from biascope_papers.editing.stand_in import LABELS, LAPTOP, METHODS, Setting, Start, Width, Widths, sizes
+from biascope_papers.editing.measures import (
+    LOW,
+    STARTS,
+    Maps,
+    about,
+    contrasts,
+    controlled,
+    energies,
+    heat_maps,
+    maps,
+    spoken,
+)
+from biascope_papers.editing.stand_in import LABELS, LAPTOP, METHODS, Setting, Width, Widths, sizes
 
 Pairs = Annotated[int, "pairs of neighbours in the list of tasks"]
 Points = Annotated[int, "test images per task in the maps"]
 Grid = Annotated[int, "coefficients per task between -3 and 3; 19 and 25 contain 0 and 1"]
 SMALL, LARGE = {"points": 60, "grid": 7}, {"points": 2048, "grid": 25}
 SIZES = sizes({"width": 4, "pairs": 1, **SMALL}, {"width": 192, **LARGE})
-STARTS: tuple[Start, ...] = ("random", "pre-trained")
 
 
 @study("editing/fig6.4", sizes=SIZES)
@@ -48,7 +58,7 @@ def fig6_4(
         measured=f"Low region: {region} of the map for the network, {late_region} for its linearisation (difference "
         f"{larger}). Mean error on [0, 1]^2: {box} and {late_box}; it is lower there than over the whole map by "
         f"{dips['non-linear']} and {dips['post-hoc']}. {len(found.pairs)} pairs of tasks. {about(setting, width)}",
-        numbers=numbers,
+        numbers=numbers | controlled(run, setting, width),
         figures=heat_maps(found, methods),
     )
 
@@ -74,7 +84,7 @@ def fig6_8(
         measured=f"Low region, share of the map: {regions}. Tangent minus nine tenths of after the fact: {enough}; "
         f"tangent minus fine-tuned: {over_plain}. Mean error on [0, 1]^2, in the same order: {boxes}. "
         f"{len(found.pairs)} pairs of tasks. {about(setting, width)}",
-        numbers=numbers,
+        numbers=numbers | controlled(run, setting, width),
         figures=heat_maps(found, ("post-hoc", "linear")),
     )
 
@@ -117,7 +127,7 @@ def fig6_5(
         measured=f"From width {widths[0]} to {widths[-1]} the low region of {pair} grows by "
         f"{grows['non-linear']} of the map for the network and by {grows['post-hoc']} for its linearisation; a weight "
         f"moves {first} in the smallest and {last} in the largest network. {about(setting, widths)}",
-        numbers=numbers,
+        numbers=numbers | controlled(run, setting, widths[-1]),
         figures=(chart, *shown),
     )
 
@@ -177,7 +187,7 @@ def fig6_10(
         f"[0, 1]^2: {both('xi on [0, 1]^2')}. Energy on the task minus that on the control set: "
         f"{numbers['energy on the task minus control, random']} (pre-trained "
         f"{numbers['energy on the task minus control, pre-trained']}; difference {weaker}). {about(setting, width)}",
-        numbers=numbers,
+        numbers=numbers | controlled(run, setting, width),
         figures=heat_maps(shown["random"], methods, "random start"),
     )
 

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from biascope import InputError
 from biascope.editing import disentanglement, localisation, task_addition, task_negation
-from biascope.studies import Chart, HeatMap, Run
+from biascope.studies import Chart, Estimate, HeatMap, Run
 from biascope.studies.estimates import curve, errors_over, mean_error
 from biascope.support import generator
 from biascope_papers.editing.stand_in import LABELS, METHODS, Networks, Setting, Start, networks, store
 
+STARTS: tuple[Start, ...] = ("random", "pre-trained")
 LOW = 0.2  # a disentanglement error up to a tenth of its range counts as low
 MAP = (
     "Share of the test images whose class changes where the other task's vector is added, summed over both tasks (0 to "
@@ -60,6 +61,24 @@ def accuracies(run: Run, setting: Setting, width: int, start: Start = "pre-train
             before = float(found["before"][seed].mean())
             run.log(start=start, width=width, seed=seed, method=method, before=before, **means)
     return Accuracies(**found)
+
+
+def controlled(run: Run, setting: Setting, width: int) -> dict[str, Estimate]:
+    """Share of the gain of fine-tuning that addition keeps, pre-trained minus random start; nothing if not asked for.
+
+    Where pre-training does not help, there is no task arithmetic, and the stand-in says nothing of the chapter.
+    """
+    if not setting.check:
+        return {}
+    made = {}
+    for method in ("non-linear", "linear"):
+        shares = []
+        for start in STARTS:
+            mine = accuracies(run, setting, width, start).of(method)
+            gains = ((mine.multi - mine.before).mean(1), (mine.single - mine.before).mean(1))
+            shares.append(gains[0] / gains[1])
+        made[f"share of the gain kept, pre-trained minus random, {LABELS[method]}"] = Estimate.of(shares[1] - shares[0])
+    return made
 
 
 def negations(run: Run, setting: Setting, width: int, keep: float) -> dict[str, Tensor]:

@@ -31,7 +31,6 @@ STARTS = {
     "ekfac": (1e-2, 1e-2),
     "ekfac-ra": (1e-2, 1e-2),
     "kfac": (1e-2, 1e-2),
-    "kfac-small": (1e-2, 1e-2),
     "sgd": (0.03, 0.9),
     "sgd-bn": (0.1, 0.9),
     "adam": (1e-3, 1e-8),

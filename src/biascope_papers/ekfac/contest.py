@@ -144,8 +144,8 @@ class Search:
 
 
 def beginning(starts: Mapping[str, tuple[float, float]], name: str) -> tuple[float, float]:
-    """Where the walk of an optimiser begins; the same with batch normalisation, unless listed."""
-    found = starts.get(name, starts.get(name.removesuffix("-bn")))
+    """Where the walk of an optimiser begins; the same with batch normalisation or smaller batches, unless listed."""
+    found = starts.get(name, starts.get(name.removesuffix("-bn").removesuffix("-small")))
     if name not in NAMES or found is None:
         raise InputError(f"unknown optimiser {name!r}; there is {', '.join(NAMES)}")
     return found

@@ -112,7 +112,7 @@ def fig1(
             dots = (found.get(key, torch.tensor([])) for key in ("data", "classes"))  # older runs have none
             planes[net, name] = Plane(found["plane"], along, *dots)
         best = 100 * one_axis_accuracy((inner, outer[net]))
-        numbers[f"{net}: best accuracy from the first axis alone, %"] = Estimate(best)
+        numbers[f"{net}: best accuracy from the first axis alone, %"] = Estimate(best, 0.0)
         numbers[f"{net}: eigenvalue of the second axis, D_B over D_A"] = Estimate(float(G.values[-1] / G.values[u2]))
         if random_pairs:
             found = random_planes(run, net, shape, (inner, outer[net]), sigma, n_train, n_test, random_pairs, options)

@@ -1,4 +1,4 @@
-"""Figs. 1 and 6, compared between networks: patterns of their own, and accuracy that falls as eigenvalues decay.
+"""Figs. 1, 5 and 6, compared between networks: patterns and directions of their own, accuracy that falls with decay.
 
 Fig. 1: accuracies of transposed bins, (a, b) and (b, a), are two measurements of one quantity (see `frequencies`). How
 far the map of one network agrees with its own transposed map is what chance leaves of a pattern; another network with
@@ -9,8 +9,8 @@ many equal eigenvalues would have it). How soon the accuracy falls is measured b
 learnt, the sum of 2 accuracy - 1 over all indices, estimated from those trained on: each stands for the range that lies
 nearest to it.
 
-`--runs` takes the folders of finished runs of `nad/fig1` or `nad/fig6`, as they are kept in `reproductions`; without it
-networks are trained.
+`--runs` takes the folders of finished runs of `nad/fig1`, `nad/fig5` or `nad/fig6`, as they are kept in
+`reproductions`; without it networks are trained.
 """
 
 import math
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from biascope import InputError
-from biascope.linalg import effective_rank
+from biascope.linalg import effective_rank, subspace_overlap
 from biascope.studies import Chart, Estimate, Run, Series, StudyResult, load_result, study
 from biascope.studies.estimates import above, below, difference, jackknife_error
 from biascope_papers.nad import anisotropy as a
@@ -180,6 +180,66 @@ def correlation(one: Map, other: Map, pairs: Pairs) -> float:
     if np.ptp(x) == 0 or np.ptp(y) == 0:
         return 0.0
     return round(float(np.corrcoef(x, y)[0, 1]), 12)
+
+
+@study(
+    "nad/fig5-signature",
+    sizes={
+        "smoke": {"nets": ("lenet", "lenet-avg"), "image_size": 16, "networks": 64},
+        "laptop": {"nets": ("lenet", "vgg11"), "networks": 64},
+        "paper": {},
+    },
+)
+def fig5_signature(
+    run: Run,
+    *,
+    runs: Runs = (),
+    nets: Trained = NETS,
+    image_size: d.Side = 32,
+    networks: a.Networks = 10_000,
+    head: a.Head = "marginal",
+    first: Annotated[int, "leading directions whose spans are compared"] = 10,
+    reference: a.Reference = "",
+) -> StudyResult:
+    """Overlap of the first directions of different networks, beside that of each with its published ones."""
+    found = {net: kept["directions"] for net, (_, kept) in finished_runs(runs, "nad/fig5", "nads", ()).items()}
+    for net in () if runs else nets:
+        source = a.Source(net, image_size, 0, networks, head)
+        found[net] = a.directions_of(run, source, "auto")[0]
+    _check_two(found)
+    spans = {net: torch.as_tensor(U)[:first].flatten(1).double().T for net, U in found.items()}
+    pairs = {
+        f"{one} and {other}: overlap of the first {first}": subspace_overlap(spans[one], spans[other])
+        for one, other in combinations(spans, 2)
+    }
+    own = dict[str, float]()
+    for net, span in spans.items():
+        published = a.published_directions(net, reference, len(span))
+        if published is not None:
+            own[f"{net}: overlap of the first {first} with the published ones"] = subspace_overlap(
+                span, published[:first].T
+            )
+    numbers = {name: Estimate(value) for name, value in {**pairs, **own}.items()}
+    numbers[f"largest overlap of the first {first} of two networks"] = Estimate(max(pairs.values()))
+    least = min(own.values(), default=math.nan)
+    if own:
+        name = f"smallest overlap of the first {first} of a network with its published ones"
+        numbers[name] = Estimate(least)
+    chart = Chart(
+        "overlaps",
+        f"Overlap of the spans of the first {first} directions",
+        "pair",
+        "mean squared cosine of the principal angles",
+        (Series.of("overlap", range(1, len(pairs) + 1), list(pairs.values()), style="points"),),
+        alt="; ".join(f"{name.split(':')[0]} {value:.2f}" for name, value in pairs.items()) + ".",
+        x_names=tuple(name.split(":")[0].replace(" and ", ", ") for name in pairs),
+    )
+    return StudyResult(
+        measured=f"Spans of the first {first} directions of two networks overlap by at most {max(pairs.values()):.3f} "
+        f"({', '.join(spans)}), those of one with the published ones by at least {least:.3f}.",
+        numbers=numbers,
+        figures=(chart,),
+    )
 
 
 @study(

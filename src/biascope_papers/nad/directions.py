@@ -257,6 +257,7 @@ def fig13(
     numbers = {
         "energy of the first 20 in their strongest 5 % of frequencies": first,
         "the same for random directions": Estimate(float(RANDOM)),
+        "lowest energy of a direction in its strongest 5 % of frequencies": Estimate(float(shares.min())),
         "Spearman(index, mean frequency), first 100": order,
         "energy of u_1 at DC": Estimate(float(a.energy(U[:1])[0, 0, 0])),
     }

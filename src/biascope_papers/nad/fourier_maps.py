@@ -177,7 +177,7 @@ def fig3(
     spread_before = spread(pooled.test)
     numbers = {"spread over bins, with pooling": spread_before, "mean, with pooling": Estimate.of(pooled.test)}
     by_chance = float(np.sqrt((pooled.test * (1 - pooled.test)).mean() / protocol.n_test))
-    numbers["spread by the finite test set alone"] = Estimate(by_chance)
+    numbers["spread by the finite test set alone"] = Estimate(by_chance, 0.0)
     maps = [f.heat_map("with-pooling", f"{net}, as it is", pooled.test, basis, caption=str(protocol))]
     bad, said = f.worst_by_partner(pooled.test, f.partners(basis)), []
     for label, options in variants(net, strides).items():

@@ -102,6 +102,9 @@ def fig4_8(
             trend = f", of k and the gain {rising}"
             own_numbers["rank correlation of k and the target's gain"] = rising
             own_numbers["log gain of the last target minus the first"] = Estimate.of((table[:, -1] / table[:, 0]).log())
+        for j, k in enumerate(targets):  # the worst seed
+            ranks = [rank_of(row["gains"], k) for row in rows[j :: len(targets)]]
+            own_numbers[f"rank of the gain of target {k}"] = Estimate(max(ranks))
         numbers |= {f"{key}, {name}": value for key, value in own_numbers.items()}
         said.append(
             f"{s.title(name)}: own gain {gain} ({', '.join(f'{g:.1f} for {k}' for g, k in zip(own, targets))}), "
