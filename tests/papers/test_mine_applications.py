@@ -56,7 +56,7 @@ def test_models_that_are_asked_to_reconstruct_do(results: Results) -> None:
 def test_every_row_of_the_table_learns(results: Results) -> None:
     numbers = results["mine/table5.3"][1].numbers
     published = {each.number for claim in claims_of("mine/table5.3") for each in claim.published}
-    assert {f"error (%), {name}" for name in METHODS} == published
+    assert {f"error (%), {name}" for name in METHODS} <= published <= set(numbers)
     for name in METHODS:
         assert numbers[f"error (%), {name}"].value < 60  # 90 by chance
         assert (f"estimate of I(x; z), last batch (nats), {name}" in numbers) == name.startswith("MINE")
