@@ -13,6 +13,7 @@ from typing import Any, Literal
 from biascope.studies.claims import Claim, Published, claims_of, experiment_of, selects
 from biascope.studies.conditions import all_hold
 from biascope.studies.estimates import sure
+from biascope.studies.registry import studies
 from biascope.studies.result import Estimate
 from biascope.studies.runs import Run
 from biascope.studies.scope import Level, Scope
@@ -136,7 +137,7 @@ class Judgement:
 
 def judge_claim(claim: Claim, run: Run, numbers: Mapping[str, Estimate]) -> Judgement:
     """A claim judged by the numbers of a run that tests it (`Claim.tested_by`)."""
-    study, options = str(run.config.get("study")), dict(run.config.get("options", {}))
+    study, options = str(run.config.get("study")), options_of_run(run)
     told = experiment_of(study)
     scope = told.scope(options, _narrowed(claim, told.parts, told.networks)) if told else Scope(known=False)
     if claim.stand_in and not scope.stand_in:
@@ -154,6 +155,13 @@ def judge_claim(claim: Claim, run: Run, numbers: Mapping[str, Estimate]) -> Judg
     return Judgement(claim, run, scope, parts, compared)
 
 
+def options_of_run(run: Run) -> dict[str, Any]:
+    """The options of a run; those that its study has got since then have the default, which is what it used to do."""
+    known = studies().get(str(run.config.get("study")))
+    defaults = {option.name: option.default for option in known.options} if known else {}
+    return {**defaults, **run.config.get("options", {})}
+
+
 def judgements(run: Run, numbers: Mapping[str, Estimate]) -> tuple[Judgement, ...]:
     """Every claim that a run tests, judged; the claim that its study is about first.
 
@@ -164,7 +172,7 @@ def judgements(run: Run, numbers: Mapping[str, Estimate]) -> tuple[Judgement, ..
         >>> judgements(run, execute(run).numbers)[0].verdict
         'supported'
     """
-    study, options = str(run.config.get("study")), run.config.get("options", {})
+    study, options = str(run.config.get("study")), options_of_run(run)
     found = [claim for claim in claims_of(study) if claim.rule and claim.tested_by(study, options, numbers)]
     return tuple(judge_claim(claim, run, numbers) for claim in found)
 
