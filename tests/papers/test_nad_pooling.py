@@ -69,3 +69,14 @@ def test_fig4a_refuses_factors_that_leave_no_frequency(tmp_path: Path, D: int, S
 
 def test_fig4a_with_few_frequencies(tmp_path: Path) -> None:
     assert execute(start(tmp_path, "nad/fig4a", D=12, S=4)).numbers["accuracy at DC"].value == pytest.approx(1.0)
+
+
+def test_printed_formulas(tmp_path: Path) -> None:
+    """Forms and directions are right, constants are not; what stands in their place agrees with sampled networks."""
+    result = execute(start(tmp_path, "nad/theory", draws=4000))
+    for name in ("Lemma 1", "Eq. 4", "Eq. 5", "Example 2", "Example 3", "Example 4"):
+        assert result.numbers[f"{name}: sampled over exact"].value == pytest.approx(1.0, abs=0.05), name
+    assert result.numbers["Lemma 1: exact over printed"].value == pytest.approx(1 / 4)
+    assert result.numbers["Theorem 1, S = 4: largest error of the printed formula, real signals"].value > 0.08
+    assert outcome("nad/theorem 1", result.numbers) == "fails"
+    assert outcome("nad/lemma 2", result.numbers) == "fails"

@@ -17,7 +17,7 @@ from biascope_papers.nad.anisotropy import mean_frequency, radial, spread_indice
 from biascope_papers.nad.fourier_maps import noise_numbers, variants
 from biascope_papers.nad.methods import spectral_correlation
 from biascope_papers.nad.support import energy_of_bins, strongest_and_others
-from biascope_papers.nad.sweeps import RANGES, weighted_spearman, whole_range
+from biascope_papers.nad.sweeps import RANGES, samples_needed, weighted_spearman, whole_range
 from claim_outcome import outcome
 
 Start = Callable[..., tuple[Run, StudyResult]]
@@ -162,15 +162,15 @@ def test_first_directions_are_where_the_network_is_accurate(start: Start) -> Non
 
 @pytest.mark.parametrize(("strong", "verdict"), [(0.9, "holds"), (0.62, "open"), (0.4, "fails")])
 def test_support_is_judged_by_the_difference(tmp_path: Path, strong: float, verdict: str) -> None:
-    """Directions and accuracies are given: two strong bins against two others of accuracy 0.5 and 0.54."""
+    """Directions and accuracies are given: two strong bins against two others."""
     basis = dft_basis((16, 16)).part("re")
     run = Run.create(tmp_path / "run", configure("nad/fig5-support", "smoke", overrides={"count": 2, "first": 2}))
     run.save_arrays("directions lenet", directions=basis.vectors[[5, 9]].float(), eigenvalues=torch.ones(2))
-    test = torch.tensor([strong, strong + 0.02, 0.5, 0.54])
+    test = torch.tensor([strong, strong + 0.002, 0.5, 0.504])
     run.cached("lenet 0", lambda: {"test": test, "train": test, "engine": "loop"})
     result = execute(run)
     assert outcome("nad/5, support", result.numbers) == verdict, result.measured
-    assert result.numbers["difference"].value == pytest.approx(strong - 0.51)
+    assert result.numbers["difference"].value == pytest.approx(strong - 0.501)
     assert result.numbers["share of the energy in the strongest bins"].value == pytest.approx(1)
     kept = run.load_arrays("support")
     assert sorted(kept["frequencies"][:2].tolist()) == sorted(basis.frequencies[[5, 9]].tolist())
@@ -386,3 +386,9 @@ def test_fourier_measures() -> None:
     assert spectral_correlation(noise, noise.roll(3, -1)) == pytest.approx(1)  # a shift does not change the energy
     assert strongest_and_others(torch.tensor([0.1, 0.5, 0.0, 0.4]), 2, seed=0)[:2].tolist() == [1, 3]
     assert spectral_correlation(wave[None], wave.T[None]) == pytest.approx(-2 / 254, abs=1e-6)  # disjoint pairs of bins
+
+
+def test_samples_needed_are_those_from_which_on_the_accuracy_stays() -> None:
+    ns = np.array([100, 1000, 10_000])
+    accuracy = np.array([[0.8, 0.5, 0.8, 0.5], [0.9, 0.75, 0.7, 0.6], [1.0, 1.0, 0.8, 0.7]])
+    assert samples_needed(ns, accuracy) == pytest.approx([100, 1000, 10**3.5, 10**5], rel=1e-9)
