@@ -93,7 +93,7 @@ def test_studies_take_an_own_network(tmp_path: Path, script: Path, name: str) ->
     assert " Not tested: networks " in result.measured
     assert f"taken as it is, with its own activations, normalisation and output layer: {short}." in result.measured
     assert not any(math.isnan(number.value) for number in result.numbers.values())
-    shown = [result.claim, result.measured, *result.numbers, *run.arrays(), *(c.title for c in result.figures)]
+    shown = [result.measured, *result.numbers, *run.arrays(), *(c.title for c in result.figures)]
     assert not any("somewhere" in text for text in shown)  # nobody's business, and too long for a figure
     assert not any(set(":/ ") & set(chart.name) for chart in result.figures)
     assert (run.path / "networks.json").exists()

@@ -130,3 +130,17 @@ def test_strides_of_odd_sides_are_symmetric() -> None:
     assert (basis.frequencies % 2 == 0).all()
     partner, diagonal = f.partners(basis), (basis.frequencies[:, 0].abs() == basis.frequencies[:, 1].abs()).numpy()
     assert (partner[~diagonal] >= 0).all()  # each has its twin
+
+
+def test_extremes_are_chosen_by_twins_and_their_error_is_that_of_repeats() -> None:
+    """Forty pairs, four of them good in both: the gap is theirs; noise alone has none, however far its ends lie."""
+    partner, rng = np.concatenate([np.arange(40, 80), np.arange(40)]), np.random.default_rng(0)
+    truth = np.where(np.arange(40) < 4, 0.9, 0.5)
+    noise = 0.01 * rng.normal(size=80)
+    found, nothing = (f.extremes(values + noise, partner) for values in (np.tile(truth, 2), np.full(80, 0.5)))
+    assert found is not None
+    assert nothing is not None
+    assert found.value == pytest.approx(0.4, abs=0.02)
+    assert 0 < (found.standard_error or 0) < 0.02
+    assert abs(nothing.value) < 0.02
+    assert f.extremes(noise[:6], np.array([3, 4, 5, 0, 1, 2])) is None

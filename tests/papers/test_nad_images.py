@@ -13,6 +13,7 @@ from biascope_papers.nad.anisotropy import spread_indices
 from biascope_papers.nad.cifar import against_clean
 from biascope_papers.nad.directional import architecture
 from biascope_papers.nad.images import Setting, image_set, train_on_images
+from claim_outcome import outcome
 
 
 def start(tmp_path: Path, name: str, **overrides: object) -> tuple[Run, StudyResult]:
@@ -93,27 +94,32 @@ def test_parts_of_the_poisoning_claim(tmp_path: Path) -> None:
     def verdict(clean: float, **changed: float) -> str:
         own = {**accuracy, **{int(name[1:]): value for name, value in changed.items()}}
         stored = {f"carrier {i}": {"train": 1.0, "test": float(value)} for i, value in own.items()}
-        return judged(tmp_path, "nad/fig7", {"clean": {"train": 1.0, "test": clean}, **stored}, count=8).verdict
+        numbers = judged(tmp_path, "nad/fig7", {"clean": {"train": 1.0, "test": clean}, **stored}, count=8).numbers
+        return " ".join(outcome(f"nad/7, {which} carriers", numbers) for which in ("first", "last"))
 
-    assert verdict(0.88) == "confirmed"
-    assert verdict(0.95) == "not confirmed"  # the last carrier costs 0.07
-    assert verdict(0.88, _0=0.45) == "not confirmed"  # the first one leaves more than half
+    assert verdict(0.88) == "holds holds"
+    assert verdict(0.95) == "holds fails"  # the last carrier costs 0.07
+    assert verdict(0.88, _0=0.5) == "fails holds"  # the first one leaves more than half
+    assert verdict(0.4) == "gate gate"  # nothing is learnt without a carrier
     ruined, spared = against_clean(0.8, 0.2, 0.8, 100)
     assert (ruined.value, spared.value) == pytest.approx((-0.2, 0.0))
     errors = np.sqrt([(0.16 + 0.16 / 4) / 100, 0.32 / 100])
     assert [ruined.standard_error, spared.standard_error] == pytest.approx(errors)
 
 
-def test_both_kinds_of_images_must_be_learnt(tmp_path: Path) -> None:
+def test_flipped_images_must_be_learnt_where_original_ones_are(tmp_path: Path) -> None:
     def verdict(original: float, flipped: float) -> str:
         stored = {
             "lenet original 0": {"train": original, "test": 0.8},
             "lenet flipped 0": {"train": flipped, "test": 0.5},
         }
-        return judged(tmp_path, "nad/fig8", stored, nets="lenet").verdict
+        numbers = judged(tmp_path, "nad/fig8", stored, nets="lenet").numbers
+        assert outcome("nad/8, accuracy", numbers, "lenet") == "holds"
+        return outcome("nad/8, training error", numbers, "lenet")
 
-    assert verdict(1.0, 0.96) == "confirmed"
-    assert verdict(0.94, 1.0) == verdict(1.0, 0.94) == "not confirmed"
+    assert verdict(1.0, 0.99) == "holds"
+    assert verdict(1.0, 0.94) == "fails"
+    assert verdict(0.94, 1.0) == "gate"
 
 
 @pytest.mark.slow
@@ -130,7 +136,7 @@ def test_flip_runs(tmp_path: Path) -> None:
     lost = result.numbers["test accuracy lost by the flip, lenet"]
     assert lost.n == 2
     assert lost.value > 0
-    assert result.verdict == "not confirmed"  # so short a training does not reach 95 % training accuracy
+    assert outcome("nad/8, training error", result.numbers, "lenet") != "holds"  # so short a training fits neither
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from biascope import nets
 from biascope.geometry.pooling import box_prefilter, pooling_bayes_accuracy, transfer
 from biascope.studies import Run, configure, execute
 from biascope.support.errors import InputError
+from claim_outcome import outcome
 
 
 def start(tmp_path: Path, name: str, **overrides: object) -> Run:
@@ -18,7 +19,7 @@ def start(tmp_path: Path, name: str, **overrides: object) -> Run:
 
 def test_fig4a_at_the_papers_setting(tmp_path: Path) -> None:
     result = execute(start(tmp_path, "nad/fig4a", D=128))
-    assert result.verdict == "confirmed"
+    assert outcome("nad/4a", result.numbers) == "holds"
     exact, real, printed = (np.array(series.y) for series in result.figures[0].series)
     assert exact[[5, 10, 20, 32, 48]] == pytest.approx([0.8823, 0.7091, 0.5743, 0.5, 0.5501], abs=6e-5)
     assert printed[[5, 10, 20]] == pytest.approx([0.9533, 0.7820, 0.6045], abs=6e-5)
@@ -29,7 +30,7 @@ def test_fig4a_at_the_papers_setting(tmp_path: Path) -> None:
 def test_fig4b_smoke(tmp_path: Path) -> None:
     run = start(tmp_path, "nad/fig4b")
     result = execute(run)
-    assert result.verdict == "confirmed", result.measured
+    assert outcome("nad/4b", result.numbers) == "holds", result.measured
     order = result.numbers["Spearman(zeta, loss averaged over seeds)"]
     assert order.n == 16
     assert order.standard_error is not None
@@ -68,3 +69,14 @@ def test_fig4a_refuses_factors_that_leave_no_frequency(tmp_path: Path, D: int, S
 
 def test_fig4a_with_few_frequencies(tmp_path: Path) -> None:
     assert execute(start(tmp_path, "nad/fig4a", D=12, S=4)).numbers["accuracy at DC"].value == pytest.approx(1.0)
+
+
+def test_printed_formulas(tmp_path: Path) -> None:
+    """Forms and directions are right, constants are not; what stands in their place agrees with sampled networks."""
+    result = execute(start(tmp_path, "nad/theory", draws=4000))
+    for name in ("Lemma 1", "Eq. 4", "Eq. 5", "Example 2", "Example 3", "Example 4"):
+        assert result.numbers[f"{name}: sampled over exact"].value == pytest.approx(1.0, abs=0.05), name
+    assert result.numbers["Lemma 1: exact over printed"].value == pytest.approx(1 / 4)
+    assert result.numbers["Theorem 1, S = 4: largest error of the printed formula, real signals"].value > 0.08
+    assert outcome("nad/theorem 1", result.numbers) == "fails"
+    assert outcome("nad/lemma 2", result.numbers) == "fails"
