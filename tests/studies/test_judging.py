@@ -68,6 +68,16 @@ def test_a_stand_in_never_contradicts() -> None:
     assert (judged.verdict, judged.level) == ("undecided", "stand-in")
 
 
+def test_a_setting_that_is_not_printed_contradicts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = replace(TOLD, silent=("radii", "noise"))
+    monkeypatch.setattr(catalogue, "experiments", lambda: {TOLD.study: silent})
+    judged = judge(nets=("b",))
+    assert (judged.verdict, judged.level) == ("undecided", "published size")
+    assert judged.fails_as_far_as_printed
+    assert "radii, noise are not printed" in judged.reason
+    assert judge(nets=("a",)).verdict == "supported"
+
+
 def test_a_check_of_ours_does_not_count() -> None:
     assert judge(gap="half").verdict == "undecided"
     assert "Not counted: gap half" in judge(gap="half").reason

@@ -94,6 +94,8 @@ def _card(row: Row, relative_to: Path | None) -> Html:
     if row.replication != "none published":
         words = {"agree": "numbers agree", "differ": "numbers differ", "in part": "numbers agree in part"}
         badges.append(tag("span", words[row.replication], class_=f"badge {row.replication.replace(' ', '-')}"))
+    if row.fails_as_far_as_printed:
+        badges.append(tag("span", "fails as far as the setting is printed", class_="badge differ"))
     if row.at_odds:
         badges.append(tag("span", "numbers agree, our rule fails", class_="badge at-odds"))
     also = f" (also {claim.also})" if claim.also else ""

@@ -89,6 +89,11 @@ class Row:
         return any(judgement.at_odds for judgement in self.judgements)
 
     @property
+    def fails_as_far_as_printed(self) -> bool:
+        """Whether the rule fails with everything that the document gives of its setting, which is not all."""
+        return self.verdict == "undecided" and any(each.judgement.fails_as_far_as_printed for each in self.decided)
+
+    @property
     def stand_in(self) -> str:
         """What the deciding run was made on instead of the document's data or networks."""
         return next((each.judgement.scope.stand_in for each in self.telling), "")
@@ -139,6 +144,7 @@ class Row:
             "networks": {each.network: each.verdict for each in self.decided if each.network},
             "replication": self.replication,
             "numbers_agree_but_rule_fails": self.at_odds,
+            "fails_as_far_as_printed": self.fails_as_far_as_printed,
             "published": {each.published.number: each.published.value for each in self.compared},
             "ours": {each.published.number: each.ours.value for each in self.compared},
             "measured": {name: estimate.value for name, estimate in self.measured},
