@@ -5,8 +5,6 @@ space, anisotropy directions in input space. Names are imported when they are fi
 quick.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

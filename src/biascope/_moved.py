@@ -1,7 +1,5 @@
 """Import paths of version 0.1.0.dev0 that have moved: they work for one more version and warn with the new path."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Sequence

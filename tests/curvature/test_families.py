@@ -277,7 +277,7 @@ def test_fisher_is_the_hessian_of_the_divergence():
         (lambda x: x, {"estimator": "monte-carlo", "samples": 0}, "samples must be at least 1"),
         (lambda x: x, {"representation": "sparse"}, "representation='sparse' is not known; there is block, dense"),
         (lambda x: x, {"class_dim": 2}, "class_dim=2"),
-        (lambda x: x, {"batch_size": 0}, "batch_size=0"),
+        (lambda x: x, {"batch_size": 0}, "batch_size must be at least 1, not 0"),
         (lambda x: x, {"sharing": "none"}, "there is expand, reduce"),
         (lambda x: x, {"representation": "dense", "max_memory": "1KB"}, "use representation='ekfac'"),
         (lambda x: [], {}, "empty"),

@@ -135,7 +135,7 @@ def outcome(plateau: float = 200.0, **finals: list[float]) -> contest.Outcome:
     rows = {
         n: [{"loss": torch.tensor([500.0, e]), "seconds": seconds, "final": e} for e in f] for n, f in finals.items()
     }
-    return contest.Outcome({}, rows, {}, [], [], 100, plateau)  # type: ignore[arg-type]
+    return contest.Outcome({}, rows, {}, [], 100, plateau)  # type: ignore[arg-type]
 
 
 def test_a_rival_on_the_plateau_is_not_beaten() -> None:
@@ -196,16 +196,6 @@ def test_the_plateau_is_the_loss_of_the_best_constant_output(tmp_path: Path) -> 
     images = cifar.problem(here, "vgg11", "digits", 300, 2, 0.0)
     share = torch.bincount(images.y, minlength=10) / 300
     assert images.plateau == pytest.approx(float(F.cross_entropy(share.log().expand(300, 10), images.y)))
-
-
-def test_a_trial_that_ends_on_the_plateau_is_extended(tmp_path: Path) -> None:
-    small = {"steps": 16, "hidden": (8, 4), "n": 100, "size": 50, "refresh": 5, "every": 4, "seeds": 1, "trial": 0.25}
-    steps = {}
-    for extend in (False, True):
-        run(tmp_path / str(extend), "ekfac/fig4.3", optimisers="sgd", grid="", extend=extend, **small)
-        names = Run.open(tmp_path / str(extend) / "run").arrays()
-        steps[extend] = sorted(int(name.split("steps=")[1].split()[0]) for name in names)
-    assert steps == {False: [4, 16], True: [4, 8, 16]}
 
 
 @pytest.mark.slow

@@ -110,7 +110,7 @@ def test_figC_3_runs_both_experiments_with_a_vgg(tmp_path: Path) -> None:
     result = run(tmp_path, "lazy/figC.3", seeds=1, steps="6,8")
     assert result.measured.startswith("vgg11-nobn of width 4")
     assert "noise-loss" in {figure.name for figure in result.figures}
-    assert outcome("linearization/C.4", result.numbers) != "holds"  # one seed
+    assert result.numbers["spread of the loss, non-linear minus linear"].standard_error is None  # one seed
 
 
 def test_figC_9_dense_networks_do_not_flip_the_order(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from torch.nn.functional import batch_norm, binary_cross_entropy_with_logits, cr
 
 from biascope.data import load
 from biascope.information import MineTerm, adaptive_clip
-from biascope.studies import Chart, Run, configure, execute, find
+from biascope.studies import Chart, Run, configure, execute
 from biascope.studies.claims import claims_of
+from biascope.studies.judging import judgements
 from biascope.support.errors import InputError
 from biascope.support.seeds import generator
 from biascope_papers.mine import bottleneck, digit_ali, planar_gans, stacked_digits
@@ -33,10 +34,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 @pytest.mark.parametrize("name", NAMES)
 def test_structure_and_resuming(results: Results, name: str) -> None:
     run, result = results[name]
-    # a few steps make no digits, and what makes none is not judged
-    blank = name in ("mine/table5.1", "mine/table5.2")
-    assert result.verdict in (("not tested",) if blank else ("confirmed", "not confirmed"))
-    assert result.claim == find(name).claim
+    judged = judgements(run, result.numbers)
+    assert judged
+    assert {each.verdict for each in judged} == {"undecided"}  # a few steps learn nothing
     assert all(math.isfinite(number.value) for number in result.numbers.values())
     assert all(isinstance(chart, Chart) for chart in result.figures)
     lines = len(run.metrics())
@@ -55,8 +55,8 @@ def test_models_that_are_asked_to_reconstruct_do(results: Results) -> None:
 @pytest.mark.slow
 def test_every_row_of_the_table_learns(results: Results) -> None:
     numbers = results["mine/table5.3"][1].numbers
-    published = claims_of("mine/table5.3")[0].published
-    assert {f"error (%), {name}" for name in METHODS} == set(published)
+    published = {each.number for claim in claims_of("mine/table5.3") for each in claim.published}
+    assert {f"error (%), {name}" for name in METHODS} <= published <= set(numbers)
     for name in METHODS:
         assert numbers[f"error (%), {name}"].value < 60  # 90 by chance
         assert (f"estimate of I(x; z), last batch (nats), {name}" in numbers) == name.startswith("MINE")
@@ -65,7 +65,7 @@ def test_every_row_of_the_table_learns(results: Results) -> None:
 def test_without_the_rivals_nothing_is_tested(tmp_path: Path) -> None:
     few = {"methods": ("baseline",), "n": 100, "n_test": 50, "epochs": 1}
     run = Run.create(tmp_path / "r", configure("mine/table5.3", "smoke", overrides=few))
-    assert execute(run).verdict == "not tested"
+    assert judgements(run, execute(run).numbers) == ()
     run = Run.create(tmp_path / "s", configure("mine/table5.3", "smoke", overrides=few | {"methods": ("prayer",)}))
     with pytest.raises(InputError, match="prayer"):
         execute(run)

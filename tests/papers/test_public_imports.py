@@ -27,6 +27,7 @@ MODULES = {
     "biascope.geometry.data_directions",
     "biascope.geometry.dipole",
     "biascope.geometry.loss_curvature",
+    "biascope.information.bounds",
     "biascope.spectral.decay",
     "biascope.spectral.manifolds",
     "biascope.spectral.perturb",

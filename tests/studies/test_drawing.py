@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from biascope.studies import Chart, Series
+from biascope.studies import Chart, HeatMap, Series
 from biascope.studies.drawing import draw
 
 pytest.importorskip("matplotlib")
@@ -120,3 +120,21 @@ def test_a_legend_stays_off_error_bars() -> None:
     assert len(bars) == 4
     for legend in [*figure.legends, *([inside] if inside else [])]:
         assert not any(bar.intersects_bbox(legend.get_window_extent(), filled=False) for bar in bars)
+
+
+def test_an_axis_can_fall_and_a_map_can_have_a_frame_and_light_low_values() -> None:
+    series = Series.of("E", [1.0, 0.1, 0.01], [0.0, 0.5, 1.0])
+    falling = Chart("e", "E", "lambda", "E", (series,), alt="rises", log_x=True, falling_x=True)
+    left, right = draw(falling).axes[0].get_xlim()
+    assert left > right
+    grid = [-1.0, 0.0, 1.0, 2.0]
+    shown = HeatMap.of(
+        "m", "Map", x=grid, y=grid, z=[[float(i + j) for i in range(4)] for j in range(4)],
+        x_label="a", y_label="b", z_label="xi", alt="a map", light_low=True, box=(0, 0, 1, 1),
+    )  # fmt: skip
+    axes = draw(shown).axes[0]
+    (frame,) = axes.lines
+    assert frame.get_xydata().tolist() == [[1, 1], [2, 1], [2, 2], [1, 2], [1, 1]]  # cells of 0 and 1
+    image = axes.images[0]
+    low, high = (sum(image.cmap(image.norm(value))[:3]) for value in (0.0, 6.0))
+    assert low > high

@@ -11,7 +11,7 @@ from biascope.studies import Estimate, Run
 from biascope.studies import claims as catalogue
 from biascope.studies.claims import Claim, Published
 from biascope.studies.conditions import Condition
-from biascope.studies.judging import Judgement, judge_claim
+from biascope.studies.judging import Judgement, judge_claim, options_of
 from biascope.studies.scope import Experiment
 
 TOLD = Experiment("nad/fig1", parts={"nets": ["a", "b"]}, size={"epochs": 20}, diagnostic={"gap": ["half"]})
@@ -49,6 +49,18 @@ def test_a_reduced_run_supports_and_never_contradicts() -> None:
     assert judged.verdict == "supported"
     assert judged.level == "reduced size"
     assert "epochs 10/20): that contradicts nothing" in judged.reason
+
+
+def test_what_a_run_does_not_record_is_what_its_study_does_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An option that came after the run: it counts as its default, so that a departure is seen."""
+    told = Experiment("ntk/table4.1", parts={"nets": ["lenet"]}, size={"epochs": 200}, same={"init": "lecun"})
+    monkeypatch.setattr(catalogue, "experiments", lambda: {told.study: told})
+    claim = replace(CLAIM, studies=(told.study,))
+    run = Run(Path("r"), {"study": told.study, "options": {"nets": ["lenet"], "epochs": 200}}, {})
+    numbers = {"x, lenet": Estimate(-1.0, 0.1, 9), "learned, lenet": Estimate(1.0)}
+    judged = judge_claim(claim, run, numbers)
+    assert "init torch instead of lecun" in str(judged.scope)
+    assert judged.verdict == "undecided"
 
 
 def test_a_stand_in_never_contradicts() -> None:
@@ -104,3 +116,11 @@ def test_whether_the_rule_came_first_is_computed() -> None:
     assert judge(replace(CLAIM, rule_set=early)).rule_before_run is True
     assert judge(replace(CLAIM, rule_set=late)).rule_before_run is False
     assert judge(replace(CLAIM, rule_set="after")).rule_before_run is False
+
+
+def test_an_option_that_an_old_run_lacks_has_its_default() -> None:
+    """What was the only way then departs from the published setting as much as if it had been asked for."""
+    run = Run(Path("r"), {"study": "nad/fig1", "options": {"nets": ("a",)}}, {})
+    found = options_of(run)
+    assert found["nets"] == ("a",)
+    assert set(found) > {"nets"}

@@ -194,6 +194,15 @@ def test_wrong_entries_are_named(row: str, message: str, tmp_path: Path) -> None
     assert message in str(refused.value)
 
 
+def test_claims_may_be_patterns_and_unknown_ones_can_run(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('[[run]]\nstudy = "nad/fig4a"\nminutes = 1\nclaims = ["nad/4[ab]"]\n')
+    assert list(read_queue(tmp_path)[0].claims) == ["nad/4a", "nad/4b"]
+    (tmp_path / "a.toml").write_text('[[run]]\nstudy = "nad/fig4a"\nminutes = 1\nclaims = ["nad/new"]\n')
+    with pytest.raises(InputError, match="no claim is called 'nad/new'"):
+        read_queue(tmp_path)
+    assert list(read_queue(tmp_path, any_claims=True)[0].claims) == ["nad/new"]
+
+
 @pytest.mark.skipif(not QUEUE.is_dir(), reason="nothing waits")
 def test_every_entry_of_the_real_queue_can_run() -> None:
     entries = read_queue(QUEUE)

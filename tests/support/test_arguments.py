@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from biascope.support.arguments import as_number, as_whole, check_choice, check_count, check_number, check_tensor, said
+from biascope.support.arguments import as_number, as_whole, check_choice, check_count, check_number, check_tensor, shown
 from biascope.support.errors import InputError
 
 
@@ -85,8 +85,8 @@ def test_a_choice_is_a_name(value: Any) -> None:
 
 
 def test_long_values_are_not_printed() -> None:
-    assert said(list(range(100))) == "a list"
-    assert said(torch.tensor(2.5)) == "2.5"
+    assert shown(list(range(100))) == "a list"
+    assert shown(torch.tensor(2.5)) == "2.5"
 
 
 def test_a_learnt_number_is_read_without_a_warning() -> None:

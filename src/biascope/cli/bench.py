@@ -29,12 +29,7 @@ def bench(
 
 
 def is_benchmark(file: Path) -> bool:
-    """Whether a file measures something by itself; what others import and what prints results does not.
-
-    Example:
-        >>> is_benchmark(Path("benchmarks/harness.py"))
-        False
-    """
+    """Whether a file measures something by itself; what others import and what prints results does not."""
     return file.stem not in {"harness", "table"} and '__name__ == "__main__"' in file.read_text(encoding="utf-8")
 
 

@@ -51,12 +51,7 @@ def card(
 
 
 def network_options(settings: list[str]) -> dict[str, Any]:
-    """`key=value` pairs with Python values where the text is one.
-
-    Example:
-        >>> network_options(["outputs=10", "pool=avg"])
-        {'outputs': 10, 'pool': 'avg'}
-    """
+    """`key=value` pairs with Python values where the text is one."""
     found: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")

@@ -51,7 +51,13 @@ def run_entries(
 ) -> None:
     """Run the next entries until the time limit; what was cut off is resumed."""
     failed = run_queue(
-        read_queue(folder, only), runs, minutes, jobs=jobs, device=device, start_anyway=start_anyway, say=typer.echo
+        read_queue(folder, only, any_claims=True),
+        runs,
+        minutes,
+        jobs=jobs,
+        device=device,
+        start_anyway=start_anyway,
+        say=typer.echo,
     )
     for name, last in failed.items():
         typer.echo(f"\n{name} failed:\n{last}", err=True)

@@ -1,9 +1,8 @@
 """bs.fisher, bs.ggn and their relatives: choose a family and a representation, stream the data, get a metric."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,11 +27,12 @@ from biascope.curvature.passes import Pass
 from biascope.curvature.pieces import DiagonalPiece, ParameterSpace, Piece
 from biascope.curvature.plan import Name, Plan, describe, make_units
 from biascope.curvature.sums import build_pieces
-from biascope.network.functional import Functional, ParamSelection, functional
+from biascope.network.functional import ParamSelection, functional
 from biascope.network.layers.blocks import StaleError
 from biascope.network.stream import Cut, Stream, anatomy, forget
 from biascope.support.errors import InputError
-from biascope.support.inputs import Inputs, check_batch_size, take
+from biascope.support.inputs import take
+from biascope.support.limits import Count
 from biascope.support.memory import parse_bytes
 from biascope.support.precision import Precision, arithmetic
 from biascope.support.signatures import checked
@@ -73,7 +73,7 @@ def fisher(
     centred: bool = False,
     sharing: Sharing = "expand",
     sua: bool = False,
-    batch_size: int | None = None,
+    batch_size: Count | None = None,
     max_memory: str | int | None = None,
 ) -> Metric:
     """Fisher information F = (1/n) sum_i E_y [grad log p(y | x_i) grad log p(y | x_i)^T].
@@ -117,20 +117,19 @@ def fisher(
         ((26, 26), 'ekfac')
     """
 
-    def family(f: Functional, shape: OutputShape, first: tuple[Inputs, Tensor | None]) -> Family:
-        if callable(likelihood):
-            if estimator != "exact" or samples != 1:
-                raise InputError(
-                    f"estimator={estimator!r}, samples={samples}: a function as likelihood gives its weights itself, "
-                    "no labels are drawn or compared; leave both out"
-                )
-            return _weighted(f, shape, likelihood, first)
-        return likelihood_family(likelihood, estimator, samples, shape)
-
     options = Options(
         representation, params, output, precision, class_dim, sharing, sua, batch_size, max_memory, centred
     )
-    return build(model, data, options, family, "Fisher" if not centred else "centred Fisher", generator)
+    what = "Fisher" if not centred else "centred Fisher"
+    if not callable(likelihood):
+        names: tuple[Likelihood, Estimator, int] = likelihood, estimator, samples
+        return build(model, data, options, lambda shape, _: likelihood_family(*names, shape), what, generator)
+    if estimator != "exact" or samples != 1:
+        raise InputError(
+            f"estimator={estimator!r}, samples={samples}: a function as likelihood gives its weights itself, "
+            "no labels are drawn or compared; leave both out"
+        )
+    return build(model, data, options, partial(_weighted, likelihood), what, generator)
 
 
 @checked
@@ -146,7 +145,7 @@ def ggn(
     class_dim: ClassDim = 1,
     sharing: Sharing = "expand",
     sua: bool = False,
-    batch_size: int | None = None,
+    batch_size: Count | None = None,
     max_memory: str | int | None = None,
 ) -> Metric:
     """Generalised Gauss-Newton matrix (1/n) sum_i J_i^T H_i J_i with H_i the Hessian of the loss in the outputs.
@@ -161,7 +160,7 @@ def ggn(
         (8, 8)
     """
     options = Options(representation, params, output, precision, class_dim, sharing, sua, batch_size, max_memory)
-    return build(model, data, options, lambda f, shape, first: loss_family(loss, shape), "GGN")
+    return build(model, data, options, lambda shape, _: loss_family(loss, shape), "GGN")
 
 
 @checked
@@ -185,17 +184,11 @@ def gradient_covariance(
     likelihood: Likelihood = "categorical",
     **options: Any,
 ) -> Metric:
-    """Covariance of the loss gradients over labelled examples (their second moment minus the mean's square).
-
-    Example:
-        >>> C = gradient_covariance(nn.Linear(3, 2), (torch.randn(6, 3), torch.arange(6) % 2), "dense")
-        >>> C.shape
-        (8, 8)
-    """
+    """Covariance of the loss gradients over labelled examples (their second moment minus the mean's square)."""
     return fisher(model, data, representation, likelihood, "empirical", centred=True, **options)
 
 
-FamilyMaker = Callable[[Functional, OutputShape, tuple[Inputs, Tensor | None]], Family]
+FamilyMaker = Callable[[OutputShape, Stream], Family]
 
 
 @arithmetic("float32")  # cuDNN would convolve in tf32
@@ -208,7 +201,6 @@ def build(
     generator: torch.Generator | None = None,
 ) -> Metric:
     """Everything behind `fisher` and `ggn`."""
-    check_batch_size(options.batch_size)
     f = functional(model, options.params, options.output, options.precision)
     stream = Stream(f, data, Cut(options.batch_size, what="data"))
     seed = 0 if generator is None else int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
@@ -220,9 +212,9 @@ def build(
 
 
 def _build(source: Stream, options: Options, family: FamilyMaker, what: str, seed: int) -> Metric:
-    found = anatomy(source.f, source.first)
-    stream = source.through(found.watched(source.f))
-    fam = family(stream.f, OutputShape.of(found.shape, options.class_dim), stream.first_batch)
+    found = anatomy(source.f, source.first[0])
+    stream = source.through(found.watched(source.f)) if options.representation == "implicit" else source
+    fam = family(OutputShape.of(found.shape, options.class_dim), stream)
     space = ParameterSpace.of(stream.f)
     limit = None if options.max_memory is None else parse_bytes(options.max_memory)
     over = Pass(stream, found, fam, seed, limit)
@@ -260,8 +252,8 @@ def _one_number(pieces: list[Piece], plan: Plan) -> tuple[list[Piece], Plan]:
     return made, Plan("eye", tuple((n, shape, "eye", "mean of the whole diagonal") for n, shape, _, _ in plan.rows))
 
 
-def _weighted(f: Functional, shape: OutputShape, weights: Weighting, first: tuple[Inputs, Tensor | None]) -> Family:
-    inputs, y = first
+def _weighted(weights: Weighting, shape: OutputShape, data: Stream) -> Family:
+    (inputs, y), f = data.first, data.f
     with torch.no_grad():
         z = f(f.params, f.prepare(take(inputs, slice(0, 1))))
     S = weights(z, None if y is None else y[:1])

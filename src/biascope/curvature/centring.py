@@ -4,8 +4,6 @@ So their sums are made in float64 of the float32 gradients (a product of two is 
 What is left is the rounding of the gradients themselves, eps |mean| against a deviation.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace

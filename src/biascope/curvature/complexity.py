@@ -3,8 +3,6 @@
 Phi_t is the matrix of tangent features (the Jacobian) on n examples, K_t = Phi_t Phi_t^T, ||Phi_t||_F = sqrt(tr K_t).
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ With G [k, b, g, o, T] (cotangents, examples, groups, outputs, positions) and A 
 under cotangent k is sum_t G_t A_t^T. Positions are summed before squaring; cotangents after.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch
@@ -205,7 +203,7 @@ def squared_norms(factor: MatrixFactor) -> Tensor:
     z = factor.block.sizes
     assert z is not None
     bias, total = factor.has_bias, torch.zeros((), dtype=torch.float64, device=factor.grads[0].device)
-    if factor.is_embedding:
+    if factor.block.is_embedding:
         for s in pieces_of(factor, factor.k * z.d_out * z.positions * 2):
             total += token_gradients(factor, s)[1].square().sum(dtype=torch.float64)
         return total
@@ -251,7 +249,7 @@ def gradient_rows(factor: Factor, names: tuple[str, ...], s: slice) -> dict[str,
 def summed_rows(factor: Factor, names: tuple[str, ...]) -> dict[str, Tensor]:
     """Sum over the examples of their gradients {name: [k, numel]}, by one multiplication where a rule allows."""
     everything = slice(0, factor.n)
-    if not isinstance(factor, MatrixFactor) or factor.is_embedding:
+    if not isinstance(factor, MatrixFactor) or factor.block.is_embedding:
         return {name: rows.sum(1) for name, rows in gradient_rows(factor, names, everything).items()}
     out = {}
     weight = factor.block.names[0]

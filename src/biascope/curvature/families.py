@@ -8,7 +8,7 @@ and an example's log-likelihood is the sum over its positions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod, sqrt
 from typing import Literal
 
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from biascope.network.functional import Functional
-from biascope.network.layers.blocks import out_tensor
 from biascope.support.arguments import check_count, tensor_fix
 from biascope.support.errors import InputError
 from biascope.support.inputs import Inputs, take
@@ -66,17 +65,9 @@ class OutputShape:
 
 def output_shape(f: Functional, inputs: Inputs, class_dim: ClassDim) -> OutputShape:
     """The classes and positions of what the model returns for one example."""
-    seen: list[tuple[int, ...]] = []
-
-    def spy(out: object) -> Tensor:
-        t: Tensor = out_tensor(out, f.output)
-        if isinstance(t, Tensor):
-            seen.append(tuple(t.shape[1:]))
-        return t  # what is no tensor is refused by the caller, with advice
-
     with torch.no_grad():
-        replace(f, output=spy)(f.params, f.prepare(take(inputs, slice(0, 1))))
-    return OutputShape.of(seen[0], class_dim)
+        one = f.outputs(f.params, f.prepare(take(inputs, slice(0, 1))))
+    return OutputShape.of(tuple(one.shape[1:]), class_dim)
 
 
 def checked_labels(likelihood: str, y: Tensor | None, n: int, shape: OutputShape) -> Tensor:
@@ -116,19 +107,15 @@ class Family:
     """Outputs to cotangents. `width` cotangents; `scale` multiplies H."""
 
     name = "family"
-    least_classes = 1
+    spare = 0  # classes at every position that need no cotangent of their own
     random = False
     tolerant = True  # gives cotangents for all outputs, also NaN: these may be refused later
 
     def __init__(self, shape: OutputShape, scale: float = 1.0) -> None:
         self.shape, self.scale = shape, scale
-        if shape.classes < self.least_classes:
+        self.width = shape.total - self.spare * shape.positions
+        if not self.width:
             raise InputError(f"a {self.name} likelihood needs at least 2 outputs; use 'bernoulli' for a single logit")
-
-    @property
-    def width(self) -> int:
-        """How many cotangents there are."""
-        return self.shape.total
 
     def draw(self, generator: torch.Generator, n: int) -> Tensor | None:
         """Random numbers [samples, n, ...] for n examples, or None."""
@@ -138,7 +125,7 @@ class Family:
         """Labels in the form `cotangents` takes them."""
         return y
 
-    def ignores(self, y: Tensor | None) -> bool:
+    def ignores(self, y: Tensor) -> bool:
         """Are there positions among the labels y that have none (-100) and add nothing?"""
         return False
 
@@ -191,11 +178,7 @@ class Categorical(Family):
     """
 
     name = "categorical"
-    least_classes = 2
-
-    @property
-    def width(self) -> int:  # noqa: D102
-        return (self.shape.classes - 1) * self.shape.positions
+    spare = 1
 
     def check_labels(self, y: Tensor | None, n: int) -> Tensor | None:
         """The expectation over labels needs none; but a position that has none (-100) has no likelihood."""
@@ -209,8 +192,8 @@ class Categorical(Family):
             )
         return checked_labels(self.name, y, n, self.shape) if bool((y == IGNORE).any()) else None
 
-    def ignores(self, y: Tensor | None) -> bool:  # noqa: D102
-        return y is not None
+    def ignores(self, y: Tensor) -> bool:  # noqa: D102
+        return True  # `check_labels` hands others on as None
 
     def has_label(self, y: Tensor) -> Tensor:
         """1 at the outputs [n, total] of positions that have a label, else 0."""
@@ -268,10 +251,7 @@ class Score(Family):
         self.base, self.samples = base, samples
         self.name = f"{base.name}, " + ("empirical" if samples is None else f"monte-carlo ({samples} samples)")
         self.random = samples is not None
-
-    @property
-    def width(self) -> int:  # noqa: D102
-        return self.samples or 1
+        self.width = samples or 1
 
     def draw(self, generator: torch.Generator, n: int) -> Tensor | None:  # noqa: D102
         if self.samples is None:
@@ -289,8 +269,8 @@ class Score(Family):
             return checked_labels(self.base.name, y, n, self.shape)
         return self.base.check_labels(y, n) if isinstance(self.base, Categorical) else None
 
-    def ignores(self, y: Tensor | None) -> bool:  # noqa: D102
-        return y is not None and isinstance(self.base, Categorical) and bool((y == IGNORE).any())
+    def ignores(self, y: Tensor) -> bool:  # noqa: D102
+        return isinstance(self.base, Categorical) and bool((y == IGNORE).any())
 
     def cotangents(self, z: Tensor, y: Tensor | None, draws: Tensor | None, ks: range) -> Tensor:  # noqa: D102
         if draws is not None:
@@ -340,17 +320,13 @@ class Weighted(Family):
 
     def __init__(self, shape: OutputShape, weights: Weighting, width: int) -> None:
         super().__init__(shape)
-        self.weights, self._width = weights, width
-
-    @property
-    def width(self) -> int:  # noqa: D102
-        return self._width
+        self.weights, self.width = weights, width
 
     def cotangents(self, z: Tensor, y: Tensor | None, draws: Tensor | None, ks: range) -> Tensor:  # noqa: D102
         S = self.weights(z, y)
-        if not isinstance(S, Tensor) or S.dim() != 3 or S.shape[1:] != z.shape or len(S) != self._width:
+        if not isinstance(S, Tensor) or S.dim() != 3 or S.shape[1:] != z.shape or len(S) != self.width:
             got = list(S.shape) if isinstance(S, Tensor) else type(S).__name__
-            raise InputError(f"the weight function must give [k={self._width}, {len(z)}, {z.shape[1]}], got {got}")
+            raise InputError(f"the weight function must give [k={self.width}, {len(z)}, {z.shape[1]}], got {got}")
         return S.detach()[ks.start : ks.stop].to(z)
 
 

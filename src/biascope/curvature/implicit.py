@@ -1,7 +1,5 @@
 """Implicit: nothing is stored. F v is a Jacobian-vector product, the outputs' Hessian, a vector-Jacobian product."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -149,7 +147,7 @@ class ImplicitMetric(ProductMetric):
         blocks = tuple(b for u in self.units for b in u.blocks)
         unit = Unit(tuple(self.space.shapes), blocks, "lowrank", "")
         (piece,) = build_pieces(self.stream, [unit], self.space, self.means is not None)
-        self.stream.refuse_nonfinite()
+        self.stream.finite()
         return piece.frobenius_squared().sqrt()
 
     @checked

@@ -236,10 +236,6 @@ class EigenPiece(MatrixPiece):
         known = (in_B[:, None, :, None] & in_A[:, None, None, :]).expand(self.s.shape).flatten()
         return self.with_eigenvalues(powers(s, exponent, cutoff, squared, known))
 
-    def with_scalings(self, s: Tensor) -> Piece:
-        """The same Kronecker factors, with other second moments of gradients in their eigenbasis."""
-        return replace(self, s=s.reshape(self.s.shape))
-
     def damped(self, damping: float, mode: Mode) -> Tensor:
         """Exact: s + damping. Factored: s + (s_B + r)(s_A + r) - s_B s_A with r = sqrt(damping), for deep nets."""
         s = self.s + damping
@@ -251,7 +247,7 @@ class EigenPiece(MatrixPiece):
 
     def downdate(self, M: Tensor) -> Piece:  # noqa: D102
         means = self.to_eigenbasis(M).square().sum(1)
-        return self.with_scalings((self.eigenvalues() - means).clamp_min(0.0))
+        return replace(self, s=(self.s - means.reshape(self.s.shape)).clamp_min(0.0))
 
     def scale(self, c: float) -> Piece:  # noqa: D102
         root = sqrt(abs(c))  # shared by the factors, whose eigenvalues the factored damping is made of

@@ -1,7 +1,5 @@
 """Curvature of losses: the families of their Gauss-Newton matrices, and the Hessian by products or whole."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -195,7 +193,7 @@ def hessian(
     f = functional(model, params, output, precision)
     source = Stream(f, data, Cut(what="data"))
     space = ParameterSpace.of(f)
-    family = LossFamily(output_shape(f, source.first, class_dim), loss)
+    family = LossFamily(output_shape(f, source.first[0], class_dim), loss)
     limit = None if max_memory is None else parse_bytes(max_memory)
     stream = Pass(source, Anatomy((), (), family.shape.total, 1), family, 0, limit)
     why = "second derivatives of the loss"

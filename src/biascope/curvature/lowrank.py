@@ -4,8 +4,6 @@ Eigenvectors v = J^T u / sqrt(lambda) divide by what may be tiny: the Gram and t
 some columns of J at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property

@@ -95,7 +95,7 @@ class Pass:
         self.seed, self.max_memory = seed, max_memory
         self.copies = 1  # how much memory the caller takes per chunk, in units of the chunk's own
         self._unread: list[tuple[int, Tensor]] = []  # first example, and outputs of the examples from there
-        self._kept: list[Chunk] | None = None  # of a finished pass
+        self.kept: list[Chunk] | None = None  # of a finished pass, for the next; the caller frees them
         self._keeping: list[Chunk] | None = None  # of this one
         self._held = 0  # bytes
         self._ignoring = False  # has the batch at hand positions without a label?
@@ -124,7 +124,7 @@ class Pass:
             if draws is not None and draws.numel() < 2**20:  # now, while a GPU has nothing else to do
                 draws = draws.to(self.f.device)
             # asked where the labels are, as a rule not on a GPU
-            self._ignoring = self.family.ignores(y)
+            self._ignoring = y is not None and self.family.ignores(y)
             part = replace(batch, inputs=self.f.prepare(batch.inputs))
             yield Labelled(batch.at.start, part, None if y is None else y.to(self.f.device), draws)
 
@@ -157,8 +157,8 @@ class Pass:
     def steps(self, blocks: Sequence[Block], keep: bool = False, check: bool = True) -> Iterator[Step]:
         """All forward passes, with factors for these blocks; without `check`, the caller asks `finite` at the end."""
         names = {b.names for b in blocks}
-        if self._kept is not None and (not self._kept or names <= set(self._kept[0].factors)):
-            yield Step(None, iter(self._kept))
+        if self.kept is not None and (not self.kept or names <= set(self.kept[0].factors)):
+            yield Step(None, iter(self.kept))
             return
         self._keeping, self._held = [] if keep else None, 0
         for batch in self.batches():
@@ -173,8 +173,8 @@ class Pass:
                 yield Step(early, self._chunks(forward, part, has_label, group))
                 del forward, early
         if check:
-            self.refuse_nonfinite()
-        self._kept, self._keeping = self._keeping, None
+            self.finite()
+        self.kept, self._keeping = self._keeping, None
 
     def chunks(self, blocks: Sequence[Block]) -> Iterator[Chunk]:
         """All chunks, for sums that need no inputs by themselves."""
@@ -198,12 +198,12 @@ class Pass:
     def _look(self, start: int, z: Tensor) -> None:
         """Remember the outputs of some examples, and look at earlier ones now and then."""
         if len(self._unread) >= LATER.get(self.f.device.type, 1):
-            self.refuse_nonfinite()
+            self.finite()
         self._unread.append((start, z if z.shape[1] <= NARROW else z.abs().amax(1)))
         if not self.family.tolerant:
-            self.refuse_nonfinite()
+            self.finite()
 
-    def finite(self, tensors: Sequence[Tensor]) -> list[bool]:
+    def finite(self, tensors: Sequence[Tensor] = ()) -> list[bool]:
         """For each tensor, is every entry finite? But an error if an output since the last time was not.
 
         One question for all: a GPU that had to answer after every forward pass would stand still.
@@ -215,15 +215,6 @@ class Pass:
             bad = start + int((~torch.isfinite(z)).reshape(len(z), -1).any(1).nonzero()[0])
             raise InputError(f"{type(self.f.module).__name__} returned NaN or infinity for example {bad} of the data")
         return good[len(unread) :]
-
-    def refuse_nonfinite(self) -> None:
-        """Raise if an output since the last time was NaN or infinity."""
-        if self._unread:
-            self.finite([])
-
-    def forget(self) -> None:
-        """Free what was kept for a second pass."""
-        self._kept = None
 
     def _sizes(self, blocks: Sequence[Block], b: int) -> tuple[int, int]:
         """Examples per forward pass and cotangents per group."""

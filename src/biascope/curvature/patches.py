@@ -6,8 +6,6 @@ depends only on the shift a' - a, is computed once per shift (13 products instea
 the border contributes is taken away: rows that a never visits, columns, and, counted twice, their crossings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from itertools import product

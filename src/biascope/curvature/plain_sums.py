@@ -1,8 +1,7 @@
 """Sums over the data without Kronecker factors, one class per kind of piece: `add` a chunk, `finish` to a piece."""
 
-from __future__ import annotations
-
 from math import prod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,7 +27,13 @@ from biascope.network.layers.blocks import MatrixFactor, RowsFactor
 
 
 class Sum:
-    """A running sum for one unit."""
+    """A running sum for one unit; `kinds` are the representations it is for."""
+
+    kinds: ClassVar[tuple[str, ...]] = ()
+    of_kind: ClassVar[dict[str, type["Sum"]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        Sum.of_kind |= dict.fromkeys(cls.kinds, cls)
 
     def __init__(self, unit: Unit, space: ParameterSpace) -> None:
         self.unit, self.space = unit, space
@@ -49,12 +54,6 @@ class Sum:
             out.append(torch.cat([parts[name] for name in self.unit.names], -1))
         return out
 
-    def matrix(self, chunk: Chunk) -> MatrixFactor:
-        """The one matrix factor of the unit."""
-        factor = chunk.factors[self.unit.blocks[0].names]
-        assert isinstance(factor, MatrixFactor)
-        return factor
-
     def add_inputs(self, factors: InputFactors) -> None:
         """Add what belongs to the inputs of some examples alone; `add` follows for the same examples."""
 
@@ -69,6 +68,8 @@ class Sum:
 
 class DenseSum(Sum):
     """sum g g^T."""
+
+    kinds = ("dense",)
 
     def __init__(self, unit: Unit, space: ParameterSpace) -> None:
         super().__init__(unit, space)
@@ -85,6 +86,8 @@ class DenseSum(Sum):
 
 class LowRankSum(Sum):
     """The rows themselves."""
+
+    kinds = ("lowrank",)
 
     def __init__(self, unit: Unit, space: ParameterSpace) -> None:
         super().__init__(unit, space)
@@ -104,6 +107,8 @@ class LowRankSum(Sum):
 class DiagonalSum(Sum):
     """sum g * g."""
 
+    kinds = ("diagonal",)
+
     def __init__(self, unit: Unit, space: ParameterSpace) -> None:
         super().__init__(unit, space)
         self.d: Tensor | None = None
@@ -114,7 +119,7 @@ class DiagonalSum(Sum):
 
     def add(self, chunk: Chunk) -> None:  # noqa: D102
         factor = chunk.factors[self.unit.blocks[0].names]
-        if isinstance(factor, MatrixFactor) and factor.is_plain:
+        if isinstance(factor, MatrixFactor) and factor.block.is_plain:
             self._add_plain(factor)
             return
         if self.d is None:
@@ -124,7 +129,7 @@ class DiagonalSum(Sum):
             return
         z = factor.block.sizes
         assert z is not None
-        if factor.is_embedding:
+        if factor.block.is_embedding:
             for s in pieces_of(factor, 2 * factor.k * z.d_out * z.positions):
                 tokens, g = token_gradients(factor, s)
                 self.weight.view(z.d_in, z.d_out).index_add_(0, tokens, g.square().sum(0))
@@ -164,6 +169,8 @@ class DiagonalSum(Sum):
 class ArrowSum(Sum):
     """Diagonal, and the covariance of a unit's bias with its weights."""
 
+    kinds = ("quasidiagonal",)
+
     def __init__(self, unit: Unit, space: ParameterSpace) -> None:
         super().__init__(unit, space)
         self.Db = self.zeros(space.numel(unit.names[1:]))
@@ -180,7 +187,7 @@ class ArrowSum(Sum):
             self.C += (w.rows * b.rows).sum((0, 1))[:, None]
             self.Db += b.rows.square().sum((0, 1))
             return
-        factor = self.matrix(chunk)
+        factor = chunk.matrix(self.unit.blocks[0].names)
         z = factor.block.sizes
         assert z is not None
         self.form = {"input_major": factor.rules[0].input_major, "groups": z.groups}

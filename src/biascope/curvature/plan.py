@@ -5,8 +5,6 @@ projections), an exact block for what is small, unit-wise arrows for large norma
 rest. No parameter is left out.
 """
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

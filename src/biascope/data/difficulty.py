@@ -1,7 +1,5 @@
 """Sets with easy and difficult examples: label noise, mixes, balanced cells, spurious features painted on images."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Literal
 

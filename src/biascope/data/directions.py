@@ -1,7 +1,5 @@
 """Gaussian tasks along chosen directions: one (D(v)), a plane with circles, both in a contest, a whole covariance."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -23,7 +21,7 @@ from biascope.data.dataset import (
     seed_of,
 )
 from biascope.support.errors import InputError
-from biascope.support.limits import Finite, FloatTensor, NotNegative, Vector, shaped
+from biascope.support.limits import Finite, FloatTensor, NonNegative, Vector, shaped
 from biascope.support.signatures import checked
 
 Gap = Literal["full", "half"]
@@ -36,7 +34,7 @@ def class_offset(eps: float, gap: Gap) -> float:
 
 @checked
 def directional_inputs(
-    y: Vector, v: FloatTensor, *, eps: Finite = 1.0, sigma: NotNegative = 3.0, gap: Gap = "full", seed: Seed = 0
+    y: Vector, v: FloatTensor, *, eps: Finite = 1.0, sigma: NonNegative = 3.0, gap: Gap = "full", seed: Seed = 0
 ) -> Tensor:
     """Inputs of D(v) for given binary labels y [n] ({0, 1} or {-1, +1}); returns [n, *v.shape] in v's dtype.
 
@@ -55,7 +53,7 @@ def directional(
     n: int = 10_000,
     *,
     eps: Finite = 1.0,
-    sigma: NotNegative = 3.0,
+    sigma: NonNegative = 3.0,
     gap: Gap = "full",
     labels: Labels = "01",
     seed: Seed = 0,
@@ -91,7 +89,7 @@ def circles(
     n: int = 10_000,
     *,
     radii: tuple[float, float] = (0.25, 1.5),
-    sigma: NotNegative = 1.0,
+    sigma: NonNegative = 1.0,
     labels: Labels = "01",
     seed: Seed = 0,
 ) -> Dataset:
@@ -126,7 +124,7 @@ def simplicity_contest(
     eps: Finite = 1.0,
     gap: Gap = "full",
     radii: tuple[float, float] = (0.25, 1.5),
-    sigma: NotNegative = 1.0,
+    sigma: NonNegative = 1.0,
     labels: Labels = "01",
     seed: Seed = 0,
 ) -> Dataset:
@@ -136,12 +134,6 @@ def simplicity_contest(
     network uses is seen on test inputs with the other feature removed (projected out). a = eps with `gap="full"` (the
     text, as of `directional`), eps/2 with "half": the published code has eps = 1 and "half", a = 0.5. Default radii and
     sigma are the published code's.
-
-    Example:
-        >>> e = torch.eye(6)
-        >>> d = simplicity_contest(*e[:3], 4, eps=1.0, radii=(1.0, 2.0), seed=0)
-        >>> d.x[:, 0].tolist()
-        [-1.0, 1.0, -1.0, 1.0]
     """
     a, b, c = orthonormal(u1.detach().cpu(), u2.detach().cpu(), u3.detach().cpu())
     rng, signs = generator(seed), alternating_signs(n)

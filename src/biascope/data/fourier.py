@@ -55,12 +55,7 @@ class FourierBasis:
 
     @checked
     def stride(self, step: Count) -> FourierBasis:
-        """Only the bins whose every frequency is a multiple of `step` (step 2: the grid of the public maps).
-
-        Example:
-            >>> dft_basis(5).part("re").stride(2).frequencies.tolist()
-            [[0], [2]]
-        """
+        """Only the bins whose every frequency is a multiple of `step` (step 2: the grid of the public maps)."""
         # signed: where `step` does not divide the side, bins b and side - b are not multiples together
         return self.select((self.frequencies % step == 0).all(1))
 
@@ -89,10 +84,6 @@ def fourier_vectors(shape: Sequence[Count], bins: Tensor, part: Part, dtype: Flo
     v_Re = F^-1(e_b + e_-b)/sqrt 2, v_Im = F^-1(j e_b - j e_-b)/sqrt 2 with F the unitary DFT. Erratum of the paper:
     where b = -b the Re vector is divided by 2 instead of sqrt 2, and there is no Im vector (asking for one is an
     error).
-
-    Example:
-        >>> fourier_vectors((4,), torch.tensor([[0]]), "re").tolist()
-        [[0.5, 0.5, 0.5, 0.5]]
     """
     if bins.dim() != 2 or bins.shape[1] != len(shape) or bins.is_floating_point():
         raise InputError(f"bins {list(bins.shape)} of {bins.dtype}: whole numbers [k, {len(shape)}] are needed")
@@ -113,12 +104,7 @@ def fourier_vectors(shape: Sequence[Count], bins: Tensor, part: Part, dtype: Flo
 
 @checked
 def dft_basis(shape: Count | Sequence[Count], dtype: FloatDtype = torch.float64) -> FourierBasis:
-    """The complete real DFT basis for signals [n] or images [h, w]: all Re vectors, then all Im vectors.
-
-    Example:
-        >>> dft_basis((32, 32))
-        FourierBasis(shape=(32, 32), 514 re + 510 im)
-    """
+    """The complete real DFT basis for signals [n] or images [h, w]: all Re vectors, then all Im vectors."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     bins = torch.cartesian_prod(*[torch.arange(n) for n in shape]).view(-1, len(shape))
     place = torch.tensor([math.prod(shape[a + 1 :]) for a in range(len(shape))])
@@ -134,11 +120,6 @@ def frequency_map(values: Tensor, basis: FourierBasis, part: Part = "re") -> Ten
     """One value per vector spread over the frequencies [*shape]: fftshifted (DC central), copied to conjugates.
 
     Only vectors of `part` are drawn; bins without a vector are NaN (the four gaps of the "im" map).
-
-    Example:
-        >>> basis = dft_basis((4, 4))
-        >>> frequency_map(torch.arange(16.0), basis)[2, 2].item()  # DC
-        0.0
     """
     out = torch.full(basis.shape, float("nan"), dtype=values.dtype if values.is_floating_point() else torch.float64)
     mask = torch.tensor([p == part for p in basis.parts], dtype=torch.bool)

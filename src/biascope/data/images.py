@@ -2,8 +2,6 @@
 the flip of a basis, a channel with its own task).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Annotated, Literal
@@ -16,7 +14,7 @@ from biascope.data.dataset import Dataset, Labels, Seed, as_labels, check_classe
 from biascope.data.directions import Gap, directional_inputs
 from biascope.support.errors import InputError
 from biascope.support.inputs import is_finite
-from biascope.support.limits import Count, CountOrZero, Finite, FiniteTensor, NotNegative, Vector, shaped
+from biascope.support.limits import Count, CountOrZero, Finite, FiniteTensor, NonNegative, Vector, shaped
 from biascope.support.signatures import checked
 
 Rule = Literal["choice", "code"]
@@ -110,10 +108,6 @@ def carriers(n_classes: Count, n_channels: Count = 3, rule: Rule = "choice") -> 
     "choice": with p = y // 2, direction p // channels, channel p % channels, sign 2 (y % 2) - 1: the paper's printed
     rule, spilled into the next direction where its channel index runs out. "code": direction y // (2 channels), channel
     y % channels, same sign: the published code.
-
-    Example:
-        >>> carriers(4)
-        [(0, 0, -1), (0, 0, 1), (0, 1, -1), (0, 1, 1)]
     """
     if rule == "choice":
         out = [(y // 2 // n_channels, y // 2 % n_channels, 2 * (y % 2) - 1) for y in range(n_classes)]
@@ -142,12 +136,6 @@ def poison(
     `carriers`. Of used ones that are not orthonormal the coefficients would not be +-eps; they are refused.
     `overwrite="all"` also sets every other carrier to 0, which makes the set linearly separable for certain. Poison
     images in [0, 1], before normalisation.
-
-    Example:
-        >>> x = torch.rand(2, 3, 2, 2, generator=torch.Generator().manual_seed(0))
-        >>> p = poison(x, torch.tensor([0, 1]), torch.eye(4), 0, n_classes=2)
-        >>> [round(v, 4) for v in p[:, 0, 0, 0].tolist()]
-        [-0.05, 0.05]
     """
     check_classes(y, n_classes)
     table = carriers(n_classes, x.shape[1], rule)
@@ -174,10 +162,6 @@ def nad_flip(x: FloatImages, nads: Directions) -> Tensor:
 
     Orthogonal, symmetric and its own inverse: no information is lost. `nads` [k, h, w] or [k, h w], most important
     first; a missing rest of the basis is completed (`complete_basis`).
-
-    Example:
-        >>> nad_flip(torch.arange(4.0).view(1, 1, 2, 2), torch.eye(4)).flatten().tolist()
-        [3.0, 2.0, 1.0, 0.0]
     """
     u = complete_basis(_channel_rows(nads, x, "nads")).to(x)
     return ((x.flatten(2) @ u.T).flip(-1) @ u).view_as(x)
@@ -190,7 +174,7 @@ def underspecified(
     v: Tensor,
     *,
     eps: Finite = 1.0,
-    sigma: NotNegative = 3.0,
+    sigma: NonNegative = 3.0,
     gap: Gap = "full",
     seed: Seed = 0,
 ) -> Dataset:
@@ -198,11 +182,6 @@ def underspecified(
 
     `gap` as in `directional`, "full" as in the studies.
     Test what was learnt with `zero_channels`: the last channel zeroed leaves the images, the others zeroed leave D(v).
-
-    Example:
-        >>> d = underspecified(torch.zeros(4, 3, 2, 2), torch.tensor([0, 1, 0, 1]), torch.ones(2, 2))
-        >>> d.x.shape, d.info["image_channels"], d.info["directional_channels"]
-        (torch.Size([4, 4, 2, 2]), [0, 1, 2], [3])
     """
     one = _channel_rows(v[None], x, "v").view(1, *x.shape[2:])
     extra = directional_inputs(y, one, eps=eps, sigma=sigma, gap=gap, seed=seed)
@@ -213,12 +192,7 @@ def underspecified(
 
 @checked
 def zero_channels(x: Tensor, channels: list[int]) -> Tensor:
-    """A copy of x [n, c, ...] with the named channels set to 0.
-
-    Example:
-        >>> zero_channels(torch.ones(1, 2, 1, 1), [1]).flatten().tolist()
-        [1.0, 0.0]
-    """
+    """A copy of x [n, c, ...] with the named channels set to 0."""
     out = x.clone()
     out[:, channels] = 0
     return out
@@ -235,11 +209,6 @@ def class_mean_energies(x: FiniteTensor, y: Vector, directions: Tensor) -> Tenso
 
     x [n, *shape], labels y [n]; orthonormal directions [k, *shape], or of one channel ([k, h, w], [k, 1, h, w] or
     [k, h w]), which are placed in each channel in turn. Gives [k], or [k, channels], in float64 on the CPU.
-
-    Example:
-        >>> x = torch.tensor([[1.0, 5.0], [1.0, -5.0], [-1.0, 3.0], [-1.0, -3.0]])
-        >>> class_mean_energies(x, torch.tensor([0, 0, 1, 1]), torch.eye(2))
-        tensor([1., 0.], dtype=torch.float64)
     """
     whole = directions.shape[1:] == x.shape[1:]
     rows = (directions.flatten(1) if whole else _channel_rows(directions, x, "directions")).detach().cpu().double()

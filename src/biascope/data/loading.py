@@ -1,7 +1,5 @@
 """Real sets as tensors: `load` for images, `load_weights` for networks; the digits need no download."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Pairs of variables whose mutual information is known, to test estimators against."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Literal
@@ -48,11 +46,6 @@ def correlated_gaussians(
 
     `transform` is applied to y elementwise ("cubic": y^3, "tanh"); both are invertible, so the information stays the
     same.
-
-    Example:
-        >>> d = correlated_gaussians(100, dim=2, rho=0.9, transform="cubic")
-        >>> round(d.info["mutual_information"], 4)
-        1.6607
     """
     nats = gaussian_mutual_information(dim, rho)
     rng = generator(seed)
@@ -80,10 +73,6 @@ def noisy_function(
 
     The information is not the same for the three functions (the paper's claim of equitability is loose): it differs
     by up to a factor 2.
-
-    Example:
-        >>> round(noisy_function(10, "cubic", 0.5).info["mutual_information"], 3)
-        0.451
     """
     rng = generator(seed)
     x = 2 * torch.rand(n, dim, generator=rng, dtype=dtype) - 1

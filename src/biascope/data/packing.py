@@ -1,7 +1,5 @@
 """Carrying a set to another machine in parts that each stay under a size limit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Two-dimensional tasks on the square [-1, 1]^2: yin-yang and disk."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Any, Literal
 
@@ -41,12 +39,7 @@ def square_grid(side: Count = 50, dtype: torch.dtype = torch.float32) -> Tensor:
 
 @checked
 def in_yin_yang_disks(x: Points, variant: Variant = 1) -> Tensor:
-    """True [n] for points x [n, 2] inside one of the two disks, the difficult region.
-
-    Example:
-        >>> in_yin_yang_disks(torch.tensor([[0.5, -0.5], [0.0, 0.0]])).tolist()
-        [True, False]
-    """
+    """True [n] for points x [n, 2] inside one of the two disks, the difficult region."""
     centres = torch.tensor(_CENTRES[variant], dtype=x.dtype, device=x.device)
     inside: Tensor = (x[:, None] - centres).norm(dim=2) <= 0.3
     return inside.any(1)

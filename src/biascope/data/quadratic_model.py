@@ -5,8 +5,6 @@ non-linear model, and of mu_l by the linearised one. Where several mu_l are equa
 the model itself: `basis` says which one is meant.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal

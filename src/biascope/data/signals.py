@@ -1,7 +1,5 @@
 """Sums of sinusoids on a grid, and the flower-shaped curve gamma_L that carries them into the plane."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Literal

@@ -1,7 +1,5 @@
 """The folder of real sets: each in `<root>/<name>/` as safetensors with a JSON sidecar, whole or not there at all."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -6,8 +6,6 @@ f_lin(theta0 + tau)    post-hoc linearisation: equal to it if, and only if, fine
 f_lin(theta0 + tau')   tangent fine-tuning: tau' was found by training f_lin itself
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

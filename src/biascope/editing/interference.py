@@ -7,8 +7,6 @@ number of tasks. It is about predictors, not accuracy, and it is no property of 
 distance xi(a_1, a_2) = |a_2| E_{mu_1} ||J tau_2|| + |a_1| E_{mu_2} ||J tau_1|| (`properties.leakage`).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence

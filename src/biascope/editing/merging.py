@@ -3,8 +3,6 @@
 theta = theta0 + a sum_t tau_t with one coefficient for all tasks (Eq. 6.3 leaves `a` out), theta0 - a tau to forget.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

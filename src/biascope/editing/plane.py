@@ -4,8 +4,6 @@ Plain networks are evaluated at every point, with one copy of the weights that i
 affine there: f + sum_t a_t J tau_t, so one pass for f and one product per vector serve all points.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Why tasks do or do not interfere: leakage in the tangent space, localised eigenfunctions, the vectors themselves."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Two checkpoints read side by side: what is a weight, what a statistic, what is tied, and what does not fit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@
 The head is the classifier of all task-arithmetic methods; with scale = 1 / temperature its cross-entropy is the loss.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -38,11 +36,6 @@ def contrastive_loss(
         temperature: positive; 0.07 is where CLIP begins, a tensor where it is learned.
         symmetric: also the softmax over images for every text, and the mean of both, as CLIP is trained. Eq. 2.14 has
             the one over texts alone.
-
-    Example:
-        >>> pairs = torch.eye(2)  # cosines 1 and 0
-        >>> round(float(contrastive_loss(pairs, 5 * pairs, temperature=1.0)), 4)  # log(1 + exp(-1))
-        0.3133
     """
     check_number(temperature, "temperature", above=0)
     n, m = len(images), len(texts)
@@ -90,11 +83,6 @@ def zero_shot_head(
         scale: 1 / temperature; 100 is where CLIP's ends.
         unit_prompts: bring every prompt to length 1 before the average, as the paper's code does; False averages them
             as they are. The same where the text encoder gives unit vectors.
-
-    Example:
-        >>> head = zero_shot_head({"x": torch.tensor([[2.0, 0.0]]), "y": torch.tensor([[0.0, 1.0], [0.0, 3.0]])})
-        >>> head(torch.tensor([[5.0, 0.0]])), head.classes
-        (tensor([[100.,   0.]]), ('x', 'y'))
     """
     check_number(scale, "scale", above=0)
     named = dict(prompts) if isinstance(prompts, Mapping) else {str(i): t for i, t in enumerate(prompts)}

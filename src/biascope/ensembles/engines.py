@@ -1,7 +1,5 @@
 """The ways to run many networks on the same or their own inputs: in turn, by vmap, or as one captured graph."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass

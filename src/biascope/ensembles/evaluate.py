@@ -9,8 +9,6 @@ Small networks on few inputs want vmap, large ones the loop; a pilot on a small 
 shape of input. Memory is kept under a budget by cutting networks and inputs into pieces.
 """
 
-from __future__ import annotations
-
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -39,7 +37,7 @@ from biascope.ensembles.networks import Networks
 from biascope.ensembles.precision import Precision, arithmetic
 from biascope.ensembles.trust import can_be_cut, refuse_hidden_randomness, refuse_mixing
 from biascope.network.door import refuse_batch_dependence, refuse_inference_mode
-from biascope.support.arguments import check_tensor, said
+from biascope.support.arguments import check_tensor, shown
 from biascope.support.errors import InputError, UnsupportedError
 from biascope.support.memory import budget
 from biascope.support.signatures import checked
@@ -237,7 +235,7 @@ def scalar_of(out: Tensor, scalarise: Scalarise | None = None) -> Tensor:
     # a comparison has no derivative, whatever its differences are
     if not isinstance(made, Tensor) or made.shape != out.shape[:1] or not made.is_floating_point():
         kind = f" of {made.dtype}" if isinstance(made, Tensor) else ""
-        raise InputError(f"scalarise gave {said(made)}{kind} from {list(out.shape)}; it must give real numbers [n]")
+        raise InputError(f"scalarise gave {shown(made)}{kind} from {list(out.shape)}; it must give real numbers [n]")
     if mixes:
         fix = "take each row of [n, c] by itself, e.g. out.softmax(1)[:, 0] and not out.softmax(0)[:, 0]"
         raise InputError(f"scalarise gives an example another number when others are beside it: {fix}")

@@ -1,7 +1,5 @@
 """A step captured once as a CUDA graph and replayed: the host launches one thing instead of hundreds."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext

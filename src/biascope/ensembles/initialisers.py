@@ -12,8 +12,6 @@ device, never on how many networks are asked for at a time. In the fallback it i
 `derive(seed, "networks", i)`.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping

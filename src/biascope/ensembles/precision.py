@@ -1,7 +1,5 @@
 """Precision of the arithmetic of networks that are run by the thousand on a GPU, for a moment."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal

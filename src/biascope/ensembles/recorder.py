@@ -8,8 +8,6 @@ A tensor is known by where it lies in its storage (size, stride, offset), so vie
 `weight[0].fill_(0)` is a step on a part of the weight's storage.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """vmap: many small networks trained as one stack, a step at a time."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext

@@ -4,8 +4,6 @@ A job is a dict of plain values; its file is named after a hash of them. Files a
 aside, then renamed), so Ctrl-C or a lost machine costs the job that was running and nothing else.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -78,12 +76,7 @@ def sweep(function: Callable[..., Mapping[str, Any]], jobs: Sequence[Job], folde
 
 @checked
 def finished(jobs: Sequence[Job], folder: str | Path) -> list[Job]:
-    """The jobs whose outcome is on disk.
-
-    Example:
-        >>> finished([{"n": 1}], "/nonexistent")
-        []
-    """
+    """The jobs whose outcome is on disk."""
     return [job for job in jobs if _path(Path(folder), job).exists()]
 
 

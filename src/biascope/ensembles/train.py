@@ -15,8 +15,6 @@ not depend on, stay as they were drawn. Where torch itself misreads a gradient
 that is not full is used as it is.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -38,11 +36,11 @@ from biascope.ensembles.trust import refuse_hidden_randomness
 from biascope.ensembles.work import LOSSES, SGD, Loss, LossFunction, Schedule, Task, Work
 from biascope.network.door import refuse_inference_mode
 from biascope.network.functional import explained
-from biascope.support.arguments import device_of, said
+from biascope.support.arguments import device_of, shown
 from biascope.support.bars import progress
-from biascope.support.bounds import Count
 from biascope.support.errors import InputError, UnsupportedError
 from biascope.support.estimate import mean
+from biascope.support.limits import Count
 from biascope.support.memory import budget
 from biascope.support.signatures import checked
 from biascope.support.tables import facts
@@ -283,7 +281,7 @@ def _try_out(work: Work, loss: Loss) -> int:
         what = f"outputs {[n, *out.shape[1:]]} and labels {list(y[0, :n].shape)} of {y.dtype}"
         raise InputError(f"loss {loss} does not take {what} ({str(error).splitlines()[0]})") from error
     if not isinstance(value, Tensor) or value.numel() != 1:
-        raise InputError(f"the loss of a batch of {n} gave {said(value)}: it must be one number, such as their mean")
+        raise InputError(f"the loss of a batch of {n} gave {shown(value)}: it must be one number, such as their mean")
     return classes
 
 

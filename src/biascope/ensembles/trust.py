@@ -4,8 +4,6 @@ A stack of networks is one template and their parameters and buffers. So all tha
 factory must be among these; and where the gradient of one example is meant, examples must not look at each other.
 """
 
-from __future__ import annotations
-
 import weakref
 
 import torch

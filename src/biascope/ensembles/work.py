@@ -1,7 +1,5 @@
 """What is trained, on what and how: everything that the engines of training share."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

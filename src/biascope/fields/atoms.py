@@ -9,8 +9,6 @@ Errata: Eq. 5.14 prints |<f, f>|^2, the fourth power of the norm, in the denomin
 to 1. And complexity falls with the alignment alpha (the text says that it grows).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -9,8 +9,6 @@ On n samples per unit, sin(2 pi f r) and -sin(2 pi (n - f) r) are the same. A ne
 n / 2 may take some of either; the samples cannot tell, points between them can.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any

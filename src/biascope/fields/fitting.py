@@ -1,7 +1,5 @@
 """Fit a coordinate network to samples of a signal on a grid, and how well it does, in decibels."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

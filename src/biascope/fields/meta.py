@@ -12,8 +12,6 @@ A step is hundreds of small operations: on a GPU it is captured once and replaye
 After it, the atoms of the network at theta (`dictionary`) hold more of the signals' energy: `dictionary_change`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

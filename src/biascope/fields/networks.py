@@ -5,8 +5,6 @@ theory asks for: polynomial activations, one frequency, a first layer that stays
 of them as a function of angles (`encoding`): f(r) = rest(2 pi B r + phases), rest 2 pi periodic in each.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Sequence
@@ -19,7 +17,7 @@ from torch import Tensor, nn
 from biascope.nets import FFN, MLP, SIREN
 from biascope.support.errors import InputError, UnsupportedError
 from biascope.support.inputs import check_inputs
-from biascope.support.limits import Count, Finite, NotNegative, Positive, shaped
+from biascope.support.limits import Count, Finite, NonNegative, Positive, shaped
 from biascope.support.seeds import derive
 from biascope.support.signatures import checked
 
@@ -75,7 +73,7 @@ class MultiplicativeFilter(nn.Module):
         width: Count = 256,
         filters: Count = 4,
         outputs: Count = 1,
-        sigma: NotNegative = 10.0,
+        sigma: NonNegative = 10.0,
     ) -> None:
         super().__init__()
         self.frequencies = nn.ParameterList(

@@ -215,10 +215,6 @@ def bandwidth(b: float, share: Share = 0.98) -> int:
 
     About |b| + 1 at 98 %, Carson's rule of frequency modulation; 0 is the carrier alone. All energy is 1 (Parseval), so
     what lies beyond n is added up from above, where it is small: shares near 1 are as exact as 1 - share is.
-
-    Example:
-        >>> [bandwidth(b) for b in (0.1, 1.0, 5.0, 20.0)], bandwidth(1e4, 0.9999999)
-        ([0, 2, 6, 21], 10063)
     """
     b = abs(b)
     if not b <= LARGEST:

@@ -8,8 +8,6 @@ with frequencies in
 zero included. L counts linear layers, so that K^(L-1) is the degree of the network as a polynomial of its features.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

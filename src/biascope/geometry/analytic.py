@@ -9,8 +9,6 @@ outputs) (Thm A.2 of the GIH paper): -w and -b are as likely as w and b, turn a 
 w w^T. Where they are correlated it matters which units are on together.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

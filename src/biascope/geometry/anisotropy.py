@@ -1,7 +1,5 @@
 """Neural anisotropy directions: the input directions an architecture prefers before it has seen any data."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,9 +24,9 @@ from biascope.linalg.stable import fix_signs, symmetrise
 from biascope.network.derivatives import second_derivatives
 from biascope.support.arguments import device_of
 from biascope.support.bars import counted
-from biascope.support.bounds import Count, FiniteTensor, Positive, Share, check_shapes
 from biascope.support.errors import InputError, UnsupportedError
 from biascope.support.inputs import check_shape
+from biascope.support.limits import Count, FiniteTensor, Positive, Share, check_shapes
 from biascope.support.memory import budget
 from biascope.support.precision import without_autocast
 from biascope.support.seeds import generator

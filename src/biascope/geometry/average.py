@@ -30,9 +30,9 @@ from biascope.linalg.lanczos import Eigenpairs
 from biascope.linalg.resolved import settled
 from biascope.support.arguments import device_of
 from biascope.support.bars import progress
-from biascope.support.bounds import Count, FiniteTensor, NonNegative, check_shapes
 from biascope.support.errors import InputError, UnsupportedError
 from biascope.support.inputs import check_shape, is_finite
+from biascope.support.limits import Count, FiniteTensor, NonNegative, check_shapes
 from biascope.support.memory import budget
 from biascope.support.precision import without_autocast
 from biascope.support.seeds import generator
@@ -344,7 +344,7 @@ def blocks_within(D: int, room: int, n_networks: int) -> int:
 
 
 def count_probes(n_probes: int | None, probe_std: float, probes: Tensor | None, shape: tuple[int, ...]) -> int:
-    """Inputs per network: of those given, or the number to draw (1 if not said)."""
+    """Inputs per network: of those given, or the number to draw (1 by default)."""
     if probes is None:
         return n_probes or 1
     if n_probes is not None or probe_std != 1.0:

@@ -4,8 +4,6 @@ Every function gives the corrected form; where the paper prints another one, the
 f is the network, m the (real) transfer function of the pooling filter [D], A = S^-1/2 [I ... I] [M, D], M = D / S.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -13,8 +11,8 @@ import torch
 from torch import Tensor
 
 from biascope.support.arguments import check_tensor
-from biascope.support.bounds import Count, Finite, FiniteTensor, NonNegative
 from biascope.support.errors import InputError
+from biascope.support.limits import Count, Finite, FiniteTensor, NonNegative
 from biascope.support.signatures import checked
 
 

@@ -3,8 +3,6 @@
 G [D, D] is an average geometry, S [D, D] the second moment of the data (`data_second_moment`).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 
@@ -14,8 +12,8 @@ from torch import Tensor
 from biascope.geometry.measures import positive, rows_of, symmetric
 from biascope.linalg import psd_eigh
 from biascope.linalg.stable import symmetrise
-from biascope.support.bounds import Count, NonNegative, check_shapes
 from biascope.support.errors import InputError
+from biascope.support.limits import Count, NonNegative, check_shapes
 from biascope.support.signatures import checked
 from biascope.support.tables import one_line
 

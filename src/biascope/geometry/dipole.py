@@ -6,8 +6,6 @@ sign, H = d2f/dtheta dx: Lemma 2 bounds its mean length by two moments, which `d
 networks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -24,10 +22,10 @@ from biascope.geometry.mixed import MixedDerivative
 from biascope.network.derivatives import second_derivatives
 from biascope.network.door import refuse_batch_dependence
 from biascope.network.functional import explained
-from biascope.support.arguments import device_of, said
+from biascope.support.arguments import device_of, shown
 from biascope.support.bars import progress
-from biascope.support.bounds import Count, FiniteTensor, NonNegative, Positive, check_shapes
 from biascope.support.errors import InputError
+from biascope.support.limits import Count, FiniteTensor, NonNegative, Positive, check_shapes
 from biascope.support.precision import without_autocast
 from biascope.support.signatures import checked
 from biascope.support.tables import one_line
@@ -228,7 +226,7 @@ def _ends(x: Tensor, directions: Tensor, device: torch.device, dtype: torch.dtyp
 def _entrywise(g: G, name: str, t: Tensor) -> Tensor:
     made = g(t)
     if getattr(made, "shape", None) != t.shape:
-        raise InputError(f"{name} made {said(made)} of {list(t.shape)}; it must act entry by entry")
+        raise InputError(f"{name} made {shown(made)} of {list(t.shape)}; it must act entry by entry")
     return made
 
 

@@ -21,10 +21,10 @@ from biascope.ensembles.trust import check_networks, refuse_mixing
 from biascope.geometry.average import FEW, Average, AverageGeometry, count_probes, draw_probes
 from biascope.network.derivatives import call, differentiable_attention, second_derivatives
 from biascope.network.functional import as_rows
-from biascope.support.arguments import check_tensor, device_of, said
+from biascope.support.arguments import check_tensor, device_of, shown
 from biascope.support.bars import progress
-from biascope.support.bounds import Count, FiniteTensor, NonNegative, check_shapes
 from biascope.support.errors import InputError
+from biascope.support.limits import Count, FiniteTensor, NonNegative, check_shapes
 from biascope.support.memory import budget
 from biascope.support.precision import without_autocast
 from biascope.support.signatures import checked
@@ -264,7 +264,7 @@ def summed(loss: Loss) -> LossFunction:
     def total(f: Tensor, labels: Tensor) -> Tensor:
         made = LOSSES[loss](f, labels).sum() if isinstance(loss, str) else loss(f, labels)
         if getattr(made, "shape", None) != ():
-            raise InputError(f"loss gave {said(made)} for outputs {list(f.shape)}: it must give their sum")
+            raise InputError(f"loss gave {shown(made)} for outputs {list(f.shape)}: it must give their sum")
         return made
 
     return total

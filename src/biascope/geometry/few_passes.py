@@ -4,8 +4,6 @@ Subspace iteration forgets all blocks but the last. Here all are kept and search
 Krylov space), which needs far fewer passes when eigenvalues lie close together, as those of gradients do.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 

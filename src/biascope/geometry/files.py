@@ -1,7 +1,5 @@
 """Results on disk: one safetensors file each, written whole or not at all, with what is not a tensor in its header."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -122,7 +122,7 @@ class Sampler:
 
     @property
     def _at_once(self) -> int:
-        """Input directions whose perturbed inputs are held at once: an eighth of the memory, if that was said."""
+        """Input directions whose perturbed inputs are held at once: an eighth of the memory, if that was given."""
         most = 2**26  # pairs of entries
         if self.max_memory is not None:  # else what is free, which changes from call to call
             most = min(most, budget(self.max_memory, self.device) // (8 * 2 * self.x.element_size()))

@@ -5,8 +5,6 @@ recursion backwards through the layers: at initialisation channels are uncorrela
 positions. It is an oracle for the sampler, and a G at no cost. float64 throughout.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Literal
@@ -15,8 +13,8 @@ import torch
 from torch import Tensor
 
 from biascope.geometry.measures import symmetric
-from biascope.support.bounds import Count, NonNegative, check_shapes
 from biascope.support.errors import InputError
+from biascope.support.limits import Count, NonNegative, check_shapes
 from biascope.support.signatures import checked
 
 GELU_GAIN = 0.25  # GELU'(0)^2

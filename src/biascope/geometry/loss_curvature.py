@@ -13,8 +13,6 @@ logistic loss |l'''| = |s (1 - s) (1 - 2 s)| is at most 1 / (6 sqrt(3)) = 0.0962
 sharp), against at most 1/4 for l'': whether it can be dropped is for `geometry_share` to say, at every time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -31,8 +29,8 @@ from biascope.geometry.measures import Comparison, compare
 from biascope.network.derivatives import ThirdDerivatives, call, differentiable_attention, second_derivatives
 from biascope.network.door import refuse_batch_dependence
 from biascope.network.functional import as_rows, explained
-from biascope.support.bounds import FiniteTensor, check_shapes
 from biascope.support.errors import InputError
+from biascope.support.limits import FiniteTensor, check_shapes
 from biascope.support.memory import budget, readable
 from biascope.support.precision import arithmetic
 from biascope.support.signatures import checked

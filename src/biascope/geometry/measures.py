@@ -4,8 +4,6 @@ Two positive semi-definite matrices are alike by default: the identity alone cor
 `compare` gives, next to the correlation, what a random rotation of the second matrix would give, in closed form.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,9 +13,9 @@ from torch import Tensor
 
 from biascope.linalg import psd_eigh
 from biascope.linalg.stable import symmetrise
-from biascope.support.bounds import FiniteTensor, check_shapes
 from biascope.support.errors import InputError
 from biascope.support.inputs import check_inputs
+from biascope.support.limits import FiniteTensor, check_shapes
 from biascope.support.memory import budget
 from biascope.support.signatures import checked
 from biascope.support.tables import one_line

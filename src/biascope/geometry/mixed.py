@@ -11,8 +11,6 @@ the weights cancel in Hm: E[Hm^T Hm] = E[H]^T E[H] + (E[H^T H] - E[H]^T E[H]) / 
 are those of E[H^T H], its eigenvalues T times smaller, and the noise of one network is left however many are averaged.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 

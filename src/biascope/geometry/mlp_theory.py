@@ -7,8 +7,6 @@ The angle al between a probe and a data point b has density ~ sin(al)^(D-2). Put
 probe as cos(al) b/|b| + sin(al) u with u uniform in the complement: all expectations become integrals over al.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -17,8 +15,8 @@ from scipy.integrate import quad
 from torch import Tensor
 
 from biascope.geometry.measures import symmetric
-from biascope.support.bounds import Count, FiniteTensor, NonNegative, check_shapes
 from biascope.support.errors import InputError
+from biascope.support.limits import Count, FiniteTensor, NonNegative, check_shapes
 from biascope.support.signatures import checked
 
 

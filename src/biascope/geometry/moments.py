@@ -6,8 +6,6 @@ leading eigenvectors are. What the spread cannot show is the bias of sample eige
 the smallest too small; see `NADs.marchenko_pastur`).
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

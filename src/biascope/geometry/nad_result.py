@@ -13,8 +13,8 @@ from torch import Tensor
 from biascope.geometry import files
 from biascope.linalg import effective_rank, marchenko_pastur, principal_angles, subspace_overlap
 from biascope.linalg.spectra import MarchenkoPastur
-from biascope.support.bounds import Count, check_shapes
 from biascope.support.errors import InputError, UnsupportedError
+from biascope.support.limits import Count, check_shapes
 from biascope.support.signatures import checked
 from biascope.support.tables import facts, grid, number
 

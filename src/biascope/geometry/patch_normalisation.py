@@ -11,8 +11,6 @@ E[theta theta^T / (sigma_1 sigma_2)] needs no sampling. With q_j = theta^T S_j t
 two integrals of smooth functions, the second one in the eigenvectors of A.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -20,8 +18,8 @@ import torch
 from torch import Tensor
 
 from biascope.geometry.measures import ASYMMETRY, symmetric
-from biascope.support.bounds import check_shapes
 from biascope.support.errors import InputError
+from biascope.support.limits import check_shapes
 from biascope.support.signatures import checked
 
 ANGLES, NODES = 16, 64  # of the first try at the two integrals; both are doubled until nothing changes

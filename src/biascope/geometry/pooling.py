@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr
 
-from biascope.support.arguments import said
-from biascope.support.bounds import Count, Finite, Positive, check_shapes
+from biascope.support.arguments import shown
 from biascope.support.errors import InputError
+from biascope.support.limits import Count, Finite, Positive, check_shapes
 from biascope.support.signatures import checked
 
 Array = npt.NDArray[np.float64]
@@ -210,7 +210,9 @@ def _numbers(values: npt.ArrayLike, name: str, kind: type = float) -> npt.NDArra
     try:
         return np.asarray(values, dtype=kind)
     except (TypeError, ValueError, RuntimeError) as error:  # torch says RuntimeError for tensors with gradients
-        raise InputError(f"{name}={said(values)}: an array of numbers is needed, e.g. box_prefilter(4, 128)") from error
+        raise InputError(
+            f"{name}={shown(values)}: an array of numbers is needed, e.g. box_prefilter(4, 128)"
+        ) from error
 
 
 def _kept(S: int, D: int) -> int:

@@ -1,7 +1,5 @@
 """Statistics networks T(x, y): two default ones, and how any of them is evaluated on pairs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from itertools import pairwise

@@ -5,8 +5,6 @@ with a critic derive from `_Trained` and say what a batch maximises, by what the
 reported. A new one is a class here, named in `Estimator` and in `ESTIMATORS`.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 import math

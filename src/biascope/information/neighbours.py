@@ -1,7 +1,5 @@
 """Mutual information from distances to nearest neighbours (Kraskov, Stögbauer and Grassberger 2004)."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from typing import Literal

@@ -1,7 +1,5 @@
 """Pairs of samples: what is accepted, how they are split and drawn; the curve of a training on them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What an estimate of mutual information says about itself."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Mutual information as a term of a loss, to raise (GANs, ALI) or lower (the bottleneck), and the exact bottleneck."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -110,12 +108,6 @@ def clipped_backward(loss: Tensor, information: Tensor, parameters: Iterable[Ten
     """Set `.grad` of `parameters` for descending loss - beta * information, with the information's part clipped.
 
     loss, information: scalars that depend on the parameters (a generator's). See `adaptive_clip`.
-
-    Example:
-        >>> w = torch.tensor([1.0, 1.0], requires_grad=True)
-        >>> clipped_backward(w[0] * 2, 100 * w[1], [w], beta=0.5)
-        >>> w.grad.tolist()
-        [2.0, -1.0]
     """
     targets = list(parameters)
     zero = [torch.zeros_like(p) for p in targets]

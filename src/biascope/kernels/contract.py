@@ -11,8 +11,6 @@ cotangents (the outputs asked for). Two ways, chosen per block by the planner:
 Where x2 is None only pairs of examples i <= j are needed (whole blocks of them are computed); `mirror` fills the rest.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -188,7 +186,7 @@ def weight_slice(x: MatrixFactor, out: slice, workspace: int, scratch: Scratch, 
 
 def _input_gram(one: MatrixFactor, two: MatrixFactor, r: slice, c: slice) -> Tensor:
     """AA [rows * T, cols * T'] of two ranges of examples, with the bias's constant 1 added."""
-    if one.is_embedding:
+    if one.block.is_embedding:
         i, j = one.indices(r).flatten(), two.indices(c).flatten()
         return ((i[:, None] == j) & (i >= 0)[:, None]).to(_wide(one.grads[0].dtype))
     A = one.operand(r)[:, 0].mT.flatten(0, 1)
@@ -210,7 +208,11 @@ def _add_hadamard(
     G2 = G1 if one is two else two.cotangents(slice(0, n2))[:, :, 0, :, 0]
     per = k * k if outputs == "full" else 1
     step = max(1, min(n1, workspace // (2 * _wide(G1.dtype).itemsize * per * n2)))
-    step = min(step, max(32, -(-n1 // 8))) if symmetric else step
+    # a symmetric kernel skips what lies left of a block of rows, which are not to be fewer than fill a product
+    step = min(step, max(min(32, -(-128 // k)) if outputs == "full" else 32, -(-n1 // 8))) if symmetric else step
+    if outputs == "trace":
+        F1 = G1.transpose(0, 1).flatten(1)  # [n, k d_out], copied once
+        F2 = F1 if one is two else G2.transpose(0, 1).flatten(1)
     for s in range(0, n1, step):
         r, c = slice(s, min(s + step, n1)), slice(s if symmetric else 0, n2)
         AA = _input_gram(one, two, r, c)
@@ -219,7 +221,7 @@ def _add_hadamard(
             GG = mul(X.flatten(0, 1), Y.flatten(0, 1)).view(k, X.shape[1], k, Y.shape[1])
             K[:, r, :, c].addcmul_(GG, AA[None, :, None])
         elif outputs == "trace":
-            K[r, c].addcmul_(mul(X.transpose(0, 1).flatten(1), Y.transpose(0, 1).flatten(1)), AA)
+            K[r, c].addcmul_(mul(F1[r], F2[c]), AA)
         else:
             for j in range(k):
                 K[j, r, c].addcmul_(mul(X[j], Y[j]), AA)

@@ -4,8 +4,6 @@ F and K / n have the same non-zero eigenvalues; F v = lambda v and K u = n lambd
 u = J v / sqrt(n lambda). The smaller of the two matrices is decomposed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal

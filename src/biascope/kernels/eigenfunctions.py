@@ -1,7 +1,5 @@
 """Eigenfunctions of a kernel: as tasks, at new points (Nystrom), their frequencies, and where they live."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

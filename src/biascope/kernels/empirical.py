@@ -24,7 +24,7 @@ from biascope.support.precision import Precision, arithmetic
 from biascope.support.signatures import checked
 
 Outputs = Literal["full", "trace", "diagonal", "sum"] | int
-LOSSY = ("tf32", "bf16")  # precisions whose error is measured unless told otherwise
+LOSSY = ("tf32", "bf16")  # precisions whose error is measured by default
 PLANS = 64  # kept per anatomy
 
 

@@ -22,6 +22,7 @@ from biascope.kernels.spectrum import Centring
 from biascope.network.functional import ParamSelection, functional
 from biascope.network.stream import Cut, Part, Stream, anatomy
 from biascope.support.errors import InputError
+from biascope.support.limits import Count
 from biascope.support.precision import Precision, arithmetic
 from biascope.support.seeds import generator
 from biascope.support.signatures import checked
@@ -89,7 +90,7 @@ def label_alignment(
     output: Callable[[Any], Tensor] | None = None,
     *,
     precision: Precision = "float32",
-    batch_size: int | None = None,
+    batch_size: Count | None = None,
 ) -> LabelAlignment:
     """Centred alignment (CKA) of labels with the full tangent kernel of a model, in time linear in the data.
 
@@ -127,7 +128,7 @@ def label_alignment(
     probes = _Probes(stream, labels.sizes, stream.n * stream.outputs if exact else sketch, seed, kind, exact)
     layer_of = {}
     if by_layer:
-        layer_of = {name: b.layer for b in anatomy(f, stream.first).blocks for name in b.names}
+        layer_of = {name: b.layer for b in anatomy(f, stream.first[0]).blocks for name in b.names}
     columns = layer_columns(f, layer_of) if by_layer else {}
     tops, norms = dict[str, float](), {name: _Pairs(exact) for name in ("", *columns)}
     with arithmetic(precision):

@@ -1,7 +1,5 @@
 """The planner: count FLOPs and bytes of the possible contractions of every block, choose, and fit the memory budget."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

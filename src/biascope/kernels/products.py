@@ -1,7 +1,5 @@
 """The kernel column by column from products J (J^T u): no layer rules, an independent route."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

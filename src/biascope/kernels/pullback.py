@@ -3,8 +3,6 @@
 What alignments, sketches of norms and rotations need of the kernel without forming it: u^T K w = <J^T u, J^T w>.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

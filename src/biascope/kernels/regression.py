@@ -4,8 +4,6 @@ The loss is 0.5 ||f - y||^2, summed over examples and outputs: gradient descent 
 is the same as `lr = eta / n` here, and time t there is t / n here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

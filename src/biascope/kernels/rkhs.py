@@ -1,7 +1,5 @@
 """How complex a target is for a kernel: its RKHS norm, the bound that needs no inverse, and what follows for errors."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

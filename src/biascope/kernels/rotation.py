@@ -1,7 +1,5 @@
 """How the kernel of a network turns towards a task: alignments of many targets, before and after training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +13,7 @@ from biascope.network.functional import ParamSelection, functional
 from biascope.network.stream import Cut, Stream
 from biascope.support.arguments import check_finite
 from biascope.support.errors import InputError
+from biascope.support.limits import Count
 from biascope.support.precision import arithmetic
 from biascope.support.signatures import checked
 from biascope.support.tables import one_line
@@ -30,7 +29,7 @@ def target_alignments(
     output: Callable[[Any], Tensor] | None = None,
     *,
     precision: str = "float32",
-    batch_size: int | None = None,
+    batch_size: Count | None = None,
 ) -> Tensor:
     """alpha of many targets at once without a Gram matrix: ||J^T y_j||^2, [k] in float64.
 
@@ -92,7 +91,7 @@ def rotation_gain(
     output: Callable[[Any], Tensor] | None = None,
     *,
     precision: str = "float32",
-    batch_size: int | None = None,
+    batch_size: Count | None = None,
 ) -> Rotation:
     """g_j = [alpha_after(phi_j) / alpha_before(phi_j)] / median over j, for eigenfunctions of the initial kernel.
 

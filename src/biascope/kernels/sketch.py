@@ -157,7 +157,7 @@ def sketched_ntk(
     f = functional(model, params, output, precision)
     stream = Stream(f, x, Cut(batch_size, ordered=True))
     stream.count()
-    found = anatomy(f, stream.first)
+    found = anatomy(f, stream.first[0])
     mode, cot = cotangents(outputs, stream.outputs)
     features = torch.zeros(stream.n, len(cot), dim, dtype=f.dtype, device=f.device)
     draw = _Draw(kind, seed, dim)
@@ -211,12 +211,12 @@ def _factored(target: Tensor, x: MatrixFactor, draw: _Draw) -> None:
     d = d_in + x.has_bias  # a bias is the weight of an input that is always 1
     R = draw.dense(groups * d_out, like, name, "out").view(groups, d_out, dim)
     S = draw.dense(groups * d, like, name, "in").view(groups, d, dim)
-    forms_M = not x.is_embedding and x.k * d_out * d * (T + dim) < T * dim * (d + x.k * d_out)
+    forms_M = not x.block.is_embedding and x.k * d_out * d * (T + dim) < T * dim * (d + x.k * d_out)
     per_example = groups * ((d_out * (d + dim)) if forms_M else 2 * T * dim) * like.element_size()
     step = max(1, WORK // per_example)
     for start in range(0, x.n, step):
         s = slice(start, min(start + step, x.n))
-        A = None if x.is_embedding else x.operand(s).mT  # [b, groups, T, d_in]
+        A = None if x.block.is_embedding else x.operand(s).mT  # [b, groups, T, d_in]
         if A is not None and x.has_bias:
             A = torch.cat([A, torch.ones_like(A[..., :1])], -1)
         projected = None if forms_M else _inputs(x, s, S) if A is None else A @ S

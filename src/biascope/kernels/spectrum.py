@@ -1,7 +1,5 @@
 """Centring and spectra of kernels."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A kernel matrix made ready for solving: checked, decomposed in float64, with the shapes of its targets."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

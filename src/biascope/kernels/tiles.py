@@ -1,9 +1,10 @@
 """Kernels on disk: computed tile by tile into one memory-mapped array, each tile checksummed, resumable after a kill.
 
 A folder holds `kernel.json` (what is being computed: shapes, and hashes of all that determines the kernel, which are
-the differentiated parameters, the others and the buffers, by name, the modules with their code, the output function and
-the data), `values.npy` (the array, memory-mapped) and `tiles.jsonl` (one line per finished tile with its checksum,
-written after the tile is on disk). A killed run leaves at most one unlisted tile, which is computed again.
+the differentiated parameters, the others and the buffers, by name, and the data), `values.npy` (the array,
+memory-mapped) and `tiles.jsonl` (one line per finished tile with its checksum, written after the tile is on disk). A
+killed run leaves at most one unlisted tile, which is computed again. Code has no hash that could be trusted: whether
+the network and the output function are those of the folder is seen on a few of its entries, which are computed again.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ import torch
 from torch import Tensor
 
 from biascope.kernels.empirical import LOSSY, Job, Outputs, cotangents, measure_error
-from biascope.kernels.fingerprint import fingerprint, function_fingerprint, inputs_fingerprint, module_fingerprint
+from biascope.kernels.fingerprint import fingerprint, inputs_fingerprint
 from biascope.kernels.kernel import Kernel
 from biascope.kernels.plan import Strategy
 from biascope.network.functional import Functional
+from biascope.network.layers.blocks import Anatomy
 from biascope.network.stream import anatomy
 from biascope.support.bars import progress
 from biascope.support.errors import CorruptError, InputError
@@ -34,6 +36,7 @@ from biascope.support.precision import Precision, arithmetic
 from biascope.support.signatures import checked
 
 FORMAT = "biascope-tiles-1"
+SAME = {"float64": 1e-8, "float32": 1e-3, "tf32": 0.1, "bf16": 0.1}  # relative; what rounding may do
 
 
 def stored_ntk(
@@ -69,10 +72,11 @@ def stored_ntk(
             "data": inputs_fingerprint(one, two),
             "parameters": fingerprint(f.params),
             "frozen": fingerprint(f.frozen),
-            "modules": module_fingerprint(f.module),
-            "output": function_fingerprint(f.output),
         }
         store = Store.open(path, config, side)
+        if store.done:
+            r, c = store.slices(*min(store.done))
+            _refuse_other_network(store, f, found, take(one, r), take(one if two is None else two, c), r, c)
         first = None
         for r, c in progress(store.missing(n1, n2), f"tiles of {path.name}", leave=False):
             same = two is None and r == c
@@ -85,6 +89,19 @@ def stored_ntk(
         error = measure_error(f, found, one, two, outputs, mode, values) if wanted else None
         store.note_error(error)
     return Kernel(values, outputs, mode, two is None, first, error, model_outputs=found.outputs)
+
+
+def _refuse_other_network(
+    store: Store, f: Functional, found: Anatomy, one: Inputs, two: Inputs, r: slice, c: slice
+) -> None:
+    """Raise if entries of a finished tile at rows r and columns c are not those of this network."""
+    tile, mode = torch.from_numpy(np.array(store.array[store.region(r, c)])), store.config["mode"]
+    error = measure_error(f, found, one, two, store.config["outputs"], mode, tile)
+    if error > SAME[store.config["precision"]]:
+        raise InputError(
+            f"{store.path} holds another kernel: its entries are {error:.2g} (relative) from those of this network and "
+            "output function. Choose another folder"
+        )
 
 
 @checked
@@ -207,22 +224,23 @@ class Store:
             if (i, j) not in self.done
         ]
 
-    def _region(self, r: slice, c: slice) -> Any:
+    def region(self, r: slice, c: slice) -> Any:
+        """Where a tile lies in the array."""
         return {"full": np.s_[:, r, :, c], "trace": np.s_[r, c], "diagonal": np.s_[:, r, c]}[self.config["mode"]]
 
     def checksum(self, r: slice, c: slice) -> str:
         """Checksum of a tile as it is on disk."""
         return hashlib.blake2b(
-            np.ascontiguousarray(self.array[self._region(r, c)]).tobytes(), digest_size=16
+            np.ascontiguousarray(self.array[self.region(r, c)]).tobytes(), digest_size=16
         ).hexdigest()
 
     def write(self, tile: Tensor, r: slice, c: slice) -> None:
         """Write a tile (and its mirror image), then list it."""
         values = tile.cpu().numpy()
-        self.array[self._region(r, c)] = values
+        self.array[self.region(r, c)] = values
         if self.config["symmetric"] and r != c:
             axes = {"full": (2, 3, 0, 1), "trace": (1, 0), "diagonal": (0, 2, 1)}[self.config["mode"]]
-            self.array[self._region(c, r)] = values.transpose(axes)
+            self.array[self.region(c, r)] = values.transpose(axes)
         self.array.flush()
         entry = {"row": r.start, "col": c.start, "checksum": self.checksum(r, c)}
         with open(self.path / "tiles.jsonl", "a") as log:

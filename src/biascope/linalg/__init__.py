@@ -1,7 +1,6 @@
 """Linear algebra that knows nothing of networks: operators, Lanczos, conjugate gradients, estimators."""
 
 from biascope.linalg.conjugate_gradients import cg
-from biascope.linalg.density import spectral_density
 from biascope.linalg.elementary import FromFunction as FromFunction
 from biascope.linalg.elementary import aslinearoperator as aslinearoperator
 from biascope.linalg.lanczos import eigsh
@@ -19,6 +18,5 @@ __all__ = [
     "marchenko_pastur",
     "principal_angles",
     "psd_eigh",
-    "spectral_density",
     "subspace_overlap",
 ]

@@ -1,7 +1,5 @@
 """Conjugate gradients for positive definite operators, many right-hand sides at once, with preconditioner."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

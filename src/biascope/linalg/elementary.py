@@ -1,7 +1,5 @@
 """The simplest operators: a matrix, a diagonal, the identity, a function."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
@@ -77,11 +75,6 @@ class FromFunction(LinearOperator):
     """An operator given by functions on blocks: `matmat(X [n, k]) -> [m, k]`, and `rmatmat` for the adjoint.
 
     Autograd is switched on around the functions, since they may differentiate.
-
-    Example:
-        >>> import torch
-        >>> FromFunction(lambda X: X.flip(0), (2, 2), symmetric=True) @ torch.tensor([1.0, 2.0])
-        tensor([2., 1.])
     """
 
     def __init__(

@@ -6,8 +6,6 @@ A Krylov space sees only one direction of a repeated eigenvalue; so once the wan
 goes on from a random vector orthogonal to them until the best of the rest is known: what was missed comes up there.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

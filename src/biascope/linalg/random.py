@@ -1,7 +1,5 @@
 """Seeded probe vectors: the same seed gives the same numbers on every device and in every dtype."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal
 

@@ -4,8 +4,6 @@ Lanczos, and rounding in any solver, leave errors of a fixed share of the LARGES
 passes for an eigenvector of a small enough eigenvalue, with any value of that size.
 """
 
-from __future__ import annotations
-
 import warnings
 
 import torch

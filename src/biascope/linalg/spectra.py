@@ -1,7 +1,5 @@
 """What a spectrum says: effective rank, angles between subspaces, and the spread that sampling alone makes."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Dense steps that survive rounding: symmetrising, eigenvalues of a covariance, singular values of tall blocks."""
 
-from __future__ import annotations
-
 from typing import Annotated, NamedTuple
 
 import torch

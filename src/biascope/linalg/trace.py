@@ -3,8 +3,6 @@
 Asked for as many products as the operator has columns, every estimator gives the exact value with standard error 0.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -12,7 +12,7 @@ from biascope.nets.dense import MLP
 from biascope.nets.parts import Activation, Sine
 from biascope.nets.registry import register
 from biascope.support.errors import InputError
-from biascope.support.limits import Count, Finite, NotNegative, Positive, shaped
+from biascope.support.limits import Count, Finite, NonNegative, Positive, shaped
 from biascope.support.signatures import checked
 
 Frequencies = Annotated[Tensor, shaped(2, floating=True)]
@@ -102,7 +102,7 @@ class FFN(nn.Module):
         outputs: Count = 1,
         mapping: Literal["gaussian", "octaves"] = "gaussian",
         mapping_size: Count = 256,
-        sigma: NotNegative = 10.0,
+        sigma: NonNegative = 10.0,
         octaves: Count = 8,
         frequencies: Frequencies | None = None,
         activation: Activation = "relu",

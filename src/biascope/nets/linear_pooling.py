@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from biascope.nets.registry import register
 from biascope.support.errors import InputError
-from biascope.support.limits import Count, NotNegative
+from biascope.support.limits import Count, NonNegative
 from biascope.support.signatures import checked
 
 
@@ -47,8 +47,8 @@ class LinearPooling(nn.Module):
         in_features: Count = 128,
         stride: Count = 4,
         prefilter: Tensor | None = None,
-        s_theta: NotNegative = 1.0,
-        s_phi: NotNegative = 1.0,
+        s_theta: NonNegative = 1.0,
+        s_phi: NonNegative = 1.0,
     ) -> None:
         super().__init__()
         if in_features % stride:

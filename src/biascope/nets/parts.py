@@ -62,12 +62,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 def make_activation(activation: Activation) -> nn.Module:
-    """A fresh activation module: one per place in the network, never shared and never in-place.
-
-    Example:
-        >>> make_activation("gelu")
-        GELU(approximate='none')
-    """
+    """A fresh activation module: one per place in the network, never shared and never in-place."""
     if isinstance(activation, str):
         return ACTIVATIONS[check_choice(activation, "activation", ACTIVATIONS)]()
     module = activation()

@@ -31,11 +31,6 @@ class NetInfo:
 
     `input_shape` is the shape of one example with the default options; `defaults` are all options of the factory and
     the value each has under this name.
-
-    Example:
-        >>> from biascope import nets
-        >>> nets.info("lenet-avg").defaults["pool"]
-        'avg'
     """
 
     name: str
@@ -52,13 +47,7 @@ class NetInfo:
 
     @checked
     def options_for(self, input_shape: Sequence[int]) -> dict[str, int]:
-        """The options that make this network accept examples of another shape.
-
-        Example:
-            >>> from biascope import nets
-            >>> nets.info("resnet18").options_for((3, 64, 64))
-            {'in_channels': 3, 'image_size': 64}
-        """
+        """The options that make this network accept examples of another shape."""
         shape = tuple(input_shape)
         if "in_features" in self.defaults:
             return {"in_features": math.prod(shape)}
@@ -99,11 +88,7 @@ def register(name: str, *, summary: str, input_shape: Sequence[int], **options: 
 
 @checked
 def unregister(name: str) -> None:
-    """Take a network out of the registry.
-
-    Example:
-        >>> register("gone", summary="", input_shape=(1,))(nn.Identity) and unregister("gone")
-    """
+    """Take a network out of the registry."""
     del _REGISTRY[info(name).name]
 
 

@@ -1,7 +1,5 @@
 """What torch differentiates wrongly, or not at all, in another way."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -77,12 +75,7 @@ def requires_grad(t: Tensor) -> bool:
 
 
 def in_forward_mode() -> bool:
-    """Are tangents carried along, by torch.func.jvp or by dual tensors?
-
-    Example:
-        >>> in_forward_mode()
-        False
-    """
+    """Are tangents carried along, by torch.func.jvp or by dual tensors?"""
     return forward_ad._current_level >= 0
 
 
@@ -96,17 +89,7 @@ ARGUMENTS = {  # of the calls that read a table
 
 
 def refuse_impure_tables(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise if a call of torch reads a table in a way that changes it, or whose gradient is none.
-
-    Example:
-        >>> words, table = torch.tensor([0]), torch.ones(3, 2)
-        >>> refuse_impure_tables(F.embedding, (words, table), {"padding_idx": 1})  # allowed: silent
-        >>> try:
-        ...     refuse_impure_tables(F.embedding, (words, table), {"max_norm": 1.0})
-        ... except UnsupportedError as problem:
-        ...     print(str(problem)[:65])
-        embedding is called with max_norm=1.0 on a table of shape [3, 2],
-    """
+    """Raise if a call of torch reads a table in a way that changes it, or whose gradient is none."""
     given = dict(zip(ARGUMENTS[func].split(), args)) | dict(kwargs)
     weight, who = given["weight"], func.__name__
     if given.get("max_norm") is not None:
@@ -296,16 +279,7 @@ def writes_into_inputs(module: nn.Module) -> bool | None:
 
 
 def in_plain_order(out: Tensor) -> Tensor:
-    """The same values; their gradient is contiguous. No view, for the sake of activations in place.
-
-    Example:
-        >>> x = torch.ones(2, 3, requires_grad=True)
-        >>> seen = []
-        >>> handle = x.register_hook(lambda g: seen.append(g.stride()))
-        >>> in_plain_order(x).backward(torch.ones(3, 2).T)
-        >>> seen
-        [(3, 1)]
-    """
+    """The same values; their gradient is contiguous. No view, for the sake of activations in place."""
     if out.device.type != "cpu":
         return out
     flat = torch.ops.aten._unsafe_view(out.contiguous(), [out.numel()])
@@ -315,14 +289,7 @@ def in_plain_order(out: Tensor) -> Tensor:
 
 @contextmanager
 def second_derivatives(module: nn.Module) -> Iterator[None]:
-    """What torch raises inside, where it cannot differentiate twice or in forward mode, as an error with the module.
-
-    Example:
-        >>> with second_derivatives(nn.LSTM(1, 1)):
-        ...     raise NotImplementedError("no rule")
-        Traceback (most recent call last):
-        biascope.UnsupportedError: torch cannot take the second derivatives of LSTM that are needed (no rule)
-    """
+    """What torch raises inside, where it cannot differentiate twice or in forward mode, as an error with the module."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -330,12 +297,12 @@ def second_derivatives(module: nn.Module) -> Iterator[None]:
     except (RuntimeError, NotImplementedError) as error:
         if isinstance(error, UnsupportedError):
             raise
-        said = str(error).strip().splitlines()
+        lines = str(error).strip().splitlines()
         recurrent = [name for name, part in module.named_modules() if isinstance(part, nn.RNNBase)]
         fix = f"; '{recurrent[0]}' is fused: write it out with nn.LSTMCell or nn.GRUCell" if any(recurrent) else ""
         raise UnsupportedError(
             f"torch cannot take the second derivatives of {type(module).__name__} that are needed "
-            f"({said[0] if said else type(error).__name__}){fix}"
+            f"({lines[0] if lines else type(error).__name__}){fix}"
         ) from error
 
 

@@ -5,8 +5,6 @@ shards, layers that depend on the batch, random outputs, mixed examples, reentra
 per structure and selection and keeps the answer as a certificate; the pilot asks once per shape of the inputs.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -96,15 +94,7 @@ def refuse_batch_dependence(module: nn.Module) -> None:
 
 
 def refuse_embeddings(parts: Mapping[nn.Module, str], chosen: Mapping[str, Tensor]) -> None:
-    """Raise if a table of `modules_of` changes when it is called, or has gradients in which the examples mix.
-
-    Example:
-        >>> refuse_embeddings(modules_of(nn.Embedding(5, 2, max_norm=1.0)), {})
-        Traceback (most recent call last):
-        ...
-        biascope.UnsupportedError: Embedding has max_norm=1.0, which writes new weights into the model at every \
-        call: bring the rows to that norm once, then set max_norm = None
-    """
+    """Raise if a table of `modules_of` changes when it is called, or has gradients in which the examples mix."""
     for m, name in parts.items():
         if not isinstance(m, TABLES):
             continue
@@ -123,11 +113,7 @@ def refuse_embeddings(parts: Mapping[nn.Module, str], chosen: Mapping[str, Tenso
 
 
 def refuse_inference_mode() -> None:
-    """Raise if torch.inference_mode is on.
-
-    Example:
-        >>> refuse_inference_mode()
-    """
+    """Raise if torch.inference_mode is on."""
     if torch.is_inference_mode_enabled():
         raise InputError("torch.inference_mode is on: nothing can be differentiated in it. Use torch.no_grad instead")
 

@@ -1,7 +1,5 @@
 """Functions of torch by elementary operations, for derivatives that torch takes wrongly of them, or not at all."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,13 +9,7 @@ from torch.nn import functional as F
 
 
 def prelu(input: Tensor, weight: Tensor) -> Tensor:
-    """F.prelu of input [n, c, ...] with weight [1] or [c], by elementary operations.
-
-    Example:
-        >>> x, w = torch.randn(2, 3, 4), torch.rand(3)
-        >>> torch.equal(prelu(x, w), F.prelu(x, w))
-        True
-    """
+    """F.prelu of input [n, c, ...] with weight [1] or [c], by elementary operations."""
     slope = weight if weight.numel() == 1 else weight.view(-1, *[1] * (input.dim() - 2))
     return torch.where(input > 0, input, slope * input)
 
@@ -34,46 +26,25 @@ def glu(input: Tensor, dim: int = -1) -> Tensor:
 
 
 def gates_of(input: Tensor, hidden: Tensor, cell: Sequence[Any]) -> tuple[Tensor, Tensor]:
-    """The shares of input and state in a recurrent step, each [..., gates], from the weights and biases of a cell.
-
-    Example:
-        >>> gates_of(torch.ones(1, 2), torch.ones(1, 1), (torch.ones(1, 2), torch.ones(1, 1), None, None))
-        (tensor([[2.]]), tensor([[1.]]))
-    """
+    """The shares of input and state in a recurrent step, each [..., gates], from the weights and biases of a cell."""
     of_input, of_hidden, bias, hidden_bias = cell
     return F.linear(input, of_input, bias), F.linear(hidden, of_hidden, hidden_bias)
 
 
 def rnn_tanh_cell(input: Tensor, hidden: Tensor, *cell: Any) -> Tensor:
-    """torch.rnn_tanh_cell, by elementary operations.
-
-    Example:
-        >>> rnn_tanh_cell(torch.zeros(1, 2), torch.ones(1, 1), torch.ones(1, 2), torch.zeros(1, 1), None, None)
-        tensor([[0.]])
-    """
+    """torch.rnn_tanh_cell, by elementary operations."""
     a, b = gates_of(input, hidden, cell)
     return torch.tanh(a + b)
 
 
 def rnn_relu_cell(input: Tensor, hidden: Tensor, *cell: Any) -> Tensor:
-    """torch.rnn_relu_cell, by elementary operations.
-
-    Example:
-        >>> rnn_relu_cell(torch.ones(1, 2), torch.ones(1, 1), torch.ones(1, 2), torch.zeros(1, 1), None, None)
-        tensor([[2.]])
-    """
+    """torch.rnn_relu_cell, by elementary operations."""
     a, b = gates_of(input, hidden, cell)
     return torch.relu(a + b)
 
 
 def gru_cell(input: Tensor, hidden: Tensor, *cell: Any) -> Tensor:
-    """torch.gru_cell, by elementary operations.
-
-    Example:
-        >>> x, net = torch.randn(2, 3), torch.nn.GRUCell(3, 4)
-        >>> torch.allclose(gru_cell(x, torch.zeros(2, 4), *net.parameters()), net(x), atol=1e-6)
-        True
-    """
+    """torch.gru_cell, by elementary operations."""
     a, b = (part.chunk(3, -1) for part in gates_of(input, hidden, cell))
     reset, update = torch.sigmoid(a[0] + b[0]), torch.sigmoid(a[1] + b[1])
     new = torch.tanh(a[2] + reset * b[2])
@@ -81,14 +52,7 @@ def gru_cell(input: Tensor, hidden: Tensor, *cell: Any) -> Tensor:
 
 
 def lstm_cell(input: Tensor, state: Sequence[Tensor], *cell: Any) -> tuple[Tensor, Tensor]:
-    """torch.lstm_cell, by elementary operations.
-
-    Example:
-        >>> x, net = torch.randn(2, 3), torch.nn.LSTMCell(3, 4)
-        >>> state = torch.zeros(2, 4), torch.zeros(2, 4)
-        >>> torch.allclose(lstm_cell(x, state, *net.parameters())[0], net(x)[0], atol=1e-6)
-        True
-    """
+    """torch.lstm_cell, by elementary operations."""
     a, b = gates_of(input, state[0], cell)
     enter, forget, new, leave = (a + b).chunk(4, -1)
     kept = torch.sigmoid(forget) * state[1] + torch.sigmoid(enter) * torch.tanh(new)

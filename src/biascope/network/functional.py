@@ -33,7 +33,7 @@ from biascope.network.door import (
     refuse_wrappers,
     uninitialised,
 )
-from biascope.support.arguments import check_choice, said
+from biascope.support.arguments import check_choice, shown
 from biascope.support.errors import BiascopeError, InputError, near
 from biascope.support.hints import input_hint, pairs_hint, several_hint
 from biascope.support.inputs import Inputs, batch_size, map_inputs, tensors_of
@@ -81,13 +81,18 @@ class Functional:
 
     def __call__(self, params: Params, inputs: Inputs) -> Tensor:
         """Evaluate the module on a batch: [n, c]."""
+        out = self.outputs(params, inputs)
+        return out if out.dim() == 2 else out.reshape(len(out), -1)
+
+    def outputs(self, params: Params, inputs: Inputs) -> Tensor:
+        """The same in the module's own shape [n, ...]."""
         args: tuple[Tensor, ...] = () if isinstance(inputs, dict) else (inputs,)
         kwargs = inputs if isinstance(inputs, dict) else {}
         # where torch differentiates, errors may mean that it cannot, and are dealt with by the caller
         plain = not torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
         with explained(self.module, inputs) if plain else nullcontext():
             out = call(self.module, {**self.frozen, **params}, args, kwargs)
-        return as_rows(out, batch_size(inputs), self.output, self.module)
+        return as_tensor(out, batch_size(inputs), self.output, self.module)
 
     def to(self, dtype: torch.dtype) -> Functional:
         """Return the same function with parameters and floating-point buffers in another precision."""
@@ -224,7 +229,7 @@ def select_params(named: Mapping[str, Tensor], params: ParamSelection) -> list[s
     else:
         patterns = [params] if isinstance(params, str) or not isinstance(params, Iterable) else list(params)
         if not all(isinstance(pattern, str) for pattern in patterns):
-            raise InputError(f"params={said(params)}: names, 'all' or a function (name, tensor) -> bool are needed")
+            raise InputError(f"params={shown(params)}: names, 'all' or a function (name, tensor) -> bool are needed")
         chosen = set()
         for pattern in patterns:
             hits = {k for k in named if k == pattern or k.startswith(f"{pattern}.") or fnmatch.fnmatchcase(k, pattern)}
@@ -239,6 +244,11 @@ def select_params(named: Mapping[str, Tensor], params: ParamSelection) -> list[s
 
 def as_rows(out: Any, n: int, output: Callable[[Any], Tensor] | None, module: nn.Module) -> Tensor:
     """Turn what the module returned into [n, c], or say what to do about it."""
+    return as_tensor(out, n, output, module).reshape(n, -1)
+
+
+def as_tensor(out: Any, n: int, output: Callable[[Any], Tensor] | None, module: nn.Module) -> Tensor:
+    """Turn what the module returned into a tensor [n, ...], or say what to do about it."""
     who = type(module).__name__
     if output is not None:
         out = output(out)
@@ -258,35 +268,25 @@ def as_rows(out: Any, n: int, output: Callable[[Any], Tensor] | None, module: nn
         raise InputError(f"{who} returned a scalar; one row per example is needed: [{n}, c] (do not average the batch)")
     if out.shape[0] != n:
         raise InputError(f"{who} returned shape {list(out.shape)} for {n} examples: the first dimension must be {n}")
-    return out if out.dim() == 2 else out.reshape(n, -1)
+    return out
 
 
 @contextmanager
 def explained(module: nn.Module, inputs: Inputs) -> Iterator[None]:
-    """Around a plain call of a module: where torch's error leaves the user to search, name the layer and what it got.
-
-    Example:
-        >>> net, x = nn.Sequential(nn.Linear(3, 4), nn.Linear(5, 1)), torch.ones(2, 3)
-        >>> with explained(net, x):  # doctest: +ELLIPSIS
-        ...     net(x)
-        Traceback (most recent call last):
-        ...
-        biascope.InputError: Sequential cannot take an input [2, 3]: its layer '1', Linear(in_features=5, \
-        out_features=1, bias=True), got [2, 4] (RuntimeError: ... shapes cannot be multiplied (2x4 and 5x1))
-    """
+    """Around a plain call of a module: where torch's error leaves the user to search, name the layer and its input."""
     try:
         yield
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         if isinstance(error, BiascopeError | torch.OutOfMemoryError):
             raise
         shapes = " and ".join(str(list(t.shape)) for t in tensors_of(inputs))
-        said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        message = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         (where, hint), who = _failing_layer(module, error.__traceback__, tensors_of(inputs)), _described(module)
-        if isinstance(inputs, dict) and "unexpected keyword argument" in said:
+        if isinstance(inputs, dict) and "unexpected keyword argument" in message:
             hint = f"; a dict holds the keyword arguments of forward: {pairs_hint(inputs)}"
-        if isinstance(error, TypeError) and "required positional argument" in said:
+        if isinstance(error, TypeError) and "required positional argument" in message:
             hint = several_hint(module)
-        raise InputError(f"{who} cannot take an input {shapes}{where} ({said}){hint}") from error
+        raise InputError(f"{who} cannot take an input {shapes}{where} ({message}){hint}") from error
 
 
 def _failing_layer(module: nn.Module, trace: TracebackType | None, whole: list[Tensor]) -> tuple[str, str]:

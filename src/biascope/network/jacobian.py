@@ -18,9 +18,9 @@ from biascope.network.layers.blocks import Anatomy, leaves, rows_of_tape
 from biascope.network.layers.fallback import per_example_gradients
 from biascope.network.layers.record import record
 from biascope.network.stream import Cut, Stream, anatomy
-from biascope.support.arguments import check_tensor
+from biascope.support.arguments import check_count, check_tensor
 from biascope.support.errors import InputError
-from biascope.support.inputs import Inputs, batch_size, check_batch_size, take, tensors_of
+from biascope.support.inputs import Inputs, batch_size, take, tensors_of
 from biascope.support.precision import arithmetic, without_cudnn
 from biascope.support.tables import columns, grid
 
@@ -216,7 +216,8 @@ class Jacobian(LinearOperator):
         batch_size: int | None = None,
     ) -> None:
         self.f = functional(model, params, output, precision)
-        self.stream = Stream(self.f, x, Cut(check_batch_size(batch_size), ordered=True, same=True))
+        size = None if batch_size is None else check_count(batch_size, "batch_size")
+        self.stream = Stream(self.f, x, Cut(size, ordered=True, same=True))
         self.n, self.c = self.stream.count(), self.stream.outputs
         super().__init__((self.n * self.c, self.f.num_params), self.f.dtype, self.f.device)
 
@@ -233,7 +234,7 @@ class Jacobian(LinearOperator):
     @property
     def anatomy(self) -> Anatomy:
         """The blocks and rules found for this model."""
-        return anatomy(self.f, self.stream.first)
+        return anatomy(self.f, self.stream.first[0])
 
     def coverage(self) -> Coverage:
         """How every parameter is differentiated, and why."""

@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from biascope.network.derivatives import RightGradients, writes_into_inputs
-from biascope.network.functional import Functional, Params, as_rows
+from biascope.network.functional import Functional, Params, as_tensor
 from biascope.network.layers.blocks import (
     Anatomy,
     Block,
     Factor,
-    Layout,
     MatrixFactor,
     RowsFactor,
     StaleError,
@@ -32,8 +31,8 @@ from biascope.network.layers.blocks import (
 )
 from biascope.network.layers.fallback import per_example_gradients
 from biascope.network.layers.pilot import pilot
-from biascope.network.layers.record import Tape, Use, record
-from biascope.network.layers.rules import Linear, MatrixRule
+from biascope.network.layers.record import Tape, record
+from biascope.network.layers.rules import MatrixRule
 from biascope.support.errors import InputError, UnsupportedError
 from biascope.support.inputs import (
     Inputs,
@@ -91,7 +90,9 @@ class Stream:
 
     def __init__(self, f: Functional, data: Any, cut: Cut | None = None) -> None:
         self.f, self.cut = f, cut or Cut()
-        self.data = readable_again(data, self.cut.what, ordered=self.cut.ordered, same=self.cut.same)
+        self.single = is_single(data)
+        same, ordered = self.cut.same, self.cut.ordered
+        self.data = data if self.single else readable_again(data, self.cut.what, ordered, same)
         self.n = 0  # examples; known after the first pass
         self._first: tuple[Inputs, Tensor | None] | None = None
         self._only: tuple[Inputs, Tensor | None] | None = None
@@ -117,15 +118,10 @@ class Stream:
     def outputs(self) -> int:
         """Number of outputs, c, seen on one example."""
         with torch.no_grad():
-            return self.f(self.f.params, self.f.prepare(take(self.first, slice(0, 1)))).shape[1]
+            return self.f(self.f.params, self.f.prepare(take(self.first[0], slice(0, 1)))).shape[1]
 
     @property
-    def first(self) -> Inputs:
-        """Inputs of the first examples."""
-        return self.first_batch[0]
-
-    @property
-    def first_batch(self) -> tuple[Inputs, Tensor | None]:
+    def first(self) -> tuple[Inputs, Tensor | None]:
         """Inputs and labels of the first examples."""
         if self._first is None:
             next(iter(self.batches()))
@@ -144,7 +140,7 @@ class Stream:
         start = 0
         for inputs, labels in batches(self.data, self.cut.what) if self._only is None else [self._only]:
             b = batch_size(inputs)
-            if self._first is None and is_single(self.data):
+            if self._first is None and self.single:
                 self._first = self._only = (inputs, labels)  # checked once
             elif self._first is None:  # a copy of a few examples: a view would keep the batch
                 few = map_inputs(inputs, lambda t: t[:FIRST].clone())
@@ -209,10 +205,10 @@ def recorded(f: Functional, found: Anatomy, inputs: Inputs) -> Tape:
     own = own_parameters(f) if writes_into_inputs(f.module) is False else None
     if own is not None:
         n = batch_size(inputs)
-        tape = record(lambda _, x: _call(f, x), own, inputs, lambda out: as_rows(out, n, None, f.module))
+        tape = record(lambda _, x: _call(f, x), own, inputs, lambda out: as_tensor(out, n, None, f.module))
         if found.matches(tape):
             return tape
-    return record(f, leaves(f), inputs)
+    return record(f.outputs, leaves(f), inputs)
 
 
 def own_parameters(f: Functional) -> Params | None:
@@ -247,6 +243,11 @@ class Forward:
         self.f, self.found, self.blocks, self.examples = f, found, blocks, inputs
         self.tape = recorded(f, found, inputs)
         self.rows = self.tape.rows.detach()  # [n, c]
+        if self.tape.shape != found.shape:
+            raise StaleError(
+                f"{type(f.module).__name__} gives {list(self.tape.shape)} per example from {start} on, and gave "
+                f"{list(found.shape)} on the first ones"
+            )
         if not found.matches(self.tape):
             raise StaleError(
                 f"{type(f.module).__name__} takes another path on the examples from {start} on than on the first ones "
@@ -262,7 +263,7 @@ class Forward:
             if b.kind == "matrix":
                 uses = [(self.tape.uses[i], self.found.slots[i]) for i in b.uses]
                 saved = [
-                    use.input if _is_plain(slot.input, use) else slot.input.example_major(use.input, n)
+                    use.input if slot.input.plain else slot.input.example_major(use.input, n)
                     for use, slot in uses
                     if slot is not None and slot.input is not None and use.input is not None
                 ]
@@ -282,7 +283,10 @@ class Forward:
         for flow in all_gradients(self.tape, self.found, cotangents, last) if needed else []:
             size = next((len(g) for g in flow if g is not None), 1)
             for i in matrix:
-                grads[i].append(self._gradient(i, flow[i], size, n))
+                g, slot = flow[i], self.found.slots[i]
+                if g is None:  # the outputs do not depend on this use
+                    g = torch.zeros(size, *self.tape.uses[i].out_shape, dtype=self.f.dtype, device=self.f.device)
+                grads[i].append(g if slot is None or slot.output.plain else slot.output.example_major_each(g, n))
             for b in small:
                 for i in b.uses:
                     g = flow[i]
@@ -299,18 +303,6 @@ class Forward:
             else RowsFactor(b, raw[b.names[0]] if b.kind == "fallback" else rows[b.names])
             for b in self.blocks
         }
-
-    def _gradient(self, i: int, g: Tensor | None, size: int, n: int) -> Tensor:
-        """The gradient [k, n, m, ...] at one use; zeros where the outputs do not depend on it."""
-        use, slot = self.tape.uses[i], self.found.slots[i]
-        if g is None:
-            g = torch.zeros(size, *use.out_shape, dtype=self.f.dtype, device=self.f.device)
-        return g if slot is None or _is_plain(slot.output, use) else slot.output.example_major_each(g, n)
-
-
-def _is_plain(layout: Layout, use: Use) -> bool:
-    """Are these the rows of a linear layer, examples first? Its rule takes them as they are."""
-    return layout.dim == 0 and layout.m == 1 and isinstance(use.rule, Linear)
 
 
 def collect(

@@ -1,7 +1,5 @@
 """What a step is checked for: gradients that are no numbers, and calls that may not be what the loss means."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping

@@ -193,10 +193,6 @@ def examples_of(x: Tensor, examples: int | None) -> tuple[int, Layout]:
 
     The rows are those of the model's `examples`, or several for each (tokens, windows); or else they are positions and
     the second dimension is that of the examples, as in a transformer without batch_first; or else they are examples.
-
-    Example:
-        >>> [examples_of(torch.empty(shape), 6) for shape in ((18, 2), (5, 6, 2), (5, 2))]
-        [(6, Layout(dim=0, m=3)), (6, Layout(dim=1, m=1)), (5, Layout(dim=0, m=1))]
     """
     rows = x.shape[0] if x.dim() else 0
     if examples and rows % examples:

@@ -4,8 +4,6 @@ KFAC inverts a Kronecker product of two small factors per layer; EKFAC keeps the
 second moments of the gradient in it.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal, Unpack
 

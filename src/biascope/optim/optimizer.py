@@ -5,8 +5,6 @@ One step is what the preconditioner followed by torch.optim.SGD would do, bit fo
 plain rule named in `fallback`; `opt.coverage()` lists them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeVar
 

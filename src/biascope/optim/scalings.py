@@ -4,8 +4,6 @@ Convolutions under SUA turn their input once, before the patches are cut out of 
 times the work for a 3 x 3 kernel); everything else goes through the curvature's own sums.
 """
 
-from __future__ import annotations
-
 from math import prod
 
 import torch

@@ -4,8 +4,6 @@ A ResNet-34 has about forty convolutions with a bias each, of about fifteen form
 stack stay together; those of a unit are views of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar

@@ -17,8 +17,6 @@ gradient descent 0.024):
     "keep_trace"    the sum of the eigenvalues stays; likewise
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 

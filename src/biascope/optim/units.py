@@ -4,8 +4,6 @@ A *unit* is one weight matrix with its bias (or, under SUA, the weight and the b
 with the reason why no factor covers it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -107,7 +105,7 @@ class LayerUnit:
         inputs, grads = [a for a, _ in pairs], [g[None] for _, g in pairs]
         each = [self.rule.sizes(a.shape, g.shape) for a, g in pairs]
         joined = replace(each[0], positions=sum(sizes.positions for sizes in each))
-        block = Block("matrix", self.names, tuple(range(len(calls))), f"{self.rule.kind} rule", joined)
+        block = Block("matrix", self.names, tuple(range(len(calls))), f"{self.rule.kind} rule", joined, rule=self.rule)
         factor = MatrixFactor(block, [self.rule] * len(calls), inputs, grads)
         unit = Unit(self.names, (block,), "kfac", block.reason, self.sharing, self.sua)
         return unit, Chunk({self.names: factor}, calls[0].examples, range(1), True)

@@ -3,8 +3,6 @@
 Metrics are functions of a `View`: they are in `kernel_metrics`, `function_metrics` and `weight_metrics`.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -4,8 +4,6 @@ Seen by watching torch functions, so `nn.ReLU`, `F.relu` and `torch.relu` are th
 the module.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ They differ in Q, and in the predictors that they hold for. Bounds by margins an
 of tangent features, are in `biascope.curvature` (`margin_bound`, `learning_flow_bound`).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 
@@ -24,10 +22,6 @@ def hoeffding_bound(empirical_risk: float, n: int, delta: float = 0.05) -> float
 
     So for a test set and not for a training set: what was fitted to the examples needs a bound that holds for all it
     could have become. `empirical_risk` is the mean loss on the examples, in [0, 1].
-
-    Example:
-        >>> round(hoeffding_bound(0.1, 1000), 4)
-        0.1387
     """
     return empirical_risk + _gap(0.0, empirical_risk, n, delta)
 
@@ -37,11 +31,6 @@ def finite_class_bound(empirical_risk: float, log_size: float, n: int, delta: fl
     """Risk <= empirical risk + sqrt((log |F| + log(1 / delta)) / (2 n)), for all of a finite class F at once.
 
     `log_size`: log |F| in nats; 32 p log 2 for p parameters of 32 bits.
-
-    Example:
-        >>> import math
-        >>> round(finite_class_bound(0.1, math.log(100), 1000), 4)
-        0.1616
     """
     return occam_bound(empirical_risk, log_size, n, delta)
 
@@ -52,10 +41,6 @@ def occam_bound(empirical_risk: float, description_length: float, n: int, delta:
 
     `description_length`: log(1 / pi(f)) in nats, pi a distribution over predictors that was fixed before the examples
     were seen; log 2 times the bits of f in a code without a word that begins another.
-
-    Example:
-        >>> round(occam_bound(0.1, 0.0, 1000), 4)  # pi(f) = 1: one predictor
-        0.1387
     """
     return empirical_risk + _gap(description_length, empirical_risk, n, delta)
 
@@ -70,10 +55,6 @@ def pac_bayes_bound(
     Q within a radius KL(Q || Q_0) <= kl that was fixed before the examples were seen, but is not proved for the
     divergence of a Q that was found by training; Maurer's (2004) is. `kl` is in nats (see `gaussian_kl`), Q_0 fixed
     before the examples were seen, `empirical_risk` the mean over predictors drawn from Q.
-
-    Example:
-        >>> round(pac_bayes_bound(0.1, 5.0, 1000), 4), round(pac_bayes_bound(0.1, 5.0, 1000, form="printed"), 4)
-        (0.1779, 0.1632)
     """
     check_number(kl, "kl", least=0)
     extra = math.log(2 * math.sqrt(n)) if form == "maurer" and n >= 1 else 0.0
@@ -85,10 +66,6 @@ def gaussian_kl(mean: Tensor, std: Tensor | float, prior_mean: Tensor | float, p
     """KL(N(mean, std^2) || N(prior_mean, prior_std^2)) of independent Gaussians over all entries, in nats and float64.
 
     `mean`: of Q, for example the trained parameters, any shape; the others are one number or one for every entry.
-
-    Example:
-        >>> gaussian_kl(torch.tensor([1.0, 0.0]), 1.0, 0.0, 1.0)  # |mean|^2 / 2
-        0.5
     """
     # numbers straight to float64: by way of float32, 0.1 would be off in the ninth digit
     every = (torch.as_tensor(t, device=mean.device, dtype=torch.float64) for t in (mean, std, prior_mean, prior_std))

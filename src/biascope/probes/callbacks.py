@@ -1,7 +1,5 @@
 """What the callbacks of Lightning and Hugging Face share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

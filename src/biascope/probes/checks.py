@@ -1,7 +1,5 @@
 """What a probe asks of its batch, its network and its losses, and what it says about the mode it measures in."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

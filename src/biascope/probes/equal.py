@@ -1,7 +1,5 @@
 """Two trainings compared at equal progress: where each first reached a loss, never at equal iteration."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

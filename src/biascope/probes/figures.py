@@ -1,7 +1,5 @@
 """Pictures of what probes saw (matplotlib, imported only when a picture is asked for)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

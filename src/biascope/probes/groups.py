@@ -1,7 +1,5 @@
 """Groups of examples that are followed by themselves, easy and hard, majority and minority; losses of examples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """A probe as a callback of the Hugging Face Trainer."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from biascope.probes.callbacks import Follower

@@ -1,7 +1,5 @@
 """A probe as a Lightning callback."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from biascope.probes.callbacks import Follower

@@ -1,7 +1,5 @@
 """The register of metrics: each is a small function of a `View`, known by name, with what it needs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -132,12 +132,7 @@ def stamped(*settings: Any) -> str:
 
 
 def default_page(spec: str) -> Path:
-    """Where a network's card goes.
-
-    Example:
-        >>> default_page("lenet").as_posix()
-        'runs/card-lenet.html'
-    """
+    """Where a network's card goes."""
     return Path("runs") / f"card-{slug(spec)}.html"
 
 
@@ -146,11 +141,6 @@ def page_path(out: str | Path | None, default: Path, stamp: str = "") -> Path:
 
     Without `out` it is the default, or NAME-2 and so on where there is a page with another stamp: that one stays. A
     file that is no page is never replaced.
-
-    Example:
-        >>> import tempfile
-        >>> page_path(tempfile.mkdtemp() + "/new/card.html", default_page("lenet")).name
-        'card.html'
     """
     tries = chain([default], (default.with_stem(f"{default.stem}-{i}") for i in count(2)))
     path = Path(out) if out is not None else next(p for p in tries if not p.is_file() or stamp_of(p) == stamp)
@@ -175,12 +165,7 @@ def page_path(out: str | Path | None, default: Path, stamp: str = "") -> Path:
 
 
 def is_page(path: Path) -> bool:
-    """Whether a file is HTML, or empty.
-
-    Example:
-        >>> is_page(Path(__file__))
-        False
-    """
+    """Whether a file is HTML, or empty."""
     with path.open(encoding="utf-8", errors="replace") as file:
         start = file.read(200).lstrip().lower()
     return not start or start.startswith(("<!doctype html", "<html"))
@@ -224,6 +209,6 @@ def _safely(panel: PanelFunction, subject: Subject) -> Panel:
         return Panel(title, "", f"Skipped: {error}", skipped=True)
     except Exception as error:  # what a network of yours does in training mode or under autograd is not ours to know
         first = str(error).splitlines()[0] if str(error) else ""
-        said = f"{type(error).__name__}: {first}"
-        warnings.warn(f"{subject.name}, panel {title!r}: {said}", stacklevel=2)
-        return Panel(title, "", f"Skipped: this network cannot be shown here ({said})", skipped=True)
+        problem = f"{type(error).__name__}: {first}"
+        warnings.warn(f"{subject.name}, panel {title!r}: {problem}", stacklevel=2)
+        return Panel(title, "", f"Skipped: this network cannot be shown here ({problem})", skipped=True)

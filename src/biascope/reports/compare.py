@@ -205,10 +205,10 @@ def _pair(names: Sequence[str], shared: Overlaps, pair: tuple[int, int]) -> str:
     """Two networks, their overlap and its share of what one span would show, with errors."""
     i, j = pair
     share, error = max(0.0, min(1.0, shared.shares[pair])), shared.share_errors[pair]
-    said = f"{share:.0%} ± {error:.0%}" if np.isfinite(error) else f"{share:.0%} (error unknown)"
+    known = f"{share:.0%} ± {error:.0%}" if np.isfinite(error) else f"{share:.0%} (error unknown)"
     return (
         f"{names[i]} and {names[j]}: overlap {number(shared.values[pair], shared.errors[pair])}, "
-        f"{said} of what one span would show"
+        f"{known} of what one span would show"
     )
 
 
@@ -350,10 +350,10 @@ def _spectra(
     lines, rows = [], []
     with figures.style():
         drawing, axes = figures.new_figure(3.9, 2.6)
-        for i, (label, said, one) in enumerate(zip(names, brief(names), found)):
+        for i, (label, short, one) in enumerate(zip(names, brief(names), found)):
             y = np.asarray(values(one))
             y = y[y > y[0] * 1e-9]
-            axes.plot(np.arange(1, len(y) + 1), y, "-", color=f"C{i % 7}", label=said)
+            axes.plot(np.arange(1, len(y) + 1), y, "-", color=f"C{i % 7}", label=short)
             lines.append((label, range(1, len(y) + 1), y))
             rows += [(label, k + 1, float(value)) for k, value in enumerate(y)]
         axes.set(xlabel="index", ylabel=y_label)

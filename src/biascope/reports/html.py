@@ -55,12 +55,7 @@ def with_flags(text: str) -> Html:
 
 
 def data_uri(data: bytes, kind: str) -> str:
-    """Bytes as a `data:` link.
-
-    Example:
-        >>> data_uri(b"hi", "text/plain")
-        'data:text/plain;base64,aGk='
-    """
+    """Bytes as a `data:` link."""
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
@@ -134,27 +129,14 @@ def page(
 
 
 def stamp_of(path: Path) -> str:
-    """The stamp of a page, "" if it has none.
-
-    Example:
-        >>> import tempfile
-        >>> file = Path(tempfile.mkdtemp()) / "a.html"
-        >>> _ = file.write_text(page("A", [], stamp="1f"))
-        >>> stamp_of(file)
-        '1f'
-    """
+    """The stamp of a page, "" if it has none."""
     with path.open(encoding="utf-8", errors="replace") as file:
         found = re.search(r'<meta name="biascope" content="([^"]*)">', file.read(2000))
     return found.group(1) if found else ""
 
 
 def write_look(folder: Path) -> None:
-    """page.css and page.js, for pages that link to them.
-
-    Example:
-        >>> import tempfile
-        >>> write_look(Path(tempfile.mkdtemp()))
-    """
+    """page.css and page.js, for pages that link to them."""
     for name, text in (("page.css", CSS), ("page.js", SCRIPT)):
         write_text(folder / name, text)
 

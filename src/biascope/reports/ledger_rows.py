@@ -15,7 +15,7 @@ from biascope.reports.html import join, tag
 from biascope.reports.study_page import finished
 from biascope.studies import studies
 from biascope.studies.claims import Claim, claims, documents, experiment_of
-from biascope.studies.judging import Compared, Judgement, Part, Replication, Verdict, judge_claim
+from biascope.studies.judging import Compared, Judgement, Part, Replication, Verdict, judge_claim, options_of_run
 from biascope.studies.result import Estimate
 from biascope.studies.runs import MARKER
 from biascope.support.errors import BiascopeError, InputError
@@ -197,7 +197,7 @@ def ledger(folder: str | Path = "reproductions") -> Ledger:
         mine = [
             judge_claim(claim, run, numbers)
             for study, run, numbers in runs
-            if claim.rule and claim.tested_by(study, run.config.get("options", {}), numbers)
+            if claim.rule and claim.tested_by(study, options_of_run(run), numbers)
         ]
         mine.sort(key=lambda each: (LEVELS.index(each.level), -each.scope.share, each.run.path.name))
         rows.append(Row(claim, _decided(mine), tuple(mine)))
@@ -251,7 +251,7 @@ def _counts(decided: Decided) -> bool:
 
 def _networks(judgement: Judgement) -> tuple[str, ...]:
     told = experiment_of(str(judgement.run.config.get("study")))
-    return told.networks_of(judgement.run.config.get("options", {})) if told else ()
+    return told.networks_of(options_of_run(judgement.run)) if told else ()
 
 
 def _why(claim: Claim) -> str:

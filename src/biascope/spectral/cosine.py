@@ -5,16 +5,14 @@ and a half cosine, the slowest wave on a segment, is spread over all frequencies
 function evenly beyond its ends. (For a periodic grid: `biascope.kernels.eigenfunctions.fourier_power`.)
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from biascope.support.bounds import FiniteTensor
 from biascope.support.errors import InputError
+from biascope.support.limits import FiniteTensor
 from biascope.support.signatures import checked
 
 Ends = Literal["between", "included"]

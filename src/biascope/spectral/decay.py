@@ -1,7 +1,5 @@
 """How fast a spectrum falls: exponents of its envelope, and the bounds on its size (theorem 3.3, equation 7)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,8 +11,8 @@ from biascope.spectral.norms import spectral_norm
 from biascope.spectral.regions import Polygons, Segments
 from biascope.spectral.relu_network import ReLUNetwork, affine_map, relu_network
 from biascope.spectral.transform import fourier_transform
-from biascope.support.bounds import Count, Positive
 from biascope.support.errors import InputError
+from biascope.support.limits import Count, Positive
 from biascope.support.precision import without_autocast
 from biascope.support.signatures import checked
 from biascope.support.tables import facts, number, one_line

@@ -1,13 +1,11 @@
 """A frequency for any data: the eigenvectors of a Gaussian kernel matrix, largest eigenvalue first."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from biascope.support.bounds import FiniteTensor, Positive
+from biascope.support.limits import FiniteTensor, Positive
 from biascope.support.signatures import checked
 from biascope.support.tables import facts, several
 

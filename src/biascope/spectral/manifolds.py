@@ -1,15 +1,13 @@
 """A curve gamma that carries a latent variable into input space, and which frequencies it exchanges."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from biascope.support.bounds import Count, FiniteTensor, check_shapes
 from biascope.support.errors import InputError
+from biascope.support.limits import Count, FiniteTensor, check_shapes
 from biascope.support.signatures import checked
 
 Embedding = Callable[[Tensor], Tensor]  # z [n] -> points [n, d]

@@ -1,12 +1,10 @@
 """Spectral norms of weight matrices, exact or by power iteration, one matrix or a stack of them."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from biascope.support.arguments import check_tensor
-from biascope.support.bounds import Count, FiniteTensor, check_shapes
+from biascope.support.limits import Count, FiniteTensor, check_shapes
 from biascope.support.precision import arithmetic
 from biascope.support.seeds import generator
 from biascope.support.signatures import checked

@@ -6,8 +6,6 @@ then the pivots are put back to the relative distances they had (that replaces t
 adds a pivot where the path between two pivots is worst.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,9 +14,9 @@ from torch import Tensor, nn
 
 from biascope.network.door import refuse_batch_dependence
 from biascope.support.arguments import check_tensor
-from biascope.support.bounds import Count, FiniteTensor, Positive, Share, check_shapes
 from biascope.support.errors import InputError
 from biascope.support.estimate import mean
+from biascope.support.limits import Count, FiniteTensor, Positive, Share, check_shapes
 from biascope.support.precision import arithmetic
 from biascope.support.signatures import checked
 from biascope.support.tables import grid, one_line

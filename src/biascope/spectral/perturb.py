@@ -1,7 +1,5 @@
 """Frequencies under changes of the parameters: robustness to noise, and the volume of high-frequency parameters."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,8 +13,8 @@ from biascope.network.door import refuse_batch_dependence
 from biascope.spectral.spectrum import amplitude_spectrum
 from biascope.support.arguments import check_tensor, device_of
 from biascope.support.bars import progress
-from biascope.support.bounds import Count, Finite, NonNegative, Positive
 from biascope.support.errors import InputError
+from biascope.support.limits import Count, Finite, NonNegative, Positive
 from biascope.support.precision import arithmetic
 from biascope.support.seeds import generator
 from biascope.support.signatures import checked

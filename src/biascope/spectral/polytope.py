@@ -10,8 +10,6 @@ numbers by small numbers when |kp| times the size of F is small; there the trans
 simplices, which contains kp = 0 and is exact to rounding.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -19,8 +17,8 @@ import torch
 from scipy.spatial import ConvexHull, QhullError
 from torch import Tensor
 
-from biascope.support.bounds import check_shapes
 from biascope.support.errors import InputError
+from biascope.support.limits import check_shapes
 from biascope.support.signatures import checked
 
 TERMS = 24  # of the power series; |kp| radius <= 1 makes the first omitted term 1e-20

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from biascope.spectral.relu_network import ReLUNetwork, affine_map, certify, relu_network
-from biascope.support.bounds import Count, check_shapes
 from biascope.support.errors import InputError
+from biascope.support.limits import Count, check_shapes
 from biascope.support.precision import without_autocast
 from biascope.support.signatures import checked
 from biascope.support.tables import facts, one_line

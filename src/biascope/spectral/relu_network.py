@@ -4,16 +4,14 @@ f = T_{L+1} ∘ relu ∘ T_L ∘ ... ∘ relu ∘ T_1. On each activation patter
 W_eps x + b_eps. Everything here is float64, on the CPU, and detached from the user's module.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from biascope.support.bounds import FiniteTensor, check_shapes
 from biascope.support.errors import InputError, UnsupportedError
+from biascope.support.limits import FiniteTensor, check_shapes
 from biascope.support.precision import without_autocast
 from biascope.support.signatures import checked
 

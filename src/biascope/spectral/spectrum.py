@@ -1,14 +1,12 @@
 """Discrete spectra of sampled functions: amplitudes of sinusoids, and the radial spectrum of a map."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from biascope.support.bounds import FiniteTensor, Positive, check_shapes
 from biascope.support.errors import InputError
+from biascope.support.limits import FiniteTensor, Positive, check_shapes
 from biascope.support.signatures import checked
 
 

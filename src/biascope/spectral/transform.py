@@ -8,8 +8,6 @@ The lemma is the first term. It is the whole transform if f vanishes on the bord
 second term as well, and has it here. The inverse carries (2 pi)^{-d} (printed: (2 pi)^{d/2}).
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from scipy.special import spherical_jn
@@ -17,8 +15,8 @@ from torch import Tensor
 
 from biascope.spectral.polytope import simplex_series
 from biascope.spectral.regions import Polygons, Segments
-from biascope.support.bounds import check_shapes
 from biascope.support.errors import InputError
+from biascope.support.limits import check_shapes
 from biascope.support.signatures import checked
 
 BLOCK = 2_000_000  # (wave vectors x edges) at a time
@@ -51,13 +49,7 @@ def fourier_transform(regions: Segments | Polygons, k: Tensor, boundary: bool = 
 
 
 def transform_from_jumps(knots: Tensor, jumps: Tensor, k: Tensor) -> Tensor:
-    """f~(k) = -k^{-2} sum_j dw_j e^{-i k t_j}, k not 0, for compact support; dw [m] the slope's jumps at knots t [m].
-
-    Example:
-        >>> knots, jumps = torch.tensor([0.0, 0.5, 1.0]), torch.tensor([1.0, -2.0, 1.0])  # the ends count as knots
-        >>> transform_from_jumps(knots, jumps, torch.tensor([7.3])).numpy().round(6)
-        array([-0.061421+0.034228j])
-    """
+    """f~(k) = -k^{-2} sum_j dw_j e^{-i k t_j}, k not 0, for compact support; dw [m] are the slope's jumps at t [m]."""
     t, w, k = (v.to("cpu", torch.float64) for v in (knots, jumps, k))
     phase = torch.exp(-1j * k[:, None] * t)
     return -(phase @ w.to(phase.dtype)) / k**2

@@ -95,6 +95,8 @@ def draw(chart: Chart | HeatMap, width: float = 3.4, height: float = 2.4) -> "Fi
                 axes.fill_between(series.x, low, high, color=color, alpha=0.2, linewidth=0)
         axes.set(xlabel=chart.x_label, ylabel=chart.y_label)
         log_scale(axes, "x" * chart.log_x + "y" * chart.log_y)
+        if chart.falling_x:
+            axes.invert_xaxis()
         for axis in (axes.xaxis, axes.yaxis):
             if axis.get_scale() == "linear" and max(map(abs, axis.get_view_interval())) >= LONG:
                 axis.set_major_formatter(lambda value, _: said(value))
@@ -183,7 +185,8 @@ def _draw_map(chart: HeatMap, width: float, height: float) -> "Figure":
             high = float(np.nanmax(np.abs(cells))) or 1.0
             low = -high
         norm = LogNorm(low, high) if chart.log_z else Normalize(low, high)
-        colours = matplotlib.colormaps["RdBu_r" if chart.diverging else "viridis"].with_extremes(bad="#9a9a9a")
+        name = "RdBu_r" if chart.diverging else "viridis_r" if chart.light_low else "viridis"
+        colours = matplotlib.colormaps[name].with_extremes(bad="#9a9a9a")
         image = axes.imshow(
             np.ma.masked_invalid(cells),
             origin="lower",
@@ -195,6 +198,9 @@ def _draw_map(chart: HeatMap, width: float, height: float) -> "Figure":
         for axis, values in ((axes.xaxis, chart.x), (axes.yaxis, chart.y)):
             axis.set_ticks(*_ticks(values))
         axes.set(xlabel=chart.x_label, ylabel=chart.y_label)
+        if chart.box is not None:
+            x, y = (np.interp(chart.box[i::2], each, range(len(each))) for i, each in ((0, chart.x), (1, chart.y)))
+            axes.plot(x[[0, 1, 1, 0, 0]], y[[0, 0, 1, 1, 0]], color="red", linewidth=1.2)
         axes.grid(False)
         axes.tick_params(length=2)
         if cells.size <= 81 and columns <= 9:  # few enough to be read as numbers

@@ -84,10 +84,13 @@ class _Job:
     before: float  # seconds that it took in earlier sessions
 
 
-def read_queue(folder: str | Path = "reproductions/queue", only: str = "*") -> tuple[Entry, ...]:
+def read_queue(
+    folder: str | Path = "reproductions/queue", only: str = "*", any_claims: bool = False
+) -> tuple[Entry, ...]:
     """The entries of all files of a folder whose name or study is like `only`, most claims a minute first.
 
-    Every entry that cannot run is named: an unknown study, option, claim, set or key, a name that is not its own.
+    Every entry that cannot run is named: an unknown study, option, set or key, a name that is not its own; and, without
+    `any_claims`, one for claims that no catalogue has (a claim may be a pattern).
     """
     entries: list[Entry] = []
     problems: list[str] = []
@@ -100,7 +103,7 @@ def read_queue(folder: str | Path = "reproductions/queue", only: str = "*") -> t
             if not any(fnmatchcase(name, only) for name in (str(row.get("study")), _name(row))):
                 continue
             try:
-                entries.append(_entry(row))
+                entries.append(_entry(row, any_claims))
             except InputError as error:
                 problems.append(f"{file.name}, run {count} ({_name(row)}): {error}")
     names = [entry.name for entry in entries]
@@ -112,7 +115,7 @@ def read_queue(folder: str | Path = "reproductions/queue", only: str = "*") -> t
     return tuple(sorted(entries, key=lambda entry: -len(entry.claims) / entry.minutes))
 
 
-def _entry(row: Mapping[str, Any]) -> Entry:
+def _entry(row: Mapping[str, Any], any_claims: bool) -> Entry:
     known = [each.name for each in fields(Entry)]
     for key in row:
         if key not in known:
@@ -121,12 +124,16 @@ def _entry(row: Mapping[str, Any]) -> Entry:
         raise InputError("it needs a study, and minutes above 0")
     entry = Entry(**{**row, "name": _name(row)})
     values = find(entry.study).values(entry.size, {key: _text(value) for key, value in entry.set.items()})
-    if unknown := [claim for claim in entry.claims if claim not in {known.id for known in claims()}]:
+    meant = {claim: [one.id for one in claims() if fnmatchcase(one.id, claim)] for claim in entry.claims}
+    unknown = [claim for claim, found in meant.items() if not found]
+    if unknown and not any_claims:
         raise InputError(f"no claim is called {' or '.join(map(repr, unknown))}")
     for name in entry.data:
         data.info(name)
     words = [word.split(":")[0] for value in values.values() for word in _words(value)]
-    return replace(entry, data=sorted({*entry.data, *(word for word in words if word in data.names())}))
+    decided = list(dict.fromkeys(one for claim, found in meant.items() for one in found or [claim]))
+    needed = sorted({*entry.data, *(word for word in words if word in data.names())})
+    return replace(entry, claims=decided, data=needed)
 
 
 def _name(row: Mapping[str, Any]) -> str:

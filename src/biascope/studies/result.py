@@ -55,7 +55,8 @@ class Series:
 class Chart:
     """A chart as data. `alt` says in words what one sees, for those who cannot see it.
 
-    `x_names` are what to write at x = 1, 2, ... where x counts things instead of measuring.
+    `x_names` are what to write at x = 1, 2, ... where x counts things instead of measuring; `falling_x`: x falls to the
+    right.
 
     Example:
         >>> loss = Series.of("training", [0, 1, 2], [1.0, 0.3, 0.1])
@@ -73,6 +74,7 @@ class Chart:
     log_x: bool = False
     log_y: bool = False
     x_names: tuple[str, ...] = ()
+    falling_x: bool = False
 
     def _repr_html_(self) -> str:
         """The drawing and its numbers, for notebooks."""
@@ -85,7 +87,8 @@ class Chart:
 class HeatMap:
     """A map as data: `z[row][column]` at (x[column], y[row]); a cell that was not measured is NaN.
 
-    `diverging` is for quantities with a meaningful zero (differences, correlations); low and high fix the colour range.
+    `diverging` is for quantities with a meaningful zero (differences, correlations); low and high fix the colour range;
+    `light_low`: small values are light. `box`: a red frame from (x, y) to (x, y), in the units of the axes.
 
     Example:
         >>> HeatMap("m", "Map", "kx", "ky", "accuracy", (0.0, 1.0), (0.0,), ((0.5, 1.0),), alt="two cells").z[0][1]
@@ -106,6 +109,8 @@ class HeatMap:
     high: float | None = None
     diverging: bool = False
     log_z: bool = False
+    light_low: bool = False
+    box: tuple[float, ...] | None = None
 
     @classmethod
     def of(
@@ -125,6 +130,8 @@ class HeatMap:
         high: float | None = None,
         diverging: bool = False,
         log_z: bool = False,
+        light_low: bool = False,
+        box: Iterable[Any] | None = None,
     ) -> "HeatMap":
         """From anything that can be iterated; z has one row per y and one column per x.
 
@@ -139,8 +146,9 @@ class HeatMap:
         if len(rows) != len(made_y) or any(len(row) != len(made_x) for row in rows):
             raise InputError(f"heat map {name!r}: z must be {len(made_y)} rows of {len(made_x)} cells")
         return cls(
-            name, title, x_label, y_label, z_label, made_x, made_y, rows, alt, caption, low, high, diverging, log_z
-        )
+            name, title, x_label, y_label, z_label, made_x, made_y, rows, alt, caption, low, high, diverging, log_z,
+            light_low, None if box is None else _floats(box),
+        )  # fmt: skip
 
     def _repr_html_(self) -> str:
         """The drawing and its numbers, for notebooks."""

@@ -1,7 +1,5 @@
 """Numbers, tensors and names as users hand them in: refused by name and with the fix, before any work is done."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from math import inf, isfinite
 from operator import index
@@ -21,7 +19,7 @@ def as_whole(value: Any, name: str) -> int:
             return index(value)
         except (TypeError, RuntimeError):  # torch says RuntimeError for some tensors
             pass
-    raise InputError(f"{name} must be an integer, not {said(value)}")
+    raise InputError(f"{name} must be an integer, not {shown(value)}")
 
 
 def check_count(value: Any, name: str, least: int = 1) -> int:
@@ -38,7 +36,7 @@ def check_number(value: Any, name: str, least: float | None = None, above: float
     if isfinite(found) and (least is None or found >= least) and (above is None or found > above):
         return found
     bound = f" from {least:g} on" if least is not None else f" above {above:g}" if above is not None else ""
-    raise InputError(f"{name}={said(value)}: a finite number{bound} is needed")
+    raise InputError(f"{name}={shown(value)}: a finite number{bound} is needed")
 
 
 def as_number(value: Any, name: str) -> float:
@@ -48,7 +46,7 @@ def as_number(value: Any, name: str) -> float:
             return float(value.detach() if isinstance(value, Tensor) else value)
         except (TypeError, ValueError, RuntimeError, OverflowError):
             pass
-    raise InputError(f"{name}={said(value)}: one number is needed")
+    raise InputError(f"{name}={shown(value)}: one number is needed")
 
 
 def check_tensor(value: Any, name: str, dims: int | Collection[int] | None = None, floating: bool = False) -> Tensor:
@@ -87,10 +85,10 @@ def check_choice(value: Any, name: str, choices: Collection[str]) -> str:
     if isinstance(value, str) and value in choices:
         return value
     hint = near(value, choices) if isinstance(value, str) else f"; there is {', '.join(choices)}"
-    raise InputError(f"{name}={said(value)} is not known{hint}")
+    raise InputError(f"{name}={shown(value)} is not known{hint}")
 
 
-def said(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value in an error message: short, and tensors by their shape."""
     if isinstance(value, Tensor) and value.numel() != 1:
         return f"a tensor of shape {list(value.shape)}"
@@ -126,42 +124,21 @@ def check_damping(damping: Any) -> float:
 
 
 def check_finite(value: Tensor, name: str) -> Tensor:
-    """A tensor without NaN or infinity.
-
-    Example:
-        >>> check_finite(torch.tensor([1.0, float("nan")]), "y")
-        Traceback (most recent call last):
-        ...
-        biascope.InputError: y has a NaN or infinity
-    """
+    """A tensor without NaN or infinity."""
     if not bool(torch.isfinite(value).all()):
         raise InputError(f"{name} has a NaN or infinity")
     return value
 
 
 def check_between(value: int, name: str, low: int, high: int) -> int:
-    """A whole number from `low` to `high`.
-
-    Example:
-        >>> check_between(9, "k", 1, 6)
-        Traceback (most recent call last):
-        ...
-        biascope.InputError: k must be between 1 and 6, not 9
-    """
+    """A whole number from `low` to `high`."""
     if not low <= value <= high:
         raise InputError(f"{name} must be between {low} and {high}, not {value}")
     return value
 
 
 def check_share(value: Any, name: str) -> float:
-    """A number from 0 to below 1.
-
-    Example:
-        >>> check_share(1.5, "decay")
-        Traceback (most recent call last):
-        ...
-        biascope.InputError: decay must be at least 0 and below 1, not 1.5
-    """
+    """A number from 0 to below 1."""
     if not 0 <= as_number(value, name) < 1:
         raise InputError(f"{name} must be at least 0 and below 1, not {value}")
     return as_number(value, name)

@@ -27,12 +27,7 @@ for _kind in (BiascopeError, InputError, UnsupportedError, CorruptError):
 
 
 def no_network(returned: object) -> str:
-    """What a function returned that should build networks: the end of an error, with what to return instead.
-
-    Example:
-        >>> no_network(None), no_network(dict)
-        ('a NoneType; it must return an nn.Module', 'the class dict; it must return a network, e.g. dict(...)')
-    """
+    """What a function returned that should build networks: the end of an error, with what to return instead."""
     if isinstance(returned, type):
         return f"the class {returned.__name__}; it must return a network, e.g. {returned.__name__}(...)"
     return f"a {type(returned).__name__}; it must return an nn.Module"

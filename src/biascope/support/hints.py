@@ -1,7 +1,5 @@
 """What to change when an input does not fit: ends of error messages, each with the call that mends it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from inspect import Parameter, signature
 from typing import Any
@@ -25,12 +23,7 @@ def pairs_hint(batch: Mapping[str, Any]) -> str:
 
 
 def several_hint(module: nn.Module) -> str:
-    """How to hand in several inputs, by the names of the module's forward.
-
-    Example:
-        >>> several_hint(nn.Bilinear(2, 2, 1)).split("; ")[1]
-        "for several inputs give a dict {'input1': ..., 'input2': ...}"
-    """
+    """How to hand in several inputs, by the names of the module's forward."""
     kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
     own = signature(module.forward).parameters.values()
     needed = [p.name for p in own if p.kind in kinds and p.default is Parameter.empty]

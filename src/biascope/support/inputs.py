@@ -1,7 +1,5 @@
 """Inputs as users hand them in: tensors, keyword tensors, pairs with labels, loaders; checked once, here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from operator import index
@@ -76,12 +74,7 @@ def _odd_entry(inputs: Mapping[str, Any]) -> str:
 
 
 def is_finite(t: Tensor) -> bool:
-    """Is every entry a number? A sum of numbers is one, but where it overflows: then the smallest and the largest tell.
-
-    Example:
-        >>> is_finite(torch.tensor([3e38, 3e38])), is_finite(torch.tensor([1.0, float("nan")]))
-        (True, False)
-    """
+    """Is every entry a number? A sum of numbers is one, unless it overflows: then the least and the largest tell."""
     total: Any = t.sum().tolist()
     return isfinite(total) or all(map(isfinite, torch.stack(torch.aminmax(t)).tolist()))
 
@@ -101,23 +94,6 @@ def check_shape(shape: Any, what: str = "input_shape") -> tuple[int, ...]:
             pass
     fix = f"({shape},)" if isinstance(shape, int) and shape > 0 else "whole numbers from 1 on, e.g. (3, 32, 32)"
     raise InputError(f"{what}={shape!r} is not the shape of one input: pass {fix}")
-
-
-def check_batch_size(size: int | None) -> int | None:
-    """A number of examples per pass: a whole number from 1 on, or None.
-
-    Example:
-        >>> check_batch_size(-1)
-        Traceback (most recent call last):
-        ...
-        biascope.InputError: batch_size=-1: a whole number from 1 on is needed, or None
-    """
-    try:
-        if size is None or index(size) >= 1:
-            return None if size is None else index(size)
-    except TypeError:
-        pass
-    raise InputError(f"batch_size={size!r}: a whole number from 1 on is needed, or None")
 
 
 def is_single(data: Any) -> bool:
@@ -174,13 +150,6 @@ def readable_again(data: Any, what: str = "x", ordered: bool = True, same: bool 
 
     A one-shot iterator is refused; with `ordered`, a DataLoader that shuffles too. With `same`, every pass is compared
     with the first.
-
-    Example:
-        >>> readable_again(DataLoader([1.0, 2.0], shuffle=True))
-        Traceback (most recent call last):
-        ...
-        biascope.InputError: x is a DataLoader that shuffles, so its examples come in another order at every pass; use \
-        shuffle=False
     """
     if isinstance(data, Tensor | Mapping | tuple) or not isinstance(data, Iterable):
         return data
@@ -203,13 +172,7 @@ def refuse_shuffling(data: Any, what: str = "x") -> None:
 
 
 class Repeated:
-    """Batches that must be the same at every pass; the first pass says what they are.
-
-    Example:
-        >>> repeated = Repeated([torch.zeros(2), torch.ones(3)], "x")
-        >>> [len(batch) for _ in range(2) for batch in repeated]
-        [2, 3, 2, 3]
-    """
+    """Batches that must be the same at every pass; the first pass says what they are."""
 
     def __init__(self, data: Iterable[Any], what: str) -> None:
         self.data, self.what = data, what

@@ -1,10 +1,10 @@
-"""Type hints that also say which values are meant: `n: Count`, `sigma: NotNegative`, `x: Matrix`.
+"""Type hints that also say which values are meant: `n: Count`, `sigma: NonNegative`, `x: Matrix`; shapes that fit.
 
 `checked` refuses anything else with an error that names the argument, so that a function need not ask itself.
 """
 
-from __future__ import annotations
-
+import re
+from functools import cache
 from typing import Annotated, Any
 
 import torch
@@ -33,12 +33,12 @@ def _share(value: Any, name: str) -> float:
     return found
 
 
-Count = Annotated[int, Rule(check_count, "an integer")]  # 1, 2, 3, ...
-CountOrZero = Annotated[int, Rule(lambda value, name: check_count(value, name, least=0), "an integer")]
+Count = Annotated[int, Rule(check_count, "an integer from 1 on")]
+CountOrZero = Annotated[int, Rule(lambda value, name: check_count(value, name, least=0), "an integer from 0 on")]
 Finite = Annotated[float, Rule(check_number, "a number")]  # neither NaN nor infinite, as those below
-Positive = Annotated[float, Rule(lambda value, name: check_number(value, name, above=0), "a number")]
-NotNegative = Annotated[float, Rule(lambda value, name: check_number(value, name, least=0), "a number")]
-Share = Annotated[float, Rule(_share, "a number")]  # from 0 to 1
+Positive = Annotated[float, Rule(lambda value, name: check_number(value, name, above=0), "a number above 0")]
+NonNegative = Annotated[float, Rule(lambda value, name: check_number(value, name, least=0), "a number from 0 on")]
+Share = Annotated[float, Rule(_share, "a number from 0 to 1")]
 
 Vector = Annotated[Tensor, shaped(1)]
 Matrix = Annotated[Tensor, shaped(2)]
@@ -55,3 +55,38 @@ def _float_dtype(value: Any, name: str) -> Any:
 
 
 FloatDtype = Annotated[torch.dtype, Rule(_float_dtype, "a floating-point dtype")]
+
+
+def check_shapes(wanted: str, *tensors: Any) -> None:
+    """Refuse tensors or arrays whose shapes do not fit: a letter stands for one size, "..." for one tail of sizes.
+
+    Example:
+        >>> import torch
+        >>> check_shapes("x [m, ...], y [m]", torch.ones(3, 2), torch.ones(4))
+        Traceback (most recent call last):
+        ...
+        biascope.InputError: x [3, 2] and y [4] do not fit: x [m, ...], y [m] is needed
+    """
+    known: dict[str, Any] = {}
+    names, sides = _parsed(wanted)
+    if not all(_fits(tuple(t.shape), each, known) for t, each in zip(tensors, sides, strict=True)):
+        found = " and ".join(f"{name} {list(t.shape)}" for name, t in zip(names, tensors))
+        raise InputError(f"{found} {'do' if len(names) > 1 else 'does'} not fit: {wanted} is needed")
+
+
+@cache
+def _parsed(wanted: str) -> tuple[list[str], list[list[str]]]:
+    found = re.findall(r"([^\s,]+) \[(.*?)\]", wanted)
+    return [name for name, _ in found], [sides.split(", ") for _, sides in found]
+
+
+def _fits(shape: tuple[Any, ...], sides: list[str], known: dict[str, Any]) -> bool:
+    if "..." in sides:
+        first, last = sides.index("..."), len(sides) - sides.index("...") - 1
+        if len(shape) < first + last:
+            return False
+        middle = shape[first : len(shape) - last]
+        shape = (*shape[:first], middle, *shape[len(shape) - last :])
+    if len(shape) != len(sides):
+        return False
+    return all(n == int(side) if side.isdigit() else known.setdefault(side, n) == n for n, side in zip(shape, sides))

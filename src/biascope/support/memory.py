@@ -1,6 +1,4 @@
-"""Memory as a budget the user gives: parse "4GB", and find out what is free when nothing is said."""
-
-from __future__ import annotations
+"""Memory as a budget the user gives: parse "4GB", and find out what is free when there is none."""
 
 import os
 import re
@@ -50,12 +48,7 @@ def budget(max_memory: str | int | None, device: torch.device) -> int:
 
 
 def readable(n: float, unit: str = "B") -> str:
-    """A number with a binary (bytes) or decimal (other units) prefix.
-
-    Example:
-        >>> readable(3 * 2**20), readable(2.5e12, "FLOP")
-        ('3.0 MiB', '2.5 TFLOP')
-    """
+    """A number with a binary (bytes) or decimal (other units) prefix."""
     base, prefixes = (
         (1024.0, ["", "Ki", "Mi", "Gi", "Ti", "Pi"]) if unit == "B" else (1000.0, ["", "k", "M", "G", "T", "P"])
     )

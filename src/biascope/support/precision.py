@@ -44,13 +44,7 @@ def arithmetic(precision: str) -> Iterator[None]:
 
 @contextmanager
 def without_autocast() -> Iterator[None]:
-    """Full precision where an autocast is on; for functions that measure, which may be called in a training step.
-
-    Example:
-        >>> with torch.autocast("cpu", torch.bfloat16), without_autocast():
-        ...     (torch.ones(1, 1) @ torch.ones(1, 1)).dtype
-        torch.float32
-    """
+    """Full precision where an autocast is on; for functions that measure, which may be called in a training step."""
     with ExitStack() as off:
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):

@@ -4,8 +4,6 @@ A float where a count belongs, an array for a tensor, a class for a module or a 
 gets an error that names the argument and the fix. What the hints do not say (shapes, ranges, NaN) the function checks.
 """
 
-from __future__ import annotations
-
 import os
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -20,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from biascope.support.arguments import as_number, as_whole, check_choice, check_tensor, said, tensor_fix
+from biascope.support.arguments import as_number, as_whole, check_choice, check_tensor, shown, tensor_fix
 from biascope.support.errors import InputError
 from biascope.support.inputs import check_shape
 
@@ -125,24 +123,24 @@ def _real(value: Any, name: str) -> Tensor:
 def _truth(value: Any, name: str) -> bool:
     if isinstance(value, bool | int | np.bool_) and value in (0, 1):
         return bool(value)
-    raise InputError(f"{name}={said(value)}: True or False is needed")
+    raise InputError(f"{name}={shown(value)}: True or False is needed")
 
 
 def _path(value: Any, name: str) -> Path:
     if isinstance(value, os.PathLike):
         return Path(value)
-    raise InputError(f"{name}={said(value)}: a path is needed, e.g. 'runs/first'")
+    raise InputError(f"{name}={shown(value)}: a path is needed, e.g. 'runs/first'")
 
 
 def _nothing(value: Any, name: str) -> None:
     if value is not None:
-        raise InputError(f"{name}={said(value)}: None is needed")
+        raise InputError(f"{name}={shown(value)}: None is needed")
 
 
 def _dtype(value: Any, name: str) -> torch.dtype:
     if isinstance(value, torch.dtype):
         return value
-    raise InputError(f"{name}={said(value)}: a torch dtype is needed, e.g. torch.float64")
+    raise InputError(f"{name}={shown(value)}: a torch dtype is needed, e.g. torch.float64")
 
 
 PLAIN: dict[Any, Rule] = {
@@ -176,7 +174,7 @@ def _any_of(rules: Sequence[Rule | None]) -> Rule | None:
         for rule in real:
             with suppress(InputError):
                 return rule.check(value, name)
-        got = f" is the class {value.__name__}" if isclass(value) else f"={said(value)}"
+        got = f" is the class {value.__name__}" if isclass(value) else f"={shown(value)}"
         fix = tensor_fix(value, name) if PLAIN[Tensor] in real else ""
         raise InputError(f"{name}{got}: {words} is needed{fix}")
 
@@ -192,7 +190,7 @@ def _choice(choices: Collection[Any]) -> Rule:
             return check_choice(value, name, choices)
         found = [choice for choice in choices if type(choice) is type(value) and choice == value]
         if not found:
-            raise InputError(f"{name}={said(value)}: {words} is needed")
+            raise InputError(f"{name}={shown(value)}: {words} is needed")
         return value
 
     return Rule(check, words, names=frozenset(names), order=names)
@@ -203,7 +201,8 @@ def _sequence(kind: Any, hints: tuple[Any, ...]) -> Rule:
     each = rule_of(hints[0]) if hints else None
     size = len(hints) if kind is tuple and Ellipsis not in hints and len(set(hints)) == 1 else None
     mixed = kind is tuple and Ellipsis not in hints and len(set(hints)) > 1
-    many = {"an integer": "integers", "a number": "numbers", "a tensor": "tensors"}.get(each.words if each else "", "")
+    kind_of_each = each.words.partition(" from ")[0].partition(" above ")[0] if each else ""
+    many = {"an integer": "integers", "a number": "numbers", "a tensor": "tensors"}.get(kind_of_each, "")
     words = f"{size or 'a sequence of'} {many}" if many else "a sequence"
 
     def check(value: Any, name: str) -> Any:
@@ -214,7 +213,7 @@ def _sequence(kind: Any, hints: tuple[Any, ...]) -> Rule:
         )
         if single or (size is not None and len(value) != size):
             fix = f", e.g. [{value!r}]" if isinstance(value, str | int | float) and size is None else ""
-            raise InputError(f"{name}={said(value)}: {words} {'are' if size else 'is'} needed{fix}")
+            raise InputError(f"{name}={shown(value)}: {words} {'are' if size else 'is'} needed{fix}")
         if each is None or mixed or not isinstance(value, list | tuple):  # others may be lazy
             return value
         held = [v if type(v) in each.quick else each.check(v, f"{name}[{i}]") for i, v in enumerate(value)]
@@ -225,7 +224,7 @@ def _sequence(kind: Any, hints: tuple[Any, ...]) -> Rule:
 
 def _function(value: Any, name: str) -> Any:
     if not callable(value):
-        raise InputError(f"{name}={said(value)}: a function is needed")
+        raise InputError(f"{name}={shown(value)}: a function is needed")
     return value
 
 

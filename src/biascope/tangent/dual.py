@@ -14,8 +14,6 @@ value and tangent stacked in one tensor [2, n, ...], with as few kernels as poss
 What has no rule gets torch's own dual tensors, made on demand.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial

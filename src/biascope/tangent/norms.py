@@ -3,8 +3,6 @@
 A layer by itself would need seven operations on small vectors, which cost a GPU as much time as the layer's own work.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 

@@ -67,13 +67,7 @@ class QuadraticModel:
         return self.theta_star + decay * (self.theta0 - self.theta_star)
 
     def times(self, eps: float) -> ConvergenceTimes:
-        """When every mode is within eps of theta*; infinity for one that never moves (theta0 = 0).
-
-        Example:
-            >>> model = quadratic_model([9.0, 5.0], [1.667, 4.025], theta0=1e-3)
-            >>> model.times(0.01).nonlinear.round(decimals=2).tolist()
-            [1.03, 0.7]
-        """
+        """When every mode is within eps of theta*; infinity for one that never moves (theta0 = 0)."""
         gap = self.theta0 - self.theta_star
         target = torch.where(gap < 0, (self.theta_star - eps).clamp_min(0.0), self.theta_star + eps)
         ratio = self.theta0 * (self.theta_star - target) / (target * -gap)  # exp(-2 y~ t)
@@ -191,24 +185,13 @@ def sequential_value(r: float, sigma: float, eps: float, theta_star: float = 1.0
     theta*' start / (start + theta*' (eps start / theta*^2)^r sigma^(r - 1)) with r = y~'/y~, the same theta* for both
     (corrected (5.4.8)). As sigma -> 0 it tends to theta* if r > 1 and to 0 if r < 1: modes are learnt one after the
     other. Near r = 1 that is slow.
-
-    Example:
-        >>> [round(sequential_value(0.6, s, 0.01), 2) for s in (1e-2, 1e-4, 1e-8)]
-        [0.72, 0.28, 0.01]
     """
     log = r * math.log(eps * start / theta_star**2) + (r - 1) * math.log(sigma) + math.log(theta_star / start)
     return theta_star / (1 + math.exp(min(log, 700.0)))
 
 
 def simulate(model: QuadraticModel, lr: float, steps: Sequence[int], linearised: bool = False) -> Tensor:
-    """theta [T, r] after some steps of gradient descent on w; time is lr times the step.
-
-    Example:
-        >>> model = quadratic_model([1.0], [1.0], theta0=0.1)
-        >>> gap = simulate(model, 1e-3, [2000]) - model.nonlinear(2.0)
-        >>> bool(gap.abs() < 1e-3)
-        True
-    """
+    """theta [T, r] after some steps of gradient descent on w; time is lr times the step."""
     if list(steps) != sorted(steps):
         raise InputError("steps must be in ascending order")
     w0 = (2 * model.theta0).sqrt()
@@ -223,12 +206,7 @@ def simulate(model: QuadraticModel, lr: float, steps: Sequence[int], linearised:
 
 
 def example_errors(theta: Tensor, mu: Tensor, u: Tensor, y: Tensor) -> Tensor:
-    """Squared errors (f_i - y_i)^2 [T, n] of every example: f = sum_l sqrt(mu_l) theta_l u_l, u [n, r], y [n].
-
-    Example:
-        >>> example_errors(torch.tensor([[1.0, 0.0]]), torch.ones(2), torch.eye(2), torch.ones(2)).tolist()
-        [[0.0, 1.0]]
-    """
+    """Squared errors (f_i - y_i)^2 [T, n] of every example: f = sum_l sqrt(mu_l) theta_l u_l, u [n, r], y [n]."""
     return ((theta * mu.sqrt()) @ u.T - y).square()
 
 

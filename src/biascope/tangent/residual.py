@@ -1,7 +1,5 @@
 """How far a network is from linear in its parameters: between two points, and along directions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -33,11 +31,6 @@ def linearized_prediction(
         x: a tensor, a dict of keyword tensors or batches of those.
         output: how to get a tensor from what the model returns.
         precision: "float32" or "float64".
-
-    Example:
-        >>> net, moved = nn.Linear(3, 2), nn.Linear(3, 2)
-        >>> torch.allclose(linearized_prediction(net, moved, torch.eye(3)), moved(torch.eye(3)), atol=1e-6)
-        True
     """
     refuse_shuffling(x)
     f, new = _points(model, params, output, precision)

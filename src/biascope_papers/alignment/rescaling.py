@@ -17,8 +17,7 @@ from biascope_papers.spectral.fitting import stacked
 CASES = ("proposition 4.3", "proposition B.7")
 
 
-@study("alignment/proposition4.3", sizes={"smoke": {"draws": 3}, "laptop": {}, "paper": {}}, paper="alignment",
-       figure="Proposition 4.3", claim="The best rescaling of feature j is kappa / |u_j^T gradient|.")  # fmt: skip
+@study("alignment/proposition4.3", sizes={"smoke": {"draws": 3}, "laptop": {}, "paper": {}})
 def proposition4_3(
     run: Run,
     *,

@@ -7,15 +7,24 @@ accuracy on the task, on held-out images; reported on test images. The control s
 of the pre-training on which nothing was fine-tuned.
 """
 
+from dataclasses import replace
 from typing import Annotated
 
 from biascope.studies import Chart, Estimate, Run, StudyResult, study
 from biascope.studies.estimates import above, over_seeds
-from biascope_papers.editing.measures import Accuracies, about, accuracies, by_task, negations, spoken
-from biascope_papers.editing.stand_in import LABELS, LAPTOP, METHODS, ONE_WIDTH, Setting, Start, Width
+from biascope_papers.editing.measures import (
+    STARTS,
+    Accuracies,
+    about,
+    accuracies,
+    by_task,
+    controlled,
+    negations,
+    spoken,
+)
+from biascope_papers.editing.stand_in import LABELS, LAPTOP, METHODS, ONE_WIDTH, Setting, Width
 
 COMPARED = ("non-linear", "linear")
-STARTS: tuple[Start, ...] = ("random", "pre-trained")
 
 
 @study("editing/table6.1", sizes=ONE_WIDTH)
@@ -25,10 +34,11 @@ def table6_1(run: Run, *, width: Width = 8, setting: Setting = LAPTOP) -> StudyR
     plain, late, tangent = (found.of(method) for method in METHODS)
     gain, before = over_seeds(found.of("linear").multi - found.of("non-linear").multi), over_seeds(found.before)
     numbers = {"tangent minus plain fine-tuning, merged": gain, "accuracy, pre-trained": before}
+    numbers |= controlled(run, setting, width)
     numbers["linearised after the fact minus fine-tuned, merged"] = over_seeds(late.multi - plain.multi)
     for name, one in (("tangent", tangent), ("linearised after the fact", late)):
-        kept = one.multi / one.single - plain.multi / plain.single
-        numbers[f"{name} minus plain fine-tuning, normalised"] = over_seeds(kept)
+        more = one.multi / one.single - plain.multi / plain.single
+        numbers[f"{name} minus plain fine-tuning, normalised"] = over_seeds(more)
     rows = []
     for method, label in LABELS.items():
         mine = found.of(method)
@@ -55,7 +65,8 @@ def fig6_3(run: Run, *, width: Width = 8, setting: Setting = LAPTOP) -> StudyRes
         for t, task in enumerate(setting.tasks)
     }
     best = [task for task, lead in leads.items() if all(map(above, lead))]
-    numbers = {"seeds": Estimate(setting.seeds)}
+    numbers = controlled(run, setting, width)
+    numbers["merged minus pre-trained, fine-tuned"] = over_seeds(found.of("non-linear").multi - found.before)
     numbers["share of tasks on which tangent fine-tuning is surely highest"] = Estimate(len(best) / len(leads))
     for task, (plain, late) in leads.items():
         numbers[f"tangent minus plain fine-tuning, merged, {task}"] = plain
@@ -78,7 +89,7 @@ def table6_2(
 ) -> StudyResult:
     """Accuracy on what was subtracted and on the control set, by three methods."""
     found = negations(run, setting, width, keep)
-    numbers, rows, at = dict[str, Estimate](), [], {method: i for i, method in enumerate(METHODS)}
+    numbers, rows, at = controlled(run, setting, width), [], {method: i for i, method in enumerate(METHODS)}
     for method, label in LABELS.items():
         target, control, alpha = (over_seeds(found[what][:, at[method]]) for what in ("target", "control", "alpha"))
         numbers |= {f"target accuracy, {label}": target, f"control accuracy, {label}": control}
@@ -88,6 +99,8 @@ def table6_2(
         numbers[f"{what} accuracy, pre-trained"] = over_seeds(found[f"{what}_before"][:, 0])
         gap = found[what][:, at["linear"]] - found[what][:, at["non-linear"]]
         numbers[f"{what}, tangent minus plain fine-tuning"] = over_seeds(gap)
+        lost = found[what][:, at["non-linear"]] - found[f"{what}_before"][:, at["non-linear"]]
+        numbers[f"{what}, plain fine-tuning minus pre-trained"] = over_seeds(lost)
         late = found[what][:, at["post-hoc"]] - found[what][:, at["non-linear"]]
         numbers[f"{what}, linearised after the fact minus plain fine-tuning"] = over_seeds(late)
     before, control_before = (numbers[f"{what} accuracy, pre-trained"] for what in ("target", "control"))
@@ -124,13 +137,7 @@ def table6_3(run: Run, *, width: Width = 8, setting: Setting = LAPTOP) -> StudyR
             numbers[f"merged gain minus a quarter of the single gain, {which}"] = Estimate.of(multi - 0.25 * single)
             numbers[f"share of the gain kept, {which}"] = Estimate.of(multi / single)
             numbers[f"merged minus before, {which}"] = Estimate.of(multi)
-    for method in COMPARED:
-        shares = []
-        for start in STARTS:
-            mine = found[start].of(method)
-            shares.append((mine.multi - mine.before).mean(1) / (mine.single - mine.before).mean(1))
-        key = f"share of the gain kept, pre-trained minus random, {LABELS[method]}"
-        numbers[key] = Estimate.of(shares[1] - shares[0])
+    numbers |= controlled(run, replace(setting, check=True), width)
     rows = {"random, before": found["random"].before}
     parts = []
     for method in COMPARED:

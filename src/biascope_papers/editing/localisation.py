@@ -11,7 +11,7 @@ from torch import Tensor
 
 from biascope.studies import Chart, Estimate, Run, Series, StudyResult, study
 from biascope.studies.estimates import above
-from biascope_papers.editing.measures import about, contrasts, energies, spoken
+from biascope_papers.editing.measures import about, contrasts, controlled, energies, spoken
 from biascope_papers.editing.stand_in import LAPTOP, Setting, Width, sizes
 
 
@@ -40,7 +40,7 @@ def fig6_9(
         measured="Energy on the task minus energy on the control set: "
         f"{', '.join(f'{t} {gap}' for t, gap in gaps.items())}; surely above one half on {local} of {len(gaps)}. "
         f"{points} test images each, control {control}. {about(setting, width)}",
-        numbers=numbers,
+        numbers=numbers | controlled(run, setting, width),
         figures=tuple(_chart(i + 1, task, values, control) for i, (task, values) in enumerate(found.items())),
     )
 

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from biascope import InputError
 from biascope.editing import disentanglement, localisation, task_addition, task_negation
-from biascope.studies import Chart, HeatMap, Run
+from biascope.studies import Chart, Estimate, HeatMap, Run
 from biascope.studies.estimates import curve, errors_over, mean_error
 from biascope.support import generator
 from biascope_papers.editing.stand_in import LABELS, METHODS, Networks, Setting, Start, networks, store
 
-LOW = 0.2  # a disentanglement error up to a tenth of its range counts as low
+STARTS: tuple[Start, ...] = ("random", "pre-trained")
 MAP = (
     "Share of the test images whose class changes where the other task's vector is added, summed over both tasks (0 to "
-    "2); mean over seeds. Merging looks for its coefficient in [0, 1]."
+    "2), light where it is small; mean over seeds. Red: [0, 1]^2, where merging looks for its coefficient."
 )
 
 
@@ -62,6 +62,24 @@ def accuracies(run: Run, setting: Setting, width: int, start: Start = "pre-train
     return Accuracies(**found)
 
 
+def controlled(run: Run, setting: Setting, width: int) -> dict[str, Estimate]:
+    """Share of the gain of fine-tuning that addition keeps, pre-trained minus random start; nothing if not asked for.
+
+    Where pre-training does not help, there is no task arithmetic, and the stand-in says nothing of the chapter.
+    """
+    if not setting.check:
+        return {}
+    made = {}
+    for method in ("non-linear", "linear"):
+        shares = []
+        for start in STARTS:
+            mine = accuracies(run, setting, width, start).of(method)
+            gains = ((mine.multi - mine.before).mean(1), (mine.single - mine.before).mean(1))
+            shares.append(gains[0] / gains[1])
+        made[f"share of the gain kept, pre-trained minus random, {LABELS[method]}"] = Estimate.of(shares[1] - shares[0])
+    return made
+
+
 def negations(run: Run, setting: Setting, width: int, keep: float) -> dict[str, Tensor]:
     """Every task subtracted: `target`, `control`, `alpha` [seeds, methods, tasks]; of theta_0: `target_before`, ..."""
 
@@ -94,10 +112,6 @@ class Maps:
     pairs: tuple[tuple[str, str], ...]
     xi: Mapping[str, Tensor]
     rms: Mapping[str, Tensor]
-
-    def region(self, method: str) -> Tensor:
-        """Share of the map where xi is low, [seeds, pairs]."""
-        return (self.xi[method] <= LOW).double().mean((-2, -1))
 
     def beyond(self, method: str) -> Tensor:
         """Mean of xi where both coefficients are above 1, [seeds, pairs]."""
@@ -238,7 +252,7 @@ def heat_maps(found: Maps, methods: Sequence[str], where: str = "") -> tuple[Hea
                     f"{one} and {two}: {LABELS[method]}{', ' + where if where else ''}",
                     x=found.alphas, y=found.alphas, z=z.tolist(),
                     x_label=f"coefficient of {one}", y_label=f"coefficient of {two}",
-                    z_label="disentanglement error", low=0.0, high=1.6,
+                    z_label="disentanglement error", low=0.0, high=1.6, light_low=True, box=(0, 0, 1, 1),
                     alt="Disentanglement error over both coefficients, zero at the origin.",
                     caption=("As above." if made else MAP) + _classes(pair),
                 )

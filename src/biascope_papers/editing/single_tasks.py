@@ -6,10 +6,8 @@ tau_lin) (tangent fine-tuning), one task at a time; `stand_in` says what theta_0
 
 from biascope.studies import Chart, Estimate, Run, StudyResult, study
 from biascope.studies.estimates import above, over_seeds, through
-from biascope_papers.editing.measures import Accuracies, about, accuracies, by_task, spoken
-from biascope_papers.editing.stand_in import LABELS, LAPTOP, METHODS, ONE_WIDTH, WIDTHS, Setting, Start, Width, Widths
-
-STARTS: tuple[Start, ...] = ("random", "pre-trained")
+from biascope_papers.editing.measures import STARTS, Accuracies, about, accuracies, by_task, controlled, spoken
+from biascope_papers.editing.stand_in import LABELS, LAPTOP, METHODS, ONE_WIDTH, WIDTHS, Setting, Width, Widths
 
 
 @study("editing/fig6.2", sizes=ONE_WIDTH)
@@ -22,7 +20,8 @@ def fig6_2(run: Run, *, width: Width = 8, setting: Setting = LAPTOP) -> StudyRes
         measured=f"On {sum(map(above, gaps.values()))} of {len(gaps)} tasks surely less accurate after the fact; "
         f"accuracy lost: {', '.join(f'{task} {gap}' for task, gap in gaps.items())}. {about(setting, width)}",
         numbers={f"fine-tuned minus linearised after the fact, {task}": gap for task, gap in gaps.items()}
-        | _means(found),
+        | _means(found)
+        | controlled(run, setting, width),
         figures=(_by_task(setting, found, ("non-linear", "post-hoc")),),
     )
 
@@ -37,12 +36,13 @@ def fig6_7(run: Run, *, width: Width = 8, setting: Setting = LAPTOP) -> StudyRes
         "fine-tuned minus tangent": over_seeds(tangent),
         "half the one minus the other": over_seeds(late / 2 - tangent),
     }
+    more = {"tangent minus after the fact": over_seeds(late - tangent), **controlled(run, setting, width)}
     after, left, closed = numbers.values()
     return StudyResult(
         measured=f"Accuracy lost to fine-tuning, averaged over {len(setting.tasks)} tasks: {after} by linearisation "
         f"after the fact, {left} by tangent fine-tuning; half of the first minus the second is {closed}. "
         f"{about(setting, width)}",
-        numbers=numbers | _means(found),
+        numbers=numbers | more | _means(found),
         figures=(_by_task(setting, found, METHODS),),
     )
 
@@ -52,7 +52,7 @@ def figD_1(run: Run, *, widths: Widths = (4, 8), setting: Setting = LAPTOP) -> S
     """Single tasks by all methods, at several sizes."""
     widths = tuple(sorted(widths))
     found = {width: accuracies(run, setting, width) for width in widths}
-    numbers, steps, gaps = dict[str, Estimate](), [], {}
+    numbers, steps, gaps = controlled(run, setting, widths[-1]), [], {}
     for width, each in found.items():
         rows = {method: each.of(method).single for method in METHODS}
         for one, two in (("non-linear", "linear"), ("linear", "post-hoc")):
@@ -84,6 +84,7 @@ def figD_3(run: Run, *, widths: Widths = (4, 8), setting: Setting = LAPTOP) -> S
     worse = over_seeds(random[widths[0]] - random[widths[-1]])
     numbers = {f"fine-tuned, pre-trained minus random, width {w}": gap for w, gap in behind.items()}
     numbers["fine-tuned from random, smallest minus largest"] = worse
+    numbers |= controlled(run, setting, widths[-1])
     rows = {
         f"{LABELS[method]}, {start}": {w: over_seeds(found[start][w].of(method).single) for w in widths}
         for start in STARTS
@@ -104,6 +105,7 @@ def figD_3(run: Run, *, widths: Widths = (4, 8), setting: Setting = LAPTOP) -> S
 
 def _means(found: Accuracies) -> dict[str, Estimate]:
     made = {"accuracy, pre-trained": over_seeds(found.before)}
+    made["accuracy gained by fine-tuning"] = over_seeds(found.of("non-linear").single - found.before)
     return made | {f"accuracy, {LABELS[method]}": over_seeds(found.of(method).single) for method in METHODS}
 
 

@@ -64,6 +64,7 @@ class Setting:
     lr: Annotated[float, "highest learning rate of fine-tuning"] = 1e-3
     batch: Annotated[int, "images per step"] = 64
     seeds: Annotated[int, "pre-trainings, with all that follows"] = 3
+    check: Annotated[bool, "compare with a random start how much of the gain addition keeps"] = False
 
 
 Width = Annotated[int, "of the encoder"]
@@ -72,18 +73,18 @@ LAPTOP = Setting()
 SMOKE: dict[str, Any] = {
     "tasks": "digits,digits/inverted,digits/turned", "control": "digits/mirrored", "side": 8, "few": 12, "shown": 40,
     "tune": 400, "held": 100, "test": 120, "embed": 16, "pretrain_steps": 100, "steps": 30, "pretrain_lr": 1e-2,
-    "lr": 5e-3, "batch": 32, "seeds": 2,
+    "lr": 5e-3, "batch": 32, "seeds": 2, "check": True,
 }  # fmt: skip
 PAPER: dict[str, Any] = {
     "tasks": "mnist,fashion-mnist,cifar10,quickdraw:0-30,chest-xray", "control": "quickdraw:30-345", "few": 100,
     "shown": 80, "tune": 40_000, "held": 1000, "test": 2048, "net": "vit", "depth": 9, "patch": 4, "embed": 192,
-    "pretrain_steps": 10_000, "pretrain_lr": 5e-4, "steps": 2000, "lr": 1e-4, "batch": 128,
+    "pretrain_steps": 10_000, "pretrain_lr": 5e-4, "steps": 2000, "lr": 1e-5, "batch": 128, "check": True,
 }  # fmt: skip
 
 
 def sizes(smoke: dict[str, Any], paper: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Sizes of a study, with what is its own."""
-    return {"smoke": SMOKE | smoke, "laptop": {}, "paper": PAPER | paper}
+    return {"smoke": SMOKE | smoke, "laptop": {"check": True}, "paper": PAPER | paper}
 
 
 ONE_WIDTH = sizes({"width": 4}, {"width": 192})
@@ -263,7 +264,7 @@ def networks(
 
 def store(run: Run, setting: Setting, width: int, seed: int) -> Run:
     """The folder of one pre-training and all that follows from it; settings, seeds and code each have their own."""
-    parts = {**dataclasses.asdict(setting), "seeds": seed}  # not how many seeds, but which
+    parts = {**dataclasses.asdict(setting), "seeds": seed, "check": ""}  # not how many seeds, but which
     device = torch.device(run.device).type
     text = repr((sorted(parts.items()), width, run.seed, device, torch.__version__, _code()))
     path = data.data_root() / "networks" / hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -5,8 +5,8 @@ EKFAC has the damping for deep networks (App. A.4). The networks they and plain 
 "SGD + momentum + BN" trains the same network with it. ResNets without normalisation begin as App. A.3 says. Time is
 that of the machine, so a run that is to be judged by it must have the machine alone.
 
-All sizes search a grid (`contest`). Runs from before it (`grid` empty) have walked; the kept ones at the paper's widths
-have 4 and 3 epochs and refresh every 50 steps, not 500.
+All sizes search a grid (`contest`). Runs from before it (`grid` empty) at the paper's widths have 4 and 3 epochs and
+refresh every 50 steps, not 500.
 """
 
 from dataclasses import dataclass
@@ -27,16 +27,6 @@ Network = Literal["vgg11", "resnet34"]
 FAMILY = ("ekfac", "ekfac-ra", "kfac")
 OPTIMISERS = (*FAMILY, "kfac-small", "sgd", "sgd-bn")
 SIDE = 32
-STARTS = {
-    "ekfac": (1e-2, 1e-2),
-    "ekfac-ra": (1e-2, 1e-2),
-    "kfac": (1e-2, 1e-2),
-    "kfac-small": (1e-2, 1e-2),
-    "sgd": (0.03, 0.9),
-    "sgd-bn": (0.1, 0.9),
-    "adam": (1e-3, 1e-8),
-}
-"""Learning rate and damping (momentum, epsilon) where the walks begin: in the paper's decades; usual values for SGD."""
 
 
 def pictures(dataset: str, n: int, run: Run) -> tuple[Tensor, Tensor]:
@@ -90,7 +80,7 @@ def frames(
         batch = min(n, size if name in FAMILY else plain)
         steps = max(1, round(epochs * n / batch))
         every, half = max(1, steps // looks), max(1, round(halve * n / batch)) if halve else 0
-        out[name] = Setting(name, *contest.beginning(STARTS, name), batch, steps, refresh, every, half)
+        out[name] = Setting(name, 0.0, 0.0, batch, steps, refresh, every, half)
     return out
 
 
@@ -103,13 +93,13 @@ class OnCifar:
     width: Annotated[int, "channels of the first stage; 64 in the paper"] = 16
     epochs: Annotated[float, "epochs of every training"] = 10.0
     refresh: Annotated[int, "iterations between refreshes"] = 500
-    trials: Annotated[int, "trainings of the search, per optimiser"] = 14
-    trial: Annotated[float, "share of the epochs in a training of the search"] = 0.5
+    trials: Annotated[int, "of earlier runs: trainings of the search, per optimiser"] = 14
+    trial: Annotated[float, "of earlier runs: share of the epochs in a training of the search"] = 0.5
     looks: Annotated[int, "evaluations along a training"] = 10
     seeds: Annotated[int, "initialisations the best setting is trained from"] = 3
     momentum: Annotated[float, "of KFAC and EKFAC (the paper does not say)"] = 0.0
     tf32: Annotated[bool, "let the GPU use tf32"] = True
-    grid: Annotated[tuple[float, ...], "learning rates and dampings, all pairs on whole trainings; none: a walk"] = ()
+    grid: Annotated[tuple[float, ...], "learning rates and dampings, all pairs on whole trainings"] = ()
     around: Annotated[int, "random pairs around every pair of the grid (the paper does not say how many)"] = 0
     alone: Annotated[bool, "nothing else runs on the machine, so that the seconds count"] = False
 
@@ -122,9 +112,8 @@ class OnCifar:
     ) -> Outcome:
         """A contest with batches of `size` for the KFAC family, of `plain` for the others."""
         own = frames(names, len(task.x), self.epochs, size, plain, self.refresh, self.looks, halve)
-        how = Search(self.trials, self.trial, grid=self.grid, around=self.around)
         with contest.tf32(self.tf32):
-            return contest.hold(run, task, own, how, self.seeds)
+            return contest.hold(run, task, own, Search(self.grid, self.around), self.seeds)
 
 
 @dataclass(frozen=True)

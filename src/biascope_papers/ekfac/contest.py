@@ -6,9 +6,9 @@ ends lowest is trained from every seed; one that from another seed does not lear
 search of the thesis (0.1 to 0.0001, batches of 200 and 500, 20 pairs around each), and every optimiser has as many
 trainings. Where the best pair lies at the edge of the grid, that is said.
 
-Without a grid, as in the runs before there was one, the pair is found by the walk of `search` with at most `trials`
-trainings of `trial` of the steps. Two things were wrong with it: its starts were the best of another size, so that KFAC
-was searched only where it is SGD (damping 10 to 10,000), and what short trainings chose could end badly in long ones.
+Runs from before there was a grid have walked from a start, with short trainings; what they chose is read from their
+arrays. Two things were wrong with the walk: its starts were the best of another size, so that KFAC was searched only
+where it is SGD (damping 10 to 10,000), and what short trainings chose could end badly in long ones.
 
 A setting that diverges is a bad setting, not an error. The seconds hold everything an optimiser does and nothing else:
 no evaluation, no warm-up of the device. An optimiser has learnt if from every seed it ends below where it began and
@@ -33,7 +33,6 @@ from biascope.studies import Run
 from biascope.support import derive, generator, progress
 from biascope.support.precision import arithmetic
 from biascope_papers.ekfac.common import Row
-from biascope_papers.ekfac.search import DECADES, HALF_DECADES, MOMENTA, Point, walk
 
 NAMES = {
     "ekfac": "EKFAC",
@@ -101,15 +100,13 @@ class Setting:
 class Outcome:
     """Best setting and its trainings from every seed, by optimiser.
 
-    spent: trainings of the search; loose: whose best setting is not surrounded by worse ones (the trials ran out, or
-    it is at the edge of the grid); blind: whose best setting was still on the plateau when it was chosen.
+    spent: trainings of the search; loose: whose best learning rate is at the edge of the grid.
     """
 
     best: dict[str, Setting]
     rows: dict[str, list[Row]]
     spent: dict[str, int]
     loose: list[str]
-    blind: list[str]
     n: int
     plateau: float
 
@@ -129,50 +126,40 @@ def learnt(rows: Sequence[Row], plateau: float) -> bool:
 
 @dataclass(frozen=True)
 class Search:
-    """How settings are found: by the pairs of a grid, or by a walk of `trials` trainings of a share of the steps.
+    """Settings that are tried: all pairs of a grid, `around` random ones near each, at every batch size."""
 
-    With `extend` the share is doubled (up to all steps) and a new walk begins at the best setting where that is still
-    on the plateau, since nothing can be chosen there.
-    """
-
-    trials: int = 1
-    trial: float = 1.0
-    extend: bool = False
-    grid: tuple[float, ...] = ()
+    grid: tuple[float, ...]
     around: int = 0
     batches: tuple[int, ...] = ()
 
 
-def beginning(starts: Mapping[str, tuple[float, float]], name: str) -> tuple[float, float]:
-    """Where the walk of an optimiser begins; the same with batch normalisation, unless listed."""
-    found = starts.get(name, starts.get(name.removesuffix("-bn")))
-    if name not in NAMES or found is None:
-        raise InputError(f"unknown optimiser {name!r}; there is {', '.join(NAMES)}")
-    return found
-
-
 def hold(run: Run, problem: Problem, settings: Mapping[str, Setting], how: Search, seeds: int) -> Outcome:
-    """Hold a contest. `settings` gives each optimiser's frame; its walk begins at the lr and second of the frame."""
+    """Hold a contest. `settings` gives each optimiser's frame; the search fills in learning rate and second."""
     best: dict[str, Setting] = {}
     rows: dict[str, list[Row]] = {}
     spent: dict[str, int] = {}
     loose: list[str] = []
-    blind: list[str] = []
     for name, frame in progress(settings.items(), "optimisers", total=len(settings)):
         _warm_up(run, problem, frame)
-        if how.grid:
-            order, spent[name] = by_grid(run, problem, frame, how)
-            surrounded, stuck = min(how.grid) < order[0].lr < max(how.grid), False
-        else:
-            found, spent[name], surrounded, stuck = search(run, problem, frame, how.trials, how.trial, how.extend)
-            order = [found]
+        order, spent[name] = by_grid(run, problem, frame, how) if how.grid else chosen_before(run, frame, seeds)
+        loose += [NAMES[name]] if how.grid and not min(how.grid) < order[0].lr < max(how.grid) else []
         for setting in [*order[:BADLY], order[0]]:
             best[name], rows[name] = setting, [cached(run, problem, setting, seed) for seed in range(seeds)]
             if learnt(rows[name], problem.plateau):
                 break
-        loose += [] if surrounded else [NAMES[name]]
-        blind += [NAMES[name]] if stuck else []
-    return Outcome(best, rows, spent, loose, blind, len(problem.x), problem.plateau)
+    return Outcome(best, rows, spent, loose, len(problem.x), problem.plateau)
+
+
+def chosen_before(run: Run, frame: Setting, seeds: int) -> tuple[list[Setting], int]:
+    """What an earlier run without a grid chose, and how many trainings it took: only that has its last seed."""
+    own = [name.rsplit(" seed=", 1) for name in run.arrays() if name.startswith(f"{frame.name} lr=")]
+    tried = {replace(frame, lr=float(key.split()[1][3:]), second=float(key.split()[2][7:])) for key, _ in own}
+    found = [each for each in tried if [each.key, str(seeds - 1)] in own]
+    if not found:
+        raise InputError(f"{run.path} has no grid, and no training of {frame}: give a grid")
+    last: dict[Setting, Row] = {each: run.cached(f"{each.key} seed={seeds - 1}", dict) for each in found}
+    found.sort(key=lambda each: float(last[each]["final"]))
+    return found[:1], sum(seed == "0" for _, seed in own)
 
 
 def pairs(frame: Setting, how: Search, seed: int) -> list[Setting]:
@@ -201,39 +188,6 @@ def by_grid(run: Run, problem: Problem, frame: Setting, how: Search) -> tuple[li
     best = order[0]
     run.log(optimiser=frame.name, lr=best.lr, second=best.second, size=best.size, loss=losses[best], trials=len(tried))
     return order, len(tried)
-
-
-def search(
-    run: Run, problem: Problem, frame: Setting, trials: int, trial: float, extend: bool
-) -> tuple[Setting, int, bool, bool]:
-    """Best setting of one optimiser, the trainings it took, whether it is surrounded, and whether on the plateau.
-
-    Where short trainings chose a setting that diverges in the whole one, the next best takes its place (and is not
-    called surrounded).
-    """
-    lrs, seconds = HALF_DECADES, {"momentum": MOMENTA}.get(SECOND.get(frame.name, ""), DECADES)
-
-    def at(point: Point, steps: int) -> Setting:
-        return replace(frame, lr=lrs(point[0]), second=seconds(point[1]), steps=steps)
-
-    start, share, spent = (lrs.index(frame.lr), seconds.index(frame.second)), trial, 0
-    while True:
-        steps = min(frame.steps, max(frame.every, round(frame.steps * share)))
-
-        def loss(point: Point, steps: int = steps) -> float:
-            final = _final(run, problem, at(point, steps))
-            return final if final < DIVERGED else math.inf
-
-        found = walk(loss, start, trials, lambda point: seconds.has(point[1]))
-        spent += found.spent
-        stuck = found.loss >= LEARNT * problem.plateau
-        if not (extend and stuck and steps < frame.steps):
-            break
-        start, share = found.best, 2 * share
-    chosen = next((p for p in found.order if _final(run, problem, at(p, frame.steps)) < DIVERGED), found.best)
-    best, surrounded = at(chosen, frame.steps), found.surrounded and chosen == found.best
-    run.log(optimiser=frame.name, lr=best.lr, second=best.second, loss=found.loss, trials=spent, surrounded=surrounded)
-    return best, spent, surrounded, stuck
 
 
 def _final(run: Run, problem: Problem, setting: Setting) -> float:

@@ -58,8 +58,7 @@ def searched(out: Outcome, where: str = "") -> str:
     return sentences(
         {
             f"Trainings of the search{where} (one rule for all)": [spent] if spent else [],
-            "Best setting at the edge of the grid, or not surrounded when the trials ran out": out.loose,
-            "Chosen by trials that had not left the plateau": out.blind,
+            "Best learning rate at the edge of the grid": out.loose,
         }
     )
 

@@ -219,10 +219,10 @@ def _energy(shares: dict[Field, Tensor]) -> Chart:
         "energy", "Energy of images in the atoms of networks", "eigenvalue relative to the largest, at least",
         "share of energy E",
         tuple(Series.of(field.title, THRESHOLDS, *mean_error(each.mean(1))) for field, each in shares.items()),
-        alt="E falls from 1 at small eigenvalues to 0 at the largest; the more slowly, the better the dictionary.",
+        alt="E rises from 0 at the largest eigenvalue to 1 at small ones; the sooner, the better the dictionary.",
         caption="E: share of the images' energy in atoms (eigenfunctions of the tangent kernel) with such eigenvalues. "
         f"{LEGEND}",
-        log_x=True,
+        log_x=True, falling_x=True,
     )  # fmt: skip
 
 

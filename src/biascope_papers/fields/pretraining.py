@@ -89,7 +89,7 @@ def fig5_8(
             alt="E of other images over the eigenvalue, one curve for each length of pre-training.",
             caption="E: share of the energy of other images in atoms (eigenfunctions of the tangent kernel) with such "
             "eigenvalues. Bands: one standard error over seeds.",
-            log_x=True,
+            log_x=True, falling_x=True,
         ),
         Chart(
             "psnr", "PSNR of other images after pre-training on one", "iterations of pre-training, plus 1",

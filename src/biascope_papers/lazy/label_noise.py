@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 from torch import Tensor
@@ -123,15 +124,21 @@ def compared(runs: Runs, of: str = "") -> dict[str, Estimate]:
 def accuracies(runs: Runs) -> dict[str, Estimate]:
     """The same in accuracies (Fig. C.6), and the gap of the noisy loss in the seed where it is least (Fig. C.2)."""
     hasty, lazy = runs.values()
-    read = {name: (lambda t, name=name: t.accuracies(name)) for name in ("noisy", "test")}
-    found = {name: estimate(paired_differences(hasty, lazy, clean_loss, each)) for name, each in read.items()}
+    rows = {part: paired_differences(hasty, lazy, clean_loss, partial(accuracy, part)) for part in ("noisy", "test")}
     best = [float(h.accuracies("test").max() - one.accuracies("test").max()) for h, one in zip(hasty, lazy)]
     gaps = paired_differences(hasty, lazy, clean_loss, lambda t: t.losses("noisy"))
     return {
-        **{f"{name} accuracy at equal clean loss, non-linear minus linear": value for name, value in found.items()},
+        **{
+            f"{part} accuracy at equal clean loss, non-linear minus linear": estimate(row) for part, row in rows.items()
+        },
         "best test accuracy, non-linear minus linear": Estimate.of(best),
         **at_least(gaps, GAP),
     }
+
+
+def accuracy(part: str, trajectory: Trajectory) -> Tensor:
+    """Accuracy [P] on the noisy or the test examples."""
+    return trajectory.accuracies(part)
 
 
 def first_phase(group: Sequence[Trajectory]) -> Estimate:
@@ -228,9 +235,7 @@ def fig_c_1(
     more = estimate(rows[1].abs() - rows[0].abs()) if len(rows[0]) == len(rows[1]) else estimate(rows[0][:0])
     coincide = {
         f"{part} accuracy at equal clean loss, {other} minus {first}": estimate(
-            paired_differences(
-                counted[other], counted[first], clean_loss, lambda t, part=part: t.accuracies(part), everyone
-            )
+            paired_differences(counted[other], counted[first], clean_loss, partial(accuracy, part), everyone)
         )
         for part in ("noisy", "test")
         for other in (*rates[1:], scaled)

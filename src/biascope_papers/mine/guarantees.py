@@ -20,8 +20,7 @@ from biascope_papers.spectral.fitting import stacked
 EQUAL, RADIUS = 0.8, 0.5
 
 
-@study("mine/theorem5.5", sizes={"smoke": {"draws": 100, "accuracies": (0.2, 0.1)}, "laptop": {}, "paper": {}},
-       paper="alignment", figure="Theorem 5.5", claim="So many samples are enough for an accuracy.")  # fmt: skip
+@study("mine/theorem5.5", sizes={"smoke": {"draws": 100, "accuracies": (0.2, 0.1)}, "laptop": {}, "paper": {}})
 def theorem5_5(
     run: Run,
     *,
@@ -58,8 +57,7 @@ def theorem5_5(
     return StudyResult(measured=f"{'; '.join(texts)} (at least {1 - delta:g} is claimed).", numbers=numbers)
 
 
-@study("mine/gradient-bias", sizes={"smoke": {"batches": 800, "seeds": 2}, "laptop": {}, "paper": {}},
-       paper="alignment", figure="Eq. 12", claim="A moving average makes the gradient less biased.")  # fmt: skip
+@study("mine/gradient-bias", sizes={"smoke": {"batches": 800, "seeds": 2}, "laptop": {}, "paper": {}})
 def gradient_bias(
     run: Run,
     *,

@@ -15,7 +15,7 @@ set to zero (their mean).
 
 import functools
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -188,6 +188,23 @@ def fig8(
     )
 
 
+def _preference(by: dict[str, np.ndarray[Any, Any]]) -> dict[str, Estimate]:
+    """Which of two features was learnt, by accuracies [indices, seeds]; errors are over seeds."""
+    lead, rest = by[CHANNEL] - by[IMAGES], by[BOTH] - by[CHANNEL]
+    lower = np.minimum(by[CHANNEL], by[IMAGES])
+    steps = -np.diff(by[CHANNEL], axis=0)
+    found = {
+        "D(v) alone minus images alone, first index": lead[0],
+        "D(v) alone minus images alone, last index": lead[-1],
+        "D(v) alone minus images alone, least of all indices": lead[lead.mean(1).argmin()],
+        "both minus D(v) alone, most of all indices": rest[rest.mean(1).argmax()],
+        "the weaker of the two alone, most of all indices": lower[lower.mean(1).argmax()],
+        "loss of D(v) alone": steps.sum(0),
+        "loss of D(v) alone in one step, beyond half of all": steps.max(0) - steps.sum(0) / 2,
+    }
+    return {name: Estimate.of(values) for name, values in found.items()}
+
+
 def _lost(test: dict[str, list[float]], n_test: int) -> Estimate:
     """Original minus flipped test accuracy: error over seeds, or, for a single one, of the finite test set."""
     gaps = [original - flipped for original, flipped in zip(test["original"], test["flipped"])]
@@ -248,6 +265,7 @@ def underspecification(
             f"{kind}Spearman(index, accuracy by images alone), {net}": rank_correlation(at, by_images),
             f"{kind}Spearman(index, loss of accuracy by D(v) alone), {net}": rank_correlation(at, -by_channel),
             f"lowest accuracy by D(v) alone, {net}": Estimate(float(by_channel.min())),
+            **{f"{name}, {net}": value for name, value in _preference(by).items()},
             f"accuracy by D(v) alone, first index, {net}": Estimate.of(by[CHANNEL][0]),
             f"accuracy by D(v) alone, last index, {net}": Estimate.of(by[CHANNEL][-1]),
             f"accuracy by images alone, first index, {net}": Estimate.of(by[IMAGES][0]),
@@ -266,7 +284,7 @@ def underspecification(
                 tuple(curve(key, at + 1, rows.T) for key, rows in by.items()),
                 alt="; ".join(f"{key}: from {rows[0].mean():.2f} to {rows[-1].mean():.2f}" for key, rows in by.items())
                 + ".",
-                caption=f"{setting}, two classes; {task}; {setting.epochs} epochs.",
+                caption=f"{setting}, two classes; sigma = {sigma:g}, eps = {eps:g}; {setting.epochs} epochs.",
                 log_x=True,
             )
         )

@@ -36,27 +36,13 @@ SHORT, SHORTER = t.Training(epochs=30, seeds=2), t.Training(epochs=25, seeds=2)
 @study(
     "ntk/fig4.6",
     sizes={
-        "smoke": {
-            "dataset": "digits",
-            "net": "mlp",
-            "sizes": "50,400",
-            "n_test": 200,
-            "epochs": 8,
-            "least": 100,
-            "batch": 25,
-            **s.PUBLISHED,
-        },
-        "laptop": {**s.PUBLISHED},
-        "paper": {
-            "sizes": "500,1000,2000,5000,10000,20000,50000",
-            "n_test": 10_000,
-            "epochs": 200,
-            "least": 6000,
-            "seeds": 5,
-            **s.PUBLISHED,
-        },
+        "smoke": {"dataset": "digits", "net": "mlp", "sizes": "50,400", "n_test": 200, "epochs": 8, "least": 100,
+                  "batch": 25, **s.PUBLISHED},
+        "laptop": s.PUBLISHED,
+        "paper": {"sizes": "500,1000,2000,5000,10000,20000,50000", "n_test": 10_000, "epochs": 200, "least": 6000,
+                  "seeds": 5, **s.PUBLISHED},
     },
-)
+)  # fmt: skip
 def fig4_6(
     run: Run,
     *,
@@ -147,30 +133,13 @@ def fig4_6(
 @study(
     "ntk/table4.1",
     sizes={
-        "smoke": {
-            "dataset": "digits",
-            "n_train": 600,
-            "n_test": 200,
-            "n_kernel": 200,
-            "k": 10,
-            "epochs": 20,
-            "batch": 32,
-            "points": 2,
-            **s.PUBLISHED,
-        },
-        "laptop": {**s.PUBLISHED},
-        "paper": {
-            "nets": "mlp,lenet,resnet18",
-            "n_train": 50_000,
-            "n_test": 10_000,
-            "n_kernel": 12_000,
-            "epochs": 200,
-            "points": 5,
-            "seeds": 3,
-            **s.PUBLISHED,
-        },
+        "smoke": {"dataset": "digits", "n_train": 600, "n_test": 200, "n_kernel": 200, "k": 10, "epochs": 20,
+                  "batch": 32, "points": 2, **s.PUBLISHED},
+        "laptop": s.PUBLISHED,
+        "paper": {"nets": "mlp,lenet,resnet18", "n_train": 50_000, "n_test": 10_000, "n_kernel": 12_000, "epochs": 200,
+                  "points": 5, "seeds": 3, **s.PUBLISHED},
     },
-)
+)  # fmt: skip
 def table4_1(
     run: Run,
     *,

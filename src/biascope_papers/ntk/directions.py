@@ -87,15 +87,9 @@ def cached_directions(
     sizes={
         "smoke": {"image_size": 8, "n": 512, "indices": "0,40", "epochs": 12, "n_points": 16, "batch": 32,
                   **s.PUBLISHED},
-        "laptop": {**s.PUBLISHED},
-        "paper": {
-            "nets": "lenet,resnet18",
-            "image_size": 32,
-            "n": 10_000,
-            "indices": "0,5,10,20,50,100,200,400,800",
-            "epochs": 100,
-            **s.PUBLISHED,
-        },
+        "laptop": s.PUBLISHED,
+        "paper": {"nets": "lenet,resnet18", "image_size": 32, "n": 10_000, "indices": "0,5,10,20,50,100,200,400,800",
+                  "epochs": 100, **s.PUBLISHED},
     },
 )  # fmt: skip
 def fig4_4(

@@ -32,26 +32,13 @@ FIFTY = t.Training(epochs=50)
 @study(
     "ntk/fig4.8",
     sizes={
-        "smoke": {
-            "dataset": "digits",
-            "n": 240,
-            "top": 40,
-            "targets": "5,30",
-            "epochs": 25,
-            "batch": 32,
-            **s.PUBLISHED,
-        },
-        "laptop": {**s.PUBLISHED},
-        "paper": {
-            "nets": "mlp,lenet",
-            "n": 60_000,
-            "top": 1000,
-            "targets": "50,200,500,900",
-            "epochs": 100,
-            **s.PUBLISHED,
-        },
+        "smoke": {"dataset": "digits", "n": 240, "top": 40, "targets": "5,30", "epochs": 25, "batch": 32,
+                  **s.PUBLISHED},
+        "laptop": s.PUBLISHED,
+        "paper": {"nets": "mlp,lenet", "n": 60_000, "top": 1000, "targets": "50,200,500,900", "epochs": 100,
+                  **s.PUBLISHED},
     },
-)
+)  # fmt: skip
 def fig4_8(
     run: Run,
     *,
@@ -102,6 +89,9 @@ def fig4_8(
             trend = f", of k and the gain {rising}"
             own_numbers["rank correlation of k and the target's gain"] = rising
             own_numbers["log gain of the last target minus the first"] = Estimate.of((table[:, -1] / table[:, 0]).log())
+        for j, k in enumerate(targets):  # the worst seed
+            ranks = [rank_of(row["gains"], k) for row in rows[j :: len(targets)]]
+            own_numbers[f"rank of the gain of target {k}"] = Estimate(max(ranks))
         numbers |= {f"{key}, {name}": value for key, value in own_numbers.items()}
         said.append(
             f"{s.title(name)}: own gain {gain} ({', '.join(f'{g:.1f} for {k}' for g, k in zip(own, targets))}), "
@@ -171,26 +161,13 @@ def _alignment_chart(name: str, k: int, row: dict[str, Any]) -> Chart:
 @study(
     "ntk/fig4.11",
     sizes={
-        "smoke": {
-            "dataset": "digits",
-            "n": 240,
-            "targets": "30",
-            "epochs": 40,
-            "batch": 32,
-            "swaps": "0,40",
-            **s.PUBLISHED,
-        },
-        "laptop": {**s.PUBLISHED},
-        "paper": {
-            "net": "resnet18",
-            "n": 60_000,
-            "targets": "400",
-            "epochs": 100,
-            "swaps": "0,1,2,5,10,100",
-            **s.PUBLISHED,
-        },
+        "smoke": {"dataset": "digits", "n": 240, "targets": "30", "epochs": 40, "batch": 32, "swaps": "0,40",
+                  **s.PUBLISHED},
+        "laptop": s.PUBLISHED,
+        "paper": {"net": "resnet18", "n": 60_000, "targets": "400", "epochs": 100, "swaps": "0,1,2,5,10,100",
+                  **s.PUBLISHED},
     },
-)
+)  # fmt: skip
 def fig4_11(
     run: Run,
     *,

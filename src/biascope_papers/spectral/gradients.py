@@ -24,8 +24,7 @@ from biascope_papers.spectral.flowers import log_slope
 STEP = 1e-7  # of the central difference: breakpoints move by far less than a wave
 
 
-@study("spectral/propositionA.2", sizes={"smoke": {"networks": 3, "width": 6}, "laptop": {}, "paper": {}},
-       paper="alignment", figure="Proposition A.2", claim="The gradient falls one power of k more slowly.")  # fmt: skip
+@study("spectral/propositionA.2", sizes={"smoke": {"networks": 3, "width": 6}, "laptop": {}, "paper": {}})
 def proposition_a_2(
     run: Run,
     *,
@@ -82,8 +81,7 @@ def _moved(net: nn.Module, by: list[Tensor]) -> nn.Module:
     return other
 
 
-@study("spectral/propositionA.3", sizes={"smoke": {"networks": 3, "samples": 512}, "laptop": {}, "paper": {}},
-       paper="alignment", figure="Proposition A.3", claim="A frequency k is learned at a rate of O(1/k).")  # fmt: skip
+@study("spectral/propositionA.3", sizes={"smoke": {"networks": 3, "samples": 512}, "laptop": {}, "paper": {}})
 def proposition_a_3(
     run: Run,
     *,

@@ -160,7 +160,7 @@ def _fitted(run: Run, x: Tensor, y: Tensor, kind: str, epochs: int, precision: P
     return net.to(run.device).eval().requires_grad_(False), accuracy
 
 
-def attack(net: nn.Module, x: Tensor, target: int, steps: int, size: float) -> Tensor:
+def attack(net: nn.Module, x: Tensor, target: int, steps: int, size: float = 0.05) -> Tensor:
     """x [n, ...] moved by signed gradient steps until each is put into class `target` (or the steps are spent)."""
     goal = torch.full((len(x),), target, device=x.device)
     moved = x.clone()

@@ -3,6 +3,7 @@
 import gc
 import itertools
 import operator
+import re
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -123,7 +124,7 @@ def test_batch_sizes_below_one_are_named(
     case: tuple[nn.Module, torch.Tensor, torch.Tensor], batch_size: object
 ) -> None:
     net, x, _ = case
-    with pytest.raises(InputError, match=rf"batch_size={batch_size!r}"):
+    with pytest.raises(InputError, match=r"batch_size must be .*not " + re.escape(repr(batch_size))):
         bs.Jacobian(net, x, batch_size=batch_size)  # type: ignore[arg-type]
 
 

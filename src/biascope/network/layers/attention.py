@@ -4,8 +4,6 @@
 recorder see the projections. Rare options (bias_k, add_zero_attn, static keys) are left to the caller's fallback.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -12,10 +12,9 @@ A matrix block keeps its inputs `a` and output gradients `g`, never the outer pr
 leading slices belong to k cotangents: the network's outputs, or the square root of a likelihood's Fisher information.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -33,6 +32,7 @@ class Layout:
 
     dim: int
     m: int
+    plain: bool = field(default=False, repr=False)  # rows of a linear layer, whose rule takes them as they are
 
     def example_major(self, t: Tensor, n: int) -> Tensor:
         """[n, m, ...rest], a view where possible."""
@@ -69,6 +69,18 @@ class Block:
     numel: int = 0
     input_numel: int = 0  # matrix: numbers kept per example, inputs and (for one cotangent) output gradients
     output_numel: int = 0
+    rule: MatrixRule | None = None  # matrix: that of the first use; all have its signature
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """One use by a linear layer, one position: no more than a matrix of inputs and one of gradients."""
+        one = len(self.uses) == 1 and self.sizes is not None and self.sizes.positions == 1
+        return one and isinstance(self.rule, Linear)
+
+    @cached_property
+    def is_embedding(self) -> bool:
+        """Are the operands token indices?"""
+        return isinstance(self.rule, Embedding)
 
     @property
     def layer(self) -> str:
@@ -85,7 +97,7 @@ class Watch:
 
     def __call__(self, out: Any) -> Any:
         """The tensor; what is none is refused by the caller, with advice."""
-        t = out_tensor(out, self.output)
+        t = self.output(out) if self.output is not None else getattr(out, "logits", out)
         if isinstance(t, Tensor) and tuple(t.shape[1:]) != self.shape:
             raise StaleError(
                 f"the model gives {list(t.shape[1:])} per example here, and gave {list(self.shape)} on the first ones"
@@ -95,13 +107,6 @@ class Watch:
 
 class StaleError(UnsupportedError):
     """The model is not what its anatomy says: changed since, or on another path with these examples."""
-
-
-def out_tensor(out: Any, output: Callable[[Any], Tensor] | None) -> Any:
-    """What is differentiated of a model's output, in its own shape."""
-    if output is not None:
-        return output(out)
-    return out if isinstance(out, Tensor) else getattr(out, "logits", out)
 
 
 @dataclass(frozen=True)
@@ -196,26 +201,15 @@ class MatrixFactor:
         total = rows[0] if len(rows) == 1 else torch.stack(rows).sum(0)
         return total.reshape(self.k, self.n, -1)
 
-    @property
-    def is_plain(self) -> bool:
-        """One use by a linear layer, one position: no more than a matrix of inputs and one of gradients."""
-        sizes = self.block.sizes
-        return len(self.rules) == 1 and isinstance(self.rules[0], Linear) and sizes is not None and sizes.positions == 1
-
     def plain_inputs(self, s: slice) -> Tensor:
-        """[b, d_in] of some examples, where `is_plain`."""
+        """[b, d_in] of some examples, where the block `is_plain`."""
         a = some(self.inputs[0], s)
         return a if a.dim() == 2 else a.reshape(a.shape[0], a.shape[-1])
 
     def plain_gradients(self, s: slice) -> Tensor:
-        """[k, b, d_out] of some examples, where `is_plain`."""
+        """[k, b, d_out] of some examples, where the block `is_plain`."""
         g = some(self.grads[0], s, 1)
         return g if g.dim() == 3 else g.reshape(g.shape[0], g.shape[1], g.shape[-1])
-
-    @property
-    def is_embedding(self) -> bool:
-        """Are the operands token indices?"""
-        return isinstance(self.rules[0], Embedding)
 
     def indices(self, s: slice) -> Tensor:
         """Token indices [b, T] of an embedding; -1 where no gradient flows."""
@@ -223,7 +217,7 @@ class MatrixFactor:
 
     def weight_rows(self, j: int, s: slice) -> Tensor:
         """Per-example gradient of the weight [b, p], in the parameter's own order."""
-        if self.is_embedding:
+        if self.block.is_embedding:
             parts = [r.weight_rows(a[s], g[j, s]) for r, a, g in zip(self.rules, self.inputs, self.grads)]
             return torch.stack(parts).sum(0)
         return matrix_rows(self.operand(s), self.cotangent(j, s), self.rules[0].input_major)

@@ -6,8 +6,6 @@ gradient with the weights turned round; on few pixels a product of patches takes
 `benchmarks/convolutions.py` that measures this.)
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

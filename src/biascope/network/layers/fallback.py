@@ -5,8 +5,6 @@ data-dependent control flow), one example at a time. Batching rules are not all 
 shape for a single cotangent), so vmap is trusted only after it agreed with plain autograd on two and three examples.
 """
 
-from __future__ import annotations
-
 from weakref import WeakKeyDictionary
 
 import torch
@@ -30,14 +28,6 @@ def per_example_gradients(
 
     Returns:
         {name: [k, n, numel]}.
-
-    Example:
-        >>> from torch import nn
-        >>> from biascope.network.functional import functional
-        >>> x, cotangents = torch.randn(5, 3), torch.ones(1, 5, 2)
-        >>> rows = per_example_gradients(functional(nn.Linear(3, 2)), ["weight"], x, cotangents)["weight"]
-        >>> rows.shape, torch.equal(rows[0, :, :3], x)
-        (torch.Size([1, 5, 6]), True)
     """
     n = batch_size(inputs)
     chunk = n if chunk is None else max(1, min(chunk, n))

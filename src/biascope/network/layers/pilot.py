@@ -5,20 +5,17 @@ Then the rules' per-example gradients are compared with autograd's in float64: a
 folded into another axis, a gradient scaled by hand) is found out and its parameters fall back.
 """
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from biascope.network.door import random_state, refuse_mixing, refuse_random
 from biascope.network.functional import Functional, explained
-from biascope.network.layers.blocks import Anatomy, Block, Layout, Slot, leaves, out_tensor, rows_of_tape
+from biascope.network.layers.blocks import Anatomy, Block, Layout, Slot, leaves, rows_of_tape
 from biascope.network.layers.record import Tape, Use, record
-from biascope.network.layers.rules import MatrixRule, Sizes
+from biascope.network.layers.rules import Linear, MatrixRule, Sizes
 from biascope.support.inputs import Inputs, batch_size, take
 
 
@@ -31,7 +28,6 @@ def pilot(f: Functional, inputs: Inputs) -> Anatomy:
     held = {
         t.untyped_storage().data_ptr() for t in (*f.params.values(), *f.frozen.values()) if t.layout == torch.strided
     }  # no activations
-    shape: tuple[int, ...] = ()
 
     def count(t: Tensor) -> Tensor:
         nonlocal saved
@@ -39,18 +35,12 @@ def pilot(f: Functional, inputs: Inputs) -> Anatomy:
             saved += t.numel() * t.element_size()
         return t
 
-    def look(out: Any) -> Any:
-        nonlocal shape
-        t = out_tensor(out, f.output)
-        shape = tuple(t.shape[1:]) if isinstance(t, Tensor) else ()
-        return t
-
     before = random_state(f.device)
     with explained(f.module, three), torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
-        tape3 = record(replace(f, output=look), leaves(f), three)
+        tape3 = record(f.outputs, leaves(f), three)
     if not torch.equal(random_state(f.device), before):
         refuse_random(f.module, lambda: f(f.params, three), tape3.rows.detach())
-    tape2 = record(f, leaves(f), two)
+    tape2 = record(f.outputs, leaves(f), two)
     refuse_mixing(f.module, lambda: f(f.params, three), tape3.rows.detach(), tape2.rows.detach())
     raw = dict(tape3.raw)
     slots = _slots(tape3, tape2, raw)
@@ -59,7 +49,8 @@ def pilot(f: Functional, inputs: Inputs) -> Anatomy:
     per_example = max(1, saved // 3)
     flow = tape3.gradients(torch.ones_like(tape3.rows))
     unreached = frozenset(i for i, g in enumerate(flow) if g is None)
-    found = Anatomy(tuple(blocks), tuple(slots), tape3.rows.shape[1], per_example, batched, raw, shape, unreached)
+    outputs = tape3.rows.shape[1]
+    found = Anatomy(tuple(blocks), tuple(slots), outputs, per_example, batched, raw, tape3.shape, unreached)
     wrong = _certify(f, found, two)
     if wrong:
         raw |= dict.fromkeys(wrong, "the layer rule disagrees with autograd here")
@@ -73,13 +64,13 @@ def _can_batch(tape: Tape) -> bool:
     gen = torch.Generator().manual_seed(0)
     cot = torch.randn(2, *tape.rows.shape, generator=gen, device="cpu").to(tape.rows)
     try:
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             together = tape.batched_gradients(cot)
         single = [tape.gradients(c) for c in cot]
     except (RuntimeError, NotImplementedError):
         return False
-    if any("batching rule" in str(w.message) for w in said):  # torch would loop, slowly
+    if any("batching rule" in str(w.message) for w in caught):  # torch would loop, slowly
         return False
     for j in range(2):
         for fast, slow in zip(together, single[j]):
@@ -91,12 +82,14 @@ def _can_batch(tape: Tape) -> bool:
     return True
 
 
-def _layout(shape3: torch.Size, shape2: torch.Size) -> Layout | None:
+def _layout(use: Use, shape3: torch.Size, shape2: torch.Size) -> Layout | None:
     changed = [d for d, (a, b) in enumerate(zip(shape3, shape2)) if a != b]
     if len(shape3) != len(shape2) or len(changed) != 1:
         return None
     d = changed[0]
-    return Layout(d, shape3[d] // 3) if shape3[d] * 2 == shape2[d] * 3 else None
+    if shape3[d] * 2 != shape2[d] * 3:
+        return None
+    return Layout(d, m := shape3[d] // 3, plain=d == 0 and m == 1 and isinstance(use.rule, Linear))
 
 
 def _slots(tape3: Tape, tape2: Tape, raw: dict[str, str]) -> list[Slot | None]:
@@ -106,14 +99,14 @@ def _slots(tape3: Tape, tape2: Tape, raw: dict[str, str]) -> list[Slot | None]:
         other = tape2.uses[i] if same else None
         slot = None
         if other is not None and use.roles == other.roles:
-            out = _layout(use.out_shape, other.out_shape)
+            out = _layout(use, use.out_shape, other.out_shape)
             saved, other_saved = use.input, other.input
-            inp = None if saved is None or other_saved is None else _layout(saved.shape, other_saved.shape)
+            inp = None if saved is None or other_saved is None else _layout(use, saved.shape, other_saved.shape)
             if out is not None and (saved is None or inp is not None) and _sensible(use, inp, out):
                 slot = Slot(type(use.rule).__name__, tuple(use.roles.items()), inp, out)
         if slot is None:
             for name in use.roles.values():
-                raw.setdefault(name, f"{use.rule.kind} use whose batch dimension could not be told")
+                raw.setdefault(name, f"{use.rule.kind} use whose batch dimension could not be found")
         slots.append(slot)
     return slots
 
@@ -170,7 +163,7 @@ def _blocks(f: Functional, tape: Tape, slots: list[Slot | None], raw: dict[str, 
             numel += f.params[bias].numel()
         kept = sum(u.input.numel() for u in uses if u.input is not None) // 3
         flow = sum(u.out_shape.numel() for u in uses) // 3
-        blocks.append(Block("matrix", names, indices, f"{first.kind} rule{times}", total, numel, kept, flow))
+        blocks.append(Block("matrix", names, indices, f"{first.kind} rule{times}", total, numel, kept, flow, first))
     order = {name: i for i, name in enumerate(f.params)}
     return sorted(blocks, key=lambda b: order[b.names[0]])
 

@@ -5,8 +5,6 @@ weight or a bare functional call made it. A use that no rule understands marks i
 go to the autograd fallback. Nothing is hooked on the user's module.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -57,6 +55,7 @@ class Tape:
     rows: Tensor
     uses: list[Use]
     raw: dict[str, str]
+    shape: tuple[int, ...]  # of one example's output, before it was flattened
 
     def gradients(self, cotangent: Tensor, retain: bool = True) -> list[Tensor | None]:
         """Gradient of sum(rows * cotangent) at every use's output, in the model's layout."""
@@ -197,16 +196,9 @@ def record(
     f: Callable[[dict[str, Tensor], Any], Tensor],
     params: dict[str, Tensor],
     inputs: Any,
-    read: Callable[[Tensor], Tensor] | None = None,
+    read: Callable[[Any], Tensor] | None = None,
 ) -> Tape:
-    """Run f(params, inputs) -> [n, c] under the recorder; params must require grad. `read` is unrecorded, after f.
-
-    Example:
-        >>> w = torch.ones(2, 3, requires_grad=True)
-        >>> tape = record(lambda p, x: torch.nn.functional.linear(x, p["w"]).relu(), {"w": w}, torch.ones(5, 3))
-        >>> tape.rows.shape, [(use.rule.kind, use.roles) for use in tape.uses]
-        (torch.Size([5, 2]), [('linear', {'weight': 'w'})])
-    """
+    """Run f(params, inputs) -> [n, ...] under the recorder; params must require grad. `read` is unrecorded, after f."""
     for clone in (False, True):
         recorder = Recorder(params, clone_inputs=clone)
         with torch.enable_grad(), recorder:
@@ -217,8 +209,9 @@ def record(
     for use in recorder.uses:
         use.source = None
     with torch.enable_grad():  # the caller may have switched it off
-        rows = out if read is None else read(out)
-    return Tape(rows, recorder.uses, recorder.raw)
+        out = out if read is None else read(out)
+        rows = out if out.dim() == 2 else out.reshape(len(out), -1)
+    return Tape(rows, recorder.uses, recorder.raw, tuple(out.shape[1:]))
 
 
 # ------------------------------------------------------------------------------------------------------- the handlers

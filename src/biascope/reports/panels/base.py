@@ -190,11 +190,7 @@ def make_subject(
 
 
 def refuse_same(name: str, first: nn.Module, second: nn.Module) -> None:
-    """Refuse a function that does not initialise: of one network there is no average, and every error would be zero.
-
-    Example:
-        >>> refuse_same("line", nn.Linear(2, 2), nn.Linear(2, 2))
-    """
+    """Refuse a function that does not initialise: of one network there is no average, and every error would be zero."""
     if first is second:
         raise InputError(f"{name} returned the same network twice; it must build a new one on every call")
     pairs = list(zip(first.parameters(), second.parameters()))
@@ -206,11 +202,7 @@ def refuse_same(name: str, first: nn.Module, second: nn.Module) -> None:
 
 
 def refuse_dense(subject: Subject) -> None:
-    """Refuse outputs that have a number for every place, such as the pixels of a U-Net, where a panel needs classes.
-
-    Example:
-        >>> refuse_dense(Subject("line", lambda _: nn.Linear(2, 3), (2,)))
-    """
+    """Refuse outputs that have a number for every place, such as the pixels of a U-Net, where a panel needs classes."""
     with torch.no_grad():
         shape = tuple(subject.once("output shape", lambda: subject.network(subject.inputs(1)).shape))[1:]
     if math.prod(shape[1:]) > 1:

@@ -99,13 +99,7 @@ def train(subject: Subject, chosen: list[Tensor]) -> Tensor:
 
 
 class Tasks(Sequence[tuple[Tensor, Tensor]]):
-    """D(v) for every direction and seed, drawn when asked for: for large images all at once would fill the memory.
-
-    Example:
-        >>> x, y = Tasks([torch.ones(2)], 4, 0, "train")[0]
-        >>> x.shape, y.tolist()
-        (torch.Size([4, 2]), [0, 1, 0, 1])
-    """
+    """D(v) for every direction and seed, drawn when asked for: for large images all at once would fill the memory."""
 
     def __init__(self, chosen: list[Tensor], n: int, seed: int, what: str) -> None:
         self.chosen, self.n, self.seed, self.what = chosen, n, seed, what

@@ -41,12 +41,7 @@ class Spread:
         return int(value > self.mean + limit) - int(value < self.mean - limit)
 
     def __str__(self) -> str:
-        """As the page says it.
-
-        Example:
-            >>> str(Spread.of([0.11, 0.12, 0.13]))
-            '0.120 ± 0.010 over 3 initialisations'
-        """
+        """As the page says it."""
         if self.count == 1:
             return f"{self.mean:.3g} at one initialisation"
         digits = 2 if self.deviation <= 0 else min(6, max(0, 1 - math.floor(math.log10(self.deviation))))

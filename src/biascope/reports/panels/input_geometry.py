@@ -224,12 +224,7 @@ def mean_frequency(subject: Subject, vectors: np.ndarray[Any, Any]) -> tuple[flo
 
 
 def is_image(subject: Subject) -> bool:
-    """Whether inputs are [channels, height, width]; of [time, features] neighbours mean little, so no frequencies.
-
-    Example:
-        >>> is_image(Subject("net", lambda _: torch.nn.Flatten(), (5, 7)))
-        False
-    """
+    """Whether inputs are [channels, height, width]; of [time, features] neighbours mean little, so no frequencies."""
     return len(subject.input_shape) == 3
 
 

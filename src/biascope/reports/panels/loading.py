@@ -65,17 +65,17 @@ def load_state(path: str | Path) -> dict[str, Tensor]:
 
 def _unreadable(path: Path, error: Exception) -> InputError:
     first = str(error).splitlines()[0] if str(error) else ""
-    said = f"{type(error).__name__}: {first[:160]}"
+    problem = f"{type(error).__name__}: {first[:160]}"
     if isinstance(error, UnpicklingError):  # torch's own words are long, and advise to run what is in the file
-        said = "it is no weights file, or holds Python objects such as a whole model beside its tensors"
+        problem = "it is no weights file, or holds Python objects such as a whole model beside its tensors"
     return InputError(
-        f"--weights {path} cannot be read ({said}); "
+        f"--weights {path} cannot be read ({problem}); "
         "give a safetensors file, or what torch.save(model.state_dict(), ...) writes"
     )
 
 
 def put_weights(network: nn.Module, state: Mapping[str, Tensor], path: str | Path) -> nn.Module:
-    """The network with these weights; every name or shape that does not fit is said."""
+    """The network with these weights; every name or shape that does not fit is named."""
     own = network.state_dict()
     wrong = [
         f"{name} is {tuple(value.shape)} in the file and {tuple(own[name].shape)} in the network"

@@ -29,12 +29,7 @@ Shape = tuple[int, ...]
 
 
 def name_of(spec: Spec) -> str:
-    """What a network is called on its page.
-
-    Example:
-        >>> name_of("lenet"), name_of(nn.Flatten)
-        ('lenet', 'Flatten')
-    """
+    """What a network is called on its page."""
     return spec if isinstance(spec, str) else str(getattr(spec, "__name__", type(spec).__name__))
 
 
@@ -120,12 +115,7 @@ def _complete(spec: str) -> None:
 
 
 def _unlikely(node: ast.FunctionDef | ast.ClassDef) -> int:
-    """0 for functions that need no arguments, as what builds a network, 1 for such classes, 2 for all others.
-
-    Example:
-        >>> [_unlikely(node) for node in ast.parse("def build(width=8): ...\\ndef block(width): ...").body]
-        [0, 2]
-    """
+    """0 for functions that need no arguments, as what builds a network, 1 for such classes, 2 for all others."""
     within = node.body if isinstance(node, ast.ClassDef) else [node]
     functions = [one for one in within if isinstance(one, ast.FunctionDef)]
     made = next((one for one in functions if node is one or one.name == "__init__"), None)

@@ -88,8 +88,8 @@ def draw_eigenvalues(
         high = [value + error for value, error in zip(shown, known)]
         axes.fill_between(index, low, high, color=BLUE, alpha=0.25, linewidth=0, label="standard error")
     if not shown:
-        said = f"no eigenvalue above {least:.3g}"
-        axes.text(0.5, 0.5, said, transform=axes.transAxes, ha="center", va="center")
+        text = f"no eigenvalue above {least:.3g}"
+        axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center")
     axes.set_xlabel("index")
     axes.set_ylabel("eigenvalue")
     return len(found) - len(shown)

@@ -89,16 +89,7 @@ class _Numbers(Formatter):
 
 
 def put_on(axis: Any) -> None:
-    """Ticks and labels for a "log" axis, or a "symlog" one with linthresh=1; minor ticks bear no labels.
-
-    Example:
-        >>> from matplotlib.figure import Figure
-        >>> axes = Figure().subplots()
-        >>> axes.set_yscale("log")
-        >>> put_on(axes.yaxis)
-        >>> axes.yaxis.get_minor_formatter()("any")
-        ''
-    """
+    """Ticks and labels for a "log" axis, or a "symlog" one with linthresh=1; minor ticks bear no labels."""
     between = list(range(2, 10))
     if axis.get_scale() == "log":
         axis.set_major_locator(_Ticks())

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from biascope.support.bounds import Count, Finite, FiniteTensor, NonNegative, Positive, Share, check_shapes
 from biascope.support.errors import InputError
+from biascope.support.limits import Count, Finite, FiniteTensor, NonNegative, Positive, Share, check_shapes
 from biascope.support.signatures import checked
 
 
