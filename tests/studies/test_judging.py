@@ -11,7 +11,7 @@ from biascope.studies import Estimate, Run
 from biascope.studies import claims as catalogue
 from biascope.studies.claims import Claim, Published
 from biascope.studies.conditions import Condition
-from biascope.studies.judging import Judgement, judge_claim, options_of
+from biascope.studies.judging import Judgement, judge_claim, options_of_run
 from biascope.studies.scope import Experiment
 
 TOLD = Experiment("nad/fig1", parts={"nets": ["a", "b"]}, size={"epochs": 20}, diagnostic={"gap": ["half"]})
@@ -131,6 +131,6 @@ def test_whether_the_rule_came_first_is_computed() -> None:
 def test_an_option_that_an_old_run_lacks_has_its_default() -> None:
     """What was the only way then departs from the published setting as much as if it had been asked for."""
     run = Run(Path("r"), {"study": "nad/fig1", "options": {"nets": ("a",)}}, {})
-    found = options_of(run)
+    found = options_of_run(run)
     assert found["nets"] == ("a",)
     assert set(found) > {"nets"}
