@@ -22,8 +22,9 @@ class Experiment:
     `size`: more is more. `smaller`: less is more (strides). `same`: to be equal. `parts`: what the document's list
     holds; a run may have some of it and says something of those alone. `all`: options whose value 0 means all there is.
     `diagnostic`: values of options with which a run is a check of ours and never counts. `stand_in`: what values of
-    options stand in for, or one sentence where every run is on a stand-in. `networks`: the option that holds networks. `silent`: settings that matter and that
-    the document does not give, in words: a run cannot have them, so it never contradicts.
+    options stand in for, or one sentence where every run is on a stand-in. `networks`: the option that holds networks.
+    `silent`: settings that matter and that the document does not give, in words; no run can have them, so a rule that
+    fails contradicts nothing.
     """
 
     study: str
