@@ -58,7 +58,8 @@ def fig5_8(
         if setting.images == "faces":  # which has no more than n in its test split
             first, others = (setting.signals(derive(run.seed, "images", seed), *of) for of in ((1, "meta"), ()))
         else:
-            first, others = setting.signals(derive(run.seed, "images", seed), setting.n + 1).split((1, setting.n))
+            signals = setting.signals(derive(run.seed, "images", seed), setting.n + 1)
+            first, others = signals[:1], signals[1:]
         one = first[0].to(run.device)
         mask = half(setting.side, derive(run.seed, "pixels", seed))
         drawn, r = start(run, Field("siren", w0), setting, seed), setting.grid.to(run.device)
