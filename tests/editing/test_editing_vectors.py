@@ -18,7 +18,7 @@ from biascope.editing import TaskVector
 from biascope.support.errors import CorruptError, InputError
 from editing.editing_nets import mlp, points, random_vector
 
-MODULES = ("vectors", "interference", "merging", "fine_tuning", "properties", "zeroshot")
+MODULES = ("vectors", "interference", "merging", "fine_tuning", "properties")
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -230,5 +230,5 @@ def test_lists_and_matrices_are_refused_by_name() -> None:
     ):
         with pytest.raises(InputError, match=r"m has shape \[2, 2\]"):
             call()
-    with pytest.raises(InputError, match=r"widths=7: a sequence is needed, e\.g\. \[7\]"):
+    with pytest.raises(InputError, match=r"widths=7: a sequence of integers is needed, e\.g\. \[7\]"):
         mlp_geometry_constant(5, 7)  # type: ignore[arg-type]

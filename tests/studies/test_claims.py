@@ -30,10 +30,12 @@ def test_every_study_is_named_by_a_claim_and_its_conditions_are_its_options() ->
 def test_a_condition_decides_which_runs_test_a_claim() -> None:
     adam = next(claim for claim in claims() if claim.id == "function-space/B.1")
     needs = [name for condition in (*adam.rule, *adam.gate) for name in condition.needs]
-    numbers = {name.replace("*", "x"): Estimate(0.1, 0.01) for name in needs}
-    assert adam.tested_by("ntk/fig4.2", {"optimiser": "adam"}, numbers)
-    assert not adam.tested_by("ntk/fig4.2", {"optimiser": "sgd"}, numbers)
-    assert not adam.tested_by("ntk/fig4.4", {"optimiser": "adam"}, numbers)
+    numbers = {name.replace("*", "x").replace("{net}", "mlp"): Estimate(0.1, 0.01) for name in needs}
+    options = {**adam.where, "nets": ("mlp",)}
+    assert adam.where["optimiser"] == "adam"
+    assert adam.tested_by("ntk/fig4.2", options, numbers)
+    assert not adam.tested_by("ntk/fig4.2", {**options, "optimiser": "sgd"}, numbers)
+    assert not adam.tested_by("ntk/fig4.4", options, numbers)
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def test_the_queue_in_order_with_names_and_data(tmp_path: Path) -> None:
         study = "nad/fig8"
         set = { nets = ["lenet", "vgg11"] }
         minutes = 4
-        claims = ["nad/8"]
+        claims = ["nad/8, accuracy"]
         [[run]]
         study = "nad/fig4b"
         minutes = 9.5
