@@ -62,3 +62,28 @@ def test_the_old_package_of_linearize_warns_where_it_is_imported() -> None:
     assert (lazy, posthoc) == (biascope.lazy, biascope.tangent.posthoc)
     with pytest.raises(ImportError, match="nothing"), pytest.warns(DeprecationWarning, match="moved"):
         from biascope.linearize import nothing  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "curvature.margin_bound",
+        "editing.zero_shot_head",
+        "ensembles.scalar_of",
+        "fields.psnr",
+        "geometry.dipole_metric",
+        "information.info_nce",
+        "probes.fisher_rao_norm",
+        "spectral.decay_exponent",
+    ],
+)
+def test_a_name_that_a_room_no_longer_exports(name: str) -> None:
+    room, _, last = name.partition(".")
+    with pytest.warns(DeprecationWarning, match=rf"biascope\.{name} has moved: import biascope\.{room}\."):
+        found = getattr(importlib.import_module(f"biascope.{room}"), last)
+    assert found.__name__ == last
+
+
+def test_a_name_that_never_was() -> None:
+    with pytest.raises(AttributeError, match=r"biascope\.spectral.*nonsense"):
+        importlib.import_module("biascope.spectral").__getattr__("nonsense")

@@ -1,8 +1,10 @@
 """Import paths of version 0.1.0.dev0 that have moved: they work for one more version and warn with the new path."""
 
+import pkgutil
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -17,6 +19,9 @@ _PAPERS = "alignment ekfac lazy mine nad spectral"
 MOVED |= {f"biascope.studies.{name}": f"biascope_papers.{name}" for name in _PAPERS.split()}
 MOVED["biascope.refusals"] = "biascope.network.door"
 MOVED["biascope.progress"] = "biascope.support.bars"
+MOVED["biascope.kernels.ntk"] = "biascope.kernels.empirical"
+MOVED["biascope.studies.function_space"] = "biascope_papers"
+MOVED["biascope.studies.function_space.training"] = "biascope_papers.ntk.training"
 MOVED["biascope.studies.invariance"] = "biascope_papers.gih"
 MOVED["biascope.linearize.quadratic"] = "biascope.tangent.quadratic"
 FUNCTIONS = {"biascope.linearize": "biascope.tangent"}  # packages whose name is that of a function
@@ -70,6 +75,21 @@ def _stand_in(old: str, new: str) -> ModuleType:
 
     module.__getattr__ = find  # type: ignore[method-assign]
     return module
+
+
+def names_of_before(room: str) -> Callable[[str], Any]:
+    """A `__getattr__` for a room: names that it exported in 0.1.0.dev0 and that only their module has now."""
+
+    def find(name: str) -> Any:
+        for file in [] if name.startswith("_") else pkgutil.iter_modules(sys.modules[room].__path__, f"{room}."):
+            with suppress(ImportError):  # of an optional library
+                value = vars(import_module(file.name)).get(name)
+                if getattr(value, "__module__", None) == file.name:
+                    warnings.warn(f"{room}.{name} has moved: import {file.name}", DeprecationWarning, stacklevel=2)
+                    return value
+        raise AttributeError(f"module {room!r} has no attribute {name!r}")
+
+    return find
 
 
 def install() -> None:

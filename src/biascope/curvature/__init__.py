@@ -4,6 +4,7 @@
 What metrics are for: consolidation, pruning, natural gradients, posteriors, influence, effective dimension, complexity.
 """
 
+from biascope._moved import names_of_before
 from biascope.curvature import complexity
 from biascope.curvature.blockwise import load_curvature as load_curvature
 from biascope.curvature.build import fisher as fisher
@@ -21,6 +22,8 @@ from biascope.curvature.uses import (
     natural_gradient,
     pruning_scores,
 )
+
+__getattr__ = names_of_before(__name__)
 
 __all__ = [
     "Metric",

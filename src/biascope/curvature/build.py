@@ -184,7 +184,13 @@ def gradient_covariance(
     likelihood: Likelihood = "categorical",
     **options: Any,
 ) -> Metric:
-    """Covariance of the loss gradients over labelled examples (their second moment minus the mean's square)."""
+    """Covariance of the loss gradients over labelled examples (their second moment minus the mean's square).
+
+    Example:
+        >>> C = gradient_covariance(nn.Linear(3, 2), (torch.randn(6, 3), torch.arange(6) % 2), "dense")
+        >>> C.shape
+        (8, 8)
+    """
     return fisher(model, data, representation, likelihood, "empirical", centred=True, **options)
 
 

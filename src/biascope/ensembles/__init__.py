@@ -1,5 +1,6 @@
 """Thousands of networks at once: drawn as stacks, evaluated and trained together."""
 
+from biascope._moved import names_of_before
 from biascope.ensembles.evaluate import Evaluator as Evaluator
 from biascope.ensembles.evaluate import input_gradients, outputs
 from biascope.ensembles.graphs import capture
@@ -8,6 +9,8 @@ from biascope.ensembles.networks import Networks
 from biascope.ensembles.precision import Precision, arithmetic
 from biascope.ensembles.train import accuracy, train_ensemble, training_epochs
 from biascope.ensembles.work import SGD, data_order
+
+__getattr__ = names_of_before(__name__)
 
 __all__ = [
     "SGD",

@@ -1,5 +1,6 @@
 """Implicit neural representations as structured dictionaries: their harmonics, failures, atoms and meta-learning."""
 
+from biascope._moved import names_of_before
 from biascope.fields.atoms import Dictionary, dictionary, plot_energy
 from biascope.fields.failures import alias_test, recovery_bound
 from biascope.fields.fitting import coordinates, fit
@@ -7,6 +8,8 @@ from biascope.fields.meta import dictionary_change, meta_learn
 from biascope.fields.networks import Polynomial, frozen_siren, single_frequency
 from biascope.fields.series import bessel_harmonics, harmonics
 from biascope.fields.support import harmonic_support, missing_bins, nyquist_check
+
+__getattr__ = names_of_before(__name__)
 
 __all__ = [
     "Dictionary",

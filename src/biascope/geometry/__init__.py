@@ -1,5 +1,6 @@
 """Input space: what a network does to directions of its input."""
 
+from biascope._moved import names_of_before
 from biascope.geometry import (
     closed_forms,
     data_directions,
@@ -28,6 +29,8 @@ from biascope.geometry.measures import (
 )
 from biascope.geometry.mixed import MixedDerivative
 from biascope.geometry.nad_result import NADs
+
+__getattr__ = names_of_before(__name__)
 
 __all__ = [
     "AverageGeometry",

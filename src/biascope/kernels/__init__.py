@@ -1,5 +1,6 @@
 """Function space: the neural tangent kernel J J^T, its spectrum, alignment and what is predicted from it."""
 
+from biascope._moved import names_of_before
 from biascope.kernels.duality import metric_eigenpairs as metric_eigenpairs
 from biascope.kernels.eigenfunctions import binarization_overlap, fourier_power, local_energy, nystrom_extension
 from biascope.kernels.eigenfunctions import eigenfunction_targets as eigenfunction_targets
@@ -16,6 +17,8 @@ from biascope.kernels.rotation import rotation_gain, target_alignments
 from biascope.kernels.sketch import sketched_ntk as sketched_ntk
 from biascope.kernels.spectrum import Spectrum as Spectrum
 from biascope.kernels.tiles import open_kernel
+
+__getattr__ = names_of_before(__name__)
 
 __all__ = [
     "binarization_overlap",

@@ -6,6 +6,7 @@ Metrics are functions of a `View`: they are in `kernel_metrics`, `function_metri
 from importlib import import_module
 from typing import Any
 
+from biascope._moved import names_of_before
 from biascope.probes import bounds as bounds  # a page of theory, used by its own name
 from biascope.probes import weight_metrics as weight_metrics
 from biascope.probes.equal import equal_progress
@@ -38,4 +39,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in {"lightning", "huggingface"}:  # imported when asked for: they need their frameworks
         return import_module(f"biascope.probes.{name}")
-    raise AttributeError(f"module 'biascope.probes' has no attribute {name!r}")
+    return names_of_before(__name__)(name)

@@ -71,6 +71,11 @@ def group_losses(view: View) -> dict[str, float]:
 
     With one output, integer labels are classes if they are -1, +1 or 0, 1 in the whole batch: right is the side of 0,
     or of 1/2 for 0, 1 with loss_fn="squared". Other integers are values and have no accuracy.
+
+    Example:
+        >>> view = View.of(nn.Linear(2, 3), torch.eye(2), torch.tensor([0, 2]), groups={"hard": [1]})
+        >>> list(group_losses(view))
+        ['hard/loss', 'hard/accuracy']
     """
     found = {}
     for name in view.setup.groups:

@@ -49,6 +49,11 @@ def layer_alignment(
     """Alignment of every layer's tangent kernel with the labels (centred), or with that at initialisation ("init").
 
     A layer whose kernel is zero (after centring) has no alignment: NaN.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+        >>> list(layer_alignment(View.of(net, torch.randn(8, 2), torch.randn(8))))
+        ['0', '2']
     """
     kind = (to == "labels") if centred is None else centred
     found = {}
@@ -68,6 +73,12 @@ def group_alignment(view: View, centred: Centring | bool = "per-output") -> dict
     """CKA with the labels inside every group (easy against difficult examples), each centred by itself.
 
     Groups of equal size can be compared; the alignment of a random kernel depends on the number of examples.
+
+    Example:
+        >>> groups = {"easy": torch.arange(4), "hard": torch.arange(4, 8)}
+        >>> view = View.of(nn.Linear(2, 1), torch.randn(8, 2), torch.randn(8), groups=groups)
+        >>> list(group_alignment(view))
+        ['easy', 'hard']
     """
     return {name: view.group_kernel(name).alignment(view.group_labels(name), centred) for name in view.setup.groups}
 
@@ -103,7 +114,12 @@ def effective_rank(view: View, centred: bool = True) -> float:
 
 @register()
 def trace_ratio(view: View, ks: Sequence[int] = (40, 80, 160), centred: bool = True) -> dict[str, float]:
-    """T_k, the share of the k largest eigenvalues in the trace. (The papers print a sum over j < k; top k is meant.)"""
+    """T_k, the share of the k largest eigenvalues in the trace. (The papers print a sum over j < k; top k is meant.)
+
+    Example:
+        >>> trace_ratio(View.of(nn.Linear(2, 1, bias=False), torch.eye(2)), ks=(1,), centred=False)
+        {'1': 0.5}
+    """
     check_count(min(ks), "ks")
     values = _values(view, centred)
     return {str(k): float(values[:k].sum() / values.sum()) for k in ks}
@@ -111,7 +127,13 @@ def trace_ratio(view: View, ks: Sequence[int] = (40, 80, 160), centred: bool = T
 
 @register(decades=True)
 def spectrum(view: View, k: int = 10, centred: bool = True) -> dict[str, float]:
-    """The k largest eigenvalues ("1" is the largest), and the mean and median of all (0: below rounding)."""
+    """The k largest eigenvalues ("1" is the largest), and the mean and median of all (0: below rounding).
+
+    Example:
+        >>> found = spectrum(View.of(nn.Linear(2, 1, bias=False), torch.eye(2)), k=1, centred=False)
+        >>> {name: round(value, 6) for name, value in found.items()}
+        {'1': 1.0, 'mean': 1.0, 'median': 1.0}
+    """
     check_count(k, "k")
     values = _values(view, centred)
     top = {str(j + 1): float(value) for j, value in enumerate(values[:k])}

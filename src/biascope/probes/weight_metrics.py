@@ -19,7 +19,12 @@ from biascope.tangent.residual import taylor_residual
 
 @register()
 def parameter_distance(view: View) -> dict[str, float]:
-    """||theta - theta0||, and the same relative to ||theta0||."""
+    """||theta - theta0||, and the same relative to ||theta0||.
+
+    Example:
+        >>> parameter_distance(View.of(nn.Linear(2, 1), torch.eye(2)))["absolute"]
+        0.0
+    """
     start = view.init.theta.double()
     distance = float((view.theta.double() - start).norm())
     return {"absolute": distance, "relative": ratio(distance, float(start.norm()))}
@@ -31,6 +36,11 @@ def linearisation_error(view: View) -> float:
 
     0: the network is its tangent model; above about 1 the tangent model says nothing. NaN where nothing has moved.
     Buffers (running statistics) are held at initialisation in both.
+
+    Example:
+        >>> start = View.of(nn.Linear(2, 1), torch.eye(2))
+        >>> linearisation_error(View.of(nn.Linear(2, 1), torch.eye(2), init=start)) < 1e-5
+        True
     """
     s = view.setup
     return taylor_residual(view.init.network, view.f.params, s.x, s.output, s.precision)
@@ -41,6 +51,10 @@ def complexity(view: View) -> float:
     """C = sum ||dw|| ||Phi||_F over measurements: dw since the last one, ||Phi||_F = sqrt(tr K) at the last one.
 
     Coarser measurements give smaller sums (triangle inequality); `path_complexity` adds up the lengths of all steps.
+
+    Example:
+        >>> complexity(View.of(nn.Linear(2, 1), torch.eye(2)))  # nothing has moved
+        0.0
     """
     start = view.theta if view.previous is None else view.previous.theta
     return _add_up(view, "complexity", float((view.theta.double() - start.double()).norm()))
@@ -59,6 +73,10 @@ def path_complexity(view: View) -> float:
     """C = sum_t ||dw_t|| ||Phi_t||_F over all optimiser steps, ||Phi_t||_F as it was at the last measurement.
 
     The probe follows every step (one copy of the parameters and one pass over them per step).
+
+    Example:
+        >>> path_complexity(View.of(nn.Linear(2, 1), torch.eye(2)))
+        0.0
     """
     return _add_up(view, "path_complexity", view.path)
 
@@ -74,6 +92,11 @@ def input_velocity(view: View, std: float | None = None) -> dict[str, float]:
         view: what is measured.
         std: use as many Gaussian inputs of this standard deviation instead of the probe batch (the paper: 1e-3 to
             1e-5, with smooth activations).
+
+    Example:
+        >>> before = View.of(nn.Linear(2, 1), torch.eye(2))
+        >>> input_velocity(View.of(before.model, torch.eye(2), previous=before, step=1))["distance"] < 1e-6
+        True
     """
     R = view.input_gradients(std).double()  # [m, D]: G = R^T R / m is never formed, <R^T R, S^T S> = ||R S^T||^2
     if view.previous is None:
@@ -111,6 +134,13 @@ def norm_products(view: View) -> dict[str, float]:
     Neyshabur et al. (2019) up to constants, for hidden weights U, output weights V and initial U_0. Matrices are all
     weights of more than one dimension, read as in `spectral_norm`. The distance from initialisation is
     `parameter_distance`, and the path norm a function of its own, `path_norm`.
+
+    Example:
+        >>> net = nn.Linear(2, 2)
+        >>> with torch.no_grad():
+        ...     _ = net.weight.copy_(torch.diag(torch.tensor([3.0, 4.0])))
+        >>> {k: round(v, 4) for k, v in norm_products(View.of(net, torch.eye(2))).items()}
+        {'parameters': 6.0, 'frobenius': 5.0, 'spectral': 4.0}
     """
     spectral, weights = spectral_norm(view), effective_weights(view.f)
     found = {
@@ -134,6 +164,12 @@ def fisher_rao_norm(view: View) -> float:
     J theta = L f for L layers, so the norm is L sqrt(E <dl/df, f>^2): like the path norm it does not change when units
     are rescaled. The loss is the probe's, the labels are those of the batch (with labels drawn from the model it would
     be the Fisher metric: `bs.fisher(...).quadratic_form(theta)`).
+
+    Example:
+        >>> net = nn.Linear(1, 1, bias=False)
+        >>> _ = nn.init.constant_(net.weight, 2.0)
+        >>> fisher_rao_norm(View.of(net, torch.ones(3, 1), torch.full((3,), 1.0)))  # dl/df = 2 (f - y) = 2, J theta = 2
+        4.0
     """
     total = 0.0
     for start in range(0, view.n, CHUNK):
