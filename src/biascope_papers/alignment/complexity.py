@@ -1,11 +1,8 @@
 """Fig. 4.6 (also 6.6): the path complexity C(f) = sum_t ||dw_t|| ||Phi_t||_F against the generalisation gap.
 
-Three sweeps, as in the paper: `width` of an MLP with one hidden layer on MNIST, `corruption` of the labels with 256
-hidden units, and `channels` of VGG-19 on CIFAR-10. Networks train until the cross-entropy on all training images is
-0.01 (measured after every epoch, for at most `epochs`). The complexity is summed at every epoch and at iterations
-spaced evenly in logarithm, with the displacement in between and ||Phi||_F on a fixed batch: coarser steps give smaller
-sums, so sums are comparable only within a sweep. The gap is test error minus training error. Other measures are
-reported beside it.
+Networks train until the cross-entropy on all training images is 0.01, for at most `epochs`. The complexity is summed at
+every epoch and at log-spaced iterations, with the displacement in between and ||Phi||_F on a fixed batch: sums are
+comparable only within a sweep. The gap is test error minus training error.
 """
 
 import copy

@@ -1,8 +1,6 @@
 """Fig. 4.4 and B.7 (also 6.4): alignment of the tangent kernel with easy and with difficult examples of one set.
 
-An MLP learns 10,000 digits of MNIST together with 1000 difficult examples: digits with random labels, or images of
-another set (KMNIST in the paper; Fashion-MNIST here, a stand-in). CKA with the training labels is measured on 100 easy
-and on 100 difficult training images.
+Difficult: digits with random labels, or images of another set (Fashion-MNIST stands in for KMNIST).
 """
 
 import math

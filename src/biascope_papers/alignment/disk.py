@@ -1,10 +1,8 @@
 """Fig. 4.1 and B.4 (also 6.1): eigenfunctions of the tangent kernel while a network learns a disk.
 
-500 uniform points of the square, positive inside the disk of radius sqrt(2 / pi); an MLP (6 hidden layers of 256,
-torch's own initialisation) is trained by full-batch gradient descent on binary cross-entropy. At some iterations the
-kernel is computed on a grid and its leading eigenfunctions are drawn. The published lambda_20 / lambda_1 (1.5 % at
-iteration 0, 0.2 % at 2000) is that of the centred kernel: the uncentred one starts a hundred times lower. The learning
-rate is not in the text, and the last value depends on it.
+Points of the square are positive inside the disk of radius sqrt(2 / pi). The published lambda_20 / lambda_1 is that of
+the centred kernel: the uncentred one starts a hundred times lower. The learning rate is not in the text, and the last
+value depends on it.
 """
 
 from typing import Annotated, Any

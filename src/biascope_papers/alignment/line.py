@@ -1,10 +1,8 @@
 """Fig. B.2: eigenvectors of the tangent kernel of an untrained MLP on a line look like Fourier modes.
 
-50 evenly spaced points of [0, 1], an MLP with 6 hidden layers of 256 (torch's own initialisation; with He weights and
-zero biases the network is linear on positive inputs and the kernel has rank 2). The dominant frequency of every
-eigenvector of the centred kernel is read off its discrete Fourier transform. That takes the line for a circle: a cosine
-of half a period has energy at every frequency. So how much of an eigenvector is one wave is also measured by the best
-wave of 1/2, 1, 3/2, ... periods, of any phase.
+The initialisation is torch's: with He weights and zero biases the network is linear on positive inputs and the kernel
+has rank 2. A discrete Fourier transform takes the line for a circle, so how much of an eigenvector is one wave is also
+measured by the best wave of 1/2, 1, 3/2, ... periods, of any phase.
 """
 
 from typing import Annotated, Any

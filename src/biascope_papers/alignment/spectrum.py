@@ -1,8 +1,6 @@
 """Fig. 4.2 and B.8 (also 6.2): spectrum of the centred tangent kernel of VGG-19 on CIFAR-10 while it trains.
 
-Largest, mean and median eigenvalue, effective rank exp(-sum mu log mu) and trace ratios T_k on fixed batches of
-training and test images, for several fractions of random labels. Errors are over seeds, or with one seed over its
-probe batches of training images, which the text says.
+Errors are over seeds, or with one seed over its probe batches of training images, which the text says.
 """
 
 from collections.abc import Callable

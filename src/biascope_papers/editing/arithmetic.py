@@ -1,10 +1,8 @@
 """Tables 6.1 to 6.3 and Fig. 6.3: task addition and negation, plain and in the tangent space. On a stand-in, not CLIP.
 
-Addition: theta_0 + a sum_t tau_t with one coefficient a in {0, 0.05, ..., 1}, the same for all tasks, found on held-out
-images of the training split by the normalised accuracy (as the appendix says), for every method by itself. Negation:
-theta_0 - a tau_t; among the coefficients that leave 95 % of the accuracy on the control set, the one with the lowest
-accuracy on the task, on held-out images; reported on test images. The control set of the paper is ImageNet, here a set
-of the pre-training on which nothing was fine-tuned.
+Addition: theta_0 + a sum_t tau_t with one a for all tasks, found on held-out images by the normalised accuracy, for
+every method by itself. Negation: theta_0 - a tau_t; of the coefficients that leave 95 % of the accuracy on the control
+set, the one with the lowest accuracy on the task. The control set is one of the pre-training (the paper's: ImageNet).
 """
 
 from dataclasses import replace

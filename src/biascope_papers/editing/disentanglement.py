@@ -1,10 +1,8 @@
 """Fig. 6.4, 6.5, 6.8, 6.10 and 6.11: the weight disentanglement error of two tasks. On a stand-in, not CLIP.
 
 xi(a1, a2) = sum over both tasks of the share of its test images whose predicted class differs between theta_0 + a_t
-tau_t and theta_0 + a1 tau1 + a2 tau2; between 0 and 2. For the fine-tuned network, its linearisation after the fact,
-and tangent fine-tuning. Compared is the mean of xi over [0, 1]^2, the box of the paper's figures in which coefficients
-are searched: at negative coefficients some networks predict one class for all images, agree, and count as low error.
-Means are over pairs of tasks. (The paper's 20 points contain neither 0 nor 1; the grids here contain both.)
+tau_t and theta_0 + a1 tau1 + a2 tau2. Compared is the mean of xi over [0, 1]^2, where coefficients are searched: at
+negative ones some networks predict one class for all images, which counts as low error. Means are over pairs of tasks.
 """
 
 from typing import Annotated

@@ -1,8 +1,7 @@
 """Fig. 6.9: eigenfunctions of the tangent kernel live on the data of their task. On a stand-in, not CLIP.
 
-Right singular vectors phi of the kernel K(task, task and control) at theta_0, for one logit at a time, on equally many
-test images of a task and of the control set; E(x) = sum phi(x)^2. Localised: 1 on the task and 0 on the control; not at
-all, at full rank: one half on both.
+E(x) = sum phi(x)^2 over right singular vectors of K(task, task and control) at theta_0, one logit at a time. Localised:
+1 on the task and 0 on the control; not at all, at full rank: one half on both.
 """
 
 from typing import Annotated

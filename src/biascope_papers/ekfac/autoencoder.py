@@ -1,16 +1,9 @@
 """Figs. 4.3 and 4.4 a, b: a deep sigmoid auto-encoder on MNIST or digits, trained by several optimisers.
 
-`contest` describes how optimisers are compared. How the weights begin is not in the paper, and decides who learns. As
-torch draws them, eight sigmoid layers shrink the gradient a thousandfold: SGD and Adam without batch normalisation stay
-on the plateau for thousands of steps, and so does KFAC with any constant damping that does not diverge. `init="glorot"`
-draws them as Glorot and Bengio advise for sigmoids (four times their uniform range, no biases): then everybody leaves
-the plateau. SGD and Adam have batch normalisation, as in the paper; "sgd" and "adam" among the optimisers train the
-plain network. KFAC's factors and both eigenbases are computed every `refresh` steps (amortised, as in the paper).
-All sizes search the grid of the paper; in runs from before it (`grid` empty) KFAC is SGD.
-
-EKFAC's first steps raise the loss at nearly all good settings: they are those of the dense formula, not a defect. At
-the paper's widths they raise it more, and more damping is needed: from 945, after 20 steps, EKFAC is at 3079 with
-(0.01, 0.001), 1451 with (0.01, 0.01), 392 with (0.01, 0.1).
+How the weights begin is not in the paper, and decides who learns: as torch draws them, SGD and Adam without batch
+normalisation stay on the plateau, and so does KFAC. `init="glorot"` draws them as Glorot and Bengio advise for
+sigmoids: then everybody leaves it. SGD and Adam have batch normalisation ("-bn"), as in the paper. EKFAC's first steps
+raise the loss at nearly all good settings: they are those of the dense formula, not a defect.
 """
 
 import math

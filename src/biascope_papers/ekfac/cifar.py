@@ -1,12 +1,8 @@
 """Figs. 4.5, 4.6 and A.1 to A.5: VGG-11 and ResNet-34 on CIFAR-10, trained by several optimisers.
 
-`contest` describes how optimisers are compared. KFAC and EKFAC treat convolutions as spatially uncorrelated (SUA);
-EKFAC has the damping for deep networks (App. A.4). The networks they and plain SGD train have no batch normalisation;
-"SGD + momentum + BN" trains the same network with it. ResNets without normalisation begin as App. A.3 says. Time is
-that of the machine, so a run that is to be judged by it must have the machine alone.
-
-All sizes search a grid (`contest`). Runs from before it (`grid` empty) at the paper's widths have 4 and 3 epochs and
-refresh every 50 steps, not 500.
+KFAC and EKFAC treat convolutions as spatially uncorrelated (SUA); EKFAC has the damping for deep networks (App. A.4).
+The networks they and plain SGD train have no batch normalisation; ResNets without it begin as App. A.3 says. A run that
+is to be judged by time must have the machine alone.
 """
 
 from dataclasses import dataclass

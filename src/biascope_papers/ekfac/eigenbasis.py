@@ -1,15 +1,10 @@
 """Figs. 4.2 and 4.4c: how the Kronecker eigenbasis (KFE) fits the gradients, and how a metric in it ages.
 
-Fig. 4.2, left: correlation of 250 components of the second layer's per-example gradients, in the parameters' basis and
-in the KFE. Right: ||F - F~|| / ||F|| along training with the basis (and KFAC's factors) refreshed at a fixed period. No
-dense matrix is formed: ||F|| is the norm of a Gram matrix, and in the basis only the diagonal of F matters.
-
-Fig. 4.4c: with a basis frozen at the start, EKFAC's scalings still follow the spectrum of the metric. The distance is
-the l2 norm between sorted eigenvalues of the true second moment of one layer's gradients, and KFAC's S_A S_B (as old as
-the basis), EKFAC's scalings of now, and EKFAC-ra's running average. The text defines the latter by the squared mean
-gradient; the authors' program, and this library, multiply it by the batch size m, which restores the scale of single
-gradients, and without which it is no estimate of them: the claim is judged with the factor. The other variant is shown
-too, and so are KFAC and EKFAC with a basis (and KFAC's factors) that is computed anew every `refresh` steps.
+Fig. 4.2: no dense matrix is formed: ||F|| is the norm of a Gram matrix, and in the basis only the diagonal of F
+matters. Fig. 4.4c: the l2 distance between sorted eigenvalues of the true second moment of one layer's gradients, and
+KFAC's S_A S_B (as old as the basis), EKFAC's scalings of now, and EKFAC-ra's running average. The text defines the
+latter by the squared mean gradient; the authors' program, and this library, multiply it by the batch size m, without
+which it is no estimate of single gradients: the claim is judged with the factor, the other variant is shown too.
 """
 
 from functools import partial

@@ -1,10 +1,8 @@
 """Fig. 5.5, 5.7, C.2 and C.3: energy of images in the atoms of a network, and how fast it fits them.
 
-Atoms are the eigenfunctions of the tangent kernel on the grid, and E(lambda) the share of the images' energy in atoms
-with at least lambda times the largest eigenvalue (see `fields.dictionary`, which also says what is corrected in Eq.
-5.14). One number per network: the area under E over log10 lambda from 1 to 1e-10. Each image is fitted on a random
-half of its pixels; the other half is the test. Drawn weights are fitted by Adam, meta-learned ones by gradient descent
-with the rate of their inner loop, as in the paper.
+Atoms are the eigenfunctions of the tangent kernel on the grid, E(lambda) the share of the images' energy in atoms with
+at least lambda times the largest eigenvalue (`fields.dictionary` says what is corrected in Eq. 5.14). One number per
+network: the area under E over log10 lambda from 1 to 1e-10. Images are fitted on a random half of their pixels.
 """
 
 from itertools import pairwise

@@ -1,11 +1,8 @@
 """Fig. 5.3 and C.1: images recovered by networks with a fixed first layer of sines, and what they cannot represent.
 
-As published: one photograph of 512 x 512 in colour (scikit-image's astronaut; theirs is not to be had), errors over
-initial weights. Where there are several images, in grey, each has one network, and errors are over both.
-
 With one frequency f0 per coordinate, a network on [-1, 1)^2 repeats itself after 1 / f0. For f0 = 1 all DFT bins with
-an odd index are empty whatever the weights, and the mean of the four half-shifted images bounds every training. (Grids
-leave the end point out; with it the empty bins would not be empty.)
+an odd index are empty whatever the weights, and the mean of the four half-shifted images bounds every training. Grids
+leave the end point out. As published: one photograph in colour (scikit-image's astronaut), errors over weights.
 """
 
 from __future__ import annotations

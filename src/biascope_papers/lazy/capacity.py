@@ -1,11 +1,9 @@
 """Fig. B.3: which norm measures capacity? Rademacher bounds for minimum-norm interpolation with RBF features.
 
-P random features of an RBF kernel on N points of [-a, a]; labels are the sign of the first eigenfunction (or the first
-of which each sign has a tenth of the points: on short intervals psi_1 has one sign). Singular
-values are interpolated, l^c = 1 + c (l - 1), from white (c = 0) to the features' own (c = 1). For random subsets of n
-points the bound of the ball ||w|| <= ||w*|| (A = Id) is compared with the bound in the best norm of the eigenbasis,
-which is (1/n) sum_j |u_j^T y| whatever the eigenvalues. The interval is not in the thesis. How large the A = Id bound
-is at c = 1 is set by `cutoff`: the spectrum ends in rounding, and what is left out does not count.
+Labels are the sign of the first eigenfunction (of which each sign has a tenth of the points). Singular values are
+interpolated, l^c = 1 + c (l - 1), from white (c = 0) to the features' own (c = 1). The bound of the ball ||w|| <=
+||w*|| (A = Id) is compared with that in the best norm of the eigenbasis, (1/n) sum_j |u_j^T y| whatever the
+eigenvalues. How large the first is at c = 1 is set by `cutoff`: the spectrum ends in rounding.
 """
 
 from __future__ import annotations

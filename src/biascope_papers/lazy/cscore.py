@@ -1,8 +1,7 @@
 """Consistency scores: how often an example is classified rightly by networks that were not trained on it.
 
-C(x, y) = mean over subset sizes of P[f(x; D) = y], D a random subset of that size without (x, y) (Jiang et al. 2021, as
-used by the thesis). Many networks are trained on random subsets, together (`biascope.ensembles.train_ensemble`); each
-one votes on the examples it has not seen.
+C(x, y) = mean over subset sizes of P[f(x; D) = y], D a random subset of that size without (x, y) (Jiang et al. 2021).
+Many networks are trained together; each one votes on the examples it has not seen.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Figs. 5.2 (top), C.2, C.5 and C.6: groups of examples by C-score. Do easy and difficult ones differ more in the
-non-linear regime, at equal training progress?
+"""Figs. 5.2 (top), C.2, C.5 and C.6: groups of examples by C-score, in both regimes at equal training progress.
 
-C-scores are estimated here (`lazy/cscore.py`) with small networks; the thesis takes published scores of CIFAR-10, made
-with larger ones. The same network is trained from the same start on the same batches with alpha = 1 and with a large
-alpha. The spread is the loss of the most difficult group minus that of the easiest. Figs. 5.2 and C.5 are two views of
-the same trainings: a run of either study has the numbers and charts of both.
+C-scores are estimated here with small networks (the thesis: published ones). The same network is trained from the same
+start on the same batches with alpha = 1 and with a large alpha. The spread is the loss of the most difficult group
+minus that of the easiest. A run of Fig. 5.2 has the numbers and charts of C.5 too, and the other way round.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Figs. 5.2 (bottom), C.1 and C.2: label noise. When are wrong labels learnt, at equal loss of the right ones?
 
-15 % of the training labels are wrong. The same network is trained from the same start on the same batches with alpha =
-1 and with a large alpha. Regimes are compared at equal loss of the clean training examples. In Fig. C.1 alpha is 1 and
-the learning rate goes over orders of magnitude; once, for comparison, alpha is large.
+The same network is trained from the same start on the same batches with alpha = 1 and with a large alpha; in Fig. C.1
+with alpha = 1 and learning rates over orders of magnitude.
 """
 
 from __future__ import annotations

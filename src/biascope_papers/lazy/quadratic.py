@@ -1,10 +1,9 @@
 """Figs. 5.4 and C.9: the quadratic model, solved, and ordinary two-layer networks on its data, in both regimes.
 
-Three data sets in which labels, not inputs, decide what is learnt first. Example 1: the order of the modes. Example 2:
-label noise. Example 3: a spurious feature. Fig. 5.4 has closed forms (`biascope.linearize.quadratic`), and gradient
-descent beside them. In example 2 all modes but one share their mu, so the model depends on the choice of a basis in
-that space: generic bases (seeded rotations) are judged, and the text says what the basis aligned with the labels gives,
-where the order is reversed. Difficult groups are read where the error of the easy group first is below four levels.
+Three data sets in which labels, not inputs, decide what is learnt first: the order of the modes, label noise, a
+spurious feature. In example 2 all modes but one share their mu, so the model depends on the choice of a basis in that
+space: generic bases (seeded rotations), and the one aligned with the labels, where the order is reversed. Difficult
+groups are read where the error of the easy group first is below four levels.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Fig. 6.5 (4.5 of the other thesis): SuperNat against gradient descent on a noisy linear regression.
 
-Features [phi, phi_noise] with phi ~ N(0, 1), phi_noise ~ N(0, I_d / d); labels y = phi + P_noise eps, eps ~ N(0, 0.1).
-The thesis prints P_noise = phi_noise phi_noise^T, which is no projector (its eigenvalues are about n / d); `literal`
-takes it as printed, otherwise the orthogonal projector on the span of the noise features is used. The algorithm box of
-the thesis is an image; `biascope.optim.SuperNat` follows its text. Test error is that of the clean target phi.
+Labels y = phi + P_noise eps of features [phi, phi_noise]. The printed P_noise = phi_noise phi_noise^T is no projector
+(its eigenvalues are about n / d); `literal` takes it as printed, otherwise the orthogonal projector on the span is
+used. Test error is that of the clean target phi.
 """
 
 from __future__ import annotations

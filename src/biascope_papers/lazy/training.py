@@ -1,11 +1,9 @@
 """One training in an alpha-scaled regime, everything on the device, measured when the loss crosses thresholds.
 
-f^alpha = f0 + alpha (f - f0), trained by SGD with momentum at the rate lr / alpha^2: what `bs.lazy` and `lazy_lr` do.
-Here f0 of every example is computed once and looked up, which saves a forward pass per step; a test compares both. Runs
-with the same seed see the same batches in the same order, whatever alpha.
-
-The loss of the batches is read every few steps, so that the device is not waited for; when its mean has crossed the
-next threshold of a geometric grid, the groups are measured. On CUDA a step is captured once and replayed.
+f^alpha = f0 + alpha (f - f0), trained by SGD with momentum at the rate lr / alpha^2: what `bs.lazy` and `lazy_lr` do,
+but f0 of every example is computed once and looked up. Runs with the same seed see the same batches in the same order.
+The loss is read every few steps; when its mean has crossed the next threshold of a geometric grid, the groups are
+measured.
 """
 
 from __future__ import annotations

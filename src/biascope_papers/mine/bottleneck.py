@@ -1,11 +1,8 @@
 """Table 5.3: the information bottleneck by MINE, on MNIST with pixels in any order.
 
-Cross-entropy + beta I(x; z). MINE estimates the information for any encoder: Gaussian (mu + sigma e), with noise
-propagated (enc([x, e])) or added to the input (enc(x + s e)). Rivals: none, dropout, confidence penalty, label
-smoothing, and the deep variational bottleneck (DVB: KL(q(z|x) | N(0, I)) in place of the information), alone and with
-the same noise at its input. All have the same hidden layers, order of examples, steps and beta; nothing is
-tuned for any of them. (The published numbers without MINE are copied from another paper; hyperparameters not printed
-are those of Alemi et al., as far as known.) Predictions of random encoders are means over draws.
+Cross-entropy + beta I(x; z), estimated by MINE for any encoder: Gaussian (mu + sigma e), with noise propagated (enc([x,
+e])) or added to the input (enc(x + s e)). All have the same hidden layers, order of examples, steps and beta; nothing
+is tuned. Hyperparameters not printed are those of Alemi et al. Predictions of random encoders are means over draws.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Table 5.2 (MNIST): reconstructions of ALI, ALICE and ALI with MINE.
 
-Networks and objectives: Tables C.4 to C.7 and Eq. 19, MINE on the encoder's joint, clipped. The error is the Euclidean
-distance of an image and its reconstruction (pixels in [-1, 1]); accuracy the share of test images whose reconstruction
-has the image's true label by a classifier trained here; MS-SSIM has the two scales that 28 pixels allow. CelebA needs
-data that cannot be fetched here.
+Networks and objectives: Tables C.4 to C.7 and Eq. 19. Accuracy is the share of test images whose reconstruction has the
+image's true label by a classifier trained here; MS-SSIM has the two scales that 28 pixels allow.
 """
 
 from __future__ import annotations

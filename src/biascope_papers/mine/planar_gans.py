@@ -1,8 +1,7 @@
 """Fig. 5.3 and 5.4: GANs on a spiral and on 25 Gaussians, without and with MINE.
 
-The generator maximises log D(G(e, c)) + beta I(G(e, c); c), the gradient of MINE's estimate clipped to the norm of the
-other (Eq. 17, C.1; the value function printed as Eq. 16 lacks the log of D). Both arms have the same initial networks,
-data and latent draws. The text shows pictures and no number.
+The generator maximises log D(G(e, c)) + beta I(G(e, c); c), clipped (Eq. 17, C.1; Eq. 16 as printed lacks the log of
+D). Both arms have the same initial networks, data and latent draws. The text shows pictures and no number.
 """
 
 from __future__ import annotations

@@ -1,16 +1,9 @@
 """Fig. 4.6, 4.7 and Table 4.1: networks learn CIFAR2, the first five classes of CIFAR-10 against the others.
 
-Fig. 4.6, the advantage of a network over its linearisation against the number of training images: f and f_lin start
-from the same weights and are trained in the same way on n images. Both reach their best test accuracy after a similar
-number of epochs, while f_lin needs far longer to fit the training images; so the best test accuracy over the epochs
-counts for both ("at saturation"). The distance ||theta - theta_0|| is that of the network after training.
-
-Table 4.1 and Fig. 4.7, energy of the labels in the 50 first eigenvectors of the tangent kernel, over training: on a
-fixed subset of the training images EC_k(t) = ||Phi_t y||^2 / ||y||^2 is measured at some epochs (the printed formula
-has lost its exponent: the share of energy and the ratio of norms are both reported). A linearised network has the same
-kernel at every epoch: all of the change comes from being non-linear.
-
-Images are read when something is trained; a finished run is judged without them.
+Fig. 4.6: f and f_lin start from the same weights; f_lin needs far longer to fit the training images, so the best test
+accuracy over the epochs counts for both ("at saturation"). Table 4.1 and Fig. 4.7: EC_k(t) = ||Phi_t y||^2 / ||y||^2 on
+a fixed subset at some epochs (the printed formula has lost its exponent: both are reported). Images are read only when
+something is trained.
 """
 
 from collections.abc import Iterable

@@ -1,10 +1,8 @@
 """Fig. 4.2 and 4.3 (and B.1 to B.4): networks and their linearisations learn eigenfunctions of the initial kernel.
 
-The tangent kernel of a network with one output is computed on n images at its initial weights; sign(phi_rho) are the
-labels of the images, for a sweep of rho. The network f and its tangent f_lin start from the same weights and are
-trained in the same way on five sixths of the images. Fig. 4.3 plots iterations to a training loss of 0.01 (mean over
-one epoch; runs that do not get there count with all their iterations), ||theta - theta_0|| and 1 - cos(theta, theta_0).
-Fig. B.1: `optimiser=adam` (with `lr=0.001`). Fig. B.2: `dataset=mnist`. Fig. B.3, B.4: the charts of `nets=mlp,lenet`.
+sign(phi_rho) are the labels, for a sweep of rho; five sixths of the images are for training. Fig. 4.3: iterations to a
+training loss of 0.01 (mean over one epoch; runs that do not get there count with all their iterations). Fig. B.1:
+`optimiser=adam` (with `lr=0.001`). Fig. B.2: `dataset=mnist`. Fig. B.3, B.4: the charts of `nets=mlp,lenet`.
 """
 
 from functools import cached_property, partial

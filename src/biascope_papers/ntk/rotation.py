@@ -1,14 +1,12 @@
 """Fig. 4.8 to 4.12: training on one eigenfunction turns the tangent kernel towards it, and what that kernel learns.
 
-Fig. 4.8 to 4.10: the alignment alpha(phi_rho) = ||J^T phi_rho||^2 / ||phi_rho||^2 of the first eigenfunctions of the
-initial kernel (their eigenvalues, before training) is measured again after training on sign(phi_k). The relative gain
-g_rho is the ratio of the two, divided by its median over rho, which takes out the general growth of the gradients. Fig.
-4.8 is `targets=500` with LeNet, Fig. 4.9 and 4.10 several targets with MLP and LeNet.
+Fig. 4.8 (`targets=500`) to 4.10: the alignments ||J^T phi_rho||^2 / ||phi_rho||^2 of the first eigenfunctions of the
+initial kernel are measured again after training on sign(phi_k). The relative gain g_rho is the ratio of the two,
+divided by its median over rho.
 
-Fig. 4.11 and 4.12: on sign(phi_k) of the initial kernel are trained: the network f; the linear model of the initial
-kernel, J(x; theta_0) (theta - theta_0); and the linear models of the kernels at later epochs t of f's training,
-J(x; theta_t) (theta - theta_0). (The printed formula reads as if theta_0 set the kernel; it is only the origin of the
-displacement.) All linear models are centred and start at zero.
+Fig. 4.11 and 4.12: on sign(phi_k) are trained the network and the linear models J(x; theta_t) (theta - theta_0) of the
+kernels at epochs t of its training, centred and starting at zero. (The printed formula reads as if theta_0 set the
+kernel.)
 """
 
 from functools import partial

@@ -1,10 +1,8 @@
 """Figs 3.7, 3.8, 3.9 and A.13: targets of one latent variable z, learned on flower-shaped curves gamma_L(z).
 
-Fig. 3.8: a sum of sinusoids of z; the spectrum is that of f(gamma_L(z)). The other figures: labels 1[sin(2 pi k z +
-phi) > threshold] and cross-entropy. An accuracy means nothing without its majority baseline, which depends on k and phi
-(if k divides n, few phases are hit); skill is (accuracy - baseline) / (1 - baseline). In Fig. A.13 the probability map
-is sampled on a square and its 2-D FFT summed over rings, zeta(k); one nearest neighbour is perfect on its own data by
-construction.
+Fig. 3.8: a sum of sinusoids of z. The others: labels 1[sin(2 pi k z + phi) > threshold]; skill is (accuracy - baseline)
+/ (1 - baseline), as the majority baseline depends on k and phi. In Fig. A.13 the 2-D FFT of the probability map is
+summed over rings, zeta(k); one nearest neighbour is perfect on its own data by construction.
 """
 
 from collections.abc import Sequence

@@ -1,12 +1,9 @@
 """Figs 3.4, 3.5, A.2 and A.4: on two classes of MNIST, noise of high frequency in the labels is fitted late.
 
-Fig. 3.4: the target is tau_0 + beta sin(2 pi k |x|), tau_0 in {0, 1}; validation on the clean tau_0 of held-out images.
-(The text writes sin(k |x|); with its values of k that is no wave over the data, and the published code has the 2 pi.
-`cycles=False` gives the text's form.)
-
-Fig. 3.5: the target is tau_0 + beta psi, psi = sum_n (n/N)^gamma phi_n with phi_n the eigenvectors of a Gaussian kernel
-on the images, largest eigenvalue first. Validation: the same images with the clean target. In a band of eigenvectors
-the learned share is <f, tau> / <tau, tau> there.
+Fig. 3.4: the target is tau_0 + beta sin(2 pi k |x|) (the text writes sin(k |x|), no wave over the data; the published
+code has the 2 pi); validation on the clean tau_0 of held-out images. Fig. 3.5: tau_0 + beta sum_n (n/N)^gamma phi_n
+with eigenvectors of a Gaussian kernel, largest eigenvalue first; in a band of them the learned share is <f, tau> /
+<tau, tau>.
 """
 
 import math

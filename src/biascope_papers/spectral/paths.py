@@ -1,8 +1,8 @@
 """Figs A.11 and A.12: all images that a network puts into one class are connected inside that class.
 
-For each class: training images of it, and images of other classes turned into adversarials for it (targeted projected
-gradient). Between pairs of them AutoNEB bends the straight line so that the class is predicted all along. The net is
-ResNet-20 (the registry's ResNet with blocks 3-3-3 and 16 channels).
+Between pairs of training images of a class, and images of other classes turned into adversarials for it, AutoNEB bends
+the straight line so that the class is predicted all along. The net is the registry's ResNet with blocks 3-3-3
+(ResNet-20).
 """
 
 from typing import Annotated, Any, Literal

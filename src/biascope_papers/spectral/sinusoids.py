@@ -1,9 +1,8 @@
 """Figs 3.1, 3.2, 3.3 and A.1: which frequencies of a sum of sinusoids are learned first, and which survive noise.
 
-A frequency that is learned early has a large amplitude when averaged over training (each normalised by its target and
-capped at 1). On the way the learned curve is a smooth version of its target (Fig. 3.2) and the loss falls (Fig. A.1).
-In Fig. 3.3 the parameters of trained networks are moved by delta in a uniformly random direction; the amplitude at each
-k, averaged over directions (of magnitudes), is divided by that before the move.
+A frequency that is learned early has a large amplitude when averaged over training (normalised by its target, capped at
+1). In Fig. 3.3 parameters of trained networks are moved by delta in a uniformly random direction; the amplitude at each
+k, averaged over directions, is divided by that before the move.
 """
 
 import math
