@@ -124,16 +124,15 @@ def fig4_6(
                 follows = Estimate.of(map(spearman, values.tolist(), gap.tolist()))
                 numbers[f"rank correlation of {label} and the gap, {sweep}"] = follows
                 curves[label] = values
-        grows = Estimate.of([spearman(list(at), row) for row in path.tolist()])
-        numbers[f"rank correlation of {sweep} and C(f)"] = grows
+        numbers[f"rank correlation of {sweep} and C(f)"] = Estimate.of(
+            [spearman(list(at), row) for row in path.tolist()]
+        )
         numbers[f"gap at the ends of the sweep, first, {sweep}"] = Estimate.of(gap[:, 0])
         numbers[f"gap at the ends of the sweep, last, {sweep}"] = Estimate.of(gap[:, -1])
         numbers[f"share of trainings that reached the loss, {sweep}"] = Estimate(1 - float(late.double().mean()))
-        known = (
-            f"C(f) and the gap {numbers[f'rank correlation of C(f) and the gap, {sweep}']}, C(f) and {sweep} {grows}"
-        )
+        known = numbers[f"rank correlation of C(f) and the gap, {sweep}"]
         short = f" ({int(late.sum())} of {late.numel()} trainings did not reach the loss)" if late.any() else ""
-        parts.append(f"{sweep}: {known}{short}")
+        parts.append(f"{sweep} {known}{short}")
         scaled = {label: t / t.abs().amax(1, keepdim=True).clamp_min(1e-12) for label, t in curves.items()}
         charts.append(
             Chart(
@@ -145,7 +144,7 @@ def fig4_6(
         )  # fmt: skip
     missing = ", ".join(sweep for sweep in AXES if sweep not in sweeps)
     return StudyResult(
-        measured=f"Rank correlations: {'; '.join(parts)}. {n_train} training images, {training.seeds} seeds."
+        measured=f"Rank correlations of C(f) and the gap: {'; '.join(parts)}. {n_train} training images."
         f"{stand_in(dataset)}{f' Not tested: sweeps {missing}.' if missing else ''}",
         numbers=numbers,
         figures=tuple(charts),

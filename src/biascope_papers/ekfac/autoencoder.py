@@ -176,16 +176,13 @@ def fig4_3d(
         for pair, row in zip(pairs, losses)
         if float(row.max()) < float(starts.max()) * 1e3
     }
-    diverged = int((losses >= starts).all(1).sum())
     mean = losses.view(shape).mean(-1)
     mean = torch.where(mean < float(starts.mean()) * 1e3, mean, torch.nan)  # blown up: no number to show
     x, y = ([round(math.log10(value), 3) for value in values] for values in (lrs, dampings))
     return StudyResult(
-        measured=f"{NAMES[optimiser]} on {n} images of {options.dataset}, {steps} iterations "
-        f"({steps * size / n:.3g} epochs), {seeds} seeds: best at learning rate {lrs[best[0]]:g}, damping "
-        f"{dampings[best[1]]:g} with loss {Estimate.of(reached)} (start {float(starts.mean()):.4g}). A decade away "
-        f"from it costs {rate} of the descent in learning rate and {damping} in damping; {diverged} of {len(pairs)} "
-        "pairs end above the start.",
+        measured=f"{NAMES[optimiser]}, {steps} iterations ({steps * size / n:.3g} epochs): best at learning rate "
+        f"{lrs[best[0]]:g}, damping {dampings[best[1]]:g}. A decade away costs {rate} of the descent in learning rate "
+        f"and {damping} in damping.",
         numbers={
             "cost of a decade, learning rate": rate,
             "cost of a decade, damping": damping,
@@ -253,21 +250,20 @@ def fig4_4ab(
     for name in ("ekfac", "ekfac-ra"):
         gap = [k - e for e, k in zip(worse[name], worse["kfac"])]
         numbers[f"what KFAC loses more than {NAMES[name]}"] = Estimate.of(gap)
-    shown = f"{options.n} images of {options.dataset}, encoder of widths {', '.join(map(str, options.hidden))}"
     rises = ", ".join(f"{NAMES[name]} {Estimate.of(values)}" for name, values in worse.items())
     later = [standings.searched(one, f", period {period}") for period, one in out.items() if period != first]
     texts = filter(None, [standings.remarks(out[first]), *later, "" if seeds > 1 else "One seed: no error bars."])
     finals_of = {NAMES[name]: list(zip(*(one.final(name) for one in out.values()))) for name in FAMILY}
     ends = [standings.charts(out[p], LOSS, f"Period {p}.", f"period-{p}-", f", period {p}") for p in (first, last)]
     return StudyResult(
-        measured=f"From a period of {first} to {last} the loss after {options.steps} iterations rises by {rises} "
-        f"({shown}). {' '.join(texts)}",
+        measured=f"From a period of {first} to {last} the loss after {options.steps} iterations rises by {rises}. "
+        f"{' '.join(texts)}",
         numbers=numbers,
         figures=(
             Chart("periods", "Training loss at the end against the period of refreshes", "iterations between refreshes",
                   LOSS, tuple(curve(name, out, rows) for name, rows in finals_of.items()),
                   alt="One curve per method over periods.", log_x=True, log_y=True,
-                  caption=f"{options.steps} iterations on {shown}; mean over {seeds} seeds, band: standard error."),
+                  caption=f"{options.steps} iterations; mean over {seeds} seeds, band: standard error."),
             *(chart for pair in ends for chart in pair),
         ),
     )  # fmt: skip

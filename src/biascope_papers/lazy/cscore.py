@@ -76,17 +76,9 @@ def c_scores(
     device: torch.device | str | None = None,
     **training: Any,
 ) -> CScores:
-    """Estimate the C-score of every example of x [n, ...], y [n] (classes).
+    """Estimate the C-score of every example of x [n, ...], y [n] (classes), by `repeats` networks per size.
 
-    Args:
-        factory: builds an untrained classifier.
-        x: inputs.
-        y: labels, int64.
-        sizes: shares of the examples in a subset.
-        repeats: networks per size.
-        seed: of everything random.
-        device: where to train.
-        training: options of `train_ensemble` (epochs, batch_size, lr, momentum, clip_norm, schedule, ...).
+    `sizes`: shares of the examples in a subset; `training`: options of `train_ensemble` (epochs, batch_size, ...).
 
     Example:
         >>> from torch import nn

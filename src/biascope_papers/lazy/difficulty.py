@@ -143,7 +143,6 @@ def by_c_score(
         "spread of the loss, non-linear minus linear, held out": held_out,
         "loss of the most difficult group, non-linear minus linear": by_group[0],
         "loss of the easiest group, non-linear minus linear": by_group[-1],
-        **{f"loss of group {k + 1}, non-linear minus linear": value for k, value in enumerate(by_group)},
         **ranking(runs),
         **{
             f"accuracy of the {which} group, non-linear minus linear": estimate(
@@ -155,9 +154,7 @@ def by_c_score(
     shown = [value for value in by_group if value.n]
     return StudyResult(
         measured=f"{task}, {regimes.seeds} seeds: the spread is larger by {gap} in the non-linear regime (held-out "
-        f"examples: {held_out}); its loss is higher by {by_group[0]} on the most difficult and by {by_group[-1]} on "
-        f"the easiest of {len(own)} groups. C-scores estimated with {4 * scores.score_repeats} small networks "
-        f"({scores.score_net}), not the published ones.{not_linear(list(runs)[1], lazy)}",
+        f"examples: {held_out}). C-scores are estimated, not the published ones.{not_linear(list(runs)[1], lazy)}",
         numbers={**known(numbers), **of_scores, **lowest_alignment(lazy), **run_numbers(runs)},
         figures=(
             group_chart(runs),

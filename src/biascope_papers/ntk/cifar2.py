@@ -94,11 +94,6 @@ def fig4_6(
     numbers["last training loss, f_lin minus f"] = over_seeds(slower)
     left = {kind: float(table(kind, "loss")[:, 0].mean()) for kind in t.KINDS}  # 0.69 before training
     numbers |= {f"last training loss of {kind} with the fewest images": Estimate(loss) for kind, loss in left.items()}
-    numbers |= {
-        f"last training loss of {kind} with the most images": Estimate(float(table(kind, "loss")[:, -1].mean()))
-        for kind in t.KINDS
-    }
-    grown = numbers[f"growth of the distance from {sizes[0]} to {sizes[-1]} images"]
 
     def chart(name: str, title: str, label: str, what: str, *series: Series) -> Chart:
         alt = f"{what} against the number of training images."
@@ -109,9 +104,7 @@ def fig4_6(
     apart, path = curve("advantage", sizes, gap), curve("network", sizes, distance)
     return StudyResult(
         measured=f"{s.title(net)}: the advantage goes from {numbers[f'advantage with {sizes[0]} images']} with "
-        f"{sizes[0]} images to {numbers[f'advantage with {sizes[-1]} images']} with {sizes[-1]}; the distance grows by "
-        f"{grown}; {training.epochs:g} epochs, {training.seeds} seed(s). With {sizes[0]} images the training loss ends "
-        f"at {left['f']:.2f} (f) and {left['lin']:.2f} (f_lin).{s.noted(dataset)}",
+        f"{sizes[0]} images to {numbers[f'advantage with {sizes[-1]} images']} with {sizes[-1]}.{s.noted(dataset)}",
         numbers=numbers,
         figures=(
             chart("accuracy", f"Best test accuracy, {s.title(net)}", "test accuracy", both, *models),
@@ -202,8 +195,7 @@ def table4_1(
     )
     return StudyResult(
         measured=f"Energy in the first {k} of {size} eigenvectors: {'; '.join(said)}. Random labels would have "
-        f"{k / size:.4f}. {n} training images, {training.epochs:g} epochs, {training.seeds} seed(s)."
-        f"{'' if training.seeds > 1 else ' Not tested: one seed, no error bar.'}{s.noted(dataset)}",
+        f"{k / size:.4f}.{s.noted(dataset)}",
         numbers=numbers,
         figures=(chart,),
     )

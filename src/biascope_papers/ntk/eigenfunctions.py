@@ -168,27 +168,23 @@ def fig4_2(
         }
         last = {kind: max(float(row["loss"]) for rows in found[kind] for row in rows) for kind in t.KINDS}
         order = {key: rank_correlations(rhos, tables[key].tolist()) for key in FOLLOWED}
-        advantage = over_seeds(tables["lin", "accuracy"] - tables["f", "accuracy"])
+        apart = tables["lin", "accuracy"] - tables["f", "accuracy"]
+        advantage = over_seeds(apart)
         largest = "largest residual of an eigenfunction relative to its eigenvalue"
         own = {"accuracy of f_lin minus f": advantage, "overlap of phi with its signs": Estimate.of(overlaps)}
         own |= {largest: Estimate(max(errors))}
         own |= {f"rank correlation of rho and {what} of {kind}": value for (kind, what), value in order.items()}
         own |= {f"largest last training loss of {kind}": Estimate(loss) for kind, loss in last.items()}
-        apart = tables["lin", "accuracy"] - tables["f", "accuracy"]
         where = torch.tensor(rhos)
         for side, mask in (("below", where < 500), ("above", where > 500)):
             if bool(mask.any()):
                 own[f"accuracy of f_lin minus f, rho {side} 500"] = over_seeds(apart[:, mask])
         own["rank correlation of rho and accuracy of kernel regression"] = rank_correlations(rhos, regressions)
         numbers |= {f"{key}, {name}": value for key, value in own.items()}
-        said.append(
-            f"{s.title(name)}: f_lin minus f {advantage}, rank correlations with rho: accuracy "
-            f"{order['f', 'accuracy']} (f) and {order['lin', 'accuracy']} (f_lin), iterations "
-            f"{order['f', 'iterations']}, distance {order['f', 'distance']}"
-        )
+        said.append(f"{s.title(name)} {advantage}")
         charts += _charts(name, rhos, tables, regressions)
     return StudyResult(
-        measured=f"{'; '.join(said)}. {n} images, {training.epochs:g} epochs of {optimiser}; "
+        measured=f"Accuracy of f_lin minus f: {'; '.join(said)}. {n} images, {training.epochs:g} epochs; "
         f"{errors_over(seeds, len(rhos), 'eigenfunctions')}.{s.noted(dataset)}",
         numbers=numbers,
         figures=tuple(charts),

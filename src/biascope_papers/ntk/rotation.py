@@ -59,9 +59,7 @@ def fig4_8(
             del bench
         places = list(targets) * training.seeds
 
-        def by_seed(
-            values: list[float],
-        ) -> Tensor:  # [seeds, targets]; the rows have the targets of the first seed first
+        def by_seed(values: list[float]) -> Tensor:  # [seeds, targets]; the targets of the first seed come first
             return torch.tensor(values, dtype=torch.float64).view(training.seeds, -1)
 
         own = [float(row["gains"][k]) for row, k in zip(rows, places)]
@@ -81,21 +79,15 @@ def fig4_8(
             "rank correlation of alignments before and after": order,
             "last training loss": over_seeds(by_seed([float(row["loss"]) for row in rows])),
         }
-        trend = ""
         if len(targets) > 1:
             rising = Estimate.of([spearman(targets, row) for row in table.tolist()])
-            trend = f", of k and the gain {rising}"
             own_numbers["rank correlation of k and the target's gain"] = rising
             own_numbers["log gain of the last target minus the first"] = Estimate.of((table[:, -1] / table[:, 0]).log())
         for j, k in enumerate(targets):  # the worst seed
             ranks = [rank_of(row["gains"], k) for row in rows[j :: len(targets)]]
             own_numbers[f"rank of the gain of target {k}"] = Estimate(max(ranks))
         numbers |= {f"{key}, {name}": value for key, value in own_numbers.items()}
-        said.append(
-            f"{s.title(name)}: own gain {gain} ({', '.join(f'{g:.1f} for {k}' for g, k in zip(own, targets))}), "
-            f"the largest of {len(rows[0]['gains'])} in {sum(first)} of {len(first)} trainings; rank correlation of "
-            f"the alignments before and after {order}{trend}"
-        )
+        said.append(f"{s.title(name)}: the target gains {gain}, the most in {sum(first)} of {len(first)} trainings")
         charts += [_alignment_chart(name, k, row) for k, row in zip(targets, rows)]
     return StudyResult(
         measured=f"{'; '.join(said)}. {n} images, {training.epochs:g} epochs; "
@@ -207,13 +199,10 @@ def fig4_11(
     for epoch, column in zip(tried[1:], accuracy.T[2:]):  # paired: trainings of one network on one task
         numbers[f"accuracy, kernel of epoch {epoch} minus the network"] = mean(column - accuracy[:, 0])
         numbers[f"accuracy, initial kernel minus kernel of epoch {epoch}"] = mean(accuracy[:, 1] - column)
-    accuracies = [mean(c) for c in accuracy.T]
     return StudyResult(
         measured=f"{s.title(net)} on eigenfunctions {', '.join(map(str, targets))}: the kernel of epoch {tried[-1]} "
-        f"needs {numbers['iterations saved by the trained kernel']} fewer iterations than the initial one; validation "
-        f"accuracy {accuracies[0]} (network), {accuracies[1]} (initial kernel), {accuracies[-1]} (trained kernel); "
-        f"{n} images, {training.epochs:g} epochs; {errors_over(training.seeds, len(targets), 'targets')}."
-        f"{s.noted(dataset)}",
+        f"needs {numbers['iterations saved by the trained kernel']} fewer iterations than the initial one; "
+        f"{errors_over(training.seeds, len(targets), 'targets')}.{s.noted(dataset)}",
         numbers=numbers,
         figures=(
             _losses(rows[0], names, t.per_epoch(n_train, training.batch), targets[0]),

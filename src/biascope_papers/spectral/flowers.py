@@ -141,9 +141,8 @@ def fig3_7(
                         f"What network {i} predicts on the square of half side {BOX}.") for i in (1, 2)
     ]  # fmt: skip
     return StudyResult(
-        measured=f"Training accuracy {numbers['training accuracy']} (baseline {float(majority[0]):.3f}); two networks "
-        f"disagree on {numbers['disagreement on the manifold']} of the manifold and "
-        f"{numbers['disagreement on the square']} of the square. k = {k}, L = {petals}, {labels.steps} steps.",
+        measured=f"Two networks disagree on {numbers['disagreement on the manifold']} of the manifold and "
+        f"{numbers['disagreement on the square']} of the square.",
         numbers=numbers,
         figures=tuple(maps),
     )
@@ -204,9 +203,7 @@ def fig3_8(
     curves = [curve(f"L = {p}", at[rows], losses[rows, i].T) for i, p in enumerate(petals)]
     alt = "The loss falls faster on curves with more petals."
     return StudyResult(
-        measured=f"Rank correlation of L with the last loss {loss}, with early learning of high frequencies {early}. "
-        f"Loss at the end: {', '.join(f'{float(losses[-1, i].mean()):.3g} (L = {p})' for i, p in enumerate(petals))}. "
-        f"{waves}, k up to {max(frequencies)}.",
+        measured=f"Rank correlation of L with the last loss {loss}, with early learning of high frequencies {early}.",
         numbers=numbers,
         figures=(*maps, loss_chart("losses", "Mean squared error for each L", curves, alt)),
     )
@@ -262,9 +259,7 @@ def fig3_9(
     )
     curves = tuple(curve(f"k = {k}", petals, skill[:, i]) for i, k in enumerate(frequencies))
     return StudyResult(
-        measured=f"Rank correlation of L with skill at fixed k: {correlation}. Mean accuracy "
-        f"{float(mean[:, 0].mean()):.3f} at L = {petals[0]} and {float(mean[:, -1].mean()):.3f} at L = {petals[-1]}; "
-        f"majority baseline {float(majority.mean()):.3f}. {runs} runs of {labels}.",
+        measured=f"Rank correlation of L with skill at fixed k: {correlation}.",
         numbers=numbers,
         figures=(
             *(cell_map(name, title, frequencies, petals, v, name, low) for name, title, v, low in maps),
@@ -322,7 +317,6 @@ def fig_a_13(
     got = tensors(run.cached("spectra", compare))
     heats = tensors(run.cached("heat maps", heat))["accuracy"]
     wave, zeta = got["wave"], got["zeta"]
-    upper = slice(2 * len(wave) // 3, None)  # a third of the wave numbers
     tail = slice(len(wave) // 3, None)  # above the lower third, in which networks and neighbours are to be alike
     slopes = log_slope(wave[tail], zeta[..., tail])  # [1 + K, runs]
     decay = {
@@ -336,12 +330,6 @@ def fig_a_13(
     if 1 in neighbours:
         nearest = (zeta[0] / zeta[1 + neighbours.index(1)])[:, 1 : len(wave) // 3]
         decay["log zeta, network over K = 1, low wave numbers"] = Estimate.of(nearest.log().mean(1))
-    gaps = {
-        f"log zeta, network over K = {K}, high wave numbers": Estimate.of(
-            (zeta[0] / zeta[1 + i])[:, upper].log().mean(1)
-        )
-        for i, K in enumerate(neighbours)
-    }
     steepest = max((decay[f"log-log slope of zeta, network minus K = {K}"] for K in neighbours), key=lambda e: e.value)
     accuracy, majority = Estimate.of(got["accuracy"]), Estimate.of(got["majority"].double())
     trends = {
@@ -355,11 +343,9 @@ def fig_a_13(
     spectra = tuple(Series.of(name, wave[1:], zeta[i].mean(0)[1:]) for i, name in enumerate(names))
     return StudyResult(
         measured=f"The log-log slope of the network's zeta is below that of K = {neighbours} neighbours by "
-        f"{Estimate(-steepest.value, steepest.standard_error, steepest.n)} or more; the network's training accuracy is "
-        f"{accuracy} (baseline {majority.value:.3f}). k = {k}, L = {petals}, {labels.steps} steps.",
+        f"{Estimate(-steepest.value, steepest.standard_error, steepest.n)} or more.",
         numbers={
             **decay,
-            **gaps,
             "training accuracy of the network": accuracy,
             "lowest training accuracy of the network": Estimate(float(got["accuracy"].min())),
             "majority baseline": majority,

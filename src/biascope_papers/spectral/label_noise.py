@@ -112,8 +112,7 @@ def fig3_4(
             numbers[f"last validation loss, k = {kk:g}, beta = {b:g}"] = Estimate.of(last[:, i, j])
     return StudyResult(
         measured=f"From beta = {beta[weak]:g} to {beta[strong]:g} the best validation loss rises more at low than at "
-        f"high k by {more}; the dip at high k is {deep}, larger than at low k by {deeper}. {seeds} seeds, {training}."
-        f"{stand_in(data)}",
+        f"high k by {more}; the dip at high k is {deep}, larger than at low k by {deeper}.{stand_in(data)}",
         numbers=numbers,
         figures=(
             *(_panel("validation", validation[:, :, i], at, f"k = {k[i]:g}", beta, "beta") for i in (low, high)),
@@ -201,8 +200,7 @@ def fig3_5(
     return StudyResult(
         measured=f"The validation loss is least at step {numbers['step of the dip']}, where {early_low.mean():.0%} of "
         f"the target is learned in the first tenth of the eigenvectors and {early_high.mean():.0%} in the last half "
-        f"({late_high.mean():.0%} at the end). Kernel width {basis.width:.3g}, {count} images, {runs} runs of "
-        f"{training.steps} steps.{stand_in(data)}",
+        f"({late_high.mean():.0%} at the end).{stand_in(data)}",
         numbers=numbers,
         figures=(
             _spectra(tau, tau_0, {f"step {int(at[i])}": spectra[i].mean(0) for i in moments}),

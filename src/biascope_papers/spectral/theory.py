@@ -164,9 +164,7 @@ def volume(
     alt = "The share falls with the cut-off for every threshold."
     return StudyResult(
         measured=f"Log-log slopes of the share over k where it is below one half: "
-        f"{', '.join(map(str, slopes)) or 'none measured'} for {len(slopes)} of {len(eps)} eps. {samples} "
-        f"parameter vectors, {depth} Linear layers of {width} units, clip {clip:g}; eps in units of the median of the "
-        "largest |f~|.",
+        f"{', '.join(map(str, slopes)) or 'none measured'} for {len(slopes)} of {len(eps)} eps.",
         numbers=numbers,
         figures=(Chart("volume", title, "cut-off k, cycles", "share", tuple(series), alt=alt, log_x=True),),
     )
@@ -197,9 +195,8 @@ def fig3_6(
     correlation = float(torch.corrcoef(torch.stack([torch.arange(real, dtype=torch.float64), peak]))[0, 1])
     falls = int((changes.diff() <= 0).sum())
     return StudyResult(
-        measured=f"{real} of {samples} eigenvectors are above rounding; their sign changes "
-        f"{'do not rise strictly' if falls else 'rise strictly'} with n, {int(changes[0])} to {int(changes[-1])}; "
-        f"correlation of n with the strongest frequency {correlation:.4f}.",
+        measured=f"{real} of {samples} eigenvectors are above rounding; the correlation of n with the strongest "
+        f"frequency is {correlation:.4f}.",
         numbers={
             "correlation of n with the strongest frequency": Estimate(correlation),
             "eigenvectors above rounding": Estimate(real),
