@@ -56,7 +56,7 @@ FEW = {"networks": "4", "heads": "4"}  # where G is made before the option is lo
         ("gih/fig7", {"exact_widths": "8,4"}, "exact_widths=.*two or more increasing"),
         ("gih/fig7", {"networks": "1"}, "networks must be at least 2"),
         ("gih/fig7", {"widths": "0"}, "widths must be at least 1"),
-        ("gih/fig1", {**FEW, "radius": "-1"}, "radii 0.25 and -1: the second circle must be the outer one"),
+        ("gih/fig1", {**FEW, "radius": "-1"}, "radii 2 and -1: the second circle must be the outer one"),
         ("gih/fig1", {**FEW, "radius": "0.25"}, "the second circle must be the outer one"),
         ("gih/fig1", {**FEW, "sigma": "-1"}, "sigma must be at least 0, not -1"),
         ("gih/fig2", {**FEW, "nets": "mlp", "runs": "0"}, "runs must be at least 1"),
@@ -252,7 +252,7 @@ def test_a_size_is_not_compared_with_itself(
 
 @pytest.mark.parametrize("shape", ["straight", "curved"])
 def test_reaches_of_equal_curves_differ_as_often_as_two_errors_say(shape: str) -> None:
-    """104 directions, 5 repeats, the same true curve twice: a t test with 4 degrees of freedom says 5.8 %."""
+    """104 directions, 5 repeats, the same true curve twice: sure is by Student's t, which errs in 2.3 %."""
     at = torch.arange(104, dtype=torch.float64)
     truth = 0.95 - 0.45 * at / 103 if shape == "straight" else 0.5 + 0.45 * (-at / 15).exp()
     rng, N = generator(0, "reach", shape), 400
@@ -265,8 +265,8 @@ def test_reaches_of_equal_curves_differ_as_often_as_two_errors_say(shape: str) -
             shares = [(each - 0.5).mean(1) / (each.mean(0).max() - 0.5) for each in (far, near)]
             old += above(Estimate.of(shares[0] - shares[1]))  # the rule it replaces
             assert gap.value == pytest.approx(float((shares[0] - shares[1]).mean()), abs=1e-12)
-    assert 0.03 < new / (2 * N) < 0.08
-    assert old / (2 * N) > 0.12
+    assert 0.005 < new / (2 * N) < 0.045, new / (2 * N)
+    assert old / (2 * N) > 2 * 0.023, old / (2 * N)
 
 
 def test_reach_gap_leaves_a_repeat_out_of_both_curves() -> None:
@@ -295,7 +295,7 @@ def geometry(root: Tensor, rows: int, groups: int, *name: object) -> Geometry:
 
 
 def small(spread: Estimate) -> bool:
-    return Condition("spread", at=0, within=0.1, strict=True).holds({"spread": spread}) is True
+    return Condition("spread", at=0, within=0.1).holds({"spread": spread}) is True
 
 
 def test_few_gradients_do_not_make_a_scaled_identity() -> None:

@@ -118,7 +118,7 @@ def test_own_and_paper_networks_are_judged_together_and_said_so(tmp_path: Path, 
     assert result.measured.endswith("Not tested: networks resnet18.")
     assert "lenet.py:cnn, A: test accuracy, %" in result.numbers
     data, classes = (run.load_arrays("circles lenet.py:cnn B")[key] for key in ("data", "classes"))
-    assert torch.allclose(data.norm(dim=1), torch.where(classes > 0, 1.5, 0.25), atol=1e-5)  # on the plane: circles
+    assert torch.allclose(data.norm(dim=1), torch.where(classes > 0, 3.0, 2.0), atol=1e-5)  # on the plane: circles
     radius = result.numbers["lenet.py:cnn: best accuracy from the first axis alone, %"].value
     assert radius == result.numbers["mlp: best accuracy from the first axis alone, %"].value
 

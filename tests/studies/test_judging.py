@@ -11,7 +11,7 @@ from biascope.studies import Estimate, Run
 from biascope.studies import claims as catalogue
 from biascope.studies.claims import Claim, Published
 from biascope.studies.conditions import Condition
-from biascope.studies.judging import Judgement, judge_claim, options_of
+from biascope.studies.judging import Judgement, judge_claim, options_of_run
 from biascope.studies.scope import Experiment
 
 TOLD = Experiment("nad/fig1", parts={"nets": ["a", "b"]}, size={"epochs": 20}, diagnostic={"gap": ["half"]})
@@ -68,6 +68,16 @@ def test_a_stand_in_never_contradicts() -> None:
     assert (judged.verdict, judged.level) == ("undecided", "stand-in")
 
 
+def test_a_setting_that_is_not_printed_contradicts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = replace(TOLD, silent=("radii", "noise"))
+    monkeypatch.setattr(catalogue, "experiments", lambda: {TOLD.study: silent})
+    judged = judge(nets=("b",))
+    assert (judged.verdict, judged.level) == ("undecided", "published size")
+    assert judged.fails_as_far_as_printed
+    assert "radii, noise are not printed" in judged.reason
+    assert judge(nets=("a",)).verdict == "supported"
+
+
 def test_a_check_of_ours_does_not_count() -> None:
     assert judge(gap="half").verdict == "undecided"
     assert "Not counted: gap half" in judge(gap="half").reason
@@ -121,6 +131,6 @@ def test_whether_the_rule_came_first_is_computed() -> None:
 def test_an_option_that_an_old_run_lacks_has_its_default() -> None:
     """What was the only way then departs from the published setting as much as if it had been asked for."""
     run = Run(Path("r"), {"study": "nad/fig1", "options": {"nets": ("a",)}}, {})
-    found = options_of(run)
+    found = options_of_run(run)
     assert found["nets"] == ("a",)
     assert set(found) > {"nets"}

@@ -67,3 +67,9 @@ def test_an_experiment_that_nobody_catalogued_is_never_of_the_published_size() -
 
 def test_one_sentence_makes_every_run_a_stand_in() -> None:
     assert Experiment("s", stand_in="digits instead of faces").scope({}).level == "stand-in"
+
+
+def test_what_a_document_does_not_print_is_said() -> None:
+    told = Experiment("s", size={"epochs": 20}, silent=("radii", "noise"))
+    assert str(told.scope({"epochs": 20})) == "as published (not printed: radii, noise)"
+    assert told.scope({"epochs": 20}).level == "published size"

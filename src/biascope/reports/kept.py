@@ -34,7 +34,7 @@ from biascope.support.signatures import checked
 
 ARRAYS_LIMIT = 400_000  # bytes, the arrays kept, all together
 METRICS_LIMIT = 150_000
-DIGITS = 5  # of the numbers behind curves and maps; those of the verdict are kept whole
+DIGITS = 5  # of the numbers behind curves and maps; those that rules judge are kept whole
 DPI = 150  # for a screen; print is drawn again from result.json
 UNCOMMITTED = "uncommitted tree"
 NETWORK_OPTIONS = ("net", "network", "architecture", "model", "nets")

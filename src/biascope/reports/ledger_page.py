@@ -94,6 +94,8 @@ def _card(row: Row, relative_to: Path | None) -> Html:
     if row.replication != "none published":
         words = {"agree": "numbers agree", "differ": "numbers differ", "in part": "numbers agree in part"}
         badges.append(tag("span", words[row.replication], class_=f"badge {row.replication.replace(' ', '-')}"))
+    if row.fails_as_far_as_printed:
+        badges.append(tag("span", "fails as far as the setting is printed", class_="badge differ"))
     if row.at_odds:
         badges.append(tag("span", "numbers agree, our rule fails", class_="badge at-odds"))
     also = f" (also {claim.also})" if claim.also else ""
@@ -159,13 +161,14 @@ def shown(estimate: Estimate) -> str:
 
 def _bar(row: Row) -> Html:
     """The share of the published setting as a small bar, and in words."""
-    if not row.telling:
+    if not row.scopes:
         return Html("")
-    scope = row.telling[0].judgement.scope
+    scope = row.scopes[0]
     shares = [each.share for each in (*scope.parts.values(), *scope.shares.values())]
     least = min(shares, default=1.0) if scope.known else 0.0
     meter = tag("span", tag("span", style=f"width:{100 * least:.0f}%"), class_="bar", title="smallest share")
-    return tag("p", meter, f" {row.scope}", class_="scope")
+    marked = f" Made by code of {row.provenance}." if row.provenance else ""
+    return tag("p", meter, f" {row.scope}.{marked}", class_="scope")
 
 
 def _thumbnail(row: Row, relative_to: Path | None) -> Html:

@@ -7,7 +7,7 @@ the published size goes before all others.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from biascope.studies.claims import Claim, claims, documents, experiment_of
 from biascope.studies.judging import Compared, Judgement, Part, Replication, Verdict, judge_claim, options_of_run
 from biascope.studies.result import Estimate
 from biascope.studies.runs import MARKER
+from biascope.studies.scope import Scope, Share
 from biascope.support.errors import BiascopeError, InputError
 from biascope.support.signatures import checked
 
@@ -62,9 +63,24 @@ class Row:
         return min(found, key=LEVELS.index, default="")
 
     @property
+    def scopes(self) -> tuple[Scope, ...]:
+        """What was run of the published setting by the runs that decide; their networks are counted together."""
+        found: dict[str, Scope] = {}
+        for each in self.telling:
+            told = experiment_of(str(each.judgement.run.config.get("study")))
+            scope, key = each.judgement.scope, told.networks if told else ""
+            if told and key in scope.parts:
+                wanted = self.claim.networks or told.parts.get(key, ())
+                names = {name for other in self.telling for name in other.network.split(", ")} & set(wanted)
+                share = Share(len(names), len(wanted), len(names) / max(len(wanted), 1))
+                scope = replace(scope, parts={**scope.parts, key: share})
+            found.setdefault(str(scope), scope)
+        return tuple(found.values())
+
+    @property
     def scope(self) -> str:
-        """What was run of the published setting, by the run that decides."""
-        return "; ".join(dict.fromkeys(str(each.judgement.scope) for each in self.telling[:3]))
+        """`scopes` in words."""
+        return "; ".join(str(scope) for scope in self.scopes[:3])
 
     @property
     def compared(self) -> tuple[Compared, ...]:
@@ -89,9 +105,20 @@ class Row:
         return any(judgement.at_odds for judgement in self.judgements)
 
     @property
+    def fails_as_far_as_printed(self) -> bool:
+        """Whether the rule fails with everything that the document gives of its setting, which is not all."""
+        return self.verdict == "undecided" and any(each.judgement.fails_as_far_as_printed for each in self.decided)
+
+    @property
     def stand_in(self) -> str:
         """What the deciding run was made on instead of the document's data or networks."""
         return next((each.judgement.scope.stand_in for each in self.telling), "")
+
+    @property
+    def provenance(self) -> str:
+        """What is wrong with the commits of the runs that decide; "" if nothing is."""
+        told = [provenance(each.judgement.run.environment) for each in self.telling]
+        return next((each for each in told if " " in each), "")
 
     @property
     def rule_set(self) -> str:
@@ -139,6 +166,7 @@ class Row:
             "networks": {each.network: each.verdict for each in self.decided if each.network},
             "replication": self.replication,
             "numbers_agree_but_rule_fails": self.at_odds,
+            "fails_as_far_as_printed": self.fails_as_far_as_printed,
             "published": {each.published.number: each.published.value for each in self.compared},
             "ours": {each.published.number: each.ours.value for each in self.compared},
             "measured": {name: estimate.value for name, estimate in self.measured},
@@ -147,6 +175,7 @@ class Row:
             "scope": self.scope,
             "stand_in": self.stand_in,
             "rule_set": self.rule_set,
+            "provenance": self.provenance,
             "why": self.sentence,
             "runs": [
                 {
@@ -266,7 +295,7 @@ def provenance(environment: Mapping[str, Any]) -> str:
     """The commit that made a run, or what is wrong with it."""
     git = environment.get("git")
     if not isinstance(git, Mapping) or not git.get("commit"):
-        return "commit unknown"
+        return "an unknown commit"
     return f"{str(git['commit'])[:10]}{' with uncommitted changes' if git.get('dirty') else ''}"
 
 

@@ -156,7 +156,7 @@ def experiments() -> dict[str, Experiment]:
     found: dict[str, Experiment] = {}
     for file, row in rows:
         try:
-            made = Experiment(**{**row, "all": tuple(row.get("all", ()))})
+            made = Experiment(**{**row, **{key: tuple(row.get(key, ())) for key in ("all", "silent")}})
         except TypeError as error:
             raise CorruptError(f"{file}: not an experiment: {error}") from error
         if made.study in found:

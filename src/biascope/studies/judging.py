@@ -69,7 +69,13 @@ class Judgement:
             return "undecided"
         if part.holds:
             return "supported"
-        return "contradicted" if self.level == "published size" else "undecided"
+        return "contradicted" if self.level == "published size" and not self.scope.silent else "undecided"
+
+    @property
+    def fails_as_far_as_printed(self) -> bool:
+        """Whether the rule fails in a run that has all that the document gives of its setting, which is not all."""
+        failed = any(part.holds is False and part.gate is True for part in self.parts)
+        return failed and self.level == "published size" and bool(self.scope.silent)
 
     @property
     def level(self) -> Level:
@@ -125,6 +131,8 @@ class Judgement:
                 why = f" Not counted: {self.scope.diagnostic}."
             elif part.gate is not True:
                 why = " What has to hold first does not." if part.gate is False else " Whether it learned is left open."
+            elif part.holds is False and self.level == "published size" and self.scope.silent:
+                why = f" The rule fails, in a setting that is partly ours: {self.scope.silent} are not printed."
             elif part.holds is False and verdict == "undecided":
                 why = f" The rule fails, but not at the published size ({self.scope}): that contradicts nothing."
             told.append(f"{name}{part.brief if brief else part.text}.{why}")

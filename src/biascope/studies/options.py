@@ -87,7 +87,7 @@ def _option(name: str, hint: Any, default: Any) -> Option:
 def convert(option: Option, value: Any) -> Any:
     """A value of the option's type from text (or from an already typed value); a wrong one is named.
 
-    Numbers must be finite: a study with NaN or infinity for an option would end in NaN and the verdict of one.
+    Numbers must be finite: a study with NaN or infinity for an option would end in NaN and numbers that mean nothing.
     """
     try:
         found = _convert(option.type, value)

@@ -6,7 +6,7 @@ environment.json    versions, device, git state, seed, command line, start time
 networks.json       what the user's own networks look like, where options name some
 metrics.jsonl       one line per `run.log(...)`, on disk as soon as the call returns
 arrays/             one safetensors file per `run.save_arrays(...)` or `run.cached(...)`
-result.json         the verdict, once the study has finished
+result.json         the numbers, once the study has finished
 figures/            PNG, SVG, PDF
 index.html          the page
 """

@@ -23,6 +23,8 @@ class Experiment:
     holds; a run may have some of it and says something of those alone. `all`: options whose value 0 means all there is.
     `diagnostic`: values of options with which a run is a check of ours and never counts. `stand_in`: what values of
     options stand in for, or one sentence where every run is on a stand-in. `networks`: the option that holds networks.
+    `silent`: settings that matter and that the document does not give, in words; no run can have them, so a rule that
+    fails contradicts nothing.
     """
 
     study: str
@@ -34,6 +36,7 @@ class Experiment:
     diagnostic: Mapping[str, Any] = field(default_factory=dict, hash=False)
     stand_in: Any = field(default_factory=dict, hash=False)
     networks: str = ""
+    silent: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.networks:
@@ -79,7 +82,8 @@ class Experiment:
         checks = [
             f"{key} {_short(options[key])}" for key, values in self.diagnostic.items() if options.get(key) in values
         ]
-        return Scope(listed, shares | less, other, self._stand_in(options), ", ".join(checks))
+        told = self._stand_in(options)
+        return Scope(listed, shares | less, other, told, ", ".join(checks), silent=", ".join(self.silent))
 
     def _share(self, key: str, options: Mapping[str, Any], want: float) -> "Share":
         have = _number(options[key])
@@ -118,6 +122,7 @@ class Scope:
     stand_in: str = ""
     diagnostic: str = ""
     known: bool = True  # whether the published setting stands in a catalogue at all
+    silent: str = ""  # what the document does not say of its setting
 
     @property
     def level(self) -> Level:
@@ -141,7 +146,8 @@ class Scope:
         shares = [f"{key} {share}" for key, share in self.shares.items() if share.share < 1]
         other = [f"on a stand-in: {self.stand_in}"] if self.stand_in else []
         check = [f"a check of ours: {self.diagnostic}"] if self.diagnostic else []
-        return ", ".join([*parts, *shares, *self.departures, *other, *check]) or "as published"
+        told = ", ".join([*parts, *shares, *self.departures, *other, *check]) or "as published"
+        return told + (f" (not printed: {self.silent})" if self.silent else "")
 
 
 def _listed(value: Any) -> tuple[str, ...]:

@@ -55,8 +55,12 @@ def fig5_8(
 
     def measure(seed: int) -> dict[str, Tensor]:
         """Mean E [counts, q] and mean test PSNR [counts] of one seed."""
-        signals = setting.signals(derive(run.seed, "images", seed), setting.n + 1)
-        one, others = signals[0].to(run.device), signals[1:]
+        if setting.images == "faces":  # which has no more than n in its test split
+            first, others = (setting.signals(derive(run.seed, "images", seed), *of) for of in ((1, "meta"), ()))
+        else:
+            signals = setting.signals(derive(run.seed, "images", seed), setting.n + 1)
+            first, others = signals[:1], signals[1:]
+        one = first[0].to(run.device)
         mask = half(setting.side, derive(run.seed, "pixels", seed))
         drawn, r = start(run, Field("siren", w0), setting, seed), setting.grid.to(run.device)
         shares, test = [], []

@@ -115,12 +115,12 @@ def fig1(
         numbers[f"{net}: best accuracy from the first axis alone, %"] = Estimate(best, 0.0)
         numbers[f"{net}: eigenvalue of the second axis, D_B over D_A"] = Estimate(float(G.values[-1] / G.values[u2]))
         if random_pairs:
-            found = random_planes(run, net, shape, (inner, outer[net]), sigma, n_train, n_test, random_pairs, options)
-            numbers[f"{net}, random planes: test accuracy, %"] = mean_of(percent(found))
+            planar = random_planes(run, net, shape, (inner, outer[net]), sigma, n_train, n_test, random_pairs, options)
+            numbers[f"{net}, random planes: test accuracy, %"] = mean_of(percent(planar))
             numbers[f"{net}, random planes: test accuracy, %, highest"] = Estimate(
-                100 * float(found.max()), None, random_pairs
+                100 * float(planar.max()), None, random_pairs
             )
-            share = (percent(found) > best).double()
+            share = (percent(planar) > best).double()
             numbers[f"{net}, random planes: share above what one axis allows"] = mean_of(share)
     _picture(run, nets, planes, (inner, outer))
     pairs = {net: [numbers[f"{net}, {name}: test accuracy, %"] for name in SETS] for net in nets}
@@ -177,7 +177,8 @@ def random_planes(
     def one() -> dict[str, Tensor]:
         def plane(i: int) -> Tensor:
             draw = torch.randn(shape[1] * shape[2], 2, generator=generator(run.seed, "random plane", i))
-            return torch.linalg.qr(draw).Q.T.reshape(2, *shape).to(run.device)
+            axes: Tensor = torch.linalg.qr(draw).Q.T.reshape(2, *shape).to(run.device)
+            return axes
 
         def sets(part: str, n: int) -> Lazy:
             def task(i: int) -> Task:

@@ -21,7 +21,7 @@ it for the networks with that many weights.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ NETS = ("mlp", "lenet", "resnet18", "vit")
 NETS_RANDOM = ("mlp", "lenet", "vgg11", "resnet18")
 LARGE = ("resnet", "vit")  # what the published code trains with a smaller rate of Adam
 SHARES = (0.01, 0.03, 0.1, 0.3)  # of the dimensions, in which a change may be contained
-SIZES = {
+SIZES: dict[str, dict[str, Any]] = {
     "smoke": {"nets": ("mlp", "lenet"), "source": "synthetic", "side": 16, "per_class": 60, "networks": 48, "heads": 32,
               "parts": 4, "runs": 6, "epochs": 10, "probes": 2},
     "laptop": {"nets": ("mlp", "lenet"), "side": 16, "per_class": 500, "networks": 256, "heads": 64, "parts": 4,
@@ -129,8 +129,11 @@ def correlations(
     charts: list[Chart] = []
     for net in nets:
         exact, made = known_geometry(net, shape), factory(net, shape, norm=False)
-        sampled = None if exact is not None else options.geometry(run, net, shape, norm=False)
+        sampled: Geometry | None = None
+        if exact is None:
+            sampled = options.geometry(run, net, shape, norm=False)
         G = exact if sampled is None else sampled.matrix
+        assert G is not None  # one of the two is there
         target = gsg(G, S)
         done = track(run, f"track {net}", made, images.x, labels, points, runs, descent_of(net))
         history = History(done.gradients)

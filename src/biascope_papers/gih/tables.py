@@ -155,12 +155,11 @@ def difference(pair: Tensor) -> Estimate:
 
 
 @functools.cache
-def published() -> dict[str, list[float]]:
-    """Test accuracies of the paper's Table 2 with their errors, by the names of the numbers."""
+def published() -> dict[str, float]:
+    """Test accuracies of the paper's Table 2, by the names of the numbers."""
     text = files("biascope_papers.gih").joinpath("claims.toml").read_text(encoding="utf-8")
     rows = next(row for row in tomllib.loads(text)["claim"] if row["id"] == "invariance/table2")["published"]
-    found: dict[str, list[float]] = {row["number"]: [row["value"], row["error"]] for row in rows}
-    return found
+    return {row["number"]: row["value"] for row in rows}
 
 
 def _chart(net: str, rates: tuple[int, ...], table: Tensor) -> Chart:
@@ -168,7 +167,7 @@ def _chart(net: str, rates: tuple[int, ...], table: Tensor) -> Chart:
     for name, label in (("random", "random, published"), ("score", "by score, published")):
         row = [published().get(f"{net}, {rate} % removed, {name}") for rate in rates]
         if None not in row:
-            series.append(Series.of(label, rates, [each[0] for each in row if each], style="dashed"))
+            series.append(Series.of(label, rates, [each for each in row if each is not None], style="dashed"))
     return Chart(
         f"pruning-{net}", f"Test accuracy of {net} after pruning", "training images removed, %", "test accuracy, %",
         tuple(series), "Test accuracy over the share of removed images, dropped by score or at random.",

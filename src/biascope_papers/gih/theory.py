@@ -6,7 +6,7 @@ G is a multiple of the identity (Theorem A.2, Lemma A.7) is asked of sampled net
 """
 
 import math
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -71,7 +71,8 @@ def theory(
 def spectrum(D: int, decay: float) -> Tensor:
     """A data matrix X [D, D] with X^T X = S of eigenvalues i^-decay, in a random basis."""
     Q = torch.linalg.qr(torch.randn(D, D, generator=generator(0, "basis", D), dtype=F64)).Q
-    return torch.diag(torch.arange(1, D + 1, dtype=F64) ** (-decay / 2)) @ Q
+    X: Tensor = torch.diag(torch.arange(1, D + 1, dtype=F64) ** (-decay / 2)) @ Q
+    return X
 
 
 def distances(widths: tuple[int, ...], decay: float, D: int = 9, kernel: int = 3) -> list[float]:
@@ -153,7 +154,8 @@ def appendix() -> dict[str, Estimate]:
 def orthant_error(a: Tensor, b: Tensor) -> float:
     """Distance of E[1(d.a > 0) 1(d.b > 0) d d^T] / P from I, over the norm of I (Lemma A.5)."""
     p = mlp_theory.both_active(math.acos(float(a @ b / (a.norm() * b.norm()))))
-    return float((mlp_theory.active_second_moment(a, b) / p - torch.eye(len(a), dtype=F64)).norm()) / len(a) ** 0.5
+    distance = (mlp_theory.active_second_moment(a, b) / p - torch.eye(len(a), dtype=F64)).norm()
+    return float(distance) / math.sqrt(len(a))
 
 
 def _draws(name: str, *shape: int) -> Tensor:
@@ -173,7 +175,7 @@ def _mlp() -> nn.Module:
 
 
 def _cnn(circular: bool) -> nn.Module:
-    options = {"padding": 1, "padding_mode": "circular"} if circular else {}
+    options: dict[str, Any] = {"padding": 1, "padding_mode": "circular"} if circular else {}
     side = 6 if circular else 2
     return nn.Sequential(
         nn.Conv2d(1, 6, 3, **options), nn.ReLU(), nn.Conv2d(6, 6, 3, **options), nn.ReLU(), nn.Flatten(),

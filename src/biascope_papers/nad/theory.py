@@ -17,6 +17,7 @@ from torch import Tensor
 from biascope.geometry import closed_forms
 from biascope.geometry.pooling import box_prefilter, pooling_bayes_accuracy, transfer
 from biascope.studies import Chart, Estimate, Run, Series, StudyResult, study
+from biascope.studies.estimates import Array
 from biascope.support import generator
 
 F64 = torch.float64
@@ -126,7 +127,7 @@ def bayes_errors(S: int, D: int, eps: float, sigma: float = 3.0) -> tuple[float,
     box, M = box_prefilter(S, D), D // S
     ordinary = [k for k in range(1, D // 2) if (2 * k) % M]
 
-    def accuracy(variant: str) -> np.ndarray:  # type: ignore[type-arg]
+    def accuracy(variant: str) -> Array:
         return np.array([pooling_bayes_accuracy(box, S, k, eps, sigma, variant) for k in ordinary])  # type: ignore[arg-type]
 
     printed = accuracy("printed")
