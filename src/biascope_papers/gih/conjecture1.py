@@ -1,15 +1,10 @@
 """Conjecture 1, directly: is Delta at initialisation along G S G?
 
-The paper looks at G^t along discrete training instead (Fig. 2). Delta itself can be sampled: `geometry_evolution` gives
-the derivative of G under gradient flow exactly for every network drawn. Labels do not matter at initialisation for the
-squared error (Prop. A.1, study `gih/proposition-a1`), so all labels are 0 here, which takes their noise away. Delta and
-G are those of the networks of Fig. 2 at probes N(0, I); G by the paper's recipe (GELU, small probes) is shown beside
-it. In every case that can be solved Delta is minus a positive matrix, so the correlation is expected to be negative;
-the paper looks at the modulus.
-
-Sampling noise lengthens Delta and shrinks the correlation. Networks come in independent groups, and the "corrected"
-correlation has products of different groups in place of ||Delta||^2, which noise does not lengthen; the raw one is a
-lower bound of the modulus. G is exact where theory knows it (MLP) and sampled elsewhere; noise left in it lowers both.
+`geometry_evolution` gives the derivative of G under gradient flow exactly for every network drawn. By Prop. A.1 labels
+do not matter, so all are 0. Delta and G are those of the networks of Fig. 2 at probes N(0, I); G by the paper's recipe
+(GELU, small probes) is shown beside it. Wherever Delta can be solved it is minus a positive matrix, so the correlation
+is expected to be negative; the paper looks at the modulus. Sampling noise lengthens Delta: the "corrected" correlation
+has products of independent groups in place of ||Delta||^2. G is exact where theory knows it (MLP).
 """
 
 import math

@@ -1,17 +1,11 @@
 """Conjecture 2 (the hypothesis itself): along training, G changes only within the leading eigenvectors of GSG.
 
-For a matrix M and the first k eigenvectors Q of GSG the share of M inside is ||Q^T M Q|| / ||M||. It is measured for
-M = Delta^t, where each network would move next under gradient flow on its loss, and for M = G^t - G^0, where it has
-moved so far, and compared with random subspaces of as many dimensions and with the leading eigenvectors of S and of G
-alone. Squared norms come from products of different networks, so that what a single network does by chance does not
-count (`averages`). Training is that of Fig. 2, cross-entropy; probes N(0, I) are the same at all times, and G is that
-of the networks as they are at probes N(0, I).
+||Q^T M Q|| / ||M|| for the first eigenvectors Q of GSG and M = Delta^t (where each network would move next under
+gradient flow) or G^t - G^0, compared with random subspaces and with the leading eigenvectors of S and of G. Squared
+norms come from products of different networks (`averages`). Training is that of Fig. 2, cross-entropy; probes N(0, I).
 
-The paper gives no cut-off. Here Eig(GSG) is the span of the eigenvectors that add up to `energy` (99 %) of its trace;
-charts show all k, for by footnote 4 invariance is gradual. A share with a standard error above 0.1 is not judged: at
-the start networks have so little of Delta in common that many more are needed (study `gih/conjecture1` draws them).
-The shares of single networks, which have no such noise, are shown beside these and not judged: the conjecture is about
-the mean.
+The paper gives no cut-off: Eig(GSG) holds `energy` (99 %) of its trace here; charts show all k. A share with a standard
+error above 0.1 is kept apart: at the start networks have little of Delta in common (`gih/conjecture1` draws many more).
 """
 
 import math

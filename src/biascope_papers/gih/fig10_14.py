@@ -1,16 +1,10 @@
 """Figs 10 and 14: generalisation on isotropic data, as the discriminative direction moves down the eigenvectors of G.
 
-x = eps al u + w with w Gaussian noise in all other directions, so the data prefer no direction: what depends on u comes
-from the network. The noise is the same for all directions. Fig. 14 does so at several learning rates. The sinusoidal
-label is the sign of sin(x.u) + b as in the text (of Sec. 4.2; App. A.7 leaves the sine out), and of sin(pi al) + b in
-the published code (`angle="code"`), whose other values of eps go with it: joined with the text's 2.1 no direction is
-learnt.
-
-A boundary that no direction lets a network learn (best mean accuracy below 55 %) says nothing and is left out of the
-judgement of Fig. 10, with a note. A rank correlation over fewer than four directions has no error, so that nothing is
-judged by it. In Fig. 14 the smallest rate is compared with the one nearest to 0.5 (that of Fig. 10; in logarithm);
-rates at which the mean training accuracy stays below 90 % are named in the text: there the comparison is not the
-paper's, which reaches 100 % at each.
+x = eps al u + w with w Gaussian noise in all other directions, the same for all u: what depends on u comes from the
+network. The sinusoidal label is the sign of sin(x.u) + b (Sec. 4.2; App. A.7 leaves the sine out), or of sin(pi al) + b
+in the published code (`angle="code"`), whose values of eps go with it. A boundary that no direction lets a network
+learn (best mean accuracy below 55 %) is left out, with a note; a rank correlation over fewer than four directions has
+no error. In Fig. 14 the smallest rate is compared with the one nearest to that of Fig. 10.
 """
 
 import functools

@@ -1,28 +1,17 @@
 """Figs 4 and 11: CIFAR-10 images relabelled along the eigenvectors of GSG, with label noise: who generalises?
 
-As `biascope.data.relabel`, for many directions at once. The label noise of the paper (labels computed on x + noise, the
-noise iid per pixel with 0.2 times the channel's variance) enters a label only through its projection on u, which is
-Gaussian with variance 0.2 sum_c var_c |u_c|^2; that projection is drawn directly. The sinusoidal label is the sign of
-sin(pi (x.u - mean)/std) minus its median ("projection", the published code), or of sin(xbar.u) minus its median with
-every channel of xbar standardised ("channel", the text).
+As `biascope.data.relabel`, for many directions at once. Noise on the pixels (0.2 times the channel's variance) enters a
+label only through its projection on u, which is drawn directly. The sinusoidal label is the sign of sin(pi (x.u -
+mean)/std) minus its median ("projection", the published code), or of sin(xbar.u) minus its median with every channel of
+xbar standardised ("channel", the text).
 
-A caveat on the design: the label noise has the same variance in every direction, images do not. Along directions in
-which images hardly vary the labels are nearly random, so accuracy falls there for every network. The charts show this
-ceiling, the expected accuracy of the best rule there is, which gives every image its more likely label (given an image,
-its noisy label is random and depends on x.u alone); `noise=0` removes it. (After a run at a laptop's size had been
-seen: the share of labels that noise leaves unchanged had been taken for it. That is the same for the linear boundary,
-but lower for the others, where the label without noise is not always the more likely one.) The ceiling falls sooner for
-harder boundaries too; its own reach is a number beside that of the accuracy. The order along the directions whose
-ceiling is within 5 points of the highest is a number only.
+The label noise has the same variance in every direction, images do not: along directions in which they hardly vary
+labels are nearly random. The charts show this ceiling, the expected accuracy of the rule that gives every image its
+more likely label; `noise=0` removes it. At a laptop's size some 500 of the 768 eigenvalues of LeNet's G are above
+rounding; the directions of the others have no order.
 
-The caption of Fig. 4 speaks of CIFAR-2, its text of labelling CIFAR-10; as the labels are replaced, only the choice of
-images could differ: here random ones of all ten classes, without CIFAR-2's balance of animals and others. At a laptop's
-size some 500 of the 768 eigenvalues of LeNet's G are above the rounding of its float32 gradients (5e-8 of the first).
-The directions of the others have no order and differ with the number of threads, so accuracies at index 512 and on are
-those of arbitrary ones among them.
-
-Fig. 11 is the same at the edge of under-parameterisation, a small LeNet with as many examples as parameters: (a) CIFAR
-images as in Fig. 4, (b) isotropic Gaussian data as in Fig. 10, both with 50,000 examples for about 48,000 parameters.
+Fig. 11 is the same for a small LeNet with as many examples as parameters: (a) CIFAR images, (b) isotropic data as in
+Fig. 10.
 """
 
 import math
@@ -234,10 +223,7 @@ def reach(accuracy: Tensor) -> Tensor:
 def reach_gap(far: Tensor, near: Tensor) -> Estimate:
     """Reach of one curve minus that of another, each [repeats, directions]; no error if one is learned nowhere.
 
-    The error comes from leaving out a repeat in both at a time, and with it in the largest excess. (Mended after a run
-    had been seen: all repeats had been divided by the largest mean excess of all of them, whose noise the spread over
-    repeats cannot show. With 104 directions, 5 repeats and the same true curve for both boundaries the rule was met in
-    up to a third of cases, where two standard errors stand for 5.8 %.)
+    The error comes from leaving out a repeat in both at a time, and with it in the largest excess.
     """
     far, near = far.double(), near.double()
     found = estimate(lambda w: reach(w @ far / w.sum()) - reach(w @ near / w.sum()), len(far))

@@ -1,11 +1,8 @@
 """Fig. 6: remove the directions where images vary much and G is small, against random directions of equal variance.
 
 Directions v solve S v = l (G + ridge) v, l descending, orthogonalised in that order; the first k are projected out of
-training and test images. The random baseline removes as many random directions as take the same share of variance. This
-is the text. The published code removes eigenvectors of GSG in descending order instead, those that the network sees
-best, which does not match the text: `directions=gsg` does that (the code also has a weight decay of 5e-4 and, but for
-LeNet, 20 epochs). The learning rate falls linearly and the gradient norm is clipped as in the published code; the text
-speaks of neither (`clip_norm=0`: none).
+training and test images. The published code removes eigenvectors of GSG in descending order instead, those that the
+network sees best: `directions=gsg`. Gradients are clipped as in that code (`clip_norm=0`: none).
 """
 
 import math

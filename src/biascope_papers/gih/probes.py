@@ -1,9 +1,8 @@
 """App. A.12: with which probes G is estimated best, GELU near 0 or ReLU at N(0, I).
 
-The paper measures an estimate of G by how well its eigenvalues go with generalisation in the setting of Fig. 10. Here
-networks are trained once along a fixed list of directions u (eigenvectors of G by the paper's recipe, from many
-networks), and every kind of estimate, each from as many networks of one output, is compared with the test accuracies:
-Spearman(u^T G u, accuracy over u). Independent groups of networks, the same for all kinds, give the errors.
+Networks are trained once along a fixed list of directions u, and every kind of estimate, each from as many networks of
+one output, is compared with the test accuracies: Spearman(u^T G u, accuracy over u). Groups of networks give the
+errors.
 """
 
 import math

@@ -1,15 +1,10 @@
 """Tables 1 and 2: train on the images whose direction lies most in G, against as many random ones.
 
-Score(x) = (x/|x|)^T G (x/|x|), computed in the order of the data set; the lowest scores are dropped, of all images as
-the text has it, or within each class as the published code does (`per_class`). As in that code the number of steps
-stays that of the full set, the learning rate falls linearly and the gradient norm is clipped; the text says none of
-this. The published script reads its scores from a shuffled loader, which gives them to the wrong images, so that it
-compares two random sets; here they are in order. With them in order LeNet loses by the score at every size tried in a
-training loop written apart from this one (two networks each, fewer steps than published): 16 x 16 pixels, 10,000
-images, 90 % removed, 790 steps: 30.1 against 35.2 %; 32 x 32, 50,000 images, 90 % removed, 2000 steps (training loss
-0.001): 40.2 +- 3.1 against 45.4 +- 0.4 (published for random: 45.1); 30 % removed, 1000 steps: 55.1 against 57.1. The
-same sign with GELU and with scores of pixels in [0, 1]. Keeping the lowest scores loses as well (31.4 and 38.9 % in the
-first two): either end is less varied.
+Score(x) = (x/|x|)^T G (x/|x|), in the order of the data set; the lowest scores are dropped, of all images (the text) or
+within each class (the published code, `per_class`). As in that code the number of steps stays that of the full set, the
+learning rate falls linearly and the gradient norm is clipped. The published script reads its scores from a shuffled
+loader, so that it compares two random sets. With them in order LeNet loses by the score at every size tried, also in a
+training loop written apart; keeping the lowest scores loses as well: either end is less varied.
 """
 
 import functools

@@ -1,16 +1,10 @@
 """Figs. 7 and 8, and Fig. 3.13 of the thesis: what anisotropy directions mean to networks that learn CIFAR-10.
 
-Fig. 7, carriers: each training image's coefficient along the carrier of its class is replaced by +-eps; ten classes
-need directions i and i + 1 in three channels (directions of the grey network, placed in a channel). The network can
-then be right by reading the carrier or by looking at the image, and is tested on clean images.
-
-Fig. 8, NAD flip: the content along the first directions is moved to the last ones. The flip is a rotation: nothing is
-lost, the training error can still be zero, but the image no longer lives where the architecture looks first. Images
-are normalised first and flipped then; the paper does not say in which order (see `ImageSet.normalised`).
-
-Fig. 3.13, underspecification: CIFAR2 images (first five classes against the rest) get a fourth channel from D(v), drawn
-for the same labels. A network is trained on all four channels and tested on each feature alone, with the other channels
-set to zero (their mean).
+Fig. 7: each training image's coefficient along the carrier of its class is replaced by +-eps (directions i and i + 1 of
+the grey network, placed in one of three channels); tests are on clean images. Fig. 8: the flip moves the content along
+the first directions to the last ones, a rotation by which nothing is lost; images are normalised first (see
+`ImageSet.normalised`). Fig. 3.13: CIFAR2 images get a fourth channel from D(v), drawn for the same labels; networks are
+tested on each feature alone, with the other channels set to zero.
 """
 
 import functools

@@ -1,12 +1,8 @@
 """Figs. 5 and 13 to 16: the anisotropy directions of a network, in pixels and in Fourier space, and their spectrum.
 
-Fig. 5, the first three: the second moment of the gradient is measured in independent groups of networks (each kept on
-disk, so a killed run goes on), and every number's error comes from leaving one group out at a time. By default the last
-layer is averaged out in closed form (`head="marginal"`), which needs far fewer networks; a smaller number of them is
-also measured as the paper does it, to compare the spectrum with the Marchenko-Pastur band of an isotropic network.
-
-Figs. 13 to 16, the first twenty and then every fiftieth, are pictures without a claim in words; what they show is put
-as one.
+The second moment of the gradient is measured in independent groups of networks, and every number's error comes from
+leaving one group out at a time. By default the last layer is averaged out in closed form (`head="marginal"`); a smaller
+number of networks is also measured as the paper does it, to compare the spectrum with the Marchenko-Pastur band.
 """
 
 import math

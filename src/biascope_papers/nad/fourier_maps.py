@@ -1,13 +1,9 @@
 """Figs. 1, 3, 10, 11, 12: test accuracy of networks on D(v) as v runs over the two-dimensional Fourier basis.
 
 Fig. 1 is the map over cosine-like (Re) vectors, Fig. 10 that over sine-like (Im) ones, Fig. 3 the map without pooling,
-Fig. 11 the map at several noise levels; Fig. 12 has a random orthonormal basis instead.
-
-Logistic regression and the MLP are controls of Fig. 1: its claim is about convolutional networks, which a run of these
-does not test. It says whether the control holds, that is, reaches 0.99 on every bin.
-
-"Without pooling" (Fig. 3) does not say whether strided convolutions also go: `strides` does one, the other, or both
-(ResNet-18; LeNet, VGG-11 and DenseNet-121 have no strided convolutions, and only one variant).
+Fig. 11 at several noise levels; Fig. 12 has a random orthonormal basis. Logistic regression and the MLP are controls of
+Fig. 1. "Without pooling" does not say whether strided convolutions also go: `strides` does one, the other, or both
+(only ResNet-18 has any).
 """
 
 import math

@@ -1,10 +1,8 @@
 """Fig. 4: how much of the label survives average pooling (a), and how fast a model with pooling learns it (b).
 
-(a) is exact, beside the paper's closed form. (b) is the deep linear pooling model. Its best accuracy is the same for
-every frequency l that the filter lets through (phi can undo m[l]), so what depends on these is optimisation. The
-paper's measure is the curvature ratio zeta(l) = eps^2 m^2[l] / (sigma^2 max m^2); the Hessians behind it miss a factor
-1/S in the paper, which cancels in zeta. Where m[l] = 0 nothing can be learnt: such frequencies (l = M and 2M by
-default) are drawn but not judged.
+(a) is exact, beside the paper's closed form. In (b) the best accuracy is the same for every frequency l that the filter
+lets through, so what depends on these is optimisation: zeta(l) = eps^2 m^2[l] / (sigma^2 max m^2) (the Hessians behind
+it miss a factor 1/S in the paper, which cancels). Where m[l] = 0 nothing can be learnt.
 """
 
 from functools import partial
