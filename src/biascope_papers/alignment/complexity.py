@@ -182,10 +182,8 @@ def _train(
 
 
 def norms(net: nn.Module, start: nn.Module) -> dict[str, float]:
-    """Number of parameters, products of Frobenius and of spectral norms, and the measure of two-layer networks.
-
-    The last is ||V||_F (||U - U_0||_F + ||U_0||_2) for hidden weights U and output weights V, up to constants; NaN for
-    deeper networks.
+    """Number of parameters, products of Frobenius and of spectral norms, and the measure of two-layer networks, ||V||_F
+    (||U - U_0||_F + ||U_0||_2) up to constants; NaN for deeper ones.
     """
     weights, before = (
         [p.detach().double().flatten(1).cpu() for p in m.parameters() if p.dim() > 1] for m in (net, start)

@@ -149,10 +149,8 @@ def fig_b5(
     probing: Probing = THREE_SETS,
     reuse: Annotated[str, "run folder of alignment/fig4.2 with the same settings, to read its VGG-19 from"] = "",
 ) -> StudyResult:
-    """Alignment with test labels during training, centred (B.5) and uncentred (B.6), for three networks.
-
-    MLP (6 hidden layers of 80) on MNIST, VGG-19 and ResNet-18 on CIFAR-10. ResNet-18 trains with batch norm; its
-    kernels are those of the network in eval mode, with the running statistics of the moment.
+    """Alignment with test labels during training, centred (B.5) and uncentred (B.6), for three networks; kernels are
+    those of the network in eval mode.
     """
     if digits and set(nets) != {"mlp"}:
         raise InputError("digits=true is for nets=mlp: the convolutional networks need images of side 32")

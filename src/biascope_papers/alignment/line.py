@@ -89,9 +89,8 @@ def fig_b2(
 
 
 def wave_power(vectors: Tensor) -> Tensor:
-    """Share of the energy of vectors [n, k], evenly spaced on [0, 1], in a wave of m/2 periods, any phase: [n - 1, k].
-
-    Rows are m = 1, ..., n - 1: the projection on cos(pi m z) and sin(pi m z).
+    """Share of the energy of vectors [n, k], evenly spaced on [0, 1], in a wave of m = 1, ..., n - 1 half periods, any
+    phase: [n - 1, k].
     """
     n = len(vectors)
     angle = torch.pi * torch.arange(1, n, dtype=vectors.dtype)[:, None] * torch.linspace(0, 1, n, dtype=vectors.dtype)

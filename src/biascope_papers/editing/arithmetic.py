@@ -114,8 +114,7 @@ def table6_2(
 def table6_3(run: Run, *, width: Width = 8, setting: Setting = LAPTOP) -> StudyResult:
     """Single and merged accuracies from random initialisation, behind the heads of the pre-trained encoder.
 
-    Share of the gain: (merged - before) / (single - before), all averaged over tasks; 1 if addition keeps all that
-    fine-tuning gave, 0 if nothing.
+    Share of the gain: (merged - before) / (single - before), all averaged over tasks.
     """
     numbers: dict[str, Estimate] = {}
     found, compared = {s: accuracies(run, setting, width, s) for s in STARTS}, [LABELS[m] for m in COMPARED]

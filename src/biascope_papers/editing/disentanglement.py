@@ -125,9 +125,8 @@ def fig6_10(
     outputs: Annotated[int, "classes of a task whose kernels are taken, at most"] = 3,
     setting: Setting = LAPTOP,
 ) -> StudyResult:
-    """Disentanglement error (6.10) and localised eigenfunctions (6.11) of an encoder that was never trained.
-
-    Behind the heads of the pre-trained one, and compared with it.
+    """Disentanglement error (6.10) and localised eigenfunctions (6.11) behind the heads of the pre-trained encoder, for
+    an encoder that was never trained.
     """
     methods = ("non-linear", "linear")
     shown = {

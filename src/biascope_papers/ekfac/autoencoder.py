@@ -150,11 +150,9 @@ def fig4_3d(
 ) -> StudyResult:
     """Final loss of the auto-encoder on a grid of learning rates and dampings.
 
-    Every pair is trained from every seed on the same batches; nothing is selected but the best pair. The cost of a pair
-    is the share of the best pair's descent that it misses, (L - L_best) / (L_start - L_best), at most 1; a pair that
-    diverges costs 1. The median is over all pairs. A decade away from the best pair: a tenth or ten times of one value,
-    whichever is worse. The best pair's loss is also given as a share of the plateau: where it did not learn, costs mean
-    nothing.
+    Every pair is trained from every seed on the same batches. The cost of a pair is the share of the best pair's
+    descent that it misses, (L - L_best) / (L_start - L_best), at most 1. A decade away from the best pair: a tenth or
+    ten times of one value, whichever is worse.
     """
     require(len(lrs) > 1 < len(dampings), f"lrs={lrs}, dampings={dampings}: give at least two of each")
     task = options.problem(run)
@@ -200,11 +198,7 @@ def fig4_3d(
 
 
 def costs(losses: Tensor, starts: Tensor) -> tuple[Tensor, tuple[int, int]]:
-    """Share of the best pair's descent that each pair misses, [lrs, dampings, seeds] in [0, 1], and the best pair.
-
-    The best pair has the lowest mean loss; with one seed it may beat another pair that is better on that seed, whose
-    cost is then 0.
-    """
+    """Share of the best pair's descent that each pair misses, [lrs, dampings, seeds] in [0, 1], and the best pair."""
     best = divmod(int(losses.mean(-1).flatten().argmin()), losses.shape[1])
     low = losses[best]
     return ((losses - low) / (starts - low).clamp_min(1e-12)).clamp(0, 1), best
@@ -230,11 +224,7 @@ def fig4_4ab(
     options: Contest = SHORT,
     periods: Annotated[tuple[int, ...], "iterations between refreshes"] = (1, 10, 50, 100),
 ) -> StudyResult:
-    """Final loss of the auto-encoder against the period of refreshes.
-
-    For every period and every method the setting is chosen as in `contest`. The laptop size has scikit-learn's digits,
-    not MNIST, with whose widths it could not afford a decomposition in every step.
-    """
+    """Final loss of the auto-encoder against the period of refreshes. For every period the setting is chosen anew."""
     require(len(set(periods)) > 1, f"periods={periods}: at least two are needed to see a loss")
     task, seeds = options.problem(run), options.seeds
     out = {period: options.hold(run, task, FAMILY, period) for period in sorted(periods)}

@@ -196,10 +196,7 @@ def fig_a_1(
     optimisers: Annotated[tuple[str, ...], "who takes part; ekfac-ra and kfac must"] = (*FAMILY, "sgd-bn"),
     options: OnCifar = ON_CIFAR,
 ) -> StudyResult:
-    """Final training losses against the batch size; with network=resnet34, Fig. A.3.
-
-    Every batch size is a contest of its own, for the same number of epochs.
-    """
+    """Final training losses against the batch size, each a contest of its own; with network=resnet34, Fig. A.3."""
     enough = len(set(batches)) > 1 and {"ekfac-ra", "kfac"} <= set(optimisers)
     require(enough, "at least two batch sizes, and ekfac-ra and kfac among the optimisers, are needed")
     task = options.problem(run, network)

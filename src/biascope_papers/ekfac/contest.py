@@ -173,10 +173,7 @@ def pairs(frame: Setting, how: Search, seed: int) -> list[Setting]:
 
 
 def by_grid(run: Run, problem: Problem, frame: Setting, how: Search) -> tuple[list[Setting], int]:
-    """Settings in the order of their losses at the end of whole trainings from the first seed, and how many there are.
-
-    Nothing here depends on who else takes part: optimisers can be searched in runs of their own and joined later.
-    """
+    """Settings in the order of their losses at the end of whole trainings from the first seed, and their count."""
     tried = pairs(frame, how, run.seed)
     losses = {each: _final(run, problem, each) for each in progress(tried, frame.name)}
     order = sorted(losses, key=lambda each: losses[each])
@@ -195,10 +192,7 @@ def cached(run: Run, problem: Problem, setting: Setting, seed: int) -> Row:
 
 
 def train(run: Run, problem: Problem, setting: Setting, seed: int) -> Row:
-    """Losses on training and test images (at most `EVALUATED`) and seconds of training, every few steps; diverged: inf.
-
-    Where the gradient overflowed, the setting diverged.
-    """
+    """Losses on training and test images (at most `EVALUATED`) and seconds, every few steps; diverged: inf."""
     net, opt = _begin(run, problem, setting, seed)
     losses, tests, seconds, clock = [evaluate(problem, net)], [evaluate(problem, net, True)], [0.0], 0.0
     for start, stop in zip(setting.ticks, setting.ticks[1:]):

@@ -13,11 +13,7 @@ from biascope_papers.ekfac.contest import LEARNT, NAMES, Outcome
 
 
 def compare(out: Outcome, mine: Sequence[str], rivals: Sequence[str]) -> tuple[dict[str, Estimate], str]:
-    """By how much the losses of the rivals are above mine, paired by seed, and what a reader must know of it.
-
-    Training and test loss at the end, and the training loss when the one that needs less time has ended. Who did not
-    take part is named.
-    """
+    """By how much the losses of the rivals are above mine, paired by seed, and who did not take part."""
     gaps = dict[str, Estimate]()
     for a, b in product(mine, rivals):
         if a in out.rows and b in out.rows:
@@ -110,10 +106,7 @@ def report(out: Outcome, mine: Sequence[str], rivals: Sequence[str], begin: str)
 
 
 def progress_made(out: Outcome, where: str = "") -> dict[str, Estimate]:
-    """The final loss of the worst seed as a share of the plateau, or of the start where that is lower: a gate.
-
-    Nobody has learnt who is not below 0.9.
-    """
+    """The final loss of the worst seed as a share of the plateau, or of the start where that is lower: a gate."""
     return {
         f"worst final loss / plateau, {NAMES[name]}{where}": Estimate(
             max(float(row["final"]) / min(out.plateau, float(row["loss"][0]) / LEARNT) for row in rows)

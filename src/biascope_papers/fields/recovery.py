@@ -82,9 +82,8 @@ def figC_1(
 ) -> StudyResult:
     """Ghosts, blur and a sharp image from SIRENs whose first layer is not trained.
 
-    Erratum: the paper's w0 = 1 with W0 = I or I / 2 has period 2 pi or 4 pi, not 1 or 2; here the first layer has
-    frequencies f0 = 1 and 0.5 cycles per unit. One sine per coordinate cannot tell a point from its mirror image, so
-    each is taken with `phases` phases. The network with many frequencies has those of a SIREN with w0 = 30.
+    The paper's w0 = 1 with W0 = I or I / 2 has period 2 pi or 4 pi, not 1 or 2; here the first layer has f0 = 1 and 0.5
+    cycles per unit, each with `phases` phases, as one sine cannot tell a point from its mirror image.
     """
     frozen = partial(frozen_siren, hidden=(options.width,) * 3, output_offset=0.5)
 

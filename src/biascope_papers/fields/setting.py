@@ -222,9 +222,9 @@ def first_steps(
 ) -> tuple[Tensor, Tensor]:
     """PSNR in dB on the fitted pixels and on the others, before and after each of the first steps: two [n, steps + 1].
 
-    All images [n, h, w] in [0, 1] are fitted at once, each by its own copy of the model [..., 2] -> [..., 1], on the
-    pixels of the mask `fitted` [h, w]; r: coordinates [h, w, 2]; optimiser: "adam" or "gd". Adam works entry by entry,
-    so stacked copies are updated as single ones would be.
+    All images [n, h, w] in [0, 1] are fitted at once, each by its own copy of the model, on the pixels of the mask
+    `fitted` [h, w]; r: coordinates [h, w, 2]. Adam works entry by entry, so stacked copies are updated as single ones
+    would be.
     """
     like = next(model.parameters())
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}

@@ -101,15 +101,11 @@ def conjecture2(
             least = min(excess, key=lambda e: e.value - 2 * (e.standard_error or 0.0))
             numbers[f"{net}: smallest share within Eig(GSG) minus that within random dimensions"] = least
         moving, gone = (shares[kind, epochs] for kind in KINDS)
-        text.append(
-            f"{net} ({cut} dimensions) {moving} of Delta^{epochs}, {gone} of G^{epochs} - G^0 (single networks: "
-            f"{last.single('GSG', cut)}; random dimensions: {last.random[cut]:.4g})"
-        )
+        text.append(f"{net} {moving} of Delta^{epochs}, {gone} of G^{epochs} - G^0 (random: {last.random[cut]:.4g})")
         charts += [_along(net, found, cut), _over_k(net, found, ks, epochs, D)]
     return StudyResult(
         measured=f"Share within the eigenvectors of GSG that hold {100 * energy:g} % of its trace: {'; '.join(text)}. "
-        f"{describe(options.source, side)}, {options.per_class} images per class, {runs} networks, {options.probes} "
-        f"probes, epochs {', '.join(map(str, times))}."
+        f"{describe(options.source, side)}."
         f"{scope(networks=(nets, NETS), images=([options.source], ['cifar10']))}",
         numbers=numbers,
         figures=tuple(charts),

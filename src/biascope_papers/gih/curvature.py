@@ -91,14 +91,11 @@ def curvature(
         for what, values in curves.items()
         for when, i in (("start", 0), ("end", -1))
     }
-    text = "; ".join(
-        f"{label}: share {curves[SHARE][-1]}, correlation {curves[CORRELATION][-1]}, mean |l'| {curves[SLOPE][-1]}"
-        for label, curves in along.items()
-    )
+    text = "; ".join(f"{label}: {curves[SHARE][-1]}, {curves[CORRELATION][-1]}" for label, curves in along.items())
     return StudyResult(
-        measured=f"Share of the second term and Corr(E Hess_x loss, G^t) after {epochs} epochs: {text}. GELU, "
-        f"{describe(source, side)}{', grey' if channels == 1 else ''}, {per_class} images per class, {runs} networks, "
-        f"{len(at)} images.{scope(networks=(nets, NETS), images=([source], ['cifar10']))}",
+        measured=f"Share of the second term and Corr(E Hess_x loss, G^t) after {epochs} epochs: {text}. "
+        f"{describe(source, side)}{', grey' if channels == 1 else ''}."
+        f"{scope(networks=(nets, NETS), images=([source], ['cifar10']))}",
         numbers=numbers,
         figures=tuple(_chart(name, along, times) for name in CHARTS),
     )

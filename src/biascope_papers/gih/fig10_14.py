@@ -116,11 +116,9 @@ def fig10(
             aside = "" if boundary in learned else ", not learned"  # the rule is about the others
             numbers[f"{net}, {boundary}: Spearman(index, accuracy){aside}"] = order(indices, tests[boundary])
             numbers[f"{net}, {boundary}: first minus last direction, points{aside}"] = falls[boundary]
-            numbers[f"{net}, {boundary}: best accuracy, %"] = Estimate(100 * best[boundary], None, repeats)
         numbers[f"{net}: boundaries learned"] = Estimate(len(learned))
         if learned and net not in ISOTROPIC:
-            mean = order(indices, *(tests[boundary] for boundary in learned))
-            numbers[f"{net}: Spearman, mean over boundaries"] = mean
+            numbers[f"{net}: Spearman, mean over boundaries"] = order(indices, *(tests[each] for each in learned))
         longer = f"{sweep.epochs * sweep.more_epochs:g} sinusoidal"
         caption = f"{sweep.n_train} training examples, {repeats} repeats, {sweep.epochs} epochs ({longer})."
         if "sinusoidal" in kinds:
@@ -130,8 +128,8 @@ def fig10(
     note = f" Learned in no direction and left out: {', '.join(skipped)}." if skipped else ""
     note += too_few(*(indices for net in nets if net not in ISOTROPIC))
     return StudyResult(
-        measured=f"Points from the first to the last direction: {'; '.join(text)}.{note} Inputs 1 x {side} x {side}, "
-        f"{sweep.n_train} training examples; lowest mean training accuracy {100 * fitted:.0f} %."
+        measured=f"Points from the first to the last direction: {'; '.join(text)}.{note} Lowest mean training accuracy "
+        f"{100 * fitted:.0f} %."
         f"{scope(networks=(nets, NETS), boundaries=(kinds, BOUNDARIES))}",
         numbers=numbers,
         figures=tuple(charts),
@@ -192,7 +190,7 @@ def fig14(
     stand_in = "" if net == "resnet18" else " (the paper: ResNet18)"
     return StudyResult(
         measured=f"Spearman(index, accuracy): {text}. {beats}{too_few(indices)}"
-        f"{note} {net}{stand_in}, 1 x {side} x {side}, {n_train} examples."
+        f"{note} {net}{stand_in}."
         f"{scope(networks=([net], ['resnet18']), boundaries=(kinds, BOUNDARIES), rates=(rates, RATES))}",
         numbers=numbers,
         figures=tuple(

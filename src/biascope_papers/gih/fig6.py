@@ -91,8 +91,8 @@ def fig6(
         text = f"Guided minus random removal, mean over {', '.join(map(str, ks[1:]))} directions: {points}"
     ways = ([REMOVED[directions]], [REMOVED["generalised"]])
     return StudyResult(
-        measured=f"{text}. {describe(source, side)}, {per_class} images per class, {training.epochs} epochs, {repeats} "
-        f"repeats.{scope(networks=(nets, NETS), images=([source], ['cifar10']), directions=ways)}",
+        measured=f"{text}. {describe(source, side)}."
+        f"{scope(networks=(nets, NETS), images=([source], ['cifar10']), directions=ways)}",
         numbers=numbers,
         figures=tuple(charts),
     )

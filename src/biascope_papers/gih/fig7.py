@@ -94,10 +94,7 @@ def fig7(
         numbers[f"{name}: exact |Corr| at the largest width minus the smallest"] = Estimate(last - first)
         if last <= 0.99:
             numbers[f"{name}: growth from the width before, |Corr| up to 0.99"] = Estimate(last - before)
-    text = "; ".join(
-        f"{name} {values[0]:.3f} at width {exact_widths[0]}, {values[-1]:.4f} at {exact_widths[-1]}"
-        for name, values in curves.items()
-    )
+    text = "; ".join(f"{name} {values[-1]:.4f}" for name, values in curves.items())
     chart = Chart(
         "width", "Direction of the evolution of G against width", "width (hidden units, or channels)",
         "|Corr(Delta, S)| or |Corr(Delta, GSG)|",
@@ -109,10 +106,9 @@ def fig7(
         "Sampled values are corrected for the length that sampling noise adds to Delta.", log_x=True,
     )  # fmt: skip
     return StudyResult(
-        measured=f"Exact |Corr|: {text}. All signed correlations are negative: Delta = -(positive) S or GSG, so G "
-        f"first shrinks along the data. {describe(source, side)}, {per_class} images per class, squared error, "
-        f"Gaussian weights, {networks} networks per sampled width. The printed constants of Thms 3.1 and 3.2 are "
-        f"wrong; these are the corrected ones.{scope(images=([source], ['cifar10']))}",
+        measured=f"Exact |Corr| at width {exact_widths[-1]}: {text}. Signed correlations are negative. "
+        f"{describe(source, side)}. The constants of Thms 3.1 and 3.2 are corrected."
+        f"{scope(images=([source], ['cifar10']))}",
         numbers=numbers,
         figures=(chart,),
     )

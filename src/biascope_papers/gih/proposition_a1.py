@@ -86,7 +86,7 @@ def proposition_a1(
     return StudyResult(
         measured=f"What independent groups of networks share of the difference to labels 0: {'; '.join(text)}. Over "
         f"pairs of networks with opposite last layers the difference is at most {largest:.1g} of ||Delta||. "
-        f"{describe(source, side)}, {per_class} images per class, {networks} networks in {groups} groups."
+        f"{describe(source, side)}."
         f"{scope(networks=(nets, NETS), images=([source], ['cifar10']))}",
         numbers=numbers,
         figures=tuple(charts),

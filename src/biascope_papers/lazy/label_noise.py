@@ -207,9 +207,8 @@ def fig_c_1(
 ) -> StudyResult:
     """Noisy loss at equal clean loss for several learning rates, beside a large alpha.
 
-    Small rates get little progress in a bounded number of steps; a rate counts only if its runs brought the clean loss
-    below `reach` times its start. Effects are taken at the levels of clean loss that all runs of a seed pass; their
-    sizes are compared seed by seed.
+    A rate counts only if its runs brought the clean loss below `reach` times its start. Effects are taken at the levels
+    of clean loss that all runs of a seed pass; their sizes are compared seed by seed.
     """
     settings = {f"lr {lr:g}": pace.setting(1.0, lr, count, factor) for lr, count in zip(lrs, steps, strict=True)}
     scaled = f"alpha = {alpha:g}"

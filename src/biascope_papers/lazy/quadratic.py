@@ -116,8 +116,7 @@ def at_levels(task: QuadraticTask, theta0: float, points: int) -> Tensor:
 def _descent_error(task: QuadraticTask, theta0: float) -> tuple[float, float]:
     """Gradient descent with small steps against the closed forms, at the time the first mode is half-way.
 
-    The second number is for the linearised form as printed (5.4.6), whose rate is mu theta0 and not 2 mu theta0: that
-    is the corrected one at half the time.
+    Second: against the linearised form as printed (5.4.6), whose rate is mu theta0 and not 2 mu theta0.
     """
     model = quadratic_model(task.mu, task.y_mode, theta0)
     steps, worst, printed = 2000, 0.0, 0.0
@@ -179,11 +178,10 @@ def fig_c_9(
 ) -> StudyResult:
     """Dense two-layer networks on the data of the three examples.
 
-    Networks f = v^T W x without biases (linear, or with an activation) are trained by full-batch gradient descent with
-    a small and a large alpha; widths and rates are not in the thesis: all sizes have those of the authors' program.
-    Steps of the small alpha grow on the way, and coarse ones overshoot the thresholds. Example 1 asks whether the order
-    of the five examples flips: the relative residual of every example when the mean squared residual has fallen to
-    half; the slope over the index has opposite signs in the quadratic model.
+    Networks f = v^T W x without biases are trained by full-batch gradient descent; widths and rates are those of the
+    authors' program. Example 1 asks whether the order of the five examples flips: the relative residual of every
+    example when the mean squared residual has fallen to half; its slope over the index has opposite signs in the
+    quadratic model.
     """
     tasks = dict(zip(EXAMPLES, (quadratic_example1(), quadratic_example2(), quadratic_example3())))
 

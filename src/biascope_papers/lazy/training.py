@@ -213,9 +213,8 @@ def exact_float32() -> Iterator[None]:
 class Linearity:
     """Three similarities with `net` as it is now, on x [m, ...]; all are 1 for a network that has not moved.
 
-    sign similarity: share of ReLU units times examples that are on or off as at the start. Tangent kernel alignment:
-    Tr[K K0] / (||K|| ||K0||) of the uncentred tangent kernels, all outputs. Representation alignment: the same of the
-    Gram matrices r r^T of the input of the last linear layer.
+    Share of ReLU units times examples that are on or off as at the start; Tr[K K0] / (||K|| ||K0||) of the uncentred
+    tangent kernels; the same of the Gram matrices of the input of the last linear layer.
     """
 
     def __init__(self, net: nn.Module, x: Tensor) -> None:

@@ -205,8 +205,7 @@ def train(train_set: Dataset, test: Dataset, method: Method, setting: Setting, s
           ) -> dict[str, Tensor]:  # fmt: skip
     """Test error [S] in per cent and MINE's last estimate of I(x; z) [S], for a classifier of every seed.
 
-    Images are flattened and scaled to [-1, 1]. Order of examples does not depend on the method, nor do initial weights
-    of layers of the same shape (up to the first that differs). Evaluated with moving averages of the weights.
+    Order of examples does not depend on the method. Evaluated with moving averages of the weights.
     """
     x, x_test = (2 * d.x.flatten(1) - 1 for d in (train_set, test))
     device, classes, s = x.device, int(train_set.y.max()) + 1, len(seeds)

@@ -203,10 +203,8 @@ def statistics_network(width: int, rng: torch.Generator) -> digits.StatisticsNet
 
 
 def ms_ssim(x: Tensor, y: Tensor) -> Tensor:
-    """Multi-scale structural similarity (Wang et al.) [n] of images x, y [n, 1, s, s] in [0, 1].
-
-    It has as many scales (of five) as the window of 11 fits in: 28 x 28 pixels have two. Contrast and structure below 0
-    count as 0.
+    """Multi-scale structural similarity (Wang et al.) [n] of images x, y [n, 1, s, s] in [0, 1], on as many scales (of
+    five) as the window of 11 fits in. Contrast and structure below 0 count as 0.
     """
     line = torch.exp(-((torch.arange(WINDOW, device=x.device) - WINDOW // 2) ** 2) / (2 * SIGMA**2)).to(x.dtype)
     window = (line[:, None] * line / line.sum() ** 2)[None, None]

@@ -128,9 +128,7 @@ def fig5_2(
 ) -> StudyResult:
     """The estimate against the noise in y = f(x) + sigma noise for f = x, x^3 and sin x; x is uniform on (-1, 1)^2.
 
-    The text says that the estimate depends on the noise and not on the function. That is measured; but the information
-    itself differs between the three by up to a factor 2 at equal noise (quadrature), and what can hold is that MINE
-    falls with the noise for each function, and follows the exact information.
+    The information itself differs between the three by up to a factor 2 at equal noise.
     """
     sigmas = tuple(sorted(sigmas))
     problems = {f: [noisy_function_problem(f, sigma) for sigma in sigmas] for f in FUNCTIONS}
@@ -208,10 +206,7 @@ def estimates(
     training: Training,
     use: int | None = None,
 ) -> Estimates:
-    """Every problem at every seed. All estimators see the same pairs at a seed, or the first `use` of them.
-
-    Notes of the estimates are counted, not shown: there are hundreds of estimates.
-    """
+    """Every problem at every seed. All estimators see the same pairs at a seed, or the first `use` of them."""
 
     def compute(problem: Problem, seed: int) -> dict[str, Tensor]:
         pairs = problem.sample(training.pairs, derive(run.seed, "pairs", problem.name, seed))

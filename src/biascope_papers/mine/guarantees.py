@@ -96,7 +96,6 @@ def gradient_bias(
     }
     return StudyResult(
         measured=f"Relative bias {numbers['bias of the plain gradient']} plain, "
-        f"{numbers['bias with the moving average']} with the moving average; {batches} batches of {batch}, {seeds} "
-        "pools.",
+        f"{numbers['bias with the moving average']} with the moving average.",
         numbers=numbers,
     )

@@ -90,9 +90,8 @@ def train(points: Tensor, beta: float, setting: Setting, seeds: Sequence[int], s
           ) -> dict[str, Tensor]:  # fmt: skip
     """One GAN for every seed, on points [n, 2]. A step: discriminator, statistics network (if beta), generator.
 
-    The generator descends -log D(G) - beta I(G; code) with adaptive clipping. Data and latent draws do not depend on
-    beta, nor do the initial networks. Gives "samples" [S, m, 2] at the end; two measures of samples, "first" and
-    "second", and the information "nats" [S, k] at the steps "at" [k].
+    Gives "samples" [S, m, 2] at the end; two measures of samples, "first" and "second", and the information "nats" [S,
+    k] at the steps "at" [k].
     """
     device = points.device
     s, latent = len(seeds), setting.noise + setting.code
@@ -218,8 +217,7 @@ def _near(samples: Tensor) -> Tensor:
 def coverage(samples: Tensor) -> tuple[Tensor, Tensor]:
     """Share of the spiral covered [S], and of samples [S, m, 2] within 3 standard deviations of its noise [S].
 
-    The spiral is cut in 25 pieces; one is covered when half of its share (m / 25) of the samples is so near to it:
-    samples strewn evenly over the square would put a fifth to a third there.
+    One of 25 pieces is covered when half of its share (m / 25) of the samples is so near to it.
     """
     line = on_spiral((torch.arange(25 * FINE) + 0.5) / (25 * FINE)).to(samples)
     distance, nearest = torch.cdist(samples, line.expand(len(samples), -1, -1)).min(2)

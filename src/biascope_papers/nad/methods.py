@@ -208,9 +208,7 @@ def steps(
     )
     return StudyResult(
         measured=f"{net}, {size * groups} networks: the strongest 5 % of frequencies hold {sharp[0]} of the energy of "
-        f"u_1 to u_3 with h = {min(steps):g} and {sharp[-1]} with h = {max(steps):g} (about 0.2 for random "
-        f"directions); directions at two points overlap by {alike[0]} and {alike[-1]}. Averaged over {points} points: "
-        f"{averaged[0]} and {averaged[-1]}.",
+        f"u_1 to u_3 with h = {min(steps):g} and {sharp[-1]} with h = {max(steps):g} (about 0.2 at random).",
         numbers=numbers,
         figures=(chart,),
     )

@@ -82,9 +82,7 @@ def fig5_support(
                             caption=caption, low=0.0, high=None)  # fmt: skip
     return StudyResult(
         measured=f"{net}, {protocol}: the {count} strongest frequencies of {names} hold {held:.2f} of their energy and "
-        f"are learnt with accuracy {strong} (weighted by energy {seen:.3f}), {count} others with {other}; difference "
-        f"{numbers['difference']}. Rank correlation of energy and accuracy "
-        f"{numbers['rank correlation of energy and accuracy']}.",
+        f"are learnt with accuracy {strong}, {count} others with {other}.",
         numbers=numbers,
         figures=(chart, energy_map),
     )

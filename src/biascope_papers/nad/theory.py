@@ -105,9 +105,7 @@ def theory(
     return StudyResult(
         measured="Exact over printed: "
         + "; ".join(f"{name} {ratio:.3g}" for name, ratio in zip(cases, ratios))
-        + f". Theorem 1 for S = {', '.join(map(str, POOLINGS))} is off by up to "
-        + ", ".join(f"{off[S_][0]:.3f}" for S_ in POOLINGS)
-        + " for real signals. Lemma 2 with alpha^2 fails for g = 0.1 t^2.",
+        + ". Lemma 2 with alpha^2 fails for g = 0.1 t^2.",
         numbers=numbers,
         figures=(chart,),
     )

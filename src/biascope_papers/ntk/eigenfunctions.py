@@ -33,9 +33,8 @@ LABELS = {
 class Benchmark:
     """A network at its initial weights, n images, and the `top` leading eigenpairs of its kernel on them.
 
-    Training and test images together; the first five sixths are for training, as 50,000 of 60,000. Everything is made
-    when it is first used: a finished run is judged without it. With `ridge`, kernel regression with the initial kernel
-    (ridge times the largest eigenvalue) predicts the eigenfunctions on the rest, `held_out`: a check without SGD.
+    The first five sixths are for training. Everything is made when it is first used. With `ridge`, kernel regression
+    with the initial kernel predicts the eigenfunctions on the rest, `held_out`: a check without SGD.
     """
 
     def __init__(

@@ -107,10 +107,7 @@ def fig3_7(
     side: Annotated[int, "points along the square's side"] = 200,
     labels: Labels = LABELS,
 ) -> StudyResult:
-    """The same labels learned twice: on the manifold and away from it.
-
-    How often do two networks disagree on the manifold, and on the square around it? Errors are over disjoint pairs.
-    """
+    """The same labels learned twice: how often networks disagree on the manifold, and on the square around it."""
     x, y, majority = labels.classes([(k, petals)], run.seed)
 
     def train() -> dict[str, Tensor]:
@@ -165,11 +162,7 @@ def fig3_8(
     every: Annotated[int, "steps between two measurements"] = 100,
     waves: Waves = WAVES,
 ) -> StudyResult:
-    """Learning the same waves on curves of more and more petals.
-
-    Each run has one set of phases, on all L; amplitudes at the upper half of the frequencies are averaged over training
-    (capped at 1).
-    """
+    """Learning the same waves on curves of more and more petals; amplitudes are averaged over training (capped at 1)."""
     frequencies, runs = waves.frequencies, waves.runs
 
     def train() -> dict[str, Tensor]:

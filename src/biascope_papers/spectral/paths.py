@@ -96,11 +96,10 @@ def fig_a_12(
     def by_class(name: str, less: float = 0.0) -> Estimate:
         return Estimate.of([float(part[name].double().mean()) - less for part in parts])
 
-    longer = by_class("length_ratio", 1.0)
     numbers |= {
         "share of pairs connected": by_class("connected"),
         "share of pairs connected by the straight line": by_class("straight_connected"),
-        "how much longer than the straight line": longer,
+        "how much longer than the straight line": by_class("length_ratio", 1.0),
         "least probability of the class on a path": by_class("min_probability"),
         "share of paths above 95 % all along": Estimate(float((every["min_probability"] >= 0.95).double().mean())),
         "pairs": Estimate(len(every["connected"])),
@@ -113,8 +112,7 @@ def fig_a_12(
     stand_in = " 8x8 digits and a multilayer perceptron stand in for CIFAR-10 and ResNet-20." * (data == "digits")
     return StudyResult(
         measured=f"{float(every['connected'].mean()):.2%} of {len(every['connected'])} pairs are connected "
-        f"({float(every['straight_connected'].mean()):.2%} by the straight line); the paths are {longer} longer, "
-        f"as a share. Training accuracy {accuracy:.3f}.{stand_in}",
+        f"({float(every['straight_connected'].mean()):.2%} by the straight line).{stand_in}",
         numbers=numbers,
         figures=(
             Chart("probability", "Least probability of the class along a path", "probability p",

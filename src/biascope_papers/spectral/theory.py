@@ -42,9 +42,8 @@ def theorem3_3(
 ) -> StudyResult:
     """Exponents of exact spectra of random networks, and the chain of Lipschitz bounds.
 
-    Random networks are cut into their linear regions and transformed exactly. With one input the spectrum falls like
-    k^-2; with two like k^-3 along almost every direction and k^-2 along the normals of the regions' sides. The bounds:
-    max |W_eps| <= product of spectral norms <= max-norm bound.
+    Networks are cut into their linear regions and transformed exactly: k^-2 with one input; with two k^-3 along almost
+    every direction and k^-2 along the normals of the regions' sides. max |W_eps| <= product of norms <= max-norm bound.
     """
     decay = partial(decay_exponent, k_min=k_min, k_max=k_max, bins=bins, per_bin=per_bin)
 
@@ -124,10 +123,8 @@ def volume(
 ) -> StudyResult:
     """The share of parameter space that holds high frequencies.
 
-    Parameters are drawn uniformly from [-clip, clip]^P; the share of those with |f~(k')| > eps for some k' > k is an
-    unbiased estimate of the relative volume of Xi_eps(k). The proposition bounds it by O(k^{-2}) for one input. The
-    slope of log share over log k is taken on the cut-offs where the share has fallen below one half and every batch of
-    draws has samples left.
+    The share of parameters drawn uniformly from [-clip, clip]^P with |f~(k')| > eps for some k' > k estimates the
+    relative volume of Xi_eps(k), O(k^{-2}) by the proposition. The slope is taken where the share is below one half.
     """
     share_of = partial(high_frequency_volume, (1, *[width] * (depth - 1), 1), clip)
 
