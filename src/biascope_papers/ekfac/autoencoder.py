@@ -230,7 +230,7 @@ def fig4_4ab(
     out = {period: options.hold(run, task, FAMILY, period) for period in sorted(periods)}
     numbers: dict[str, Estimate] = {}
     for period, one in out.items():
-        numbers |= standings.timing(one, f", period {period}")[0] | standings.progress_made(one, f", period {period}")
+        numbers |= standings.timing(one, f", period {period}") | standings.progress_made(one, f", period {period}")
         finals = {name: Estimate.of(one.final(name)) for name in FAMILY}
         numbers |= {f"final loss, {NAMES[name]}, period {period}": value for name, value in finals.items()}
     first, last = min(out), max(out)

@@ -203,7 +203,7 @@ def fig_a_1(
     out = {batch: options.hold(run, task, optimisers, batch, batch) for batch in sorted(batches)}
     numbers: dict[str, Estimate] = {}
     for batch, one in out.items():
-        numbers |= standings.timing(one, f", batch {batch}")[0] | standings.progress_made(one, f", batch {batch}")
+        numbers |= standings.timing(one, f", batch {batch}") | standings.progress_made(one, f", batch {batch}")
         finals = {name: Estimate.of(one.final(name)) for name in optimisers}
         numbers |= {f"final loss, {NAMES[name]}, batch {batch}": value for name, value in finals.items()}
     gaps: dict[int, list[float]] = {}

@@ -40,9 +40,7 @@ def fig5_6(
     setting: Setting = SETTING,
     meta: Meta = META,
     w0s: Annotated[tuple[float, ...], "first frequencies of the SIRENs"] = (5.0, 30.0, 100.0),
-    sigmas: Annotated[
-        tuple[float, ...], "of Fourier feature networks beside them, and one of ReLUs; none: neither"
-    ] = (),
+    sigmas: Annotated[tuple[float, ...], "of FFNs beside them, and a ReLU network; none: neither"] = (),
     meta_w0: Annotated[float, "w0 of the SIREN whose start is meta-learned (MAML)"] = 30.0,
     atoms: Annotated[int, "how many first atoms are measured"] = 10,
 ) -> StudyResult:

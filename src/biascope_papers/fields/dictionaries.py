@@ -29,6 +29,7 @@ from biascope_papers.fields.setting import (
 )
 
 W0S = (5.0, 10.0, 20.0, 40.0, 60.0, 80.0, 100.0)
+SIGMAS = (0.1, 0.5, 1.0, 5.0, 10.0)
 W0s = Annotated[tuple[float, ...], "first frequencies of the SIRENs"]
 MetaW0 = Annotated[float, "w0 of the SIREN whose start is meta-learned (MAML)"]
 Iterations = Annotated[int, "full-batch steps of the fits"]
@@ -116,13 +117,7 @@ def figC_2(
     *,
     setting: Setting = SETTING,
     meta: Meta = META,
-    sigmas: Annotated[tuple[float, ...], "deviations of the frequencies, cycles per image"] = (
-        0.1,
-        0.5,
-        1.0,
-        5.0,
-        10.0,
-    ),
+    sigmas: Annotated[tuple[float, ...], "deviations of the frequencies, cycles per image"] = SIGMAS,
     meta_sigma: Annotated[float, "sigma of the network whose start is meta-learned (MAML)"] = 1.0,
     iterations: Iterations = 3,
     lr: Rate = 1e-4,

@@ -147,7 +147,6 @@ def recover(
     numbers |= {f"fine detail kept, {name}": Estimate.of(values) for name, values in kept.items()}
     numbers["difference, over the bound, f0 = 1"] = Estimate.of(psnr[ghost] - bound)
     numbers[f"difference, {blur} - {ghost}"] = Estimate.of(psnr[blur] - psnr[ghost])
-    numbers[f"difference, {sharp} - {blur}"] = Estimate.of(psnr[sharp] - psnr[blur])
     numbers[f"difference, fine detail, {blur} - {sharp}"] = Estimate.of(kept[blur] - kept[sharp])
     numbers["largest energy at odd bins, f0 = 1"] = Estimate(float(odd[ghost].max()))
     numbers["largest PSNR over the bound, f0 = 1"] = Estimate(float((psnr[ghost] - bound).max()))

@@ -136,12 +136,9 @@ class Averages:
         found: Tensor = torch.einsum("rij,ij->r", self.matrices, M.to(self.matrices))
         return found.double().cpu()
 
-    def correlation(self, M: Tensor, between: bool = True, minus: Tensor | None = None) -> Estimate:
-        """Signed Corr(mean, M); with `minus` the same less Corr(mean, minus). NaN where `squared` is not above 0."""
-        products = self.along(M) / M.double().norm().cpu()
-        if minus is not None:
-            products = products - self.along(minus) / minus.double().norm().cpu()
-        return self.ratio(products, between)
+    def correlation(self, M: Tensor, between: bool = True) -> Estimate:
+        """Signed Corr(mean, M). NaN where `squared` is not above 0."""
+        return self.ratio(self.along(M) / M.double().norm().cpu(), between)
 
     def ratio(self, products: Tensor, between: bool = True) -> Estimate:
         """Mean of numbers [R], one of each estimate and linear in it, over the norm of the mean."""

@@ -110,10 +110,7 @@ def compared(Delta: Averages, target: Tensor, S: Tensor) -> dict[str, Estimate]:
         "signed Corr(Delta, GSG), corrected": Delta.correlation(target),
         "signed Corr(Delta, GSG), random rotations": null,
         "signed Corr(Delta, GSG) minus random rotations": excess,
-        "signed Corr(Delta, S), raw": Delta.correlation(S, between=False),
         "signed Corr(Delta, S), corrected": Delta.correlation(S),
-        "signed Corr(Delta, GSG) minus Corr(Delta, S)": Delta.correlation(target, minus=S),
-        "signed Corr(Delta, I), corrected": Delta.correlation(torch.eye(len(S), dtype=S.dtype)),
         "signed Corr(Delta, GSG), mean eigenvalues taken out, corrected": without_mean(Delta, target),
     }
 

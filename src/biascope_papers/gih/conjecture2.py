@@ -51,9 +51,7 @@ def conjecture2(
     lr: Annotated[float, "learning rate"] = 0.1,
     momentum: Annotated[float, "momentum"] = 0.9,
     clip_norm: Annotated[float, "largest gradient norm, 0 for none (5 in the published code)"] = 5.0,
-    energy: Annotated[
-        float, "share of the trace of GSG that its leading eigenvectors hold (not stated in the paper)"
-    ] = 0.99,
+    energy: Annotated[float, "share of the trace of GSG in its leading eigenvectors (not stated)"] = 0.99,
     looks: Annotated[int, "epochs to look at after the start, evenly spread"] = 4,
 ) -> StudyResult:
     """Share of Delta^t and of G^t - G^0 within the leading eigenvectors of GSG, along training."""

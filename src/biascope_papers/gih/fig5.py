@@ -46,9 +46,7 @@ def fig5(
     repeats: Annotated[int, "independent data sets and trainings per direction"] = 5,
     batch_size: Annotated[int, "examples per step"] = 128,
     lr: Annotated[float, "first learning rate (linear decay to 0)"] = 0.5,
-    momentum: Annotated[
-        float, "momentum (0 in the text; the published code has 0.9 with lr 0.1 and 30 to 50 epochs)"
-    ] = 0.0,
+    momentum: Annotated[float, "momentum (0 in the text; 0.9 with lr 0.1 in the published code)"] = 0.0,
     chunk: Annotated[int, "networks trained together and saved together"] = 64,
     training: Training = TRAINING,
 ) -> StudyResult:

@@ -48,9 +48,7 @@ def fig6(
     nets: Annotated[tuple[str, ...], "architectures, without normalisation; or your own as module:factory"] = NETS,
     source: Annotated[Source, "cifar10, or a synthetic stand-in"] = "cifar10",
     side: Annotated[int, "side of the images"] = 32,
-    directions: Annotated[
-        Directions, "what is removed first: largest S for its G (text), or largest GSG (published code)"
-    ] = "generalised",
+    directions: Annotated[Directions, "removed first: largest S for its G (text), or GSG (code)"] = "generalised",
     ridge: Annotated[float, "added to G in S v = l G v, as a share of its largest eigenvalue"] = 1e-6,
     per_class: Annotated[int, "training images per class"] = 5000,
     counts: Annotated[int, "numbers of removed directions, evenly spaced from 0 to below D"] = 11,

@@ -143,6 +143,7 @@ def by_c_score(
         "spread of the loss, non-linear minus linear, held out": held_out,
         "loss of the most difficult group, non-linear minus linear": by_group[0],
         "loss of the easiest group, non-linear minus linear": by_group[-1],
+        **{f"loss of group {k + 1}, non-linear minus linear": value for k, value in enumerate(by_group)},
         **ranking(runs),
         **{
             f"accuracy of the {which} group, non-linear minus linear": estimate(

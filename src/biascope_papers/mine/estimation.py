@@ -97,7 +97,6 @@ def fig5_1(
                 off[f"({name} - truth) / tolerance, d = {low}, rho = {rho:g}"] = each
         if exact[high][i] >= ENOUGH_NATS:
             ksg = found[high]["KSG"].nats[:, i]
-            ahead[f"MINE - KSG, d = {high}, rho = {rho:g}"] = Estimate.of(found[high]["MINE"].nats[:, i] - ksg)
             closer = (ksg - exact[high][i]).abs() - (found[high]["MINE"].plug_in[:, i] - exact[high][i]).abs()
             ahead[f"distance from the truth, KSG - MINE plug-in, d = {high}, rho = {rho:g}"] = Estimate.of(closer)
     top = max(range(len(rhos)), key=lambda i: exact[high][i])

@@ -48,9 +48,7 @@ def fig17(
     k: Annotated[int, "leading directions compared"] = 10,
     mixed: Annotated[int, "networks for Algorithm 2, in all groups together"] = 2048,
     groups: Annotated[int, "independent groups of networks, for the error bars"] = 8,
-    derivative: Annotated[
-        Literal["exact", "finite-difference"], "by x, of Algorithm 2; the paper takes differences of width `step`"
-    ] = "exact",
+    derivative: Annotated[Literal["exact", "finite-difference"], "by x, of Algorithm 2 (paper: the latter)"] = "exact",
     marginal: Annotated[bool, "also groups of Algorithm 1 with the last layer averaged out"] = False,
     precision: d.Arithmetic = "auto",
 ) -> StudyResult:
@@ -79,7 +77,6 @@ def fig17(
     numbers = {
         "correlation of the Fourier energies of Algorithms 1 and 2": aligned,
         f"overlap of the spans of the first {k}": overlap,
-        "overlap of random spans": Estimate(k / side**2),
     }
     stable = " With so few groups it is not known how far two of them overlap."
     if groups >= 4:

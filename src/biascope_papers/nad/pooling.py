@@ -51,7 +51,6 @@ def fig4a(
 
     accuracy = {name: np.asarray(values, dtype=float) for name, values in run.cached("curves", curves).items()}
     exact, gain = accuracy["exact"], np.abs(transfer(box))[: D // 2 + 1]
-    zeros = np.isclose(gain, 0.0, atol=1e-12)
     order = spearman(gain[ordinary], exact[ordinary])
     wrong = {name: float(np.abs(accuracy[name] - exact)[ordinary].max()) for name in ("real", "printed")}
     run.log(spearman=order, closed_form_error=wrong["real"], printed_error=wrong["printed"])
@@ -74,9 +73,6 @@ def fig4a(
         numbers={
             "Spearman(|m^|, accuracy)": Estimate(order),
             "accuracy at DC": Estimate(float(exact[0])),
-            "largest distance from chance at a zero of the filter": Estimate(
-                float(np.abs(exact[zeros] - 0.5).max(initial=0.0))
-            ),
             "largest error of the corrected closed form": Estimate(wrong["real"]),
             "largest error of the printed formula": Estimate(wrong["printed"]),
         },

@@ -202,7 +202,7 @@ def fig22(
     stored = run.cached("accuracy", sweep)  # enough to be judged by, without the directions
     accuracy = torch.as_tensor(stored["accuracy"]).double().numpy()  # [numbers of samples, indices]
     order = rank_correlation(np.array(indices, dtype=float), accuracy.mean(0))
-    gain, worst = Estimate.of(accuracy[-1] - accuracy[0]), float(accuracy[-1].min())
+    worst = float(accuracy[-1].min())
     needed = samples_needed(np.array(ns), accuracy)
     need = rank_correlation(np.array(indices, dtype=float), needed)
     shown = sorted({round(q * (len(indices) - 1)) for q in np.linspace(0, 1, 6)})
@@ -222,13 +222,11 @@ def fig22(
         f"{many} samples.",
         numbers={
             "Spearman(index, accuracy averaged over numbers of samples)": order,
-            f"accuracy with {many} minus with {few} samples": gain,
             f"worst direction with {many} samples": Estimate(worst),
             f"Spearman(index, samples needed), {net}": need,
             f"indices that need more than {few} samples and no more than {many}, {net}": Estimate(
                 float(((needed > few) & (needed <= many)).sum())
             ),
-            **{f"mean accuracy with {n} samples": Estimate.of(row) for n, row in zip(ns, accuracy)},
         },
         figures=(chart,),
     )

@@ -195,7 +195,7 @@ def table4_1(
     )
     return StudyResult(
         measured=f"Energy in the first {k} of {size} eigenvectors: {'; '.join(said)}. Random labels would have "
-        f"{k / size:.4f}.{s.noted(dataset)}",
+        f"{k / size:.4f}.{'' if training.seeds > 1 else ' Only one seed, no error bar.'}{s.noted(dataset)}",
         numbers=numbers,
         figures=(chart,),
     )

@@ -22,6 +22,7 @@ from biascope_papers.ntk.initial import Init
 
 LEVEL = 0.01  # the training loss that counts as learnt
 FOLLOWED = (("f", "accuracy"), ("lin", "accuracy"), ("f", "iterations"), ("f", "distance"), ("f", "turn"))
+RHOS = (0, 3, 10, 30, 100, 300)
 LABELS = {
     "accuracy": "validation accuracy",
     "iterations": "iterations to a training loss of 0.01",
@@ -130,14 +131,7 @@ def fig4_2(
     dataset: s.Images = "cifar10",
     nets: s.Nets = ("mlp",),
     n: Annotated[int, "images on which the kernel is computed (training and test images together)"] = 3000,
-    rhos: Annotated[tuple[int, ...], "eigenfunctions to learn; 0: of the largest eigenvalue"] = (
-        0,
-        3,
-        10,
-        30,
-        100,
-        300,
-    ),
+    rhos: Annotated[tuple[int, ...], "eigenfunctions to learn; 0: of the largest eigenvalue"] = RHOS,
     training: t.Training = t.LONG,
     optimiser: Annotated[Literal["sgd", "adam"], "sgd has momentum 0.9"] = "sgd",
     ridge: Annotated[float, "of kernel regression, relative to the largest eigenvalue"] = 1e-6,

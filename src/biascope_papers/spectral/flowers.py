@@ -107,7 +107,7 @@ def fig3_7(
     side: Annotated[int, "points along the square's side"] = 200,
     labels: Labels = LABELS,
 ) -> StudyResult:
-    """The same labels learned twice: how often networks disagree on the manifold, and on the square around it."""
+    """The same labels learned twice: how often networks disagree on the manifold and around it."""
     x, y, majority = labels.classes([(k, petals)], run.seed)
 
     def train() -> dict[str, Tensor]:
@@ -162,7 +162,7 @@ def fig3_8(
     every: Annotated[int, "steps between two measurements"] = 100,
     waves: Waves = WAVES,
 ) -> StudyResult:
-    """Learning the same waves on curves of more and more petals; amplitudes are averaged over training (capped at 1)."""
+    """Learning the same waves on curves of more and more petals; amplitudes are means over training, capped at 1."""
     frequencies, runs = waves.frequencies, waves.runs
 
     def train() -> dict[str, Tensor]:

@@ -39,9 +39,7 @@ def fig_a_12(
     classes: Annotated[int, "classes, from 0 on"] = 10,
     members: Annotated[int, "training images, and as many adversarials, of each class"] = 50,
     pairs: Annotated[int, "pairs of each class, 0 for all"] = 0,
-    pixels: Annotated[
-        Literal["raw", "standardised"], "the units of `lr`: [0, 1], or as the network is fed"
-    ] = "standardised",
+    pixels: Annotated[Literal["raw", "standardised"], "units of `lr`: [0, 1], or as fed"] = "standardised",
     pivots: Annotated[int, "of a path at the beginning (not given in the text)"] = 5,
     rounds: Annotated[int, "NEB iterations"] = 4,
     steps: Annotated[int, "SGD steps in each"] = 10,
@@ -59,11 +57,8 @@ def fig_a_12(
     net, accuracy = _fitted(run, x, y, "mlp" if data == "digits" else "resnet18", epochs, precision)
     reach = 0.05
     if pixels == "raw":
-        x, net, reach = (
-            train.x[order],
-            Standardised(net, mean.to(run.device), std.to(run.device)),
-            0.05 * float(std.mean()),
-        )
+        x, net = train.x[order], Standardised(net, mean.to(run.device), std.to(run.device))
+        reach = 0.05 * float(std.mean())
 
     def paths(c: int) -> dict[str, Any]:
         device = run.device
