@@ -121,13 +121,9 @@ def fig3(
             numbers[f"{net}: velocity that fresh probes alone would give"] = Estimate(pair.floor, None, runs)
             caption = f"{caption[:-1]}; as many fresh ones alone would give {pair.floor:.2g}."
         charts += panels(net, net, pair, caption)
-    text = "; ".join(
-        f"{net} {numbers[f'{net}: mean velocity, G covariance']} against "
-        f"{numbers[f'{net}: mean velocity, flip(G) covariance']}"
-        for net in nets
-    )
+    text = "; ".join(f"{net} {numbers[f'{net}: mean velocity, G minus flip(G)']}" for net in nets)
     return StudyResult(
-        measured=f"Mean velocity on G against flip(G) covariance: {text}. {runs} networks per "
+        measured=f"Mean velocity on G minus flip(G) covariance: {text}. {runs} networks per "
         f"set.{scope(networks=(nets, NETS))}",
         numbers=numbers,
         figures=tuple(charts),

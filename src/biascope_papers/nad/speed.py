@@ -45,9 +45,7 @@ def fig2(
     apart = f.replicated_gap(-np.log10(steps), f.partners(basis))
     numbers = {
         f"steps to loss {target:g}, fastest bin": Estimate(float(steps.min())),
-        f"steps to loss {target:g}, median bin": Estimate(float(np.median(steps))),
         f"steps to loss {target:g}, slowest bin": Estimate(float(steps.max())),
-        "share of bins that never get there": Estimate(float(never.mean()), None, len(steps)),
         "mean test accuracy": Estimate.of(found.test),
         f"share of bins that get there, {net}": Estimate(float(1 - never.mean()), None, len(steps)),
     }
