@@ -285,7 +285,7 @@ def test_accuracy_falls_with_the_index(start: Start) -> None:
     _, samples = start("nad/fig22", count=6, reuse=str(run.path))  # takes the directions from the first run
     assert samples.numbers["Spearman(index, accuracy averaged over numbers of samples)"].value < -0.5
     _, speed = start("nad/fig21", count=6, reuse=str(run.path))
-    assert speed.numbers["Spearman(index, steps to loss 0.5)"].value > 0.3
+    assert speed.numbers["Spearman(index, steps to loss), lenet"].value > 0.3
     with pytest.raises(InputError, match="shape"):
         start("nad/fig13", image_size=8, net="mlp", reuse=str(_renamed(run)))
 

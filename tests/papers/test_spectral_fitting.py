@@ -19,7 +19,7 @@ from biascope_papers.spectral.fitting import draw_mlps, fit, forward, norms_of, 
 from biascope_papers.spectral.flowers import flower_classes, nearest_probability, plane
 from biascope_papers.spectral.label_noise import binned, radial_wave, two_classes
 from biascope_papers.spectral.paths import attack
-from biascope_papers.spectral.sinusoids import first_above, wave_targets
+from biascope_papers.spectral.sinusoids import wave_targets
 
 
 @pytest.mark.parametrize("loss", ["mse", "bce"])
@@ -99,13 +99,6 @@ def test_rank_correlation_is_spearmans() -> None:
     y[:, 0] = 9.0
     expected = [spearmanr(x.numpy(), row.numpy()).statistic for row in y]
     assert np.allclose(rank_correlation(x, y).numpy(), expected)
-
-
-def test_first_above() -> None:
-    curve = torch.tensor([[0.0, 0.0], [0.95, 0.1], [0.2, 0.3]])
-    times = first_above(curve, torch.tensor([0, 10, 20]), 0.9)
-    assert float(times[0]) == 10
-    assert math.isnan(float(times[1]))
 
 
 def test_neighbours_are_sklearns() -> None:

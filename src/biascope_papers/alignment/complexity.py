@@ -1,11 +1,8 @@
 """Fig. 4.6 (also 6.6): the path complexity C(f) = sum_t ||dw_t|| ||Phi_t||_F against the generalisation gap.
 
-Three sweeps, as in the paper: `width` of an MLP with one hidden layer on MNIST, `corruption` of the labels with 256
-hidden units, and `channels` of VGG-19 on CIFAR-10. Networks train until the cross-entropy on all training images is
-0.01 (measured after every epoch, for at most `epochs`). The complexity is summed at every epoch and at iterations
-spaced evenly in logarithm, with the displacement in between and ||Phi||_F on a fixed batch: coarser steps give smaller
-sums, so sums are comparable only within a sweep. The gap is test error minus training error. Other measures are
-reported beside it.
+Networks train until the cross-entropy on all training images is 0.01, for at most `epochs`. The complexity is summed at
+every epoch and at log-spaced iterations, with the displacement in between and ||Phi||_F on a fixed batch: sums are
+comparable only within a sweep. The gap is test error minus training error.
 """
 
 import copy
@@ -127,16 +124,15 @@ def fig4_6(
                 follows = Estimate.of(map(spearman, values.tolist(), gap.tolist()))
                 numbers[f"rank correlation of {label} and the gap, {sweep}"] = follows
                 curves[label] = values
-        grows = Estimate.of([spearman(list(at), row) for row in path.tolist()])
-        numbers[f"rank correlation of {sweep} and C(f)"] = grows
+        numbers[f"rank correlation of {sweep} and C(f)"] = Estimate.of(
+            [spearman(list(at), row) for row in path.tolist()]
+        )
         numbers[f"gap at the ends of the sweep, first, {sweep}"] = Estimate.of(gap[:, 0])
         numbers[f"gap at the ends of the sweep, last, {sweep}"] = Estimate.of(gap[:, -1])
         numbers[f"share of trainings that reached the loss, {sweep}"] = Estimate(1 - float(late.double().mean()))
-        known = (
-            f"C(f) and the gap {numbers[f'rank correlation of C(f) and the gap, {sweep}']}, C(f) and {sweep} {grows}"
-        )
+        known = numbers[f"rank correlation of C(f) and the gap, {sweep}"]
         short = f" ({int(late.sum())} of {late.numel()} trainings did not reach the loss)" if late.any() else ""
-        parts.append(f"{sweep}: {known}{short}")
+        parts.append(f"{sweep} {known}{short}")
         scaled = {label: t / t.abs().amax(1, keepdim=True).clamp_min(1e-12) for label, t in curves.items()}
         charts.append(
             Chart(
@@ -148,7 +144,7 @@ def fig4_6(
         )  # fmt: skip
     missing = ", ".join(sweep for sweep in AXES if sweep not in sweeps)
     return StudyResult(
-        measured=f"Rank correlations: {'; '.join(parts)}. {n_train} training images, {training.seeds} seeds."
+        measured=f"Rank correlations of C(f) and the gap: {'; '.join(parts)}. {n_train} training images."
         f"{stand_in(dataset)}{f' Not tested: sweeps {missing}.' if missing else ''}",
         numbers=numbers,
         figures=tuple(charts),
@@ -186,10 +182,8 @@ def _train(
 
 
 def norms(net: nn.Module, start: nn.Module) -> dict[str, float]:
-    """Number of parameters, products of Frobenius and of spectral norms, and the measure of two-layer networks.
-
-    The last is ||V||_F (||U - U_0||_F + ||U_0||_2) for hidden weights U and output weights V, up to constants; NaN for
-    deeper networks.
+    """Number of parameters, products of Frobenius and of spectral norms, and the measure of two-layer networks, ||V||_F
+    (||U - U_0||_F + ||U_0||_2) up to constants; NaN for deeper ones.
     """
     weights, before = (
         [p.detach().double().flatten(1).cpu() for p in m.parameters() if p.dim() > 1] for m in (net, start)

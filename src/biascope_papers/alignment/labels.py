@@ -58,23 +58,18 @@ def fig4_3(
         )
         probe, layer = highest(train_profiles.mean(0))
         profile = profiles.mean(0)  # [probes, layers]
-        rise, inner = Estimate.of(test[:, -1] - test[:, 0]), Estimate.of(profiles[:, probe, layer])
+        rise = Estimate.of(test[:, -1] - test[:, 0])
         ahead = Estimate.of(profiles[:, probe, layer] - profiles[:, probe, -1])
         numbers[f"rise of the CKA with test labels, {name}"] = rise
         numbers[f"largest CKA with test labels, {name}"] = Estimate.of(test.max(1).values)
-        numbers[f"CKA of the inner layer picked on training images, {name}"] = inner
         numbers[f"the same minus the last layer, {name}"] = ahead
-        numbers[f"largest CKA of the last layer, {name}"] = Estimate(float(profile[:, -1].max()))
         both = torch.maximum(train_profiles, profiles).amax(1)[:, 1:-1]  # [repeats, inner layers]
         numbers[f"inner layers that reach a CKA of 0.5, {name}"] = Estimate.of((both > 0.5).sum(1).double())
         numbers[f"decades between the best CKA and test accuracy, {name}"] = Estimate.of(_apart(found))
         if noise:
             early = Estimate.of(_advantage(found))
             numbers[f"test minus training CKA until the best test accuracy, {name}"] = early
-        parts.append(
-            f"{name}: CKA rises by {rise}, inner layer {layers[layer]} at probe {probe} {inner}, ahead of the last by "
-            f"{ahead}"
-        )
+        parts.append(f"{name}: CKA rises by {rise}, inner layer {layers[layer]} ahead of the last by {ahead}")
         figures += _figures(found, profile, layers, name, round(100 * noise))
     stand_in = f" ({task.stand_in})" if task.stand_in else ""
     return StudyResult(
@@ -154,10 +149,8 @@ def fig_b5(
     probing: Probing = THREE_SETS,
     reuse: Annotated[str, "run folder of alignment/fig4.2 with the same settings, to read its VGG-19 from"] = "",
 ) -> StudyResult:
-    """Alignment with test labels during training, centred (B.5) and uncentred (B.6), for three networks.
-
-    MLP (6 hidden layers of 80) on MNIST, VGG-19 and ResNet-18 on CIFAR-10. ResNet-18 trains with batch norm; its
-    kernels are those of the network in eval mode, with the running statistics of the moment.
+    """Alignment with test labels during training, centred (B.5) and uncentred (B.6), for three networks; kernels are
+    those of the network in eval mode.
     """
     if digits and set(nets) != {"mlp"}:
         raise InputError("digits=true is for nets=mlp: the convolutional networks need images of side 32")
@@ -172,7 +165,6 @@ def fig_b5(
         for name, series in curves.items():
             rows = repeats(found, "test", "cka" if name == "centred" else "uncentred")
             numbers[f"rise of the {name} alignment, {net}"] = Estimate.of(rows[:, -1] - rows[:, 0])
-            numbers[f"final {name} alignment, {net}"] = Estimate.of(rows[:, -1])
             series.append(curve(net, iterations(found), rows))
         numbers[f"test accuracy, {net}"] = Estimate.of([float(f["test_accuracy"][-1]) for f in found])
         rises = (f"{numbers[f'rise of the {name} alignment, {net}']} {name}" for name in curves)

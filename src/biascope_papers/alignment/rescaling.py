@@ -1,8 +1,8 @@
 """Propositions 4.3 and B.7: the rescaling of tangent features that makes a complexity bound least.
 
 Both bounds are a product ||w||_A ||A^-1 Phi^T||_F over A_nu = sum_j sqrt(nu_j) v_j v_j^T + identity elsewhere: w is the
-gradient step (4.3), or the interpolator of least norm (B.7). The product is computed from the matrices themselves and
-minimised by a general optimiser; its minimiser is compared with the closed form, up to the common factor kappa.
+gradient step (4.3), or the interpolator of least norm (B.7). A general optimiser's minimum is compared with the closed
+form.
 """
 
 from typing import Annotated

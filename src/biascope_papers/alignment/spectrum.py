@@ -1,8 +1,6 @@
 """Fig. 4.2 and B.8 (also 6.2): spectrum of the centred tangent kernel of VGG-19 on CIFAR-10 while it trains.
 
-Largest, mean and median eigenvalue, effective rank exp(-sum mu log mu) and trace ratios T_k on fixed batches of
-training and test images, for several fractions of random labels. Errors are over seeds, or with one seed over its
-probe batches of training images, which the text says.
+Errors are over seeds, or with one seed over its probe batches of training images, which the text says.
 """
 
 from collections.abc import Callable
@@ -78,16 +76,13 @@ def fig4_2(
             ends = [float(f[f"{which}_accuracy"][-1 if i is None else i]) for f, i in zip(found, here)]
             numbers[f"{label} accuracy, {name}"] = Estimate.of(ends)
         ranked = by_repeat([column(f, "train", "rank") for f in found])  # [repeats, probes]
-        least = ranked.argmin(1)
         numbers[f"lowest effective rank relative to the first, {name}"] = Estimate.of(ranked.amin(1) / ranked[:, 0])
-        numbers[f"iteration of the lowest effective rank, {name}"] = Estimate.of(found[0]["steps"][least].double())
         for share, statistic in (("4 %", "T1"), ("8 %", "T2"), ("16 %", "T3")):
             most = by_repeat([column(f, "train", statistic) for f in found]).amax(1)
             numbers[f"largest trace in {share} of the eigenvalues, {name}"] = Estimate.of(most)
         alike = [_correlation(column(f, "train", "rank"), column(f, "test", "rank")) for f in found]
         numbers[f"correlation of train and test effective rank, {name}"] = Estimate.of(by_repeat(alike))
         ranks = [column(f, "train", "rank").mean(0) for f in found]
-        numbers[f"lowest effective rank, {name}"] = Estimate.of([float(row.min()) for row in ranks])
         follows = [spearman(row.tolist(), f["test_accuracy"].tolist()) for row, f in zip(ranks, found)]
         numbers[f"rank correlation of effective rank and test accuracy, {name}"] = Estimate.of(follows)
         parts.append(
@@ -132,7 +127,6 @@ def fig_b8(
             floors.append(rows.min(1).values)
             series.append(curve(f"learning rate {lr * factor:g}", iterations(found), rows))
             learnt += [float(f["train_accuracy"].max()) for f in found]
-            numbers[f"lowest effective rank, learning rate {lr * factor:g}, {name}"] = Estimate.of(floors[-1])
         ratio = Estimate.of(floors[1] / floors[0])
         numbers[f"ratio of the lowest effective ranks, {name}"] = ratio
         parts.append(f"{name}: lowest effective rank higher by a factor {ratio}")

@@ -1,8 +1,7 @@
 """What the alignment studies share: image classes with label noise, networks, and a training that is probed.
 
-At some iterations, evenly spaced in logarithm, the tangent kernel of the ten outputs is computed on fixed batches of
-training and of test images (100 images in the paper: 1000 x 1000), and from it the statistics named in `STATISTICS`.
-Kernels are of features centred per output, unless said otherwise. Training batches keep their (possibly wrong) labels.
+At log-spaced iterations the kernel of the ten outputs is computed on fixed batches of training (with their possibly
+wrong labels) and of test images. Features are centred per output, unless said otherwise.
 """
 
 import math

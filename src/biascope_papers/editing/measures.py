@@ -63,10 +63,7 @@ def accuracies(run: Run, setting: Setting, width: int, start: Start = "pre-train
 
 
 def controlled(run: Run, setting: Setting, width: int) -> dict[str, Estimate]:
-    """Share of the gain of fine-tuning that addition keeps, pre-trained minus random start; nothing if not asked for.
-
-    Where pre-training does not help, there is no task arithmetic, and the stand-in says nothing of the chapter.
-    """
+    """Share of the gain of fine-tuning that addition keeps, pre-trained minus random; nothing if not asked for."""
     if not setting.check:
         return {}
     made = {}
@@ -166,9 +163,8 @@ def maps(
 def energies(
     run: Run, setting: Setting, width: int, points: int, outputs: int, start: Start = "pre-trained"
 ) -> dict[str, Tensor]:
-    """Local energy of the tangent kernel: {task: [seeds, outputs, 2 points]}, the task's inputs before the control's.
-
-    One kernel per class of the task (the first `outputs`), K(task, task and control) on equally many test images.
+    """Local energy of the tangent kernel: {task: [seeds, outputs, 2 points]}, the task's inputs before the control's;
+    one kernel for each of the first `outputs` classes of the task.
     """
 
     def some(x: Tensor, seed: int, name: str) -> Tensor:
@@ -209,10 +205,7 @@ def _heads(made: Networks, tasks: Sequence[str]) -> dict[str, Callable[[Tensor],
 def _kept(
     run: Run, setting: Setting, width: int, key: str, measure: Callable[[int], Mapping[str, Tensor]]
 ) -> dict[str, Tensor]:
-    """What `measure` gives of all seeds: from the run folder, else from the cache, else now; {name: [seeds, ...]}.
-
-    Judging a run again needs no cache.
-    """
+    """What `measure` gives of all seeds: from the run folder, else from the cache, else now; {name: [seeds, ...]}."""
 
     def take(seed: int) -> dict[str, Any]:
         cache = store(run, setting, width, seed)

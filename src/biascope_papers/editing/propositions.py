@@ -1,10 +1,8 @@
 """Propositions 6.1 and 6.2 on kernels with finitely many eigenfunctions, where everything is linear algebra.
 
-A kernel on two domains has the task arithmetic property for f_1, f_2 if the sum f_1 + f_2 equals f_t on D_t, so if each
-vanishes on the other's domain. Measured is the largest of |f_t| on the other domain relative to f_t: 0 means that the
-property holds. Localised eigenfunctions: random orthonormal ones, each on one domain. Locally independent ones that are
-not localised: Fourier atoms on a ring cut in two. The remark after 6.2: functions that are dependent on a domain can
-cancel there, so that the property holds without any localised eigenfunction.
+Measured is the largest of |f_t| on the other domain relative to f_t: 0 means that the task arithmetic property holds.
+Localised eigenfunctions: random orthonormal ones, each on one domain. Locally independent ones that are not localised:
+Fourier atoms on a ring cut in two. Dependent ones can cancel on a domain (the remark after 6.2).
 """
 
 import math

@@ -1,15 +1,12 @@
 """A stand-in for CLIP: an encoder pre-trained here on a mixture of image sets, then fine-tuned on each of them.
 
-A set is named `mnist`, `quickdraw:0-30` (its classes 0 to 29, counted anew) or `digits/inverted` (its images turned).
-theta_0 sees every image of the control set and `few` images per class of every task, with one cosine classifier over
-all classes; its rows for a task's classes are that task's head, frozen from then on, as CLIP's text embeddings are. So
-the pre-trained encoder solves every task a little and the control well. Only the encoder is fine-tuned or linearised;
-its output is normalised behind that. "Random": the same heads behind an encoder that was never trained.
+A set is named `mnist`, `quickdraw:0-30` (its classes 0 to 29, counted anew) or `digits/inverted`. theta_0 sees every
+image of the control set and `few` images per class of every task, with one cosine classifier over all classes; its rows
+for a task's classes are that task's head, frozen from then on, as CLIP's text embeddings are. Only the encoder is
+fine-tuned or linearised. "Random": the same heads behind an encoder that was never trained.
 
-All studies of task arithmetic work on the same networks. These, and what is measured of them, are kept in the cache
-folder of the data (`networks/`), by setting, seed and code: any study trains what it lacks. Nothing is removed there:
-laptop runs leave 16 MB, all paper runs about 5 GB, and every change of the code begins anew. `biascope data list` gives
-its size; the folder can be deleted. A run folder has its own copy of the measurements, and needs the cache no more.
+All studies work on the same networks, kept in the cache folder of the data (`networks/`) by setting, seed and code:
+laptop runs leave 16 MB there, all paper runs about 5 GB. A run folder has its own copy of what was measured.
 """
 
 import dataclasses

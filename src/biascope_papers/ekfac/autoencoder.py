@@ -1,16 +1,9 @@
 """Figs. 4.3 and 4.4 a, b: a deep sigmoid auto-encoder on MNIST or digits, trained by several optimisers.
 
-`contest` describes how optimisers are compared. How the weights begin is not in the paper, and decides who learns. As
-torch draws them, eight sigmoid layers shrink the gradient a thousandfold: SGD and Adam without batch normalisation stay
-on the plateau for thousands of steps, and so does KFAC with any constant damping that does not diverge. `init="glorot"`
-draws them as Glorot and Bengio advise for sigmoids (four times their uniform range, no biases): then everybody leaves
-the plateau. SGD and Adam have batch normalisation, as in the paper; "sgd" and "adam" among the optimisers train the
-plain network. KFAC's factors and both eigenbases are computed every `refresh` steps (amortised, as in the paper).
-All sizes search the grid of the paper; in runs from before it (`grid` empty) KFAC is SGD.
-
-EKFAC's first steps raise the loss at nearly all good settings: they are those of the dense formula, not a defect. At
-the paper's widths they raise it more, and more damping is needed: from 945, after 20 steps, EKFAC is at 3079 with
-(0.01, 0.001), 1451 with (0.01, 0.01), 392 with (0.01, 0.1).
+How the weights begin is not in the paper, and decides who learns: as torch draws them, SGD and Adam without batch
+normalisation stay on the plateau, and so does KFAC. `init="glorot"` draws them as Glorot and Bengio advise for
+sigmoids: then everybody leaves it. SGD and Adam have batch normalisation ("-bn"), as in the paper. EKFAC's first steps
+raise the loss at nearly all good settings: they are those of the dense formula, not a defect.
 """
 
 import math
@@ -157,11 +150,9 @@ def fig4_3d(
 ) -> StudyResult:
     """Final loss of the auto-encoder on a grid of learning rates and dampings.
 
-    Every pair is trained from every seed on the same batches; nothing is selected but the best pair. The cost of a pair
-    is the share of the best pair's descent that it misses, (L - L_best) / (L_start - L_best), at most 1; a pair that
-    diverges costs 1. The median is over all pairs. A decade away from the best pair: a tenth or ten times of one value,
-    whichever is worse. The best pair's loss is also given as a share of the plateau: where it did not learn, costs mean
-    nothing.
+    Every pair is trained from every seed on the same batches. The cost of a pair is the share of the best pair's
+    descent that it misses, (L - L_best) / (L_start - L_best), at most 1. A decade away from the best pair: a tenth or
+    ten times of one value, whichever is worse.
     """
     require(len(lrs) > 1 < len(dampings), f"lrs={lrs}, dampings={dampings}: give at least two of each")
     task = options.problem(run)
@@ -183,16 +174,13 @@ def fig4_3d(
         for pair, row in zip(pairs, losses)
         if float(row.max()) < float(starts.max()) * 1e3
     }
-    diverged = int((losses >= starts).all(1).sum())
     mean = losses.view(shape).mean(-1)
     mean = torch.where(mean < float(starts.mean()) * 1e3, mean, torch.nan)  # blown up: no number to show
     x, y = ([round(math.log10(value), 3) for value in values] for values in (lrs, dampings))
     return StudyResult(
-        measured=f"{NAMES[optimiser]} on {n} images of {options.dataset}, {steps} iterations "
-        f"({steps * size / n:.3g} epochs), {seeds} seeds: best at learning rate {lrs[best[0]]:g}, damping "
-        f"{dampings[best[1]]:g} with loss {Estimate.of(reached)} (start {float(starts.mean()):.4g}). A decade away "
-        f"from it costs {rate} of the descent in learning rate and {damping} in damping; {diverged} of {len(pairs)} "
-        "pairs end above the start.",
+        measured=f"{NAMES[optimiser]}, {steps} iterations ({steps * size / n:.3g} epochs): best at learning rate "
+        f"{lrs[best[0]]:g}, damping {dampings[best[1]]:g}. A decade away costs {rate} of the descent in learning rate "
+        f"and {damping} in damping.",
         numbers={
             "cost of a decade, learning rate": rate,
             "cost of a decade, damping": damping,
@@ -210,11 +198,7 @@ def fig4_3d(
 
 
 def costs(losses: Tensor, starts: Tensor) -> tuple[Tensor, tuple[int, int]]:
-    """Share of the best pair's descent that each pair misses, [lrs, dampings, seeds] in [0, 1], and the best pair.
-
-    The best pair has the lowest mean loss; with one seed it may beat another pair that is better on that seed, whose
-    cost is then 0.
-    """
+    """Share of the best pair's descent that each pair misses, [lrs, dampings, seeds] in [0, 1], and the best pair."""
     best = divmod(int(losses.mean(-1).flatten().argmin()), losses.shape[1])
     low = losses[best]
     return ((losses - low) / (starts - low).clamp_min(1e-12)).clamp(0, 1), best
@@ -240,17 +224,13 @@ def fig4_4ab(
     options: Contest = SHORT,
     periods: Annotated[tuple[int, ...], "iterations between refreshes"] = (1, 10, 50, 100),
 ) -> StudyResult:
-    """Final loss of the auto-encoder against the period of refreshes.
-
-    For every period and every method the setting is chosen as in `contest`. The laptop size has scikit-learn's digits,
-    not MNIST, with whose widths it could not afford a decomposition in every step.
-    """
+    """Final loss of the auto-encoder against the period of refreshes. For every period the setting is chosen anew."""
     require(len(set(periods)) > 1, f"periods={periods}: at least two are needed to see a loss")
     task, seeds = options.problem(run), options.seeds
     out = {period: options.hold(run, task, FAMILY, period) for period in sorted(periods)}
     numbers: dict[str, Estimate] = {}
     for period, one in out.items():
-        numbers |= standings.timing(one, f", period {period}")[0] | standings.progress_made(one, f", period {period}")
+        numbers |= standings.timing(one, f", period {period}") | standings.progress_made(one, f", period {period}")
         finals = {name: Estimate.of(one.final(name)) for name in FAMILY}
         numbers |= {f"final loss, {NAMES[name]}, period {period}": value for name, value in finals.items()}
     first, last = min(out), max(out)
@@ -260,21 +240,20 @@ def fig4_4ab(
     for name in ("ekfac", "ekfac-ra"):
         gap = [k - e for e, k in zip(worse[name], worse["kfac"])]
         numbers[f"what KFAC loses more than {NAMES[name]}"] = Estimate.of(gap)
-    shown = f"{options.n} images of {options.dataset}, encoder of widths {', '.join(map(str, options.hidden))}"
     rises = ", ".join(f"{NAMES[name]} {Estimate.of(values)}" for name, values in worse.items())
     later = [standings.searched(one, f", period {period}") for period, one in out.items() if period != first]
     texts = filter(None, [standings.remarks(out[first]), *later, "" if seeds > 1 else "One seed: no error bars."])
     finals_of = {NAMES[name]: list(zip(*(one.final(name) for one in out.values()))) for name in FAMILY}
     ends = [standings.charts(out[p], LOSS, f"Period {p}.", f"period-{p}-", f", period {p}") for p in (first, last)]
     return StudyResult(
-        measured=f"From a period of {first} to {last} the loss after {options.steps} iterations rises by {rises} "
-        f"({shown}). {' '.join(texts)}",
+        measured=f"From a period of {first} to {last} the loss after {options.steps} iterations rises by {rises}. "
+        f"{' '.join(texts)}",
         numbers=numbers,
         figures=(
             Chart("periods", "Training loss at the end against the period of refreshes", "iterations between refreshes",
                   LOSS, tuple(curve(name, out, rows) for name, rows in finals_of.items()),
                   alt="One curve per method over periods.", log_x=True, log_y=True,
-                  caption=f"{options.steps} iterations on {shown}; mean over {seeds} seeds, band: standard error."),
+                  caption=f"{options.steps} iterations; mean over {seeds} seeds, band: standard error."),
             *(chart for pair in ends for chart in pair),
         ),
     )  # fmt: skip

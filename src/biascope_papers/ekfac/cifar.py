@@ -1,12 +1,8 @@
 """Figs. 4.5, 4.6 and A.1 to A.5: VGG-11 and ResNet-34 on CIFAR-10, trained by several optimisers.
 
-`contest` describes how optimisers are compared. KFAC and EKFAC treat convolutions as spatially uncorrelated (SUA);
-EKFAC has the damping for deep networks (App. A.4). The networks they and plain SGD train have no batch normalisation;
-"SGD + momentum + BN" trains the same network with it. ResNets without normalisation begin as App. A.3 says. Time is
-that of the machine, so a run that is to be judged by it must have the machine alone.
-
-All sizes search a grid (`contest`). Runs from before it (`grid` empty) at the paper's widths have 4 and 3 epochs and
-refresh every 50 steps, not 500.
+KFAC and EKFAC treat convolutions as spatially uncorrelated (SUA); EKFAC has the damping for deep networks (App. A.4).
+The networks they and plain SGD train have no batch normalisation; ResNets without it begin as App. A.3 says. A run that
+is to be judged by time must have the machine alone.
 """
 
 from dataclasses import dataclass
@@ -200,17 +196,14 @@ def fig_a_1(
     optimisers: Annotated[tuple[str, ...], "who takes part; ekfac-ra and kfac must"] = (*FAMILY, "sgd-bn"),
     options: OnCifar = ON_CIFAR,
 ) -> StudyResult:
-    """Final training losses against the batch size; with network=resnet34, Fig. A.3.
-
-    Every batch size is a contest of its own, for the same number of epochs.
-    """
+    """Final training losses against the batch size, each a contest of its own; with network=resnet34, Fig. A.3."""
     enough = len(set(batches)) > 1 and {"ekfac-ra", "kfac"} <= set(optimisers)
     require(enough, "at least two batch sizes, and ekfac-ra and kfac among the optimisers, are needed")
     task = options.problem(run, network)
     out = {batch: options.hold(run, task, optimisers, batch, batch) for batch in sorted(batches)}
     numbers: dict[str, Estimate] = {}
     for batch, one in out.items():
-        numbers |= standings.timing(one, f", batch {batch}")[0] | standings.progress_made(one, f", batch {batch}")
+        numbers |= standings.timing(one, f", batch {batch}") | standings.progress_made(one, f", batch {batch}")
         finals = {name: Estimate.of(one.final(name)) for name in optimisers}
         numbers |= {f"final loss, {NAMES[name]}, batch {batch}": value for name, value in finals.items()}
     gaps: dict[int, list[float]] = {}

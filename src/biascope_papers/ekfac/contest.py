@@ -2,17 +2,12 @@
 
 With a `grid` every pair of a learning rate and a damping of the grid (momentum for SGD, epsilon for Adam: as many), at
 every batch size, and `around` random pairs near each, is trained for the whole time from the first seed. The pair that
-ends lowest is trained from every seed; one that from another seed does not learn gives way to the next. That is the
-search of the thesis (0.1 to 0.0001, batches of 200 and 500, 20 pairs around each), and every optimiser has as many
-trainings. Where the best pair lies at the edge of the grid, that is said.
+ends lowest is trained from every seed; one that from another seed does not learn gives way to the next. Of runs from
+before there was a grid, what they chose is read from their arrays.
 
-Runs from before there was a grid have walked from a start, with short trainings; what they chose is read from their
-arrays. Two things were wrong with the walk: its starts were the best of another size, so that KFAC was searched only
-where it is SGD (damping 10 to 10,000), and what short trainings chose could end badly in long ones.
-
-A setting that diverges is a bad setting, not an error. The seconds hold everything an optimiser does and nothing else:
-no evaluation, no warm-up of the device. An optimiser has learnt if from every seed it ends below where it began and
-below 0.9 of the plateau, the loss of the best constant output. Being ahead of one that has not tests nothing.
+A setting that diverges is a bad setting, not an error. The seconds hold everything an optimiser does and nothing else.
+An optimiser has learnt if from every seed it ends below where it began and below 0.9 of the plateau, the loss of the
+best constant output. Being ahead of one that has not tests nothing.
 """
 
 import math
@@ -178,10 +173,7 @@ def pairs(frame: Setting, how: Search, seed: int) -> list[Setting]:
 
 
 def by_grid(run: Run, problem: Problem, frame: Setting, how: Search) -> tuple[list[Setting], int]:
-    """Settings in the order of their losses at the end of whole trainings from the first seed, and how many there are.
-
-    Nothing here depends on who else takes part: optimisers can be searched in runs of their own and joined later.
-    """
+    """Settings in the order of their losses at the end of whole trainings from the first seed, and their count."""
     tried = pairs(frame, how, run.seed)
     losses = {each: _final(run, problem, each) for each in progress(tried, frame.name)}
     order = sorted(losses, key=lambda each: losses[each])
@@ -200,10 +192,7 @@ def cached(run: Run, problem: Problem, setting: Setting, seed: int) -> Row:
 
 
 def train(run: Run, problem: Problem, setting: Setting, seed: int) -> Row:
-    """Losses on training and test images (at most `EVALUATED`) and seconds of training, every few steps; diverged: inf.
-
-    Where the gradient overflowed, the setting diverged.
-    """
+    """Losses on training and test images (at most `EVALUATED`) and seconds, every few steps; diverged: inf."""
     net, opt = _begin(run, problem, setting, seed)
     losses, tests, seconds, clock = [evaluate(problem, net)], [evaluate(problem, net, True)], [0.0], 0.0
     for start, stop in zip(setting.ticks, setting.ticks[1:]):

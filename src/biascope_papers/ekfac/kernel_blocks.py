@@ -78,11 +78,8 @@ def fig3_7(
     at = [i * steps for i in range(points)]
     curves = {**found, "accuracy of the network": accuracy.double()}
     return StudyResult(
-        measured=f"{network} of width {width} on {n} images of {dataset} (not ResNet-50 on TinyImageNet), classes {a} "
-        f"and {b}, {seeds} seeds: block structure {numbers['block structure, before']} before and "
-        f"{numbers['block structure, after']} after training; separation by two components of kernel PCA "
-        f"{numbers['separation, before']} and {numbers['separation, after']} (network: "
-        f"{numbers['accuracy of the network on the two classes, after']}).",
+        measured=f"{network} of width {width} on {dataset} (not ResNet-50 on TinyImageNet): block structure grows by "
+        f"{numbers['gain of block structure']}, separation by {numbers['gain of separation']}.",
         numbers=numbers,
         figures=(
             Chart("training", "Block structure and separation along training", "training step",

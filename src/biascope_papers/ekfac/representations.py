@@ -158,10 +158,6 @@ def fig3_3(
         "trace": "relative error of the trace",
     }
     numbers = {f"{what}, {LABELS[k]}": mean(key, k) for key, what in names.items() for k in LABELS}
-    texts = {
-        key: ", ".join(f"{label} {numbers[f'{what}, {label}']}" for label in LABELS.values())
-        for key, what in names.items()
-    }
     judged: tuple[tuple[str, Kind], ...] = (("product", "ekfac"), ("solve", "kfac"))
     for key, best in judged:
         for other in (kind for kind in LABELS if kind != best):
@@ -173,10 +169,10 @@ def fig3_3(
         numbers[f"{names['solve']}, {label}, highest minus lowest over damping"] = Estimate.of(
             [float(values.max() - values.min()) for values in over]
         )
-    at = range(0, steps * points, steps)
+    at, product = range(0, steps * points, steps), f"{names['product']}, "
     return StudyResult(
         measured=f"{network} of width {width} on {n} images of {dataset} (not ResNet-50 on TinyImageNet): cosine of "
-        f"products {texts['product']}; of solves {texts['solve']}; trace errors {texts['trace']}.",
+        f"products {', '.join(f'{label} {numbers[product + label]}' for label in LABELS.values())}.",
         numbers=numbers,
         figures=(
             _panel(rows, dampings, "solve", "Solve: cosine of v' with v", "cosine", over="damping"),

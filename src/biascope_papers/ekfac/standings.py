@@ -13,11 +13,7 @@ from biascope_papers.ekfac.contest import LEARNT, NAMES, Outcome
 
 
 def compare(out: Outcome, mine: Sequence[str], rivals: Sequence[str]) -> tuple[dict[str, Estimate], str]:
-    """By how much the losses of the rivals are above mine, paired by seed, and what a reader must know of it.
-
-    Training and test loss at the end, and the training loss when the one that needs less time has ended. Who did not
-    take part is named.
-    """
+    """By how much the losses of the rivals are above mine, paired by seed, and who did not take part."""
     gaps = dict[str, Estimate]()
     for a, b in product(mine, rivals):
         if a in out.rows and b in out.rows:
@@ -63,57 +59,31 @@ def searched(out: Outcome, where: str = "") -> str:
     )
 
 
-def timing(out: Outcome, where: str = "") -> tuple[dict[str, Estimate], str]:
-    """Milliseconds per iteration, as numbers and as a sentence."""
-    each = {
-        NAMES[name]: Estimate.of([1e3 * float(row["seconds"][-1]) / out.best[name].steps for row in rows])
+def timing(out: Outcome, where: str = "") -> dict[str, Estimate]:
+    """Milliseconds per iteration."""
+    return {
+        f"milliseconds per iteration, {NAMES[name]}{where}": Estimate.of(
+            [1e3 * float(row["seconds"][-1]) / out.best[name].steps for row in rows]
+        )
         for name, rows in out.rows.items()
     }
-    text = ", ".join(f"{name} {value.value:.3g}" for name, value in each.items())
-    numbers = {f"milliseconds per iteration, {name}{where}": value for name, value in each.items()}
-    return numbers, f"Milliseconds per iteration: {text}."
-
-
-def reached(out: Outcome, rival: str) -> tuple[dict[str, Estimate], str]:
-    """Epochs and seconds until the final loss of the rival's own training is reached."""
-    numbers: dict[str, Estimate] = {}
-    parts = []
-    for name, rows in out.rows.items() if rival in out.rows else ():
-        at, seconds = [], []
-        setting = out.best[name]
-        for row, target in zip(rows, out.final(rival)):
-            below = row["loss"] <= target
-            first = int(below.float().argmax()) if bool(below.any()) else -1
-            at.append(setting.ticks[first] * setting.size / out.n if first >= 0 else math.inf)
-            seconds.append(float(row["seconds"][first]) if first >= 0 else math.inf)
-        if all(map(math.isfinite, at)):
-            numbers[f"epochs to the final loss of {NAMES[rival]}, {NAMES[name]}"] = Estimate.of(at)
-            numbers[f"seconds to the final loss of {NAMES[rival]}, {NAMES[name]}"] = Estimate.of(seconds)
-            parts.append(f"{NAMES[name]} {Estimate.of(at)}")
-        else:
-            parts.append(f"{NAMES[name]} never in {sum(map(math.isinf, at))} of {len(at)} seeds")
-    return numbers, f"Epochs to the final loss of {NAMES[rival]}: {', '.join(parts)}." if parts else ""
 
 
 def report(out: Outcome, mine: Sequence[str], rivals: Sequence[str], begin: str) -> tuple[dict[str, Estimate], str]:
     """The report on one contest: numbers, and a text that begins with the final losses."""
     final = {NAMES[name]: Estimate.of(out.final(name)) for name in out.rows}
     losses = ", ".join(f"{name} {value}" for name, value in final.items())
-    parts = (timing(out), compare(out, mine, rivals), reached(out, "sgd-bn" if "sgd-bn" in out.rows else "sgd"))
-    (times, speed), (gaps, standing), (epochs, soon) = parts
+    gaps, standing = compare(out, mine, rivals)
     numbers = {f"final training loss, {name}": value for name, value in final.items()}
     for name, rows in out.rows.items():
         if all("test" in row for row in rows):
             numbers[f"final test loss, {NAMES[name]}"] = Estimate.of([float(row["test"][-1]) for row in rows])
-    text = " ".join(filter(None, [f"{begin}: {losses}.", soon, speed, standing, remarks(out)]))
-    return {**numbers, **progress_made(out), **times, **gaps, **epochs}, text
+    text = " ".join(filter(None, [f"{begin}: {losses}.", standing, remarks(out)]))
+    return {**numbers, **progress_made(out), **timing(out), **gaps}, text
 
 
 def progress_made(out: Outcome, where: str = "") -> dict[str, Estimate]:
-    """The final loss of the worst seed as a share of the plateau, or of the start where that is lower: a gate.
-
-    Nobody has learnt who is not below 0.9.
-    """
+    """The final loss of the worst seed as a share of the plateau, or of the start where that is lower: a gate."""
     return {
         f"worst final loss / plateau, {NAMES[name]}{where}": Estimate(
             max(float(row["final"]) / min(out.plateau, float(row["loss"][0]) / LEARNT) for row in rows)

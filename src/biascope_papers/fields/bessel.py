@@ -72,10 +72,8 @@ def fig5_2(
         ),
     )  # fmt: skip
     return StudyResult(
-        measured=f"|J_0| to |J_{orders}| {'fall' if step < 0 else 'do not fall'} with the order at every b up to 1. In "
-        f"SIRENs with two sines and {units} units, harmonics beyond order {FEW} hold {at_small} of the energy at "
-        f"weights of size 1 and {more} more at {largest:g}. Their series agree with the networks to {missed:.1e}; "
-        f"errors over {seeds} seeds.",
+        measured=f"In SIRENs with two sines, harmonics beyond order {FEW} hold {at_small} of the energy at weights of "
+        f"size 1 and {more} more at {largest:g}. Their series agree with the networks to {missed:.1e}.",
         numbers=numbers,
         figures=charts,
     )

@@ -1,10 +1,8 @@
 """Fig. 5.5, 5.7, C.2 and C.3: energy of images in the atoms of a network, and how fast it fits them.
 
-Atoms are the eigenfunctions of the tangent kernel on the grid, and E(lambda) the share of the images' energy in atoms
-with at least lambda times the largest eigenvalue (see `fields.dictionary`, which also says what is corrected in Eq.
-5.14). One number per network: the area under E over log10 lambda from 1 to 1e-10. Each image is fitted on a random
-half of its pixels; the other half is the test. Drawn weights are fitted by Adam, meta-learned ones by gradient descent
-with the rate of their inner loop, as in the paper.
+Atoms are the eigenfunctions of the tangent kernel on the grid, E(lambda) the share of the images' energy in atoms with
+at least lambda times the largest eigenvalue (`fields.dictionary` says what is corrected in Eq. 5.14). One number per
+network: the area under E over log10 lambda from 1 to 1e-10. Images are fitted on a random half of their pixels.
 """
 
 from itertools import pairwise
@@ -31,6 +29,7 @@ from biascope_papers.fields.setting import (
 )
 
 W0S = (5.0, 10.0, 20.0, 40.0, 60.0, 80.0, 100.0)
+SIGMAS = (0.1, 0.5, 1.0, 5.0, 10.0)
 W0s = Annotated[tuple[float, ...], "first frequencies of the SIRENs"]
 MetaW0 = Annotated[float, "w0 of the SIREN whose start is meta-learned (MAML)"]
 Iterations = Annotated[int, "full-batch steps of the fits"]
@@ -59,11 +58,8 @@ def fig5_5(
     numbers |= {"area, best w0 minus the smallest": rise, "area, best w0 minus the largest": recede}
     numbers |= {f"area, meta-learned minus {field.title}": gain for field, gain in gains.items()}
     return StudyResult(
-        measured=f"Of the SIRENs, w0 = {peak.scale:g} has the largest area under E, "
-        f"{numbers[f'area under E, {peak.title}']}: {rise} above w0 = {low.scale:g} and {recede} above w0 = "
-        f"{high.scale:g}. Meta-learning (w0 = {meta_w0:g}) has {numbers[f'area under E, {learned.title}']}, "
-        f"{gains[best]} above {best.title}, the best without. {setting} MAML of {meta.meta_steps} steps on other "
-        f"images; {errors_over(setting.seeds, setting.n, 'images')}.",
+        measured=f"Of the SIRENs, w0 = {peak.scale:g} has the largest area under E, meta-learning {gains[best]} more "
+        f"than {best.title}, the best without. {setting} {errors_over(setting.seeds, setting.n, 'images')}.",
         numbers=numbers,
         figures=(_energy(shares), _areas(sirens, numbers, learned)),
     )
@@ -90,12 +86,10 @@ def fig5_7(
     by_area = torch.stack([area[field].mean(1) for field in fields], 1)  # [seeds, networks]
     ends = {name: torch.stack([p[f][:, :, -1].mean(1) for f in fields], 1) for name, p in curves.items()}
     ranks = {name: Estimate.of(map(spearman, by_area.tolist(), each.tolist())) for name, each in ends.items()}
-    top, best = fields[int(by_area.mean(0).argmax())], fields[int(ends["test"].mean(0).argmax())]
     numbers = {f"rank correlation of area and {name} PSNR": value for name, value in ranks.items()}
     for field in fields:
         numbers[f"area under E, {field.title}"] = over_seeds(area[field])
         numbers[f"test PSNR, {field.title}"] = over_seeds(test[field][:, :, -1])
-        numbers[f"training PSNR, {field.title}"] = over_seeds(train[field][:, :, -1])
     for field in fields[:-1]:
         gain = test[fields[-1]][:, :, -1] - test[field][:, :, -1]
         numbers[f"test PSNR, meta-learned minus {field.title}"] = over_seeds(gain)
@@ -107,9 +101,7 @@ def fig5_7(
     )  # fmt: skip
     return StudyResult(
         measured=f"Over {len(fields)} networks the area under E and the PSNR after {iterations} iterations have rank "
-        f"correlations {ranks['test']} (test pixels) and {ranks['train']} (fitted ones). The largest area has "
-        f"{top.title}; the highest test PSNR has {best.title}, {numbers[f'test PSNR, {best.title}']} dB. "
-        f"{setting} Adam {lr:g}; MAML of {meta.meta_steps} steps; errors over seeds.",
+        f"correlations {ranks['test']} (test pixels) and {ranks['train']} (fitted ones). {setting} Errors over seeds.",
         numbers=numbers,
         figures=(
             _psnr("test-psnr", "PSNR on the other half of the pixels", test, "PSNR (dB)", LEGEND),
@@ -125,13 +117,7 @@ def figC_2(
     *,
     setting: Setting = SETTING,
     meta: Meta = META,
-    sigmas: Annotated[tuple[float, ...], "deviations of the frequencies, cycles per image"] = (
-        0.1,
-        0.5,
-        1.0,
-        5.0,
-        10.0,
-    ),
+    sigmas: Annotated[tuple[float, ...], "deviations of the frequencies, cycles per image"] = SIGMAS,
     meta_sigma: Annotated[float, "sigma of the network whose start is meta-learned (MAML)"] = 1.0,
     iterations: Iterations = 3,
     lr: Rate = 1e-4,
@@ -143,22 +129,16 @@ def figC_2(
     end = {field: each[:, :, -1] for field, each in test.items()}  # [seeds, n]
     numbers = {f"test PSNR, {field.title}": over_seeds(each) for field, each in end.items()}
     numbers |= {f"area under E, {field.title}": over_seeds(areas(each)) for field, each in shares.items()}
-    gaps = {field: over_seeds(end[learned] - end[field]) for field in drawn}
-    numbers |= {f"decibels over {field.title}": gap for field, gap in gaps.items()}
+    numbers |= {f"decibels over {field.title}": over_seeds(end[learned] - end[field]) for field in drawn}
     plain = Field("ffn", meta_sigma)
     if plain in drawn:
         numbers["area gained by meta-learning"] = over_seeds(areas(shares[learned]) - areas(shares[plain]))
-    for name, chosen in (("FFNs", [field for field in drawn if field.kind == "ffn"]), ("all", [*drawn, learned])):
-        rows = [torch.stack([each[field].mean(1) for field in chosen], 1).tolist() for each in (area_of(shares), end)]
-        numbers[f"rank correlation of area and test PSNR, {name}"] = Estimate.of(map(spearman, *rows))
-    best = min(gaps, key=lambda field: gaps[field].value)
-    at_first = over_seeds(test[learned][:, :, 0] - test[best][:, :, 0])
-    numbers[f"before the first iteration, decibels over {best.title}"] = at_first
+    area = {field: areas(each) for field, each in shares.items()}
+    rows = [torch.stack([each[field].mean(1) for field in test], 1).tolist() for each in (area, end)]
+    numbers["rank correlation of area and test PSNR, all"] = Estimate.of(map(spearman, *rows))
     reached = ", ".join(f"{numbers[f'test PSNR, {field.title}']} ({field.title})" for field in test)
     return StudyResult(
-        measured=f"Test PSNR after {iterations} iterations in dB: {reached}. Meta-learning is {gaps[best]} dB above "
-        f"{best.title}, the best without; before the first iteration it is {at_first} dB above it. "
-        f"{setting} Adam {lr:g}; MAML of {meta.meta_steps} steps on other images; "
+        measured=f"Test PSNR after {iterations} iterations in dB: {reached}. {setting} "
         f"{errors_over(setting.seeds, setting.n, 'images')}.",
         numbers=numbers,
         figures=(_psnr("psnr", "PSNR of Fourier feature networks", test), _energy(shares)),
@@ -192,9 +172,7 @@ def figC_3(
     numbers["test PSNR, Reptile minus MAML"] = over_seeds(end[reptile] - end[maml])
     return StudyResult(
         measured=f"Against drawn weights the area under E grows by {more} (MAML) and {more_reptile} (Reptile), the "
-        f"test PSNR after {iterations} iterations by {higher} and {higher_reptile} dB; Reptile minus MAML: "
-        f"{numbers['area, Reptile minus MAML']} and {numbers['test PSNR, Reptile minus MAML']} dB. SIREN with w0 = "
-        f"{w0:g}. {setting} {meta.meta_steps} outer steps; {errors_over(setting.seeds, setting.n, 'images')}.",
+        f"test PSNR by {higher} and {higher_reptile} dB. {setting} {errors_over(setting.seeds, setting.n, 'images')}.",
         numbers=numbers,
         figures=(_energy(shares), _psnr("psnr", "PSNR on the other half of the pixels", test)),
     )
@@ -206,11 +184,6 @@ def _measured(
     """E [seeds, n, q] and test PSNR [seeds, n, iterations + 1] of every network."""
     shares = {field: energies(run, field, setting, meta) for field in progress(fields, "atoms")}
     return shares, {field: psnrs(run, field, setting, iterations, lr, meta)[1] for field in progress(fields, "fits")}
-
-
-def area_of(shares: dict[Field, Tensor]) -> dict[Field, Tensor]:
-    """`areas` of every network."""
-    return {field: areas(each) for field, each in shares.items()}
 
 
 def _energy(shares: dict[Field, Tensor]) -> Chart:

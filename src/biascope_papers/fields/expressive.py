@@ -1,8 +1,7 @@
 """Theorem 5.1: which frequencies a network of sines with polynomial activations can have, checked to rounding.
 
-Networks with two sines of whole frequencies, L linear layers behind them and activations of degree K: the energy of
-their output at frequencies outside H(Omega), by an exact DFT in float64, and, as a control, outside the smaller set
-that one layer less would allow.
+The energy at frequencies outside H(Omega), by an exact DFT in float64, and, as a control, outside the smaller set that
+one layer less would allow.
 """
 
 from functools import partial

@@ -1,11 +1,8 @@
 """What the studies of coordinate networks share: images on a grid, networks by name, meta-learned starts, first steps.
 
-The paper has face photographs (CelebA), which cannot be fetched here. Faces made by StyleGAN2 stand in; there are 263,
-of which 163 are for meta-learning (published: 1,000 or 5,000). Older runs have chest X-rays. Smoke runs draw ellipses
-with eyes. Networks are drawn as haiku does (`init=haiku`), in which the paper's code is written.
-
-What is made of a network and a seed is the same in all studies, so it is kept in the cache folder of the data too
-(`fields/`), by setting, seed and code; a run folder has its own copy and needs the cache no more.
+Faces made by StyleGAN2 stand in for CelebA's: 263, of which 163 are for meta-learning (published: 1,000 or 5,000).
+Older runs have chest X-rays; smoke runs draw ellipses with eyes. Networks are drawn as haiku does (`init=haiku`). What
+is made of a network and a seed is kept in the cache folder of the data too (`fields/`), by setting, seed and code.
 """
 
 from __future__ import annotations
@@ -225,9 +222,9 @@ def first_steps(
 ) -> tuple[Tensor, Tensor]:
     """PSNR in dB on the fitted pixels and on the others, before and after each of the first steps: two [n, steps + 1].
 
-    All images [n, h, w] in [0, 1] are fitted at once, each by its own copy of the model [..., 2] -> [..., 1], on the
-    pixels of the mask `fitted` [h, w]; r: coordinates [h, w, 2]; optimiser: "adam" or "gd". Adam works entry by entry,
-    so stacked copies are updated as single ones would be.
+    All images [n, h, w] in [0, 1] are fitted at once, each by its own copy of the model, on the pixels of the mask
+    `fitted` [h, w]; r: coordinates [h, w, 2]. Adam works entry by entry, so stacked copies are updated as single ones
+    would be.
     """
     like = next(model.parameters())
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}

@@ -1,12 +1,8 @@
 """Averages over networks: their correlations with errors, without a matrix per epoch, and without sampling noise.
 
-With R networks and P probes, G^t = (1/RP) sum g g^T over gradients g. Inner products of such averages are sums of
-squared products of gradients, <g g^T, h h^T> = (g.h)^2, and <g g^T, M> = g^T M g. Sums are kept per pair of networks,
-so that leaving one network out (the jackknife, for standard errors) costs nothing.
-
-With A the mean of R independent estimates A_i, ||A||^2 is too long by the noise of A, and Corr(A, M) too small.
-Products of different estimates, <A_i, A_j> with i != j, have the expectation ||truth||^2; with them in place of ||A||^2
-the correlation has no such bias.
+G^t = (1/RP) sum g g^T over gradients g, so <g g^T, h h^T> = (g.h)^2 and <g g^T, M> = g^T M g. Sums are kept per pair of
+networks, so that leaving one out (the jackknife) costs nothing. The norm of a mean of R independent estimates A_i is
+too long by its noise; products <A_i, A_j> with i != j in place of ||A||^2 have no such bias.
 """
 
 import math
@@ -70,9 +66,8 @@ class History:
     def velocity(self, w: Tensor, between: bool = False) -> Tensor:
         """1 - Corr(G^t, G^{t-1}), [T - 1]; `between`: from products of different networks alone.
 
-        A network that wanders moves its own g g^T, but not the mean over all networks that could have been drawn; in
-        an average over R networks the share 1 / R of it is seen as motion. `between` takes two networks or more and
-        can be below 0.
+        A network that wanders moves its own g g^T, but not the mean over all that could have been drawn; the share 1 /
+        R of it is seen as motion. `between` takes two networks or more and can be below 0.
         """
         kept = 1 - torch.eye(self.R, dtype=self.own.dtype) if between else torch.ones(())
         norms = _pairs(self.own * kept, w).sqrt()
@@ -141,12 +136,9 @@ class Averages:
         found: Tensor = torch.einsum("rij,ij->r", self.matrices, M.to(self.matrices))
         return found.double().cpu()
 
-    def correlation(self, M: Tensor, between: bool = True, minus: Tensor | None = None) -> Estimate:
-        """Signed Corr(mean, M); with `minus` the same less Corr(mean, minus). NaN where `squared` is not above 0."""
-        products = self.along(M) / M.double().norm().cpu()
-        if minus is not None:
-            products = products - self.along(minus) / minus.double().norm().cpu()
-        return self.ratio(products, between)
+    def correlation(self, M: Tensor, between: bool = True) -> Estimate:
+        """Signed Corr(mean, M). NaN where `squared` is not above 0."""
+        return self.ratio(self.along(M) / M.double().norm().cpu(), between)
 
     def ratio(self, products: Tensor, between: bool = True) -> Estimate:
         """Mean of numbers [R], one of each estimate and linear in it, over the norm of the mean."""

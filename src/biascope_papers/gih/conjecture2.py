@@ -1,17 +1,11 @@
 """Conjecture 2 (the hypothesis itself): along training, G changes only within the leading eigenvectors of GSG.
 
-For a matrix M and the first k eigenvectors Q of GSG the share of M inside is ||Q^T M Q|| / ||M||. It is measured for
-M = Delta^t, where each network would move next under gradient flow on its loss, and for M = G^t - G^0, where it has
-moved so far, and compared with random subspaces of as many dimensions and with the leading eigenvectors of S and of G
-alone. Squared norms come from products of different networks, so that what a single network does by chance does not
-count (`averages`). Training is that of Fig. 2, cross-entropy; probes N(0, I) are the same at all times, and G is that
-of the networks as they are at probes N(0, I).
+||Q^T M Q|| / ||M|| for the first eigenvectors Q of GSG and M = Delta^t (where each network would move next under
+gradient flow) or G^t - G^0, compared with random subspaces and with the leading eigenvectors of S and of G. Squared
+norms come from products of different networks (`averages`). Training is that of Fig. 2, cross-entropy; probes N(0, I).
 
-The paper gives no cut-off. Here Eig(GSG) is the span of the eigenvectors that add up to `energy` (99 %) of its trace;
-charts show all k, for by footnote 4 invariance is gradual. A share with a standard error above 0.1 is not judged: at
-the start networks have so little of Delta in common that many more are needed (study `gih/conjecture1` draws them).
-The shares of single networks, which have no such noise, are shown beside these and not judged: the conjecture is about
-the mean.
+The paper gives no cut-off: Eig(GSG) holds `energy` (99 %) of its trace here; charts show all k. A share with a standard
+error above 0.1 is kept apart: at the start networks have little of Delta in common (`gih/conjecture1` draws many more).
 """
 
 import math
@@ -57,9 +51,7 @@ def conjecture2(
     lr: Annotated[float, "learning rate"] = 0.1,
     momentum: Annotated[float, "momentum"] = 0.9,
     clip_norm: Annotated[float, "largest gradient norm, 0 for none (5 in the published code)"] = 5.0,
-    energy: Annotated[
-        float, "share of the trace of GSG that its leading eigenvectors hold (not stated in the paper)"
-    ] = 0.99,
+    energy: Annotated[float, "share of the trace of GSG in its leading eigenvectors (not stated)"] = 0.99,
     looks: Annotated[int, "epochs to look at after the start, evenly spread"] = 4,
 ) -> StudyResult:
     """Share of Delta^t and of G^t - G^0 within the leading eigenvectors of GSG, along training."""
@@ -107,15 +99,11 @@ def conjecture2(
             least = min(excess, key=lambda e: e.value - 2 * (e.standard_error or 0.0))
             numbers[f"{net}: smallest share within Eig(GSG) minus that within random dimensions"] = least
         moving, gone = (shares[kind, epochs] for kind in KINDS)
-        text.append(
-            f"{net} ({cut} dimensions) {moving} of Delta^{epochs}, {gone} of G^{epochs} - G^0 (single networks: "
-            f"{last.single('GSG', cut)}; random dimensions: {last.random[cut]:.4g})"
-        )
+        text.append(f"{net} {moving} of Delta^{epochs}, {gone} of G^{epochs} - G^0 (random: {last.random[cut]:.4g})")
         charts += [_along(net, found, cut), _over_k(net, found, ks, epochs, D)]
     return StudyResult(
         measured=f"Share within the eigenvectors of GSG that hold {100 * energy:g} % of its trace: {'; '.join(text)}. "
-        f"{describe(options.source, side)}, {options.per_class} images per class, {runs} networks, {options.probes} "
-        f"probes, epochs {', '.join(map(str, times))}."
+        f"{describe(options.source, side)}."
         f"{scope(networks=(nets, NETS), images=([options.source], ['cifar10']))}",
         numbers=numbers,
         figures=tuple(charts),

@@ -1,12 +1,9 @@
 """App. A.3: the curvature of the loss in input space becomes the average geometry as training ends.
 
-Hess_x loss = l'(f) Hess_x f + l''(f) g g^T. The paper argues that l'(f) tends to 0, so that the second term is what
-stays, and its mean over networks is proportional to G^t if l''(f) varies little. Networks with GELU (those with ReLU
-have no first term) are trained with the squared error and with cross-entropy until they fit their images; both terms
-are taken at training images, network by network, and G^t at the same images. The share of the second term is
-||l'' g g^T|| / (||l' Hess f|| + ||l'' g g^T||). For the squared error l'' = 1. For cross-entropy on the difference f of
-two logits |l'| = s and l'' = s (1 - s), s the chance of the wrong class: both tend to 0 together, and only as f grows
-does the second term, of second order in f, win. Nor is l'' the same for all images.
+Hess_x loss = l'(f) Hess_x f + l''(f) g g^T. The paper argues that l'(f) tends to 0, so that the second term stays, and
+that its mean is proportional to G^t if l''(f) varies little. Networks have GELU (those with ReLU have no first term).
+For the squared error l'' = 1. For cross-entropy |l'| = s and l'' = s (1 - s), s the chance of the wrong class: both
+tend to 0, and only as f grows does the second term win; nor is l'' the same for all images.
 """
 
 from collections.abc import Iterable
@@ -94,14 +91,11 @@ def curvature(
         for what, values in curves.items()
         for when, i in (("start", 0), ("end", -1))
     }
-    text = "; ".join(
-        f"{label}: share {curves[SHARE][-1]}, correlation {curves[CORRELATION][-1]}, mean |l'| {curves[SLOPE][-1]}"
-        for label, curves in along.items()
-    )
+    text = "; ".join(f"{label}: {curves[SHARE][-1]}, {curves[CORRELATION][-1]}" for label, curves in along.items())
     return StudyResult(
-        measured=f"Share of the second term and Corr(E Hess_x loss, G^t) after {epochs} epochs: {text}. GELU, "
-        f"{describe(source, side)}{', grey' if channels == 1 else ''}, {per_class} images per class, {runs} networks, "
-        f"{len(at)} images.{scope(networks=(nets, NETS), images=([source], ['cifar10']))}",
+        measured=f"Share of the second term and Corr(E Hess_x loss, G^t) after {epochs} epochs: {text}. "
+        f"{describe(source, side)}{', grey' if channels == 1 else ''}."
+        f"{scope(networks=(nets, NETS), images=([source], ['cifar10']))}",
         numbers=numbers,
         figures=tuple(_chart(name, along, times) for name in CHARTS),
     )

@@ -1,16 +1,10 @@
 """Figs 10 and 14: generalisation on isotropic data, as the discriminative direction moves down the eigenvectors of G.
 
-x = eps al u + w with w Gaussian noise in all other directions, so the data prefer no direction: what depends on u comes
-from the network. The noise is the same for all directions. Fig. 14 does so at several learning rates. The sinusoidal
-label is the sign of sin(x.u) + b as in the text (of Sec. 4.2; App. A.7 leaves the sine out), and of sin(pi al) + b in
-the published code (`angle="code"`), whose other values of eps go with it: joined with the text's 2.1 no direction is
-learnt.
-
-A boundary that no direction lets a network learn (best mean accuracy below 55 %) says nothing and is left out of the
-judgement of Fig. 10, with a note. A rank correlation over fewer than four directions has no error, so that nothing is
-judged by it. In Fig. 14 the smallest rate is compared with the one nearest to 0.5 (that of Fig. 10; in logarithm);
-rates at which the mean training accuracy stays below 90 % are named in the text: there the comparison is not the
-paper's, which reaches 100 % at each.
+x = eps al u + w with w Gaussian noise in all other directions, the same for all u: what depends on u comes from the
+network. The sinusoidal label is the sign of sin(x.u) + b (Sec. 4.2; App. A.7 leaves the sine out), or of sin(pi al) + b
+in the published code (`angle="code"`), whose values of eps go with it. A boundary that no direction lets a network
+learn (best mean accuracy below 55 %) is left out, with a note; a rank correlation over fewer than four directions has
+no error. In Fig. 14 the smallest rate is compared with the one nearest to that of Fig. 10.
 """
 
 import functools
@@ -122,11 +116,9 @@ def fig10(
             aside = "" if boundary in learned else ", not learned"  # the rule is about the others
             numbers[f"{net}, {boundary}: Spearman(index, accuracy){aside}"] = order(indices, tests[boundary])
             numbers[f"{net}, {boundary}: first minus last direction, points{aside}"] = falls[boundary]
-            numbers[f"{net}, {boundary}: best accuracy, %"] = Estimate(100 * best[boundary], None, repeats)
         numbers[f"{net}: boundaries learned"] = Estimate(len(learned))
         if learned and net not in ISOTROPIC:
-            mean = order(indices, *(tests[boundary] for boundary in learned))
-            numbers[f"{net}: Spearman, mean over boundaries"] = mean
+            numbers[f"{net}: Spearman, mean over boundaries"] = order(indices, *(tests[each] for each in learned))
         longer = f"{sweep.epochs * sweep.more_epochs:g} sinusoidal"
         caption = f"{sweep.n_train} training examples, {repeats} repeats, {sweep.epochs} epochs ({longer})."
         if "sinusoidal" in kinds:
@@ -136,8 +128,8 @@ def fig10(
     note = f" Learned in no direction and left out: {', '.join(skipped)}." if skipped else ""
     note += too_few(*(indices for net in nets if net not in ISOTROPIC))
     return StudyResult(
-        measured=f"Points from the first to the last direction: {'; '.join(text)}.{note} Inputs 1 x {side} x {side}, "
-        f"{sweep.n_train} training examples; lowest mean training accuracy {100 * fitted:.0f} %."
+        measured=f"Points from the first to the last direction: {'; '.join(text)}.{note} Lowest mean training accuracy "
+        f"{100 * fitted:.0f} %."
         f"{scope(networks=(nets, NETS), boundaries=(kinds, BOUNDARIES))}",
         numbers=numbers,
         figures=tuple(charts),
@@ -198,7 +190,7 @@ def fig14(
     stand_in = "" if net == "resnet18" else " (the paper: ResNet18)"
     return StudyResult(
         measured=f"Spearman(index, accuracy): {text}. {beats}{too_few(indices)}"
-        f"{note} {net}{stand_in}, 1 x {side} x {side}, {n_train} examples."
+        f"{note} {net}{stand_in}."
         f"{scope(networks=([net], ['resnet18']), boundaries=(kinds, BOUNDARIES), rates=(rates, RATES))}",
         numbers=numbers,
         figures=tuple(

@@ -1,28 +1,17 @@
 """Figs 4 and 11: CIFAR-10 images relabelled along the eigenvectors of GSG, with label noise: who generalises?
 
-As `biascope.data.relabel`, for many directions at once. The label noise of the paper (labels computed on x + noise, the
-noise iid per pixel with 0.2 times the channel's variance) enters a label only through its projection on u, which is
-Gaussian with variance 0.2 sum_c var_c |u_c|^2; that projection is drawn directly. The sinusoidal label is the sign of
-sin(pi (x.u - mean)/std) minus its median ("projection", the published code), or of sin(xbar.u) minus its median with
-every channel of xbar standardised ("channel", the text).
+As `biascope.data.relabel`, for many directions at once. Noise on the pixels (0.2 times the channel's variance) enters a
+label only through its projection on u, which is drawn directly. The sinusoidal label is the sign of sin(pi (x.u -
+mean)/std) minus its median ("projection", the published code), or of sin(xbar.u) minus its median with every channel of
+xbar standardised ("channel", the text).
 
-A caveat on the design: the label noise has the same variance in every direction, images do not. Along directions in
-which images hardly vary the labels are nearly random, so accuracy falls there for every network. The charts show this
-ceiling, the expected accuracy of the best rule there is, which gives every image its more likely label (given an image,
-its noisy label is random and depends on x.u alone); `noise=0` removes it. (After a run at a laptop's size had been
-seen: the share of labels that noise leaves unchanged had been taken for it. That is the same for the linear boundary,
-but lower for the others, where the label without noise is not always the more likely one.) The ceiling falls sooner for
-harder boundaries too; its own reach is a number beside that of the accuracy. The order along the directions whose
-ceiling is within 5 points of the highest is a number only.
+The label noise has the same variance in every direction, images do not: along directions in which they hardly vary
+labels are nearly random. The charts show this ceiling, the expected accuracy of the rule that gives every image its
+more likely label; `noise=0` removes it. At a laptop's size some 500 of the 768 eigenvalues of LeNet's G are above
+rounding; the directions of the others have no order.
 
-The caption of Fig. 4 speaks of CIFAR-2, its text of labelling CIFAR-10; as the labels are replaced, only the choice of
-images could differ: here random ones of all ten classes, without CIFAR-2's balance of animals and others. At a laptop's
-size some 500 of the 768 eigenvalues of LeNet's G are above the rounding of its float32 gradients (5e-8 of the first).
-The directions of the others have no order and differ with the number of threads, so accuracies at index 512 and on are
-those of arbitrary ones among them.
-
-Fig. 11 is the same at the edge of under-parameterisation, a small LeNet with as many examples as parameters: (a) CIFAR
-images as in Fig. 4, (b) isotropic Gaussian data as in Fig. 10, both with 50,000 examples for about 48,000 parameters.
+Fig. 11 is the same for a small LeNet with as many examples as parameters: (a) CIFAR images, (b) isotropic data as in
+Fig. 10.
 """
 
 import math
@@ -54,7 +43,7 @@ from biascope_papers.gih.fig10_14 import (
 from biascope_papers.gih.geometries import spread_indices
 from biascope_papers.gih.networks import at_least, factory, named, scope, shape_of
 from biascope_papers.gih.sets import Boundary, Source, boundary_value, describe, middle, ten_classes
-from biascope_papers.gih.training import Lazy, Protocol, mean_of, percent, train_tasks
+from biascope_papers.gih.training import Lazy, Protocol, mean_of, train_tasks
 
 Sinusoid = Literal["projection", "channel"]
 Sine = Annotated[Sinusoid, "sin(pi (x.u - mean)/std) (projection, published code), or sin(xbar.u) (channel, text)"]
@@ -99,41 +88,31 @@ def fig4(
     fitted = 1.0
     for net in nets:
         directions = sweep.gsg_vectors(run, net, shape, S)[indices]
-        curves, ceilings, clear = dict[str, Tensor](), dict[str, Tensor](), []
+        curves, clear = dict[str, Tensor](), []
         for boundary in kinds:
             fit, accuracy, ceiling = sweep_labels(
                 run, net, train, test, directions, boundary, sweep.along(boundary, lr), sweep, noise, sinusoid
             )
             fitted = min(fitted, float(fit.mean()))
             numbers[f"{net}, {boundary}: lowest training accuracy, %"] = Estimate(100 * float(fit.mean(0).min()))
-            curves[boundary], ceilings[boundary] = accuracy, ceiling
+            curves[boundary] = accuracy
             if noise > 0:
                 curves[f"{boundary}, ceiling of the label noise"] = ceiling
             numbers[f"{net}, {boundary}: Spearman(index, accuracy)"] = order(indices, accuracy)
             numbers[f"{net}, {boundary}: first minus last direction, points"] = fall(accuracy)
-            numbers[f"{net}, {boundary}: ceiling along the last direction, %"] = mean_of(percent(ceiling[:, -1]))
             found = clear_order(indices, accuracy, ceiling)
             clear += [] if found is None else [found]
         numbers[f"{net}: Spearman, mean over boundaries"] = order(indices, *(curves[b] for b in kinds))
         for easy, hard in pairwise(kinds):
             numbers[f"{net}: reach, {easy} minus {hard}"] = reach_gap(curves[easy], curves[hard])
-            if noise > 0:
-                numbers[f"{net}: reach of the ceiling, {easy} minus {hard}"] = reach_gap(ceilings[easy], ceilings[hard])
         if clear:
             numbers[f"{net}: Spearman where the label noise matters little"] = mean_of(torch.stack(clear).mean(0))
         note = " No rule gets above the ceiling on average." if noise > 0 else ""
         caption = f"{len(train)} images, label noise {noise:g}, {sweep.repeats} repeats.{note}"
         charts.append(accuracy_chart(net, indices, curves, caption, "GSG"))
-    text = "; ".join(
-        f"{net} {numbers[f'{net}: Spearman, mean over boundaries']} (where label noise matters little: "
-        f"{numbers.get(f'{net}: Spearman where the label noise matters little', 'too few directions to tell')})"
-        + "".join(f", {name.split(': ')[1]} {number}" for name, number in numbers.items() if f"{net}: reach, " in name)
-        for net in nets
-    )
-    falls = "; its ceiling falls along the spectrum for any network (see charts)" if noise > 0 else ""
+    text = "; ".join(f"{net} {numbers[f'{net}: Spearman, mean over boundaries']}" for net in nets)
     return StudyResult(
-        measured=f"Spearman(index, accuracy), mean over boundaries: {text}. {describe(source, side)}, {len(train)} "
-        f"training images, label noise {noise:g}{falls}. "
+        measured=f"Spearman(index, accuracy), mean over boundaries: {text}. {describe(source, side)}. "
         f"Lowest mean training accuracy {100 * fitted:.0f} % (the paper trains to 100)."
         f"{too_few(indices)}{_sines(kinds, sinusoid)}"
         f"{scope(networks=(nets, NETS), boundaries=(kinds, BOUNDARIES), images=([source], ['cifar10']))}",
@@ -194,9 +173,8 @@ def fig11(
     text = "; ".join(f"{part} {numbers[f'{part}: Spearman, mean over boundaries']}" for part in results)
     caption = f"{n_train} examples, {weights} parameters."
     return StudyResult(
-        measured=f"Spearman(index, accuracy), mean over boundaries: {text}. {n_train} examples for {weights} "
-        f"parameters; part (a): {describe(source, side)}, label noise {noise:g}, whose ceiling falls along the "
-        f"spectrum by itself.{too_few(*places.values())}{_sines(kinds, sinusoid)}"
+        measured=f"Spearman(index, accuracy), mean over boundaries: {text}. Part (a): {describe(source, side)}."
+        f"{too_few(*places.values())}{_sines(kinds, sinusoid)}"
         f"{scope(boundaries=(kinds, BOUNDARIES), images=([source], ['cifar10']))}",
         numbers=numbers,
         figures=tuple(
@@ -234,10 +212,7 @@ def reach(accuracy: Tensor) -> Tensor:
 def reach_gap(far: Tensor, near: Tensor) -> Estimate:
     """Reach of one curve minus that of another, each [repeats, directions]; no error if one is learned nowhere.
 
-    The error comes from leaving out a repeat in both at a time, and with it in the largest excess. (Mended after a run
-    had been seen: all repeats had been divided by the largest mean excess of all of them, whose noise the spread over
-    repeats cannot show. With 104 directions, 5 repeats and the same true curve for both boundaries the rule was met in
-    up to a third of cases, where two standard errors stand for 5.8 %.)
+    The error comes from leaving out a repeat in both at a time, and with it in the largest excess.
     """
     far, near = far.double(), near.double()
     found = estimate(lambda w: reach(w @ far / w.sum()) - reach(w @ near / w.sum()), len(far))

@@ -1,11 +1,8 @@
 """Fig. 6: remove the directions where images vary much and G is small, against random directions of equal variance.
 
 Directions v solve S v = l (G + ridge) v, l descending, orthogonalised in that order; the first k are projected out of
-training and test images. The random baseline removes as many random directions as take the same share of variance. This
-is the text. The published code removes eigenvectors of GSG in descending order instead, those that the network sees
-best, which does not match the text: `directions=gsg` does that (the code also has a weight decay of 5e-4 and, but for
-LeNet, 20 epochs). The learning rate falls linearly and the gradient norm is clipped as in the published code; the text
-speaks of neither (`clip_norm=0`: none).
+training and test images. The published code removes eigenvectors of GSG in descending order instead, those that the
+network sees best: `directions=gsg`. Gradients are clipped as in that code (`clip_norm=0`: none).
 """
 
 import math
@@ -51,9 +48,7 @@ def fig6(
     nets: Annotated[tuple[str, ...], "architectures, without normalisation; or your own as module:factory"] = NETS,
     source: Annotated[Source, "cifar10, or a synthetic stand-in"] = "cifar10",
     side: Annotated[int, "side of the images"] = 32,
-    directions: Annotated[
-        Directions, "what is removed first: largest S for its G (text), or largest GSG (published code)"
-    ] = "generalised",
+    directions: Annotated[Directions, "removed first: largest S for its G (text), or GSG (code)"] = "generalised",
     ridge: Annotated[float, "added to G in S v = l G v, as a share of its largest eigenvalue"] = 1e-6,
     per_class: Annotated[int, "training images per class"] = 5000,
     counts: Annotated[int, "numbers of removed directions, evenly spaced from 0 to below D"] = 11,
@@ -94,8 +89,8 @@ def fig6(
         text = f"Guided minus random removal, mean over {', '.join(map(str, ks[1:]))} directions: {points}"
     ways = ([REMOVED[directions]], [REMOVED["generalised"]])
     return StudyResult(
-        measured=f"{text}. {describe(source, side)}, {per_class} images per class, {training.epochs} epochs, {repeats} "
-        f"repeats.{scope(networks=(nets, NETS), images=([source], ['cifar10']), directions=ways)}",
+        measured=f"{text}. {describe(source, side)}."
+        f"{scope(networks=(nets, NETS), images=([source], ['cifar10']), directions=ways)}",
         numbers=numbers,
         figures=tuple(charts),
     )

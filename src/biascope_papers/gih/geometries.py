@@ -1,10 +1,8 @@
 """G at initialisation, as every figure of the paper needs it: estimated once per network, kept on disk, decomposed.
 
-The paper draws 10,000 GELU networks and one small Gaussian probe each. `heads` > 1 gives every network that many output
-layers at once: their gradients are independent given the layers below and have the same second moment, so the estimate
-is unbiased and needs far fewer networks. Networks come in independent groups, for the error bars.
-
-The user's own networks are taken as they are. Their output layers are their own, so `heads` times as many are drawn.
+`heads` > 1 gives every network that many output layers at once: their gradients are independent given the layers below,
+so the estimate is unbiased and needs far fewer networks. The user's own networks have their own output layers, so
+`heads` times as many are drawn.
 """
 
 import math

@@ -1,13 +1,10 @@
-"""The architectures of the paper, as its experiments use them.
+"""The architectures of the paper, as its experiments use them; "-narrow" and "-small" are made small enough for a
+laptop.
 
 Two hidden layers of 100 for the MLP, average pooling in LeNet, ReLU (GELU in the ViT). Initialisation is torch's own,
-except in VGG11, whose convolutions have weights N(0, 2 / fan out) and biases 0 (He's, as in the NAD work), and for the
-class token and the positions of the ViT, N(0, 0.02^2).
-Normalisation layers stay in for synthetic data and are removed for real data. The geometry at initialisation is
-estimated with GELU. "-narrow" and "-small" are the same designs made small enough for a laptop.
-
-Studies also take the user's own networks (`module:factory`), as they are: their activations and normalisation stay in,
-and so does their output layer, of which G has one gradient per network.
+except in VGG11, whose convolutions have weights N(0, 2 / fan out) and biases 0, and for the class token and the
+positions of the ViT, N(0, 0.02^2). Normalisation layers stay in for synthetic data and are removed for real data.
+Studies also take the user's own networks (`module:factory`), as they are.
 """
 
 import math

@@ -1,9 +1,8 @@
 """App. A.12: with which probes G is estimated best, GELU near 0 or ReLU at N(0, I).
 
-The paper measures an estimate of G by how well its eigenvalues go with generalisation in the setting of Fig. 10. Here
-networks are trained once along a fixed list of directions u (eigenvectors of G by the paper's recipe, from many
-networks), and every kind of estimate, each from as many networks of one output, is compared with the test accuracies:
-Spearman(u^T G u, accuracy over u). Independent groups of networks, the same for all kinds, give the errors.
+Networks are trained once along a fixed list of directions u, and every kind of estimate, each from as many networks of
+one output, is compared with the test accuracies: Spearman(u^T G u, accuracy over u). Groups of networks give the
+errors.
 """
 
 import math
@@ -83,15 +82,12 @@ def probe_sizes(
         numbers[f"{net}: Spearman, G(0) minus small probes with GELU"] = Estimate.of(orders[AT_ZERO] - small)
         numbers[f"{net}: largest relative error of small probes over that of ReLU"] = Estimate(largest / errors[RELU])
         numbers[f"{net}: directions learned, of {len(indices)}"] = Estimate(learned)
-        text.append(
-            f"{net} {found['GELU, std 0.0001']} with GELU and probes of 1e-4, {found[RELU]} with ReLU, "
-            f"{found[AT_ZERO]} with G(0); learned in {learned} directions"
-        )
+        text.append(f"{net} {found['GELU, std 0.0001']} with GELU and probes of 1e-4, {found[RELU]} with ReLU")
         caption = f"{sweep.n_train} training examples, {sweep.repeats} repeats, {sweep.epochs} epochs."
         charts += [_chart(net, found), accuracy_chart(net, indices, {"linear": test}, caption, "G")]
     return StudyResult(
         measured=f"Rank correlation of u^T G u with the test accuracy over {len(indices)} directions: "
-        f"{'; '.join(text)}. Linear boundary, inputs 1 x {side} x {side}, {groups} estimates from {each} networks each."
+        f"{'; '.join(text)}."
         f"{too_few(indices)}{scope(networks=(nets, NETS))}",
         numbers=numbers,
         figures=tuple(charts),

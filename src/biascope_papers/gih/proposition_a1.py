@@ -1,13 +1,10 @@
 """Proposition A.1: at initialisation Delta does not depend on the labels (squared error, last layer of mean zero).
 
-With the squared error Delta is a part without labels plus one that is linear in them, and odd in the weights of the
-last layer. Two tests of it. Pairs: every network is taken with its last layer as drawn and negated, which is as likely,
-so their mean is an estimate of the same Delta, and in it labels must cancel to rounding. Networks as drawn: Delta with
-true and with random labels, and with 1 for all images, against Delta with zeros, same networks and probes. What
-independent groups of networks have in common of the difference d, <d_i, d_j> with i != j over <d_i, d_i>, has the
-expectation 0 if the proposition holds and tends to 1 with the size of the groups if it does not. Its standard error is
-that under the proposition, where every d_i is as likely as -d_i. Control: a last layer with a mean, all labels 1.
-Neither test needs Gaussian weights: torch's uniform weights and biases are as symmetric.
+Pairs: every network is taken with its last layer as drawn and negated; in their mean labels must cancel to rounding.
+Networks as drawn: Delta with true, random and constant labels, against Delta with zeros. What independent groups have
+in common of the difference d, <d_i, d_j> with i != j over <d_i, d_i>, has the expectation 0 if the proposition holds;
+its standard error is that under the proposition, where every d_i is as likely as -d_i. Control: a last layer with a
+mean.
 """
 
 from typing import Annotated
@@ -89,7 +86,7 @@ def proposition_a1(
     return StudyResult(
         measured=f"What independent groups of networks share of the difference to labels 0: {'; '.join(text)}. Over "
         f"pairs of networks with opposite last layers the difference is at most {largest:.1g} of ||Delta||. "
-        f"{describe(source, side)}, {per_class} images per class, {networks} networks in {groups} groups."
+        f"{describe(source, side)}."
         f"{scope(networks=(nets, NETS), images=([source], ['cifar10']))}",
         numbers=numbers,
         figures=tuple(charts),

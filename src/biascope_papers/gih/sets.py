@@ -1,8 +1,7 @@
 """Data sets of the studies: images (CIFAR-10, or a stand-in that needs no download), and noise with planted directions.
 
-All synthetic sets of the paper have the form x = w - sum_k (w.u_k) u_k + sum_k c_k u_k: noise w, orthonormal directions
-u_k, and coefficients c_k that carry the label. With the same noise for every direction, differences between directions
-are not differences between samples. The same sets, one at a time, are in `biascope.data`.
+Synthetic sets have the form x = w - sum_k (w.u_k) u_k + sum_k c_k u_k with coefficients c_k that carry the label; noise
+w is the same for every direction.
 """
 
 import math

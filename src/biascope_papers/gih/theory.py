@@ -1,8 +1,7 @@
 """What the paper proves, as printed and exactly: linear regression, Theorems 3.1 to A.3, Corollary A.4, Lemmas A.5-7.
 
-Exact forms are the library's; `gih/fig7` compares those of the two theorems of Section 3 with sampled networks. Whether
-G is a multiple of the identity (Theorem A.2, Lemma A.7) is asked of sampled networks: the share of G that is not one,
-||G - (tr G / D) I||^2 / ||G||^2, from products of independent groups, in which sampling noise has no part.
+Whether G is a multiple of the identity (Theorem A.2, Lemma A.7) is asked of sampled networks: the share of G that is
+not one, ||G - (tr G / D) I||^2 / ||G||^2, from products of independent groups, in which sampling noise has no part.
 """
 
 import math

@@ -1,11 +1,9 @@
 """Fig. B.3: which norm measures capacity? Rademacher bounds for minimum-norm interpolation with RBF features.
 
-P random features of an RBF kernel on N points of [-a, a]; labels are the sign of the first eigenfunction (or the first
-of which each sign has a tenth of the points: on short intervals psi_1 has one sign). Singular
-values are interpolated, l^c = 1 + c (l - 1), from white (c = 0) to the features' own (c = 1). For random subsets of n
-points the bound of the ball ||w|| <= ||w*|| (A = Id) is compared with the bound in the best norm of the eigenbasis,
-which is (1/n) sum_j |u_j^T y| whatever the eigenvalues. The interval is not in the thesis. How large the A = Id bound
-is at c = 1 is set by `cutoff`: the spectrum ends in rounding, and what is left out does not count.
+Labels are the sign of the first eigenfunction (of which each sign has a tenth of the points). Singular values are
+interpolated, l^c = 1 + c (l - 1), from white (c = 0) to the features' own (c = 1). The bound of the ball ||w|| <=
+||w*|| (A = Id) is compared with that in the best norm of the eigenbasis, (1/n) sum_j |u_j^T y| whatever the
+eigenvalues. How large the first is at c = 1 is set by `cutoff`: the spectrum ends in rounding.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ def fig_b_3(
 ) -> StudyResult:
     """Complexity bounds and test error over the anisotropy of the features."""
     psi, values = rbf_modes(N, P, a, gamma, run.seed)
-    mode, y, minority = labels_of(psi)
+    _, y, minority = labels_of(psi)
 
     def bounds(c: float) -> dict[str, Tensor]:
         return _bounds(psi, 1 + c * (values - 1), y, n, draws, run.seed, cutoff)
@@ -56,12 +54,9 @@ def fig_b_3(
         numbers[f"A = Id bound, c = {c:g}, median"] = Estimate(large)
         numbers[f"optimal bound, c = {c:g}, median"] = Estimate(small)
         numbers[f"test error, c = {c:g}"] = error
-    one_class = "" if mode == 0 else ", as sign(psi_1) is of (nearly) one class"
     return StudyResult(
-        measured=f"Median A = Id bound {identity[0]:.2f} at c = {scales[0]:g}, {identity[-2]:.2f} at {scales[-2]:g}, "
-        f"{identity[-1]:.3g} at {scales[-1]:g}, where it is set by the cutoff of {cutoff:g}; optimal bound at most "
-        f"{max(optimal):.2f}. {draws} samples of {n} points, a = {a:g} (not in the thesis); labels "
-        f"sign(psi_{mode + 1}){one_class}.",
+        measured=f"Median A = Id bound {identity[-2]:.2f} at c = {scales[-2]:g} and {identity[-1]:.3g} at "
+        f"{scales[-1]:g}, where it is set by the cutoff of {cutoff:g}; optimal bound at most {max(optimal):.2f}.",
         numbers=numbers,
         figures=(
             Chart("bounds", "Bounds and test error", "c, from white to the features' own singular values",

@@ -51,8 +51,7 @@ def paired_differences(
 ) -> Tensor:
     """value of one minus value of the other at equal progress, [S, ...]: a row per seed, the mean over its levels.
 
-    Runs are paired by seed. The levels are those both runs pass, and the runs of `also` of the same seed. A pair that
-    shares no progress gives no row.
+    The levels are those both runs pass, and the runs of `also` of the same seed. A pair that shares none gives no row.
     """
     rows, shape = [], value(one[0]).shape[1:]
     for seed, (a, b) in enumerate(zip(one, other, strict=True)):
@@ -119,9 +118,8 @@ def linearity_charts(runs: Runs, by: str) -> list[Chart]:
 
 
 def run_numbers(runs: Runs) -> dict[str, Estimate]:
-    """Over seeds: every similarity at the end of training, and how many steps the trainings took.
-
-    Of two regimes also by how much the similarity of the linear one is higher, paired by seed.
+    """Over seeds: every similarity at the end of training (of two regimes also the paired difference), and the steps
+    taken.
     """
     numbers: dict[str, Estimate] = {}
     measured = {label: group for label, group in runs.items() if all(len(t.linearity) for t in group)}
@@ -143,9 +141,8 @@ def at_least(samples: Tensor, name: str) -> dict[str, Estimate]:
 
 
 def lowest_alignment(runs: Sequence[Trajectory], of: str = "") -> dict[str, Estimate]:
-    """The lowest alignment of the tangent kernel with its start, over probes and runs: below 0.9 they were not lazy.
-
-    Where it was not measured (lin=0) nobody knows, and there is no number.
+    """The lowest alignment of the tangent kernel with its start, over probes and runs; nothing where it was not
+    measured.
     """
     if not all(len(t.linearity) for t in runs):
         return {}

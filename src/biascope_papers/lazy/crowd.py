@@ -73,10 +73,9 @@ def cross(
 ) -> Crossings:
     """Train T networks with one output on x [T, n, d], y [T, n] until all are below the last threshold.
 
-    Network i is the i-th of the ensemble of `factory` ([n, d] -> [n, 1]) with this seed, its parameters times `scale`.
-    They train on the device and in the precision of x, with steps of lr / alpha^2, for `steps` at most. `at`: where the
-    outputs are wanted, [m, d] for all, or [T, m, d]. `measure`: progress (None: the loss); the thresholds descend.
-    include_init_output=False trains alpha (f - f0), which starts at 0. `capture`: replay a CUDA graph, on CUDA.
+    Network i is the i-th of the ensemble of `factory` ([n, d] -> [n, 1]) with this seed, its parameters times `scale`,
+    trained with steps of lr / alpha^2. `at`: where the outputs are wanted, [m, d] for all, or [T, m, d]. `measure`:
+    progress (None: the loss); the thresholds descend. include_init_output=False trains alpha (f - f0).
     """
     T, device = len(x), x.device
     networks = record(factory).draw(seed, 0, T, device, x.dtype)

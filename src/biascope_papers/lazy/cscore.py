@@ -1,8 +1,7 @@
 """Consistency scores: how often an example is classified rightly by networks that were not trained on it.
 
-C(x, y) = mean over subset sizes of P[f(x; D) = y], D a random subset of that size without (x, y) (Jiang et al. 2021, as
-used by the thesis). Many networks are trained on random subsets, together (`biascope.ensembles.train_ensemble`); each
-one votes on the examples it has not seen.
+C(x, y) = mean over subset sizes of P[f(x; D) = y], D a random subset of that size without (x, y) (Jiang et al. 2021).
+Many networks are trained together; each one votes on the examples it has not seen.
 """
 
 from __future__ import annotations
@@ -77,17 +76,9 @@ def c_scores(
     device: torch.device | str | None = None,
     **training: Any,
 ) -> CScores:
-    """Estimate the C-score of every example of x [n, ...], y [n] (classes).
+    """Estimate the C-score of every example of x [n, ...], y [n] (classes), by `repeats` networks per size.
 
-    Args:
-        factory: builds an untrained classifier.
-        x: inputs.
-        y: labels, int64.
-        sizes: shares of the examples in a subset.
-        repeats: networks per size.
-        seed: of everything random.
-        device: where to train.
-        training: options of `train_ensemble` (epochs, batch_size, lr, momentum, clip_norm, schedule, ...).
+    `sizes`: shares of the examples in a subset; `training`: options of `train_ensemble` (epochs, batch_size, ...).
 
     Example:
         >>> from torch import nn

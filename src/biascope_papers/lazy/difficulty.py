@@ -1,10 +1,8 @@
-"""Figs. 5.2 (top), C.2, C.5 and C.6: groups of examples by C-score. Do easy and difficult ones differ more in the
-non-linear regime, at equal training progress?
+"""Figs. 5.2 (top), C.2, C.5 and C.6: groups of examples by C-score, in both regimes at equal training progress.
 
-C-scores are estimated here (`lazy/cscore.py`) with small networks; the thesis takes published scores of CIFAR-10, made
-with larger ones. The same network is trained from the same start on the same batches with alpha = 1 and with a large
-alpha. The spread is the loss of the most difficult group minus that of the easiest. Figs. 5.2 and C.5 are two views of
-the same trainings: a run of either study has the numbers and charts of both.
+C-scores are estimated here with small networks (the thesis: published ones). The same network is trained from the same
+start on the same batches with alpha = 1 and with a large alpha. The spread is the loss of the most difficult group
+minus that of the easiest. A run of Fig. 5.2 has the numbers and charts of C.5 too, and the other way round.
 """
 
 from __future__ import annotations
@@ -157,9 +155,7 @@ def by_c_score(
     shown = [value for value in by_group if value.n]
     return StudyResult(
         measured=f"{task}, {regimes.seeds} seeds: the spread is larger by {gap} in the non-linear regime (held-out "
-        f"examples: {held_out}); its loss is higher by {by_group[0]} on the most difficult and by {by_group[-1]} on "
-        f"the easiest of {len(own)} groups. C-scores estimated with {4 * scores.score_repeats} small networks "
-        f"({scores.score_net}), not the published ones.{not_linear(list(runs)[1], lazy)}",
+        f"examples: {held_out}). C-scores are estimated, not the published ones.{not_linear(list(runs)[1], lazy)}",
         numbers={**known(numbers), **of_scores, **lowest_alignment(lazy), **run_numbers(runs)},
         figures=(
             group_chart(runs),

@@ -1,8 +1,7 @@
 """Figs. 5.2 (bottom), C.1 and C.2: label noise. When are wrong labels learnt, at equal loss of the right ones?
 
-15 % of the training labels are wrong. The same network is trained from the same start on the same batches with alpha =
-1 and with a large alpha. Regimes are compared at equal loss of the clean training examples. In Fig. C.1 alpha is 1 and
-the learning rate goes over orders of magnitude; once, for comparison, alpha is large.
+The same network is trained from the same start on the same batches with alpha = 1 and with a large alpha; in Fig. C.1
+with alpha = 1 and learning rates over orders of magnitude.
 """
 
 from __future__ import annotations
@@ -208,9 +207,8 @@ def fig_c_1(
 ) -> StudyResult:
     """Noisy loss at equal clean loss for several learning rates, beside a large alpha.
 
-    Small rates get little progress in a bounded number of steps; a rate counts only if its runs brought the clean loss
-    below `reach` times its start. Effects are taken at the levels of clean loss that all runs of a seed pass; their
-    sizes are compared seed by seed.
+    A rate counts only if its runs brought the clean loss below `reach` times its start. Effects are taken at the levels
+    of clean loss that all runs of a seed pass; their sizes are compared seed by seed.
     """
     settings = {f"lr {lr:g}": pace.setting(1.0, lr, count, factor) for lr, count in zip(lrs, steps, strict=True)}
     scaled = f"alpha = {alpha:g}"

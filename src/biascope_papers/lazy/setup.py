@@ -47,12 +47,11 @@ def official_test(name: str, n: int, like: Dataset, seed: int, device: str) -> D
 
 
 def network(name: str, x: Tensor, outputs: int, width: int, depth: int, init: str, seed: int | None) -> nn.Module:
-    """An untrained network for images x [n, c, s, s], on their device, in eval mode.
+    """An untrained network for images x [n, c, s, s], on their device, in eval mode, without batch norm or dropout.
 
-    `width`: hidden units (mlp) or channels of the first stage (resnet18-nobn, vgg11-nobn; 64 is the published one);
-    `depth`: hidden layers of the mlp. No batch norm, no dropout. `init`: "torch" is torch's own (the thesis); "he" has
-    variances 2 / fan-in (for the ResNet the variant for networks without batch norm), with which narrow deep networks
-    learn at all; MLP and LeNet know only "torch".
+    `width`: hidden units (mlp) or channels of the first stage (64 is the published one); `depth`: hidden layers of the
+    mlp. `init`: "torch" (the thesis), or "he", with which narrow deep networks learn at all (MLP and LeNet know only
+    "torch").
     """
     options: dict[str, Any] = {"outputs": outputs}
     if name == "mlp":

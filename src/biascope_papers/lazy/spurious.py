@@ -1,10 +1,8 @@
 """Figs. 5.3, C.7 and C.8: spurious correlations, on a stand-in (coloured or patched digits).
 
-The thesis uses photographs (CelebA: blond hair and gender; Waterbirds: birds and backgrounds, a network pre-trained on
-ImageNet). Those sets cannot be fetched here; instead grey digits get a colour or a white patch in a corner that agrees
-with the label (digit 5 to 9) of most training examples. The colour is in every pixel and so strong that hardly anything
-else is learnt; the patch leaves the digit to compete. The network is trained from the same start with alpha = 0.5, 1
-and 100, and the accuracy on examples without the spurious feature is read where that on examples with it is equal.
+CelebA and Waterbirds cannot be fetched; grey digits get a colour or a white patch that agrees with the label (digit 5
+to 9) of most training examples. The colour is so strong that hardly anything else is learnt; the patch leaves the digit
+to compete. Accuracy without the feature is read where that with it is equal.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """One training in an alpha-scaled regime, everything on the device, measured when the loss crosses thresholds.
 
-f^alpha = f0 + alpha (f - f0), trained by SGD with momentum at the rate lr / alpha^2: what `bs.lazy` and `lazy_lr` do.
-Here f0 of every example is computed once and looked up, which saves a forward pass per step; a test compares both. Runs
-with the same seed see the same batches in the same order, whatever alpha.
-
-The loss of the batches is read every few steps, so that the device is not waited for; when its mean has crossed the
-next threshold of a geometric grid, the groups are measured. On CUDA a step is captured once and replayed.
+f^alpha = f0 + alpha (f - f0), trained by SGD with momentum at the rate lr / alpha^2: what `bs.lazy` and `lazy_lr` do,
+but f0 of every example is computed once and looked up. Runs with the same seed see the same batches in the same order.
+The loss is read every few steps; when its mean has crossed the next threshold of a geometric grid, the groups are
+measured.
 """
 
 from __future__ import annotations
@@ -215,9 +213,8 @@ def exact_float32() -> Iterator[None]:
 class Linearity:
     """Three similarities with `net` as it is now, on x [m, ...]; all are 1 for a network that has not moved.
 
-    sign similarity: share of ReLU units times examples that are on or off as at the start. Tangent kernel alignment:
-    Tr[K K0] / (||K|| ||K0||) of the uncentred tangent kernels, all outputs. Representation alignment: the same of the
-    Gram matrices r r^T of the input of the last linear layer.
+    Share of ReLU units times examples that are on or off as at the start; Tr[K K0] / (||K|| ||K0||) of the uncentred
+    tangent kernels; the same of the Gram matrices of the input of the last linear layer.
     """
 
     def __init__(self, net: nn.Module, x: Tensor) -> None:

@@ -1,8 +1,7 @@
 """Fig. 5.3 and 5.4: GANs on a spiral and on 25 Gaussians, without and with MINE.
 
-The generator maximises log D(G(e, c)) + beta I(G(e, c); c), the gradient of MINE's estimate clipped to the norm of the
-other (Eq. 17, C.1; the value function printed as Eq. 16 lacks the log of D). Both arms have the same initial networks,
-data and latent draws. The text shows pictures and no number.
+The generator maximises log D(G(e, c)) + beta I(G(e, c); c), clipped (Eq. 17, C.1; Eq. 16 as printed lacks the log of
+D). Both arms have the same initial networks, data and latent draws. The text shows pictures and no number.
 """
 
 from __future__ import annotations
@@ -48,14 +47,6 @@ class Setting:
     samples: Annotated[int, "samples that are measured"] = 2500
     seeds: Annotated[int, "networks of each arm"] = 10
 
-    def about(self, chosen: str) -> str:
-        """What deviates from the paper, in a sentence; `chosen`: what the text does not give."""
-        return (
-            f"{self.steps} iterations, lr {self.lr:g}, widths {self.generator_width} and {self.width} (paper: 5000, "
-            f"0.0001, 500 and 400); {chosen} and {self.noise} + {self.code} latent inputs are our choice; errors over "
-            f"{self.seeds} seeds."
-        )
-
 
 PUBLISHED = Setting()
 SIZES: dict[str, dict[str, Any]] = {
@@ -74,9 +65,8 @@ def fig5_3(run: Run, *, setting: Setting = PUBLISHED) -> StudyResult:
     numbers["covered by as many true points"] = Estimate(ceiling)
     return StudyResult(
         measured=f"Covered: {numbers['covered, GAN']} without and {numbers['covered, GAN + MINE']} with MINE, "
-        f"difference {numbers['covered with MINE - without']}; as many true points cover {ceiling:.2f}. On the spiral "
-        f"lie {numbers['samples on the spiral, GAN']} and {numbers['samples on the spiral, GAN + MINE']} of the "
-        "samples. " + setting.about("the spiral's equation"),
+        f"difference {numbers['covered with MINE - without']}; as many true points cover {ceiling:.2f}. The spiral's "
+        "equation and the latent inputs are our choice.",
         numbers=numbers,
         figures=(_chart(found, "coverage", "Spiral: share covered by samples", "share of pieces covered"),),
     )
@@ -90,10 +80,7 @@ def fig5_4(run: Run, *, setting: Setting = PUBLISHED) -> StudyResult:
     numbers |= {f"modes with a sample, {arm}": Estimate.of(touched(made["samples"])) for arm, made in found.items()}
     return StudyResult(
         measured=f"Modes found of 25: {numbers['modes, GAN']} without and {numbers['modes, GAN + MINE']} with MINE, "
-        f"difference {numbers['modes with MINE - without']}. Near a centre lie {numbers['samples near a centre, GAN']} "
-        f"and {numbers['samples near a centre, GAN + MINE']} of the samples. "
-        f"{numbers['modes with a sample, GAN']} and {numbers['modes with a sample, GAN + MINE']} modes have at least "
-        "one sample. " + setting.about("the grid's spacing"),
+        f"difference {numbers['modes with MINE - without']}. The grid's spacing and the latent inputs are our choice.",
         numbers=numbers,
         figures=(_chart(found, "modes", "25 Gaussians: modes found in samples", "modes found"),),
     )
@@ -103,9 +90,8 @@ def train(points: Tensor, beta: float, setting: Setting, seeds: Sequence[int], s
           ) -> dict[str, Tensor]:  # fmt: skip
     """One GAN for every seed, on points [n, 2]. A step: discriminator, statistics network (if beta), generator.
 
-    The generator descends -log D(G) - beta I(G; code) with adaptive clipping. Data and latent draws do not depend on
-    beta, nor do the initial networks. Gives "samples" [S, m, 2] at the end; two measures of samples, "first" and
-    "second", and the information "nats" [S, k] at the steps "at" [k].
+    Gives "samples" [S, m, 2] at the end; two measures of samples, "first" and "second", and the information "nats" [S,
+    k] at the steps "at" [k].
     """
     device = points.device
     s, latent = len(seeds), setting.noise + setting.code
@@ -231,8 +217,7 @@ def _near(samples: Tensor) -> Tensor:
 def coverage(samples: Tensor) -> tuple[Tensor, Tensor]:
     """Share of the spiral covered [S], and of samples [S, m, 2] within 3 standard deviations of its noise [S].
 
-    The spiral is cut in 25 pieces; one is covered when half of its share (m / 25) of the samples is so near to it:
-    samples strewn evenly over the square would put a fifth to a third there.
+    One of 25 pieces is covered when half of its share (m / 25) of the samples is so near to it.
     """
     line = on_spiral((torch.arange(25 * FINE) + 0.5) / (25 * FINE)).to(samples)
     distance, nearest = torch.cdist(samples, line.expand(len(samples), -1, -1)).min(2)

@@ -1,16 +1,10 @@
 """Figs. 1, 5 and 6, compared between networks: patterns and directions of their own, accuracy that falls with decay.
 
-Fig. 1: accuracies of transposed bins, (a, b) and (b, a), are two measurements of one quantity (see `frequencies`). How
-far the map of one network agrees with its own transposed map is what chance leaves of a pattern; another network with
-the same pattern would agree with it as well as that, the geometric mean of their correlations with themselves.
-
-Fig. 6: how fast eigenvalues decay is measured by the effective rank of the spectrum (the exponential of its entropy: as
-many equal eigenvalues would have it). How soon the accuracy falls is measured by the number of directions that are
-learnt, the sum of 2 accuracy - 1 over all indices, estimated from those trained on: each stands for the range that lies
-nearest to it.
-
-`--runs` takes the folders of finished runs of `nad/fig1`, `nad/fig5` or `nad/fig6`, as they are kept in
-`reproductions`; without it networks are trained.
+Fig. 1: how far the map of one network agrees with its own transposed map is what chance leaves of a pattern; another
+network with the same pattern would agree with it as well as the geometric mean of their correlations with themselves.
+Fig. 6: decay is measured by the effective rank of the spectrum, how soon the accuracy falls by the number of directions
+that are learnt, the sum of 2 accuracy - 1 over all indices. `--runs` takes the folders of finished runs of `nad/fig1`,
+`nad/fig5` or `nad/fig6`; without it networks are trained.
 """
 
 import math

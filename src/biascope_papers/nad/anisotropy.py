@@ -34,9 +34,7 @@ class Source:
     networks: Networks = 2000
     head: Head = "marginal"
     step: Step = 100.0
-    reuse: Annotated[
-        str, "run folder of another study of the same network and image size, to take the directions from"
-    ] = ""
+    reuse: Annotated[str, "run folder of another study of the same network, to take the directions from"] = ""
 
 
 SOURCE = Source()

@@ -1,13 +1,9 @@
 """Figs. 1, 3, 10, 11, 12: test accuracy of networks on D(v) as v runs over the two-dimensional Fourier basis.
 
 Fig. 1 is the map over cosine-like (Re) vectors, Fig. 10 that over sine-like (Im) ones, Fig. 3 the map without pooling,
-Fig. 11 the map at several noise levels; Fig. 12 has a random orthonormal basis instead.
-
-Logistic regression and the MLP are controls of Fig. 1: its claim is about convolutional networks, which a run of these
-does not test. It says whether the control holds, that is, reaches 0.99 on every bin.
-
-"Without pooling" (Fig. 3) does not say whether strided convolutions also go: `strides` does one, the other, or both
-(ResNet-18; LeNet, VGG-11 and DenseNet-121 have no strided convolutions, and only one variant).
+Fig. 11 at several noise levels; Fig. 12 has a random orthonormal basis. Logistic regression and the MLP are controls of
+Fig. 1. "Without pooling" does not say whether strided convolutions also go: `strides` does one, the other, or both
+(only ResNet-18 has any).
 """
 
 import math
@@ -92,9 +88,6 @@ def summary(net: str, found: d.Trained, basis: FourierBasis) -> dict[str, Estima
         f"mean test accuracy, {net}": Estimate(float(weight @ found.test), error, len(weight)),
         f"share of bins at or above 0.95, {net}": Estimate(float(weight @ (found.test >= 0.95))),
         f"share of bins below 0.60, {net}": Estimate(float(weight @ (found.test < 0.60))),
-        "lowest and highest: lowest": Estimate(float(found.test.min())),
-        "lowest and highest: highest": Estimate(float(found.test.max())),
-        "mean training accuracy": Estimate.of(found.train),
         f"mean training accuracy, {net}": Estimate.of(found.train),
         "correlation of transposed bins": Estimate(f.reliability(found.test, partner), None, int((partner >= 0).sum())),
     }
@@ -107,10 +100,7 @@ def _combs(test: d.Array, basis: FourierBasis, numbers: dict[str, Estimate]) -> 
         return ""
     on, off = Estimate.of(test[comb]), Estimate.of(test[~comb])
     numbers |= {"accuracy where a frequency is a multiple of 4": on, "accuracy at all other bins": off}
-    return (
-        f" Bins with a frequency that is a multiple of 4 reach {on} (published 0.94 to 1.00), the others {off} "
-        "(published 0.50 to 0.53)."
-    )
+    return f" Bins with a frequency that is a multiple of 4 reach {on}, the others {off}."
 
 
 @study(
@@ -309,9 +299,6 @@ def fig12(
             f"spread over random directions, {net}": flat,
             f"spread over Fourier directions, {net}": uneven,
             f"difference of the spreads, {net}": difference(uneven, flat),
-            f"spread over random directions minus half of that over Fourier directions, {net}": Estimate(
-                flat.value - uneven.value / 2
-            ),
         }
         said.append(f"{net} {flat} over random, {uneven} over Fourier directions")
         styles: dict[str, Any] = {"random": "line", "Fourier": "dashed"}

@@ -1,7 +1,6 @@
 """Frequency bins as directions: which to train on, replicates by symmetry, and the map in the paper's layout.
 
-A convolutional network has no preference between rows and columns, so the bins (a, b) and (b, a) are two independent
-measurements of one quantity. Every comparison of good and bad bins uses that: bins are called good or bad by one member
+The bins (a, b) and (b, a) are two independent measurements of one quantity: bins are called good or bad by one member
 of a pair, and measured by the other, which keeps the luck of a single training out of the comparison.
 """
 
@@ -33,10 +32,8 @@ class Grid:
     def basis(self, seed: int, part: Part = "re") -> FourierBasis:
         """The vectors of one part on the grid, or `sample` of them in transposed pairs (none on a diagonal).
 
-        The choice is systematic: pairs are put in order of how many of their two frequencies are odd multiples of the
-        stride (strides and poolings by two treat those alike), then by distance from DC, and taken at equal steps from
-        a random start; so every kind of bin has its share. (Drawn at random at first: the 20 bins of the first
-        ResNet-18 run held no pair of two odd multiples, a quarter of the map and just the one at chance.)
+        Systematic: pairs are put in order of how many of their two frequencies are odd multiples of the stride (strides
+        and poolings by two treat those alike), then by distance from DC, and taken at equal steps from a random start.
         """
         side, stride, window, sample = self.image_size, self.stride, self.window, self.sample
         if stride < 1 or sample < 0 or not 0 <= window <= side:

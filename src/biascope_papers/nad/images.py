@@ -1,8 +1,7 @@
 """Trainings on images for Figs. 7, 8 and the one on underspecification: real CIFAR-10, or a tiny stand-in.
 
-Protocol: 50 epochs of SGD, learning rate falling linearly from 0.21, momentum 0.9, weight decay 5e-4, batches of 128,
-gradient clipped to norm 0.5 (batch size and clipping from the public code), no augmentation. The stand-in are the 8 x 8
-digits that come with the library, every pixel doubled in both directions, in three equal channels.
+50 epochs of SGD, learning rate falling linearly from 0.21, momentum 0.9, weight decay 5e-4, batches of 128, gradient
+clipped to norm 0.5 (both from the public code), no augmentation. The stand-in are 8 x 8 digits, every pixel doubled.
 """
 
 from collections.abc import Callable, Mapping
@@ -66,10 +65,9 @@ class ImageSet:
     def normalised(self, x: Tensor) -> Tensor:
         """(x - mean) / std per channel. Images are poisoned before this, as in the public code, and flipped after it.
 
-        For the flip the order matters. F, the flip of a channel, is linear, so F((x - m 1) / s) = (F x - m F 1) / s:
-        flipped first, every image has the constant picture m (F 1 - 1) / s added to it, the mean moved to late
-        directions, almost three times as large as the image itself (m / s is 2 and F 1 far from 1). The paper asks for
-        x' = U flip(U^T x) and does not say of which x.
+        For the flip F of a channel the order matters: F((x - m 1) / s) = (F x - m F 1) / s. Flipped first, every image
+        has the constant picture m (F 1 - 1) / s added to it, almost three times as large as the image itself. The paper
+        does not say.
         """
         return (x - self.mean.view(-1, 1, 1)) / self.std.view(-1, 1, 1)
 

@@ -1,18 +1,13 @@
 """Appendix D: what Algorithm 2 finds (Figs. 17 to 19), and why finite differences are as wide as h = 100 (D.1).
 
 As printed, Algorithm 2 averages the mixed derivative d2f/dtheta dx over networks before it is squared (which goes to
-zero) and resets its accumulator; what is meant, the eigenvectors of E[H^T H], is computed here at one Gaussian input.
-Its derivative by x is a finite difference in the paper (of a width it does not give) and in every size of the study.
-The first kept run has the exact one, which leaves out the kinks: its directions are others, farther from those of
-Algorithm 1. Which of the two algorithms is noisier is asked of groups of networks with sampled last layers, as both are
-printed; with the last layer averaged out, as the directions compared with are measured, Algorithm 1 is less noisy than
-printed.
+zero); what is meant, the eigenvectors of E[H^T H], is computed here at one Gaussian input, by finite differences in x
+as in the paper (the exact derivative leaves out the kinks). Which algorithm is noisier is asked of groups of networks
+with sampled last layers, as both are printed.
 
-For D.1 the same networks are measured at the same points with several steps h. The smallest is back-propagation but for
-rounding (float64, last layer averaged out, which back-propagation cannot do cheaply). Two things are measured for each:
-how far the directions are concentrated in Fourier space, which is what made them meaningful, and how far those found
-at one point are those found at another. Directions of the moment averaged over all points are measured as well: if the
-point were all that is wrong with gradients, they would be as good.
+For D.1 the same networks are measured at the same points with several steps h; the smallest is back-propagation but for
+rounding. Measured is how far the directions are concentrated in Fourier space, and how far those found at one point, or
+from the moment averaged over all points, are those found at another.
 """
 
 from functools import partial
@@ -53,9 +48,7 @@ def fig17(
     k: Annotated[int, "leading directions compared"] = 10,
     mixed: Annotated[int, "networks for Algorithm 2, in all groups together"] = 2048,
     groups: Annotated[int, "independent groups of networks, for the error bars"] = 8,
-    derivative: Annotated[
-        Literal["exact", "finite-difference"], "by x, of Algorithm 2; the paper takes differences of width `step`"
-    ] = "exact",
+    derivative: Annotated[Literal["exact", "finite-difference"], "by x, of Algorithm 2 (paper: the latter)"] = "exact",
     marginal: Annotated[bool, "also groups of Algorithm 1 with the last layer averaged out"] = False,
     precision: d.Arithmetic = "auto",
 ) -> StudyResult:
@@ -84,7 +77,6 @@ def fig17(
     numbers = {
         "correlation of the Fourier energies of Algorithms 1 and 2": aligned,
         f"overlap of the spans of the first {k}": overlap,
-        "overlap of random spans": Estimate(k / side**2),
     }
     stable = " With so few groups it is not known how far two of them overlap."
     if groups >= 4:
@@ -213,9 +205,7 @@ def steps(
     )
     return StudyResult(
         measured=f"{net}, {size * groups} networks: the strongest 5 % of frequencies hold {sharp[0]} of the energy of "
-        f"u_1 to u_3 with h = {min(steps):g} and {sharp[-1]} with h = {max(steps):g} (about 0.2 for random "
-        f"directions); directions at two points overlap by {alike[0]} and {alike[-1]}. Averaged over {points} points: "
-        f"{averaged[0]} and {averaged[-1]}.",
+        f"u_1 to u_3 with h = {min(steps):g} and {sharp[-1]} with h = {max(steps):g} (about 0.2 at random).",
         numbers=numbers,
         figures=(chart,),
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 from biascope import InputError
 from biascope.data.fourier import FourierBasis, dft_basis
 from biascope.studies import Chart, Estimate, Run, Series, StudyResult, study
-from biascope.studies.estimates import difference, rank_correlation
+from biascope.studies.estimates import difference
 from biascope.support import derive
 from biascope_papers.nad import anisotropy as a
 from biascope_papers.nad import directional as d
@@ -49,15 +49,12 @@ def fig5_support(
     trained = d.train_directions(run, net, factory, basis.vectors[chosen], protocol)
     weight, test = shares[chosen].numpy(), trained.test
     strong, other = Estimate.of(test[:count]), Estimate.of(test[count:])
-    held, seen = float(weight[:count].sum()), float(weight[:count] @ test[:count] / weight[:count].sum())
+    held = float(weight[:count].sum())
     numbers = {
         f"accuracy at the {count} strongest bins": strong,
         f"accuracy at {count} other bins": other,
         "difference": difference(strong, other),
-        "accuracy at the strongest bins, weighted by their energy": Estimate(seen),
         "share of the energy in the strongest bins": Estimate(held),
-        "highest accuracy at the other bins": Estimate(float(test[count:].max())),
-        "rank correlation of energy and accuracy": rank_correlation(weight, test),
         "mean training accuracy": Estimate.of(trained.train),
     }
     run.save_arrays("support", frequencies=basis.frequencies[chosen], energy=shares[chosen], test=torch.tensor(test))
@@ -82,9 +79,7 @@ def fig5_support(
                             caption=caption, low=0.0, high=None)  # fmt: skip
     return StudyResult(
         measured=f"{net}, {protocol}: the {count} strongest frequencies of {names} hold {held:.2f} of their energy and "
-        f"are learnt with accuracy {strong} (weighted by energy {seen:.3f}), {count} others with {other}; difference "
-        f"{numbers['difference']}. Rank correlation of energy and accuracy "
-        f"{numbers['rank correlation of energy and accuracy']}.",
+        f"are learnt with accuracy {strong}, {count} others with {other}.",
         numbers=numbers,
         figures=(chart, energy_map),
     )

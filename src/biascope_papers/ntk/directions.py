@@ -1,18 +1,13 @@
 """Fig. 4.4 and 4.5: the anisotropy directions of one network's tangent kernel (NTK-NADs), and learning along them.
 
-D = E_x[d2f / dtheta dx] over Gaussian inputs, at the initial weights of a single network; its right singular vectors
-u_i are the directions, and the kernel's alignment with x -> <u_i, x> is the squared singular value (Stein's lemma).
-`biascope.nads(method="ntk")` finds the leading ones without a matrix; here D^T D is formed column by column, which
-gives the whole basis and costs a single pass.
+Right singular vectors u_i of D = E_x[d2f / dtheta dx] over Gaussian inputs, at the initial weights, are the directions;
+D^T D is formed column by column, which gives the whole basis in one pass. Stein's lemma, by which squared singular
+values are alignments, needs the derivative in the sense of distributions. The published code, followed here,
+differentiates twice and leaves out what the kinks of ReLU contribute: for LeNet alignments come out about half as
+large.
 
-The lemma needs the derivative in the sense of distributions. Differentiating twice, as the published code does, leaves
-out what the kinks of ReLU contribute: for smooth activations it agrees with the mean of df/dtheta x^T, for LeNet with
-ReLU the alignments come out about half as large. Directions and alignments here are those of the published code.
-
-Fig. 4.4: the directions define tasks x = +-eps u_i + noise orthogonal to u_i. The network f and its tangent f_lin start
-from the same weights and learn each task in the same way. Fig. 4.5 compares the directions of single networks with
-those of the architecture (Algorithm 1 of the NAD paper, an average over many networks): the overlap of two spans of k
-directions is the mean squared cosine of their principal angles, k / D for random ones.
+Fig. 4.4: tasks x = +-eps u_i + noise orthogonal to u_i. Fig. 4.5: the overlap of two spans of k directions is the mean
+squared cosine of their principal angles, k / D for random ones.
 """
 
 from functools import partial

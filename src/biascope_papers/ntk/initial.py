@@ -1,9 +1,8 @@
 """How weights are drawn: as torch does, or as the JAX libraries do with which the thesis was computed.
 
-Weights of a JAX layer with k inputs come from a normal distribution cut off at two of its deviations, biases are zero.
-Its deviation is 1 / sqrt(k) in haiku; flax (its default is called LeCun normal) divides by that of the cut normal, so
-that the weights' own deviation is 1 / sqrt(k). torch's default is uniform, with a third of the variance. Kernels of
-networks drawn by torch are one to two orders of magnitude smaller, and their linearisations learn as much slower.
+Weights of a JAX layer with k inputs come from a normal distribution cut off at two of its deviations, 1 / sqrt(k) in
+haiku; in flax the weights' own deviation is 1 / sqrt(k). Kernels of networks drawn by torch (a third of the variance)
+are one to two orders of magnitude smaller, and their linearisations learn as much slower.
 """
 
 import math

@@ -1,9 +1,8 @@
 """Theorems 4.1 and 4.2, checked to rounding on small networks in float64.
 
 4.1: the alignment of f* with the tangent kernel is ||E_x f*(x) grad_theta f(x)||^2, and ||f*||_2^4 divided by it bounds
-the norm of f* in the kernel's space from below, tightly for a single eigenfunction. 4.2: for Gaussian inputs and
-f* = <u, x> the alignment is ||E_x d2f / dtheta dx u||^2. A network with polynomial activations has exact Gaussian means
-by quadrature, so both sides are exact. (Of ReLU the second derivative, taken where it exists, leaves out the kinks.)
+the norm of f* in the kernel's space from below. 4.2: for Gaussian inputs and f* = <u, x> it is ||E_x d2f / dtheta dx
+u||^2. Networks with polynomial activations have exact Gaussian means by quadrature.
 """
 
 import itertools

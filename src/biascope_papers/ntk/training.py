@@ -1,8 +1,6 @@
 """The training loop of the kernel and alignment studies: data on the device, seeded order, SGD with momentum or Adam.
 
-A step draws nothing and reads nothing from the host: batch order, learning rates, step counter and losses are tensors
-on the device. So the same step runs eagerly on a CPU and, captured once as a CUDA graph, without any launch overhead on
-a GPU; linearised networks (`bs.linearize`) are trained by the same code.
+A step reads nothing from the host, so it runs eagerly on a CPU and is captured once as a CUDA graph on a GPU.
 """
 
 import copy

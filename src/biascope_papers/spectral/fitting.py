@@ -1,8 +1,7 @@
 """Full-batch Adam on many ReLU networks at once: one stack of weights, one batched product for each layer.
 
-The networks share nothing but the step count, so Adam on the stack is Adam on each. On a GPU the whole step is one
-replayed CUDA graph, which makes ten small networks as quick as one. Options, ranks and charts that the studies share
-are here too.
+The networks share nothing but the step count, so Adam on the stack is Adam on each. On a GPU a step is one replayed
+CUDA graph.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

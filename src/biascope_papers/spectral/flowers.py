@@ -1,10 +1,8 @@
 """Figs 3.7, 3.8, 3.9 and A.13: targets of one latent variable z, learned on flower-shaped curves gamma_L(z).
 
-Fig. 3.8: a sum of sinusoids of z; the spectrum is that of f(gamma_L(z)). The other figures: labels 1[sin(2 pi k z +
-phi) > threshold] and cross-entropy. An accuracy means nothing without its majority baseline, which depends on k and phi
-(if k divides n, few phases are hit); skill is (accuracy - baseline) / (1 - baseline). In Fig. A.13 the probability map
-is sampled on a square and its 2-D FFT summed over rings, zeta(k); one nearest neighbour is perfect on its own data by
-construction.
+Fig. 3.8: a sum of sinusoids of z. The others: labels 1[sin(2 pi k z + phi) > threshold]; skill is (accuracy - baseline)
+/ (1 - baseline), as the majority baseline depends on k and phi. In Fig. A.13 the 2-D FFT of the probability map is
+summed over rings, zeta(k); one nearest neighbour is perfect on its own data by construction.
 """
 
 from collections.abc import Sequence
@@ -109,10 +107,7 @@ def fig3_7(
     side: Annotated[int, "points along the square's side"] = 200,
     labels: Labels = LABELS,
 ) -> StudyResult:
-    """The same labels learned twice: on the manifold and away from it.
-
-    How often do two networks disagree on the manifold, and on the square around it? Errors are over disjoint pairs.
-    """
+    """The same labels learned twice: how often networks disagree on the manifold and around it."""
     x, y, majority = labels.classes([(k, petals)], run.seed)
 
     def train() -> dict[str, Tensor]:
@@ -143,9 +138,8 @@ def fig3_7(
                         f"What network {i} predicts on the square of half side {BOX}.") for i in (1, 2)
     ]  # fmt: skip
     return StudyResult(
-        measured=f"Training accuracy {numbers['training accuracy']} (baseline {float(majority[0]):.3f}); two networks "
-        f"disagree on {numbers['disagreement on the manifold']} of the manifold and "
-        f"{numbers['disagreement on the square']} of the square. k = {k}, L = {petals}, {labels.steps} steps.",
+        measured=f"Two networks disagree on {numbers['disagreement on the manifold']} of the manifold and "
+        f"{numbers['disagreement on the square']} of the square.",
         numbers=numbers,
         figures=tuple(maps),
     )
@@ -168,11 +162,7 @@ def fig3_8(
     every: Annotated[int, "steps between two measurements"] = 100,
     waves: Waves = WAVES,
 ) -> StudyResult:
-    """Learning the same waves on curves of more and more petals.
-
-    Each run has one set of phases, on all L; amplitudes at the upper half of the frequencies are averaged over training
-    (capped at 1).
-    """
+    """Learning the same waves on curves of more and more petals; amplitudes are means over training, capped at 1."""
     frequencies, runs = waves.frequencies, waves.runs
 
     def train() -> dict[str, Tensor]:
@@ -206,9 +196,7 @@ def fig3_8(
     curves = [curve(f"L = {p}", at[rows], losses[rows, i].T) for i, p in enumerate(petals)]
     alt = "The loss falls faster on curves with more petals."
     return StudyResult(
-        measured=f"Rank correlation of L with the last loss {loss}, with early learning of high frequencies {early}. "
-        f"Loss at the end: {', '.join(f'{float(losses[-1, i].mean()):.3g} (L = {p})' for i, p in enumerate(petals))}. "
-        f"{waves}, k up to {max(frequencies)}.",
+        measured=f"Rank correlation of L with the last loss {loss}, with early learning of high frequencies {early}.",
         numbers=numbers,
         figures=(*maps, loss_chart("losses", "Mean squared error for each L", curves, alt)),
     )
@@ -264,9 +252,7 @@ def fig3_9(
     )
     curves = tuple(curve(f"k = {k}", petals, skill[:, i]) for i, k in enumerate(frequencies))
     return StudyResult(
-        measured=f"Rank correlation of L with skill at fixed k: {correlation}. Mean accuracy "
-        f"{float(mean[:, 0].mean()):.3f} at L = {petals[0]} and {float(mean[:, -1].mean()):.3f} at L = {petals[-1]}; "
-        f"majority baseline {float(majority.mean()):.3f}. {runs} runs of {labels}.",
+        measured=f"Rank correlation of L with skill at fixed k: {correlation}.",
         numbers=numbers,
         figures=(
             *(cell_map(name, title, frequencies, petals, v, name, low) for name, title, v, low in maps),
@@ -324,7 +310,6 @@ def fig_a_13(
     got = tensors(run.cached("spectra", compare))
     heats = tensors(run.cached("heat maps", heat))["accuracy"]
     wave, zeta = got["wave"], got["zeta"]
-    upper = slice(2 * len(wave) // 3, None)  # a third of the wave numbers
     tail = slice(len(wave) // 3, None)  # above the lower third, in which networks and neighbours are to be alike
     slopes = log_slope(wave[tail], zeta[..., tail])  # [1 + K, runs]
     decay = {
@@ -338,12 +323,6 @@ def fig_a_13(
     if 1 in neighbours:
         nearest = (zeta[0] / zeta[1 + neighbours.index(1)])[:, 1 : len(wave) // 3]
         decay["log zeta, network over K = 1, low wave numbers"] = Estimate.of(nearest.log().mean(1))
-    gaps = {
-        f"log zeta, network over K = {K}, high wave numbers": Estimate.of(
-            (zeta[0] / zeta[1 + i])[:, upper].log().mean(1)
-        )
-        for i, K in enumerate(neighbours)
-    }
     steepest = max((decay[f"log-log slope of zeta, network minus K = {K}"] for K in neighbours), key=lambda e: e.value)
     accuracy, majority = Estimate.of(got["accuracy"]), Estimate.of(got["majority"].double())
     trends = {
@@ -357,11 +336,9 @@ def fig_a_13(
     spectra = tuple(Series.of(name, wave[1:], zeta[i].mean(0)[1:]) for i, name in enumerate(names))
     return StudyResult(
         measured=f"The log-log slope of the network's zeta is below that of K = {neighbours} neighbours by "
-        f"{Estimate(-steepest.value, steepest.standard_error, steepest.n)} or more; the network's training accuracy is "
-        f"{accuracy} (baseline {majority.value:.3f}). k = {k}, L = {petals}, {labels.steps} steps.",
+        f"{Estimate(-steepest.value, steepest.standard_error, steepest.n)} or more.",
         numbers={
             **decay,
-            **gaps,
             "training accuracy of the network": accuracy,
             "lowest training accuracy of the network": Estimate(float(got["accuracy"].min())),
             "majority baseline": majority,

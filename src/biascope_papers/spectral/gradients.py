@@ -65,8 +65,7 @@ def proposition_a_2(
     lines = (curve("|f~|", at[0], envelopes[:, 0]), curve("|d f~ / d theta|", at[1], envelopes[:, 1]))
     values = list(numbers.values())
     return StudyResult(
-        measured=f"Exponents: {values[0]} of the spectrum, {values[1]} of its gradient, difference {values[2]} (at "
-        f"most 1 is claimed). {networks} networks.",
+        measured=f"Exponents: {values[0]} of the spectrum, {values[1]} of its gradient, difference {values[2]}.",
         numbers=numbers,
         figures=(Chart("decay", "Envelopes of the spectrum and of its gradient", "k", "size", lines, log_x=True,
                        log_y=True, alt="Two straight lines, that of the gradient less steep by one power."),),
@@ -120,8 +119,7 @@ def proposition_a_3(
     slope = Estimate.of(log_slope(k, rates))
     lines = (curve("rate", k, rates / rates[:, :1]),)
     return StudyResult(
-        measured=f"The rate falls like k_0 to the power {slope} (-1 or steeper is claimed). {networks} networks at "
-        f"initialisation, k_0 from {int(k[0])} to {int(k[-1])}.",
+        measured=f"The rate falls like k_0 to the power {slope}, k_0 from {int(k[0])} to {int(k[-1])}.",
         numbers={"exponent of the rate": slope},
         figures=(Chart("rate", "Rate of learning one frequency, over that of the lowest", "k_0", "relative rate",
                        lines, log_x=True, log_y=True, alt="A straight falling line."),),

@@ -1,12 +1,9 @@
 """Figs 3.4, 3.5, A.2 and A.4: on two classes of MNIST, noise of high frequency in the labels is fitted late.
 
-Fig. 3.4: the target is tau_0 + beta sin(2 pi k |x|), tau_0 in {0, 1}; validation on the clean tau_0 of held-out images.
-(The text writes sin(k |x|); with its values of k that is no wave over the data, and the published code has the 2 pi.
-`cycles=False` gives the text's form.)
-
-Fig. 3.5: the target is tau_0 + beta psi, psi = sum_n (n/N)^gamma phi_n with phi_n the eigenvectors of a Gaussian kernel
-on the images, largest eigenvalue first. Validation: the same images with the clean target. In a band of eigenvectors
-the learned share is <f, tau> / <tau, tau> there.
+Fig. 3.4: the target is tau_0 + beta sin(2 pi k |x|) (the text writes sin(k |x|), no wave over the data; the published
+code has the 2 pi); validation on the clean tau_0 of held-out images. Fig. 3.5: tau_0 + beta sum_n (n/N)^gamma phi_n
+with eigenvectors of a Gaussian kernel, largest eigenvalue first; in a band of them the learned share is <f, tau> /
+<tau, tau>.
 """
 
 import math
@@ -115,8 +112,7 @@ def fig3_4(
             numbers[f"last validation loss, k = {kk:g}, beta = {b:g}"] = Estimate.of(last[:, i, j])
     return StudyResult(
         measured=f"From beta = {beta[weak]:g} to {beta[strong]:g} the best validation loss rises more at low than at "
-        f"high k by {more}; the dip at high k is {deep}, larger than at low k by {deeper}. {seeds} seeds, {training}."
-        f"{stand_in(data)}",
+        f"high k by {more}; the dip at high k is {deep}, larger than at low k by {deeper}.{stand_in(data)}",
         numbers=numbers,
         figures=(
             *(_panel("validation", validation[:, :, i], at, f"k = {k[i]:g}", beta, "beta") for i in (low, high)),
@@ -204,8 +200,7 @@ def fig3_5(
     return StudyResult(
         measured=f"The validation loss is least at step {numbers['step of the dip']}, where {early_low.mean():.0%} of "
         f"the target is learned in the first tenth of the eigenvectors and {early_high.mean():.0%} in the last half "
-        f"({late_high.mean():.0%} at the end). Kernel width {basis.width:.3g}, {count} images, {runs} runs of "
-        f"{training.steps} steps.{stand_in(data)}",
+        f"({late_high.mean():.0%} at the end).{stand_in(data)}",
         numbers=numbers,
         figures=(
             _spectra(tau, tau_0, {f"step {int(at[i])}": spectra[i].mean(0) for i in moments}),

@@ -1,9 +1,8 @@
 """Figs 3.1, 3.2, 3.3 and A.1: which frequencies of a sum of sinusoids are learned first, and which survive noise.
 
-A frequency that is learned early has a large amplitude when averaged over training (each normalised by its target and
-capped at 1). On the way the learned curve is a smooth version of its target (Fig. 3.2) and the loss falls (Fig. A.1).
-In Fig. 3.3 the parameters of trained networks are moved by delta in a uniformly random direction; the amplitude at each
-k, averaged over directions (of magnitudes), is divided by that before the move.
+A frequency that is learned early has a large amplitude when averaged over training (normalised by its target, capped at
+1). In Fig. 3.3 parameters of trained networks are moved by delta in a uniformly random direction; the amplitude at each
+k, averaged over directions, is divided by that before the move.
 """
 
 import math
@@ -90,7 +89,7 @@ def fig3_1(
     k = torch.tensor(waves.frequencies)
     numbers: dict[str, Estimate] = {}
     figures: list[Chart | HeatMap] = []
-    order, growth = [], []
+    order = []
 
     def train(setting: str) -> dict[str, Tensor]:
         targets = torch.tensor(waves.amplitudes(setting), device=run.device)
@@ -110,21 +109,16 @@ def fig3_1(
         order.append(early)
         larger = Estimate.of((norms[-1, :, 1:-1] / norms[0, :, 1:-1]).mean(1))
         numbers[f"growth of hidden spectral norms, {setting}"] = larger
-        growth.append(larger)
         numbers[f"mean squared error at the end, {setting}"] = Estimate.of(losses[-1])
         numbers |= of_mean_loss(at, losses, setting)
-        times = first_above(spectrum.mean(1), at, 0.9)
         for i, f in enumerate(waves.frequencies):
             numbers[f"amplitude at k = {f} at the end, {setting}"] = Estimate.of(spectrum[-1, :, i])
-            if not times[i].isnan():
-                numbers[f"step at which k = {f} passes 0.9, {setting}"] = Estimate(float(times[i]))
         figures += _over_training(setting, waves.frequencies, at, losses, spectrum, norms)
         if setting == "equal":
             figures.append(learned_chart(at, got["first"][:, 0], got["target"][0]))
     return StudyResult(
         measured=f"Rank correlation of frequency with early learning: {order[0]} with equal amplitudes, {order[1]} "
-        f"with growing ones (-1 = strictly low first). Hidden spectral norms grew {growth[0].value:.3g} and "
-        f"{growth[1].value:.3g} times. {waves}.",
+        "with growing ones (-1 = strictly low first).",
         numbers=numbers,
         figures=tuple(figures),
     )
@@ -144,12 +138,6 @@ def _over_training(
         loss_chart(f"loss-{setting}", f"Mean squared error, {of}", [curve("mean of runs", at[rows], losses[rows].T)],
                    "The loss falls during training."),
     ]  # fmt: skip
-
-
-def first_above(values: Tensor, steps: Tensor, level: float) -> Tensor:
-    """The first of `steps` [r] at which values [r, ...] exceed `level`; NaN where they never do."""
-    over = values > level
-    return torch.where(over.any(0), steps.double()[over.float().argmax(0)], torch.nan)
 
 
 def learned_chart(at: Tensor, first: Tensor, target: Tensor, shown: int = 4) -> Chart:
@@ -178,8 +166,8 @@ def fig3_2(
 ) -> StudyResult:
     """Smoothness of the learned curve on the way, and which part of the target it is.
 
-    A moment is intermediate when between a tenth and nine tenths of the loss have gone. The parts of the target that
-    the curve is compared with are the nearest low-pass and high-pass that keep 1, ..., m - 1 sinusoids.
+    A moment is intermediate when between a tenth and nine tenths of the loss have gone. The curve is compared with the
+    nearest low-pass and high-pass that keep 1, ..., m - 1 sinusoids.
     """
     got = _curves(run, "equal", waves, every)
     at, losses, out, y = (got[name] for name in ("steps", "losses", "out", "target"))
@@ -201,8 +189,7 @@ def fig3_2(
     alt = "The ratio grows towards 1 during training."
     return StudyResult(
         measured=f"While a tenth to nine tenths of the loss go, the mean squared frequency of the curve is {ratio} of "
-        f"the target's; its distance to the best low-pass of the target is {near}, to the best high-pass {far} (norm "
-        f"of the target: 1). {float(gone[-1].mean()):.0%} of the loss have gone at the end. {waves}.",
+        f"the target's; its distance to the best low-pass of the target is {near}, to the best high-pass {far}.",
         numbers={
             "mean squared frequency over the target's, intermediate": ratio,
             "distance to the best low-pass, intermediate": near,
@@ -256,15 +243,10 @@ def fig_a_1(
         numbers |= of_mean_loss(at, losses, setting)
         order, climb = list(numbers.values())[-2:]
         numbers[f"rank correlation of loss and step, {setting}"] = Estimate.of(rank_correlation(at, losses.T))
-        numbers[f"largest climb over the first loss, {setting}"] = Estimate.of(climbs(losses))
-        numbers[f"last loss over the first, {setting}"] = Estimate.of(losses[-1] / losses[0])
         curves.append(curve(f"{setting} amplitudes", at, losses.T))
-        texts.append(
-            f"{setting} amplitudes: mean loss against step {order} in ranks, largest climb {climb} of the first"
-        )
+        texts.append(f"{setting} amplitudes: mean loss against step {order} in ranks, largest climb {climb}")
     figure = loss_chart("loss", "Training loss of the sum of sinusoids", curves, "Both losses fall, with small bumps.")
-    text = f"{'; '.join(texts)}. {waves}, measured every {every} steps."
-    return StudyResult(measured=text, numbers=numbers, figures=(figure,))
+    return StudyResult(measured=f"{'; '.join(texts)}.", numbers=numbers, figures=(figure,))
 
 
 def of_mean(curves: Tensor, of: Callable[[Tensor], Tensor]) -> Estimate:
@@ -347,8 +329,7 @@ def fig3_3(
     ratio = "amplitude over that before"
     return StudyResult(
         measured=f"Rank correlation of frequency with the amplitude left after noise: {correlation}; "
-        f"{float(held.double().mean()):.0%} of the frequencies were learned. {waves}, k = {frequencies[0]} to "
-        f"{frequencies[-1]}.",
+        f"{float(held.double().mean()):.0%} of the frequencies were learned.",
         numbers={"rank correlation of k with the amplitude left": correlation, **numbers},
         figures=(
             HeatMap.of("robustness", "Amplitude left after a random step in parameter space", x=frequencies, y=grid,

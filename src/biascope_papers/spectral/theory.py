@@ -42,9 +42,8 @@ def theorem3_3(
 ) -> StudyResult:
     """Exponents of exact spectra of random networks, and the chain of Lipschitz bounds.
 
-    Random networks are cut into their linear regions and transformed exactly. With one input the spectrum falls like
-    k^-2; with two like k^-3 along almost every direction and k^-2 along the normals of the regions' sides. The bounds:
-    max |W_eps| <= product of spectral norms <= max-norm bound.
+    Networks are cut into their linear regions and transformed exactly: k^-2 with one input; with two k^-3 along almost
+    every direction and k^-2 along the normals of the regions' sides. max |W_eps| <= product of norms <= max-norm bound.
     """
     decay = partial(decay_exponent, k_min=k_min, k_max=k_max, bins=bins, per_bin=per_bin)
 
@@ -124,10 +123,8 @@ def volume(
 ) -> StudyResult:
     """The share of parameter space that holds high frequencies.
 
-    Parameters are drawn uniformly from [-clip, clip]^P; the share of those with |f~(k')| > eps for some k' > k is an
-    unbiased estimate of the relative volume of Xi_eps(k). The proposition bounds it by O(k^{-2}) for one input. The
-    slope of log share over log k is taken on the cut-offs where the share has fallen below one half and every batch of
-    draws has samples left.
+    The share of parameters drawn uniformly from [-clip, clip]^P with |f~(k')| > eps for some k' > k estimates the
+    relative volume of Xi_eps(k), O(k^{-2}) by the proposition. The slope is taken where the share is below one half.
     """
     share_of = partial(high_frequency_volume, (1, *[width] * (depth - 1), 1), clip)
 
@@ -164,9 +161,7 @@ def volume(
     alt = "The share falls with the cut-off for every threshold."
     return StudyResult(
         measured=f"Log-log slopes of the share over k where it is below one half: "
-        f"{', '.join(map(str, slopes)) or 'none measured'} for {len(slopes)} of {len(eps)} eps. {samples} "
-        f"parameter vectors, {depth} Linear layers of {width} units, clip {clip:g}; eps in units of the median of the "
-        "largest |f~|.",
+        f"{', '.join(map(str, slopes)) or 'none measured'} for {len(slopes)} of {len(eps)} eps.",
         numbers=numbers,
         figures=(Chart("volume", title, "cut-off k, cycles", "share", tuple(series), alt=alt, log_x=True),),
     )
@@ -197,9 +192,8 @@ def fig3_6(
     correlation = float(torch.corrcoef(torch.stack([torch.arange(real, dtype=torch.float64), peak]))[0, 1])
     falls = int((changes.diff() <= 0).sum())
     return StudyResult(
-        measured=f"{real} of {samples} eigenvectors are above rounding; their sign changes "
-        f"{'do not rise strictly' if falls else 'rise strictly'} with n, {int(changes[0])} to {int(changes[-1])}; "
-        f"correlation of n with the strongest frequency {correlation:.4f}.",
+        measured=f"{real} of {samples} eigenvectors are above rounding; the correlation of n with the strongest "
+        f"frequency is {correlation:.4f}.",
         numbers={
             "correlation of n with the strongest frequency": Estimate(correlation),
             "eigenvectors above rounding": Estimate(real),
