@@ -11,9 +11,9 @@ from typing import Annotated
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from biascope.geometry import closed_forms
+from biascope.geometry import analytic_geometry, closed_forms
 from biascope.geometry.pooling import box_prefilter, pooling_bayes_accuracy, transfer
 from biascope.studies import Chart, Estimate, Run, Series, StudyResult, study
 from biascope.studies.estimates import Array
@@ -87,6 +87,7 @@ def theory(
         for S_ in POOLINGS:
             numbers[f"Theorem 1, S = {S_}: largest error of the printed formula, {against}"] = Estimate(off[S_][k])
     # g = 0.1 t^2 and f = theta x: |g'| = 0.2 t, so that alpha = 0.2 and the gradient of q by theta is 0.2 theta x^2
+    numbers["App. E: cosine of G of three channels and of its product form"] = Estimate(channels(3))
     numbers["Lemma 2: left side over the printed right side"] = Estimate(0.2 / 0.2**2)
     numbers["Lemma 2: left side over the right side with alpha"] = Estimate(1.0)
     ratios = [numbers[f"{name}: exact over printed"].value for name in cases]
@@ -114,6 +115,19 @@ def theory(
 def correlation(one: Tensor, other: Tensor) -> float:
     """Cosine of two matrices."""
     return float((one * other).sum() / (one.norm() * other.norm()))
+
+
+def channels(K: int, side: int = 8) -> float:
+    """Cosine of the exact G of a linear CNN with K input channels and of I x G of one channel (App. E)."""
+
+    def build(k: int) -> nn.Module:
+        first, second = (nn.Conv2d(c, 6, 3, padding=1) for c in (k, 6))
+        return nn.Sequential(
+            first, nn.AvgPool2d(2), second, nn.AvgPool2d(2), nn.Flatten(), nn.Linear(6 * side**2 // 16, 1)
+        )
+
+    one, all_ = (analytic_geometry(lambda k=k: build(k), (k, side, side)) for k in (1, K))  # type: ignore[misc]
+    return correlation(all_, torch.kron(torch.eye(K, dtype=one.dtype), one))
 
 
 def bayes_errors(S: int, D: int, eps: float, sigma: float = 3.0) -> tuple[float, float]:
