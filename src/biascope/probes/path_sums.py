@@ -43,15 +43,6 @@ def path_norm(model: nn.Module, x: Tensor, p: float = 1.0, bias: bool = True) ->
         x: inputs [n, *input_shape], of which only the shape is used.
         p: 1 or 2 as a rule, any number > 0.
         bias: whether paths that begin at a bias count.
-
-    Example:
-        >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-        >>> for w in net.parameters():
-        ...     _ = nn.init.constant_(w, -2.0)
-        >>> path_norm(net, torch.ones(1, 2), bias=False)  # six paths of two weights
-        24.0
-        >>> path_norm(net, torch.ones(1, 2))  # and three of two weights, one of one weight
-        38.0
     """
     check_number(p, "p", above=0)
     if any(is_lazy(w) for w in model.parameters()):
