@@ -55,60 +55,6 @@ if TYPE_CHECKING:
     from biascope.support.errors import BiascopeError, CorruptError, InputError, UnsupportedError
     from biascope.tangent import lazy, linearize
 
-# public name -> module that defines it
-_PUBLIC = {
-    "BiascopeError": "biascope.support.errors",
-    "CorruptError": "biascope.support.errors",
-    "InputError": "biascope.support.errors",
-    "UnsupportedError": "biascope.support.errors",
-    "Jacobian": "biascope.network.jacobian",
-    "Coverage": "biascope.network.jacobian",
-    "ntk": "biascope.kernels",
-    "Kernel": "biascope.kernels",
-    "Spectrum": "biascope.kernels",
-    "label_alignment": "biascope.kernels",
-    "kernel_regression": "biascope.kernels",
-    "gradient_flow": "biascope.kernels",
-    "gradient_descent": "biascope.kernels",
-    "sketched_ntk": "biascope.kernels",
-    "metric_eigenpairs": "biascope.kernels",
-    "eigenfunction_targets": "biascope.kernels",
-    "rkhs_norm": "biascope.kernels",
-    "fisher": "biascope.curvature",
-    "ggn": "biascope.curvature",
-    "hessian": "biascope.curvature",
-    "load_curvature": "biascope.curvature",
-    "TaskVector": "biascope.editing",
-    "disentanglement_error": "biascope.editing",
-    "nads": "biascope.geometry",
-    "average_geometry": "biascope.geometry",
-    "geometry_evolution": "biascope.geometry",
-    "mutual_information": "biascope.information",
-    "lazy": "biascope.tangent",
-    "linearize": "biascope.tangent",
-    "Probe": "biascope.probes",
-}
-_ROOMS = (
-    "curvature",
-    "data",
-    "editing",
-    "ensembles",
-    "fields",
-    "geometry",
-    "information",
-    "kernels",
-    "linalg",
-    "nets",
-    "network",
-    "optim",
-    "probes",
-    "reports",
-    "spectral",
-    "studies",
-    "support",
-    "tangent",
-)
-
 __all__ = [
     "BiascopeError",
     "CorruptError",
@@ -160,6 +106,21 @@ __all__ = [
     "tangent",
 ]
 
+# module -> the public names that it defines
+_DEFINED = {
+    "biascope.support.errors": "BiascopeError CorruptError InputError UnsupportedError",
+    "biascope.network.jacobian": "Jacobian Coverage",
+    "biascope.kernels": "ntk Kernel Spectrum label_alignment kernel_regression gradient_flow gradient_descent "
+    "sketched_ntk metric_eigenpairs eigenfunction_targets rkhs_norm",
+    "biascope.curvature": "fisher ggn hessian load_curvature",
+    "biascope.editing": "TaskVector disentanglement_error",
+    "biascope.geometry": "nads average_geometry geometry_evolution",
+    "biascope.information": "mutual_information",
+    "biascope.tangent": "lazy linearize",
+    "biascope.probes": "Probe",
+}
+_PUBLIC = {name: module for module, names in _DEFINED.items() for name in names.split()}
+_ROOMS = [name for name in __all__ if name not in _PUBLIC]
 
 install()  # old import paths
 

@@ -398,9 +398,9 @@ def test_ledger_comes_from_run_folders(capsys: pytest.CaptureFixture[str], tmp_p
     assert not (tmp_path / "reproductions").exists()
     assert run(["run", "nad/fig4a", "--out", "reproductions/nad-fig4a"]) == 0
     assert run(["ledger"]) == 0
-    text = (tmp_path / "reproductions" / "ledger.md").read_text()
-    assert "[nad-fig4a](nad-fig4a/index.html)" in text
-    assert "| supported" in text
+    text = (tmp_path / "reproductions" / "ledger.html").read_text()
+    assert '<a href="nad-fig4a/index.html">nad-fig4a</a>' in text
+    assert 'class="badge supported"' in text
     capsys.readouterr()
     assert run(["ledger", "--tested", "--no-write"]) == 0
     out = capsys.readouterr().out
@@ -419,7 +419,7 @@ def test_keep_then_ledger(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     assert "--replace" in capsys.readouterr().err
     assert run(["keep", "r", "--replace"]) == 0
     assert run(["ledger"]) == 0
-    assert "[nad-fig4a-smoke-cpu]" in (tmp_path / "reproductions" / "ledger.md").read_text()
+    assert ">nad-fig4a-smoke-cpu</a>" in (tmp_path / "reproductions" / "ledger.html").read_text()
     assert run(["keep", "nowhere"]) == 1
 
 

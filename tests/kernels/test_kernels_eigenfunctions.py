@@ -17,7 +17,6 @@ from biascope.kernels import (
     rotation_gain,
     target_alignments,
 )
-from biascope.kernels.eigenfunctions import nystrom_kernel
 from biascope.kernels.regression import steps_to_loss
 from biascope.support.errors import InputError
 
@@ -93,18 +92,6 @@ def test_nystrom_refuses_zero_eigenvalues_and_wrong_sides():
         nystrom_extension(K, K.eigh())
     with pytest.raises(InputError, match="looks transposed"):
         nystrom_extension(torch.ones(4, 2, dtype=F64), K.eigh(1))
-
-
-def test_nystrom_kernel_is_below_and_exact_at_full_rank():
-    net, x = make(n=15)
-    K = bs.ntk(net, x, outputs=0).tensor
-    B = nystrom_kernel(K[:, :6], K[:6, :6])
-    gap = K - B @ B.T
-    assert float(torch.linalg.eigvalsh(gap).min()) > -1e-8 * float(K.norm())
-    torch.testing.assert_close((B @ B.T)[:, :6], K[:, :6], rtol=1e-6, atol=1e-7)
-    X = torch.randn(15, 4, generator=torch.Generator().manual_seed(0), dtype=F64)
-    B = nystrom_kernel(X @ X[:6].T, X[:6] @ X[:6].T)
-    torch.testing.assert_close(B @ B.T, X @ X.T, rtol=1e-8, atol=1e-9)
 
 
 # --------------------------------------------------------------------------------------------------------- rotation

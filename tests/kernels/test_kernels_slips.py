@@ -11,7 +11,6 @@ from torch import nn
 
 import biascope as bs
 from biascope import kernels
-from biascope.kernels.eigenfunctions import nystrom_kernel
 from biascope.kernels.regression import gradient_step_modes, steps_to_loss, time_constants
 from biascope.kernels.rkhs import generalization_bound
 from biascope.support.errors import InputError
@@ -70,7 +69,6 @@ def test_rates(call: Callable[[Any], Any], bad: Any) -> None:
         lambda K: kernels.rkhs_norm(K, EYE[0]),
         lambda K: generalization_bound(K, EYE[0]),
         lambda K: kernels.local_energy(K),
-        lambda K: nystrom_kernel(K, EYE),
     ],
 )
 def test_what_is_no_kernel(call: Callable[[Any], Any], bad: Any) -> None:

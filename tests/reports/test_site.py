@@ -73,10 +73,12 @@ def test_the_site_gets_the_ledger_the_runs_and_their_look(tmp_path: Path, monkey
     files = module.on_files(Files([]), config=config)
     names = {file.src_uri for file in files}
     assert {"reproductions/page.css", "reproductions/page.js", "reference/ledger.md"} <= names
-    table = files.get_file_from_path("reference/ledger.md").content_string
-    linked = re.findall(r"\]\(\.\./(reproductions/[^)]*)\)", table)
-    assert linked
-    assert set(linked) <= names
+    leads = files.get_file_from_path("reference/ledger.md").content_string
+    assert re.findall(r"\]\(\.\./(reproductions/[^)]*)\)", leads) == ["reproductions/ledger.html"]
+    cards = (tmp_path / "reproductions" / "ledger.html").read_text()
+    linked = {f"reproductions/{run}" for run in re.findall(r'href="([^":]*/index.html)"', cards)}
+    assert len(linked) == 2
+    assert linked <= names
     assert module.on_page_markdown("![a](../../reproductions/r/f.png)") == "![a](../reproductions/r/f.png)"
 
 

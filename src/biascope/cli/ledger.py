@@ -15,11 +15,11 @@ COLOURS = {"supported": "green", "contradicted": "red"}
 
 def show_ledger(
     folder: Annotated[Path, typer.Option(help="Folder of kept runs.")] = Path("reproductions"),
-    write: Annotated[bool, typer.Option(help="Also write ledger.md, .html and .json into the folder.")] = True,
+    write: Annotated[bool, typer.Option(help="Also write ledger.html and ledger.json into the folder.")] = True,
     tested: Annotated[bool, typer.Option("--tested", help="Only claims that a run tests.")] = False,
 ) -> None:
     """Print the claims joined with the kept runs, and write them beside the runs."""
-    from biascope.reports import ledger, ledger_json, ledger_markdown, ledger_page, summary
+    from biascope.reports import ledger, ledger_json, ledger_page, summary
     from biascope.reports.html import write_look
 
     rows = ledger(folder)
@@ -38,8 +38,7 @@ def show_ledger(
     if not folder.is_dir():
         console.print(f"There is no folder {folder}: runs are kept there by `biascope keep`; --folder names another.")
     if write and folder.is_dir():
-        write_text(folder / "ledger.md", ledger_markdown(rows, folder, "/index.html"))
         write_text(folder / "ledger.html", ledger_page(rows, folder, look="."))
         write_text(folder / "ledger.json", ledger_json(rows))
         write_look(folder)
-        console.print(f"Written: {folder / 'ledger.md'}, ledger.html and ledger.json", soft_wrap=True)
+        console.print(f"Written: {folder / 'ledger.html'} and ledger.json", soft_wrap=True)

@@ -1,8 +1,8 @@
 """vmap: many small networks trained as one stack, a step at a time."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
@@ -16,7 +16,7 @@ from biascope.ensembles.precision import arithmetic
 from biascope.ensembles.products import ConvolutionsAsProducts
 from biascope.ensembles.work import SGD, Work
 from biascope.network.derivatives import RightGradients, plain_containers
-from biascope.support.seeds import derive
+from biascope.support.seeds import derive, seeded
 
 
 class Together:
@@ -209,13 +209,6 @@ def update(
     torch._foreach_sub_(params, list(torch._foreach_mul(gradients, rate.to(params[0].dtype).view(()))))
 
 
-@contextmanager
-def own_randomness(work: Work, indices: range) -> Iterator[None]:
+def own_randomness(work: Work, indices: range) -> AbstractContextManager[None]:
     """Dropout draws from torch's global state: seed it for a moment and put it back (CPU and this device)."""
-    seed, cuda = derive(work.seed, "noise", indices.start), work.device.type == "cuda"
-    with torch.random.fork_rng([work.device] if cuda else []):
-        torch.default_generator.manual_seed(seed)
-        if cuda:
-            with torch.cuda.device(work.device):
-                torch.cuda.manual_seed(seed)
-        yield
+    return seeded(derive(work.seed, "noise", indices.start), work.device)

@@ -27,13 +27,13 @@ from biascope.information.critics import (
     paired_scores,
 )
 from biascope.information.neighbours import ksg
-from biascope.information.pairs import Training, batches, checked_pairs, own_randomness, split_pairs
+from biascope.information.pairs import Training, batches, checked_pairs, split_pairs
 from biascope.information.result import EstimateWarning, MutualInformation
 from biascope.support.arguments import check_number
 from biascope.support.bars import progress
 from biascope.support.errors import BiascopeError, InputError
 from biascope.support.precision import without_autocast
-from biascope.support.seeds import derive, generator
+from biascope.support.seeds import derive, generator, seeded
 from biascope.support.signatures import checked
 
 Estimator = Literal["mine", "mine-f", "nwj", "infonce", "smile", "ksg"]
@@ -186,7 +186,7 @@ class _Trained:
         every = max(1, self.steps // POINTS, min(8, self.steps // 10))
         best, state, best_step = -math.inf, copy.deepcopy(critic.state_dict()), 0
         curve, at = [], []
-        with own_randomness(derive(seed, "dropout"), x.device), torch.enable_grad():
+        with seeded(derive(seed, "dropout"), x.device), torch.enable_grad():
             for step in progress(range(1, self.steps + 1), "critic", leave=False):
                 index = next(rows)
                 critic.train()

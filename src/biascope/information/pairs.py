@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -78,15 +77,3 @@ def batches(n: int, size: int, rng: torch.Generator) -> Iterator[Tensor]:
     while True:
         order = torch.randperm(n, generator=rng, device=rng.device)
         yield from torch.split(order[: n - n % size], size)
-
-
-@contextmanager
-def own_randomness(seed: int, device: torch.device) -> Iterator[None]:
-    """Dropout in a given critic draws from the global generators: seed them here and put them back afterwards."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        # torch.manual_seed would also reseed devices that are not put back
-        torch.default_generator.manual_seed(seed)
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
-        yield

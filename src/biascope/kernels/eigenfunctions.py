@@ -8,7 +8,7 @@ from torch import Tensor
 
 from biascope.kernels.kernel import Kernel
 from biascope.kernels.spectrum import Spectrum
-from biascope.kernels.system import as_matrix, check_columns, system
+from biascope.kernels.system import as_matrix, check_columns
 from biascope.support.arguments import check_between, check_finite, check_tensor
 from biascope.support.errors import InputError
 from biascope.support.signatures import checked
@@ -98,23 +98,6 @@ def nystrom_extension(K_new: Kernel | Tensor, spectrum: Spectrum) -> Tensor:
     spectrum.refuse_unresolved()
     values = values * spectrum.n if spectrum.normalized else values
     return M @ vectors / values
-
-
-@checked
-def nystrom_kernel(K_cross: Kernel | Tensor, K_landmarks: Kernel | Tensor, cutoff: float | None = None) -> Tensor:
-    """Features B [N, r] with K ~ B B^T, from the columns of some landmarks: B = K_cross U diag(lambda)^-1/2.
-
-    K - B B^T is positive semi-definite, and zero where K has no more rank than the landmarks give.
-
-    Args:
-        K_cross: K(x, landmarks).
-        K_landmarks: K(landmarks, landmarks).
-        cutoff: eigenvalues of K_landmarks up to cutoff times the largest count as zero (default: rounding).
-    """
-    sys = system(K_landmarks, cutoff)
-    kept = sys.kept
-    features: Tensor = sys.cross(K_cross) @ (sys.vectors[:, kept] / sys.values[kept].sqrt())
-    return features
 
 
 @dataclass(frozen=True)

@@ -132,13 +132,6 @@ def aslinearoperator(
         device: of the vectors, for a function only.
         rmatmat: the adjoint function Y [m, k] -> [n, k], for a function only.
         symmetric: None compares a matrix with its transpose, and means False for a function.
-
-    Example:
-        >>> import torch
-        >>> aslinearoperator(torch.eye(2))
-        <Dense 2x2 float32>
-        >>> aslinearoperator(lambda X: 2 * X, shape=(4, 4), symmetric=True) @ torch.ones(4)
-        tensor([2., 2., 2., 2.])
     """
     if isinstance(A, LinearOperator):
         return A

@@ -31,11 +31,6 @@ class LinearPooling(nn.Module):
     start from N(0, s_theta^2) and N(0, s_phi^2). `prefilter`: a tensor [D]; by default the box filter of length S.
 
     Gradients: df/dtheta = A (phi . m . x), df/dphi = (A^T theta) . m . x, df/dx = (A^T theta) . phi . m.
-
-    Example:
-        >>> import torch
-        >>> LinearPooling(in_features=8, stride=2)(torch.zeros(3, 8)).shape
-        torch.Size([3, 1])
     """
 
     prefilter: Tensor

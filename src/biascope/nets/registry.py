@@ -13,10 +13,10 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 
 from biascope.support.errors import BiascopeError, InputError, near, no_network
+from biascope.support.seeds import seeded
 from biascope.support.signatures import checked
 from biascope.support.tables import facts
 
@@ -132,12 +132,7 @@ def build(name: str, seed: int | None = None, *, devices: Sequence[int] = (), **
     factory = resolve(name)
     if seed is None:
         return factory(**options)
-    with torch.random.fork_rng(devices=list(devices)):
-        # torch.manual_seed would also reseed every CUDA device, which fork_rng does not restore
-        torch.default_generator.manual_seed(seed)
-        for device in devices:
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
+    with seeded(seed, *devices):
         return factory(**options)
 
 

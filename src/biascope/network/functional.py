@@ -122,11 +122,6 @@ def functional(
             glob pattern, a list of those, or a predicate `(name, tensor) -> bool`.
         output: how to get a tensor [n, ...] from what the module returns, for modules that return tuples or objects.
         precision: "float32" (a float64 module stays float64), "float64", "tf32" or "bf16".
-
-    Example:
-        >>> net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-        >>> list(functional(net, params="2").params)
-        ['2.weight', '2.bias']
     """
     if not isinstance(module, nn.Module):
         raise no_module(module)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from biascope.network.layers.blocks import Layout
 from biascope.support.errors import InputError
+from biascope.support.inputs import nested_tensors
 
 
 @dataclass
@@ -135,7 +135,7 @@ class Watcher:
     def model_called(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the number of examples: the first dimension of the first tensor."""
         self.turn += 1
-        first = next(_tensors((args, kwargs)), None)
+        first = next(nested_tensors((args, kwargs)), None)
         self.examples = first.shape[0] if first is not None and first.dim() > 0 else None
 
     def layer_called(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -206,14 +206,3 @@ def examples_of(x: Tensor, examples: int | None) -> tuple[int, Layout]:
 def _remove(handles: list[RemovableHandle]) -> None:
     while handles:
         handles.pop().remove()
-
-
-def _tensors(x: Any) -> Iterator[Any]:
-    if isinstance(x, Tensor):
-        yield x
-    elif isinstance(x, dict):
-        for y in x.values():
-            yield from _tensors(y)
-    elif isinstance(x, list | tuple):
-        for y in x:
-            yield from _tensors(y)

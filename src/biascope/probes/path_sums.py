@@ -22,6 +22,7 @@ from biascope.probes.activations import ACTIVATIONS
 from biascope.probes.view import frozen_copy
 from biascope.support.arguments import check_number
 from biascope.support.errors import InputError, UnsupportedError
+from biascope.support.inputs import nested_tensors
 from biascope.support.precision import without_autocast
 from biascope.support.signatures import checked
 
@@ -43,15 +44,6 @@ def path_norm(model: nn.Module, x: Tensor, p: float = 1.0, bias: bool = True) ->
         x: inputs [n, *input_shape], of which only the shape is used.
         p: 1 or 2 as a rule, any number > 0.
         bias: whether paths that begin at a bias count.
-
-    Example:
-        >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-        >>> for w in net.parameters():
-        ...     _ = nn.init.constant_(w, -2.0)
-        >>> path_norm(net, torch.ones(1, 2), bias=False)  # six paths of two weights
-        24.0
-        >>> path_norm(net, torch.ones(1, 2))  # and three of two weights, one of one weight
-        38.0
     """
     check_number(p, "p", above=0)
     if any(is_lazy(w) for w in model.parameters()):
@@ -97,7 +89,7 @@ class Paths(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        first = next(t for t in _tensors((args, kwargs)) if isinstance(t, Paths))
+        first = next(t for t in nested_tensors((args, kwargs)) if isinstance(t, Paths))
         if func in RULES:
             found = RULES[func](first, func, args, kwargs)
             return found if isinstance(found, Paths) else Paths.of(found, first.p, first.bias)
@@ -110,7 +102,7 @@ class Paths(Tensor):
             found = func(*_plain(args), **_plain(kwargs))
         except (RuntimeError, TypeError) as error:  # of other precision than the sums, as a rule
             raise refusal from error
-        if any(True for _ in _tensors(found)):
+        if any(True for _ in nested_tensors(found)):
             raise refusal
         return found  # a shape, a number of dimensions
 
@@ -120,24 +112,12 @@ def _refuse(when: bool, what: str) -> None:
         raise UnsupportedError(f"the network {what}: no path norm")
 
 
-def _tensors(values: Any) -> Any:
-    """All tensors in nested tuples, lists and dicts."""
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, dict):
-        for value in values.values():
-            yield from _tensors(value)
-    elif isinstance(values, tuple | list):
-        for value in values:
-            yield from _tensors(value)
-
-
 def _plain(values: Any) -> Any:
     if isinstance(values, Paths):
         return values.plain()
     if isinstance(values, dict):
         return {key: _plain(value) for key, value in values.items()}
-    if isinstance(values, tuple | list) and any(True for _ in _tensors(values)):
+    if isinstance(values, tuple | list) and any(True for _ in nested_tensors(values)):
         return type(values)(_plain(value) for value in values)
     return values
 
@@ -147,7 +127,7 @@ Rule = Callable[[Paths, Any, tuple[Any, ...], dict[str, Any]], Tensor]
 
 def _as_it_is(h: Paths, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Functions that move entries or add them up, without weights."""
-    mixed = any(not isinstance(t, Paths) for t in _tensors((args, kwargs)))
+    mixed = any(not isinstance(t, Paths) for t in nested_tensors((args, kwargs)))
     _refuse(mixed, f"joins activations and other tensors by {func.__name__}")
     out: Tensor = func(*_plain(args), **_plain(kwargs))
     return out
@@ -274,7 +254,7 @@ def _largest(h: Paths, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def _write(h: Any, index: Any, value: Any) -> None:
     """h[index] = value: other branches as they are, numbers and weights as biases."""
-    elsewhere = not isinstance(h, Paths) or any(isinstance(t, Paths) for t in _tensors(index))
+    elsewhere = not isinstance(h, Paths) or any(isinstance(t, Paths) for t in nested_tensors(index))
     _refuse(elsewhere, "writes activations into another tensor")
     h.plain()[index] = value.plain() if isinstance(value, Paths) else h.weight(value) * float(h.bias)
 

@@ -7,7 +7,6 @@ from biascope.reports.compare import make_compare
 from biascope.reports.kept import Kept as Kept
 from biascope.reports.kept import keep, write_pages
 from biascope.reports.ledger_page import ledger_json as ledger_json
-from biascope.reports.ledger_page import ledger_markdown as ledger_markdown
 from biascope.reports.ledger_page import ledger_page as ledger_page
 from biascope.reports.ledger_rows import Row as Row
 from biascope.reports.ledger_rows import ledger

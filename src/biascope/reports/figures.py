@@ -12,40 +12,20 @@ from typing import Any
 import numpy as np
 
 from biascope.studies import HeatMap
-from biascope.studies.drawing import (  # pages draw through this module
-    FORMATS as FORMATS,
-)
 from biascope.studies.drawing import (
-    INK as INK,
+    FORMATS,
+    INK,
+    PALETTE,
+    STYLE,
+    draw,
+    inline_svg,
+    new_figure,
+    numbers,
+    require_matplotlib,
+    save,
+    style,
 )
-from biascope.studies.drawing import (
-    PALETTE as PALETTE,
-)
-from biascope.studies.drawing import (
-    STYLE as STYLE,
-)
-from biascope.studies.drawing import (
-    draw as draw,
-)
-from biascope.studies.drawing import (
-    inline_svg as inline_svg,
-)
-from biascope.studies.drawing import (
-    new_figure as new_figure,
-)
-from biascope.studies.drawing import (
-    numbers as numbers,
-)
-from biascope.studies.drawing import (
-    require_matplotlib as require_matplotlib,
-)
-from biascope.studies.drawing import (
-    save as save,
-)
-from biascope.studies.drawing import (
-    style as style,
-)
-from biascope.support.figures import log_scale as log_scale
+from biascope.support.figures import log_scale
 
 
 def hover(axes: Any, series: Sequence[tuple[str, Any, Any]] = (), cells: HeatMap | None = None, by: str = "") -> str:

@@ -1,4 +1,4 @@
-"""The ledger as a page, as Markdown and as JSON: a card per claim with published and measured numbers side by side."""
+"""The ledger as a page and as JSON: a card per claim with published and measured numbers side by side."""
 
 import json
 import os
@@ -39,11 +39,6 @@ def ledger_page(rows: Sequence[Row], relative_to: Path | None = None, look: str 
     """The ledger as a page of cards, to be narrowed by verdict, size, replication, document and words.
 
     `look` is the folder of page.css and page.js, as in `page`.
-
-    Example:
-        >>> from biascope.reports.ledger_rows import ledger
-        >>> ledger_page(ledger("nowhere")).count("<h1>")
-        1
     """
     known = {key: each for key, each in documents().items() if any(row.claim.paper == key for row in rows)}
     picks = [
@@ -216,45 +211,5 @@ def _flat(row: Row) -> tuple[str, ...]:
 
 @checked
 def ledger_json(rows: Sequence[Row]) -> str:
-    """Every row as JSON, with its runs.
-
-    Example:
-        >>> from biascope.reports.ledger_rows import ledger
-        >>> sorted(json.loads(ledger_json(ledger("nowhere")))[0])[:3]
-        ['claim', 'document', 'error']
-    """
+    """Every row as JSON, with its runs."""
     return json.dumps([row.to_json() for row in rows], indent=1, ensure_ascii=False) + "\n"
-
-
-@checked
-def ledger_markdown(rows: Sequence[Row], relative_to: Path | None = None, page_name: str = "") -> str:
-    """The ledger as Markdown, by paper; runs are linked relative to `relative_to`.
-
-    Example:
-        >>> from biascope.reports.ledger_rows import ledger
-        >>> ledger_markdown(ledger("nowhere")).splitlines()[0]
-        '# Ledger of claims'
-    """
-    lines = ["# Ledger of claims", "", "Written by `biascope ledger` from run folders. Do not edit.", ""]
-    lines += [summary(rows), "", READ, ""]
-    columns = ("Figure", "Statement", "Claim", "Replication", "Scope", "Why", "Run")
-    for paper, document in documents().items():
-        mine = [row for row in rows if row.claim.paper == paper]
-        if not mine:
-            continue
-        lines += [
-            f"## {document.title}",
-            "",
-            outcome(mine),
-            "",
-            f"| {' | '.join(columns)} |",
-            "|" + "---|" * len(columns),
-        ]
-        for row in mine:
-            verdict = row.verdict if row.level in ("", LEVELS[0]) else f"{row.verdict} ({row.level})"
-            first = row.telling[0].judgement.run.path if row.telling else None
-            where = f"[{first.name}]({_link(first, relative_to)}{page_name})" if first else ""
-            cells = (row.claim.figure, row.claim.statement, verdict, row.replication, row.scope, row.sentence, where)
-            lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|').replace(chr(10), ' ') for cell in cells)} |")
-        lines.append("")
-    return "\n".join(lines)

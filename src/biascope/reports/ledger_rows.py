@@ -301,12 +301,7 @@ def provenance(environment: Mapping[str, Any]) -> str:
 
 @checked
 def summary(rows: Sequence[Row]) -> str:
-    """How many claims there are, and how many have which verdict, at which size.
-
-    Example:
-        >>> summary(ledger("nowhere")).startswith(f"{len(ledger('nowhere'))} claims: 0 supported, 0 contradicted")
-        True
-    """
+    """How many claims there are, and how many have which verdict, at which size."""
     count = Counter((row.verdict, row.level) for row in rows)
     whole = Counter(row.verdict for row in rows)
     sizes = ", ".join(f"{count['supported', level]} {_at(level)}" for level in LEVELS if count["supported", level])

@@ -157,12 +157,7 @@ def _matches(name: str, numbers: Mapping[str, Estimate]) -> list[str]:
 def all_hold(
     conditions: Sequence[Condition], numbers: Mapping[str, Estimate], brief: bool = False
 ) -> tuple[bool | None, str]:
-    """Whether all conditions that find numbers hold (None: left open, or nothing is asked), and each of them in words.
-
-    Example:
-        >>> all_hold([Condition("a", above=0), Condition("b", above=0)], {"a": Estimate(1.0, 0.1), "b": Estimate(1.0)})
-        (None, 'a: 1.00 ± 0.10, asked above 0: yes; b: 1, asked above 0: left open by the errors')
-    """
+    """Whether all conditions that find numbers hold (None: left open, or nothing is asked), and each in words."""
     missing = [name for condition in conditions for name in condition.missing(numbers)]
     if missing:
         raise InputError(f"the run has no number called {missing[0]!r}; it has {', '.join(numbers)}")

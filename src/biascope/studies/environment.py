@@ -74,10 +74,6 @@ def git_state(code: Path = CODE) -> dict[str, Any] | None:
 
     A copy without git names its commit by a list of files: BIASCOPE_TREE is the path of what
     `{ git rev-parse HEAD; git ls-tree -r HEAD src; }` printed, and every file is compared with it.
-
-    Example:
-        >>> git_state(Path("/")) is None
-        True
     """
     if listed := os.environ.get("BIASCOPE_TREE"):
         return _listed_state(code, Path(listed))

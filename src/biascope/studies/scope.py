@@ -55,14 +55,7 @@ class Experiment:
         return _listed(options[self.networks]) if self.networks in options else ()
 
     def scope(self, options: Mapping[str, Any], parts: Mapping[str, Any] | None = None) -> "Scope":
-        """What a run with these options has of it; `parts` narrow the document's lists for one claim.
-
-        Example:
-            >>> told = Experiment("nad/fig1", parts={"net": ["lenet", "vgg11"]}, size={"epochs": 20}, same={"sigma": 3})
-            >>> scope = told.scope({"net": "lenet", "epochs": 5, "sigma": 1.0})
-            >>> print(scope, "|", scope.level)
-            net 1/2, epochs 5/20, sigma 1 instead of 3 | reduced size
-        """
+        """What a run with these options has of it; `parts` narrow the document's lists for one claim."""
         shares = {key: self._share(key, options, want) for key, want in self.size.items() if key in options}
         less = {
             key: Share(float(want), _number(options[key]), min(1.0, want / max(_number(options[key]), 1e-300)))

@@ -28,6 +28,15 @@ def tensors_of(inputs: Inputs) -> list[Tensor]:
     return list(inputs.values()) if isinstance(inputs, dict) else [inputs]
 
 
+def nested_tensors(values: Any) -> Iterator[Tensor]:
+    """All tensors in nested tuples, lists and dicts."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, dict | tuple | list):
+        for value in values.values() if isinstance(values, dict) else values:
+            yield from nested_tensors(value)
+
+
 def batch_size(inputs: Inputs) -> int:
     """Number of examples in a batch."""
     return tensors_of(inputs)[0].shape[0]

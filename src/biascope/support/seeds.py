@@ -5,6 +5,8 @@ same on every machine, so a resumed job draws exactly what the uninterrupted one
 """
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -28,3 +30,19 @@ def generator(seed: int, *path: object, device: torch.device | str = "cpu") -> t
         torch.Size([2])
     """
     return torch.Generator(device=device).manual_seed(derive(seed, *path))
+
+
+@contextmanager
+def seeded(seed: int, *devices: torch.device | str | int) -> Iterator[None]:
+    """Inside, torch's global generators (of the CPU, and of those devices that are CUDA) start from the seed.
+
+    For what draws from them alone, such as dropout and initialisers; they are put back afterwards.
+    """
+    cuda = [device for device in devices if torch.device(device).type == "cuda"]
+    with torch.random.fork_rng(cuda):
+        # torch.manual_seed would also reseed every CUDA device, which fork_rng does not restore
+        torch.default_generator.manual_seed(seed)
+        for device in cuda:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield

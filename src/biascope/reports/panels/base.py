@@ -19,7 +19,7 @@ from biascope.reports.panels.pace import Pace, measure
 from biascope.support.arguments import device_of
 from biascope.support.errors import InputError, UnsupportedError
 from biascope.support.memory import free_memory
-from biascope.support.seeds import derive, generator
+from biascope.support.seeds import derive, generator, seeded
 
 T = TypeVar("T")
 RULE_BYTES = 60  # per parameter while the layer rules are checked: 58 measured on 20 million parameters in one layer
@@ -170,8 +170,7 @@ def make_subject(
         return getattr(made, "_orig_mod", made)  # torch.compile hides the original one here
 
     def build(child: int) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(derive(seed, "card init", child))
+        with seeded(derive(seed, "card init", child)):
             return factory().eval().to(device)
 
     subject = Subject(name, build, shape, seed, device, networks, factory, None, examples)
