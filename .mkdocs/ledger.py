@@ -22,9 +22,11 @@ def on_files(files: Files, config: Any) -> Files:
     (RUNS / "ledger.html").write_text(ledger_page(rows, RUNS, look="."), encoding="utf-8")
     (RUNS / "ledger.json").write_text(ledger_json(rows), encoding="utf-8")
     for stub in [file for file in files if file.src_uri == "reference/ledger.md"]:
-        files.remove(stub)  # which says how to make the ledger from the repository
+        files.remove(stub)  # made again below, with what the kept runs say today
     # this page is reference/ledger/ on the site, the runs are at its root
-    text = f"# Ledger of claims\n\n{summary(rows)}\n\n[Every claim, with its runs](../reproductions/ledger.html)\n"
+    told = f"{summary(rows)}\n\n[Every claim, with its runs](../reproductions/ledger.html)\n"
+    title, _, how = (ROOT / "docs" / "reference" / "ledger.md").read_text(encoding="utf-8").partition("\n\n")
+    text = f"{title}\n\n{told}\n{how}"
     files.append(File.generated(config, "reference/ledger.md", content=text))
     for path in sorted(RUNS.rglob("*")) if RUNS.is_dir() else []:
         if path.is_file() and path.suffix in {".html", ".css", ".js", ".png", ".json"}:
