@@ -7,7 +7,7 @@ import house
 
 def test_lines() -> None:
     # 45,000 was asked for before judgements by scope and the queue of runs, some 1,000 lines, came in
-    assert house.lines(house.SRC / "biascope") <= 46_600
+    assert house.lines(house.SRC / "biascope") <= 46_700
     assert house.lines(house.SRC / "biascope_papers") <= 20_000
 
 

@@ -87,3 +87,22 @@ def test_a_name_that_a_room_no_longer_exports(name: str) -> None:
 def test_a_name_that_never_was() -> None:
     with pytest.raises(AttributeError, match=r"biascope\.spectral.*nonsense"):
         importlib.import_module("biascope.spectral").__getattr__("nonsense")
+
+
+def test_functions_that_methods_replaced_give_the_same() -> None:
+    import torch
+
+    from biascope import TaskVector
+
+    a, b = (
+        TaskVector.from_tensors({"w": torch.tensor(t)}) for t in ([[1.0, 0.0], [0.0, 2.0]], [[1.0, 1.0], [0.0, 0.0]])
+    )
+    with pytest.warns(DeprecationWarning, match=r"biascope\.\w+\.\w+ goes: use"):
+        from biascope.editing import cosines, effective_ranks, sparsity
+        from biascope.fields import mutual_coherence
+        from biascope.geometry import project_out
+    assert cosines({"a": a, "b": b})[0, 1] == pytest.approx(1 / 10**0.5)
+    assert effective_ranks(a) == a.effective_ranks()
+    assert sparsity(a) == a.sparsity()
+    assert (mutual_coherence(torch.eye(4), torch.ones(4, 1)), mutual_coherence(torch.eye(4))) == (0.5, 0.0)
+    assert project_out(torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 0.0]])).tolist() == [[0.0, 4.0]]

@@ -81,6 +81,12 @@ def names_of_before(room: str) -> Callable[[str], Any]:
     """A `__getattr__` for a room: names that it exported in 0.1.0.dev0 and that only their module has now."""
 
     def find(name: str) -> Any:
+        from biascope._replaced import REPLACED
+
+        for made in REPLACED.get(room, ()):
+            if made.__name__ == name:
+                warnings.warn(f"{room}.{name} goes: use {made.__doc__}", DeprecationWarning, stacklevel=2)
+                return made
         for file in [] if name.startswith("_") else pkgutil.iter_modules(sys.modules[room].__path__, f"{room}."):
             with suppress(ImportError):  # of an optional library
                 value = vars(import_module(file.name)).get(name)
