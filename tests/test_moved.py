@@ -3,6 +3,7 @@
 import importlib
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -97,10 +98,13 @@ def test_functions_that_methods_replaced_give_the_same() -> None:
     a, b = (
         TaskVector.from_tensors({"w": torch.tensor(t)}) for t in ([[1.0, 0.0], [0.0, 2.0]], [[1.0, 1.0], [0.0, 0.0]])
     )
-    with pytest.warns(DeprecationWarning, match=r"biascope\.\w+\.\w+ goes: use"):
-        from biascope.editing import cosines, effective_ranks, sparsity
-        from biascope.fields import mutual_coherence
-        from biascope.geometry import project_out
+
+    def before(room: str, name: str) -> Any:
+        with pytest.warns(DeprecationWarning, match=rf"biascope\.{room}\.{name} goes: use"):
+            return getattr(importlib.import_module(f"biascope.{room}"), name)
+
+    cosines, effective_ranks, sparsity = (before("editing", n) for n in ("cosines", "effective_ranks", "sparsity"))
+    mutual_coherence, project_out = before("fields", "mutual_coherence"), before("geometry", "project_out")
     assert cosines({"a": a, "b": b})[0, 1] == pytest.approx(1 / 10**0.5)
     assert effective_ranks(a) == a.effective_ranks()
     assert sparsity(a) == a.sparsity()
