@@ -13,7 +13,7 @@ from typing import Any
 
 from biascope.reports.html import join, tag
 from biascope.reports.study_page import finished
-from biascope.studies import studies
+from biascope.studies import Run, studies
 from biascope.studies.claims import Claim, claims, documents, experiment_of
 from biascope.studies.judging import Compared, Judgement, Part, Replication, Verdict, judge_claim, options_of_run
 from biascope.studies.result import Estimate
@@ -44,6 +44,7 @@ class Row:
     claim: Claim
     decided: tuple[Decided, ...] = ()
     judgements: tuple[Judgement, ...] = field(default=(), repr=False)
+    lacking: str = ""  # what kept runs of its studies do not have
 
     @property
     def verdict(self) -> Verdict:
@@ -131,7 +132,7 @@ class Row:
     def sentence(self) -> str:
         """Why the verdict is what it is."""
         if not self.judgements:
-            return _why(self.claim)
+            return self.lacking or _why(self.claim)
         if self.verdict == "undecided":
             return self.judgements[0].told(brief=True)
         kinds = [(verdict, [each.network for each in self.decided if each.verdict == verdict]) for verdict in VERDICTS]
@@ -229,7 +230,8 @@ def ledger(folder: str | Path = "reproductions") -> Ledger:
             if claim.rule and claim.tested_by(study, options_of_run(run), numbers)
         ]
         mine.sort(key=lambda each: (LEVELS.index(each.level), -each.scope.share, each.run.path.name))
-        rows.append(Row(claim, _decided(mine), tuple(mine)))
+        lacking = "" if mine or claim.why else _lacking(claim, runs)
+        rows.append(Row(claim, _decided(mine), tuple(mine), lacking))
     return Ledger(rows)
 
 
@@ -239,7 +241,7 @@ def run_folders(folder: Path) -> list[Path]:
     return sorted(path for path in here if not path.name.startswith((".", "__")) and path.name != "queue")
 
 
-def _finished(path: Path) -> tuple[str, Any, Mapping[str, Estimate]]:
+def _finished(path: Path) -> tuple[str, Run, Mapping[str, Estimate]]:
     try:
         run, result, raw = finished(path)
     except BiascopeError as error:
@@ -281,6 +283,20 @@ def _counts(decided: Decided) -> bool:
 def _networks(judgement: Judgement) -> tuple[str, ...]:
     told = experiment_of(str(judgement.run.config.get("study")))
     return told.networks_of(options_of_run(judgement.run)) if told else ()
+
+
+def _lacking(claim: Claim, runs: Sequence[tuple[str, Run, Mapping[str, Estimate]]]) -> str:
+    """Why finished runs of its studies do not test a claim: numbers that newer runs store."""
+    for study, run, numbers in runs:
+        options = options_of_run(run)
+        if study not in claim.studies or not claim.selects(options):
+            continue
+        names = claim.networks_of(study, options) if claim.per_network else ("",)
+        asked = [each.of(name) for name in names for each in (*claim.rule, *claim.gate)]
+        absent = [name for condition in asked for name in condition.missing(numbers)]
+        if absent:
+            return f"{run.path.name} has no number {absent[0]!r}, which is asked for. {_why(claim)}"
+    return ""
 
 
 def _why(claim: Claim) -> str:
