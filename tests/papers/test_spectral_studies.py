@@ -195,8 +195,6 @@ def test_a_network_that_has_not_learnt_is_not_compared_with_neighbours(tmp_path:
     run = Run.create(tmp_path / "run", config)
     result = execute(run)
     assert result.numbers["training accuracy of the network"].value < 0.95
-    gaps = [n.value for name, n in result.numbers.items() if name.endswith("high wave numbers")]
-    assert max(gaps) < 0
     assert verdict("alignment/A.13", run, result) == "undecided"
 
 
