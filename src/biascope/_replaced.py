@@ -20,7 +20,7 @@ def sparsity(vector: Any, share: float = 0.9) -> float:
 def cosines(vectors: Mapping[str, Any]) -> Tensor:
     """`TaskVector.cosine` of every pair: [T, T], float64."""
     rows = list(vectors.values())
-    return torch.tensor([[a.cosine(b) for b in rows] for a in rows], dtype=torch.float64)
+    return torch.tensor([[a.cosine(b) for b in rows] for a in rows], dtype=torch.float64, device="cpu")
 
 
 def predictors(model: nn.Module, vector: Any, tangent_vector: Any, scale: float = 1.0) -> dict[str, nn.Module]:
