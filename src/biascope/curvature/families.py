@@ -17,7 +17,7 @@ from torch import Tensor
 
 from biascope.network.functional import Functional
 from biascope.support.arguments import check_count, tensor_fix
-from biascope.support.errors import InputError
+from biascope.support.errors import InputError, UnsupportedError
 from biascope.support.inputs import Inputs, take
 
 Likelihood = Literal["categorical", "bernoulli", "gaussian"]
@@ -117,10 +117,6 @@ class Family:
         if not self.width:
             raise InputError(f"a {self.name} likelihood needs at least 2 outputs; use 'bernoulli' for a single logit")
 
-    def draw(self, generator: torch.Generator, n: int) -> Tensor | None:
-        """Random numbers [samples, n, ...] for n examples, or None."""
-        return None
-
     def check_labels(self, y: Tensor | None, n: int) -> Tensor | None:
         """Labels in the form `cotangents` takes them."""
         return y
@@ -128,6 +124,27 @@ class Family:
     def ignores(self, y: Tensor) -> bool:
         """Are there positions among the labels y that have none (-100) and add nothing?"""
         return False
+
+    def draw(self, generator: torch.Generator, n: int) -> Tensor | None:
+        """Random numbers [samples, n, ...] for n examples, or None."""
+        return None
+
+    @property
+    def random_numbers(self) -> int:
+        """How many random numbers make the labels of one example."""
+        return self.shape.total
+
+    def noise(self, u: Tensor) -> Tensor:
+        """What `drawn_scores` takes, from uniform numbers u [samples, n, random_numbers]."""
+        return u
+
+    def drawn_scores(self, z: Tensor, y: Tensor | None, draws: Tensor) -> Tensor:
+        """Gradients of the log-likelihood [k, n, total] at labels drawn with `noise` draws [k, n, ...]."""
+        raise UnsupportedError(f"{self.name}: no labels can be drawn; use estimator='exact'")
+
+    def label_scores(self, z: Tensor, y: Tensor) -> Tensor:
+        """Gradients of the log-likelihood [1, n, total] at the labels y, as `checked_labels` gives them."""
+        raise UnsupportedError(f"{self.name}: no scores at labels; use estimator='exact'")
 
     def cotangents(self, z: Tensor, y: Tensor | None, draws: Tensor | None, ks: range) -> Tensor:
         """S[ks] [len(ks), n, total] at outputs z [n, total]."""
@@ -149,6 +166,16 @@ class Gaussian(Family):
         S.diagonal(ks.start, 0, 2).fill_(sqrt(self.scale))
         return S
 
+    def noise(self, u: Tensor) -> Tensor:  # noqa: D102
+        normal: Tensor = torch.special.ndtri(u.clamp_min_(2.0**-54))
+        return normal
+
+    def drawn_scores(self, z: Tensor, y: Tensor | None, draws: Tensor) -> Tensor:  # noqa: D102
+        return draws.to(z.dtype)
+
+    def label_scores(self, z: Tensor, y: Tensor) -> Tensor:  # noqa: D102
+        return y.to(z)[None] - z
+
     def apply(self, z: Tensor, y: Tensor | None, draws: Tensor | None, u: Tensor) -> Tensor:  # noqa: D102
         return self.scale * u
 
@@ -165,6 +192,13 @@ class Bernoulli(Family):
         S = z.new_zeros(len(ks), *z.shape)
         S.diagonal(ks.start, 0, 2).copy_(self._variance(z).sqrt()[:, ks.start : ks.stop])
         return S
+
+    def drawn_scores(self, z: Tensor, y: Tensor | None, draws: Tensor) -> Tensor:  # noqa: D102
+        p = torch.sigmoid(z)
+        return (draws < p).to(z.dtype) - p
+
+    def label_scores(self, z: Tensor, y: Tensor) -> Tensor:  # noqa: D102
+        return y.to(z)[None] - torch.sigmoid(z)
 
     def apply(self, z: Tensor, y: Tensor | None, draws: Tensor | None, u: Tensor) -> Tensor:  # noqa: D102
         return self._variance(z) * u
@@ -242,6 +276,29 @@ class Categorical(Family):
         found = self.scale * self.shape.join(p * v - p * (p * v).sum(-2, keepdim=True))
         return found if y is None else found * self.has_label(y)
 
+    @property
+    def random_numbers(self) -> int:  # noqa: D102
+        return self.shape.positions
+
+    def drawn_scores(self, z: Tensor, y: Tensor | None, draws: Tensor) -> Tensor:  # noqa: D102
+        if self.shape.positions > 1 or y is not None:
+            return self._scores(z, y, _inverse_cdf(torch.softmax(self.shape.split(z), -2), draws))
+        p = torch.softmax(z, -1)  # the same for draws [k, n, 1] with few small operations
+        cdf = p.cumsum(-1, dtype=torch.float64)
+        each = cdf.expand(draws.shape[0], *p.shape).contiguous()
+        labels = torch.searchsorted(each, draws * cdf[:, -1:]).clamp_(max=p.shape[1] - 1)  # beyond only where p is NaN
+        return p.new_zeros(each.shape).scatter_(-1, labels, 1.0).sub_(p)
+
+    def label_scores(self, z: Tensor, y: Tensor) -> Tensor:  # noqa: D102
+        return self._scores(z, y, y[None].clamp_min(0))
+
+    def _scores(self, z: Tensor, y: Tensor | None, labels: Tensor) -> Tensor:
+        """One-hot labels [k, n, P] less the probabilities, at the positions that have a label in y."""
+        p = torch.softmax(self.shape.split(z), -2)
+        hot = torch.zeros(len(labels), *p.shape, dtype=z.dtype, device=z.device)
+        score = hot.scatter_(-2, labels[..., None, :], 1.0).sub_(p)
+        return self.shape.join(score if y is None else score * (y != IGNORE)[:, None])
+
 
 class Score(Family):
     """Gradients of log-likelihoods at given labels: the true ones ("empirical") or drawn from the model."""
@@ -256,54 +313,27 @@ class Score(Family):
     def draw(self, generator: torch.Generator, n: int) -> Tensor | None:  # noqa: D102
         if self.samples is None:
             return None
-        each = self.shape.positions if isinstance(self.base, Categorical) else self.shape.total
         # example by example, and uniform: torch draws these one after the other, so that it does not matter how the
         # data is cut into batches (torch.randn transforms them in groups of 16)
-        u = torch.rand(n, self.samples, each, generator=generator, dtype=torch.float64, device="cpu")
-        if isinstance(self.base, Gaussian):
-            u = torch.special.ndtri(u.clamp_min_(2.0**-54))
-        return u.transpose(0, 1).contiguous()
+        shape = n, self.samples, self.base.random_numbers
+        u = torch.rand(shape, generator=generator, dtype=torch.float64, device="cpu")
+        return self.base.noise(u).transpose(0, 1).contiguous()
 
     def check_labels(self, y: Tensor | None, n: int) -> Tensor | None:  # noqa: D102
-        if not self.random:
-            return checked_labels(self.base.name, y, n, self.shape)
-        return self.base.check_labels(y, n) if isinstance(self.base, Categorical) else None
+        return self.base.check_labels(y, n) if self.random else checked_labels(self.base.name, y, n, self.shape)
 
     def ignores(self, y: Tensor) -> bool:  # noqa: D102
-        return isinstance(self.base, Categorical) and bool((y == IGNORE).any())
+        return self.base.ignores(y) and bool((y == IGNORE).any())
 
     def cotangents(self, z: Tensor, y: Tensor | None, draws: Tensor | None, ks: range) -> Tensor:  # noqa: D102
         if draws is not None:
             draws = draws if len(ks) == self.width else draws[ks.start : ks.stop]
-            draws = draws if draws.device == z.device else draws.to(z.device)
+            scores = self.base.drawn_scores(z, y, draws.to(z.device))
+        else:
+            assert y is not None
+            scores = self.base.label_scores(z, y)
         root = sqrt(self.scale / self.width)
-        given = z if y is None else y  # without labels there are draws
-        if isinstance(self.base, Gaussian):
-            return root * (draws.to(z.dtype) if draws is not None else given.to(z)[None] - z)
-        if isinstance(self.base, Bernoulli):
-            p = torch.sigmoid(z)
-            return root * (((draws < p).to(z.dtype) if draws is not None else given.to(z)[None]) - p)
-        if draws is not None and self.shape.positions == 1 and y is None:
-            return self._drawn_scores(torch.softmax(z, -1), draws, root)
-        p = torch.softmax(self.shape.split(z), -2)
-        labels = given[None].clamp_min(0) if draws is None else _inverse_cdf(p, draws)  # [k, n, P]
-        hot = torch.zeros(len(labels), *p.shape, dtype=z.dtype, device=z.device)
-        hot.scatter_(-2, labels[..., None, :], 1.0)
-        score = hot.sub_(p)
-        if y is not None:
-            score *= (y != IGNORE)[:, None]
-        if root != 1.0:
-            score *= root
-        return self.shape.join(score)
-
-    @staticmethod
-    def _drawn_scores(p: Tensor, draws: Tensor, root: float) -> Tensor:
-        """The same for p [n, c] and draws [k, n, 1] with few small operations."""
-        cdf = p.cumsum(-1, dtype=torch.float64)
-        each = cdf.expand(draws.shape[0], *p.shape).contiguous()
-        labels = torch.searchsorted(each, draws * cdf[:, -1:]).clamp_(max=p.shape[1] - 1)  # beyond only where p is NaN
-        score = p.new_zeros(each.shape).scatter_(-1, labels, 1.0).sub_(p)
-        return score if root == 1.0 else score.mul_(root)
+        return scores if root == 1.0 else scores * root
 
 
 def _inverse_cdf(p: Tensor, u: Tensor) -> Tensor:
