@@ -366,7 +366,7 @@ def test_overhead_is_kept_by_thinning(cap: float, cost: float) -> None:
         clock.now += cost
         return 1.0
 
-    probe = Probe(mlp(3, 2), X, Y, [slow], schedule=1, max_overhead=cap, clock=clock)
+    probe = Probe(mlp(3, 2), X, Y, [slow], schedule=1, max_overhead=cap, least=0, clock=clock)
     measured = 0
     for _ in range(2000):
         clock.now += 0.5  # a training step
@@ -380,6 +380,51 @@ def test_overhead_is_kept_by_thinning(cap: float, cost: float) -> None:
     assert measured >= 0.95 * min(possible, 2000) - 2
     assert len(probe.records) == 2001
     assert all(r.skipped == (not r.values) for r in probe.records)
+
+
+@pytest.mark.parametrize("steps", [237, 5000])
+def test_the_defaults_draw_a_curve_whatever_a_measurement_costs(steps: int) -> None:
+    """Steps of 10 ms, measurements of 2 s: the cap allows none. 237 steps are three epochs of 5000 examples."""
+    clock = Clock()
+
+    def slow(view: View) -> float:
+        clock.now += 2.0
+        return float(view.step)
+
+    probe = Probe(mlp(3, 2), X, Y, [slow], clock=clock)
+    for _ in range(steps):
+        clock.now += 0.01
+        probe.step(1.0)
+    if steps == 237:
+        probe.finish()  # nothing to complain about
+    else:
+        with pytest.warns(UserWarning, match=r"[0-9]+ of [0-9]+ measurements were skipped to keep max_overhead=0\.05"):
+            probe.finish()
+    made = [r.step for r in probe.records if not r.skipped]
+    assert (made[0], made[-1]) == (0, steps)
+    assert len(made) >= 22
+    gaps = [b / a for a, b in zip(made[1:], made[2:])]
+    assert max(gaps) <= 2.0
+    assert max(gaps[18:], default=1.0) <= 1.25 * 1.16  # the schedule's own marks lie up to 15 % apart
+    assert [row["step"] for row in probe.to_dicts()] == made
+
+
+def test_the_last_state_is_measured_though_the_cap_forbids_it_and_it_was_skipped_when_due() -> None:
+    clock = Clock()
+
+    def slow(view: View) -> float:
+        clock.now += 5.0
+        return 1.0
+
+    probe = Probe(mlp(3, 2), X, Y, [slow], schedule=1, max_overhead=0.01, least=0, clock=clock)
+    for _ in range(6):
+        clock.now += 0.1
+        probe.step(1.0)
+    with pytest.warns(UserWarning, match="5 of 7 measurements were skipped"):
+        records = probe.finish()
+    assert records[-1].step == 6
+    assert not records[-1].skipped
+    assert probe.finish() == records  # a second call adds and says nothing
 
 
 def test_no_cap_measures_everything() -> None:

@@ -24,12 +24,14 @@ from biascope.probes.schedules import Moment, Overhead, Schedule, as_schedule
 from biascope.probes.view import Setup, View, frozen_copy, unwrapped
 from biascope.support.arguments import check_count, check_number
 from biascope.support.errors import BiascopeError, InputError
+from biascope.support.limits import CountOrZero
 from biascope.support.precision import Precision, arithmetic, without_autocast
 from biascope.support.signatures import checked
 from biascope.support.tables import grid
 
 DEFAULT = ("ntk_alignment", "label_alignment", "effective_rank", "sign_similarity", "parameter_distance")
 COLUMNS = 8  # values shown in a notebook
+GROWTH = 1.25  # of the number of steps, between two measurements that are made in spite of the cap
 
 
 class Probe:
@@ -50,9 +52,11 @@ class Probe:
         schedule: "log", "loss", "epochs", "steps", a number of steps, or an object of `schedules`.
         groups: {name: indices, mask [n], or a batch (x, y) of its own}, for `group_losses` and `group_alignment`.
         max_overhead: share of wall time (since the probe was made) that measuring may take; measurements that would
-            exceed it are left out and recorded as skipped. None: no cap.
+            exceed it are left out and recorded as skipped. None: no cap. The first and the last are always made.
         out: a folder for the records, as JSON lines; a killed run that is made again with the same folder goes on.
         seed: of everything random.
+        least: so many measurements between the first and the last are made whatever the cap says, and after these at least one whenever
+            the number of steps has grown by a quarter. 0: the cap alone decides.
         tensorboard: a folder or a SummaryWriter.
         loss_fn: loss per example for groups; None for what the labels suggest.
         output: how to get a tensor from what the model returns.
@@ -87,6 +91,7 @@ class Probe:
         out: str | Path | None = None,
         seed: int = 0,
         *,
+        least: CountOrZero = 20,
         tensorboard: Any = None,
         loss_fn: Loss | None = None,
         output: Callable[[Any], Tensor] | None = None,
@@ -95,7 +100,7 @@ class Probe:
         precision: Precision = "float32",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._time = Overhead(max_overhead, clock)
+        self._time, self._least = Overhead(max_overhead, clock), least
         self.metrics: tuple[Metric, ...] = tuple(as_metrics(metrics))
         self.schedule = as_schedule(schedule)
         self.model = unwrapped(model)
@@ -143,16 +148,24 @@ class Probe:
             return self._measure(Moment(self._here.step, self._here.epoch, raw), raw, None)
 
     def finish(self) -> tuple[Record, ...]:
-        """Measure the last state (if the cap allows and it is not measured yet), close files, give the records."""
-        last = max(self._caught_up, self._records[-1].step if self._records else 0)
+        """Measure the last state (if it is not measured yet), say how many were skipped, close files, give the records."""
+        fresh = not self._closed
         try:
-            if not self._closed and self._here.step > last:
+            if fresh and self._here.step > max(self._caught_up, self._last_measured()):
                 with without_autocast(), self._time.counted():
                     raw = read_loss(self._loss, self._here.step)
                     loss = self._here.loss if self.schedule.needs_loss else raw
-                    self._due(Moment(self._here.step, self._here.epoch, loss), raw, None)
+                    self._measure(Moment(self._here.step, self._here.epoch, loss), raw, None)
         finally:
             self.close()
+        skipped = {r.step for r in self._records if r.skipped} - {r.step for r in self._records if not r.skipped}
+        if fresh and skipped:
+            due = len({record.step for record in self._records})
+            warnings.warn(
+                f"probe: {len(skipped)} of {due} measurements were skipped to keep max_overhead="
+                f"{self._time.cap:g}; raise it, or pass None, for all of them",
+                stacklevel=2,
+            )
         return self.records
 
     def close(self) -> None:
@@ -275,10 +288,18 @@ class Probe:
         return self._due(now, raw, self.schedule.threshold(level))
 
     def _due(self, now: Moment, raw: float | None, threshold: float | None) -> Record:
-        """Measure if the cap allows it, else record that it was skipped."""
-        if self._time.allows():
+        """Measure if the cap allows it or the curve needs it, else record that it was skipped."""
+        if self._time.allows() or self._needed(now.step):
             return self._measure(now, raw, threshold)
         return self._write(Record(now.step, now.loss, raw, now.epoch, threshold, self._time.elapsed, skipped=True))
+
+    def _needed(self, step: int) -> bool:
+        """Would the curve be too thin without a measurement here?"""
+        made = sum(not record.skipped for record in self._records) - 1  # without the first
+        return self._least > 0 and (made < self._least or step >= GROWTH * self._last_measured())
+
+    def _last_measured(self) -> int:
+        return next((record.step for record in reversed(self._records) if not record.skipped), 0)
 
     def _measure(self, now: Moment, raw: float | None, threshold: float | None) -> Record:
         if self.device.type == "cuda":
