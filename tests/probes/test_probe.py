@@ -6,6 +6,7 @@ import math
 import random
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -403,7 +404,7 @@ def test_the_defaults_draw_a_curve_whatever_a_measurement_costs(steps: int) -> N
     made = [r.step for r in probe.records if not r.skipped]
     assert (made[0], made[-1]) == (0, steps)
     assert len(made) >= 22
-    gaps = [b / a for a, b in zip(made[1:], made[2:])]
+    gaps = [b / a for a, b in pairwise(made[1:])]
     assert max(gaps) <= 2.0
     assert max(gaps[18:], default=1.0) <= 1.25 * 1.16  # the schedule's own marks lie up to 15 % apart
     assert [row["step"] for row in probe.to_dicts()] == made

@@ -55,8 +55,8 @@ class Probe:
             exceed it are left out and recorded as skipped. None: no cap. The first and the last are always made.
         out: a folder for the records, as JSON lines; a killed run that is made again with the same folder goes on.
         seed: of everything random.
-        least: so many measurements between the first and the last are made whatever the cap says, and after these at least one whenever
-            the number of steps has grown by a quarter. 0: the cap alone decides.
+        least: so many measurements between the first and the last are made whatever the cap says, and after these at
+            least one whenever the number of steps has grown by a quarter. 0: the cap alone decides.
         tensorboard: a folder or a SummaryWriter.
         loss_fn: loss per example for groups; None for what the labels suggest.
         output: how to get a tensor from what the model returns.
@@ -148,7 +148,7 @@ class Probe:
             return self._measure(Moment(self._here.step, self._here.epoch, raw), raw, None)
 
     def finish(self) -> tuple[Record, ...]:
-        """Measure the last state (if it is not measured yet), say how many were skipped, close files, give the records."""
+        """Measure the last state (if it is not measured yet), warn of skipped ones, close files, give the records."""
         fresh = not self._closed
         try:
             if fresh and self._here.step > max(self._caught_up, self._last_measured()):
