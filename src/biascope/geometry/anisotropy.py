@@ -74,7 +74,7 @@ def nads(
         n_networks: T; "auto" doubles it until the leading directions of two halves of the networks overlap by
             `tolerance` (at most 65,536, with a warning when that is not enough).
         method: "finite-difference" is Algorithm 1, the eigenvectors of E[g g^T] with central differences of width
-            `step`; "autograd" takes exact gradients instead (with ReLU these depend more on x); "mixed-derivative" is
+            `step`; "autograd" takes exact gradients instead (with ReLU these depend on x); "mixed-derivative" is
             Algorithm 2 corrected, eigenvectors of E[H^T H] with H = d2f/dtheta dx; "ntk" are the right singular
             vectors of E_x[H] of a single network (whatever `n_networks`) over `n_points` Gaussian inputs, their
             eigenvalues the alignment of the tangent kernel with linear functions; with ReLU a lower estimate, since
@@ -87,7 +87,9 @@ def nads(
         max_memory: for example "4GB"; by default 60 % of what is free.
         top: how many directions; all by default when D <= 4096, else 64; with exact mixed derivatives 10.
         center: subtract the mean gradient (zero in expectation; the paper's code does it through PCA).
-        x: the evaluation point [*input_shape], the same for all networks; by default one draw of N(0, I).
+        x: the evaluation point [*input_shape], the same for all networks. By default draws of N(0, I), so that no
+            direction is that of one input: one for each network with autograd, one for the even and one for the odd
+            networks with finite differences, whose halves are compared (`NADs.stability`); one with mixed derivatives.
         head: "marginal" averages over the last linear layer in closed form (finite differences only): the same
             expectation with far less noise per network; "sampled" is the algorithm as printed.
         scalarise: outputs [n, c] -> [n], for networks with more than two outputs (two: the difference of logits).
@@ -129,6 +131,7 @@ def nads(
     if n_networks != 1 and not initialiser.draws:
         raise InputError("the factory gives the same network every time: nothing to average over; give n_networks=1")
     where, D = device_of(device), math.prod(shape)
+    drawn = x is None
     if x is None:
         x = torch.randn(shape, generator=generator(seed, "x"), device="cpu")
     check_shapes(f"x [{', '.join(map(str, shape))}]", x)
@@ -136,7 +139,8 @@ def nads(
     first = initialiser.draw(seed, 0, 1, where, dtype)
     x = x.to(where, first.dtype)
     check_networks(initialiser, first, x[None])
-    sampler = Sampler(initialiser, x, seed, method, step, where, dtype, scalarise, precision, max_memory)
+    sampler = Sampler(initialiser, x, seed, method, step, where, dtype, scalarise, precision, max_memory,
+                      drawn=drawn)  # fmt: skip
     if second_order and n_networks != "auto":
         if derivative == "finite-difference":
             if average == "operator" or D > DENSE_UP_TO:

@@ -2,7 +2,9 @@
 
 Finite differences with a large step are what the NAD paper uses: for a step far above the size of x, a ReLU network
 answers (f(x + h e_i) - f(x - h e_i)) / 2h with its response to a single pixel, whatever x is. All 2D perturbed inputs
-are the same for all networks, so they are built once.
+are the same for many networks, so they are built once: for the even ones at one x and for the odd ones at another, so
+that what two halves of the networks share is no property of x. Exact gradients see only the linear piece around x;
+there every network has its own.
 
 The head: the last layer's weights are drawn independently of everything else with mean zero and variance s^2, so given
 the features phi below it, E[g g^T] = s^2 (dphi/dx)^T (dphi/dx), exactly. `head="marginal"` uses that: one network gives
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -31,6 +34,7 @@ from biascope.network.door import refuse_inference_mode
 from biascope.network.functional import explained
 from biascope.support.errors import InputError, UnsupportedError
 from biascope.support.memory import budget
+from biascope.support.seeds import generator
 
 ROUNDING = 1e-2  # share of the trace that rounding may explain without a word
 OF_ROUNDING = (
@@ -45,6 +49,7 @@ NO_MIXED = (
     "all mixed derivatives are zero: at x = 0 a ReLU network without biases has none, use another x; elsewhere what "
     "the output makes of the input is not up to the parameters"
 )
+HALF, FEW_ENTRIES = 0.5, 16  # squared cosine with x that is warned of; of few entries any direction may have it
 NO_SPREAD = "center=True takes the mean gradient off, and nothing is left of one network: give n_networks"
 COARSE = {"tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}  # relative rounding where it is not the dtype's
 
@@ -57,7 +62,7 @@ class Sampler:
     """
 
     initialiser: Initialiser
-    x: Tensor  # [*input_shape]
+    x: Tensor  # [*input_shape], of all networks if it was given, else of the first
     seed: int
     method: str
     step: float
@@ -68,6 +73,7 @@ class Sampler:
     max_memory: str | int | None
     head: str | None = None  # name of the last layer when it is marginalised
     head_variance: float = 0.0
+    drawn: bool = False  # x was not given: networks differ in their inputs too
     sizes: list[float] = field(default_factory=list)  # of the outputs, once differences were taken; see `rounding`
 
     @property
@@ -87,14 +93,15 @@ class Sampler:
             room = min(4096, 2**30 // (2 * self.dimension), budget(self.max_memory, self.device) // (8 * own))
             size = max(size, room // size * size)
         together = 0
-        evaluate = self._evaluator() if self.method == "finite-difference" and self._at_once == self.dimension else None
+        held = self.method == "finite-difference" and self._at_once == self.dimension
+        evaluate = tuple(self._evaluator(x) for x in self._points(stop)) if held else ()
         while start < stop:
             end = min(stop, (start // size + 1) * size)
             networks = self.draw(start, end)
             together = together or self._together(networks, size)
             for first in range(0, end - start, together):
                 part = networks[first : first + together]
-                yield start + first, self.rows(part, stop - start - first, evaluate)
+                yield start + first, self.rows(part, start + first, stop - start - first, evaluate)
             start = end
 
     def _together(self, networks: Networks, size: int) -> int:
@@ -107,18 +114,54 @@ class Sampler:
         held = (4 * self._at_once + (2 * self.dimension if self.head is not None else 0)) * width
         return max(1, min(size, budget(self.max_memory, self.device) // (2 * held * self.x.element_size())))
 
-    def rows(self, networks: Networks, total: int = 0, evaluate: Evaluator | None = None) -> Tensor:
-        """Gradients [networks, r, D] of networks, out of `total` that are still to come.
+    def rows(
+        self, networks: Networks, start: int = 0, total: int = 0, evaluate: tuple[Evaluator, ...] = ()
+    ) -> Tensor:
+        """Gradients [networks, r, D] of networks start, ..., out of `total` that are still to come.
 
         `evaluate` knows all perturbed inputs already, if they are few enough to be held.
         """
         if self.method == "autograd":
-            found = input_gradients(networks, self.x[None], scalarise=self.scalarise, max_memory=self.max_memory)
-            return found.flatten(2)
+            x = torch.stack([self.point(start + i) for i in range(len(networks))])[:, None] if self.drawn else self.x[None]
+            options: dict[str, Any] = {"scalarise": self.scalarise, "max_memory": self.max_memory}
+            return input_gradients(networks, x, per_network=self.drawn, **options).flatten(2)
+        points = self._points(start + len(networks))
+        shares = [slice((start + i) % len(points), None, len(points)) for i in range(len(points))]
+        shares = [share for share in shares if share.start < len(networks)]
+        found = []
+        for share in shares:
+            which = (start + share.start) % len(points)
+            ready = evaluate[which] if evaluate else None
+            found.append(self._rows_at(points[which], networks[share], -(-total // len(points)), ready))
+        if len(found) == 1:
+            return found[0]
+        out = found[0].new_empty(len(networks), *found[0].shape[1:])
+        for share, rows in zip(shares, found):
+            out[share] = rows
+        return out
+
+    def _rows_at(self, x: Tensor, networks: Networks, total: int, evaluate: Evaluator | None) -> Tensor:
         if self.head is None:
-            return self._differences(networks, total, evaluate)[:, None]
-        rows = self._differences(without_head(networks, self.head), total, evaluate)
+            return self._differences(x, networks, total, evaluate)[:, None]
+        rows = self._differences(x, without_head(networks, self.head), total, evaluate)
         return rows.mul_(math.sqrt(self.head_variance)).transpose(1, 2)
+
+    def point(self, network: int) -> Tensor:
+        """The input of one network, where each has its own."""
+        if network == 0:
+            return self.x
+        x = torch.randn(self.x.shape, generator=generator(self.seed, "x", network), device="cpu")
+        return x.to(self.x.device, self.x.dtype)
+
+    def _points(self, total: int) -> tuple[Tensor, ...]:
+        """Where differences are taken: of the even networks and of the odd ones."""
+        return (self.x, self.point(1)) if self.drawn and total > 1 else (self.x,)
+
+    def inputs(self, count: int) -> int:
+        """How many inputs `count` networks were looked at with."""
+        if not self.drawn or self.method in ("mixed-derivative", "ntk"):
+            return 1
+        return count if self.method == "autograd" else min(count, 2)
 
     @property
     def _at_once(self) -> int:
@@ -128,15 +171,15 @@ class Sampler:
             most = min(most, budget(self.max_memory, self.device) // (8 * 2 * self.x.element_size()))
         return max(1, min(self.dimension, most // self.dimension))
 
-    def _evaluator(self, start: int = 0) -> Evaluator:
-        x = perturbed(self.x, start, min(start + self._at_once, self.dimension), self.step)
+    def _evaluator(self, x: Tensor, start: int = 0) -> Evaluator:
+        x = perturbed(x, start, min(start + self._at_once, self.dimension), self.step)
         return Evaluator(x, precision=self.precision, max_memory=self.max_memory)
 
-    def _differences(self, networks: Networks, total: int, evaluate: Evaluator | None) -> Tensor:
+    def _differences(self, x: Tensor, networks: Networks, total: int, evaluate: Evaluator | None) -> Tensor:
         """Central differences: [T, D] of the scalar output, or [T, D, features]."""
         pieces, squares, watch = [], 0.0, len(self.sizes) < 16  # the first tell how large outputs are
         for start in range(0, self.dimension, self._at_once):
-            out = raw = (evaluate or self._evaluator(start))(networks, total)
+            out = raw = (evaluate or self._evaluator(x, start))(networks, total)
             if self.head is None:
                 T, n, c = out.shape
                 out = scalar_of(out.reshape(T * n, c), self.scalarise).reshape(T, n)
@@ -156,9 +199,18 @@ class Sampler:
         if not bool(values[0] > 0):
             raise InputError(NO_MIXED if self.method in ("mixed-derivative", "ntk") else NO_SPREAD)
         directions, reasons = vectors.T.reshape(-1, *self.x.shape).cpu().contiguous(), dict(self.initialiser.reasons)
-        about = {"fallback": reasons, "x": None if self.method == "ntk" else self.x.cpu(), **more}
+        inputs = self.inputs(count)
+        x = self.x.cpu() if inputs == 1 and self.method != "ntk" else None
+        about = {"fallback": reasons, "x": x, "inputs": inputs, **more}
         values, errors = values.double().cpu(), errors.double().cpu()
-        return NADs(directions, values, errors, trace, count, self.seed, self.method, step, **about)
+        found = NADs(directions, values, errors, trace, count, self.seed, self.method, step, **about)
+        if found.towards_x**2 > HALF and found.dimension >= FEW_ENTRIES:
+            warnings.warn(
+                f"the first direction is nearly the input x itself (cosine {found.towards_x:.2f}), since all networks "
+                "share it: leave out x=, or take wide finite differences",
+                stacklevel=7,
+            )
+        return found
 
     def rounding(self, trace: float) -> float:
         """Share of the trace that rounding explains: of the outputs and of x + h and x - h, or of exact gradients.

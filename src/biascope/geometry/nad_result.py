@@ -32,19 +32,22 @@ class NADs:
             eigenvalues, for which see `marchenko_pastur`).
         trace: of the whole second moment; NaN where it is only known by products.
         n_networks: how many networks were drawn.
-        seed: of the networks and of the evaluation point.
+        seed: of the networks and of the evaluation points.
         method: finite-difference, autograd, mixed-derivative or ntk.
         step: of the finite differences.
         head: "sampled", or "marginal" when the last layer was averaged out in closed form.
         stability: (n_networks, split-half overlap) pairs as networks accumulated; the overlap of the leading
-            directions of one half of the networks with those of the other. The whole is better than its halves.
+            directions of one half of the networks with those of the other, at other inputs unless x was given. The
+            whole is better than its halves.
         stability_k: how many leading directions the last of `stability` is about: fewer than asked for where a half
             spans fewer.
         fallback: {parameter: why} if the factory had to be called for each network.
         resolved: how many leading directions the eigensolver is certain of; None: all of them.
         center: whether the mean gradient was taken off.
         precision: arithmetic of the networks.
-        x: the evaluation point [*input_shape]; None for ntk, which has many.
+        x: the evaluation point [*input_shape]; None where there were several.
+        inputs: how many evaluation points there were: 1 of a given x, 2 of finite differences (one for the even
+            networks and one for the odd ones), else one for each network.
     """
 
     directions: Tensor
@@ -63,17 +66,36 @@ class NADs:
     center: bool = False
     precision: str = "float32"
     x: Tensor | None = None
+    inputs: int = 1
 
     def __repr__(self) -> str:
         """How many directions of what, how they were measured, and the first eigenvalues with their errors."""
         leading = zip(self.eigenvalues[:3].tolist(), self.standard_errors[:3].tolist())
         more = ", ..." if len(self.eigenvalues) > 3 else ""
-        agree = f", halves overlap by {self.stability[-1][1]:.3g}" if self.stability else ""
+        agree = f", {self._halves}: {self.stability[-1][1]:.3g}" if self.stability else ""
+        agree += f", cosine of the first with x {self.towards_x:.2f}" if self.x is not None else ""
         return (
             f"NADs({len(self.directions)} directions of inputs {list(self.input_shape)} by {self.method}, "
             f"{self.n_networks} networks, head {self.head}, seed {self.seed}: eigenvalues "
             f"{', '.join(number(*pair) for pair in leading)}{more}, trace {self.trace:.4g}{agree})"
         )
+
+    @property
+    def towards_x(self) -> float:
+        """|cosine| between the first direction and the input x; 0 where there were several inputs, or x = 0.
+
+        Near 1, the direction says where the networks were looked at, not what they are.
+        """
+        if self.x is None or not bool(self.x.any()):
+            return 0.0
+        x = self.x.double().flatten()
+        return float((self.directions[0].double().flatten() @ x / x.norm()).abs())
+
+    @property
+    def _halves(self) -> str:
+        """What `stability` compares."""
+        where = "at other inputs" if self.inputs > 1 else "at the same input"
+        return f"overlap of the first {self.stability_k} between halves of the networks {where}"
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -181,7 +203,9 @@ class NADs:
         if self.resolved is not None and self.resolved < len(self.directions):
             rows["certain"] = f"the first {self.resolved}; the others did not converge"
         if self.stability:
-            rows[f"split-half overlap of the first {self.stability_k}"] = self.stability[-1][1]
+            rows[self._halves] = self.stability[-1][1]
+        if self.x is not None:
+            rows["cosine of the first with x"] = self.towards_x
         rows |= {"head": self.head, "seed": self.seed}
         leading = zip(self.eigenvalues[:5].tolist(), self.standard_errors[:5].tolist())
         shares = [
@@ -220,5 +244,5 @@ class NADs:
 
 _PLAIN = (
     *("trace", "n_networks", "seed", "method", "step", "head", "stability", "stability_k", "fallback"),
-    *("resolved", "center", "precision"),
+    *("resolved", "center", "precision", "inputs"),
 )

@@ -11,7 +11,7 @@ from torch import Tensor
 from biascope import InputError, nads
 from biascope.ensembles import record
 from biascope.studies import Run
-from biascope.support import derive
+from biascope.support import derive, generator
 from biascope_papers.nad.directional import SMALL, Array, Net, Side, Width, architecture, resolve_precision
 
 Networks = Annotated[int, "networks whose gradients are measured for the directions"]
@@ -60,7 +60,7 @@ def directions_of(run: Run, source: Source, precision: str) -> tuple[Tensor, Ten
         kind: Any = "float32" if resolve_precision(precision, run.device, small) == "float32" else "tf32"
         seed, shape = derive(run.seed, name), (1, side, side)
         found = nads(factory, shape, source.networks, step=source.step, device=run.device, seed=seed,
-                     head=source.head, precision=kind)  # fmt: skip
+                     head=source.head, precision=kind, x=torch.randn(shape, generator=generator(seed, "x")))  # fmt: skip
         return {"directions": found.directions[:, 0].float(), "eigenvalues": found.eigenvalues}
 
     stored: dict[str, Any] = run.cached(name, measure)

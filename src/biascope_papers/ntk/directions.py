@@ -198,7 +198,8 @@ def fig4_5(
 
     def measure(name: str) -> dict[str, Any]:
         seed, drawn = derive(run.seed, "architecture", name), initialiser(name, image_size, init)
-        found = nads(drawn, shape, networks, device=run.device, seed=seed, head="marginal")
+        x = torch.randn(shape, generator=generator(seed, "x"))
+        found = nads(drawn, shape, networks, device=run.device, seed=seed, head="marginal", x=x)
         return {"directions": found.directions[:64]}
 
     for name in progress(nets, "networks"):

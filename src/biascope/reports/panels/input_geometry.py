@@ -105,19 +105,28 @@ def gradients(subject: Subject) -> tuple[Tensor, str]:
 
 
 def by_differences(subject: Subject, total: int) -> Iterator[Tensor]:
-    """Central differences of step `STEP` along every input coordinate at one point, for all networks: pieces [t, D]."""
-    x = torch.randn(subject.input_shape, generator=generator(subject.seed, "card gradients")).to(subject.device)
+    """Central differences of step `STEP` along every input coordinate, for all networks: pieces [t, D].
+
+    The even networks are looked at from one input, the odd ones from another: what both halves show is not of x.
+    """
+    points = [
+        torch.randn(subject.input_shape, generator=generator(subject.seed, "card gradients", *which)).to(subject.device)
+        for which in ((), (1,))
+    ]
     at_once = 512 if subject.on_gpu else 128  # coordinates, two inputs each: what the pilot timed
     way = Plan(
         "loop", 2 * at_once
     )  # given, not chosen by trial: for so few networks that would cost more than it saves
-    for networks, _ in _drawn(subject, total):
-        found = []
-        for start in range(0, x.numel(), at_once):
-            moved = perturbed(x, start, min(start + at_once, x.numel()), STEP)
-            ahead, behind = outputs(networks, moved, plan=way)[:, :, 0].chunk(2, dim=1)
-            found.append((ahead - behind) / (2 * STEP))
-        yield torch.cat(found, dim=1)
+    D = math.prod(subject.input_shape)
+    for networks, which in _drawn(subject, total):
+        rows = torch.empty(len(networks), D, device=networks.device, dtype=networks.dtype)
+        for parity in range(min(2, len(networks))):
+            x, share = points[(which.start + parity) % 2], slice(parity, None, 2)
+            for start in range(0, D, at_once):
+                moved = perturbed(x, start, min(start + at_once, D), STEP)
+                ahead, behind = outputs(networks[share], moved, plan=way)[:, :, 0].chunk(2, dim=1)
+                rows[share, start : start + at_once] = (ahead - behind) / (2 * STEP)
+        yield rows
 
 
 def by_autograd(subject: Subject, total: int) -> Iterator[Tensor]:
