@@ -1,4 +1,4 @@
-"""No direction is that of one input: by default the networks differ in their inputs, and the halves say what is shared."""
+"""No direction is that of one input: by default the networks differ in their inputs."""
 
 import warnings
 from pathlib import Path

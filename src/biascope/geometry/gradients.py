@@ -114,15 +114,14 @@ class Sampler:
         held = (4 * self._at_once + (2 * self.dimension if self.head is not None else 0)) * width
         return max(1, min(size, budget(self.max_memory, self.device) // (2 * held * self.x.element_size())))
 
-    def rows(
-        self, networks: Networks, start: int = 0, total: int = 0, evaluate: tuple[Evaluator, ...] = ()
-    ) -> Tensor:
+    def rows(self, networks: Networks, start: int = 0, total: int = 0, evaluate: tuple[Evaluator, ...] = ()) -> Tensor:
         """Gradients [networks, r, D] of networks start, ..., out of `total` that are still to come.
 
         `evaluate` knows all perturbed inputs already, if they are few enough to be held.
         """
         if self.method == "autograd":
-            x = torch.stack([self.point(start + i) for i in range(len(networks))])[:, None] if self.drawn else self.x[None]
+            own = [self.point(start + i) for i in range(len(networks))] if self.drawn else None
+            x = self.x[None] if own is None else torch.stack(own)[:, None]
             options: dict[str, Any] = {"scalarise": self.scalarise, "max_memory": self.max_memory}
             return input_gradients(networks, x, per_network=self.drawn, **options).flatten(2)
         points = self._points(start + len(networks))

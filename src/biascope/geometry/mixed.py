@@ -203,7 +203,8 @@ def by_products(sampler: Sampler, n_networks: int, top: int, n_points: int, oper
         energies = torch.cat([H.energies(networks, pairs.vectors) for networks in groups()])
         errors = energies.std(0) / T**0.5 if T > 1 else torch.full((top,), float("nan"), device="cpu")
     nothing = float("nan")  # the trace would cost D products
-    return sampler.result(pairs.vectors, pairs.values, errors, nothing, T, 0.0, resolved=resolved(pairs), inputs=len(points))
+    values, sure = pairs.values, resolved(pairs)
+    return sampler.result(pairs.vectors, values, errors, nothing, T, 0.0, resolved=sure, inputs=len(points))
 
 
 # ------------------------------------------------------------------------------------------------- finite differences

@@ -59,8 +59,9 @@ def directions_of(run: Run, source: Source, precision: str) -> tuple[Tensor, Ten
         # differences of large outputs: bf16 has too few digits, whatever the size
         kind: Any = "float32" if resolve_precision(precision, run.device, small) == "float32" else "tf32"
         seed, shape = derive(run.seed, name), (1, side, side)
+        x = torch.randn(shape, generator=generator(seed, "x"))
         found = nads(factory, shape, source.networks, step=source.step, device=run.device, seed=seed,
-                     head=source.head, precision=kind, x=torch.randn(shape, generator=generator(seed, "x")))  # fmt: skip
+                     head=source.head, precision=kind, x=x)  # fmt: skip
         return {"directions": found.directions[:, 0].float(), "eigenvalues": found.eigenvalues}
 
     stored: dict[str, Any] = run.cached(name, measure)
