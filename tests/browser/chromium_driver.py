@@ -91,8 +91,9 @@ class Chromium:
         line, _, self._buffer = self._buffer.partition(b"\0")
         return json.loads(line)
 
-    def open(self, path: Path, width: int = 1600, height: int = 1000, dark: bool = False) -> Page:
-        """A file in a new tab of that size, loaded."""
+    def open(self, path: Path | str, width: int = 1600, height: int = 1000, dark: bool = False) -> Page:
+        """A file or an address in a new tab of that size, loaded."""
+        address = path if isinstance(path, str) else path.resolve().as_uri()
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
         session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         page = Page(self, target, session)
@@ -101,8 +102,8 @@ class Chromium:
         page.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         page.send("Emulation.setEmulatedMedia", features=[scheme])
-        page.send("Page.navigate", url=path.resolve().as_uri())
-        page.wait("document.readyState === 'complete' && location.protocol === 'file:'")
+        page.send("Page.navigate", url=address)
+        page.wait("document.readyState === 'complete' && location.protocol !== 'about:'")
         return page
 
     def __enter__(self) -> Chromium:

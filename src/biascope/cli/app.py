@@ -9,7 +9,21 @@ from typing import Annotated
 import typer
 
 import biascope
-from biascope.cli import bench, card, compare, data, geometry, keep, ledger, nads, nets, queue, run_study, studies
+from biascope.cli import (
+    bench,
+    card,
+    compare,
+    data,
+    geometry,
+    keep,
+    ledger,
+    nads,
+    nets,
+    queue,
+    run_study,
+    studies,
+    watch,
+)
 from biascope.cli.interrupts import plain_interrupts
 from biascope.support.errors import BiascopeError
 
@@ -30,6 +44,7 @@ app.add_typer(data.app, name="data")
 app.command("bench", context_settings=bench.CONTEXT)(bench.bench)
 app.command("ledger")(ledger.show_ledger)
 app.command("keep")(keep.keep_run)
+app.command("watch")(watch.watch)
 app.add_typer(queue.app, name="queue")
 app.command("nets")(nets.show_nets)
 
