@@ -6,8 +6,8 @@ import house
 
 
 def test_lines() -> None:
-    # 45,000 was asked for before judgements by scope and the queue of runs, some 1,000 lines, came in
-    assert house.lines(house.SRC / "biascope") <= 46_700
+    # the frame took 45,000; language models, processes and the pages of the site came on top of it
+    assert house.lines(house.SRC / "biascope") <= 56_000
     assert house.lines(house.SRC / "biascope_papers") <= 20_000
 
 
