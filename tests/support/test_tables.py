@@ -96,7 +96,8 @@ def test_nads() -> None:
     assert sum("±" in cell for cell in read.cells) == 5
     assert repr(found) == (
         "NADs(8 directions of inputs [2, 2, 2] by autograd, 300 networks, head sampled, seed 0: eigenvalues "
-        "4.00 ± 0.25, 2.00 ± 0.25, 0.50 ± 0.25, ..., trace 10, halves overlap by 0.875)"
+        "4.00 ± 0.25, 2.00 ± 0.25, 0.50 ± 0.25, ..., trace 10, overlap of the first 10 between halves of the "
+        "networks at the same input: 0.875)"
     )
 
 

@@ -25,7 +25,7 @@ from biascope.support.memory import budget
 CHUNK_BYTES = {"cpu": 2**28, "cuda": 2**34}  # factors of one chunk; a CPU gains nothing from more
 CACHE_BYTES = 2**24  # gradients of one chunk that a CPU likes to see again
 FEW = 256  # examples per pass below which a processor is not busy
-SMALL = 2**28  # bytes for which nobody asks how much memory is free: the question costs as much as a small layer
+SMALL = 2**28  # bytes for which free memory is not measured: measuring takes as long as a small layer
 NARROW = 64  # outputs per example up to which they are kept to be looked at later
 LATER = {"cpu": 1, "cuda": 32}  # chunks after which they are: a GPU that had to answer every time would stand still
 

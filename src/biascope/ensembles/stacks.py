@@ -149,11 +149,11 @@ class PoolFirst(nn.Sequential):
         return input
 
 
-MAKERS = (nn.Conv2d, nn.ConvTranspose2d, nn.BatchNorm2d, nn.GroupNorm)  # layers that give a tensor nobody else has
+MAKERS = (nn.Conv2d, nn.ConvTranspose2d, nn.BatchNorm2d, nn.GroupNorm)  # layers whose output is a new tensor
 
 
 def can_change_places(relu: nn.Module, pool: nn.Module, before: nn.Module | None) -> bool:
-    """Are they a ReLU and a pool, and nobody looks between them?
+    """Are they a ReLU and a pool with no hook between them?
 
     A ReLU in place changes what the module `before` it gave: where others may read that, it stays where it is.
     """

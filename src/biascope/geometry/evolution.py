@@ -249,7 +249,7 @@ class _Flow:
 
 
 def check_examples(x: Tensor, y: Tensor, loss: Loss, x_name: str = "x", y_name: str = "y") -> None:
-    """Refuse pixels 0 to 255, which nobody trains on, and labels that a loss would take for others.
+    """Refuse pixels 0 to 255, which networks are not trained on, and labels that a loss would take for others.
 
     softplus(-y f) takes any number: classes 0 and 1 would give the constant log 2 for one of them, and no gradient.
     """

@@ -12,7 +12,7 @@ from biascope.support.tables import columns, grid
 
 METHODS = ("gram", "contract")
 Strategy = Literal["auto", "gram", "contract", "products"]
-SMALL = 2**27  # bytes of kernel and factors for which nobody asks how much memory is free
+SMALL = 2**27  # bytes of kernel and factors below which free memory is not measured
 
 # FLOP/s and byte/s of a product and of a pass over memory. Only ratios matter; orders of magnitude are enough.
 SPEED = {"cpu": (6e10, 8e9), "cuda": (4e13, 3e12)}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STYLE = Path(__file__).with_name("biascope.mplstyle")
-INK = "#101113"  # a colour nobody else uses; on pages it becomes the text colour
+INK = "#101113"  # a colour used for nothing else; on pages it becomes the text colour
 PALETTE = ("0072b2", "d55e00", "009e73", "cc79a7", "e69f00", "56b4e9", "7f7f7f")  # as in the style file
 FORMATS = ("png", "svg", "pdf")
 _MARKERS = "osD^vP*"
@@ -58,7 +58,7 @@ def style() -> Iterator[None]:
 
 
 def new_figure(width: float = 3.4, height: float = 2.4, rows: int = 1, columns: int = 1) -> tuple["Figure", Any]:
-    """A figure that belongs to nobody (no pyplot state, no window) and its axes.
+    """A figure outside pyplot (no global state, no window) and its axes.
 
     Example:
         >>> figure, axes = new_figure()
@@ -99,7 +99,7 @@ def draw(chart: Chart | HeatMap, width: float = 3.4, height: float = 2.4) -> "Fi
             axes.invert_xaxis()
         for axis in (axes.xaxis, axes.yaxis):
             if axis.get_scale() == "linear" and max(map(abs, axis.get_view_interval())) >= LONG:
-                axis.set_major_formatter(lambda value, _: said(value))
+                axis.set_major_formatter(lambda value, _: as_text(value))
         measured = sorted({x for series in chart.series for x in series.x})
         if chart.x_names:
             axes.set_xticks(range(1, len(chart.x_names) + 1), chart.x_names)
@@ -259,7 +259,7 @@ def save(
     return paths
 
 
-def said(value: float, digits: int = 6) -> str:
+def as_text(value: float, digits: int = 6) -> str:
     """A number at a tick: thousands and millions as k and M, which leaves room for the neighbours."""
     for unit, letter in ((1e6, "M"), (1e3, "k")):
         if abs(value) >= max(unit, LONG):
@@ -278,7 +278,7 @@ def _ticks(values: Sequence[float], most: int = 5) -> tuple[list[float], list[st
     """
     count = len(values)
     if count <= 9:
-        return [float(i) for i in range(count)], [said(value, 3) for value in values]
+        return [float(i) for i in range(count)], [as_text(value, 3) for value in values]
     steps = np.diff(np.asarray(values, dtype=float))
     if steps[0] != 0 and np.allclose(steps, steps[0], rtol=1e-3):  # even: round numbers, between cells if need be
         from matplotlib.ticker import MaxNLocator
@@ -287,9 +287,9 @@ def _ticks(values: Sequence[float], most: int = 5) -> tuple[list[float], list[st
         slack = abs(float(steps[0])) * 1e-6
         found = MaxNLocator(most, steps=[1, 2, 5, 10]).tick_values(low, high)
         nice = [float(value) for value in found if low - slack <= value <= high + slack]
-        return [(value - values[0]) / float(steps.mean()) for value in nice], [said(value, 4) for value in nice]
+        return [(value - values[0]) / float(steps.mean()) for value in nice], [as_text(value, 4) for value in nice]
     shown = sorted({round(i * (count - 1) / most) for i in range(most + 1)})
-    return [float(i) for i in shown], [said(values[i], 2) for i in shown]
+    return [float(i) for i in shown], [as_text(values[i], 2) for i in shown]
 
 
 def inline_svg(figure: "Figure", prefix: str, themed: bool = True) -> str:

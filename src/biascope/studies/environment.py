@@ -45,8 +45,8 @@ def describe(device: str | torch.device = "cpu", seed: int | None = None) -> dic
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """What of the code and the device that numbers are computed with is another now, in words."""
-    told = [(key, *(_short(held.get(key)) for held in (before, now))) for key in MADE_WITH if key in before]
-    return [f"{name} {was} then, {is_} now" for name, was, is_ in told if was != is_]
+    compared = [(key, *(_short(held.get(key)) for held in (before, now))) for key in MADE_WITH if key in before]
+    return [f"{name} {was} then, {is_} now" for name, was, is_ in compared if was != is_]
 
 
 def _short(value: Any) -> str:

@@ -147,11 +147,11 @@ def _broken() -> str:
     reasons: dict[str, list[str]] = {}
     for module, error in discover().items():
         reasons.setdefault(error, []).append(module)
-    told = []
+    parts = []
     for error, modules in reasons.items():
         more = f" and {len(modules) - 1} more" if len(modules) > 1 else ""
-        told.append(f"; {modules[0]}{more} failed to import ({error})")
-    return "".join(told)
+        parts.append(f"; {modules[0]}{more} failed to import ({error})")
+    return "".join(parts)
 
 
 def configure(

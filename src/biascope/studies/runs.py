@@ -35,7 +35,7 @@ MARKER = "biascope-run.json"
 NETWORKS = "networks.json"
 NAMED = ("config.json", "environment.json", NETWORKS, MARKER)  # what a run that has stored nothing may hold,
 FOLDERS = ("arrays", "figures")  # beside these, which are empty then
-ABANDONED = 600.0  # seconds without a write after which a temporary file is nobody's
+ABANDONED = 600.0  # seconds without a write after which a temporary file is abandoned
 WAYS_OUT = {  # of a file that is damaged or missing
     MARKER: f'if all else is there, write {{"format": {FORMAT}}} into it',
     "config.json": "put it back from a copy (a run of the same command into another folder has the same; "

@@ -71,7 +71,7 @@ def explain_read_errors(path: Path) -> Iterator[None]:
     """Turn what the operating system says of a file that cannot be read into a sentence that names it and the fix.
 
     A file that is missing, or a folder in its place, is damage (`CorruptError`); one that only may not be read is not:
-    nobody should be told to delete it.
+    deleting it is never the advice.
     """
     try:
         yield

@@ -26,7 +26,7 @@ class CScores:
         scores: [n] in [0, 1]; high is easy. NaN for an example that no network left out.
         standard_errors: [n], from the votes (each size's share p of m votes has variance q (1 - q) / m with
             q = (m p + 1/2) / (m + 1), so that unanimous votes are not taken for certainty).
-        profile: [sizes, n], the score at each subset size; NaN where nobody left the example out.
+        profile: [sizes, n], the score at each subset size; NaN where no subset left the example out.
         votes: [sizes, n], how many networks left the example out.
         sizes: examples in each subset.
         seed: of subsets, networks and orders.
@@ -45,7 +45,7 @@ class CScores:
         return float((self.votes > 0).double().mean())
 
     def groups(self, count: int = 10) -> Tensor:
-        """Rank groups [n], 0 the lowest scores (most difficult); equal scores are told apart by their position."""
+        """Rank groups [n], 0 the lowest scores (most difficult); equal scores are ordered by their position."""
         return rank_groups(self.scores, count)
 
 

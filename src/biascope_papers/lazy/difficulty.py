@@ -79,7 +79,7 @@ class DecileTask(ImageTask):
             return {"scores": found.scores, "errors": found.standard_errors, "coverage": found.coverage}
 
         scored: dict[str, Any] = run.cached("c-scores", score)
-        scores = scored["scores"].nan_to_num(nan=0.5)  # nobody left it out: taken for neither
+        scores = scored["scores"].nan_to_num(nan=0.5)  # never left out: counted as neither
         group = rank_groups(scores, self.groups)
 
         def once(seed: int, setting: Setting) -> Trajectory:

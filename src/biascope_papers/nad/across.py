@@ -89,7 +89,7 @@ def fig1_patterns(
         maps[net] = as_map(basis.frequencies, torch.as_tensor(trained.test))
     _check_two(maps)
     numbers: dict[str, Estimate] = {}
-    said, names = list[str](), list[str]()
+    findings, names = list[str](), list[str]()
     for one, other in combinations(maps, 2):
         pairs, name = transposed(maps[one], maps[other], side), f"{one} and {other}"
         between, within, apart = compared(maps[one], maps[other], pairs)
@@ -97,7 +97,7 @@ def fig1_patterns(
         numbers[f"{name}: transposed pairs"] = Estimate(len(pairs))
         numbers |= {f"{name}: {net} with itself": self_correlation(maps[net], pairs) for net in (one, other)}
         names.append(name)
-        said.append(f"{name} {between} ({within} with themselves, {len(pairs)} transposed pairs)")
+        findings.append(f"{name} {between} ({within} with themselves, {len(pairs)} transposed pairs)")
     lines = {"of the two networks": names, "of each with itself": [f"{name}: with themselves" for name in names]}
     chart = Chart(
         "correlations",
@@ -113,7 +113,7 @@ def fig1_patterns(
         x_names=tuple(name.replace(" and ", ", ") for name in names),
     )
     return StudyResult(
-        measured=f"Correlation of accuracies at transposed bins of {side} x {side} images: {'; '.join(said)}.",
+        measured=f"Correlation of accuracies at transposed bins of {side} x {side} images: {'; '.join(findings)}.",
         numbers=numbers,
         figures=(chart,),
     )
@@ -275,7 +275,7 @@ def fig6_decay(
     numbers = {f"{net}: directions learnt": learnt[net] for net in ranks}
     numbers |= {f"{net}: effective rank of the spectrum": Estimate(ranks[net]) for net in ranks}
     numbers |= {f"directions learnt, {slow} minus {fast} of faster decay": gap for (slow, fast), gap in gaps.items()}
-    said = "; ".join(f"{net} effective rank {ranks[net]:.3g}, {learnt[net]} directions learnt" for net in ranks)
+    findings = "; ".join(f"{net} effective rank {ranks[net]:.3g}, {learnt[net]} directions learnt" for net in ranks)
     chart = Chart(
         "decay",
         "Directions learnt and the decay of the spectrum",
@@ -288,7 +288,7 @@ def fig6_decay(
         log_y=True,
     )
     return StudyResult(
-        measured=f"{said}. Pairs of networks: {len(gaps)}, of which {sum(map(above, gaps.values()))} surely in the "
+        measured=f"{findings}. Pairs of networks: {len(gaps)}, of which {sum(map(above, gaps.values()))} surely in the "
         f"claimed order and {sum(map(below, gaps.values()))} surely in the other.",
         numbers=numbers,
         figures=(chart,),

@@ -153,7 +153,7 @@ def fig8(
         )
 
     numbers: dict[str, Estimate] = {}
-    said, means = list[str](), dict[str, list[float]]()
+    findings, means = list[str](), dict[str, list[float]]()
     for net in nets:
         test = dict[str, list[float]]()
         for kind in ("original", "flipped"):
@@ -164,7 +164,7 @@ def fig8(
             numbers[f"train accuracy, {net}, {kind}"] = Estimate.of([row["train"] for row in rows])
             means.setdefault(kind, []).append(numbers[f"test accuracy, {net}, {kind}"].value)
         numbers[f"test accuracy lost by the flip, {net}"] = lost = _lost(test, info(setting.dataset).n_test)
-        said.append(f"{net} loses {lost}")
+        findings.append(f"{net} loses {lost}")
     chart = Chart(
         "flip",
         "Test accuracy on original and flipped images",
@@ -176,7 +176,7 @@ def fig8(
         x_names=tuple(nets),
     )
     return StudyResult(
-        measured=f"{setting}, {setting.epochs} epochs: {'; '.join(said)}.", numbers=numbers, figures=(chart,)
+        measured=f"{setting}, {setting.epochs} epochs: {'; '.join(findings)}.", numbers=numbers, figures=(chart,)
     )
 
 
@@ -247,7 +247,7 @@ def underspecification(
         return im.train_on_images(run, name, factory, data, functools.partial(tests, net, i, seed), setting)
 
     numbers: dict[str, Estimate] = {}
-    charts, said, indices = list[Chart](), list[str](), a.spread_indices(count, side**2)
+    charts, findings, indices = list[Chart](), list[str](), a.spread_indices(count, side**2)
     for net in nets:
         found = [[train(net, i, seed) for seed in range(seeds)] for i in progress(indices, net)]
         by = {key: np.array([[row[key] for row in rows] for rows in found]) for key in (BOTH, IMAGES, CHANNEL)}
@@ -263,7 +263,9 @@ def underspecification(
             f"accuracy by images alone, first index, {net}": Estimate.of(by[IMAGES][0]),
             f"accuracy by images alone, last index, {net}": Estimate.of(by[IMAGES][-1]),
         }
-        said.append(f"{net} by D(v) alone {by_channel[0]:.3f} at the first and {by_channel[-1]:.3f} at the last index")
+        findings.append(
+            f"{net} by D(v) alone {by_channel[0]:.3f} at the first and {by_channel[-1]:.3f} at the last index"
+        )
         charts.append(
             Chart(
                 f"features-{net}",
@@ -278,7 +280,7 @@ def underspecification(
             )
         )
     return StudyResult(
-        measured=f"{setting}, two classes: {'; '.join(said)}.",
+        measured=f"{setting}, two classes: {'; '.join(findings)}.",
         numbers=numbers,
         figures=tuple(charts),
     )

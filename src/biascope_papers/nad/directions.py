@@ -74,10 +74,10 @@ def fig5(
         **{f"lambda_{k} / lambda_1": found.estimate(lambda v, _, k=k: float(v[k - 1] / v[0])) for k in (10, far)},  # type: ignore[misc]
         "eigenvalues above the Marchenko-Pastur band, sampled heads": Estimate(float(outside), None, plain_count),
     }
-    said = ""
+    findings = ""
     for name, share in PLACES.get(net, {}).items():
         numbers[name] = found.estimate(lambda _, u, share=share: share(a.energy(u[:3])))  # type: ignore[misc]
-        said += f" {name[0].upper()}{name[1:]}: {numbers[name]}."
+        findings += f" {name[0].upper()}{name[1:]}: {numbers[name]}."
     directions = found.whole[1]
     charts = [
         spectrum_chart(net, found.whole[0], plain_values, band.upper, found.count, plain_count),
@@ -92,13 +92,15 @@ def fig5(
         angles = principal_angles(directions[:10].flatten(1).T, published[:10].T).rad2deg()
         numbers["largest principal angle of the first 10, degrees"] = Estimate(float(angles[-1]), None, found.count)
         overlap = numbers["overlap with the published first 10"]
-        said = f" The span of the first ten overlaps the published one by {overlap} (random: {10 / D:.2f}).{said}"
+        findings = (
+            f" The span of the first ten overlaps the published one by {overlap} (random: {10 / D:.2f}).{findings}"
+        )
         charts.append(overlap_chart(directions, published))
         run.log(**{f"principal_angle_{i + 1}": float(angle) for i, angle in enumerate(angles)})
     _keep(run, found, step, plain_values)
     return StudyResult(
         measured=f"The strongest 5 % of frequencies hold {numbers[strong]} of the energy of u_1 to u_3 (about 0.2 for "
-        f"random directions).{said}",
+        f"random directions).{findings}",
         numbers=numbers,
         figures=tuple(charts),
     )

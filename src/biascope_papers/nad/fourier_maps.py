@@ -41,38 +41,38 @@ def fig1(
     if cut:
         basis = basis.select(torch.arange(first))
     found = d.train_directions(run, net, d.architecture(net, side, width=width), basis.vectors, protocol)
-    numbers, said = summary(net, found, basis), ""
+    numbers, findings = summary(net, found, basis), ""
     if control and net != "logreg":
         logreg = d.train_directions(run, "logreg", d.architecture("logreg", side), basis.vectors, protocol)
         numbers["worst bin of logistic regression"] = Estimate(float(logreg.test.min()))
-        said += f" Logistic regression reaches {logreg.test.min():.4f} on its worst bin."
+        findings += f" Logistic regression reaches {logreg.test.min():.4f} on its worst bin."
     if net == "resnet18":
-        said += _combs(found.test, basis, numbers)
+        findings += _combs(found.test, basis, numbers)
     apart = f.replicated_gap(found.test, f.partners(basis))
     if apart is not None:
         numbers[f"{'control: ' if net in d.ISOTROPIC else ''}best minus worst quarter of bins"] = apart
-        said += f" The best quarter of bins beats the worst by {apart}."
+        findings += f" The best quarter of bins beats the worst by {apart}."
         ends = f.extremes(found.test, f.partners(basis))
         if ends is not None and net not in d.ISOTROPIC:
             numbers[f"best minus worst tenth of bins, chosen by their twins, {net}"] = ends
-            said += f" The best tenth, chosen by their twins, beat the worst tenth by {ends}."
+            findings += f" The best tenth, chosen by their twins, beat the worst tenth by {ends}."
     else:
-        said += " There are too few bins to tell good from bad ones."
+        findings += " There are too few bins to tell good from bad ones."
     if net in d.ISOTROPIC:
         worst = float(found.test.min())
         fate = "holds" if worst >= 0.99 else "fails"
-        said += f" As a control, which needs 0.99 on every bin, it {fate}: {worst:.4f} on its worst one."
-        said += f" What is claimed of convolutional networks is not tested by {net}."
+        findings += f" As a control, which needs 0.99 on every bin, it {fate}: {worst:.4f} on its worst one."
+        findings += f" What is claimed of convolutional networks is not tested by {net}."
     twins = numbers["correlation of transposed bins"]
     if math.isfinite(twins.value):  # it is not where all bins are learnt alike
-        said += f" Transposed bins correlate by {twins}."
+        findings += f" Transposed bins correlate by {twins}."
     run.save_arrays("map", frequencies=basis.frequencies, test=found.test, train=found.train)
     caption = f"{protocol}. One network per bin; the value is copied to the conjugate bin."
     caption += " Grey: not trained." if grid.sample or cut else ""
     title = f"Test accuracy of {net} on D(v), v in the Fourier basis"
     return StudyResult(
         measured=f"{net}, {len(basis)} bins of a {side} x {side} spectrum ({protocol}): mean accuracy "
-        f"{numbers[f'mean test accuracy, {net}']}, mean training accuracy {found.train.mean():.3f}.{said}",
+        f"{numbers[f'mean test accuracy, {net}']}, mean training accuracy {found.train.mean():.3f}.{findings}",
         numbers=numbers,
         figures=(f.heat_map("accuracy", title, found.test, basis, caption=caption),),
     )
@@ -169,7 +169,7 @@ def fig3(
     by_chance = float(np.sqrt((pooled.test * (1 - pooled.test)).mean() / protocol.n_test))
     numbers["spread by the finite test set alone"] = Estimate(by_chance, 0.0)
     maps = [f.heat_map("with-pooling", f"{net}, as it is", pooled.test, basis, caption=str(protocol))]
-    bad, said = f.worst_by_partner(pooled.test, f.partners(basis)), []
+    bad, findings = f.worst_by_partner(pooled.test, f.partners(basis)), []
     for label, options in variants(net, strides).items():
         factory = d.architecture(f"{net}-nopool", side, width=width, **options)
         found = d.train_directions(run, label, factory, basis.vectors, protocol)
@@ -179,10 +179,10 @@ def fig3(
         maps.append(f.heat_map(label.replace(" ", "-"), f"{net}, {label}", found.test, basis, caption=str(protocol)))
         if len(bad) >= 4:
             numbers[f"gain at the bad bins, {label}"] = better = Estimate.of((found.test - pooled.test)[bad])
-            said.append(f"{label}: spread smaller by {flatter}, bad bins better by {better}")
+            findings.append(f"{label}: spread smaller by {flatter}, bad bins better by {better}")
     return StudyResult(
         measured=f"{net}, {len(basis)} bins ({protocol}): spread of the accuracy over bins {spread_before} with "
-        f"pooling. {'; '.join(said) or 'Too few bins to compare'}.",
+        f"pooling. {'; '.join(findings) or 'Too few bins to compare'}.",
         numbers=numbers,
         figures=tuple(maps),
     )
@@ -287,7 +287,7 @@ def fig12(
     basis = f.Grid(image_size, stride, sample=count).basis(run.seed)
     sets = {"random": random.reshape(-1, image_size, image_size), "Fourier": basis.vectors}
     numbers: dict[str, Estimate] = {}
-    series, said = list[Series](), list[str]()
+    series, findings = list[Series](), list[str]()
     for net in nets:
         factory = d.architecture(net, image_size, width=width)
         test = {
@@ -300,7 +300,7 @@ def fig12(
             f"spread over Fourier directions, {net}": uneven,
             f"difference of the spreads, {net}": difference(uneven, flat),
         }
-        said.append(f"{net} {flat} over random, {uneven} over Fourier directions")
+        findings.append(f"{net} {flat} over random, {uneven} over Fourier directions")
         styles: dict[str, Any] = {"random": "line", "Fourier": "dashed"}
         for kind, values in test.items():
             numbers[f"mean accuracy on {kind} directions, {net}"] = Estimate.of(values)
@@ -317,7 +317,7 @@ def fig12(
     )
     return StudyResult(
         measured=f"Standard deviation of the accuracy, {len(random)} random and {len(basis)} Fourier directions "
-        f"({protocol}): {'; '.join(said)}.",
+        f"({protocol}): {'; '.join(findings)}.",
         numbers=numbers,
         figures=(chart,),
     )

@@ -79,7 +79,7 @@ def fig20(
 ) -> StudyResult:
     """Accuracy on D(u_i) against the index for the MLP and VGG-11, with the eigenvalues."""
     numbers: dict[str, Estimate] = {}
-    charts, said = list[Chart](), list[str]()
+    charts, findings = list[Chart](), list[str]()
     for net in nets:
         U, spectrum = a.directions_of(run, a.Source(net, image_size, 0, networks, head, step), protocol.precision)
         indices, values = a.spread_indices(count, len(U)), spectrum.numpy()
@@ -93,10 +93,10 @@ def fig20(
             band = marchenko_pastur(networks, len(U))
             numbers[f"largest over smallest eigenvalue, {net}"] = Estimate(float(values[0] / values[-1]))
             numbers[f"the same by sampling alone (Marchenko-Pastur), {net}"] = Estimate(band.upper / band.lower)
-        said.append(f"{net} {found.test[0]:.3f} at the first index and {found.test[-1]:.3f} at the last")
+        findings.append(f"{net} {found.test[0]:.3f} at the first index and {found.test[-1]:.3f} at the last")
         charts.append(sweep_chart(net, at, found.test, found.train, values, protocol))
     return StudyResult(
-        measured=f"Accuracy on D(u_i), {protocol}: {'; '.join(said)}.", numbers=numbers, figures=tuple(charts)
+        measured=f"Accuracy on D(u_i), {protocol}: {'; '.join(findings)}.", numbers=numbers, figures=tuple(charts)
     )
 
 

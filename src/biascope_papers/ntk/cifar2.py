@@ -161,7 +161,7 @@ def table4_1(
         return {"energy": torch.tensor(energies, dtype=torch.float64), "accuracy": accuracy, "losses": losses}
 
     numbers: dict[str, Estimate] = {}
-    energies, said, series = dict[str, Tensor](), list[str](), list[Series]()
+    energies, findings, series = dict[str, Tensor](), list[str](), list[Series]()
     for name in progress(nets, "networks"):
         found: list[dict[str, Any]] = run.cached_each(name, range(training.seeds), partial(train, name))
         energies[name] = energy = torch.stack([row["energy"] for row in found])
@@ -176,7 +176,7 @@ def table4_1(
         }
         numbers |= {f"{key}, {name}": value for key, value in own.items()}
         first, last, accuracy = own["energy before"], own["energy after"], own["test accuracy"]
-        said.append(f"{s.title(name)} {first} to {last} (test accuracy {accuracy})")
+        findings.append(f"{s.title(name)} {first} to {last} (test accuracy {accuracy})")
         series.append(curve(s.title(name), [step / each for step in at], energy))
         if name in PUBLISHED:
             ends = [at[0] / each, at[-1] / each]
@@ -194,7 +194,7 @@ def table4_1(
         alt="One rising curve per network over epochs, and the published first and last values as points.",
     )
     return StudyResult(
-        measured=f"Energy in the first {k} of {size} eigenvectors: {'; '.join(said)}. Random labels would have "
+        measured=f"Energy in the first {k} of {size} eigenvectors: {'; '.join(findings)}. Random labels would have "
         f"{k / size:.4f}.{'' if training.seeds > 1 else ' Only one seed, no error bar.'}{s.noted(dataset)}",
         numbers=numbers,
         figures=(chart,),

@@ -101,7 +101,7 @@ def fig4_4(
 ) -> StudyResult:
     """Accuracy of networks and linearised networks on tasks along the kernel's own directions."""
     numbers: dict[str, Estimate] = {}
-    charts, said, seeds = list[Chart](), list[str](), training.seeds
+    charts, findings, seeds = list[Chart](), list[str](), training.seeds
 
     def learn(name: str, direction: Tensor, seed: int, kind: str, index: int) -> dict[str, Any]:
         net = first_network(
@@ -146,7 +146,7 @@ def fig4_4(
             own[f"largest last training loss of {kind}"] = Estimate(float(rows.mean(0).max()))
             own[f"last training loss of {kind} on the first direction"] = Estimate(float(rows[:, 0].mean()))
         numbers |= {f"{key}, {name}": value for key, value in own.items()}
-        said.append(
+        findings.append(
             f"{s.title(name)}: f minus f_lin {advantage}, rank correlations {falls['f']} (f), {falls['lin']} (f_lin)"
         )
         places = [i + 1 for i in indices]
@@ -165,7 +165,7 @@ def fig4_4(
             )
         )
     return StudyResult(
-        measured=f"{'; '.join(said)}. {n} examples of side {image_size}, {training.epochs:g} epochs; "
+        measured=f"{'; '.join(findings)}. {n} examples of side {image_size}, {training.epochs:g} epochs; "
         f"{errors_over(seeds, len(indices), 'directions')}.",
         numbers=numbers,
         figures=tuple(charts),
@@ -194,7 +194,7 @@ def fig4_5(
     """Directions of single networks' kernels, in pixels and Fourier space, and against the architecture's."""
     shape, D = (1, image_size, image_size), image_size**2
     numbers: dict[str, Estimate] = {}
-    charts, said = list[Chart](), list[str]()
+    charts, findings = list[Chart](), list[str]()
 
     def measure(name: str) -> dict[str, Any]:
         seed, drawn = derive(run.seed, "architecture", name), initialiser(name, image_size, init)
@@ -219,7 +219,7 @@ def fig4_5(
         margin = Estimate(overlap.value - 3 * k / D, overlap.standard_error, overlap.n)
         numbers[f"overlap above three times that of random directions, {name}"] = margin
         numbers[f"energy in the strongest 5 % of frequencies, {name}"] = energy
-        said.append(f"{s.title(name)}: overlap {overlap} (random: {k / D:.3f}), energy {energy}")
+        findings.append(f"{s.title(name)}: overlap {overlap} (random: {k / D:.3f}), energy {energy}")
         charts.append(
             Chart(
                 f"alignments-{name}",
@@ -233,7 +233,7 @@ def fig4_5(
             )
         )
     return StudyResult(
-        measured=f"{'; '.join(said)}. Inputs of side {image_size}, {seeds} networks, {n_points} points each.",
+        measured=f"{'; '.join(findings)}. Inputs of side {image_size}, {seeds} networks, {n_points} points each.",
         numbers=numbers,
         figures=tuple(charts),
     )

@@ -138,7 +138,7 @@ def fig4_2(
 ) -> StudyResult:
     """Learning eigenfunctions of the initial tangent kernel, by the network and by its linearisation."""
     numbers: dict[str, Estimate] = {}
-    charts, said, seeds = list[Chart](), list[str](), training.seeds
+    charts, findings, seeds = list[Chart](), list[str](), training.seeds
     for name in progress(nets, "networks"):
         found: dict[str, list[list[dict[str, Any]]]] = {kind: [] for kind in t.KINDS}  # by seed and rho
         overlaps, errors, regressions = list[float](), list[float](), list[list[float]]()
@@ -174,10 +174,10 @@ def fig4_2(
                 own[f"accuracy of f_lin minus f, rho {side} 500"] = over_seeds(apart[:, mask])
         own["rank correlation of rho and accuracy of kernel regression"] = rank_correlations(rhos, regressions)
         numbers |= {f"{key}, {name}": value for key, value in own.items()}
-        said.append(f"{s.title(name)} {advantage}")
+        findings.append(f"{s.title(name)} {advantage}")
         charts += _charts(name, rhos, tables, regressions)
     return StudyResult(
-        measured=f"Accuracy of f_lin minus f: {'; '.join(said)}. {n} images, {training.epochs:g} epochs; "
+        measured=f"Accuracy of f_lin minus f: {'; '.join(findings)}. {n} images, {training.epochs:g} epochs; "
         f"{errors_over(seeds, len(rhos), 'eigenfunctions')}.{s.noted(dataset)}",
         numbers=numbers,
         figures=tuple(charts),

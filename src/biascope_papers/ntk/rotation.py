@@ -49,7 +49,7 @@ def fig4_8(
 ) -> StudyResult:
     """How training on an eigenfunction changes the kernel's alignment with all of them."""
     numbers: dict[str, Estimate] = {}
-    charts, said = list[Chart](), list[str]()
+    charts, findings = list[Chart](), list[str]()
     for name in progress(nets, "networks"):
         rows: list[dict[str, Any]] = []
         for seed in range(training.seeds):
@@ -87,10 +87,10 @@ def fig4_8(
             ranks = [rank_of(row["gains"], k) for row in rows[j :: len(targets)]]
             own_numbers[f"rank of the gain of target {k}"] = Estimate(max(ranks))
         numbers |= {f"{key}, {name}": value for key, value in own_numbers.items()}
-        said.append(f"{s.title(name)}: the target gains {gain}, the most in {sum(first)} of {len(first)} trainings")
+        findings.append(f"{s.title(name)}: the target gains {gain}, the most in {sum(first)} of {len(first)} trainings")
         charts += [_alignment_chart(name, k, row) for k, row in zip(targets, rows)]
     return StudyResult(
-        measured=f"{'; '.join(said)}. {n} images, {training.epochs:g} epochs; "
+        measured=f"{'; '.join(findings)}. {n} images, {training.epochs:g} epochs; "
         f"{errors_over(training.seeds, len(targets), 'targets')}.{s.noted(dataset)}",
         numbers=numbers,
         figures=tuple(charts),

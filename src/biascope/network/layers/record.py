@@ -156,7 +156,7 @@ class Recorder(TorchFunctionMode):
     def note(
         self, out: Tensor, rule: MatrixRule | RowRule, roles: dict[str, Any], saved: Tensor | None, own: bool = False
     ) -> Tensor:
-        """Record a use and hand the output on; `own` says that `saved` is ours and nobody can change it."""
+        """Record a use and hand the output on; `own` says that `saved` is ours and cannot be changed from outside."""
         if not out.requires_grad:
             refuse_reentrant_checkpoint()
             return out  # under no_grad or detached: not part of the derivative
@@ -255,7 +255,7 @@ def _conv(r: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     x, w, b = c.pop("input"), c.pop("weight"), c.pop("bias", None)
     if r.name(x) or x.dim() != w.dim():
         return NotImplemented
-    leaves = r.name(w) and (b is None or r.name(b))  # nobody asks a tape for the gradients of parameters themselves
+    leaves = r.name(w) and (b is None or r.name(b))  # gradients of parameters themselves are never read from a tape
     out = conv2d(x, w, b, **c) if leaves and func is F.conv2d else func(*args, **kwargs)
     return r.note(out, Conv.parse(w, **c), {"weight": w, "bias": b}, x)
 

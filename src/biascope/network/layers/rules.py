@@ -221,7 +221,7 @@ class ConvTranspose(MatrixRule):
         groups: int = 1,
         dilation: int | tuple[int, ...] = 1,
     ) -> ConvTranspose:
-        """Read the arguments as F.conv_transpose*d does (output_padding only adds positions nobody reads)."""
+        """Read the arguments as F.conv_transpose*d does (output_padding only adds positions that are not read)."""
         kernel = tuple(weight.shape[2:])
         nd = len(kernel)
         pads = tuple((p, p) for p in _pairs(padding, nd))
