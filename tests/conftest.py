@@ -1,9 +1,12 @@
 """Shared by all tests: no test may disturb another through threads, seeds or global torch settings."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 from biascope.studies import environment
+from ranks import Ranks
 
 collect_ignore_glob = ["conftest.py", "*/conftest.py"]  # several share a name; they hold no fences
 
@@ -21,3 +24,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    pool = Ranks()
+    yield pool
+    pool.close()
