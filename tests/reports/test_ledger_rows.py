@@ -76,12 +76,12 @@ def test_runs_are_joined_with_claims(tmp_path: Path) -> None:
     assert mine.verdict == "supported"
     assert len({each.claim.id for each in rows}) == len(rows)
     assert summary(rows).startswith(f"{len(rows)} claims: ")
-    told = {each["id"]: each for each in json.loads(ledger_json(rows))}
+    named = {each["id"]: each for each in json.loads(ledger_json(rows))}
     fields = (
         "id document figure statement quote claim replication published measured error scope stand_in rule_set runs"
     )
-    assert set(fields.split()) <= set(told["nad/4a"])
-    assert {each["name"] for each in told["nad/4a"]["runs"]} == {"a", "b"}
+    assert set(fields.split()) <= set(named["nad/4a"])
+    assert {each["name"] for each in named["nad/4a"]["runs"]} == {"a", "b"}
     assert 'id="nad/4a"' in ledger_page(rows, tmp_path)
 
 

@@ -90,9 +90,9 @@ def test_networks_that_a_run_leaves_out_are_not_asked_about() -> None:
     assert all_hold(rule, numbers)[0] is True
     alone = {"vit: gain": Estimate(-1.0, 0.1)}
     assert not any(condition.missing(alone) for condition in rule)
-    holds, told = all_hold(rule, alone)
+    holds, text = all_hold(rule, alone)
     assert holds is False
-    assert "mlp" not in told
+    assert "mlp" not in text
     assert all_hold(rule, {"vit: loss": Estimate(1.0, 0.1)}) == (None, "")  # nothing is asked
 
 
@@ -101,10 +101,10 @@ def test_one_failure_decides_and_one_open_condition_leaves_it_open() -> None:
     yes, no, left = (Condition(name, above=0) for name in numbers)
     assert all_hold([yes], numbers)[0] is True
     assert all_hold([yes, left], numbers)[0] is None
-    holds, told = all_hold([yes, no, left], numbers)
+    holds, text = all_hold([yes, no, left], numbers)
     assert holds is False
-    assert "no: -1.00 ± 0.10 (n = 9), asked above 0: no" in told
-    assert "open: 1, asked above 0: left open by the errors" in told
+    assert "no: -1.00 ± 0.10 (n = 9), asked above 0: no" in text
+    assert "open: 1, asked above 0: left open by the errors" in text
     with pytest.raises(InputError, match="no number called 'x'"):
         all_hold([Condition("x", above=0)], numbers)
 

@@ -53,10 +53,10 @@ def test_a_reduced_run_supports_and_never_contradicts() -> None:
 
 def test_what_a_run_does_not_record_is_what_its_study_does_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """An option that came after the run: it counts as its default, so that a departure is seen."""
-    told = Experiment("ntk/table4.1", parts={"nets": ["lenet"]}, size={"epochs": 200}, same={"init": "lecun"})
-    monkeypatch.setattr(catalogue, "experiments", lambda: {told.study: told})
-    claim = replace(CLAIM, studies=(told.study,))
-    run = Run(Path("r"), {"study": told.study, "options": {"nets": ["lenet"], "epochs": 200}}, {})
+    experiment = Experiment("ntk/table4.1", parts={"nets": ["lenet"]}, size={"epochs": 200}, same={"init": "lecun"})
+    monkeypatch.setattr(catalogue, "experiments", lambda: {experiment.study: experiment})
+    claim = replace(CLAIM, studies=(experiment.study,))
+    run = Run(Path("r"), {"study": experiment.study, "options": {"nets": ["lenet"], "epochs": 200}}, {})
     numbers = {"x, lenet": Estimate(-1.0, 0.1, 9), "learned, lenet": Estimate(1.0)}
     judged = judge_claim(claim, run, numbers)
     assert "init torch instead of lecun" in str(judged.scope)

@@ -48,30 +48,30 @@ def entry(study: str, minutes: float = 0.01, name: str = "", **more: object) -> 
 
 
 def test_what_fails_is_listed_and_stops_nothing(command: list[str], tmp_path: Path) -> None:
-    runs, said = tmp_path / "runs", list[str]()
+    runs, lines = tmp_path / "runs", list[str]()
     entries = [entry("bad"), entry("fast", set={"nets": ["a", "b"], "flag": True}, seed=3)]
-    failed = run_queue(entries, runs, 1, command=command, say=said.append)
+    failed = run_queue(entries, runs, 1, command=command, say=lines.append)
     assert failed == {"bad": "--out --device cpu --size paper --seed 0\nit went wrong"}
     assert [each.state(runs) for each in entries] == ["begun", "done"]
     log = (runs / "logs" / "fast.txt").read_text()
     assert log == "--out --device cpu --size paper --seed 3 --set=nets=a,b --set=flag=true\n"
-    assert said[1].startswith("fast done in ")
-    assert said[1].endswith("all is well")
+    assert lines[1].startswith("fast done in ")
+    assert lines[1].endswith("all is well")
     assert memory(runs)["bad"]["failed"].endswith("it went wrong")
     assert 0 < memory(runs)["fast"]["seconds"] < 60
     more = [*entries, entry("fast", name="later")]
-    run_queue(more, runs, 1, command=command, say=said.append)
-    assert [line.split()[0] for line in said] == ["bad", "fast", "later", "bad"]  # what failed comes last
+    run_queue(more, runs, 1, command=command, say=lines.append)
+    assert [line.split()[0] for line in lines] == ["bad", "fast", "later", "bad"]  # what failed comes last
 
 
 def test_the_limit_is_kept_and_what_was_cut_off_goes_on(command: list[str], tmp_path: Path) -> None:
-    runs, said, begin = tmp_path / "runs", list[str](), time.monotonic()
+    runs, lines, begin = tmp_path / "runs", list[str](), time.monotonic()
     slow = [entry("slow")]
-    assert run_queue(slow, runs, 3 / 60, command=command, say=said.append) == {}
+    assert run_queue(slow, runs, 3 / 60, command=command, say=lines.append) == {}
     assert time.monotonic() - begin < 3 + queue_module.GRACE
-    assert "stopped after 3 s" in said[0]
+    assert "stopped after 3 s" in lines[0]
     assert slow[0].state(runs) == "begun"
-    run_queue(slow, runs, 1, command=command, say=said.append)
+    run_queue(slow, runs, 1, command=command, say=lines.append)
     assert slow[0].state(runs) == "done"
     assert (runs / "logs" / "slow.txt").read_text().splitlines()[-1] == "--resume --size paper --seed 0"
     assert memory(runs)["slow"]["seconds"] > 3  # of both sessions
@@ -85,12 +85,12 @@ def test_a_run_that_does_not_stop_is_ended(command: list[str], tmp_path: Path, m
 
 
 def test_what_does_not_fit_waits_unless_told(command: list[str], tmp_path: Path) -> None:
-    runs, said = tmp_path / "runs", list[str]()
+    runs, lines = tmp_path / "runs", list[str]()
     entries = [entry("long", 5.0), entry("fast")]
-    run_queue(entries, runs, 1, command=command, say=said.append)
+    run_queue(entries, runs, 1, command=command, say=lines.append)
     assert [each.state(runs) for each in entries] == ["waiting", "done"]
-    assert said[-1] == "1 runs wait: they do not fit what is left of the time"
-    run_queue(entries, runs, 1, command=command, say=said.append, start_anyway=True)
+    assert lines[-1] == "1 runs wait: they do not fit what is left of the time"
+    run_queue(entries, runs, 1, command=command, say=lines.append, start_anyway=True)
     assert entries[0].state(runs) == "done"
 
 
@@ -129,9 +129,9 @@ def test_a_killed_queue_resumes(command: list[str], tmp_path: Path) -> None:
 
 def test_a_run_waits_for_its_data(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BIASCOPE_DATA", str(tmp_path / "empty"))
-    said = list[str]()
-    run_queue([entry("fast", data=["digits", "mnist"])], tmp_path / "runs", 1, command=command, say=said.append)
-    assert said == ["fast waits for data: mnist"]
+    lines = list[str]()
+    run_queue([entry("fast", data=["digits", "mnist"])], tmp_path / "runs", 1, command=command, say=lines.append)
+    assert lines == ["fast waits for data: mnist"]
 
 
 def test_the_queue_in_order_with_names_and_data(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def keep_finished(
     into: Annotated[Path, typer.Option(help="Folder of kept runs.")] = Path("reproductions"),
     replace: Annotated[bool, typer.Option("--replace", help="Replace earlier ones of the same names.")] = False,
 ) -> None:
-    """Keep every finished run that is not kept yet; what cannot be kept is said, and the others are kept."""
+    """Keep every finished run that is not kept yet; what cannot be kept is reported, and the others are kept."""
     from biascope.reports.kept import device_part, is_kept, keep
     from biascope.studies import Run
 

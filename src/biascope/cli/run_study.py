@@ -143,7 +143,7 @@ def _free_folder(name: str) -> Path:
 def _again(
     like: Path, name: str | None, asked: dict[str, Any], overrides: dict[str, str]
 ) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Study, size, seed, device and options of an earlier run; what is said on the command line goes before."""
+    """Study, size, seed, device and options of an earlier run; what the command line gives goes before."""
     from biascope.reports.study_page import finished
 
     stored = finished(like)[0].config
@@ -153,7 +153,7 @@ def _again(
 
 
 def _resumed(path: Path, name: str | None, asked: dict[str, Any], overrides: dict[str, str]) -> Run:
-    """Whatever is said again on the command line must be what the folder was started with."""
+    """Whatever the command line gives again must be what the folder was started with."""
     from biascope.reports.study_page import check_config
 
     opened = Run.open(path)

@@ -61,7 +61,7 @@ def ledger_page(rows: Sequence[Row], relative_to: Path | None = None, look: str 
 
 def _pick(name: str, key: str, values: Sequence[str], everything: str, words: Sequence[str] = ()) -> Html:
     options = [tag("option", everything, value="")]
-    options += [tag("option", told, value=value) for value, told in zip(values, words or values)]
+    options += [tag("option", word, value=value) for value, word in zip(values, words or values)]
     return tag("label", f"{name} ", tag("select", join(options), data_filter=key))
 
 
@@ -136,10 +136,11 @@ def _numbers(row: Row) -> Html:
 
 
 def _compared(each: Compared) -> Html:
-    told = number(each.published.value, each.published.error) if each.published.error else f"{each.published.value:g}"
+    printed = each.published
+    value = number(printed.value, printed.error) if printed.error else f"{printed.value:g}"
     mark = tag("td", "agree" if each.agree else "differ", class_="agree" if each.agree else "differ")
     setting = tag("small", f" {each.published.setting}") if each.published.setting else ""
-    return tag("tr", tag("td", each.published.number, setting), tag("td", told), tag("td", shown(each.ours)), mark)
+    return tag("tr", tag("td", each.published.number, setting), tag("td", value), tag("td", shown(each.ours)), mark)
 
 
 def shown(estimate: Estimate) -> str:
@@ -167,7 +168,7 @@ def _bar(row: Row) -> Html:
 
 
 def _thumbnail(row: Row, relative_to: Path | None) -> Html:
-    judgement = next((each.judgement for each in row.telling), None) or next(iter(row.judgements), None)
+    judgement = next((each.judgement for each in row.deciding), None) or next(iter(row.judgements), None)
     if judgement is None:
         return tag("div", class_="thumb none")
     folder = judgement.run.path
@@ -183,7 +184,7 @@ def _thumbnail(row: Row, relative_to: Path | None) -> Html:
 def _details(row: Row, relative_to: Path | None) -> Html:
     claim = row.claim
     quote = tag("blockquote", claim.quote, tag("footer", claim.place)) if claim.quote else tag("p", claim.place)
-    rule = f"Rule set {row.rule_set}. {claim.why_rule}" if claim.rule and row.telling else claim.why_rule
+    rule = f"Rule set {row.rule_set}. {claim.why_rule}" if claim.rule and row.deciding else claim.why_rule
     runs = [tag("li", _run(each, relative_to)) for each in row.judgements]
     count = f"{len(runs)} run{'s' if len(runs) != 1 else ''}"
     inside = [quote, tag("p", rule) if rule else "", tag("ul", join(runs)) if runs else ""]
@@ -193,8 +194,8 @@ def _details(row: Row, relative_to: Path | None) -> Html:
 def _run(each: Judgement, relative_to: Path | None) -> Html:
     link = tag("a", each.run.path.name, href=f"{_link(each.run.path, relative_to)}/index.html")
     kind = "" if each.level == LEVELS[0] else f", {each.level}"
-    told = f": {each.verdict}{kind} ({each.scope}). {each.reason} Made by {provenance(each.run.environment)}."
-    return join([link, told])
+    text = f": {each.verdict}{kind} ({each.scope}). {each.reason} Made by {provenance(each.run.environment)}."
+    return join([link, text])
 
 
 def _link(path: Path, relative_to: Path | None) -> str:

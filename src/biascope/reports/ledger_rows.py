@@ -53,26 +53,26 @@ class Row:
         return "contradicted" if "contradicted" in found else "supported" if "supported" in found else "undecided"
 
     @property
-    def telling(self) -> tuple[Decided, ...]:
+    def deciding(self) -> tuple[Decided, ...]:
         """What the verdict rests on."""
         return tuple(each for each in self.decided if each.verdict == self.verdict)
 
     @property
     def level(self) -> str:
         """The best size at which the verdict was reached; "" where there is no run."""
-        found = [each.judgement.level for each in self.telling] or [each.level for each in self.judgements]
+        found = [each.judgement.level for each in self.deciding] or [each.level for each in self.judgements]
         return min(found, key=LEVELS.index, default="")
 
     @property
     def scopes(self) -> tuple[Scope, ...]:
         """What was run of the published setting by the runs that decide; their networks are counted together."""
         found: dict[str, Scope] = {}
-        for each in self.telling:
-            told = experiment_of(str(each.judgement.run.config.get("study")))
-            scope, key = each.judgement.scope, told.networks if told else ""
-            if told and key in scope.parts:
-                wanted = self.claim.networks or told.parts.get(key, ())
-                names = {name for other in self.telling for name in other.network.split(", ")} & set(wanted)
+        for each in self.deciding:
+            published = experiment_of(str(each.judgement.run.config.get("study")))
+            scope, key = each.judgement.scope, published.networks if published else ""
+            if published and key in scope.parts:
+                wanted = self.claim.networks or published.parts.get(key, ())
+                names = {name for other in self.deciding for name in other.network.split(", ")} & set(wanted)
                 share = Share(len(names), len(wanted), len(names) / max(len(wanted), 1))
                 scope = replace(scope, parts={**scope.parts, key: share})
             found.setdefault(str(scope), scope)
@@ -113,20 +113,20 @@ class Row:
     @property
     def stand_in(self) -> str:
         """What the deciding run was made on instead of the document's data or networks."""
-        return next((each.judgement.scope.stand_in for each in self.telling), "")
+        return next((each.judgement.scope.stand_in for each in self.deciding), "")
 
     @property
     def provenance(self) -> str:
         """What is wrong with the commits of the runs that decide; "" if nothing is."""
-        told = [provenance(each.judgement.run.environment) for each in self.telling]
-        return next((each for each in told if " " in each), "")
+        commits = [provenance(each.judgement.run.environment) for each in self.deciding]
+        return next((each for each in commits if " " in each), "")
 
     @property
     def rule_set(self) -> str:
         """Whether the rule was written before or after the run that decides began."""
-        told = {each.judgement.rule_before_run for each in self.telling}
+        found = {each.judgement.rule_before_run for each in self.deciding}
         words: Mapping[bool | None, str] = {True: "before the run", False: "after the run", None: "at an unknown time"}
-        return " and ".join(words[each] for each in (True, False, None) if each in told)
+        return " and ".join(words[each] for each in (True, False, None) if each in found)
 
     @property
     def sentence(self) -> str:
@@ -134,19 +134,19 @@ class Row:
         if not self.judgements:
             return self.lacking or _why(self.claim)
         if self.verdict == "undecided":
-            return self.judgements[0].told(brief=True)
+            return self.judgements[0].explain(brief=True)
         kinds = [(verdict, [each.network for each in self.decided if each.verdict == verdict]) for verdict in VERDICTS]
-        told = [f"{verdict} for {', '.join(map(str, names))}" for verdict, names in kinds if names]
-        mixed = f"{'; '.join(told)}. " if len(self.decided) > 1 else ""
-        first = self.telling[0]
-        return mixed + first.judgement.told(brief=True, only=first.part.network)
+        texts = [f"{verdict} for {', '.join(map(str, names))}" for verdict, names in kinds if names]
+        mixed = f"{'; '.join(texts)}. " if len(self.decided) > 1 else ""
+        first = self.deciding[0]
+        return mixed + first.judgement.explain(brief=True, only=first.part.network)
 
     @property
     def measured(self) -> tuple[tuple[str, Estimate], ...]:
         """The numbers that the rule looks at, from the run that decides."""
         if not self.judgements:
             return ()
-        judgement = self.telling[0].judgement if self.telling else self.judgements[0]
+        judgement = self.deciding[0].judgement if self.deciding else self.judgements[0]
         numbers = finished(judgement.run.path)[1].numbers
         rules = [each.of(part.network) for part in judgement.parts for each in self.claim.rule]
         return tuple(
@@ -281,8 +281,8 @@ def _counts(decided: Decided) -> bool:
 
 
 def _networks(judgement: Judgement) -> tuple[str, ...]:
-    told = experiment_of(str(judgement.run.config.get("study")))
-    return told.networks_of(options_of_run(judgement.run)) if told else ()
+    published = experiment_of(str(judgement.run.config.get("study")))
+    return published.networks_of(options_of_run(judgement.run)) if published else ()
 
 
 def _lacking(claim: Claim, runs: Sequence[tuple[str, Run, Mapping[str, Estimate]]]) -> str:

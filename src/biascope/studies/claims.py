@@ -90,8 +90,8 @@ class Claim:
 
     def networks_of(self, study: str, options: Mapping[str, Any]) -> tuple[str, ...]:
         """The networks of a run that it speaks of."""
-        told = experiment_of(study)
-        found = told.networks_of(options) if told else ()
+        experiment = experiment_of(study)
+        found = experiment.networks_of(options) if experiment else ()
         return tuple(net for net in found if not self.networks or net in self.networks)
 
     def conditions(

@@ -116,11 +116,11 @@ class Judgement:
     @property
     def reason(self) -> str:
         """What the verdict rests on, with the numbers."""
-        return self.told()
+        return self.explain()
 
-    def told(self, brief: bool = False, only: str | None = None) -> str:
+    def explain(self, brief: bool = False, only: str | None = None) -> str:
         """What the verdict rests on: with the numbers or without, of all networks or of one only."""
-        told = []
+        lines = []
         for part in self.parts:
             if only is not None and part.network != only:
                 continue
@@ -135,8 +135,8 @@ class Judgement:
                 why = f" The rule fails, in a setting that is partly ours: {self.scope.silent} are not printed."
             elif part.holds is False and verdict == "undecided":
                 why = f" The rule fails, but not at the published size ({self.scope}): that contradicts nothing."
-            told.append(f"{name}{part.brief if brief else part.text}.{why}")
-        return " ".join(told)
+            lines.append(f"{name}{part.brief if brief else part.text}.{why}")
+        return " ".join(lines)
 
     def __str__(self) -> str:
         level = "" if self.level == "published size" else f", {self.level}"
@@ -146,8 +146,10 @@ class Judgement:
 def judge_claim(claim: Claim, run: Run, numbers: Mapping[str, Estimate]) -> Judgement:
     """A claim judged by the numbers of a run that tests it (`Claim.tested_by`)."""
     study, options = str(run.config.get("study")), options_of_run(run)
-    told = experiment_of(study)
-    scope = told.scope(options, _narrowed(claim, told.parts, told.networks)) if told else Scope(known=False)
+    published = experiment_of(study)
+    scope = Scope(known=False)
+    if published:
+        scope = published.scope(options, _narrowed(claim, published.parts, published.networks))
     if claim.stand_in and not scope.stand_in:
         scope = replace(scope, stand_in=claim.stand_in)
     names = claim.networks_of(study, options) if claim.per_network else ("",)
@@ -187,9 +189,9 @@ def judgements(run: Run, numbers: Mapping[str, Estimate]) -> tuple[Judgement, ..
 
 def _part(name: str, rule: Any, gate: Any, numbers: Mapping[str, Estimate]) -> Part:
     holds, text = all_hold(rule, numbers)
-    open_, told = all_hold(gate, numbers) if any(each.matches(numbers) for each in gate) else (True, "")
+    learned, asked = all_hold(gate, numbers) if any(each.matches(numbers) for each in gate) else (True, "")
     brief = all_hold(rule, numbers, brief=True)[1]
-    return Part(name, holds, open_, text if open_ is True else f"{text}; gate: {told}", brief)
+    return Part(name, holds, learned, text if learned is True else f"{text}; gate: {asked}", brief)
 
 
 def _narrowed(claim: Claim, parts: Mapping[str, Any], networks: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
     def fig4a(run: Run, *, sigma: Annotated[float, "noise"] = 3.0) -> StudyResult: ...
 
-gives an option `sigma`, a number, 3.0 unless said otherwise. Types: int, float, str, bool, Literal, `X | None`,
+gives an option `sigma`, a number, 3.0 unless it says otherwise. Types: int, float, str, bool, Literal, `X | None`,
 tuple[X, ...]. Options that several studies share are written once, as the fields of a dataclass:
 
     def fig6(run: Run, *, protocol: Protocol = Protocol(sigma=3.0)) -> StudyResult: ...

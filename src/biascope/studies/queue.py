@@ -68,7 +68,7 @@ class Entry:
         return [name for name in self.data if not data.info(name).cached]
 
     def arguments(self, runs: Path, device: str) -> list[str]:
-        """What follows `biascope`; a begun run is told its options again, and refused if they have changed."""
+        """What follows `biascope`; a begun run gets its options again, and refused if they have changed."""
         folder = str(runs / self.name)
         where = ["--resume", folder] if self.state(runs) == "begun" else ["--out", folder, "--device", device]
         options = [f"--set={key}={_text(value)}" for key, value in self.set.items()]

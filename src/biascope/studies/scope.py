@@ -45,8 +45,8 @@ class Experiment:
     @property
     def options(self) -> tuple[str, ...]:
         """Every option that it names."""
-        told = {} if isinstance(self.stand_in, str) else self.stand_in
-        tables = (self.parts, self.size, self.smaller, self.same, self.diagnostic, told)
+        by_option = {} if isinstance(self.stand_in, str) else self.stand_in
+        tables = (self.parts, self.size, self.smaller, self.same, self.diagnostic, by_option)
         names = dict.fromkeys(key for table in tables for key in table)
         return (*names, *([self.networks] if self.networks and self.networks not in names else []))
 
@@ -75,8 +75,8 @@ class Experiment:
         checks = [
             f"{key} {_short(options[key])}" for key, values in self.diagnostic.items() if options.get(key) in values
         ]
-        told = self._stand_in(options)
-        return Scope(listed, shares | less, other, told, ", ".join(checks), silent=", ".join(self.silent))
+        stand_in = self._stand_in(options)
+        return Scope(listed, shares | less, other, stand_in, ", ".join(checks), silent=", ".join(self.silent))
 
     def _share(self, key: str, options: Mapping[str, Any], want: float) -> "Share":
         have = _number(options[key])
@@ -88,7 +88,10 @@ class Experiment:
         if isinstance(self.stand_in, str):
             return self.stand_in
         found = [
-            told[each] for key, told in self.stand_in.items() for each in _listed(options.get(key, ())) if each in told
+            named[each]
+            for key, named in self.stand_in.items()
+            for each in _listed(options.get(key, ()))
+            if each in named
         ]
         return "; ".join(dict.fromkeys(found))
 
@@ -139,8 +142,8 @@ class Scope:
         shares = [f"{key} {share}" for key, share in self.shares.items() if share.share < 1]
         other = [f"on a stand-in: {self.stand_in}"] if self.stand_in else []
         check = [f"a check of ours: {self.diagnostic}"] if self.diagnostic else []
-        told = ", ".join([*parts, *shares, *self.departures, *other, *check]) or "as published"
-        return told + (f" (not printed: {self.silent})" if self.silent else "")
+        text = ", ".join([*parts, *shares, *self.departures, *other, *check]) or "as published"
+        return text + (f" (not printed: {self.silent})" if self.silent else "")
 
 
 def _listed(value: Any) -> tuple[str, ...]:
