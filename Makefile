@@ -15,7 +15,7 @@ help:
 $(STAMP): pyproject.toml requirements/cpu.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements/cpu.txt -e ".[cli,plot,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements/cpu.txt -e ".[cli,plot,dev,docs]"
 	@touch $(STAMP)
 
 demo: $(STAMP)
@@ -35,7 +35,6 @@ unit: $(STAMP)
 	$(BIN)/pytest -n 2 --dist worksteal --durations 15
 
 docs: $(STAMP)
-	$(BIN)/python -m pip install --quiet -c requirements/cpu.txt -e ".[docs]"
 	$(BIN)/mkdocs build --strict
 
 bench: $(STAMP)

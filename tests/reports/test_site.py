@@ -16,6 +16,7 @@ from biascope import reports
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
+TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 
 
 def hook() -> ModuleType:
@@ -41,13 +42,23 @@ def test_examples_in_docstrings_run(room: str) -> None:
         assert doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE).failed == 0
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def anchors(page: Path) -> set[str]:
+    """Where links into a page can point: its headings, as the site and GitHub name them, and what it documents."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
+    words = [re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in re.findall(r"^#+ (.+)$", text, re.M)]
+    return {re.sub(r"\s", "-", each) for each in words} | set(re.findall(r"^::: (\S+)$", text, re.M))
+
+
+@pytest.mark.parametrize("page", [*PAGES, *TOP], ids=lambda page: page.stem)
 def test_pages_say_something_and_their_links_lead_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert len(text) > 20
-    for words, target in re.findall(r"(!?\[[^\]]*\])\(([^)#\s]+)[^)]*\)", re.sub(r"```.*?```", "", text, flags=re.S)):
+    prose = re.sub(r"```.*?```", "", text, flags=re.S)
+    for words, target, anchor in re.findall(r"(!?\[[^\]]*\])\(([^)#\s]*)#?([^)\s]*)\)", prose):
         if "://" not in target:
-            assert (page.parent / target).is_file(), target
+            leads = (page.parent / target) if target else page
+            assert leads.exists(), target
+            assert not anchor or anchor in anchors(leads), f"{target}#{anchor}: there is no such heading"
         assert not words.startswith("![") or len(words) > 20, f"{target}: a picture needs words"
 
 
@@ -58,10 +69,10 @@ def test_every_concept_has_a_picture() -> None:
 
 
 def test_the_site_gets_the_ledger_the_runs_and_their_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / ".mkdocs")
     module = hook()
     for name in ("nad-fig4a-laptop-cpu", "alignment-fig4.1-laptop-cpu"):
         shutil.copytree(ROOT / "reproductions" / name, tmp_path / "reproductions" / name)
-    monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setattr(module, "RUNS", tmp_path / "reproductions")
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
@@ -80,6 +91,12 @@ def test_the_site_gets_the_ledger_the_runs_and_their_look(tmp_path: Path, monkey
     assert len(linked) == 2
     assert linked <= names
     assert module.on_page_markdown("![a](../../reproductions/r/f.png)") == "![a](../reproductions/r/f.png)"
+    home = module.on_page_markdown(f"# b\n\n{module.HERE}", config=config)
+    thumbnails = re.findall(r'src="(gallery/[^"]+\.webp)"', home)
+    assert len(thumbnails) == 2
+    assert set(thumbnails) | set(re.findall(r'class="run".*?href="([^"]+)"', home)) <= names
+    assert files.get_file_from_path(thumbnails[0]).content_bytes[8:12] == b"WEBP"
+    assert home.count('data-verdict="supported"') + home.count('data-verdict="undecided"') == 2
 
 
 def test_what_reports_offer_is_on_the_reference_page_with_an_example() -> None:
