@@ -1,6 +1,7 @@
 """bs.fisher, bs.ggn and their relatives: choose a family and a representation, stream the data, get a metric."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,11 +31,12 @@ from biascope.curvature.sums import build_pieces
 from biascope.network.functional import ParamSelection, functional
 from biascope.network.layers.blocks import StaleError
 from biascope.network.stream import Cut, Stream, anatomy, forget
-from biascope.support.errors import InputError
+from biascope.support.errors import InputError, UnsupportedError
 from biascope.support.inputs import take
 from biascope.support.limits import Count
 from biascope.support.memory import parse_bytes
 from biascope.support.precision import Precision, arithmetic
+from biascope.support.processes import ALONE, processes
 from biascope.support.signatures import checked
 
 Representation = Name | Mapping[str, str]
@@ -54,6 +56,7 @@ class Options:
     batch_size: int | None
     max_memory: str | int | None
     centred: bool = False
+    group: Any = None
 
 
 @checked
@@ -75,6 +78,7 @@ def fisher(
     sua: bool = False,
     batch_size: Count | None = None,
     max_memory: str | int | None = None,
+    group: Any = None,
 ) -> Metric:
     """Fisher information F = (1/n) sum_i E_y [grad log p(y | x_i) grad log p(y | x_i)^T].
 
@@ -109,6 +113,8 @@ def fisher(
             fewer patches reach, and between strides. The bias has an exact block of its own.
         batch_size: examples per forward pass; chosen by memory if None.
         max_memory: budget, such as "4GB"; 60 % of the free memory if None.
+        group: a `torch.distributed` process group or device mesh, whose ranks all make this call, and later those of
+            the metric, with the same network, data and vectors; each runs its share of the data through the network.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
@@ -118,7 +124,7 @@ def fisher(
     """
 
     options = Options(
-        representation, params, output, precision, class_dim, sharing, sua, batch_size, max_memory, centred
+        representation, params, output, precision, class_dim, sharing, sua, batch_size, max_memory, centred, group
     )
     what = "Fisher" if not centred else "centred Fisher"
     if not callable(likelihood):
@@ -147,6 +153,7 @@ def ggn(
     sua: bool = False,
     batch_size: Count | None = None,
     max_memory: str | int | None = None,
+    group: Any = None,
 ) -> Metric:
     """Generalised Gauss-Newton matrix (1/n) sum_i J_i^T H_i J_i with H_i the Hessian of the loss in the outputs.
 
@@ -159,7 +166,9 @@ def ggn(
         >>> G.shape
         (8, 8)
     """
-    options = Options(representation, params, output, precision, class_dim, sharing, sua, batch_size, max_memory)
+    options = Options(
+        representation, params, output, precision, class_dim, sharing, sua, batch_size, max_memory, group=group
+    )
     return build(model, data, options, lambda shape, _: loss_family(loss, shape), "GGN")
 
 
@@ -207,14 +216,22 @@ def build(
     generator: torch.Generator | None = None,
 ) -> Metric:
     """Everything behind `fisher` and `ggn`."""
-    f = functional(model, options.params, options.output, options.precision)
-    stream = Stream(f, data, Cut(options.batch_size, what="data"))
-    seed = 0 if generator is None else int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
-    try:
-        return _build(stream, options, family, what, seed)
-    except StaleError:  # the module was changed since it was looked at, or its path depends on the data: look again
-        forget(f)
-        return _build(stream, options, family, what, seed)
+    team = ALONE if options.group is None else processes(options.group)
+    if team.size > 1 and options.representation != "implicit":
+        raise UnsupportedError("group= needs representation='implicit'")
+    here: AbstractContextManager[None] = team if team.size > 1 else nullcontext()
+    with here:
+        f = functional(model, options.params, options.output, options.precision)
+        stream = Stream(f, data, Cut(options.batch_size, what="data", team=team))
+        seed = 0 if generator is None else int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
+        if team.size > 1:
+            team.agree(seed, "the ranks have generators in different states: their next numbers differ")
+        try:
+            with here:
+                return _build(stream, options, family, what, seed)
+        except StaleError:  # the module was changed since it was looked at, or its path depends on the data: look again
+            forget(f)
+            return _build(stream, options, family, what, seed)
 
 
 def _build(source: Stream, options: Options, family: FamilyMaker, what: str, seed: int) -> Metric:

@@ -52,8 +52,12 @@ class ImplicitMetric(ProductMetric):
 
     @arithmetic("float32")
     def _matmat(self, X: Tensor) -> Tensor:
-        n, k = self.stream.stream.n, X.shape[1]
-        out = X.new_empty(0, len(X))  # [k, p]
+        with self.stream.team:
+            return self._products(X)
+
+    def _products(self, X: Tensor) -> Tensor:
+        n, k, team = self.stream.stream.n, X.shape[1], self.stream.team
+        out = X.new_zeros(k, len(X)) if team.size > 1 else X.new_empty(0, len(X))  # [k, p]
         centre = None if self.means is None else Centre(self.stream.family, self.means, X)
         for some, at, y, draws in self._linearised(X):
             if centre is None:
@@ -65,6 +69,9 @@ class ImplicitMetric(ProductMetric):
                 if part.numel() == X.numel():
                     continue
             out[some] += part
+        team.sum(out)
+        if centre is not None:
+            team.sum(centre.sums)
         return out.T if centre is None else out.T - (centre.means @ (centre.sums.T / n)).to(X.dtype)
 
     @checked
@@ -75,11 +82,13 @@ class ImplicitMetric(ProductMetric):
         family, n = self.stream.family, self.stream.stream.n
         centre = None if self.means is None else Centre(family, self.means, X)
         total = torch.zeros(X.shape[1], dtype=self.dtype, device=self.device)
-        for some, at, y, draws in self._linearised(X):
-            if centre is None:
-                total[some] += (at.tangent * family.apply(at.outputs, y, draws, at.tangent)).sum((-2, -1))
-            else:
-                centre.apply(some, at, y, draws)
+        with self.stream.team:
+            for some, at, y, draws in self._linearised(X):
+                if centre is None:
+                    total[some] += (at.tangent * family.apply(at.outputs, y, draws, at.tangent)).sum((-2, -1))
+                else:
+                    centre.apply(some, at, y, draws)
+            self.stream.team.sum(total, *(() if centre is None else (centre.sums, centre.squares)))
         total /= n
         if centre is not None:
             total = (centre.squares / n - (centre.sums / n).square().sum(1)).clamp_min(0.0).to(self.dtype)
@@ -105,12 +114,14 @@ class ImplicitMetric(ProductMetric):
     def trace(self) -> Tensor:
         """Exact, by one pass: sum of squared gradient norms, without forming gradients where a rule allows."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for chunk in self._chunks():
-            for factor in chunk.factors.values():
-                if isinstance(factor, MatrixFactor):
-                    total += squared_norms(factor)
-                else:
-                    total += factor.rows.square().sum(dtype=torch.float64)
+        with self.stream.team:
+            for chunk in self._chunks():
+                for factor in chunk.factors.values():
+                    if isinstance(factor, MatrixFactor):
+                        total += squared_norms(factor)
+                    else:
+                        total += factor.rows.square().sum(dtype=torch.float64)
+            self.stream.team.sum(total)
         total /= self.stream.stream.n
         if self.means is not None:
             whole, total = total, (total - self.means.square().sum()).clamp_min(0.0)
@@ -128,12 +139,14 @@ class ImplicitMetric(ProductMetric):
         """Exact, by one pass with the layer rules."""
         space = self.space if self.means is None else wide(self.space)
         sums = [DiagonalSum(u, space) for u in self.units]
-        for part in self._chunks():
-            for s in sums:
-                s.add(part)
         out = torch.empty(self.shape[0], 1, dtype=space.dtype, device=self.device)
-        for s in sums:
-            space.put(s.unit.names, s.finish(self.stream.stream.n).diagonal()[:, None], out)
+        with self.stream.team:
+            for part in self._chunks():
+                for s in sums:
+                    s.add(part)
+            for s in sums:
+                space.put(s.unit.names, s.finish(self.stream.stream.n).diagonal()[:, None], out)
+            self.stream.team.sum(out)
         if self.means is not None:
             out = (out - self.means.square().sum(1, keepdim=True)).clamp_min(0.0)
         return out[:, 0].to(self.dtype)
@@ -142,7 +155,9 @@ class ImplicitMetric(ProductMetric):
     def frobenius_norm(self) -> Tensor:
         """Through the Gram matrix of the rows where these fit in memory, else estimated: a warning says how well."""
         rows = self.stream.stream.n * self.stream.family.width
-        if rows * (self.shape[0] + rows) * self.dtype.itemsize > min(GRAM_BYTES, self.stream.limit // 2):
+        if self.stream.team.size > 1 or rows * (self.shape[0] + rows) * self.dtype.itemsize > min(
+            GRAM_BYTES, self.stream.limit // 2
+        ):
             return super().frobenius_norm()
         blocks = tuple(b for u in self.units for b in u.blocks)
         unit = Unit(tuple(self.space.shapes), blocks, "lowrank", "")

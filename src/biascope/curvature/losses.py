@@ -32,6 +32,7 @@ from biascope.support.arguments import check_finite
 from biascope.support.errors import InputError, UnsupportedError
 from biascope.support.memory import parse_bytes, readable
 from biascope.support.precision import arithmetic, without_cudnn
+from biascope.support.processes import processes
 from biascope.support.signatures import checked
 
 Loss = Literal["ce", "bce", "mse"] | Weighting
@@ -133,8 +134,15 @@ class HessianMetric(ProductMetric):
 
     @arithmetic("float32")
     def _matmat(self, X: Tensor) -> Tensor:
+        out, team = torch.zeros_like(X), self.stream.team
+        with team:
+            self._add_products(out, X)
+            team.sum(out)
+        return out / self.stream.stream.n
+
+    def _add_products(self, out: Tensor, X: Tensor) -> None:
+        """Add those of this process's examples."""
         f, family = self.stream.f, self.family
-        out = torch.zeros_like(X)
         columns = [self.space.unflatten(x) for x in X.T]
         for batch in self.stream.batches():
             params = leaves(f)
@@ -154,7 +162,6 @@ class HessianMetric(ProductMetric):
                     )
                     out[:, j] += torch.cat([s.reshape(-1) for s in second])
             del grads, losses
-        return out / self.stream.stream.n
 
 
 @checked
@@ -169,6 +176,7 @@ def hessian(
     precision: str = "float32",
     class_dim: ClassDim = 1,
     max_memory: str | int | None = None,
+    group: Any = None,
 ) -> Metric:
     """Hessian of the mean loss over labelled data with respect to the parameters.
 
@@ -183,6 +191,8 @@ def hessian(
         precision: "float32" or "float64".
         class_dim: axis of the classes in the model's output, 1 or -1.
         max_memory: budget for the dense form.
+        group: a `torch.distributed` process group or device mesh, whose ranks all make this call, and later every
+            product, with the same network, data and vectors; each runs its share of the data through the network.
 
     Example:
         >>> net = nn.Linear(3, 2)
@@ -190,17 +200,19 @@ def hessian(
         >>> (H @ torch.ones(8)).shape
         torch.Size([8])
     """
-    f = functional(model, params, output, precision)
-    source = Stream(f, data, Cut(what="data"))
-    space = ParameterSpace.of(f)
-    family = LossFamily(output_shape(f, source.first[0], class_dim), loss)
-    limit = None if max_memory is None else parse_bytes(max_memory)
-    stream = Pass(source, Anatomy((), (), family.shape.total, 1), family, 0, limit)
-    why = "second derivatives of the loss"
-    plan = Plan(representation, tuple((k, s, representation, why) for k, s in space.shapes.items()))
-    info: dict[str, Any] = {"what": "Hessian", "loss": loss if isinstance(loss, str) else "user-supplied"}
-    H = HessianMetric(space, stream, family, plan, info)
-    info["n"] = stream.stream.n
+    team = processes(group)
+    with team:
+        f = functional(model, params, output, precision)
+        source = Stream(f, data, Cut(what="data", team=team))
+        space = ParameterSpace.of(f)
+        family = LossFamily(output_shape(f, source.first[0], class_dim), loss)
+        limit = None if max_memory is None else parse_bytes(max_memory)
+        stream = Pass(source, Anatomy((), (), family.shape.total, 1), family, 0, limit)
+        why = "second derivatives of the loss"
+        plan = Plan(representation, tuple((k, s, representation, why) for k, s in space.shapes.items()))
+        info: dict[str, Any] = {"what": "Hessian", "loss": loss if isinstance(loss, str) else "user-supplied"}
+        H = HessianMetric(space, stream, family, plan, info)
+        info["n"] = stream.stream.n
     if representation == "implicit":
         return H
     need = 2 * space.size**2 * space.dtype.itemsize

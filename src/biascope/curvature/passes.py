@@ -92,6 +92,7 @@ class Pass:
     ) -> None:
         self.f, self.found, self.family = stream.f, found, family
         self.stream = stream.repeated() if family.random else stream
+        self.team = stream.cut.team
         self.seed, self.max_memory = seed, max_memory
         self.copies = 1  # how much memory the caller takes per chunk, in units of the chunk's own
         self._unread: list[tuple[int, Tensor]] = []  # first example, and outputs of the examples from there
@@ -115,12 +116,18 @@ class Pass:
         return need <= SMALL and (self.max_memory is None or need <= self.max_memory // 2)
 
     def batches(self) -> Iterator[Labelled]:
-        """Every batch with its labels and draws; the draws are the same in every pass."""
+        """Every batch, or this process's share of it, with labels and draws; the draws are the same in every pass."""
         generator = torch.Generator().manual_seed(self.seed) if self.family.random else None
-        for batch in self.stream.batches():
+        for i, batch in enumerate(self.stream.batches()):
             b = batch.at.stop - batch.at.start
             y = self.family.check_labels(batch.labels, b)
             draws = None if generator is None else self.family.draw(generator, b)
+            if self.team.size > 1:  # labels are checked, and drawn, as one process does it
+                some = self.stream.share(i, batch.at)
+                if some.stop == some.start:
+                    continue
+                batch = batch.take(some)
+                y, draws = None if y is None else y[some], None if draws is None else draws[:, some]
             if draws is not None and draws.numel() < 2**20:  # now, while a GPU has nothing else to do
                 draws = draws.to(self.f.device)
             # asked where the labels are, as a rule not on a GPU

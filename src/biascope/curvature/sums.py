@@ -301,4 +301,6 @@ def mean_gradients(data: Pass, units: list[Unit], space: ParameterSpace) -> dict
             for b in u.blocks:
                 parts |= summed_rows(chunk.factors[b.names], u.names)
             totals[u][chunk.ks.start : chunk.ks.stop] += torch.cat([parts[name] for name in u.names], -1)
+    if data.team.size > 1:
+        data.team.sum(*totals.values())
     return {u: t.T / data.stream.n for u, t in totals.items()}

@@ -21,6 +21,7 @@ from biascope.support.errors import InputError, UnsupportedError
 from biascope.support.inputs import Inputs, batch_size, gather, take, tensors_of
 from biascope.support.memory import budget as memory_budget
 from biascope.support.precision import Precision, arithmetic
+from biascope.support.processes import processes
 from biascope.support.signatures import checked
 
 Outputs = Literal["full", "trace", "diagonal", "sum"] | int
@@ -43,6 +44,7 @@ def ntk(
     by_layer: bool = False,
     store: str | Path | None = None,
     check: bool | None = None,
+    group: Any = None,
 ) -> Kernel:
     """Empirical neural tangent kernel K[i, a, j, b] = <df_a(x_i)/dtheta, df_b(x_j)/dtheta>.
 
@@ -62,6 +64,8 @@ def ntk(
         store: a folder for tiles on disk, when the kernel does not fit in memory; an interrupted run resumes there if
             parameters, buffers, data, selection, the module's code and `output` are the same. Not with `by_layer`.
         check: measure the error against float64 on sampled examples (default: for tf32 and bf16).
+        group: a `torch.distributed` process group or device mesh, whose ranks all make this call with the same network
+            and the same x and x2; each computes a part of the kernel, and all get the whole.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
@@ -69,11 +73,20 @@ def ntk(
         >>> K.tensor.shape, ntk(net, torch.randn(5, 3), outputs="trace").tensor.shape
         (torch.Size([5, 2, 5, 2]), torch.Size([5, 5]))
     """
+    if group is not None:
+        from biascope.kernels.shared import shared_ntk
+
+        if store is not None:
+            raise UnsupportedError(
+                "store= and group= do not go together: without group, processes that name one folder share its tiles"
+            )
+        rest = params, output, by_layer, check
+        return shared_ntk(processes(group), model, x, x2, outputs, strategy, precision, max_memory, *rest)
     f = functional(model, params, output, precision)
     one = gather(x, "x")
     two = None if x2 is None else gather(x2, "x2")
     if two is not None:
-        _check_pair(one, two)
+        check_pair(one, two)
     if store is not None:
         from biascope.kernels.tiles import stored_ntk
 
@@ -93,7 +106,8 @@ def ntk(
     return Kernel(values, outputs, job.mode, two is None, job.plan, error, layers, model_outputs=found.outputs)
 
 
-def _check_pair(one: Inputs, two: Inputs) -> None:
+def check_pair(one: Inputs, two: Inputs) -> None:
+    """Refuse a cross kernel of inputs of different kinds or shapes."""
     a = [tuple(t.shape[1:]) for t in tensors_of(one)]
     b = [tuple(t.shape[1:]) for t in tensors_of(two)]
     if isinstance(one, dict) != isinstance(two, dict) or (isinstance(one, dict) and set(one) != set(two)):
@@ -258,7 +272,7 @@ def measure_error(
     return float((block.to(exact) - exact).norm() / exact.norm())
 
 
-def place(K: Tensor, tile: Tensor, r: slice, c: slice, mode: str, both: bool) -> None:
+def place(K: Tensor, tile: Tensor, r: slice, c: slice | Tensor, mode: str, both: bool) -> None:
     """Write a tile at rows r and columns c, and its mirror image if `both`."""
     if mode == "full":
         K[:, r, :, c] = tile

@@ -22,8 +22,10 @@ from biascope.kernels.spectrum import Centring
 from biascope.network.functional import ParamSelection, functional
 from biascope.network.stream import Cut, Part, Stream, anatomy
 from biascope.support.errors import InputError
+from biascope.support.inputs import mark
 from biascope.support.limits import Count
 from biascope.support.precision import Precision, arithmetic
+from biascope.support.processes import processes
 from biascope.support.seeds import generator
 from biascope.support.signatures import checked
 from biascope.support.tables import grid, number, one_line
@@ -91,6 +93,7 @@ def label_alignment(
     *,
     precision: Precision = "float32",
     batch_size: Count | None = None,
+    group: Any = None,
 ) -> LabelAlignment:
     """Centred alignment (CKA) of labels with the full tangent kernel of a model, in time linear in the data.
 
@@ -111,6 +114,8 @@ def label_alignment(
         output: how to get a tensor from what the model returns.
         precision: "float32" (a float64 module stays float64) or "float64"; sums are in float64 always.
         batch_size: split larger batches into pieces of this size.
+        group: a `torch.distributed` process group or device mesh, whose ranks all make this call with the same network
+            and the same x; each runs its share through the network, and all get the whole result.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
@@ -120,28 +125,31 @@ def label_alignment(
     """
     if sketch < 3:
         raise InputError(f"sketch={sketch}: at least 3 probes are needed for a standard error")
-    kind = centring(centered)
-    f = functional(model, params, output, precision)
-    stream = Stream(f, x, Cut(batch_size))
-    labels = _Labels(stream, y, kind)
-    exact = stream.n * stream.outputs <= sketch
-    probes = _Probes(stream, labels.sizes, stream.n * stream.outputs if exact else sketch, seed, kind, exact)
-    layer_of = {}
-    if by_layer:
-        layer_of = {name: b.layer for b in anatomy(f, stream.first[0]).blocks for name in b.names}
-    columns = layer_columns(f, layer_of) if by_layer else {}
-    tops, norms = dict[str, float](), {name: _Pairs(exact) for name in ("", *columns)}
-    with arithmetic(precision):
-        for group, members in enumerate(probes.groups):
-            G = no_vectors(f, len(members) + (group == 0))
-            for part in stream.parts():
-                first = [labels(part)] if group == 0 else []
-                add_pulled(G, f, part, chain(first, probes(group, part.at)))
-            if group == 0:
-                squares, G = G[0].square(), G[1:]
-                tops = {"": float(squares.sum())} | {n: float(squares[cols].sum()) for n, cols in columns.items()}
-            for name, pairs in norms.items():
-                pairs.add(G[:, columns[name]] if name else G)
+    kind, team = centring(centered), processes(group)
+    with team:
+        f = functional(model, params, output, precision)
+        stream = Stream(f, x, Cut(batch_size, team=team))
+        team.agree(mark(y), "every rank must be given the same y (checksum)")
+        labels = _Labels(stream, y, kind)
+        exact = stream.n * stream.outputs <= sketch
+        probes = _Probes(stream, labels.sizes, stream.n * stream.outputs if exact else sketch, seed, kind, exact)
+        layer_of = {}
+        if by_layer:
+            layer_of = {name: b.layer for b in anatomy(f, stream.first[0]).blocks for name in b.names}
+        columns = layer_columns(f, layer_of) if by_layer else {}
+        tops, norms = dict[str, float](), {name: _Pairs(exact) for name in ("", *columns)}
+        with arithmetic(precision):
+            for chosen, members in enumerate(probes.groups):
+                G = no_vectors(f, len(members) + (chosen == 0))
+                for part in stream.parts():
+                    first = [labels(part)] if chosen == 0 else []
+                    add_pulled(G, f, part, chain(first, probes(chosen, part)))
+                team.sum(G)
+                if chosen == 0:
+                    squares, G = G[0].square(), G[1:]
+                    tops = {"": float(squares.sum())} | {n: float(squares[cols].sum()) for n, cols in columns.items()}
+                for name, pairs in norms.items():
+                    pairs.add(G[:, columns[name]] if name else G)
 
     def result(name: str, layers: dict[str, LabelAlignment]) -> LabelAlignment:
         top, yy = tops[name], labels.norm_squared
@@ -180,7 +188,7 @@ class _Labels:
             )
         self.sizes: list[int] = []
         total, squares = torch.zeros((), dtype=torch.float64, device="cpu"), 0.0
-        for part in stream.parts(prepared=False):  # without the model
+        for part in stream.pieces():  # without the model
             t = self._targets(part)
             self.sizes.append(len(t))
             total, squares = total + t.sum(0), squares + float(t.square().sum())
@@ -250,8 +258,9 @@ class _Probes:
             self._means = {group: (mean if self.kind == "per-output" else mean.mean(1, keepdim=True))[:, None]}
         return self._means[group]
 
-    def __call__(self, group: int, s: slice) -> Iterator[Tensor]:
-        u = self._draw(group, s)
+    def __call__(self, group: int, part: Part) -> Iterator[Tensor]:
+        whole = part.whole or part.at  # drawn as one process draws them
+        u = self._draw(group, whole)[:, part.at.start - whole.start : part.at.stop - whole.start]
         yield from u - self._mean(group) if self.kind else u
 
 

@@ -25,6 +25,7 @@ from biascope.network.layers.blocks import Factor, MatrixFactor, RowsFactor
 from biascope.network.stream import Cut, Stream, anatomy, collect
 from biascope.support.errors import InputError
 from biascope.support.precision import Precision, arithmetic
+from biascope.support.processes import processes
 from biascope.support.seeds import generator
 from biascope.support.signatures import checked
 from biascope.support.tables import facts, one_line
@@ -129,6 +130,7 @@ def sketched_ntk(
     output: Callable[[Any], Tensor] | None = None,
     precision: Precision = "float32",
     batch_size: int = 64,
+    group: Any = None,
 ) -> SketchedKernel:
     """Unbiased sketch of the tangent kernel: n * k * dim numbers instead of a kernel or a Jacobian.
 
@@ -145,6 +147,8 @@ def sketched_ntk(
         output: how to get a tensor from what the model returns.
         precision: "float32" or "float64".
         batch_size: examples per pass.
+        group: a `torch.distributed` process group or device mesh, whose ranks all make this call with the same network
+            and the same x; each runs its share through the network, and all get the whole result.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
@@ -154,23 +158,26 @@ def sketched_ntk(
     """
     if dim < 2:
         raise InputError(f"dim={dim}: at least 2 coordinates are needed for a standard error")
-    f = functional(model, params, output, precision)
-    stream = Stream(f, x, Cut(batch_size, ordered=True))
-    stream.count()
-    found = anatomy(f, stream.first[0])
-    mode, cot = cotangents(outputs, stream.outputs)
-    features = torch.zeros(stream.n, len(cot), dim, dtype=f.dtype, device=f.device)
-    draw = _Draw(kind, seed, dim)
-    with torch.no_grad(), arithmetic(precision):
-        for part in stream.parts():
-            with torch.enable_grad():
-                factors = collect(f, found, found.blocks, part.inputs, cot)
-            for factor in factors:
-                target = features[part.at].transpose(0, 1)
-                if factored and kind != "sparse" and isinstance(factor, MatrixFactor):
-                    _factored(target, factor, draw)
-                else:
-                    _rows(target, factor, draw)
+    team = processes(group)
+    with team:
+        f = functional(model, params, output, precision)
+        stream = Stream(f, x, Cut(batch_size, ordered=True, team=team))
+        stream.count()
+        found = anatomy(f, stream.first[0])
+        mode, cot = cotangents(outputs, stream.outputs)
+        features = torch.zeros(stream.n, len(cot), dim, dtype=f.dtype, device=f.device)
+        draw = _Draw(kind, seed, dim)
+        with torch.no_grad(), arithmetic(precision):
+            for part in stream.parts():
+                with torch.enable_grad():
+                    factors = collect(f, found, found.blocks, part.inputs, cot)
+                for factor in factors:
+                    target = features[part.at].transpose(0, 1)
+                    if factored and kind != "sparse" and isinstance(factor, MatrixFactor):
+                        _factored(target, factor, draw)
+                    else:
+                        _rows(target, factor, draw)
+        team.sum(features)
     features /= dim**0.5
     sizes = tuple((name, q.numel()) for name, q in f.params.items())
     return SketchedKernel(features, outputs, mode, kind, seed, factored and kind != "sparse", sizes, stream.outputs)

@@ -36,7 +36,7 @@ from biascope.network.door import (
 from biascope.support.arguments import check_choice, shown
 from biascope.support.errors import BiascopeError, InputError, near
 from biascope.support.hints import input_hint, pairs_hint, several_hint
-from biascope.support.inputs import Inputs, batch_size, map_inputs, tensors_of
+from biascope.support.inputs import Inputs, batch_size, map_inputs, mark, tensors_of
 from biascope.support.precision import Precision
 
 Params = dict[str, Tensor]
@@ -101,6 +101,10 @@ class Functional:
     def prepare(self, inputs: Inputs) -> Inputs:
         """Move a batch to the function's device and precision (integers stay integers)."""
         return map_inputs(inputs, lambda t: t.to(self.device, self.dtype if t.is_floating_point() else None))
+
+    def mark(self) -> int:
+        """A checksum of all parameters and buffers (of entries spread over large ones)."""
+        return mark(self.params, mark(self.frozen))
 
     @property
     def num_params(self) -> int:

@@ -40,15 +40,19 @@ from biascope.support.inputs import (
     batches,
     is_single,
     map_inputs,
+    mark,
     readable_again,
+    refuse_samplers,
     shuffles,
     take,
     tensors_of,
 )
+from biascope.support.processes import ALONE, Processes
 
 Names = tuple[str, ...]
 MANY = 8  # anatomies kept per network
 FIRST = 3  # examples by which a network is looked at
+EACH = 64  # examples per process from which a batch is worth cutting
 
 
 # ------------------------------------------------------------------------------------------------------- reading data
@@ -58,24 +62,29 @@ FIRST = 3  # examples by which a network is looked at
 class Cut:
     """How a pass cuts the data.
 
-    `share` is the seam for several processes: (rank, world) takes every world-th part, beginning with the rank-th. Sums
-    over the shares are then to be added, and rows belong to the positions that each part names.
+    The processes of a `team` are given the same data, and each runs its share through the network: of every batch, or
+    every other batch where these are small (`Stream.share`). Sums over the shares are then to be added, and rows belong
+    to the positions that each part names.
     """
 
     batch_size: int | None = None  # examples per forward pass at most; a batch at a time if None
     ordered: bool = False  # rows of the result belong to examples: a loader that shuffles is refused
     same: bool = False  # every pass must give the same examples, in the same order
-    share: tuple[int, int] = (0, 1)
     what: str = "x"  # the data's name in errors
+    team: Processes = ALONE
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some examples: their places in the data, inputs as the network takes them, labels."""
+    """Some examples: their places in the data, inputs as the network takes them, labels.
+
+    `whole` is the place of the part that one process would have made, of which these are a share.
+    """
 
     at: slice
     inputs: Inputs
     labels: Tensor | None
+    whole: slice | None = None
 
     def take(self, some: slice) -> Part:
         """Some of its examples."""
@@ -96,6 +105,9 @@ class Stream:
         self.n = 0  # examples; known after the first pass
         self._first: tuple[Inputs, Tensor | None] | None = None
         self._only: tuple[Inputs, Tensor | None] | None = None
+        if self.cut.team.size > 1:
+            refuse_samplers(self.data, self.cut.what)
+            self.cut.team.agree(f.mark(), "the ranks have different networks (checksums of the parameters)")
 
     def through(self, f: Functional) -> Stream:
         """The same data, as far as it was read, through another function."""
@@ -137,7 +149,7 @@ class Stream:
 
     def batches(self) -> Iterator[Part]:
         """The batches as they come, inputs and labels not yet prepared."""
-        start = 0
+        start, marks, team = 0, 0, self.cut.team
         for inputs, labels in batches(self.data, self.cut.what) if self._only is None else [self._only]:
             b = batch_size(inputs)
             if self._first is None and self.single:
@@ -145,6 +157,8 @@ class Stream:
             elif self._first is None:  # a copy of a few examples: a view would keep the batch
                 few = map_inputs(inputs, lambda t: t[:FIRST].clone())
                 self._first = (few, None if labels is None else labels[:FIRST])
+            if team.size > 1 and not self.n:
+                marks = mark(labels, mark(inputs, marks))
             yield Part(slice(start, start + b), inputs, labels)
             start += b
         if self.n not in (0, start):
@@ -152,23 +166,42 @@ class Stream:
                 f"{self.cut.what} gave {self.n} examples at the first pass and {start} at a later one; it must not "
                 "change"
             )
+        if team.size > 1 and not self.n:
+            same = f"every rank must be given the same {self.cut.what}, all of it (number of examples, checksum)"
+            team.agree((start, marks), same)
         self.n = start
 
-    def parts(self, prepared: bool = True) -> Iterator[Part]:
-        """Parts of at most `batch_size` examples, prepared for the network; those of this process's share."""
-        rank, world = self.cut.share
-        count = 0
+    def share(self, i: int, at: slice) -> slice:
+        """This process's share of the i-th of the batches or parts, which may be empty; counted from its first example.
+
+        Whole batches are dealt out where they are small: half a batch takes longer than half of the time.
+        """
+        team, b = self.cut.team, at.stop - at.start
+        if team.size == 1:
+            return slice(0, b)
+        team.check()
+        if b >= EACH * team.size or (self.single and self.cut.batch_size is None):
+            return team.share(b)
+        return slice(0, b if i % team.size == team.rank else 0)
+
+    def pieces(self) -> Iterator[Part]:
+        """Parts of at most `batch_size` examples, not yet prepared, those of all processes."""
         for batch in self.batches():
             b = batch.at.stop - batch.at.start
             step = self.cut.batch_size or b
             for s in range(0, b, step):
-                if count % world == rank:
-                    if batch.labels is not None and len(batch.labels) != b:
-                        given = len(batch.labels)
-                        raise InputError(f"a batch of {b} examples from {self.cut.what} comes with {given} labels")
-                    part = batch.take(slice(s, min(s + step, b)))
-                    yield replace(part, inputs=self.f.prepare(part.inputs)) if prepared else part
-                count += 1
+                if batch.labels is not None and len(batch.labels) != b:
+                    given = len(batch.labels)
+                    raise InputError(f"a batch of {b} examples from {self.cut.what} comes with {given} labels")
+                yield batch.take(slice(s, min(s + step, b)))
+
+    def parts(self) -> Iterator[Part]:
+        """Parts of at most `batch_size` examples, prepared for the network; of each, this process's share."""
+        for i, part in enumerate(self.pieces()):
+            some = self.share(i, part.at)
+            if some.stop > some.start:
+                mine = part.take(some)
+                yield replace(mine, inputs=self.f.prepare(mine.inputs), whole=part.at)
 
 
 # -------------------------------------------------------------------------------------------- one recorded forward pass

@@ -9,6 +9,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data.distributed import DistributedSampler
 
 from biascope.support.arguments import tensor_fix
 from biascope.support.errors import InputError, UnsupportedError
@@ -190,7 +191,7 @@ class Repeated:
     def __iter__(self) -> Iterator[Any]:
         marks: list[int] = []
         for item in self.data:
-            marks.append(_mark(item))
+            marks.append(mark(item))
             i = len(marks) - 1
             if self._marks is not None and self._marks[i : i + 1] != marks[-1:]:
                 raise InputError(
@@ -206,11 +207,10 @@ class Repeated:
         self._marks = marks
 
 
-def _mark(item: Any) -> int:
+def mark(item: Any, seed: int = 0) -> int:
     """A checksum of the inputs of a batch, of their order too; of entries spread over them where there are many."""
     item = item[0] if isinstance(item, tuple | list) and item else item
     found = item.values() if isinstance(item, Mapping) else [item]
-    mark = 0
     for t in found:
         if not isinstance(t, Tensor):
             continue  # refused by `batches`
@@ -218,8 +218,20 @@ def _mark(item: Any) -> int:
         if m > SAMPLED:  # steps of the golden ratio fall into no pattern of rows and columns
             places = torch.arange(SAMPLED, dtype=torch.float64, device="cpu").mul_(0.6180339887498949)
             flat = flat[places.frac().mul_(m).long().to(t.device)]
-        mark = crc32(flat.contiguous().view(torch.uint8).cpu().numpy().tobytes(), crc32(str(t.shape).encode(), mark))
-    return mark
+        shape = crc32(str(t.shape).encode(), seed)
+        seed = crc32(flat.contiguous().view(torch.uint8).cpu().numpy().tobytes(), shape)
+    return seed
+
+
+def refuse_samplers(data: Any, what: str = "x") -> None:
+    """Raise for a DataLoader that gives every process other examples already, and some of them twice."""
+    if isinstance(data, Repeated):
+        data = data.data
+    if isinstance(getattr(data, "sampler", None), DistributedSampler):
+        raise InputError(
+            f"{what} is a DataLoader with a DistributedSampler, which repeats examples where the ranks do not divide "
+            "them: give every rank the same loader of all examples, without it; each runs its own share"
+        )
 
 
 def gather(data: Any, what: str = "x") -> Inputs:

@@ -23,7 +23,7 @@ from torch.utils.data import (
 import biascope as bs
 from biascope.linalg import eigsh, hutchinson
 from biascope.support.errors import InputError
-from biascope.support.inputs import _mark
+from biascope.support.inputs import mark
 from zoo import brute_force
 
 
@@ -196,7 +196,7 @@ def test_large_batches_are_known_by_entries_in_every_column() -> None:
     """Images with an empty border: that the shown entries fall into the border alone must not happen."""
     x = torch.zeros(8, 4096)
     x[:, 2048:] = torch.arange(1.0, 9.0)[:, None]
-    assert len({_mark(x[list(order)]) for order in itertools.islice(itertools.permutations(range(8)), 50)}) == 50
+    assert len({mark(x[list(order)]) for order in itertools.islice(itertools.permutations(range(8)), 50)}) == 50
 
 
 def test_batches_larger_than_memory_are_never_joined() -> None:
