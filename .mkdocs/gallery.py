@@ -1,4 +1,4 @@
-"""The home page's gallery: every kept run as a thumbnail, grouped by document, narrowed by verdict, size and network."""
+"""The gallery on the home page: kept runs as thumbnails, by document, narrowed by verdict, size and network."""
 
 import io
 import re
