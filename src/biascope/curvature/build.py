@@ -28,6 +28,7 @@ from biascope.curvature.passes import Pass
 from biascope.curvature.pieces import DiagonalPiece, ParameterSpace, Piece
 from biascope.curvature.plan import Name, Plan, describe, make_units
 from biascope.curvature.sums import build_pieces
+from biascope.curvature.tokens import output_shape
 from biascope.network.functional import ParamSelection, functional
 from biascope.network.layers.blocks import StaleError
 from biascope.network.stream import Cut, Stream, anatomy, forget
@@ -50,7 +51,7 @@ class Options:
     params: ParamSelection
     output: Callable[[Any], Tensor] | None
     precision: Precision
-    class_dim: ClassDim
+    class_dim: ClassDim | None
     sharing: Sharing
     sua: bool
     batch_size: int | None
@@ -72,7 +73,7 @@ def fisher(
     params: ParamSelection = None,
     output: Callable[[Any], Tensor] | None = None,
     precision: Precision = "float32",
-    class_dim: ClassDim = 1,
+    class_dim: ClassDim | None = None,
     centred: bool = False,
     sharing: Sharing = "expand",
     sua: bool = False,
@@ -100,9 +101,12 @@ def fisher(
         params: which parameters (see `bs.functional.functional`).
         output: how to get a tensor from what the model returns.
         precision: "float32" or "float64".
-        class_dim: axis of the classes in the model's output: 1 as in torch's cross_entropy, or -1. All other axes are
+        class_dim: axis of the classes in the model's output: 1 as in torch's cross_entropy, or -1. If None, -1 where a
+            model returns `.logits` [n, T, classes] or the labels fit no other axis, else 1. All other axes are
             positions (pixels, tokens), whose log-likelihoods add up; those with the label -100 (categorical) have none
-            and add nothing, whatever the estimator.
+            and add nothing, whatever the estimator. `labels` among the keyword arguments are read as the model's own
+            loss reads them: that of a causal model compares position t with the label at t + 1. Without labels,
+            positions where `attention_mask` is 0 add nothing.
         centred: subtract the mean gradient of every cotangent: a covariance instead of a second moment.
         sharing: how KFAC treats several positions: "expand" or "reduce". With "expand", the input factor leaves out
             positions without a label (-100) where the layer has no gradient either.
@@ -148,7 +152,7 @@ def ggn(
     params: ParamSelection = None,
     output: Callable[[Any], Tensor] | None = None,
     precision: Precision = "float32",
-    class_dim: ClassDim = 1,
+    class_dim: ClassDim | None = None,
     sharing: Sharing = "expand",
     sua: bool = False,
     batch_size: Count | None = None,
@@ -237,7 +241,9 @@ def build(
 def _build(source: Stream, options: Options, family: FamilyMaker, what: str, seed: int) -> Metric:
     found = anatomy(source.f, source.first[0])
     stream = source.through(found.watched(source.f)) if options.representation == "implicit" else source
-    fam = family(OutputShape.of(found.shape, options.class_dim), stream)
+    plain = len(found.shape) < 2
+    shape = OutputShape.of(found.shape, 1) if plain else output_shape(stream, options.class_dim, found.shape)
+    fam = family(shape, stream)
     space = ParameterSpace.of(stream.f)
     limit = None if options.max_memory is None else parse_bytes(options.max_memory)
     over = Pass(stream, found, fam, seed, limit)

@@ -15,10 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from biascope.network.functional import Functional
 from biascope.support.arguments import check_count, tensor_fix
 from biascope.support.errors import InputError, UnsupportedError
-from biascope.support.inputs import Inputs, take
 
 Likelihood = Literal["categorical", "bernoulli", "gaussian"]
 Estimator = Literal["exact", "monte-carlo", "empirical"]
@@ -34,6 +32,7 @@ class OutputShape:
     classes: int
     positions: int
     classes_last: bool
+    shifted: bool = False  # does the output at t belong to the label at t + 1, among the keywords?
 
     @staticmethod
     def of(shape: tuple[int, ...], class_dim: ClassDim) -> OutputShape:
@@ -61,13 +60,6 @@ class OutputShape:
         if self.positions == 1:
             return t[..., 0]
         return (t.mT if self.classes_last else t).flatten(-2)
-
-
-def output_shape(f: Functional, inputs: Inputs, class_dim: ClassDim) -> OutputShape:
-    """The classes and positions of what the model returns for one example."""
-    with torch.no_grad():
-        one = f.outputs(f.params, f.prepare(take(inputs, slice(0, 1))))
-    return OutputShape.of(tuple(one.shape[1:]), class_dim)
 
 
 def checked_labels(likelihood: str, y: Tensor | None, n: int, shape: OutputShape) -> Tensor:
@@ -109,6 +101,8 @@ class Family:
     name = "family"
     spare = 0  # classes at every position that need no cotangent of their own
     random = False
+    softmax = False  # classes at every position, of which one is the label
+    given = False  # are labels needed?
     tolerant = True  # gives cotangents for all outputs, also NaN: these may be refused later
 
     def __init__(self, shape: OutputShape, scale: float = 1.0) -> None:
@@ -213,6 +207,7 @@ class Categorical(Family):
 
     name = "categorical"
     spare = 1
+    softmax = True
 
     def check_labels(self, y: Tensor | None, n: int) -> Tensor | None:
         """The expectation over labels needs none; but a position that has none (-100) has no likelihood."""
@@ -307,7 +302,7 @@ class Score(Family):
         super().__init__(base.shape, base.scale)
         self.base, self.samples = base, samples
         self.name = f"{base.name}, " + ("empirical" if samples is None else f"monte-carlo ({samples} samples)")
-        self.random = samples is not None
+        self.random, self.given, self.softmax = samples is not None, samples is None, base.softmax
         self.width = samples or 1
 
     def draw(self, generator: torch.Generator, n: int) -> Tensor | None:  # noqa: D102

@@ -18,12 +18,12 @@ from biascope.curvature.families import (
     OutputShape,
     Weighting,
     checked_labels,
-    output_shape,
 )
 from biascope.curvature.metric import Metric, ProductMetric
 from biascope.curvature.passes import Pass
 from biascope.curvature.pieces import DensePiece, ParameterSpace
 from biascope.curvature.plan import Plan
+from biascope.curvature.tokens import output_shape
 from biascope.network.derivatives import differentiable_attention
 from biascope.network.functional import ParamSelection, functional
 from biascope.network.layers.blocks import Anatomy, leaves
@@ -46,11 +46,24 @@ UNEQUAL = (
 class CrossEntropy(Categorical):
     """The mean cross entropy of an example's positions, for Gauss-Newton matrices."""
 
+    counted = 0  # labels of an example
+
     def check_labels(self, y: Tensor | None, n: int) -> Tensor | None:
-        """Positions without a label change what torch's mean divides by, from batch to batch."""
-        if super().check_labels(y, n) is not None:
-            raise UnsupportedError(UNEQUAL)
-        return None
+        """Positions without a label are left out of the mean, as long as all examples have the same number of them."""
+        y = super().check_labels(y, n)
+        self.counted = equal_count(self.shape.positions if y is None else y, self.counted)
+        self.scale = 1.0 / self.counted
+        return y
+
+
+def equal_count(y: Tensor | int, before: int) -> int:
+    """How many labels every example of y [n, positions] has, the same as `before`, unless this is 0."""
+    counts = {y} if isinstance(y, int) else set((y != IGNORE).sum(1).tolist())
+    if len(counts | ({before} - {0})) > 1:
+        raise UnsupportedError(UNEQUAL)
+    if counts == {0}:
+        raise InputError("no position of the data has a label: all are -100, or masked as padding")
+    return int(counts.pop())
 
 
 class LossFamily(Family):
@@ -64,14 +77,15 @@ class LossFamily(Family):
 
     def __init__(self, shape: OutputShape, loss: Loss) -> None:
         super().__init__(shape)
-        self.loss = loss
+        self.loss, self.given, self.softmax = loss, True, loss == "ce"
+        self.counted = 0
 
     def check_labels(self, y: Tensor | None, n: int) -> Tensor | None:  # noqa: D102
         if callable(self.loss):
             return y
         y = checked_labels(LIKELIHOODS[self.loss], y, n, self.shape)
-        if self.loss == "ce" and bool((y == IGNORE).any()):
-            raise UnsupportedError(UNEQUAL)
+        if self.loss == "ce":
+            self.counted = equal_count(y, self.counted)
         return y
 
     def losses(self, z: Tensor, y: Tensor | None) -> Tensor:
@@ -83,7 +97,7 @@ class LossFamily(Family):
             return losses
         given = z if y is None else y  # never None: `check_labels` comes first
         if self.loss == "ce":
-            return F.cross_entropy(self.shape.split(z), given, reduction="none").mean(1)
+            return F.cross_entropy(self.shape.split(z), given, reduction="none").sum(1) / self.counted
         if self.loss == "bce":
             return F.binary_cross_entropy_with_logits(z, given.to(z), reduction="none").mean(1)
         return (z - given.to(z)).square().mean(1)
@@ -174,7 +188,7 @@ def hessian(
     params: ParamSelection = None,
     output: Callable[[Any], Tensor] | None = None,
     precision: str = "float32",
-    class_dim: ClassDim = 1,
+    class_dim: ClassDim | None = None,
     max_memory: str | int | None = None,
     group: Any = None,
 ) -> Metric:
@@ -189,7 +203,7 @@ def hessian(
         params: which parameters (see `bs.functional.functional`).
         output: how to get a tensor from what the model returns.
         precision: "float32" or "float64".
-        class_dim: axis of the classes in the model's output, 1 or -1.
+        class_dim: axis of the classes in the model's output, 1 or -1, found as by `bs.fisher` if None.
         max_memory: budget for the dense form.
         group: a `torch.distributed` process group or device mesh, whose ranks all make this call, and later every
             product, with the same network, data and vectors; each runs its share of the data through the network.
@@ -205,7 +219,7 @@ def hessian(
         f = functional(model, params, output, precision)
         source = Stream(f, data, Cut(what="data", team=team))
         space = ParameterSpace.of(f)
-        family = LossFamily(output_shape(f, source.first[0], class_dim), loss)
+        family = LossFamily(output_shape(source, class_dim), loss)
         limit = None if max_memory is None else parse_bytes(max_memory)
         stream = Pass(source, Anatomy((), (), family.shape.total, 1), family, 0, limit)
         why = "second derivatives of the loss"

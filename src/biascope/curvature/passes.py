@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from biascope.curvature.families import IGNORE, Family
+from biascope.curvature.tokens import token_labels
 from biascope.network.layers.blocks import Anatomy, Block, Factor, MatrixFactor
 from biascope.network.stream import Forward, Names, Part, Stream
 from biascope.support.errors import InputError
@@ -118,9 +119,11 @@ class Pass:
     def batches(self) -> Iterator[Labelled]:
         """Every batch, or this process's share of it, with labels and draws; the draws are the same in every pass."""
         generator = torch.Generator().manual_seed(self.seed) if self.family.random else None
+        labelled = False
         for i, batch in enumerate(self.stream.batches()):
             b = batch.at.stop - batch.at.start
-            y = self.family.check_labels(batch.labels, b)
+            labels = batch.labels if self.family.shape.positions == 1 else token_labels(batch, self.family)
+            y = self.family.check_labels(labels, b)
             draws = None if generator is None else self.family.draw(generator, b)
             if self.team.size > 1:  # labels are checked, and drawn, as one process does it
                 some = self.stream.share(i, batch.at)
@@ -132,8 +135,11 @@ class Pass:
                 draws = draws.to(self.f.device)
             # asked where the labels are, as a rule not on a GPU
             self._ignoring = y is not None and self.family.ignores(y)
+            labelled = labelled or y is None or not self._ignoring or bool(torch.any(y != IGNORE))
             part = replace(batch, inputs=self.f.prepare(batch.inputs))
             yield Labelled(batch.at.start, part, None if y is None else y.to(self.f.device), draws)
+        if not labelled and self.family.shape.positions > 1:
+            raise InputError("no position of the data has a label: all are -100, or masked as padding")
 
     def count(self) -> int:
         """Number of examples, for which the data is read once, and its labels checked, if it never was."""

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from biascope.curvature.blockwise import BlockMetric
-from biascope.curvature.families import ClassDim, Likelihood, likelihood_family, output_shape
+from biascope.curvature.families import ClassDim, Likelihood, likelihood_family
 from biascope.curvature.metric import DampedInverse, Metric
 from biascope.curvature.passes import Pass
 from biascope.curvature.pieces import Mode, ParameterSpace
 from biascope.curvature.plain_sums import LowRankSum
 from biascope.curvature.plan import Unit
+from biascope.curvature.tokens import output_shape
 from biascope.linalg import hutchinson
 from biascope.network.functional import Params, functional
 from biascope.network.stream import Cut, Stream, anatomy
@@ -158,7 +159,7 @@ def loss_gradients(
     params: Any = None,
     output: Any = None,
     precision: str = "float32",
-    class_dim: ClassDim = 1,
+    class_dim: ClassDim | None = None,
 ) -> Tensor:
     """Per-example gradients of -log p(y | x), [n, p] in the flat parameter order.
 
@@ -167,7 +168,7 @@ def loss_gradients(
     f = functional(model, params, output, precision)
     stream = Stream(f, data, Cut(ordered=True, same=True, what="data"))
     space, found = ParameterSpace.of(f), anatomy(f, stream.first[0])
-    family = likelihood_family(likelihood, "empirical", 1, output_shape(f, stream.first[0], class_dim))
+    family = likelihood_family(likelihood, "empirical", 1, output_shape(stream, class_dim, found.shape))
     rows = LowRankSum(Unit(tuple(space.shapes), found.blocks, "lowrank", ""), space)
     for chunk in Pass(stream, found, family).chunks(found.blocks):
         rows.add(chunk)

@@ -7,7 +7,7 @@ blocks follow for any cotangents by backward passes to the outputs of the layers
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -85,13 +85,15 @@ class Part:
     inputs: Inputs
     labels: Tensor | None
     whole: slice | None = None
+    keywords: bool = False  # did the labels come among the keyword arguments?
 
     def take(self, some: slice) -> Part:
         """Some of its examples."""
         if some.start == 0 and some.stop >= self.at.stop - self.at.start:
             return self
         at = slice(self.at.start + some.start, self.at.start + some.stop)
-        return Part(at, take(self.inputs, some), None if self.labels is None else self.labels[some])
+        labels = None if self.labels is None else self.labels[some]
+        return replace(self, at=at, inputs=take(self.inputs, some), labels=labels)
 
 
 class Stream:
@@ -103,6 +105,7 @@ class Stream:
         same, ordered = self.cut.same, self.cut.ordered
         self.data = data if self.single else readable_again(data, self.cut.what, ordered, same)
         self.n = 0  # examples; known after the first pass
+        self.keywords = isinstance(data, Mapping)  # of the batch read last: did it hold its labels?
         self._first: tuple[Inputs, Tensor | None] | None = None
         self._only: tuple[Inputs, Tensor | None] | None = None
         if self.cut.team.size > 1:
@@ -150,7 +153,9 @@ class Stream:
     def batches(self) -> Iterator[Part]:
         """The batches as they come, inputs and labels not yet prepared."""
         start, marks, team = 0, 0, self.cut.team
-        for inputs, labels in batches(self.data, self.cut.what) if self._only is None else [self._only]:
+        several = not self.single and isinstance(self.data, Iterable) and not hasattr(self.data, "__array__")
+        data = self._noted() if several else self.data
+        for inputs, labels in batches(data, self.cut.what) if self._only is None else [self._only]:
             b = batch_size(inputs)
             if self._first is None and self.single:
                 self._first = self._only = (inputs, labels)  # checked once
@@ -159,7 +164,7 @@ class Stream:
                 self._first = (few, None if labels is None else labels[:FIRST])
             if team.size > 1 and not self.n:
                 marks = mark(labels, mark(inputs, marks))
-            yield Part(slice(start, start + b), inputs, labels)
+            yield Part(slice(start, start + b), inputs, labels, keywords=self.keywords)
             start += b
         if self.n not in (0, start):
             raise InputError(
@@ -170,6 +175,12 @@ class Stream:
             same = f"every rank must be given the same {self.cut.what}, all of it (number of examples, checksum)"
             team.agree((start, marks), same)
         self.n = start
+
+    def _noted(self) -> Iterator[Any]:
+        """The batches, with a note of what kind each is."""
+        for item in self.data:
+            self.keywords = isinstance(item, Mapping)
+            yield item
 
     def share(self, i: int, at: slice) -> slice:
         """This process's share of the i-th of the batches or parts, which may be empty; counted from its first example.
