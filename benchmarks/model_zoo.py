@@ -1,4 +1,4 @@
-"""Small random configurations of public architectures for `models.py`: transformers from their configurations, timm by name.
+"""Small random configurations of public architectures for `models.py`, of transformers and timm.
 
 Nothing is downloaded. Every entry is a function that gives a module and its inputs; widths are as small as each
 architecture allows, and its kind of attention, routing, recurrence or convolution is kept.
@@ -115,6 +115,18 @@ def timm(name: str, size: int = 32, **sizes: Any) -> Callable[[], tuple[nn.Modul
     return build
 
 
+def timm_class(file: str, name: str, size: int, **sizes: Any) -> Callable[[], tuple[nn.Module, Batch]]:
+    """The same, of a class of timm whose names fix its sizes."""
+
+    def build() -> tuple[nn.Module, Batch]:
+        from importlib import import_module
+
+        kind = getattr(import_module(f"timm.models.{file}"), name)
+        return kind(num_classes=CLASSES, **sizes), torch.randn(N, 3, size, size)
+
+    return build
+
+
 def lora() -> tuple[nn.Module, Batch]:
     """Llama with low-rank adapters of the attention, the only parameters that are trained."""
     import peft
@@ -132,24 +144,129 @@ def _add(source: str, kind: str, **entries: Callable[[], tuple[nn.Module, Batch]
 
 
 _HF = "transformers"
+_LATENT = {"q_lora_rank": 4, "kv_lora_rank": 4, "qk_rope_head_dim": 2, "qk_nope_head_dim": 2, "v_head_dim": 3}
+_WAVES = {"conv_dim": (6, 6), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2}
+_SPEECH = {
+    **SIZES,
+    **_WAVES,
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+    "classifier_proj_size": 6,
+}
+_STAGES = {"hidden_sizes": [4, 6], "num_stages": 2}
 _add(
     _HF,
     "language model",
     gpt2=language_model("gpt2", n_embd=12, n_layer=2, n_head=2, n_positions=8),
-    llama=language_model("llama", **GROUPED),
-    qwen3=language_model("qwen3", **GROUPED, head_dim=6),
-    gemma2=language_model("gemma2", **GROUPED, head_dim=6, sliding_window=3),
+    opt=language_model(
+        "opt", hidden_size=12, num_hidden_layers=2, num_attention_heads=2, ffn_dim=16, word_embed_proj_dim=12,
+        max_position_embeddings=8,
+    ),
+    bloom=language_model("bloom", hidden_size=12, n_layer=2, n_head=2),
+    mpt=language_model("mpt", d_model=12, n_layers=2, n_heads=2, max_seq_len=8, expansion_ratio=2),
+    gptj=language_model("gptj", n_embd=12, n_layer=2, n_head=2, rotary_dim=4, n_positions=8),
     gpt_neox=language_model("gpt_neox", **SIZES, max_position_embeddings=16),
+    falcon=language_model("falcon", hidden_size=12, num_hidden_layers=2, num_attention_heads=2),
+    llama=language_model("llama", **GROUPED),
+    mistral=language_model("mistral", **GROUPED, sliding_window=3, head_dim=6),
+    qwen2=language_model("qwen2", **GROUPED),
+    qwen3=language_model("qwen3", **GROUPED, head_dim=6),
+    phi3=language_model("phi3", **GROUPED),
+    gemma2=language_model("gemma2", **GROUPED, head_dim=6, sliding_window=3),
+    olmo2=language_model("olmo2", **GROUPED),
+    cohere=language_model("cohere", **GROUPED),
+    stablelm=language_model("stablelm", **GROUPED),
+    deepseek_v3=language_model(
+        "deepseek_v3", **{**GROUPED, "num_key_value_heads": 2}, **EXPERTS, **_LATENT,
+        n_routed_experts=4, n_shared_experts=1, n_group=2, topk_group=1, first_k_dense_replace=1, head_dim=2,
+    ),
     mixtral=language_model("mixtral", **GROUPED, num_local_experts=3, num_experts_per_tok=2),
+    qwen3_moe=language_model("qwen3_moe", **GROUPED, **EXPERTS, head_dim=6, num_experts=3, decoder_sparse_step=1),
+    gpt_oss=language_model(
+        "gpt_oss", **GROUPED, head_dim=6, num_local_experts=3, num_experts_per_tok=2, sliding_window=3,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
     mamba=language_model("mamba", hidden_size=8, num_hidden_layers=2, state_size=3, time_step_rank=2),
-)
+    mamba2=language_model(
+        "mamba2", hidden_size=8, num_hidden_layers=2, state_size=3, num_heads=4, head_dim=4, n_groups=1, chunk_size=4
+    ),
+    rwkv=language_model("rwkv", hidden_size=8, num_hidden_layers=2, attention_hidden_size=8, intermediate_size=12),
+    recurrent_gemma=language_model(
+        "recurrent_gemma", **GROUPED, head_dim=6, lru_width=12, attention_window_size=3,
+        block_types=["recurrent", "attention"],
+    ),
+)  # fmt: skip
+_add("peft", "language model", llama_lora=lora)
 _add(
     _HF,
     "text encoder",
     bert=encoder("bert", **SIZES, max_position_embeddings=16),
+    roberta=encoder("roberta", **SIZES, max_position_embeddings=16),
+    distilbert=encoder("distilbert", dim=12, n_layers=2, n_heads=2, hidden_dim=16, max_position_embeddings=16),
+    albert=encoder("albert", **SIZES, embedding_size=6, max_position_embeddings=16),
+    electra=encoder("electra", **SIZES, embedding_size=6, max_position_embeddings=16),
+    deberta_v2=encoder(
+        "deberta-v2", **SIZES, max_position_embeddings=16, relative_attention=True, pos_att_type=["p2c", "c2p"]
+    ),
+    xlnet=encoder("xlnet", d_model=12, n_layer=2, n_head=2, d_inner=16),
+    modernbert=encoder("modernbert", **SIZES, max_position_embeddings=16, local_attention=2, reference_compile=False),
+    fnet=encoder("fnet", hidden_size=12, num_hidden_layers=2, intermediate_size=16, max_position_embeddings=16),
 )
-_add(_HF, "text to text", t5=translator("t5", d_model=12, d_ff=16, d_kv=6, num_layers=1, num_heads=2))
-_add(_HF, "images", vit=vision("vit", **SIZES, image_size=16, patch_size=8))
+_add(
+    _HF,
+    "text to text",
+    t5=translator("t5", d_model=12, d_ff=16, d_kv=6, num_layers=1, num_heads=2),
+    bart=translator(
+        "bart", d_model=12, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
+        encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=16,
+    ),
+)  # fmt: skip
+_add(
+    _HF,
+    "images",
+    vit=vision("vit", **SIZES, image_size=16, patch_size=8),
+    beit=vision("beit", **SIZES, image_size=16, patch_size=8, use_relative_position_bias=True),
+    dinov2=vision("dinov2", **SIZES, mlp_ratio=2, image_size=16, patch_size=8),
+    swin=vision("swin", image_size=16, patch_size=2, embed_dim=6, depths=[1, 1], num_heads=[2, 2], window_size=4),
+    convnext=vision("convnext", **_STAGES, depths=[1, 1], patch_size=2),
+    resnet=vision("resnet", **_STAGES, embedding_size=4, depths=[1, 1], layer_type="basic"),
+    poolformer=vision(
+        "poolformer", hidden_sizes=[4, 6], num_encoder_blocks=2, depths=[1, 1], patch_sizes=[3, 3], strides=[2, 2],
+        padding=[1, 1],
+    ),
+    mobilenet_v2=vision("mobilenet_v2", depth_multiplier=0.1, min_depth=4, depth_divisible_by=4, image_size=16),
+)  # fmt: skip
+_add(
+    _HF,
+    "sound",
+    wav2vec2=speech("wav2vec2", lambda: torch.randn(N, 100), **_SPEECH),
+    audio_spectrogram_transformer=speech(
+        "audio-spectrogram-transformer", lambda: torch.randn(N, 16, 8), **SIZES, patch_size=4, frequency_stride=4,
+        time_stride=4, max_length=16, num_mel_bins=8,
+    ),
+)  # fmt: skip
+_VIT = {"img_size": 16, "patch_size": 8, "embed_dim": 12, "depth": 2, "num_heads": 2, "mlp_ratio": 2}
+_add(
+    "timm",
+    "images",
+    timm_vit=timm("vit_tiny_patch16_224", 16, **_VIT),
+    timm_eva02=timm("eva02_tiny_patch14_224", 16, **{**_VIT, "embed_dim": 16}),
+    mixer=timm_class("mlp_mixer", "MlpMixer", 16, img_size=16, patch_size=8, embed_dim=12, num_blocks=2),
+    xcit=timm("xcit_nano_12_p8_224", 16, img_size=16, patch_size=8, embed_dim=12, depth=2, num_heads=2),
+    swinv2=timm(
+        "swinv2_tiny_window8_256",
+        16,
+        img_size=16,
+        patch_size=2,
+        embed_dim=6,
+        depths=(1, 1),
+        num_heads=(2, 2),
+        window_size=4,
+    ),
+    convnextv2=timm_class(
+        "convnext", "ConvNeXt", 32, depths=(1, 1, 1, 1), dims=(4, 4, 6, 6), patch_size=2, use_grn=True
+    ),
+)
 
 
 def installed(entry: Entry) -> bool:

@@ -1,4 +1,4 @@
-"""Public architectures at small random sizes: is what biascope says of each right, refused, or wrong, and how fast is it?
+"""Public architectures at small random sizes: is what biascope says of each right, and how fast is it?
 
     python benchmarks/models.py                     # every model not yet in the result
     python benchmarks/models.py --only llama --again
@@ -9,8 +9,8 @@ initialisation by noise, so that nothing vanishes by construction. Checked again
 
 - kernel: all entries of the full kernel, and the same from a batch of two and one of one;
 - diagonal: of the exact Fisher information, every entry;
-- EKFAC: it is the projection of the Fisher information onto the diagonals of its eigenbasis, so that trace(E) = trace(F)
-  and <E, F> = <E, E>; and the eigenbasis of every nn.Linear diagonalises factors collected with hooks;
+- EKFAC: it is the projection of the Fisher information onto the diagonals of its eigenbasis, so trace(E) = trace(F) and
+  <E, F> = <E, E>; and the eigenbasis of every nn.Linear diagonalises factors collected with hooks;
 - linearise: the value f + J delta away from the expansion point, and the gradient J^T u there.
 
 A cell says `ok` (relative error below 1e-8; 1e-5 for models that round to float32 inside, as RMSNorm of transformers
@@ -103,16 +103,13 @@ class Truth:
             call(model, x)
         named = {k: p for k, p in model.named_parameters() if p.requires_grad}
         self.names, params = list(named), list(named.values())
-        self.rows, rows = [], []
-        for i in range(self.n):
-            out = call(model, part(x, slice(i, i + 1)))[0].double()
-            self.rows.append(out.detach())
-            flat = out.flatten()
-            for k in range(len(flat)):
-                last = k + 1 == len(flat)
-                grads = torch.autograd.grad(flat[k], params, retain_graph=not last, materialize_grads=True)
-                rows.append(torch.cat([g.flatten() for g in grads]))
-        self.outputs = torch.stack(self.rows)  # [n, ..., classes]
+        out = call(model, x)
+        flat, rows = out.flatten(), []
+        for k in range(len(flat)):
+            last = k + 1 == len(flat)
+            grads = torch.autograd.grad(flat[k], params, retain_graph=not last, materialize_grads=True)
+            rows.append(torch.cat([g.flatten() for g in grads]))
+        self.outputs = out.detach().double()  # [n, ..., classes]
         self.J = torch.stack(rows).view(*self.outputs.shape, -1)  # [n, ..., classes, p]
 
     @property
@@ -328,8 +325,6 @@ def row(name: str, entry: Entry) -> dict[str, Any]:
     start = time.process_time()
     model, x = build(entry)
     truth = Truth(model, x)
-    together = call(model, x).detach()
-    mixes = relative(together, truth.outputs) > 1e-6
     cells = {what: judge(ERRORS[what], model, truth) for what in CALLS}
     try:
         by_rule = covered(model, x)
@@ -342,7 +337,6 @@ def row(name: str, entry: Entry) -> dict[str, Any]:
         "parameters": truth.J.shape[-1],
         "outputs": truth.J[0].numel() // truth.J.shape[-1],
         "by_rule": by_rule,
-        "mixes": mixes,
         "rounds": truth.rounding.seen,
         "cells": cells,
         "times": times(model, x),
@@ -367,11 +361,11 @@ def page(report: dict[str, Any]) -> str:
         "",
         "<!-- written by `python benchmarks/models.py --page`: change that -->",
         "",
-        f"{len(rows)} public architectures at small random sizes, checked in float64 against autograd, one output of one",
-        "example at a time. A cell says what the second call costs in plain forward and backward passes of the same",
-        "batch (linearise: in plain forward passes) where the value is right; else what happened. At",
-        "these sizes costs show the work in Python, not the arithmetic. *By rule* is the share of parameters that have",
-        "a layer rule; the others' gradients are taken example by example.",
+        f"{len(rows)} public architectures at small random sizes, checked in float64 against autograd, one output of",
+        "one example at a time. A cell says what the second call costs in plain forward and backward passes of the",
+        "same batch (linearise: in plain forward passes) where the value is right; else what happened. At these",
+        "sizes costs show the work in Python, not the arithmetic. *By rule* is the share of parameters that have a",
+        "layer rule; the gradients of the others are taken example by example.",
         "",
         "| model | from | parameters | by rule | " + " | ".join(TITLES[c] for c in CALLS) + " |",
         "|---" * (4 + len(CALLS)) + "|",
