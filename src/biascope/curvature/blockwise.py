@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,11 +19,13 @@ from biascope.linalg.lanczos import Eigenpairs
 from biascope.linalg.operator import LinearOperator
 from biascope.support.arguments import check_between, check_count, check_number, device_of
 from biascope.support.errors import CorruptError, InputError, UnsupportedError
-from biascope.support.files import checksum, read_tensors, write_tensors
+from biascope.support.files import checksum, read_json, read_tensors, write_tensors
 from biascope.support.inputs import finite
+from biascope.support.processes import Processes, processes
 from biascope.support.signatures import checked
 
 FORMAT = 1  # of files
+INDEX = ".index.json"  # behind the name of a metric in shards
 
 
 class BlockMetric(Metric):
@@ -59,27 +62,43 @@ class BlockMetric(Metric):
             return self._matmat(Y)
         raise UnsupportedError("a product of two metrics has no adjoint here; multiply in the other order")
 
+    def _sum(self, t: Tensor) -> Tensor:
+        """The sum over all that hold pieces of the metric: here, that is one process."""
+        return t
+
+    def _places(self) -> tuple[list[slice], int]:
+        """Where the pieces' eigenvalues lie among all of them, and how many there are."""
+        ends = list(accumulate(len(piece.eigenvalues()) for piece in self.pieces))
+        return [slice(a, b) for a, b in zip([0, *ends], ends)], ends[-1]
+
+    def _whole(self, pieces: list[Piece | None]) -> list[Piece] | None:
+        """The pieces; None where one is missing."""
+        found = [piece for piece in pieces if piece is not None]
+        return found if len(found) == len(pieces) else None
+
     @checked
     def diagonal(self, chunk: int = 256) -> Tensor:
         """[p]."""
-        out = torch.empty(self.shape[0], 1, dtype=self.dtype, device=self.device)
+        out = torch.zeros(self.shape[0], 1, dtype=self.dtype, device=self.device)
         for piece in self.pieces:
             self.space.put(piece.names, piece.diagonal()[:, None], out)
-        return out[:, 0]
+        return self._sum(out)[:, 0]
 
     def trace(self) -> Tensor:
         """Sum of the pieces' traces."""
-        return torch.stack([piece.trace() for piece in self.pieces]).sum()
+        zero = torch.zeros((), dtype=self.dtype, device=self.device)
+        return self._sum(torch.stack([zero, *(piece.trace() for piece in self.pieces)]).sum())
 
     def frobenius_norm(self) -> Tensor:
         """Root of the sum of the pieces' squared norms."""
-        return torch.stack([piece.frobenius_squared() for piece in self.pieces]).sum().sqrt()
+        zero = torch.zeros((), dtype=self.dtype, device=self.device)
+        return self._sum(torch.stack([zero, *(piece.frobenius_squared() for piece in self.pieces)]).sum()).sqrt()
 
     def spectral_norm(self) -> Tensor:
         """Largest |eigenvalue|."""
         try:
             zero = torch.zeros(1, dtype=self.dtype, device=self.device)  # which low rank has but does not hold
-            return torch.cat([*(piece.eigenvalues().abs() for piece in self.pieces), zero]).max()
+            return torch.cat([self.eigenvalues().abs(), zero]).max()
         except UnsupportedError:
             return super().spectral_norm()
 
@@ -91,11 +110,11 @@ class BlockMetric(Metric):
         for piece in self.pieces:
             mine = self.space.take(piece.names, index)
             out[mine[:, None], mine] = piece.to_dense()
-        return out
+        return self._sum(out)
 
     def _check_damping(self, damping: float, mode: Mode) -> None:
         check_number(damping, "damping", least=0)
-        if mode == "factored" and not any(piece.kind in {"kfac", "ekfac"} for piece in self.pieces):
+        if mode == "factored" and not any(kind in {"kfac", "ekfac"} for _, _, kind, _ in self.plan.rows):
             raise UnsupportedError(f"{self.representation!r} has no factored damping: kfac and ekfac have it")
 
     @checked
@@ -112,16 +131,19 @@ class BlockMetric(Metric):
         X, back = self._columns(v, "solve")
         if complement == "keep":
             return back(self._each(X, lambda piece, part: piece.solve(part, damping, mode)))
-        piece = self.pieces[0]
-        if not isinstance(piece, LowRankPiece):
-            raise UnsupportedError("complement is a choice of representation='lowrank' only")
-        return back(piece.solve(X, damping, mode, complement))
+
+        def drop(piece: Piece, part: Tensor) -> Tensor:
+            if not isinstance(piece, LowRankPiece):
+                raise UnsupportedError("complement is a choice of representation='lowrank' only")
+            return piece.solve(part, damping, mode, complement)
+
+        return back(self._each(X, drop))
 
     @checked
     def inverse(self, damping: float = 0.0, mode: Mode = "exact") -> LinearOperator:
         """(F + damping I)^-1 as a metric; lazily for quasidiagonal and lowrank pieces, whose inverses are full."""
         self._check_damping(damping, mode)
-        pieces = _all([piece.inverse(damping, mode) for piece in self.pieces])
+        pieces = self._whole([piece.inverse(damping, mode) for piece in self.pieces])
         what = f"inverse {self.info.get('what', 'metric')}"
         return super().inverse(damping, mode) if pieces is None else self._like(pieces, what)
 
@@ -141,14 +163,22 @@ class BlockMetric(Metric):
         Z = Z.to(self.device, self.dtype)
         return self._each(Z, lambda piece, part: piece.sample(part, damping, mode)).T
 
+    def _spectrum(self) -> Tensor:
+        """All eigenvalues that the representation holds, piece after piece."""
+        places, count = self._places()
+        out = torch.zeros(count, dtype=self.dtype, device=self.device)
+        for piece, at in zip(self.pieces, places):
+            out[at] = piece.eigenvalues()
+        return self._sum(out)
+
     def eigenvalues(self) -> Tensor:
         """All eigenvalues the representation holds, descending."""
-        return torch.cat([piece.eigenvalues() for piece in self.pieces]).sort(descending=True).values
+        return self._spectrum().sort(descending=True).values
 
     @checked
     def eigh(self, k: int | None = None) -> Eigenpairs:
         """The k largest eigenpairs (all if None), by pieces; low rank gives its non-zero ones by duality."""
-        values = torch.cat([piece.eigenvalues() for piece in self.pieces])
+        values = self._spectrum()
         k = len(values) if k is None else check_between(k, "k", 1, len(values))
         values, index = values.sort(descending=True)
         hot = torch.zeros(len(values), k, dtype=self.dtype, device=self.device)
@@ -162,18 +192,22 @@ class BlockMetric(Metric):
     def to_eigenbasis(self, v: Tensor) -> Tensor:
         """Coordinates of v [p] or [p, k] in the eigenbasis, piece after piece."""
         X, back = self._columns(v, "to_eigenbasis")
-        parts = [piece.to_eigenbasis(self.space.take(piece.names, X)) for piece in self.pieces]
-        out: Tensor = back(torch.cat(parts))
+        places, count = self._places()
+        coordinates = torch.zeros(count, X.shape[1], dtype=self.dtype, device=self.device)
+        for piece, at in zip(self.pieces, places):
+            coordinates[at] = piece.to_eigenbasis(self.space.take(piece.names, X))
+        out: Tensor = back(self._sum(coordinates))
         return out
 
     @checked
     def from_eigenbasis(self, v: Tensor) -> Tensor:
         """Back from coordinates to [p] or [p, k]."""
-        sizes = [len(piece.eigenvalues()) for piece in self.pieces]
+        places, _ = self._places()
         X = v.reshape(len(v), -1)
-        out = torch.empty(self.shape[0], X.shape[1], dtype=self.dtype, device=self.device)
-        for piece, part in zip(self.pieces, torch.split(X, sizes)):
-            self.space.put(piece.names, piece.from_eigenbasis(part), out)
+        out = torch.zeros(self.shape[0], X.shape[1], dtype=self.dtype, device=self.device)
+        for piece, at in zip(self.pieces, places):
+            self.space.put(piece.names, piece.from_eigenbasis(X[at]), out)
+        out = self._sum(out)
         return out[:, 0] if v.dim() == 1 else out
 
     def _like(self, pieces: list[Piece], what: str) -> BlockMetric:
@@ -185,8 +219,8 @@ class BlockMetric(Metric):
             return None
         theirs = {piece.names: piece for piece in other.pieces}
         if set(theirs) != {piece.names for piece in self.pieces}:
-            return None
-        return _all([do(piece, theirs[piece.names]) for piece in self.pieces])
+            return self._whole([None])
+        return self._whole([do(piece, theirs[piece.names]) for piece in self.pieces])
 
     def __add__(self, other: LinearOperator) -> LinearOperator:
         """F + G: a metric where the representation is closed under sums, else a lazy operator."""
@@ -198,7 +232,7 @@ class BlockMetric(Metric):
 
     def __mul__(self, scalar: float) -> LinearOperator:
         lazy = super().__mul__(scalar)  # checks the number
-        pieces = _all([piece.scale(float(scalar)) for piece in self.pieces])
+        pieces = self._whole([piece.scale(float(scalar)) for piece in self.pieces])
         return lazy if pieces is None else self._like(pieces, str(self.info.get("what", "metric")))
 
     def __matmul__(self, v: Any) -> Any:
@@ -209,34 +243,52 @@ class BlockMetric(Metric):
     @checked
     def save(self, path: str | Path) -> Path:
         """Write to one safetensors file, with a checksum per array; it appears whole or not at all."""
+        path = Path(path)
+        arrays, entries = self._entries(range(len(self.pieces)))
+        write_tensors(path, arrays, {"biascope": json.dumps(self._header(entries))})
+        path.with_name(path.name + INDEX).unlink(missing_ok=True)  # an older metric in shards
+        return path
+
+    def _entries(self, numbers: Iterable[int]) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+        """What is saved of the pieces, which have these numbers: arrays, and what a header says of them."""
         arrays: dict[str, Tensor] = {}
-        pieces = []
-        for i, piece in enumerate(self.pieces):
+        entries = []
+        for i, piece in zip(numbers, self.pieces):
             mine = {name: t.detach().cpu().contiguous().clone() for name, t in piece.arrays().items()}
             arrays |= {f"{i}/{name}": t for name, t in mine.items()}
             sums = {name: checksum(t) for name, t in mine.items()}
-            pieces.append({"kind": piece.kind, "names": list(piece.names), "header": piece.header(), "arrays": sums})
-        header = {
+            entries.append(
+                {
+                    "kind": piece.kind,
+                    "names": list(piece.names),
+                    "header": piece.header(),
+                    "arrays": sums,
+                    "cost": piece.cost(),
+                }
+            )
+        return arrays, entries
+
+    def _header(self, entries: list[dict[str, Any]]) -> dict[str, Any]:
+        """What is saved beside the arrays."""
+        return {
             "format": FORMAT,
             "dtype": str(self.dtype).removeprefix("torch."),
             "shapes": {name: list(shape) for name, shape in self.space.shapes.items()},
             "plan": [self.plan.representation, [[n, list(s), k, w] for n, s, k, w in self.plan.rows]],
             "info": self.info,
-            "pieces": pieces,
+            "pieces": entries,
         }
-        write_tensors(Path(path), arrays, {"biascope": json.dumps(header)})
-        return Path(path)
-
-
-def _all(pieces: list[Piece | None]) -> list[Piece] | None:
-    """The pieces; None where one is missing."""
-    found = [piece for piece in pieces if piece is not None]
-    return found if len(found) == len(pieces) else None
 
 
 @checked
-def load_curvature(path: str | Path, device: torch.device | str = "cpu") -> BlockMetric:
-    """Read a metric that `F.save(path)` wrote.
+def load_curvature(path: str | Path, device: torch.device | str = "cpu", *, group: Any = None) -> BlockMetric:
+    """Read a metric that `F.save(path)` wrote, by one process or by several.
+
+    Args:
+        path: what `save` was given.
+        device: where to put it.
+        group: a `torch.distributed` process group or device mesh, all of whose ranks make this call: each keeps a
+            share. It need not be of as many ranks as have written the metric.
 
     Example:
         >>> import biascope as bs, tempfile
@@ -246,28 +298,45 @@ def load_curvature(path: str | Path, device: torch.device | str = "cpu") -> Bloc
         >>> torch.equal(F.to_dense(), G.to_dense())
         True
     """
-    arrays, metadata = read_tensors(Path(path))
+    path, team = Path(path), processes(group)
+    index = path.with_name(path.name + INDEX)
     try:
-        header = json.loads(metadata["biascope"])
-        if header["format"] != FORMAT:
-            raise CorruptError(f"{path}: format {header['format']!r}, this version of biascope reads {FORMAT}")
-        return _assemble(header, arrays, device_of(device), Path(path))
+        with team:
+            if index.exists() and not path.exists():
+                header = read_json(index)
+            else:
+                header = json.loads(read_tensors(path, ())[1]["biascope"])
+            if header["format"] != FORMAT:
+                raise CorruptError(f"{path}: format {header['format']!r}, this version of biascope reads {FORMAT}")
+            return _assemble(header, device_of(device), path, team)
     except (KeyError, TypeError, IndexError, AttributeError, json.JSONDecodeError) as e:
         raise CorruptError(f"{path} is not a metric saved by biascope, or damaged ({e!r}); save it again") from None
 
 
-def _assemble(header: dict[str, Any], arrays: dict[str, Tensor], device: torch.device, path: Path) -> BlockMetric:
+def _assemble(header: dict[str, Any], device: torch.device, path: Path, team: Processes) -> BlockMetric:
+    entries = header["pieces"]
+    owners = team.deal([entry["cost"] for entry in entries]) if team.size > 1 else [0] * len(entries)
+    mine = [i for i, owner in enumerate(owners) if owner == team.rank]
+    files: dict[Path, list[str]] = {}
+    for i in mine:
+        file = path.with_name(entries[i]["file"]) if "file" in entries[i] else path
+        files.setdefault(file, []).extend(f"{i}/{name}" for name in entries[i]["arrays"])
+    arrays = {name: t for file, names in files.items() for name, t in read_tensors(file, names)[0].items()}
     pieces = []
-    for i, entry in enumerate(header["pieces"]):
-        mine = {}
+    for i in mine:
+        entry, own = entries[i], {}
         for name, expected in entry["arrays"].items():
-            t = arrays[f"{i}/{name}"]
+            t = arrays.pop(f"{i}/{name}")
             if checksum(t) != expected:
                 raise CorruptError(f"{path}: array {name} of {entry['names'][0]} is damaged (checksum); save it again")
-            mine[name] = t.to(device)
-        pieces.append(Piece.kinds[entry["kind"]].load(tuple(entry["names"]), mine, entry["header"]))
+            own[name] = t.to(device)
+        pieces.append(Piece.kinds[entry["kind"]].load(tuple(entry["names"]), own, entry["header"]))
     shapes = {name: tuple(shape) for name, shape in header["shapes"].items()}
     space = ParameterSpace(shapes, getattr(torch, header["dtype"]), device)
     representation, rows = header["plan"]
     plan = Plan(representation, tuple((n, tuple(s), k, w) for n, s, k, w in rows))
+    if team.size > 1:
+        from biascope.curvature.owned import OwnedMetric
+
+        return OwnedMetric(space, pieces, plan, header["info"], team, mine)
     return BlockMetric(space, pieces, plan, header["info"])

@@ -24,6 +24,7 @@ from biascope.curvature.implicit import ImplicitMetric
 from biascope.curvature.kronecker import Sharing
 from biascope.curvature.losses import Loss, loss_family
 from biascope.curvature.metric import Metric
+from biascope.curvature.owned import OwnedMetric
 from biascope.curvature.passes import Pass
 from biascope.curvature.pieces import DiagonalPiece, ParameterSpace, Piece
 from biascope.curvature.plan import Name, Plan, describe, make_units
@@ -32,12 +33,12 @@ from biascope.curvature.tokens import output_shape
 from biascope.network.functional import ParamSelection, functional
 from biascope.network.layers.blocks import StaleError
 from biascope.network.stream import Cut, Stream, anatomy, forget
-from biascope.support.errors import InputError, UnsupportedError
+from biascope.support.errors import InputError
 from biascope.support.inputs import take
 from biascope.support.limits import Count
 from biascope.support.memory import parse_bytes
 from biascope.support.precision import Precision, arithmetic
-from biascope.support.processes import ALONE, processes
+from biascope.support.processes import ALONE, Processes, processes
 from biascope.support.signatures import checked
 
 Representation = Name | Mapping[str, str]
@@ -119,6 +120,8 @@ def fisher(
         max_memory: budget, such as "4GB"; 60 % of the free memory if None.
         group: a `torch.distributed` process group or device mesh, whose ranks all make this call, and later those of
             the metric, with the same network, data and vectors; each runs its share of the data through the network.
+            Every layer's matrices are added up once, on the rank that owns them, and factors of EKFAC are decomposed by
+            all ranks, each its share.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
@@ -221,8 +224,6 @@ def build(
 ) -> Metric:
     """Everything behind `fisher` and `ggn`."""
     team = ALONE if options.group is None else processes(options.group)
-    if team.size > 1 and options.representation != "implicit":
-        raise UnsupportedError("group= needs representation='implicit'")
     here: AbstractContextManager[None] = team if team.size > 1 else nullcontext()
     with here:
         f = functional(model, options.params, options.output, options.precision)
@@ -264,17 +265,20 @@ def _build(source: Stream, options: Options, family: FamilyMaker, what: str, see
         implicit = ImplicitMetric(space, over, units, plan, info, options.centred)
         info["n"] = over.stream.n
         return implicit
-    pieces = build_pieces(over, units, space, options.centred)
+    pieces, mine = build_pieces(over, units, space, options.centred)
     info["n"] = over.stream.n
     if name == "eye":
-        pieces, plan = _one_number(pieces, plan)
+        pieces, plan = _one_number(pieces, plan, space, over.team)
+    if over.team.size > 1:
+        return OwnedMetric(space, pieces, plan, info, over.team, mine, over.finite)
     return BlockMetric(space, pieces, plan, info, over.finite)
 
 
-def _one_number(pieces: list[Piece], plan: Plan) -> tuple[list[Piece], Plan]:
+def _one_number(pieces: list[Piece], plan: Plan, space: ParameterSpace, team: Processes) -> tuple[list[Piece], Plan]:
     """Diagonals by their mean over all parameters."""
     diagonals = [piece.diagonal() for piece in pieces]
-    mean = torch.stack([d.double().sum() for d in diagonals]).sum() / sum(map(len, diagonals))
+    zero = torch.zeros((), dtype=torch.float64, device=space.device)
+    mean = team.sum(torch.stack([zero, *(d.double().sum() for d in diagonals)]).sum()) / space.size
     made: list[Piece] = [
         DiagonalPiece(piece.names, mean.to(d.dtype).expand(len(d))) for piece, d in zip(pieces, diagonals, strict=True)
     ]

@@ -47,6 +47,8 @@ def _matrix(factor: MatrixFactor) -> MatrixFactor:
 def centred_pieces(pieces: Sequence[Piece], means: Sequence[Tensor], dtype: torch.dtype) -> list[Piece]:
     """Pieces minus M M^T for the mean gradients M [p, k] of each, in `dtype`; a warning names what is rounding only."""
     out = [piece.downdate(M) for piece, M in zip(pieces, means, strict=True)]
+    if not out:  # a process that owns none
+        return out
     before, after = (torch.stack([piece.trace().double() for piece in some]) for some in (pieces, out))
     for piece, whole, left in zip(pieces, before.tolist(), after.tolist(), strict=True):
         warn_of_rounding(piece.names[0], whole, left, dtype)

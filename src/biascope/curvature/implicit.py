@@ -161,7 +161,7 @@ class ImplicitMetric(ProductMetric):
             return super().frobenius_norm()
         blocks = tuple(b for u in self.units for b in u.blocks)
         unit = Unit(tuple(self.space.shapes), blocks, "lowrank", "")
-        (piece,) = build_pieces(self.stream, [unit], self.space, self.means is not None)
+        ((piece,), _) = build_pieces(self.stream, [unit], self.space, self.means is not None)
         self.stream.finite()
         return piece.frobenius_squared().sqrt()
 

@@ -62,6 +62,9 @@ class MatrixPiece(Piece):
 
     layout: Homogeneous
 
+    def cost(self) -> float:  # noqa: D102
+        return float(self.layout.groups * (self.layout.d_out**3 + self.layout.columns**3))
+
     def header(self) -> dict[str, Any]:  # noqa: D102
         return super().header() | {"layout": asdict(self.layout)}
 

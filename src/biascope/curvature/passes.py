@@ -125,6 +125,9 @@ class Pass:
             labels = batch.labels if self.family.shape.positions == 1 else token_labels(batch, self.family)
             y = self.family.check_labels(labels, b)
             draws = None if generator is None else self.family.draw(generator, b)
+            # asked where the labels are, as a rule not on a GPU
+            self._ignoring = y is not None and self.family.ignores(y)
+            labelled = labelled or y is None or not self._ignoring or bool(torch.any(y != IGNORE))
             if self.team.size > 1:  # labels are checked, and drawn, as one process does it
                 some = self.stream.share(i, batch.at)
                 if some.stop == some.start:
@@ -133,9 +136,6 @@ class Pass:
                 y, draws = None if y is None else y[some], None if draws is None else draws[:, some]
             if draws is not None and draws.numel() < 2**20:  # now, while a GPU has nothing else to do
                 draws = draws.to(self.f.device)
-            # asked where the labels are, as a rule not on a GPU
-            self._ignoring = y is not None and self.family.ignores(y)
-            labelled = labelled or y is None or not self._ignoring or bool(torch.any(y != IGNORE))
             part = replace(batch, inputs=self.f.prepare(batch.inputs))
             yield Labelled(batch.at.start, part, None if y is None else y.to(self.f.device), draws)
         if not labelled and self.family.shape.positions > 1:

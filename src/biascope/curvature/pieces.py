@@ -193,6 +193,10 @@ class Piece(ABC):
         """F G (in general not symmetric)."""
         return None
 
+    def cost(self) -> float:
+        """Work of decomposing it, by which pieces are dealt out to processes: d^3 for every matrix."""
+        return float(sum(t.numel() * (t.shape[-1] if t.dim() > 1 else 1) for t in self.arrays().values()))
+
     def arrays(self) -> dict[str, Tensor]:
         """Its tensors, by name."""
         return {f.name: t for f in fields(self) if isinstance(t := getattr(self, f.name), Tensor)}

@@ -100,8 +100,9 @@ class LowRankSum(Sum):
             self.owner.append(torch.tensor(chunk.ks, device="cpu").repeat_interleave(rows.shape[1]))
 
     def finish(self, n: int) -> Piece:  # noqa: D102
-        owner = torch.cat(self.owner).to(self.space.device)
-        return LowRankPiece(self.unit.names, torch.cat(self.kept) / n**0.5, owner)
+        none = self.zeros(0, self.space.numel(self.unit.names))  # a process without examples
+        owner = torch.cat([torch.empty(0, dtype=torch.long, device="cpu"), *self.owner]).to(self.space.device)
+        return LowRankPiece(self.unit.names, torch.cat([none, *self.kept]) / n**0.5, owner)
 
 
 class DiagonalSum(Sum):
@@ -177,7 +178,9 @@ class ArrowSum(Sum):
         self.Db = self.zeros(space.numel(unit.names[1:]))
         shape = (len(self.Db), space.numel(unit.names[:1]) // len(self.Db))
         self.D, self.C = self.zeros(*shape), self.zeros(*shape)
-        self.form = {"input_major": False, "groups": 1}
+        block = unit.blocks[0]
+        major, size = getattr(block.rule, "input_major", False), block.sizes
+        self.form = {"input_major": major, "groups": size.groups if len(unit.blocks) == 1 and size is not None else 1}
 
     def add(self, chunk: Chunk) -> None:  # noqa: D102
         if len(self.unit.blocks) == 2:  # scale and shift of a normalisation layer
@@ -191,7 +194,6 @@ class ArrowSum(Sum):
         factor = chunk.matrix(self.unit.blocks[0].names)
         z = factor.block.sizes
         assert z is not None
-        self.form = {"input_major": factor.rules[0].input_major, "groups": z.groups}
         for s in pieces_of(factor, squared_cost(factor, False)):
             A, G = factor.operand(s), cotangents(factor, s)
             self.D += squared_sums(G, A).flatten(0, 1)

@@ -26,6 +26,7 @@ from biascope.curvature.contract import (
     token_gradients,
 )
 from biascope.curvature.kronecker import EigenPiece, Homogeneous, KroneckerPiece, decompose
+from biascope.curvature.owned import decomposed, to_owners
 from biascope.curvature.passes import Chunk, InputFactors, Pass
 from biascope.curvature.patches import PatchMoment, patch_moment
 from biascope.curvature.pieces import ParameterSpace, Piece
@@ -168,7 +169,10 @@ class KroneckerSum(Sum):
             self.B = add_rows(None if self.B is None else self.B[0], g).unsqueeze(0)
 
     def finish(self, n: int) -> KroneckerPiece:  # noqa: D102
-        assert self.B is not None
+        if self.B is None:  # a process without examples
+            L, table = self.layout, self.unit.blocks[0].is_embedding
+            self.A = self.zeros(L.groups, L.d_in) if table else self.zeros(L.groups, L.columns, L.columns)
+            self.B = self.zeros(L.groups, L.d_out, L.d_out)
         count = n if self.unit.sharing == "reduce" else max(1, self.positions)
         if self.moment is not None:
             A = self.moment.finish(self.layout.bias)[None].div_(n)
@@ -240,19 +244,23 @@ def homogeneous(unit: Unit) -> Homogeneous:
     return Homogeneous(z.groups, z.d_out, z.d_in // offsets, offsets, len(unit.names) == 2, rule.input_major)
 
 
-def build_pieces(data: Pass, units: list[Unit], space: ParameterSpace, centred: bool) -> list[Piece]:
+def build_pieces(data: Pass, units: list[Unit], space: ParameterSpace, centred: bool) -> tuple[list[Piece], list[int]]:
     """One pass over the data for all sums, a second for EKFAC's scalings (on the kept factors where they fit).
 
-    Sums of a centred metric are in float64, which a difference of two of them needs. The caller asks `data.finite`
-    whether the outputs, and the pieces, are numbers: one wait for all of them.
+    Of several processes, each gets the pieces that it owns; the numbers say of which units they are. Sums of a centred
+    metric are in float64, which a difference of two of them needs. The caller asks `data.finite` whether the outputs,
+    and the pieces, are numbers: one wait for all of them.
     """
-    if not centred:
-        return _summed_pieces(data, units, space, keep=False)
-    data.copies = COPIES
-    pieces = _summed_pieces(data, units, wide(space), keep=True)
-    means = mean_gradients(data, units, wide(space))
-    data.kept = None
-    return centred_pieces(pieces, [means[u] for u in units], space.dtype)
+    data.copies = COPIES if centred else data.copies
+    pieces = _summed_pieces(data, units, wide(space) if centred else space, keep=centred)
+    mine = list(range(len(units)))
+    if data.team.size > 1:
+        pieces, mine = to_owners(data.team, pieces)
+    if centred:
+        means = mean_gradients(data, units, wide(space))
+        data.kept = None
+        pieces = centred_pieces(pieces, [means[units[j]] for j in mine], space.dtype)
+    return pieces, mine
 
 
 def _summed_pieces(data: Pass, units: list[Unit], space: ParameterSpace, keep: bool) -> list[Piece]:
@@ -268,12 +276,18 @@ def _summed_pieces(data: Pass, units: list[Unit], space: ParameterSpace, keep: b
         for chunk in widened(step.chunks) if widen else step.chunks:
             for total in sums:
                 total.add(chunk)
+    if data.team.size > 1:
+        add_positions(data, sums)
     pieces = [total.finish(data.stream.n) for total in sums]
+    del sums
     if second:
         data.finite()
         factors = [piece for j in second if isinstance(piece := pieces[j], KroneckerPiece)]
-        decompose(factors)
-        scalings = [EigenSum(units[j], space, piece.eigen) for j, piece in zip(second, factors, strict=True)]
+        bases = decompose(factors) if data.team.size == 1 else decomposed(data.team, factors)
+        for j, basis in zip(second, bases, strict=True):
+            pieces[j] = basis
+        del factors
+        scalings = [EigenSum(units[j], space, basis) for j, basis in zip(second, bases, strict=True)]
         chunks = data.chunks(blocks_of([units[j] for j in second]))
         for chunk in widened(chunks) if widen else chunks:
             for scaling in scalings:
@@ -283,6 +297,14 @@ def _summed_pieces(data: Pass, units: list[Unit], space: ParameterSpace, keep: b
     if not keep:
         data.kept = None
     return pieces
+
+
+def add_positions(data: Pass, sums: list[Sum]) -> None:
+    """Positions that were counted by any of the processes, over which the output factors are means."""
+    counted = [total for total in sums if isinstance(total, KroneckerSum)]
+    counts = torch.tensor([total.positions for total in counted], dtype=torch.float64, device=data.f.device)
+    for total, count in zip(counted, data.team.sum(counts).tolist(), strict=True):
+        total.positions = round(count)
 
 
 def blocks_of(units: list[Unit]) -> list[Block]:

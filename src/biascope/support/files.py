@@ -4,7 +4,7 @@ import json
 import os
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -117,13 +117,14 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     write_atomically(path, lambda temporary: save_file(whole, temporary, dict(metadata)))
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What `write_tensors` wrote, on the CPU; a file that is not whole is named."""
+def read_tensors(path: Path, names: Iterable[str] | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What `write_tensors` wrote (or the arrays of these names), on the CPU; a file that is not whole is named."""
     try:
         with explain_read_errors(path):
             path.open("rb").close()  # safetensors does not tell a file that may not be read from a damaged one
             with safe_open(path, framework="pt", device="cpu") as file:
-                return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+                wanted = file.keys() if names is None else names
+                return {name: file.get_tensor(name) for name in wanted}, file.metadata() or {}
     except SafetensorError as error:
         raise CorruptError(f"{path} is not a whole safetensors file ({error})") from error
 
