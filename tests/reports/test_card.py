@@ -19,6 +19,7 @@ from biascope.reports.card import card_page
 from biascope.reports.panels import PANELS, anatomy, base, directional, input_geometry, labels, regime, tangent_kernel
 from biascope.reports.panels.anatomy import layers
 from biascope.reports.panels.base import Panel, Subject, make_subject
+from biascope.reports.panels.examples import Examples, load_examples
 from biascope.reports.panels.initialisations import Spread
 from biascope.reports.panels.input_geometry import (
     by_autograd,
@@ -29,7 +30,6 @@ from biascope.reports.panels.input_geometry import (
     mean_frequency,
     plan,
 )
-from biascope.reports.panels.loading import Examples, load_examples
 from biascope.reports.panels.pace import Pace
 from biascope.support.errors import InputError, UnsupportedError
 from biascope.support.seeds import derive
@@ -130,7 +130,7 @@ def test_a_card_is_the_same_every_time(script: str, tmp_path: Path) -> None:
     [
         ("good", None, "say what one input looks like, for example --input 3,32,32"),
         ("good", (3, 4, 4), "does not take inputs of shape 3,4,4"),
-        ("pair", (3, 2, 2), "returns a tuple, not a tensor"),
+        ("pair", (3, 2, 2), "has no parameters"),
         ("raises", (3, 2, 2), "RuntimeError: no weights"),
         ("scalar", (3, 2, 2), "the first axis must stay"),
         ("goood", (3, 2, 2), "good"),
@@ -141,20 +141,37 @@ def test_bad_networks_are_answered_in_words(script: str, name: str, shape: tuple
         make_card(f"{script}:{name}", shape, networks=4)
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("trained", "returned the same network twice"),
-        ("loaded", "the same weights at every call.*--weights trained.pt"),
-    ],
-)
-def test_one_network_in_place_of_many_is_refused(script: str, tmp_path: Path, name: str, words: str) -> None:
-    """It had cards of "1024 ± 0 times the average"; half of the panels of the first kind were skipped."""
-    with pytest.raises(InputError, match=words):
-        make_card(f"{script}:{name}", (3, 2, 2), tmp_path / "c.html", networks=4)
-    with pytest.raises(InputError, match=words):
-        make_compare(["logreg", f"{script}:{name}"], (3, 2, 2), tmp_path / "c.html", networks=4)
-    assert not (tmp_path / "c.html").exists()
+@pytest.mark.parametrize("name", ["trained", "loaded"])
+def test_a_function_that_loads_weights_is_one_network(script: str, name: str) -> None:
+    """Its weights are the given ones; initialisations are drawn by its layers."""
+    made = make_subject(f"{script}:{name}", (3, 2, 2))
+    assert made.trained is not None
+    assert "given as one network" in made.notes[-1]
+    x = made.inputs(3)
+    assert not torch.equal(made.trained(x), made.network(x))
+    assert not torch.equal(made.network(x), made.build(1)(x))
+
+
+def test_one_network_that_cannot_be_drawn_again_shows_what_it_can(
+    script: str, tmp_path: Path, check_page: Check
+) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(12, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.flatten(1) @ self.w
+
+    net, x, y = Own(), torch.randn(32, 3, 2, 2), torch.arange(32) % 3
+    card = make_card(net, out=tmp_path / "c.html", networks=4, data=(x, y))
+    check_page(card.path.read_text())
+    shown = [panel.title for panel in card.panels if not panel.skipped]
+    assert shown == ["Anatomy", "Tangent kernel", "Alignment with the labels", "Linear or not"]
+    assert "no reset_parameters draws w again" in card.path.read_text()
+    assert "given weights" in card.panels[3].meaning
+    with pytest.raises(InputError, match="Pass a function that builds a new network"):
+        make_compare(["logreg", net], (3, 2, 2), tmp_path / "c.html", networks=4)
 
 
 def test_a_panel_that_cannot_be_made_says_why(script: str, tmp_path: Path, check_page: Check) -> None:
@@ -543,11 +560,11 @@ def test_files_that_cannot_be_used_are_named(script: str, tmp_path: Path) -> Non
     with pytest.raises(InputError, match="there is no such file"):
         make_subject(f"{script}:good", (3, 2, 2), weights=tmp_path / "none.pt")
     torch.save({"x": torch.ones(20, 5)}, tmp_path / "d.pt")
-    torch.save({"x": torch.ones(20, 5), "y": torch.rand(20)}, tmp_path / "e.pt")
+    torch.save({"x": torch.ones(20, 5), "y": torch.zeros(20)}, tmp_path / "e.pt")
     torch.save({"x": torch.ones(20, 5), "y": torch.arange(20) % 2}, tmp_path / "f.pt")
     for name, message in (
-        ("d.pt", "should hold x and y, it holds x"),
-        ("e.pt", "y should be classes"),
+        ("d.pt", "d.pt holds x: call inputs and labels x and y"),
+        ("e.pt", "all labels are the same"),
         ("cifar11", "did you mean cifar10"),
         ("gone.npz", "there is no such file"),
     ):

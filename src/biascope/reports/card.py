@@ -22,6 +22,8 @@ from biascope.reports import figures
 from biascope.reports.html import Html, page, stamp_of, tag, with_flags
 from biascope.reports.panels import PANELS
 from biascope.reports.panels.base import Panel, PanelFunction, Subject, make_subject
+from biascope.reports.panels.examples import load_examples
+from biascope.reports.panels.loading import Weights, weights_name, weights_stamp
 from biascope.reports.panels.pace import worthwhile_threads
 from biascope.reports.panels.sources import name_of
 from biascope.studies.environment import device_name
@@ -57,31 +59,35 @@ class Card:
 
 @checked
 def make_card(
-    spec: str | Callable[..., nn.Module],
+    spec: str | Callable[..., nn.Module] | nn.Module,
     input_shape: Sequence[int] | None = None,
     out: str | Path | None = None,
     seed: int = 0,
     device: str = "cpu",
     networks: int | None = None,
     panels: Sequence[PanelFunction] = PANELS,
-    weights: str | Path | None = None,
-    data: str | Path | None = None,
+    weights: str | Path | nn.Module | Mapping[str, Any] | None = None,
+    data: Any = None,
     options: Mapping[str, Any] | None = None,
 ) -> Card:
     """Write the bias card of a network.
 
     Args:
         spec: a registry name ("lenet"), "package.module:factory", "path/to/script.py:factory", "torchvision:resnet18",
-            "timm:NAME" or "hf:TYPE"; or a function that builds a new network at every call, which needs input_shape.
-        input_shape: shape of one input; needed for your own factories.
+            "timm:NAME", "hf:TYPE" or "hf:FOLDER"; a function that builds a new network at every call; or a network,
+            whose layers are initialised anew where they can be, its own weights being the given ones.
+        input_shape: shape of one input; needed for your own networks, unless `data` tell it.
         out: the HTML file, replaced if it is there; by default `runs/card-NAME.html`, which only the same card
             replaces: one with another seed, shape, weights, data or options becomes `card-NAME-2.html`.
         seed: seed of everything random on the page.
         device: where the networks are evaluated.
         networks: how many random initialisations to average over; None: what the time allows, by a short pilot.
         panels: the panels, in order.
-        weights: a state dict (safetensors, or from `torch.save`), to show the trained network beside the fresh one.
-        data: a data set's name ("cifar10") or a file with x and y; its inputs and labels are used where they matter.
+        weights: to show the trained network beside the fresh one: a state dict, a network (also under
+            `DistributedDataParallel` or `torch.compile`), a file, or a folder of `save_pretrained`.
+        data: a data set's name ("cifar10"), a file with x and y, (x, y) of tensors, arrays, lists or columns, a dict of
+            those, a Dataset, a DataLoader. y are classes, or real numbers for a regression; inputs and labels are used
+            where they matter.
         options: keyword arguments of the network, e.g. {"outputs": 10}.
 
     Example:
@@ -91,17 +97,21 @@ def make_card(
         'card.html'
         >>> make_card(lambda: nn.Linear(4, 2), (4,), card.path, networks=8).name
         '<lambda>'
+        >>> net, x, y = nn.Linear(4, 2), torch.randn(32, 4), torch.arange(32) % 2
+        >>> make_card(net, data=(x, y), out=card.path, networks=8).name
+        'Linear'
     """
     figures.require_matplotlib()  # say so now, not after the computation
     if networks is not None:
         check_count(networks, "networks", LEAST)
     device_of(device)
-    stamp, name = stamped(spec, input_shape, seed, networks, weights, data, options), name_of(spec)
+    name, examples = name_of(spec), None if data is None else load_examples(data, seed)
+    known = data if examples is None or isinstance(data, str | Path) else examples.stamp
+    built = weights_stamp(spec) if isinstance(spec, nn.Module) else spec
+    stamp = stamped(built, input_shape, seed, networks, weights_stamp(weights), known, options)
     path = page_path(out, default_page(name), stamp)
     begin = time.perf_counter()
-    subject = make_subject(
-        spec, input_shape, seed, device, networks, weights, None if data is None else str(data), options
-    )
+    subject = make_subject(spec, input_shape, seed, device, networks, weights, examples, options)
     full = arithmetic(torch.device(device), "float32")  # torch's own default on a GPU is tf32 in convolutions
     with full, worthwhile_threads(subject.network, subject.inputs(64)):
         made = tuple(_safely(panel, subject) for panel in progress(panels, "panels"))
@@ -172,7 +182,7 @@ def is_page(path: Path) -> bool:
 
 
 def card_page(
-    subject: Subject, panels: Sequence[Panel], seconds: float, weights: str | Path | None = None, stamp: str = ""
+    subject: Subject, panels: Sequence[Panel], seconds: float, weights: Weights | None = None, stamp: str = ""
 ) -> str:
     """The page as text."""
     shape = " × ".join(str(size) for size in subject.input_shape)
@@ -184,7 +194,7 @@ def card_page(
     )
     subtitle = f"Bias card: what this architecture is inclined to learn, before it has seen any data. Inputs {shape}."
     if weights is not None:
-        subtitle += f" Compared with the weights of {Path(weights).name}."
+        subtitle += f" Compared with the weights of {weights_name(weights)}."
     if subject.data is not None:
         subtitle += f" Data: {subject.data.name}."
     return page(subject.name, [panel_section(panel) for panel in panels], subtitle, footer, stamp=stamp)

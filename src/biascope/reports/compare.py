@@ -113,6 +113,9 @@ def make_compare(
     begin = time.perf_counter()
     first = make_subject(specs[0], input_shape, seed, device, networks, options=options)
     rest = [make_subject(spec, first.input_shape, seed, device, networks, options=options) for spec in specs[1:]]
+    for one in (first, *rest):
+        if one.single:
+            raise InputError(f"{one.name}: {one.notes[-1]}")
     names = unique(without_folders([subject.name for subject in (first, *rest)]))
     with arithmetic(torch.device(device), "float32"), worthwhile_threads(first.network, first.inputs(64)):
         found, shared = _measure([first, *rest])

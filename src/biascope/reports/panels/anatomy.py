@@ -18,7 +18,7 @@ TITLE = "Anatomy"
 def panel(subject: Subject) -> Panel:
     """Parameters and layers in the order they are called."""
     network = subject.network
-    rows = layers(network, subject.inputs(2))
+    rows = layers(network, subject.examples(2))
     total = sum(parameter.numel() for parameter in network.parameters())
     heaviest = max(rows, key=lambda row: row[3], default=None)
     facts: list[tuple[str, object]] = [
@@ -33,10 +33,11 @@ def panel(subject: Subject) -> Panel:
         meaning = f"{share:.0%} of the parameters sit in {where}."
         if share < 0.2:
             meaning = f"No layer dominates: the largest, {where}, has {share:.0%} of the parameters."
-        idle = unused(network, subject.inputs(2))
+        idle = unused(network, subject.examples(2))
         if idle:
             meaning += f" {idle / total:.0%} of the parameters play no part for these inputs."
     blocks = [fact_list(facts), table(["layer", "kind", "output", "parameters"], rows, "layers", limit=60, fold=True)]
+    blocks = [tag("p", note, class_="note") for note in subject.notes] + blocks
     blocks.append(coverage(subject, network))
     return Panel(
         TITLE, "What the network is made of, layer by layer, in the order of the forward pass.", meaning, blocks
@@ -80,6 +81,6 @@ def coverage(subject: Subject, network: nn.Module) -> Html:
         subject.check_memory()
     except UnsupportedError as error:
         return tag("p", f"No table of layer rules: {error}.", class_="note")
-    report = biascope.Jacobian(network, subject.inputs(2)).coverage()
+    report = biascope.Jacobian(network, subject.examples(2)).coverage()
     rows = [(row.parameter, row.handled_by, row.why) for row in report.rows]
     return table(["parameter", "rule", "why"], rows, "coverage", limit=60, fold=True)

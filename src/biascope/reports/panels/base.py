@@ -1,9 +1,9 @@
 """What a panel of the bias card gets (a `Subject`) and gives (a `Panel`)."""
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -13,9 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from biascope.ensembles import Initialiser, record
 from biascope.reports.html import Html
 from biascope.reports.panels import sources
-from biascope.reports.panels.fitness import Logits, comma, one_tensor, try_out
-from biascope.reports.panels.loading import Examples, load_examples, load_state, put_weights
+from biascope.reports.panels.adapter import embedding, plain
+from biascope.reports.panels.examples import Examples, load_examples
+from biascope.reports.panels.fitness import check, comma, one_tensor
+from biascope.reports.panels.fitting import Fit, fit_of
+from biascope.reports.panels.loading import Weights, with_weights
 from biascope.reports.panels.pace import Pace, measure
+from biascope.reports.panels.redraw import redrawing
 from biascope.support.arguments import device_of
 from biascope.support.errors import InputError, UnsupportedError
 from biascope.support.memory import free_memory
@@ -38,19 +42,37 @@ class Subject:
     factory: sources.Factory | None = None  # builds one network from the global random state, for ensembles
     trained: nn.Module | None = None  # with the weights that were given
     data: Examples | None = None
+    notes: tuple[str, ...] = ()  # what was done so that it fits, and what is left out
+    words: int = 0  # tokens that a network of tokens knows
+    single: bool = False  # one network that cannot be drawn again: `build` gives copies of it
     _shared: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def inputs(self, n: int) -> Tensor:
-        """n inputs [n, *input_shape], the same for every panel: of the data, or standard normal ones."""
+        """n real inputs [n, *input_shape], the same for every panel: of the data, or standard normal ones.
+
+        For a network of tokens, the embeddings that network 0 gives to `examples`.
+        """
+        if self.words:
+            table = embedding(self.network)
+            assert table is not None
+            with torch.no_grad():
+                return table(self.examples(n)).clone()  # type: ignore[no-any-return]
+        return self.examples(n)
+
+    def examples(self, n: int) -> Tensor:
+        """The n inputs as the network itself takes them: those above, or tokens [n, tokens]."""
         if self.data is not None:
             return self.data.x[:n].to(self.device)
+        if self.words:
+            rng = generator(self.seed, "card tokens")
+            return torch.randint(self.words, (n, *self.input_shape[:-1]), generator=rng).to(self.device)
         rng = generator(self.seed, "card inputs")
         return torch.randn(n, *self.input_shape, generator=rng).to(self.device)
 
     @property
     def inputs_name(self) -> str:
         """What `inputs` are, in words."""
-        return "Gaussian" if self.data is None else self.data.name
+        return self.data.name if self.data is not None else "random token" if self.words else "Gaussian"
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """What several panels need is made by the first one that asks."""
@@ -66,7 +88,10 @@ class Subject:
     def initialiser(self) -> Initialiser:
         """How the factory draws its networks, so that many are drawn at once and on the device."""
         if self.factory is None:
-            raise UnsupportedError("this panel needs a factory that can be called again")
+            raise UnsupportedError(
+                f"this panel draws many fresh networks, and {self.name} is one that cannot be drawn again: pass a "
+                "function that builds a new one"
+            )
         factory = self.factory
         return self.once("initialiser", lambda: record(factory))
 
@@ -143,8 +168,8 @@ def make_subject(
     seed: int = 0,
     device: str = "cpu",
     networks: int | None = None,
-    weights: str | Path | None = None,
-    data: str | None = None,
+    weights: Weights | None = None,
+    data: Any = None,
     options: Mapping[str, Any] | None = None,
 ) -> Subject:
     """Resolve a network's name and try one forward pass, with the weights and data that were given.
@@ -156,48 +181,72 @@ def make_subject(
     examples = load_examples(data, seed) if data is not None else None
     if examples is not None:
         input_shape = input_shape or tuple(examples.x.shape[1:])
-        if "outputs" not in options and sources.takes(spec, "outputs"):
+        if "outputs" not in options and examples.classes and sources.takes(spec, "outputs"):
             options["outputs"] = examples.classes
     resolved, shape = sources.resolve(spec, input_shape, **options)
-    if examples is not None and tuple(examples.x.shape[1:]) != shape:
-        raise InputError(
-            f"--data {data} has inputs of shape {comma(examples.x.shape[1:])}, the network takes {comma(shape)}; "
-            "leave --input out to use the shape of the data"
-        )
+    weights = sources.weights_of(spec, weights)
+
+    def drawn(factory: sources.Factory, child: int, what: str = "card init") -> nn.Module:
+        with seeded(derive(seed, what, child)):
+            return factory().eval()
+
+    tokens = examples is not None and examples.tokens
+    fit = fit_of(name, drawn(resolved, 0), shape, tokens)
+    examples = _fitting(examples, fit, shape)
 
     def factory() -> nn.Module:
-        made = resolved()
-        return getattr(made, "_orig_mod", made)  # torch.compile hides the original one here
+        return fit.wrap(resolved())
+
+    one, notes = drawn(factory, 0), fit.notes
+    draws: sources.Factory | None = factory
+    if same(one, drawn(factory, 1)):
+        weights, (again, how) = one if weights is None else weights, redrawing(plain(one))
+        notes = (*notes, how)
+        draws = None if again is None else lambda: fit.wrap(again())
 
     def build(child: int) -> nn.Module:
-        with seeded(derive(seed, "card init", child)):
-            return factory().eval().to(device)
+        if draws is None:
+            return copy.deepcopy(one).to(device)
+        return drawn(draws, child, "card init" if draws is factory else "card redraw").to(device)
 
-    subject = Subject(name, build, shape, seed, device, networks, factory, None, examples)
-    logits = isinstance(try_out(name, subject.network, subject.inputs(2)), Logits)
-    refuse_same(name, subject.network, build(1))
-    trained = None if weights is None else put_weights(build(0), load_state(weights), weights)
-    if not logits:
-        return replace(subject, trained=trained)
-    return replace(
-        subject,
-        build=lambda child: Logits(build(child)).eval(),
-        factory=lambda: Logits(factory()),
-        trained=None if trained is None else Logits(trained).eval(),
-        _shared={},
+    subject = Subject(
+        name, build, fit.shape, seed, device, networks, draws, None, examples, notes, fit.words, draws is None
     )
+    check(name, subject.network, subject.inputs(2))
+    if weights is not None and draws is not None:
+        subject = replace(subject, trained=fit.wrap(with_weights(plain(build(0)), weights)).eval())
+    return replace(subject, data=_for_outputs(subject))
 
 
-def refuse_same(name: str, first: nn.Module, second: nn.Module) -> None:
-    """Refuse a function that does not initialise: of one network there is no average, and every error would be zero."""
-    if first is second:
-        raise InputError(f"{name} returned the same network twice; it must build a new one on every call")
+def same(first: nn.Module, second: nn.Module) -> bool:
+    """Do two calls of a factory give the same network?"""
     pairs = list(zip(first.parameters(), second.parameters()))
-    if pairs and all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs):
+    return bool(pairs) and all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
+
+
+def _fitting(examples: Examples | None, fit: Fit, shape: tuple[int, ...]) -> Examples | None:
+    """The examples as the network takes them; refused where their shape is another."""
+    if examples is None:
+        return None
+    if examples.tokens and not fit.words:  # whole numbers as features
+        examples = replace(examples, x=examples.x.float())
+    wanted = fit.shape[:-1] if examples.tokens else shape
+    if tuple(examples.x.shape[1:]) != wanted:
         raise InputError(
-            f"{name} builds the same weights at every call, and a page is about freshly initialised networks: leave "
-            "out what loads or fixes them (weights of your own go into a file: --weights trained.pt)"
+            f"{examples.name} has inputs of shape {comma(examples.x.shape[1:])}, the network takes {comma(wanted)}; "
+            "leave --input out to use the shape of the data"
         )
+    return examples
+
+
+def _for_outputs(subject: Subject) -> Examples | None:
+    """Labels that fit the outputs: whole numbers are targets, not classes, for a network with one output."""
+    examples = subject.data
+    if examples is None or examples.classes <= 2:
+        return examples
+    with torch.no_grad():
+        out = subject.network(subject.examples(2))
+    return examples.as_numbers() if out[0].numel() == 1 else examples
 
 
 def refuse_dense(subject: Subject) -> None:

@@ -6,34 +6,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from biascope.support.errors import BiascopeError, InputError
 
 
-class Logits(nn.Module):
-    """A network that returns an object with `.logits`, as one that returns those."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[n, ...] to the logits."""
-        return self.net(x).logits  # type: ignore[no-any-return]
-
-
-def try_out(name: str, network: nn.Module, x: Tensor) -> nn.Module:
-    """Run the network once on x [n, ...] and refuse what no panel could show; the network, in `Logits` if needed."""
+def check(name: str, network: nn.Module, x: Tensor) -> None:
+    """Run the network once on x [n, ...] and refuse what no panel could show."""
     if isinstance(network, torch.jit.ScriptModule):
         raise InputError(
             f"{name} is TorchScript ({type(network).__name__}), whose parameters torch cannot swap: let the factory "
             "return the module it was made from, before torch.jit.script or torch.jit.trace"
-        )
-    if any(is_lazy(parameter) for parameter in network.parameters()):
-        raise InputError(
-            f"{name} has lazy layers, whose weights do not exist yet: give their sizes, e.g. nn.Linear(64, 10) for "
-            "nn.LazyLinear(10), or run one batch through the network in the factory before it is returned"
         )
     try:
         y = network(x.clone().requires_grad_())
@@ -46,9 +28,7 @@ def try_out(name: str, network: nn.Module, x: Tensor) -> nn.Module:
             f"{name} does not take inputs of shape {comma(x.shape[1:])} ({type(error).__name__}: {error}); "
             f"{_remedy(network, x.shape[1:])}"
         ) from error
-    held = None if isinstance(y, Tensor) else getattr(y, "logits", None)
-    fit = Logits(network) if isinstance(held, Tensor) else network
-    y = one_tensor(name, y if fit is network else held, x)
+    y = one_tensor(name, y, x)
     if y.is_complex():
         raise InputError(f"{name} returns complex numbers: return their .real, .imag or .abs() instead")
     if not y.is_floating_point():
@@ -73,7 +53,6 @@ def try_out(name: str, network: nn.Module, x: Tensor) -> nn.Module:
         raise InputError(
             f"the output of {name} has no derivative: take torch.no_grad(), .detach() or .data out of its forward"
         )
-    return fit
 
 
 def one_tensor(name: str, y: Any, x: Tensor) -> Tensor:
@@ -140,10 +119,6 @@ def _entry(y: Any) -> str:
 
 
 def _remedy(network: nn.Module, shape: Sequence[int]) -> str:
-    kinds = {parameter.dtype for parameter in network.parameters() if parameter.is_floating_point()} - {torch.float32}
-    if kinds:
-        kind = str(kinds.pop()).removeprefix("torch.")
-        return f"its weights are {kind} and a card works in float32: let the factory return the network with .float()"
     for name, module in network.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             return (

@@ -83,10 +83,16 @@ def sizes(subject: Subject) -> tuple[int, int, int]:
 def measure(subject: Subject, network: nn.Module, n: int = SIZES[0][0], probes: int = SIZES[0][1]) -> LabelAlignment:
     """By layer, on the first n examples of the data; classes become one column per output."""
     assert subject.data is not None
-    x = subject.inputs(n)
+    x = subject.examples(n)
     y = subject.data.y[: len(x)].to(x.device)
     outputs = all_outputs(subject, network, x[:2]).shape[1]
-    if outputs == 1:
+    if subject.data.kind == "numbers":
+        if y.shape[1] != outputs:
+            raise UnsupportedError(f"{subject.name} has {outputs} outputs and the data {y.shape[1]} targets")
+        target = y
+    elif subject.data.kind == "places":
+        raise UnsupportedError("the data have a label for every place, and this panel is about one row per input")
+    elif outputs == 1:
         if subject.data.classes > 2:
             raise UnsupportedError(f"{subject.name} has one output and the data {subject.data.classes} classes")
         target = (2.0 * y - 1.0).unsqueeze(1)

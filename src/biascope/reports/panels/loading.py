@@ -1,48 +1,105 @@
-"""What a card may be given beside the network: trained weights and labelled data."""
+"""Trained weights as people hold them: a state dict, a network, a file, a folder of `save_pretrained`."""
 
+import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from biascope import data
+from biascope.reports.panels.adapter import from_transformers, plain
 from biascope.support.errors import InputError, near
-from biascope.support.seeds import generator
 
-EXAMPLES = 512  # read from a data set; panels take fewer
 WEIGHTS = (".pt", ".pth", ".safetensors", ".ckpt", ".bin")  # how files of weights are named
-FILES = (".npz", ".safetensors", ".pt", ".pth")  # of data
-MOST_CLASSES = 100_000  # labels beyond are identity numbers, not classes
+NAMES = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors")  # in a folder of `save_pretrained`
+KEPT_UNDER = ("state_dict", "model_state_dict", "model", "module", "net", "network")  # in a checkpoint
+WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")  # of torch, anywhere in a name
+
+Weights = str | Path | nn.Module | Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Examples:
-    """Labelled inputs: x [n, ...] in floating point, y [n] in classes 0, 1, ..."""
+def weights_name(weights: Weights) -> str:
+    """What weights are called on a page."""
+    if isinstance(weights, nn.Module):
+        return f"the {type(plain(weights)).__name__} given"
+    return "the state dict given" if isinstance(weights, Mapping) else Path(weights).name
 
-    name: str
-    x: Tensor
-    y: Tensor
 
-    @property
-    def classes(self) -> int:
-        """How many classes the labels have."""
-        return int(self.y.max()) + 1
+def weights_stamp(weights: Weights | None) -> object:
+    """What tells weights from others, for the name of a page."""
+    if isinstance(weights, nn.Module):
+        weights = plain(weights).state_dict()
+    if not isinstance(weights, Mapping):
+        return weights
+    return [float(t.double().norm()) for t in weights.values() if isinstance(t, Tensor)]
+
+
+def with_weights(network: nn.Module, weights: Weights) -> nn.Module:
+    """The network with weights given in any of these ways."""
+    if isinstance(weights, nn.Module):
+        return put_weights(network, plain(weights).state_dict(), weights_name(weights))
+    if isinstance(weights, Mapping):
+        return put_weights(network, tidied(weights, weights_name(weights)), weights_name(weights))
+    path, own = Path(weights), plain(network)
+    folder = path if path.is_dir() else path.parent
+    if from_transformers(own) and (folder / "config.json").is_file() and _stored_otherwise(own, path):
+        return put_weights(network, _from_pretrained(own, folder), path)
+    return put_weights(network, load_state(path), path)
+
+
+def _stored_otherwise(own: nn.Module, path: Path) -> bool:
+    """Whether a `save_pretrained` folder keeps the weights in several files, or under other names than in memory."""
+    if path.is_dir() and not any((path / name).is_file() for name in NAMES):
+        return True
+    return set(load_state(path)) != set(own.state_dict())
+
+
+def _from_pretrained(own: Any, folder: Path) -> dict[str, Tensor]:
+    """The state dict of a model read by transformers itself, which knows under which names it stores what."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made, told = type(own).from_pretrained(
+                folder, config=own.config, local_files_only=True, output_loading_info=True
+            )
+    except Exception as error:
+        first = (str(error).splitlines() or [""])[0]
+        raise InputError(
+            f"--weights {folder} cannot be read by transformers ({type(error).__name__}: {first})"
+        ) from error
+    missing = sorted(told.get("missing_keys", ()))
+    if missing:
+        raise InputError(
+            f"--weights {folder} has no {_some(missing)} of {type(own).__name__}: they would be random, not trained"
+        )
+    return dict(made.float().state_dict())
+
+
+def weights_file(folder: Path) -> Path | None:
+    """The one file of weights in a folder: of `save_pretrained`, or the only one with such an ending."""
+    named = [folder / name for name in NAMES if (folder / name).is_file()]
+    found = named[:1] or [path for path in sorted(folder.iterdir()) if path.suffix in WEIGHTS]
+    return found[0] if len(found) == 1 else None
 
 
 def load_state(path: str | Path) -> dict[str, Tensor]:
-    """A state dict from a safetensors file or from what `torch.save` wrote (tensors only, no code is run).
+    """A state dict from a safetensors file, from what `torch.save` wrote (no code is run), or from a folder with one.
 
-    A checkpoint that keeps it under "state_dict" or "model" is opened; a leading "module." (of DataParallel) or
-    "_orig_mod." (of torch.compile) is taken off.
+    A checkpoint that keeps it under "state_dict" or "model" is opened; prefixes of `DataParallel` and `torch.compile`
+    are taken off.
     """
     path = Path(path)
+    if path.is_dir():
+        if (index := next(path.glob("*.index.json"), None)) is not None:
+            return _sharded(index)
+        file = weights_file(path)
+        if file is None:
+            raise InputError(f"--weights {path} is a folder: name the file of weights in it")
+        path = file
     if not path.is_file():
         raise InputError(f"--weights {path}: there is no such file")
     try:
@@ -55,12 +112,29 @@ def load_state(path: str | Path) -> dict[str, Tensor]:
                 found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle raises its own kinds
         raise _unreadable(path, error) from error
-    for key in ("state_dict", "model_state_dict", "model"):
+    return tidied(found, str(path))
+
+
+def tidied(found: Any, name: str) -> dict[str, Tensor]:
+    """The state dict in what was read, under the names of the plain network."""
+    for key in KEPT_UNDER:
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
             found = found[key]
     if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise InputError(f"--weights {path} holds a {type(found).__name__}, not a state dict of tensors")
-    return {str(name).removeprefix("module.").removeprefix("_orig_mod."): value for name, value in found.items()}
+        raise InputError(f"--weights {name} holds a {type(found).__name__}, not a state dict of tensors")
+    state = {}
+    for key, value in found.items():
+        key = str(key)
+        for wrapper in WRAPPERS:
+            key = key.replace(wrapper, "")
+        state[key.removeprefix("module.")] = value
+    return state
+
+
+def _sharded(index: Path) -> dict[str, Tensor]:
+    """The state dict whose files a `save_pretrained` folder lists."""
+    files = dict.fromkeys(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    return {name: value for file in files for name, value in load_state(index.parent / file).items()}
 
 
 def _unreadable(path: Path, error: Exception) -> InputError:
@@ -74,9 +148,29 @@ def _unreadable(path: Path, error: Exception) -> InputError:
     )
 
 
-def put_weights(network: nn.Module, state: Mapping[str, Tensor], path: str | Path) -> nn.Module:
+def fitted(own: Mapping[str, Tensor], state: Mapping[str, Tensor], path: object) -> dict[str, Tensor]:
+    """The state dict under the network's names, where one level in front of all of them is all that differs."""
+    if set(own) == set(state) or not own:
+        return dict(state)
+    found = {}
+    for prefix in {name.partition(".")[0] + "." for name in state}:
+        inner = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+        if set(inner) == set(own):
+            found[prefix] = inner
+    for prefix in {name.partition(".")[0] + "." for name in own}:
+        outer = {prefix + name: value for name, value in state.items()}
+        if set(outer) == set(own):
+            found[prefix] = outer
+    if len(found) > 1:
+        names = " and ".join(sorted(found))
+        raise InputError(f"--weights {path} holds several networks that fit ({names}): save the one that is meant")
+    return next(iter(found.values()), dict(state))
+
+
+def put_weights(network: nn.Module, state: Mapping[str, Tensor], path: object) -> nn.Module:
     """The network with these weights; every name or shape that does not fit is named."""
     own = network.state_dict()
+    state = fitted(own, state, path)
     wrong = [
         f"{name} is {tuple(value.shape)} in the file and {tuple(own[name].shape)} in the network"
         for name, value in state.items()
@@ -106,72 +200,3 @@ def put_weights(network: nn.Module, state: Mapping[str, Tensor], path: str | Pat
 
 def _some(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
-def load_examples(spec: str, seed: int = 0) -> Examples:
-    """A registry data set (a random part of its training data, each channel standardised), or a file with x and y.
-
-    Files: .npz, .safetensors or .pt with `x` [n, ...] in floating point and integer `y` [n]; a random part of a long
-    one, as it is.
-    """
-    path = Path(spec)
-    if path.suffix in FILES:
-        x, y = _from_file(path)
-    else:
-        if path.is_file():
-            raise InputError(f"--data {spec}: a file must be {', '.join(FILES)} and hold x and y")
-        if spec not in data.names():
-            raise InputError(f"--data {spec!r}: no data set is called that{near(spec, data.names())}")
-        found = data.load(spec, "train")
-        keep = torch.randperm(len(found.x), generator=generator(seed, "card data"))[:EXAMPLES]
-        mean, std = data.channel_stats(found.x[: 10 * EXAMPLES])
-        part = data.normalise(data.Dataset(found.x[keep], found.y[keep], spec, seed, {}), mean, std)
-        x, y = part.x, part.y
-    if len(x) != len(y) or len(x) < 16:
-        raise InputError(f"--data {spec}: {len(x)} inputs and {len(y)} labels; it needs 16 or more, as many of each")
-    if len(x) > EXAMPLES:  # not the first ones: a file may be sorted by class
-        keep = torch.randperm(len(x), generator=generator(seed, "card data"))[:EXAMPLES]
-        x, y = x[keep], y[keep]
-    if not torch.isfinite(x).all():
-        raise InputError(f"--data {spec}: x holds nan or infinity; fill or drop those examples first")
-    if len(torch.unique(y)) < 2:
-        raise InputError(f"--data {spec}: all labels are the same")
-    if int(y.max()) >= MOST_CLASSES:
-        raise InputError(
-            f"--data {spec}: labels up to {int(y.max())}; number the classes, np.unique(y, return_inverse=True)[1]"
-        )
-    return Examples(path.name if path.suffix else spec, x, y)
-
-
-def _from_file(path: Path) -> tuple[Tensor, Tensor]:
-    if not path.is_file():
-        raise InputError(f"--data {path}: there is no such file")
-    try:
-        held: Any
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as stored:
-                held = {name: torch.from_numpy(np.asarray(stored[name])) for name in stored.files}
-        elif path.suffix == ".safetensors":
-            held = load_file(path)
-        else:
-            held = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise InputError(f"--data {path} cannot be read ({type(error).__name__}: {error})") from error
-    if not isinstance(held, Mapping) or "x" not in held or "y" not in held:
-        names = ", ".join(map(str, held)) if isinstance(held, Mapping) else type(held).__name__
-        raise InputError(f"--data {path} should hold x and y, it holds {names}")
-    try:
-        x, y = (torch.as_tensor(held[name]).detach().to_dense() for name in ("x", "y"))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"--data {path}: x and y should be arrays of numbers ({error})") from error
-    if x.ndim < 2 or not x.is_floating_point():
-        raise InputError(
-            f"--data {path}: x should be inputs [n, ...] in floating point as the network gets them (pixels scaled "
-            f"as in training), it is {x.dtype} {tuple(x.shape)}"
-        )
-    if y.ndim != 1 or y.is_floating_point() or y.is_complex() or (len(y) and int(y.long().min()) < 0):
-        fix = "; of one-hot rows take y.argmax(1)" if y.ndim == 2 and y.shape[1] > 1 else ""
-        raise InputError(
-            f"--data {path}: y should be classes 0, 1, ... of shape [n], it is {y.dtype} {tuple(y.shape)}{fix}"
-        )
-    return x.float(), y.long()

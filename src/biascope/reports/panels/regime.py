@@ -116,8 +116,8 @@ def output_count(subject: Subject) -> int:
 
 def examples(subject: Subject, n: int) -> tuple[Tensor, Tensor, str]:
     """n inputs, classes and the name of the task: the data, or D(v) along the first anisotropy direction."""
-    if subject.data is not None:
-        x = subject.inputs(n)
+    if subject.data is not None and subject.data.kind != "places":
+        x = subject.examples(n)
         return x, subject.data.y[: len(x)].to(x.device), subject.data.name
     spectrum = input_geometry.shared(subject)[2]
     v = torch.from_numpy(spectrum.vectors[0].copy()).float().reshape(subject.input_shape)
@@ -156,6 +156,10 @@ def descend(
 
     def loss() -> Tensor:
         out = all_outputs(subject, network, x)
+        if y.is_floating_point():  # a regression
+            if out.shape != y.shape:
+                raise UnsupportedError(f"{subject.name} has {out.shape[1]} outputs and the data {y.shape[1]} targets")
+            return F.mse_loss(out, y)
         if out.shape[1] == 1:
             return F.binary_cross_entropy_with_logits(out[:, 0], (y > 0).to(out.dtype))
         return F.cross_entropy(out, y.clamp_max(out.shape[1] - 1))

@@ -4,10 +4,12 @@ lenet                          a name from `biascope nets`
 package.module:factory         your own; also path/to/script.py:factory
 torchvision:resnet18           torchvision.models.get_model, without weights
 timm:vit_tiny_patch16_224      timm.create_model, without weights
-hf:bert, hf:path/to/folder     a transformers configuration by type, or one stored in a folder; nothing is downloaded
+hf:bert                        a transformers configuration by type
+hf:path/to/folder              a model of `save_pretrained` with its weights; or its name, if it was downloaded
 """
 
 import ast
+import copy
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,10 +17,11 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from biascope import nets
-from biascope.reports.panels.loading import WEIGHTS
+from biascope.reports.panels.adapter import Adapted, argument_of, one_row, plain
+from biascope.reports.panels.loading import WEIGHTS, Weights, weights_file
 from biascope.studies.own_networks import own_factory
 from biascope.support.errors import BiascopeError, InputError, UnsupportedError, near, no_network
 from biascope.support.inputs import check_shape
@@ -26,10 +29,13 @@ from biascope.support.inputs import check_shape
 Factory = Callable[[], nn.Module]
 Spec = str | Callable[..., nn.Module]  # a name, or the function itself
 Shape = tuple[int, ...]
+TOKENS = 16  # of an input to a text model, unless another number is given
 
 
 def name_of(spec: Spec) -> str:
     """What a network is called on its page."""
+    if isinstance(spec, nn.Module):
+        return type(plain(spec)).__name__
     return spec if isinstance(spec, str) else str(getattr(spec, "__name__", type(spec).__name__))
 
 
@@ -68,10 +74,10 @@ def _handed_in(
     """A function of the caller's that builds a network; many are drawn, so that a network alone will not do."""
     name = name_of(factory)
     if isinstance(factory, nn.Module):
-        raise InputError(
-            f"{name} is one network, and a page is about many freshly initialised ones: pass a function that builds a "
-            f"new one, e.g. lambda: {name}(...)"
-        )
+        net = plain(factory)
+        if shape is None:
+            raise InputError(f"{name}: say what one input looks like, for example input_shape=(3, 32, 32)")
+        return (lambda: copy.deepcopy(net)), shape
     if shape is None:
         raise InputError(f"{name}: say what one input looks like, for example input_shape=(3, 32, 32)")
 
@@ -155,21 +161,24 @@ def _timm(name: str, shape: Shape | None, options: Mapping[str, Any]) -> tuple[F
 
 def _transformers(name: str, shape: Shape | None, options: Mapping[str, Any]) -> tuple[Factory, Shape]:
     transformers = _package("transformers")
-    stored = bool(name) and Path(name).is_dir()
-    if not stored:
+    folder = stored(name)
+    if folder is None:
         auto = importlib.import_module("transformers.models.auto.configuration_auto")
         _known(name, auto.CONFIG_MAPPING_NAMES, "hf")
     try:
-        if stored:
-            config = transformers.AutoConfig.from_pretrained(name, local_files_only=True, **options)
+        if folder is not None:
+            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **options)
         else:
             config = transformers.AutoConfig.for_model(name, **options)
     except Exception as error:
         raise InputError(f"hf:{name}: no configuration could be made ({type(error).__name__}: {error})") from error
+    config.use_cache = False
 
     def build() -> nn.Module:
-        model = transformers.AutoModel.from_config(config)
-        return OneTensor(model)
+        kind = getattr(transformers, next(iter(config.architectures or ()), ""), None)
+        config.dtype = torch.float32
+        made: nn.Module = transformers.AutoModel.from_config(config) if kind is None else kind(copy.deepcopy(config))
+        return Adapted(made.float(), one_row, argument_of(made))
 
     if shape is None:
         side = getattr(config, "image_size", None)
@@ -178,34 +187,32 @@ def _transformers(name: str, shape: Shape | None, options: Mapping[str, Any]) ->
             sides = tuple(side) if isinstance(side, list | tuple) else (side, side)
             shape = (int(getattr(config, "num_channels", 3)), *map(int, sides))
         elif hidden is not None:
-            shape = (16, int(hidden))
+            shape = (TOKENS, int(hidden))
         else:
             raise InputError(f"hf:{name}: say what one input looks like, for example --input 16,128")
     return _explained(f"hf:{name}", build), shape
 
 
-class OneTensor(nn.Module):
-    """A transformers model as a function from one floating tensor to one tensor [n, c].
+def stored(name: str) -> Path | None:
+    """The folder of a transformers model: as it is named, or in the cache of downloads; None for a type of model."""
+    if name and Path(name).is_dir():
+        return Path(name)
+    if "/" not in name and "-" not in name:
+        return None
+    try:
+        hub = importlib.import_module("huggingface_hub")
+        return Path(hub.snapshot_download(name, local_files_only=True))
+    except Exception:  # not there, no name of the hub, or no such package
+        return None
 
-    Text models take embeddings [n, tokens, hidden] (token numbers have no derivative); the output is the logits, the
-    pooled output, or the mean of the last hidden state over tokens, whichever the model gives.
-    """
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        name = str(getattr(model, "main_input_name", "input_ids"))
-        self.argument = "inputs_embeds" if name == "input_ids" else name
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[n, ...] to [n, c]."""
-        given = self.model(**{self.argument: x})
-        for key in ("logits", "pooler_output"):
-            found = getattr(given, key, None)
-            if isinstance(found, Tensor):
-                return found.reshape(len(x), -1)
-        hidden: Tensor = given.last_hidden_state
-        return hidden.mean(1) if hidden.ndim == 3 else hidden.flatten(2).mean(2)
+def weights_of(spec: Spec, weights: Weights | None) -> Weights | None:
+    """The weights to show: those given, or those in the folder of `hf:folder`."""
+    if isinstance(spec, str) and spec.startswith("hf:") and weights is None:
+        folder = stored(spec.removeprefix("hf:"))
+        if folder is not None and (weights_file(folder) or next(folder.glob("*.index.json"), None)):
+            return folder
+    return weights
 
 
 def _package(name: str) -> ModuleType:

@@ -64,9 +64,10 @@ def samples(subject: Subject) -> int:
 def panel(subject: Subject) -> Panel:
     """Spectrum, effective rank and layers of the kernel of the first output, at initialisation and at the weights."""
     subject.check_memory()
-    x = subject.inputs(samples(subject))
-    found = {"initialisation": kernel_facts(subject.network, x)}
-    others = [found["initialisation"]]
+    x = subject.examples(samples(subject))
+    start = "given weights" if subject.single else "initialisation"
+    found = {start: kernel_facts(subject.network, x)}
+    others = [found[start]]
     if subject.trained is not None:
         found["given weights"] = kernel_facts(subject.trained, x)
         count = largest_within(SECONDS, 3 * len(x) * subject.pace().train, COUNTS)
@@ -88,11 +89,12 @@ def panel(subject: Subject) -> Panel:
     layers = table(["kernel at", "layer", "share of the trace"], rows, "ntk-layers", limit=60, fold=True)
     left, right = join([_spectrum(found, subject), numbers]), join([_layers(found), layers])
     columns = tag("div", tag("div", left), tag("div", right), class_="columns")
-    meaning = _meaning(found["initialisation"]) + _change(others, found.get("given weights"))
+    meaning = _meaning(start if start == "initialisation" else f"the {start}", found[start])
+    meaning += _change(others, None if subject.single else found.get("given weights"))
     return Panel(TITLE, READ, meaning, [fact_list(facts), columns])
 
 
-def _meaning(first: KernelFacts) -> str:
+def _meaning(start: str, first: KernelFacts) -> str:
     share = first.share
     if share[0] > 0.5:
         kind = "one function, close to a common shift of all outputs, is learned long before anything else"
@@ -102,7 +104,7 @@ def _meaning(first: KernelFacts) -> str:
         kind = "no single function of these inputs is much easier than the others"
     largest = max(first.layers, key=lambda name: first.layers[name])
     return (
-        f"At initialisation the first eigenvector holds {share[0]:.0%} of the trace, effective rank {first.rank:.1f} "
+        f"At {start} the first eigenvector holds {share[0]:.0%} of the trace, effective rank {first.rank:.1f} "
         f"of {len(share)}: {kind}. The layer that moves the outputs most is {largest} "
         f"({first.layers[largest]:.0%} of the trace)."
     )

@@ -1,0 +1,134 @@
+"""Networks as a card needs them: one floating tensor in, one tensor out, the layers under the names their owner knows.
+
+Objects with `.logits`, dicts and tuples come back as one tensor. What looks up tokens by number takes embedded tokens,
+which have derivatives, in the place of its own embedding.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from biascope.network.outputs import main_tensor
+
+Take = Callable[[Any], Tensor | None]
+PARALLEL = "DistributedDataParallel"  # by name: torch.distributed is not there in every build
+
+
+class Adapted(nn.Module):
+    """A network behind another call. Its parameters, buffers and layers are the network's own, under their own names.
+
+    `take` gets the tensor out of what the network returns. Floating inputs of a network of tokens are embedded tokens
+    [n, tokens, width]: they go into `inputs_embeds` where its forward has that, else they stand for what the layer
+    `table` returns.
+    """
+
+    def __init__(self, net: nn.Module, take: Take, argument: str = "", table: str = "") -> None:
+        super().__init__()
+        # not registered, which would put "net." in front of every name: the dictionaries are shared instead
+        vars(self)["net"] = net
+        for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            vars(self)[shared] = vars(net)[shared]
+        self.take, self.argument, self.table = take, argument, table
+        self.training = net.training
+
+    def train(self, mode: bool = True) -> "Adapted":
+        """The network too, which is no child of this module."""
+        vars(self)["net"].training = mode
+        return super().train(mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, ...] to the tensor that is meant."""
+        net: nn.Module = vars(self)["net"]
+        given = {"use_cache": False} if caches(net) else {}
+        if not self.table or not x.is_floating_point():
+            argument = "input_ids" if self.argument == "inputs_embeds" and not x.is_floating_point() else self.argument
+            out = net(**{argument: x}, **given) if argument else net(x, **given)
+        else:
+            handle = net.get_submodule(self.table).register_forward_hook(lambda *_: x)
+            try:
+                out = net(torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device), **given)
+            finally:
+                handle.remove()
+        found = self.take(out)
+        return out if found is None else found
+
+
+def plain(net: nn.Module) -> nn.Module:
+    """The network itself, without `Adapted`, `DistributedDataParallel` and `torch.compile` around it."""
+    while True:
+        inner = vars(net)["net"] if isinstance(net, Adapted) else getattr(net, "_orig_mod", None)
+        if isinstance(net, nn.DataParallel) or type(net).__name__ == PARALLEL:
+            inner = net.module
+        if not isinstance(inner, nn.Module):
+            return net
+        net = inner
+
+
+def embedding(net: nn.Module) -> nn.Embedding | None:
+    """The table by which a network that is `Adapted` to embedded tokens looks them up."""
+    if not isinstance(net, Adapted):
+        return None
+    inner: Any = plain(net)
+    if net.argument == "inputs_embeds":
+        inner = inner.get_input_embeddings()
+    elif not net.table:
+        return None
+    else:
+        inner = inner.get_submodule(net.table)
+    return inner if isinstance(inner, nn.Embedding) else None
+
+
+def meant(out: Any) -> Tensor | None:
+    """The tensor of an output, see `main_tensor`."""
+    return main_tensor(out)[0]
+
+
+def one_row(out: Any) -> Tensor | None:
+    """What a transformers model says of an example as a whole.
+
+    Logits, of the last token where every token has some; else the pooled output, or the mean of the last hidden state.
+    """
+    logits = getattr(out, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits[:, -1] if logits.ndim == 3 else logits
+    pooled, hidden = (getattr(out, name, None) for name in ("pooler_output", "last_hidden_state"))
+    if isinstance(pooled, Tensor):
+        return pooled.flatten(1)
+    if isinstance(hidden, Tensor):
+        return hidden.mean(1) if hidden.ndim == 3 else hidden.flatten(2).mean(2)
+    return meant(out)
+
+
+def from_transformers(net: object) -> bool:
+    """Is this a model of the transformers library?"""
+    return hasattr(net, "config") and hasattr(net, "main_input_name") and hasattr(type(net), "from_pretrained")
+
+
+def caches(net: nn.Module) -> bool:
+    """Does the network keep keys and values for the next token, unless it is told not to?"""
+    return "use_cache" in parameters_of(net)
+
+
+def argument_of(net: nn.Module) -> str:
+    """The keyword of a transformers model's input: embedded tokens where it takes them; "" for other networks."""
+    if not from_transformers(net):
+        return ""
+    name = str(net.main_input_name)
+    return "inputs_embeds" if name == "input_ids" and "inputs_embeds" in parameters_of(net) else name
+
+
+def first_table(net: nn.Module) -> str:
+    """The name of the first embedding with more than one row, "" if there is none."""
+    tables = (name for name, m in net.named_modules() if isinstance(m, nn.Embedding) and m.num_embeddings > 1)
+    return next(tables, "")
+
+
+def parameters_of(net: nn.Module) -> list[str]:
+    """Names of what a network's forward takes."""
+    try:
+        return list(inspect.signature(net.forward).parameters)
+    except (TypeError, ValueError):  # not written in Python
+        return []

@@ -1,0 +1,65 @@
+"""One network as many: its initialisers are found and called again, where it was handed in ready made."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from biascope.reports.panels.adapter import from_transformers
+
+Factory = Callable[[], nn.Module]
+ONE = (
+    "It was given as one network: its weights are the given weights, and initialisations are drawn {}. If yours "
+    "initialises in another way, pass a function that builds a new one."
+)
+ALONE = (
+    "It was given as one network, and no reset_parameters draws {} again: panels that average over initialisations are "
+    "left out. Pass a function that builds a new network to see them."
+)
+RESETS = ("reset_parameters", "_reset_parameters")  # as torch's layers call them
+
+
+def redrawing(net: nn.Module) -> tuple[Factory | None, str]:
+    """A function that builds networks like this one, freshly initialised, if there is one; and what a page says of it.
+
+    A transformers model is built anew from its configuration. Elsewhere every layer's `reset_parameters` is called,
+    then `_init_weights` or `init_weights` where the network has one. What its constructor did beside is not seen.
+
+    Example:
+        >>> factory, how = redrawing(nn.Linear(2, 2))
+        >>> factory is not None, "reset_parameters" in how
+        (True, True)
+    """
+    if from_transformers(net):
+        kind: Any = type(net)
+        return lambda: kind(copy.deepcopy(net.config)).float(), ONE.format("from its configuration")
+    first, how = _drawn(net)
+    left = [name for name, p in first.named_parameters() if p.numel() and bool(torch.isnan(p).any())]
+    if left:
+        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+        return None, ALONE.format(f"{', '.join(left[:3])}{more}")
+    return lambda: _drawn(net)[0], ONE.format(f"by {how}")
+
+
+def _drawn(net: nn.Module) -> tuple[nn.Module, str]:
+    """A copy in which all that is initialised is drawn again, NaN elsewhere; and who did it, in words."""
+    made, how = copy.deepcopy(net), []
+    with torch.no_grad():
+        for p in made.parameters():
+            if p.is_floating_point():
+                p.fill_(torch.nan)
+        for module in made.modules():
+            for name in RESETS:
+                if callable(reset := getattr(module, name, None)):
+                    reset()
+                    how = ["every layer's reset_parameters"]
+                    break
+        if callable(own := getattr(made, "_init_weights", None)):
+            made.apply(own)
+            how.append("its own _init_weights")
+        elif callable(own := getattr(made, "init_weights", None)):
+            own()
+            how.append("its own init_weights")
+    return made, " and ".join(how)

@@ -1,0 +1,123 @@
+"""Data as people hold it (arrays, lists, columns of tables, dicts of a data set, loaders), read as tensors.
+
+Nothing is imported for it: an array or a column of pandas, polars or JAX is known by what it can do.
+"""
+
+import warnings
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset, SubsetRandomSampler
+
+from biascope.support.errors import InputError
+
+X_NAMES = ("x", "X", "images", "image", "img", "inputs", "input", "data", "features", "pixel_values", "x_train")
+Y_NAMES = ("y", "Y", "labels", "label", "targets", "target", "classes", "y_train")
+LABELS = ("y", "label", "target", "class")  # how arguments that hold labels begin
+BATCH = 128  # examples of a data set that are read at once
+
+
+def to_tensor(value: Any, name: str = "x") -> Any:
+    """A tensor of an array, a list of numbers or tensors, or a column or table; anything else as it is.
+
+    Words become the numbers of their classes, in alphabetical order, where the name is that of labels.
+
+    Example:
+        >>> to_tensor([[1.0, 2.0]]), to_tensor(["cat", "dog", "cat"], "y")
+        (tensor([[1., 2.]]), tensor([0, 1, 0]))
+    """
+    if isinstance(value, Tensor | str | bytes | Mapping | DataLoader | Dataset):
+        return value
+    if isinstance(value, list | tuple) and value and all(isinstance(v, Tensor) for v in value):
+        same = len({v.shape for v in value}) == 1 and value[0].dim() < 1
+        return torch.stack(list(value)) if same else value
+    if hasattr(value, "to_numpy"):
+        value = value.to_numpy()
+    elif not isinstance(value, np.ndarray):
+        if not isinstance(value, list) and not (hasattr(value, "__array__") and hasattr(value, "shape")):
+            return value
+        if isinstance(value, list) and not _holds_numbers_or_words(value):
+            return value
+        try:
+            value = np.asarray(value)
+        except ValueError:  # rows of several lengths
+            return value
+    return _from_array(value, name)
+
+
+def _holds_numbers_or_words(value: list[Any]) -> bool:
+    first: Any = value
+    while isinstance(first, list) and first:
+        first = first[0]
+    return isinstance(first, str | bool | int | float | np.generic)
+
+
+def _from_array(array: Any, name: str) -> Tensor:
+    kind = array.dtype.kind
+    if kind == "O" and array.size and all(isinstance(v, bool | int | float | np.number) for v in array.flat):
+        array = array.astype(float)
+        kind = "f"
+    if kind in "OUST" and name.lower().startswith(LABELS):
+        return torch.from_numpy(np.unique(array.astype(str), return_inverse=True)[1].reshape(array.shape)).long()
+    if kind not in "biufc":
+        raise InputError(
+            f"{name} holds {array.dtype} values, not numbers: give columns of numbers, and words as the numbers of "
+            "their classes (pandas.factorize, sklearn.preprocessing.OrdinalEncoder)"
+        )
+    if kind == "f" and array.dtype.itemsize > 8:
+        array = array.astype(np.float64)
+    if array.dtype.byteorder not in "=|" or not array.flags.writeable or any(s < 0 for s in array.strides):
+        array = np.array(array, dtype=array.dtype.newbyteorder("="))  # torch takes no others
+    return torch.from_numpy(array)
+
+
+def pair_of(item: Mapping[str, Any], arguments: Collection[str] = ()) -> tuple[Any, Any] | None:
+    """x and y of a dict by their usual names; None for keyword arguments of a network that takes such.
+
+    Example:
+        >>> pair_of({"image": torch.zeros(2, 3), "label": torch.tensor([0, 1]), "path": ["a", "b"]})[1]
+        tensor([0, 1])
+    """
+    x = next((name for name in X_NAMES if name in item), None)
+    y = next((name for name in Y_NAMES if name in item), None)
+    if x is None or y is None:
+        return None
+    given = [name for name in item if name != "labels"]
+    if arguments and all(name in arguments for name in given):
+        return None
+    return item[x], item[y]
+
+
+def as_loader(data: Any) -> Any:
+    """A data set in batches; anything else as it is."""
+    if isinstance(data, Dataset):
+        return DataLoader(data, batch_size=BATCH)
+    columns = getattr(data, "column_names", None)  # the datasets library
+    if columns is not None and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        return DataLoader(data, batch_size=BATCH)
+    return data
+
+
+def in_order(loader: DataLoader[Any], what: str) -> Any:
+    """A loader that shuffles, in the order of its data set: without copies where it visits every example once."""
+    warnings.warn(
+        f"{what} is a DataLoader that shuffles: its examples are taken in the order of its data set. What you read "
+        "from it yourself, labels for example, comes in another order: use shuffle=False for that",
+        stacklevel=2,
+    )
+    sampler, data = loader.sampler, loader.dataset
+    plain = type(loader) is DataLoader and loader.batch_size is not None
+    if plain and isinstance(sampler, SubsetRandomSampler):
+        data = Subset(data, list(sampler.indices))
+    elif not (plain and type(sampler) is RandomSampler and not sampler.replacement):
+        return list(loader)  # as it comes this once
+    return DataLoader(
+        data,
+        batch_size=loader.batch_size,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        worker_init_fn=loader.worker_init_fn,
+    )
