@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.biascope-installed
 
-.PHONY: demo test lint types unit docs bench clean help
+.PHONY: demo test lint types unit wheel docs bench clean help
 
 help:
 	@echo "make demo   set up, make the bias card of LeNet, print where the page is"
 	@echo "make test   set up, then lint, types and all tests"
+	@echo "make wheel  build sdist and wheel, and use the wheel in an empty environment"
 	@echo "make docs   build the documentation site into site/"
 	@echo "make bench  benchmarks against the rivals that are installed"
 
@@ -33,6 +34,9 @@ types: $(STAMP)
 unit: export OMP_NUM_THREADS ?= 1
 unit: $(STAMP)
 	$(BIN)/pytest -n 2 --dist worksteal --durations 15
+
+wheel: $(STAMP)
+	.ci/wheel
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict

@@ -16,6 +16,13 @@ RUNS = Path(os.environ.get("BIASCOPE_SITE_RUNS", ROOT / "reproductions"))  # tes
 HERE = "<!-- gallery -->"  # where it goes on the home page
 
 
+def on_config(config: Any) -> Any:
+    """The choice of versions, where mike builds the site: it needs a server, which the folder has not."""
+    if "MIKE_DOCS_VERSION" in os.environ:
+        config.extra["version"] = {"provider": "mike", "default": "latest"}
+    return config
+
+
 def on_files(files: Files, config: Any) -> Files:
     """Add the ledger, a page that leads to it, the gallery, and the pages and figures of the kept runs."""
     sys.path.insert(0, str(Path(__file__).parent))  # its neighbour is no package

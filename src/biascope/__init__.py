@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from biascope._moved import MOVED, install
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from biascope import (

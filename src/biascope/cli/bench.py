@@ -1,4 +1,4 @@
-"""`biascope bench`: run a file of the `benchmarks/` folder, which lives in the repository and not in the package."""
+"""`biascope bench`: run a file of the `benchmarks/` folder of a checkout, or of the copy that the wheel holds."""
 
 import subprocess
 import sys
@@ -9,6 +9,7 @@ import typer
 
 from biascope.support.errors import InputError, near
 
+INSTALLED = Path(__file__).resolve().parents[1] / "_benchmarks"  # pyproject.toml puts it there
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -34,11 +35,13 @@ def is_benchmark(file: Path) -> bool:
 
 
 def find_folder(*starts: Path) -> Path:
-    """The `benchmarks/` folder of the checkout that holds one of these places."""
+    """The `benchmarks/` folder of the checkout that holds one of these places, else the copy inside the package."""
     for start in starts:
         for place in (start, *start.parents):
             if (place / "benchmarks" / "harness.py").is_file():
                 return place / "benchmarks"
+    if (INSTALLED / "harness.py").is_file():
+        return INSTALLED
     raise InputError(
-        "benchmarks are not part of the installed package: clone the repository and run `biascope bench` inside it"
+        "this installation has no benchmarks: install the wheel, or clone the repository and run `biascope bench` in it"
     )
