@@ -41,6 +41,15 @@ def test_noise_shrinks_the_raw_correlation_and_not_the_corrected_one() -> None:
     assert 0.5 < sum(errors) / 20 / spread < 2  # the jackknife is as wide as the spread over samples
 
 
+def test_no_correlation_is_longer_than_one() -> None:
+    """With the noise taken off by an estimate, half of the values would be where truth and M are the same."""
+    M = torch.diag(torch.linspace(0.1, 2, 30, dtype=torch.float64))
+    found = [noisy(M, 4, 0.1, seed) for seed in range(12)]
+    assert max(float(each.ratio(each.along(M) / M.norm()).value) for each in found) > 1
+    assert max(each.correlation(M).value for each in found) == 1.0
+    assert min(each.correlation(-M).value for each in found) == -1.0
+
+
 def test_products_and_baselines_are_those_of_the_matrices() -> None:
     A = noisy(torch.diag(torch.arange(1.0, 6, dtype=torch.float64)), 3, 0.1, 0)
     M = torch.diag(torch.arange(5.0, 0, -1, dtype=torch.float64))

@@ -4,8 +4,8 @@ import html
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -503,7 +503,8 @@ def test_a_slow_network_gets_fewer_inputs_and_no_trainings() -> None:
     assert tangent_kernel.samples(made) == 8
     with pytest.raises(UnsupportedError, match=r"6 small trainings would take about 7\.7 hours on this CPU; add --de"):
         directional.panel(made)
-    assert labels.sizes(make_subject("logreg", (1, 4, 4))) == (128, 64, 8)
+    assert labels.sizes(make_subject("logreg", (1, 4, 4))) == (128, 8)
+    made._shared["pace"] = Pace(5.0, 5.0, 5.0)
     with pytest.raises(UnsupportedError, match="on this CPU"):
         labels.sizes(made)
 
@@ -609,13 +610,12 @@ def test_the_layer_that_turned_most_is_named(whole: float, a: float, words: str)
     def spread(value: float) -> Spread:
         return Spread(value, 0.01, 8)
 
-    def found(value: float, **layers: float) -> SimpleNamespace:
-        parts = {name: SimpleNamespace(value=part, standard_error=0.01) for name, part in layers.items()}
-        return SimpleNamespace(value=value, standard_error=0.01, layers=parts)
+    def found(value: float, **layers: float) -> labels.Alignment:
+        return labels.Alignment(value, 0.0, {name: labels.Alignment(part, 0.0) for name, part in layers.items()})
 
-    start = labels.Start(spread(0.3), {"a": spread(0.2), "b": spread(0.6)})
-    text = labels._meaning(start, found(whole, a=a, b=0.61))  # type: ignore[arg-type]
-    assert "the error of the random probes on these examples" in labels.READ
+    layers = {"a": spread(0.2), "b": spread(0.6)}
+    start = labels.Start(spread(0.3), spread(0.0), spread(0.3), layers, dict.fromkeys(layers, spread(0.0)), layers)
+    text = labels._meaning(start, found(whole, a=a, b=0.61))
     assert f"turned {words} the labels of these examples, most in a (0.200 to {a:.3f})" in text
-    wide = labels.Start(Spread(0.3, 0.2, 8), start.layers)
-    assert "within the spread of initialisations" in labels._meaning(wide, found(whole, a=a, b=0.61))  # type: ignore[arg-type]
+    wide = replace(start, score=Spread(0.3, 0.2, 8))
+    assert "within the spread of initialisations" in labels._meaning(wide, found(whole, a=a, b=0.61))

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from biascope.kernels import label_alignment
+import biascope as bs
 from biascope.reports.panels import labels, tangent_kernel
 from biascope.reports.panels.base import Subject, make_subject
 from biascope.reports.panels.initialisations import COUNTS, Spread
-from biascope.reports.panels.labels import Start
+from biascope.reports.panels.labels import Alignment, Start
 from biascope.reports.panels.pace import Pace
 from biascope.reports.panels.tangent_kernel import KernelFacts
 from biascope.support.seeds import derive
@@ -47,7 +47,6 @@ def test_untrained_weights_and_random_labels_show_no_turn(noise: str, tmp_path: 
     turned = []
     for seed in range(5):
         made = with_weights(noise, seed, tmp_path)
-        made._shared["pace"] = Pace(1e-3, 1e-3, 1e-3)  # fewer probes
         meaning = labels.panel(made).meaning
         assert "over 8 initialisations" in meaning
         turned.append("turned" in meaning)
@@ -77,15 +76,20 @@ def test_a_kernel_that_is_turned_is_still_said_to_be(tmp_path: Path) -> None:
     assert "the kernel is turned towards the labels of these examples, most in" in labels.panel(made).meaning
 
 
+def spread_start(whole: Spread, layers: dict[str, Spread]) -> Start:
+    """Without chance, so that alignments are scores."""
+    zero = Spread(0.0, 0.0, whole.count)
+    return Start(whole, zero, whole, layers, dict.fromkeys(layers, zero), layers)
+
+
 def test_a_layer_that_turns_alone_is_named() -> None:
     """The whole kernel within the spread does not mean that nothing turned; one of many layers may be out by chance."""
-    start = Start(Spread(0.012, 0.002, 8), {f"layer {i}": Spread(0.01, 0.002, 8) for i in range(20)})
+    start = spread_start(Spread(0.012, 0.002, 8), {f"layer {i}": Spread(0.01, 0.002, 8) for i in range(20)})
 
-    def given(value: float) -> labels.LabelAlignment:
-        rest = (1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 128, 64, 0, "global")
-        layers = {name: labels.LabelAlignment(0.01, 0.0, *rest) for name in start.layers}
-        layers["layer 7"] = labels.LabelAlignment(value, 0.0, *rest)
-        return labels.LabelAlignment(0.013, 0.0, *rest, layers)
+    def given(value: float) -> Alignment:
+        return Alignment(
+            0.013, 0.0, {name: Alignment(0.01, 0.0) for name in start.layers} | {"layer 7": Alignment(value, 0.0)}
+        )
 
     said = labels._meaning(start, given(0.07))
     assert said.endswith("no turn of the kernel is seen as a whole; layer 7 by itself is beyond it (0.010 to 0.070).")
@@ -97,11 +101,10 @@ def test_a_layer_that_turns_alone_is_named() -> None:
 def test_the_mean_is_over_networks_that_the_subject_builds(noise: str) -> None:
     made = make_subject(network, (1, 12, 12), data=noise)
     made._shared["pace"] = Pace(1e-4, 1e-4, 1e-4)
-    n, probes, count = labels.sizes(made)
+    n, count = labels.sizes(made)
     assert count == 8
     assert made.data is not None
-    y = nn.functional.one_hot(made.data.y[:n], 2).float()
-    values = [label_alignment(made.build(i), made.inputs(n), y, sketch=probes).value for i in range(count)]
+    values = [bs.ntk(made.build(i), made.inputs(n), outputs="trace").alignment(made.data.y[:n]) for i in range(count)]
     said = labels.panel(made).meaning
     digits = max(0, 1 - math.floor(math.log10(np.std(values, ddof=1))))
     assert f"is {np.mean(values):.{digits}f} ± {np.std(values, ddof=1):.{digits}f} over 8 initialisations" in said
@@ -110,13 +113,12 @@ def test_the_mean_is_over_networks_that_the_subject_builds(noise: str) -> None:
 def test_a_slow_network_has_fewer_initialisations_and_one_claims_nothing(noise: str, tmp_path: Path) -> None:
     made = with_weights(noise, 0, tmp_path)
     counts = set()
-    for pace in (1e-4, 0.03, 0.1):
+    for pace in (1e-2, 0.12, 0.2):
         made._shared["pace"] = Pace(pace, pace, pace)
-        counts.add(labels.sizes(made)[2])
+        counts.add(labels.sizes(made)[1])
     assert counts == set(COUNTS)
     part = Spread.of([0.2])
-    given = label_alignment(nn.Linear(3, 1), torch.randn(20, 3), torch.arange(20) % 2, sketch=8, by_layer=True)
-    text = labels._meaning(Start(part, dict.fromkeys(given.layers, part)), given)
+    text = labels._meaning(spread_start(part, {"a": part}), Alignment(0.9, 0.0, {"a": Alignment(0.9, 0.0)}))
     assert "so nothing is said about a change" in text
     assert "turned" not in text
 

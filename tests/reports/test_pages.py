@@ -158,7 +158,9 @@ def test_study_page_and_ledger(tmp_path: Path, check_page: Check) -> None:
     page = write_study_page(run.path).read_text()
     check_page(page)
     assert "biascope run nad/fig4a --size smoke --seed 0 --device cpu --set sigma=2.0" in page
-    assert 'class="badge supported"' in page
+    assert "A smoke run: it shows that the study runs, and proves nothing" in page
+    assert '<span class="badge">proves nothing (smoke run): supported</span>' in page
+    assert 'class="badge supported"' not in page
     rows = ledger(tmp_path / "reproductions")
     verdicts = {row.claim.id: row.verdict for row in rows}
     assert (verdicts["nad/4a"], verdicts["nad/4b"]) == ("supported", "undecided")

@@ -184,12 +184,14 @@ def _show(run: Run, console: Console) -> None:
     from biascope.studies.judging import judgements
 
     _, result, _ = finished(run.path)
+    smoke = run.config.get("size") == "smoke"
     console.print(f"Measured: {escape(result.measured)}")
     for each in judgements(run, result.numbers):
         colour = {"supported": "green", "contradicted": "red"}.get(each.verdict, "yellow")
         console.print(f"Claim:    {escape(each.claim.statement)}")
-        console.print(f"          [bold {colour}]{each.verdict}[/] at {each.level} ({escape(str(each.scope))})")
-    if run.config.get("size") == "smoke":
+        verdict = f"{each.verdict} (proves nothing)" if smoke else f"[bold {colour}]{each.verdict}[/]"
+        console.print(f"          {verdict} at {each.level} ({escape(str(each.scope))})")
+    if smoke:
         console.print("Size:     smoke, to see that it runs: it proves nothing")
     try:
         console.print(f"Page:     {escape(str(write_study_page(run.path)))}", soft_wrap=True)

@@ -153,6 +153,9 @@ class Kernel:
     def alignment(self, other: Tensor | Kernel, centered: Centring | bool = "per-output") -> float:
         """Centred kernel alignment (CKA) with labels or with another kernel, in [0, 1] for PSD kernels.
 
+        With c balanced classes a trace kernel can reach 1, a full kernel that treats all outputs alike no more than
+        1 / sqrt(c (c - 1)): compare trace kernels.
+
         Args:
             other: class indices [n], targets [n, d] (or [n]), or a Kernel of the same shape. Integers are class indices
                 unless they are all -1 or +1, or the model has one output (`model_outputs`, known of kernels made by

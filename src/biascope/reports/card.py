@@ -37,6 +37,22 @@ LEAST = 2  # networks of which directions can be told
 PICTURES = (".pdf", ".png", ".svg", ".jpg", ".md")  # what a page is not
 
 
+SENTENCES = 3  # of the summary
+TELLING = ("Alignment with the labels", "What the input sees", "What it learns", "Tangent kernel", "Linear or not")
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A finding in one plain sentence, and the panel of the page that shows it: `#anchor`."""
+
+    text: str
+    panel: str
+    anchor: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
 @dataclass(frozen=True)
 class Card:
     """Of which network, where the page is, what it shows, how long it took."""
@@ -45,6 +61,11 @@ class Card:
     path: Path
     panels: tuple[Panel, ...]
     seconds: float
+
+    @property
+    def summary(self) -> tuple[Sentence, ...]:
+        """The most telling findings of the panels, three at most."""
+        return summary(self.panels)
 
     def __repr__(self) -> str:
         titles = ", ".join(panel.title + " (skipped)" * panel.skipped for panel in self.panels)
@@ -118,6 +139,19 @@ def make_card(
     seconds = time.perf_counter() - begin
     write_text(path, card_page(subject, made, seconds, weights, stamp))
     return Card(name, path, made, seconds)
+
+
+def summary(panels: Sequence[Panel]) -> tuple[Sentence, ...]:
+    """The headlines of the panels, the most telling ones first and three at most; those of your own come last.
+
+    Example:
+        >>> made = [Panel("Tangent kernel", "", "", headline="K is 1."), Panel("Anatomy", "", "")]
+        >>> [(sentence.text, sentence.anchor) for sentence in summary(made)]
+        [('K is 1.', 'tangent-kernel')]
+    """
+    place = {title: i for i, title in enumerate(TELLING)}
+    found = sorted((p for p in panels if p.headline), key=lambda p: place.get(p.title, len(place)))
+    return tuple(Sentence(panel.headline, panel.title, panel.anchor) for panel in found[:SENTENCES])
 
 
 def slug(spec: str) -> str:
@@ -205,7 +239,8 @@ def panel_section(panel: Panel) -> Html:
     meaning = tag("p", tag("strong", "What this means: "), with_flags(panel.meaning), class_="meaning")
     if panel.skipped:
         meaning = tag("p", with_flags(panel.meaning), class_="meaning skipped")
-    return tag("section", tag("h2", panel.title), tag("p", panel.read, class_="read"), meaning, *panel.blocks)
+    head = [tag("h2", panel.title), tag("p", panel.read, class_="read"), meaning]
+    return tag("section", *head, *panel.blocks, id=panel.anchor)
 
 
 def _safely(panel: PanelFunction, subject: Subject) -> Panel:

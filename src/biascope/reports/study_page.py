@@ -16,6 +16,7 @@ from biascope.support.signatures import checked
 
 MOST_DPI = 2400  # a figure of 3.4 by 2.4 inches is 8160 pixels wide then
 INLINE = 20_000  # characters that the numbers of one chart may take on a page that is kept
+SMOKE = "A smoke run: it shows that the study runs, and proves nothing, whatever the numbers and verdicts below say."
 
 
 @checked
@@ -108,6 +109,7 @@ def study_page(run: Run, result: StudyResult, raw: dict[str, Any], light: bool =
         if png.stem not in drawn
     ]
     body = [
+        tag("p", SMOKE, class_="meaning smoke") if run.config.get("size") == "smoke" else "",
         tag(
             "section",
             tag("h2", "What was measured"),
@@ -140,7 +142,10 @@ def study_page(run: Run, result: StudyResult, raw: dict[str, Any], light: bool =
 def claim_block(judgement: Judgement) -> Html:
     """A claim on a page: its verdict with the size it rests on, the statement, the quotation, and why."""
     claim, level = judgement.claim, judgement.level
+    smoke = judgement.run.config.get("size") == "smoke"
     verdict = judgement.verdict + ("" if level == "published size" else f", {level}")
+    if smoke:
+        verdict = f"proves nothing (smoke run): {judgement.verdict}"
     compared = [
         (each.published.number, each.published.value, each.ours.value, "agree" if each.agree else "differ")
         for each in judgement.compared
@@ -149,7 +154,12 @@ def claim_block(judgement: Judgement) -> Html:
     quote = tag("blockquote", claim.quote, tag("footer", claim.place)) if claim.quote else ""
     return join(
         [
-            tag("p", tag("span", verdict, class_=f"badge {judgement.verdict}"), " ", claim.statement),
+            tag(
+                "p",
+                tag("span", verdict, class_="badge" if smoke else f"badge {judgement.verdict}"),
+                " ",
+                claim.statement,
+            ),
             quote,
             tag("p", f"Run: {judgement.scope}. {judgement.reason}", class_="why"),
             table(header, compared, "published and measured", limit=40) if compared else "",

@@ -7,7 +7,7 @@ too long by its noise; products <A_i, A_j> with i != j in place of ||A||^2 have 
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -137,8 +137,9 @@ class Averages:
         return found.double().cpu()
 
     def correlation(self, M: Tensor, between: bool = True) -> Estimate:
-        """Signed Corr(mean, M). NaN where `squared` is not above 0."""
-        return self.ratio(self.along(M) / M.double().norm().cpu(), between)
+        """Signed Corr(mean, M), at most 1 in length as correlations are. NaN where `squared` is not above 0."""
+        found = self.ratio(self.along(M) / M.double().norm().cpu(), between)
+        return replace(found, value=min(max(found.value, -1.0), 1.0))  # the noise taken off is an estimate itself
 
     def ratio(self, products: Tensor, between: bool = True) -> Estimate:
         """Mean of numbers [R], one of each estimate and linear in it, over the norm of the mean."""

@@ -194,7 +194,10 @@ def span(G: Geometry) -> Estimate:
 
 
 def agreement(G: Geometry, exact: Tensor) -> Estimate:
-    """Corr(true G, exact): the true G's length comes from pairs of independent groups, so noise does not dilute it."""
+    """Corr(true G, exact): the true G's length comes from pairs of independent groups, so noise does not dilute it.
+
+    That length is an estimate itself, so the ratio may pass 1, which no correlation does: it is then 1.
+    """
 
     def number(groups: Sequence[Tensor]) -> float:
         squares = [float((a * b).sum()) for a, b in combinations(groups, 2)]
@@ -203,7 +206,7 @@ def agreement(G: Geometry, exact: Tensor) -> Estimate:
 
     n = len(G.groups)
     left = [number([g for j, g in enumerate(G.groups) if j != i]) for i in range(n)] if n > 2 else []
-    return Estimate(number(G.groups), jackknife_error(left) if left else None, G.rows)
+    return Estimate(min(max(number(G.groups), -1.0), 1.0), jackknife_error(left) if left else None, G.rows)
 
 
 def displacement_profile(matrix: Tensor, side: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -134,13 +135,22 @@ class Subject:
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel: how to read it, what the numbers mean here, and its blocks of markup."""
+    """One panel: how to read it, what the numbers mean here, and its blocks of markup.
+
+    `headline` is its finding in one plain sentence that stands without the panel, "" where there is none.
+    """
 
     title: str
     read: str
     meaning: str
     blocks: Sequence[Html] = field(default=(), repr=False)
     skipped: bool = False
+    headline: str = ""
+
+    @property
+    def anchor(self) -> str:
+        """The id of its section on the page."""
+        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
 
 
 PanelFunction = Callable[[Subject], Panel]

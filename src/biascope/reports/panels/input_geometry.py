@@ -8,7 +8,7 @@ still spread: between the Marchenko-Pastur edges (1 -+ sqrt(D/T))^2 around their
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from biascope.reports import figures
 from biascope.reports.html import Html, figure, image, join, table, tag
 from biascope.reports.panels.base import Panel, Subject, card_panel, first_output
 from biascope.reports.panels.pace import largest_within, timed
+from biascope.reports.panels.stability import found_again
 from biascope.reports.study_page import fact_list
 from biascope.studies import Estimate
 from biascope.support.bars import progress
@@ -46,7 +47,8 @@ ENTRIES = "Each picture is a direction of the input, entry by entry; "
 CURVES = "Each curve is a direction of the input; "
 READ = (
     "the network at initialisation responds most to the first ones and hardly to the last. "
-    "In the spectrum, what lies in the shaded band is no more than chance gives."
+    "In the spectrum, what lies in the shaded band is no more than chance gives. Found again: the share of a direction "
+    "that other networks have at other inputs, from 0 to 1; it is a property of the architecture where it is near 1."
 )
 
 
@@ -215,21 +217,63 @@ def panel(subject: Subject) -> Panel:
     ]
     found, chance = identity_correlation(sample)
     facts.append(("G against the identity", f"{found:.2f} (chance: {chance:.2f})"))
-    rows = [(i + 1, float(value), float(value) / spectrum.dimension) for i, value in enumerate(spectrum.values)]
-    numbers = table(["index", "eigenvalue / mean", "share of energy"], rows, "input-spectrum", fold=True)
+    again, by_chance = found_again(sample, min(SHOWN, len(spectrum.values)))
+    if len(again):
+        facts.append(("First direction found again", f"{again[0]:.2f} (chance: {by_chance[0]:.2f})"))
+    rows = [
+        (i + 1, float(value), float(value) / spectrum.dimension, float(again[i]) if i < len(again) else "")
+        for i, value in enumerate(spectrum.values)
+    ]
+    header = ["index", "eigenvalue / mean", "share of energy", "found again at other inputs (0 to 1)"]
+    numbers = table(header, rows, "input-spectrum", fold=True)
     right = tag("div", spectrum_figure(spectrum), numbers)
-    columns = tag("div", directions(subject, spectrum), right, class_="columns")
+    columns = tag("div", directions(subject, spectrum, again.tolist()), right, class_="columns")
     read = (PICTURES if is_image(subject) else ENTRIES if image_shape(subject)[1] > 1 else CURVES) + READ
-    meaning = _meaning(subject, spectrum, above, held_out_response(sample))
-    return Panel(TITLE, read, meaning, [fact_list(facts), columns, geometry_picture(sample)])
+    meaning, headline = _meaning(subject, spectrum, above, held_out_response(sample))
+    return Panel(TITLE, read, meaning, [fact_list(facts), columns, geometry_picture(sample)], headline=headline)
 
 
-def mean_frequency(subject: Subject, vectors: np.ndarray[Any, Any]) -> tuple[float, float]:
+def mean_frequency(subject: Subject, vectors: np.ndarray[Any, Any], weights: Any = 1.0) -> tuple[float, float]:
     """Energy-weighted distance from DC of directions [k, D], and what white noise would give; in cycles per pixel."""
-    _, height, width = image_shape(subject)
-    energy = (np.abs(np.fft.fft2(vectors.reshape(-1, height, width))) ** 2).mean(0)
-    distance = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width)[None, :])
+    energy, distance = _energy(subject, vectors, weights)
     return float((energy * distance).sum() / energy.sum()), float(distance.mean())
+
+
+def _energy(
+    subject: Subject, vectors: np.ndarray[Any, Any], weights: Any
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Fourier energy of directions [k, D] summed with weights [k], and distance from DC, both [height, width]."""
+    _, height, width = image_shape(subject)
+    each = (np.abs(np.fft.fft2(vectors.reshape(len(vectors), -1, height, width))) ** 2).mean(1)
+    distance = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width)[None, :])
+    return (each * np.reshape(weights, (-1, 1, 1))).sum(0), distance
+
+
+def frequencies(subject: Subject, spectrum: InputSpectrum, above: int) -> tuple[str, str]:
+    """What the first direction is, in a few words, and a sentence on it and on all that stand out.
+
+    The first is the one that the page shows; the others count by how far their eigenvalue is above the band, since of
+    many weak directions the mean frequency is near that of white noise whatever the first ones hold.
+    """
+    first = spectrum.vectors[:1]
+    mine, white = mean_frequency(subject, first)
+    energy, _ = _energy(subject, first, 1.0)
+    constant = float(energy[0, 0] / energy.sum())
+    if constant > 0.5:
+        words = "the mean brightness" if subject.input_shape[0] == 1 else "a constant colour"
+        text = f" The first is {words} ({constant:.0%} of its energy is constant over the picture)"
+    else:
+        words = f"{_kind(mine, white)} frequencies"
+        text = f" The first holds {words} ({mine:.2f} cycles per pixel; white noise has {white:.2f})"
+    if above > 1:
+        weights = spectrum.values[:above] - spectrum.band[1]
+        mean, _ = mean_frequency(subject, spectrum.vectors[:above], weights)
+        text += f"; all {above}, weighted by how far they stand out, hold {_kind(mean, white)} ones ({mean:.2f})"
+    return words, f"{text}."
+
+
+def _kind(mine: float, white: float) -> str:
+    return "low" if mine < 0.75 * white else "high" if mine > 1.15 * white else "mixed"
 
 
 def is_image(subject: Subject) -> bool:
@@ -245,35 +289,34 @@ def image_shape(subject: Subject) -> tuple[int, int, int]:
     return (1, shape[0], shape[1]) if len(shape) == 2 else (1, 1, math.prod(shape))
 
 
-def _meaning(subject: Subject, spectrum: InputSpectrum, above: int, first: Estimate) -> str:
-    high = spectrum.band[1]
+def _meaning(subject: Subject, spectrum: InputSpectrum, above: int, first: Estimate) -> tuple[str, str]:
+    """What this means, and its headline."""
+    high, times = spectrum.band[1], f"{first.value:.3g} ± {first.standard_error or 0.0:.2g}"
+    none = f"At initialisation no direction of the input stands out over {spectrum.n} networks."
     if above == 0:
         return (
             f"No direction stands out: every eigenvalue is below {high:.2f} times the mean, "
             f"where {spectrum.n} samples of an isotropic network would lie."
-        )
+        ), none
     if first.value - 2 * (first.standard_error or 0.0) <= 1:
         more = f" Try --networks {4 * spectrum.n}." if spectrum.n < spectrum.dimension else ""
         return (
             f"No preferred direction can be told from {spectrum.n} networks: {above} eigenvalues lie above the band, "
             f"but what one half of the networks prefers, the other half does not (squared response along its first "
-            f"direction {first} times the average).{more}"
-        )
+            f"direction {times} times the average).{more}"
+        ), none
     text = (
-        f"{above} of {spectrum.dimension} directions stand above what chance would give; along the first one of half "
-        f"of the networks, the squared response of the others is {first} times the average."
+        f"{above} of {spectrum.dimension} directions stand above chance. Along the first one, found on half of the "
+        f"networks, the other half responds {times} times as strongly (squared) as on average."
     )
-    if is_image(subject):
-        mine, white = mean_frequency(subject, spectrum.vectors[: min(SHOWN, above)])
-        kind = "low" if mine < 0.75 * white else "high" if mine > 1.15 * white else "neither low nor high"
-        text += (  # of a comb of frequencies, too, the mean is that of white noise
-            f" The preferred ones hold {kind} frequencies in the mean ({mine:.2f} cycles per pixel; white noise has "
-            f"{white:.2f})."
-        )
-    return text
+    headline = f"At initialisation it responds {first.value:.3g} times as strongly as on average to one direction"
+    if not is_image(subject):
+        return text, f"{headline} of the input."
+    words, more = frequencies(subject, spectrum, above)
+    return text + more, f"{headline}: {words}."
 
 
-def directions(subject: Subject, spectrum: InputSpectrum) -> Html:
+def directions(subject: Subject, spectrum: InputSpectrum, again: Sequence[float] = ()) -> Html:
     """A slider over the first directions: pixels beside Fourier energy, or the entries of a matrix."""
     channels, height, width = image_shape(subject)
     count = min(SHOWN, len(spectrum.values))
@@ -284,6 +327,8 @@ def directions(subject: Subject, spectrum: InputSpectrum) -> Html:
         vector = spectrum.vectors[i].reshape(channels, height, width)
         drawn = (pixels_and_fourier if is_image(subject) else entries)(vector, f"direction {i + 1}")
         share = f"Direction {i + 1}: eigenvalue {spectrum.values[i]:.3g} times the mean"
+        if i < len(again):
+            share += f"; found again at other inputs: {again[i]:.2f}"
         frames.append(tag("div", drawn, tag("p", share, class_="note"), **frame("nad", i)))
     note = "Mean over channels." if channels > 1 else ""
     return tag("div", join(frames), slider("nad", count), tag("p", note, class_="note") if note else "")

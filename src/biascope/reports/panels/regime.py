@@ -73,7 +73,11 @@ def panel(subject: Subject) -> Panel:
     header = ["step", "loss", "Taylor residual", "signs kept", "complexity"]
     numbers = table(header, rows, "linear-regime", fold=True)
     columns = tag("div", tag("div", _figure(seen)), tag("div", _complexity(seen)), class_="columns")
-    return Panel(TITLE, READ, _meaning(seen), [fact_list(facts), columns, numbers])
+    headline = (
+        f"After {last.step} steps of training its tangent model is off by {last.residual:.0%} of the change of the "
+        "outputs."
+    )
+    return Panel(TITLE, READ, _meaning(seen), [fact_list(facts), columns, numbers], headline=headline)
 
 
 def sizes(subject: Subject) -> tuple[int, int]:

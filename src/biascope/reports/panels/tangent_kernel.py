@@ -91,7 +91,11 @@ def panel(subject: Subject) -> Panel:
     columns = tag("div", tag("div", left), tag("div", right), class_="columns")
     meaning = _meaning(start if start == "initialisation" else f"the {start}", found[start])
     meaning += _change(others, None if subject.single else found.get("given weights"))
-    return Panel(TITLE, READ, meaning, [fact_list(facts), columns])
+    headline = (
+        f"Of {len(x)} functions of {len(x)} inputs, the one its tangent kernel learns first holds "
+        f"{found[start].share[0]:.0%} of the trace (equal shares: {1 / len(x):.1%})."
+    )
+    return Panel(TITLE, READ, meaning, [fact_list(facts), columns], headline=headline)
 
 
 def _meaning(start: str, first: KernelFacts) -> str:
