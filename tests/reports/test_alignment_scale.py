@@ -11,8 +11,8 @@ import biascope as bs
 from biascope.reports.card import SENTENCES, summary
 from biascope.reports.panels import labels
 from biascope.reports.panels.base import Panel, Subject, make_subject
+from biascope.reports.panels.examples import Examples
 from biascope.reports.panels.input_geometry import InputSpectrum, frequencies
-from biascope.reports.panels.loading import Examples
 from biascope.reports.panels.stability import found_again
 
 
@@ -123,3 +123,14 @@ def test_the_summary_has_three_sentences_with_their_panels() -> None:
     assert [str(sentence) for sentence in found] == ["It learns.", "own 0.", "own 1."]
     assert len(found) == SENTENCES
     assert [sentence.anchor for sentence in found] == ["what-it-learns", "own-0", "own-1"]
+
+
+def test_one_network_has_its_alignment_without_a_change() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3))
+    x, y = torch.randn(60, 5), torch.arange(60) % 3
+    made = Subject("one", lambda _: net, (5,), data=Examples("xy", x, y), single=True)
+    panel = labels.panel(made)
+    want = bs.ntk(net, x, outputs="trace").alignment(y)
+    assert f"with the labels is {want:.2f}, where chance gives" in panel.headline
+    assert "turn" not in panel.meaning
