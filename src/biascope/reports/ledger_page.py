@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from biascope.reports.html import Html, csv_link, join, page, tag
-from biascope.reports.ledger_rows import LEVELS, REPLICATIONS, VERDICTS, Row, provenance, summary
+from biascope.reports.ledger_rows import LEVELS, REPLICATIONS, VERDICTS, Row, provenance, summary, without_error
 from biascope.reports.study_page import finished
 from biascope.studies.claims import Document, documents
 from biascope.studies.judging import Compared, Judgement
@@ -150,9 +150,8 @@ def shown(estimate: Estimate) -> str:
         >>> shown(Estimate(1.0, 0.1, 3)), shown(Estimate(0.5, None, 1))
         ('1.00 ± 0.10 (n = 3)', '0.5 (one run: no error)')
     """
-    if estimate.standard_error is None:
-        return f"{estimate} ({'one run: no error' if estimate.n == 1 else 'a single value: no error'})"
-    return f"{estimate.value:g} (exact)" if estimate.standard_error == 0 else str(estimate)
+    why = without_error(estimate)
+    return f"{estimate.value:.4g} ({why})" if why else str(estimate)
 
 
 def _bar(row: Row) -> Html:

@@ -147,7 +147,7 @@ class Row:
         if not self.judgements:
             return ()
         judgement = self.deciding[0].judgement if self.deciding else self.judgements[0]
-        numbers = finished(judgement.run.path)[1].numbers
+        numbers = judgement.numbers
         rules = [each.of(part.network) for part in judgement.parts for each in self.claim.rule]
         return tuple(
             (name, numbers[name]) for name in dict.fromkeys(n for rule in rules for n in rule.matches(numbers))
@@ -172,6 +172,7 @@ class Row:
             "ours": {each.published.number: each.ours.value for each in self.compared},
             "measured": {name: estimate.value for name, estimate in self.measured},
             "error": {name: estimate.standard_error for name, estimate in self.measured},
+            "no_error": {name: why for name, estimate in self.measured if (why := without_error(estimate))},
             "repeats": {name: estimate.n for name, estimate in self.measured},
             "scope": self.scope,
             "stand_in": self.stand_in,
@@ -221,16 +222,20 @@ def ledger(folder: str | Path = "reproductions") -> Ledger:
         raise InputError(f"{folder} is a file: the ledger reads a folder of run folders, e.g. reproductions")
     if (folder / MARKER).exists():
         raise InputError(f"{folder} is one run: the ledger reads the folder above, {folder.resolve().parent}")
-    runs = [_finished(path) for path in run_folders(folder)]
+    runs: dict[str, list[_Finished]] = {}
+    for path in run_folders(folder):
+        found = _finished(path)
+        runs.setdefault(found.study, []).append(found)
     rows = []
     for claim in claims():
+        of_claim = [run for study in claim.studies for run in runs.get(study, ())]
         mine = [
-            judge_claim(claim, run, numbers)
-            for study, run, numbers in runs
-            if claim.rule and claim.tested_by(study, options_of_run(run), numbers)
+            judge_claim(claim, each.run, each.numbers)
+            for each in of_claim
+            if claim.rule and claim.tested_by(each.study, each.options, each.numbers)
         ]
         mine.sort(key=lambda each: (LEVELS.index(each.level), -each.scope.share, each.run.path.name))
-        lacking = "" if mine or claim.why else _lacking(claim, runs)
+        lacking = "" if mine or claim.why else _lacking(claim, of_claim)
         rows.append(Row(claim, _decided(mine), tuple(mine), lacking))
     return Ledger(rows)
 
@@ -241,7 +246,15 @@ def run_folders(folder: Path) -> list[Path]:
     return sorted(path for path in here if not path.name.startswith((".", "__")) and path.name != "queue")
 
 
-def _finished(path: Path) -> tuple[str, Run, Mapping[str, Estimate]]:
+@dataclass(frozen=True)
+class _Finished:
+    study: str
+    run: Run
+    options: Mapping[str, Any]
+    numbers: Mapping[str, Estimate]
+
+
+def _finished(path: Path) -> _Finished:
     try:
         run, result, raw = finished(path)
     except BiascopeError as error:
@@ -249,7 +262,7 @@ def _finished(path: Path) -> tuple[str, Run, Mapping[str, Estimate]]:
     name = str(raw.get("study"))
     if name not in studies():
         raise InputError(f"{path} is a run of {name!r}, which is not a study of this version")
-    return name, run, result.numbers
+    return _Finished(name, run, options_of_run(run), result.numbers)
 
 
 def _decided(judgements: Sequence[Judgement]) -> tuple[Decided, ...]:
@@ -281,21 +294,19 @@ def _counts(decided: Decided) -> bool:
 
 
 def _networks(judgement: Judgement) -> tuple[str, ...]:
-    published = experiment_of(str(judgement.run.config.get("study")))
-    return published.networks_of(options_of_run(judgement.run)) if published else ()
+    return judgement.claim.networks_of(str(judgement.run.config.get("study")), options_of_run(judgement.run))
 
 
-def _lacking(claim: Claim, runs: Sequence[tuple[str, Run, Mapping[str, Estimate]]]) -> str:
+def _lacking(claim: Claim, runs: Sequence[_Finished]) -> str:
     """Why finished runs of its studies do not test a claim: numbers that newer runs store."""
-    for study, run, numbers in runs:
-        options = options_of_run(run)
-        if study not in claim.studies or not claim.selects(options):
+    for each in runs:
+        if not claim.selects(each.options):
             continue
-        names = claim.networks_of(study, options) if claim.per_network else ("",)
-        asked = [each.of(name) for name in names for each in (*claim.rule, *claim.gate)]
-        absent = [name for condition in asked for name in condition.missing(numbers)]
+        names = claim.networks_of(each.study, each.options) if claim.per_network else ("",)
+        asked = [condition.of(name) for name in names for condition in (*claim.rule, *claim.gate)]
+        absent = [name for condition in asked for name in condition.missing(each.numbers)]
         if absent:
-            return f"{run.path.name} has no number {absent[0]!r}, which is asked for. {_why(claim)}"
+            return f"{each.run.path.name} has no number {absent[0]!r}, which is asked for. {_why(claim)}"
     return ""
 
 
@@ -305,6 +316,20 @@ def _why(claim: Claim) -> str:
     here = [name for name in claim.studies if name in studies()]
     how = "".join(f" --set {key}={value}" for key, value in claim.where.items())
     return f"No run kept yet: biascope run {here[0]} --size paper{how}" if here else "No study yet."
+
+
+def without_error(estimate: Estimate) -> str:
+    """Why a number has no error; "" if it has one.
+
+    Example:
+        >>> without_error(Estimate(0.5, 0.0)), without_error(Estimate(0.5, 0.0, 3)), without_error(Estimate(0.5, 0.1))
+        ('exact', 'the same in all 3', '')
+    """
+    if estimate.standard_error is None:
+        return "one run: no error" if estimate.n == 1 else "a single value: no error"
+    if estimate.standard_error > 0:
+        return ""
+    return "exact" if estimate.n is None else f"the same in all {estimate.n}"
 
 
 def provenance(environment: Mapping[str, Any]) -> str:

@@ -71,7 +71,7 @@ class Claim:
     why: str = ""  # why it cannot be tested as published, where it cannot
     rule: tuple[Condition, ...] = ()  # on numbers of its studies' runs; they must all hold
     gate: tuple[Condition, ...] = ()  # what must hold for a run to test anything (the networks learned)
-    rule_set: Any = "before"  # when the rule was written; or "before", "after" its runs were seen
+    rule_set: Any = "before"  # when the rule was written (a gate may be younger); or "before", "after" its runs
     why_rule: str = ""  # what the rule takes from the text
     published: tuple[Published, ...] = ()
     stand_in: str = ""  # what all its studies run on instead

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -146,6 +147,22 @@ def spread(values: Array, draws: int = 400, seed: int = 0) -> Estimate:
     return Estimate(float(values.std(ddof=1)) if n > 1 else 0.0, float(resampled.std(ddof=1)), n)
 
 
+def mean_of_ranks(correlations: Iterable[Any], points: int) -> Estimate:
+    """Mean of rank correlations over that many points, one of each seed.
+
+    The error is at least what exchanging two neighbours of one seed changes: seeds that agree in perfect order have no
+    spread, and still their mean is not known without error.
+
+    Example:
+        >>> print(mean_of_ranks([1.0, 1.0], points=4))
+        1.00 ± 0.10 (n = 2)
+    """
+    found = Estimate.of(correlations)
+    if found.standard_error is None or found.n is None or points < 2:
+        return found
+    return replace(found, standard_error=max(found.standard_error, 12 / (points**3 - points) / found.n))
+
+
 def rank_correlations(x: Sequence[float], rows: Sequence[Sequence[float]]) -> Estimate:
     """Rank correlation of x with each row [seeds, points]: error over seeds; of one seed, by leaving out one point.
 
@@ -153,7 +170,9 @@ def rank_correlations(x: Sequence[float], rows: Sequence[Sequence[float]]) -> Es
         >>> print(rank_correlations([1, 2, 3, 4, 5], [[1.0, 4.0, 9.0, 8.0, 9.5]]))
         0.90 ± 0.20 (n = 5)
     """
-    return Estimate.of([spearman(x, row) for row in rows]) if len(rows) > 1 else rank_correlation(x, rows[0])
+    if len(rows) == 1:
+        return rank_correlation(x, rows[0])
+    return mean_of_ranks([spearman(x, row) for row in rows], len(x))
 
 
 def over_seeds(rows: Sequence[Sequence[float]] | Tensor) -> Estimate:

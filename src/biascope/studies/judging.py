@@ -62,6 +62,7 @@ class Judgement:
     scope: Scope
     parts: tuple[Part, ...]
     compared: tuple[Compared, ...] = ()
+    numbers: Mapping[str, Estimate] = field(default_factory=dict, repr=False)  # of the run
 
     def verdict_of(self, part: Part) -> Verdict:
         """What the run says of the claim for one network."""
@@ -162,7 +163,7 @@ def judge_claim(claim: Claim, run: Run, numbers: Mapping[str, Estimate]) -> Judg
         for each in claim.published
         if each.number in numbers and selects(each.where, options)
     )
-    return Judgement(claim, run, scope, parts, compared)
+    return Judgement(claim, run, scope, parts, compared, numbers)
 
 
 def options_of_run(run: Run) -> dict[str, Any]:

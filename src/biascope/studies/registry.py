@@ -125,8 +125,14 @@ def studies() -> dict[str, Study]:
         True
     """
     discover()
+    names = _ordered(tuple((each.name, each.paper, each.figure) for each in _STUDIES.values()))
+    return {name: _STUDIES[name] for name in names}
+
+
+@functools.lru_cache(maxsize=1)
+def _ordered(known: tuple[tuple[str, str, str], ...]) -> tuple[str, ...]:
     order = list(documents())
-    return dict(sorted(_STUDIES.items(), key=lambda item: (order.index(item[1].paper), _figure_key(item[1].figure))))
+    return tuple(each[0] for each in sorted(known, key=lambda each: (order.index(each[1]), _figure_key(each[2]))))
 
 
 def find(name: str) -> Study:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from biascope.curvature import complexity
 from biascope.data import Dataset
 from biascope.studies import Chart, Estimate, Run, StudyResult, study
-from biascope.studies.estimates import curve, spearman
+from biascope.studies.estimates import curve, mean_of_ranks, spearman
 from biascope.support import derive, progress
 from biascope_papers.alignment.tracking import build, randomise, stand_in, train_and_test
 from biascope_papers.ntk.training import (
@@ -121,11 +121,11 @@ def fig4_6(
         for name, label in MEASURES.items():
             values = table(name)
             if bool(values.isfinite().all()):
-                follows = Estimate.of(map(spearman, values.tolist(), gap.tolist()))
+                follows = mean_of_ranks(map(spearman, values.tolist(), gap.tolist()), len(at))
                 numbers[f"rank correlation of {label} and the gap, {sweep}"] = follows
                 curves[label] = values
-        numbers[f"rank correlation of {sweep} and C(f)"] = Estimate.of(
-            [spearman(list(at), row) for row in path.tolist()]
+        numbers[f"rank correlation of {sweep} and C(f)"] = mean_of_ranks(
+            [spearman(list(at), row) for row in path.tolist()], len(at)
         )
         numbers[f"gap at the ends of the sweep, first, {sweep}"] = Estimate.of(gap[:, 0])
         numbers[f"gap at the ends of the sweep, last, {sweep}"] = Estimate.of(gap[:, -1])

@@ -15,7 +15,7 @@ from torch import Tensor
 from biascope import ntk
 from biascope.data import Dataset, easy_difficult
 from biascope.studies import Chart, Estimate, Run, Series, StudyResult, study
-from biascope.studies.estimates import curve, spearman
+from biascope.studies.estimates import curve, mean_of_ranks, spearman
 from biascope.support import derive, progress
 from biascope_papers.alignment.tracking import build, cka, iterations, mean_curve, stand_in
 from biascope_papers.ntk.setting import images
@@ -117,7 +117,9 @@ def fig_b7(
         for name, of in measures.items()
     }
     numbers = {
-        f"rank correlation of depth and the {name}": Estimate.of([spearman(list(depths), row) for row in table])
+        f"rank correlation of depth and the {name}": mean_of_ranks(
+            [spearman(list(depths), row) for row in table], len(depths)
+        )
         for name, table in rows.items()
     }
     growth = numbers["rank correlation of depth and the ratio of mean CKAs"]

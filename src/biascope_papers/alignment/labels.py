@@ -65,6 +65,7 @@ def fig4_3(
         numbers[f"the same minus the last layer, {name}"] = ahead
         both = torch.maximum(train_profiles, profiles).amax(1)[:, 1:-1]  # [repeats, inner layers]
         numbers[f"inner layers that reach a CKA of 0.5, {name}"] = Estimate.of((both > 0.5).sum(1).double())
+        numbers[f"training accuracy, {name}"] = Estimate.of([float(f["train_accuracy"][-1]) for f in found])
         numbers[f"decades between the best CKA and test accuracy, {name}"] = Estimate.of(_apart(found))
         if noise:
             early = Estimate.of(_advantage(found))

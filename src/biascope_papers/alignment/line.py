@@ -13,7 +13,7 @@ from torch import Tensor
 from biascope import nets, ntk
 from biascope.kernels import fourier_power
 from biascope.studies import Chart, Estimate, HeatMap, Run, Series, StudyResult, study
-from biascope.studies.estimates import curve, spearman
+from biascope.studies.estimates import curve, mean_of_ranks, spearman
 from biascope.support import derive, progress
 
 
@@ -47,7 +47,7 @@ def fig_b2(
     frequency, values, raw, power = (
         torch.stack([f[name].double() for f in found]) for name in ("frequency", "values", "raw", "power")
     )  # [networks, ...]
-    trends = Estimate.of([spearman(list(every[:half]), row) for row in frequency[:, :half].tolist()])
+    trends = mean_of_ranks([spearman(list(every[:half]), row) for row in frequency[:, :half].tolist()], half)
     ratio = Estimate.of(values[:, 9] / values[:, 0])
     numbers = {
         "rank correlation of index and dominant frequency, first half": trends,
@@ -60,7 +60,7 @@ def fig_b2(
         wave = torch.stack([f["wave"] for f in found])[:, :, :half]
         order = [spearman(list(range(half)), row) for row in wave.argmax(1).double().tolist()]
         numbers["energy of an eigenvector in its best wave, first half"] = Estimate.of(wave.amax(1).mean(1))
-        numbers["rank correlation of index and best wave, first half"] = Estimate.of(order)
+        numbers["rank correlation of index and best wave, first half"] = mean_of_ranks(order, half)
     charts = (
         Chart(
             "frequency", "Dominant frequency of the eigenvectors", "index of the eigenvector", "periods over [0, 1]",

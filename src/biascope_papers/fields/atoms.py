@@ -13,7 +13,7 @@ from torch import Tensor
 
 from biascope.linalg import subspace_overlap
 from biascope.studies import Chart, Estimate, Run, StudyResult, study
-from biascope.studies.estimates import curve, spearman, through
+from biascope.studies.estimates import curve, mean_of_ranks, spearman, through
 from biascope.studies.pictures import picture, signed
 from biascope.support import derive, progress
 from biascope_papers.fields.setting import (
@@ -66,7 +66,7 @@ def fig5_6(
     frequencies = {field: stacked(each, "frequencies") for field, each in found.items()}  # [seeds, atoms]
     overlaps = {field: torch.tensor([e["overlap"] for e in each], dtype=torch.float64) for field, each in found.items()}
     sweep = torch.stack([frequencies[Field("siren", w0)].mean(1) for w0 in w0s], 1)  # [seeds, w0]
-    ranks = Estimate.of([spearman(w0s, row) for row in sweep.tolist()])
+    ranks = mean_of_ranks([spearman(w0s, row) for row in sweep.tolist()], len(w0s))
     rise = Estimate.of(sweep[:, -1] - sweep[:, 0])
     gain = Estimate.of(overlaps[learned] - overlaps[plain])
     over = {field: Estimate.of(overlaps[learned] - each) for field, each in overlaps.items() if not field.meta}

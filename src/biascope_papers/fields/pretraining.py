@@ -11,7 +11,7 @@ from torch import Tensor
 
 from biascope.fields import fit
 from biascope.studies import Chart, Estimate, Run, Series, StudyResult, study
-from biascope.studies.estimates import curve, mean_error, spearman
+from biascope.studies.estimates import curve, mean_error, mean_of_ranks, spearman
 from biascope.support import derive, progress
 from biascope_papers.fields.setting import (
     LAPTOP,
@@ -76,7 +76,7 @@ def fig5_8(
     shares, test = stacked(made, "shares"), stacked(made, "test")  # [seeds, counts, q], [seeds, counts]
     area = areas(shares)
     fall, lower = (Estimate.of(each[:, -1] - each[:, 0]) for each in (area, test))
-    ranks = Estimate.of([spearman(counts, row) for row in area.tolist()])
+    ranks = mean_of_ranks([spearman(counts, row) for row in area.tolist()], len(counts))
     numbers = {"change of the area under E": fall, "change of the test PSNR": lower}
     numbers["rank correlation of iterations and area"] = ranks
     for i, count in enumerate(counts):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from biascope import data, ntk
 from biascope.studies import Chart, Estimate, Run, Series, StudyResult, study
-from biascope.studies.estimates import curve, over_seeds, spearman
+from biascope.studies.estimates import curve, mean_of_ranks, over_seeds, spearman
 from biascope.support import derive, generator, progress
 from biascope_papers.ntk import setting as s
 from biascope_papers.ntk import training as t
@@ -81,7 +81,7 @@ def fig4_6(
     numbers = dict[str, Estimate]()
     for what, rows in (("advantage", gap), ("distance", distance)):
         numbers[f"growth of the {what} from {sizes[0]} to {sizes[-1]} images"] = Estimate.of(rows[:, -1] - rows[:, 0])
-        order = Estimate.of([spearman(list(sizes), row) for row in rows.tolist()])
+        order = mean_of_ranks([spearman(list(sizes), row) for row in rows.tolist()], len(sizes))
         numbers[f"rank correlation of n and the {what}"] = order
     numbers |= {f"advantage with {n} images": Estimate.of(column) for n, column in zip(sizes, gap.T)}
     numbers |= {f"accuracy of f with {n} images": Estimate.of(column) for n, column in zip(sizes, best["f"].T)}

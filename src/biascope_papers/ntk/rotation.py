@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from biascope import linearize, ntk
 from biascope.studies import Chart, Estimate, Run, Series, StudyResult, study
-from biascope.studies.estimates import errors_over, mean_error, over_seeds, spearman
+from biascope.studies.estimates import errors_over, mean_error, mean_of_ranks, over_seeds, spearman
 from biascope.support import derive, progress
 from biascope_papers.ntk import setting as s
 from biascope_papers.ntk import training as t
@@ -80,7 +80,7 @@ def fig4_8(
             "last training loss": over_seeds(by_seed([float(row["loss"]) for row in rows])),
         }
         if len(targets) > 1:
-            rising = Estimate.of([spearman(targets, row) for row in table.tolist()])
+            rising = mean_of_ranks([spearman(targets, row) for row in table.tolist()], len(targets))
             own_numbers["rank correlation of k and the target's gain"] = rising
             own_numbers["log gain of the last target minus the first"] = Estimate.of((table[:, -1] / table[:, 0]).log())
         for j, k in enumerate(targets):  # the worst seed

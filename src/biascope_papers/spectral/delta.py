@@ -8,6 +8,7 @@ from torch import Tensor
 from biascope.ensembles import Networks
 from biascope.spectral import amplitude_spectrum
 from biascope.studies import Chart, Estimate, Run, Series, StudyResult, study
+from biascope.studies.estimates import mean_of_ranks
 from biascope.support import derive
 from biascope_papers.spectral.fitting import draw_mlps, fit, rank_correlation, spectrum_map, tensors
 
@@ -74,8 +75,8 @@ def fig_a_6(
     values = {"depth": depths, "width": widths, "clip": clips}
     learned = {name: s[-1, :, :, half // 2 :].clamp(max=1).mean(-1) for name, s in spectra.items()}  # [values, seeds]
     numbers = {
-        f"rank correlation of {name} with high frequencies learned": Estimate.of(
-            rank_correlation(torch.tensor(values[name], dtype=torch.float64), learned[name].T)
+        f"rank correlation of {name} with high frequencies learned": mean_of_ranks(
+            rank_correlation(torch.tensor(values[name], dtype=torch.float64), learned[name].T), len(values[name])
         )
         for name in ("depth", "clip", "width")
     }

@@ -16,7 +16,7 @@ from biascope import data
 from biascope.spectral import amplitude_spectrum, radial_spectrum
 from biascope.spectral.manifolds import flower
 from biascope.studies import Chart, Estimate, HeatMap, Run, Series, StudyResult, study
-from biascope.studies.estimates import curve
+from biascope.studies.estimates import curve, mean_of_ranks
 from biascope.support import derive
 from biascope_papers.spectral.fitting import (
     Fit,
@@ -179,7 +179,7 @@ def fig3_8(
     losses, spectrum = got["losses"].reshape(-1, *shape), got["spectrum"].reshape(-1, *shape, len(frequencies))
     L = torch.tensor(petals)
     high = spectrum.clamp(max=1)[..., len(frequencies) // 2 :].mean((0, 3))  # [L, runs]
-    loss, early = (Estimate.of(rank_correlation(L, values.T)) for values in (losses[-1], high))
+    loss, early = (mean_of_ranks(rank_correlation(L, values.T), len(L)) for values in (losses[-1], high))
     numbers = {
         "rank correlation of L with the last loss": loss,
         "rank correlation of L with early learning of high k": early,
@@ -238,7 +238,7 @@ def fig3_9(
     last = stacked(parts, "accuracy")[:, -1].reshape(runs, *shape)
     majority = stacked(parts, "majority").reshape(runs, *shape)
     skill = ((last - majority) / (1 - majority)).double()
-    correlation = Estimate.of(rank_correlation(torch.tensor(petals), skill).mean(1))
+    correlation = mean_of_ranks(rank_correlation(torch.tensor(petals), skill).mean(1), len(petals))
     numbers = {"rank correlation of L with skill at fixed k": correlation}
     for i, k in enumerate(frequencies):
         for j in (0, len(petals) - 1):

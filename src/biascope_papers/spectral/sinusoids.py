@@ -17,7 +17,7 @@ from torch import Tensor
 from biascope.spectral import amplitude_spectrum
 from biascope.spectral.perturb import perturbation_robustness
 from biascope.studies import Chart, Estimate, HeatMap, Run, Series, StudyResult, study
-from biascope.studies.estimates import curve, jackknife_error
+from biascope.studies.estimates import curve, jackknife_error, mean_of_ranks
 from biascope.support import derive, generator, progress
 from biascope_papers.spectral.fitting import (
     Fit,
@@ -104,7 +104,7 @@ def fig3_1(
     for setting in ("equal", "growing"):
         got = tensors(run.cached(setting, partial(train, setting)))
         at, losses, spectrum, norms = (got[name] for name in ("steps", "losses", "spectrum", "norms"))
-        early = Estimate.of(rank_correlation(k, spectrum.clamp(max=1.0).mean(0)))
+        early = mean_of_ranks(rank_correlation(k, spectrum.clamp(max=1.0).mean(0)), len(k))
         numbers[f"rank correlation of k with early learning, {setting}"] = early
         order.append(early)
         larger = Estimate.of((norms[-1, :, 1:-1] / norms[0, :, 1:-1]).mean(1))
