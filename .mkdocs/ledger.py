@@ -28,6 +28,8 @@ def on_files(files: Files, config: Any) -> Files:
     sys.path.insert(0, str(Path(__file__).parent))  # its neighbour is no package
     from gallery import gallery, thumbnail
 
+    from biascope.atlas import Atlas
+    from biascope.atlas.page import atlas_page
     from biascope.reports import ledger, ledger_json, ledger_page, summary, write_pages
     from biascope.reports.html import write_look
 
@@ -43,6 +45,7 @@ def on_files(files: Files, config: Any) -> Files:
     title, _, how = (Path(config.docs_dir) / "reference" / "ledger.md").read_text(encoding="utf-8").partition("\n\n")
     text = f"{title}\n\n{told}\n{how}"
     files.append(File.generated(config, "reference/ledger.md", content=text))
+    files.append(File.generated(config, "atlas.html", content=atlas_page(Atlas.load().fingerprints)))
     config.extra["gallery"], pictures = gallery(rows, RUNS)
     for name, picture in pictures.items():
         files.append(File.generated(config, f"gallery/{name}.webp", content=thumbnail(picture)))

@@ -33,7 +33,8 @@ ALLOWED: dict[str, set[str]] = {
     "information": CORE | SPACES | {"data"},  # its problems are drawn there
     "studies": CORE | SPACES | USES | {"nets", "data"},
     "reports": CORE | SPACES | USES | {"nets", "data", "studies"},
-    "cli": CORE | SPACES | USES | {"nets", "data", "studies", "reports"},
+    "atlas": CORE | SPACES | {"reports"},  # a network is taken as the card takes it
+    "cli": CORE | SPACES | USES | {"nets", "data", "studies", "reports", "atlas"},
 }
 
 

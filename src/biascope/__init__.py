@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from biascope import (
+        atlas,
         curvature,
         data,
         editing,
@@ -66,6 +67,7 @@ __all__ = [
     "Spectrum",
     "TaskVector",
     "UnsupportedError",
+    "atlas",
     "average_geometry",
     "curvature",
     "data",

@@ -10,6 +10,7 @@ import typer
 
 import biascope
 from biascope.cli import (
+    atlas,
     bench,
     card,
     compare,
@@ -46,6 +47,7 @@ app.command("ledger")(ledger.show_ledger)
 app.command("keep")(keep.keep_run)
 app.command("watch")(watch.watch)
 app.add_typer(queue.app, name="queue")
+app.add_typer(atlas.app, name="atlas")
 app.command("nets")(nets.show_nets)
 
 

@@ -7,7 +7,8 @@ from biascope.data.difficulty import balanced_cells, corrupt_labels, easy_diffic
 from biascope.data.directions import circles, directional, geometry_gaussian
 from biascope.data.directions import simplicity_contest as simplicity_contest
 from biascope.data.images import channel_stats, cifar2, normalise
-from biascope.data.loading import load, load_weights
+from biascope.data.loading import load
+from biascope.data.loading import load_weights as load_weights
 from biascope.data.mutual import correlated_gaussians as correlated_gaussians
 from biascope.data.mutual import noisy_function as noisy_function
 from biascope.data.planar import disk, disk_labels, square_grid, yin_yang, yin_yang_labels
@@ -33,7 +34,6 @@ __all__ = [
     "info",
     "isotropic",
     "load",
-    "load_weights",
     "names",
     "normalise",
     "quadratic_example1",

@@ -7,7 +7,8 @@ from biascope.ensembles.graphs import capture
 from biascope.ensembles.initialisers import Factory, Initialiser, record
 from biascope.ensembles.networks import Networks
 from biascope.ensembles.precision import Precision, arithmetic
-from biascope.ensembles.train import accuracy, train_ensemble, training_epochs
+from biascope.ensembles.train import accuracy, train_ensemble
+from biascope.ensembles.train import training_epochs as training_epochs
 from biascope.ensembles.work import SGD, data_order
 
 __getattr__ = names_of_before(__name__)
@@ -26,5 +27,4 @@ __all__ = [
     "outputs",
     "record",
     "train_ensemble",
-    "training_epochs",
 ]

@@ -1,0 +1,296 @@
+"""The fingerprint of an architecture: a few small arrays that can be compared across kinds of input.
+
+- Kernel: the eigenvalues of the tangent kernel at natural inputs.
+- Learning: its spectrum on a circle of inputs, that is how fast each harmonic is learnt.
+- Function: the spectrum of fresh networks on such circles.
+- Geometry: to which frequencies of its input a fresh network responds; on how many directions its gradients g spread.
+- Directions: the mean square of g along every Fourier mode and at every pixel of an image.
+
+Every array is measured twice, on different networks and inputs. A few hundred gradients do not resolve single
+eigenvectors of G = E[g g^T] in 3,072 dimensions (two halves agree by a few per cent), but they resolve its diagonal in
+a fixed basis; the eigenvectors of convolutional networks are near Fourier modes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from biascope.atlas.probing import Kind, axes_of, circle, inputs, kind_of, radius
+from biascope.ensembles import input_gradients, outputs
+from biascope.kernels import ntk
+from biascope.reports.panels.base import Subject, make_subject
+from biascope.support.bars import progress
+from biascope.support.seeds import derive, generator
+from biascope.support.signatures import checked
+from biascope.support.tables import facts
+
+EXAMPLES = 64  # of a kernel
+POINTS = 32  # of a circle
+HARMONICS = POINTS // 2
+KERNELS, FUNCTIONS, GRADIENTS = 2, 8, 128  # networks behind one half
+SIDE = 32  # of the maps of images
+EDGES = (0.0, 1 / 8, 1 / 4, 1 / 2, 1.0)  # upper ends of the bands, in units of Nyquist's frequency; corners are beyond
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What an architecture is inclined to, in numbers; the first axis of each array is one of two independent halves.
+
+    Attributes:
+        name: of the network.
+        kind: of its inputs.
+        input_shape: of one input.
+        parameters: how many.
+        kernel: [2, 63] eigenvalues of the centred tangent kernel of 64 inputs as shares of the whole trace, descending.
+        learning: [2, 17] shares of the kernel's trace on a circle of inputs by harmonic 0, ..., 16.
+        function: [2, 17] shares of the outputs' power on such circles by harmonic; the mean is left out and is 0.
+        bands: [2, 6] sensitivity to the mean of the input and to five bands of frequency, as log2 of its ratio to that
+            of white gradients; [2, 0] where inputs have no frequencies.
+        spread: [2] participation ratio of G's eigenvalues as a share of the input's dimension.
+        modes: [2, 32, 32] sensitivity to every Fourier mode of an image, as log2 of its ratio to the mean, frequency 0
+            in the middle; [2, 0, 0] where inputs are no images. Other sizes are resampled.
+        places: [2, 32, 32] the same at every pixel.
+        seconds: what it took.
+        about: what else is known of it, such as where the network comes from.
+
+    Example:
+        >>> found = fingerprint(lambda: nn.Linear(6, 1), (6,))
+        >>> found.kind, tuple(found.learning.shape)
+        ('tabular', (2, 17))
+    """
+
+    name: str
+    kind: Kind
+    input_shape: tuple[int, ...]
+    parameters: int
+    kernel: Tensor = field(repr=False)
+    learning: Tensor = field(repr=False)
+    function: Tensor = field(repr=False)
+    bands: Tensor = field(repr=False)
+    spread: Tensor = field(repr=False)
+    modes: Tensor = field(repr=False)
+    places: Tensor = field(repr=False)
+    seconds: float
+    about: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def constant(self) -> float:
+        """Share of the kernel's trace that all inputs have in common."""
+        return float(1 - self.kernel.mean(0).sum())
+
+    @property
+    def effective_rank(self) -> float:
+        """exp(entropy) of the centred kernel's eigenvalues; at most 63."""
+        shares = self.kernel.mean(0).double().clamp_min(1e-30)
+        shares = shares / shares.sum()
+        return float(torch.exp(-(shares * shares.log()).sum()))
+
+    @property
+    def mean_harmonic(self) -> float:
+        """Mean harmonic of what the kernel learns on a circle, without the constant."""
+        return _mean_harmonic(self.learning)
+
+    @property
+    def roughness(self) -> float:
+        """Mean harmonic of fresh networks on a circle."""
+        return _mean_harmonic(self.function)
+
+    def _repr_html_(self) -> str:
+        """Its numbers, for notebooks."""
+        rows = {
+            "inputs": f"{self.kind} {list(self.input_shape)}",
+            "parameters": f"{self.parameters:,}",
+            "effective rank of the kernel": f"{self.effective_rank:.3g} of {EXAMPLES - 1}",
+            "share all inputs have in common": f"{self.constant:.2g}",
+            "mean harmonic it learns": f"{self.mean_harmonic:.3g}",
+            "mean harmonic of fresh networks": f"{self.roughness:.3g}",
+            "spread of gradients": f"{float(self.spread.mean()):.2g} of all directions",
+        }
+        return facts(self.name, rows)
+
+
+def _mean_harmonic(spectrum: Tensor) -> float:
+    shares = spectrum.mean(0).double()[1:]
+    return float((shares * torch.arange(1, len(shares) + 1)).sum() / shares.sum())
+
+
+@checked
+def fingerprint(
+    spec: str | Callable[..., nn.Module],
+    input_shape: Sequence[int] | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    options: dict[str, Any] | None = None,
+    kind: Kind | None = None,
+) -> Fingerprint:
+    """Measure an architecture's fingerprint.
+
+    Args:
+        spec: as for `make_card`: a registry name, "script.py:factory", "timm:NAME", or a function that builds one.
+        input_shape: shape of one input; needed for your own factories.
+        seed: of networks and inputs.
+        device: where to compute.
+        options: keyword arguments of the network.
+        kind: of the inputs; by default their shape decides.
+
+    Example:
+        >>> fingerprint("siren").kind
+        'coordinates'
+    """
+    begin = time.perf_counter()
+    subject = make_subject(spec, input_shape, derive(seed, "atlas"), device, options=options)
+    text = isinstance(spec, str) and spec.startswith("hf:") and len(subject.input_shape) == 2
+    kind = kind or ("tokens" if text else kind_of(subject.input_shape))
+    one_output = projection(subject)
+    halves = []
+    for half in progress(range(2), "fingerprint", leave=False):
+        kernel, learning = _kernels(subject, kind, seed, half, one_output)
+        function = _function(subject, kind, seed, half, one_output)
+        halves.append((kernel, learning, function, _gradients(subject, kind, seed, half, one_output)))
+    kernel, learning, function, gradients = (torch.stack(part) for part in zip(*halves))
+    bands = torch.stack([band_profile(g, kind) for g in gradients])
+    modes, places = (torch.stack(part) for part in zip(*(image_maps(g, kind) for g in gradients)))
+    return Fingerprint(
+        subject.name,
+        kind,
+        subject.input_shape,
+        sum(p.numel() for p in subject.network.parameters()),
+        kernel.float(),
+        learning.float(),
+        function.float(),
+        bands.float(),
+        torch.stack([participation(g.flatten(1)) for g in gradients]).float(),
+        modes.half(),
+        places.half(),
+        time.perf_counter() - begin,
+    )
+
+
+def projection(subject: Subject) -> Callable[[Tensor], Tensor]:
+    """Outputs [n, ...] -> [n]: one random combination of all outputs, the same for all networks.
+
+    The outputs of most networks have the same distribution; where they are places of an image, all of them count.
+    """
+    with torch.no_grad():
+        c = subject.network(subject.inputs(1)).numel()
+    weights = torch.randn(c, generator=generator(0, "atlas output")) / math.sqrt(c) if c > 1 else torch.ones(1)
+    there = weights.to(subject.device)
+
+    def combine(y: Tensor) -> Tensor:
+        return y.flatten(1) @ there.to(y.dtype)
+
+    return combine
+
+
+def _kernels(
+    subject: Subject, kind: Kind, seed: int, half: int, one_output: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Mean eigenvalue shares [63] and harmonic shares [17] of the kernels of some networks."""
+    eigenvalues, harmonics = [], []
+    for i in range(half * KERNELS, (half + 1) * KERNELS):
+        x = inputs(kind, subject.input_shape, EXAMPLES, seed, "kernel", i)
+        ring = circle(kind, subject.input_shape, POINTS, seed, "kernel", i)
+        K = ntk(
+            subject.build(i),
+            torch.cat([x, ring]).to(subject.device),
+            outputs="trace",
+            output=lambda y: one_output(y)[:, None],
+        ).tensor
+        K = K.double().cpu()
+        eigenvalues.append(centred_shares(K[:EXAMPLES, :EXAMPLES]))
+        harmonics.append(harmonic_shares(K[EXAMPLES:, EXAMPLES:]))
+    return torch.stack(eigenvalues).mean(0), torch.stack(harmonics).mean(0)
+
+
+def centred_shares(K: Tensor) -> Tensor:
+    """Eigenvalues [n - 1] of the centred kernel as shares of the trace of K, descending."""
+    centred = K - K.mean(0) - K.mean(1, keepdim=True) + K.mean()
+    shares: Tensor = torch.linalg.eigvalsh(centred).flip(0)[:-1].clamp_min(0) / K.trace()
+    return shares
+
+
+def harmonic_shares(K: Tensor) -> Tensor:
+    """Shares [n / 2 + 1] of the trace of K [n, n] on the harmonics of its n points on a circle.
+
+    The mean over rotations of the circle is a circulant matrix, whose eigenvalues these are.
+    """
+    n = len(K)
+    power = torch.fft.fft(torch.fft.ifft(K, dim=0), dim=1).diagonal().real.clamp_min(0)  # u_k^H K u_k, u_k of norm 1
+    folded: Tensor = power[: n // 2 + 1].clone()
+    folded[1 : n // 2] += power[n // 2 + 1 :].flip(0)  # sine and cosine of one harmonic
+    return folded / folded.sum()
+
+
+def _function(subject: Subject, kind: Kind, seed: int, half: int, one_output: Callable[[Tensor], Tensor]) -> Tensor:
+    """Shares [17] of the power of fresh networks on circles, the mean left out."""
+    start = half * FUNCTIONS
+    numbers = range(start, start + FUNCTIONS)
+    rings = torch.stack([circle(kind, subject.input_shape, POINTS, seed, "function", i) for i in numbers])
+    drawn = subject.initialiser().draw(seed, start, start + FUNCTIONS, subject.device)
+    values = outputs(drawn, rings.to(subject.device), per_network=True)
+    on_circle = one_output(values.flatten(0, 1)).view(FUNCTIONS, POINTS).double().cpu()
+    power = torch.fft.rfft(on_circle).abs().square()
+    power[:, 0] = 0
+    power[:, 1:-1] *= 2
+    shares: Tensor = power / power.sum(1, keepdim=True).clamp_min(1e-300)
+    return shares.mean(0)
+
+
+def _gradients(subject: Subject, kind: Kind, seed: int, half: int, one_output: Callable[[Tensor], Tensor]) -> Tensor:
+    """Input gradients [GRADIENTS, *input_shape] of fresh networks, each at an input of its own."""
+    start, stop = half * GRADIENTS, (half + 1) * GRADIENTS
+    x = inputs(kind, subject.input_shape, GRADIENTS, seed, "gradients", half)
+    found = []
+    for low, high in _groups(start, stop, subject.initialiser().block):
+        drawn = subject.initialiser().draw(seed, low, high, subject.device)
+        at = x[low - start : high - start, None].to(subject.device)
+        found.append(input_gradients(drawn, at, per_network=True, scalarise=one_output)[:, 0].double().cpu())
+    return torch.cat(found)
+
+
+def _groups(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
+    for low in range(start, stop, max(1, size)):
+        yield low, min(low + size, stop)
+
+
+def band_profile(gradients: Tensor, kind: Kind) -> Tensor:
+    """log2 of the share of gradients [T, *shape] in each band over that of white ones, [6] or [0]."""
+    shape = tuple(gradients.shape[1:])
+    axes = axes_of(kind, shape)
+    if not axes:
+        return torch.zeros(0)
+    power = torch.fft.fftn(gradients, dim=[axis + 1 for axis in axes]).abs().square().mean(0)
+    r = radius(shape, axes).expand(shape)
+    band = torch.bucketize(r.contiguous(), torch.tensor(EDGES) + 1e-6)
+    there = torch.bincount(band.flatten(), minlength=len(EDGES) + 1).double()
+    share = torch.bincount(band.flatten(), power.flatten(), minlength=len(EDGES) + 1) / power.sum()
+    ratio = share / (there / there.sum()).clamp_min(1e-12)
+    return torch.where(there > 0, ratio.clamp_min(2**-20).log2(), 0.0)
+
+
+def participation(gradients: Tensor) -> Tensor:
+    """(tr G)^2 / tr G^2 as a share of D, from gradients [T, D]; tr G^2 from pairs of networks, unbiased."""
+    T, D = gradients.shape
+    scaled = gradients / gradients.norm() * math.sqrt(T)  # tr G = 1
+    products = (scaled @ scaled.T).square()
+    squared: Tensor = (products.sum() - products.diagonal().sum()) / (T * (T - 1))  # tr G^2
+    return 1 / squared.clamp_min(1e-300) / D
+
+
+def image_maps(gradients: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
+    """log2 of the mean square of gradients [T, c, h, w] along Fourier modes and at pixels over its mean, [32, 32]."""
+    if kind != "image":
+        return torch.zeros(0, 0), torch.zeros(0, 0)
+    modes = torch.fft.fftshift(torch.fft.fft2(gradients).abs().square().mean((0, 1)))
+    maps = []
+    for power in (modes, gradients.square().mean((0, 1))):
+        resized = nn.functional.adaptive_avg_pool2d(power[None], SIDE)[0]
+        maps.append((resized / resized.mean()).clamp_min(2**-12).log2())
+    return maps[0], maps[1]
