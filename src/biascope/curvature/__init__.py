@@ -6,6 +6,7 @@ What metrics are for: consolidation, pruning, natural gradients, posteriors, inf
 
 from biascope._moved import names_of_before
 from biascope.curvature import complexity
+from biascope.curvature import reduced as _reduced  # noqa: F401 - registers its sums
 from biascope.curvature.blockwise import load_curvature as load_curvature
 from biascope.curvature.build import fisher as fisher
 from biascope.curvature.build import ggn as ggn

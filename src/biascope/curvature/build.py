@@ -22,6 +22,7 @@ from biascope.curvature.families import (
 )
 from biascope.curvature.implicit import ImplicitMetric
 from biascope.curvature.kronecker import Sharing
+from biascope.curvature.ladder import with_errors, within
 from biascope.curvature.losses import Loss, loss_family
 from biascope.curvature.metric import Metric
 from biascope.curvature.owned import OwnedMetric
@@ -42,6 +43,7 @@ from biascope.support.processes import ALONE, Processes, processes
 from biascope.support.signatures import checked
 
 Representation = Name | Mapping[str, str]
+MANY = 2**28  # bytes of Kronecker factors for which free memory is not measured
 
 
 @dataclass(frozen=True)
@@ -265,8 +267,17 @@ def _build(source: Stream, options: Options, family: FamilyMaker, what: str, see
         implicit = ImplicitMetric(space, over, units, plan, info, options.centred)
         info["n"] = over.stream.n
         return implicit
+    numbers = 0
+    for u in units:
+        if u.kind in {"kfac", "ekfac"} and (z := u.blocks[0].sizes) is not None:
+            numbers += z.groups * (z.d_in**2 + z.d_out**2)
+    over_many = numbers * space.dtype.itemsize > MANY
+    if over.team.size == 1 and numbers and (over_many or limit is not None):
+        units = within(units, space, over, fam.shape.classes if fam.softmax else 0)
     pieces, mine = build_pieces(over, units, space, options.centred)
     info["n"] = over.stream.n
+    if over.errors:
+        plan = with_errors(units, over, space, name)
     if name == "eye":
         pieces, plan = _one_number(pieces, plan, space, over.team)
     if over.team.size > 1:

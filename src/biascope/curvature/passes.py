@@ -95,6 +95,8 @@ class Pass:
         self.stream = stream.repeated() if family.random else stream
         self.team = stream.cut.team
         self.seed, self.max_memory = seed, max_memory
+        self.reserved = 0  # bytes that the metric itself takes
+        self.errors: dict[Names, dict[str, float | None]] = {}  # of factors that were reduced for lack of memory
         self.copies = 1  # how much memory the caller takes per chunk, in units of the chunk's own
         self._unread: list[tuple[int, Tensor]] = []  # first example, and outputs of the examples from there
         self.kept: list[Chunk] | None = None  # of a finished pass, for the next; the caller frees them
@@ -110,11 +112,11 @@ class Pass:
     @property
     def _room(self) -> int:
         """Bytes for one chunk."""
-        return min(self.limit // 2, CHUNK_BYTES.get(self.f.device.type, 2**28))
+        return min((self.limit - self.reserved) // 2, CHUNK_BYTES.get(self.f.device.type, 2**28))
 
     def _fits(self, need: int) -> bool:
         """Are so many bytes there for sure?"""
-        return need <= SMALL and (self.max_memory is None or need <= self.max_memory // 2)
+        return need <= SMALL and (self.max_memory is None or need <= (self.max_memory - self.reserved) // 2)
 
     def batches(self) -> Iterator[Labelled]:
         """Every batch, or this process's share of it, with labels and draws; the draws are the same in every pass."""
@@ -204,7 +206,7 @@ class Pass:
             chunk = Chunk(factors, n, ks, k0 == 0 and has_label is not None, has_label, whole)
             if self._keeping is not None:
                 self._held += chunk.nbytes
-                fits = self._fits(self._held) or self._held <= self.limit - self._room
+                fits = self._fits(self._held) or self._held <= self.limit - self.reserved - self._room
                 self._keeping = [*self._keeping, chunk] if fits else None
             yield chunk
 
@@ -212,7 +214,7 @@ class Pass:
         """Remember the outputs of some examples, and look at earlier ones now and then."""
         if len(self._unread) >= LATER.get(self.f.device.type, 1):
             self.finite()
-        self._unread.append((start, z if z.shape[1] <= NARROW else z.abs().amax(1)))
+        self._unread.append((start, z if z.shape[1] <= NARROW else torch.linalg.vector_norm(z, torch.inf, 1)))
         if not self.family.tolerant:
             self.finite()
 
@@ -228,6 +230,12 @@ class Pass:
             bad = start + int((~torch.isfinite(z)).reshape(len(z), -1).any(1).nonzero()[0])
             raise InputError(f"{type(self.f.module).__name__} returned NaN or infinity for example {bad} of the data")
         return good[len(unread) :]
+
+    def least(self, blocks: Sequence[Block]) -> int:
+        """Bytes for the passes over one example: activations, and its outputs and cotangents with a copy of each."""
+        item = self.f.dtype.itemsize * self.copies
+        numbers = sum(x.input_numel + x.output_numel if x.kind == "matrix" else x.numel for x in blocks)
+        return self.found.activation_bytes + item * (numbers + 4 * self.family.shape.total)
 
     def _sizes(self, blocks: Sequence[Block], b: int) -> tuple[int, int]:
         """Examples per forward pass and cotangents per group."""

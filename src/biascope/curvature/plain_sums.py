@@ -65,6 +65,10 @@ class Sum:
         """The piece, for n examples in all."""
         raise AssertionError("a sum finishes")
 
+    def errors(self) -> dict[str, float | None]:
+        """What is left out for lack of memory, over what there is."""
+        return {}
+
 
 class DenseSum(Sum):
     """sum g g^T."""

@@ -24,6 +24,17 @@ LAYERWISE = ("diagonal", "block", "quasidiagonal", "kfac", "ekfac")
 
 
 @dataclass(frozen=True)
+class Side:
+    """How one of the two Kronecker factors of a layer is held; `count` blocks, or rows of low rank."""
+
+    kind: Literal["full", "low rank", "blocks", "diagonal", "shared"] = "full"
+    count: int = 0
+
+    def __str__(self) -> str:
+        return f"in {self.count} blocks" if self.kind == "blocks" else self.kind
+
+
+@dataclass(frozen=True)
 class Unit:
     """Parameters that form one piece."""
 
@@ -33,6 +44,9 @@ class Unit:
     why: str
     sharing: str = "expand"
     sua: bool = False
+    output: Side = Side()
+    input: Side = Side()
+    reduced: bool = False  # is one of the two held as less than a matrix, for lack of memory?
 
 
 @dataclass(frozen=True)

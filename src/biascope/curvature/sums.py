@@ -1,5 +1,6 @@
 """The passes over the data: Kronecker factors, EKFAC's scalings, and one `build_pieces` for all kinds of sums."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
@@ -25,7 +26,7 @@ from biascope.curvature.contract import (
     summed_rows,
     token_gradients,
 )
-from biascope.curvature.kronecker import EigenPiece, Homogeneous, KroneckerPiece, decompose
+from biascope.curvature.kronecker import ROOM, EigenPiece, Homogeneous, KroneckerPiece, decompose
 from biascope.curvature.owned import decomposed, to_owners
 from biascope.curvature.passes import Chunk, InputFactors, Pass
 from biascope.curvature.patches import PatchMoment, patch_moment
@@ -198,6 +199,7 @@ class EigenSum(Sum):
         factor, E = chunk.matrix(self.unit.blocks[0].names), self.basis
         z, L = factor.block.sizes, self.basis.layout
         assert z is not None
+        assert E.U_B is not None
         if factor.block.is_embedding:
             for s in pieces_of(factor, 4 * factor.k * z.d_out * z.positions):
                 tokens, g = token_gradients(factor, s)
@@ -228,6 +230,9 @@ class EigenSum(Sum):
 
     def finish(self, n: int) -> Piece:  # noqa: D102
         return replace(self.basis, s=self.by_offset.transpose(1, 2).contiguous().div_(n))
+
+
+SCALINGS: dict[bool, Callable[..., Sum]] = {False: EigenSum}  # by whether factors are reduced: `reduced` adds its own
 
 
 def offsets_apart(A: Tensor, L: Homogeneous) -> Tensor:
@@ -266,7 +271,7 @@ def build_pieces(data: Pass, units: list[Unit], space: ParameterSpace, centred: 
 def _summed_pieces(data: Pass, units: list[Unit], space: ParameterSpace, keep: bool) -> list[Piece]:
     """Second moments in the precision of `space`; with `keep`, the factors are kept for one more pass."""
     second = [j for j, u in enumerate(units) if u.kind == "ekfac"]
-    sums: list[Sum] = [Sum.of_kind[u.kind](u, space) for u in units]
+    sums: list[Sum] = [Sum.of_kind["reduced" if u.reduced else u.kind](u, space) for u in units]
     widen = space.dtype != data.f.dtype
     for step in data.steps(blocks_of(units), keep=bool(second) or keep, check=False):
         if step.inputs is not None:
@@ -279,15 +284,24 @@ def _summed_pieces(data: Pass, units: list[Unit], space: ParameterSpace, keep: b
     if data.team.size > 1:
         add_positions(data, sums)
     pieces = [total.finish(data.stream.n) for total in sums]
+    data.errors = {total.unit.names: total.errors() for total in sums if total.unit.reduced}
     del sums
     if second:
         data.finite()
         factors = [piece for j in second if isinstance(piece := pieces[j], KroneckerPiece)]
-        bases = decompose(factors) if data.team.size == 1 else decomposed(data.team, factors)
-        for j, basis in zip(second, bases, strict=True):
-            pieces[j] = basis
-        del factors
-        scalings = [EigenSum(units[j], space, basis) for j, basis in zip(second, bases, strict=True)]
+        full, room = [j for j in second if not units[j].reduced], ROOM if space.device.type == "cuda" else 0
+        while full:  # together, on a GPU side by side, as far as there is room; what is decomposed is freed
+            count, held = 0, 0
+            while count < len(full) and (not count or held < room or data.team.size > 1):
+                held += factors[count].B.nbytes + factors[count].A.nbytes
+                count += 1
+            some, factors = factors[:count], factors[count:]
+            bases = decompose(some) if data.team.size == 1 else decomposed(data.team, some)
+            for j, basis in zip(full[:count], bases, strict=True):
+                pieces[j] = basis
+            full = full[count:]
+            del some, bases
+        scalings = [SCALINGS[units[j].reduced](units[j], space, pieces[j]) for j in second]
         chunks = data.chunks(blocks_of([units[j] for j in second]))
         for chunk in widened(chunks) if widen else chunks:
             for scaling in scalings:
