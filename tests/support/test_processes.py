@@ -28,6 +28,7 @@ def test_one_process_is_a_group_of_one() -> None:
 
 def collectives(group: Any) -> tuple[Any, ...]:
     team = processes(group)
+    team.bytes.clear()  # type: ignore[attr-defined]
     with team:
         total = team.sum(torch.arange(6.0).view(2, 3).mT + team.rank)  # not contiguous
         whole = torch.zeros(5, dtype=torch.float64)
@@ -52,6 +53,23 @@ def test_collectives(ranks: Ranks, size: int) -> None:
         assert sent.tolist() == [size - 1.0] * 2
         assert names == [f"rank {r}" for r in range(size)]
         assert traffic == {"all_reduce": 6 * 4 + 5 * 8, "reduce": 8, "broadcast": 8}
+
+
+def parts(group: Any) -> tuple[Any, ...]:
+    team = processes(group)
+    with team:
+        joined = team.concatenate(torch.full((2, 3), float(team.rank)))
+        summed = team.sum_part(torch.arange(2.0 * team.size)[:, None] * (team.rank + 1))
+    return joined, summed
+
+
+def test_parts_of_ranks_are_joined_and_sums_cut(ranks: Ranks) -> None:
+    for rank, (joined, summed) in enumerate(ranks.run(parts, 2)):
+        assert joined[:, 0].tolist() == [0, 0, 1, 1]
+        assert summed.flatten().tolist() == [3.0 * (2 * rank), 3.0 * (2 * rank + 1)]
+    t = torch.ones(2)
+    assert ALONE.concatenate(t) is t
+    assert ALONE.sum_part(t) is t
 
 
 def one_fails(team: Processes, where: str) -> None:

@@ -34,7 +34,7 @@ from biascope.curvature.tokens import output_shape
 from biascope.network.functional import ParamSelection, functional
 from biascope.network.layers.blocks import StaleError
 from biascope.network.stream import Cut, Stream, anatomy, forget
-from biascope.support.errors import InputError
+from biascope.support.errors import InputError, UnsupportedError
 from biascope.support.inputs import take
 from biascope.support.limits import Count
 from biascope.support.memory import parse_bytes
@@ -228,7 +228,7 @@ def build(
     team = ALONE if options.group is None else processes(options.group)
     here: AbstractContextManager[None] = team if team.size > 1 else nullcontext()
     with here:
-        f = functional(model, options.params, options.output, options.precision)
+        f = functional(model, options.params, options.output, options.precision, team)
         stream = Stream(f, data, Cut(options.batch_size, what="data", team=team))
         seed = 0 if generator is None else int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
         if team.size > 1:
@@ -263,6 +263,11 @@ def _build(source: Stream, options: Options, family: FamilyMaker, what: str, see
         if key is not None and name not in {"dense", "block"}:  # these depend on the memory
             found.plans[key] = (units, plan)
     if name == "implicit":
+        if source.lockstep:
+            raise UnsupportedError(
+                "products with the Jacobian of a network that is spread over processes are not possible: use "
+                "representation='ekfac', 'kfac' or 'diagonal', or bs.hessian"
+            )
         plan = type(plan)(name, tuple((n, s, name, "products with the Jacobian") for n, s, _, _ in plan.rows))
         implicit = ImplicitMetric(space, over, units, plan, info, options.centred)
         info["n"] = over.stream.n

@@ -25,7 +25,7 @@ from biascope.curvature.pieces import DensePiece, ParameterSpace
 from biascope.curvature.plan import Plan
 from biascope.curvature.tokens import output_shape
 from biascope.network.derivatives import differentiable_attention
-from biascope.network.functional import ParamSelection, functional
+from biascope.network.functional import Params, ParamSelection, functional
 from biascope.network.layers.blocks import Anatomy, leaves
 from biascope.network.stream import Cut, Stream
 from biascope.support.arguments import check_finite
@@ -148,16 +148,20 @@ class HessianMetric(ProductMetric):
 
     @arithmetic("float32")
     def _matmat(self, X: Tensor) -> Tensor:
-        out, team = torch.zeros_like(X), self.stream.team
+        f, team = self.stream.f, self.stream.team
         with team:
-            self._add_products(out, X)
-            team.sum(out)
+            columns = [f.own_parts(self.space.unflatten(x)) for x in X.T]
+            out = X.new_zeros(f.own_params, X.shape[1])
+            self._add_products(out, columns)
+            if f.shards is None:
+                team.sum(out)
+            else:
+                out = torch.stack([self.space.flatten(f.put_together(v)) for v in out.T], 1)
         return out / self.stream.stream.n
 
-    def _add_products(self, out: Tensor, X: Tensor) -> None:
-        """Add those of this process's examples."""
+    def _add_products(self, out: Tensor, columns: list[Params]) -> None:
+        """Add those of this process's examples, or of all to its own parameters."""
         f, family = self.stream.f, self.family
-        columns = [self.space.unflatten(x) for x in X.T]
         for batch in self.stream.batches():
             params = leaves(f)
             ps = list(params.values())
@@ -165,7 +169,7 @@ class HessianMetric(ProductMetric):
                 losses = family.losses(f(params, batch.part.inputs), batch.y)
                 check_finite(losses, "the loss")
                 grads = torch.autograd.grad(
-                    losses.sum(), ps, create_graph=True, allow_unused=True, materialize_grads=True
+                    losses.sum() * (not batch.idle), ps, create_graph=True, allow_unused=True, materialize_grads=True
                 )
                 for j, v in enumerate(columns):
                     inner = torch.stack([(g * v[name]).sum() for name, g in zip(params, grads)]).sum()
@@ -216,7 +220,7 @@ def hessian(
     """
     team = processes(group)
     with team:
-        f = functional(model, params, output, precision)
+        f = functional(model, params, output, precision, team)
         source = Stream(f, data, Cut(what="data", team=team))
         space = ParameterSpace.of(f)
         family = LossFamily(output_shape(source, class_dim), loss)

@@ -7,7 +7,7 @@ bounded by the chunk; where everything fits in a part of the budget, the factors
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
@@ -76,13 +76,14 @@ class Labelled:
     part: Part
     y: Tensor | None
     draws: Tensor | None
+    most: int = 0  # examples that any of the processes has of this batch
+    idle: bool = False  # not to be counted: the process has none
 
     def take(self, some: slice) -> Labelled:
         """Some of the examples."""
         y = None if self.y is None else self.y[some]
-        return Labelled(
-            self.start + some.start, self.part.take(some), y, None if self.draws is None else self.draws[:, some]
-        )
+        draws = None if self.draws is None else self.draws[:, some]
+        return replace(self, start=self.start + some.start, part=self.part.take(some), y=y, draws=draws)
 
 
 class Pass:
@@ -97,6 +98,8 @@ class Pass:
         self.seed, self.max_memory = seed, max_memory
         self.reserved = 0  # bytes that the metric itself takes
         self.errors: dict[Names, dict[str, float | None]] = {}  # of factors that were reduced for lack of memory
+        if stream.lockstep:
+            self.limit  # noqa: B018  # asked by all processes at once
         self.copies = 1  # how much memory the caller takes per chunk, in units of the chunk's own
         self._unread: list[tuple[int, Tensor]] = []  # first example, and outputs of the examples from there
         self.kept: list[Chunk] | None = None  # of a finished pass, for the next; the caller frees them
@@ -107,7 +110,8 @@ class Pass:
     @cached_property
     def limit(self) -> int:
         """Bytes that may be used in all."""
-        return budget(self.max_memory, self.f.device)
+        own = budget(self.max_memory, self.f.device)
+        return min(self.team.gather(own)) if self.stream.lockstep else own
 
     @property
     def _room(self) -> int:
@@ -121,7 +125,7 @@ class Pass:
     def batches(self) -> Iterator[Labelled]:
         """Every batch, or this process's share of it, with labels and draws; the draws are the same in every pass."""
         generator = torch.Generator().manual_seed(self.seed) if self.family.random else None
-        labelled = False
+        labelled = idle = False
         for i, batch in enumerate(self.stream.batches()):
             b = batch.at.stop - batch.at.start
             labels = batch.labels if self.family.shape.positions == 1 else token_labels(batch, self.family)
@@ -132,14 +136,17 @@ class Pass:
             labelled = labelled or y is None or not self._ignoring or bool(torch.any(y != IGNORE))
             if self.team.size > 1:  # labels are checked, and drawn, as one process does it
                 some = self.stream.share(i, batch.at)
-                if some.stop == some.start:
+                idle = some.stop == some.start
+                if idle and not self.stream.lockstep:
                     continue
+                some = slice(0, 1) if idle else some
                 batch = batch.take(some)
                 y, draws = None if y is None else y[some], None if draws is None else draws[:, some]
             if draws is not None and draws.numel() < 2**20:  # now, while a GPU has nothing else to do
                 draws = draws.to(self.f.device)
             part = replace(batch, inputs=self.f.prepare(batch.inputs))
-            yield Labelled(batch.at.start, part, None if y is None else y.to(self.f.device), draws)
+            y = None if y is None else y.to(self.f.device)
+            yield Labelled(batch.at.start, part, y, draws, ceil(b / self.team.size), idle)
         if not labelled and self.family.shape.positions > 1:
             raise InputError("no position of the data has a label: all are -100, or masked as padding")
 
@@ -178,18 +185,39 @@ class Pass:
         self._keeping, self._held = [] if keep else None, 0
         for batch in self.batches():
             b = batch.part.at.stop - batch.part.at.start
-            step, group = self._sizes(blocks, b)
-            for s in range(0, b, step):
-                part = batch if step >= b else batch.take(slice(s, min(s + step, b)))
+            step, group = self._sizes(blocks, b if not self.stream.lockstep else batch.most)
+            parts: Iterable[Labelled] = [batch]
+            if self.stream.lockstep:
+                parts = self._cut(batch, step)
+            elif step < b:
+                parts = (batch.take(slice(s, min(s + step, b))) for s in range(0, b, step))
+            for part in parts:
                 forward = Forward(self.f, self.found, blocks, part.part.inputs, part.start)
                 self._look(part.start, forward.rows)
                 has_label = part.y != IGNORE if self._ignoring and part.y is not None else None
                 early = None if has_label is not None else forward.inputs
+                if part.idle:
+                    for _ in self._chunks(forward, part, has_label, group):
+                        pass
+                    continue
                 yield Step(early, self._chunks(forward, part, has_label, group))
                 del forward, early
         if check:
             self.finite()
+        if keep and self.stream.lockstep and not all(self.team.gather(self._keeping is not None)):
+            self._keeping = None
         self.kept, self._keeping = self._keeping, None
+
+    @staticmethod
+    def _cut(batch: Labelled, step: int) -> Iterator[Labelled]:
+        """As many parts as those of the process with most examples, some of them idle."""
+        b, count = batch.part.at.stop - batch.part.at.start, ceil(batch.most / step)
+        for i in range(count):
+            some = slice(i * b // count, (i + 1) * b // count)
+            if batch.idle or some.stop == some.start:
+                yield replace(batch.take(slice(0, 1)), idle=True)
+            else:
+                yield batch.take(some)
 
     def chunks(self, blocks: Sequence[Block]) -> Iterator[Chunk]:
         """All chunks, for sums that need no inputs by themselves."""
@@ -204,7 +232,7 @@ class Pass:
             factors = forward.factors(cotangents, ks.stop == width)
             whole = len(ks) == width or self.family.random  # draws are at all positions, exact roots at one each
             chunk = Chunk(factors, n, ks, k0 == 0 and has_label is not None, has_label, whole)
-            if self._keeping is not None:
+            if self._keeping is not None and not part.idle:
                 self._held += chunk.nbytes
                 fits = self._fits(self._held) or self._held <= self.limit - self.reserved - self._room
                 self._keeping = [*self._keeping, chunk] if fits else None

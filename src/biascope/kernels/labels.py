@@ -127,7 +127,7 @@ def label_alignment(
         raise InputError(f"sketch={sketch}: at least 3 probes are needed for a standard error")
     kind, team = centring(centered), processes(group)
     with team:
-        f = functional(model, params, output, precision)
+        f = functional(model, params, output, precision, team)
         stream = Stream(f, x, Cut(batch_size, team=team))
         team.agree(mark(y), "every rank must be given the same y (checksum)")
         labels = _Labels(stream, y, kind)
@@ -144,12 +144,15 @@ def label_alignment(
                 for part in stream.parts():
                     first = [labels(part)] if chosen == 0 else []
                     add_pulled(G, f, part, chain(first, probes(chosen, part)))
-                team.sum(G)
+                if not stream.lockstep:
+                    team.sum(G)
+                products = {name: (own := G[:, columns[name]] if name else G) @ own.mT for name in norms}
+                if stream.lockstep:  # every process has the entries of its parameters
+                    team.sum(*products.values())
                 if chosen == 0:
-                    squares, G = G[0].square(), G[1:]
-                    tops = {"": float(squares.sum())} | {n: float(squares[cols].sum()) for n, cols in columns.items()}
-                for name, pairs in norms.items():
-                    pairs.add(G[:, columns[name]] if name else G)
+                    tops = {name: float(S[0, 0]) for name, S in products.items()}
+                for name, S in products.items():
+                    norms[name].add(S[1:, 1:] if chosen == 0 else S)
 
     def result(name: str, layers: dict[str, LabelAlignment]) -> LabelAlignment:
         top, yy = tops[name], labels.norm_squared
@@ -270,11 +273,11 @@ class _Pairs:
     def __init__(self, exact: bool) -> None:
         self.exact, self.rows, self.partners = exact, [], []  # type: ignore[var-annotated]
 
-    def add(self, G: Tensor) -> None:
-        S = (G @ G.mT).square()
+    def add(self, S: Tensor) -> None:
+        S = S.square()
         rows = S.sum(1) if self.exact else S.sum(1) - S.diagonal()
         self.rows += rows.tolist()
-        self.partners += [len(G) - 1] * len(G)
+        self.partners += [len(S) - 1] * len(S)
 
     def estimate(self) -> tuple[float, float]:
         rows = torch.tensor(self.rows, dtype=torch.float64, device="cpu")

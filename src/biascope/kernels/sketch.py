@@ -160,7 +160,7 @@ def sketched_ntk(
         raise InputError(f"dim={dim}: at least 2 coordinates are needed for a standard error")
     team = processes(group)
     with team:
-        f = functional(model, params, output, precision)
+        f = functional(model, params, output, precision, team)
         stream = Stream(f, x, Cut(batch_size, ordered=True, team=team))
         stream.count()
         found = anatomy(f, stream.first[0])
@@ -171,7 +171,7 @@ def sketched_ntk(
             for part in stream.parts():
                 with torch.enable_grad():
                     factors = collect(f, found, found.blocks, part.inputs, cot)
-                for factor in factors:
+                for factor in [] if part.idle else factors:
                     target = features[part.at].transpose(0, 1)
                     if factored and kind != "sparse" and isinstance(factor, MatrixFactor):
                         _factored(target, factor, draw)

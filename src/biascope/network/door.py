@@ -54,8 +54,8 @@ def is_harmless(kind: type) -> bool:
     return not issubclass(kind, LOOKED_AT) and SHARDED.isdisjoint([base.__name__ for base in kind.__mro__])
 
 
-def refuse_wrappers(module: nn.Module) -> None:
-    """Raise if the network is hidden in a wrapper that spreads it or its parameters over devices."""
+def refuse_wrappers(module: nn.Module, shards: bool = False) -> None:
+    """Raise if the network is hidden in a wrapper that spreads it or its parameters over devices; FSDP2 may be fine."""
     for name, m in module.named_modules():
         where = f"{type(m).__name__} '{name}'" if name else type(m).__name__
         if isinstance(m, nn.DataParallel):
@@ -63,11 +63,14 @@ def refuse_wrappers(module: nn.Module) -> None:
                 f"{where} copies the network to several devices for every call and cannot be differentiated by name: "
                 f"pass {f'a network without it ({name}.module in its place)' if name else 'net.module'}"
             )
-        if not SHARDED.isdisjoint(kind.__name__ for kind in type(m).__mro__):
+        kinds = SHARDED.intersection(kind.__name__ for kind in type(m).__mro__)
+        if kinds and not (shards and kinds == {"FSDPModule"}):
             raise UnsupportedError(
-                f"{where} spreads every parameter over the processes, so none of them holds the network: load its full "
-                "state dict (torch.distributed.checkpoint.state_dict.get_model_state_dict with full_state_dict=True) "
-                "into a plain copy of the network and pass that"
+                f"{where} spreads every parameter over the processes, so none of them holds the network. With group=, "
+                "bs.fisher and bs.ggn (representations diagonal, kfac, ekfac), bs.hessian, bs.label_alignment and "
+                "bs.sketched_ntk take what fully_shard has made. For all else load its full state dict "
+                "(torch.distributed.checkpoint.state_dict.get_model_state_dict with full_state_dict=True) into a plain "
+                "copy of the network and pass that"
             )
 
 

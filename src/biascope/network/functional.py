@@ -11,12 +11,14 @@ import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from math import prod
 from types import TracebackType
 from typing import Any, get_args
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from biascope.network.derivatives import call
@@ -33,11 +35,13 @@ from biascope.network.door import (
     refuse_wrappers,
     uninitialised,
 )
+from biascope.network.shards import Shards, is_sharded, reshard
 from biascope.support.arguments import check_choice, shown
 from biascope.support.errors import BiascopeError, InputError, near
 from biascope.support.hints import input_hint, pairs_hint, several_hint
 from biascope.support.inputs import Inputs, batch_size, map_inputs, mark, tensors_of
 from biascope.support.precision import Precision
+from biascope.support.processes import Processes
 
 Params = dict[str, Tensor]
 ParamSelection = None | str | Sequence[str] | Callable[[str, Tensor], bool]
@@ -78,6 +82,7 @@ class Functional:
     device: torch.device
     certificate: Certificate = field(default_factory=lambda: Certificate(()), compare=False, repr=False)
     own: Params | None = field(default=None, compare=False, repr=False)  # its own tensors, where these are all
+    shards: Shards | None = field(default=None, compare=False, repr=False)  # where the parameters are spread out
 
     def __call__(self, params: Params, inputs: Inputs) -> Tensor:
         """Evaluate the module on a batch: [n, c]."""
@@ -90,7 +95,8 @@ class Functional:
         kwargs = inputs if isinstance(inputs, dict) else {}
         # where torch differentiates, errors may mean that it cannot, and are dealt with by the caller
         plain = not torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
-        with explained(self.module, inputs) if plain else nullcontext():
+        whole = nullcontext() if self.shards is None else self.shards.gathering()
+        with whole, explained(self.module, inputs) if plain else nullcontext():
             out = call(self.module, {**self.frozen, **params}, args, kwargs)
         return as_tensor(out, batch_size(inputs), self.output, self.module)
 
@@ -102,9 +108,33 @@ class Functional:
         """Move a batch to the function's device and precision (integers stay integers)."""
         return map_inputs(inputs, lambda t: t.to(self.device, self.dtype if t.is_floating_point() else None))
 
+    def own_parts(self, v: Params) -> Params:
+        """Of tensors of the parameters' shapes, what belongs to this process's parts of them."""
+        return v if self.shards is None else {k: self.shards.cut(self.params[k]).own(t) for k, t in v.items()}
+
+    def put_together(self, flat: Tensor) -> Params:
+        """Tensors of the parameters' shapes from the entries [own_params] that every process has for its parts."""
+        assert self.shards is not None
+        found, start = {}, 0
+        for k, p in self.params.items():
+            cut = self.shards.cut(p)
+            size = cut.count * prod(cut.shape[1:])
+            found[k] = cut.gather(flat[start : start + size].view(-1, *cut.shape[1:]))
+            start += size
+        return found
+
     def mark(self) -> int:
-        """A checksum of all parameters and buffers (of entries spread over large ones)."""
-        return mark(self.params, mark(self.frozen))
+        """A checksum of all parameters and buffers (of entries spread over large ones) that every rank has."""
+        return mark([{k: v for k, v in (self.params | self.frozen).items() if not is_sharded(v)}])
+
+    @property
+    def own_params(self) -> int:
+        """Number of them that this process holds."""
+        return (
+            self.num_params
+            if self.shards is None
+            else sum(cut.count * prod(cut.shape[1:]) for cut in map(self.shards.cut, self.params.values()))
+        )
 
     @property
     def num_params(self) -> int:
@@ -117,6 +147,7 @@ def functional(
     params: ParamSelection = None,
     output: Callable[[Any], Tensor] | None = None,
     precision: str = "float32",
+    team: Processes | None = None,
 ) -> Functional:
     """Take a module apart into a function and its parameters.
 
@@ -126,13 +157,16 @@ def functional(
             glob pattern, a list of those, or a predicate `(name, tensor) -> bool`.
         output: how to get a tensor [n, ...] from what the module returns, for modules that return tuples or objects.
         precision: "float32" (a float64 module stays float64), "float64", "tf32" or "bf16".
+        team: the processes that make the call; None where parameters that are spread over some cannot be dealt with.
     """
     if not isinstance(module, nn.Module):
         raise no_module(module)
-    module = getattr(module, "_orig_mod", module)  # a compiled module hides the original one here
+    for wrapper in ("module" if isinstance(module, DistributedDataParallel) else "", "_orig_mod"):
+        module = getattr(module, wrapper, module)  # torch.compile and DDP hide the network in a module of their own
     if torch.is_inference_mode_enabled():
         refuse_inference_mode()
     parts = {m: name for name, m in module.named_modules()}
+    spread = team is not None and not all(map(is_harmless, set(map(type, parts)))) and reshard(module)
     plain = type(module).named_parameters is nn.Module.named_parameters  # a class may hide some
     named = tensors_in(parts, "_parameters") if plain else dict[str, Tensor](module.named_parameters())
     buffers = tensors_in(parts, "_buffers")
@@ -143,6 +177,7 @@ def functional(
     key = (
         params,
         precision,
+        team is not None,
         tuple([_state(m) for m in parts]),
         tuple([(k, p.shape, p.dtype, p.device, p.requires_grad, p.is_inference()) for k, p in named.items()]),
         tuple([(k, b.device) for k, b in buffers.items()]),
@@ -152,13 +187,15 @@ def functional(
     if certificate is None:
         if len(known) > MANY:
             known.clear()
-        certificate = known[key] = _certify(module, parts, named, buffers, params, precision)
+        certificate = known[key] = _certify(module, parts, named, buffers, params, precision, team is not None)
     dtype = compute_dtype(precision, named.values())
     own = named.copy() if len(certificate.chosen) == len(named) and not buffers else None
     taken = {k: named.pop(k).detach() for k in certificate.chosen}
     frozen = {k: v.detach() for k, v in (named | buffers).items()}
     device = next(iter(taken.values())).device
-    return Functional(module, _cast(taken, dtype), _cast(frozen, dtype), output, dtype, device, certificate, own)
+    shards = Shards.of(module, taken | frozen, team) if spread and team is not None else None
+    taken, frozen = _cast(taken, dtype), _cast(frozen, dtype)
+    return Functional(module, taken, frozen, output, dtype, device, certificate, None if spread else own, shards)
 
 
 def _state(m: nn.Module) -> tuple[object, ...]:
@@ -177,13 +214,14 @@ def _certify(
     buffers: Params,
     params: ParamSelection,
     precision: str,
+    shards: bool,
 ) -> Certificate:
     """Ask everything that the structure of a network answers."""
     check_choice(precision, "precision", get_args(Precision))
     refuse_script(module)
     kinds = set(map(type, parts))  # many modules, of few classes
     if not all(map(is_harmless, kinds)):
-        refuse_wrappers(module)
+        refuse_wrappers(module, shards)
         refuse_batch_dependence(module)
     refuse_parameters(module, named, buffers)
     chosen = select_params(named, params)

@@ -30,7 +30,7 @@ from biascope.network.layers.blocks import (
     use_rows,
 )
 from biascope.network.layers.fallback import per_example_gradients
-from biascope.network.layers.pilot import pilot
+from biascope.network.layers.pilot import pilot, taped
 from biascope.network.layers.record import Tape, record
 from biascope.network.layers.rules import MatrixRule
 from biascope.support.errors import InputError, UnsupportedError
@@ -85,6 +85,7 @@ class Part:
     inputs: Inputs
     labels: Tensor | None
     whole: slice | None = None
+    idle: bool = False  # not to be counted: the process has no share, and takes part as others need it
     keywords: bool = False  # did the labels come among the keyword arguments?
 
     def take(self, some: slice) -> Part:
@@ -101,6 +102,7 @@ class Stream:
 
     def __init__(self, f: Functional, data: Any, cut: Cut | None = None) -> None:
         self.f, self.cut = f, cut or Cut()
+        self.lockstep = f.shards is not None  # all processes run the network equally often: none holds all of it
         self.single = is_single(data)
         same, ordered = self.cut.same, self.cut.ordered
         self.data = data if self.single else readable_again(data, self.cut.what, ordered, same)
@@ -191,7 +193,7 @@ class Stream:
         if team.size == 1:
             return slice(0, b)
         team.check()
-        if b >= EACH * team.size or (self.single and self.cut.batch_size is None):
+        if self.lockstep or b >= EACH * team.size or (self.single and self.cut.batch_size is None):
             return team.share(b)
         return slice(0, b if i % team.size == team.rank else 0)
 
@@ -210,9 +212,10 @@ class Stream:
         """Parts of at most `batch_size` examples, prepared for the network; of each, this process's share."""
         for i, part in enumerate(self.pieces()):
             some = self.share(i, part.at)
-            if some.stop > some.start:
-                mine = part.take(some)
-                yield replace(mine, inputs=self.f.prepare(mine.inputs), whole=part.at)
+            idle = some.stop == some.start
+            if not idle or self.lockstep:
+                mine = part.take(slice(0, 1) if idle else some)
+                yield replace(mine, inputs=self.f.prepare(mine.inputs), whole=part.at, idle=idle)
 
 
 # -------------------------------------------------------------------------------------------- one recorded forward pass
@@ -231,7 +234,14 @@ def anatomy(f: Functional, inputs: Inputs) -> Anatomy:
     if found is None:
         if len(known) > MANY:
             known.clear()
-        found = known[key] = pilot(f, inputs)
+        found = pilot(f, inputs)
+        odd = [b for b in found.blocks if b.kind == "fallback"] if f.shards is not None else []
+        if odd:
+            raise UnsupportedError(
+                f"parameter {odd[0].names[0]!r} is {odd[0].reason}: on a network that is spread over processes that "
+                "is not possible; leave it out with params=, or pass a plain copy of the network"
+            )
+        known[key] = found
     return found
 
 
@@ -252,7 +262,7 @@ def recorded(f: Functional, found: Anatomy, inputs: Inputs) -> Tape:
         tape = record(lambda _, x: _call(f, x), own, inputs, lambda out: as_tensor(out, n, None, f.module))
         if found.matches(tape):
             return tape
-    return record(f.outputs, leaves(f), inputs)
+    return record(f.outputs, leaves(f), inputs) if f.shards is None else taped(f, inputs)
 
 
 def own_parameters(f: Functional) -> Params | None:

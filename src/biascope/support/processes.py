@@ -58,6 +58,14 @@ class Processes:
     def broadcast(self, tensor: Tensor, owner: int) -> None:
         """Overwrite the tensor by the owner's."""
 
+    def concatenate(self, part: Tensor) -> Tensor:
+        """The parts of all ranks, of one shape, one after the other along the first dimension."""
+        return part
+
+    def sum_part(self, whole: Tensor) -> Tensor:
+        """This rank's part of the sum over the ranks, of as many equal parts as there are ranks."""
+        return whole
+
     def gather(self, value: T) -> list[T]:
         """The (picklable, small) values of all ranks, on all of them."""
         return [value]
@@ -180,11 +188,32 @@ class Group(Processes):
         self._meet(None)
         self._do("broadcast", tensor, group_src=owner)
 
+    def concatenate(self, part: Tensor) -> Tensor:  # noqa: D102
+        self._meet(None)
+        held = part.to(self.device if part.device.type not in self.kinds else part.device).contiguous()
+        out = held.new_empty(self.size * len(held), *held.shape[1:])
+        self._talk(_first(dist, "all_gather_single", "all_gather_into_tensor"), out, held, group=self.handle)
+        self.bytes["all_gather"] += out.numel() * out.element_size()
+        return out.to(part.device)
+
+    def sum_part(self, whole: Tensor) -> Tensor:  # noqa: D102
+        self._meet(None)
+        held = whole.to(self.device if whole.device.type not in self.kinds else whole.device).contiguous()
+        out = held.new_empty(len(held) // self.size, *held.shape[1:])
+        self._talk(_first(dist, "reduce_scatter_single", "reduce_scatter_tensor"), out, held, group=self.handle)
+        self.bytes["reduce_scatter"] += held.numel() * held.element_size()
+        return out.to(whole.device)
+
     def gather(self, value: T) -> list[T]:  # noqa: D102
         self._meet(None)
         found: list[Any] = [None] * self.size
         self._talk(dist.all_gather_object, found, value, group=self.handle)
         return found
+
+
+def _first(module: Any, *names: str) -> Any:
+    """The function by its newest name that this version of torch knows."""
+    return next(getattr(module, name) for name in names if hasattr(module, name))
 
 
 _GROUPS: dict[str, Group] = {}  # by name, which torch gives to one group at a time

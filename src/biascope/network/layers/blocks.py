@@ -137,6 +137,8 @@ class Anatomy:
 
 def leaves(f: Functional) -> dict[str, Tensor]:
     """Fresh leaf tensors that require grad and share memory with the parameters."""
+    if f.shards is not None:  # this process's parts
+        return {k: f.shards.part(p).requires_grad_() for k, p in f.params.items()}
     return {k: p.detach().requires_grad_() for k, p in f.params.items()}
 
 

@@ -6,6 +6,7 @@ folded into another axis, a gradient scaled by hand) is found out and its parame
 """
 
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -25,9 +26,8 @@ def pilot(f: Functional, inputs: Inputs) -> Anatomy:
     three = f.prepare(take(inputs, torch.arange(3, device="cpu") % n))
     two = take(three, slice(0, 2))
     saved = 0
-    held = {
-        t.untyped_storage().data_ptr() for t in (*f.params.values(), *f.frozen.values()) if t.layout == torch.strided
-    }  # no activations
+    known = () if f.shards is not None else (*f.params.values(), *f.frozen.values())
+    held = {t.untyped_storage().data_ptr() for t in known if t.layout == torch.strided}  # no activations
 
     def count(t: Tensor) -> Tensor:
         nonlocal saved
@@ -37,15 +37,18 @@ def pilot(f: Functional, inputs: Inputs) -> Anatomy:
 
     before = random_state(f.device)
     with explained(f.module, three), torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
-        tape3 = record(f.outputs, leaves(f), three)
+        tape3 = taped(f, three)
     if not torch.equal(random_state(f.device), before):
         refuse_random(f.module, lambda: f(f.params, three), tape3.rows.detach())
-    tape2 = record(f.outputs, leaves(f), two)
+    tape2 = taped(f, two)
     refuse_mixing(f.module, lambda: f(f.params, three), tape3.rows.detach(), tape2.rows.detach())
     raw = dict(tape3.raw)
     slots = _slots(tape3, tape2, raw)
     blocks = _blocks(f, tape3, slots, raw)
-    batched = _can_batch(tape3)
+    batched = f.shards is None and _can_batch(tape3)
+    if f.shards is not None:  # autograd keeps what is not seen from here: about the inputs and outputs of the layers
+        seen = [(use.out_shape.numel(), 0 if use.input is None else use.input.numel()) for use in tape3.uses]
+        saved = 2 * f.dtype.itemsize * sum(map(sum, seen))
     per_example = max(1, saved // 3)
     flow = tape3.gradients(torch.ones_like(tape3.rows))
     unreached = frozenset(i for i, g in enumerate(flow) if g is None)
@@ -57,6 +60,12 @@ def pilot(f: Functional, inputs: Inputs) -> Anatomy:
         blocks = _blocks(f, tape3, slots, raw)
         found = replace(found, blocks=tuple(blocks))
     return found
+
+
+def taped(f: Functional, inputs: Inputs) -> Tape:
+    """The tape of f at its parameters over prepared inputs."""
+    with nullcontext() if f.shards is None else f.shards.gathering():
+        return record(f.outputs, leaves(f), inputs)
 
 
 def _can_batch(tape: Tape) -> bool:
@@ -191,8 +200,7 @@ def _certify(f: Functional, found: Anatomy, two: Inputs) -> list[str]:
 
 def _disagreements(f: Functional, found: Anatomy, two: Inputs, names: list[str], tol: float) -> list[str]:
     two = f.prepare(two)
-    params = leaves(f)
-    tape = record(f, params, two)
+    tape, params = taped(f, two), leaves(f)
     if not found.matches(tape):
         return names
     gen = torch.Generator().manual_seed(0)
@@ -208,6 +216,7 @@ def _disagreements(f: Functional, found: Anatomy, two: Inputs, names: list[str],
             rows, [params[n] for n in names], v, retain_graph=True, allow_unused=True, materialize_grads=True
         )
         for n, exact in zip(names, grads):
+            exact = exact if f.shards is None else f.shards.whole(f.params[n], exact)
             size[n] += float(exact.norm()) ** 2
             error[n] += float((by_rule[n][0, i] - exact.flatten()).norm()) ** 2
     scale = max(size.values()) ** 0.5

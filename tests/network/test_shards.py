@@ -1,0 +1,175 @@
+"""Networks that FSDP2 has spread over ranks, and networks inside DDP, against the same networks on one process."""
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import biascope as bs
+from biascope.network import shards
+from biascope.support.errors import InputError, UnsupportedError
+from ranks import Failed, Ranks
+
+
+class LoRA(nn.Module):
+    """A frozen linear layer and a product of two thin ones beside it, as PEFT puts them there."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.A, self.B = nn.Linear(base.in_features, 2, bias=False), nn.Linear(2, base.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.B(self.A(x))
+
+
+class Block(nn.Module):
+    def __init__(self, lora: bool) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(4), nn.Linear(4, 7), nn.Linear(7, 4, bias=False)
+        self.up = LoRA(self.up) if lora else self.up  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+class Network(nn.Module):
+    """Two blocks over an embedding that is also the output layer."""
+
+    def __init__(self, lora: bool = False) -> None:
+        super().__init__()
+        self.words, self.blocks = nn.Embedding(6, 4), nn.ModuleList([Block(lora), Block(lora)])
+        self.head = nn.Linear(4, 3)
+        if lora:
+            self.words.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.words(x)
+        for block in self.blocks:
+            h = block(h)
+        return self.head(h.mean(1))
+
+
+def network(lora: bool = False, dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(1)
+    net = Network(lora).to(dtype)
+    for p in net.parameters():
+        torch.nn.init.normal_(p, std=0.5)
+    return net
+
+
+def data(n: int) -> tuple[Tensor, Tensor]:
+    gen = torch.Generator().manual_seed(3)
+    return torch.randint(0, 6, (n, 5), generator=gen), torch.arange(n) % 3
+
+
+def spread(net: nn.Module, group: Any) -> nn.Module:
+    size = torch.distributed.get_world_size(group)
+    mesh = DeviceMesh.from_group(group, "cpu", mesh=list(range(size)))
+    for block in net.blocks:  # type: ignore[union-attr]
+        fully_shard(block, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    assert isinstance(net, FSDPModule)
+    return net
+
+
+def measured(group: Any, n: int, lora: bool, way: str) -> list[Tensor]:
+    net, (x, y) = network(lora), data(n)
+    shards.KEPT = 0.0 if way == "again" else 0.2  # put together again for the way back, or kept
+    if group is not None:
+        net = DistributedDataParallel(net, process_group=group) if way == "ddp" else spread(net, group)
+    loader = [(x[:4], y[:4]), (x[4:], y[4:])] if n > 4 else [(x, y)]
+    found = []
+    for kind in ("diagonal", "ekfac"):
+        F = bs.fisher(net, loader, kind, group=group)
+        V = torch.randn(F.shape[0], 2, generator=torch.Generator().manual_seed(4), dtype=F.dtype)
+        found += [F @ V, F.solve(V, damping=0.1), F.trace()[None]]
+    found.append(bs.fisher(net, (x, y), "ekfac", "categorical", "empirical", centred=True, group=group) @ V)
+    found.append(bs.ggn(net, (x, y), "kfac", "ce", batch_size=2, group=group) @ V)
+    H = bs.hessian(net, loader, group=group)
+    found += [H @ V, H @ V[:, 0]]
+    A = bs.label_alignment(net, x, y, by_layer=True, sketch=5, group=group)
+    for one in (A, *A.layers.values()):
+        found.append(torch.tensor([one.value, one.standard_error, one.alpha, one.frobenius]))
+    found.append(bs.sketched_ntk(net, x, dim=8, group=group).features)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("size", "n", "lora", "way"),
+    [
+        (2, 7, False, "again"),
+        (4, 5, False, "kept"),
+        (4, 3, False, "again"),
+        (2, 5, True, "again"),
+        (2, 7, False, "ddp"),
+    ],
+)
+def test_a_network_on_ranks_is_measured_as_on_one(ranks: Ranks, size: int, n: int, lora: bool, way: str) -> None:
+    alone = measured(None, n, lora, way)
+    for found in ranks.run(measured, size, n, lora, way):
+        for i, (a, b) in enumerate(zip(alone, found, strict=True)):
+            assert (a - b).norm() <= 1e-11 * a.norm(), i
+
+
+def left_alone(group: Any) -> None:
+    """A step of training gives the same before and after a measurement, and parameters are where they were."""
+    net, (x, y) = spread(network(), group), data(8)
+    other = spread(network(), group)
+    nn.functional.cross_entropy(net(x), y)  # FSDP keeps what it has put together
+    bs.fisher(net, (x, y), "ekfac", group=group)
+    bs.hessian(net, (x, y), group=group) @ torch.ones(sum(p.numel() for p in other.parameters()), dtype=torch.float64)
+    for module in (net, other):
+        nn.functional.cross_entropy(module(x), y).backward()
+    for (name, p), q in zip(net.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(p._local_tensor, q._local_tensor), name
+        assert torch.equal(p.grad._local_tensor, q.grad._local_tensor), name
+
+
+def test_the_network_is_left_as_it_was(ranks: Ranks) -> None:
+    ranks.run(left_alone, 2)
+
+
+def refused(group: Any, what: str) -> None:
+    net, (x, y) = spread(network(), group), data(8)
+    rank = torch.distributed.get_rank(group)
+    if what == "no group":
+        bs.fisher(net, (x, y), "ekfac")
+    elif what == "kernel":
+        bs.ntk(net, x, group=group)
+    elif what == "jacobian":
+        bs.Jacobian(net, x)
+    elif what == "implicit":
+        bs.fisher(net, (x, y), "implicit", group=group)
+    elif what == "nan":
+        x = torch.randn(8, 4)
+        broken = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3))
+        if rank == 1:
+            x = x.clone()
+        mesh = DeviceMesh.from_group(group, "cpu", mesh=[0, 1])
+        broken[1].register_forward_hook(lambda m, a, out: out / 0 if rank == 1 and len(out) > 3 else out)
+        bs.fisher(fully_shard(broken, mesh=mesh), x, "kfac", group=group)
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "text"),
+    [
+        ("no group", InputError, "with group= the mesh"),
+        ("kernel", UnsupportedError, "bs.sketched_ntk"),
+        ("jacobian", UnsupportedError, "bs.sketched_ntk"),
+        ("implicit", UnsupportedError, "representation='ekfac'"),
+        ("nan", InputError, "NaN or infinity"),
+    ],
+)
+def test_what_cannot_be_done_on_shards_is_refused(ranks: Ranks, what: str, kind: type[Exception], text: str) -> None:
+    begin = time.monotonic()
+    for outcome in ranks.outcomes(refused, 2, what):
+        assert isinstance(outcome, Failed)
+        assert isinstance(outcome.error, kind), outcome.error
+        assert text in str(outcome.error)
+    assert time.monotonic() - begin < 10
