@@ -1,4 +1,4 @@
-"""The page of a study: the claim, what came out, the figures remade, the numbers, the command, the time."""
+"""The page of a study: the claim, published numbers beside ours, the figures remade, the numbers, the command."""
 
 import shlex
 from collections.abc import Sequence
@@ -7,7 +7,9 @@ from typing import Any
 
 from biascope.reports import figures
 from biascope.reports.html import Html, csv_link, figure, image, join, page, table, tag
+from biascope.reports.published import citation, published_section, symbol_list
 from biascope.studies import Chart, HeatMap, Run, StudyResult, find, load_result
+from biascope.studies.claims import documents
 from biascope.studies.judging import Judgement, judgements
 from biascope.support.arguments import check_choice
 from biascope.support.errors import CorruptError, InputError
@@ -108,17 +110,23 @@ def study_page(run: Run, result: StudyResult, raw: dict[str, Any], light: bool =
         for png in sorted([*(run.path / "figures").glob("*.png"), *(run.path / "pictures").glob("*.png")])
         if png.stem not in drawn
     ]
+    beside = published_section([each for one in judged for each in one.compared])
     body = [
         tag("p", SMOKE, class_="meaning smoke") if run.config.get("size") == "smoke" else "",
+        tag(
+            "section",
+            tag("h2", "The claim" if len(judged) == 1 else "The claims"),
+            tag("p", citation(documents()[study.paper]), class_="note"),
+            join(claim_block(each) for each in judged) or tag("p", study.statement),
+        ),
+        beside,
         tag(
             "section",
             tag("h2", "What was measured"),
             tag("p", result.measured, class_="meaning"),
             fact_list(facts),
+            symbol_list(study.name, _texts(result)),
         ),
-        tag("section", tag("h2", "What it says of the paper"), join(claim_block(each) for each in judged))
-        if judged
-        else "",
         *pictures,
         tag("div", join(charts), class_="columns"),
         tag(
@@ -139,6 +147,15 @@ def study_page(run: Run, result: StudyResult, raw: dict[str, Any], light: bool =
     return page(title, body, study.place, f"Made with {versions}.", look=".." if light else "")
 
 
+def _texts(result: StudyResult) -> list[str]:
+    """Everything on a page that may hold a symbol."""
+    texts = [result.measured, *result.numbers]
+    for chart in result.figures:
+        texts += [chart.title, chart.x_label, chart.y_label, chart.caption]
+        texts += [chart.z_label] if isinstance(chart, HeatMap) else [series.label for series in chart.series]
+    return texts
+
+
 def claim_block(judgement: Judgement) -> Html:
     """A claim on a page: its verdict with the size it rests on, the statement, the quotation, and why."""
     claim, level = judgement.claim, judgement.level
@@ -146,11 +163,6 @@ def claim_block(judgement: Judgement) -> Html:
     verdict = judgement.verdict + ("" if level == "published size" else f", {level}")
     if smoke:
         verdict = f"proves nothing (smoke run): {judgement.verdict}"
-    compared = [
-        (each.published.number, each.published.value, each.ours.value, "agree" if each.agree else "differ")
-        for each in judgement.compared
-    ]
-    header = ("published number", "published", "measured", "")
     quote = tag("blockquote", claim.quote, tag("footer", claim.place)) if claim.quote else ""
     return join(
         [
@@ -162,7 +174,6 @@ def claim_block(judgement: Judgement) -> Html:
             ),
             quote,
             tag("p", f"Run: {judgement.scope}. {judgement.reason}", class_="why"),
-            table(header, compared, "published and measured", limit=40) if compared else "",
         ]
     )
 

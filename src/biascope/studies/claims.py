@@ -150,6 +150,16 @@ def documents() -> dict[str, Document]:
 
 
 @functools.cache
+def symbols() -> dict[str, dict[str, str]]:
+    """What the symbols on the pages of studies mean, by the folder of the study."""
+    found: dict[str, dict[str, str]] = {}
+    for file in _homes("symbols.toml"):
+        for folder, table in _read(file).items():
+            found.setdefault(folder, {}).update(table)
+    return found
+
+
+@functools.cache
 def experiments() -> dict[str, Experiment]:
     """The published setting of every study that has one in a catalogue."""
     rows = [(file, row) for file in _homes("claims.toml") for row in _read(file).get("experiment", ())]
