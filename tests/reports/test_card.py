@@ -19,6 +19,7 @@ from biascope.reports.card import card_page
 from biascope.reports.panels import PANELS, anatomy, base, directional, input_geometry, labels, regime, tangent_kernel
 from biascope.reports.panels.anatomy import layers
 from biascope.reports.panels.base import Panel, Subject, make_subject
+from biascope.reports.panels.budget import SHARES, Budget
 from biascope.reports.panels.examples import Examples, load_examples
 from biascope.reports.panels.initialisations import Spread
 from biascope.reports.panels.input_geometry import (
@@ -397,7 +398,8 @@ def test_complexity_of_many_outputs_counts_the_first_ten() -> None:
 
 def test_the_steps_have_as_many_examples_as_the_time_allows() -> None:
     made = make_subject("lenet")
-    made._shared["feature norm"] = 0.0
+    seconds = Budget(30.0 / SHARES["Linear or not"], lambda: 1e9)  # its share and nothing else: 30 seconds
+    made._shared.update({"feature norm": 0.0, "budget": seconds})
     for train, want in ((1e-5, (128, 64)), (0.005, (64, 16)), (0.013, (16, 16))):
         made._shared["pace"] = Pace(train, train, train)
         assert regime.sizes(made) == want
@@ -405,13 +407,11 @@ def test_the_steps_have_as_many_examples_as_the_time_allows() -> None:
     made._shared["pace"] = Pace(1e-5, 1e-5, 1e-5)
     assert regime.sizes(made) == (128, 16)
     made._shared["pace"] = Pace(1.0, 1.0, 1.0)
-    with pytest.raises(
-        UnsupportedError, match=r"about 28 minutes on this CPU; add --device cuda, or try a smaller --input$"
-    ):
+    with pytest.raises(UnsupportedError, match=r"would take about 12 minutes on this CPU; give the card \d+ minutes"):
         regime.sizes(made)
     many = make_subject("lenet", options={"outputs": 10})
-    many._shared.update({"pace": Pace(0.004, 0.004, 0.004), "feature norm": 0.0})
-    assert regime.sizes(many) == (32, 8)  # the complexity of ten outputs costs ten times as much
+    many._shared.update({"pace": Pace(0.004, 0.004, 0.004), "feature norm": 0.0, "budget": seconds})
+    assert regime.sizes(many) == (64, 4)  # the complexity of ten outputs costs ten times as much
 
 
 def test_a_tuple_in_training_mode_and_a_failure_of_the_network_skip_one_panel(tmp_path: Path) -> None:
@@ -499,9 +499,10 @@ def test_a_training_that_raises_the_loss_is_no_finding() -> None:
 def test_a_slow_network_gets_fewer_inputs_and_no_trainings() -> None:
     made = make_subject("logreg", (1, 4, 4), networks=8)
     assert tangent_kernel.samples(made) == 64
-    made._shared["pace"] = Pace(0.5, 0.5, 0.5)
+    made._shared["pace"] = Pace(1.5, 1.5, 1.5)
     assert tangent_kernel.samples(made) == 8
-    with pytest.raises(UnsupportedError, match=r"6 small trainings would take about 7\.7 hours on this CPU; add --de"):
+    message = r"4 trainings on 128 examples would take about 77 minutes on this CPU; give the card \d+ minutes \(min"
+    with pytest.raises(UnsupportedError, match=message):
         directional.panel(made)
     assert labels.sizes(make_subject("logreg", (1, 4, 4))) == (128, 8)
     made._shared["pace"] = Pace(5.0, 5.0, 5.0)
@@ -512,10 +513,37 @@ def test_a_slow_network_gets_fewer_inputs_and_no_trainings() -> None:
 def test_a_slower_network_is_trained_on_fewer_directions() -> None:
     """The first, the last and some between, where all would take too long: half the panel is better than none."""
     made, seven = make_subject("logreg", (1, 4, 4), networks=8), [1, 4, 16, 64, 256, 1024, 3072]
+    made._shared["budget"] = Budget(120.0, lambda: 0.18 * 120.0)  # the panel before took its share
     per_direction = directional.SEEDS * (directional.EPOCHS * directional.EXAMPLES)
     for fit, kept in ((9.9, seven), (4.5, [1, 16, 256, 3072]), (2.5, [1, 3072])):
-        made._shared["pace"] = Pace(0.0, 0.0, directional.CPU_SECONDS / fit / per_direction)
-        assert directional.affordable(made, seven) == kept
+        made._shared["pace"] = Pace(0.0, 0.0, 30.0 / fit / per_direction)
+        assert directional.affordable(made, seven) == (kept, directional.Effort())
+    for slower in (3, 10, 25):  # smaller trainings of two directions, which fit, and no refusal
+        made._shared["pace"] = Pace(0.0, 0.0, slower * 30.0 / 2.5 / per_direction)
+        chosen, effort = directional.affordable(made, seven)
+        assert (chosen[0], chosen[-1]) == (1, 3072)
+        assert len(chosen) * effort.seconds(made.pace()) <= 30.0
+        assert effort != directional.Effort()
+
+
+def test_what_a_panel_leaves_goes_to_those_after_it_and_the_sum_is_kept() -> None:
+    now = [0.0]
+    budget = Budget(100.0, lambda: now[0])
+    for title in SHARES:  # each takes all it may
+        now[0] += budget.of(title)
+    assert now[0] == pytest.approx(100.0)
+    assert Budget(100.0, lambda: 0.0).of("Linear or not") == pytest.approx(100.0)
+    assert Budget(100.0, lambda: 1000.0).of("Linear or not") == pytest.approx(17.0)  # never less than its share
+
+
+def test_minutes_decide_how_much_a_card_does() -> None:
+    made = make_subject("logreg", (1, 4, 4))
+    made._shared["pace"] = Pace(0.004, 0.004, 0.004)
+    some = {}
+    for minutes in (0.5, 2.0, 20.0):
+        one = replace(made, minutes=minutes, _shared=dict(made._shared))
+        some[minutes] = (tangent_kernel.samples(one), directional.affordable(one, [1, 4, 16, 64])[1].examples)
+    assert some[0.5] < some[2.0] < some[20.0]
 
 
 def test_directions_run_from_the_first_to_outside_the_sample() -> None:

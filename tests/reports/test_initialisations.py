@@ -113,7 +113,7 @@ def test_the_mean_is_over_networks_that_the_subject_builds(noise: str) -> None:
 def test_a_slow_network_has_fewer_initialisations_and_one_claims_nothing(noise: str, tmp_path: Path) -> None:
     made = with_weights(noise, 0, tmp_path)
     counts = set()
-    for pace in (1e-2, 0.12, 0.2):
+    for pace in (1e-2, 0.5, 1.0):
         made._shared["pace"] = Pace(pace, pace, pace)
         counts.add(labels.sizes(made)[1])
     assert counts == set(COUNTS)

@@ -22,6 +22,7 @@ def card(
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
     networks: Annotated[int | None, typer.Option(min=2, help="Initialisations to average over.")] = None,
+    minutes: Annotated[float, typer.Option(min=0.01, help="How long the card may take.")] = 2.0,
     weights: Annotated[Path | None, typer.Option(help="Trained weights: .safetensors, or a saved state dict.")] = None,
     data: Annotated[str | None, typer.Option(help="A data set (cifar10), or a file with x and y.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="An option of the network, key=value.")] = None,
@@ -41,6 +42,7 @@ def card(
         weights=weights,
         data=data,
         options=network_options(settings or []),
+        minutes=minutes,
     )
     for panel in made.panels:
         console.print(f"[bold]{escape(panel.title)}[/]: {escape(panel.meaning)}")

@@ -8,7 +8,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,13 @@ from biascope.reports import figures
 from biascope.reports.html import Html, page, stamp_of, tag, with_flags
 from biascope.reports.panels import PANELS
 from biascope.reports.panels.base import Panel, PanelFunction, Subject, make_subject
+from biascope.reports.panels.budget import MINUTES
 from biascope.reports.panels.examples import load_examples
 from biascope.reports.panels.loading import Weights, weights_name, weights_stamp
 from biascope.reports.panels.pace import worthwhile_threads
 from biascope.reports.panels.sources import name_of
 from biascope.studies.environment import device_name
-from biascope.support.arguments import check_count, device_of
+from biascope.support.arguments import check_count, check_number, device_of
 from biascope.support.bars import progress
 from biascope.support.errors import BiascopeError, InputError
 from biascope.support.files import write_text
@@ -90,6 +91,7 @@ def make_card(
     weights: str | Path | nn.Module | Mapping[str, Any] | None = None,
     data: Any = None,
     options: Mapping[str, Any] | None = None,
+    minutes: float = MINUTES,
 ) -> Card:
     """Write the bias card of a network.
 
@@ -103,6 +105,7 @@ def make_card(
         seed: seed of everything random on the page.
         device: where the networks are evaluated.
         networks: how many random initialisations to average over; None: what the time allows, by a short pilot.
+        minutes: how long the card may take. Each panel chooses its numbers of networks, examples and trainings to fit.
         panels: the panels, in order.
         weights: to show the trained network beside the fresh one: a state dict, a network (also under
             `DistributedDataParallel` or `torch.compile`), a file, or a folder of `save_pretrained`.
@@ -125,14 +128,17 @@ def make_card(
     figures.require_matplotlib()  # say so now, not after the computation
     if networks is not None:
         check_count(networks, "networks", LEAST)
+    check_number(minutes, "minutes", above=0)
     device_of(device)
     name, examples = name_of(spec), None if data is None else load_examples(data, seed)
     known = data if examples is None or isinstance(data, str | Path) else examples.stamp
     built = weights_stamp(spec) if isinstance(spec, nn.Module) else spec
-    stamp = stamped(built, input_shape, seed, networks, weights_stamp(weights), known, options)
+    timed = () if minutes == MINUTES else (minutes,)
+    stamp = stamped(built, input_shape, seed, networks, weights_stamp(weights), known, options, *timed)
     path = page_path(out, default_page(name), stamp)
     begin = time.perf_counter()
     subject = make_subject(spec, input_shape, seed, device, networks, weights, examples, options)
+    subject = replace(subject, minutes=minutes)
     full = arithmetic(torch.device(device), "float32")  # torch's own default on a GPU is tf32 in convolutions
     with full, worthwhile_threads(subject.network, subject.inputs(64)):
         made = tuple(_safely(panel, subject) for panel in progress(panels, "panels"))
@@ -222,8 +228,8 @@ def card_page(
     shape = " × ".join(str(size) for size in subject.input_shape)
     footer = (
         f"biascope {biascope.__version__}, seed {subject.seed}, {seconds:.1f} s on {device_name(subject.device)}. "
-        "How many networks and examples each panel uses was chosen by timing the network here; each panel says it, "
-        "and --networks N fixes the sampled ones. "
+        "How many networks and examples each panel uses was chosen by timing the network here, so that the card takes "
+        f"about {subject.minutes:g} minutes at most; each panel says it, and --networks N fixes the sampled ones. "
         "This page needs no network and holds its own data."
     )
     subtitle = f"Bias card: what this architecture is inclined to learn, before it has seen any data. Inputs {shape}."

@@ -15,11 +15,12 @@ from biascope.ensembles import Initialiser, record
 from biascope.reports.html import Html
 from biascope.reports.panels import sources
 from biascope.reports.panels.adapter import embedding, plain
+from biascope.reports.panels.budget import MINUTES, SHARES, Budget
 from biascope.reports.panels.examples import Examples, load_examples
 from biascope.reports.panels.fitness import check, comma, one_tensor
 from biascope.reports.panels.fitting import Fit, fit_of
 from biascope.reports.panels.loading import Weights, with_weights
-from biascope.reports.panels.pace import Pace, measure
+from biascope.reports.panels.pace import Pace, in_words, measure
 from biascope.reports.panels.redraw import redrawing
 from biascope.support.arguments import device_of
 from biascope.support.errors import InputError, UnsupportedError
@@ -46,6 +47,7 @@ class Subject:
     notes: tuple[str, ...] = ()  # what was done so that it fits, and what is left out
     words: int = 0  # tokens that a network of tokens knows
     single: bool = False  # one network that cannot be drawn again: `build` gives copies of it
+    minutes: float = MINUTES  # that the whole card may take
     _shared: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def inputs(self, n: int) -> Tensor:
@@ -96,6 +98,10 @@ class Subject:
         factory = self.factory
         return self.once("initialiser", lambda: record(factory))
 
+    def seconds(self, title: str) -> float:
+        """What the panel of this title may take of the card's time, which begins to run at the first call."""
+        return self.once("budget", lambda: Budget.start(self.minutes, self.on_gpu)).of(title)
+
     def pace(self) -> Pace:
         """How fast the network is on this device, by a pilot of about a second."""
         return self.once("pace", lambda: measure(self.network, self.inputs(64)))
@@ -126,11 +132,14 @@ class Subject:
         """Whether the card is made on a CUDA device."""
         return torch.device(self.device).type == "cuda"
 
-    @property
-    def place(self) -> str:
-        """Where something takes too long, and what would help."""
-        smaller = ", or try a smaller --input" if self.data is None else ""
-        return "on this GPU" if self.on_gpu else f"on this CPU; add --device cuda{smaller}"
+    def too_long(self, what: str, seconds: float, title: str) -> UnsupportedError:
+        """That the least a panel can do does not fit, with what would help."""
+        minutes = math.ceil(seconds / SHARES[title] / 60)
+        place, gpu = ("this GPU", "") if self.on_gpu else ("this CPU", ", or a GPU (device cuda)")
+        return UnsupportedError(
+            f"{what} would take about {in_words(seconds)} on {place}; give the card {minutes} minutes "
+            f"(minutes {minutes}){gpu}"
+        )
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ purpose (512 examples, 16 epochs, noise 0.5): the card shows the order, the stud
 import copy
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -20,7 +21,7 @@ from biascope.reports import figures
 from biascope.reports.html import Html, figure, table
 from biascope.reports.panels import input_geometry
 from biascope.reports.panels.base import Panel, Subject, all_outputs, card_panel, refuse_dense
-from biascope.reports.panels.pace import in_words
+from biascope.reports.panels.pace import Pace
 from biascope.reports.study_page import fact_list
 from biascope.studies import Estimate
 from biascope.support.errors import UnsupportedError
@@ -35,31 +36,50 @@ READ = (
 )
 EXAMPLES, TESTED, EPOCHS, BATCH, LR, SIGMA, SEEDS = 512, 512, 16, 128, 0.5, 0.5, 3
 LEAST = 2  # directions, to be told apart
-CPU_SECONDS, GPU_SECONDS = 30.0, 60.0  # at the pace of single steps; captured graphs are several times faster
+GRAPHS = 3.0  # times faster than the pace of single steps is training with captured graphs, on a GPU
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is trained: seeds for each direction, examples, epochs, and examples of the test."""
+
+    seeds: int = SEEDS
+    examples: int = EXAMPLES
+    epochs: int = EPOCHS
+    tested: int = TESTED
+
+    def seconds(self, pace: Pace) -> float:
+        """For one direction."""
+        evaluated = (self.examples + self.tested) * pace.evaluate
+        return self.seeds * (self.epochs * self.examples * pace.train + evaluated)
+
+
+# from the whole to the least; fewer directions come before shorter trainings, which may learn nothing
+EFFORTS = (Effort(), Effort(2), Effort(2, epochs=8), Effort(2, 256, 8), Effort(2, 128, 8, 256), Effort(2, 128, 4, 128))
 
 
 @card_panel(order=30)
 def panel(subject: Subject) -> Panel:
     """Test accuracy on D(v) against the index of v among the anisotropy directions."""
     refuse_dense(subject)
-    chosen = affordable(subject, directions(input_geometry.shared(subject)[2], subject))
+    chosen, effort = affordable(subject, directions(input_geometry.shared(subject)[2], subject))
     _trainable(subject)
-    accuracy = train(subject, [v for _, _, v in chosen])
+    accuracy = train(subject, [v for _, _, v in chosen], effort)
     estimates = [Estimate.of([float(value) for value in row]) for row in accuracy]
     rows = [
-        (name, index, estimate.value, estimate.standard_error or 0.0, SEEDS)
+        (name, index, estimate.value, estimate.standard_error or 0.0, effort.seeds)
         for (name, index, _), estimate in zip(chosen, estimates)
     ]
     facts: list[tuple[str, object]] = [
-        ("Trainings", f"{len(chosen)} directions × {SEEDS} seeds"),
-        ("Examples", f"{EXAMPLES}, noise {SIGMA}"),
+        ("Trainings", f"{len(chosen)} directions × {effort.seeds} seeds"),
+        ("Examples", f"{effort.examples}, {effort.epochs} epochs, noise {SIGMA}"),
         ("First direction", _percent(estimates[0])),
         (chosen[-1][0].capitalize(), _percent(estimates[-1])),
     ]
     header = ["direction", "index", "test accuracy", "standard error", "networks"]
     numbers = table(header, rows, "directional-accuracy", fold=True)
     headline = (
-        f"From {EXAMPLES} examples it learns the direction it prefers to {rows[0][2]:.0%}, and "
+        f"From {effort.examples} examples it learns the direction it prefers to {rows[0][2]:.0%}, and "
         f"{'one it does not respond to' if 'outside' in rows[-1][0] else f'direction {rows[-1][1]}'} to "
         f"{rows[-1][2]:.0%} (chance: 50%)."
     )
@@ -84,14 +104,14 @@ def directions(spectrum: input_geometry.InputSpectrum, subject: Subject) -> list
     return [(name, index, v.float().reshape(subject.input_shape)) for name, index, v in chosen]
 
 
-def train(subject: Subject, chosen: list[Tensor]) -> Tensor:
+def train(subject: Subject, chosen: list[Tensor], effort: Effort = EFFORTS[0]) -> Tensor:
     """Test accuracy [directions, seeds] of fresh networks."""
     outputs = all_outputs(subject, subject.network, subject.inputs(1)).shape[1]
     done = train_ensemble(
         subject.initialiser(),
-        Tasks(chosen, EXAMPLES, subject.seed, "train"),
-        test=Tasks(chosen, TESTED, subject.seed, "test"),
-        epochs=EPOCHS,
+        Tasks(chosen, effort.examples, subject.seed, "train", effort.seeds),
+        test=Tasks(chosen, effort.tested, subject.seed, "test", effort.seeds),
+        epochs=effort.epochs,
         batch_size=BATCH,
         lr=LR,
         loss="bce" if outputs == 1 else "cross-entropy",
@@ -101,20 +121,20 @@ def train(subject: Subject, chosen: list[Tensor]) -> Tensor:
         precision="tf32" if subject.on_gpu else "float32",
         keep=False,
     )
-    return done.test_accuracy.reshape(len(chosen), SEEDS)
+    return done.test_accuracy.reshape(len(chosen), effort.seeds)
 
 
 class Tasks(Sequence[tuple[Tensor, Tensor]]):
     """D(v) for every direction and seed, drawn when asked for: for large images all at once would fill the memory."""
 
-    def __init__(self, chosen: list[Tensor], n: int, seed: int, what: str) -> None:
-        self.chosen, self.n, self.seed, self.what = chosen, n, seed, what
+    def __init__(self, chosen: list[Tensor], n: int, seed: int, what: str, seeds: int = SEEDS) -> None:
+        self.chosen, self.n, self.seed, self.what, self.seeds = chosen, n, seed, what, seeds
 
     def __len__(self) -> int:
-        return len(self.chosen) * SEEDS
+        return len(self.chosen) * self.seeds
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        i, k = divmod(index, SEEDS)
+        i, k = divmod(index, self.seeds)
         made = data.directional(self.chosen[i], self.n, sigma=SIGMA, seed=derive(self.seed, "D(v)", self.what, i, k))
         return made.x, made.y
 
@@ -123,20 +143,18 @@ def _percent(estimate: Estimate) -> str:
     return f"{estimate.value:.0%} ± {estimate.standard_error or 0:.1%}"
 
 
-def affordable(subject: Subject, chosen: list[T]) -> list[T]:
-    """As many of the directions as the time allows: the first, the last and some between; refused where these two
-    already take too long.
+def affordable(subject: Subject, chosen: list[T]) -> tuple[list[T], Effort]:
+    """As many of the directions and as much training as the time allows: the first, the last and some between.
+
+    Fewer directions come first, down to two with the whole training; then smaller trainings.
     """
-    pace = subject.pace()
-    each = SEEDS * (EPOCHS * EXAMPLES * pace.train + (EXAMPLES + TESTED) * pace.evaluate)
-    count = int((GPU_SECONDS if subject.on_gpu else CPU_SECONDS) / each)
-    if count >= len(chosen):
-        return chosen
-    if count < LEAST:
-        raise UnsupportedError(
-            f"{LEAST * SEEDS} small trainings would take about {in_words(LEAST * each)} {subject.place}"
-        )
-    return [chosen[round(i * (len(chosen) - 1) / (count - 1))] for i in range(count)]
+    allowed, pace = subject.seconds(TITLE) * (GRAPHS if subject.on_gpu else 1.0), subject.pace()
+    for effort in EFFORTS:
+        each = effort.seconds(pace)
+        count = min(len(chosen), int(allowed / each) if each else len(chosen))
+        if count >= LEAST:
+            return [chosen[round(i * (len(chosen) - 1) / (count - 1))] for i in range(count)], effort
+    raise subject.too_long(f"{LEAST * effort.seeds} trainings on {effort.examples} examples", LEAST * each, TITLE)
 
 
 def _trainable(subject: Subject) -> None:
@@ -159,7 +177,7 @@ def _trainable(subject: Subject) -> None:
 def _meaning(rows: list[tuple[str, int, float, float, int]], accuracy: Tensor) -> str:
     first, last = accuracy[0], accuracy[-1]
     gap = float(first.mean() - last.mean())
-    error = math.sqrt(float(first.var() + last.var()) / SEEDS)
+    error = math.sqrt(float(first.var() + last.var()) / len(first))
     text = f"From the first direction to the last the accuracy goes from {rows[0][2]:.0%} to {rows[-1][2]:.0%}"
     if max(row[2] for row in rows) < 0.6:
         return f"{text}: it learned none of them in so short a training, so nothing can be said."
@@ -187,4 +205,6 @@ def _figure(rows: list[tuple[str, int, float, float, int]]) -> Html:
     svg = figures.inline_svg(drawing, "directional")
     words = ", ".join(f"{row[0]} {row[2]:.0%}" for row in rows)
     hover = figures.hover(axes, [(row[0], [row[1]], [row[2]]) for row in rows])
-    return figure(svg, f"Test accuracy by direction: {words}.", f"Mean and standard error over {SEEDS} seeds.", hover)
+    return figure(
+        svg, f"Test accuracy by direction: {words}.", f"Mean and standard error over {rows[0][4]} seeds.", hover
+    )

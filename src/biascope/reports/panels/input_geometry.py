@@ -37,7 +37,6 @@ CORNER = 128  # rows and columns of G in the picture
 STEP = 100.0  # of the finite differences, as in the paper
 ENOUGH = 64  # networks for which finite differences must be affordable
 CPU_OPERATIONS, GPU_OPERATIONS = 500 * 10**9, 10**15  # that many networks may take; else autograd
-CPU_SECONDS, GPU_SECONDS = 20.0, 10.0  # for all networks
 COUNTS = (8, 16, 32, 64, 128, 256, 512, 1024)
 TITLE = "What the input sees"
 PICTURES = (
@@ -85,7 +84,7 @@ def plan(subject: Subject) -> tuple[str, int]:
         initialiser.draw(subject.seed, 0, 1, device)
     draw = timed(lambda: initialiser.draw(subject.seed, 0, initialiser.block, device), device) / initialiser.block
     each = draw + (inputs * pace.evaluate if differences else pace.gradient)
-    return method, largest_within(GPU_SECONDS if subject.on_gpu else CPU_SECONDS, each, COUNTS)
+    return method, largest_within(subject.seconds(TITLE), each, COUNTS)
 
 
 def gradients(subject: Subject) -> tuple[Tensor, str]:

@@ -22,7 +22,6 @@ from biascope.reports import figures
 from biascope.reports.html import Html, figure, table, tag
 from biascope.reports.panels.base import Panel, Subject, all_outputs, card_panel, refuse_dense
 from biascope.reports.panels.initialisations import COUNTS, Spread
-from biascope.reports.panels.pace import in_words
 from biascope.reports.study_page import fact_list
 from biascope.support.errors import UnsupportedError
 from biascope.support.seeds import generator
@@ -34,10 +33,9 @@ READ = (
     "classes; dashed lines are what the same kernels give for shuffled labels (chance). At initialisation the value "
     "is a mean over networks and its ± their standard deviation. Other examples would give somewhat other values."
 )
-SIZES = (128, 64, 32, 16)  # examples
+SIZES = (128, 64, 32, 16, 8)  # examples
 MOST_OUTPUTS = 16  # of more, the trace is estimated by as many random combinations
 MOST_ROWS = 2048  # of the full kernel, examples times outputs
-SECONDS = 40.0  # for all networks
 
 
 @dataclass(frozen=True)
@@ -149,12 +147,13 @@ def sizes(subject: Subject) -> tuple[int, int]:
     """
     each = 1.3 * min(MOST_OUTPUTS, outputs(subject)) * subject.pace().train
     extra = 3 * int(subject.trained is not None) or 1  # the given weights, and the full kernels
+    allowed = subject.seconds(TITLE)
     for count in (1,) if subject.single else COUNTS:
         for n in SIZES:
             seconds = (count + extra) * n * each
-            if seconds <= SECONDS:
+            if seconds <= allowed:
                 return n, count
-    raise UnsupportedError(f"the alignment of {n} examples would take about {in_words(seconds)} {subject.place}")
+    raise subject.too_long(f"the alignment of {n} examples", seconds, TITLE)
 
 
 def outputs(subject: Subject) -> int:

@@ -18,7 +18,7 @@ from biascope.reports import figures
 from biascope.reports.html import Html, figure, table, tag
 from biascope.reports.panels import input_geometry
 from biascope.reports.panels.base import Panel, Subject, all_outputs, card_panel, refuse_dense
-from biascope.reports.panels.pace import in_words, timed
+from biascope.reports.panels.pace import timed
 from biascope.reports.panels.tangent_kernel import kernel_facts
 from biascope.reports.study_page import fact_list
 from biascope.support.bars import progress
@@ -32,12 +32,11 @@ READ = (
     "pattern (signs near 100 %); beyond a residual of about 1 the tangent model says nothing. The complexity sums "
     "the length of each step, weighted by how strongly the outputs respond."
 )
-EXAMPLES, SEEN = (128, 64, 32, 16), (1, 2, 4, 8, 16, 32)
-RESPONSES, OUTPUTS = (64, 32, 16, 8), 10  # the complexity: on so many examples and at most so many outputs
+EXAMPLES, SEEN = (128, 64, 32, 16, 8), (1, 2, 4, 8, 16, 32)
+RESPONSES, OUTPUTS = (64, 32, 16, 8, 4, 2), 10  # the complexity: on so many examples and at most so many outputs
 LITTLE = 0.02  # share of the loss below which training has not begun
 SMALLER = (1, 4, 16)  # the learning rate is divided by these, until the loss does not rise
 WILD = 10.0  # times the first loss: no use going on
-SECONDS = 30.0  # for all steps; it decides how many examples they have
 
 
 @dataclass(frozen=True)
@@ -93,16 +92,16 @@ def sizes(subject: Subject) -> tuple[int, int]:
     def seconds(n: int, responses: int, norm: float) -> float:
         return n * train * (1.4 * steps + 3 + 5 * len(SEEN)) + steps * responses * norm
 
-    least = seconds(EXAMPLES[-1], RESPONSES[-1], quick)
-    if least <= SECONDS:
+    allowed, least = subject.seconds(TITLE), seconds(EXAMPLES[-1], RESPONSES[-1], quick)
+    if least <= allowed:
         norm = max(quick, subject.once("feature norm", lambda: norm_seconds(subject)))
         for n in EXAMPLES:
             for responses in RESPONSES:
-                if responses <= n and seconds(n, responses, norm) <= SECONDS:
+                if responses <= n and seconds(n, responses, norm) <= allowed:
                     return n, responses
         least = seconds(EXAMPLES[-1], RESPONSES[-1], norm)
     what = f"{steps} steps on {EXAMPLES[-1]} examples"
-    raise UnsupportedError(f"{what} would take about {in_words(least)} {subject.place}")
+    raise subject.too_long(what, least, TITLE)
 
 
 def norm_seconds(subject: Subject) -> float:

@@ -23,7 +23,6 @@ READ = (
     "a layer's share of the trace says how much of the learning starts there."
 )
 SAMPLES = (8, 16, 32, 64)
-SECONDS = 15.0  # for the kernel of network 0, and again for those of other initialisations
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,11 @@ def kernel_facts(network: nn.Module, x: Tensor) -> KernelFacts:
 
 
 def samples(subject: Subject) -> int:
-    """How many inputs the time allows: the kernel takes about as long as three steps of training on them."""
-    return largest_within(SECONDS, 3 * subject.pace().train, SAMPLES)
+    """How many inputs half of the time allows: the kernel takes about as long as three steps of training on them.
+
+    The other half is for other initialisations.
+    """
+    return largest_within(subject.seconds(TITLE) / 2, 3 * subject.pace().train, SAMPLES)
 
 
 @card_panel(order=40)
@@ -70,7 +72,7 @@ def panel(subject: Subject) -> Panel:
     others = [found[start]]
     if subject.trained is not None:
         found["given weights"] = kernel_facts(subject.trained, x)
-        count = largest_within(SECONDS, 3 * len(x) * subject.pace().train, COUNTS)
+        count = largest_within(subject.seconds(TITLE) / 2, 3 * len(x) * subject.pace().train, COUNTS)
         others += [kernel_facts(subject.build(i), x) for i in range(1, count)]
     facts: list[tuple[str, object]] = [("Inputs", f"{len(x)} {subject.inputs_name}")]
     for when, kernel in found.items():
