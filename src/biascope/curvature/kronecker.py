@@ -41,6 +41,11 @@ class Homogeneous:
         """Columns of V, with the bias's."""
         return self.d_in + self.bias
 
+    @property
+    def cost(self) -> float:
+        """Work of decomposing the factors."""
+        return float(self.groups * (self.d_out**3 + self.columns**3))
+
     def pack(self, X: Tensor) -> Tensor:
         """[p, k] to V [k, g, e, o, i]."""
         g, o, i, e = self.groups, self.d_out, self.d_in, self.offsets
@@ -63,7 +68,7 @@ class MatrixPiece(Piece):
     layout: Homogeneous
 
     def cost(self) -> float:  # noqa: D102
-        return float(self.layout.groups * (self.layout.d_out**3 + self.layout.columns**3))
+        return self.layout.cost
 
     def header(self) -> dict[str, Any]:  # noqa: D102
         return super().header() | {"layout": asdict(self.layout)}

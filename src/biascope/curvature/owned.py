@@ -110,8 +110,10 @@ for _names in PIECEWISE.values():
         setattr(OwnedMetric, _name, _collective(getattr(BlockMetric, _name)))
 
 
-def decomposed(team: Processes, pieces: Sequence[Any]) -> list[EigenPiece]:
+def decomposed(team: Processes, pieces: Sequence[Any], summed: bool = False) -> list[EigenPiece]:
     """Kronecker pieces of local sums, added up and decomposed: a factor by the rank it is dealt to, for all ranks.
+
+    With `summed`, all ranks have the same factors already.
 
     A factor travels twice, as a sum to its rank and as its eigenvectors back; it is freed in between.
     """
@@ -120,7 +122,8 @@ def decomposed(team: Processes, pieces: Sequence[Any]) -> list[EigenPiece]:
     mine = []
     for (piece, side), owner in zip(factors, owners, strict=True):
         S = getattr(piece, side)
-        team.reduce(S, owner)
+        if not summed:
+            team.reduce(S, owner)
         if owner == team.rank:
             mine.append(S)
         else:
@@ -139,7 +142,10 @@ def decomposed(team: Processes, pieces: Sequence[Any]) -> list[EigenPiece]:
         setattr(piece, side, (values, U))
     out = []
     for piece in pieces:
-        (s_B, U_B), (s_A, U_A) = piece.B, piece.A if isinstance(piece.A, tuple) else (team.sum(piece.A), None)
+        (s_B, U_B), (s_A, U_A) = (
+            piece.B,
+            piece.A if isinstance(piece.A, tuple) else (piece.A if summed else team.sum(piece.A), None),
+        )
         out.append(EigenPiece(piece.names, U_B, U_A, piece._outer(s_B, s_A), s_B, s_A, piece.layout))
     return out
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from biascope.network.layers.blocks import Layout
+from biascope.network.shards import is_sharded
 from biascope.support.errors import InputError
 from biascope.support.inputs import nested_tensors
 
@@ -45,6 +46,7 @@ class Record:
     groups: list[list[Call]] = field(default_factory=list)
     pending: list[tuple[int, Call, Tensor | None]] = field(default_factory=list)  # with the backward pass they are from
     mark: tuple[int, int] | None = None  # which gradient, in which state, the groups left behind
+    late: bool = False  # hooks on the weight are not called (FSDP2): what is pending at the step counts
 
     @property
     def calls(self) -> list[Call]:
@@ -77,9 +79,20 @@ class Record:
             self.groups.append(fresh)
         self.pending.clear()
 
+    def settle(self) -> None:
+        """Everything that is pending counts, those of one backward pass together."""
+        tasks: dict[int, list[Call]] = {}
+        for task, call, grad in self.pending:
+            known = any(call is other for calls in tasks.values() for other in calls)
+            call.grad = grad if not known or grad is None or call.grad is None else call.grad + grad
+            if not known:
+                tasks.setdefault(task, []).append(call)
+        self.groups += tasks.values()
+        self.pending.clear()
+
     def forget_dropped(self, grad: Tensor | None) -> None:
         """Where the weight's gradient was dropped or zeroed without a step, so are the groups that it was made of."""
-        if self.groups and (grad is None or (mark_of(grad) != self.mark and not bool(grad.any()))):
+        if self.groups and not self.late and (grad is None or (mark_of(grad) != self.mark and not bool(grad.any()))):
             self.groups.clear()
 
 
@@ -105,7 +118,7 @@ class Watcher:
 
     def __init__(self, model: nn.Module, modules: dict[nn.Module, tuple[str, Tensor]]) -> None:
         self.modules = modules  # module -> its name, the parameter whose gradient marks the end of its backward
-        self.records = {module: Record() for module in modules}
+        self.records = {module: Record(late=is_sharded(p)) for module, (_, p) in modules.items()}
         self.capture = True  # keep tensors, or only count examples
         self.examples: int | None = None
         self.count = 0
@@ -117,9 +130,17 @@ class Watcher:
         ]
         for module, (_, parameter) in modules.items():
             self.handles.append(module.register_forward_hook(Hook(self, "layer_called")))
-            self.handles.append(parameter.register_post_accumulate_grad_hook(Hook(self, "accumulated")))  # type: ignore[no-untyped-call]
+            if not is_sharded(parameter):
+                accumulated = Hook(self, "accumulated")
+                self.handles.append(parameter.register_post_accumulate_grad_hook(accumulated))  # type: ignore[no-untyped-call]
         self.by_parameter = {id(p): module for module, (_, p) in modules.items()}
         weakref.finalize(self, _remove, self.handles)
+
+    def settle(self) -> None:
+        """A step begins: calls whose end no hook has told are counted."""
+        for record in self.records.values():
+            if record.late:
+                record.settle()
 
     def close(self) -> None:
         """Take every hook off the model."""
@@ -147,6 +168,8 @@ class Watcher:
             return
         name, parameter = self.modules[module]
         record.forget_dropped(parameter.grad)
+        if record.late and parameter.grad is None:
+            record.pending.clear()
         x: Tensor = args[0]
         examples, layout = examples_of(x, self.examples)
         if layout.dim == 0 and x.dim() > 2 and x.shape[1] == examples < x.shape[0] and name not in self.warned:

@@ -16,6 +16,7 @@ from biascope.optim.preconditioner import Common, Preconditioner, Shared, Step
 from biascope.optim.scalings import batch_scalings
 from biascope.optim.stacks import Stack, both_sides, from_basis, rescaled, to_basis, together_again
 from biascope.support.arguments import check_share
+from biascope.support.errors import InputError
 from biascope.support.signatures import checked
 
 
@@ -41,6 +42,10 @@ class KFACPreconditioner(Preconditioner):
         loss_reduction (str): "mean" or "sum", of the loss over the examples.
         params (Collection): restrict to these parameters.
         grad_scaler (Any): the `torch.amp.GradScaler` in use, if any.
+        group (Any): the `torch.distributed` process group that trains the model, whose gradients are its means; found
+            by itself for DistributedDataParallel and `fully_shard`. A loss is a mean over a rank's own examples.
+        gradient_workers (float): share of the ranks that keep a layer's inverses and compute its natural gradient,
+            for the others too: 1 sends least in every step, less takes less memory.
 
     Example:
         >>> net, x = nn.Linear(3, 1), torch.eye(3)
@@ -163,7 +168,8 @@ class EKFACPreconditioner(Preconditioner):
 
     Keyword Args:
         damping (float): above 0, 0.001 if not given.
-        options (Any): `sharing`, `sua`, `loss_reduction`, `params`, `grad_scaler` as in `KFACPreconditioner`.
+        options (Any): `sharing`, `sua`, `loss_reduction`, `params`, `grad_scaler`, `group`, `gradient_workers` as in
+            `KFACPreconditioner`.
 
     Example:
         >>> net, x = nn.Linear(3, 1), torch.eye(3)
@@ -192,6 +198,11 @@ class EKFACPreconditioner(Preconditioner):
     ) -> None:
         self.scalings, self.decay = scalings, check_share(decay, "decay")
         self.rescale_by_batch, self.on_refresh = rescale_by_batch, on_refresh
+        if scalings == "batch" and common.get("gradient_workers", 1.0) < 1:
+            raise InputError(
+                "gradient_workers below 1 leaves layers without a basis on some ranks, whose examples the scalings of "
+                "the batch need: use scalings='running', or KFAC"
+            )
         super().__init__(
             model,
             damping_mode=damping_mode,
@@ -220,6 +231,7 @@ class EKFACPreconditioner(Preconditioner):
             s = (self.decay * E.s).addcmul_(V, V, value=(1 - self.decay) * times)
         else:
             s = batch_scalings(stack, [step.batches for step in steps], steps[0].scale / math.sqrt(n))
+            self.team.sum(s)
         added = self.stacks.follow(stack, deep_damping) if self.damping_mode == "deep" else stack.damping
         return from_basis(E, V.div_(s + added)), rescaled(E, s)
 

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from biascope.curvature.plan import Plan
 from biascope.optim.preconditioner import Preconditioner
+from biascope.optim.team import like, whole
 from biascope.support.arguments import check_number
 from biascope.support.errors import CorruptError, InputError, UnsupportedError
 
@@ -153,8 +154,18 @@ class NaturalGradient(Optimizer):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """As every torch optimiser's, with the curvature under "curvature"."""
-        return {**super().state_dict(), "curvature": self.preconditioner.state_dict()}
+        """As every torch optimiser's, with the curvature under "curvature".
+
+        It does not depend on the number of processes: what FSDP2 has spread out is put together, for which all ranks
+        must make the call.
+        """
+        found, pre = super().state_dict(), self.preconditioner
+        with pre.team:
+            found["state"] = {
+                i: {k: whole(v, pre.team) if isinstance(v, Tensor) else v for k, v in entry.items()}
+                for i, entry in found["state"].items()
+            }
+        return {**found, "curvature": pre.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state; one of another kind or model is refused and changes nothing."""
@@ -162,6 +173,9 @@ class NaturalGradient(Optimizer):
             raise CorruptError(f"not the state of {type(self).__name__}: it has no 'curvature'")
         self.preconditioner.read_state(state_dict["curvature"])  # refuses before anything is changed
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "curvature"})
+        for p, entry in self.state.items():
+            for k, v in entry.items():
+                entry[k] = like(v, p, self.preconditioner.team) if isinstance(v, Tensor) else v
         self.preconditioner.load_state_dict(state_dict["curvature"])
 
     def _loss_scale(self) -> tuple[float, bool]:

@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from biascope.curvature.kronecker import EigenPiece, KroneckerPiece, Sharing, decompose
+from biascope.curvature.owned import decomposed
 from biascope.curvature.plan import Plan
 from biascope.curvature.sums import KroneckerSum
+from biascope.network.shards import is_sharded
 from biascope.optim.checks import (
     Batches,
     Finite,
@@ -28,11 +30,13 @@ from biascope.optim.checks import (
     warn_of_silent_examples,
     warn_of_silent_positions,
 )
+from biascope.optim.dealt import Dealt
 from biascope.optim.hooks import Watcher
 from biascope.optim.stacks import Curvature, Stack, Stacks, read
+from biascope.optim.team import local, network_of, team_of
 from biascope.optim.units import LayerUnit, find_units
 from biascope.support.arguments import check_count, check_number, check_share
-from biascope.support.errors import CorruptError, InputError
+from biascope.support.errors import CorruptError, InputError, UnsupportedError
 from biascope.support.signatures import checked
 
 Damping = Callable[[LayerUnit], float]
@@ -46,6 +50,8 @@ class Shared(TypedDict, total=False):
     sua: bool
     loss_reduction: Literal["mean", "sum"]
     grad_scaler: Any
+    group: Any
+    gradient_workers: float
 
 
 class Common(Shared, total=False):
@@ -87,8 +93,11 @@ class Preconditioner:
         loss_reduction: Literal["mean", "sum"] = "mean",
         params: Collection[nn.Parameter] | None = None,
         grad_scaler: Any = None,
+        group: Any = None,
+        gradient_workers: float = 1.0,
         fallback: str = "left as it is",
     ) -> None:
+        self.team, model = team_of(model, group), network_of(model)
         self.damping, self.damping_mode = check_number(damping, "damping", above=0), damping_mode
         self.refresh_every = check_count(refresh_every, "refresh_every")
         self.factors_every = check_count(factors_every, "factors_every")
@@ -108,6 +117,11 @@ class Preconditioner:
             self.doubts.discard("examples")  # a sum leaves the scale of each loss alone
         if self.kind != "kfac":
             self.doubts.discard("positions")  # EKFAC's scalings see the products of inputs and gradients, zero there
+        self.dealt = Dealt(self.team, self.units, gradient_workers)
+        if self.team.size > 1:
+            self.doubts.discard("uses")  # the gradients are of all ranks, the calls of one
+            if gradient_workers < 1 and any(is_sharded(p) for p in model.parameters()):
+                raise UnsupportedError("gradient_workers below 1 is for DDP: with FSDP2 every rank steps its own part")
         self.watcher = Watcher(model, {u.module: (u.name, u.parameters[0]) for u in reversed(self.units)})
         self.watcher.capture = self._needs_factors()
 
@@ -164,35 +178,45 @@ class Preconditioner:
         Either everything is computed and the state moves on, or an error is raised and the state is as before. `plain`
         are other gradients that must be finite.
         """
+        with self.team:
+            return self._directions(damping, scale, skip_overflow, plain)
+
+    def _directions(
+        self, damping: Damping, scale: float, skip_overflow: bool, plain: Mapping[str, Tensor] | None
+    ) -> dict[Tensor, Tensor]:
         try:
+            self.watcher.settle()
             units = [u for u in self.units if all(p.grad is not None for p in u.parameters)]
             if not units:
                 raise InputError("no covered parameter has a gradient: call loss.backward() before the step")
-            finite = Finite({**(plain or {}), **self._gradients(units)})
-            due = [u for u in units if self.curvatures[u.name].basis is None or self.steps % self.refresh_every == 0]
-            if due and finite.refused(skip_overflow):  # before anything is decomposed
+            finite = Finite({k: local(g) for k, g in {**(plain or {}), **self._gradients(units)}.items()})
+            due = [u for u in units if self._lacks_basis(u.name) or self.steps % self.refresh_every == 0]
+            if due and self.dealt.any(finite.refused(skip_overflow)):  # before anything is decomposed
                 return {}
             seen = {unit.name: self._look(unit, scale) for unit in units}
             if due:
                 self._warn(seen)
+            self._average(units, seen)
             self._refresh(due, seen)
             new, directions = dict(self.curvatures), dict[Tensor, Tensor]()
+            new |= {u.name: seen[u.name].curvature for u in units if u.name in self.dealt.elsewhere}
             ready = [u for u in units if seen[u.name].curvature.basis is not None and self._ready(seen[u.name])]
             for stack in self._stacks(ready, seen, damping):
                 steps = [seen[unit.name] for unit in stack.units]
-                V, E = self._natural(stack, steps, stack.gradients())
+                V, E = self._natural(stack, steps, stack.gradients(self.team))
                 directions |= stack.split(V)
                 for step, piece in zip(steps, self.stacks.keep(stack, E)):
                     c = step.curvature
                     new[piece.names[0]] = Curvature(piece, c.A, c.B, c.updates)
-            if not due and finite.refused(skip_overflow):  # by now a GPU has all of the step before it
+            if not due and self.dealt.any(finite.refused(skip_overflow)):  # by now a GPU has all of the step before it
                 return {}
+            directions = self.dealt.complete(units, directions)
             if not directions:
                 raise InputError(
                     "there are gradients, but no covered layer was seen: was the model in eval() mode, or did the "
                     "forward pass run before this object was made?"
                 )
-            unseen = {u.name for u in units} - {u.name for u in ready}
+            unseen = {u.name for u in units} - {u.name for u in ready} - self.dealt.elsewhere
             self.notes = dict.fromkeys(unseen, "its module was not called in training mode in the last step")
             for u in self.units:
                 missing = [name for name, p in zip(u.names, u.parameters) if p.grad is None]
@@ -233,8 +257,6 @@ class Preconditioner:
         factor = (examples if self.loss_reduction == "mean" else 1) / scale
         if batches and "uses" in self.doubts:
             warn_of_other_uses(unit, batches)
-        if batches and (old.basis is None or self.steps % self.factors_every == 0):
-            old = self._average(unit, batches, old, examples, factor)
         return Step(old, batches, examples, factor)
 
     def _warn(self, seen: Mapping[str, Step]) -> None:
@@ -245,19 +267,37 @@ class Preconditioner:
         if "positions" in self.doubts and warn_of_silent_positions({name: seen[name].batches for name in linear}):
             self.doubts.discard("positions")
 
-    def _average(self, unit: LayerUnit, batches: Batches, old: Curvature, n: int, scale: float) -> Curvature:
-        described, chunk = unit.chunk(batches[0])
-        total = KroneckerSum(described, unit.space)
-        total.add(chunk)
-        for batch in batches[1:]:
-            total.add(unit.chunk(batch)[1])
-        piece = total.finish(n)
-        A, B = piece.A, piece.B.mul_(scale**2)
-        t = old.updates + 1
-        decay = min(self.factor_decay, 1.0 - 1.0 / t)  # the first factors are plain means
-        if old.A is None or old.B is None or decay == 0.0:
-            return replace(old, A=A, B=B, updates=t)
-        return replace(old, A=torch.lerp(A, old.A, decay), B=torch.lerp(B, old.B, decay), updates=t)
+    def _average(self, units: list[LayerUnit], seen: dict[str, Step]) -> None:
+        """Running averages of the factors, over the examples of all ranks."""
+        sums: dict[str, KroneckerSum] = {}
+        for unit in units:
+            batches = seen[unit.name].batches
+            if batches and (self._lacks_basis(unit.name) or self.steps % self.factors_every == 0):
+                described, chunk = unit.chunk(batches[0])
+                total = sums[unit.name] = KroneckerSum(described, unit.space)
+                total.add(chunk)
+                for batch in batches[1:]:
+                    total.add(unit.chunk(batch)[1])
+        own = [(seen[u.name].examples, sums[u.name].positions if u.name in sums else 0) for u in units]
+        counts: Any = own
+        if self.team.size > 1:
+            counts = self.team.sum(torch.tensor(own, dtype=torch.float64, device="cpu")).long().tolist()
+        pieces: dict[str, KroneckerPiece] = {}
+        for unit, (examples, positions) in zip(units, counts, strict=True):
+            step = seen[unit.name] = replace(seen[unit.name], examples=examples)
+            if unit.name in sums:
+                sums[unit.name].positions = positions
+                piece = pieces[unit.name] = sums.pop(unit.name).finish(examples)
+                piece.B.mul_(step.scale**2)
+        if pieces:
+            self.team.sum(*(t for piece in pieces.values() for t in (piece.A, piece.B)))
+        for name, piece in pieces.items():
+            old, A, B = seen[name].curvature, piece.A, piece.B
+            t = old.updates + 1
+            decay = min(self.factor_decay, 1.0 - 1.0 / t)  # the first factors are plain means
+            if old.A is not None and old.B is not None and decay != 0.0:
+                A, B = torch.lerp(A, old.A, decay), torch.lerp(B, old.B, decay)
+            seen[name] = replace(seen[name], curvature=replace(old, A=A, B=B, updates=t))
 
     def _refresh(self, due: list[LayerUnit], seen: dict[str, Step]) -> None:
         """New eigenbases, all together."""
@@ -268,11 +308,17 @@ class Preconditioner:
                 pieces[unit.name] = KroneckerPiece(unit.names, c.B, c.A, unit.layout)
         if not pieces:
             return
-        decompose(list(pieces.values()))
+        if self.team.size == 1:
+            bases = decompose(list(pieces.values()))
+        else:
+            bases = decomposed(self.team, list(pieces.values()), summed=True)
         self.stacks = Stacks()
-        for name, piece in pieces.items():
+        for name, basis in zip(pieces, bases, strict=True):
             step = seen[name]
-            c = replace(step.curvature, basis=self._renewed(step.curvature.basis, piece.eigen))
+            kept = self._renewed(step.curvature.basis, basis) if name in self.dealt.mine else None
+            c = replace(step.curvature, basis=kept)
+            if kept is None:
+                self.dealt.elsewhere.add(name)
             seen[name] = replace(step, curvature=replace(c, A=None, B=None) if self.factor_decay == 0.0 else c)
 
     def _renewed(self, old: EigenPiece | None, new: EigenPiece) -> EigenPiece:
@@ -300,16 +346,24 @@ class Preconditioner:
 
     def _needs_factors(self) -> bool:
         due = self.steps % self.factors_every == 0 or self.steps % self.refresh_every == 0
-        return due or any(c.basis is None for c in self.curvatures.values())
+        return due or any(map(self._lacks_basis, self.curvatures))
+
+    def _lacks_basis(self, name: str) -> bool:
+        """Is a unit's basis neither here nor, by intention, on other ranks alone?"""
+        return self.curvatures[name].basis is None and name not in self.dealt.elsewhere
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and numbers that a resumed training needs, besides the constructor's arguments."""
-        units = {name: c.state() for name, c in self.curvatures.items()}
+        """Tensors and numbers that a resumed training needs, besides the constructor's arguments.
+
+        It does not depend on the number of processes. With `gradient_workers` below 1, all ranks must call it.
+        """
+        units = {name: c.state() for name, c in self.dealt.gathered(self.units, self.curvatures).items()}
         return {"kind": self.kind, "steps": self.steps, "units": units}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave; a state of another kind or another model is refused and changes nothing."""
-        self.curvatures, self.steps = self.read_state(state)
+        curvatures, self.steps = self.read_state(state)
+        self.curvatures = self.dealt.kept(curvatures)
         if self.steps:
             self.doubts.discard("uses")
         self.notes = {}

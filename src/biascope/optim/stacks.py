@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from biascope.curvature.kronecker import EigenPiece
+from biascope.optim.team import whole
 from biascope.optim.units import LayerUnit
 from biascope.support.errors import InputError
+from biascope.support.processes import Processes
 
 T = TypeVar("T")
 
@@ -67,13 +69,13 @@ class Stack:
     examples: int
     damping: float
 
-    def gradients(self) -> Tensor:
+    def gradients(self, team: Processes) -> Tensor:
         """The `.grad`s as [m g, o, i e] (a bias: the last column) in the factors' precision."""
         L = self.basis.layout
-        V = _together([unit.parameters[0].grad for unit in self.units])
+        V = _together([unit.parameters[0].grad for unit in self.units], team)
         V = V.reshape(L.groups, L.d_in, L.d_out).mT if L.input_major else V.reshape(L.groups, L.d_out, -1)
         if L.bias:
-            b = _together([unit.parameters[1].grad for unit in self.units])
+            b = _together([unit.parameters[1].grad for unit in self.units], team)
             V = torch.cat([V, b.reshape(L.groups, L.d_out, 1)], -1)
         return V.to(self.basis.U_B.dtype)
 
@@ -185,6 +187,6 @@ def from_basis(E: EigenPiece, V: Tensor) -> Tensor:
     return torch.bmm(E.U_B, together_again(V, E.layout.offsets))
 
 
-def _together(grads: Sequence[Tensor | None]) -> Tensor:
-    found = [g for g in grads if g is not None]
+def _together(grads: Sequence[Tensor | None], team: Processes) -> Tensor:
+    found = [whole(g, team) for g in grads if g is not None]
     return found[0] if len(found) == 1 else torch.stack(found)

@@ -22,6 +22,7 @@ from biascope.curvature.plan import Unit
 from biascope.network.layers.blocks import Block, MatrixFactor
 from biascope.network.layers.rules import Conv, Embedding, MatrixRule, Sizes, rule_of
 from biascope.optim.hooks import Call
+from biascope.optim.team import local
 from biascope.support.errors import InputError, UnsupportedError
 
 
@@ -84,7 +85,7 @@ class LayerUnit:
 
     def gradient(self) -> Tensor:
         """The `.grad`s, flat [p, 1] in the factors' precision."""
-        grads = [p.grad.detach().reshape(-1, 1) for p in self.parameters if p.grad is not None]
+        grads = [local(p.grad.detach()).reshape(-1, 1) for p in self.parameters if p.grad is not None]
         return torch.cat(grads).to(precision(self.parameters[0]))
 
     def tensors(self, call: Call) -> tuple[Tensor, Tensor]:
@@ -127,8 +128,8 @@ def find_units(
     model: nn.Module, wanted: Collection[nn.Parameter] | None, sharing: Sharing, sua: bool
 ) -> tuple[list[LayerUnit], dict[str, str]]:
     """The units among the wanted parameters, and for every other wanted parameter the reason why it is in none."""
-    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-        raise UnsupportedError(f"{type(model).__name__}: factors of single batches would drift apart; use one device")
+    if isinstance(model, nn.DataParallel):
+        raise UnsupportedError("DataParallel copies the network for every call: use DistributedDataParallel")
     chosen = None if wanted is None else {id(p) for p in wanted}
     names = {id(p): name for name, p in model.named_parameters()}
     owners: dict[int, list[str]] = {}
