@@ -20,7 +20,6 @@ plain forward pass), float32, one thread. At these sizes they show the work in P
 """
 
 import argparse
-import copy
 import json
 import sys
 import time
@@ -280,7 +279,7 @@ def clocked(run: Callable[[], object]) -> float:
 
 def times(model: nn.Module, x: Batch) -> dict[str, float]:
     """CPU seconds over those of plain passes, float32."""
-    model, x = copy.deepcopy(model).float(), {k: single(v) for k, v in x.items()} if isinstance(x, dict) else single(x)
+    model, x = model.float(), single(x)
     params = [p for p in model.parameters() if p.requires_grad]
     positions = call(model, x).dim() > 2
 
@@ -315,9 +314,11 @@ def times(model: nn.Module, x: Batch) -> dict[str, float]:
     return found
 
 
-def single(t: Tensor) -> Tensor:
-    """In float32."""
-    return t.float() if t.is_floating_point() else t
+def single(x: Batch) -> Batch:
+    """Floating-point inputs in float32."""
+    if isinstance(x, dict):
+        return {k: single(v) for k, v in x.items()}  # type: ignore[misc]
+    return x.float() if x.is_floating_point() else x
 
 
 def row(name: str, entry: Entry) -> dict[str, Any]:
@@ -327,7 +328,7 @@ def row(name: str, entry: Entry) -> dict[str, Any]:
     truth = Truth(model, x)
     cells = {what: judge(ERRORS[what], model, truth) for what in CALLS}
     try:
-        by_rule = covered(model, x)
+        by_rule = covered(model.float(), single(x))
     except bs.BiascopeError:
         by_rule = None
     return {

@@ -5,6 +5,7 @@ shards, layers that depend on the batch, random outputs, mixed examples, reentra
 per structure and selection and keeps the answer as a certificate; the pilot asks once per shape of the inputs.
 """
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils.checkpoint import CheckpointFunction
 
 from biascope.support.errors import InputError, UnsupportedError
 
@@ -251,3 +253,12 @@ def refuse_devices(named: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -
             raise InputError(
                 f"buffer '{name}' lives on {t.device}, the parameters on {device}: move all with model.to('{device}')"
             )
+
+
+def refuse_reentrant_checkpoint() -> None:
+    """Raise inside `torch.utils.checkpoint(..., use_reentrant=True)`: its layers look as if they had no derivative."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code is CheckpointFunction.forward.__code__:
+            raise UnsupportedError(REENTRANT)

@@ -353,7 +353,7 @@ class Jacobian(LinearOperator):
         ruled = [n for b in found.blocks if b.kind != "fallback" for n in b.names]
         rows: Params = {}
         if ruled:
-            tape = record(self.f, leaves(self.f), inputs)
+            tape = record(self.f, leaves(self.f), inputs, scope=found.scope)
             if not found.matches(tape):
                 fallback, ruled = [*fallback, *ruled], []
             else:

@@ -25,6 +25,7 @@ from biascope.network.layers.blocks import (
     MatrixFactor,
     RowsFactor,
     StaleError,
+    add_derived,
     all_gradients,
     leaves,
     use_rows,
@@ -259,10 +260,12 @@ def recorded(f: Functional, found: Anatomy, inputs: Inputs) -> Tape:
     own = own_parameters(f) if writes_into_inputs(f.module) is False else None
     if own is not None:
         n = batch_size(inputs)
-        tape = record(lambda _, x: _call(f, x), own, inputs, lambda out: as_tensor(out, n, None, f.module))
+        tape = record(lambda _, x: _call(f, x), own, inputs, lambda out: as_tensor(out, n, None, f.module), found.scope)
         if found.matches(tape):
             return tape
-    return record(f.outputs, leaves(f), inputs) if f.shards is None else taped(f, inputs)
+    if f.shards is not None:
+        return taped(f, inputs, found.scope)
+    return record(f.outputs, leaves(f), inputs, scope=found.scope)
 
 
 def own_parameters(f: Functional) -> Params | None:
@@ -322,6 +325,8 @@ class Forward:
                     if slot is not None and slot.input is not None and use.input is not None
                 ]
                 rules = [use.rule for use, _ in uses if isinstance(use.rule, MatrixRule)]
+                if any(a.is_floating_point() and a.dtype != self.f.dtype for a in saved):  # computed in another one
+                    saved = [a.to(self.f.dtype) if a.is_floating_point() else a for a in saved]
                 out[b.names] = MatrixFactor(b, rules, saved, [])
         return out
 
@@ -340,6 +345,7 @@ class Forward:
                 g, slot = flow[i], self.found.slots[i]
                 if g is None:  # the outputs do not depend on this use
                     g = torch.zeros(size, *self.tape.uses[i].out_shape, dtype=self.f.dtype, device=self.f.device)
+                g = g if g.dtype == self.f.dtype else g.to(self.f.dtype)
                 grads[i].append(g if slot is None or slot.output.plain else slot.output.example_major_each(g, n))
             for b in small:
                 for i in b.uses:
@@ -347,6 +353,9 @@ class Forward:
                     for role, owner in self.tape.uses[i].roles.items():
                         if owner == b.names[0] and g is not None:
                             rows[b.names][j : j + size] += use_rows(self.tape, self.found, i, role, g)
+            if self.tape.derived:
+                own = {b.names[0]: rows[b.names] for b in small}
+                add_derived(self.tape, self.found, flow, own, slice(j, j + size))
             j += size
         stacked = {i: torch.cat(g) if len(g) > 1 else g[0] for i, g in grads.items()}
         fallback = [b.names[0] for b in self.blocks if b.kind == "fallback"]

@@ -110,10 +110,14 @@ def check_model(model: nn.Module) -> None:
 
 
 def copy_of(model: nn.Module) -> nn.Module:
-    """A deep copy whose parameters can be trained, or an error that names what cannot be copied."""
+    """A deep copy whose parameters can be trained, or an error that names what cannot be copied.
+
+    What layers keep of their last call (a recurrent state, say) is copied without its history, as torch does not.
+    """
     who = type(model).__name__
+    kept = [t for part in model.modules() for t in vars(part).values() if isinstance(t, Tensor) and not t.is_leaf]
     try:
-        copied = copy.deepcopy(model)
+        copied = copy.deepcopy(model, {id(t): t.detach().clone() for t in kept})
     except (RuntimeError, TypeError) as problem:
         raise UnsupportedError(f"{who} cannot be copied: {str(problem).splitlines()[0]}") from problem
     for name, p in copied.named_parameters():

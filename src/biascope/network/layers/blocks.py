@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from biascope.network.functional import Functional
-from biascope.network.layers.record import Tape
+from biascope.network.layers.derived import is_label, root_rows
+from biascope.network.layers.record import EVERYTHING, Scope, Tape
 from biascope.network.layers.rules import Embedding, Linear, MatrixRule, Sizes, matrix_rows
 from biascope.support.errors import UnsupportedError
 
@@ -121,6 +122,7 @@ class Anatomy:
     reasons: dict[str, str] = field(default_factory=dict)
     shape: tuple[int, ...] = ()  # of one example's output, before it is flattened
     unreached: frozenset[int] = frozenset()  # uses that the outputs do not depend on
+    scope: Scope = EVERYTHING  # what the recorder looks for
     plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # what users made of it
 
     def watched(self, f: Functional) -> Functional:
@@ -308,9 +310,28 @@ def rows_of_tape(f: Functional, found: Anatomy, tape: Tape, cotangents: Tensor, 
     start = 0
     for grads in all_gradients(tape, found, cotangents):
         size = next((len(g) for g in grads if g is not None), 1)
+        at = slice(start, start + size)
         for i, role, name in places:
             g = grads[i]
-            if g is not None:
-                out[name][start : start + size] += use_rows(tape, found, i, role, g)
+            if g is not None and name in wanted:
+                out[name][at] += use_rows(tape, found, i, role, g)
+        if tape.derived:
+            add_derived(tape, found, grads, out, at)
         start += size
     return out
+
+
+def add_derived(tape: Tape, found: Anatomy, grads: list[Tensor | None], out: dict[str, Tensor], at: slice) -> None:
+    """Add to rows {name: [k, n, p]}, at some cotangents, what reaches the parameters through derived tensors."""
+    rows: dict[str, Tensor] = {}
+    for i, use in enumerate(tape.uses):
+        for role, name in use.roles.items():
+            g = grads[i]
+            if is_label(name) and g is not None and found.slots[i] is not None:
+                mine = use_rows(tape, found, i, role, g)
+                rows[name] = rows[name] + mine if name in rows else mine
+
+    def add(name: str, t: Tensor) -> None:
+        out[name][at] += t
+
+    root_rows(tape, rows, out.__contains__, add)

@@ -8,16 +8,21 @@ folded into another axis, a gradient scaled by hand) is found out and its parame
 import warnings
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import count
 
 import torch
 from torch import Tensor
 
 from biascope.network.door import random_state, refuse_mixing, refuse_random
 from biascope.network.functional import Functional, explained
+from biascope.network.layers import composed as composed  # its handlers are registered
 from biascope.network.layers.blocks import Anatomy, Block, Layout, Slot, leaves, rows_of_tape
-from biascope.network.layers.record import Tape, Use, record
+from biascope.network.layers.derived import labelled, next_scope
+from biascope.network.layers.record import EVERYTHING, Scope, Tape, Use, record
 from biascope.network.layers.rules import Linear, MatrixRule, Sizes
 from biascope.support.inputs import Inputs, batch_size, take
+
+SCOPES = 6  # times that a network is looked at; then derived tensors are left to autograd
 
 
 def pilot(f: Functional, inputs: Inputs) -> Anatomy:
@@ -29,43 +34,70 @@ def pilot(f: Functional, inputs: Inputs) -> Anatomy:
     known = () if f.shards is not None else (*f.params.values(), *f.frozen.values())
     held = {t.untyped_storage().data_ptr() for t in known if t.layout == torch.strided}  # no activations
 
-    def count(t: Tensor) -> Tensor:
+    def weigh(t: Tensor) -> Tensor:
         nonlocal saved
         if t.layout != torch.strided or t.untyped_storage().data_ptr() not in held:
             saved += t.numel() * t.element_size()
         return t
 
     before = random_state(f.device)
-    with explained(f.module, three), torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
+    with explained(f.module, three), torch.autograd.graph.saved_tensors_hooks(weigh, lambda t: t):
         tape3 = taped(f, three)
     if not torch.equal(random_state(f.device), before):
         refuse_random(f.module, lambda: f(f.params, three), tape3.rows.detach())
     tape2 = taped(f, two)
     refuse_mixing(f.module, lambda: f(f.params, three), tape3.rows.detach(), tape2.rows.detach())
-    raw = dict(tape3.raw)
-    slots = _slots(tape3, tape2, raw)
-    blocks = _blocks(f, tape3, slots, raw)
-    batched = f.shards is None and _can_batch(tape3)
     if f.shards is not None:  # autograd keeps what is not seen from here: about the inputs and outputs of the layers
         seen = [(use.out_shape.numel(), 0 if use.input is None else use.input.numel()) for use in tape3.uses]
         saved = 2 * f.dtype.itemsize * sum(map(sum, seen))
+    scope, raw = EVERYTHING, dict[str, str]()
     per_example = max(1, saved // 3)
-    flow = tape3.gradients(torch.ones_like(tape3.rows))
-    unreached = frozenset(i for i, g in enumerate(flow) if g is None)
-    outputs = tape3.rows.shape[1]
-    found = Anatomy(tuple(blocks), tuple(slots), outputs, per_example, batched, raw, tape3.shape, unreached)
-    wrong = _certify(f, found, two)
-    if wrong:
-        raw |= dict.fromkeys(wrong, "the layer rule disagrees with autograd here")
-        blocks = _blocks(f, tape3, slots, raw)
-        found = replace(found, blocks=tuple(blocks))
+    for attempt in count(1):
+        raw = tape3.raw | raw
+        slots = _slots(tape3, tape2, raw)
+        _name_roots(tape3, raw)
+        wanted = next_scope(tape3, tape2, scope, raw)
+        if attempt == SCOPES or f.shards is not None:
+            wanted = replace(wanted, ignored=wanted.ignored.union(*(made.roots for made in tape3.derived)))
+        if wanted == scope:
+            found = _anatomy(f, tape3, slots, raw, per_example, scope)
+            wrong = _certify(f, found, two)
+            if not wrong:
+                break
+            raw |= dict.fromkeys(wrong, "the layer rule disagrees with autograd here")
+            wanted = replace(scope, ignored=scope.ignored | frozenset(wrong))
+        for name in wanted.ignored - set(raw):
+            makers = [made.maker for made in tape3.derived if name in made.roots]
+            raw[name] = f"used by {makers[-1]}, which has no layer rule" if makers else "used for some examples only"
+        raw = {name: why for name, why in raw.items() if name in wanted.ignored}
+        scope = wanted
+        tape3, tape2 = (taped(f, x, scope) for x in (three, two))
     return found
 
 
-def taped(f: Functional, inputs: Inputs) -> Tape:
+def taped(f: Functional, inputs: Inputs, scope: Scope = EVERYTHING) -> Tape:
     """The tape of f at its parameters over prepared inputs."""
     with nullcontext() if f.shards is None else f.shards.gathering():
-        return record(f.outputs, leaves(f), inputs)
+        return record(f.outputs, leaves(f), inputs, scope=scope)
+
+
+def _anatomy(
+    f: Functional, tape: Tape, slots: list[Slot | None], raw: dict[str, str], per_example: int, scope: Scope
+) -> Anatomy:
+    flow = tape.gradients(torch.ones_like(tape.rows))
+    unreached = frozenset(i for i, g in enumerate(flow) if g is None)
+    blocks, outputs = _blocks(f, tape, slots, raw), tape.rows.shape[1]
+    batched = f.shards is None and _can_batch(tape)
+    return Anatomy(tuple(blocks), tuple(slots), outputs, per_example, batched, raw, tape.shape, unreached, scope)
+
+
+def _name_roots(tape: Tape, raw: dict[str, str]) -> None:
+    """Put the parameters behind raw derived tensors in their place."""
+    for label, made in labelled(tape).items():
+        why = raw.pop(label, None)
+        if why is not None:
+            for name in made.roots:
+                raw.setdefault(name, why)
 
 
 def _can_batch(tape: Tape) -> bool:
@@ -127,9 +159,11 @@ def _sensible(use: Use, inp: Layout | None, out: Layout) -> bool:
 
 def _blocks(f: Functional, tape: Tape, slots: list[Slot | None], raw: dict[str, str]) -> list[Block]:
     where: dict[str, list[tuple[int, str]]] = {name: [] for name in f.params}
+    made = labelled(tape)
     for i, use in enumerate(tape.uses):
         for role, name in use.roles.items():
-            where[name].append((i, role))
+            for owner in made[name].roots if name in made else (name,):
+                where[owner].append((i, "derived" if name in made else role))
     blocks: list[Block] = []
     folded: set[str] = set()
     for name, places in where.items():
@@ -142,8 +176,8 @@ def _blocks(f: Functional, tape: Tape, slots: list[Slot | None], raw: dict[str, 
         if not places:
             blocks.append(Block("rows", (name,), (), "not used: its derivative is zero", numel=numel))
             continue
-        uses = [tape.uses[i] for i, _ in places]
-        indices = tuple(i for i, _ in places)
+        indices = tuple(dict.fromkeys(i for i, _ in places))
+        uses = [tape.uses[i] for i in indices]
         times = f", used {len(uses)} times" if len(uses) > 1 else ""
         rules = [u.rule for u in uses]
         first = rules[0]
@@ -154,7 +188,8 @@ def _blocks(f: Functional, tape: Tape, slots: list[Slot | None], raw: dict[str, 
         )
         if not joined:
             kinds = "+".join(sorted({u.rule.kind for u in uses}))
-            blocks.append(Block("rows", (name,), indices, f"{kinds} rule{times}", numel=numel))
+            through = ", derived first" if any(role == "derived" for _, role in places) else ""
+            blocks.append(Block("rows", (name,), indices, f"{kinds} rule{times}{through}", numel=numel))
             continue
         assert isinstance(first, MatrixRule)
         sizes = [_sizes(u, slots[i], 3) for u, i in zip(uses, indices)]
@@ -163,6 +198,7 @@ def _blocks(f: Functional, tape: Tape, slots: list[Slot | None], raw: dict[str, 
         bias = uses[0].roles.get("bias")
         if (
             bias is not None
+            and bias not in made
             and bias not in raw
             and first.bias_shares_positions
             and where[bias] == [(i, "bias") for i in indices]
@@ -200,7 +236,7 @@ def _certify(f: Functional, found: Anatomy, two: Inputs) -> list[str]:
 
 def _disagreements(f: Functional, found: Anatomy, two: Inputs, names: list[str], tol: float) -> list[str]:
     two = f.prepare(two)
-    tape, params = taped(f, two), leaves(f)
+    tape, params = taped(f, two, found.scope), leaves(f)
     if not found.matches(tape):
         return names
     gen = torch.Generator().manual_seed(0)
@@ -219,5 +255,5 @@ def _disagreements(f: Functional, found: Anatomy, two: Inputs, names: list[str],
             exact = exact if f.shards is None else f.shards.whole(f.params[n], exact)
             size[n] += float(exact.norm()) ** 2
             error[n] += float((by_rule[n][0, i] - exact.flatten()).norm()) ** 2
-    scale = max(size.values()) ** 0.5
+    scale, tol = max(size.values()) ** 0.5, max(tol, 8 * tape.rounding)
     return [n for n in names if not error[n] ** 0.5 <= tol * size[n] ** 0.5 + tol * 1e-3 * scale]
