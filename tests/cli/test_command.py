@@ -297,7 +297,7 @@ def test_a_failed_start_says_why_and_leaves_no_folder(
 def test_a_run_that_stored_something_stays(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def breaks(started: Run) -> None:
+    def breaks(started: Run, *args: object, **more: object) -> None:
         started.log(step=1)
         raise InputError("in the middle")
 

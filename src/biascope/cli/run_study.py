@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast, get_args
 
 import typer
 from rich.console import Console
@@ -20,9 +20,11 @@ from biascope.studies.replication import beside
 from biascope.studies.runs import way_out
 from biascope.support.arguments import device_of
 from biascope.support.errors import BiascopeError, CorruptError, InputError, UnsupportedError
+from biascope.support.executors import Choice
 
 # options of the study itself (--sigma 3) are not known here: they arrive as extra arguments
-OPTIONS = ("size", "seed", "out", "resume", "like", "device", "set")  # those of every study
+RUNNERS = ("executor", "address", "jobs", "job-cpus", "job-gpus")
+OPTIONS = ("size", "seed", "out", "resume", "like", "device", "set", *RUNNERS)  # those of every study
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
@@ -40,6 +42,13 @@ def run_study(
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1. [default: cpu]")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="An option of the study, as key=value.")] = None,
+    executor: Annotated[
+        str | None, typer.Option(help="ray, or processes of this machine: independent trainings side by side.")
+    ] = None,
+    address: Annotated[str | None, typer.Option(help="Of a Ray cluster, e.g. auto. [default: Ray is started]")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="So many at a time.")] = None,
+    job_cpus: Annotated[float, typer.Option(min=0, help="Processors of each.")] = 1.0,
+    job_gpus: Annotated[float | None, typer.Option(min=0, help="GPUs of each on Ray, may be 0.25.")] = None,
     help_: Annotated[bool, typer.Option("--help", help="Show this; with a study's name, also its options.")] = False,
 ) -> None:
     """Run a study: every option of the study is also an option here, e.g. `biascope run nad/fig4a --sigma 2`."""
@@ -49,6 +58,10 @@ def run_study(
         if name is not None:
             describe(find(name), console)
         return
+    if executor not in {None, *get_args(Choice)}:
+        raise InputError(f"--executor {executor!r} should be {' or '.join(get_args(Choice))}")
+    if executor is None and (address, jobs, job_cpus, job_gpus) != (None, None, 1.0, None):
+        raise InputError("--address, --jobs, --job-cpus and --job-gpus are for --executor ray or processes")
     extra = list(context.args)
     if name is not None and name.startswith("-"):  # `--resume PATH --sigma 3`: there was no name
         extra.insert(0, name)
@@ -69,7 +82,8 @@ def run_study(
             console.print(f"{escape(str(run.path))} was finished already; making its page again")
         else:
             with plain_interrupts():
-                execute(run)
+                kind = cast(Choice | None, executor)
+                execute(run, kind, address=address, jobs=jobs, cpus=job_cpus, gpus=job_gpus)
         _show(run, console)
         if like is not None:
             _compare(like, run, console)

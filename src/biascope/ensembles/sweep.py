@@ -6,7 +6,7 @@ aside, then renamed), so Ctrl-C or a lost machine costs the job that was running
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from biascope.support import executors
 from biascope.support.bars import progress
 from biascope.support.errors import BiascopeError, CorruptError, InputError
+from biascope.support.executors import Choice, Failure
 from biascope.support.files import explain_write_errors, read_tensors, write_tensors
+from biascope.support.limits import Count, NonNegative, Positive
 from biascope.support.signatures import checked
 
 Job = Mapping[str, Any]
@@ -24,7 +27,17 @@ Outcome = dict[str, Any]  # tensors and plain values by name
 
 
 @checked
-def sweep(function: Callable[..., Mapping[str, Any]], jobs: Sequence[Job], folder: str | Path) -> list[Outcome]:
+def sweep(
+    function: Callable[..., Mapping[str, Any]],
+    jobs: Sequence[Job],
+    folder: str | Path,
+    executor: Choice | None = None,
+    *,
+    address: str | None = None,
+    at_once: Count | None = None,
+    cpus: Positive = 1.0,
+    gpus: NonNegative = 0.0,
+) -> list[Outcome]:
     """Call `function(**job)` for every job that has no file in `folder` yet; returns all outcomes in order.
 
     A job that fails does not stop the others, nor does an outcome that is not a dict or cannot be written; at the end
@@ -36,6 +49,12 @@ def sweep(function: Callable[..., Mapping[str, Any]], jobs: Sequence[Job], folde
             lists).
         jobs: keyword arguments, JSON-able.
         folder: made if it does not exist.
+        executor: who calls it: "ray", "processes" of this machine, or None for one job after another, here. A job whose
+            worker is lost is done again.
+        address: of a Ray cluster ("auto": the one that this machine belongs to); None starts Ray here.
+        at_once: jobs at a time; by default as many as there are processors, or as Ray's resources allow.
+        cpus: of each job.
+        gpus: of each job on Ray, which may be a share of one.
 
     Example:
         >>> import tempfile
@@ -52,26 +71,40 @@ def sweep(function: Callable[..., Mapping[str, Any]], jobs: Sequence[Job], folde
     waiting = [(job, path) for job, path in dict(zip(map(_key, jobs), zip(jobs, paths))).values() if not path.exists()]
     failures: list[str] = []
     cause: Exception | None = None
-    for job, path in progress(waiting, "jobs", total=len(waiting)):
-        try:
-            contents = _contents(job, function(**job))
-        except Exception as error:  # KeyboardInterrupt passes through: what is finished is on disk
-            failures.append(f"{_key(job)}: {type(error).__name__}: {error}")
-            cause = error
-            continue
-        try:
-            write_tensors(path, *contents)
-        except BiascopeError:
-            raise  # the disk, not the job: all others would be computed for nothing
-        except Exception as error:  # what safetensors does not take: sparse tensors, names that are no text
-            failures.append(f"{_key(job)}: its outcome cannot be written: {type(error).__name__}: {error}")
-            cause = error
+
+    def contents(job: Job) -> Any:
+        return _contents(job, function(**job))
+
+    with executors.executor(executor, jobs=at_once, cpus=cpus, gpus=gpus, address=address) as there:
+        todo = [job for job, _ in waiting]
+        outcomes = _here(contents, todo) if there is None else there.map(contents, todo)
+        for index, outcome in progress(outcomes, "jobs", total=len(waiting)):
+            job, path = waiting[index]
+            if isinstance(outcome, Failure):
+                cause = outcome.error
+                failures.append(f"{_key(job)}: {type(cause).__name__}: {cause}")
+                continue
+            try:
+                write_tensors(path, *outcome)
+            except BiascopeError:
+                raise  # the disk, not the job: all others would be computed for nothing
+            except Exception as error:  # what safetensors does not take: sparse tensors, names that are no text
+                failures.append(f"{_key(job)}: its outcome cannot be written: {type(error).__name__}: {error}")
+                cause = error
     if failures:
         listed = "\n  ".join(failures)
         raise BiascopeError(
             f"{len(failures)} of {len(jobs)} jobs failed; the others are in {folder}\n  {listed}"
         ) from cause
     return [_read(path) for path in paths]
+
+
+def _here(function: Callable[[Job], Any], jobs: Sequence[Job]) -> Iterator[tuple[int, Any]]:
+    for index, job in enumerate(jobs):
+        try:
+            yield index, function(job)
+        except Exception as error:  # KeyboardInterrupt passes through: what is finished is on disk
+            yield index, Failure(error)
 
 
 @checked

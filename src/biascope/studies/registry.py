@@ -22,9 +22,10 @@ from biascope.studies.own_networks import watch_networks
 from biascope.studies.result import Estimate as Estimate
 from biascope.studies.result import StudyResult
 from biascope.studies.runs import Run, way_out
-from biascope.support import files
+from biascope.support import executors, files
 from biascope.support.arguments import device_of
 from biascope.support.errors import CorruptError, InputError, near
+from biascope.support.executors import Choice
 
 Size = Literal["smoke", "laptop", "paper"]
 StudyFunction = Callable[..., StudyResult]
@@ -180,10 +181,28 @@ def configure(
     }
 
 
-def execute(run: Run) -> StudyResult:
+def execute(
+    run: Run,
+    executor: Choice | None = None,
+    *,
+    address: str | None = None,
+    jobs: int | None = None,
+    cpus: float = 1.0,
+    gpus: float | None = None,
+) -> StudyResult:
     """Run the study a folder was made for (or go on with it) and write `result.json`.
 
     A run goes on with the networks it began with: own ones (`module:factory`) that build something else are refused.
+
+    Args:
+        run: the folder.
+        executor: who does independent jobs of the study (`Run.cached_each`: trainings, groups of networks): "ray",
+            "processes" of this machine, or None for one after another. The numbers are the same; a job whose worker is
+            lost is done again.
+        address: of a Ray cluster ("auto": the one that this machine belongs to); None starts Ray here.
+        jobs: at a time; by default as many as there are processors, or as Ray's resources allow.
+        cpus: of each job.
+        gpus: of each job on Ray, which may be a share of one; by default 1 where the run's device is CUDA.
 
     Example:
         >>> import tempfile
@@ -196,7 +215,12 @@ def execute(run: Run) -> StudyResult:
     begin = time.perf_counter()
     values = merge(found.options, run.config.get("options", {}))
     watch_networks(run, values)
-    result = found.function(run, **arguments(found.function, values))
+    on_gpu = run.device.startswith("cuda")
+    if executor == "ray" and on_gpu and run.device != "cuda":
+        raise InputError(f"device {run.device!r}: Ray says which GPU a job gets; start the run with device='cuda'")
+    gpus = float(on_gpu) if gpus is None else gpus
+    with executors.executor(executor, jobs=jobs, cpus=cpus, gpus=gpus, address=address):
+        result = found.function(run, **arguments(found.function, values))
     if not isinstance(result, StudyResult):
         raise InputError(f"study {found.name!r} returned {type(result).__name__}, not a StudyResult")
     seconds = round(time.perf_counter() - begin, 2)

@@ -28,7 +28,9 @@ import torch
 
 from biascope.studies import environment
 from biascope.support import files
+from biascope.support.bars import progress
 from biascope.support.errors import BiascopeError, CorruptError, InputError
+from biascope.support.executors import Failure, current
 
 FORMAT = 1
 MARKER = "biascope-run.json"
@@ -222,7 +224,17 @@ class Run:
     def cached_each(
         self, key: str, items: Iterable[int], compute: Callable[[int], Mapping[str, Value]]
     ) -> list[dict[str, Value]]:
-        """`cached` for every item (seed, piece, ...): `compute(item)`, stored under the key and the item."""
+        """`cached` for every item (seed, piece, ...): `compute(item)`, stored under the key and the item.
+
+        The items do not depend on one another: under `execute(run, executor=...)` they are done side by side.
+        """
+        items, there = list(items), current()
+        missing = [item for item in items if not self._file(f"{key} {item}").exists()]
+        if there is not None and missing:
+            for index, outcome in progress(there.map(compute, missing), key, total=len(missing)):
+                if isinstance(outcome, Failure):
+                    raise outcome.error
+                self.cached(f"{key} {missing[index]}", partial(dict, outcome))
         return [self.cached(f"{key} {item}", partial(compute, item)) for item in items]
 
     # ---- inside ----
