@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import biascope as bs
-from biascope.curvature import gradient_covariance, l2_metric
+from biascope.curvature import gradient_covariance, l2_metric, vocabulary
 from biascope.curvature.families import Categorical, OutputShape, likelihood_family
 from biascope.support.errors import InputError
 from curvature.curvature_zoo import brute_fisher, case, jacobian, relative
@@ -333,3 +333,27 @@ def test_a_choice_of_parameters():
     part = bs.fisher(net, x, "dense", params="2")
     assert list(part.space.shapes) == ["2.weight", "2.bias"]
     assert relative(part.to_dense(), whole.to_dense()[25:, 25:]) < 1e-10
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_scores_of_a_vocabulary_some_rows_at_a_time(drawn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    g = torch.Generator().manual_seed(0)
+    z = torch.randn(7, 11, generator=g, dtype=torch.float64)
+    u = torch.rand(3, 7, generator=g, dtype=torch.float64)
+    y = torch.randint(0, 11, (1, 7), generator=g)
+    counted = torch.tensor([True, True, False, True, True, True, True])
+    p = torch.softmax(z, -1)
+    labels = (u[..., None] > p.cumsum(-1)).sum(-1) if drawn else y
+    truth = (torch.nn.functional.one_hot(labels, 11) - p) * counted[:, None]
+    for entries in (1, 30, 10**6):
+        monkeypatch.setattr(vocabulary, "ENTRIES", entries)
+        found = vocabulary.scores(z, None if drawn else y, u if drawn else None, counted)
+        assert relative(found, truth) < 1e-12
+
+
+def test_classes_first_and_last_draw_the_same_labels() -> None:
+    z = torch.randn(4, 5, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)  # [n, P, c]
+    u = torch.rand(2, 4, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    last = Categorical(OutputShape(6, 5, True)).drawn_scores(z.flatten(1), None, u).view(2, 4, 5, 6)
+    first = Categorical(OutputShape(6, 5, False)).drawn_scores(z.mT.flatten(1), None, u).view(2, 4, 6, 5)
+    assert relative(last.mT, first) < 1e-12

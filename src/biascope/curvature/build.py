@@ -1,5 +1,6 @@
 """bs.fisher, bs.ggn and their relatives: choose a family and a representation, stream the data, get a metric."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ from biascope.support.processes import ALONE, Processes, processes
 from biascope.support.signatures import checked
 
 Representation = Name | Mapping[str, str]
+MANY_PASSES = 10_000  # backward passes per example above which the caller is warned
 MANY = 2**28  # bytes of Kronecker factors for which free memory is not measured
 
 
@@ -272,6 +274,12 @@ def _build(source: Stream, options: Options, family: FamilyMaker, what: str, see
         implicit = ImplicitMetric(space, over, units, plan, info, options.centred)
         info["n"] = over.stream.n
         return implicit
+    if fam.softmax and not fam.random and fam.width > MANY_PASSES:
+        warnings.warn(
+            f"the exact expectation over labels takes {fam.width} backward passes per example: "
+            "estimator='monte-carlo' takes one per sample",
+            stacklevel=6,
+        )
     numbers = 0
     for u in units:
         if u.kind in {"kfac", "ekfac"} and (z := u.blocks[0].sizes) is not None:

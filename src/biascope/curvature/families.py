@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from biascope.curvature.vocabulary import scores
 from biascope.support.arguments import check_count, tensor_fix
 from biascope.support.errors import InputError, UnsupportedError
 
@@ -276,6 +277,8 @@ class Categorical(Family):
         return self.shape.positions
 
     def drawn_scores(self, z: Tensor, y: Tensor | None, draws: Tensor) -> Tensor:  # noqa: D102
+        if self.shape.classes_last and self.shape.positions > 1:
+            return self._by_rows(z, y, None, draws)
         if self.shape.positions > 1 or y is not None:
             return self._scores(z, y, _inverse_cdf(torch.softmax(self.shape.split(z), -2), draws))
         p = torch.softmax(z, -1)  # the same for draws [k, n, 1] with few small operations
@@ -285,7 +288,16 @@ class Categorical(Family):
         return p.new_zeros(each.shape).scatter_(-1, labels, 1.0).sub_(p)
 
     def label_scores(self, z: Tensor, y: Tensor) -> Tensor:  # noqa: D102
-        return self._scores(z, y, y[None].clamp_min(0))
+        labels = y[None].clamp_min(0)
+        by_rows = self.shape.classes_last and self.shape.positions > 1
+        return self._by_rows(z, y, labels, None) if by_rows else self._scores(z, y, labels)
+
+    def _by_rows(self, z: Tensor, y: Tensor | None, labels: Tensor | None, draws: Tensor | None) -> Tensor:
+        """The same for classes on the last axis [n, P c], where a position is a row and there may be many classes."""
+        counted = None if y is None else (y != IGNORE).flatten()
+        index, uniform = (None if t is None else t.flatten(1) for t in (labels, draws))
+        found = scores(z.reshape(-1, self.shape.classes), index, uniform, counted)
+        return found.view(len(found), *z.shape)
 
     def _scores(self, z: Tensor, y: Tensor | None, labels: Tensor) -> Tensor:
         """One-hot labels [k, n, P] less the probabilities, at the positions that have a label in y."""
@@ -323,12 +335,12 @@ class Score(Family):
     def cotangents(self, z: Tensor, y: Tensor | None, draws: Tensor | None, ks: range) -> Tensor:  # noqa: D102
         if draws is not None:
             draws = draws if len(ks) == self.width else draws[ks.start : ks.stop]
-            scores = self.base.drawn_scores(z, y, draws.to(z.device))
+            found = self.base.drawn_scores(z, y, draws.to(z.device))
         else:
             assert y is not None
-            scores = self.base.label_scores(z, y)
+            found = self.base.label_scores(z, y)
         root = sqrt(self.scale / self.width)
-        return scores if root == 1.0 else scores * root
+        return found if root == 1.0 else found.mul_(root)
 
 
 def _inverse_cdf(p: Tensor, u: Tensor) -> Tensor:

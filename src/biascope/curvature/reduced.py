@@ -87,8 +87,10 @@ class Half:
         if kind == "low rank":
             rows = torch.cat(self.rows, 1)
             self.rows = []
-            _, s, Vh = torch.linalg.svd(rows, full_matrices=False)
-            return s.square() / count, Vh.mT.contiguous()
+            Q, R = torch.linalg.qr(rows.mT)  # rows^T rows = Q R R^T Q^T
+            del rows
+            values, W = torch.linalg.eigh(R.double() @ R.double().mT)
+            return values.flip(-1).clamp_min(0).to(R.dtype) / count, Q @ W.flip(-1).to(R.dtype)
         return (self.S / count).expand(-1, self.d) / (self.d if kind == "shared" else 1), self.S[:, :0]
 
     def error(self) -> float | None:
