@@ -11,6 +11,7 @@ from biascope.curvature import contract, kronecker
 from biascope.curvature.contract import add_second_moment, symmetric
 from biascope.curvature.kronecker import Homogeneous, KroneckerPiece, decompose, eigen_error, eigh_of
 from biascope.curvature.lowrank import LowRankPiece
+from biascope.curvature.quasidiagonal import ArrowPiece
 from biascope.support.errors import InputError
 from biascope.support.inputs import finite
 
@@ -154,3 +155,20 @@ def test_low_rank_solve_and_sample_in_float32() -> None:
     values, vectors = torch.linalg.eigh(F + damping * torch.eye(400, dtype=torch.float64))
     root = vectors @ torch.diag(values.rsqrt()) @ vectors.T @ X
     assert (piece.sample(X.float(), damping, "exact").double() - root).norm() < 1e-5 * root.norm()
+
+
+@pytest.mark.parametrize("left", [1e-3, 1e-4])
+def test_an_arrow_of_many_weights_is_solved_in_float32(left: float) -> None:
+    """The weights take nearly all of the bias's variance: rounding of their sum must not pass for a singular matrix."""
+    inputs = 4608  # of a convolution with 512 channels
+    piece = ArrowPiece(
+        ("w", "b"), torch.ones(1, inputs), torch.full((1, inputs), ((1 - left) / inputs) ** 0.5), torch.ones(1)
+    )
+    v = torch.randn(inputs + 1, 1, generator=torch.Generator().manual_seed(0))
+    M = torch.diag(torch.cat([piece.D[0], piece.Db]).double())
+    M[-1, :-1] = M[:-1, -1] = piece.C[0].double()
+    exact = torch.linalg.solve(M, v.double())
+    assert float((piece.solve(v, 0.0, "exact") - exact).norm() / exact.norm()) < 2e-7 / left
+    bare = ArrowPiece(("w", "b"), torch.ones(1, 4), torch.full((1, 4), 0.5), torch.ones(1))
+    with pytest.raises(InputError, match="singular"):
+        bare.solve(v[:5], 0.0, "exact")

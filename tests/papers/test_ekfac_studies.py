@@ -350,3 +350,12 @@ def test_figB_1_end_to_end(tmp_path: Path) -> None:
     assert result.numbers["change on the sample / first order"].value == pytest.approx(1.0, abs=0.2)
     top, random, _ = (np.array(s.y) for s in result.figures[0].series)  # type: ignore[union-attr]
     assert top[0] > random.max()
+    assert result.numbers["worst final loss / plateau"].value < 0.9
+
+
+def test_figB_1_goes_on_with_a_smaller_learning_rate_where_a_training_diverges(tmp_path: Path) -> None:
+    numbers = run(tmp_path, "ekfac/figB.1", lr=0.1).numbers
+    assert numbers["smallest learning rate"].value == pytest.approx(0.1 / 3)
+    assert np.isfinite(numbers["change along top / along random directions (medians)"].value)
+    with pytest.raises(InputError, match=r"did not learn with any learning rate of 1e\+04, 3\.33e\+03"):
+        run(tmp_path / "b", "ekfac/figB.1", lr=1e4, epochs=1.0)

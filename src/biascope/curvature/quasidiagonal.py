@@ -56,12 +56,13 @@ class ArrowPiece(Piece):
 
     def _schur(self, damping: float) -> tuple[Tensor, Tensor]:
         """D + damping, and the Schur complement of the weights, D_b + damping - sum C^2 / D."""
-        D = self.D + damping
-        schur = self.Db + damping - (self.C.square() / D).sum(-1)
-        floor = D.shape[1] * torch.finfo(D.dtype).eps * (self.Db + damping)
-        if bool((D <= 0).any()) or bool((schur.abs() <= floor).any()):
+        D, Db = self.D + damping, (self.Db + damping).double()
+        # with many weights the sum comes close to D_b, and in float32 its rounding would exceed what is left
+        taken = (self.C.double().square() / D.double()).sum(-1)
+        schur = Db - taken
+        if bool((D <= 0).any()) or bool((schur.abs() <= torch.finfo(D.dtype).eps * (Db + taken)).any()):
             raise InputError(f"the quasi-diagonal metric of {self.names[0]} is singular; give damping > 0")
-        return D, schur
+        return D, schur.to(D.dtype)
 
     def solve(self, X: Tensor, damping: float, mode: Mode) -> Tensor:  # noqa: D102
         D, schur = self._schur(damping)

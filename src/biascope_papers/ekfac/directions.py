@@ -4,6 +4,9 @@ J holds the gradients of all outputs on a sample; its top right singular vectors
 v_j = J^T u_j / sigma_j. The trained network moves by `step` times its own norm, and the change of its outputs on other
 images is measured. To first order the change on the sample itself is step sigma_j along v_j, and step ||J|| / sqrt(p)
 along a random direction.
+
+A training that diverges, or that stays where it began, has no direction worth moving along (VGG-11 of full width
+diverges with rates that suit narrow ones): it is tried again with a third of the learning rate, `TRIALS` times in all.
 """
 
 import functools
@@ -14,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from biascope import Jacobian, ntk
+from biascope import InputError, Jacobian, ntk
 from biascope.studies import Chart, Estimate, Run, Series, StudyResult, study
 from biascope.studies.estimates import curve, mean_error
 from biascope.support import derive, generator, progress
@@ -22,11 +25,23 @@ from biascope_papers.ekfac import cifar, contest
 from biascope_papers.ekfac.common import Row, require
 from biascope_papers.ekfac.contest import Problem, Setting
 
+TRIALS = 4
+LEARNED = 0.9  # of the loss of a constant prediction, below which a training must end
+
 
 @study(
     "ekfac/figB.1",
     sizes={
-        "smoke": {"dataset": "digits", "n": 200, "width": 2, "epochs": 2.0, "sample": 10, "directions": 5, "seeds": 1},
+        "smoke": {
+            "dataset": "digits",
+            "n": 200,
+            "width": 2,
+            "epochs": 10.0,
+            "size": 20,
+            "sample": 10,
+            "directions": 5,
+            "seeds": 1,
+        },
         "laptop": {"n": 2000, "width": 8, "epochs": 5.0, "sample": 30, "directions": 20},
         "paper": {"n": 50000, "width": 64, "epochs": 10.0},
     },
@@ -58,10 +73,7 @@ def fig_b_1(
     def measured(seed: int) -> dict[str, Tensor]:
         task = data()
         steps = max(1, round(epochs * len(task.x) / size))
-        net = task.build(derive(run.seed, "init", seed), False).to(run.device)
-        sgd = torch.optim.SGD(net.parameters(), lr=lr, momentum=momentum)
-        contest.run_steps(run, task, net, sgd, Setting("sgd", lr, momentum, size, steps, 1, steps), seed)
-        net.eval()
+        net, rate, loss = trained(run, task, lr, momentum, size, steps, seed)
         order = torch.randperm(len(task.x), generator=generator(run.seed, "sample", seed)).to(run.device)
         inside, outside = task.x[order[:sample]], task.x[order[sample : sample + tests]]
         V, sigma = singular_vectors(net, inside, directions)
@@ -70,13 +82,19 @@ def fig_b_1(
         expected = eps * sigma / outputs**0.5
         along_random = change(net, outside, eps * R / R.norm(dim=0))
         return {"top": change(net, outside, eps * V), "random": along_random, "expected": expected,
-                "ratio": change(net, inside, eps * V) / expected}  # fmt: skip
+                "ratio": change(net, inside, eps * V) / expected,
+                "rate": torch.tensor(rate).double(), "loss": torch.tensor(loss / task.plateau).double()}  # fmt: skip
 
     rows: list[Row] = run.cached_each("seed", progress(range(seeds), "trainings"), measured)
     ratios = [float(row["top"].median() / row["random"].median()) for row in rows]
     ratio, first = Estimate.of(ratios), Estimate.of([float(row["ratio"].median()) for row in rows])
     ranks = range(1, directions + 1)
     deviates = "" if dataset == "cifar10" and width == 64 else f" Width {width}, {n} images of {dataset}."
+    learned = [{key: float(row[key]) for key in ("rate", "loss")} for row in rows if "rate" in row]
+    extra = {} if len(learned) < len(rows) else {
+        "smallest learning rate": Estimate(min(each["rate"] for each in learned)),
+        "worst final loss / plateau": Estimate(max(each["loss"] for each in learned)),
+    }  # fmt: skip
     return StudyResult(
         measured=f"The median change along the top {directions} singular vectors is {ratio} times that along random "
         f"directions; on the sample the change is {first} of what first order predicts.{deviates}",
@@ -84,6 +102,7 @@ def fig_b_1(
             "change along top / along random directions (medians)": ratio,
             "smallest change along top / along random directions": Estimate(min(ratios)),
             "change on the sample / first order": first,
+            **extra,
         },
         figures=(
             Chart("change", "Change of the outputs on other images", "direction",
@@ -97,6 +116,25 @@ def fig_b_1(
                   "norm.", log_y=True),
         ),
     )  # fmt: skip
+
+
+def trained(
+    run: Run, task: Problem, lr: float, momentum: float, size: int, steps: int, seed: int
+) -> tuple[nn.Module, float, float]:
+    """A network trained by SGD, in evaluation mode, with the learning rate that it took and its last loss."""
+    rates = [lr / 3**trial for trial in range(TRIALS)]
+    for rate in rates:
+        net = task.build(derive(run.seed, "init", seed), False).to(run.device)
+        sgd = torch.optim.SGD(net.parameters(), lr=rate, momentum=momentum)
+        contest.run_steps(run, task, net, sgd, Setting("sgd", rate, momentum, size, steps, 1, steps), seed)
+        loss = contest.evaluate(task, net)
+        if loss < LEARNED * task.plateau:
+            return net.eval(), rate, loss
+        run.log(seed=seed, rate=rate, loss=loss, learned=False)
+    raise InputError(
+        f"VGG-11 did not learn with any learning rate of {', '.join(f'{rate:.3g}' for rate in rates)}: its loss ends "
+        f"at {loss:.3g}, a constant prediction has {task.plateau:.3g}; give another lr, or more epochs"
+    )
 
 
 def singular_vectors(net: nn.Module, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
