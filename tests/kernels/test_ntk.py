@@ -229,7 +229,8 @@ class Returns(nn.Module):
     def forward(self, x: torch.Tensor) -> object:
         h = self.a(x)
         return {
-            "tuple": lambda: (h, h), "scalar": lambda: h.mean(), "dict": lambda: {"score": h},
+            "tuple": lambda: (h, h), "scalar": lambda: h.mean(), "dict": lambda: {"score": h, "size": h},
+            "indices": lambda: (h.argmax(1), None),
             "int": lambda: h.argmax(1), "short": lambda: h[:-1], "mixed": lambda: h - h.mean(0),
             "random": lambda: h + torch.randn_like(h), "nan": lambda: h / 0 * 0,
         }[self.what]()  # fmt: skip
@@ -238,7 +239,7 @@ class Returns(nn.Module):
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("tuple", r"returned a tuple of 2.*output=lambda out: out\[0\]"),
+        ("indices", r"returned a tuple of 2.*output=lambda out: out\[0\]"),
         ("scalar", "returned a scalar"),
         ("dict", "'score'.*output="),
         ("int", "torch.int64"),
@@ -269,8 +270,8 @@ def test_output_says_which_part() -> None:
         (torch.tensor(1.0), "scalar"),
         (torch.randn(3, 6).to(torch.complex64), "complex"),
         (3, "expected a tensor"),
-        (["a"], "expected a tensor"),
-        ({"x": torch.randn(3), "y": torch.randn(4)}, "disagree"),
+        (["a"], "x holds <U1 values, not numbers"),
+        ({"a": torch.randn(3), "b": torch.randn(4)}, "disagree"),
     ],
 )
 def test_bad_inputs_are_named(x: object, message: str) -> None:

@@ -55,7 +55,7 @@ def test_numbers(name: str, call: Callable[[Any], Any], bad: Any) -> None:
         call(bad)
 
 
-@pytest.mark.parametrize("bad", [np.ones((6, 6)), [1.0], None, 1.0])
+@pytest.mark.parametrize("bad", ["A", {"A": 1}, None, 1.0])
 @pytest.mark.parametrize(
     "call",
     [Dense, Diagonal, la.effective_rank, la.psd_eigh, lambda v: la.subspace_overlap(X, v), lambda v: la.cg(A, v)],

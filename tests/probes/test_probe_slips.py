@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -54,7 +53,7 @@ def test_a_group_there_is_not() -> None:
     ("y", "message"),
     [
         (nn.functional.one_hot(Y), r"cross_entropy loss of 2 outputs: y has shape \[6, 2\]; 1 value"),
-        (Y[:, None], r"y has shape \[6, 1\]"),
+        (Y[:, None].expand(6, 3), r"y has shape \[6, 3\]"),
         (Y - 1, "y must be classes, whole numbers from 0 to 1"),
         (Y[:4], "y: expected a tensor of 6 labels"),
     ],
@@ -67,6 +66,7 @@ def test_classes(y: Any, message: str) -> None:
 @pytest.mark.parametrize("kind", [torch.int32, torch.uint8, torch.bool])
 def test_classes_of_any_whole_type_are_the_same(kind: torch.dtype) -> None:
     out = X[:, :2]
+    assert torch.equal(example_losses(out, Y[:, None].to(kind)), example_losses(out, Y))
     assert torch.equal(example_losses(out, Y.to(kind)), example_losses(out, Y))
 
 
@@ -152,4 +152,4 @@ def test_paths_through_inputs_that_do_not_fit() -> None:
 
 def test_divergences_of_nan() -> None:
     with pytest.raises(InputError, match="mean: expected a tensor"):
-        probes.bounds.gaussian_kl(np.zeros(2), 1.0, 0.0, 1.0)  # type: ignore[arg-type]
+        probes.bounds.gaussian_kl("0", 1.0, 0.0, 1.0)  # type: ignore[arg-type]

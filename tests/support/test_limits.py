@@ -92,7 +92,7 @@ def test_numbers_beyond_their_limits_are_named(arguments: dict[str, object], wor
     ("arguments", "words"),
     [
         ({"v": torch.zeros(2, 2)}, r"v has shape \[2, 2\]: a tensor of 1 dimension"),
-        ({"v": [1.0]}, "v: expected a tensor, got list"),
+        ({"v": "1.0"}, "v: expected a tensor, got str"),
         ({"v": torch.zeros(2, dtype=torch.complex64)}, "v is complex"),
         ({"m": torch.zeros(2)}, "m has shape .* 2 dimension"),
         ({"x": torch.zeros(2, 2)}, "x has shape .* 4 dimension"),

@@ -43,7 +43,7 @@ def test_what_is_in_bounds_passes() -> None:
         ({"d": 1.1}, "d=1.1: a number from 0 to 1 is needed"),
         ({"d": float("nan")}, "d=nan"),
         ({"x": torch.tensor([1.0, float("nan")])}, "x has a NaN or infinity, first in example 1"),
-        ({"x": [1.0]}, "x: expected a tensor, got list"),
+        ({"x": "1.0"}, "x: expected a tensor, got str"),
         ({"many": [1, 0]}, r"many\[1\] must be at least 1, not 0"),
         ({"auto": 0}, "auto=0: an integer from 1 on or 'auto' is needed"),
     ],

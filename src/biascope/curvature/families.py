@@ -69,6 +69,7 @@ def checked_labels(likelihood: str, y: Tensor | None, n: int, shape: OutputShape
         got = f"{type(y).__name__}{tensor_fix(y, 'y')}"
         raise InputError(f"this needs labels: give data as (x, y) or as batches (x, y), with tensors, got {got}")
     classes = likelihood == "categorical"
+    y = _class_indices(y, shape) if classes else y
     wanted = n * (shape.positions if classes else shape.total)
     if y.dim() == 0 or len(y) != n or y.numel() != wanted or y.is_complex() or (classes and y.is_floating_point()):
         outputs = f"[{n}, {shape.total}]" + (f" of {shape.positions} positions per example" if classes else "")
@@ -87,10 +88,20 @@ def checked_labels(likelihood: str, y: Tensor | None, n: int, shape: OutputShape
     return y
 
 
+def _class_indices(y: Tensor, shape: OutputShape) -> Tensor:
+    """One-hot rows and whole floats as the classes they are; other labels as they came."""
+    rows = shape.positions == 1 and y.dim() == 2 and y.shape[1] == shape.classes > 1
+    if rows and bool(((y == 0) | (y == 1)).all()) and bool((y.sum(1) == 1).all()):
+        return y.argmax(1)
+    if y.is_floating_point() and bool((y == y.round()).all()):
+        return y.long()
+    return y
+
+
 def _label_hint(y: Tensor, shape: OutputShape) -> str:
     """What labels that do not fit look like: one-hot rows, or tokens where the classes were taken for positions."""
     if y.dim() == 2 and y.shape[1] == shape.classes and shape.positions == 1:
-        return "; one-hot labels become class indices with y.argmax(1)"
+        return "; rows of probabilities are no class indices: y.argmax(1)"
     if not shape.classes_last and y.dim() > 1 and y[0].numel() == shape.classes:
         return "; where the classes are the last axis, as in language models, say class_dim=-1"
     return "; pass y.long(), or say likelihood='gaussian' for regression" if y.is_floating_point() else ""

@@ -109,13 +109,13 @@ def _inner(lin: Linearized, f: Functional) -> Functional:
 
 def chunks(data: Any, what: str, size: int) -> list[Inputs]:
     """All examples in pieces of at most `size`; read once, so the order is fixed."""
-    return [piece for inputs, _ in batches(data, what) for piece in _cut(inputs, size)]
+    return [piece for inputs, _ in batches(data, what, ()) for piece in _cut(inputs, size)]
 
 
 def labelled(data: Any, what: str, size: int) -> tuple[list[Inputs], Tensor]:
     """All examples in pieces of at most `size`, and their labels [n, ...]."""
     pieces, labels = [], []
-    for inputs, given in batches(data, what):
+    for inputs, given in batches(data, what, ()):
         y, n = torch.as_tensor([] if given is None else given), batch_size(inputs)
         if y.shape[:1] != (n,):
             raise InputError(f"{what}: labels are needed, one for each of {n} examples, not {list(y.shape)}")

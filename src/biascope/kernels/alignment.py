@@ -19,17 +19,20 @@ if TYPE_CHECKING:
 def targets(y: Tensor, n: int, outputs: int | None) -> Tensor:
     """Labels as float64 targets [n, d].
 
-    Floats and booleans are values. Integers [n] are class indices and become one-hot, unless they are all -1 or +1
-    (signs) or the model has one output (values). `outputs` is the number of outputs, None if the kernel has none of
-    its own ([n, n]) and the model has several, or it is not known how many: then there are as many classes as the
-    largest index says.
+    Booleans and floats are values, but for whole floats [n] where there are several outputs. Integers [n] are class
+    indices and become one-hot, unless they are all -1 or +1 (signs) or the model has one output (values). `outputs` is
+    the number of outputs, None if the kernel has none of its own ([n, n]) and the model has several, or it is not known
+    how many: then there are as many classes as the largest index says.
     """
     if check_tensor(y, "y").dim() == 0 or len(y) != n:
         raise InputError(f"y has {len(y) if y.dim() else 'no'} labels for {n} examples")
     whole = not check_finite(y, "y").is_floating_point() and y.dtype != torch.bool
     signs = whole and bool((y.abs() == 1).all())
-    if whole and y.dim() == 2 and y.shape[1] == 1 and outputs != 1 and not signs:
-        raise InputError(f"y is a column of integers {list(y.shape)}: pass y[:, 0] for classes, y.double() for values")
+    if outputs != 1 and y.dim() == 2 and y.shape[1] == 1 and whole and not signs:
+        y = y[:, 0]  # classes in a column
+    if outputs not in (None, 1) and y.dim() == 1 and y.is_floating_point() and bool((y == y.round()).all()):
+        y, whole = y.long(), True  # classes, for there are several outputs
+        signs = bool((y.abs() == 1).all())
     if not whole or y.dim() > 1 or outputs == 1 or (signs and bool(y.min() == -1)):
         return y.double().reshape(n, -1)
     low, high = int(y.min()), int(y.max())

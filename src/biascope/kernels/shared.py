@@ -46,8 +46,9 @@ def shared_ntk(
         f = functional(model, params, output, precision)
         for data, what in ((x, "x"), (x2, "x2")):
             refuse_samplers(data, what)
-        one = gather(x, "x")
-        two = None if x2 is None else gather(x2, "x2")
+        arguments = f.certificate.arguments
+        one = gather(x, "x", arguments)
+        two = None if x2 is None else gather(x2, "x2", arguments)
         if two is not None:
             check_pair(one, two)
         data = [mark(some) if some is not None else None for some in (one, two)]

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from math import prod
 from types import TracebackType
 from typing import Any, get_args
@@ -35,6 +36,7 @@ from biascope.network.door import (
     refuse_wrappers,
     uninitialised,
 )
+from biascope.network.outputs import main_tensor
 from biascope.network.shards import Shards, is_sharded, reshard
 from biascope.support.arguments import check_choice, shown
 from biascope.support.errors import BiascopeError, InputError, near
@@ -55,6 +57,8 @@ class Certificate:
     """
 
     chosen: tuple[str, ...]  # names of the differentiated parameters
+    arguments: tuple[str, ...] = ()  # names of what forward takes
+    quiet: Mapping[str, bool] = field(default_factory=dict)  # switches off a language model's cache
     anatomies: dict[Any, Any] = field(default_factory=dict)
 
 
@@ -92,7 +96,7 @@ class Functional:
     def outputs(self, params: Params, inputs: Inputs) -> Tensor:
         """The same in the module's own shape [n, ...]."""
         args: tuple[Tensor, ...] = () if isinstance(inputs, dict) else (inputs,)
-        kwargs = inputs if isinstance(inputs, dict) else {}
+        kwargs: dict[str, Any] = {**self.certificate.quiet, **(inputs if isinstance(inputs, dict) else {})}
         # where torch differentiates, errors may mean that it cannot, and are dealt with by the caller
         plain = not torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
         whole = nullcontext() if self.shards is None else self.shards.gathering()
@@ -227,7 +231,10 @@ def _certify(
     chosen = select_params(named, params)
     if any(issubclass(kind, TABLES) for kind in kinds):
         refuse_embeddings(parts, {k: named[k] for k in chosen})
-    return Certificate(tuple(chosen))
+    arguments: tuple[str, ...] = ()
+    with suppress(TypeError, ValueError):  # not written in Python
+        arguments = tuple(signature(module.forward).parameters)
+    return Certificate(tuple(chosen), arguments, {"use_cache": False} if "use_cache" in arguments else {})
 
 
 def tensors_in(parts: Mapping[nn.Module, str], kind: str) -> Params:
@@ -289,8 +296,9 @@ def as_tensor(out: Any, n: int, output: Callable[[Any], Tensor] | None, module: 
     who = type(module).__name__
     if output is not None:
         out = output(out)
-    elif not isinstance(out, Tensor) and isinstance(getattr(out, "logits", None), Tensor):
-        out = out.logits  # Hugging Face heads
+    elif not isinstance(out, Tensor):
+        found = main_tensor(out)[0]
+        out = out if found is None else found
     if not isinstance(out, Tensor):
         if isinstance(out, tuple | list):
             what, fix = f"a {type(out).__name__} of {len(out)}", "output=lambda out: out[0]"

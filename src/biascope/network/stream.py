@@ -42,6 +42,7 @@ from biascope.support.inputs import (
     is_single,
     map_inputs,
     mark,
+    read,
     readable_again,
     refuse_samplers,
     shuffles,
@@ -49,6 +50,7 @@ from biascope.support.inputs import (
     tensors_of,
 )
 from biascope.support.processes import ALONE, Processes
+from biascope.support.readers import pair_of
 
 Names = tuple[str, ...]
 MANY = 8  # anatomies kept per network
@@ -104,6 +106,8 @@ class Stream:
     def __init__(self, f: Functional, data: Any, cut: Cut | None = None) -> None:
         self.f, self.cut = f, cut or Cut()
         self.lockstep = f.shards is not None  # all processes run the network equally often: none holds all of it
+        if not isinstance(data, Tensor):
+            data = read(data, f.certificate.arguments, self.cut.what)
         self.single = is_single(data)
         same, ordered = self.cut.same, self.cut.ordered
         self.data = data if self.single else readable_again(data, self.cut.what, ordered, same)
@@ -156,9 +160,11 @@ class Stream:
     def batches(self) -> Iterator[Part]:
         """The batches as they come, inputs and labels not yet prepared."""
         start, marks, team = 0, 0, self.cut.team
-        several = not self.single and isinstance(self.data, Iterable) and not hasattr(self.data, "__array__")
+        several = not self.single and isinstance(self.data, Iterable)
         data = self._noted() if several else self.data
-        for inputs, labels in batches(data, self.cut.what) if self._only is None else [self._only]:
+        for inputs, labels in (
+            batches(data, self.cut.what, self.f.certificate.arguments) if self._only is None else [self._only]
+        ):
             b = batch_size(inputs)
             if self._first is None and self.single:
                 self._first = self._only = (inputs, labels)  # checked once
@@ -182,7 +188,7 @@ class Stream:
     def _noted(self) -> Iterator[Any]:
         """The batches, with a note of what kind each is."""
         for item in self.data:
-            self.keywords = isinstance(item, Mapping)
+            self.keywords = isinstance(item, Mapping) and pair_of(item, self.f.certificate.arguments) is None
             yield item
 
     def share(self, i: int, at: slice) -> slice:
@@ -289,7 +295,11 @@ def own_parameters(f: Functional) -> Params | None:
 
 def _call(f: Functional, inputs: Inputs) -> Any:
     with RightGradients(pure=True):
-        out = f.module(**inputs) if isinstance(inputs, dict) else f.module(inputs)
+        out = (
+            f.module(**{**f.certificate.quiet, **inputs})
+            if isinstance(inputs, dict)
+            else f.module(inputs, **f.certificate.quiet)
+        )
     return out if f.output is None else f.output(out)
 
 

@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 from biascope.linalg.stable import thin_svd
 from biascope.support.arguments import check_choice, check_finite, check_number, check_tensor
 from biascope.support.errors import InputError
+from biascope.support.limits import OwnTensor
 from biascope.support.signatures import checked
 
 Scale = Literal["first", "max_residual", "keep_top", "keep_trace"]
@@ -56,7 +57,7 @@ class SuperNat(Optimizer):
     """
 
     @checked
-    def __init__(self, w: Tensor, features: Tensor, lr: float, scale: float | Scale = "first") -> None:
+    def __init__(self, w: OwnTensor, features: Tensor, lr: float, scale: float | Scale = "first") -> None:
         check_tensor(w, "w", floating=True)
         check_finite(check_tensor(features, "features", dims=2, floating=True), "features")
         if features.numel() == 0 or w.numel() != features.shape[1] or features.device != w.device:

@@ -65,6 +65,8 @@ def example_losses(outputs: Tensor, y: Tensor, loss: Loss | None = None) -> Tens
     """
     n, c = check_tensor(outputs, "outputs", dims=2, floating=True).shape
     check_labels(y, n, "y")
+    if y.dim() == 2 and y.shape[1] == 1 < c and not y.is_floating_point():
+        y = y[:, 0]  # classes in a column
     name = loss or ("squared" if y.is_floating_point() else "cross_entropy" if c > 1 else "logistic")
     if callable(name):
         found = name(outputs, y)

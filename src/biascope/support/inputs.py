@@ -1,6 +1,6 @@
 """Inputs as users hand them in: tensors, keyword tensors, pairs with labels, loaders; checked once, here."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from operator import index
 from typing import Any
@@ -8,12 +8,13 @@ from zlib import crc32
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from biascope.support.arguments import tensor_fix
 from biascope.support.errors import InputError, UnsupportedError
 from biascope.support.hints import pairs_hint
+from biascope.support.readers import as_loader, in_order, pair_of, to_tensor
 
 Inputs = Tensor | dict[str, Tensor]  # one batch: a tensor [n, ...], or keyword arguments, each [n, ...]
 SAMPLED = 4096  # entries by which a batch is recognised
@@ -49,9 +50,9 @@ def take(inputs: Inputs, index: slice | Tensor) -> Inputs:
 
 
 def check_inputs(inputs: Any, what: str = "x") -> Inputs:
-    """Validate one batch: tensors with equal leading size, at least one example, finite."""
+    """Validate one batch: tensors with equal leading size, at least one example, finite; arrays become tensors."""
     if isinstance(inputs, Mapping):
-        inputs = {k: v for k, v in inputs.items() if k != "labels"}
+        inputs = {k: v if _holds_words(v) else to_tensor(v, str(k)) for k, v in inputs.items() if k != "labels"}
         if not inputs or not all(isinstance(v, Tensor) for v in inputs.values()):
             raise InputError(
                 f"{what}: a dict of inputs must hold tensors only, one per keyword argument of the model"
@@ -60,7 +61,7 @@ def check_inputs(inputs: Any, what: str = "x") -> Inputs:
         sizes = {k: v.shape[0] if v.dim() else None for k, v in inputs.items()}
         if len(set(sizes.values())) != 1:
             raise InputError(f"{what}: keyword inputs disagree on the number of examples: {sizes}")
-    elif not isinstance(inputs, Tensor):
+    elif not isinstance(inputs, Tensor) and not isinstance(inputs := to_tensor(inputs, what), Tensor):
         got = f"{type(inputs).__name__}{tensor_fix(inputs, what)}"
         raise InputError(f"{what}: expected a tensor [n, ...] or a dict of tensors, got {got}")
     for name, t in inputs.items() if isinstance(inputs, dict) else [(what, inputs)]:
@@ -106,45 +107,77 @@ def check_shape(shape: Any, what: str = "input_shape") -> tuple[int, ...]:
     raise InputError(f"{what}={shape!r} is not the shape of one input: pass {fix}")
 
 
+def read(data: Any, arguments: Collection[str] | None = None, what: str = "x") -> Any:
+    """Data as people hold them in one of four forms: a tensor, keyword tensors, a pair (x, y), an iterable of batches.
+
+    Arrays, lists of numbers and columns of tables become tensors, data sets loaders. A dict is a pair where it has the
+    usual names of such, and not all of them are among the network's `arguments`; None takes every dict for keywords.
+    """
+    data = as_loader(to_tensor(data, what))
+    if isinstance(data, Mapping) and arguments is not None:
+        data = pair_of(data, arguments) or data
+    if isinstance(data, tuple) and len(data) == 2:
+        x, y = to_tensor(data[0], what), data[1]
+        return (x, to_tensor(y, "y")) if isinstance(x, Tensor | Mapping) else data
+    return data
+
+
 def is_single(data: Any) -> bool:
     """Is this one batch: a tensor, a dict of keyword tensors, or a pair (x, y)?"""
     pair = isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor | Mapping)
     return pair or isinstance(data, Tensor | Mapping)
 
 
-def batches(data: Any, what: str = "x") -> Iterator[tuple[Inputs, Tensor | None]]:
+def batches(
+    data: Any, what: str = "x", arguments: Collection[str] | None = None
+) -> Iterator[tuple[Inputs, Tensor | None]]:
     """Iterate over (inputs, labels or None).
 
     A tensor or a dict is one batch; a tuple (x, y) is one labelled batch; anything else is iterated over and each
-    element is read in the same way (so a DataLoader, or a list of batches).
+    element is read in the same way (so a DataLoader, or a list of batches). `read` says what else is taken for those.
     """
+    data = data if isinstance(data, Tensor) else read(data, arguments, what)
     if isinstance(data, Tensor | Mapping):
         labels = data.get("labels") if isinstance(data, Mapping) else None
-        yield check_inputs(data, what), labels
+        yield check_inputs(data, what), None if labels is None else to_tensor(labels, "y")
         return
-    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor | Mapping):
+    if is_single(data):
         yield check_inputs(data[0], what), data[1]
         return
-    if not isinstance(data, Iterable) or hasattr(data, "__array__"):
-        fix = tensor_fix(data, what)
-        if isinstance(data, Dataset):
-            fix = "; pass torch.utils.data.DataLoader(dataset, batch_size=...)"
+    if not isinstance(data, Iterable) or isinstance(data, str):
         raise InputError(
-            f"{what}: expected a tensor, a dict, (x, y) or an iterable of batches, got {type(data).__name__}{fix}"
+            f"{what}: expected a tensor, a dict, (x, y) or an iterable of batches, got {type(data).__name__}"
         )
     count = 0
     for count, item in enumerate(data, start=1):
         where = f"batch {count - 1} of {what}"
+        if isinstance(item, Mapping) and arguments is not None:
+            item = pair_of(item, arguments) or item
         labels = None
         if isinstance(item, tuple | list):
-            if not item or not isinstance(item[0], Tensor | Mapping):
+            first = to_tensor(item[0], where) if item else None
+            if not isinstance(first, Tensor | Mapping):
                 raise InputError(f"{where}: expected x or (x, y), got {type(item).__name__} of {len(item)}")
-            item, labels = item[0], (item[1] if len(item) > 1 else None)
+            item, labels = first, (item[1] if len(item) > 1 else None)
         elif isinstance(item, Mapping):
             labels = item.get("labels")
-        yield check_inputs(item, where), labels
+        yield check_inputs(item, where), _numbered(labels, where)
     if count == 0:
         raise InputError(f"{what} is empty: the iterable gave no batch")
+
+
+def _numbered(labels: Any, where: str) -> Any:
+    """Labels of one batch of several as a tensor; words have no numbers that all batches share."""
+    if _holds_words(labels):
+        raise InputError(
+            f"{where}: its labels are words; number the classes in the data set, e.g. classes = sorted(set(words)) and "
+            "classes.index(word), so that all batches have the same numbers"
+        )
+    return to_tensor(labels, "y")
+
+
+def _holds_words(values: Any) -> bool:
+    return isinstance(values, list | tuple) and bool(values) and isinstance(values[0], str)
 
 
 def shuffles(data: Any) -> bool:
@@ -158,8 +191,8 @@ def shuffles(data: Any) -> bool:
 def readable_again(data: Any, what: str = "x", ordered: bool = True, same: bool = True) -> Any:
     """Data that can be read several times: tensors as they are, other batches as they are or as `Repeated`.
 
-    A one-shot iterator is refused; with `ordered`, a DataLoader that shuffles too. With `same`, every pass is compared
-    with the first.
+    A one-shot iterator is refused. With `ordered`, a DataLoader that shuffles is read in the order of its data set.
+    With `same`, every pass is compared with the first.
     """
     if isinstance(data, Tensor | Mapping | tuple) or not isinstance(data, Iterable):
         return data
@@ -168,17 +201,13 @@ def readable_again(data: Any, what: str = "x", ordered: bool = True, same: bool 
             f"{what} is a one-shot iterator; pass a list of batches or a DataLoader, which can be read again"
         )
     if ordered:
-        refuse_shuffling(data, what)
+        data = ordered_by_data(data, what)
     return Repeated(data, what) if same and not isinstance(data, Repeated) else data
 
 
-def refuse_shuffling(data: Any, what: str = "x") -> None:
-    """Raise for a DataLoader whose order is unknown, where rows of the result belong to its examples."""
-    if shuffles(data):
-        raise InputError(
-            f"{what} is a DataLoader that shuffles, so its examples come in another order at every pass; use "
-            "shuffle=False"
-        )
+def ordered_by_data(data: Any, what: str = "x") -> Any:
+    """A DataLoader that shuffles in the order of its data set, with a warning; anything else as it is."""
+    return in_order(data, what) if shuffles(data) else data
 
 
 class Repeated:
@@ -234,12 +263,11 @@ def refuse_samplers(data: Any, what: str = "x") -> None:
         )
 
 
-def gather(data: Any, what: str = "x") -> Inputs:
-    """All examples of `data` as one batch (inputs only), in their order: a DataLoader that shuffles is refused."""
+def gather(data: Any, what: str = "x", arguments: Collection[str] | None = None) -> Inputs:
+    """All examples of `data` as one batch (inputs only), in the order of `ordered_by_data`."""
     if isinstance(data, Tensor):
         return check_inputs(data, what)
-    refuse_shuffling(data, what)
-    parts = [inputs for inputs, _ in batches(data, what)]
+    parts = [inputs for inputs, _ in batches(ordered_by_data(data, what), what, arguments)]
     if len(parts) == 1:
         return parts[0]
     if isinstance(parts[0], dict):

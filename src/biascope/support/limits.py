@@ -13,14 +13,15 @@ from torch import Tensor
 from biascope.support.arguments import as_number, check_count, check_number, check_tensor
 from biascope.support.errors import InputError
 from biascope.support.inputs import check_inputs
-from biascope.support.signatures import PLAIN, Rule
+from biascope.support.readers import to_tensor
+from biascope.support.signatures import PLAIN, Rule, only_tensors
 
 
 def shaped(*dims: int, floating: bool = False, finite: bool = False) -> Rule:
     """Real tensors with one of some numbers of dimensions; `finite` ones hold at least one example and no NaN."""
 
     def check(value: Any, name: str) -> Any:
-        found = PLAIN[Tensor].check(check_tensor(value, name, dims or None, floating), name)
+        found = PLAIN[Tensor].check(check_tensor(to_tensor(value, name), name, dims or None, floating), name)
         return check_inputs(found, name) if finite else found
 
     return Rule(check, "a tensor")
@@ -44,6 +45,7 @@ Vector = Annotated[Tensor, shaped(1)]
 Matrix = Annotated[Tensor, shaped(2)]
 Images = Annotated[Tensor, shaped(4)]  # [n, c, h, w]
 FloatTensor = Annotated[Tensor, shaped(floating=True)]
+OwnTensor = Annotated[Tensor, Rule(only_tensors, "a tensor")]  # which is changed
 FiniteTensor = Annotated[Tensor, shaped(finite=True)]
 
 

@@ -31,9 +31,8 @@ def to_tensor(value: Any, name: str = "x") -> Any:
     """
     if isinstance(value, Tensor | str | bytes | Mapping | DataLoader | Dataset):
         return value
-    if isinstance(value, list | tuple) and value and all(isinstance(v, Tensor) for v in value):
-        same = len({v.shape for v in value}) == 1 and value[0].dim() < 1
-        return torch.stack(list(value)) if same else value
+    if isinstance(value, list) and value and all(isinstance(v, Tensor) for v in value):
+        return torch.stack(value) if all(v.dim() == 0 for v in value) else value
     if hasattr(value, "to_numpy"):
         value = value.to_numpy()
     elif not isinstance(value, np.ndarray):
@@ -86,7 +85,7 @@ def pair_of(item: Mapping[str, Any], arguments: Collection[str] = ()) -> tuple[A
     if x is None or y is None:
         return None
     given = [name for name in item if name != "labels"]
-    if arguments and all(name in arguments for name in given):
+    if all(name in arguments for name in given):
         return None
     return item[x], item[y]
 
@@ -95,6 +94,8 @@ def as_loader(data: Any) -> Any:
     """A data set in batches; anything else as it is."""
     if isinstance(data, Dataset):
         return DataLoader(data, batch_size=BATCH)
+    if isinstance(getattr(data, "x", None), Tensor) and isinstance(getattr(data, "y", None), Tensor):
+        return data.x, data.y  # biascope.data.Dataset
     columns = getattr(data, "column_names", None)  # the datasets library
     if columns is not None and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return DataLoader(data, batch_size=BATCH)
@@ -118,6 +119,7 @@ def in_order(loader: DataLoader[Any], what: str) -> Any:
         data,
         batch_size=loader.batch_size,
         num_workers=loader.num_workers,
+        drop_last=loader.drop_last,
         collate_fn=loader.collate_fn,
         worker_init_fn=loader.worker_init_fn,
     )

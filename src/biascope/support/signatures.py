@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from biascope.support.arguments import as_number, as_whole, check_choice, check_tensor, shown, tensor_fix
 from biascope.support.errors import InputError
 from biascope.support.inputs import check_shape
+from biascope.support.readers import to_tensor
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -113,8 +114,15 @@ def rule_of(hint: Any) -> Rule | None:
     return _module(kind) if issubclass(kind, nn.Module) else _instance(kind)
 
 
+def only_tensors(value: Any, name: str) -> Tensor:
+    """No arrays or lists: of a choice of hints they may mean another, and what is trained must be the caller's own."""
+    if not isinstance(value, Tensor):
+        raise InputError(f"{name}: expected a tensor, got {type(value).__name__}")
+    return _real(value, name)
+
+
 def _real(value: Any, name: str) -> Tensor:
-    found = value if isinstance(value, Tensor) else check_tensor(value, name)
+    found = value if isinstance(value, Tensor) else check_tensor(to_tensor(value, name), name)
     if found.is_complex():
         raise InputError(f"{name} is complex: pass {name}.real, or both parts as features (torch.view_as_real)")
     return found
@@ -173,7 +181,9 @@ def _any_of(rules: Sequence[Rule | None]) -> Rule | None:
             return check_choice(value, name, names)
         for rule in real:
             with suppress(InputError):
-                return rule.check(value, name)
+                return (only_tensors if rule is PLAIN[Tensor] else rule.check)(value, name)
+        if PLAIN[Tensor] in real and isinstance(found := to_tensor(value, name), Tensor):
+            return PLAIN[Tensor].check(found, name)
         got = f" is the class {value.__name__}" if isclass(value) else f"={shown(value)}"
         fix = tensor_fix(value, name) if PLAIN[Tensor] in real else ""
         raise InputError(f"{name}{got}: {words} is needed{fix}")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from biascope.network.functional import Functional, Params, ParamSelection, functional
 from biascope.network.jacobian import jacobian_vector
 from biascope.support.errors import InputError
-from biascope.support.inputs import Inputs, batches, refuse_shuffling
+from biascope.support.inputs import Inputs, batches, ordered_by_data
 from biascope.support.precision import arithmetic
 from biascope.support.signatures import checked
 from biascope.support.tables import grid
@@ -32,12 +32,11 @@ def linearized_prediction(
         output: how to get a tensor from what the model returns.
         precision: "float32" or "float64".
     """
-    refuse_shuffling(x)
     f, new = _points(model, params, output, precision)
     v = {k: new[k] - f.params[k] for k in new}
     parts = []
     with torch.no_grad():
-        for inputs, _ in batches(x):
+        for inputs, _ in batches(ordered_by_data(x), "x", f.certificate.arguments):
             batch, f0 = _evaluated(f, inputs)
             parts.append(f0 + jacobian_vector(f, batch, v))
     return torch.cat(parts)
@@ -62,7 +61,7 @@ def taylor_residual(
     f, new = _points(model, params, output, precision)
     v = {k: new[k] - f.params[k] for k in new}
     wrong = moved = 0.0
-    for inputs, _ in batches(x):
+    for inputs, _ in batches(x, "x", f.certificate.arguments):
         with torch.no_grad():
             batch, f0 = _evaluated(f, inputs)  # first: an input that does not fit is explained here
             change = f(new, batch) - f0
@@ -152,7 +151,7 @@ def perturbation_response(
     slopes = torch.zeros(len(moves), dtype=torch.float64, device="cpu")
     count = 0
     with torch.no_grad():
-        for inputs, _ in batches(x):
+        for inputs, _ in batches(x, "x", f.certificate.arguments):
             batch, before = _evaluated(f, inputs)
             count += before.numel()
             for j, v in enumerate(moves):

@@ -1,0 +1,170 @@
+"""Inputs of functions as people hold them: each gives the number that plain tensors give."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
+
+import biascope as bs
+from biascope.support.errors import InputError
+
+X = torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(10) % 3
+WORDS = ["cat", "dog", "eel"]
+SET = TensorDataset(X, Y)
+
+
+def net() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+class Column:
+    """What pandas and polars have in common."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    def to_numpy(self) -> Any:
+        return self.values
+
+
+class Dicts(Dataset[Any]):
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"image": X[i], "label": int(Y[i]), "path": f"{i}.png"}
+
+
+INPUTS: dict[str, Any] = {
+    "array": X.numpy(),
+    "array of doubles": X.double().numpy(),
+    "list": X.tolist(),
+    "table": Column(X.numpy()),
+    "table of objects": Column(X.numpy().astype(object)),
+    "read-only array": np.broadcast_to(X.numpy(), (10, 3)),
+    "pair of arrays": (X.numpy(), Y.numpy()),
+    "list of batches": [X[:4], X[4:]],
+    "list of arrays": [X[:4].numpy(), X[4:].numpy()],
+    "pairs of arrays": [(X[:4].numpy(), Y[:4].numpy()), (X[4:].numpy(), Y[4:].numpy())],
+    "data set": SET,
+    "own set": bs.data.Dataset(X, Y, "mine"),
+    "loader": DataLoader(SET, batch_size=4),
+    "loader of dicts": DataLoader(Dicts(), batch_size=4),
+    "dict": {"image": X.numpy(), "label": Y.tolist(), "path": ["a"] * 10},
+    "keywords": {"input": X.numpy()},
+}
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+def test_kernels_metrics_and_jacobians_of_any_input(kind: str) -> None:
+    given, model = INPUTS[kind], net()
+    assert torch.allclose(bs.ntk(model, given).tensor, bs.ntk(model, X).tensor, rtol=1e-5)
+    assert torch.allclose(bs.fisher(model, given, "kfac").trace(), bs.fisher(model, X, "kfac").trace(), rtol=1e-5)
+    assert torch.allclose(bs.Jacobian(model, given).to_dense(), bs.Jacobian(model, X).to_dense(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "kind", ["pair of arrays", "pairs of arrays", "data set", "loader of dicts", "dict", "own set"]
+)
+def test_labels_that_come_with_the_inputs(kind: str) -> None:
+    model = net()
+    want = bs.fisher(model, (X, Y), "diagonal", estimator="empirical").diagonal()
+    assert torch.allclose(bs.fisher(model, INPUTS[kind], "diagonal", estimator="empirical").diagonal(), want, rtol=1e-5)
+    found = bs.label_alignment(model, INPUTS[kind], sketch=30)
+    assert found.value == pytest.approx(bs.label_alignment(model, X, Y, sketch=30).value, rel=1e-5)
+
+
+LABELS: dict[str, Any] = {
+    "array": Y.numpy(),
+    "list": Y.tolist(),
+    "bytes": Y.numpy().astype(np.uint8),
+    "words": [WORDS[i] for i in Y],
+    "array of words": np.array(WORDS)[Y],
+    "column of words": Column(np.array(WORDS, dtype=object)[Y]),
+    "column": Y[:, None],
+    "whole floats": Y.float(),
+    "one-hot": nn.functional.one_hot(Y),
+    "list of tensors": list(Y),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_labels_of_any_kind(kind: str) -> None:
+    y, model = LABELS[kind], net()
+    assert torch.allclose(
+        bs.hessian(model, (X, y), representation="dense").to_dense(),
+        bs.hessian(model, (X, Y), representation="dense").to_dense(),
+    )
+    want = bs.label_alignment(model, X, Y, sketch=30).value
+    assert bs.label_alignment(model, X, y, sketch=30).value == pytest.approx(want, rel=1e-6)
+    K = bs.ntk(model, X)
+    if not any(isinstance(part, str) for part in np.asarray(getattr(y, "values", y)).flat):  # `other` may be a kernel
+        assert K.alignment(y) == pytest.approx(K.alignment(Y), rel=1e-6)
+
+
+def test_words_of_single_batches_have_no_common_numbers() -> None:
+    with pytest.raises(InputError, match=r"batch 0 of x: its labels are words; number the classes in the data set"):
+        bs.label_alignment(net(), [(X[:5], ["dog"] * 5), (X[5:], ["cat"] * 5)])
+
+
+SHUFFLED: dict[str, Callable[[], DataLoader[Any]]] = {
+    "shuffle": lambda: DataLoader(SET, batch_size=4, shuffle=True),
+    "last dropped": lambda: DataLoader(SET, batch_size=4, shuffle=True, drop_last=True),
+    "subset": lambda: DataLoader(SET, batch_size=4, sampler=SubsetRandomSampler([7, 1, 4])),
+    "weighted": lambda: DataLoader(SET, batch_size=4, sampler=WeightedRandomSampler([1.0] * 10, 10)),
+}
+
+
+@pytest.mark.parametrize("kind", SHUFFLED)
+def test_loaders_that_shuffle_are_read_in_one_order(kind: str) -> None:
+    model = net()
+    with pytest.warns(UserWarning, match="in the order of its data set"):
+        K = bs.ntk(model, SHUFFLED[kind]())
+    places = {"shuffle": range(10), "last dropped": range(8), "subset": [7, 1, 4]}.get(kind)
+    if places is not None:
+        assert torch.allclose(K.tensor, bs.ntk(model, X[list(places)]).tensor)
+    with pytest.warns(UserWarning, match="in the order of its data set"):
+        J = bs.Jacobian(model, SHUFFLED[kind]())
+    assert torch.equal(J @ torch.ones(J.p), J @ torch.ones(J.p))  # the same rows at every pass
+
+
+def test_keywords_that_are_no_pair() -> None:
+    """A network may take x and y, or an image and a label, as arguments."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 2), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.a(x) * self.b(y)  # type: ignore[no-any-return]
+
+    assert bs.ntk(Two(), {"x": X, "y": X}).tensor.shape == (10, 2, 10, 2)
+    assert bs.ntk(Two(), [{"x": X.numpy(), "y": X.numpy()}]).tensor.shape == (10, 2, 10, 2)
+
+
+def test_other_functions_take_arrays_too() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 1))
+    y = x + 0.1 * rng.normal(size=(200, 1))
+    assert float(bs.mutual_information(x, y, estimator="ksg").nats) > 1
+    probe = bs.Probe(net(), X.numpy(), Y.tolist(), ["label_alignment"])
+    probe.step()
+    assert probe.finish()[0].values
+    kernel = bs.ntk(net(), X, outputs="trace")
+    assert bs.kernel_regression(kernel, Y.numpy(), ridge=1e-3) is not None
+
+
+def test_an_iterator_can_be_read_once_only() -> None:
+    def once() -> Iterator[Tensor]:
+        yield X
+
+    with pytest.raises(InputError, match="one-shot iterator"):
+        bs.Jacobian(net(), once())
