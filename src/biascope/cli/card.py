@@ -25,6 +25,7 @@ def card(
     minutes: Annotated[float, typer.Option(min=0.01, help="How long the card may take.")] = 2.0,
     weights: Annotated[Path | None, typer.Option(help="Trained weights: .safetensors, or a saved state dict.")] = None,
     data: Annotated[str | None, typer.Option(help="A data set (cifar10), or a file with x and y.")] = None,
+    text: Annotated[Path | None, typer.Option(help="A text file, for a language model hf:FOLDER.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="An option of the network, key=value.")] = None,
 ) -> None:
     """Make the bias card of a network: one page that says what it is inclined to learn."""
@@ -43,6 +44,7 @@ def card(
         data=data,
         options=network_options(settings or []),
         minutes=minutes,
+        text=text,
     )
     for panel in made.panels:
         console.print(f"[bold]{escape(panel.title)}[/]: {escape(panel.meaning)}")

@@ -21,12 +21,13 @@ from biascope.ensembles import arithmetic
 from biascope.reports import figures
 from biascope.reports.html import Html, page, stamp_of, tag, with_flags
 from biascope.reports.panels import PANELS
-from biascope.reports.panels.base import Panel, PanelFunction, Subject, make_subject
+from biascope.reports.panels.base import Panel, PanelFunction, Subject, is_shown, make_subject
 from biascope.reports.panels.budget import MINUTES
 from biascope.reports.panels.examples import load_examples
 from biascope.reports.panels.loading import Weights, weights_name, weights_stamp
 from biascope.reports.panels.pace import worthwhile_threads
 from biascope.reports.panels.sources import name_of
+from biascope.reports.panels.texts import text_examples
 from biascope.studies.environment import device_name
 from biascope.support.arguments import check_count, check_number, device_of
 from biascope.support.bars import progress
@@ -39,7 +40,14 @@ PICTURES = (".pdf", ".png", ".svg", ".jpg", ".md")  # what a page is not
 
 
 SENTENCES = 3  # of the summary
-TELLING = ("Alignment with the labels", "What the input sees", "What it learns", "Tangent kernel", "Linear or not")
+TELLING = (
+    "Alignment with the labels",
+    "Positions and heads",
+    "What the input sees",
+    "What it learns",
+    "Tangent kernel",
+    "Linear or not",
+)
 
 
 @dataclass(frozen=True)
@@ -92,6 +100,7 @@ def make_card(
     data: Any = None,
     options: Mapping[str, Any] | None = None,
     minutes: float = MINUTES,
+    text: str | Path | None = None,
 ) -> Card:
     """Write the bias card of a network.
 
@@ -113,6 +122,8 @@ def make_card(
             those, a Dataset, a DataLoader. y are classes, or real numbers for a regression; inputs and labels are used
             where they matter.
         options: keyword arguments of the network, e.g. {"outputs": 10}.
+        text: in the place of data, a text file for a language model "hf:FOLDER": windows of it are cut by the folder's
+            tokenizer, as many tokens long as `input_shape` says, and labelled with the token that follows.
 
     Example:
         >>> import tempfile
@@ -131,6 +142,11 @@ def make_card(
     check_number(minutes, "minutes", above=0)
     device_of(device)
     name, examples = name_of(spec), None if data is None else load_examples(data, seed)
+    if text is not None:
+        if data is not None:
+            raise InputError("data and text are both given: the inputs are those of one of them")
+        data = examples = text_examples(spec, text, input_shape[0] if input_shape else None, seed)
+        input_shape = None
     known = data if examples is None or isinstance(data, str | Path) else examples.stamp
     built = weights_stamp(spec) if isinstance(spec, nn.Module) else spec
     timed = () if minutes == MINUTES else (minutes,)
@@ -139,9 +155,10 @@ def make_card(
     begin = time.perf_counter()
     subject = make_subject(spec, input_shape, seed, device, networks, weights, examples, options)
     subject = replace(subject, minutes=minutes)
+    shown = [panel for panel in panels if is_shown(panel, subject)]
     full = arithmetic(torch.device(device), "float32")  # torch's own default on a GPU is tf32 in convolutions
     with full, worthwhile_threads(subject.network, subject.inputs(64)):
-        made = tuple(_safely(panel, subject) for panel in progress(panels, "panels"))
+        made = tuple(_safely(panel, subject) for panel in progress(shown, "panels"))
     seconds = time.perf_counter() - begin
     write_text(path, card_page(subject, made, seconds, weights, stamp))
     return Card(name, path, made, seconds)

@@ -164,16 +164,27 @@ class Panel:
 
 PanelFunction = Callable[[Subject], Panel]
 _PANELS: dict[PanelFunction, int] = {}
+_APPLIES: dict[PanelFunction, Callable[[Subject], bool]] = {}
 
 
-def card_panel(order: int) -> Callable[[PanelFunction], PanelFunction]:
-    """Put a function on the card; panels appear in ascending order."""
+def card_panel(
+    order: int, applies: Callable[[Subject], bool] | None = None
+) -> Callable[[PanelFunction], PanelFunction]:
+    """Put a function on the card; panels appear in ascending order, of the networks to which they apply."""
 
     def register(function: PanelFunction) -> PanelFunction:
         _PANELS[function] = order
+        if applies is not None:
+            _APPLIES[function] = applies
         return function
 
     return register
+
+
+def is_shown(panel: PanelFunction, subject: Subject) -> bool:
+    """Does a panel apply to this kind of network?"""
+    applies = _APPLIES.get(panel)
+    return applies is None or applies(subject)
 
 
 def registered() -> list[PanelFunction]:
