@@ -117,6 +117,53 @@ def test_a_network_on_ranks_is_measured_as_on_one(ranks: Ranks, size: int, n: in
             assert (a - b).norm() <= 1e-11 * a.norm(), i
 
 
+def in_parts(group: Any, small: bool) -> list[Tensor]:
+    """What follows from products whose vectors are spread as the parameters are."""
+    torch.manual_seed(1)
+    net: nn.Module = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double() if small else network()
+    x, y = (torch.randn(9, 4, dtype=torch.float64), torch.arange(9) % 3) if small else data(7)
+    if group is not None and small:
+        fully_shard(net, mesh=DeviceMesh.from_group(group, "cpu", mesh=[0, 1]))
+    elif group is not None:
+        spread(net, group)
+    H = bs.hessian(net, (x, y), group=group)
+    v = torch.randn(H.shape[0], generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    found = [
+        H @ v,
+        H.quadratic_form(v)[None],
+        H.estimate_trace(5).value[None],
+        H.estimate_frobenius_norm(4).value[None],
+    ]
+    found += [(H + 0.5 * H) @ v, H.solve(v, damping=5.0, tol=1e-13)]
+    if small:
+        return [*found, H.to_dense(), H.trace()[None], H.eigh(2).values, H.estimate_diagonal(3).value]
+    pairs = H.eigh(2)
+    if group is not None:
+        assert H.spread is not None
+        assert pairs.vectors.shape == (H.spread.rows, 2)  # in parts
+        grads = {name: p.detach().clone() for name, p in net.named_parameters()}  # DTensors
+        moved = H @ grads
+        assert all(moved[name].placements == g.placements for name, g in grads.items())
+        whole = H @ torch.cat([g.full_tensor().flatten() for g in grads.values()])
+        assert (torch.cat([t.full_tensor().flatten() for t in moved.values()]) - whole).norm() < 1e-12 * whole.norm()
+        F = bs.fisher(net, (x, y), "kfac", group=group)
+        preconditioned = H.solve(v, damping=5.0, tol=1e-13, preconditioner=F)
+        assert (preconditioned - found[-1]).norm() < 1e-10 * found[-1].norm()
+        pairs = bs.linalg.eigsh(H, 2)
+        vectors = H.spread.join(pairs.vectors)
+    else:
+        vectors = pairs.vectors
+    return [*found, pairs.values, vectors]
+
+
+@pytest.mark.parametrize("small", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_lanczos_and_conjugate_gradients_with_vectors_in_parts(ranks: Ranks, small: bool) -> None:
+    alone = in_parts(None, small)
+    for found in ranks.run(in_parts, 2, small):
+        for i, (a, b) in enumerate(zip(alone, found, strict=True)):
+            assert (a - b).norm() < 1e-9 * a.norm(), i
+
+
 def left_alone(group: Any) -> None:
     """A step of training gives the same before and after a measurement, and parameters are where they were."""
     net, (x, y) = spread(network(), group), data(8)

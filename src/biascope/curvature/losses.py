@@ -24,6 +24,7 @@ from biascope.curvature.passes import Pass
 from biascope.curvature.pieces import DensePiece, ParameterSpace
 from biascope.curvature.plan import Plan
 from biascope.curvature.tokens import output_shape
+from biascope.linalg.spread import Spread
 from biascope.network.derivatives import differentiable_attention
 from biascope.network.functional import Params, ParamSelection, functional
 from biascope.network.layers.blocks import Anatomy, leaves
@@ -144,19 +145,29 @@ class HessianMetric(ProductMetric):
     ) -> None:
         super().__init__(space, plan, info)
         self.stream, self.family = stream, family
+        f = stream.f
+        if f.shards is not None:
+            self.spread = Spread(stream.team, f.own_params, self._own, self._join)
         stream.count()
+
+    def _own(self, X: Tensor) -> Tensor:
+        """This process's entries of whole vectors [p, k]."""
+        f = self.stream.f
+        parts = [f.own_parts(self.space.unflatten(x)).values() for x in X.T]
+        return torch.stack([torch.cat([t.reshape(-1) for t in some]) for some in parts], 1)
+
+    def _join(self, X: Tensor) -> Tensor:
+        """Whole vectors of the entries of all processes."""
+        with self.stream.team:
+            return torch.stack([self.space.flatten(self.stream.f.put_together(x)) for x in X.T], 1)
 
     @arithmetic("float32")
     def _matmat(self, X: Tensor) -> Tensor:
-        f, team = self.stream.f, self.stream.team
+        f, team, out = self.stream.f, self.stream.team, torch.zeros_like(X)
         with team:
-            columns = [f.own_parts(self.space.unflatten(x)) for x in X.T]
-            out = X.new_zeros(f.own_params, X.shape[1])
-            self._add_products(out, columns)
+            self._add_products(out, [f.own_views(x) if f.shards is not None else self.space.unflatten(x) for x in X.T])
             if f.shards is None:
                 team.sum(out)
-            else:
-                out = torch.stack([self.space.flatten(f.put_together(v)) for v in out.T], 1)
         return out / self.stream.stream.n
 
     def _add_products(self, out: Tensor, columns: list[Params]) -> None:
@@ -210,7 +221,8 @@ def hessian(
         class_dim: axis of the classes in the model's output, 1 or -1, found as by `bs.fisher` if None.
         max_memory: budget for the dense form.
         group: a `torch.distributed` process group or device mesh, whose ranks all make this call, and later every
-            product, with the same network, data and vectors; each runs its share of the data through the network.
+            product, with the same network, data and vectors; each runs its share of the data through the network. Of a
+            network that `fully_shard` has spread out, vectors may be dicts of DTensors, and stay in parts.
 
     Example:
         >>> net = nn.Linear(3, 2)

@@ -18,7 +18,9 @@ from biascope.linalg.conjugate_gradients import damped
 from biascope.linalg.lanczos import Eigenpairs
 from biascope.linalg.operator import LinearOperator
 from biascope.linalg.resolved import resolved, warn_unresolved
+from biascope.linalg.spread import Spread, total
 from biascope.linalg.trace import SampledEstimate, diagonal, frobenius_norm_squared
+from biascope.network.shards import dtensor, is_sharded, local
 from biascope.support.errors import InputError, UnsupportedError
 from biascope.support.signatures import checked
 from biascope.support.tables import facts
@@ -70,7 +72,9 @@ class Metric(LinearOperator):
         return f"{self.info.get('what', 'metric')}[{self.representation}]"
 
     def _columns(self, v: Vector, what: str) -> tuple[Tensor, Callable[[Tensor], Any]]:
-        """v as [p, k] and how to give a result back in v's form."""
+        """v as [p, k] (or this process's entries of it) and how to give a result back in v's form."""
+        if self.spread is not None:
+            return self._parts(v, self.spread, what)
         if isinstance(v, dict):
             return self.space.flatten(v)[:, None], lambda X: self.space.unflatten(X[:, 0])
         p, here = self.shape[0], (self.dtype, self.device)
@@ -80,6 +84,35 @@ class Metric(LinearOperator):
             raise InputError(f"{what}: v must be {forms}, got {got}")
         v = v.detach().as_subclass(Tensor)
         return (v[:, None], lambda X: X[:, 0]) if v.dim() == 1 else (v, lambda X: X)
+
+    def _parts(self, v: Vector, spread: Spread, what: str) -> tuple[Tensor, Callable[[Tensor], Any]]:
+        """Where vectors are spread over processes: a dict of DTensors, this process's entries, or what is whole."""
+        if isinstance(v, dict) and v and all(map(is_sharded, v.values())):
+            if set(v) != set(self.space.shapes):
+                raise InputError(f"{what}: a dict of DTensors must have all {len(self.space.shapes)} parameters")
+            flat = torch.cat([local(v[name]).detach().reshape(-1).to(self.dtype) for name in self.space.shapes])
+
+            def back(X: Tensor) -> Any:
+                parts = torch.split(X[:, 0], [local(v[name]).numel() for name in self.space.shapes])
+                return {name: dtensor(part, v[name]) for name, part in zip(self.space.shapes, parts, strict=True)}
+
+            return flat[:, None], back
+        here = isinstance(v, Tensor) and v.dim() in (1, 2) and v.shape[0] == spread.rows
+        if here and (v.dtype, v.device) == (self.dtype, self.device):
+            v = v.detach().as_subclass(Tensor)
+            return (v[:, None], lambda X: X[:, 0]) if v.dim() == 1 else (v, lambda X: X)
+        if isinstance(v, dict):
+            whole = self.space.flatten(v)[:, None]
+            return spread.own(whole), lambda X: self.space.unflatten(spread.join(X)[:, 0])
+        p = self.shape[0]
+        if not isinstance(v, Tensor) or v.dim() not in (1, 2) or v.shape[0] != p or v.dtype != self.dtype:
+            got = f"{list(v.shape)} {v.dtype}" if isinstance(v, Tensor) else type(v).__name__
+            forms = f"a dict (of DTensors), this process's entries [{spread.rows}] or the whole [{p}], {self.dtype}"
+            raise InputError(f"{what}: v must be {forms}, got {got}")
+        v = v.detach().as_subclass(Tensor)
+        if v.dim() == 1:
+            return spread.own(v[:, None]), lambda X: spread.join(X)[:, 0]
+        return spread.own(v), spread.join
 
     def __matmul__(self, v: Any) -> Any:
         """F @ v in v's own form; F @ G for two metrics."""
@@ -101,7 +134,7 @@ class Metric(LinearOperator):
     def quadratic_form(self, v: Vector) -> Tensor:
         """v^T F v: a number, or [k] for a block."""
         X, _ = self._columns(v, "quadratic_form")
-        out = (X * self._matmat(X)).sum(0)
+        out = total(self, (X * self._matmat(X)).sum(0))
         return out if isinstance(v, Tensor) and v.dim() == 2 else out[0]
 
     def frobenius_norm(self) -> Tensor:
@@ -165,7 +198,8 @@ class Metric(LinearOperator):
 
         By Lanczos (unless the representation knows them), whose errors are a share of the largest eigenvalue: about
         1e-12 in float64, 1e-6 in float32. A warning says where some of the k are too small to be found; `converged`
-        then tells which ones have a residual of at most 1e-3 of their own eigenvalue.
+        then tells which ones have a residual of at most 1e-3 of their own eigenvalue. Of a network that is spread over
+        processes, the vectors are this process's entries of them.
         """
         if k is None:
             raise self._cannot("eigh() of the whole spectrum (eigh(k) works)")
@@ -230,7 +264,7 @@ class LazyMetric(ProductMetric):
         why = operator._expression()
         plan = Plan("lazy", tuple((name, shape, "lazy", why) for name, shape in metric.space.shapes.items()))
         super().__init__(metric.space, plan, {"what": why}, operator.symmetric)
-        self.operator = operator
+        self.operator, self.spread = operator, operator.spread
 
     def _matmat(self, X: Tensor) -> Tensor:
         return self.operator._matmat(X)
@@ -250,6 +284,7 @@ class DampedInverse(LinearOperator):
     def __init__(self, metric: Metric, damping: float, mode: Mode) -> None:
         super().__init__(metric.shape, metric.dtype, metric.device, symmetric=True)
         self.metric, self.damping, self.mode = metric, damping, mode
+        self.spread = metric.spread
 
     def __matmul__(self, v: Any) -> Any:
         if isinstance(v, LinearOperator):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from biascope.linalg.elementary import Identity
 from biascope.linalg.operator import LinearOperator, Operator, SquareOperator
-from biascope.linalg.stable import column_dots
+from biascope.linalg.spread import Spread, dots, norms
 from biascope.support.arguments import check_damping
 from biascope.support.errors import InputError
 from biascope.support.limits import Count, FiniteTensor, Positive
@@ -50,6 +50,18 @@ class SolveResult:
         return text
 
 
+class OnParts(LinearOperator):
+    """An operator on whole vectors, for vectors in parts: they are put together for it."""
+
+    def __init__(self, base: LinearOperator, spread: Spread) -> None:
+        super().__init__(base.shape, base.dtype, base.device, base.symmetric)
+        self.base, self.spread = base, spread
+
+    def _matmat(self, X: Tensor) -> Tensor:
+        assert self.spread is not None
+        return self.spread.own(self.base._matmat(self.spread.join(X))).contiguous()
+
+
 @checked
 def damped(A: SquareOperator, damping: float) -> LinearOperator:
     """A + damping * I, lazily."""
@@ -87,6 +99,8 @@ def cg(
         [1.0, 0.5, 0.25]
     """
     A.check_fits(b)
+    if A.spread is not None and preconditioner is not None and preconditioner.spread is None:
+        preconditioner = OnParts(preconditioner, A.spread)
     if x0 is not None and x0.shape != b.shape:
         raise InputError(f"cg: x0 {list(x0.shape)} must be shaped as b {list(b.shape)}")
     tol = tol or (1e-10 if A.dtype == torch.float64 else 1e-5)
@@ -94,17 +108,17 @@ def cg(
     with torch.no_grad():
         B = b.reshape(len(b), -1)
         X = torch.zeros_like(B) if x0 is None else x0.reshape(B.shape).clone()
-        target = tol * B.norm(dim=0)
+        target = tol * norms(A, B)
         matvecs = iterations = 0
         R = B.clone()
         if x0 is not None:
             R -= A._matmat(X)
             matvecs += B.shape[1]
-        norms = R.norm(dim=0)
-        indefinite = torch.zeros_like(norms, dtype=torch.bool)
-        previous = torch.full_like(norms, math.inf)
+        sizes = norms(A, R)
+        indefinite = torch.zeros_like(sizes, dtype=torch.bool)
+        previous = torch.full_like(sizes, math.inf)
         while True:
-            open_ = (norms > target) & (norms < 0.5 * previous) & ~indefinite
+            open_ = (sizes > target) & (sizes < 0.5 * previous) & ~indefinite
             if not bool(open_.any()) or iterations >= max_iterations:
                 break
             columns = open_.nonzero().squeeze(1)
@@ -114,14 +128,14 @@ def cg(
             indefinite[bad] = True
             iterations += steps
             matvecs += products + len(columns)
-            previous[columns] = norms[columns]
+            previous[columns] = sizes[columns]
             R[:, columns] = B[:, columns] - A._matmat(X[:, columns])
-            norms[columns] = R[:, columns].norm(dim=0)
-        per_column = () if b.ndim == 1 else (len(norms),)
+            sizes[columns] = norms(A, R[:, columns])
+        per_column = () if b.ndim == 1 else (len(sizes),)
         return SolveResult(
             x=X.reshape(b.shape),
-            residual_norms=norms.reshape(per_column),
-            converged=(norms <= target).reshape(per_column),
+            residual_norms=sizes.reshape(per_column),
+            converged=(sizes <= target).reshape(per_column),
             negative_curvature=indefinite.reshape(per_column),
             iterations=iterations,
             matvecs=matvecs,
@@ -141,11 +155,11 @@ def _sweep(
     bad: list[Tensor] = []
     products = 0
     Z = R if preconditioner is None else preconditioner._matmat(R)
-    P, rz = Z.clone(), column_dots(R, Z)
+    P, rz = Z.clone(), dots(A, R, Z)
     for iteration in range(1, max_iterations + 1):
         AP = A._matmat(P)
         products += len(columns)
-        curvature = column_dots(P, AP)
+        curvature = dots(A, P, AP)
         if not torch.isfinite(curvature).all():
             raise InputError(f"cg: {A!r} gave NaN or infinity in iteration {iteration}")
         good = (curvature > 0) & (rz > 0)
@@ -154,11 +168,11 @@ def _sweep(
         step = (rz / curvature).to(P.dtype)
         X[:, columns] += step * P
         R = R - step * AP
-        columns, P, R, rz = _keep(R.norm(dim=0) > target[columns], columns, P, R, rz)
+        columns, P, R, rz = _keep(norms(A, R) > target[columns], columns, P, R, rz)
         if len(columns) == 0:
             break
         Z = R if preconditioner is None else preconditioner._matmat(R)
-        rz, before = column_dots(R, Z), rz
+        rz, before = dots(A, R, Z), rz
         P = Z + (rz / before).to(P.dtype) * P
     return iteration, products, torch.cat(bad)
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from biascope.linalg.operator import LinearOperator, SymmetricOperator
 from biascope.linalg.random import draw, generator_from
-from biascope.linalg.stable import fix_signs, symmetrise
+from biascope.linalg.spread import fix_signs, norms, own, rows_of, total
+from biascope.linalg.stable import symmetrise
 from biascope.support.errors import InputError
 from biascope.support.limits import Count, Positive
 from biascope.support.signatures import checked
@@ -82,7 +83,7 @@ def eigsh(
         raise InputError(f"k={k} must be at most {n} for {A!r}, and the subspace, {size}, larger than k")
     if start is not None:
         A.check_fits(start)
-        if start.ndim != 1 or not 0 < start.norm().item() < float("inf"):
+        if start.ndim != 1 or not 0 < norms(A, start).item() < float("inf"):
             raise InputError("start must be a finite vector other than zero")
     tol = tol or (1e-9 if A.dtype == torch.float64 else 1e-5)
     generator = generator_from(seed)
@@ -98,10 +99,10 @@ class _Lanczos:
 
     def __init__(self, A: LinearOperator, size: int, generator: torch.Generator, start: Tensor) -> None:
         self.A, self.size, self.generator = A, size, generator
-        self.V = torch.empty(size, A.shape[0], dtype=A.dtype, device=A.device)  # a row per basis vector: contiguous
+        self.V = torch.empty(size, rows_of(A), dtype=A.dtype, device=A.device)  # a row per basis vector: contiguous
         self.H = torch.zeros(size, size, dtype=torch.float64, device="cpu")
         self.filled, self.matvecs, self.scale = 0, 0, 0.0
-        self.next, self.beta = start / start.norm(), 0.0
+        self.next, self.beta = start / norms(A, start), 0.0
 
     def run(self, k: int, which: str, tol: float, max_iterations: int, verify: bool) -> Eigenpairs:
         before: Tensor | None = None  # the wanted values when verification began; None while they are still sought
@@ -128,7 +129,7 @@ class _Lanczos:
                 break
             keep = k + (self.size - k) // 2
             self._restart(theta[:keep], S[:, :keep])
-        X = fix_signs((S[:, :k].T.to(self.V) @ self.V).T)
+        X = fix_signs(self.A, (S[:, :k].T.to(self.V) @ self.V).T)
         return with_residuals(self.A, theta[:k], X, tol, self.scale, iteration, self.matvecs)
 
     def _grow(self) -> None:
@@ -138,18 +139,20 @@ class _Lanczos:
             self.V[j] = self.next
             w = self.A._matmat(self.V[j].unsqueeze(1)).squeeze(1)
             self.matvecs += 1
-            length = w.norm().item()
+            length = norms(self.A, w).item()
             if not length < float("inf"):
                 raise InputError(f"{self.A!r} gave NaN or infinity in product {self.matvecs}")
             self.scale = max(self.scale, length)
             basis = self.V[: j + 1]
-            h = basis @ w
+            h = total(self.A, basis @ w)
             w = w - h @ basis
-            again = basis @ w  # twice is enough: the second pass removes what the first left by cancellation
+            again = total(
+                self.A, basis @ w
+            )  # twice is enough: the second pass removes what the first left by cancellation
             w = w - again @ basis
             self.H[: j + 1, j] = self.H[j, : j + 1] = (h + again).double().cpu()
             self.filled += 1
-            self.beta = w.norm().item()
+            self.beta = norms(self.A, w).item()
             if self.beta <= 100 * eps * self.scale:  # an invariant subspace: go on outside it
                 self.beta = 0.0
                 self.next = self._random_direction() if self.filled < self.A.shape[0] else w
@@ -167,8 +170,8 @@ class _Lanczos:
         w = draw(self.A.shape[0], 1, self.A, self.generator)[:, 0]
         basis = self.V[: self.filled]
         for _ in range(2):
-            w = w - (basis @ w) @ basis
-            w = w / w.norm()
+            w = w - total(self.A, basis @ w) @ basis
+            w = w / norms(self.A, w)
         return w
 
     def _close(self, values: Tensor, before: Tensor, tol: float) -> bool:
@@ -186,7 +189,7 @@ def with_residuals(
 ) -> Eigenpairs:
     """Apply A once more to measure ||A x - lambda x||, and pack the result in A's dtype and device."""
     values = values.to(A.device, A.dtype)
-    residuals = (A._matmat(X) - X * values).norm(dim=0)
+    residuals = norms(A, A._matmat(X) - X * values)
     floor = 10 * torch.finfo(A.dtype).eps * scale  # no product is more accurate than its rounding
     return Eigenpairs(
         values=values,
@@ -205,5 +208,5 @@ def _dense(A: LinearOperator, k: int, which: str, tol: float) -> Eigenpairs:
     theta, S = torch.linalg.eigh(symmetrise(matrix.double()))
     order = wanted_order(theta, which)
     scale = theta.abs().max().item()
-    X = fix_signs(S[:, order[:k]]).to(A.dtype)
+    X = fix_signs(A, own(A, S[:, order[:k]])).to(A.dtype)
     return with_residuals(A, theta[order[:k]], X, tol, scale, 1, A.shape[0])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, overload
 import torch
 from torch import Tensor
 
+from biascope.linalg.spread import Spread, join, own, rows_of
 from biascope.support.arguments import check_count
 from biascope.support.errors import InputError, UnsupportedError
 from biascope.support.inputs import check_shape
@@ -41,6 +42,7 @@ class LinearOperator:
         tensor([1.5000, 1.5000, 1.5000])
     """
 
+    spread: Spread | None = None  # how its vectors are spread over processes, if they are
     __array_ufunc__ = None  # numpy scalars then hand `x * A` over to __rmul__
 
     def __init__(
@@ -96,7 +98,8 @@ class LinearOperator:
     def diagonal(self, chunk: int = 256) -> Tensor:
         """The exact diagonal [n] by n products with basis vectors, unless a subclass knows better."""
         check_square(self)
-        return torch.cat([self._matmat(E)[start : start + E.shape[1]].diagonal() for start, E in self._identity(chunk)])
+        products = ((start, join(self, self._matmat(E))) for start, E in self._identity(chunk))
+        return torch.cat([P[start : start + P.shape[1]].diagonal() for start, P in products])
 
     def trace(self) -> Tensor:
         """The exact trace, a 0-dimensional tensor; see `hutchinson` for a cheap estimate."""
@@ -106,7 +109,7 @@ class LinearOperator:
         """The matrix [m, n], made from blocks of `chunk` columns of the identity."""
         dense = torch.empty(self.shape, dtype=self.dtype, device=self.device)
         for start, block in self._identity(chunk):
-            dense[:, start : start + block.shape[1]] = self._matmat(block)
+            dense[:, start : start + block.shape[1]] = join(self, self._matmat(block))
         return dense
 
     def to_scipy(self) -> ScipyOperator:
@@ -135,12 +138,12 @@ class LinearOperator:
             width = min(chunk, n - start)
             block = torch.zeros(n, width, dtype=self.dtype, device=self.device)
             block[start : start + width].fill_diagonal_(1.0)
-            yield start, block
+            yield start, own(self, block)
 
     def check_fits(self, x: Tensor) -> None:
         """Refuse a tensor that is neither a vector nor a block for this operator."""
-        if x.ndim not in (1, 2) or x.shape[0] != self.shape[1] or x.dtype != self.dtype or x.device != self.device:
-            n = self.shape[1]
+        if x.ndim not in (1, 2) or x.shape[0] != rows_of(self) or x.dtype != self.dtype or x.device != self.device:
+            n = rows_of(self)
             raise InputError(
                 f"cannot multiply {self!r} by a {x.dtype} tensor of shape {list(x.shape)} on {x.device}: it takes a "
                 f"vector [{n}] or a block [{n}, k] of {self.dtype} on {self.device}"
@@ -223,6 +226,7 @@ class Sum(LinearOperator):
         self.terms: tuple[LinearOperator, ...] = tuple(
             t for term in terms for t in (term.terms if isinstance(term, Sum) else (term,))
         )
+        self.spread = next((term.spread for term in terms if term.spread is not None), None)
 
     @property
     def has_adjoint(self) -> bool:
@@ -261,6 +265,7 @@ class Product(LinearOperator):
         first, last = self.factors[0], self.factors[-1]
         symmetric = all(_are_adjoint(f, g) for f, g in zip(self.factors, reversed(self.factors)))
         super().__init__((first.shape[0], last.shape[1]), first.dtype, first.device, symmetric)
+        self.spread = last.spread
 
     @property
     def has_adjoint(self) -> bool:
@@ -288,6 +293,7 @@ class Scaled(LinearOperator):
         super().__init__(base.shape, base.dtype, base.device, base.symmetric)
         self.scale: float = scale * base.scale if isinstance(base, Scaled) else scale
         self.base: LinearOperator = base.base if isinstance(base, Scaled) else base
+        self.spread = base.spread
 
     @property
     def has_adjoint(self) -> bool:

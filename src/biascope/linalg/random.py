@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from biascope.linalg.operator import LinearOperator
+from biascope.linalg.spread import own
 from biascope.support.arguments import as_whole
 
 Probes = Literal["rademacher", "gaussian"]
@@ -26,7 +27,7 @@ def draw(n: int, k: int, like: LinearOperator, generator: torch.Generator, kind:
         block = torch.randint(0, 2, (k, n), generator=generator, dtype=torch.int8, device="cpu") * 2 - 1
     else:
         block = torch.randn(k, n, generator=generator, dtype=torch.float32, device="cpu")
-    return block.T.to(like.device, like.dtype).contiguous()
+    return own(like, block.T).to(like.device, like.dtype).contiguous()
 
 
 def blocks_of_probes(A: LinearOperator, samples: int, seed: int, kind: Probes, block: int) -> Iterator[Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from biascope.linalg.operator import LinearOperator, Operator, SquareOperator
 from biascope.linalg.random import Probes, blocks_of_probes
-from biascope.linalg.stable import column_dots
+from biascope.linalg.spread import dots, join, rows_of
 from biascope.support.estimate import Estimate
 from biascope.support.limits import Count
 from biascope.support.signatures import checked
@@ -72,7 +72,7 @@ def hutchinson(
     if samples >= A.shape[0]:
         return _exact(A.trace(), A, seed)
     with torch.no_grad():
-        parts = [column_dots(Z, A._matmat(Z)) for Z in blocks_of_probes(A, samples, seed, probes, block)]
+        parts = [dots(A, Z, A._matmat(Z)) for Z in blocks_of_probes(A, samples, seed, probes, block)]
         return mean_estimate(torch.cat(parts), samples, seed)
 
 
@@ -85,12 +85,13 @@ def diagonal(A: SquareOperator, samples: Count = 64, seed: int = 0, block: Count
     if samples >= A.shape[0]:
         return _exact(A.diagonal(), A, seed)
     with torch.no_grad():
-        total = torch.zeros(A.shape[0], dtype=torch.float64, device=A.device)
+        total = torch.zeros(rows_of(A), dtype=torch.float64, device=A.device)
         squares = torch.zeros_like(total)
         for Z in blocks_of_probes(A, samples, seed, "rademacher", block):
             products = (Z * A._matmat(Z)).double()
             total += products.sum(1)
             squares += products.square().sum(1)
+        total, squares = join(A, total[:, None])[:, 0], join(A, squares[:, None])[:, 0]
         mean = total / samples
         variance = (squares / samples - mean.square()).clamp(min=0)
         error = (variance / (samples - 1)).sqrt() if samples > 1 else torch.full_like(mean, math.nan)
@@ -104,12 +105,12 @@ def frobenius_norm_squared(
     """||A||_F^2 as the mean of ||A z||^2, for any shape and without adjoint."""
     with torch.no_grad():
         if samples >= A.shape[1]:
-            squares = [A._matmat(E).square().sum(dtype=torch.float64) for _, E in A._identity(block)]
+            squares = [dots(A, Y, Y).sum() for _, E in A._identity(block) for Y in [A._matmat(E)]]
             return _exact(torch.stack(squares).sum(), A, seed)
         parts = []
         for Z in blocks_of_probes(A, samples, seed, probes, block):
             Y = A._matmat(Z)
-            parts.append(column_dots(Y, Y))
+            parts.append(dots(A, Y, Y))
         return mean_estimate(torch.cat(parts), samples, seed)
 
 

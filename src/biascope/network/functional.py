@@ -116,16 +116,17 @@ class Functional:
         """Of tensors of the parameters' shapes, what belongs to this process's parts of them."""
         return v if self.shards is None else {k: self.shards.cut(self.params[k]).own(t) for k, t in v.items()}
 
+    def own_views(self, flat: Tensor) -> Params:
+        """The entries [own_params] of this process, parameter by parameter."""
+        assert self.shards is not None
+        cuts = {k: self.shards.cut(p) for k, p in self.params.items()}
+        parts = torch.split(flat, [cut.count * prod(cut.shape[1:]) for cut in cuts.values()])
+        return {k: t.view(cut.count, *cut.shape[1:]) for (k, cut), t in zip(cuts.items(), parts, strict=True)}
+
     def put_together(self, flat: Tensor) -> Params:
         """Tensors of the parameters' shapes from the entries [own_params] that every process has for its parts."""
         assert self.shards is not None
-        found, start = {}, 0
-        for k, p in self.params.items():
-            cut = self.shards.cut(p)
-            size = cut.count * prod(cut.shape[1:])
-            found[k] = cut.gather(flat[start : start + size].view(-1, *cut.shape[1:]))
-            start += size
-        return found
+        return {k: self.shards.cut(self.params[k]).gather(t) for k, t in self.own_views(flat).items()}
 
     def mark(self) -> int:
         """A checksum of all parameters and buffers (of entries spread over large ones) that every rank has."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -97,6 +97,24 @@ class Scatter(torch.autograd.Function):
 def is_sharded(t: Tensor) -> bool:
     """Is this a DTensor? By name: torch.distributed is not there in every build."""
     return type(t).__name__ == "DTensor" or (type(t) is not Tensor and hasattr(t, "device_mesh"))
+
+
+def local(t: Tensor) -> Tensor:
+    """What this process holds of a tensor."""
+    part: Tensor = t._local_tensor if is_sharded(t) else t  # type: ignore[attr-defined]
+    return part
+
+
+def dtensor(part: Tensor, like: Tensor) -> Tensor:
+    """The DTensor of this part, spread out as another of the same shape."""
+    from torch.distributed.tensor import DTensor
+
+    how = cast(Any, like)
+    own = part.view(local(like).shape)
+    made = DTensor.from_local(
+        own, how.device_mesh, how.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+    return cast(Tensor, made)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from biascope.curvature.kronecker import EigenPiece, KroneckerPiece, Sharing, de
 from biascope.curvature.owned import decomposed
 from biascope.curvature.plan import Plan
 from biascope.curvature.sums import KroneckerSum
-from biascope.network.shards import is_sharded
+from biascope.network.shards import is_sharded, local
 from biascope.optim.checks import (
     Batches,
     Finite,
@@ -33,7 +33,7 @@ from biascope.optim.checks import (
 from biascope.optim.dealt import Dealt
 from biascope.optim.hooks import Watcher
 from biascope.optim.stacks import Curvature, Stack, Stacks, read
-from biascope.optim.team import local, network_of, team_of
+from biascope.optim.team import network_of, team_of
 from biascope.optim.units import LayerUnit, find_units
 from biascope.support.arguments import check_count, check_number, check_share
 from biascope.support.errors import CorruptError, InputError, UnsupportedError

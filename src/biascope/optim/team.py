@@ -6,11 +6,11 @@ have the same running averages and any of them can save the state; eigenvectors 
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor, nn
 
-from biascope.network.shards import Cut, is_sharded
+from biascope.network.shards import Cut, dtensor, is_sharded, local
 from biascope.support.processes import ALONE, Processes, processes
 
 
@@ -36,20 +36,8 @@ def whole(t: Tensor, team: Processes) -> Tensor:
     return Cut(team, tuple(t.shape)).gather(local(t)) if is_sharded(t) else t
 
 
-def local(t: Tensor) -> Tensor:
-    """What this rank holds of a tensor."""
-    part: Tensor = t._local_tensor if is_sharded(t) else t  # type: ignore[attr-defined]
-    return part
-
-
 def like(t: Tensor, p: Tensor, team: Processes) -> Tensor:
     """A whole tensor, spread out as p is."""
     if not is_sharded(p) or is_sharded(t) or t.shape != p.shape:
         return t
-    from torch.distributed.tensor import DTensor
-
-    own, spread = Cut(team, tuple(p.shape)).own(t).to(p.device), cast(Any, p)
-    made = DTensor.from_local(
-        own, spread.device_mesh, spread.placements, run_check=False, shape=p.shape, stride=p.stride()
-    )
-    return cast(Tensor, made)
+    return dtensor(Cut(team, tuple(p.shape)).own(t).to(p.device), p)

@@ -21,8 +21,8 @@ from biascope.curvature.pieces import ParameterSpace
 from biascope.curvature.plan import Unit
 from biascope.network.layers.blocks import Block, MatrixFactor
 from biascope.network.layers.rules import Conv, Embedding, MatrixRule, Sizes, rule_of
+from biascope.network.shards import local
 from biascope.optim.hooks import Call
-from biascope.optim.team import local
 from biascope.support.errors import InputError, UnsupportedError
 
 
