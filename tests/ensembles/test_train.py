@@ -222,6 +222,15 @@ def test_refusals() -> None:
         train_ensemble(lambda: nn.Linear(3, 2), [(x, y[:3])])
 
 
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"a": self.a(x), "b": self.b(x)}
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -240,7 +249,7 @@ def test_refusals() -> None:
         ),
         ({"y": torch.zeros(4, 3), "loss": "mse"}, r"mse does not take outputs \[4, 2\] and labels \[4, 3\]"),
         ({"x": torch.ones(4, 5)}, r"Linear\(in_features=3.*cannot take an input \[1, 5\]"),
-        ({"factory": lambda: nn.LSTM(3, 2)}, "LSTM returned a tuple: let it return"),
+        ({"factory": TwoHeads}, "TwoHeads returned a dict: let it return"),
         ({"factory": nn.Linear(3, 2)}, "a function that builds networks is needed, not a Linear"),
         ({"factory": nn.Linear}, "callable without arguments"),
         ({"factory": nn.Flatten}, "Flatten has no parameters"),

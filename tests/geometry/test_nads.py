@@ -347,8 +347,6 @@ def test_what_cannot_be_is_refused_by_name() -> None:
         nads(bare, (4,), method="magic")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"x \[5\] does not fit"):
         nads(bare, (4,), n_networks=2, x=torch.zeros(5))
-    with pytest.raises(InputError, match="3 outputs"):
-        nads(lambda: nn.Linear(4, 3), (4,), n_networks=2)
     with pytest.raises(UnsupportedError, match="finite-difference"):
         nads(bare, (4,), n_networks=2, method="autograd", head="marginal")
     with pytest.raises(UnsupportedError, match="head='marginal': the network does not"):

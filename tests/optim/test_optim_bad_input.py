@@ -132,14 +132,6 @@ def test_step_without_backward():
         opt.step()  # the gradients are still there, what belongs to them was used
 
 
-def test_eval_mode_is_named():
-    net, opt = started()
-    net.eval()
-    backward(net, *mlp_data())
-    with pytest.raises(InputError, match=r"eval\(\) mode"):
-        opt.step()
-
-
 def test_models_without_supported_layers():
     with pytest.raises(InputError, match="use a plain torch optimiser"):
         bs.optim.EKFAC(nn.BatchNorm1d(3))

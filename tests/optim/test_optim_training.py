@@ -232,17 +232,41 @@ def test_hooks_are_removable_and_do_not_keep_the_optimiser_alive():
     assert hooks(net) == 0
 
 
-def test_only_training_with_gradients_is_watched():
+@pytest.mark.parametrize("way", ["whole model", "BatchNorm"])
+def test_fine_tuning_in_eval_mode(way):
+    """BatchNorm with the statistics it has, as in fine-tuning: the same steps as of the layers without it."""
+
+    def built():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5, affine=False), nn.Tanh(), nn.Linear(5, 3))
+
+    frozen = built()
+    plain = nn.Sequential(frozen[0], frozen[2], frozen[3])
+    frozen[1].eps = 0.0  # mean 0, variance 1: the identity
+    trained = built()
+    trained[1].eps = 0.0
+    trained.eval() if way == "whole model" else trained[1].eval()
+    x, y = torch.randn(8, 4), torch.arange(8) % 3
+    for net in (plain, trained):
+        opt = bs.optim.EKFAC(net, lr=0.1, damping=0.01)
+        for _ in range(3):
+            opt.zero_grad()
+            backward(net, x, y)
+            opt.step()
+    for a, b in zip(plain.parameters(), trained.parameters()):
+        torch.testing.assert_close(a, b)
+
+
+def test_only_calls_with_gradients_are_watched():
     net, (x, y) = mlp(), mlp_data()
     opt = bs.optim.EKFAC(net, lr=0.1, damping=0.01)
     records = opt.preconditioner.watcher.records
     with torch.no_grad():
         net(x)
     net.eval()
-    backward(net, x, y)
+    net(x)
     net.train()
     assert not any(r.calls for r in records.values())
-    opt.zero_grad()
     F.cross_entropy(net(x), y)  # no backward
     torch.autograd.grad(F.cross_entropy(net(x), y), list(net.parameters()))  # accumulates nothing
     backward(net, x, y)

@@ -15,6 +15,7 @@ from biascope.ensembles.networks import Networks
 from biascope.ensembles.products import AffineNorm
 from biascope.network.derivatives import call
 from biascope.network.functional import as_rows, explained
+from biascope.network.outputs import main_tensor
 from biascope.support.errors import InputError, UnsupportedError
 
 
@@ -127,9 +128,9 @@ def call_rows(template: nn.Module, values: dict[str, Tensor], x: Tensor) -> Tens
 
 
 def logits_of(out: Any) -> Any:
-    """The tensor of an output that holds it as `logits`; anything else as it is."""
-    held = getattr(out, "logits", None)
-    return held if not isinstance(out, Tensor) and isinstance(held, Tensor) else out
+    """The tensor that is meant by an output, see `main_tensor`; what has none as it is."""
+    held = main_tensor(out)[0]
+    return out if held is None else held
 
 
 def rows_of(out: Any, x: Tensor, template: nn.Module) -> Tensor:

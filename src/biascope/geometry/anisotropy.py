@@ -14,7 +14,7 @@ from biascope.ensembles.initialisers import with_something_to_train
 from biascope.ensembles.trust import check_networks
 from biascope.geometry.average import DENSE_UP_TO, FEW
 from biascope.geometry.few_passes import few_passes, resolved
-from biascope.geometry.gradients import NO_GRADIENT, OF_ROUNDING, ROUNDING, Sampler
+from biascope.geometry.gradients import NO_GRADIENT, OF_ROUNDING, ROUNDING, Sampler, chosen_output
 from biascope.geometry.mixed import by_differences, by_products
 from biascope.geometry.moments import BlockMoments, blocks_for
 from biascope.geometry.nad_result import NADs
@@ -92,7 +92,8 @@ def nads(
             networks with finite differences, whose halves are compared (`NADs.stability`); one with mixed derivatives.
         head: "marginal" averages over the last linear layer in closed form (finite differences only): the same
             expectation with far less noise per network; "sampled" is the algorithm as printed.
-        scalarise: outputs [n, c] -> [n], for networks with more than two outputs (two: the difference of logits).
+        scalarise: outputs [n, c] -> [n]; by default the one output, the difference of two logits, or the first of more
+            outputs, which are alike in fresh networks.
         tolerance: for n_networks="auto", from 0 to 1.
         stability_k: how many leading directions the stability is about; at most D / 2, and no more than each half of
             the networks spans (with a sampled head half the networks, or fewer where the architecture has no more).
@@ -139,6 +140,7 @@ def nads(
     first = initialiser.draw(seed, 0, 1, where, dtype)
     x = x.to(where, first.dtype)
     check_networks(initialiser, first, x[None])
+    scalarise = scalarise if head == "marginal" else chosen_output(first, x[None], scalarise)
     sampler = Sampler(initialiser, x, seed, method, step, where, dtype, scalarise, precision, max_memory,
                       drawn=drawn)  # fmt: skip
     if second_order and n_networks != "auto":

@@ -21,7 +21,7 @@ from biascope.ensembles.evaluate import Scalarise
 from biascope.ensembles.trust import check_networks
 from biascope.geometry import files
 from biascope.geometry.few_passes import few_passes
-from biascope.geometry.gradients import NO_GRADIENT, OF_ROUNDING, ROUNDING, share_of_rounding
+from biascope.geometry.gradients import NO_GRADIENT, OF_ROUNDING, ROUNDING, chosen_output, share_of_rounding
 from biascope.geometry.measures import Comparison, compare, size_of, symmetric
 from biascope.geometry.moments import BlockMoments, blocks_for
 from biascope.linalg import FromFunction, LinearOperator, eigsh, psd_eigh
@@ -223,7 +223,8 @@ def average_geometry(
         seed: of networks and probes.
         probe_std: of the probes; small with smooth activations. Zero means G(0); a ReLU network without biases has no
             gradient there.
-        scalarise: outputs [n, c] -> [n]; one output, or the difference of two logits, by default.
+        scalarise: outputs [n, c] -> [n]; by default the one output, the difference of two logits, or the first of more
+            outputs, which are alike in fresh networks.
         device: where to compute.
         max_memory: for example "4GB".
         probes: [n, *input_shape], used for all networks instead of fresh draws.
@@ -237,6 +238,9 @@ def average_geometry(
     shape, initialiser = check_shape(input_shape), record(factory)
     each = count_probes(n_probes, probe_std, probes, shape)
     where, D = device_of(device), math.prod(shape)
+    at = draw_probes(seed, 0, 1, each, shape, probe_std)[0] if probes is None else probes
+    first = initialiser.draw(seed, 0, 1, where, dtype)
+    scalarise = chosen_output(first, at.to(where, first.dtype), scalarise)
 
     def rows() -> Iterator[tuple[int, Tensor]]:
         size = max(1, min(initialiser.block, 2**27 // (D * each)))
@@ -251,7 +255,6 @@ def average_geometry(
 
     about = Average(shape, n_networks, each, seed, where, budget(max_memory, where), dict(initialiser.reasons))
     made = about.of(rows, enough=min(n_networks, FEW), fix="probe_std > 0" if probes is None else "other probes")
-    at = draw_probes(seed, 0, 1, each, shape, probe_std)[0] if probes is None else probes
     share = share_of_rounding(initialiser, at[:1], seed, where, dtype, scalarise)
     if share > ROUNDING:
         warnings.warn(OF_ROUNDING.format(min(share, 1.0)), stacklevel=4)

@@ -54,6 +54,16 @@ NO_SPREAD = "center=True takes the mean gradient off, and nothing is left of one
 COARSE = {"tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}  # relative rounding where it is not the dtype's
 
 
+def first_output(out: Tensor) -> Tensor:
+    """The first of several outputs [n, c]: freshly initialised, they are alike."""
+    return out[:, 0]
+
+
+def chosen_output(first: Networks, x: Tensor, scalarise: Scalarise | None) -> Scalarise | None:
+    """`scalarise`, or the first output of networks that have more than two at inputs x [n, ...]."""
+    return first_output if scalarise is None and try_input(first, x[:1]).shape[1] > 2 else scalarise
+
+
 @dataclass(frozen=True)
 class Sampler:
     """Gradients of the networks of one ensemble.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -17,6 +17,7 @@ from biascope.network.functional import Functional, Params, ParamSelection, func
 from biascope.network.layers.blocks import Anatomy, leaves, rows_of_tape
 from biascope.network.layers.fallback import per_example_gradients
 from biascope.network.layers.record import record
+from biascope.network.outputs import main_tensor
 from biascope.network.stream import Cut, Stream, anatomy
 from biascope.support.arguments import check_count, check_tensor
 from biascope.support.errors import InputError
@@ -142,9 +143,13 @@ class CoverageRow:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Every parameter, the rule that handles it, and why. `print(coverage)` is a table."""
+    """Every parameter, the rule that handles it, and why. `print(coverage)` is a table.
+
+    `output` says which part of what the network returns is differentiated, "" where it returns a tensor.
+    """
 
     rows: tuple[CoverageRow, ...]
+    output: str = ""
 
     @property
     def fallback(self) -> tuple[str, ...]:
@@ -153,11 +158,13 @@ class Coverage:
 
     def __str__(self) -> str:
         rows = [(r.parameter, list(r.shape), r.handled_by, r.why) for r in self.rows]
-        return columns(["parameter", "shape", "handled by", "why"], rows)
+        table = columns(["parameter", "shape", "handled by", "why"], rows)
+        return f"{table}\ndifferentiated: {self.output}" if self.output else table
 
     def _repr_html_(self) -> str:
         """What needs the fallback first, then the rest, for notebooks."""
         title = f"{len(self.rows)} parameters, {len(self.fallback)} by the autograd fallback"
+        title += f"; differentiated: {self.output}" if self.output else ""
         rows = sorted(self.rows, key=lambda r: r.handled_by == "layer rule")
         return grid(
             title,
@@ -244,7 +251,24 @@ class Jacobian(LinearOperator):
             how = "zero" if b.kind == "rows" and not b.uses else how
             for name in b.names:
                 rows[name] = CoverageRow(name, tuple(self.f.params[name].shape), how, b.reason)
-        return Coverage(tuple(rows[name] for name in self.f.params))
+        return Coverage(tuple(rows[name] for name in self.f.params), self._differentiated())
+
+    def _differentiated(self) -> str:
+        if self.f.output is not None:
+            return "what output= takes from what the network returns"
+        seen: list[str] = []
+
+        def note(out: Any) -> Tensor:
+            found, where = main_tensor(out)
+            seen.append(
+                f"{where} of the {type(out).__name__} that {type(self.f.module).__name__} returns" * bool(where)
+            )
+            return out if found is None else found
+
+        with torch.no_grad():
+            one = take(self.stream.first[0], slice(0, 1))
+            replace(self.f, output=note)(self.f.params, self.f.prepare(one))
+        return seen[0]
 
     # ------------------------------------------------------------------------------------------------- products
 

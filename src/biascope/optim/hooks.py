@@ -160,9 +160,9 @@ class Watcher:
         self.examples = first.shape[0] if first is not None and first.dim() > 0 else None
 
     def layer_called(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Note a call in training with gradients, once its output's gradient is known."""
+        """Note a call with gradients, in train or in eval mode, once its output's gradient is known."""
         record = self.records.get(module)
-        if record is None or not module.training or not torch.is_grad_enabled() or not isinstance(output, Tensor):
+        if record is None or not torch.is_grad_enabled() or not isinstance(output, Tensor):
             return
         if not output.requires_grad or not args:
             return

@@ -213,11 +213,11 @@ class Preconditioner:
             directions = self.dealt.complete(units, directions)
             if not directions:
                 raise InputError(
-                    "there are gradients, but no covered layer was seen: was the model in eval() mode, or did the "
-                    "forward pass run before this object was made?"
+                    "there are gradients, but no covered layer was seen: did the forward pass run before this object "
+                    "was made, or through a copy of the model?"
                 )
             unseen = {u.name for u in units} - {u.name for u in ready} - self.dealt.elsewhere
-            self.notes = dict.fromkeys(unseen, "its module was not called in training mode in the last step")
+            self.notes = dict.fromkeys(unseen, "its module was not called in the last step")
             for u in self.units:
                 missing = [name for name, p in zip(u.names, u.parameters) if p.grad is None]
                 if 0 < len(missing) < len(u.names):

@@ -9,6 +9,7 @@ multiplications costs about 3. One bound by launches costs about as many times m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import Any, Literal
 
 import torch
@@ -87,6 +88,7 @@ class Linearized(Anchored):
     _layers: list[nn.Module]
     _norms: Norms | None
     _writes: bool
+    _quiet: dict[str, bool]
 
     def __init__(self, model: nn.Module, at: State | None, centred: bool, params: ParamSelection, engine: str) -> None:
         super().__init__(model)
@@ -101,6 +103,8 @@ class Linearized(Anchored):
         self.__dict__["_slots"], self.__dict__["_layers"] = slots(self._skeleton), list(self._skeleton.modules())
         self._norms = None
         self._writes = False  # the network changes its inputs in place
+        # the cache of a language model holds no tensors that could be linearised
+        self._quiet = {"use_cache": False} if "use_cache" in signature(self._skeleton.forward).parameters else {}
         for name, p in self.named_parameters():
             p.requires_grad_(name in self.linearized and (p.requires_grad or params is not None))
         self.register_load_state_dict_post_hook(_refuse_moved_constants)  # type: ignore[no-untyped-call]
@@ -126,7 +130,7 @@ class Linearized(Anchored):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the network returns for these inputs, linearised."""
         evaluate = _untraced() if torch.compiler.is_dynamo_compiling() else Linearized._evaluate
-        return evaluate(self, args, kwargs)
+        return evaluate(self, args, {**self._quiet, **kwargs})
 
     def _evaluate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.is_inference_mode_enabled():  # torch loses tangents in it, silently
