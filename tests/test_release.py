@@ -29,7 +29,7 @@ def test_the_citation_has_what_its_format_requires() -> None:
 
 
 def test_the_changelog_fits_on_two_screens() -> None:
-    assert len((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()) <= 90
+    assert len((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()) <= 100
 
 
 def test_types_are_shipped_and_ci_tries_the_wheel() -> None:
