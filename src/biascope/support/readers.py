@@ -27,7 +27,7 @@ def to_tensor(value: Any, name: str = "x") -> Any:
 
     Example:
         >>> to_tensor([[1.0, 2.0]]), to_tensor(["cat", "dog", "cat"], "y")
-        (tensor([[1., 2.]]), tensor([0, 1, 0]))
+        (tensor([[1., 2.]], dtype=torch.float64), tensor([0, 1, 0]))
     """
     if isinstance(value, Tensor | str | bytes | Mapping | DataLoader | Dataset):
         return value
