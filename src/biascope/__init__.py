@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         support,
         tangent,
     )
-    from biascope.curvature import fisher, ggn, hessian, load_curvature
+    from biascope.curvature import fisher, ggn, hessian, influence, load_curvature
     from biascope.editing import TaskVector, disentanglement_error
     from biascope.geometry import average_geometry, geometry_evolution, nads
     from biascope.information import mutual_information
@@ -83,6 +83,7 @@ __all__ = [
     "gradient_descent",
     "gradient_flow",
     "hessian",
+    "influence",
     "information",
     "kernel_regression",
     "kernels",
@@ -114,7 +115,7 @@ _DEFINED = {
     "biascope.network.jacobian": "Jacobian Coverage",
     "biascope.kernels": "ntk Kernel Spectrum label_alignment kernel_regression gradient_flow gradient_descent "
     "sketched_ntk metric_eigenpairs eigenfunction_targets rkhs_norm",
-    "biascope.curvature": "fisher ggn hessian load_curvature",
+    "biascope.curvature": "fisher ggn hessian influence load_curvature",
     "biascope.editing": "TaskVector disentanglement_error",
     "biascope.geometry": "nads average_geometry geometry_evolution",
     "biascope.information": "mutual_information",

@@ -1,0 +1,180 @@
+"""Random features of preconditioned gradients: two vectors whose inner product is g_q^T (F + damping I)^-1 g_i.
+
+The training side must be cheap: phi_i = R^T L g_i is contracted from a layer's inputs and output gradients without
+forming g_i, for which L = (U_B b U_B^T) (x) (U_A a U_A^T) has to be a Kronecker product. The query side takes up the
+rest, psi_q = R^T L^-1 (F + damping I)^-1 g_q, exactly: whatever L is, E phi_i . psi_q is the score, and its `dim`
+coordinates are independent and each unbiased, so that their scatter is the error. b_o a_i is chosen near
+(s_oi + damping)^-1/2, in the least squares of logarithms, which makes the two sides alike and the scatter small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from biascope.curvature.blockwise import BlockMetric
+from biascope.curvature.contract import cotangents, gradient_rows, pieces_of
+from biascope.curvature.kronecker import EigenPiece, Homogeneous, MatrixPiece
+from biascope.curvature.metric import Metric
+from biascope.curvature.pieces import DiagonalPiece, ParameterSpace, Piece
+from biascope.curvature.plan import Unit
+from biascope.curvature.sums import homogeneous
+from biascope.curvature.thin import LowRankEigenPiece, turn_left, turn_right
+from biascope.network.layers.blocks import Block, Factor, MatrixFactor
+from biascope.support.seeds import generator
+
+COLUMNS = 2**24  # random numbers at a time, where a parameter's gradient is multiplied by as many as it has entries
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Random signs by name, the same whenever they are asked for."""
+
+    seed: int
+    dim: int
+
+    def signs(self, rows: int, like: Tensor, *name: object) -> Tensor:
+        """[rows, dim]."""
+        gen = generator(self.seed, "influence", *name)
+        return (torch.randint(0, 2, (rows, self.dim), generator=gen, dtype=torch.int8, device="cpu") * 2 - 1).to(like)
+
+
+class Factored:
+    """A layer whose gradients are sums of outer products."""
+
+    def __init__(self, block: Block, piece: Piece | None, damping: float, draws: Draws, like: Tensor) -> None:
+        self.block = block
+        self.L: Homogeneous = homogeneous(Unit(block.names, (block,), "ekfac", ""))
+        L, self.U_B, self.U_A = self.L, like.new_empty(self.L.groups, 0), None
+        self.b, self.a = like.new_ones(L.groups, L.d_out), like.new_ones(L.groups, L.columns)
+        if isinstance(piece, MatrixPiece) and piece.layout == L:
+            E = piece if isinstance(piece, EigenPiece) else piece.eigen
+            assert isinstance(E, EigenPiece)
+            logs = (E.s[:, 0] + damping).clamp_min(torch.finfo(like.dtype).tiny).log() / -2  # [g, o, i]
+            self.U_A, self.a = E.U_A, logs.mean(1).exp()
+            if not isinstance(E, LowRankEigenPiece):  # whose basis is not all of the space
+                self.U_B, self.b = E.U_B, (logs.mean(2) - logs.mean((1, 2))[:, None]).exp()
+        name = block.names[0]
+        R = draws.signs(L.groups * L.d_out, like, name, "out").view(L.groups, L.d_out, draws.dim)
+        S = draws.signs(L.groups * L.columns, like, name, "in").view(L.groups, L.columns, draws.dim)
+        self.R, self.S = R, S
+        self.left = turn_left(self.U_B, (R * self.b[..., None])[None, :, None], back=True)[0, :, 0]
+        rows = (S * self.a[..., None]).mT[None, :, None]
+        self.right = turn_right(self.U_A, rows, back=True)[0, :, 0].mT.contiguous()  # [g, i, dim]
+
+    def add(self, phi: Tensor, factors: dict[tuple[str, ...], Factor]) -> None:
+        """phi [n, dim] += R^T L g of the layer's share."""
+        x = factors[self.block.names]
+        assert isinstance(x, MatrixFactor)
+        z = x.block.sizes
+        assert z is not None
+        for s in pieces_of(x, z.groups * z.positions * (3 * phi.shape[1] + z.d_in + z.d_out)):
+            G = cotangents(x, s)[0].mT  # [b, g, T, o]
+            if x.block.is_embedding:
+                at = x.indices(s)
+                inputs = (self.right[0, at.clamp_min(0)] * (at >= 0)[..., None])[:, None]
+            else:
+                inputs = x.operand(s).mT @ self.right[:, : z.d_in]
+                if x.has_bias:
+                    inputs = inputs + self.right[:, z.d_in :]
+            phi[s] += (inputs * (G @ self.left)).sum((1, 2))
+
+    def query(self, P: Tensor) -> Tensor:
+        """[q, dim] from P [p, q] = (F + damping I)^-1 g, the layer's share."""
+        V = turn_right(self.U_A, turn_left(self.U_B, self.L.pack(P)))[:, :, 0]  # [q, g, o, i]
+        V = V / self.b[..., None] / self.a[:, None]
+        out = P.new_zeros(P.shape[1], self.R.shape[2])
+        for v, psi in zip(V, out):
+            psi += (self.R * (v @ self.S)).sum((0, 1))
+        return out
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its parameters."""
+        return self.block.names
+
+
+class Plain:
+    """Parameters whose gradients are formed: normalisations, biases, what has no rule."""
+
+    def __init__(self, names: tuple[str, ...], blocks: Sequence[Block], root: Piece | None, draws: Draws) -> None:
+        self.names, self.blocks, self.root, self.draws = names, tuple(blocks), root, draws
+
+    def add(self, phi: Tensor, factors: dict[tuple[str, ...], Factor]) -> None:
+        """phi [n, dim] += R^T L g of these parameters."""
+        size = sum(b.numel for b in self.blocks)
+        step = max(1, COLUMNS // max(1, size))
+        for start in range(0, len(phi), step):
+            some = slice(start, min(start + step, len(phi)))
+            parts: dict[str, Tensor] = {}
+            for b in self.blocks:
+                parts |= gradient_rows(factors[b.names], self.names, some)
+            rows = torch.cat([parts[name][0] for name in self.names], 1)
+            phi[some] += self._signed(rows if self.root is None else self.root.matmat(rows.T).T)
+
+    def query(self, P: Tensor) -> Tensor:
+        """[q, dim] from P [p, q] = (F + damping I)^-1 g; L^-2 is F + damping I, where there is a root."""
+        if self.root is None:
+            return self._signed(P.T)
+        inverse: Piece = self.root.with_eigenvalues(1 / self.root.eigenvalues())
+        return self._signed(inverse.matmat(P).T)
+
+    def _signed(self, rows: Tensor) -> Tensor:
+        out: Tensor = rows.new_zeros(len(rows), self.draws.dim)
+        step = max(1, COLUMNS // self.draws.dim)
+        for start in range(0, rows.shape[1], step):
+            part = rows[:, start : start + step]
+            out += part @ self.draws.signs(part.shape[1], rows, *self.names, start)
+        return out
+
+
+class Features:
+    """All layers together."""
+
+    def __init__(
+        self, metric: Metric | None, blocks: Sequence[Block], space: ParameterSpace, damping: float, draws: Draws
+    ) -> None:
+        self.space, self.draws = space, draws
+        like = torch.zeros(0, dtype=space.dtype, device=space.device)
+        pieces = {p.names: p for p in metric.pieces} if isinstance(metric, BlockMetric) else {}
+        self.parts: list[Factored | Plain] = []
+        done: set[str] = set()
+        for b in blocks:
+            if b.kind == "matrix":
+                self.parts.append(Factored(b, pieces.get(b.names), damping, draws, like))
+                done |= set(b.names)
+        rest = {name: b for b in blocks for name in b.names if name not in done}
+        for names, piece in pieces.items():
+            if all(name in rest for name in names):
+                mine = list({rest[name].names: rest[name] for name in names}.values())
+                self.parts.append(Plain(names, mine, _root(piece, damping), draws))
+                for name in names:
+                    del rest[name]
+        self.parts += [Plain((name,), [b], None, draws) for name, b in rest.items()]
+
+    def train(self, factors: dict[tuple[str, ...], Factor], n: int) -> Tensor:
+        """[n, dim] / sqrt(dim) of some examples."""
+        phi = torch.zeros(n, self.draws.dim, dtype=self.space.dtype, device=self.space.device)
+        for part in self.parts:
+            part.add(phi, factors)
+        return phi / sqrt(self.draws.dim)
+
+    def query(self, P: Tensor) -> Tensor:
+        """[q, dim] / sqrt(dim) from P [p, q] = (F + damping I)^-1 g."""
+        psi = torch.stack([part.query(self.space.take(part.names, P)) for part in self.parts]).sum(0)
+        return psi / sqrt(self.draws.dim)
+
+
+def _root(piece: Piece, damping: float) -> Piece | None:
+    """(piece + damping I)^-1/2, where that is cheap."""
+    if piece.kind not in {"dense", "diagonal"} or not piece.symmetric:
+        return None
+    if isinstance(piece, DiagonalPiece):
+        return DiagonalPiece(piece.names, (piece.d + damping).rsqrt())
+    if sum(t.numel() for t in piece.arrays().values()) > COLUMNS:
+        return None
+    return piece.with_eigenvalues((piece.eigenvalues().clamp_min(0) + damping).rsqrt())
