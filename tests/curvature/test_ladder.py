@@ -62,7 +62,7 @@ def metric(
             bias = len(u.names) == 2
             side = Side("diagonal") if inputs.kind == "blocks" and bias else inputs
             linear = u.kind in ("kfac", "ekfac") and not u.blocks[0].is_embedding
-            made.append(replace(u, output=output, input=side, reduced=True) if linear else u)
+            made.append(replace(u, output=output, input=side, form="reduced") if linear else u)
         return made
 
     monkeypatch.setattr(build, "within", within)

@@ -7,6 +7,7 @@ What metrics are for: consolidation, pruning, natural gradients, posteriors, inf
 
 from biascope._moved import names_of_before
 from biascope.curvature import complexity
+from biascope.curvature import gradient_factors as _gradient_factors  # noqa: F401 - registers its sums
 from biascope.curvature import reduced as _reduced  # noqa: F401 - registers its sums
 from biascope.curvature.attribution import influence as influence
 from biascope.curvature.blockwise import load_curvature as load_curvature

@@ -140,7 +140,7 @@ def influence(
 
     Args:
         model: the network, as the metric was made of it.
-        train: labelled examples, (x, y) or batches; in a fixed order, so that a DataLoader must not shuffle.
+        train: labelled examples, (x, y) or batches, in the order of the data.
         queries: labelled examples.
         metric: of `bs.fisher` or its relatives, in any representation; None: the identity, inner products of gradients.
         damping: added to the metric; relative to its eigenvalues, of which the mean is F.trace() / F.shape[0].

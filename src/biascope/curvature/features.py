@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import prod, sqrt
 
 import torch
 from torch import Tensor
@@ -20,13 +20,14 @@ from biascope.curvature.blockwise import BlockMetric
 from biascope.curvature.contract import cotangents, gradient_rows, pieces_of
 from biascope.curvature.kronecker import EigenPiece, Homogeneous, MatrixPiece
 from biascope.curvature.metric import Metric
-from biascope.curvature.pieces import DiagonalPiece, ParameterSpace, Piece
+from biascope.curvature.pieces import DensePiece, DiagonalPiece, ParameterSpace, Piece
 from biascope.curvature.plan import Unit
 from biascope.curvature.sums import homogeneous
 from biascope.curvature.thin import LowRankEigenPiece, turn_left, turn_right
 from biascope.network.layers.blocks import Block, Factor, MatrixFactor
 from biascope.support.seeds import generator
 
+LARGE = 2**16  # entries above which a parameter's signs are outer products
 COLUMNS = 2**24  # random numbers at a time, where a parameter's gradient is multiplied by as many as it has entries
 
 
@@ -101,8 +102,11 @@ class Factored:
 class Plain:
     """Parameters whose gradients are formed: normalisations, biases, what has no rule."""
 
-    def __init__(self, names: tuple[str, ...], blocks: Sequence[Block], root: Piece | None, draws: Draws) -> None:
+    def __init__(
+        self, names: tuple[str, ...], blocks: Sequence[Block], root: Piece | None, draws: Draws, space: ParameterSpace
+    ) -> None:
         self.names, self.blocks, self.root, self.draws = names, tuple(blocks), root, draws
+        self.shapes = [space.shapes[name] for name in names]
 
     def add(self, phi: Tensor, factors: dict[tuple[str, ...], Factor]) -> None:
         """phi [n, dim] += R^T L g of these parameters."""
@@ -124,11 +128,21 @@ class Plain:
         return self._signed(inverse.matmat(P).T)
 
     def _signed(self, rows: Tensor) -> Tensor:
+        """Times random signs; those of a large matrix are r s^T, of which there are less to draw."""
         out: Tensor = rows.new_zeros(len(rows), self.draws.dim)
-        step = max(1, COLUMNS // self.draws.dim)
-        for start in range(0, rows.shape[1], step):
-            part = rows[:, start : start + step]
-            out += part @ self.draws.signs(part.shape[1], rows, *self.names, start)
+        each = torch.split(rows, [prod(shape) for shape in self.shapes], 1)
+        for name, shape, own in zip(self.names, self.shapes, each):
+            if own.shape[1] > LARGE and len(shape) > 1:
+                d = shape[-1]
+                R = self.draws.signs(own.shape[1] // d, rows, name, "out")
+                S = self.draws.signs(d, rows, name, "in")
+                for row, total in zip(own, out):
+                    total += (R * (row.view(-1, d) @ S)).sum(0)
+                continue
+            step = max(1, COLUMNS // self.draws.dim)
+            for start in range(0, own.shape[1], step):
+                part = own[:, start : start + step]
+                out += part @ self.draws.signs(part.shape[1], rows, name, start)
         return out
 
 
@@ -151,10 +165,10 @@ class Features:
         for names, piece in pieces.items():
             if all(name in rest for name in names):
                 mine = list({rest[name].names: rest[name] for name in names}.values())
-                self.parts.append(Plain(names, mine, _root(piece, damping), draws))
+                self.parts.append(Plain(names, mine, _root(piece, damping), draws, space))
                 for name in names:
                     del rest[name]
-        self.parts += [Plain((name,), [b], None, draws) for name, b in rest.items()]
+        self.parts += [Plain((name,), [b], None, draws, space) for name, b in rest.items()]
 
     def train(self, factors: dict[tuple[str, ...], Factor], n: int) -> Tensor:
         """[n, dim] / sqrt(dim) of some examples."""
@@ -171,10 +185,12 @@ class Features:
 
 def _root(piece: Piece, damping: float) -> Piece | None:
     """(piece + damping I)^-1/2, where that is cheap."""
-    if piece.kind not in {"dense", "diagonal"} or not piece.symmetric:
+    if not isinstance(piece, DiagonalPiece | DensePiece | EigenPiece) or not piece.symmetric:
+        return None
+    if isinstance(piece, LowRankEigenPiece):
         return None
     if isinstance(piece, DiagonalPiece):
         return DiagonalPiece(piece.names, (piece.d + damping).rsqrt())
-    if sum(t.numel() for t in piece.arrays().values()) > COLUMNS:
+    if isinstance(piece, DensePiece) and piece.H.numel() > COLUMNS:
         return None
     return piece.with_eigenvalues((piece.eigenvalues().clamp_min(0) + damping).rsqrt())

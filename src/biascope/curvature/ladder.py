@@ -15,7 +15,7 @@ from typing import Literal
 from biascope.curvature import contract
 from biascope.curvature.passes import Pass
 from biascope.curvature.pieces import ParameterSpace
-from biascope.curvature.plan import Plan, Side, Unit, describe
+from biascope.curvature.plan import Plan, Side, Unit, describe, matrix_shape
 from biascope.support.errors import InputError
 from biascope.support.memory import readable
 
@@ -60,13 +60,20 @@ def demand(units: Sequence[Unit], space: ParameterSpace) -> Demand:
     """Of all units, as their sides are held."""
     factors = scalings = largest = 0
     for u in units:
+        if u.form == "gradients":
+            shape = matrix_shape(space.shapes[u.names[0]])
+            assert shape is not None
+            factors += shape[0] * (shape[1] ** 2 + shape[2] ** 2)
+            scalings += space.numel(u.names)
+            largest = max(largest, WORK * max(shape[1:]) ** 2)
+            continue
         if u.kind not in KRONECKER:
             factors += space.numel(u.names) ** (2 if u.kind == "dense" else 1)
             continue
         g, o, i, table = sides(u)
         held = side_numbers(u.output, o), i if table else side_numbers(u.input, i)
         factors += g * sum(held) * (2 if u.kind == "kfac" else 1)  # whose eigenvectors come when it is solved with
-        scalings += g * i * (1 if u.output.kind == "shared" else o) if u.kind == "ekfac" or u.reduced else 0
+        scalings += g * i * (1 if u.output.kind == "shared" else o) if u.kind == "ekfac" or u.form == "reduced" else 0
         for side, d in ((u.output, o), (Side("diagonal") if table else u.input, i)):
             if side.kind in ("full", "blocks"):
                 largest = max(largest, WORK * (d // max(1, side.count if side.kind == "blocks" else 1)) ** 2)
@@ -100,7 +107,7 @@ def fit(units: Sequence[Unit], space: ParameterSpace, room: int, words: int, row
     while (need := demand(out, space)).bytes > room:
         best: tuple[int, int, str, Side] | None = None
         for j, u in enumerate(out):
-            if u.kind not in KRONECKER:
+            if u.kind not in KRONECKER or u.form == "gradients":
                 continue
             g, o, i, _ = sides(u)
             for which, d in (("output", o), ("input", i)):
@@ -116,8 +123,8 @@ def fit(units: Sequence[Unit], space: ParameterSpace, room: int, words: int, row
                 "representation='diagonal' or 'implicit', fewer parameters (params=...), or raise max_memory"
             )
         _, j, which, below = best
-        out[j] = replace(out[j], reduced=True, **{which: below})  # type: ignore[arg-type]
-    return [_explained(u, space) if u.reduced else u for u in out]
+        out[j] = replace(out[j], form="reduced", **{which: below})  # type: ignore[arg-type]
+    return [_explained(u, space) if u.form == "reduced" else u for u in out]
 
 
 def _explained(unit: Unit, space: ParameterSpace) -> Unit:

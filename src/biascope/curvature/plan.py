@@ -19,6 +19,7 @@ from biascope.support.tables import columns, grid
 Name = Literal["dense", "diagonal", "block", "quasidiagonal", "kfac", "ekfac", "lowrank", "implicit", "mixed", "eye"]
 REPRESENTATIONS: tuple[Name, ...] = get_args(Name)
 BLOCK_LIMIT = 1024  # parameters up to which an exact block is cheap
+SIDE_LIMIT = 8192  # rows or columns up to which factors are made of whole gradients
 WHOLE = ("dense", "lowrank")
 LAYERWISE = ("diagonal", "block", "quasidiagonal", "kfac", "ekfac")
 
@@ -46,7 +47,7 @@ class Unit:
     sua: bool = False
     output: Side = Side()
     input: Side = Side()
-    reduced: bool = False  # is one of the two held as less than a matrix, for lack of memory?
+    form: str = ""  # of the factors: "reduced", held as less than a matrix, or "gradients", made of whole gradients
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,9 @@ def _layer_units(blocks: list[Block], space: ParameterSpace, wanted: str, sharin
             units.append(Unit(b.names, (b,), kind, why))
         elif b.kind == "matrix":
             units += _kronecker_units(b, wanted, sharing, sua)
+        elif b.numel > BLOCK_LIMIT and (shape := matrix_shape(space.shapes[b.names[0]])) is not None:
+            each = f"factors of the gradients of {shape[0]} matrices" if shape[0] > 1 else "factors of the gradients"
+            units.append(Unit(b.names, (b,), "ekfac", f"{b.reason}; {each}", form="gradients"))
         elif b.numel <= BLOCK_LIMIT:
             units.append(Unit(b.names, (b,), "dense", f"no Kronecker factors ({b.reason}); exact block"))
         else:
@@ -158,6 +162,16 @@ def _kronecker_units(b: Block, wanted: str, sharing: str, sua: bool) -> list[Uni
     shared = b.sizes.positions > 1 and "embedding" not in b.reason
     note = f", {sharing} over {b.sizes.positions} positions" if shared else ""
     return [Unit(b.names, (b,), wanted, b.reason + note, "expand" if "embedding" in b.reason else sharing)]
+
+
+def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
+    """Groups, rows and columns of a parameter whose gradients are matrices with factors of a bearable size, else None.
+
+    Vectors, tables of a vocabulary and what broadcasts have none.
+    """
+    if len(shape) not in (2, 3) or min(shape[-2:]) < 2 or max(shape[-2:]) > SIDE_LIMIT:
+        return None
+    return (1, *shape) if len(shape) == 2 else shape  # type: ignore[return-value]
 
 
 def _affine_pair(blocks: list[Block]) -> list[Block]:

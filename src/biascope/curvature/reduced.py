@@ -247,7 +247,7 @@ class ReducedScalings(Sum):
         return type(E)(E.names, E.U_B, E.U_A, s, E.s_B, E.s_A, E.layout)
 
 
-SCALINGS[True] = ReducedScalings
+SCALINGS["reduced"] = ReducedScalings
 
 
 def _turned(U: Tensor | None, X: Tensor) -> Tensor:

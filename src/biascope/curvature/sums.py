@@ -232,7 +232,7 @@ class EigenSum(Sum):
         return replace(self.basis, s=self.by_offset.transpose(1, 2).contiguous().div_(n))
 
 
-SCALINGS: dict[bool, Callable[..., Sum]] = {False: EigenSum}  # by whether factors are reduced: `reduced` adds its own
+SCALINGS: dict[str, Callable[..., Sum]] = {"": EigenSum}  # by the form of a unit's factors
 
 
 def offsets_apart(A: Tensor, L: Homogeneous) -> Tensor:
@@ -271,7 +271,7 @@ def build_pieces(data: Pass, units: list[Unit], space: ParameterSpace, centred: 
 def _summed_pieces(data: Pass, units: list[Unit], space: ParameterSpace, keep: bool) -> list[Piece]:
     """Second moments in the precision of `space`; with `keep`, the factors are kept for one more pass."""
     second = [j for j, u in enumerate(units) if u.kind == "ekfac"]
-    sums: list[Sum] = [Sum.of_kind["reduced" if u.reduced else u.kind](u, space) for u in units]
+    sums: list[Sum] = [Sum.of_kind[u.form or u.kind](u, space) for u in units]
     widen = space.dtype != data.f.dtype
     for step in data.steps(blocks_of(units), keep=bool(second) or keep, check=False):
         if step.inputs is not None:
@@ -284,12 +284,12 @@ def _summed_pieces(data: Pass, units: list[Unit], space: ParameterSpace, keep: b
     if data.team.size > 1:
         add_positions(data, sums)
     pieces = [total.finish(data.stream.n) for total in sums]
-    data.errors = {total.unit.names: total.errors() for total in sums if total.unit.reduced}
+    data.errors = {total.unit.names: total.errors() for total in sums if total.unit.form}
     del sums
     if second:
         data.finite()
         factors = [piece for j in second if isinstance(piece := pieces[j], KroneckerPiece)]
-        full, room = [j for j in second if not units[j].reduced], ROOM if space.device.type == "cuda" else 0
+        full, room = [j for j in second if units[j].form != "reduced"], ROOM if space.device.type == "cuda" else 0
         while full:  # together, on a GPU side by side, as far as there is room; what is decomposed is freed
             count, held = 0, 0
             while count < len(full) and (not count or held < room or data.team.size > 1):
@@ -301,7 +301,7 @@ def _summed_pieces(data: Pass, units: list[Unit], space: ParameterSpace, keep: b
                 pieces[j] = basis
             full = full[count:]
             del some, bases
-        scalings = [SCALINGS[units[j].reduced](units[j], space, pieces[j]) for j in second]
+        scalings = [SCALINGS[units[j].form](units[j], space, pieces[j]) for j in second]
         chunks = data.chunks(blocks_of([units[j] for j in second]))
         for chunk in widened(chunks) if widen else chunks:
             for scaling in scalings:
