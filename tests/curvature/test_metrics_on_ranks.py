@@ -70,6 +70,12 @@ def test_representations(ranks: Ranks, representation: str) -> None:
             assert_close(alone, found, torch.float64)
 
 
+def test_a_group_of_one_is_one_process(ranks: Ranks) -> None:
+    case = ("images", torch.float64, 9, "ekfac")
+    (found,) = ranks.run(one_metric, 1, *case)
+    assert_close(one_metric(None, *case), found, torch.float64)
+
+
 @pytest.mark.parametrize("representation", ["ekfac", "kfac", "diagonal"])
 @pytest.mark.parametrize(("kind", "dtype", "n"), [("words", torch.float64, 7), ("words", torch.float64, 3)])
 def test_other_data(ranks: Ranks, kind: str, dtype: torch.dtype, n: int, representation: str) -> None:
@@ -100,6 +106,44 @@ def test_options(ranks: Ranks, size: int, dtype: torch.dtype) -> None:
     alone = variants(None, dtype)
     for found in ranks.run(variants, size, dtype):
         assert_close(alone, found, dtype)
+
+
+def in_rounds(group: Any, memory: str | None) -> list[Tensor]:
+    net, x, y = network("images", torch.float64, 9)
+    found = []
+    for centred in (False, True):
+        F = bs.fisher(net, (x, y), "ekfac", estimator="empirical", centred=centred, max_memory=memory, group=group)
+        found += [F @ vector(F), F.solve(vector(F), damping=0.1)]
+    return found
+
+
+def cut_in_rounds(group: Any) -> list[int]:
+    """Units of every round."""
+    from biascope.curvature import sums
+
+    seen: list[int] = []
+    whole = sums.rounds
+
+    def noted(*args: Any) -> Any:
+        out = whole(*args)
+        seen.extend(len(some) for some in out)
+        return out
+
+    sums.rounds = noted
+    try:
+        in_rounds(group, "60KB")
+    finally:
+        sums.rounds = whole
+    return seen
+
+
+def test_layers_are_summed_in_rounds_where_memory_is_short(ranks: Ranks) -> None:
+    alone = in_rounds(None, None)
+    for found in ranks.run(in_rounds, 2, "60KB"):
+        assert_close(alone, found, torch.float64)
+    for lengths in ranks.run(cut_in_rounds, 2):
+        assert len(lengths) > 4  # of two metrics
+        assert sum(lengths) == 8
 
 
 def draws(group: Any) -> list[Tensor]:

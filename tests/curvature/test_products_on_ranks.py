@@ -36,7 +36,10 @@ def results(group: Any, dtype: torch.dtype, n: int) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize(("size", "dtype", "n"), [(2, torch.float64, 7), (4, torch.float32, 13), (4, torch.float64, 3)])
+@pytest.mark.parametrize(
+    ("size", "dtype", "n"),
+    [(1, torch.float64, 7), (2, torch.float64, 7), (4, torch.float32, 13), (4, torch.float64, 3)],
+)
 def test_any_number_of_ranks_gives_what_one_process_gives(ranks: Ranks, size: int, dtype: torch.dtype, n: int) -> None:
     alone = results(None, dtype, n)
     for found in ranks.run(results, size, dtype, n):

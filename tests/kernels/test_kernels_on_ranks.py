@@ -49,7 +49,8 @@ def results(group: Any, dtype: torch.dtype, n: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("size", "dtype", "n"), [(2, torch.float64, 11), (4, torch.float32, 11), (4, torch.float64, 3)]
+    ("size", "dtype", "n"),
+    [(1, torch.float64, 11), (2, torch.float64, 11), (4, torch.float32, 11), (4, torch.float64, 3)],
 )
 def test_any_number_of_ranks_gives_what_one_process_gives(ranks: Ranks, size: int, dtype: torch.dtype, n: int) -> None:
     alone = results(None, dtype, n)

@@ -156,6 +156,21 @@ def in_parts(group: Any, small: bool) -> list[Tensor]:
     return [*found, pairs.values, vectors]
 
 
+def by_layers(group: Any) -> None:
+    """A metric and vectors that are spread as the parameters are."""
+    net, (x, y) = spread(network(), group), data(7)
+    F = bs.fisher(net, (x, y), "ekfac", group=group)
+    grads = {name: p.detach().clone() for name, p in net.named_parameters()}
+    whole = torch.cat([g.full_tensor().flatten() for g in grads.values()])
+    for moved, wanted in [(F @ grads, F @ whole), (F.solve(grads, damping=0.1), F.solve(whole, damping=0.1))]:
+        assert all(moved[name].placements == g.placements for name, g in grads.items())
+        assert (torch.cat([t.full_tensor().flatten() for t in moved.values()]) - wanted).norm() < 1e-12 * wanted.norm()
+
+
+def test_metrics_take_vectors_that_are_spread(ranks: Ranks) -> None:
+    ranks.run(by_layers, 2)
+
+
 @pytest.mark.parametrize("small", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_lanczos_and_conjugate_gradients_with_vectors_in_parts(ranks: Ranks, small: bool) -> None:
     alone = in_parts(None, small)

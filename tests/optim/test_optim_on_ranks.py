@@ -111,7 +111,7 @@ def test_ranks_train_as_one_process_does(ranks: Ranks, kind: str, way: str) -> N
         pytest.skip("refused: see below")
     before, saved, after = trained(None, kind, way)
     state = flat(torch.load(io.BytesIO(saved))[1])
-    for size in (2, 4):
+    for size in (1, 2, 4):
         found = ranks.run(trained, size, kind, way)
         for other, _, end in found:
             assert (other - before).norm() < 1e-11 * before.norm()

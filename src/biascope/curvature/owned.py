@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,8 +18,11 @@ from torch import Tensor
 from biascope.curvature.blockwise import INDEX, BlockMetric
 from biascope.curvature.kronecker import EigenPiece, eigh_of
 from biascope.curvature.lowrank import LowRankPiece
-from biascope.curvature.pieces import ParameterSpace, Piece
+from biascope.curvature.metric import Vector
+from biascope.curvature.pieces import Mode, ParameterSpace, Piece
 from biascope.curvature.plan import Plan
+from biascope.network.shards import Cut, dtensor, is_sharded, local
+from biascope.support.errors import InputError
 from biascope.support.files import write_json, write_tensors
 from biascope.support.inputs import finite
 from biascope.support.processes import Processes
@@ -42,6 +45,9 @@ class OwnedMetric(BlockMetric):
         with team:
             super().__init__(space, pieces, plan, info, ask)
             self.symmetric = all(team.gather(self.symmetric))
+            names = {i: piece.names for i, piece in zip(self.numbers, pieces)}
+            found = [(i, rank, some[i]) for rank, some in enumerate(team.gather(names)) for i in some]
+            self.owners = [(rank, own) for _, rank, own in sorted(found)]  # of all pieces
 
     def _repr_html_(self) -> str:
         """One process may show it, which can ask nothing of the others."""
@@ -53,6 +59,38 @@ class OwnedMetric(BlockMetric):
             for piece in self.pieces:
                 self.space.put(piece.names, do(piece, self.space.take(piece.names, X)), out)
             return self._sum(out)
+
+    def __matmul__(self, v: Any) -> Any:
+        """F @ v; of a dict of DTensors, a dict of DTensors, for which a layer at a time is put together."""
+        if _is_spread(v):
+            return self._layer_by_layer(v, lambda piece, X: piece.matmat(X))
+        with self.team:
+            return super().__matmul__(v)
+
+    def solve(
+        self, v: Vector, damping: float = 0.0, mode: Mode = "exact", complement: Literal["keep", "drop"] = "keep"
+    ) -> Any:
+        """(F + damping I)^-1 v, in v's form; of a dict of DTensors layer by layer."""
+        if _is_spread(v):
+            self._check_damping(damping, mode)
+            return self._layer_by_layer(v, lambda piece, X: piece.solve(X, damping, mode))
+        with self.team:
+            return super().solve(v, damping, mode, complement)
+
+    def _layer_by_layer(self, v: dict[str, Tensor], do: Callable[[Piece, Tensor], Tensor]) -> dict[str, Tensor]:
+        if set(v) != set(self.space.shapes):
+            raise InputError(f"a dict of DTensors must have all {len(self.space.shapes)} parameters of the metric")
+        pieces, out = iter(self.pieces), dict[str, Tensor]()
+        with self.team:
+            for owner, names in self.owners:
+                cuts = [Cut(self.team, self.space.shapes[name]) for name in names]
+                parts = [cut.gather(local(v[name]).detach().to(self.dtype)) for cut, name in zip(cuts, names)]
+                X = torch.cat([t.reshape(-1) for t in parts])
+                Y = do(next(pieces), X[:, None])[:, 0].contiguous() if owner == self.team.rank else X
+                self.team.broadcast(Y, owner)
+                for cut, name, y in zip(cuts, names, torch.split(Y, [t.numel() for t in parts])):
+                    out[name] = dtensor(cut.own(y.view(cut.shape)).contiguous(), v[name])
+        return {name: out[name] for name in v}
 
     def _sum(self, t: Tensor) -> Tensor:
         return self.team.sum(t)
@@ -89,6 +127,10 @@ class OwnedMetric(BlockMetric):
         return path
 
 
+def _is_spread(v: Any) -> bool:
+    return isinstance(v, dict) and bool(v) and all(map(is_sharded, v.values()))
+
+
 def _collective(method: Callable[..., Any]) -> Callable[..., Any]:
     """An error of one rank is an error of all."""
 
@@ -101,9 +143,9 @@ def _collective(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 PIECEWISE = {
-    "eigen": ("eigenvalues", "eigh", "to_eigenbasis", "from_eigenbasis", "sample", "power", "inverse", "solve"),
+    "eigen": ("eigenvalues", "eigh", "to_eigenbasis", "from_eigenbasis", "sample", "power", "inverse"),
     "numbers": ("diagonal", "trace", "frobenius_norm", "spectral_norm", "to_dense", "quadratic_form"),
-    "algebra": ("__matmul__", "__add__", "__sub__", "__mul__"),
+    "algebra": ("__add__", "__sub__", "__mul__"),
 }
 for _names in PIECEWISE.values():
     for _name in _names:
@@ -150,9 +192,9 @@ def decomposed(team: Processes, pieces: Sequence[Any], summed: bool = False) -> 
     return out
 
 
-def to_owners(team: Processes, pieces: list[Piece]) -> tuple[list[Piece], list[int]]:
+def to_owners(team: Processes, pieces: list[Piece], load: list[float]) -> tuple[list[Piece], list[int]]:
     """Add up the pieces of local sums, each on its owner: what this rank owns, and the places of it among all."""
-    owners = team.deal([piece.cost() for piece in pieces])
+    owners = team.deal([piece.cost() for piece in pieces], load)
     mine: list[Piece] = []
     for j, owner in enumerate(owners):
         piece = pieces[j]

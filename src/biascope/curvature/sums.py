@@ -27,6 +27,7 @@ from biascope.curvature.contract import (
     token_gradients,
 )
 from biascope.curvature.kronecker import ROOM, EigenPiece, Homogeneous, KroneckerPiece, decompose
+from biascope.curvature.ladder import demand
 from biascope.curvature.owned import decomposed, to_owners
 from biascope.curvature.passes import Chunk, InputFactors, Pass
 from biascope.curvature.patches import PatchMoment, patch_moment
@@ -36,6 +37,8 @@ from biascope.curvature.plan import Unit
 from biascope.network.layers.blocks import Block, MatrixFactor
 from biascope.network.layers.rules import Conv
 from biascope.support.errors import UnsupportedError
+
+FEW_BYTES = 2**28  # of sums, for which free memory is not measured
 
 
 class KroneckerSum(Sum):
@@ -257,15 +260,58 @@ def build_pieces(data: Pass, units: list[Unit], space: ParameterSpace, centred: 
     and the pieces, are numbers: one wait for all of them.
     """
     data.copies = COPIES if centred else data.copies
-    pieces = _summed_pieces(data, units, wide(space) if centred else space, keep=centred)
-    mine = list(range(len(units)))
     if data.team.size > 1:
-        pieces, mine = to_owners(data.team, pieces)
+        return _owned_pieces(data, units, space, centred)
+    pieces = _summed_pieces(data, units, wide(space) if centred else space, keep=centred)
     if centred:
         means = mean_gradients(data, units, wide(space))
         data.kept = None
-        pieces = centred_pieces(pieces, [means[units[j]] for j in mine], space.dtype)
-    return pieces, mine
+        pieces = centred_pieces(pieces, [means[u] for u in units], space.dtype)
+    return pieces, list(range(len(units)))
+
+
+def _owned_pieces(data: Pass, units: list[Unit], space: ParameterSpace, centred: bool) -> tuple[list[Piece], list[int]]:
+    """Those of this process, in rounds of layers whose sums fit in memory, each with passes of its own."""
+    found: list[Piece] = []
+    mine: list[int] = []
+    load, first = [0.0] * data.team.size, 0
+    for some in rounds(data, units, wide(space) if centred else space):
+        pieces = _summed_pieces(data, some, wide(space) if centred else space, keep=centred)
+        own, places = to_owners(data.team, pieces, load)
+        if centred:
+            means = mean_gradients(data, some, wide(space))
+            data.kept = None
+            own = centred_pieces(own, [means[some[j]] for j in places], space.dtype)
+        found += own
+        mine += [first + j for j in places]
+        first += len(some)
+    return found, mine
+
+
+def rounds(data: Pass, units: list[Unit], space: ParameterSpace) -> list[list[Unit]]:
+    """Units whose sums every process can hold at once, beside the passes: in as few rounds as that takes."""
+    needs = [unit_bytes(u, space) for u in units]
+    if data.max_memory is None and sum(needs) <= FEW_BYTES:
+        return [units]
+    room = min(data.team.gather(data.limit)) // 2
+    out: list[list[Unit]] = [[]]
+    held = 0
+    for unit, need in zip(units, needs, strict=True):
+        if out[-1] and held + need > room:
+            out.append([])
+            held = 0
+        out[-1].append(unit)
+        held += need
+        data.reserved = max(data.reserved, min(held, room))
+    return out
+
+
+def unit_bytes(unit: Unit, space: ParameterSpace) -> int:
+    """Of the sums of a unit, with what its decomposition takes."""
+    if unit.kind in {"kfac", "ekfac"}:
+        return demand([unit], space).bytes
+    p = space.numel(unit.names)
+    return space.dtype.itemsize * (p * p if unit.kind == "dense" else 2 * p)
 
 
 def _summed_pieces(data: Pass, units: list[Unit], space: ParameterSpace, keep: bool) -> list[Piece]:

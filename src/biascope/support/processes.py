@@ -81,9 +81,12 @@ class Processes:
         """This rank's part of n items: neighbours, and as many as the others have, up to one."""
         return slice(self.rank * n // self.size, (self.rank + 1) * n // self.size)
 
-    def deal(self, costs: Sequence[float]) -> list[int]:
-        """An owner for each piece of work: the largest first, to the rank that has least so far."""
-        owners, load = [0] * len(costs), [0.0] * self.size
+    def deal(self, costs: Sequence[float], load: list[float] | None = None) -> list[int]:
+        """An owner for each piece of work: the largest first, to the rank that has least so far.
+
+        `load` is what the ranks have from before; it is brought up to date.
+        """
+        owners, load = [0] * len(costs), [0.0] * self.size if load is None else load
         for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
             owners[i] = load.index(min(load))
             load[owners[i]] += costs[i]
