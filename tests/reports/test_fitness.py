@@ -135,8 +135,8 @@ def test_a_network_of_two_inputs_gets_the_wrapper_to_paste(tmp_path: Path) -> No
     text = (
         "from torch import nn\n"
         "class Two(nn.Module):\n"
-        "    def __init__(self): super().__init__(); self.a = nn.Linear(4, 2); self.b = nn.Linear(3, 2)\n"
-        "    def forward(self, x, z): return self.a(x) * self.b(z)\n"
+        "    def __init__(self): super().__init__(); self.a = nn.Linear(4, 2); self.b = nn.Bilinear(3, 3, 2)\n"
+        "    def forward(self, x, z): return self.a(x) * self.b(z, z)\n"
     )
     script.write_text(text)
     with pytest.raises(InputError, match=r"takes 2 inputs \(x, z\) and a card is about one") as caught:

@@ -5,7 +5,8 @@ which have derivatives, in the place of its own embedding.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,52 +15,64 @@ from torch import Tensor, nn
 from biascope.network.outputs import main_tensor
 
 Take = Callable[[Any], Tensor | None]
+Still = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 PARALLEL = "DistributedDataParallel"  # by name: torch.distributed is not there in every build
 
 
-class Adapted(nn.Module):
-    """A network behind another call. Its parameters, buffers and layers are the network's own, under their own names.
+@dataclass(frozen=True)
+class Way:
+    """How a network is called, and what is taken of what it returns.
 
-    `take` gets the tensor out of what the network returns. Floating inputs of a network of tokens are embedded tokens
-    [n, tokens, width]: they go into `inputs_embeds` where its forward has that, else they stand for what the layer
-    `table` returns.
+    Floating inputs of a network of tokens are embedded tokens [n, tokens, width]: `argument` "inputs_embeds" takes them
+    where its forward has that, else they stand for what the layer `table` returns. Inputs beside the first stand
+    `still`, at zeros of a shape per example and a dtype.
     """
 
-    def __init__(self, net: nn.Module, take: Take, argument: str = "", table: str = "") -> None:
+    take: Take
+    argument: str = ""
+    table: str = ""
+    still: Still = field(default_factory=dict)
+
+
+class Adapted(nn.Module):
+    """A network behind another call. Its parameters, buffers and layers are the network's own, under their names."""
+
+    def __init__(self, net: nn.Module, way: Way) -> None:
         super().__init__()
-        # not registered, which would put "net." in front of every name: the dictionaries are shared instead
-        vars(self)["net"] = net
+        # not registered, which would put a name in front of all others: the dictionaries are shared instead
+        vars(self)["_adapted"], vars(self)["_way"] = net, way
         for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             vars(self)[shared] = vars(net)[shared]
-        self.take, self.argument, self.table = take, argument, table
         self.training = net.training
 
     def train(self, mode: bool = True) -> "Adapted":
         """The network too, which is no child of this module."""
-        vars(self)["net"].training = mode
+        vars(self)["_adapted"].training = mode
         return super().train(mode)
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, ...] to the tensor that is meant."""
-        net: nn.Module = vars(self)["net"]
-        given = {"use_cache": False} if caches(net) else {}
-        if not self.table or not x.is_floating_point():
-            argument = "input_ids" if self.argument == "inputs_embeds" and not x.is_floating_point() else self.argument
+        net: nn.Module = vars(self)["_adapted"]
+        way: Way = vars(self)["_way"]
+        given: dict[str, Any] = {"use_cache": False} if caches(net) else {}
+        given |= {name: x.new_zeros((len(x), *shape), dtype=kind) for name, (shape, kind) in way.still.items()}
+        if not way.table or not x.is_floating_point():
+            argument = "input_ids" if way.argument == "inputs_embeds" and not x.is_floating_point() else way.argument
             out = net(**{argument: x}, **given) if argument else net(x, **given)
         else:
-            handle = net.get_submodule(self.table).register_forward_hook(lambda *_: x)
+            handle = net.get_submodule(way.table).register_forward_hook(lambda *_: x)
             try:
                 out = net(torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device), **given)
             finally:
                 handle.remove()
-        found = self.take(out)
+        found = way.take(out)
         return out if found is None else found
 
 
 def plain(net: nn.Module) -> nn.Module:
     """The network itself, without `Adapted`, `DistributedDataParallel` and `torch.compile` around it."""
     while True:
-        inner = vars(net)["net"] if isinstance(net, Adapted) else getattr(net, "_orig_mod", None)
+        inner = vars(net)["_adapted"] if isinstance(net, Adapted) else getattr(net, "_orig_mod", None)
         if isinstance(net, nn.DataParallel) or type(net).__name__ == PARALLEL:
             inner = net.module
         if not isinstance(inner, nn.Module):
@@ -71,13 +84,13 @@ def embedding(net: nn.Module) -> nn.Embedding | None:
     """The table by which a network that is `Adapted` to embedded tokens looks them up."""
     if not isinstance(net, Adapted):
         return None
-    inner: Any = plain(net)
-    if net.argument == "inputs_embeds":
-        inner = inner.get_input_embeddings()
-    elif not net.table:
+    inner, way = plain(net), vars(net)["_way"]
+    if way.argument == "inputs_embeds":
+        inner = inner.get_input_embeddings()  # type: ignore[operator]
+    elif not way.table:
         return None
     else:
-        inner = inner.get_submodule(net.table)
+        inner = inner.get_submodule(way.table)
     return inner if isinstance(inner, nn.Embedding) else None
 
 

@@ -22,7 +22,7 @@ def check(name: str, network: nn.Module, x: Tensor) -> None:
     except BiascopeError:
         raise
     except Exception as error:
-        if isinstance(error, TypeError) and len(inputs := _inputs(network)) > 1:
+        if isinstance(error, TypeError) and len(inputs := needed(network)) > 1:
             raise InputError(_for_one_input(name, inputs)) from error
         raise InputError(
             f"{name} does not take inputs of shape {comma(x.shape[1:])} ({type(error).__name__}: {error}); "
@@ -90,7 +90,7 @@ def _wrapper(name: str, call: str) -> str:
     )
 
 
-def _inputs(network: nn.Module) -> list[str]:
+def needed(network: nn.Module) -> list[str]:
     """Names of the inputs that a network cannot be called without."""
     try:
         parameters = inspect.signature(network.forward).parameters.values()

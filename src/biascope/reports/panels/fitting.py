@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice, product
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from torch.nn.parameter import is_lazy
 from biascope.network.outputs import main_tensor
 from biascope.reports.panels.adapter import (
     Adapted,
+    Still,
+    Way,
     argument_of,
     embedding,
     first_table,
@@ -21,8 +24,10 @@ from biascope.reports.panels.adapter import (
     one_row,
     plain,
 )
-from biascope.reports.panels.fitness import comma
+from biascope.reports.panels.fitness import comma, needed
 from biascope.support.errors import InputError
+
+TRIALS = 200  # of shapes for the inputs beside the first
 
 
 @dataclass(frozen=True)
@@ -75,12 +80,17 @@ def fit_of(name: str, network: nn.Module, shape: tuple[int, ...], tokens: bool =
 
     network = ready(network)
     take = one_row if from_transformers(network) else meant
-    inputs = {"table": argument[6:]} if argument.startswith("table:") else {"argument": argument}
+    still = {} if argument else _standing_still(network, shape)
+    table = argument.removeprefix("table:") if argument.startswith("table:") else ""
+    way = Way(take, "" if table else argument, table, still)
 
     def adapted(net: nn.Module) -> nn.Module:
-        return Adapted(ready(net), take, **inputs)
+        return Adapted(ready(net), way)
 
-    whole = argument != "" or from_transformers(network)
+    if still:
+        names = ", ".join(f"{other} = zeros [n{''.join(f', {s}' for s in size)}]" for other, (size, _) in still.items())
+        notes.append(f"It takes {1 + len(still)} inputs: the card is about the first one, with {names}.")
+    whole = argument != "" or from_transformers(network) or bool(still)
     if not whole:  # does it return one tensor?
         out = _output(network, trial)
         where = main_tensor(out)[1]
@@ -101,6 +111,31 @@ def fit_of(name: str, network: nn.Module, shape: tuple[int, ...], tokens: bool =
     if from_transformers(network):
         notes.append("Its output is one row per example: the logits (of the last token), or else the pooled output.")
     return Fit(wrap, shape, tuple(notes), words)
+
+
+def _standing_still(network: nn.Module, shape: tuple[int, ...]) -> Still:
+    """Shapes and kinds of the inputs beside the first, found by trial; none where it needs no others, or none will do.
+
+    Numbers, and vectors as wide as some linear layer takes; inputs like the first one; real or whole.
+    """
+    others = needed(network)[1:]
+    if not 1 <= len(others) <= 2:
+        return {}
+    widths = dict.fromkeys(m.in_features for m in network.modules() if isinstance(m, nn.Linear))
+    shapes = dict.fromkeys([shape, (), (1,), *((width,) for width in widths)])
+    for guess in islice(product(product(shapes, (torch.float32, torch.long)), repeat=len(others)), TRIALS):
+        still = dict(zip(others, guess))
+        tried = Adapted(network, Way(meant, still=still))
+        if all(_keeps_batch(tried, torch.zeros(n, *shape)) for n in (3, 5)):  # of one size it may be an accident
+            return still
+    return {}
+
+
+def _keeps_batch(network: nn.Module, x: Tensor) -> bool:
+    with torch.no_grad(), suppress(Exception):
+        out = network(x)
+        return isinstance(out, Tensor) and out.shape[:1] == x.shape[:1]
+    return False
 
 
 def _other_precision(network: nn.Module) -> str:

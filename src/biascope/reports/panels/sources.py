@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from biascope import nets
-from biascope.reports.panels.adapter import Adapted, argument_of, one_row, plain
+from biascope.reports.panels.adapter import Adapted, Way, argument_of, one_row, plain
 from biascope.reports.panels.loading import WEIGHTS, Weights, weights_file
 from biascope.studies.own_networks import own_factory
 from biascope.support.errors import BiascopeError, InputError, UnsupportedError, near, no_network
@@ -178,7 +178,7 @@ def _transformers(name: str, shape: Shape | None, options: Mapping[str, Any]) ->
         kind = getattr(transformers, next(iter(config.architectures or ()), ""), None)
         config.dtype = torch.float32
         made: nn.Module = transformers.AutoModel.from_config(config) if kind is None else kind(copy.deepcopy(config))
-        return Adapted(made.float(), one_row, argument_of(made))
+        return Adapted(made.float(), Way(one_row, argument_of(made)))
 
     if shape is None:
         side = getattr(config, "image_size", None)
