@@ -184,7 +184,7 @@ def test_inputs_without_a_batch_dimension():
         ({"weight_decay": float("inf")}, "weight_decay=inf"),
         ({"momentum": -0.1}, "momentum=-0.1"),
         ({"lr": "0.1"}, "lr='0.1': one number is needed"),
-        ({"momentum": None}, "momentum=None: one number is needed"),
+        ({"momentum": "0.9"}, "momentum='0.9': one number is needed"),
         ({"damping": [0.1]}, r"damping=\[0.1\]: one number is needed"),
         ({"decay": "0.5"}, "decay='0.5': one number is needed"),
         ({"factor_decay": None}, "factor_decay=None: one number is needed"),

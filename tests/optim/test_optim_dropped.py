@@ -111,7 +111,7 @@ def test_a_gradient_that_is_only_changed_still_counts(maker):
 def test_adam_takes_over_a_parameter_that_has_a_momentum():
     """A layer that is covered in one step and used without its module in the next: Adam begins there."""
     net = Pair().double()
-    opt = bs.optim.EKFAC(net, lr=0.1, momentum=0.9, fallback="adam")
+    opt = bs.optim.EKFAC(net, lr=0.1, damping=0.01, momentum=0.9, fallback="adam")
     for step in range(4):
         net.called = step % 2 == 0
         opt.zero_grad()
@@ -164,7 +164,7 @@ def test_a_layer_reused_inside_the_model_is_no_pair_of_calls():
 def test_coverage_tells_of_a_weight_frozen_later():
     """Its bias is stepped plainly then: a factor is of both."""
     net = Pair().double()
-    opt = bs.optim.EKFAC(net, lr=0.1)
+    opt = bs.optim.EKFAC(net, lr=0.1, damping=0.01)
     net.first.weight.requires_grad_(False)
     x, y = batch(2, 8)
     F.cross_entropy(net(x), y).backward()

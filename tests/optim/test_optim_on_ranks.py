@@ -176,4 +176,4 @@ def test_shares_of_workers_are_checked() -> None:
     with pytest.raises(InputError, match="a share of the ranks"):
         bs.optim.KFAC(network(), gradient_workers=0.0)
     with pytest.raises(InputError, match="scalings='running'"):
-        bs.optim.EKFAC(network(), gradient_workers=0.5)
+        bs.optim.EKFAC(network(), damping=0.01, gradient_workers=0.5)

@@ -40,9 +40,11 @@ def like_a_gpu(monkeypatch):
 
 
 OPTIMISERS = {
-    "kfac": lambda net: bs.optim.KFAC(net, lr=1e-3, factor_decay=0.0, sua=True),
-    "ekfac": lambda net: bs.optim.EKFAC(net, lr=1e-3, sua=True, damping_mode="deep"),
-    "ekfac-ra": lambda net: bs.optim.EKFAC(net, lr=1e-3, sua=True, damping_mode="deep", scalings="running"),
+    "kfac": lambda net: bs.optim.KFAC(net, lr=1e-3, damping=1e-2, factor_decay=0.0, sua=True),
+    "ekfac": lambda net: bs.optim.EKFAC(net, lr=1e-3, damping=1e-2, sua=True, damping_mode="deep"),
+    "ekfac-ra": lambda net: bs.optim.EKFAC(
+        net, lr=1e-3, damping=1e-2, sua=True, damping_mode="deep", scalings="running"
+    ),
 }
 
 

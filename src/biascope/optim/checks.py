@@ -13,6 +13,7 @@ from biascope.optim.hooks import Call
 from biascope.optim.units import LayerUnit
 from biascope.support.errors import InputError
 
+FITTED = 1e-4  # an example's gradient, of the largest of its batch, below which the example counts as fitted
 Batches = list[list[Call]]  # the calls of a unit, those of the same examples together
 
 
@@ -95,25 +96,28 @@ def warn_of_pairs(batches: Batches) -> bool:
 def warn_of_silent_examples(seen: Iterable[Batches]) -> bool:
     """Warn where whole examples have no gradient in any layer: a mean loss that ignores them is of the others.
 
-    An example that is fitted beyond rounding looks the same, so the scale is left to the user.
+    An example that is fitted beyond rounding looks the same; but where some are, others of the batch are nearly so.
+    Nothing is said there. The scale is left to the user.
     """
-    silent: dict[tuple[object, ...], Tensor] = {}  # by backward pass, number of examples and device
+    sizes: dict[tuple[object, ...], Tensor] = {}  # by backward pass, number of examples and device
     for batches in seen:
         for i, batch in enumerate(batches):
             for call in batch:
                 if call.grad is not None:
-                    here = (call.layout.example_major(call.grad, call.examples).flatten(1) == 0).all(1)
-                    key = i, call.examples, here.device
-                    silent[key] = silent[key] & here if key in silent else here
-    count, total = sum(int(m.sum()) for m in silent.values()), sum(len(m) for m in silent.values())
-    if 0 < count < total:
+                    each = call.layout.example_major(call.grad, call.examples).flatten(1).abs().amax(1).float()
+                    each = each / each.max().clamp_min(torch.finfo(each.dtype).tiny)
+                    key = i, call.examples, each.device
+                    sizes[key] = torch.maximum(sizes[key], each) if key in sizes else each
+    count, total = sum(int((m == 0).sum()) for m in sizes.values()), sum(len(m) for m in sizes.values())
+    fitted = any(bool(((m > 0) & (m < FITTED)).any()) for m in sizes.values())
+    if 0 < count < total and not fitted:
         warnings.warn(
             f"{count} of {total} examples have no gradient: if the loss ignores them (ignore_index, a mask), its "
             "mean is over the others, but the metric takes it as one over all, which makes it too large by "
             f"{total / (total - count):.3g}; leave such examples out of the batch",
             stacklevel=5,
         )
-    return 0 < count < total
+    return 0 < count < total and not fitted
 
 
 def warn_of_silent_positions(seen: Mapping[str, Batches]) -> bool:

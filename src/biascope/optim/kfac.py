@@ -12,12 +12,19 @@ from torch import Tensor, nn
 
 from biascope.curvature.kronecker import EigenPiece
 from biascope.optim.optimizer import Fallback, NaturalGradient, Params
-from biascope.optim.preconditioner import Common, Preconditioner, Shared, Step
+from biascope.optim.preconditioner import Common, Handed, Preconditioner, Step
 from biascope.optim.scalings import batch_scalings
 from biascope.optim.stacks import Stack, both_sides, from_basis, rescaled, to_basis, together_again
 from biascope.support.arguments import check_share
 from biascope.support.errors import InputError
 from biascope.support.signatures import checked
+
+AUTOMATIC: dict[str, dict[str, Any]] = {  # what is not given where damping and step length adapt
+    "kfac": {"damping_mode": "relative", "refresh_every": 50, "factors_every": 50, "factor_decay": 0.8},
+    "ekfac": {
+        "damping_mode": "relative", "scalings": "running", "decay": 0.95, "on_refresh": "project", "factor_decay": 0.8,
+    },
+}  # fmt: skip
 
 
 class KFACPreconditioner(Preconditioner):
@@ -30,7 +37,8 @@ class KFACPreconditioner(Preconditioner):
         model: covered are its Linear, Conv1d/2d/3d and Embedding layers; examples lie along the first dimension
             (along the second where only that has as many entries as the model has examples).
         damping_mode: "factored" (b = sqrt(damping) / pi, a = pi sqrt(damping), pi^2 = the ratio of the mean
-            eigenvalues of A and B) or "exact" ((B (x) A + damping I)^-1).
+            eigenvalues of A and B), "exact" ((B (x) A + damping I)^-1) or "relative" (exact, with damping times the
+            mean eigenvalue of B (x) A).
         refresh_every: steps between two decompositions of the factors.
         factors_every: steps between two updates of the factors.
         factor_decay: of the running average of the factors; 0 keeps only the last batch.
@@ -63,7 +71,7 @@ class KFACPreconditioner(Preconditioner):
         self,
         model: nn.Module,
         *,
-        damping_mode: Literal["factored", "exact"] = "factored",
+        damping_mode: Literal["factored", "exact", "relative"] = "factored",
         refresh_every: int = 20,
         factors_every: int = 1,
         factor_decay: float = 0.95,
@@ -80,18 +88,19 @@ class KFACPreconditioner(Preconditioner):
 
     def _natural(self, stack: Stack, steps: list[Step], G: Tensor) -> tuple[Tensor, EigenPiece]:
         E = stack.basis
-        if self.damping_mode == "exact":
-            return from_basis(E, to_basis(E, G).div_(E.s + stack.damping)), E
+        if self.damping_mode != "factored":
+            added = relative(E.s, stack.damping) if self.damping_mode == "relative" else stack.damping
+            return from_basis(E, to_basis(E, G).div_(E.s + added)), E
         B, A = self.stacks.follow(stack, inverses)
         if A is not None and A.dim() == 2:
             return torch.bmm(B, G).mul_(A[:, None]), E
         return together_again(both_sides(B, G, A, E.layout.offsets), E.layout.offsets), E
 
 
-class KFACOptions(Shared, total=False):
+class KFACOptions(Handed, total=False):
     """Options of `KFACPreconditioner` that `KFAC` passes on."""
 
-    damping_mode: Literal["factored", "exact"]
+    damping_mode: Literal["factored", "exact", "relative"]
     refresh_every: int
     factors_every: int
     factor_decay: float
@@ -102,15 +111,18 @@ class KFAC(NaturalGradient):
 
     Args:
         model: any nn.Module; Linear, Conv1d/2d/3d and Embedding layers are preconditioned.
-        lr: learning rate.
-        momentum: on the natural gradient.
-        weight_decay: times the parameter, added to the natural gradient.
+        lr: learning rate. Without a damping it means what it means for Adam, 0.001 if not given; with one it is that of
+            the formula, 0.1 if not given.
+        damping: above 0: the formula above, with this damping; it may differ between parameter groups and change during
+            training (`group["damping"]`). None: damping and step length adapt (`biascope.optim.automatic`), and what
+            else is not given is chosen for that: see "Without a damping" in docs/howto/natural-gradient.md.
+        momentum: on the natural gradient; 0.9 without a damping, 0 with one.
+        weight_decay: times the parameter, added to the natural gradient; without a damping apart from it, as in AdamW.
         params: parameters or parameter groups, as torch optimisers take them; None for all.
-        fallback: "sgd" (same lr and momentum) or "adam", for parameters that no factor covers.
+        fallback: "sgd" (same lr and momentum) or "adam", for parameters that no factor covers; "adam" without a
+            damping, else "sgd".
 
     Keyword Args:
-        damping (float): above 0, 0.01 if not given; may differ between parameter groups and change during training
-            (`group["damping"]`).
         options (Any): all others of `KFACPreconditioner`, such as `refresh_every`.
 
     Example:
@@ -124,16 +136,19 @@ class KFAC(NaturalGradient):
     def __init__(
         self,
         model: nn.Module,
-        lr: float = 0.1,
+        lr: float | None = None,
         *,
-        momentum: float = 0.0,
+        damping: float | None = None,
+        momentum: float | None = None,
         weight_decay: float = 0.0,
         params: Params = None,
-        fallback: Fallback = "sgd",
+        fallback: Fallback | None = None,
         **options: Unpack[KFACOptions],
     ) -> None:
-        chosen: dict[str, Any] = {"damping": 1e-2, **options}
-        super().__init__(model, KFACPreconditioner, params, lr, momentum, weight_decay, fallback, **chosen)
+        super().__init__(
+            model, KFACPreconditioner, params, lr, momentum, weight_decay, fallback, damping, AUTOMATIC["kfac"],
+            **options,
+        )  # fmt: skip
 
 
 def inverses(E: EigenPiece, damping: float) -> tuple[Tensor, Tensor | None]:
@@ -157,7 +172,8 @@ class EKFACPreconditioner(Preconditioner):
     Args:
         model: covered are its Linear, Conv1d/2d/3d and Embedding layers; examples lie along the first dimension
             (along the second where only that has as many entries as the model has examples).
-        damping_mode: "plain" (s + damping) or "deep" (s + (S_B + r)(S_A + r) - S_B S_A with r = sqrt(damping)).
+        damping_mode: "plain" (s + damping), "deep" (s + (S_B + r)(S_A + r) - S_B S_A with r = sqrt(damping)) or
+            "relative" (s + damping times the mean of s, for each layer).
         refresh_every: steps between two computations of the eigenbasis.
         scalings: "batch" (second moments over the examples of this step) or "running" (EKFAC-ra: s <- decay s +
             (1 - decay) m G^2 of the mean gradient G in the eigenbasis, for a batch of m: cheaper).
@@ -187,7 +203,7 @@ class EKFACPreconditioner(Preconditioner):
         self,
         model: nn.Module,
         *,
-        damping_mode: Literal["plain", "deep"] = "plain",
+        damping_mode: Literal["plain", "deep", "relative"] = "plain",
         refresh_every: int = 50,
         scalings: Literal["batch", "running"] = "batch",
         decay: float = 0.75,
@@ -232,14 +248,18 @@ class EKFACPreconditioner(Preconditioner):
         else:
             s = batch_scalings(stack, [step.batches for step in steps], steps[0].scale / math.sqrt(n))
             self.team.sum(s)
-        added = self.stacks.follow(stack, deep_damping) if self.damping_mode == "deep" else stack.damping
+        added: Tensor | float = stack.damping
+        if self.damping_mode == "deep":
+            added = self.stacks.follow(stack, deep_damping)
+        elif self.damping_mode == "relative":
+            added = relative(s, stack.damping)
         return from_basis(E, V.div_(s + added)), rescaled(E, s)
 
 
-class EKFACOptions(Shared, total=False):
+class EKFACOptions(Handed, total=False):
     """Options of `EKFACPreconditioner` that `EKFAC` passes on."""
 
-    damping_mode: Literal["plain", "deep"]
+    damping_mode: Literal["plain", "deep", "relative"]
     refresh_every: int
     scalings: Literal["batch", "running"]
     decay: float
@@ -253,15 +273,18 @@ class EKFAC(NaturalGradient):
 
     Args:
         model: any nn.Module; Linear, Conv1d/2d/3d and Embedding layers are preconditioned.
-        lr: learning rate.
-        momentum: on the natural gradient.
-        weight_decay: times the parameter, added to the natural gradient.
+        lr: learning rate. Without a damping it means what it means for Adam, 0.001 if not given; with one it is that of
+            the formula, 0.1 if not given.
+        damping: above 0: the formula above, with this damping; it may differ between parameter groups and change during
+            training (`group["damping"]`). None: damping and step length adapt (`biascope.optim.automatic`), and what
+            else is not given is chosen for that: see "Without a damping" in docs/howto/natural-gradient.md.
+        momentum: on the natural gradient; 0.9 without a damping, 0 with one.
+        weight_decay: times the parameter, added to the natural gradient; without a damping apart from it, as in AdamW.
         params: parameters or parameter groups, as torch optimisers take them; None for all.
-        fallback: "sgd" (same lr and momentum) or "adam", for parameters that no factor covers.
+        fallback: "sgd" (same lr and momentum) or "adam", for parameters that no factor covers; "adam" without a
+            damping, else "sgd".
 
     Keyword Args:
-        damping (float): above 0, 0.01 if not given; may differ between parameter groups and change during training
-            (`group["damping"]`).
         options (Any): all others of `EKFACPreconditioner`, such as `refresh_every`.
 
     Example:
@@ -277,16 +300,24 @@ class EKFAC(NaturalGradient):
     def __init__(
         self,
         model: nn.Module,
-        lr: float = 0.1,
+        lr: float | None = None,
         *,
-        momentum: float = 0.0,
+        damping: float | None = None,
+        momentum: float | None = None,
         weight_decay: float = 0.0,
         params: Params = None,
-        fallback: Fallback = "sgd",
+        fallback: Fallback | None = None,
         **options: Unpack[EKFACOptions],
     ) -> None:
-        chosen: dict[str, Any] = {"damping": 1e-2, **options}
-        super().__init__(model, EKFACPreconditioner, params, lr, momentum, weight_decay, fallback, **chosen)
+        super().__init__(
+            model, EKFACPreconditioner, params, lr, momentum, weight_decay, fallback, damping, AUTOMATIC["ekfac"],
+            **options,
+        )  # fmt: skip
+
+
+def relative(s: Tensor, damping: float) -> Tensor:
+    """Damping times the mean of the scalings [g, e, o, i] of every group [g, 1, 1, 1]; above 0 where they are 0."""
+    return (damping * s.mean((1, 2, 3), keepdim=True)).clamp_min(torch.finfo(s.dtype).tiny)
 
 
 def deep_damping(E: EigenPiece, damping: float) -> Tensor:

@@ -1,8 +1,9 @@
-"""KFAC and EKFAC as torch optimisers: `opt = EKFAC(model, lr=0.1, damping=1e-2)`, then train as always.
+"""KFAC and EKFAC as torch optimisers: `opt = EKFAC(model)`, then train as always.
 
-One step is what the preconditioner followed by torch.optim.SGD would do, bit for bit: the natural gradient, plus
-`weight_decay` times the parameter, through the momentum, times -lr. Parameters that no factor covers are stepped by the
-plain rule named in `fallback`; `opt.coverage()` lists them.
+With a damping, `EKFAC(model, lr=0.1, damping=1e-2)`, one step is what the preconditioner followed by torch.optim.SGD
+would do, bit for bit: the natural gradient, plus `weight_decay` times the parameter, through the momentum, times -lr.
+Without one, damping and step length adapt (`automatic`). Parameters that no factor covers are stepped by the plain rule
+named in `fallback`; `opt.coverage()` lists them.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from biascope.curvature.plan import Plan
+from biascope.network.shards import is_sharded
+from biascope.optim import automatic
 from biascope.optim.preconditioner import Preconditioner
 from biascope.optim.team import like, whole
 from biascope.support.arguments import check_number
@@ -77,22 +80,34 @@ class NaturalGradient(Optimizer):
         model: nn.Module,
         make: Callable[..., Preconditioner],
         params: Params,
-        lr: float,
-        momentum: float,
+        lr: float | None,
+        momentum: float | None,
         weight_decay: float,
-        fallback: Fallback,
+        fallback: Fallback | None,
+        damping: float | None,
+        automatic_options: dict[str, Any],
         **options: Any,
     ) -> None:
-        for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
-            check_number(value, name, least=0)
-        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "damping": options["damping"]}
+        self.automatic, growing = damping is None, False
+        defaults: dict[str, Any] = {"lr": 0.1, "momentum": 0.0, "damping": damping, "weight_decay": weight_decay}
+        if damping is None:
+            defaults |= {"lr": 1e-3, "momentum": 0.9, "damping": 1.0, "stretch": automatic.FIRST, "trust": 0.0}
+            growing, options = "refresh_every" not in options, {**automatic_options, **options}
+        defaults |= {name: value for name, value in (("lr", lr), ("momentum", momentum)) if value is not None}
+        for name in ("lr", "momentum", "weight_decay"):
+            check_number(defaults[name], name, least=0)
+        fallback = fallback or ("adam" if self.automatic else "sgd")
         super().__init__([p for p in model.parameters() if p.requires_grad] if params is None else params, defaults)
         mine = [p for group in self.param_groups for p in group["params"]]
+        if self.automatic and any(map(is_sharded, mine)):
+            raise UnsupportedError("under FSDP2 no process has the length of a layer's step: give a damping, e.g. 0.01")
         known = {id(p) for p in model.parameters()}
         if strange := [p for p in mine if id(p) not in known]:
             raise InputError(f"a parameter of shape {list(strange[0].shape)} in `params` does not belong to the model")
         self.fallback: Fallback = fallback
-        self.preconditioner = make(model, params=mine, fallback=fallback, **options)
+        self.preconditioner = make(model, params=mine, fallback=fallback, damping=defaults["damping"], **options)
+        self.preconditioner.growing = growing
+        self.layer_of = {id(p): i for i, unit in enumerate(self.preconditioner.units) for p in unit.parameters}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -123,7 +138,10 @@ class NaturalGradient(Optimizer):
         for group in self.param_groups:
             covered = [p for p in group["params"] if p in directions]
             others = [p for p in group["params"] if p.grad is not None and p not in directions]
-            if covered:
+            if covered and self.automatic:
+                layers, states = [self.layer_of[id(p)] for p in covered], [self.state[p] for p in covered]
+                automatic.take(covered, [directions[p] for p in covered], states, group, layers)
+            elif covered:
                 sgd(covered, [directions[p] for p in covered], [self.state[p] for p in covered], group)
             if others:
                 RULES[self.fallback](others, [p.grad for p in others], [self.state[p] for p in others], group)

@@ -42,10 +42,9 @@ from biascope.support.signatures import checked
 Damping = Callable[[LayerUnit], float]
 
 
-class Shared(TypedDict, total=False):
+class Handed(TypedDict, total=False):
     """Options that KFAC and EKFAC share, as optimisers and as preconditioners."""
 
-    damping: float
     sharing: Sharing
     sua: bool
     loss_reduction: Literal["mean", "sum"]
@@ -54,9 +53,10 @@ class Shared(TypedDict, total=False):
     gradient_workers: float
 
 
-class Common(Shared, total=False):
+class Common(Handed, total=False):
     """Options that their preconditioners share."""
 
+    damping: float
     params: Collection[nn.Parameter] | None
     fallback: str
 
@@ -111,6 +111,7 @@ class Preconditioner:
         self.curvatures = {unit.name: Curvature() for unit in self.units}
         self.stacks = Stacks()
         self.steps = 0
+        self.growing = False  # refresh sooner in the first steps, while the factors change most
         self.notes: dict[str, str] = {}
         self.doubts = {"uses", "pairs", "examples", "positions"}  # what has not been warned of yet
         if loss_reduction == "sum":
@@ -190,7 +191,7 @@ class Preconditioner:
             if not units:
                 raise InputError("no covered parameter has a gradient: call loss.backward() before the step")
             finite = Finite({k: local(g) for k, g in {**(plain or {}), **self._gradients(units)}.items()})
-            due = [u for u in units if self._lacks_basis(u.name) or self.steps % self.refresh_every == 0]
+            due = [u for u in units if self._lacks_basis(u.name) or self._every(self.refresh_every)]
             if due and self.dealt.any(finite.refused(skip_overflow)):  # before anything is decomposed
                 return {}
             seen = {unit.name: self._look(unit, scale) for unit in units}
@@ -272,7 +273,7 @@ class Preconditioner:
         sums: dict[str, KroneckerSum] = {}
         for unit in units:
             batches = seen[unit.name].batches
-            if batches and (self._lacks_basis(unit.name) or self.steps % self.factors_every == 0):
+            if batches and (self._lacks_basis(unit.name) or self._every(self.factors_every)):
                 described, chunk = unit.chunk(batches[0])
                 total = sums[unit.name] = KroneckerSum(described, unit.space)
                 total.add(chunk)
@@ -344,8 +345,13 @@ class Preconditioner:
         """The natural gradient of G, both [g, o, i e], and the basis with its scalings after this step."""
         raise NotImplementedError
 
+    def _every(self, n: int) -> bool:
+        """Is this the n-th step; where the gaps grow, also steps 5, 10, 20, 30 and 40."""
+        early = self.growing and self.steps < 50 and (self.steps % 10 == 0 or self.steps == 5)
+        return early or self.steps % n == 0
+
     def _needs_factors(self) -> bool:
-        due = self.steps % self.factors_every == 0 or self.steps % self.refresh_every == 0
+        due = self._every(self.factors_every) or self._every(self.refresh_every)
         return due or any(map(self._lacks_basis, self.curvatures))
 
     def _lacks_basis(self, name: str) -> bool:

@@ -39,8 +39,8 @@ class SuperNat(Optimizer):
     Args:
         w: the weights, a parameter [p] or [p, 1].
         features: Phi [n, p], of the training inputs.
-        lr: learning rate; 1 / the largest eigenvalue of Phi Phi^T is a good one for a summed squared loss (over 2).
-            Much smaller ones freeze the modes before the signal is learnt.
+        lr: learning rate; by default 1 / the largest eigenvalue of Phi Phi^T, which suits a summed squared loss (over
+            2); n times that suits a mean over n. Much smaller ones freeze the modes before the signal is learnt.
         scale: 1 / kappa: a number, or a rule by name (see the module's docstring).
 
     The gradient of the loss with respect to the outputs f [n] goes into `step`; or leave it out, and it is recovered
@@ -57,7 +57,7 @@ class SuperNat(Optimizer):
     """
 
     @checked
-    def __init__(self, w: OwnTensor, features: Tensor, lr: float, scale: float | Scale = "first") -> None:
+    def __init__(self, w: OwnTensor, features: Tensor, lr: float | None = None, scale: float | Scale = "first") -> None:
         check_tensor(w, "w", floating=True)
         check_finite(check_tensor(features, "features", dims=2, floating=True), "features")
         if features.numel() == 0 or w.numel() != features.shape[1] or features.device != w.device:
@@ -65,11 +65,16 @@ class SuperNat(Optimizer):
             raise InputError(f"features [n, p] and w [p] disagree: {both}")
         if not w.is_leaf:
             raise InputError("w is the result of a computation and cannot be trained: pass an nn.Parameter")
-        check_number(lr, "lr", above=0)
+        if lr is not None:
+            check_number(lr, "lr", above=0)
         if not isinstance(scale, str):
             check_number(scale, "scale", above=0)
-        super().__init__([w], {"lr": lr})
         U, s, Vh = thin_svd(features.detach()) if features.shape[0] >= features.shape[1] else _wide(features.detach())
+        if lr is None:
+            if not bool(s.max() > 0):
+                raise InputError("all features are 0, so there is nothing to learn and no lr to choose")
+            lr = float(s.max()) ** -2
+        super().__init__([w], {"lr": lr})
         keep = s > s.max() * max(features.shape) * torch.finfo(s.dtype).eps
         self.U, self.s, self.V = U[:, keep], s[keep], Vh[keep].T
         self.state[w] = {"ratio": torch.ones_like(self.s), "scale": scale}
