@@ -1,12 +1,15 @@
 """Operations done by hand agree with torch's own forward mode."""
 
 import gc
+import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import biascope as bs
 from biascope.tangent import dual
@@ -148,6 +151,8 @@ def test_every_rule_is_one_torch_calls() -> None:
         torch.add(torch.mul(torch.div(one, 2), 2), 1)
         other = 2 * one / 3
         other += torch.softmax(other, 0)
+        F.scaled_dot_product_attention(one, one, one)
+        torch.addmm(other[0, 0, 0], other[0, 0], other[0, 1])
     assert set(_RULES) <= seen
 
 
@@ -171,3 +176,59 @@ def test_nothing_of_a_call_stays_alive() -> None:
             evaluate_dual(broken, {"w": torch.ones(2)}, {"w": torch.ones(2)})
     lin(x).sum().backward()
     assert alive() == before
+
+
+def attention(mask: str) -> Callable[[dict[str, Tensor]], list[Tensor]]:
+    """Attention of tensors q, k, v and, where it has a tangent, a bias b."""
+    allowed = torch.ones(4, 5, dtype=torch.bool).tril(1)
+    closed = allowed.clone()
+    closed[0] = False  # a row without any key: torch gives zeros
+    how: dict[str, Any] = {
+        "none": {},
+        "scale": {"scale": 0.3},
+        "causal": {"is_causal": True},
+        "boolean": {"attn_mask": allowed},
+        "closed row": {"attn_mask": closed},
+        "float": {"attn_mask": torch.zeros(4, 5, dtype=torch.float64).masked_fill(~closed, -math.inf)},
+        "grouped": {"enable_gqa": True},
+    }.get(mask, {})
+
+    def call(p: dict[str, Tensor]) -> list[Tensor]:
+        k, v = (p["k"][:, :1], p["v"][:, :1]) if mask == "grouped" else (p["k"], p["v"])
+        bias = {"attn_mask": p["b"]} if mask == "bias with a tangent" else how
+        return [F.scaled_dot_product_attention(p["q"], k, v, **bias)]
+
+    return call
+
+
+MASKS = ["none", "scale", "causal", "boolean", "closed row", "float", "grouped", "bias with a tangent"]
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_attention_has_torchs_derivative(mask: str) -> None:
+    gen = torch.Generator().manual_seed(0)
+    shapes = {"q": (2, 2, 4, 3), "k": (2, 2, 5, 3), "v": (2, 2, 5, 6), "b": (2, 4, 5)}
+    at = {k: torch.randn(s, generator=gen, dtype=torch.float64) for k, s in shapes.items()}
+    v = {k: torch.randn(s, generator=gen, dtype=torch.float64) for k, s in shapes.items()}
+    call = attention(mask)
+    with torch.no_grad():
+        value, tangent = evaluate_dual(call, at, v)
+        with sdpa_kernel(SDPBackend.MATH):
+            torch.testing.assert_close(value[0], call(at)[0])
+            expected = torch.func.jvp(lambda p: call(p)[0], (at,), (v,))[1]
+    torch.testing.assert_close(tangent[0], expected)
+
+
+def test_addmm_has_torchs_derivative() -> None:
+    gen = torch.Generator().manual_seed(0)
+    shapes = {"b": (5,), "x": (3, 4), "w": (4, 5)}
+    at = {k: torch.randn(s, generator=gen, dtype=torch.float64) for k, s in shapes.items()}
+    v = {k: torch.randn(s, generator=gen, dtype=torch.float64) for k, s in shapes.items()}
+
+    def call(p: dict[str, Tensor]) -> list[Tensor]:
+        return [torch.addmm(p["b"], p["x"], p["w"])]
+
+    with torch.no_grad():
+        value, tangent = evaluate_dual(call, at, v)
+    torch.testing.assert_close(value[0], call(at)[0])
+    torch.testing.assert_close(tangent[0], torch.func.jvp(lambda p: call(p)[0], (at,), (v,))[1])

@@ -7,13 +7,15 @@ value and tangent stacked in one tensor [2, n, ...], with as few kernels as poss
 - convolution: W0 times both halves at once, dW x0 added to the second;
 - BatchNorm in eval mode: one affine map for both halves (`norms.py`), one fused kernel for its own tangent;
 - ReLU, sums and average pooling: one kernel for both halves;
-- linear: the three products, unstacked;
+- linear: the three products, unstacked, the sum of two of them in the second;
+- attention: six products for two, of tensors the size of the scores no more than three;
 - softmax and layer norm: their Jacobians are symmetric, so the backward kernel is the forward derivative;
 - products with constants: torch works out shapes in Python where a factor has no tangent.
 
 What has no rule gets torch's own dual tensors, made on demand.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -165,7 +167,55 @@ def _linear(func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None
     if dw is None:
         return NotImplemented if dx is None else _dual(func(x, w, b), func(dx, w, db))
     tangent = func(x, dw, db)
-    return _dual(func(x, w, b), tangent if dx is None else tangent.add_(func(dx, w)))
+    if dx is None:
+        return _dual(func(x, w, b), tangent)
+    if torch.is_autocast_enabled(x.device.type) or not tangent.is_contiguous():
+        return _dual(func(x, w, b), tangent.add_(func(dx, w)))
+    tangent.view(-1, tangent.shape[-1]).addmm_(dx.reshape(-1, dx.shape[-1]), w.t())  # no pass of its own for the sum
+    return _dual(func(x, w, b), tangent)
+
+
+def _addmm(func: Any, input: Tensor, mat1: Tensor, mat2: Tensor, **more: Any) -> Any:
+    """A linear layer whose weight is stored the other way round, as in GPT-2."""
+    (b, db), (x, dx), (w, dw) = _parts(input), _parts(mat1), _parts(mat2)
+    if more or db is None or dx is None or dw is None or torch.is_autocast_enabled(x.device.type):
+        return NotImplemented
+    return _dual(func(b, x, w), func(db, x, dw).addmm_(dx, w))
+
+
+def _attention(
+    func: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """O = P V with P = softmax(S). dO = W V - (W 1) * O + P dV with W = P * dS, so that dP itself is never formed."""
+    (q, dq), (k, dk), (v, dv), (mask, dmask) = _parts(query), _parts(key), _parts(value), _parts(attn_mask)
+    if dq is None or dk is None or dv is None or dropout_p or torch.is_autocast_enabled(q.device.type):
+        return NotImplemented
+    if enable_gqa:
+        times = q.shape[-3] // k.shape[-3]
+        k, dk, v, dv = (t.repeat_interleave(times, -3) for t in (k, dk, v, dv))
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    q, dq, d = q * scale, dq * scale, v.shape[-1]
+    scores = q @ k.mT
+    tangent = torch.cat([dq, q], -1) @ torch.cat([k, dk], -1).mT
+    if is_causal:
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill_(future, -math.inf)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+        tangent = tangent if dmask is None else tangent + dmask
+    p = scores.softmax(-1) if mask is None else torch.ops.aten._safe_softmax(scores, -1)
+    moved = tangent.mul_(p)
+    both = p @ torch.cat([v, dv], -1)
+    out = both[..., :d]
+    return _dual(out.contiguous(), (moved @ v).addcmul_(moved.sum(-1, keepdim=True), out, value=-1).add_(both[..., d:]))
 
 
 def _batch_norm(
@@ -296,6 +346,8 @@ _RULES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((F.softmax, torch.softmax, Tensor.softmax), _softmax),
     **dict.fromkeys((F.avg_pool2d, F.adaptive_avg_pool2d), _average),
     F.linear: _linear,
+    torch.addmm: _addmm,
+    F.scaled_dot_product_attention: _attention,
     F.layer_norm: _layer_norm,
     F.embedding: _embedding,
 }
