@@ -106,7 +106,7 @@ def test_an_output_that_ignores_the_input_still_has_a_kernel(tmp_path: Path) -> 
     )
     card = make_card(f"{script}:Same", (4,), tmp_path / "c.html", networks=4)
     found = {panel.title: panel for panel in card.panels}
-    assert "does not depend on the input" in found["What the input sees"].meaning
+    assert "does not depend on the input" in found["What it responds to"].meaning
     assert not found["Tangent kernel"].skipped
 
 
@@ -211,7 +211,7 @@ def test_dense_outputs_are_no_classes(
     for title in ("What it learns", "Linear or not", "Alignment with the labels"):
         assert found[title].skipped
         assert re.search(words, found[title].meaning), found[title].meaning
-    assert not found["What the input sees"].skipped
+    assert not found["What it responds to"].skipped
     assert not found["Tangent kernel"].skipped
 
 

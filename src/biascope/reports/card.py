@@ -19,6 +19,8 @@ from torch import nn
 import biascope
 from biascope.ensembles import arithmetic
 from biascope.reports import figures
+from biascope.reports.first_screen import first_screen
+from biascope.reports.glossary import glossary
 from biascope.reports.html import Html, page, stamp_of, tag, with_flags
 from biascope.reports.panels import PANELS
 from biascope.reports.panels.base import Panel, PanelFunction, Subject, is_shown, make_subject
@@ -43,7 +45,7 @@ SENTENCES = 3  # of the summary
 TELLING = (
     "Alignment with the labels",
     "Positions and heads",
-    "What the input sees",
+    "What it responds to",
     "What it learns",
     "Tangent kernel",
     "Linear or not",
@@ -254,7 +256,10 @@ def card_page(
         subtitle += f" Compared with the weights of {weights_name(weights)}."
     if subject.data is not None:
         subtitle += f" Data: {subject.data.name}."
-    return page(subject.name, [panel_section(panel) for panel in panels], subtitle, footer, stamp=stamp)
+    sentences = [(each.text, each.panel, each.anchor) for each in summary(panels)]
+    sections = [panel_section(panel) for panel in panels]
+    body = [first_screen(subject.name, sentences, panels), *sections, glossary(sections)]
+    return page(subject.name, body, subtitle, footer, stamp=stamp)
 
 
 def panel_section(panel: Panel) -> Html:
@@ -262,8 +267,8 @@ def panel_section(panel: Panel) -> Html:
     meaning = tag("p", tag("strong", "What this means: "), with_flags(panel.meaning), class_="meaning")
     if panel.skipped:
         meaning = tag("p", with_flags(panel.meaning), class_="meaning skipped")
-    head = [tag("h2", panel.title), tag("p", panel.read, class_="read"), meaning]
-    return tag("section", *head, *panel.blocks, id=panel.anchor)
+    words = tag("div", tag("h2", panel.title), tag("p", panel.read, class_="read"), meaning, class_="words")
+    return tag("section", words, tag("div", *panel.blocks, class_="blocks"), id=panel.anchor, class_="panel")
 
 
 def _safely(panel: PanelFunction, subject: Subject) -> Panel:

@@ -17,17 +17,16 @@ from biascope.reports import figures
 from biascope.reports.card import page_path, slug, stamped
 from biascope.reports.html import Html, figure, join, page, table, tag
 from biascope.reports.panels.base import Subject, make_subject
+from biascope.reports.panels.frames import frame, slider
 from biascope.reports.panels.input_geometry import (
     InputSpectrum,
     entries,
-    frame,
     gradients,
     image_shape,
     input_spectrum,
     is_image,
     mean_frequency,
     pixels_and_fourier,
-    slider,
 )
 from biascope.reports.panels.pace import worthwhile_threads
 from biascope.reports.panels.sources import name_of

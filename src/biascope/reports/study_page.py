@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from biascope.reports import figures
+from biascope.reports.glossary import meaning
 from biascope.reports.html import Html, csv_link, figure, image, join, page, table, tag
 from biascope.reports.published import citation, published_section, symbol_list
 from biascope.studies import Chart, HeatMap, Run, StudyResult, find, load_result
@@ -216,8 +217,9 @@ def _caption(png: Path) -> str:
 
 
 def fact_list(facts: list[tuple[str, object]]) -> Html:
-    """Short facts side by side."""
-    return tag("dl", join(tag("div", tag("dt", name), tag("dd", value)) for name, value in facts), class_="facts")
+    """Short facts side by side; the name of a quantity says under the pointer what it is."""
+    rows = join(tag("div", tag("dt", name, title=meaning(name)), tag("dd", value)) for name, value in facts)
+    return tag("dl", rows, class_="facts")
 
 
 def command(run: Run) -> str:

@@ -146,7 +146,8 @@ class Subject:
 class Panel:
     """One panel: how to read it, what the numbers mean here, and its blocks of markup.
 
-    `headline` is its finding in one plain sentence that stands without the panel, "" where there is none.
+    `headline` is its finding in one plain sentence that stands without the panel, "" where there is none; `picture`
+    what the first screen may show beside it.
     """
 
     title: str
@@ -155,6 +156,7 @@ class Panel:
     blocks: Sequence[Html] = field(default=(), repr=False)
     skipped: bool = False
     headline: str = ""
+    picture: Html = field(default=Html(""), repr=False)
 
     @property
     def anchor(self) -> str:

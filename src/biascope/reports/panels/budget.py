@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 MINUTES = 2.0
 SHARES = {  # by title; some networks with many layers need more for the last two than others
-    "What the input sees": 0.18,
+    "What it responds to": 0.18,
     "What it learns": 0.25,
     "Tangent kernel": 0.2,
     "Alignment with the labels": 0.2,

@@ -79,9 +79,9 @@ def panel(subject: Subject) -> Panel:
     header = ["direction", "index", "test accuracy", "standard error", "networks"]
     numbers = table(header, rows, "directional-accuracy", fold=True)
     headline = (
-        f"From {effort.examples} examples it learns the direction it prefers to {rows[0][2]:.0%}, and "
-        f"{'one it does not respond to' if 'outside' in rows[-1][0] else f'direction {rows[-1][1]}'} to "
-        f"{rows[-1][2]:.0%} (chance: 50%)."
+        f"Trained on {effort.examples} examples, it reaches {rows[0][2]:.0%} accuracy along the direction it prefers "
+        f"and {rows[-1][2]:.0%} along "
+        f"{'one it does not respond to' if 'outside' in rows[-1][0] else f'direction {rows[-1][1]}'} (chance: 50%)."
     )
     blocks = [fact_list(facts), _figure(rows), numbers]
     return Panel(TITLE, READ, _meaning(rows, accuracy), blocks, headline=headline)

@@ -23,7 +23,10 @@ from biascope.linalg import effective_rank
 from biascope.reports import figures
 from biascope.reports.html import Html, figure, image, join, table, tag
 from biascope.reports.panels.base import Panel, Subject, card_panel, first_output
+from biascope.reports.panels.frames import frame, slider
 from biascope.reports.panels.pace import largest_within, timed
+from biascope.reports.panels.signals import frames as signal_frames
+from biascope.reports.panels.signals import signal
 from biascope.reports.panels.stability import found_again
 from biascope.reports.study_page import fact_list
 from biascope.studies import Estimate
@@ -32,13 +35,13 @@ from biascope.support.errors import InputError, UnsupportedError
 from biascope.support.memory import free_memory
 from biascope.support.seeds import derive, generator
 
-SHOWN = 24
+SHOWN, SIGNALS = 24, 8  # directions on the page: pictures, or curves, which are larger
 CORNER = 128  # rows and columns of G in the picture
 STEP = 100.0  # of the finite differences, as in the paper
 ENOUGH = 64  # networks for which finite differences must be affordable
 CPU_OPERATIONS, GPU_OPERATIONS = 500 * 10**9, 10**15  # that many networks may take; else autograd
 COUNTS = (8, 16, 32, 64, 128, 256, 512, 1024)
-TITLE = "What the input sees"
+TITLE = "What it responds to"
 PICTURES = (
     "Each picture is a direction of the input, in pixels (left) and in frequency (right, slow variation central); "
 )
@@ -226,10 +229,22 @@ def panel(subject: Subject) -> Panel:
     header = ["index", "eigenvalue / mean", "share of energy", "found again at other inputs (0 to 1)"]
     numbers = table(header, rows, "input-spectrum", fold=True)
     right = tag("div", spectrum_figure(spectrum), numbers)
-    columns = tag("div", directions(subject, spectrum, again.tolist()), right, class_="columns")
+    geometry = geometry_picture(sample)
+    columns = tag("div", directions(subject, spectrum, again.tolist()), right, geometry, class_="columns")
     read = (PICTURES if is_image(subject) else ENTRIES if image_shape(subject)[1] > 1 else CURVES) + READ
     meaning, headline = _meaning(subject, spectrum, above, held_out_response(sample))
-    return Panel(TITLE, read, meaning, [fact_list(facts), columns, geometry_picture(sample)], headline=headline)
+    blocks = [fact_list(facts), columns]
+    return Panel(TITLE, read, meaning, blocks, headline=headline, picture=first_picture(subject, spectrum))
+
+
+def first_picture(subject: Subject, spectrum: InputSpectrum) -> Html:
+    """The first direction, for the first screen of the card."""
+    name, vector = "the direction it responds to most", spectrum.vectors[0]
+    if is_signal(subject):
+        return signal(vector, name, "first")
+    drawn = (pixels_and_fourier if is_image(subject) else entries)(vector.reshape(image_shape(subject)), name)
+    where = ", in pixels and in frequency (constant in the middle)" if is_image(subject) else ", entry by entry"
+    return tag("figure", drawn, tag("figcaption", f"The direction it responds to most{where}."))
 
 
 def mean_frequency(subject: Subject, vectors: np.ndarray[Any, Any], weights: Any = 1.0) -> tuple[float, float]:
@@ -275,6 +290,11 @@ def _kind(mine: float, white: float) -> str:
     return "low" if mine < 0.75 * white else "high" if mine > 1.15 * white else "mixed"
 
 
+def is_signal(subject: Subject) -> bool:
+    """Whether inputs have one axis that is longer than 1, as sound and rows of a table have."""
+    return image_shape(subject)[:2] == (1, 1)
+
+
 def is_image(subject: Subject) -> bool:
     """Whether inputs are [channels, height, width]; of [time, features] neighbours mean little, so no frequencies."""
     return len(subject.input_shape) == 3
@@ -308,9 +328,9 @@ def _meaning(subject: Subject, spectrum: InputSpectrum, above: int, first: Estim
         f"{above} of {spectrum.dimension} directions stand above chance. Along the first one, found on half of the "
         f"networks, the other half responds {times} times as strongly (squared) as on average."
     )
-    headline = f"At initialisation it responds {first.value:.3g} times as strongly as on average to one direction"
+    headline = f"At initialisation its squared response to one direction is {first.value:.3g} times the average"
     if not is_image(subject):
-        return text, f"{headline} of the input."
+        return text, f"{headline} over all directions of the input."
     words, more = frequencies(subject, spectrum, above)
     return text + more, f"{headline}: {words}."
 
@@ -319,16 +339,21 @@ def directions(subject: Subject, spectrum: InputSpectrum, again: Sequence[float]
     """A slider over the first directions: pixels beside Fourier energy, or the entries of a matrix."""
     channels, height, width = image_shape(subject)
     count = min(SHOWN, len(spectrum.values))
-    if height == 1:
-        return _curves(spectrum, min(4, count))
+    if is_signal(subject):
+        count = min(SIGNALS, count)
+    notes = [f"Direction {i + 1}: eigenvalue {spectrum.values[i]:.3g} times the mean" for i in range(count)]
+    notes = [
+        note + (f"; found again at other inputs: {again[i]:.2f}" if i < len(again) else "")
+        for i, note in enumerate(notes)
+    ]
+    if is_signal(subject):
+        drawn = signal_frames(spectrum.vectors, notes, lambda i: frame("nad", i))
+        return tag("div", drawn, slider("nad", count), class_="wide")
     frames = []
     for i in range(count):
         vector = spectrum.vectors[i].reshape(channels, height, width)
         drawn = (pixels_and_fourier if is_image(subject) else entries)(vector, f"direction {i + 1}")
-        share = f"Direction {i + 1}: eigenvalue {spectrum.values[i]:.3g} times the mean"
-        if i < len(again):
-            share += f"; found again at other inputs: {again[i]:.2f}"
-        frames.append(tag("div", drawn, tag("p", share, class_="note"), **frame("nad", i)))
+        frames.append(tag("div", drawn, tag("p", notes[i], class_="note"), **frame("nad", i)))
     note = "Mean over channels." if channels > 1 else ""
     return tag("div", join(frames), slider("nad", count), tag("p", note, class_="note") if note else "")
 
@@ -344,33 +369,6 @@ def pixels_and_fourier(vector: np.ndarray[Any, Any], name: str) -> Html:
 def entries(vector: np.ndarray[Any, Any], name: str) -> Html:
     """A direction [1, rows, columns] of an input that is a matrix, as one picture."""
     return image(figures.picture(vector[0], symmetric=True), f"{name}, entry by entry", "pixels")
-
-
-def frame(name: str, i: int) -> dict[str, Any]:
-    """Attributes of picture i of those that the slider `name` goes through."""
-    return {"data_set": name, "data_frame": i + 1, "hidden": None if i == 0 else ""}
-
-
-def slider(name: str, count: int) -> Html:
-    """A slider over directions, and which one is shown."""
-    handle = tag(
-        "input", type="range", min=1, max=count, value=1, step=1, data_frames=name, aria_label="index of the direction"
-    )
-    label = tag("p", "Direction ", tag("output", "1", id=f"{name}-out"), f" of {count}", class_="note")
-    return join([handle, label])
-
-
-def _curves(spectrum: InputSpectrum, count: int) -> Html:
-    with figures.style():
-        drawing, axes = figures.new_figure(3.9, 2.6)
-        for i in range(count):
-            axes.plot(spectrum.vectors[i], label=f"direction {i + 1}")
-        axes.set(xlabel="input coordinate", ylabel="direction")
-        axes.legend()
-    svg = figures.inline_svg(drawing, "curves")
-    lines = [(f"direction {i + 1}", range(spectrum.dimension), spectrum.vectors[i]) for i in range(count)]
-    alt = "The first directions as curves over the input coordinates."
-    return figure(svg, alt, hover=figures.hover(axes, lines))
 
 
 def spectrum_figure(spectrum: InputSpectrum) -> Html:

@@ -94,8 +94,8 @@ def panel(subject: Subject) -> Panel:
     meaning = _meaning(start if start == "initialisation" else f"the {start}", found[start])
     meaning += _change(others, None if subject.single else found.get("given weights"))
     headline = (
-        f"Of {len(x)} functions of {len(x)} inputs, the one its tangent kernel learns first holds "
-        f"{found[start].share[0]:.0%} of the trace (equal shares: {1 / len(x):.1%})."
+        f"The function that its tangent kernel learns first holds {found[start].share[0]:.0%} of the trace "
+        f"({1 / len(x):.1%} if all {len(x)} were learned equally fast)."
     )
     return Panel(TITLE, READ, meaning, [fact_list(facts), columns], headline=headline)
 
