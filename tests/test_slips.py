@@ -62,7 +62,10 @@ NUMBERS: list[tuple[Call, str]] = [  # gave NaN, or silently another number
     (lambda: fields.single_frequency(NAN), "f0=nan"),
     (lambda: spectral.radial_spectrum(torch.rand(4, 4), extent=0.0), "extent=0.0"),
     (lambda: SGD(lr=math.inf), "lr=inf"),
-    (lambda: train_ensemble(lambda: nn.Linear(2, 2), [(torch.rand(4, 2), LABELS)], group=-1), "group must be at least"),
+    (
+        lambda: train_ensemble(lambda: nn.Linear(2, 2), [(torch.rand(4, 2), LABELS)], together=-1),
+        "together must be at least",
+    ),
     (lambda: nets.SIREN(w_h=0.0), "w_h=0.0: a finite number above 0"),
     (lambda: nets.LinearPooling(s_phi=NAN), "s_phi=nan"),
     (lambda: VGG(dropout=NAN), "dropout=nan"),

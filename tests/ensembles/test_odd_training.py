@@ -168,7 +168,7 @@ def test_labels_keep_their_kind() -> None:
     }
     assert torch.allclose(losses["loop"], losses["vmap"], rtol=1e-4)
     with pytest.raises(InputError, match="tasks trained together must be of one"):
-        train_ensemble(lambda: nn.Linear(3, 1), tasks, loss="bce", epochs=1, engine="vmap", group=2)
+        train_ensemble(lambda: nn.Linear(3, 1), tasks, loss="bce", epochs=1, engine="vmap", together=2)
 
 
 def test_bce_is_for_one_logit_in_any_shape() -> None:

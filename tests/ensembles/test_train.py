@@ -54,7 +54,7 @@ def plain(i: int, x: Tensor, y: Tensor) -> tuple[nn.Module, list[float]]:
 @pytest.mark.parametrize("group", [None, 2])
 def test_same_as_a_plain_loop(engine, group) -> None:  # type: ignore[no-untyped-def]
     data = tasks(3)
-    done = train_ensemble(net, data, seed=5, dtype=torch.float64, engine=engine, group=group, **SETTINGS)
+    done = train_ensemble(net, data, seed=5, dtype=torch.float64, engine=engine, together=group, **SETTINGS)
     assert done.engine == engine
     assert done.networks is not None
     total = 3 * 4
@@ -304,7 +304,7 @@ def test_stacked_networks_equal_the_loop_on_a_gpu() -> None:
     """Captured steps, used again by a second group of networks, and a last batch that is not full."""
     data = tasks(4)
     a, b = (
-        train_ensemble(net, data, seed=5, dtype=torch.float64, device="cuda", engine=engine, group=2, **SETTINGS)  # type: ignore[arg-type]
+        train_ensemble(net, data, seed=5, dtype=torch.float64, device="cuda", engine=engine, together=2, **SETTINGS)  # type: ignore[arg-type]
         for engine in ("vmap", "loop")
     )
     assert torch.allclose(a.losses, b.losses, rtol=1e-5)  # kept in float32

@@ -131,7 +131,7 @@ def test_gradient_flow_of_linear_regression() -> None:
         schedule="constant",
         loss=lambda out, y: 0.5 * (out[:, 0] - y).square().sum(),
         engine="vmap",
-        group=400,
+        together=400,
     )
     assert done.networks is not None
     before = record(lambda: Line(4, s)).draw(0, 0, 400)

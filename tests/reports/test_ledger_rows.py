@@ -9,7 +9,7 @@ import pytest
 from biascope.reports import ledger, ledger_json, ledger_page, summary
 from biascope.reports.ledger_rows import Row, _decided
 from biascope.studies import Estimate, Run, configure, execute
-from biascope.studies.claims import Claim
+from biascope.studies.claims import Claim, claims
 from biascope.studies.judging import Judgement, Part
 from biascope.studies.scope import Scope, Share
 
@@ -97,6 +97,7 @@ def test_a_number_without_an_error_says_why(tmp_path: Path) -> None:
 
     assert shown(Estimate(0.5, None, 1)) == "0.5 (one run: no error)"
     assert shown(Estimate(0.5, 0.0)) == "0.5 (exact)"
+    assert shown(Estimate(1.0, 0.0, 3)) == "1 (the same in all 3)"
     assert "no error" not in shown(Estimate(0.5, 0.1, 3))
 
 
@@ -108,3 +109,17 @@ def test_numbers_that_agree_while_the_rule_fails_cannot_be_missed(at_odds: bool)
     agree = Compared(Published("x", 1.0, 0.1), Estimate(1.0 if at_odds else 2.0, 0.0))
     found = Row(CLAIM, (), (replace(judged("whole", {"a": False}), compared=(agree,)),))
     assert found.at_odds is at_odds
+
+
+def test_other_networks_of_a_run_are_not_those_of_a_claim() -> None:
+    claim = next(each for each in claims() if each.id == "nad/20")
+    run = Run(Path("r"), {"study": "nad/fig20", "options": {"nets": ["mlp", "vgg11"]}}, {})
+    decided = _decided([Judgement(claim, run, Scope(), (Part("", True, True, ""),))])
+    assert [each.network for each in decided] == ["mlp"]
+
+
+def test_a_sentence_says_what_kept_a_run_from_testing() -> None:
+    judgement = judged("whole", {"a": False}, gate=False)
+    parts = (replace(judgement.parts[0], missed="“accuracy” is not above 0.5"),)
+    sentence = row(replace(judgement, parts=parts)).sentence
+    assert "What has to hold first does not: “accuracy” is not above 0.5." in sentence

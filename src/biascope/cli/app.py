@@ -20,6 +20,7 @@ from biascope.cli import (
     ledger,
     nads,
     nets,
+    ntk,
     queue,
     run_study,
     studies,
@@ -41,6 +42,7 @@ app.command("card")(card.card)
 app.command("compare")(compare.compare)
 app.command("nads")(nads.nads)
 app.command("geometry")(geometry.geometry)
+app.command("ntk")(ntk.ntk)
 app.add_typer(data.app, name="data")
 app.command("bench", context_settings=bench.CONTEXT)(bench.bench)
 app.command("ledger")(ledger.show_ledger)

@@ -19,8 +19,8 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -42,6 +42,7 @@ from biascope.support.errors import InputError, UnsupportedError
 from biascope.support.estimate import mean
 from biascope.support.limits import Count
 from biascope.support.memory import budget
+from biascope.support.processes import Processes, processes
 from biascope.support.signatures import checked
 from biascope.support.tables import facts
 
@@ -110,9 +111,10 @@ def train_ensemble(
     dtype: torch.dtype | None = None,
     engine: TrainEngine = "auto",
     precision: Precision = "float32",
-    group: Count | None = None,
+    together: Count | None = None,
     keep: bool = True,
     max_memory: str | int | None = None,
+    group: Any = None,
 ) -> TrainedEnsemble:
     """Train one network per task.
 
@@ -130,14 +132,16 @@ def train_ensemble(
         schedule: "linear" (to zero), "constant", or a function of the fraction of training done.
         loss: "cross-entropy", "bce" (one logit, labels 0/1 or between), "mse", or a function.
         seed: of the initial networks and of the order of the data. Dropout follows it too, but its noise depends on the
-            engine and on `group`: networks that are trained together draw it together.
+            engine and on `together`: networks that are trained together draw it together.
         device: where to train.
         dtype: precision of parameters, the factory's by default.
         engine: see the module's docstring.
         precision: "tf32" or "bf16" arithmetic on CUDA (parameters and updates stay in float32).
-        group: networks per step for vmap; by default what memory allows, at most 1024.
+        together: networks per step for vmap; by default what memory allows, at most 1024.
         keep: whether to return the trained networks.
         max_memory: for example "4GB".
+        group: a `torch.distributed` process group or device mesh, whose ranks all make this call with the same tasks:
+            each trains its share, the same networks at any number of ranks, and all get everything.
 
     Example:
         >>> from torch import nn
@@ -159,16 +163,38 @@ def train_ensemble(
         raise UnsupportedError("precision='fp16' makes small gradients vanish; train with 'bf16' or 'tf32'")
     sgd = SGD(epochs, batch_size, lr, momentum, weight_decay, clip_norm, schedule)
     work = Work(initialiser, tasks, sgd, criterion(loss), seed, where, dtype, precision)
-    classes = _try_out(work, loss)
-    group = max(1, min(len(tasks), group or steppers.group_size(work, budget(max_memory, where))))
-    chosen = engine if engine != "auto" else steppers.choose(work, group)
-    size = {"vmap": group, "graph": min(group, steppers.LANES)}.get(chosen, 1)
+    team = processes(group)
+    with team:
+        asked = (len(tasks), seed, epochs, batch_size, lr, momentum, weight_decay, clip_norm)
+        team.agree(asked, "the ranks ask for different trainings (tasks, seed, options of SGD)")
+        classes = _try_out(work, loss)
+        together = max(1, min(len(tasks), together or steppers.group_size(work, budget(max_memory, where))))
+        together = min(team.gather(together))
+        chosen = team.gather(engine if engine != "auto" else steppers.choose(work, together))[0]
+        size = {"vmap": together, "graph": min(together, steppers.LANES)}.get(chosen, 1)
+        return _joined(_train_share(work, team, chosen, size, test, loss, classes, keep), work, team)
+
+
+def _train_share(
+    work: Work,
+    team: Processes,
+    chosen: str,
+    size: int,
+    test: Sequence[Task] | None,
+    loss: Loss,
+    classes: int,
+    keep: bool,
+) -> TrainedEnsemble:
+    """Train this rank's share of the tasks."""
+    tasks, initialiser, where, precision = work.tasks, work.initialiser, work.device, work.precision
     spent = 0.0
     kept: list[Networks] = []
     losses, train_accuracy, test_accuracy = [], [], []
-    run = steppers.make(chosen, work)
-    for start in progress(range(0, len(tasks), size), f"training ({chosen})", total=math.ceil(len(tasks) / size)):
-        indices = range(start, min(start + size, len(tasks)))
+    run, share = steppers.make(chosen, work), team.share(len(tasks))
+    starts = range(share.start, share.stop, size)
+    for start in progress(starts, f"training ({chosen})", total=len(starts)):
+        team.check()
+        indices = range(start, min(start + size, share.stop))
         data = work.load(indices)
         _check_labels(data[1], loss, classes)
         begin = time.perf_counter()
@@ -183,16 +209,58 @@ def train_ensemble(
             test_accuracy.append(_accuracy_if_classes(networks, work.load(indices, test), loss, classes, precision))
         if keep:
             kept.append(networks.to("cpu"))
+    if not kept and keep:  # a rank without tasks
+        kept = [work.start(range(1)).to("cpu")[:0]]
     return TrainedEnsemble(
         _concatenate(kept) if keep else None,
-        torch.cat(losses) if len({len(row[0]) for row in losses}) == 1 else _padded(losses),
-        _known(train_accuracy),
-        _known(test_accuracy),
+        _histories(losses),
+        torch.cat(train_accuracy) if train_accuracy else torch.empty(0, device="cpu"),
+        torch.cat(test_accuracy) if test_accuracy else torch.empty(0, device="cpu"),
         chosen,
         spent,
-        seed,
+        work.seed,
         dict(initialiser.reasons),
     )
+
+
+def _joined(part: TrainedEnsemble, work: Work, team: Processes) -> TrainedEnsemble:
+    """What all ranks have trained, in the order of the tasks, on all of them."""
+    found = team.gather((part.losses, part.train_accuracy, part.test_accuracy, part.seconds))
+    losses, train, test, seconds = zip(*found)
+    networks = part.networks
+    if networks is not None and team.size > 1:
+        total = len(work.tasks)
+        params, buffers = (
+            {name: _from_all(own, total, team) for name, own in tensors.items()}
+            for tensors in (networks.params, networks.buffers)
+        )
+        networks = Networks(networks.template, params, buffers)
+    return replace(
+        part,
+        networks=networks,
+        losses=_histories([rows for rows in losses if len(rows)]),
+        train_accuracy=_known(list(train)),
+        test_accuracy=_known(list(test)),
+        seconds=max(seconds),
+    )
+
+
+def _from_all(own: Tensor, total: int, team: Processes) -> Tensor:
+    """The rows of all ranks, of which this one has `own`."""
+    whole = own.new_empty(total, *own.shape[1:])
+    whole[team.share(total)] = own
+    for rank in range(team.size):
+        rows = whole[rank * total // team.size : (rank + 1) * total // team.size]
+        if len(rows):
+            team.broadcast(rows, rank)
+    return whole
+
+
+def _histories(losses: list[Tensor]) -> Tensor:
+    """Losses [T, steps], filled up with NaN where networks took different numbers of steps."""
+    if not losses:
+        return torch.empty(0, 0, device="cpu")
+    return torch.cat(losses) if len({rows.shape[1] for rows in losses}) == 1 else _padded(losses)
 
 
 @checked

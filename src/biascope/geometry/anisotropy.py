@@ -1,9 +1,10 @@
 """Neural anisotropy directions: the input directions an architecture prefers before it has seen any data."""
 
+import itertools
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from biascope.support.inputs import check_shape
 from biascope.support.limits import Count, FiniteTensor, Positive, Share, check_shapes
 from biascope.support.memory import budget
 from biascope.support.precision import without_autocast
+from biascope.support.processes import Processes, processes
 from biascope.support.seeds import generator
 from biascope.support.signatures import checked
 
@@ -65,6 +67,7 @@ def nads(
     derivative: Literal["exact", "finite-difference"] = "exact",
     precision: Precision = "float32",
     dtype: torch.dtype | None = None,
+    group: Any = None,
 ) -> NADs:
     """Neural anisotropy directions of an architecture, leading first.
 
@@ -106,6 +109,9 @@ def nads(
             x; that of step 100 has the directions of Algorithm 1.
         precision: "tf32", "fp16" or "bf16" arithmetic of finite differences on CUDA.
         dtype: of the networks, the factory's own by default. Moments are always summed in float64.
+        group: a `torch.distributed` process group or device mesh, whose ranks all make this call, each for its share of
+            the networks; the same networks at any number of ranks. "ntk" and average="operator" are not shared: every
+            rank computes all of it.
 
     Example:
         >>> from torch import nn
@@ -142,13 +148,32 @@ def nads(
     check_networks(initialiser, first, x[None])
     scalarise = scalarise if head == "marginal" else chosen_output(first, x[None], scalarise)
     sampler = Sampler(initialiser, x, seed, method, step, where, dtype, scalarise, precision, max_memory,
-                      drawn=drawn)  # fmt: skip
+                      drawn=drawn, team=processes(group))  # fmt: skip
+    with sampler.team:
+        asked = (shape, n_networks, method, step, seed, top, center, head, tolerance, stability_k, average, derivative)
+        sampler.team.agree(asked, "the ranks ask for different directions")
+        return _by_method(sampler, n_networks, top, center, head, tolerance, stability_k, n_points, average, derivative)
+
+
+def _by_method(
+    sampler: Sampler,
+    n_networks: int | Literal["auto"],
+    top: int | None,
+    center: bool,
+    head: str,
+    tolerance: float,
+    stability_k: int,
+    n_points: int,
+    average: str,
+    derivative: str,
+) -> NADs:
+    D, second_order = sampler.dimension, sampler.method in ("mixed-derivative", "ntk")
     if second_order and n_networks != "auto":
         if derivative == "finite-difference":
             if average == "operator" or D > DENSE_UP_TO:
                 raise UnsupportedError(f"derivative='finite-difference' is for average='gram' and D <= {DENSE_UP_TO}")
             return by_differences(sampler, n_networks, top, stability_k)
-        with arithmetic(where, "float32"), second_derivatives(initialiser.template):
+        with arithmetic(sampler.device, "float32"), second_derivatives(sampler.initialiser.template):
             return by_products(sampler, n_networks, top or min(10, D), n_points, average == "operator")
     if head == "marginal":
         sampler = sampler.marginal()
@@ -169,25 +194,28 @@ def _dense(
 ) -> NADs:
     D, auto = sampler.dimension, n_networks == "auto"
     total = AUTO_LIMIT if n_networks == "auto" else n_networks
-    moments = BlockMoments(D, min(blocks_for(D, budget(sampler.max_memory, sampler.device)), total), sampler.device)
+    team = sampler.team
+    room = min(team.gather(budget(sampler.max_memory, sampler.device)))
+    moments = BlockMoments(D, min(blocks_for(D, room), total), sampler.device)
     subtract = center and sampler.head is None  # a head that is averaged out has the mean zero already
     # as many directions as there are entries always overlap, and half of T networks span T / 2
     most = k = min(stability_k, D // 2, total // 2 if sampler.head is None else D)
     checkpoint, stability = AUTO_START, Stability()
-    pieces = _checked(sampler, total)
-    pieces = _cut(pieces) if auto else pieces  # else checks are as far apart as pieces are large
-    for start, rows in counted(pieces, "networks", total, lambda piece: len(piece[1])):
-        moments.add(start, rows)
-        done = moments.count
+
+    def halves() -> tuple[float, int]:
+        found = moments.split_half_overlap(most, subtract, sampler.floor(moments.trace))
+        return team.gather(found)[0]  # ranks of different make may round differently, and then not agree when to stop
+
+    for done in _filled(moments, sampler, total, auto):
         if done >= checkpoint and done < total:
             checkpoint = 2 * done
             if most:
-                overlap, k = moments.split_half_overlap(most, subtract, sampler.floor(moments.trace))
+                overlap, k = halves()
                 stability.append((done, overlap))
             if auto and (not most or stability[-1][1] >= tolerance):
                 break
     if most and len(moments.sums) > 1 and (not stability or stability[-1][0] != moments.count):
-        overlap, k = moments.split_half_overlap(most, subtract, sampler.floor(moments.trace))
+        overlap, k = halves()
         stability.append((moments.count, overlap))
     _warn_of_rounding(sampler, moments.trace)
     if auto and most and stability[-1][1] < tolerance:
@@ -206,13 +234,42 @@ def _dense(
     return _result(sampler, pairs, errors, trace, moments.count, stability, k, center)
 
 
+def _filled(moments: BlockMoments, sampler: Sampler, total: int, auto: bool) -> Iterator[int]:
+    """Add the gradients of all networks, and say how many there are: after every piece, or, where several ranks have
+    shares of the networks, when one process would next look at them.
+    """
+    team = sampler.team
+    if team.size == 1:
+        pieces = _checked(sampler, 0, total, total)
+        pieces = _cut(pieces) if auto else pieces  # else checks are as far apart as pieces are large
+        for start, rows in counted(pieces, "networks", total, lambda piece: len(piece[1])):
+            moments.add(start, rows)
+            yield moments.count
+        return
+    size, ends = 1 if auto else min(team.gather(sampler.piece)), [0, AUTO_START]
+    while (end := -(-ends[-1] // size) * size) < total:
+        ends[-1:] = [end, 2 * end]
+    for first, end in itertools.pairwise([*ends[:-1], total]):
+        if first and team.rank > 0:  # the first rank keeps the sum for all
+            moments.clear()
+        for start, rows in _checked(sampler, *sampler.share(first, end), total):
+            team.check()
+            moments.add(start, rows)
+        sampler.together()
+        moments.merge(team)
+        if not moments.sums.any():
+            raise InputError(NO_GRADIENT.format("another x") if sampler.method == "autograd" else NO_DIFFERENCE)
+        yield end
+
+
 def _matrix_free(sampler: Sampler, T: int, top: int, stability_k: int) -> NADs:
     """Top directions of inputs whose D x D matrix is never formed.
 
     Gradients are kept if they fit, and then the T x T matrix of their products has everything; else, or with too many
     networks for that, by block Krylov, for which the networks are drawn again in each pass.
     """
-    D, room = sampler.dimension, budget(sampler.max_memory, sampler.device)
+    D, team = sampler.dimension, sampler.team
+    room = min(team.gather(budget(sampler.max_memory, sampler.device)))
     keep = room // 3 >= T * D * 4
     kept: list[tuple[int, Tensor]] = []
 
@@ -220,7 +277,10 @@ def _matrix_free(sampler: Sampler, T: int, top: int, stability_k: int) -> NADs:
         if kept:
             yield from kept
             return
-        for start, rows in counted(_checked(sampler, T), "networks", T, lambda piece: len(piece[1])):
+        first, end = sampler.share(0, T)
+        own = _checked(sampler, first, end, T)
+        for start, rows in counted(own, "networks", end - first, lambda piece: len(piece[1])):
+            team.check()
             if keep:
                 kept.append((start, rows[:, 0]))
             yield start, rows[:, 0]
@@ -234,24 +294,29 @@ def _matrix_free(sampler: Sampler, T: int, top: int, stability_k: int) -> NADs:
             return rows if parity is None else rows[(start + parity) % 2 :: 2]
 
         def product(X: Tensor) -> Tensor:
-            found, count = torch.zeros_like(X), 0
+            found = torch.zeros_like(X)
             for start, rows in pieces():
                 part = own(start, rows).to(X)
                 found += part.T @ (part @ X)
-                count += len(part)
-            return found / max(count, 1)
+            return team.sum(found) / max(count, 1)
 
+        count = T if parity is None else len(range(parity, T, 2))
         if keep and T <= DENSE_UP_TO:
-            return _by_gram(torch.cat([own(start, rows) for start, rows in kept]), k)
+            parts = [own(start, rows) for start, rows in kept]
+            return _by_gram(torch.cat(parts) if parts else torch.zeros(0, D, device=sampler.device), k, team)
         passes = min(20 if keep else 12, max(6, held // (16 if kind == torch.float64 else 8)))  # blocks are held
         return few_passes(product, D, k, passes=passes, seed=sampler.seed, device=sampler.device, dtype=kind)
 
     for _ in pieces():  # the first pass fills what is kept
         pass
+    sampler.together()
     top = min(top, T)
     pairs = top_of(None, top)
-    squares = torch.cat([(rows.double() @ pairs.vectors.double()).square() for _, rows in pieces()])
-    trace = sum(float(rows.double().square().sum()) for _, rows in pieces()) / T
+    squares = torch.zeros(T, top, dtype=torch.float64, device=sampler.device)
+    for start, rows in pieces():
+        squares[start : start + len(rows)] = (rows.double() @ pairs.vectors.double()).square()
+    whole = sum((rows.double().square().sum() for _, rows in pieces()), start=squares.new_zeros(()))
+    trace = float(team.sum(whole, squares)) / T
     errors = squares.std(0) / T**0.5 if T > 1 else torch.full((top,), float("nan"), device="cpu")
     stability, k = Stability(), min(stability_k, T // 2)
     if keep and k >= 1:
@@ -265,25 +330,32 @@ def _matrix_free(sampler: Sampler, T: int, top: int, stability_k: int) -> NADs:
     return _result(sampler, pairs, errors, trace, T, stability, k)
 
 
-def _by_gram(rows: Tensor, k: int) -> Eigenpairs:
-    """The k leading eigenpairs of rows^T rows / T for rows [T, D], by the eigenvectors of rows rows^T, in float64."""
-    T = len(rows)
+def _by_gram(rows: Tensor, k: int, team: Processes) -> Eigenpairs:
+    """The k leading eigenpairs of rows^T rows / T for rows [T, D], by the eigenvectors of rows rows^T, in float64.
+
+    Every rank has some of the rows; of the columns, a piece at a time, every rank gets all.
+    """
+    lengths = team.gather(len(rows))
+    T, first = sum(lengths), sum(lengths[: team.rank])
+    mine = slice(first, first + len(rows))
     pieces = torch.split(rows, 2**24 // T, dim=1)  # in float64 all at once would be twice the rows
     gram = torch.zeros(T, T, dtype=torch.float64, device=rows.device)
     for part in pieces:
-        gram += part.double() @ part.double().T
+        whole = gram.new_zeros(T, part.shape[1])
+        whole[mine] = part.double()
+        gram += team.sum(whole) @ whole.T
     values, mixing = psd_eigh(symmetrise(gram))
     values, mixing = values[:k] / T, mixing[:, :k]
-    vectors = torch.cat([part.double().T @ mixing for part in pieces])
+    vectors = team.sum(torch.cat([part.double().T @ mixing[mine] for part in pieces]))
     vectors = fix_signs(torch.linalg.qr(vectors)[0])
     certain = torch.ones(k, dtype=torch.bool, device=values.device)
     return Eigenpairs(values, vectors, torch.zeros_like(values), certain, 0, T)
 
 
-def _checked(sampler: Sampler, total: int) -> Iterator[tuple[int, Tensor]]:
-    """Gradients of all networks, piece by piece; those that are not numbers, or all zero, are refused."""
-    silent = True
-    for start, rows in sampler.chunks(0, total):
+def _checked(sampler: Sampler, first: int, end: int, total: int) -> Iterator[tuple[int, Tensor]]:
+    """Gradients of networks first, ..., end - 1 of `total`, by pieces; what is no number, or all zero, is refused."""
+    silent = first == 0
+    for start, rows in sampler.chunks(first, end):
         size = rows.abs().max()
         if not torch.isfinite(size):
             raise InputError(f"a network among {start} to {start + len(rows) - 1} gave NaN or infinite outputs")

@@ -6,6 +6,7 @@ G with GELU and a small probe_std (1e-3 to 1e-5), which measures the network lin
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,7 @@ from biascope.support.inputs import check_shape, is_finite
 from biascope.support.limits import Count, FiniteTensor, NonNegative, check_shapes
 from biascope.support.memory import budget
 from biascope.support.precision import without_autocast
+from biascope.support.processes import ALONE, Processes, processes
 from biascope.support.seeds import generator
 from biascope.support.signatures import checked
 from biascope.support.tables import facts, number, one_line
@@ -211,6 +213,8 @@ def average_geometry(
     max_memory: str | int | None = None,
     probes: FiniteTensor | None = None,
     dtype: torch.dtype | None = None,
+    *,
+    group: Any = None,
 ) -> AverageGeometry:
     """G at initialisation: the second moment of the input gradient over networks and Gaussian probes.
 
@@ -229,6 +233,9 @@ def average_geometry(
         max_memory: for example "4GB".
         probes: [n, *input_shape], used for all networks instead of fresh draws.
         dtype: of the networks.
+        group: a `torch.distributed` process group or device mesh, whose ranks all make this call, each for its share of
+            the networks; the same networks at any number of ranks. Products with a matrix-free result are such calls
+            too.
 
     Example:
         >>> from torch import nn
@@ -241,11 +248,11 @@ def average_geometry(
     at = draw_probes(seed, 0, 1, each, shape, probe_std)[0] if probes is None else probes
     first = initialiser.draw(seed, 0, 1, where, dtype)
     scalarise = chosen_output(first, at.to(where, first.dtype), scalarise)
+    team = processes(group)
+    size = max(1, min(initialiser.block, 2**27 // (D * each)))
 
     def rows() -> Iterator[tuple[int, Tensor]]:
-        size = max(1, min(initialiser.block, 2**27 // (D * each)))
-        for start in progress(range(0, n_networks, size), "networks", leave=False):
-            stop = min(start + size, n_networks)
+        for start, stop in progress(pieces_of(team.share(n_networks), size), "networks", leave=False):
             networks = initialiser.draw(seed, start, stop, where, dtype)
             own = draw_probes(seed, start, stop, each, shape, probe_std) if probes is None else probes
             if start == 0:
@@ -253,7 +260,9 @@ def average_geometry(
             alone = probes is None
             yield start, input_gradients(networks, own, per_network=alone, scalarise=scalarise, max_memory=max_memory)
 
-    about = Average(shape, n_networks, each, seed, where, budget(max_memory, where), dict(initialiser.reasons))
+    about = Average(
+        shape, n_networks, each, seed, where, budget(max_memory, where), dict(initialiser.reasons), team=team
+    )
     made = about.of(rows, enough=min(n_networks, FEW), fix="probe_std > 0" if probes is None else "other probes")
     share = share_of_rounding(initialiser, at[:1], seed, where, dtype, scalarise)
     if share > ROUNDING:
@@ -303,20 +312,34 @@ class Average:
     fallback: dict[str, str] = field(default_factory=dict)
     kind: str = "geometry"
     dtype: torch.dtype | None = None  # of the gradients, if it is known
+    team: Processes = ALONE  # whose ranks have shares of the networks
 
     def of(self, rows: Rows, enough: int = 0, fix: str = "other probes") -> AverageGeometry:
         """G from the gradients that every call of `rows` gives: a matrix, or a product where there is no room for one.
 
         If the gradients of the first `enough` networks are all zero, there is no use in waiting for the others.
         """
+        with self.team:
+            return self._of(rows, enough, fix)
+
+    def _of(self, rows: Rows, enough: int, fix: str) -> AverageGeometry:
+        team = self.team
+        asked = (self.shape, self.n_networks, self.n_probes, self.seed, self.kind)
+        team.agree(asked, "the ranks ask for different averages (shape, networks, probes, seed, kind)")
         D, scale = math.prod(self.shape), math.sqrt(self.n_probes)
 
+        alive = False
+
         def pieces() -> Iterator[tuple[int, list[Tensor]]]:
+            nonlocal alive
             silent = enough > 0
             for start, *parts in rows():
+                team.check()
+                silent = silent and (start == 0 or team.rank == 0)  # those of other ranks are not the first
                 if not all(map(is_finite, parts)):
                     raise InputError("a network gave NaN or infinite gradients at the probes")
-                silent = silent and not parts[-1].any()
+                alive = alive or bool(parts[-1].any())
+                silent = silent and not alive
                 if silent and start + len(parts[-1]) >= enough:
                     raise InputError(NO_GRADIENT.format(fix))
                 yield start, [part.flatten(2) / scale for part in parts]
@@ -326,19 +349,30 @@ class Average:
             for _, parts in pieces():
                 a, b = parts[0].reshape(-1, D).to(X), parts[-1].reshape(-1, D).to(X)
                 total += a.T @ (b @ X) if len(parts) == 1 else a.T @ (b @ X) + b.T @ (a @ X)
-            return total / self.n_networks
+            with team:
+                return team.sum(total) / self.n_networks
 
         about = (self.shape, self.n_networks, self.n_probes, self.seed)
-        blocks = blocks_within(D, self.room, self.n_networks)
+        blocks = blocks_within(D, min(team.gather(self.room)), self.n_networks)
         if blocks:
             moments = BlockMoments(D, blocks, self.device)
             for start, parts in pieces():
                 moments.add(start, *parts)
+            moments.merge(team)
+            if enough and not any(team.gather(alive)):  # the first networks may have been shared by several ranks
+                raise InputError(NO_GRADIENT.format(fix))
             matrix, error = moments.matrix().cpu(), moments.relative_error()
             return AverageGeometry(Dense(matrix, symmetric=True), matrix, *about, error, self.kind, self.fallback)
-        own = self.dtype or next(parts[-1].dtype for _, parts in pieces() if parts[-1].any())
+        own = self.dtype or next((parts[-1].dtype for _, parts in pieces() if parts[-1].any()), None)
+        own = next((kind for kind in team.gather(own) if kind is not None), torch.float32)
         operator = FromFunction(product, (D, D), torch.promote_types(own, torch.float32), self.device, symmetric=True)
         return AverageGeometry(operator, None, *about, math.nan, self.kind, self.fallback)
+
+
+def pieces_of(share: slice, size: int) -> list[tuple[int, int]]:
+    """A share of the networks in pieces (first, end) that do not reach over multiples of `size`."""
+    cuts = [share.start, *range((share.start // size + 1) * size, share.stop, size), share.stop]
+    return [(start, stop) for start, stop in itertools.pairwise(cuts) if start < stop]
 
 
 def blocks_within(D: int, room: int, n_networks: int) -> int:

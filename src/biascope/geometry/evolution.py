@@ -7,7 +7,7 @@ is never formed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from biascope.ensembles import Factory, Initialiser, Networks, arithmetic
 from biascope.ensembles.evaluate import Scalarise, activation_bytes, scalar_of
 from biascope.ensembles.initialisers import with_something_to_train
 from biascope.ensembles.trust import check_networks, refuse_mixing
-from biascope.geometry.average import FEW, Average, AverageGeometry, count_probes, draw_probes
+from biascope.geometry.average import FEW, Average, AverageGeometry, count_probes, draw_probes, pieces_of
 from biascope.network.derivatives import call, differentiable_attention, second_derivatives
 from biascope.network.functional import as_rows
 from biascope.support.arguments import check_tensor, device_of, shown
@@ -27,6 +27,7 @@ from biascope.support.errors import InputError
 from biascope.support.limits import Count, FiniteTensor, NonNegative, check_shapes
 from biascope.support.memory import budget
 from biascope.support.precision import without_autocast
+from biascope.support.processes import processes
 from biascope.support.signatures import checked
 
 Params = dict[str, Tensor]
@@ -55,6 +56,8 @@ def geometry_evolution(
     dtype: torch.dtype | None = None,
     batch: Count = 1024,
     probes: FiniteTensor | None = None,
+    *,
+    group: Any = None,
 ) -> AverageGeometry:
     """Delta = B + B^T, B = E[(d/ds grad_x f along theta-dot) grad_x f^T], theta-dot = -grad of the summed loss.
 
@@ -77,6 +80,9 @@ def geometry_evolution(
         dtype: of the networks.
         batch: training examples at a time.
         probes: [n, *input_shape], used for all networks instead of fresh draws; Delta(x) at one input with n = 1.
+        group: a `torch.distributed` process group or device mesh, whose ranks all make this call, each for its share of
+            the networks; the same networks at any number of ranks. Products with a matrix-free result are such calls
+            too.
 
     Example:
         >>> from torch import nn
@@ -93,11 +99,11 @@ def geometry_evolution(
     flow = _Flow(first, x_train, y_train, loss, scalarise, batch)
     check_networks(initialiser, first, flow.x)
     room = budget(max_memory, where)
-    group = min(n_networks, initialiser.block, flow.group(first, each, room))
+    size, team = min(n_networks, initialiser.block, flow.group(first, each, room)), processes(group)
 
     def rows() -> Iterator[tuple[int, Tensor, Tensor]]:
-        for start in progress(range(0, n_networks, group), "networks", leave=False):
-            networks = initialiser.draw(seed, start, min(start + group, n_networks), where, dtype)
+        for start, stop in progress(pieces_of(team.share(n_networks), size), "networks", leave=False):
+            networks = initialiser.draw(seed, start, stop, where, dtype)
             if probes is None:
                 own = draw_probes(seed, start, start + len(networks), each, shape, probe_std)
             else:
@@ -105,7 +111,7 @@ def geometry_evolution(
             yield start, *flow.moved(networks, own)
 
     reasons, fix = dict(initialiser.reasons), "probe_std > 0" if probes is None else "other probes"
-    about = Average(shape, n_networks, each, seed, where, room, reasons, "evolution", first.dtype)
+    about = Average(shape, n_networks, each, seed, where, room, reasons, "evolution", first.dtype, team)
     return about.of(rows, enough=min(n_networks, FEW), fix=fix)
 
 

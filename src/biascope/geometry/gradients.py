@@ -34,6 +34,7 @@ from biascope.network.door import refuse_inference_mode
 from biascope.network.functional import explained
 from biascope.support.errors import InputError, UnsupportedError
 from biascope.support.memory import budget
+from biascope.support.processes import ALONE, Processes
 from biascope.support.seeds import generator
 
 ROUNDING = 1e-2  # share of the trace that rounding may explain without a word
@@ -84,6 +85,7 @@ class Sampler:
     head: str | None = None  # name of the last layer when it is marginalised
     head_variance: float = 0.0
     drawn: bool = False  # x was not given: networks differ in their inputs too
+    team: Processes = ALONE  # whose ranks have shares of the networks
     sizes: list[float] = field(default_factory=list)  # of the outputs, once differences were taken; see `rounding`
 
     @property
@@ -95,14 +97,19 @@ class Sampler:
         """Networks start, ..., stop - 1."""
         return self.initialiser.draw(self.seed, start, stop, self.device, self.dtype)
 
-    def chunks(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
-        """(first network, rows) for networks start, ..., stop - 1, in pieces that respect the initialiser's blocks."""
+    @property
+    def piece(self) -> int:
+        """How many networks are drawn at once."""
         size = max(1, min(self.initialiser.block, 2**26 // (2 * self.dimension)))
         if self.device.type == "cuda":  # a captured graph pays only when many networks are run through it
             own = 4 * sum(p.numel() for p in self.initialiser.template.parameters())
             room = min(4096, 2**30 // (2 * self.dimension), budget(self.max_memory, self.device) // (8 * own))
             size = max(size, room // size * size)
-        together = 0
+        return size
+
+    def chunks(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
+        """(first network, rows) for networks start, ..., stop - 1, in pieces that respect the initialiser's blocks."""
+        size, together = self.piece, 0
         held = self.method == "finite-difference" and self._at_once == self.dimension
         evaluate = tuple(self._evaluator(x) for x in self._points(stop)) if held else ()
         while start < stop:
@@ -220,6 +227,16 @@ class Sampler:
                 stacklevel=7,
             )
         return found
+
+    def share(self, start: int, stop: int) -> tuple[int, int]:
+        """This rank's part of networks start, ..., stop - 1."""
+        part = self.team.share(stop - start)
+        return start + part.start, start + part.stop
+
+    def together(self) -> None:
+        """From here on all ranks know the same of the size of outputs: that of the first networks."""
+        if self.team.size > 1:
+            self.sizes[:] = next((sizes for sizes in self.team.gather(self.sizes) if sizes), [])
 
     def rounding(self, trace: float) -> float:
         """Share of the trace that rounding explains: of the outputs and of x + h and x - h, or of exact gradients.

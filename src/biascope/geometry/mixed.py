@@ -31,6 +31,7 @@ from biascope.network.functional import as_rows
 from biascope.support.bars import progress
 from biascope.support.errors import UnsupportedError
 from biascope.support.memory import budget
+from biascope.support.processes import ALONE
 from biascope.support.seeds import generator
 
 Params = dict[str, Tensor]
@@ -180,17 +181,22 @@ def by_products(sampler: Sampler, n_networks: int, top: int, n_points: int, oper
     group = max(1, min(T, initialiser.block, 2**27 // max(1, weight)))
     group = min(group, max(1, T // 8)) if operator else group  # some to leave out, for the errors
 
+    # ranks have shares of the networks whose Gram matrices are added up, and each has all of the others
+    team = ALONE if one or operator else sampler.team
+    share = team.share(T)
+
     def groups() -> Iterator[Networks]:
-        for start in range(0, T, group):
-            yield sampler.draw(start, min(start + group, T))
+        for start in range(share.start, share.stop, group):
+            yield sampler.draw(start, min(start + group, share.stop))
 
     def product(X: Tensor) -> Tensor:
         if operator:
             return H.mean_gram(groups, X).to(X)
         total = torch.zeros(X.shape, dtype=torch.float64, device=X.device)
         for networks in progress(groups(), "networks", leave=False):
+            team.check()
             total += H.gram(networks, X)
-        return (total / T).to(X)
+        return (team.sum(total) / T).to(X)
 
     tol = 1e-8 if x.dtype == torch.float64 else 1e-3  # of each eigenvalue
     kind = torch.promote_types(x.dtype, torch.float32)  # torch has no factorisations of halves
@@ -200,7 +206,10 @@ def by_products(sampler: Sampler, n_networks: int, top: int, n_points: int, oper
     elif operator:
         errors = H.mean_jackknife(groups, pairs.vectors)[1]
     else:
-        energies = torch.cat([H.energies(networks, pairs.vectors) for networks in groups()])
+        energies = torch.zeros(T, len(pairs.values), dtype=torch.float64, device=sampler.device)
+        found = [H.energies(networks, pairs.vectors) for networks in groups()]
+        energies[share] = torch.cat(found) if found else energies[share]
+        team.sum(energies)
         errors = energies.std(0) / T**0.5 if T > 1 else torch.full((top,), float("nan"), device="cpu")
     nothing = float("nan")  # the trace would cost D products
     values, sure = pairs.values, resolved(pairs)
@@ -243,11 +252,15 @@ def by_differences(sampler: Sampler, T: int, top: int | None, stability_k: int) 
     """Directions of E[H_h^T H_h], formed in full, of T networks at x: `nads` with derivative="finite-difference"."""
     x, step, room, block = sampler.x, sampler.step, sampler.max_memory, sampler.initialiser.block
     D = x.numel()
-    moments = BlockMoments(D, min(blocks_for(D, budget(room, sampler.device)), T), sampler.device)
-    for start in progress(range(0, T, block), "networks"):
-        networks = sampler.draw(start, min(start + block, T))
+    team, (first, end) = sampler.team, sampler.share(0, T)
+    most = min(team.gather(budget(room, sampler.device)))
+    moments = BlockMoments(D, min(blocks_for(D, most), T), sampler.device)
+    for start in progress(range(first, end, block), "networks"):
+        networks = sampler.draw(start, min(start + block, end))
         for i in range(len(networks)):
+            team.check()
             moments.add_matrix(start + i, difference_gram(networks.module(i), x, step, sampler.scalarise, room))
+    moments.merge(team)
     stability, k = list[tuple[int, float]](), min(stability_k, D // 2)
     if k and len(moments.sums) > 1:
         overlap, k = moments.split_half_overlap(k)

@@ -15,6 +15,7 @@ from biascope.linalg import eigsh, psd_eigh, subspace_overlap
 from biascope.linalg.elementary import Dense
 from biascope.linalg.resolved import settled
 from biascope.linalg.stable import Eigh, fix_signs, symmetrise
+from biascope.support.processes import Processes
 
 HELD = 16  # rows of a block are kept beside its sum [D, D] up to D / HELD of them: a sixteenth of its memory
 
@@ -61,6 +62,28 @@ class BlockMoments:
         held = self.few[b]
         fits = held is not None and rows is not None and HELD * (len(held) + len(rows)) <= held.shape[1]
         self.few[b] = torch.cat([held, rows]) if fits and held is not None and rows is not None else None
+
+    def merge(self, team: Processes) -> None:
+        """Add up what all ranks have; afterwards each has all of it."""
+        if team.size == 1:
+            return
+        lengths = team.gather([None if rows is None else len(rows) for rows in self.few])
+        for b, rows in enumerate(self.few):
+            several = [each[b] for each in lengths]
+            known = [length for length in several if length is not None]
+            if len(known) < len(several) or HELD * sum(known) > self.sums.shape[1]:
+                self.few[b] = None
+            elif sum(known):
+                whole, first = self.means.new_zeros(sum(known), self.sums.shape[1]), sum(known[: team.rank])
+                assert rows is not None
+                whole[first : first + len(rows)] = rows
+                self.few[b] = team.sum(whole)
+        team.sum(self.sums, self.means, self.counts)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.sums.zero_(), self.means.zero_(), self.counts.zero_()
+        self.few = [self.means.new_zeros(0, self.sums.shape[1]) for _ in self.few]
 
     @property
     def count(self) -> int:

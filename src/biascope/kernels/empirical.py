@@ -62,7 +62,8 @@ def ntk(
         output: how to get a tensor from what the model returns.
         by_layer: also keep the kernel of every layer, for `K.by_layer()`.
         store: a folder for tiles on disk, when the kernel does not fit in memory; an interrupted run resumes there if
-            parameters, buffers, data, selection, the module's code and `output` are the same. Not with `by_layer`.
+            parameters, buffers, data, selection, the module's code and `output` are the same. Any number of processes
+            on machines that see the folder share the tiles. Not with `by_layer`.
         check: measure the error against float64 on sampled examples (default: for tf32 and bf16).
         group: a `torch.distributed` process group or device mesh, whose ranks all make this call with the same network
             and the same x and x2; each computes a part of the kernel, and all get the whole.
@@ -96,7 +97,9 @@ def ntk(
                 "store= keeps the whole kernel only: leave by_layer out, or store the kernel of each layer in a folder "
                 "of its own with params="
             )
-        return stored_ntk(f, one, two, outputs, strategy, precision, max_memory, Path(store), check)
+        K = stored_ntk(f, one, two, outputs, strategy, precision, max_memory, Path(store), check)
+        assert K is not None  # it waits for the others
+        return K
     with arithmetic(precision):
         found = anatomy(f, one)
         job = Job.make(f, found, one, two, outputs, strategy, precision, max_memory)

@@ -43,8 +43,12 @@ def stored_ntk(
     max_memory: str | int | None,
     path: Path,
     check: bool | None = None,
-) -> Kernel:
-    """Compute a kernel into a folder, together with whoever else does; finished tiles found there are kept."""
+    wait: bool = True,
+) -> Kernel | None:
+    """Compute a kernel into a folder, together with whoever else does; finished tiles found there are kept.
+
+    Without `wait`, None if the last tiles are in the hands of others.
+    """
     with arithmetic(precision):
         found = anatomy(f, one)
         mode, cot = cotangents(outputs, found.outputs)
@@ -82,12 +86,14 @@ def stored_ntk(
                 before, added = len(store.done), len(store.done) - before
                 return added
 
-            for place in counted(store.work(), f"tiles of {path.name}", len(store.places), new):
+            for place in counted(store.work(wait), f"tiles of {path.name}", len(store.places), new):
                 r, c = store.slices(place)
                 other = None if two is None and r == c else take(one if two is None else two, c)
                 job = Job.make(f, found, take(one, r), other, outputs, strategy, precision, limit)
                 first = first or job.plan
                 store.deliver(job.run()[0], place)
+            if store.missing or not store.verified:
+                return None
             values = store.values()
             wanted = check if check is not None else precision in LOSSY
             error = measure_error(f, found, one, two, outputs, mode, values) if wanted else None

@@ -50,12 +50,19 @@ def hover(axes: Any, series: Sequence[tuple[str, Any, Any]] = (), cells: HeatMap
         shown["names"] = [cells.x_label, cells.y_label, cells.z_label]
         return json.dumps(shown, separators=(",", ":"))
     shown["series"] = []
+    second = [twin for twin in axes.figure.axes if twin is not axes and twin.get_label() != "<colorbar>"]
+    shown["names"] += [twin.get_ylabel() for twin in second]
+    on_right = {line.get_label() for twin in second for line in twin.lines}
     for name, x, y in series:
         x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
         good = np.isfinite(x) & np.isfinite(y)
         keep = np.unique(np.linspace(0, max(0, good.sum() - 1), min(400, max(1, good.sum()))).astype(int))
         if good.any():
-            shown["series"].append([name, _short(x[good][keep]), _short(y[good][keep])])
+            made = [name, _short(x[good][keep]), _short(y[good][keep])]
+            if name in on_right:  # where it is drawn, on the scale of the left
+                (low, high), (bottom, top) = axes.get_ylim(), second[0].get_ylim()
+                made.append(_short(low + (y[good][keep] - bottom) / (top - bottom) * (high - low)))
+            shown["series"].append(made)
     return json.dumps(shown, separators=(",", ":"))
 
 

@@ -66,7 +66,9 @@ def _pick(name: str, key: str, values: Sequence[str], everything: str, words: Se
 
 
 def _source(document: Document) -> Html:
-    parts: list[object] = [f"{document.authors}. {document.venue or document.title}, {document.year}."]
+    venue = document.venue or document.title
+    year = "" if document.year is None or str(document.year) in venue else f", {document.year}"
+    parts: list[object] = [f"{document.authors}. {venue}{year}."]
     if document.arxiv:
         parts += [" ", tag("a", f"arXiv:{document.arxiv}", href=f"https://arxiv.org/abs/{document.arxiv}")]
     return join(parts)
@@ -103,11 +105,12 @@ def _card(row: Row, relative_to: Path | None) -> Html:
         tag("p", row.sentence, class_="why"),
         _details(row, relative_to),
     ]
+    picture = _thumbnail(row, relative_to)
     return tag(
         "article",
-        _thumbnail(row, relative_to),
+        picture,
         tag("div", join(text)),
-        class_="claim",
+        class_="claim" if picture else "claim plain",
         id=claim.id.replace(" ", "-").replace(",", ""),
         data_verdict=row.verdict,
         data_level=row.level,
@@ -169,13 +172,13 @@ def _bar(row: Row) -> Html:
 def _thumbnail(row: Row, relative_to: Path | None) -> Html:
     judgement = next((each.judgement for each in row.deciding), None) or next(iter(row.judgements), None)
     if judgement is None:
-        return tag("div", class_="thumb none")
+        return Html("")
     folder = judgement.run.path
     found = sorted((folder / "figures").glob("*.png")) or sorted((folder / "pictures").glob("*.png"))
     names = [chart.name for chart in finished(folder)[1].figures]
     found.sort(key=lambda file: names.index(file.stem) if file.stem in names else len(names))
     if not found:
-        return tag("div", class_="thumb none")
+        return Html("")
     picture = tag("img", src=_link(found[0], relative_to), alt=f"Figure of {folder.name}", loading="lazy")
     return tag("a", picture, href=f"{_link(folder, relative_to)}/index.html", class_="thumb")
 

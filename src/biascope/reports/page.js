@@ -33,9 +33,9 @@ document.querySelectorAll('[data-hover]').forEach(function(box){
   function nearest(px,py,w,h){ // px, py in 0..1 inside the axes, from the lower left
     var best=null,least=Infinity;
     d.series.forEach(function(s){for(var i=0;i<s[1].length;i++){
-      var x=place(d.x,s[1][i]),y=place(d.y,s[2][i]),
+      var x=place(d.x,s[1][i]),y=place(d.y,(s[3]||s[2])[i]),
         far=(d.by==='y'?0:Math.pow((x-px)*w,2)*(d.by?1:4))+(d.by==='x'?0:Math.pow((y-py)*h,2));
-      if(far<least){least=far;best=[x,y,s[0],s[1][i],s[2][i]]}
+      if(far<least){least=far;best=[x,y,s[0],s[1][i],s[2][i],d.names[s[3]?2:1]]}
     }});
     return best;
   }
@@ -52,7 +52,7 @@ document.querySelectorAll('[data-hover]').forEach(function(box){
       var p=nearest(px,py,w,h);if(!p){return hide()}
       x=p[0];y=p[1];
       text=d.by==='y'?p[2]+': '+d.names[0]+' '+number(p[3])
-        :(p[2]?p[2]+': ':'')+d.names[0]+' '+number(p[3])+', '+d.names[1]+' '+number(p[4]);
+        :(p[2]?p[2]+': ':'')+d.names[0]+' '+number(p[3])+', '+p[5]+' '+number(p[4]);
     }
     var left=d.box[0]*r.width+x*w,top=d.box[1]*r.height+(1-y)*h;
     dot.style.left=left+'px';dot.style.top=top+'px';

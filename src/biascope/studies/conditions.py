@@ -127,13 +127,38 @@ class Condition:
         return f"{measured}, asked {self._asked(numbers)}"
 
     def brief(self, numbers: Mapping[str, Estimate]) -> str:
-        """What is asked and whether it is so, without the numbers.
+        """Whether it is so, as a sentence without the numbers.
 
         Example:
             >>> Condition("loss", below=1.0).brief({"loss": Estimate(2.0, 0.1)})
-            'loss below 1: no'
+            '“loss” is not below 1'
+            >>> Condition("gain *", above=0.0).brief({"gain a": Estimate(2.0, 0.1), "gain b": Estimate(0.1, 0.1)})
+            'whether each of 2 “gain *” is above 0 is left open by the errors'
         """
-        return f"{self.number} {self._asked(numbers)}"
+        names, holds = self.matches(numbers), self.holds(numbers)
+        bar = next(bar for bar in self._bars if bar is not None)
+        to = f"“{bar}”" if isinstance(bar, str) else f"{bar:g}"
+        yes, no = self._words(to)
+        who = f"“{names[0]}”" if len(names) == 1 else f"each of {len(names)} “{self.number}”"
+        if self.least is not None:
+            who = f"at least {self.least} of {len(names)} “{self.number}”"
+        if holds is None:
+            return f"whether {who} {yes} is left open by the errors"
+        if not holds and len(names) > 1:
+            return f"not {who} {yes}"
+        return f"{who} {yes if holds else no}"
+
+    def _words(self, bar: str) -> tuple[str, str]:
+        """What is asked of a number, and the contrary."""
+        if self.at is not None:
+            return f"is within {self.within:g} of {bar}", f"is not within {self.within:g} of {bar}"
+        for way, asked in (("above", self.above), ("below", self.below)):
+            if asked is not None:
+                return f"is {way} {bar}", f"is not {way} {bar}"
+        way = "below" if self.not_below is not None else "above"
+        if self.within:
+            return f"is at most {self.within:g} {way} {bar}", f"is more than {self.within:g} {way} {bar}"
+        return f"is not {way} {bar}", f"is {way} {bar}"
 
     def _asked(self, numbers: Mapping[str, Estimate]) -> str:
         far = f"no more than {self.within:g}" if self.within else "not surely"

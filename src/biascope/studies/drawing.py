@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from biascope.studies.result import Chart, HeatMap
+from biascope.studies.result import Chart, HeatMap, Series
 from biascope.support import files
 from biascope.support.errors import BiascopeError, UnsupportedError
 from biascope.support.figures import log_scale, log_ticks
@@ -36,6 +36,7 @@ FEW = 4  # values of x that all get a tick
 SEEN = 12  # points of a line that are drawn as such: of so few a reader wants to know what was measured
 NAME_GAP = 3.0  # pixels between names under the axis
 LEGEND_ROW = 0.14  # inches
+SQUEEZED = 2.5  # how much larger one of two quantities is before it gets a scale of its own
 SHORTEST = 12  # letters of a line in a legend
 
 
@@ -76,23 +77,10 @@ def draw(chart: Chart | HeatMap, width: float = 3.4, height: float = 2.4) -> "Fi
         return _draw_map(chart, width, height)
     with style():
         figure, axes = new_figure(width, height)
-        floor = _band_floor(chart)
+        floor, on_right = _band_floor(chart), second_scale(chart)
+        right = axes.twinx() if on_right else axes
         for index, series in enumerate(chart.series):
-            color = f"C{index % 7}"
-            if series.style == "points":
-                marker = _MARKERS[index % len(_MARKERS)]
-                axes.errorbar(
-                    series.x, series.y, yerr=series.error, fmt=marker, color=color, label=series.label, elinewidth=0.8
-                )
-                continue
-            plain, dashed = ("-", "--") if index < len(PALETTE) else ("-.", ":")  # a colour that comes again
-            dash = dashed if series.style == "dashed" else plain
-            points = "o" if len(series.x) <= SEEN and series.style == "line" else ""  # dashed lines are for comparison
-            axes.plot(series.x, series.y, dash, marker=points, color=color, label=series.label)
-            if series.error is not None:
-                low = [max(y - e, floor) for y, e in zip(series.y, series.error)]
-                high = [y + e for y, e in zip(series.y, series.error)]
-                axes.fill_between(series.x, low, high, color=color, alpha=0.2, linewidth=0)
+            _plot(right if series.label in on_right else axes, index, series, floor)
         axes.set(xlabel=chart.x_label, ylabel=chart.y_label)
         log_scale(axes, "x" * chart.log_x + "y" * chart.log_y)
         if chart.falling_x:
@@ -107,9 +95,57 @@ def draw(chart: Chart | HeatMap, width: float = 3.4, height: float = 2.4) -> "Fi
             _keep_names_apart(figure, axes)
         elif not chart.log_x and 1 < len(measured) <= FEW:
             axes.set_xticks(measured)
-        if len(chart.series) > 1 and (len(chart.series) > 4 or not _legend_inside(figure, axes)):
+        if on_right:
+            axes.set_ylabel(quantities(chart)[0])
+            right.set_ylabel(quantities(chart)[1])
+            right.spines["right"].set_visible(True)
+            right.grid(False)
+            _legend_below(figure, axes, right)
+        elif len(chart.series) > 1 and (len(chart.series) > 4 or not _legend_inside(figure, axes)):
             _legend_below(figure, axes)
     return figure
+
+
+def _plot(axes: Any, index: int, series: Series, floor: float) -> None:
+    """One series in its colour: points with error bars, or a line with a band."""
+    color = f"C{index % 7}"
+    if series.style == "points":
+        marker = _MARKERS[index % len(_MARKERS)]
+        axes.errorbar(
+            series.x, series.y, yerr=series.error, fmt=marker, color=color, label=series.label, elinewidth=0.8
+        )
+        return
+    plain, dashed = ("-", "--") if index < len(PALETTE) else ("-.", ":")  # a colour that comes again
+    dash = dashed if series.style == "dashed" else plain
+    points = "o" if len(series.x) <= SEEN and series.style == "line" else ""  # dashed lines are for comparison
+    axes.plot(series.x, series.y, dash, marker=points, color=color, label=series.label)
+    if series.error is not None:
+        low = [max(y - e, floor) for y, e in zip(series.y, series.error)]
+        high = [y + e for y, e in zip(series.y, series.error)]
+        axes.fill_between(series.x, low, high, color=color, alpha=0.2, linewidth=0)
+
+
+def quantities(chart: Chart) -> tuple[str, str]:
+    """The two quantities of a vertical axis called "CKA; accuracy" or "CKA, accuracy"; ("", "") for any other."""
+    first, _, second = (chart.y_label if ";" in chart.y_label else chart.y_label.replace(",", ";", 1)).partition(";")
+    return (first.strip(), second.strip()) if second.strip() else ("", "")
+
+
+def second_scale(chart: Chart) -> tuple[str, ...]:
+    """The series that need a scale of their own, on the right: those of the second quantity where the first would be
+    squeezed beside them.
+
+    Example:
+        >>> lines = (Series.of("CKA, train", [0, 1], [0.0, 0.1]), Series.of("accuracy, train", [0, 1], [0.1, 1.0]))
+        >>> second_scale(Chart("c", "C", "epoch", "CKA; accuracy", lines, alt="Both rise."))
+        ('accuracy, train',)
+    """
+    first = quantities(chart)[0]
+    groups = [[each for each in chart.series if each.label.startswith(first) == on_left] for on_left in (True, False)]
+    if not first or chart.log_y or not all(groups):
+        return ()
+    tops = [max((abs(y) for each in group for y in each.y), default=0.0) for group in groups]
+    return tuple(each.label for each in groups[1]) if max(tops) > SQUEEZED * min(tops) > 0 else ()
 
 
 def _band_floor(chart: Chart) -> float:
@@ -129,10 +165,10 @@ def _keep_names_apart(figure: "Figure", axes: Any) -> None:
             label.set(horizontalalignment="right", rotation_mode="anchor")
 
 
-def _legend_below(figure: "Figure", axes: Any) -> None:
+def _legend_below(figure: "Figure", *axes: Any) -> None:
     """A legend under the axes that is no wider than the figure: in one column, then in broken lines, where two are too
     wide. A saved picture grows to what is drawn, and a paper would shrink it, plot and all, to its column."""
-    handles, names = axes.get_legend_handles_labels()
+    handles, names = ([each for one in axes for each in one.get_legend_handles_labels()[part]] for part in (0, 1))
     longest = max(map(len, names))
     broken = [["\n".join(wrap(name, length)) for name in names] for length in range(longest - 1, SHORTEST, -3)]
     height = figure.get_figheight()
@@ -186,7 +222,8 @@ def _draw_map(chart: HeatMap, width: float, height: float) -> "Figure":
             low = -high
         norm = LogNorm(low, high) if chart.log_z else Normalize(low, high)
         name = "RdBu_r" if chart.diverging else "viridis_r" if chart.light_low else "viridis"
-        colours = matplotlib.colormaps[name].with_extremes(bad="#9a9a9a")
+        # not measured: left blank, unless blank could be read as the zero of a diverging map
+        colours = matplotlib.colormaps[name].with_extremes(bad="#9a9a9a" if chart.diverging else "none")
         image = axes.imshow(
             np.ma.masked_invalid(cells),
             origin="lower",

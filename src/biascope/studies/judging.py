@@ -50,7 +50,8 @@ class Part:
     holds: bool | None  # the rule; None: left open by the errors
     gate: bool | None  # what has to hold for anything to be tested; None: left open
     text: str  # what was measured and asked
-    brief: str = ""  # what was asked
+    brief: str = ""  # whether it is so, without numbers
+    missed: str = ""  # what of the gate does not hold, or may not
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,8 @@ class Judgement:
             if self.level == "not counted":
                 why = f" Not counted: {self.scope.diagnostic}."
             elif part.gate is not True:
-                why = " What has to hold first does not." if part.gate is False else " Whether it learned is left open."
+                first = "does not" if part.gate is False else "may not"
+                why = f" What has to hold first {first}: {part.missed}." if part.missed else f" The gate {first} hold."
             elif part.holds is False and self.level == "published size" and self.scope.silent:
                 why = f" The rule fails, in a setting that is partly ours: {self.scope.silent} are not printed."
             elif part.holds is False and verdict == "undecided":
@@ -192,7 +194,9 @@ def _part(name: str, rule: Any, gate: Any, numbers: Mapping[str, Estimate]) -> P
     holds, text = all_hold(rule, numbers)
     learned, asked = all_hold(gate, numbers) if any(each.matches(numbers) for each in gate) else (True, "")
     brief = all_hold(rule, numbers, brief=True)[1]
-    return Part(name, holds, learned, text if learned is True else f"{text}; gate: {asked}", brief)
+    short = [each for each in gate if each.matches(numbers) and each.holds(numbers) is not True]
+    missed = "; ".join(each.brief(numbers) for each in short)
+    return Part(name, holds, learned, text if learned is True else f"{text}; gate: {asked}", brief, missed)
 
 
 def _narrowed(claim: Claim, parts: Mapping[str, Any], networks: str) -> dict[str, Any]:

@@ -182,7 +182,37 @@ def images() -> list[str]:
     return [name for name in data.names() if data.info(name).kind == "images"]
 
 
+def load_inputs(spec: str) -> Tensor | dict[str, Tensor]:
+    """All inputs of a registry set (its training data, each channel standardised as for a card) or of a file.
+
+    Of a file, `x` [n, ...] as it is; without one, its tensors are the keyword arguments of the network.
+    """
+    path = Path(spec)
+    if path.suffix in FILES:
+        held = _held(path)
+        if not isinstance(held, Mapping) or not held:
+            raise InputError(f"--data {path} should hold x, it holds a {type(held).__name__}")
+        if "x" in held:
+            return torch.as_tensor(held["x"])
+        return {name: torch.as_tensor(value) for name, value in held.items() if name not in Y_NAMES}
+    if spec not in data.names():
+        raise InputError(
+            f"--data {spec!r}: no data set is called that{near(spec, images())}; or a file {', '.join(FILES)}"
+        )
+    whole = data.load(spec, "train")
+    return data.normalise(whole, *data.channel_stats(whole.x[: 10 * EXAMPLES])).x
+
+
 def _from_file(path: Path) -> tuple[Any, Any]:
+    held = _held(path)
+    if isinstance(held, tuple | list) and len(held) == 2:
+        return held[0], held[1]
+    if not isinstance(held, Mapping):
+        raise InputError(f"--data {path} should hold x and y, it holds a {type(held).__name__}")
+    return _pair(held, f"--data {path}")
+
+
+def _held(path: Path) -> Any:
     if not path.is_file():
         raise InputError(f"--data {path}: there is no such file")
     try:
@@ -196,11 +226,7 @@ def _from_file(path: Path) -> tuple[Any, Any]:
             held = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise InputError(f"--data {path} cannot be read ({type(error).__name__}: {error})") from error
-    if isinstance(held, tuple | list) and len(held) == 2:
-        return held[0], held[1]
-    if not isinstance(held, Mapping):
-        raise InputError(f"--data {path} should hold x and y, it holds a {type(held).__name__}")
-    return _pair(held, f"--data {path}")
+    return held
 
 
 def _checked(name: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Kind]:
