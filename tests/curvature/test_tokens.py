@@ -176,7 +176,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(InputError, match="label 11 is not a class: the model has 11"):
         bs.fisher(model, wrong, "diagonal", estimator="empirical")
     unknown = {**data, "input_ids": data["input_ids"] + WORDS}
-    with pytest.raises(InputError, match="cannot take an input"):
+    with pytest.raises(InputError, match="cannot take inputs"):
         bs.fisher(model, unknown, "diagonal")
 
 

@@ -71,7 +71,7 @@ def test_options_of_fine_tuning(options: dict[str, Any], message: str) -> None:
 
 
 def test_inputs_that_do_not_fit_are_explained() -> None:
-    with pytest.raises(InputError, match=r"cannot take an input \[3, 2\]"):
+    with pytest.raises(InputError, match=r"cannot take inputs \[n, 2\]"):
         editing.fine_tune(net(), (X[:, :2], Y), steps=2, batch_size=3)
 
 

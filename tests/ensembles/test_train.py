@@ -248,7 +248,7 @@ class TwoHeads(nn.Module):
             r"cross-entropy does not take outputs \[4, 2\] and labels \[4\] of",
         ),
         ({"y": torch.zeros(4, 3), "loss": "mse"}, r"mse does not take outputs \[4, 2\] and labels \[4, 3\]"),
-        ({"x": torch.ones(4, 5)}, r"Linear\(in_features=3.*cannot take an input \[1, 5\]"),
+        ({"x": torch.ones(4, 5)}, r"Linear\(in_features=3.*cannot take inputs \[n, 5\]"),
         ({"factory": TwoHeads}, "TwoHeads returned a dict: let it return"),
         ({"factory": nn.Linear(3, 2)}, "a function that builds networks is needed, not a Linear"),
         ({"factory": nn.Linear}, "callable without arguments"),

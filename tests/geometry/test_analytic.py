@@ -509,7 +509,7 @@ REFUSED: dict[str, tuple[Build, tuple[int, ...], type[BiascopeError], str]] = {
     ),
     "tied": (tied, (4,), UnsupportedError, r"'1' \(Linear\) shares its weights"),
     "many outputs": (lambda: nn.Linear(4, 10), (4,), InputError, "Linear has 10 outputs; build it with one"),
-    "wrong shape": (lambda: nn.Linear(4, 1), (5,), InputError, r"cannot take an input \[2, 5\]"),
+    "wrong shape": (lambda: nn.Linear(4, 1), (5,), InputError, r"cannot take inputs \[n, 5\]"),
     "no shape": (lambda: nn.Linear(4, 1), 4, InputError, r"pass \(4,\)"),  # type: ignore[dict-item]
     "a module": (nn.Linear(4, 1), (4,), InputError, "pass lambda: Linear"),
 }  # fmt: skip

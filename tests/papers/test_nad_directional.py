@@ -105,7 +105,7 @@ def test_an_own_network_is_tried_out(mine: str) -> None:
         architecture(f"{mine}:one", 4)
     with pytest.raises(InputError, match=r"mine\.py:net gives 2 outputs; this study needs 10 logits"):
         architecture(f"{mine}:net", 4, outputs=10)
-    with pytest.raises(InputError, match=r"cannot take an input \[1, 1, 8, 8\]"):
+    with pytest.raises(InputError, match=r"cannot take inputs \[n, 1, 8, 8\]"):
         architecture(f"{mine}:net", 8)
 
 

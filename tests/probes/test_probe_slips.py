@@ -146,7 +146,7 @@ def test_deviations_and_grids() -> None:
 
 
 def test_paths_through_inputs_that_do_not_fit() -> None:
-    with pytest.raises(InputError, match=r"cannot take an input \[1, 5\].*layer '0'"):
+    with pytest.raises(InputError, match=r"cannot take inputs \[n, 5\].*layer '0'"):
         probes.path_norm(net(), torch.ones(2, 5))
 
 

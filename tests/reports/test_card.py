@@ -129,7 +129,7 @@ def test_a_card_is_the_same_every_time(script: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
-        ("good", None, "say what one input looks like, for example --input 3,32,32"),
+        ("good", None, r"say what one input looks like, for example input_shape=\(3, 32, 32\)"),
         ("good", (3, 4, 4), "does not take inputs of shape 3,4,4"),
         ("pair", (3, 2, 2), "has no parameters"),
         ("raises", (3, 2, 2), "RuntimeError: no weights"),

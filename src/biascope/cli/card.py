@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from biascope.support.errors import InputError
+from biascope.support.wording import on_the_command_line
 
 
 def card(
@@ -33,19 +34,20 @@ def card(
     from biascope.reports.card import default_page
 
     console = Console(highlight=False)
-    made = make_card(
-        name,
-        shape(input_),
-        out,
-        seed=seed,
-        device=device,
-        networks=networks,
-        weights=weights,
-        data=data,
-        options=network_options(settings or []),
-        minutes=minutes,
-        text=text,
-    )
+    with on_the_command_line():
+        made = make_card(
+            name,
+            shape(input_),
+            out,
+            seed=seed,
+            device=device,
+            networks=networks,
+            weights=weights,
+            data=data,
+            options=network_options(settings or []),
+            minutes=minutes,
+            text=text,
+        )
     for panel in made.panels:
         console.print(f"[bold]{escape(panel.title)}[/]: {escape(panel.meaning)}")
     if out is None and made.path != default_page(name):

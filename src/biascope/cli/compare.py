@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from biascope.cli.card import network_options, shape
+from biascope.support.wording import on_the_command_line
 
 
 def compare(
@@ -24,7 +25,8 @@ def compare(
 
     console = Console(highlight=False)
     options = network_options(settings or [])
-    made = make_compare(names, shape(input_), out, seed, device, networks, options)
+    with on_the_command_line():
+        made = make_compare(names, shape(input_), out, seed, device, networks, options)
     console.print(escape(made.meaning))
     console.print(f"The page took {made.seconds:.0f} s. Open it in a browser:")
     console.print(escape(str(made.path.resolve())), soft_wrap=True)

@@ -121,7 +121,10 @@ class Family:
         self.shape, self.scale = shape, scale
         self.width = shape.total - self.spare * shape.positions
         if not self.width:
-            raise InputError(f"a {self.name} likelihood needs at least 2 outputs; use 'bernoulli' for a single logit")
+            raise InputError(
+                f"a {self.name} likelihood needs at least 2 outputs; of one real output say likelihood='gaussian', "
+                "of one logit likelihood='bernoulli'"
+            )
 
     def check_labels(self, y: Tensor | None, n: int) -> Tensor | None:
         """Labels in the form `cotangents` takes them."""

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import inspect
 import math
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,10 @@ from biascope.support.tables import facts
 
 Factory = Callable[..., nn.Module]
 F = TypeVar("F", bound=Factory)
+KNOWN = re.compile(  # of torchvision
+    r"resnet(18|34|50|101|152)|(wide_resnet|resnext)\d+_\w+|vgg(11|13|16|19)(_bn)?|densenet(121|161|169|201)|alexnet"
+    r"|vit_[blh]_\d+|mobilenet_v[23]\w*|efficientnet_\w+|convnext_\w+|swin_\w+|googlenet|inception_v3|squeezenet\w+"
+)
 OWN = "package.module:factory or path/to/script.py:factory"
 
 
@@ -111,7 +116,8 @@ def info(name: str) -> NetInfo:
         (1, 32, 32)
     """
     if name not in _REGISTRY:
-        raise InputError(f"no network is called {name!r}{near(name, names())} (for your own, type {OWN})")
+        other = f"; torchvision:{name} is one of torchvision's" if KNOWN.fullmatch(name) else ""
+        raise InputError(f"no network is called {name!r}{other or near(name, names())} (for your own, type {OWN})")
     return _REGISTRY[name]
 
 

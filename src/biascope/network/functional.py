@@ -40,7 +40,7 @@ from biascope.network.outputs import main_tensor
 from biascope.network.shards import Shards, is_sharded, reshard
 from biascope.support.arguments import check_choice, shown
 from biascope.support.errors import BiascopeError, InputError, near
-from biascope.support.hints import input_hint, pairs_hint, several_hint
+from biascope.support.hints import batch_hint, input_hint, pairs_hint, several_hint
 from biascope.support.inputs import Inputs, batch_size, map_inputs, mark, tensors_of
 from biascope.support.precision import Precision
 from biascope.support.processes import Processes
@@ -325,14 +325,15 @@ def explained(module: nn.Module, inputs: Inputs) -> Iterator[None]:
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         if isinstance(error, BiascopeError | torch.OutOfMemoryError):
             raise
-        shapes = " and ".join(str(list(t.shape)) for t in tensors_of(inputs))
+        shapes = " and ".join(str(["n", *t.shape[1:]]).replace("'", "") for t in tensors_of(inputs))
+        fix = "" if isinstance(inputs, dict) else batch_hint(module, inputs)
         message = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         (where, hint), who = _failing_layer(module, error.__traceback__, tensors_of(inputs)), _described(module)
         if isinstance(inputs, dict) and "unexpected keyword argument" in message:
             hint = f"; a dict holds the keyword arguments of forward: {pairs_hint(inputs)}"
         if isinstance(error, TypeError) and "required positional argument" in message:
             hint = several_hint(module)
-        raise InputError(f"{who} cannot take an input {shapes}{where} ({message}){hint}") from error
+        raise InputError(f"{fix}{who} cannot take inputs {shapes}{where} ({message}){hint}") from error
 
 
 def _failing_layer(module: nn.Module, trace: TracebackType | None, whole: list[Tensor]) -> tuple[str, str]:

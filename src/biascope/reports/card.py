@@ -36,6 +36,7 @@ from biascope.support.bars import progress
 from biascope.support.errors import BiascopeError, InputError
 from biascope.support.files import write_text
 from biascope.support.signatures import checked
+from biascope.support.wording import worded, worded_errors
 
 LEAST = 2  # networks of which directions can be told
 PICTURES = (".pdf", ".png", ".svg", ".jpg", ".md")  # what a page is not
@@ -89,6 +90,7 @@ class Card:
         return tag("div", tag("table", *rows), tag("p", "The card: ", link, f" ({self.seconds:.0f} s)"))
 
 
+@worded_errors()
 @checked
 def make_card(
     spec: str | Callable[..., nn.Module] | nn.Module,
@@ -248,7 +250,8 @@ def card_page(
     footer = (
         f"biascope {biascope.__version__}, seed {subject.seed}, {seconds:.1f} s on {device_name(subject.device)}. "
         "How many networks and examples each panel uses was chosen by timing the network here, so that the card takes "
-        f"about {subject.minutes:g} minutes at most; each panel says it, and --networks N fixes the sampled ones. "
+        f"about {subject.minutes:g} minutes at most; each panel says it, and {worded('--networks N')} fixes the "
+        "sampled ones. "
         "This page needs no network and holds its own data."
     )
     subtitle = f"Bias card: what this architecture is inclined to learn, before it has seen any data. Inputs {shape}."
@@ -277,9 +280,10 @@ def _safely(panel: PanelFunction, subject: Subject) -> Panel:
     try:
         with warnings.catch_warnings():  # torch's note to its own authors, about attention under vmap
             warnings.filterwarnings("ignore", message="There is a performance drop")
-            return panel(subject)
+            made = panel(subject)
+            return replace(made, meaning=worded(made.meaning))
     except BiascopeError as error:
-        return Panel(title, "", f"Skipped: {error}", skipped=True)
+        return Panel(title, "", worded(f"Skipped: {error}"), skipped=True)
     except Exception as error:  # what a network of yours does in training mode or under autograd is not ours to know
         first = str(error).splitlines()[0] if str(error) else ""
         problem = f"{type(error).__name__}: {first}"

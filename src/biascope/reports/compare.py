@@ -39,6 +39,7 @@ from biascope.support.errors import InputError
 from biascope.support.files import write_text
 from biascope.support.signatures import checked
 from biascope.support.tables import number, one_line
+from biascope.support.wording import worded_errors
 
 BRIEF = 24  # letters of a name in a drawing
 LEAST = 4  # networks of each, for the two halves of a sample
@@ -81,6 +82,7 @@ class _One:
         return int((self.spectrum.values > self.spectrum.band[1]).sum())
 
 
+@worded_errors()
 @checked
 def make_compare(
     specs: Sequence[str | Callable[..., nn.Module]],
@@ -192,7 +194,7 @@ def in_words(names: Sequence[str], shared: Overlaps, n: int, above: Sequence[int
         text += (
             f"What the directions of {', '.join(unsure)} are cannot be told from {n} networks: two halves of a sample "
             f"overlap no more than chance ({shared.chance:.2g}) within two standard errors. No direction is preferred, "
-            "or more --networks are needed to see it."
+            "or more networks are needed to see it."
         )
         many = [f"{above[i]} of {names[i]}" for i in range(len(above)) if above[i] and not shared.known[i]]
         if many:

@@ -32,6 +32,17 @@ def several_hint(module: nn.Module) -> str:
     return f"; for several inputs give a dict {{{named}}}; {wrapped}" if needed[1:] else ""
 
 
+def batch_hint(module: nn.Module, x: Tensor) -> str:
+    """The fix where an axis is missing in front, by the first layer that has weights: what one example looks like."""
+    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    first = next((m for m in module.modules() if isinstance(m, kinds)), None)
+    if first is None or x.dim() != (1 if isinstance(first, nn.Linear) else len(first.kernel_size) + 1):
+        return ""
+    if not isinstance(first, nn.Linear) and first.in_channels == 1 != x.shape[0]:
+        return "the axis of the channel is missing: pass x[:, None]. "
+    return "the first axis counts examples: for one example pass x[None]. "
+
+
 def input_hint(layer: nn.Module, x: Tensor) -> str:
     """Why a layer may refuse the input x [n, ...]: channels in the last axis, or numbers of another kind."""
     if isinstance(layer, nn.Embedding | nn.EmbeddingBag):

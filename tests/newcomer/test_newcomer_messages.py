@@ -1,0 +1,79 @@
+"""Messages that mislead a newcomer no more: the fix comes first, in the words of the one who asked."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import biascope as bs
+from biascope.reports import make_card
+from biascope.support.errors import BiascopeError, InputError, UnsupportedError
+from biascope.support.wording import on_the_command_line
+
+MLP = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2))
+CNN = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 2))
+GREY = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 2))
+
+
+def test_a_missing_axis_is_recognised() -> None:
+    with pytest.raises(InputError, match=r"^the first axis counts examples: for one example pass x\[None\]\. "):
+        bs.ntk(MLP, torch.zeros(6))
+    with pytest.raises(InputError, match=r"^the first axis counts examples: for one example pass x\[None\]\. "):
+        bs.ntk(CNN, torch.zeros(3, 8, 8))
+    with pytest.raises(InputError, match=r"^the axis of the channel is missing: pass x\[:, None\]\. "):
+        bs.ntk(GREY, torch.zeros(5, 8, 8))
+    assert bs.ntk(GREY, torch.zeros(5, 8, 8)[:, None]).tensor.shape == (5, 2, 5, 2)
+
+
+def test_the_number_of_examples_is_not_that_of_a_trial() -> None:
+    with pytest.raises(InputError, match=r"cannot take inputs \[n, 5\]"):
+        bs.ntk(MLP, torch.zeros(4, 5))
+
+
+def test_fisher_of_one_real_output_names_gaussian() -> None:
+    with pytest.raises(InputError, match="of one real output say likelihood='gaussian'"):
+        bs.fisher(nn.Linear(6, 1), torch.zeros(4, 6))
+
+
+def test_python_is_answered_in_python(tmp_path: Path) -> None:
+    page = tmp_path / "c.html"
+    np.savez(tmp_path / "d.npz", x=np.zeros((20, 4), np.float32), y=np.arange(20) % 2)
+    calls = [
+        (lambda: make_card(lambda: CNN, (1, 8, 8), page), r"pass input_shape=\(3, 8, 8\)"),
+        (
+            lambda: make_card("lenet", data="imagenet", out=page),
+            r"data='imagenet': no data set is called that; there is",
+        ),
+        (lambda: make_card(f"{__file__}:build", out=page), r"for example input_shape=\(3, 32, 32\)"),
+        (lambda: make_card(lambda: nn.Linear(4, 2), (4,), page, weights="none.pt"), "weights='none.pt': there is no"),
+        (lambda: make_card("logreg", (1, 4, 4), tmp_path), r"e\.g\. out='"),
+        (lambda: make_card(lambda: nn.Linear(3, 2), data=tmp_path / "d.npz", out=page), "input_shape"),
+    ]
+    for call, words in calls:
+        with pytest.raises(BiascopeError, match=words) as caught:
+            call()
+        assert "--" not in str(caught.value)
+        with on_the_command_line(), pytest.raises(BiascopeError, match="--"):
+            call()
+    card = make_card(lambda: nn.Linear(4, 2), (4,), page, networks=4)
+    assert not any("--" in panel.meaning for panel in card.panels)
+
+
+def build() -> nn.Module:
+    return nn.Linear(4, 2)
+
+
+def test_names_of_other_places() -> None:
+    with pytest.raises(InputError, match="'resnet50'; torchvision:resnet50 is one of torchvision's"):
+        make_card("resnet50")
+    with pytest.raises(InputError) as caught:
+        make_card("lenet", data="imagenet")
+    assert "mobilenet" not in str(caught.value)
+    assert "cifar10" in str(caught.value)
+
+
+def test_probability_rows_and_columns_say_what_they_are() -> None:
+    with pytest.raises((InputError, UnsupportedError), match=r"rows of probabilities are no class indices"):
+        bs.hessian(MLP, (torch.zeros(2, 6), torch.full((2, 2), 0.5)))
