@@ -115,6 +115,7 @@ def work(rank: int, ranks: int, folder: str, device: str, repeats: int, smoke: b
     dist.init_process_group(backend, init_method=f"file://{folder}/meet{ranks}", rank=rank, world_size=ranks)
     rows = measure(dist.group.WORLD, device, repeats, ranks, smoke)
     Path(folder, f"{ranks}-{rank}.json").write_text(json.dumps(rows))
+    dist.barrier()  # nobody leaves while another still talks
     dist.destroy_process_group()
 
 
@@ -165,6 +166,7 @@ def main() -> None:
         )
         if dist.get_rank() == 0:
             report(one, slowest(found), dist.get_world_size())
+        dist.barrier()
         dist.destroy_process_group()
         return
     one = run(1, args.device, args.repeats, args.smoke)

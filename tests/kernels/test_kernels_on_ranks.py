@@ -12,7 +12,6 @@ from torch.utils.data.distributed import DistributedSampler
 import biascope as bs
 from biascope.kernels.shared import rectangles
 from biascope.support.errors import InputError, UnsupportedError
-from biascope.support.processes import Processes
 from ranks import Failed, Ranks
 
 
@@ -63,18 +62,14 @@ def test_any_number_of_ranks_gives_what_one_process_gives(ranks: Ranks, size: in
 @pytest.mark.parametrize("size", range(1, 8))
 @pytest.mark.parametrize("n", [1, 3, 12, 17])
 def test_every_pair_belongs_to_one_rank(size: int, n: int) -> None:
-    class Team(Processes):
-        def __init__(self, rank: int) -> None:
-            self.rank, self.size = rank, size
-
     square, wide = torch.zeros(n, n), torch.zeros(n, 5)
     for rank in range(size):
-        for rows, columns in rectangles(Team(rank), n, None):
+        for rows, columns in rectangles(rank, size, n, None):
             some = torch.arange(rows.start, rows.stop) if columns is None else columns
             square[rows, some] += 1
             if columns is not None:
                 square[some, rows] += 1
-        for rows, columns in rectangles(Team(rank), n, 5):
+        for rows, columns in rectangles(rank, size, n, 5):
             assert columns is not None
             wide[rows, columns] += 1
     assert bool((square == 1).all())

@@ -57,22 +57,29 @@ def shared_ntk(
         found = anatomy(f, one)
         whole = Job.make(f, found, one, two, outputs, strategy, precision, max_memory)
         n1, n2 = batch_size(one), batch_size(one if two is None else two)
-        K = torch.zeros(whole.shape(n1, n2), dtype=f.dtype, device=f.device)
-        layers = {b.block.layer: torch.zeros_like(K) for b in whole.plan.blocks} if by_layer else None
+        by_layer = by_layer and whole.plan.strategy != "products"  # which has no layers
         room = None if max_memory is None else parse_bytes(max_memory) - whole.plan.kernel_bytes
-        for rows, columns in rectangles(team, n1, None if two is None else n2):
+        K = torch.empty(whole.shape(n1, n2), dtype=f.dtype, device=f.device)
+        layers = {b.block.layer: torch.empty_like(K) for b in whole.plan.blocks} if by_layer else None
+        targets = {"": K} if layers is None else layers
+        done = []
+        for rows, columns in rectangles(team.rank, team.size, n1, None if two is None else n2):
             team.check()
             other = None if columns is None else take(one if two is None else two, columns)
             job = Job.make(f, found, take(one, rows), other, outputs, strategy, precision, room)
             tile, parts = job.run(by_layer)
-            for name, part in [("", tile)] if layers is None else (parts or {}).items():
-                target = K if layers is None else layers[name]
+            done.append({"": tile} if parts is None else parts)
+        for rank in range(team.size):
+            for i, (rows, columns) in enumerate(rectangles(rank, team.size, n1, None if two is None else n2)):
                 beside = slice(rows.start, rows.stop) if columns is None else columns
-                place(target, part, rows, beside, whole.mode, both=two is None and columns is not None)
-        if layers is None:
-            team.sum(K)
-        else:
-            team.sum(*layers.values())
+                height = rows.stop - rows.start
+                shape = whole.shape(height, height if columns is None else len(columns))
+                for name, target in targets.items():
+                    mine = done[i].pop(name).contiguous() if rank == team.rank else None
+                    tile = K.new_empty(shape) if mine is None else mine
+                    team.broadcast(tile, rank)
+                    place(target, tile, rows, beside, whole.mode, both=two is None and columns is not None)
+        if layers is not None:
             K = torch.stack(list(layers.values())).sum(0)
         error = None
         if check or (check is None and precision in LOSSY):
@@ -80,14 +87,13 @@ def shared_ntk(
     return Kernel(K, outputs, whole.mode, two is None, whole.plan, error, layers, model_outputs=found.outputs)
 
 
-def rectangles(team: Processes, n1: int, n2: int | None) -> list[Rectangle]:
-    """What this rank computes of a kernel [n1, n2], of a symmetric one if n2 is None; none of it is empty."""
-    rank, size = team.rank, team.size
+def rectangles(rank: int, size: int, n1: int, n2: int | None) -> list[Rectangle]:
+    """What a rank computes of a kernel [n1, n2], of a symmetric one if n2 is None; none of it is empty."""
+    long = n1 if n2 is None else max(n1, n2)
+    cuts = [slice(r * long // size, (r + 1) * long // size) for r in range(size)]
     if n2 is not None:  # the longer side is cut
-        tall = n1 >= n2
-        rows, columns = (team.share(n1), slice(0, n2)) if tall else (slice(0, n1), team.share(n2))
+        rows, columns = (cuts[rank], slice(0, n2)) if n1 >= n2 else (slice(0, n1), cuts[rank])
         return _filled([(rows, _numbers(columns))])
-    cuts = [slice(r * n1 // size, (r + 1) * n1 // size) for r in range(size)]
     mine = cuts[rank]
     beside = [_numbers(cuts[(rank + d) % size]) for d in range(1, (size + 1) // 2)]
     found: list[Rectangle] = [(mine, None)]
