@@ -28,13 +28,14 @@ ALLOWED: dict[str, set[str]] = {
     "spectral": CORE,
     "ensembles": CORE,
     "geometry": CORE | {"ensembles", "kernels"},
+    "planning": CORE | {"kernels", "curvature"},
     **dict.fromkeys(USES, CORE | SPACES),
     "fields": CORE | SPACES | {"nets", "data"},  # coordinate networks are built there
     "information": CORE | SPACES | {"data"},  # its problems are drawn there
     "studies": CORE | SPACES | USES | {"nets", "data"},
     "reports": CORE | SPACES | USES | {"nets", "data", "studies"},
     "atlas": CORE | SPACES | {"reports"},  # a network is taken as the card takes it
-    "cli": CORE | SPACES | USES | {"nets", "data", "studies", "reports", "atlas"},
+    "cli": CORE | SPACES | USES | {"nets", "data", "studies", "reports", "atlas", "planning"},
 }
 
 

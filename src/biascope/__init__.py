@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         sketched_ntk,
     )
     from biascope.network.jacobian import Coverage, Jacobian
+    from biascope.planning.forecast import plan
     from biascope.probes import Probe
     from biascope.support.errors import BiascopeError, CorruptError, InputError, UnsupportedError
     from biascope.tangent import lazy, linearize
@@ -99,6 +100,7 @@ __all__ = [
     "network",
     "ntk",
     "optim",
+    "plan",
     "probes",
     "reports",
     "rkhs_norm",
@@ -121,6 +123,7 @@ _DEFINED = {
     "biascope.information": "mutual_information",
     "biascope.tangent": "lazy linearize",
     "biascope.probes": "Probe",
+    "biascope.planning.forecast": "plan",
 }
 _PUBLIC = {name: module for module, names in _DEFINED.items() for name in names.split()}
 _ROOMS = [name for name in __all__ if name not in _PUBLIC]

@@ -85,3 +85,16 @@ def test_without_waiting_it_ends_when_others_have_the_rest(
     monkeypatch.setattr(store.Store, "_verify", lambda self: False)  # as if somebody else were about to
     assert run(["ntk", "mine.py:build", "--data", "data.npz", "--store", "k", "--no-wait"]) == 0
     assert "in the hands of other processes" in capsys.readouterr().out
+
+
+def test_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "mine.py:build", "ntk", "--data", "data.npz", "--examples", "100", "--world-size", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "ntk of 100 examples, 66 parameters, 2 process(es)" in out
+    assert "512" in out
+    for slip, words in (
+        (["hessian"], "'hessian' cannot be planned"),
+        (["kfac", "--outputs", "trace"], "--outputs is for ntk"),
+    ):
+        assert run(["plan", "mine.py:build", *slip, "--data", "data.npz"]) == 1
+        assert words in capsys.readouterr().err

@@ -21,6 +21,7 @@ from biascope.cli import (
     nads,
     nets,
     ntk,
+    plan,
     queue,
     run_study,
     studies,
@@ -43,6 +44,7 @@ app.command("compare")(compare.compare)
 app.command("nads")(nads.nads)
 app.command("geometry")(geometry.geometry)
 app.command("ntk")(ntk.ntk)
+app.command("plan")(plan.plan)
 app.add_typer(data.app, name="data")
 app.command("bench", context_settings=bench.CONTEXT)(bench.bench)
 app.command("ledger")(ledger.show_ledger)

@@ -7,9 +7,10 @@ bounded by the chunk; where everything fits in a part of the budget, the factors
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil
 
 import torch
@@ -29,6 +30,9 @@ FEW = 256  # examples per pass below which a processor is not busy
 SMALL = 2**28  # bytes for which free memory is not measured: measuring takes as long as a small layer
 NARROW = 64  # outputs per example up to which they are kept to be looked at later
 LATER = {"cpu": 1, "cuda": 32}  # chunks after which they are: a GPU that had to answer every time would stand still
+
+# how the passes of this thread choose their sizes, for those who want to know of more data than they give
+SIZES: ContextVar[list[Callable[[int], tuple[int, int]]] | None] = ContextVar("sizes", default=None)
 
 InputFactors = dict[Names, MatrixFactor]
 
@@ -279,4 +283,6 @@ class Pass:
             step = max(1, min(step, self._room // (inputs + group * each)))
         if self.f.device.type == "cpu":
             step = min(step, max(FEW, CACHE_BYTES // (group * each)))
+        if (seen := SIZES.get()) is not None:
+            seen.append(partial(self._sizes, blocks))
         return ceil(b / ceil(b / step)), group  # parts of equal size

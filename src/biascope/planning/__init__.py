@@ -1,0 +1,1 @@
+"""What a computation will take, before it is started: memory, time, traffic, on one process or many."""
