@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import inf, isfinite
+from math import isfinite
 from typing import Any, Literal
 
 import torch
@@ -248,9 +248,9 @@ def _largest(made: Forecast, limit: int) -> int | None:
 
 
 def _time(seconds: float) -> str:
-    if not isfinite(seconds) or seconds == inf:
+    if not isfinite(seconds):
         return "-"
-    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0)):
+    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"
-    return f"{1000 * seconds:.3g} ms"
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
