@@ -14,11 +14,26 @@ from biascope_papers.ekfac.autoencoder import costs, steepest
 from biascope_papers.ekfac.gaussians import GAUSSIANS, fisher_rao, kl
 from biascope_papers.ekfac.kernel_blocks import blocks, normalised, pca, separation
 from biascope_papers.ekfac.representations import REPRESENTATIONS as SHOWN
+from biascope_papers.ekfac.theorems import best_scalings
 from claim_outcome import outcome
 
 
 def run(tmp_path: Path, name: str, **overrides: object) -> StudyResult:
     return execute(Run.create(tmp_path / "run", configure(name, "smoke", seed=1, overrides=overrides)))
+
+
+# ---- Theorem 1
+
+
+def test_scalings_by_least_squares_are_the_diagonal_in_the_basis(tmp_path: Path) -> None:
+    """Q orthogonal: the matrices q_i q_i^T are orthonormal, so that the best D is diag(Q^T G Q)."""
+    g = torch.Generator().manual_seed(0)
+    X = torch.randn(6, 6, generator=g, dtype=torch.float64)
+    Q = torch.linalg.qr(torch.randn(6, 6, generator=g, dtype=torch.float64))[0]
+    torch.testing.assert_close(best_scalings(X @ X.T, Q), (Q.T @ X @ X.T @ Q).diagonal())
+    result = run(tmp_path, "ekfac/theorem1")
+    assert outcome("linearization/theorem 1", result.numbers) == "holds"
+    assert result.numbers["smallest error of KFAC minus EKFAC"].value > 1e-3  # not the same matrix
 
 
 # ---- 2.1

@@ -85,11 +85,14 @@ def fig4_6(
         numbers[f"rank correlation of n and the {what}"] = order
     numbers |= {f"advantage with {n} images": Estimate.of(column) for n, column in zip(sizes, gap.T)}
     numbers |= {f"accuracy of f with {n} images": Estimate.of(column) for n, column in zip(sizes, best["f"].T)}
+    peaks = {}
     for kind, rows in best.items():  # when the test accuracy is highest, as a share of the training
         when = [[float(found[kind, n, seed]["accuracies"].argmax()) for n in sizes] for seed in range(training.seeds)]
         share = (torch.tensor(when, dtype=torch.float64) + 1) / len(found[kind, sizes[0], 0]["accuracies"])
         numbers[f"when the accuracy of {kind} is highest, share of the training"] = over_seeds(share)
+        peaks[kind] = share.log2()
         numbers[f"best accuracy of {kind} with the most images"] = Estimate.of(rows[:, -1])
+    numbers["epochs to the best accuracy, f_lin over f (log2)"] = over_seeds(peaks["lin"] - peaks["f"])
     slower = table("lin", "loss") - table("f", "loss")
     numbers["last training loss, f_lin minus f"] = over_seeds(slower)
     left = {kind: float(table(kind, "loss")[:, 0].mean()) for kind in t.KINDS}  # 0.69 before training
