@@ -224,6 +224,17 @@ def test_a_vocabulary_has_no_blocks() -> None:
     assert [s.kind for s in ladder.rungs(unit, "output", 0, lambda: 99)] == ["blocks", "diagonal", "shared"]
 
 
+def test_a_large_vocabulary_goes_down_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ladder, "WORDS", 100)
+    monkeypatch.setattr(build, "MANY", 0)
+    net = nn.Linear(8, 128, bias=False)
+    x = torch.randn(60, 8, generator=torch.Generator().manual_seed(0))
+    few = bs.fisher(net, x[:20], estimator="monte-carlo")
+    assert "output factor low rank" in str(few.plan)
+    assert "output factor diagonal" in str(bs.fisher(net, x, estimator="monte-carlo").plan)
+    assert "factor" not in str(bs.fisher(net, x, estimator="monte-carlo", likelihood="gaussian").plan)
+
+
 SCRIPT = """
 import json, resource, sys, torch
 import biascope as bs

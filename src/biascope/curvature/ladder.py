@@ -3,7 +3,8 @@
 full -> low rank (exact: the gradients' rows span all there is) -> blocks on the diagonal (the heads of attention, or
 parts of a wide layer) -> diagonal -> shared (one number). A layer whose outputs are the words of a vocabulary has no
 blocks: a word and its neighbours in the list have nothing in common, and its factor diag p - p p^T is nearly diagonal.
-The largest side goes down first, as far as it must.
+The largest side goes down first, as far as it must. A vocabulary of more than `WORDS` goes down one rung in any case:
+the eigendecomposition of its factor would take longer than everything else.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from biascope.curvature.plan import Plan, Side, Unit, describe, matrix_shape
 from biascope.support.errors import InputError
 from biascope.support.memory import readable
 
+WORDS = 8192
 LEAST = 64  # rows of the smallest block
 WORK = 4  # matrices that an eigendecomposition holds beside its input: its result, a copy, and LAPACK's own two
 KRONECKER = ("kfac", "ekfac")
@@ -104,6 +106,10 @@ def rungs(unit: Unit, which: Literal["output", "input"], words: int, rows: Calla
 def fit(units: Sequence[Unit], space: ParameterSpace, room: int, words: int, rows: Callable[[Unit], int]) -> list[Unit]:
     """The units, with sides moved down the ladder until their demand is at most `room` bytes."""
     out = list(units)
+    for j, u in enumerate(out):
+        if u.kind in KRONECKER and u.form != "gradients" and sides(u)[1] == words > WORDS:
+            below = next(rungs(u, "output", words, lambda u=u: rows(u)), None)  # type: ignore[misc]
+            out[j] = u if below is None else replace(u, form="reduced", output=below)
     while (need := demand(out, space)).bytes > room:
         best: tuple[int, int, str, Side] | None = None
         for j, u in enumerate(out):
