@@ -104,7 +104,8 @@ def _label_hint(y: Tensor, shape: OutputShape) -> str:
         return "; rows of probabilities are no class indices: y.argmax(1)"
     if not shape.classes_last and y.dim() > 1 and y[0].numel() == shape.classes:
         return "; where the classes are the last axis, as in language models, say class_dim=-1"
-    return "; pass y.long(), or say likelihood='gaussian' for regression" if y.is_floating_point() else ""
+    fix = "; pass y.long(), or say likelihood='gaussian' (loss='mse' of a Hessian) for regression"
+    return fix if y.is_floating_point() else ""
 
 
 class Family:

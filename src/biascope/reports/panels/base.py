@@ -135,10 +135,10 @@ class Subject:
     def too_long(self, what: str, seconds: float, title: str) -> UnsupportedError:
         """That the least a panel can do does not fit, with what would help."""
         minutes = math.ceil(seconds / SHARES[title] / 60)
-        place, gpu = ("this GPU", "") if self.on_gpu else ("this CPU", ", or a GPU (device cuda)")
+        place, gpu = ("this GPU", "") if self.on_gpu else ("this CPU", ", or a GPU (--device cuda)")
         return UnsupportedError(
-            f"{what} would take about {in_words(seconds)} on {place}; give the card {minutes} minutes "
-            f"(minutes {minutes}){gpu}"
+            f"{what} would take about {in_words(seconds)} on {place}; give the card {in_words(60 * minutes)} "
+            f"(--minutes {minutes}){gpu}"
         )
 
 

@@ -148,6 +148,8 @@ def affordable(subject: Subject, chosen: list[T]) -> tuple[list[T], Effort]:
 
     Fewer directions come first, down to two with the whole training; then smaller trainings.
     """
+    if len(chosen) < LEAST:
+        raise UnsupportedError("an input of one number has one direction, so there is nothing to compare")
     allowed, pace = subject.seconds(TITLE) * (GRAPHS if subject.on_gpu else 1.0), subject.pace()
     for effort in EFFORTS:
         each = effort.seconds(pace)
