@@ -127,7 +127,7 @@ class KernelCosts:
         found, whole = [], self._kernel(n, n)
         for rank in range(size) if size <= 4 else (0, size // 2, size - 1):
             memory = seconds = before = 0.0
-            for rows, columns in rectangles(Rank(rank, size), n, None):
+            for rows, columns in rectangles(rank, size, n, None):
                 r, c = rows.stop - rows.start, None if columns is None else len(columns)
                 one = self._job(r, c, self.budget - int(whole))
                 memory, seconds = max(memory, before + one[0]), seconds + one[1]
