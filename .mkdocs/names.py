@@ -16,10 +16,14 @@ def short(path: str) -> str:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Every entry of the reference with its heading."""
-
-    def entry(found: re.Match[str]) -> str:
-        name = short(found[1])
-        return f"{found[0]}\n    options:\n      heading: {name}\n      toc_label: {name}"
-
-    return re.sub(r"^::: (biascope[\w.]*)$", entry, markdown, flags=re.MULTILINE)
+    """Every entry of the reference with its heading, a level below the heading that it stands under."""
+    level, lines = 1, []
+    for line in markdown.splitlines():
+        lines.append(line)
+        if above := re.match(r"(#+) ", line):
+            level = len(above[1])
+        if entry := re.fullmatch(r"::: (biascope[\w.]*)", line):
+            name = short(entry[1])
+            options = {"heading": name, "toc_label": name, "heading_level": level + 1}
+            lines += ["    options:", *(f"      {key}: {value}" for key, value in options.items())]
+    return "\n".join(lines) + "\n"

@@ -30,9 +30,9 @@ from biascope.support.seeds import derive, generator
 T = TypeVar("T")
 TITLE = "What it learns"
 READ = (
-    "Fresh networks are trained to tell two classes that differ along one direction of the input only, for directions "
-    "from the most to the least preferred; a falling curve means that the preference above decides what is learned "
-    "from few examples."
+    "Freshly initialised networks are trained to separate two classes that differ along one direction of the input "
+    "only, from the most to the least preferred direction. A falling curve means that the preference above determines "
+    "what is learned from few examples."
 )
 EXAMPLES, TESTED, EPOCHS, BATCH, LR, SIGMA, SEEDS = 512, 512, 16, 128, 0.5, 0.5, 3
 LEAST = 2  # directions, to be told apart
@@ -184,7 +184,7 @@ def _meaning(rows: list[tuple[str, int, float, float, int]], accuracy: Tensor) -
     if max(row[2] for row in rows) < 0.6:
         return f"{text}: it learned none of them in so short a training, so nothing can be said."
     if abs(gap) <= max(2 * error, 0.05):
-        return f"{text}: the direction makes no difference that these trainings can show."
+        return f"{text}: these training runs show no influence of the direction."
     if gap > 0:
         text += ": what the network prefers at initialisation is what it learns from few examples"
     else:

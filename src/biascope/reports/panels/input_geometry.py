@@ -200,7 +200,7 @@ def geometry_picture(sample: Tensor) -> Html:
     )
     note = (
         f"Average geometry G, first {side} x {side} entries: a bare diagonal for an isotropic network; bands and "
-        "repeats show what pooling, strides and patches tie together."
+        "repeats show which pixels pooling, strides and patches couple."
     )
     return tag("figure", shown, tag("figcaption", note))
 

@@ -28,10 +28,10 @@ from biascope.support.seeds import generator
 
 TITLE = "Alignment with the labels"
 READ = (
-    "How much of the tangent kernel points at the labels: the centred alignment (CKA) of the trace kernel, summed over "
+    "How well the tangent kernel matches the labels: the centred alignment (CKA) of the trace kernel, summed over "
     "the outputs, with the kernel of the classes, in all and for each layer. 1 is the ceiling, whatever the number of "
     "classes; dashed lines are what the same kernels give for shuffled labels (chance). At initialisation the value "
-    "is a mean over networks and its ± their standard deviation. Other examples would give somewhat other values."
+    "is a mean over networks and its ± their standard deviation. Other examples would give slightly different values."
 )
 SIZES = (128, 64, 32, 16, 8)  # examples
 MOST_OUTPUTS = 16  # of more, the trace is estimated by as many random combinations

@@ -28,9 +28,9 @@ from biascope.tangent import taylor_residual
 
 TITLE = "Linear or not"
 READ = (
-    "A network in the linear regime moves as its tangent model says (residual near 0) and keeps its activation "
-    "pattern (signs near 100 %); beyond a residual of about 1 the tangent model says nothing. The complexity sums "
-    "the length of each step, weighted by how strongly the outputs respond."
+    "A network in the linear regime changes as its tangent model predicts (residual near 0) and keeps its activation "
+    "pattern (signs near 100 %); with a residual of about 1 or more the tangent model predicts nothing. The complexity "
+    "sums the lengths of the steps, weighted by how strongly the outputs respond."
 )
 EXAMPLES, SEEN = (128, 64, 32, 16, 8), (1, 2, 4, 8, 16, 32)
 RESPONSES, OUTPUTS = (64, 32, 16, 8, 4, 2), 10  # the complexity: on so many examples and at most so many outputs
@@ -73,7 +73,7 @@ def panel(subject: Subject) -> Panel:
     numbers = table(header, rows, "linear-regime", fold=True)
     columns = tag("div", tag("div", _figure(seen)), tag("div", _complexity(seen)), class_="columns")
     headline = (
-        f"After {last.step} steps of training its tangent model is off by {last.residual:.0%} of the change of the "
+        f"After {last.step} training steps the error of its tangent model is {last.residual:.0%} of the change of the "
         "outputs."
     )
     return Panel(TITLE, READ, _meaning(seen), [fact_list(facts), columns, numbers], headline=headline)
@@ -230,20 +230,22 @@ def _meaning(seen: list[Seen]) -> str:
     last = seen[-1]
     drop = 1 - last.loss / seen[0].loss
     regime = (
-        "nearly linear: its tangent model predicts the beginning of training"
+        "training starts in the linear regime, and the tangent model predicts it"
         if last.residual < 0.1
-        else "between linear and not: the tangent model predicts the direction, not the amount"
+        else "the tangent model predicts the direction of the change, but not its size"
         if last.residual < 0.5
-        else "not linear: the tangent model at initialisation is soon wrong"
+        else "training is not linear, and the tangent model at initialisation soon fails"
     )
-    signs = "" if math.isnan(last.signs) else f", {last.signs:.0%} of the activation signs are as they were"
+    signs = "" if math.isnan(last.signs) else f" {last.signs:.0%} of the activations kept their sign."
     change = f"{'lower' if drop >= 0 else 'raise'} the loss by {abs(drop):{'.0%' if abs(drop) >= 0.01 else '.1%'}}"
     off = f"{last.residual:.0%} of" if last.residual < 2 else f"{last.residual:.2g} times"
     off = "less than 1% of" if last.residual < 0.01 else off
-    wrong = f"the tangent model is wrong by {off} the move{signs}"
     if drop < LITTLE:
-        regime = "the loss hardly moved, so this says how straight the first steps are and nothing about training"
-    return f"After {last.step} steps that {change}, {wrong}: {regime}."
+        regime = "the loss hardly changed, so this describes the first steps only, not training"
+    return (
+        f"After {last.step} steps that {change}, the error of the tangent model is {off} the change of the outputs: "
+        f"{regime}.{signs}"
+    )
 
 
 def _figure(seen: list[Seen]) -> Html:
