@@ -559,7 +559,7 @@ def test_directions_run_from_the_first_to_outside_the_sample() -> None:
 def test_logistic_regression_learns_every_direction_alike() -> None:
     made = make_subject("logreg", (1, 4, 4), networks=64)
     panel = directional.panel(made)
-    assert "makes no difference" in panel.meaning
+    assert "no influence of the direction" in panel.meaning
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def _meaning(rows: list[tuple[str, int, float, float, int]], accuracy: Tensor) -
     error = math.sqrt(float(first.var() + last.var()) / len(first))
     text = f"From the first direction to the last the accuracy goes from {rows[0][2]:.0%} to {rows[-1][2]:.0%}"
     if max(row[2] for row in rows) < 0.6:
-        return f"{text}: it learned none of them in so short a training, so nothing can be said."
+        return f"{text}: training was too short to learn any of them, so there is no conclusion."
     if abs(gap) <= max(2 * error, 0.05):
         return f"{text}: these training runs show no influence of the direction."
     if gap > 0:
