@@ -61,9 +61,11 @@ def build(
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a build speaks of many networks: one line each
                 made = fingerprint(entry.spec, entry.input_shape, seed, device, entry.options, entry.kind)
-        except BiascopeError as error:
-            left_out[entry.name] = str(error)
-            report(f"{number}/{len(chosen)} {entry.name}: left out: {error}")
+        except Exception as error:  # of a network in somebody's package: the others are still made
+            left_out[entry.name] = (
+                str(error) if isinstance(error, BiascopeError) else f"{type(error).__name__}: {error}"
+            )
+            report(f"{number}/{len(chosen)} {entry.name}: left out: {left_out[entry.name]}")
             continue
         made = replace(made, name=entry.name, about={"family": entry.family, "spec": entry.spec})
         write(path, [made])

@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from torch import Tensor
 
-from biascope.atlas.measure import Fingerprint
+from biascope.atlas.measure import SMALLEST, Fingerprint
 
 Aspect = Literal["kernel", "learning", "function", "geometry", "directions"]
 ASPECTS: tuple[Aspect, ...] = get_args(Aspect)
 RANKS = (1, 2, 4, 8, 16, 32, 56)  # of eigenvalues
 OCTAVES = ((0, 0), (1, 1), (2, 2), (3, 4), (5, 8), (9, 16))  # of harmonics
-SMALLEST = 1e-6  # shares below are alike
 ARRAY = NDArray[np.float64]
 
 
@@ -30,7 +29,7 @@ def vector(one: Fingerprint, aspect: Aspect, half: int | None = None) -> Tensor:
     """An aspect as a vector of logarithms, of one half or of the mean of both; empty where it has none."""
 
     def of(array: Tensor) -> Tensor:
-        return array.double().mean(0) if half is None else array[half].double()
+        return array.double().nanmean(0) if half is None else array[half].double()
 
     if aspect == "kernel":
         return of(one.kernel)[[rank - 1 for rank in RANKS]].clamp_min(SMALLEST).log10()

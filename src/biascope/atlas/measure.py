@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from biascope.atlas.probing import Kind, axes_of, circle, inputs, kind_of, radius
-from biascope.ensembles import input_gradients, outputs
 from biascope.kernels import ntk
 from biascope.reports.panels.base import Subject, make_subject
 from biascope.support.bars import progress
@@ -34,7 +33,10 @@ from biascope.support.tables import facts
 EXAMPLES = 64  # of a kernel
 POINTS = 32  # of a circle
 HARMONICS = POINTS // 2
-KERNELS, FUNCTIONS, GRADIENTS = 2, 8, 128  # networks behind one half
+NETWORKS, FUNCTIONS, KERNELS = 32, 8, 2  # behind one half: for gradients, for functions on circles, for kernels
+GRADIENTS, CALIBRATION = 4, 16  # inputs per network
+RESOLVED = 1e-5  # share of the mean below which differences of float32 outputs are rounding
+SMALLEST = 1e-6  # share of a kernel's trace below which its parts are rounding
 SIDE = 32  # of the maps of images
 EDGES = (0.0, 1 / 8, 1 / 4, 1 / 2, 1.0)  # upper ends of the bands, in units of Nyquist's frequency; corners are beyond
 
@@ -87,10 +89,10 @@ class Fingerprint:
 
     @property
     def effective_rank(self) -> float:
-        """exp(entropy) of the centred kernel's eigenvalues; at most 63."""
-        shares = self.kernel.mean(0).double().clamp_min(1e-30)
-        shares = shares / shares.sum()
-        return float(torch.exp(-(shares * shares.log()).sum()))
+        """exp(entropy) of the centred kernel's eigenvalues, at most 63; nan where all of them are rounding."""
+        shares = self.kernel.mean(0).double()
+        shares = shares[shares > SMALLEST] / shares[shares > SMALLEST].sum()
+        return float(torch.exp(-(shares * shares.log()).sum())) if len(shares) else math.nan
 
     @property
     def mean_harmonic(self) -> float:
@@ -117,7 +119,8 @@ class Fingerprint:
 
 
 def _mean_harmonic(spectrum: Tensor) -> float:
-    shares = spectrum.mean(0).double()[1:]
+    shares = spectrum.double().nanmean(0)[1:]
+    shares = torch.where(shares > SMALLEST, shares, 0.0)
     return float((shares * torch.arange(1, len(shares) + 1)).sum() / shares.sum())
 
 
@@ -149,14 +152,11 @@ def fingerprint(
     text = isinstance(spec, str) and spec.startswith("hf:") and len(subject.input_shape) == 2
     kind = kind or ("tokens" if text else kind_of(subject.input_shape))
     one_output = projection(subject)
-    halves = []
-    for half in progress(range(2), "fingerprint", leave=False):
-        kernel, learning = _kernels(subject, kind, seed, half, one_output)
-        function = _function(subject, kind, seed, half, one_output)
-        halves.append((kernel, learning, function, _gradients(subject, kind, seed, half, one_output)))
+    halves = [_half(subject, kind, seed, half, one_output) for half in progress(range(2), "fingerprint", leave=False)]
     kernel, learning, function, gradients = (torch.stack(part) for part in zip(*halves))
-    bands = torch.stack([band_profile(g, kind) for g in gradients])
-    modes, places = (torch.stack(part) for part in zip(*(image_maps(g, kind) for g in gradients)))
+    flat = gradients.flatten(1, 2)  # networks and inputs
+    bands = torch.stack([band_profile(g, kind) for g in flat])
+    modes, places = (torch.stack(part) for part in zip(*(image_maps(g, kind) for g in flat)))
     return Fingerprint(
         subject.name,
         kind,
@@ -166,7 +166,7 @@ def fingerprint(
         learning.float(),
         function.float(),
         bands.float(),
-        torch.stack([participation(g.flatten(1)) for g in gradients]).float(),
+        torch.stack([participation(g.flatten(2)) for g in gradients]).float(),
         modes.half(),
         places.half(),
         time.perf_counter() - begin,
@@ -189,24 +189,48 @@ def projection(subject: Subject) -> Callable[[Tensor], Tensor]:
     return combine
 
 
-def _kernels(
+def _half(
     subject: Subject, kind: Kind, seed: int, half: int, one_output: Callable[[Tensor], Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Mean eigenvalue shares [63] and harmonic shares [17] of the kernels of some networks."""
-    eigenvalues, harmonics = [], []
-    for i in range(half * KERNELS, (half + 1) * KERNELS):
-        x = inputs(kind, subject.input_shape, EXAMPLES, seed, "kernel", i)
-        ring = circle(kind, subject.input_shape, POINTS, seed, "kernel", i)
-        K = ntk(
-            subject.build(i),
-            torch.cat([x, ring]).to(subject.device),
-            outputs="trace",
-            output=lambda y: one_output(y)[:, None],
-        ).tensor
-        K = K.double().cpu()
-        eigenvalues.append(centred_shares(K[:EXAMPLES, :EXAMPLES]))
-        harmonics.append(harmonic_shares(K[EXAMPLES:, EXAMPLES:]))
-    return torch.stack(eigenvalues).mean(0), torch.stack(harmonics).mean(0)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Eigenvalue shares [63], harmonic shares of kernels and functions [17], gradients [networks, n, *input_shape]."""
+    shape, device = subject.input_shape, subject.device
+    eigenvalues, learning, functions, gradients = [], [], [], []
+    for i in range(half * NETWORKS, (half + 1) * NETWORKS):
+        net = normalised(subject.build(i), inputs(kind, shape, CALIBRATION, seed, "calibration", i).to(device))
+        x = inputs(kind, shape, GRADIENTS, seed, "gradients", i).to(device).requires_grad_()
+        gradients.append(torch.autograd.grad(one_output(net(x)).sum(), x)[0].double().cpu())
+        if i >= half * NETWORKS + FUNCTIONS:
+            continue
+        ring = circle(kind, shape, POINTS, seed, i).to(device)
+        with torch.no_grad():
+            functions.append(power_shares(one_output(net(ring)).double().cpu()))
+        if i < half * NETWORKS + KERNELS:
+            x = torch.cat([inputs(kind, shape, EXAMPLES, seed, "kernel", i).to(device), ring])
+            K = ntk(net, x, outputs="trace", output=lambda y: one_output(y)[:, None]).tensor.double().cpu()
+            eigenvalues.append(centred_shares(K[:EXAMPLES, :EXAMPLES]))
+            learning.append(harmonic_shares(K[EXAMPLES:, EXAMPLES:]))
+    means = (torch.stack(part).mean(0) for part in (eigenvalues, learning))
+    return *means, torch.stack(functions).nanmean(0), torch.stack(gradients)  # type: ignore[return-value]
+
+
+def normalised(net: nn.Module, x: Tensor) -> nn.Module:
+    """The network in eval mode, its BatchNorm layers with the statistics of x.
+
+    Those of a fresh network, mean 0 and variance 1, normalise nothing: in a deep one the signal dies out or explodes,
+    and what is left is no network that anybody trains.
+    """
+    layers = [m for m in net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
+    momenta = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # a plain average
+        layer.train()
+    if layers:
+        with torch.no_grad():
+            net(x)
+    for layer, momentum in zip(layers, momenta):
+        layer.momentum = momentum
+    return net.eval()
 
 
 def centred_shares(K: Tensor) -> Tensor:
@@ -228,36 +252,15 @@ def harmonic_shares(K: Tensor) -> Tensor:
     return folded / folded.sum()
 
 
-def _function(subject: Subject, kind: Kind, seed: int, half: int, one_output: Callable[[Tensor], Tensor]) -> Tensor:
-    """Shares [17] of the power of fresh networks on circles, the mean left out."""
-    start = half * FUNCTIONS
-    numbers = range(start, start + FUNCTIONS)
-    rings = torch.stack([circle(kind, subject.input_shape, POINTS, seed, "function", i) for i in numbers])
-    drawn = subject.initialiser().draw(seed, start, start + FUNCTIONS, subject.device)
-    values = outputs(drawn, rings.to(subject.device), per_network=True)
-    on_circle = one_output(values.flatten(0, 1)).view(FUNCTIONS, POINTS).double().cpu()
-    power = torch.fft.rfft(on_circle).abs().square()
-    power[:, 0] = 0
-    power[:, 1:-1] *= 2
-    shares: Tensor = power / power.sum(1, keepdim=True).clamp_min(1e-300)
-    return shares.mean(0)
-
-
-def _gradients(subject: Subject, kind: Kind, seed: int, half: int, one_output: Callable[[Tensor], Tensor]) -> Tensor:
-    """Input gradients [GRADIENTS, *input_shape] of fresh networks, each at an input of its own."""
-    start, stop = half * GRADIENTS, (half + 1) * GRADIENTS
-    x = inputs(kind, subject.input_shape, GRADIENTS, seed, "gradients", half)
-    found = []
-    for low, high in _groups(start, stop, subject.initialiser().block):
-        drawn = subject.initialiser().draw(seed, low, high, subject.device)
-        at = x[low - start : high - start, None].to(subject.device)
-        found.append(input_gradients(drawn, at, per_network=True, scalarise=one_output)[:, 0].double().cpu())
-    return torch.cat(found)
-
-
-def _groups(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
-    for low in range(start, stop, max(1, size)):
-        yield low, min(low + size, stop)
+def power_shares(values: Tensor) -> Tensor:
+    """Shares [n / 2 + 1] of the power of n values on a circle by harmonic, without the mean; nan if rounding."""
+    power = torch.fft.rfft(values).abs().square()
+    power[1:-1] *= 2
+    mean, power[0] = power[0].clone(), 0
+    if power.sum() <= RESOLVED**2 * mean:
+        return torch.full_like(power, math.nan)
+    shares: Tensor = power / power.sum()
+    return shares
 
 
 def band_profile(gradients: Tensor, kind: Kind) -> Tensor:
@@ -276,11 +279,12 @@ def band_profile(gradients: Tensor, kind: Kind) -> Tensor:
 
 
 def participation(gradients: Tensor) -> Tensor:
-    """(tr G)^2 / tr G^2 as a share of D, from gradients [T, D]; tr G^2 from pairs of networks, unbiased."""
-    T, D = gradients.shape
-    scaled = gradients / gradients.norm() * math.sqrt(T)  # tr G = 1
-    products = (scaled @ scaled.T).square()
-    squared: Tensor = (products.sum() - products.diagonal().sum()) / (T * (T - 1))  # tr G^2
+    """(tr G)^2 / tr G^2 as a share of D, from gradients [networks, n, D]; tr G^2 from pairs of networks, unbiased."""
+    T, n, D = gradients.shape
+    flat = gradients.flatten(0, 1)
+    flat = flat / flat.norm() * math.sqrt(T * n)  # tr G = 1
+    products = (flat @ flat.T).square().view(T, n, T, n).sum((1, 3))
+    squared: Tensor = (products.sum() - products.diagonal().sum()) / (T * (T - 1) * n**2)  # tr G^2
     return 1 / squared.clamp_min(1e-300) / D
 
 

@@ -94,7 +94,7 @@ def _to(one: Fingerprint, found: Sequence[Fingerprint], known: Distances, aspect
 
 def _network(one: Fingerprint, known: Distances) -> dict[str, Any]:
     def short(values: Any) -> list[float]:
-        return [float(f"{float(v):.3g}") for v in values]
+        return [float(f"{float(v):.3g}") if np.isfinite(float(v)) else 0.0 for v in values]
 
     own = [noise(one, aspect) / known.scale[aspect] for aspect in ASPECTS]
     return {
@@ -135,13 +135,17 @@ def row_of(one: Fingerprint) -> list[Any]:
         one.about.get("family", "yours"),
         one.kind,
         one.parameters,
-        round(one.effective_rank, 1),
-        round(one.constant, 3),
-        round(one.mean_harmonic, 2),
-        round(one.roughness, 2),
-        round(float(one.bands.mean(0)[1]), 2) + 0.0 if one.bands.numel() else "",
-        round(float(one.spread.mean()), 3),
+        _rounded(one.effective_rank, 1),
+        _rounded(one.constant, 3),
+        _rounded(one.mean_harmonic, 2),
+        _rounded(one.roughness, 2),
+        _rounded(float(one.bands.mean(0)[1]), 2) if one.bands.numel() else "",
+        _rounded(float(one.spread.mean()), 3),
     ]
+
+
+def _rounded(value: float, digits: int) -> float | str:
+    return round(value, digits) + 0.0 if np.isfinite(value) else ""  # no -0.0
 
 
 def _cell(column: int, value: Any) -> Html:
@@ -180,7 +184,8 @@ def _method(found: Sequence[Fingerprint], known: Distances, data: dict[str, Any]
         f"atlas. Every fingerprint is measured twice: two measurements of one network are {typical:.2g} apart.",
         f"The plane keeps the distances up to a stress of {stress:.1%} (squares missed, metric scaling); neighbours in "
         "the list are by the distances themselves.",
-        "All networks are fresh, in eval mode and in one random combination of their outputs. Image networks made for "
-        "224 pixels are measured at 32.",
+        "All networks are fresh, in eval mode and in one random combination of their outputs. BatchNorm layers have "
+        "the statistics of a batch of these inputs. What is below 1e-6 of a kernel's trace is rounding and left out.",
+        "Image networks made for 224 pixels are measured at 32.",
     ]
     return tag("section", tag("h2", "How it is measured"), tag("ul", join(tag("li", line) for line in text)))
