@@ -30,4 +30,4 @@ def test_build_takes_names_and_names_slips(tmp_path: Path, capsys: pytest.Captur
 
 def test_show(tmp_path: Path) -> None:
     assert app.run(["atlas", "show", "--out", str(tmp_path / "atlas.html")]) == 0
-    assert "densenet121" in (tmp_path / "atlas.html").read_text()
+    assert "resnet18" in (tmp_path / "atlas.html").read_text()

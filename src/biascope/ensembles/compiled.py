@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from biascope.ensembles.networks import Networks
 from biascope.ensembles.precision import Precision, arithmetic
 from biascope.network.derivatives import writes_into_inputs
+from biascope.network.swapped import functional_call
 
 Forward = Callable[[nn.Module, Tensor], Tensor]  # outputs of a module on a batch, to be differentiated
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from biascope.ensembles.engines import logits_of
 from biascope.ensembles.graphs import capture
@@ -16,6 +16,7 @@ from biascope.ensembles.precision import arithmetic
 from biascope.ensembles.products import ConvolutionsAsProducts
 from biascope.ensembles.work import SGD, Work
 from biascope.network.derivatives import RightGradients, plain_containers
+from biascope.network.swapped import functional_call
 from biascope.support.seeds import derive, seeded
 
 

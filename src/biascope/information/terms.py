@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from biascope.information.bounds import MineObjective, donsker_varadhan
 from biascope.information.critics import paired_scores
+from biascope.network.swapped import functional_call
 from biascope.support.arguments import check_number
 from biascope.support.errors import InputError
 from biascope.support.seeds import generator

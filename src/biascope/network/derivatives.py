@@ -24,6 +24,7 @@ from biascope.network.elementary import (
     rnn_tanh_cell,
     weight_norm,
 )
+from biascope.network.swapped import functional_call
 from biascope.support.errors import UnsupportedError
 
 NORMS = {F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm}
@@ -261,7 +262,7 @@ def call(module: nn.Module, tensors: Any, args: tuple[Any, ...], kwargs: dict[st
     given = [t for t in inputs if not t.is_inference()]
     seen = [t._version for t in given]
     with right_gradients(tables=any(not t.is_floating_point() for t in inputs)), plain_containers(module):
-        out = torch.func.functional_call(module, tensors, args, kwargs)
+        out = functional_call(module, tensors, args, kwargs)
     changed = seen != [t._version for t in given]
     if writes is None and not any(torch._C._functorch.is_batchedtensor(t) for t in given):  # those do not tell
         _WRITES.setdefault(module, {})[module.training] = changed

@@ -7,9 +7,10 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from biascope.network.door import refuse_batch_dependence
+from biascope.network.swapped import functional_call
 from biascope.spectral.spectrum import amplitude_spectrum
 from biascope.support.arguments import check_tensor, device_of
 from biascope.support.bars import progress

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from biascope.network.derivatives import differentiable_attention
 from biascope.network.door import refuse_batch_dependence
 from biascope.network.functional import Params
+from biascope.network.swapped import functional_call
 from biascope.support.arguments import check_number
 from biascope.support.errors import UnsupportedError
 from biascope.support.signatures import checked
@@ -92,7 +93,7 @@ class Lazy(Anchored):
         before, who = versions(given), type(self._skeleton).__name__
         with differentiable_attention():
             with nullcontext() if self._sure or transformed else deterministic(self._skeleton, device):
-                first = torch.func.functional_call(self._skeleton, self._start(), args, kwargs)
+                first = functional_call(self._skeleton, self._start(), args, kwargs)
             self._sure = self._sure or not transformed
             f0, _ = unpacked(first, who, "scaled")
             if versions(given) != before or (torch.is_inference_mode_enabled() and not _equal(given, kept)):
