@@ -6,9 +6,10 @@ import house
 
 
 def test_lines() -> None:
-    # the frame took 45,000; language models, processes and the pages of the site came on top of it
-    assert house.lines(house.SRC / "biascope") <= 56_000
-    assert house.lines(house.SRC / "biascope_papers") <= 20_000
+    # the frame took 45,000 and the papers 20,000; language models, groups of processes, forecasts, influence, the live
+    # page and the atlas came on top
+    assert house.lines(house.SRC / "biascope") <= 58_000
+    assert house.lines(house.SRC / "biascope_papers") <= 21_000
 
 
 def test_no_file_holds_more_than_one_idea() -> None:
