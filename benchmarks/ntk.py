@@ -8,6 +8,7 @@ On a CPU everything runs with one thread and the headline is CPU seconds.
 """
 
 import copy
+import importlib.util
 from dataclasses import dataclass
 
 import rivals
@@ -46,12 +47,44 @@ def vit() -> nn.Module:
     return nets.build("vit", in_channels=3, outputs=10, depth=6, width=192, heads=3, patch=4, mlp=768)
 
 
+class Logits(nn.Module):
+    """A model of transformers as a function of one tensor; of logits per token, those of the last one's first words."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.model(x).logits
+        return logits if logits.dim() == 2 else logits[:, -1, :10]
+
+
+def transformer(name: str, auto: str, **sizes: object) -> nn.Module:
+    import transformers
+
+    wanted = {"hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 3, "vocab_size": 500, **sizes}
+    return Logits(getattr(transformers, auto).from_config(transformers.AutoConfig.for_model(name, **wanted)))
+
+
+def bert() -> nn.Module:
+    return transformer("bert", "AutoModelForSequenceClassification", intermediate_size=768, num_labels=10)
+
+
+def llama() -> nn.Module:
+    return transformer("llama", "AutoModelForCausalLM", intermediate_size=512, use_cache=False)
+
+
+def gpt2() -> nn.Module:
+    return transformer("gpt2", "AutoModelForCausalLM", n_positions=128, use_cache=False)
+
+
 def setup(build: object, shape: tuple[int, ...], n: dict[str, int], device: str) -> State:
     torch.backends.cudnn.allow_tf32 = False  # cuDNN's default would cost three digits
     torch.set_float32_matmul_precision("highest")  # torch's default, unless the environment says otherwise
     torch.manual_seed(0)  # this process is the contender's own
-    model = build().eval().to(device)  # type: ignore[operator]
-    return State(model, torch.randn(n[device.split(":")[0]], *shape).to(device))
+    model, size = build().eval().to(device), n[device.split(":")[0]]  # type: ignore[operator]
+    x = torch.randint(3, 500, (size, *shape)) if build in TOKENS else torch.randn(size, *shape)
+    return State(model, x.to(device))
 
 
 def chosen(n: int) -> list[int]:
@@ -63,7 +96,8 @@ def brute_force(state: State, trace: bool) -> Tensor:
     """The kernel of the chosen examples, by autograd in float64, one output at a time."""
     model = copy.deepcopy(state.model).double()
     jacobian = []
-    for example in state.x[chosen(len(state.x))].double():
+    x = state.x[chosen(len(state.x))]
+    for example in x.double() if x.is_floating_point() else x:
         out = model(example[None])[0]
         for k in range(len(out)):
             grads = torch.autograd.grad(out[k], list(model.parameters()), retain_graph=True, materialize_grads=True)
@@ -99,6 +133,7 @@ FULL = (
     rival("torch.func", rivals.torch_func, cuda=True, cpu_limit=200),
     rival("nngeometry", rivals.nngeometry, "nngeometry", cuda=True),
     rival("autograd loop", rivals.loop),
+    rival("TorchJD", rivals.torchjd, "torchjd", cuda=True),
     rival("curvlinops", rivals.curvlinops, "curvlinops"),
     rival("BackPACK", rivals.backpack, "backpack"),
     rival("ASDL", rivals.asdl_implicit, "asdl"),
@@ -108,9 +143,11 @@ TRACE = (
     rival("torch.func", rivals.torch_func_trace, cuda=True, cpu_limit=200),
     rival("nngeometry", rivals.trace_of(rivals.nngeometry), "nngeometry", cuda=True),
     rival("autograd loop", rivals.loop_trace),
+    rival("TorchJD", rivals.trace_of(rivals.torchjd), "torchjd", cuda=True),
     rival("BackPACK", rivals.backpack_trace, "backpack"),
     rival("ASDL", rivals.asdl_trace, "asdl"),
 )
+TOKENS = (bert, llama, gpt2)
 MODELS = {  # how to build it, the shape of an example, examples per device
     "mlp": (mlp, (784,), {"cpu": 256, "cuda": 1024}),
     "lenet": (lenet, (1, 28, 28), {"cpu": 128, "cuda": 512}),
@@ -118,6 +155,12 @@ MODELS = {  # how to build it, the shape of an example, examples per device
     "vit": (vit, (3, 32, 32), {"cpu": 16, "cuda": 64}),
     "vit-n4": (vit, (3, 32, 32), {"cpu": 4}),
 }
+if importlib.util.find_spec("transformers") is not None:
+    MODELS |= {
+        "bert": (bert, (32,), {"cpu": 8, "cuda": 64}),
+        "llama": (llama, (32,), {"cpu": 8, "cuda": 64}),
+        "gpt2": (gpt2, (32,), {"cpu": 8, "cuda": 64}),
+    }
 CASES = [
     Case(
         f"{name}-{outputs}",

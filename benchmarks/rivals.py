@@ -154,3 +154,13 @@ def asdl_implicit(model: nn.Module, x: Tensor) -> Tensor:
     from asdl import empirical_implicit_ntk
 
     return empirical_implicit_ntk(model, x).permute(0, 2, 1, 3)
+
+
+def torchjd(model: nn.Module, x: Tensor) -> Tensor:
+    """The autogram engine of TorchJD; its hooks go with it."""
+    from torchjd.autogram import Engine
+
+    engine = Engine(model, batch_dim=0)
+    out = model(x)
+    gramian: Tensor = engine.compute_gramian(out)
+    return gramian.detach().reshape(*out.shape, *out.shape)
