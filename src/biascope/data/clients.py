@@ -1,10 +1,14 @@
-"""Fetching a package with its registry's ordinary client, and reading chosen files out of it. No package code runs."""
+"""Fetching a package with its registry's ordinary client, and reading chosen files out of it. No package code runs.
+
+Where npm or apt-get is not installed, the archive is read from the registry itself.
+"""
 
 import fnmatch
 import gzip
 import hashlib
 import io
 import lzma
+import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +17,8 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import quote
+from urllib.request import urlopen
 
 from biascope.data.catalogue import Source
 from biascope.support.errors import CorruptError, InputError
@@ -22,7 +28,16 @@ _HELP = {
     "pip": "install pip (`python -m ensurepip`)",
     "apt-get": "use a Debian or Ubuntu machine",
 }
+STALLED = 60.0  # seconds without an answer
 _SUFFIX = {"npm": ".tgz", "pip": ".whl", "apt-get": ".deb"}
+ARCHIVES = {  # where a registry keeps them; npm's own setting names another
+    "npm": ("NPM_CONFIG_REGISTRY", "https://registry.npmjs.org", "{package}/-/{last}-{version}.tgz"),
+    "apt-get": (
+        "DEBIAN_MIRROR",
+        "https://deb.debian.org/debian",
+        "pool/main/{first}/{package}/{package}_{version}_all.deb",
+    ),
+}
 CARRY = "or carry the set from a machine that has it: `biascope data pack` there, `biascope data unpack` here"
 
 
@@ -51,7 +66,12 @@ def _commands(src: Source) -> list[list[str]]:
 
 def download(src: Source, folder: Path, timeout: float = 1800) -> Path:
     """Fetch the package of `src` into the empty `folder` with its client; the path of the archive."""
-    client = find_client(src.client)
+    try:
+        client = find_client(src.client)
+    except InputError as error:
+        if src.client not in ARCHIVES:
+            raise
+        return _fetched(src, folder, timeout, error)
     what = f"{src.client} could not fetch {src.package} {src.version}"
     failure = ""
     for arguments in _commands(src):
@@ -72,6 +92,24 @@ def download(src: Source, folder: Path, timeout: float = 1800) -> Path:
         for left in archives:
             left.unlink()
     raise InputError(f"{what} ({failure}): check the network and the registry's settings, {CARRY}")
+
+
+def _fetched(src: Source, folder: Path, timeout: float, missing: InputError) -> Path:
+    """The archive without the client, over HTTPS; the sums of its files are checked as ever."""
+    setting, registry, place = ARCHIVES[src.client]
+    registry = os.environ.get(setting) or registry
+    path = place.format(
+        package=src.package, first=src.package[0], last=src.package.rpartition("/")[2], version=src.version
+    )
+    url = f"{registry.rstrip('/')}/{quote(path)}"
+    archive = folder / f"package{_SUFFIX[src.client]}"
+    try:
+        with urlopen(url, timeout=min(timeout, STALLED)) as source, archive.open("wb") as target:
+            shutil.copyfileobj(source, target)
+    except (OSError, ValueError) as error:
+        archive.unlink(missing_ok=True)
+        raise InputError(f"{missing}; nor could {url} be read ({error})") from error
+    return archive
 
 
 def read_members(archive: Path, wanted: Callable[[str], bool]) -> dict[str, bytes]:
