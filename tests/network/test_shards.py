@@ -156,6 +156,36 @@ def in_parts(group: Any, small: bool) -> list[Tensor]:
     return [*found, pairs.values, vectors]
 
 
+def llama(group: Any, tied: bool) -> list[Tensor]:
+    """A small Llama, whose blocks are spread one by one."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": tied}
+    net = LlamaForCausalLM(LlamaConfig(**sizes, **heads)).double().eval()
+    ids = torch.randint(0, 40, (5, 6), generator=torch.Generator().manual_seed(1))
+    if group is not None:
+        mesh = DeviceMesh.from_group(group, "cpu", mesh=[0, 1])
+        for block in net.model.layers:
+            fully_shard(block, mesh=mesh)
+        fully_shard(net, mesh=mesh)
+    F = bs.fisher(net, {"input_ids": ids}, "ekfac", estimator="monte-carlo", class_dim=-1, group=group)
+    H = bs.hessian(net, {"input_ids": ids, "labels": ids}, class_dim=-1, group=group)
+    v = torch.ones(F.shape[0], dtype=F.dtype)
+    return [F @ v, F.trace()[None], H @ v]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_language_model_on_ranks(ranks: Ranks, tied: bool) -> None:
+    pytest.importorskip("transformers")
+    alone = llama(None, tied)
+    for found in ranks.run(llama, 2, tied):
+        for a, b in zip(alone, found, strict=True):
+            assert (a - b).norm() < 1e-12 * a.norm()
+
+
 def by_layers(group: Any) -> None:
     """A metric and vectors that are spread as the parameters are."""
     net, (x, y) = spread(network(), group), data(7)

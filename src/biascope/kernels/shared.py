@@ -59,27 +59,21 @@ def shared_ntk(
         n1, n2 = batch_size(one), batch_size(one if two is None else two)
         by_layer = by_layer and whole.plan.strategy != "products"  # which has no layers
         room = None if max_memory is None else parse_bytes(max_memory) - whole.plan.kernel_bytes
-        K = torch.empty(whole.shape(n1, n2), dtype=f.dtype, device=f.device)
-        layers = {b.block.layer: torch.empty_like(K) for b in whole.plan.blocks} if by_layer else None
-        targets = {"": K} if layers is None else layers
-        done = []
+        K = torch.zeros(whole.shape(n1, n2), dtype=f.dtype, device=f.device)
+        layers = {b.block.layer: torch.zeros_like(K) for b in whole.plan.blocks} if by_layer else None
         for rows, columns in rectangles(team.rank, team.size, n1, None if two is None else n2):
             team.check()
             other = None if columns is None else take(one if two is None else two, columns)
             job = Job.make(f, found, take(one, rows), other, outputs, strategy, precision, room)
             tile, parts = job.run(by_layer)
-            done.append({"": tile} if parts is None else parts)
-        for rank in range(team.size):
-            for i, (rows, columns) in enumerate(rectangles(rank, team.size, n1, None if two is None else n2)):
+            for name, part in [("", tile)] if layers is None else (parts or {}).items():
+                target = K if layers is None else layers[name]
                 beside = slice(rows.start, rows.stop) if columns is None else columns
-                height = rows.stop - rows.start
-                shape = whole.shape(height, height if columns is None else len(columns))
-                for name, target in targets.items():
-                    mine = done[i].pop(name).contiguous() if rank == team.rank else None
-                    tile = K.new_empty(shape) if mine is None else mine
-                    team.broadcast(tile, rank)
-                    place(target, tile, rows, beside, whole.mode, both=two is None and columns is not None)
-        if layers is not None:
+                place(target, part, rows, beside, whole.mode, both=two is None and columns is not None)
+        if layers is None:
+            team.sum(K)
+        else:
+            team.sum(*layers.values())
             K = torch.stack(list(layers.values())).sum(0)
         error = None
         if check or (check is None and precision in LOSSY):
