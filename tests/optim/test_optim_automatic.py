@@ -209,3 +209,27 @@ def test_supernat_needs_no_learning_rate():
     for _ in range(100):
         opt.step(Phi @ w.detach() - target)
     assert float((Phi @ w - target).square().mean() / target.square().mean()) < 0.05
+
+
+def test_a_layer_that_is_too_wide_has_a_diagonal_factor():
+    """(B (x) diag(A) + damping)^-1 G, and a state that can be read again."""
+    gen = torch.Generator().manual_seed(0)
+    x, y = torch.randn(9, 6, generator=gen, dtype=torch.float64), torch.arange(9) % 3
+    net = nn.Linear(6, 3, bias=False).double()
+    with bs.optim.KFACPreconditioner(net, damping=0.1, damping_mode="exact", widest=5) as pre:
+        out = net(x)
+        nn.functional.cross_entropy(out, y).backward()
+        G, g = net.weight.grad.clone(), out.detach().softmax(1) - nn.functional.one_hot(y, 3)
+        found = pre.directions(lambda unit: 0.1)[net.weight]
+        a, (s, U) = x.square().mean(0), torch.linalg.eigh(g.T @ g / 9)
+        assert error(found, U @ ((U.T @ G) / (s[:, None] * a + 0.1))) < 1e-10
+        assert "diagonal A" in str(pre.coverage())
+        pre.load_state_dict(pre.state_dict())
+        assert pre.pieces()["weight"].U_A is None
+
+
+def test_a_wide_convolution_shares_its_factor_between_offsets():
+    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 3, 3))
+    with bs.optim.KFACPreconditioner(net, widest=20) as pre:
+        sua = {unit.name: unit.sua for unit in pre.units if "weight" in unit.name}
+    assert sua == {"0.weight": False, "1.weight": True}  # 18 and 27 inputs

@@ -67,7 +67,7 @@ class Dealt:
         L, space = unit.layout, unit.space
         g, o, i = L.groups, L.d_out, L.columns
         shapes: dict[str, tuple[int, ...]] = {"U_B": (g, o, o), "s": (g, L.offsets, o, i), "s_B": (g, o), "s_A": (g, i)}
-        if unit.rule.kind != "embedding":
+        if not unit.diagonal:
             shapes["U_A"] = (g, i, i)
         arrays = {k: torch.empty(shape, dtype=space.dtype, device=space.device) for k, shape in shapes.items()}
         if basis is not None:

@@ -20,9 +20,10 @@ from biascope.support.errors import InputError
 from biascope.support.signatures import checked
 
 AUTOMATIC: dict[str, dict[str, Any]] = {  # what is not given where damping and step length adapt
-    "kfac": {"damping_mode": "relative", "refresh_every": 50, "factors_every": 50, "factor_decay": 0.8},
+    "kfac": {"damping_mode": "relative", "refresh_every": 50, "factors_every": 50, "factor_decay": 0.8, "widest": 1024},
     "ekfac": {
         "damping_mode": "relative", "scalings": "running", "decay": 0.95, "on_refresh": "project", "factor_decay": 0.8,
+        "widest": 1024,
     },
 }  # fmt: skip
 
@@ -47,6 +48,8 @@ class KFACPreconditioner(Preconditioner):
         damping (float): above 0, 0.001 if not given.
         sharing (str): "expand" or "reduce", for layers with several positions (convolutions, tokens).
         sua (bool): for convolutions, one channel covariance for all kernel offsets.
+        widest (int): where a layer has more inputs (of a convolution: times kernel offsets), it has SUA, or, without
+            offsets, a diagonal A; None for no layer.
         loss_reduction (str): "mean" or "sum", of the loss over the examples.
         params (Collection): restrict to these parameters.
         grad_scaler (Any): the `torch.amp.GradScaler` in use, if any.
@@ -184,8 +187,8 @@ class EKFACPreconditioner(Preconditioner):
 
     Keyword Args:
         damping (float): above 0, 0.001 if not given.
-        options (Any): `sharing`, `sua`, `loss_reduction`, `params`, `grad_scaler`, `group`, `gradient_workers` as in
-            `KFACPreconditioner`.
+        options (Any): `sharing`, `sua`, `widest`, `loss_reduction`, `params`, `grad_scaler`, `group` and
+            `gradient_workers` as in `KFACPreconditioner`.
 
     Example:
         >>> net, x = nn.Linear(3, 1), torch.eye(3)

@@ -10,6 +10,7 @@ Per layer, with inputs ã (bias: a last 1) and output gradients g of the individ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict
@@ -47,6 +48,7 @@ class Handed(TypedDict, total=False):
 
     sharing: Sharing
     sua: bool
+    widest: int | None
     loss_reduction: Literal["mean", "sum"]
     grad_scaler: Any
     group: Any
@@ -90,6 +92,7 @@ class Preconditioner:
         damping: float = 1e-3,
         sharing: Sharing = "expand",
         sua: bool = False,
+        widest: int | None = None,
         loss_reduction: Literal["mean", "sum"] = "mean",
         params: Collection[nn.Parameter] | None = None,
         grad_scaler: Any = None,
@@ -102,7 +105,9 @@ class Preconditioner:
         self.refresh_every = check_count(refresh_every, "refresh_every")
         self.factors_every = check_count(factors_every, "factors_every")
         self.factor_decay = check_share(factor_decay, "factor_decay")
-        self.units, self.left = find_units(model, params, sharing, sua)
+        self.units, self.left = find_units(
+            model, params, sharing, sua, math.inf if widest is None else check_count(widest, "widest")
+        )
         if not self.units:
             raise InputError(f"no layer of {type(model).__name__} has Kronecker factors; use a plain torch optimiser")
         self.loss_reduction, self.grad_scaler, self.fallback = loss_reduction, grad_scaler, fallback
@@ -144,7 +149,10 @@ class Preconditioner:
         for name, shape in self.shapes.items():
             unit = covered.get(name)
             if unit is not None and unit.name not in self.notes:
-                why = f"{unit.rule.kind} rule" + (", SUA" if unit.sua else "")
+                embedding = unit.rule.kind == "embedding"
+                why = f"{unit.rule.kind} rule" + (
+                    ", SUA" if unit.sua else ", diagonal A" if unit.diagonal and not embedding else ""
+                )
                 rows.append((name, shape, self.kind, why))
             else:
                 why = self.left.get(name) or (self.notes[unit.name] if unit else "frozen, or not among the parameters")
@@ -292,8 +300,11 @@ class Preconditioner:
                 piece.B.mul_(step.scale**2)
         if pieces:
             self.team.sum(*(t for piece in pieces.values() for t in (piece.A, piece.B)))
+        diagonal = {unit.name for unit in units if unit.diagonal}
         for name, piece in pieces.items():
             old, A, B = seen[name].curvature, piece.A, piece.B
+            if name in diagonal and piece.full:
+                A = A.diagonal(dim1=-2, dim2=-1).clone()
             t = old.updates + 1
             decay = min(self.factor_decay, 1.0 - 1.0 / t)  # the first factors are plain means
             if old.A is not None and old.B is not None and decay != 0.0:

@@ -39,7 +39,7 @@ def read(unit: LayerUnit, entry: Mapping[str, Any]) -> Curvature:
     """What `Curvature.state` gave, checked against the unit."""
     layout, space = unit.layout, unit.space
     g, o, i = layout.groups, layout.d_out, layout.columns
-    A = (g, i) if unit.rule.kind == "embedding" else (g, i, i)
+    A = (g, i) if unit.diagonal else (g, i, i)
     shapes: dict[str, tuple[int, ...]] = {"A": A, "B": (g, o, o), "U_A": (g, i, i), "U_B": (g, o, o)}
     shapes |= {"s_A": (g, i), "s_B": (g, o), "s": (g, layout.offsets, o, i)}
     tensors = {}

@@ -55,6 +55,7 @@ class LayerUnit:
     rule: MatrixRule
     sharing: Sharing
     sua: bool
+    diagonal: bool = False  # whether A is a diagonal: of an embedding, or of a layer too wide for more
 
     @cached_property
     def name(self) -> str:
@@ -74,7 +75,13 @@ class LayerUnit:
     @property
     def form(self) -> tuple[object, ...]:
         """Units of the same form are stepped together."""
-        return (self.layout, *((p.shape, p.dtype, p.device) for p in self.parameters), self.sua, self.rule.kind)
+        return (
+            self.layout,
+            *((p.shape, p.dtype, p.device) for p in self.parameters),
+            self.sua,
+            self.diagonal,
+            self.rule.kind,
+        )
 
     @property
     def space(self) -> ParameterSpace:
@@ -125,9 +132,12 @@ def pad(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def find_units(
-    model: nn.Module, wanted: Collection[nn.Parameter] | None, sharing: Sharing, sua: bool
+    model: nn.Module, wanted: Collection[nn.Parameter] | None, sharing: Sharing, sua: bool, widest: float = math.inf
 ) -> tuple[list[LayerUnit], dict[str, str]]:
-    """The units among the wanted parameters, and for every other wanted parameter the reason why it is in none."""
+    """The units among the wanted parameters, and for every other wanted parameter the reason why it is in none.
+
+    Convolutions with more than `widest` inputs (channels times offsets) get SUA, other layers a diagonal A.
+    """
     if isinstance(model, nn.DataParallel):
         raise UnsupportedError("DataParallel copies the network for every call: use DistributedDataParallel")
     chosen = None if wanted is None else {id(p) for p in wanted}
@@ -156,13 +166,16 @@ def find_units(
         if isinstance(rule, str):
             left |= {names[id(p)]: rule for p in mine.values()}
             continue
-        apart = "weight" not in mine or (sua and isinstance(rule, Conv))
+        wide = "weight" in mine and not isinstance(rule, Embedding) and math.prod(mine["weight"].shape[1:]) > widest
+        offsets = isinstance(rule, Conv) and (sua or wide)
+        apart = "weight" not in mine or offsets
         together = [r for r in ("weight", "bias") if r in mine and not (apart and r == "bias")]
         if together:
             shares: Sharing = "expand" if isinstance(rule, Embedding) else sharing
             own = tuple(mine[role] for role in together)
             called = tuple(names[id(p)] for p in own)
-            units.append(LayerUnit(called, own, module, rule, shares, sua and isinstance(rule, Conv)))
+            diagonal = isinstance(rule, Embedding) or (wide and not offsets)
+            units.append(LayerUnit(called, own, module, rule, shares, offsets, diagonal))
         if apart and "bias" in mine:
             bias = mine["bias"]
             units.append(LayerUnit((names[id(bias)],), (bias,), module, Offset(rule), "expand", False))
