@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -147,6 +148,32 @@ def test_models_of_transformers_with_their_weights(tmp_path: Path) -> None:
     assert made.trained is not None
     assert tokens.shape == (2, 6)
     assert torch.allclose(made.trained(tokens), tied(tokens).logits[:, -1], atol=1e-6)
+
+
+@pytest.mark.parametrize("package", ["torchvision", "timm"])
+def test_pretrained_weights_that_are_on_disk(
+    package: str, trained: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = SimpleNamespace(input_size=(4,), fixed_input_size=False, url="https://host/small-12.pth", hf_hub_id=None)
+    weights = SimpleNamespace(DEFAULT=config)
+    vision = SimpleNamespace(
+        list_models=lambda: ["small"], get_model=lambda *_, **__: build(), get_model_weights=lambda _: weights
+    )
+    timm = SimpleNamespace(
+        list_models=lambda: ["small"], create_model=lambda *_, **__: build(), get_pretrained_cfg=lambda _: config
+    )
+    packages = {"torchvision": SimpleNamespace(models=vision), "timm": timm}
+    monkeypatch.setattr("biascope.reports.panels.sources._package", packages.__getitem__)
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    with pytest.raises(InputError, match=rf"{package}:small: its pretrained weights are not on this disk; fetch them"):
+        make_subject(f"{package}:small", (4,), weights="pretrained")
+    (tmp_path / "checkpoints").mkdir()
+    torch.save(trained.state_dict(), tmp_path / "checkpoints" / "small-12.pth")
+    made = make_subject(f"{package}:small", (4,), weights="pretrained")
+    assert made.trained is not None
+    assert torch.equal(made.trained(made.inputs(2)), trained(made.inputs(2)))
+    with pytest.raises(InputError, match="pretrained is for torchvision: and timm: networks"):
+        make_subject(build, (4,), weights="pretrained")
 
 
 def test_a_folder_without_the_head_is_refused(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def card(
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
     networks: Annotated[int | None, typer.Option(min=2, help="Initialisations to average over.")] = None,
     minutes: Annotated[float, typer.Option(min=0.01, help="How long the card may take.")] = 2.0,
-    weights: Annotated[Path | None, typer.Option(help="Trained weights: .safetensors, or a saved state dict.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Trained weights: a file, a folder, or pretrained.")] = None,
     data: Annotated[str | None, typer.Option(help="A data set (cifar10), or a file with x and y.")] = None,
     text: Annotated[Path | None, typer.Option(help="A text file, for a language model hf:FOLDER.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="An option of the network, key=value.")] = None,

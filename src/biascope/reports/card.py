@@ -121,7 +121,8 @@ def make_card(
         minutes: how long the card may take. Each panel chooses its numbers of networks, examples and trainings to fit.
         panels: the panels, in order.
         weights: to show the trained network beside the fresh one: a state dict, a network (also under
-            `DistributedDataParallel` or `torch.compile`), a file, or a folder of `save_pretrained`.
+            `DistributedDataParallel` or `torch.compile`), a file, a folder of `save_pretrained`; or "pretrained" for
+            those of "torchvision:NAME" and "timm:NAME" that were downloaded.
         data: a data set's name ("cifar10"), a file with x and y, (x, y) of tensors, arrays, lists or columns, a dict of
             those, a Dataset, a DataLoader. y are classes, or real numbers for a regression; inputs and labels are used
             where they matter.

@@ -2,8 +2,8 @@
 
 lenet                          a name from `biascope nets`
 package.module:factory         your own; also path/to/script.py:factory
-torchvision:resnet18           torchvision.models.get_model, without weights
-timm:vit_tiny_patch16_224      timm.create_model, without weights
+torchvision:resnet18           torchvision.models.get_model; with its weights where "pretrained" are asked for
+timm:vit_tiny_patch16_224      timm.create_model, likewise
 hf:bert                        a transformers configuration by type
 hf:path/to/folder              a model of `save_pretrained` with its weights; or its name, if it was downloaded
 """
@@ -207,12 +207,37 @@ def stored(name: str) -> Path | None:
 
 
 def weights_of(spec: Spec, weights: Weights | None) -> Weights | None:
-    """The weights to show: those given, or those in the folder of `hf:folder`."""
+    """The weights to show: those given, or those in the folder of `hf:folder`; "pretrained" are a package's own."""
+    if isinstance(weights, str | Path) and str(weights) == "pretrained":
+        return pretrained(spec)
     if isinstance(spec, str) and spec.startswith("hf:") and weights is None:
         folder = stored(spec.removeprefix("hf:"))
         if folder is not None and (weights_file(folder) or next(folder.glob("*.index.json"), None)):
             return folder
     return weights
+
+
+def pretrained(spec: Spec) -> Path:
+    """The file of a torchvision: or timm: network's pretrained weights, where it was downloaded; nothing is fetched."""
+    package, _, name = (spec if isinstance(spec, str) else "").partition(":")
+    checkpoints, file = Path(torch.hub.get_dir()) / "checkpoints", Path()
+    if package == "torchvision":
+        url = _package(package).models.get_model_weights(name).DEFAULT.url
+        file, fetch = checkpoints / url.rpartition("/")[2], f"torchvision.models.get_model({name!r}, weights='DEFAULT')"
+    elif package == "timm":
+        config = _package(package).get_pretrained_cfg(name)
+        file, fetch = checkpoints / str(config.url or name).rpartition("/")[2], f"timm.create_model({name!r}, True)"
+        if config.hf_hub_id:
+            hub = _package("huggingface_hub")
+            kept = hub.try_to_load_from_cache(config.hf_hub_id, "model.safetensors")
+            file = Path(kept) if isinstance(kept, str) else file
+    else:
+        raise InputError(
+            "--weights pretrained is for torchvision: and timm: networks; hf:folder brings its own, others take a file"
+        )
+    if not file.is_file():
+        raise InputError(f"{spec}: its pretrained weights are not on this disk; fetch them once with {fetch}")
+    return file
 
 
 def _package(name: str) -> ModuleType:
