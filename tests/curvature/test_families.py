@@ -357,3 +357,13 @@ def test_classes_first_and_last_draw_the_same_labels() -> None:
     last = Categorical(OutputShape(6, 5, True)).drawn_scores(z.flatten(1), None, u).view(2, 4, 5, 6)
     first = Categorical(OutputShape(6, 5, False)).drawn_scores(z.mT.flatten(1), None, u).view(2, 4, 6, 5)
     assert relative(last.mT, first) < 1e-12
+
+
+def test_many_backward_passes_are_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    import biascope as bs
+    from biascope.curvature import build
+
+    monkeypatch.setattr(build, "MANY_PASSES", 3)
+    net, x = torch.nn.Linear(3, 5), torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(UserWarning, match="takes 4 backward passes per example"):
+        bs.fisher(net, x)

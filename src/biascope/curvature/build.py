@@ -277,7 +277,7 @@ def _build(source: Stream, options: Options, family: FamilyMaker, what: str, see
     if fam.softmax and not fam.random and fam.width > MANY_PASSES:
         warnings.warn(
             f"the exact expectation over labels takes {fam.width} backward passes per example: "
-            "estimator='monte-carlo' takes one per sample",
+            "bs.fisher(..., estimator='monte-carlo') takes one per sample",
             stacklevel=6,
         )
     numbers = 0
