@@ -260,7 +260,7 @@ def test_fisher_is_the_hessian_of_the_divergence():
             "do not fit",
         ),
         (lambda x: (x, torch.full((6,), 3)), {"estimator": "empirical"}, "label 3 is not a class"),
-        (lambda x: (x, torch.zeros(6)), {"estimator": "empirical"}, r"y\.long\(\)"),
+        (lambda x: (x, torch.full((6,), 0.5)), {"estimator": "empirical"}, r"y\.long\(\)"),
         (lambda x: (x, torch.zeros(6, 2)), {"estimator": "empirical", "likelihood": "gaussian"}, "do not fit outputs"),
         (
             lambda x: (x, torch.full((6, 3), 2.0)),
