@@ -11,6 +11,7 @@ initialisation by noise, so that nothing vanishes by construction. Checked again
 - diagonal: of the exact Fisher information, every entry;
 - EKFAC: it is the projection of the Fisher information onto the diagonals of its eigenbasis, so trace(E) = trace(F) and
   <E, F> = <E, E>; and the eigenbasis of every nn.Linear diagonalises factors collected with hooks;
+- influence: of every example on every other one, with random labels and the diagonal of the Fisher information;
 - linearise: the value f + J delta away from the expansion point, and the gradient J^T u there.
 
 A cell says `ok` (relative error below 1e-8; 1e-5 for models that round to float32 inside, as RMSNorm of transformers
@@ -40,8 +41,14 @@ HERE = Path(__file__).parent
 RESULT = HERE / "results" / "models.json"
 PAGE = HERE.parent / "docs" / "reference" / "models.md"
 GOOD, GOOD_ROUNDED = 1e-8, 1e-5  # relative errors; the second for models that compute in float32 inside
-CALLS = ("kernel", "diagonal", "ekfac", "linearise")
-TITLES = {"kernel": "kernel", "diagonal": "Fisher diagonal", "ekfac": "EKFAC", "linearise": "linearise"}
+CALLS = ("kernel", "diagonal", "ekfac", "linearise", "influence")
+TITLES = {
+    "kernel": "kernel",
+    "diagonal": "Fisher diagonal",
+    "ekfac": "EKFAC",
+    "linearise": "linearise",
+    "influence": "influence",
+}
 
 
 def build(entry: Entry, seed: int = 0) -> tuple[nn.Module, Batch]:
@@ -242,11 +249,25 @@ def linearise_error(model: nn.Module, truth: Truth) -> float:
     return max(relative(out.detach() - truth.outputs, truth.J @ delta), relative(back, gradient))
 
 
+def influence_error(model: nn.Module, truth: Truth) -> float:
+    """Of the scores g_i^T (diag F + damping)^-1 g_j."""
+    classes, positions = truth.outputs.shape[-1], truth.outputs.dim() > 2
+    y = torch.randint(classes, truth.outputs.shape[:-1], generator=torch.Generator().manual_seed(0))
+    d, damping = truth.fisher_rows().square().sum(0) / truth.n, 0.01
+    residual = truth.outputs.softmax(-1) - nn.functional.one_hot(y, classes)
+    g = torch.einsum("n...cp,n...c->np", truth.J, residual)
+    F = metric(model, truth.x, "diagonal", positions)
+    how: dict[str, Any] = {"damping": damping, "top": 1, "output": logits, "class_dim": -1 if positions else 1}
+    found = bs.influence(model, (truth.x, y), (truth.x, y), F, **how)
+    return relative(found.scores, (g / (d + damping)) @ g.T)
+
+
 ERRORS: dict[str, Callable[[nn.Module, Truth], float]] = {
     "kernel": kernel_error,
     "diagonal": diagonal_error,
     "ekfac": ekfac_error,
     "linearise": linearise_error,
+    "influence": influence_error,
 }
 
 
@@ -298,11 +319,19 @@ def times(model: nn.Module, x: Batch) -> dict[str, float]:
             call(lin[0], x)
 
     mc: Any = {"estimator": "monte-carlo"}
+    out = call(model, x).detach()
+    labelled = (x, out.argmax(-1))
+
+    def influence() -> object:
+        how: dict[str, Any] = {"output": logits, "class_dim": -1 if positions else 1, "top": 1}
+        return bs.influence(model, labelled, labelled, None, damping=1.0, **how)
+
     runs: dict[str, tuple[Callable[[], object], Callable[[], None]]] = {
         "kernel": (lambda: bs.ntk(model, x, outputs=0, output=logits), plain),
         "diagonal": (lambda: metric(model, x, "diagonal", positions, **mc), plain),
         "ekfac": (lambda: metric(model, x, "ekfac", positions, **mc), plain),
         "linearise": (linear, forward),
+        "influence": (influence, plain),
     }
     found = {}
     base = {base: clocked(base) for base in (plain, forward)}
