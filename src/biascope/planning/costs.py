@@ -97,6 +97,8 @@ class KernelCosts:
         self.beside = max(0.0, (pilot.peak - self._kernel(rows, n) - self.fixed - factors * (rows + n)) / n)
         left = pilot.seconds - self.time[0] - self.time[1] * (rows + n)
         self.product = left / (rows * n) if left > 0 else self.time[2] / HALF
+        part = torch.zeros(2048, 2048, dtype=self.dtype, device=self.device)
+        self.place = measure(lambda: torch.zeros_like(part).copy_(part.mT), n, self.device).seconds / part.nbytes
 
     def _plan(self, rows: int, columns: int | None, room: int) -> Plan:
         return make_plan(self.found, self.mode, rows, columns, self.k, self.strategy, self.precision, self.dtype,
@@ -132,7 +134,7 @@ class KernelCosts:
                 one = self._job(r, c, self.budget - int(whole))
                 memory, seconds = max(memory, before + one[0]), seconds + one[1]
                 before = self._kernel(r, c or r)  # the last one is there until the next is done
-            found.append((memory + whole, seconds))
+            found.append((memory + whole, seconds + self.place * whole))  # parts are put into a kernel of zeros
         return found
 
     def memory(self, n: int, size: int) -> float:  # noqa: D102
