@@ -9,7 +9,7 @@ from torch import nn
 
 import biascope as bs
 from biascope.reports.card import SENTENCES, summary
-from biascope.reports.panels import labels
+from biascope.reports.panels import directional, labels
 from biascope.reports.panels.base import Panel, Subject, make_subject
 from biascope.reports.panels.examples import Examples
 from biascope.reports.panels.input_geometry import InputSpectrum, frequencies
@@ -134,3 +134,12 @@ def test_one_network_has_its_alignment_without_a_change() -> None:
     want = bs.ntk(net, x, outputs="trace").alignment(y)
     assert f"with the labels is {want:.2f}, where chance gives" in panel.headline
     assert "turn" not in panel.meaning
+
+
+def test_trainings_that_learned_nothing_are_not_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_subject("logreg", (1, 4, 4), networks=16)
+    for accuracy, quoted in ((0.5, False), (0.9, True)):
+        monkeypatch.setattr(
+            directional, "train", lambda subject, v, effort, a=accuracy: torch.full((len(v), effort.seeds), a)
+        )
+        assert bool(directional.panel(made).headline) == quoted
