@@ -73,3 +73,13 @@ def test_an_input_of_no_guessable_shape_gets_a_wrapper() -> None:
 
     with pytest.raises(InputError, match=r"Odd takes 2 inputs \(x, z\) and a card is about one: wrap it"):
         make_subject(Odd, (4,))
+
+
+def test_lazy_and_half_precision_networks_are_made_ready() -> None:
+    lazy = make_subject(lambda: nn.Sequential(nn.LazyLinear(5), nn.ReLU(), nn.LazyLinear(2)), (4,))
+    assert "lazy layers" in lazy.notes[0]
+    assert lazy.network(lazy.inputs(2)).shape == (2, 2)
+    assert lazy.initialiser().distribution("0.weight") == "uniform_(-0.5, 0.5)"
+    half = make_subject(lambda: nn.Linear(4, 2).bfloat16(), (4,))
+    assert half.notes == ("Its weights are bfloat16; they are computed in float32.",)
+    assert half.network(half.inputs(2)).dtype == torch.float32
