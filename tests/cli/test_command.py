@@ -509,7 +509,6 @@ def test_directions_and_geometries_are_files_and_pictures(capsys: pytest.Capture
         (["nads", "mlp", "--out", "a.txt"], "the file is a .safetensors file"),
         (["nads", "mlp", "--against", "none.safetensors"], "none.safetensors"),
         (["nads", "mlp", "--method", "guess"], "guess"),
-        (["nads", "mlp", "--networks", "4", "--set", "outputs=3"], "--output 0 on the command line"),
         (["nads", "mlp", "--networks", "4", "--set", "outputs=3", "--output", "3"], "has 3 outputs, from 0 on"),
         (["geometry", "lenet", "--analytic"], "MaxPool2d"),
         (["geometry", "mlp", "--analytic", "--output", "0"], "leave --output out"),

@@ -292,7 +292,7 @@ def test_bad_input_is_named(data, options, message):
 
 
 def test_a_single_logit_is_not_categorical():
-    with pytest.raises(InputError, match="use 'bernoulli'"):
+    with pytest.raises(InputError, match="of one logit likelihood='bernoulli'"):
         bs.fisher(nn.Linear(3, 1), torch.randn(2, 3))
 
 

@@ -164,7 +164,7 @@ def test_labels_keep_their_kind() -> None:
     tasks = [(X, Y), (X, torch.rand(40, generator=rng))]
     losses = {
         name: train_ensemble(lambda: nn.Linear(3, 1), tasks, loss="bce", epochs=1, **options).losses  # type: ignore[arg-type]
-        for name, options in {"loop": {"engine": "loop"}, "vmap": {"engine": "vmap", "group": 1}}.items()
+        for name, options in {"loop": {"engine": "loop"}, "vmap": {"engine": "vmap", "together": 1}}.items()
     }
     assert torch.allclose(losses["loop"], losses["vmap"], rtol=1e-4)
     with pytest.raises(InputError, match="tasks trained together must be of one"):

@@ -26,7 +26,7 @@ def view(**options: Any) -> probes.View:
     return probes.View.of(net(), X, **({"y": Y} | options))
 
 
-@pytest.mark.parametrize("y", [Y.numpy(), Y.tolist(), 1.0, Y[:4], Y[0]])
+@pytest.mark.parametrize("y", [1.0, Y[:4], Y[0]])
 def test_labels_are_one_tensor_for_the_batch(y: Any) -> None:
     with pytest.raises(InputError, match="y: expected a tensor"):
         view(y=y)

@@ -501,7 +501,7 @@ def test_a_slow_network_gets_fewer_inputs_and_no_trainings() -> None:
     assert tangent_kernel.samples(made) == 64
     made._shared["pace"] = Pace(1.5, 1.5, 1.5)
     assert tangent_kernel.samples(made) == 8
-    message = r"4 trainings on 128 examples would take about 77 minutes on this CPU; give the card \d+ minutes \(min"
+    message = r"4 trainings on 128 examples would take about 77 minutes .*; give the card 5\.1 hours \(--minutes 308\)"
     with pytest.raises(UnsupportedError, match=message):
         directional.panel(made)
     assert labels.sizes(make_subject("logreg", (1, 4, 4))) == (128, 8)

@@ -123,7 +123,7 @@ def test_data_and_weights_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"is a folder: give the page a name, e\.g\. --out .*card-logreg\.html"):
+    with pytest.raises(InputError, match=r"is a folder: give the page a name, e\.g\. out='.*card-logreg\.html"):
         make_card("logreg", out=tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="its folder cannot be made"):

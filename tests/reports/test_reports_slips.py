@@ -31,7 +31,7 @@ def build() -> nn.Module:
         ({"spec": build, "input_shape": None}, r"build: say what one input looks like"),
         ({"spec": lambda: [build()]}, "returned a list; it must return an nn.Module"),
         ({"spec": nn.Linear}, "Linear raised TypeError.*in_features"),
-        ({"spec": "trained.pt"}, r"holds weights.*--weights trained\.pt"),
+        ({"spec": "trained.pt"}, r"holds weights.*weights='trained\.pt'"),
         ({"networks": 1}, "networks must be at least 2, not 1"),
         ({"device": "cuda:99"}, "CUDA device"),
         ({"device": "mps"}, "device 'mps' is not supported here; use cpu"),
@@ -67,14 +67,14 @@ def test_functions_are_networks_too(tmp_path: Path) -> None:
 def test_what_is_no_page_is_not_replaced(name: str, tmp_path: Path) -> None:
     mine = tmp_path / name
     mine.write_bytes(b"\x80 hours of work")
-    with pytest.raises(InputError, match=f"{name} is there and is no page"):
+    with pytest.raises(InputError, match=f"{name}' is there and is no page"):
         make_card("logreg", (1, 4, 4), mine, networks=8)
     assert mine.read_bytes() == b"\x80 hours of work"
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("c.pdf", r"the page is HTML, e\.g\. --out .*c\.html"), ("a" * 300 + ".html", "File name too long")],
+    [("c.pdf", r"the page is HTML, e\.g\. out='.*c\.html"), ("a" * 300 + ".html", "File name too long")],
 )
 def test_pages_that_cannot_be(name: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):

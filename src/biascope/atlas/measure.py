@@ -121,7 +121,7 @@ class Fingerprint:
 def _mean_harmonic(spectrum: Tensor) -> float:
     shares = spectrum.double().nanmean(0)[1:]
     shares = torch.where(shares > SMALLEST, shares, 0.0)
-    return float((shares * torch.arange(1, len(shares) + 1)).sum() / shares.sum())
+    return float((shares * torch.arange(1, len(shares) + 1, device="cpu")).sum() / shares.sum())
 
 
 @checked
@@ -180,7 +180,8 @@ def projection(subject: Subject) -> Callable[[Tensor], Tensor]:
     """
     with torch.no_grad():
         c = subject.network(subject.inputs(1)).numel()
-    weights = torch.randn(c, generator=generator(0, "atlas output")) / math.sqrt(c) if c > 1 else torch.ones(1)
+    drawn = torch.randn(c, generator=generator(0, "atlas output"), device="cpu") / math.sqrt(c)
+    weights = drawn if c > 1 else torch.ones(1, device="cpu")
     there = weights.to(subject.device)
 
     def combine(y: Tensor) -> Tensor:
@@ -268,10 +269,10 @@ def band_profile(gradients: Tensor, kind: Kind) -> Tensor:
     shape = tuple(gradients.shape[1:])
     axes = axes_of(kind, shape)
     if not axes:
-        return torch.zeros(0)
+        return torch.zeros(0, device="cpu")
     power = torch.fft.fftn(gradients, dim=[axis + 1 for axis in axes]).abs().square().mean(0)
     r = radius(shape, axes).expand(shape)
-    band = torch.bucketize(r.contiguous(), torch.tensor(EDGES) + 1e-6)
+    band = torch.bucketize(r.contiguous(), torch.tensor(EDGES, device="cpu") + 1e-6)
     there = torch.bincount(band.flatten(), minlength=len(EDGES) + 1).double()
     share = torch.bincount(band.flatten(), power.flatten(), minlength=len(EDGES) + 1) / power.sum()
     ratio = share / (there / there.sum()).clamp_min(1e-12)
@@ -291,7 +292,7 @@ def participation(gradients: Tensor) -> Tensor:
 def image_maps(gradients: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
     """log2 of the mean square of gradients [T, c, h, w] along Fourier modes and at pixels over its mean, [32, 32]."""
     if kind != "image":
-        return torch.zeros(0, 0), torch.zeros(0, 0)
+        return torch.zeros(0, 0, device="cpu"), torch.zeros(0, 0, device="cpu")
     modes = torch.fft.fftshift(torch.fft.fft2(gradients).abs().square().mean((0, 1)))
     maps = []
     for power in (modes, gradients.square().mean((0, 1))):

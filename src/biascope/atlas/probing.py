@@ -49,8 +49,8 @@ def inputs(kind: Kind, shape: Sequence[int], n: int, seed: int, *path: object) -
     """n inputs [n, *shape] with mean square 1 (tokens: that of embeddings; coordinates: 1/3)."""
     rng = generator(seed, "atlas inputs", *path)
     if kind == "coordinates":
-        return 2 * torch.rand(n, *shape, generator=rng) - 1
-    x = torch.randn(n, *shape, generator=rng)
+        return 2 * torch.rand(n, *shape, generator=rng, device="cpu") - 1
+    x = torch.randn(n, *shape, generator=rng, device="cpu")
     if kind == "tokens":
         return TOKEN_STD * x
     axes = tuple(axis + 1 for axis in axes_of(kind, shape))
@@ -65,7 +65,7 @@ def inputs(kind: Kind, shape: Sequence[int], n: int, seed: int, *path: object) -
 
 def radius(shape: Sequence[int], axes: Sequence[int], floor: bool = False) -> Tensor:
     """Frequency of every bin in units of Nyquist's, for `shape`; with `floor` the mean counts as the lowest."""
-    squares = torch.zeros([1] * len(shape))
+    squares = torch.zeros([1] * len(shape), device="cpu")
     for axis in axes:
         frequency = torch.fft.fftfreq(shape[axis]) * 2
         squares = squares + frequency.square().view([-1 if a == axis else 1 for a in range(len(shape))])
@@ -79,10 +79,11 @@ def circle(kind: Kind, shape: Sequence[int], points: int, seed: int, *path: obje
     A function on it has harmonics, whatever its inputs are. Gaussian inputs stay Gaussian on the way; coordinates go
     round in a random plane, inside the square.
     """
-    t = torch.arange(points) * (2 * math.pi / points)
+    t = torch.arange(points, device="cpu") * (2 * math.pi / points)
     if kind == "coordinates":
-        pair = torch.randn(math.prod(shape), 2, generator=generator(seed, "atlas circle", *path))
-        a, b = 0.7 * torch.linalg.qr(pair)[0].T if math.prod(shape) > 1 else 0.7 * torch.tensor([[1.0], [0.0]])
+        pair = torch.randn(math.prod(shape), 2, generator=generator(seed, "atlas circle", *path), device="cpu")
+        line = torch.tensor([[1.0], [0.0]], device="cpu")
+        a, b = 0.7 * (torch.linalg.qr(pair)[0].T if math.prod(shape) > 1 else line)
     else:
         a, b = inputs(kind, shape, 2, seed, "circle", *path)
     sides = [1] * len(shape)

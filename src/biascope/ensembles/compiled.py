@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from biascope.ensembles.networks import Networks
 from biascope.ensembles.precision import Precision, arithmetic
 from biascope.network.derivatives import writes_into_inputs
-from biascope.network.swapped import functional_call
 
 Forward = Callable[[nn.Module, Tensor], Tensor]  # outputs of a module on a batch, to be differentiated
 
@@ -114,7 +113,7 @@ def _compile_training(networks: Networks, x: Tensor, precision: Precision) -> Fo
     template = networks.module(0).train()
 
     def outputs(values: dict[str, Tensor], x: Tensor) -> Tensor:
-        found: Tensor = functional_call(template, values, (x,))
+        found: Tensor = torch.func.functional_call(template, values, (x,))
         return found
 
     def forward(module: nn.Module, x: Tensor) -> Tensor:

@@ -223,7 +223,7 @@ def _dense(
             f"n_networks='auto': the first {k} directions of two halves of {moments.count} networks overlap by "
             f"{stability[-1][1]:.2f}, not by {tolerance}: they may be no directions of the architecture (an isotropic "
             "one has none); see NADs.marchenko_pastur",
-            stacklevel=5,
+            stacklevel=6,
         )
     values, vectors = moments.eigh(subtract)
     trace = float(values.sum())
@@ -378,13 +378,13 @@ def _cut(pieces: Iterable[tuple[int, Tensor]]) -> Iterator[tuple[int, Tensor]]:
 def _warn_of_rounding(sampler: Sampler, trace: float) -> None:
     share = sampler.rounding(trace)
     if share > ROUNDING and sampler.method == "autograd":
-        warnings.warn(OF_ROUNDING.format(min(share, 1.0)), stacklevel=6)
+        warnings.warn(OF_ROUNDING.format(min(share, 1.0)), stacklevel=7)
     elif share > ROUNDING:
         finer = "precision='float32'" if sampler.precision in ("fp16", "bf16") else "dtype=torch.float64"
         warnings.warn(
             f"step={sampler.step:g} is so small that rounding of the outputs explains about {min(share, 1.0):.0%} of "
             f"the trace: use a larger step or {finer}",
-            stacklevel=6,
+            stacklevel=7,
         )
 
 

@@ -103,7 +103,7 @@ def stored_ntk(
 
 def _refuse_other_network(store: Store, sample: Tensor) -> None:
     """Raise if the entries that the folder was made with are not those of this network."""
-    theirs = torch.tensor(store.config["sample"], dtype=torch.float64)
+    theirs = torch.tensor(store.config["sample"], dtype=torch.float64, device="cpu")
     error = float((theirs - sample).norm() / sample.norm())
     if error > SAME[store.config["precision"]]:
         raise InputError(

@@ -1,6 +1,5 @@
 """What a study page takes from the documents: citation, symbols, and published numbers beside ours."""
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -86,15 +85,13 @@ def published_chart(compared: Sequence[Compared]) -> Html:
 
 
 def _scale(axes: Any, theirs: Any, ours: Any) -> None:
-    """A logarithmic axis for positive numbers of very different size, a symmetric one where some are not positive."""
+    """A logarithmic axis for positive numbers of very different size."""
     sizes = np.abs(np.concatenate([theirs, ours]))
     sizes = sizes[sizes > 0]
     if not len(sizes) or sizes.max() / sizes.min() < WIDE or sizes.max() <= 1.5:
         return
     if min(theirs.min(), ours.min()) > 0:
-        axes.set_xscale("log")
-    elif sizes.max() / sizes.min() > WIDE**2:
-        axes.set_xscale("symlog", linthresh=float(10 ** math.floor(math.log10(np.median(sizes)))))
+        figures.log_scale(axes, "x")
 
 
 def _short(name: str, most: int = 46) -> str:
