@@ -41,9 +41,9 @@ def on_files(files: Files, config: Any) -> Files:
     for stub in [file for file in files if file.src_uri == "reference/ledger.md"]:
         files.remove(stub)  # made again below, with what the kept runs say today
     # this page is reference/ledger/ on the site, the runs are at its root
-    told = f"{summary(rows)}\n\n[Every claim, with its runs](../reproductions/ledger.html)\n"
+    lead = f"{summary(rows)}\n\n[Every claim, with its runs](../reproductions/ledger.html)\n"
     title, _, how = (Path(config.docs_dir) / "reference" / "ledger.md").read_text(encoding="utf-8").partition("\n\n")
-    text = f"{title}\n\n{told}\n{how}"
+    text = f"{title}\n\n{lead}\n{how}"
     files.append(File.generated(config, "reference/ledger.md", content=text))
     files.append(File.generated(config, "atlas.html", content=atlas_page(Atlas.load().fingerprints)))
     config.extra["gallery"], pictures = gallery(rows, RUNS)

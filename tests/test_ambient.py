@@ -142,7 +142,7 @@ def test_every_new_tensor_says_where_it_is() -> None:
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
                 continue
             of_torch = isinstance(node.func.value, ast.Name) and node.func.value.id == "torch"
-            said = any(word.arg in ("device", None) for word in node.keywords)
-            if of_torch and node.func.attr in FACTORIES and not said:
+            placed = any(word.arg in ("device", None) for word in node.keywords)
+            if of_torch and node.func.attr in FACTORIES and not placed:
                 found.append(f"{where}:{node.lineno} torch.{node.func.attr}")
     assert not found

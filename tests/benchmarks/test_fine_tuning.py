@@ -1,9 +1,6 @@
 """Fine-tuning against its prediction: exact where the encoder is linear in its parameters."""
 
-import importlib.util
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -11,19 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+import benchmark_scripts
 
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(FOLDER))
-    spec = importlib.util.spec_from_file_location("fine_tuning", FOLDER / "fine_tuning.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(FOLDER))
+    with benchmark_scripts.script("fine_tuning") as module:
+        yield module
 
 
 class Bag(nn.Module):

@@ -1,10 +1,7 @@
 """The table of models: its page is made from its result, and a wrong value is found."""
 
-import importlib.util
 import json
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -12,21 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import benchmark_scripts
 import biascope as bs
-
-FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture(scope="module")
 def models() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(FOLDER))
-    spec = importlib.util.spec_from_file_location("models", FOLDER / "models.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(FOLDER))
+    with benchmark_scripts.script("models") as module:
+        yield module
 
 
 class Words(nn.Module):

@@ -109,10 +109,10 @@ def test_hints_for_type_checkers_only_and_any_ask_for_nothing() -> None:
 
 
 def test_warnings_of_public_functions_point_at_the_caller() -> None:
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         bs.nads(lambda: nn.Linear(4, 1), (4,), n_networks="auto", max_memory="1GB", tolerance=1.0)
-    assert [w.filename for w in said if "n_networks='auto'" in str(w.message)] == [__file__]
+    assert [w.filename for w in caught if "n_networks='auto'" in str(w.message)] == [__file__]
 
 
 @pytest.mark.parametrize(

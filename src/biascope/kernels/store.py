@@ -251,8 +251,8 @@ class Store:
             self.claims.release("array", done=True)
             return self.verified
         damaged = self.damaged()
-        told = [{"row": r, "col": c, "checksum": None} for r, c in damaged] or [{"verified": len(self.done)}]
-        self._list(told)
+        lines = [{"row": r, "col": c, "checksum": None} for r, c in damaged] or [{"verified": len(self.done)}]
+        self._list(lines)
         self.claims.release("array", done=True)
         return not damaged
 

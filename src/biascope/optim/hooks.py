@@ -137,7 +137,7 @@ class Watcher:
         weakref.finalize(self, _remove, self.handles)
 
     def settle(self) -> None:
-        """A step begins: calls whose end no hook has told are counted."""
+        """A step begins: calls whose end no hook has reported are counted."""
         for record in self.records.values():
             if record.late:
                 record.settle()

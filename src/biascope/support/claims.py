@@ -141,10 +141,10 @@ def _host() -> str:
 def _gone(sign: bytes) -> bool:
     """Is this the sign of a process of this machine that has ended?"""
     try:
-        told: dict[str, Any] = json.loads(sign)
-        if told["host"] != _host():
+        owner: dict[str, Any] = json.loads(sign)
+        if owner["host"] != _host():
             return False
-        os.kill(int(told["pid"]), 0)
+        os.kill(int(owner["pid"]), 0)
     except ProcessLookupError:
         return True
     except (ValueError, KeyError, TypeError, OSError):  # half written, or somebody else's process
