@@ -22,7 +22,7 @@ from biascope_papers.ntk.directions import first_network, initialiser, kernel_di
 from biascope_papers.ntk.eigenfunctions import Benchmark, learn
 from biascope_papers.ntk.rotation import alignments, rank_of
 from biascope_papers.ntk.setting import network, two_classes
-from biascope_papers.ntk.training import Recipe, fit
+from biascope_papers.ntk.training import Recipe, Training, evaluate, fit
 
 TINY: dict[str, Any] = {"dataset": "digits", "batch": 32}
 
@@ -147,8 +147,9 @@ def test_gains_by_the_kernel_are_those_without_it(run: Run) -> None:
     learn(net, bench, 7, Recipe(60, 20, 0.2), seed=0)
     V = bench.spectrum.vectors
     slow = rotation_gain(bench.net, net, bench.x, V.double(), precision="float64")
-    after = alignments(net, bench.x, V)
+    after, norm = alignments(net, bench.x, V)
     assert torch.allclose(after, slow.after, rtol=1e-3)
+    assert norm == pytest.approx(sum(float(_gradient(net, x).square().sum()) for x in bench.x) / 120, rel=1e-4)
     assert torch.allclose(bench.spectrum.values[:20].double(), slow.before[:20], rtol=1e-2)
 
 
@@ -207,6 +208,9 @@ def test_fig4_2(tmp_path: Path) -> None:
     for kind in ("f", "lin"):
         assert result.numbers[f"rank correlation of rho and accuracy of {kind}, mlp"].value < 0
     assert 0.6 < result.numbers["overlap of phi with its signs, mlp"].value < 1
+    assert result.numbers["accuracy on CIFAR2, mlp"].value > 0.6
+    line = result.figures[0].series[-1]  # type: ignore[union-attr]
+    assert set(line.y) == {result.numbers["accuracy on CIFAR2, mlp"].value}
 
 
 @pytest.mark.slow
@@ -222,6 +226,10 @@ def test_fig4_8(tmp_path: Path) -> None:
     assert (found.value, found.n) == (pytest.approx(sum(logs) / 2), 2)
     assert result.numbers["gain of the target, mlp"].value > 1.2
     assert result.numbers["general growth, mlp"].value > 1
+    rows = [run.cached(f"mlp {k} {seed}", dict) for seed in (0, 1) for k in (5, 15)]
+    log2s = [math.log2(float(row["growth"]) / float(row["norm"])) for row in rows]
+    apart = result.numbers["growth of the alignments over that of the norm (log2), mlp"]
+    assert apart.value == pytest.approx(sum(log2s) / 4)
 
 
 @pytest.mark.slow
@@ -234,6 +242,22 @@ def test_fig4_11(tmp_path: Path) -> None:
     kept = run.load_arrays("10 0")["accuracy"]  # the network, then the kernels
     paired = result.numbers["accuracy, kernel of epoch 30 minus the network"]
     assert paired.value == pytest.approx(float(kept[2] - kept[0]))
+
+
+@pytest.mark.slow
+def test_fig4_12_on_cifar2(tmp_path: Path) -> None:
+    options = {**TINY, "n_train": 120, "n_test": 100, "epochs": 8, "swaps": "0,8"}
+    run = start(tmp_path, "ntk/fig4.12-cifar2", seeds=2, **options)
+    result = execute(run)
+    check(result)
+    kept = [run.load_arrays(f"mlp {seed}")["accuracy"] for seed in (0, 1)]  # the network, then the kernels
+    gain = sum(float(row[2] - row[1]) for row in kept) / 2
+    assert result.numbers["accuracy of the trained kernel minus the initial one, mlp"].value == pytest.approx(gain)
+    train, test = two_classes("digits", 120, 100, derive(0, "images"), "cpu")
+    net = network("mlp", (1, 8, 8), derive(0, "init", "mlp", 0), init="lecun")
+    model = linearize(net, centred=True)  # the kernel of epoch 0 is that of the start
+    fit(model, train.x, train.y, Training(epochs=8, batch=32).recipe(120), derive(0, "order", 0))
+    assert evaluate(model, test.x, test.y)[1] == pytest.approx(float(kept[0][1]))
 
 
 @pytest.mark.slow

@@ -2,9 +2,11 @@
 
 sign(phi_rho) are the labels, for a sweep of rho; five sixths of the images are for training. Fig. 4.3: iterations to a
 training loss of 0.01 (mean over one epoch; runs that do not get there count with all their iterations). Fig. B.1:
-`optimiser=adam` (with `lr=0.001`). Fig. B.2: `dataset=mnist`. Fig. B.3, B.4: the charts of `nets=mlp,lenet`.
+`optimiser=adam` (with `lr=0.001`). Fig. B.2: `dataset=mnist`. Fig. B.3, B.4: the charts of `nets=mlp,lenet`. The dashed
+line of Fig. 4.2 is the network's accuracy on CIFAR2, which is trained for twice as many epochs (App. B.1).
 """
 
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Annotated, Any, Literal
 
@@ -12,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from biascope import Spectrum, data, eigenfunction_targets, ntk
+from biascope.data import Dataset
 from biascope.kernels import binarization_overlap
-from biascope.studies import Chart, Estimate, Run, StudyResult, study
+from biascope.studies import Chart, Estimate, Run, Series, StudyResult, study
 from biascope.studies.estimates import curve, errors_over, over_seeds, rank_correlations
 from biascope.support import derive, progress
 from biascope_papers.ntk import setting as s
@@ -55,9 +58,14 @@ class Benchmark:
         self.n_train = round(self.size * 5 / 6)
 
     @cached_property
+    def images(self) -> Dataset:
+        """The images with their own classes."""
+        return s.images(self.dataset, None, self.size, derive(self.run.seed, "images"), self.run.device)
+
+    @property
     def x(self) -> Tensor:
         """The images [n, ...]."""
-        return s.images(self.dataset, None, self.size, derive(self.run.seed, "images"), self.run.device).x
+        return self.images.x
 
     @cached_property
     def net(self) -> nn.Module:
@@ -97,7 +105,15 @@ class Benchmark:
 
     def task(self, index: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Training and validation inputs and labels."""
-        y, cut = self.labels(index), self.n_train
+        return self.split(self.labels(index))
+
+    def cifar2(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """The same images labelled by what they show: the first five classes against the others."""
+        return self.split(data.cifar2(self.images, "first-five").y)
+
+    def split(self, y: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Training and validation inputs with their labels."""
+        cut = self.n_train
         return (self.x[:cut], y[:cut]), (self.x[cut:], y[cut:])
 
 
@@ -119,10 +135,11 @@ def learn(model: nn.Module, bench: Benchmark, index: int, recipe: t.Recipe, seed
 @study(
     "ntk/fig4.2",
     sizes={
-        "smoke": {"dataset": "digits", "n": 300, "rhos": "0,10,80", "epochs": 12, "batch": 32, **s.PUBLISHED},
+        "smoke": {"dataset": "digits", "n": 300, "rhos": "0,10,80", "epochs": 12, "batch": 32, "baseline": True,
+                  **s.PUBLISHED},
         "laptop": s.PUBLISHED,
         "paper": {"nets": "mlp,lenet,resnet18", "n": 60_000, "rhos": "0,1,3,10,30,100,300,500,700,999", "epochs": 100,
-                  **s.PUBLISHED},
+                  "baseline": True, **s.PUBLISHED},
     },
 )  # fmt: skip
 def fig4_2(
@@ -135,6 +152,7 @@ def fig4_2(
     training: t.Training = t.LONG,
     optimiser: Annotated[Literal["sgd", "adam"], "sgd has momentum 0.9"] = "sgd",
     ridge: Annotated[float, "of kernel regression, relative to the largest eigenvalue"] = 1e-6,
+    baseline: Annotated[bool, "the network's accuracy on CIFAR2 beside those on the eigenfunctions"] = False,
 ) -> StudyResult:
     """Learning eigenfunctions of the initial tangent kernel, by the network and by its linearisation."""
     numbers: dict[str, Estimate] = {}
@@ -142,6 +160,7 @@ def fig4_2(
     for name in progress(nets, "networks"):
         found: dict[str, list[list[dict[str, Any]]]] = {kind: [] for kind in t.KINDS}  # by seed and rho
         overlaps, errors, regressions = list[float](), list[float](), list[list[float]]()
+        beside = list[dict[str, Any]]()
         for seed in range(seeds):
             bench = Benchmark(run, dataset, name, n, max(rhos) + 1, seed, ridge, training.init)
             work = partial(_learn, bench, training, training.recipe(bench.n_train, optimiser=optimiser))
@@ -152,6 +171,8 @@ def fig4_2(
                 )
             overlaps += binarization_overlap(bench.spectrum.vectors[:, list(rhos)].double()).tolist()
             regressions.append(_regression(bench, rhos))
+            if baseline:
+                beside.append(run.cached(f"{name} cifar2 {seed}", partial(_cifar2, bench, training, optimiser)))
             errors += (bench.spectrum.residuals / bench.spectrum.values)[list(rhos)].tolist()
             del bench
         tables = {
@@ -173,9 +194,12 @@ def fig4_2(
             if bool(mask.any()):
                 own[f"accuracy of f_lin minus f, rho {side} 500"] = over_seeds(apart[:, mask])
         own["rank correlation of rho and accuracy of kernel regression"] = rank_correlations(rhos, regressions)
+        if baseline:
+            own["accuracy on CIFAR2"] = Estimate.of([float(row["accuracy"]) for row in beside])
+            own["last training loss on CIFAR2"] = Estimate.of([float(row["loss"]) for row in beside])
         numbers |= {f"{key}, {name}": value for key, value in own.items()}
         findings.append(f"{s.title(name)} {advantage}")
-        charts += _charts(name, rhos, tables, regressions)
+        charts += _charts(name, rhos, tables, regressions, [float(row["accuracy"]) for row in beside])
     return StudyResult(
         measured=f"Accuracy of f_lin minus f: {'; '.join(findings)}. {n} images, {training.epochs:g} epochs; "
         f"{errors_over(seeds, len(rhos), 'eigenfunctions')}.{s.noted(dataset)}",
@@ -191,6 +215,16 @@ def _learn(bench: Benchmark, training: t.Training, recipe: t.Recipe, kind: str, 
     return found
 
 
+def _cifar2(bench: Benchmark, training: t.Training, optimiser: Literal["sgd", "adam"]) -> dict[str, Any]:
+    (x, y), (test_x, test_y) = bench.cifar2()
+    recipe = replace(training, epochs=2 * training.epochs).recipe(len(x), optimiser=optimiser)
+    net = training.copy_of(bench.net, "f")
+    losses = t.fit(net, x, y, recipe, derive(bench.run.seed, "order", bench.seed))
+    found = {"accuracy": t.evaluate(net, test_x, test_y)[1]}
+    bench.run.log(kind="f", task="cifar2", seed=bench.seed, **found)
+    return {**found, "loss": float(losses[-t.per_epoch(len(x), recipe.batch) :].mean())}
+
+
 def _regression(bench: Benchmark, rhos: tuple[int, ...]) -> list[float]:
     """Share of the validation images whose sign kernel regression predicts, for each rho."""
     guess = (bench.held_out[:, list(rhos)] >= 0).long()
@@ -199,13 +233,20 @@ def _regression(bench: Benchmark, rhos: tuple[int, ...]) -> list[float]:
 
 
 def _charts(
-    name: str, rhos: tuple[int, ...], tables: dict[tuple[str, str], Tensor], regressions: list[list[float]]
+    name: str,
+    rhos: tuple[int, ...],
+    tables: dict[tuple[str, str], Tensor],
+    regressions: list[list[float]],
+    cifar2: list[float],
 ) -> list[Chart]:
     places, charts = [rho + 1 for rho in rhos], []
     for what, label in LABELS.items():
         series = [curve(t.KINDS[kind], places, tables[kind, what]) for kind in t.KINDS]
         if what == "accuracy":
             series.append(curve("kernel regression", places, regressions, "dashed"))
+            if cifar2:
+                line = [sum(cifar2) / len(cifar2)] * len(places)
+                series.append(Series.of("network on CIFAR2", places, line, style="dashed"))
         charts.append(
             Chart(
                 f"{what}-{name}",
