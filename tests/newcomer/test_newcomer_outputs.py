@@ -1,5 +1,6 @@
 """Outputs as networks give them: objects, dicts, tuples, many classes, half precision; each with the right number."""
 
+import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import biascope as bs
+from biascope.support.errors import InputError
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 
@@ -90,3 +92,53 @@ def test_language_models_leave_their_cache_out() -> None:
     lin = bs.linearize(model)
     assert torch.allclose(lin(ids).logits, out, atol=1e-5)
     assert torch.allclose(lin(input_ids=ids).logits, out, atol=1e-5)
+
+
+def test_half_precision_is_announced_once() -> None:
+    net = Wrapped(lambda y: y).bfloat16()
+    words = "the weights of Wrapped are bfloat16; they are computed in float32"
+    with pytest.warns(UserWarning, match=words):
+        bs.ntk(net, X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bs.ntk(net, X[:4])
+        bs.fisher(net, X, "kfac", likelihood="gaussian")
+    with pytest.warns(UserWarning, match=words):
+        found = bs.nads(lambda: Wrapped(lambda y: y, 1).bfloat16(), (4,), 8, "autograd")
+    rounded = bs.nads(lambda: Wrapped(lambda y: y, 1).bfloat16().float(), (4,), 8, "autograd")
+    assert torch.allclose(found.eigenvalues, rounded.eigenvalues, rtol=1e-6)  # derivatives are not rounded to 8 bits
+
+
+LAZY: dict[str, Callable[[nn.Module], Any]] = {
+    "ntk": lambda net: bs.ntk(net, X),
+    "fisher": lambda net: bs.fisher(net, X),
+    "Jacobian": lambda net: bs.Jacobian(net, X),
+    "Probe": lambda net: bs.Probe(net, X, torch.arange(6) % 2),
+    "linearize": bs.linearize,
+    "TaskVector": lambda net: bs.TaskVector(net, net),
+    "EKFAC": bs.optim.EKFAC,
+}
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_lazy_layers_are_refused_with_the_line_that_helps(name: str) -> None:
+    net = nn.Sequential(nn.LazyLinear(5), nn.Tanh(), nn.LazyLinear(2))
+    with pytest.raises(InputError, match=r"run a batch through the network first, (with .*: )?net\(x\[:2\]\)"):
+        LAZY[name](net)
+    with torch.no_grad():
+        net(X[:2])
+    LAZY[name](net)
+
+
+def test_lazy_factories_too() -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.LazyLinear(5), nn.Tanh(), nn.LazyLinear(1))
+
+    def ready() -> nn.Module:
+        net = build()
+        net(torch.zeros(1, 4))
+        return net
+
+    with pytest.raises(InputError, match=r"let the factory call it once, net\(torch\.zeros\(1, \.\.\.\)\)"):
+        bs.nads(build, (4,), 8)
+    assert bs.nads(ready, (4,), 8).eigenvalues.shape == (4,)

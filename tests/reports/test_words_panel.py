@@ -144,3 +144,23 @@ def test_text_becomes_windows_and_the_tokens_after_them(tmp_path: Path) -> None:
         text_examples("hf:bert", file, 3)
     with pytest.raises(InputError, match="both given"):
         make_card("hf:bert", data="digits", text=file, out=tmp_path / "c.html")
+
+
+def test_children_of_any_name(network: Language) -> None:
+    """What wraps a network must not hide a part of it that is called as one of its own attributes."""
+
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.causal = network, nn.Identity()
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.causal(self.net(ids))  # type: ignore[no-any-return]
+
+    ids = torch.arange(12).view(2, 6) % WORDS
+    wrapped, plain = words.WordScores(Wrapped(), True), words.WordScores(network, True)
+    assert wrapped.get_submodule("net.head") is network.head
+    assert torch.equal(wrapped(ids), plain(ids))
+    one, two = words.word_facts(Wrapped().eval(), ids), words.word_facts(network, ids)
+    assert np.allclose(one.strength, two.strength)
+    assert one.parts == pytest.approx(two.parts)

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from biascope.network.door import uninitialised
 from biascope.network.functional import ParamSelection, select_params
 from biascope.support.errors import InputError
 
@@ -36,6 +38,8 @@ def read(source: State, what: str) -> Checkpoint:
             if b is not None and key not in m._non_persistent_buffers_set
         }
         tensors, known = {**tensors, **buffers}, frozenset(buffers)
+        if any(map(is_lazy, tensors.values())):
+            raise uninitialised(tensors)
     else:
         odd = next((f"{k!r} is a {type(t).__name__}" for k, t in source.items() if not isinstance(t, Tensor)), None)
         if odd is not None:

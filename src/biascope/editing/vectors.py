@@ -148,7 +148,7 @@ class TaskVector:
     def cosine(self, other: TaskVector) -> float:
         """Cosine of the angle to another vector; NaN if one of them is zero."""
         lengths = self.norm() * other.norm()
-        return self.dot(other) / lengths if lengths else float("nan")
+        return min(max(self.dot(other) / lengths, -1.0), 1.0) if lengths else float("nan")
 
     def rms(self) -> float:
         """||tau|| / sqrt(m): how far one weight moved; with it models of different size are compared."""

@@ -308,7 +308,10 @@ def _built(factory: Factory) -> nn.Module:
     if isinstance(module, torch.jit.ScriptModule):
         raise InputError("the factory builds TorchScript, whose parameters torch cannot swap: return its nn.Module")
     if lazy := [name for name, p in module.named_parameters() if is_lazy(p)]:
-        raise InputError(f"'{lazy[0]}' has no shape yet (a lazy layer): let the factory call the network once")
+        raise InputError(
+            f"'{lazy[0]}' has no shape yet (a lazy layer): let the factory call it once, "
+            "net(torch.zeros(1, ...)), before it returns it"
+        )
     if not any(True for _ in (*module.parameters(), *module.buffers())):
         raise InputError(f"{type(module).__name__} has no parameters: all networks of the factory would be the same")
     if devices := {p.device.type for p in module.parameters()} - {"cpu"}:

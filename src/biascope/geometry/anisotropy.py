@@ -15,7 +15,7 @@ from biascope.ensembles.initialisers import with_something_to_train
 from biascope.ensembles.trust import check_networks
 from biascope.geometry.average import DENSE_UP_TO, FEW
 from biascope.geometry.few_passes import few_passes, resolved
-from biascope.geometry.gradients import NO_GRADIENT, OF_ROUNDING, ROUNDING, Sampler, chosen_output
+from biascope.geometry.gradients import NO_GRADIENT, OF_ROUNDING, ROUNDING, Sampler, chosen_output, dtype_of
 from biascope.geometry.mixed import by_differences, by_products
 from biascope.geometry.moments import BlockMoments, blocks_for
 from biascope.geometry.nad_result import NADs
@@ -108,7 +108,7 @@ def nads(
             Algorithm 2 says, in float64 and for D <= 4096. With ReLU the exact one leaves the kinks out and depends on
             x; that of step 100 has the directions of Algorithm 1.
         precision: "tf32", "fp16" or "bf16" arithmetic of finite differences on CUDA.
-        dtype: of the networks, the factory's own by default. Moments are always summed in float64.
+        dtype: of the networks; by default the factory's own, float32 for half precision. Moments are in float64.
         group: a `torch.distributed` process group or device mesh, whose ranks all make this call, each for its share of
             the networks; the same networks at any number of ranks. "ntk" and average="operator" are not shared: every
             rank computes all of it.
@@ -143,6 +143,7 @@ def nads(
         x = torch.randn(shape, generator=generator(seed, "x"), device="cpu")
     check_shapes(f"x [{', '.join(map(str, shape))}]", x)
     top = None if top is None else min(top, D)
+    dtype = dtype_of(initialiser, dtype)
     first = initialiser.draw(seed, 0, 1, where, dtype)
     x = x.to(where, first.dtype)
     check_networks(initialiser, first, x[None])

@@ -22,7 +22,7 @@ from biascope.ensembles.evaluate import Scalarise
 from biascope.ensembles.trust import check_networks
 from biascope.geometry import files
 from biascope.geometry.few_passes import few_passes
-from biascope.geometry.gradients import NO_GRADIENT, OF_ROUNDING, ROUNDING, chosen_output, share_of_rounding
+from biascope.geometry.gradients import NO_GRADIENT, OF_ROUNDING, ROUNDING, chosen_output, dtype_of, share_of_rounding
 from biascope.geometry.measures import Comparison, compare, size_of, symmetric
 from biascope.geometry.moments import BlockMoments, blocks_for
 from biascope.linalg import FromFunction, LinearOperator, eigsh, psd_eigh
@@ -232,7 +232,7 @@ def average_geometry(
         device: where to compute.
         max_memory: for example "4GB".
         probes: [n, *input_shape], used for all networks instead of fresh draws.
-        dtype: of the networks.
+        dtype: of the networks; None for the factory's own, float32 for half precision.
         group: a `torch.distributed` process group or device mesh, whose ranks all make this call, each for its share of
             the networks; the same networks at any number of ranks. Products with a matrix-free result are such calls
             too.
@@ -246,6 +246,7 @@ def average_geometry(
     each = count_probes(n_probes, probe_std, probes, shape)
     where, D = device_of(device), math.prod(shape)
     at = draw_probes(seed, 0, 1, each, shape, probe_std)[0] if probes is None else probes
+    dtype = dtype_of(initialiser, dtype)
     first = initialiser.draw(seed, 0, 1, where, dtype)
     scalarise = chosen_output(first, at.to(where, first.dtype), scalarise)
     team = processes(group)

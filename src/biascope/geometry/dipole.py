@@ -18,6 +18,7 @@ from biascope.ensembles.evaluate import Scalarise, scalar_of
 from biascope.ensembles.initialisers import with_something_to_train
 from biascope.ensembles.networks import stack_of
 from biascope.ensembles.trust import refuse_hidden_randomness, refuse_mixing
+from biascope.geometry.gradients import dtype_of
 from biascope.geometry.mixed import MixedDerivative
 from biascope.network.derivatives import second_derivatives
 from biascope.network.door import refuse_batch_dependence
@@ -122,7 +123,7 @@ def dipole_derivatives(
         n_networks: T.
         seed: of the networks, drawn as `nads` draws them.
         device: where to compute.
-        dtype: of the networks, the factory's own by default.
+        dtype: of the networks; by default the factory's own, float32 for half precision.
         scalarise: outputs [n, c] -> [n], for networks with more than two outputs (two: the difference of logits).
 
     Example:
@@ -135,6 +136,7 @@ def dipole_derivatives(
     V = directions.flatten(1).T  # [D, k]
     parts = list[tuple[Tensor, Tensor]]()
     source = networks if isinstance(networks, Networks) else with_something_to_train(networks)
+    dtype = dtype_of(source, dtype) if isinstance(source, Initialiser) else dtype
     groups = _groups(source, V.shape[1], n_networks, seed, device_of(device), dtype)
     for group in progress(groups, "networks", leave=False):
         point = x[None].to(group.device, group.dtype)

@@ -19,6 +19,7 @@ from biascope.ensembles.evaluate import Scalarise, activation_bytes, scalar_of
 from biascope.ensembles.initialisers import with_something_to_train
 from biascope.ensembles.trust import check_networks, refuse_mixing
 from biascope.geometry.average import FEW, Average, AverageGeometry, count_probes, draw_probes, pieces_of
+from biascope.geometry.gradients import dtype_of
 from biascope.network.derivatives import call, differentiable_attention, second_derivatives
 from biascope.network.functional import as_rows
 from biascope.support.arguments import check_tensor, device_of, shown
@@ -77,7 +78,7 @@ def geometry_evolution(
         scalarise: outputs [n, c] -> [n].
         device: where to compute.
         max_memory: for example "4GB".
-        dtype: of the networks.
+        dtype: of the networks; None for the factory's own, float32 for half precision.
         batch: training examples at a time.
         probes: [n, *input_shape], used for all networks instead of fresh draws; Delta(x) at one input with n = 1.
         group: a `torch.distributed` process group or device mesh, whose ranks all make this call, each for its share of
@@ -95,6 +96,7 @@ def geometry_evolution(
     shape = tuple(x_train.shape[1:])
     each = count_probes(n_probes, probe_std, probes, shape)
     initialiser, where = with_something_to_train(factory), device_of(device)
+    dtype = dtype_of(initialiser, dtype)
     first = initialiser.draw(seed, 0, 1, where, dtype)
     flow = _Flow(first, x_train, y_train, loss, scalarise, batch)
     check_networks(initialiser, first, flow.x)

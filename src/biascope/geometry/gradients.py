@@ -30,7 +30,7 @@ from biascope.ensembles.engines import try_input
 from biascope.ensembles.evaluate import Scalarise, scalar_of
 from biascope.ensembles.initialisers import tensors_of
 from biascope.geometry.nad_result import NADs
-from biascope.network.door import refuse_inference_mode
+from biascope.network.door import HALVES, refuse_inference_mode, say_widened
 from biascope.network.functional import explained
 from biascope.support.errors import InputError, UnsupportedError
 from biascope.support.memory import budget
@@ -58,6 +58,15 @@ COARSE = {"tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}  # relative round
 def first_output(out: Tensor) -> Tensor:
     """The first of several outputs [n, c]: freshly initialised, they are alike."""
     return out[:, 0]
+
+
+def dtype_of(initialiser: Initialiser, dtype: torch.dtype | None) -> torch.dtype | None:
+    """`dtype`, or float32 for a factory whose networks are of half precision: derivatives would be rounded away."""
+    kinds = {p.dtype for p in initialiser.template.parameters()}
+    if dtype is not None or kinds.isdisjoint(HALVES):
+        return dtype
+    say_widened(initialiser.template, kinds)
+    return torch.float32
 
 
 def chosen_output(first: Networks, x: Tensor, scalarise: Scalarise | None) -> Scalarise | None:

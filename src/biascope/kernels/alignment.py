@@ -121,4 +121,4 @@ def _label_norm(G: Tensor, raw: Tensor) -> Tensor:
 
 
 def _ratio(top: Tensor, one: Tensor, two: Tensor) -> float:
-    return float(top / (one * two.to(one)))
+    return min(max(float(top / (one * two.to(one))), -1.0), 1.0)  # rounding must not leave [-1, 1]

@@ -36,7 +36,7 @@ class LabelAlignment:
     """How well labels align with a tangent kernel; the labels are centred as `centring` says ("" for not at all).
 
     Attributes:
-        value: CKA, y^T K y / (||K||_F ||y||^2) of the centred kernel and labels.
+        value: CKA, y^T K y / (||K||_F ||y||^2) of the centred kernel and labels; at most 1, whatever the sketch says.
         standard_error: of the value, from the sketch of the norm; 0 where the norm is exact.
         numerator: y^T K y of the labels as centred, exact.
         target_norm_squared: ||y||^2 = y^T y.
@@ -159,7 +159,7 @@ def label_alignment(
         square, error = norms[name].estimate()
         norm = math.sqrt(max(square, 0.0))
         relative = 0.5 * error / square if square > 0 else math.nan
-        value = top / (norm * yy) if norm > 0 else math.nan
+        value = min(top / (norm * yy), 1.0) if norm > 0 else math.nan  # the norm is an estimate and may be too small
         return LabelAlignment(
             value,
             value * relative,

@@ -7,11 +7,12 @@ per structure and selection and keeps the answer as a certificate; the pilot ask
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from inspect import isclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ LOOKED_AT = (
     nn.MultiheadAttention,
 )  # what else `refuse_wrappers` and `refuse_batch_dependence` look at
 TABLES = (nn.Embedding, nn.EmbeddingBag)
+HALVES = (torch.float16, torch.bfloat16)
 REENTRANT = (
     "the network uses torch.utils.checkpoint with use_reentrant=True, which hides its layers from "
     "torch.autograd.grad; use use_reentrant=False"
@@ -202,7 +204,22 @@ def no_module(given: Any) -> InputError:
 def uninitialised(tensors: Mapping[str, Tensor]) -> InputError:
     """The error for a lazy module that has not seen an input yet."""
     name = next(name for name, t in tensors.items() if is_lazy(t))
-    return InputError(f"'{name}' is an uninitialized parameter of a lazy module: run one batch through the model first")
+    return InputError(
+        f"'{name}' is an uninitialized parameter of a lazy layer: run a batch through the network first, with "
+        "torch.no_grad(): net(x[:2])"
+    )
+
+
+_WIDENED: WeakSet[nn.Module] = WeakSet()
+
+
+def say_widened(module: nn.Module, kinds: Iterable[torch.dtype]) -> None:
+    """Warn, once per network, that half-precision parameters are computed in float32, which takes twice the memory."""
+    halves = sorted({str(kind).removeprefix("torch.") for kind in kinds if kind in HALVES})
+    if halves and module not in _WIDENED:
+        _WIDENED.add(module)
+        who = f"the weights of {type(module).__name__} are {' and '.join(halves)}"
+        warnings.warn(f"{who}; they are computed in float32, in a copy that takes twice the memory", stacklevel=3)
 
 
 def refuse_script(module: nn.Module) -> None:

@@ -34,6 +34,7 @@ from biascope.network.door import (
     refuse_parameters,
     refuse_script,
     refuse_wrappers,
+    say_widened,
     uninitialised,
 )
 from biascope.network.outputs import main_tensor
@@ -229,6 +230,7 @@ def _certify(
         refuse_wrappers(module, shards)
         refuse_batch_dependence(module)
     refuse_parameters(module, named, buffers)
+    say_widened(module, {p.dtype for p in named.values()})
     chosen = select_params(named, params)
     if any(issubclass(kind, TABLES) for kind in kinds):
         refuse_embeddings(parts, {k: named[k] for k in chosen})

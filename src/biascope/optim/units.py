@@ -147,7 +147,10 @@ def find_units(
         for p in module._parameters.values():
             if p is not None:
                 if is_lazy(p) or p.is_meta:
-                    raise InputError(f"{prefix or type(module).__name__} has no values yet; run the model first")
+                    raise InputError(
+                        f"{prefix or type(module).__name__} has no values yet: "
+                        + ("load its weights" if p.is_meta else "run a batch through the network first, net(x[:2])")
+                    )
                 owners.setdefault(id(p), []).append(prefix)
     units: list[LayerUnit] = []
     left: dict[str, str] = {}

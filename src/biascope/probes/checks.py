@@ -1,39 +1,14 @@
-"""What a probe asks of its batch, its network and its losses, and what it says about the mode it measures in."""
+"""What a probe asks of its network and its losses, and what it says about the mode it measures in."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from biascope.probes.groups import check_labels
-from biascope.probes.metrics import Metric
 from biascope.probes.view import View
 from biascope.support.arguments import as_number
 from biascope.support.errors import InputError, UnsupportedError
-from biascope.support.inputs import Inputs, batch_size, check_inputs, take
-
-
-def probe_batch(
-    x: Any, y: Tensor | None, groups: Mapping[str, Any], metrics: Sequence[Metric], device: torch.device
-) -> tuple[Inputs, int]:
-    """The probe batch and its size, if it is where the network is and has the labels that metrics need."""
-    places = [("x_probe", x), ("y_probe", y)]
-    places += [(f"groups[{name!r}]", t) for name, group in groups.items() if isinstance(group, tuple) for t in group]
-    for name, given in places:
-        for t in given.values() if isinstance(given, Mapping) else [given]:
-            if isinstance(t, Tensor) and t.device != device:
-                raise InputError(f"{name} is on {t.device}, the model on {device}: move it with .to('{device}')")
-    inputs = check_inputs(x, "x_probe")
-    n = batch_size(inputs)
-    own = bool(groups) and all(isinstance(g, tuple) for g in groups.values())
-    lacking = [m.name for m in metrics if "labels" in m.needs or ("group labels" in m.needs and not own)]
-    if y is None and lacking:
-        raise InputError(f"metrics {', '.join(lacking)} need labels: pass y_probe")
-    if y is not None:
-        check_labels(y, n, "y_probe")
-    return inputs, n
+from biascope.support.inputs import take
 
 
 def eval_notes(model: nn.Module) -> tuple[str, ...]:

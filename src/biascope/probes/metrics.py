@@ -112,4 +112,9 @@ def cosine(A: Tensor, B: Tensor) -> float:
     """<A, B> / (||A|| ||B||), in float64; NaN where one is zero."""
     A, B = A.double(), B.double().to(A.device)
     scale = float(torch.linalg.vector_norm(A) * torch.linalg.vector_norm(B))
-    return ratio(float((A * B).sum()), scale)
+    return within_one(ratio(float((A * B).sum()), scale))
+
+
+def within_one(correlation: float) -> float:
+    """Without what rounding adds to a correlation of 1 or -1; NaN stays."""
+    return min(max(correlation, -1.0), 1.0)

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from biascope.kernels.empirical import Outputs
 from biascope.network.functional import ParamSelection
-from biascope.probes.checks import eval_notes, probe_batch, read_loss, refuse_random
+from biascope.probes.batch import probe_batch, probe_data
+from biascope.probes.checks import eval_notes, read_loss, refuse_random
 from biascope.probes.groups import Loss, as_groups
 from biascope.probes.metrics import Metric, as_metrics
 from biascope.probes.records import Folder, Record, fill, state_of, write_scalars, writer_of
@@ -46,7 +47,8 @@ class Probe:
 
     Args:
         model: the network that is trained.
-        x_probe: inputs [n, ...] or a dict of keyword tensors, on the model's device; fixed during the run.
+        x_probe: inputs [n, ...] or a dict of keyword tensors, on the model's device; fixed during the run. A pair
+            (x, y), a data set or a DataLoader brings its labels; of the last two 128 random examples are read once.
         y_probe: labels [n] or targets [n, c], if metrics need them.
         metrics: names, `metric(name, **options)`, functions of a `View`, or {name: one of those}.
         schedule: "log", "loss", "epochs", "steps", a number of steps, or an object of `schedules`.
@@ -105,11 +107,12 @@ class Probe:
         self.schedule = as_schedule(schedule)
         self.model = unwrapped(model)
         self.device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        x_probe, y_probe, note = probe_data(x_probe, y_probe, self.model, self.device, seed)
         x, n = probe_batch(x_probe, y_probe, groups or {}, self.metrics, self.device)
         layers = any("layers" in m.needs for m in self.metrics)
         found = as_groups(groups, n)
         self.setup = Setup(x, y_probe, found, loss_fn, output, params, outputs, precision, layers, seed)
-        self.notes: tuple[str, ...] = eval_notes(self.model)
+        self.notes: tuple[str, ...] = (*eval_notes(self.model), *([note] if note else []))
         self._keep = tuple({name for m in self.metrics for name in m.keeps})
         self._follow = any("steps" in m.needs for m in self.metrics)
         self._start, self._now = frozen_copy(self.model), frozen_copy(self.model)

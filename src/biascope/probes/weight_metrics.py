@@ -10,7 +10,7 @@ from biascope.network.door import modules_of
 from biascope.network.functional import Functional
 from biascope.network.jacobian import jacobian_vector
 from biascope.probes.groups import example_losses
-from biascope.probes.metrics import ratio, register, velocity
+from biascope.probes.metrics import ratio, register, velocity, within_one
 from biascope.probes.view import CHUNK, View
 from biascope.support.inputs import batch_size, take
 from biascope.support.precision import arithmetic
@@ -106,7 +106,7 @@ def input_velocity(view: View, std: float | None = None) -> dict[str, float]:
     def inner(A: Tensor, B: Tensor) -> float:
         return float((A @ B.mT).square().sum())
 
-    return velocity(view, 1 - ratio(inner(R, S), math.sqrt(inner(R, R) * inner(S, S))))
+    return velocity(view, 1 - within_one(ratio(inner(R, S), math.sqrt(inner(R, R) * inner(S, S)))))
 
 
 @register()

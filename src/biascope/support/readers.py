@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset, SubsetRandomSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Subset, SubsetRandomSampler
 
 from biascope.support.errors import InputError
+from biascope.support.seeds import generator
 
 X_NAMES = ("x", "X", "images", "image", "img", "inputs", "input", "data", "features", "pixel_values", "x_train")
 Y_NAMES = ("y", "Y", "labels", "label", "targets", "target", "classes", "y_train")
@@ -123,3 +124,17 @@ def in_order(loader: DataLoader[Any], what: str) -> Any:
         collate_fn=loader.collate_fn,
         worker_init_fn=loader.worker_init_fn,
     )
+
+
+def drawn(loader: DataLoader[Any], count: int, seed: int, what: str) -> DataLoader[Any]:
+    """The same loader over `count` random examples of its data set, the same for a seed and for `what` they are.
+
+    As it is where it chooses its examples itself.
+    """
+    source, own = loader.dataset, getattr(loader.sampler, "indices", None)
+    if type(loader) is not DataLoader or isinstance(source, IterableDataset) or not hasattr(source, "__len__"):
+        return loader
+    where = torch.arange(len(source)) if own is None else torch.as_tensor(list(own))
+    some = torch.randperm(len(where), generator=generator(seed, what))[:count]
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or BATCH
+    return DataLoader(Subset(source, where[some].tolist()), batch_size=size, collate_fn=loader.collate_fn)

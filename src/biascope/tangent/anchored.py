@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from biascope.network.door import refuse_batch_dependence, refuse_wrappers
+from biascope.network.door import refuse_batch_dependence, refuse_wrappers, uninitialised
 from biascope.network.functional import Params
 from biascope.support.arguments import check_tensor
 from biascope.support.errors import InputError, UnsupportedError
@@ -104,9 +104,11 @@ def check_model(model: nn.Module) -> None:
     named = dict(model.named_parameters())
     if not named:
         raise InputError(f"{type(model).__name__} has no parameters: there is nothing to expand around")
+    if any(is_lazy(p) for p in named.values()):
+        raise uninitialised(named)
     for name, p in named.items():
-        if is_lazy(p) or not p.is_floating_point():
-            raise UnsupportedError(f"parameter '{name}' is {p.dtype}: real numbers, initialised already, are needed")
+        if not p.is_floating_point():
+            raise UnsupportedError(f"parameter '{name}' is {p.dtype}: real numbers are needed")
 
 
 def copy_of(model: nn.Module) -> nn.Module:

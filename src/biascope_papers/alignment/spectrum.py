@@ -149,7 +149,7 @@ def _correlation(a: Tensor, b: Tensor) -> Tensor:
     """Correlation of the rows of a and b [probe sets, p]: [probe sets]."""
     a, b = (v - v.mean(1, keepdim=True) for v in (a, b))
     found: Tensor = (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1)).clamp_min(1e-300)
-    return found
+    return found.clamp(-1, 1)
 
 
 def end_of_training(found: list[dict[str, Any]], level: float = 0.99) -> list[int | None]:

@@ -237,4 +237,4 @@ def measure(
 def cosine(A: Tensor, B: Tensor) -> Tensor:
     """Column by column."""
     out: Tensor = (A * B).sum(0) / (A.norm(dim=0) * B.norm(dim=0))
-    return out
+    return out.clamp(-1, 1)

@@ -71,12 +71,14 @@ class History:
         """
         kept = 1 - torch.eye(self.R, dtype=self.own.dtype) if between else torch.ones(())
         norms = _pairs(self.own * kept, w).sqrt()
-        return 1 - _pairs(self.step * kept, w) / (norms[1:] * norms[:-1])
+        if between:
+            return 1 - _pairs(self.step * kept, w) / (norms[1:] * norms[:-1])
+        return 1 - (_pairs(self.step, w) / (norms[1:] * norms[:-1])).clamp(-1, 1)
 
     def with_start(self, w: Tensor) -> Tensor:
         """Corr(G^t, G^0), [T]."""
         norms = _pairs(self.own, w).sqrt()
-        return _pairs(self.first, w) / (norms * norms[0])
+        return (_pairs(self.first, w) / (norms * norms[0])).clamp(-1, 1)
 
     def energies(self, M: Tensor) -> Tensor:
         """<G^t, M> per network, [T, R]; give it to `with_matrix` and `change_with_matrix`."""
@@ -84,7 +86,7 @@ class History:
 
     def with_matrix(self, energies: Tensor, norm: float, w: Tensor) -> Tensor:
         """Corr(G^t, M), [T], from `energies(M)` and ||M||_F."""
-        return (energies @ w) / (_pairs(self.own, w).sqrt() * norm)
+        return ((energies @ w) / (_pairs(self.own, w).sqrt() * norm)).clamp(-1, 1)
 
     def moved(self, w: Tensor) -> Tensor:
         """||G^t - G^0||_F^2, [T], up to a factor."""
@@ -94,7 +96,7 @@ class History:
     def change_with_matrix(self, energies: Tensor, norm: float, w: Tensor) -> Tensor:
         """Signed Corr(G^t - G^0, M) for t = 1, ..., [T - 1]."""
         found: Tensor = ((energies - energies[0]) @ w)[1:] / (self.moved(w)[1:].clamp_min(1e-300).sqrt() * norm)
-        return found
+        return found.clamp(-1, 1)  # a change that is small beside G^t is a difference of large numbers
 
 
 def probe_floor(gradients: Tensor) -> float:
@@ -138,8 +140,7 @@ class Averages:
 
     def correlation(self, M: Tensor, between: bool = True) -> Estimate:
         """Signed Corr(mean, M), at most 1 in length as correlations are. NaN where `squared` is not above 0."""
-        found = self.ratio(self.along(M) / M.double().norm().cpu(), between)
-        return replace(found, value=min(max(found.value, -1.0), 1.0))  # the noise taken off is an estimate itself
+        return limited(self.ratio(self.along(M) / M.double().norm().cpu(), between))
 
     def ratio(self, products: Tensor, between: bool = True) -> Estimate:
         """Mean of numbers [R], one of each estimate and linear in it, over the norm of the mean."""
@@ -165,12 +166,17 @@ def squared(gram: Tensor, w: Tensor, between: bool = True) -> Tensor:
     return (gram * pairs).sum() / pairs.sum()
 
 
+def limited(correlation: Estimate) -> Estimate:
+    """In [-1, 1], which a correlation with the noise taken off its norm may leave: that norm is an estimate itself."""
+    return replace(correlation, value=min(max(correlation.value, -1.0), 1.0))
+
+
 def rotated_away(A: Averages, M: Tensor, between: bool = True) -> tuple[Estimate, Estimate]:
     """What random rotations of M would give, E Corr(mean, Q M Q^T), and Corr(mean, M) less that."""
     D = len(M)
     eye = torch.eye(D, dtype=M.dtype, device=M.device)
     flat = A.along(eye) * float(M.trace() / M.norm()) / D  # <A, I> <M, I> / (D ||M||): the mean over rotations
-    return A.ratio(flat, between), A.ratio(A.along(M) / float(M.norm()) - flat, between)
+    return limited(A.ratio(flat, between)), A.ratio(A.along(M) / float(M.norm()) - flat, between)
 
 
 def without_mean(A: Averages, M: Tensor) -> Estimate:

@@ -18,7 +18,7 @@ from biascope.geometry.loss_curvature import input_curvature
 from biascope.studies import Chart, Estimate, Run, Series, StudyResult, study
 from biascope.studies.estimates import through
 from biascope.support import derive
-from biascope_papers.gih.averages import estimate
+from biascope_papers.gih.averages import estimate, limited
 from biascope_papers.gih.networks import at_least, factory, scope, shape_of
 from biascope_papers.gih.sets import Source, describe, two_classes
 from biascope_papers.gih.tracking import Descent, Task, watched
@@ -136,7 +136,7 @@ def alike(H: Tensor, G: Tensor) -> tuple[Estimate, Estimate]:
     def norm(w: Tensor) -> Tensor:
         return ((w @ hh @ w) * (w @ gg @ w)).sqrt()
 
-    value = estimate(lambda w: (w @ hg @ w) / norm(w), R)
+    value = limited(estimate(lambda w: (w @ hg @ w) / norm(w), R))
     return value, estimate(lambda w: (w @ hg @ w - (traces[0] @ w) * (traces[1] @ w) / D) / norm(w), R)
 
 

@@ -84,7 +84,7 @@ def fig7(
             found = run.cached(f"delta {name} {n}", sample)
             value, error, off = (float(found[key]) for key in ("correlation", "error", "off"))  # type: ignore[arg-type]
             # noise lengthens the sampled Delta and so shrinks its correlation; the length is known
-            points[name].append(abs(value) / math.sqrt(max(1 - error**2, 1e-3)))
+            points[name].append(min(abs(value) / math.sqrt(max(1 - error**2, 1e-3)), 1.0))
             label, ratio = f"{name}, width {n}", Estimate(off / error, None, networks)
             numbers[f"{label}: signed {what}, sampled"] = Estimate(value, None, networks)
             numbers[f"{label}: signed {what}, exact"] = Estimate(correlation(truth, targets[name]))

@@ -114,7 +114,7 @@ def theory(
 
 def correlation(one: Tensor, other: Tensor) -> float:
     """Cosine of two matrices."""
-    return float((one * other).sum() / (one.norm() * other.norm()))
+    return min(max(float((one * other).sum() / (one.norm() * other.norm())), -1.0), 1.0)
 
 
 def channels(K: int, side: int = 8) -> float:

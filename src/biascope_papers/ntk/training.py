@@ -220,7 +220,7 @@ def displacement(model: nn.Module, start: nn.Module) -> tuple[float, float]:
     """Distance ||theta - theta_0|| and 1 - cos(theta, theta_0) of two copies of a network."""
     one, two = (torch.cat([p.detach().double().flatten().cpu() for p in m.parameters()]) for m in (model, start))
     cosine = float(one @ two / (one.norm() * two.norm()).clamp_min(1e-300))
-    return float((one - two).norm()), 1 - cosine
+    return float((one - two).norm()), 1 - min(cosine, 1.0)
 
 
 def spread_out(total: int, count: int, first: int = 1) -> list[int]:

@@ -203,7 +203,7 @@ def rank_correlation(x: Tensor, y: Tensor) -> Tensor:
     a, b = _ranks(x.double()), _ranks(y.double())
     a, b = a - a.mean(-1, keepdim=True), b - b.mean(-1, keepdim=True)
     found: Tensor = (a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1)).clamp(min=1e-12)
-    return found
+    return found.clamp(-1, 1)
 
 
 def _ranks(x: Tensor) -> Tensor:

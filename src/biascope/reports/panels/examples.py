@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, Subset
+from torch.utils.data import DataLoader
 
 from biascope import data
 from biascope.support.errors import InputError, near
-from biascope.support.readers import X_NAMES, Y_NAMES, as_loader, pair_of, to_tensor
+from biascope.support.readers import X_NAMES, Y_NAMES, as_loader, drawn, pair_of, to_tensor
 from biascope.support.seeds import generator
 
 EXAMPLES = 512  # read from a data set; panels take fewer
@@ -122,7 +122,7 @@ def _pair(item: Mapping[str, Any], name: str) -> tuple[Any, Any]:
 def _from_batches(given: Iterable[Any], seed: int) -> tuple[Any, Any]:
     """Enough examples of a loader or a list of batches: random ones where they can be asked for one by one."""
     if isinstance(given, DataLoader):
-        given = _drawn_from(given, seed)
+        given = drawn(given, EXAMPLES, seed, "card data")
     x: list[Tensor] = []
     y: list[Any] = []
     count = 0
@@ -149,17 +149,6 @@ def _words(labels: Any) -> bool:
 
 def _batches(given: Iterable[Any]) -> Iterator[Any]:
     yield from islice(given, 10 * EXAMPLES)
-
-
-def _drawn_from(loader: DataLoader[Any], seed: int) -> Iterable[Any]:
-    """The same loader over random examples of its data set, the same for a seed; as it is where it chooses itself."""
-    source, own = loader.dataset, getattr(loader.sampler, "indices", None)
-    if type(loader) is not DataLoader or isinstance(source, IterableDataset) or not hasattr(source, "__len__"):
-        return loader
-    where = torch.arange(len(source)) if own is None else torch.as_tensor(list(own))
-    chosen = Subset(source, where[_some(len(where), seed)].tolist())
-    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or LEAST
-    return DataLoader(chosen, batch_size=size, collate_fn=loader.collate_fn)
 
 
 def _registered(given: str | Path, seed: int) -> tuple[Tensor, Tensor]:

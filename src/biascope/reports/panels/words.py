@@ -51,15 +51,16 @@ class WordScores(nn.Module):
 
     def __init__(self, network: nn.Module, causal: bool) -> None:
         super().__init__()
-        vars(self)["net"], self.causal = network, causal
+        # under names that no child has, or it would be hidden from those who ask for it by its own
+        vars(self)["_scored"], vars(self)["_causal"] = network, causal
         for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             vars(self)[shared] = vars(network)[shared]
         self.training = network.training
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """[n, T] to [n, T - 1] or [n, T]."""
-        scores = every_logit(vars(self)["net"], input_ids).log_softmax(-1)
-        if self.causal:
+        scores = every_logit(vars(self)["_scored"], input_ids).log_softmax(-1)
+        if vars(self)["_causal"]:
             scores, input_ids = scores[:, :-1], input_ids[:, 1:]
         return scores.gather(-1, input_ids[..., None])[..., 0]
 
@@ -109,7 +110,7 @@ def word_facts(network: nn.Module, tokens: Tensor) -> WordFacts:
     n = len(K)
     strength = torch.einsum("itit->it", K)
     scale = strength.clamp_min(torch.finfo(torch.float32).tiny).sqrt()
-    cosine = K / scale[:, :, None, None] / scale
+    cosine = (K / scale[:, :, None, None] / scale).clamp(-1, 1)
     within = torch.einsum("itis->ts", cosine) / n
     across = cosine.permute(0, 2, 1, 3)[~torch.eye(n, dtype=torch.bool)]  # [pairs of texts, T, T]
     alike = (words[:, None, :, None] == words[None, :, None, :]).cpu()[~torch.eye(n, dtype=torch.bool)]
