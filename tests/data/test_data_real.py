@@ -498,6 +498,25 @@ def test_faces_are_halved_and_one_photograph_is_for_tests(world: World) -> None:
     assert len(data.load("faces", "test")) == 100
 
 
+def test_solar_cells_are_averaged_and_split(world: World) -> None:
+    pixels = np.random.default_rng(5).integers(0, 256, (10, 300, 300), dtype=np.uint8)
+    files = {f"images/cell{i:04}.png": png(pixels[i]) for i in range(10)}
+    steps = ["0.0", "0.3333333333333333", "0.6666666666666666", "1.0", "0.0"] * 2
+    files["labels.csv"] = "".join(f"images/cell{i:04}.png  {s}  mono\n" for i, s in enumerate(steps)).encode()
+    prefix = "elpv_dataset/data/"
+    cells = {f"{prefix}{name}": raw for name, raw in files.items() if name != "labels.csv"}
+    world.define("elpv", {"images/*.png": tree(cells), "labels.csv": sha(files["labels.csv"])})
+    world.patch.setitem(catalogue.CATALOGUE, "elpv", replace(catalogue.CATALOGUE["elpv"], n_train=8, n_test=2))
+    package = world.tmp / "elpv_dataset-1.0.0.post1-py3-none-any.whl"
+    wheel(package, {f"{prefix}{name}": raw for name, raw in files.items()})
+    stub(world.bin, "pip", f'cp "{package}" .')
+    data.get("elpv")
+    train, test = (data.load("elpv", split, dtype=torch.uint8) for split in ("train", "test"))  # type: ignore[arg-type]
+    assert train.y.tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
+    expected = pixels[[4, 9]].astype(float).reshape(2, 1, 100, 3, 100, 3).mean((3, 5)).round()
+    assert np.array_equal(test.x.numpy(), expected)
+
+
 def test_weights(world: World) -> None:
     state = {"a.weight": torch.arange(6.0).view(2, 3), "steps": torch.tensor(3)}
     out = io.BytesIO()
@@ -614,7 +633,7 @@ def test_decoded_sizes_are_checked(world: World) -> None:
 def test_names_and_arguments() -> None:
     assert set(data.names()) == {
         "digits", "mnist", "fashion-mnist", "cifar10", "quickdraw", "chest-xray", "faces", "astronaut",
-        "mobilenet-v2", "minilm",
+        "elpv", "mobilenet-v2", "minilm",
     }  # fmt: skip
     for f in (data.get, data.info, data.load):
         with pytest.raises(InputError, match="no set called 'imagenet'; known: digits"):

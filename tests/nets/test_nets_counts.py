@@ -42,6 +42,7 @@ def count(module):
         ("siren", {}, 198_401),
         ("relu-coords", {}, 198_401),
         ("linear-pooling", {}, 128 + 32),
+        ("mobilenet-v2", {}, 3_504_872),  # torchvision's
         ("vgg19", {"in_channels": 3, "outputs": 10}, 20_029_514),
         # sum over the eight layers of (fan_in + 1) fan_out
         ("autoencoder", {}, 2_837_314),

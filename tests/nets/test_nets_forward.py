@@ -17,6 +17,7 @@ from biascope.nets.coordinates import FourierFeatures
 SMALLER = {
     "vgg11-nopool": {"image_size": 8, "width": 16},
     "densenet121-nopool": {"image_size": 8},
+    "mobilenet-v2": {"image_size": 32},
 }
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
 
@@ -254,3 +255,15 @@ def test_dropout_only_in_train_mode():
 def test_docstring_examples(file):
     result = doctest.testmod(importlib.import_module(f"biascope.nets.{file}"))
     assert result.failed == 0
+
+
+@pytest.mark.parametrize(("stages", "channels"), [(4, 64), (5, 96), (7, 1280)])
+def test_mobilenet_cut_short(stages, channels):
+    """The stages that are left keep their names, so that weights of the whole network can be loaded."""
+    whole, cut = meta("mobilenet-v2").state_dict(), meta("mobilenet-v2", stages=stages)
+    assert cut.classifier[1].in_features == channels
+    names = [name for name in cut.state_dict() if not name.startswith("classifier")]
+    assert all(cut.state_dict()[name].shape == whole[name].shape for name in names)
+    assert names == [name for name in whole if name in names]
+    assert whole["features.18.1.running_var"].shape == (1280,)
+    assert "features.0.0.weight" in names

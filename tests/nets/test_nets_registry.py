@@ -15,7 +15,7 @@ REQUIRED = [
     *("logreg", "mlp", "mlp-ntk", "lenet", "lenet-avg", "lenet-small", "vgg11", "vgg11-nobn", "vgg19"),
     *("resnet18", "resnet18-nobn", "resnet34", "densenet121", "vit", "vit-nonorm"),
     *("lenet-nopool", "vgg11-nopool", "resnet18-nopool", "densenet121-nopool"),
-    *("linear-pooling", "siren", "ffn", "relu-coords", "autoencoder"),
+    *("linear-pooling", "siren", "ffn", "relu-coords", "autoencoder", "mobilenet-v2"),
 ]
 
 

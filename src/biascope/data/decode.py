@@ -20,7 +20,7 @@ Files = Mapping[str, bytes]
 def decode_images(src: Source, files: Files) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """({train_x, train_y, test_x, test_y}, class names): x uint8 [n, c, h, w], y int64 [n]; sizes checked."""
     known = {"cifar10": _cifar10, "quickdraw": _quickdraw, "chest-xray": _chest_xray, "faces": _faces}
-    tensors = {**known, "astronaut": _astronaut}.get(src.name, _idx_set)(files)
+    tensors = {**known, "astronaut": _astronaut, "elpv": _elpv}.get(src.name, _idx_set)(files)
     classes = src.classes or tuple(name.removesuffix(".ndjson.gz") for name in _sorted(files))
     for split, n in (("train", src.n_train), ("test", src.n_test)):
         x, y = tensors[f"{split}_x"], tensors[f"{split}_y"]
@@ -104,6 +104,16 @@ def _faces(files: Files) -> dict[str, Tensor]:
     halved = faces.float().unfold(2, 2, 2).unfold(3, 2, 2).mean((4, 5)).round().to(torch.uint8)
     y, n = torch.zeros(len(names), dtype=torch.int64), len(names) - 100
     return {"train_x": halved[:n], "train_y": y[:n], "test_x": halved[n:], "test_y": y[n:]}
+
+
+def _elpv(files: Files) -> dict[str, Tensor]:
+    rows = [line.split() for line in files["labels.csv"].decode().splitlines()]
+    cells = torch.from_numpy(np.stack([_pillow(files[name], "L")[None] for name, *_ in rows]))
+    x = torch.cat([part.float().unfold(2, 3, 3).unfold(3, 3, 3).mean((4, 5)) for part in torch.split(cells, 256)])
+    y = torch.tensor([int(float(likelihood) > 0.5) for _, likelihood, _ in rows])
+    test = torch.arange(len(y)) % 5 == 4
+    x = x.round().to(torch.uint8)
+    return {"train_x": x[~test], "train_y": y[~test], "test_x": x[test], "test_y": y[test]}
 
 
 def _astronaut(files: Files) -> dict[str, Tensor]:
