@@ -19,7 +19,7 @@ def test_a_card_on_cuda_is_whole_and_quick(tmp_path: Path) -> None:
     text = card.path.read_text()
     assert "NVIDIA" in text
     assert "nan" not in " ".join(panel.meaning for panel in card.panels)
-    assert "low frequencies" in card.panels[1].meaning  # what LeNet prefers
+    assert "mean brightness" in card.panels[1].meaning  # what LeNet prefers
     assert "is what it learns" in card.panels[2].meaning
 
 

@@ -135,7 +135,7 @@ def hold(run: Run, problem: Problem, settings: Mapping[str, Setting], how: Searc
     spent: dict[str, int] = {}
     loose: list[str] = []
     for name, frame in progress(settings.items(), "optimisers", total=len(settings)):
-        _warm_up(run, problem, frame)
+        _warm_up(run, problem, replace(frame, lr=GRID[-1], second=GRID[0]))
         order, spent[name] = by_grid(run, problem, frame, how) if how.grid else chosen_before(run, frame, seeds)
         loose += [NAMES[name]] if how.grid and not min(how.grid) < order[0].lr < max(how.grid) else []
         for setting in [*order[:BADLY], order[0]]:
@@ -217,8 +217,7 @@ def train(run: Run, problem: Problem, setting: Setting, seed: int) -> Row:
 
 def _warm_up(run: Run, problem: Problem, setting: Setting) -> None:
     """Two steps of a network that is thrown away: loading kernels and choosing algorithms is not part of training."""
-    if torch.device(run.device).type == "cuda":
-        _steps(problem, *_begin(run, problem, setting, 0), _indices(run, setting, 0, 0, 2, len(problem.x)))
+    _steps(problem, *_begin(run, problem, setting, 0), _indices(run, setting, 0, 0, 2, len(problem.x)))
 
 
 def _begin(run: Run, problem: Problem, setting: Setting, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
