@@ -72,7 +72,6 @@ def test_loaders_and_lists_where_tensors_are_meant() -> None:
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), 3)
     assert torch.equal(mended(tensor_fix([X[:2], X[2:]], "x"), x=[X[:2], X[2:]]), X)
     for slip, words_ in (
-        (lambda: bs.Probe(cnn(), loader, None, ["effective_rank"]), r"got DataLoader; pass .* next\(iter\(loader\)\)$"),
         (lambda: bs.geometry_evolution(cnn, loader, Y.float()), r"got DataLoader; pass .* next\(iter\(loader\)\)$"),
         (lambda: bs.ntk(cnn(), np.array(["a"])), r"x holds <U1 values, not numbers"),
     ):

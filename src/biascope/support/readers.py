@@ -134,7 +134,7 @@ def drawn(loader: DataLoader[Any], count: int, seed: int, what: str) -> DataLoad
     source, own = loader.dataset, getattr(loader.sampler, "indices", None)
     if type(loader) is not DataLoader or isinstance(source, IterableDataset) or not hasattr(source, "__len__"):
         return loader
-    where = torch.arange(len(source)) if own is None else torch.as_tensor(list(own))
-    some = torch.randperm(len(where), generator=generator(seed, what))[:count]
+    where = torch.arange(len(source), device="cpu") if own is None else torch.tensor(list(own), device="cpu")
+    some = torch.randperm(len(where), generator=generator(seed, what), device="cpu")[:count]
     size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or BATCH
     return DataLoader(Subset(source, where[some].tolist()), batch_size=size, collate_fn=loader.collate_fn)
