@@ -136,9 +136,9 @@ def run_numbers(runs: Runs) -> dict[str, Estimate]:
 
 
 def loss_left(runs: Runs, progress: Reading) -> dict[str, Estimate]:
-    """The lowest loss over the first one: whether a regime learned, without which nothing else says anything."""
+    """The lowest loss over the first one, in the seed where it is largest: whether a regime learned at all."""
     left = {label: [float(progress(t).min() / progress(t)[0]) for t in group] for label, group in runs.items()}
-    return {f"share of the loss left, {label}": Estimate.of(each) for label, each in left.items()}
+    return {f"share of the loss left, {label}": Estimate(max(each)) for label, each in left.items()}
 
 
 def at_least(samples: Tensor, name: str) -> dict[str, Estimate]:
