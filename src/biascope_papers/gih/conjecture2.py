@@ -127,7 +127,7 @@ def moved(
     def look(networks: Networks) -> dict[str, Tensor]:
         batch = min(descent.micro, 250)
         g, u = moving_gradients(networks, probes, x, signs, "logistic", max_memory=room, batch=batch)
-        logits = torch.cat([outputs(networks, part) for part in x[:2000].to(device).split(batch)], 1)
+        logits = torch.cat([outputs(networks, part) for part in torch.split(x[:2000].to(device), batch)], 1)
         return {"g": g, "u": u, "fit": (logits.argmax(-1).cpu() == y[:2000].cpu()).float().mean(1)}
 
     def product(a: Tensor, b: Tensor) -> Tensor:
