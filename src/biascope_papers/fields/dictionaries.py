@@ -13,7 +13,7 @@ from torch import Tensor
 
 from biascope.linalg import subspace_overlap
 from biascope.studies import Chart, Estimate, Run, Series, StudyResult, study
-from biascope.studies.estimates import curve, errors_over, mean_error, over_seeds, spearman, through
+from biascope.studies.estimates import curve, errors_over, mean_error, mean_of_ranks, over_seeds, spearman, through
 from biascope.support import progress
 from biascope_papers.fields.atoms import draw, first_atoms
 from biascope_papers.fields.setting import (
@@ -87,7 +87,7 @@ def fig5_7(
     curves = {"test": test, "train": train}
     by_area = torch.stack([area[field].mean(1) for field in fields], 1)  # [seeds, networks]
     ends = {name: torch.stack([p[f][:, :, -1].mean(1) for f in fields], 1) for name, p in curves.items()}
-    ranks = {name: Estimate.of(map(spearman, by_area.tolist(), each.tolist())) for name, each in ends.items()}
+    ranks = {n: mean_of_ranks(map(spearman, by_area.tolist(), e.tolist()), len(fields)) for n, e in ends.items()}
     numbers = {f"rank correlation of area and {name} PSNR": value for name, value in ranks.items()}
     for field in fields:
         numbers[f"area under E, {field.title}"] = over_seeds(area[field])
@@ -139,7 +139,7 @@ def figC_2(
         numbers["area gained by meta-learning"] = over_seeds(areas(shares[learned]) - areas(shares[plain]))
     area = {field: areas(each) for field, each in shares.items()}
     rows = [torch.stack([each[field].mean(1) for field in test], 1).tolist() for each in (area, end)]
-    numbers["rank correlation of area and test PSNR, all"] = Estimate.of(map(spearman, *rows))
+    numbers["rank correlation of area and test PSNR, all"] = mean_of_ranks(map(spearman, *rows), len(test))
     reached = ", ".join(f"{numbers[f'test PSNR, {field.title}']} ({field.title})" for field in test)
     return StudyResult(
         measured=f"Test PSNR after {iterations} iterations in dB: {reached}. {setting} "
