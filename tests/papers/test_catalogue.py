@@ -8,7 +8,7 @@ import pytest
 
 from biascope.reports import ledger, ledger_json
 from biascope.studies import Estimate, studies
-from biascope.studies.claims import Claim, claims, experiments
+from biascope.studies.claims import Claim, claims, documents, experiments
 from biascope.studies.conditions import all_hold
 
 KEPT = Path(__file__).parents[2] / "reproductions"
@@ -46,6 +46,12 @@ def test_claims_select_by_options_of_their_studies() -> None:
 def test_a_claim_that_a_study_tests_has_a_rule_and_one_that_none_tests_says_why() -> None:
     assert [claim.id for claim in claims() if not claim.rule and not claim.why] == []
     assert [claim.id for claim in claims() if not (claim.statement.endswith(".") and claim.place)] == []
+
+
+def test_the_main_claims_of_a_document_are_its_own() -> None:
+    for key, document in documents().items():
+        assert document.main, key
+        assert set(document.main) <= {claim.id for claim in claims() if claim.paper == key}
 
 
 def published(claim: Claim) -> list[tuple[str, dict[str, Estimate]]]:

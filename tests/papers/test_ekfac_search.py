@@ -11,7 +11,7 @@ from torch import nn
 
 from biascope.studies import Run, configure, execute
 from biascope.support import InputError
-from biascope_papers.ekfac import contest
+from biascope_papers.ekfac import contest, standings
 from biascope_papers.ekfac.common import Row
 from biascope_papers.ekfac.contest import NAMES, Search, Setting
 
@@ -63,6 +63,39 @@ def test_the_grid_is_judged_at_the_end_of_whole_trainings_and_what_ends_badly_el
     assert (out.spent["ekfac"], out.loose, out.learnt("ekfac")) == (16, [], True)
     one = contest.hold(here, task, {"ekfac": TINY}, Search(grid=contest.GRID), 1)
     assert (one.best["ekfac"].lr, one.best["ekfac"].second) == (0.01, 0.01)
+
+
+def test_where_there_are_classes_another_setting_may_be_best_by_validation_error(
+    here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lowest error on the way counts, of the first seed; errors are then those of every seed, paired."""
+
+    def cached(run: Run, problem: contest.Problem, setting: Setting, seed: int) -> Row:
+        lowest = 0.1 if (setting.lr, setting.second) == (0.1, 1e-4) else 0.2
+        lowest += 0.05 * seed + (0.01 if setting.name == "kfac" else 0.0)
+        return {"final": setting.lr, "loss": torch.tensor([20.0, setting.lr]), "seconds": torch.tensor([0.0, 1.0]),
+                "wrong": torch.tensor([0.9, lowest, 0.5])}  # fmt: skip
+
+    monkeypatch.setattr(contest, "cached", cached)
+    monkeypatch.setattr(contest, "_warm_up", lambda *_: None)
+    task = replace(TASK, plateau=15.0, classes=True)
+    frames = {name: replace(TINY, name=name) for name in ("ekfac", "kfac")}
+    out = contest.hold(here, task, frames, Search(grid=contest.GRID), 2)
+    assert out.best["ekfac"].lr == 1e-4
+    numbers, _ = standings.report(out, ("ekfac",), ("kfac",), "Ends")
+    assert numbers["lowest validation error, EKFAC"].value == pytest.approx((0.1 + 0.15) / 2)
+    assert numbers["validation error of EKFAC minus KFAC"].value == pytest.approx(-0.01)
+    without = contest.hold(here, replace(task, classes=False), frames, Search(grid=contest.GRID), 2)
+    assert not without.validated
+
+
+def test_the_share_of_wrong_classes_is_that_of_the_test_images() -> None:
+    net = nn.Linear(2, 2, bias=False)
+    net.weight.data = torch.eye(2)
+    x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 1.0], [1.0, 2.0]])
+    held = x, torch.tensor([0, 1, 0, 0])
+    assert contest.wrongly(replace(TASK, held=held, classes=True), net) == 0.25
+    assert math.isnan(contest.wrongly(replace(TASK, held=held), net))
 
 
 # ---- in a contest ----

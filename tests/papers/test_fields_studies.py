@@ -125,6 +125,30 @@ def test_meta_learned_starts_are_ahead(results: Results) -> None:
 
 
 @pytest.mark.slow
+def test_first_atoms_after_reptile_are_measured_as_those_after_maml(results: Results) -> None:
+    """Spans by their orthonormal bases, and likeness to images by the images' own singular vectors."""
+    run, result = results["fields/figC.3"]
+    shown = Setting("ellipses", side=12, n=12, width=16, seeds=2, init="haiku")
+    likeness: dict[str, list[float]] = {"MAML": [], "Reptile": []}
+    spans = []
+    for seed in range(2):
+        x = shown.signals(derive(run.seed, "images", seed)).flatten(1).double()
+        main = torch.linalg.svd(x, full_matrices=False).Vh[:10].T
+        bases = []
+        for name, rows in likeness.items():
+            atoms = run.load_arrays(f"atoms SIREN 30, {name} {seed}")["atoms"]
+            bases.append(torch.linalg.qr(atoms.double()).Q)
+            rows.append(float((bases[-1].T @ main).square().sum() / 10))
+        spans.append(float((bases[0].T @ bases[1]).square().sum() / 10))
+    numbers = result.numbers
+    for name, rows in likeness.items():
+        assert numbers[f"overlap with images, SIREN 30, {name}"].value == pytest.approx(sum(rows) / 2, abs=1e-4)
+    apart = [b - a for a, b in zip(*likeness.values())]
+    assert numbers["overlap with images, Reptile minus MAML"].value == pytest.approx(sum(apart) / 2, abs=1e-4)
+    assert numbers["overlap of the first atoms, Reptile and MAML"].value == pytest.approx(sum(spans) / 2, abs=1e-4)
+
+
+@pytest.mark.slow
 def test_pre_training_begins_with_the_drawn_network(results: Results, tmp_path: Path) -> None:
     _, result = results["fields/fig5.8"]
     again = Run.create(tmp_path / "r", configure("fields/fig5.8", "smoke", overrides={"pretraining": (0, 30)}))

@@ -10,7 +10,7 @@ from torch import nn
 
 from biascope.ensembles import record
 from biascope.geometry import containment, evolution_of, geometry_of, moving_gradients
-from biascope.geometry.loss_curvature import curvature_correlation
+from biascope.geometry.loss_curvature import curvature_correlation, input_curvature
 from biascope.studies import Run, configure
 from biascope.support.seeds import generator
 from biascope_papers.gih import conjecture2, curvature
@@ -110,9 +110,34 @@ def test_curvature_agrees_with_the_library(loss: str) -> None:
     assert float(found["slope"][2]) == pytest.approx(float(slope.abs().mean()), rel=1e-4)
 
 
+@pytest.mark.parametrize("loss", ["sse", "logistic"])
+def test_the_change_of_the_curvature_is_that_after_a_small_step(loss: Any) -> None:
+    """Against differences of the Hessian itself along gradient flow; nothing of it is dropped."""
+    x, y = (each.double() for each in data())
+    signs = 2.0 * y - 1
+    drawn = record(lambda: small().double()).draw(seed=1, start=0, stop=2)
+    found = curvature.changes(drawn, x, signs, (x, signs), loss)
+    step = 1e-5
+    for i in range(2):
+        hessians = []
+        for side in (step, -step):
+            net = drawn.module(i)
+            logits = net(x)
+            f = logits[:, 1] - logits[:, 0]
+            total = (0.5 * (f - signs) ** 2 if loss == "sse" else nn.functional.softplus(-signs * f)).sum()
+            slopes = torch.autograd.grad(total, list(net.parameters()))
+            with torch.no_grad():
+                for p, slope in zip(net.parameters(), slopes):
+                    p -= side * slope
+            hessians.append(input_curvature(net, x, signs, loss).hessian.mean(0))
+        torch.testing.assert_close(found["dH"][i], (hessians[0] - hessians[1]) / (2 * step), rtol=1e-4, atol=1e-7)
+
+
 def test_without_curvature_of_its_own_a_network_leaves_the_gradient_term() -> None:
     x, y = data()
     drawn = record(lambda: small(activation=nn.LeakyReLU)).draw(seed=1, start=0, stop=4)
     found = curvature.terms(drawn, x, 2.0 * y - 1, "sse")
     assert found["share"].tolist() == [1.0] * 4
     assert curvature.alike(found["H"], found["G"])[0].value == pytest.approx(1.0)
+    moving = curvature.changes(drawn, x, 2.0 * y - 1, (x, 2.0 * y - 1), "sse")
+    assert curvature.alike(moving["dH"], moving["Delta"])[0].value == pytest.approx(1.0)  # as the paper has it

@@ -2,7 +2,9 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -127,3 +129,19 @@ def test_what_is_proved_is_measured(name: str, tmp_path: Path) -> None:
     numbers = execute(run).numbers
     judged = judgements(run, numbers)
     assert [each.verdict for each in judged] == (["supported"] if name == "mine/theorem5.5" else ["undecided"])
+
+
+def test_information_depends_on_the_function_too(tmp_path: Path) -> None:
+    """h(Y) - h(noise) by a histogram-free sum over the density of Y on a grid, one component."""
+    x, sigma = (np.arange(4000) + 0.5) / 2000 - 1, 0.5
+    y = np.linspace(-4, 4, 2001)
+
+    def nats(values: Any) -> float:
+        density = np.exp(-0.5 * ((y[:, None] - values) / sigma) ** 2).mean(1) / (sigma * math.sqrt(2 * math.pi))
+        noise = 0.5 * math.log(2 * math.pi * math.e * sigma**2)
+        return float(-np.trapezoid(density * np.log(density), y)) - noise
+
+    numbers = execute(Run.create(tmp_path / "r", configure("mine/equitability", "smoke"))).numbers
+    for label, values in {"x^3": x**3, "sin x": np.sin(x)}.items():
+        found = numbers[f"exact information of {label} over that of x, sigma = 0.5"]
+        assert found.value == pytest.approx(nats(values) / nats(x), rel=1e-3)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from biascope.reports import ledger, ledger_json, ledger_page, summary
-from biascope.reports.ledger_rows import Row, _decided
+from biascope.reports.ledger_page import outcome
+from biascope.reports.ledger_rows import Row, _decided, _rank
 from biascope.studies import Estimate, Run, configure, execute
-from biascope.studies.claims import Claim, claims
+from biascope.studies.claims import Claim, Document, claims
 from biascope.studies.judging import Judgement, Part
 from biascope.studies.scope import Scope, Share
 
@@ -109,6 +110,55 @@ def test_numbers_that_agree_while_the_rule_fails_cannot_be_missed(at_odds: bool)
     agree = Compared(Published("x", 1.0, 0.1), Estimate(1.0 if at_odds else 2.0, 0.0))
     found = Row(CLAIM, (), (replace(judged("whole", {"a": False}), compared=(agree,)),))
     assert found.at_odds is at_odds
+
+
+def test_printed_numbers_without_a_run_are_shown_as_not_measured() -> None:
+    rows = ledger("nowhere")
+    printed = next(each for each in rows if each.claim.id == "nad/13-16")
+    assert (printed.replication, printed.to_json()["published"]) == (
+        "not measured", {each.number: each.value for each in printed.claim.published},
+    )  # fmt: skip
+    assert next(each for each in rows if each.claim.id == "nad/4a").replication == "none published"
+    page = ledger_page([printed])
+    assert "energy at multiples of 4, index 0 to 3, resnet18" in page
+    assert "0.995" in page
+
+
+def test_an_undecided_row_shows_the_largest_run() -> None:
+    found = row(judged("whole", {"a": None}), judged("small", {"a": False}, epochs=5))
+    assert (found.verdict, found.level) == ("undecided", "published size")
+
+
+def on_networks(name: str, nets: list[str], commit: str = "abc") -> Judgement:
+    claim = next(each for each in claims() if each.id == "nad/1, training accuracy")  # vgg11, resnet18, densenet121
+    run = Run(Path(name), {"study": "nad/fig1", "options": {"net": nets}}, {"git": {"commit": commit, "dirty": False}})
+    scope = Scope(parts={"net": Share(len(nets), 3, len(nets) / 3)})
+    return Judgement(claim, run, scope, tuple(Part(net, True, True, "") for net in nets))
+
+
+def test_support_by_some_of_the_networks_says_by_how_many() -> None:
+    some, others = on_networks("a", ["vgg11"]), on_networks("b", ["resnet18", "densenet121"])
+    one = Row(some.claim, _decided([some]), (some,))
+    assert (one.partly, one.scope) == ("1 of 3 networks", "net 1/3")
+    assert "supported, 1 of 3 networks" in ledger_page([one])
+    assert "1 of these for some of their networks" in summary([one])
+    both = Row(some.claim, _decided([some, others]), (some, others))
+    assert (both.partly, both.scope) == ("", "as published")
+
+
+def test_of_equal_runs_one_of_committed_code_goes_first() -> None:
+    runs = sorted([on_networks("a", ["vgg11"], commit=""), on_networks("b", ["vgg11"])], key=_rank)
+    assert [each.run.path.name for each in runs] == ["b", "a"]
+
+
+def test_a_document_says_what_holds_what_does_not_and_what_is_open() -> None:
+    document = Document("nad", "T", main=("c", "d"))
+    fails = replace(judged("whole", {"a": False}), claim=replace(CLAIM, id="e", statement="Printed wrongly."))
+    holds, open_ = judged("whole", {"a": True}), replace(judged("tiny", {"a": None}), claim=replace(CLAIM, id="d"))
+    rows = [Row(each.claim, _decided([each]), (each,)) for each in (holds, open_, fails)]
+    _, yes, no, unknown = outcome(rows, document)
+    assert (">x rises</a>." in yes, ">Printed wrongly</a>" in no, 'href="#d"' in unknown) == (True, True, True)
+    assert "nothing." in outcome(rows[1:2], document)[1]
 
 
 def test_other_networks_of_a_run_are_not_those_of_a_claim() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from biascope.reports.html import Html, csv_link, join, page, tag
 from biascope.reports.ledger_rows import LEVELS, REPLICATIONS, VERDICTS, Row, provenance, summary, without_error
 from biascope.reports.study_page import finished
-from biascope.studies.claims import Document, documents
+from biascope.studies.claims import Document, Published, documents
 from biascope.studies.judging import Compared, Judgement
 from biascope.studies.result import Estimate
 from biascope.support.signatures import checked
@@ -54,7 +54,7 @@ def ledger_page(rows: Sequence[Row], relative_to: Path | None = None, look: str 
         mine = [row for row in rows if row.claim.paper == key]
         cards = join(_card(row, relative_to) for row in mine)
         head = [tag("h2", document.title), tag("p", _source(document), class_="note")]
-        body.append(tag("section", *head, tag("p", outcome(mine), class_="read"), tag("div", cards, class_="claims")))
+        body.append(tag("section", *head, *outcome(mine, document), tag("div", cards, class_="claims")))
     subtitle = f"What the papers say, what was measured, and the runs that show it. {summary(rows)}"
     return page("Ledger of claims", body, subtitle, "Written by `biascope ledger` from run folders.", look)
 
@@ -74,22 +74,39 @@ def _source(document: Document) -> Html:
     return join(parts)
 
 
-def outcome(rows: Sequence[Row]) -> str:
-    """What holds of a document and what does not, in three sentences."""
-    against = [row.claim.id for row in rows if row.verdict == "contradicted"]
-    open_ = [row for row in rows if row.verdict == "undecided"]
-    idle = sum(not row.judgements for row in open_)
-    second = f"Contradicted at the published size: {', '.join(against)}." if against else "Nothing is contradicted."
-    third = f"{len(open_)} are undecided, {idle} of them without a run." if open_ else "Nothing is left undecided."
-    return f"{summary(rows)} {second} {third}"
+def outcome(rows: Sequence[Row], document: Document) -> list[Html]:
+    """What holds of a document, what does not and what is open: a paragraph each, of its main claims."""
+    main = [row for row in rows if row.claim.id in document.main]
+    parts = [
+        ("Holds: ", [row for row in main if row.verdict == "supported"]),
+        ("Does not hold as printed: ", [row for row in rows if row.verdict == "contradicted"]),
+        ("Open: ", [row for row in main if row.verdict == "undecided"]),
+    ]
+    found = [tag("p", summary(rows), class_="read")]
+    for lead, some in parts:
+        links = [tag("a", _brief(row), href=f"#{_anchor(row)}") for row in some]
+        said = join(x for i, link in enumerate(links) for x in (("; " if i else ""), link))
+        found.append(tag("p", tag("strong", lead), said if links else "nothing", ".", class_="read"))
+    return found
+
+
+def _brief(row: Row) -> str:
+    """A claim in a line."""
+    size = f" ({row.level})" if row.verdict == "supported" and row.level != LEVELS[0] else ""
+    return f"{row.claim.statement.rstrip('.')}{size}"
+
+
+def _anchor(row: Row) -> str:
+    return row.claim.id.replace(" ", "-").replace(",", "")
 
 
 def _card(row: Row, relative_to: Path | None) -> Html:
     claim = row.claim
-    level = f", {row.level}" if row.verdict == "supported" and row.level != LEVELS[0] else ""
-    badges: list[object] = [tag("span", f"{row.verdict}{level}", class_=f"badge {row.verdict}")]
-    if row.replication != "none published":
-        words = {"agree": "numbers agree", "differ": "numbers differ", "in part": "numbers agree in part"}
+    level = row.level if row.verdict == "supported" and row.level != LEVELS[0] else ""
+    verdict = ", ".join(filter(None, [row.verdict, level, row.partly]))
+    badges: list[object] = [tag("span", verdict, class_=f"badge {row.verdict}")]
+    words = {"agree": "numbers agree", "differ": "numbers differ", "in part": "numbers agree in part"}
+    if row.replication in words:
         badges.append(tag("span", words[row.replication], class_=f"badge {row.replication.replace(' ', '-')}"))
     if row.fails_as_far_as_printed:
         badges.append(tag("span", "fails as far as the setting is printed", class_="badge differ"))
@@ -111,7 +128,7 @@ def _card(row: Row, relative_to: Path | None) -> Html:
         picture,
         tag("div", join(text)),
         class_="claim" if picture else "claim plain",
-        id=claim.id.replace(" ", "-").replace(",", ""),
+        id=_anchor(row),
         data_verdict=row.verdict,
         data_level=row.level,
         data_replication=row.replication,
@@ -127,23 +144,25 @@ def _figure(figure: str) -> str:
 
 def _numbers(row: Row) -> Html:
     """Published and measured numbers side by side; without published ones, what the rule looks at."""
-    if row.compared:
+    ours = {each.published.number: each for each in row.compared}
+    published = sorted(row.claim.published, key=lambda each: each.number not in ours)  # what was measured comes first
+    if published:
         head = tag("tr", join(tag("th", name) for name in ("", "published", "measured", "")))
-        lines = [_compared(each) for each in row.compared[:SHOWN]]
+        lines = [_printed(each, ours.get(each.number)) for each in published[:SHOWN]]
     else:
         head = tag("tr", join(tag("th", name) for name in ("", "measured")))
         lines = [tag("tr", tag("td", name), tag("td", shown(each))) for name, each in row.measured[:SHOWN]]
-    more = max(len(row.compared or row.measured) - SHOWN, 0)
+    more = max(len(published or row.measured) - SHOWN, 0)
     rest = tag("p", f"{more} more in ledger.json", class_="note") if more else ""
     return join([tag("table", head, join(lines)), rest]) if lines else Html("")
 
 
-def _compared(each: Compared) -> Html:
-    printed = each.published
+def _printed(printed: Published, ours: Compared | None) -> Html:
     value = number(printed.value, printed.error) if printed.error else f"{printed.value:g}"
-    mark = tag("td", "agree" if each.agree else "differ", class_="agree" if each.agree else "differ")
-    setting = tag("small", f" {each.published.setting}") if each.published.setting else ""
-    return tag("tr", tag("td", each.published.number, setting), tag("td", value), tag("td", shown(each.ours)), mark)
+    mark = "" if ours is None else "agree" if ours.agree else "differ"
+    setting = tag("small", f" {printed.setting}") if printed.setting else ""
+    cells = (tag("td", value), tag("td", shown(ours.ours) if ours else "-"), tag("td", mark, class_=mark or None))
+    return tag("tr", tag("td", printed.number, setting), *cells)
 
 
 def shown(estimate: Estimate) -> str:
@@ -166,7 +185,7 @@ def _bar(row: Row) -> Html:
     least = min(shares, default=1.0) if scope.known else 0.0
     meter = tag("span", tag("span", style=f"width:{100 * least:.0f}%"), class_="bar", title="smallest share")
     marked = f" Made by code of {row.provenance}." if row.provenance else ""
-    return tag("p", meter, f" {row.scope}.{marked}", class_="scope")
+    return tag("p", meter, f" {row.scope}. Rule set {row.rule_set}.{marked}", class_="scope")
 
 
 def _thumbnail(row: Row, relative_to: Path | None) -> Html:
@@ -175,10 +194,10 @@ def _thumbnail(row: Row, relative_to: Path | None) -> Html:
         return Html("")
     folder = judgement.run.path
     found = sorted((folder / "figures").glob("*.png")) or sorted((folder / "pictures").glob("*.png"))
-    names = [chart.name for chart in finished(folder)[1].figures]
-    found.sort(key=lambda file: names.index(file.stem) if file.stem in names else len(names))
     if not found:
         return Html("")
+    names = [chart.name for chart in finished(folder)[1].figures]
+    found.sort(key=lambda file: names.index(file.stem) if file.stem in names else len(names))
     picture = tag("img", src=_link(found[0], relative_to), alt=f"Figure of {folder.name}", loading="lazy")
     return tag("a", picture, href=f"{_link(folder, relative_to)}/index.html", class_="thumb")
 
@@ -186,10 +205,9 @@ def _thumbnail(row: Row, relative_to: Path | None) -> Html:
 def _details(row: Row, relative_to: Path | None) -> Html:
     claim = row.claim
     quote = tag("blockquote", claim.quote, tag("footer", claim.place)) if claim.quote else tag("p", claim.place)
-    rule = f"Rule set {row.rule_set}. {claim.why_rule}" if claim.rule and row.deciding else claim.why_rule
     runs = [tag("li", _run(each, relative_to)) for each in row.judgements]
     count = f"{len(runs)} run{'s' if len(runs) != 1 else ''}"
-    inside = [quote, tag("p", rule) if rule else "", tag("ul", join(runs)) if runs else ""]
+    inside = [quote, tag("p", claim.why_rule) if claim.why_rule else "", tag("ul", join(runs)) if runs else ""]
     return tag("details", tag("summary", f"Quotation, rule, {count}"), join(inside))
 
 
@@ -205,7 +223,7 @@ def _link(path: Path, relative_to: Path | None) -> str:
 
 
 def _flat(row: Row) -> tuple[str, ...]:
-    published = "; ".join(f"{each.published.number}: {each.published.value:g}" for each in row.compared)
+    published = "; ".join(f"{each.number}: {each.value:g}" for each in row.claim.published)
     ours = [(each.published.number, each.ours) for each in row.compared] or list(row.measured)
     measured = "; ".join(f"{name}: {shown(each)}" for name, each in ours)
     about = (row.claim.id, row.claim.figure, row.claim.statement, row.verdict, row.level, row.replication)

@@ -9,13 +9,22 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from biascope.reports.html import join, tag
 from biascope.reports.study_page import finished
 from biascope.studies import Run, studies
 from biascope.studies.claims import Claim, claims, documents, experiment_of
-from biascope.studies.judging import Compared, Judgement, Part, Replication, Verdict, judge_claim, options_of_run
+from biascope.studies.judging import (
+    Compared,
+    Judgement,
+    Part,
+    Replication,
+    Verdict,
+    judge_claim,
+    narrowed,
+    options_of_run,
+)
 from biascope.studies.result import Estimate
 from biascope.studies.runs import MARKER
 from biascope.studies.scope import Scope, Share
@@ -24,7 +33,7 @@ from biascope.support.signatures import checked
 
 LEVELS = ("published size", "reduced size", "stand-in", "not counted")
 VERDICTS = ("supported", "contradicted", "undecided")
-REPLICATIONS = ("agree", "differ", "in part", "none published")
+REPLICATIONS = ("agree", "differ", "in part", "not measured", "none published")
 
 
 @dataclass(frozen=True)
@@ -68,15 +77,28 @@ class Row:
         """What was run of the published setting by the runs that decide; their networks are counted together."""
         found: dict[str, Scope] = {}
         for each in self.deciding:
-            published = experiment_of(str(each.judgement.run.config.get("study")))
-            scope, key = each.judgement.scope, published.networks if published else ""
-            if published and key in scope.parts:
-                wanted = self.claim.networks or published.parts.get(key, ())
-                names = {name for other in self.deciding for name in other.network.split(", ")} & set(wanted)
-                share = Share(len(names), len(wanted), len(names) / max(len(wanted), 1))
-                scope = replace(scope, parts={**scope.parts, key: share})
+            scope = each.judgement.scope
+            if share := self._networks(each):
+                scope = replace(scope, parts={**scope.parts, share[0]: share[1]})
             found.setdefault(str(scope), scope)
         return tuple(found.values())
+
+    def _networks(self, one: Decided) -> tuple[str, Share] | None:
+        """The option that holds networks, and how many of those that the claim speaks of the verdict is about."""
+        published = experiment_of(str(one.judgement.run.config.get("study")))
+        if published is None or published.networks not in one.judgement.scope.parts:
+            return None
+        key = published.networks
+        wanted = narrowed(self.claim, published.parts, key).get(key) or published.parts.get(key, ())
+        names = {name for other in self.deciding for name in other.network.split(", ")} & set(wanted)
+        return key, Share(len(names), len(wanted), len(names) / max(len(wanted), 1))
+
+    @property
+    def partly(self) -> str:
+        """For how many of its networks the claim is decided, where not for all: "2 of 4 networks"."""
+        shares = [share for each in self.deciding if (share := self._networks(each))]
+        few = [share for _, share in shares if share.share < 1]
+        return f"{few[0].have:g} of {few[0].want:g} networks" if few and self.verdict != "undecided" else ""
 
     @property
     def scope(self) -> str:
@@ -93,11 +115,11 @@ class Row:
         return tuple(found.values())
 
     @property
-    def replication(self) -> Replication:
+    def replication(self) -> Replication | Literal["not measured"]:
         """Whether the published numbers came out."""
         found = {each.agree for each in self.compared}
         if not found:
-            return "none published"
+            return "not measured" if self.claim.published else "none published"
         return "in part" if len(found) > 1 else "agree" if found == {True} else "differ"
 
     @property
@@ -164,11 +186,13 @@ class Row:
             "quote": self.claim.quote,
             "claim": self.verdict,
             "level": self.level,
+            "part_of_networks": self.partly,
             "networks": {each.network: each.verdict for each in self.decided if each.network},
             "replication": self.replication,
             "numbers_agree_but_rule_fails": self.at_odds,
             "fails_as_far_as_printed": self.fails_as_far_as_printed,
-            "published": {each.published.number: each.published.value for each in self.compared},
+            "published": {each.number: each.value for each in self.claim.published},
+            "published_error": {each.number: each.error for each in self.claim.published if each.error is not None},
             "ours": {each.published.number: each.ours.value for each in self.compared},
             "measured": {name: estimate.value for name, estimate in self.measured},
             "error": {name: estimate.standard_error for name, estimate in self.measured},
@@ -234,10 +258,16 @@ def ledger(folder: str | Path = "reproductions") -> Ledger:
             for each in of_claim
             if claim.rule and claim.tested_by(each.study, each.options, each.numbers)
         ]
-        mine.sort(key=lambda each: (LEVELS.index(each.level), -each.scope.share, each.run.path.name))
+        mine.sort(key=_rank)
         lacking = "" if mine or claim.why else _lacking(claim, of_claim)
         rows.append(Row(claim, _decided(mine), tuple(mine), lacking))
     return Ledger(rows)
+
+
+def _rank(judgement: Judgement) -> tuple[int, float, bool, str]:
+    """The largest run first; of equals one of committed code."""
+    unclear = " " in provenance(judgement.run.environment)
+    return LEVELS.index(judgement.level), -judgement.scope.share, unclear, judgement.run.path.name
 
 
 def run_folders(folder: Path) -> list[Path]:
@@ -286,7 +316,8 @@ def _largest(known: Sequence[Decided]) -> Decided:
         for each in settled
         if (each.judgement.level, each.judgement.scope.share) == (first.level, first.scope.share)
     ]
-    return min(alike, key=lambda each: ("contradicted", "undecided", "supported").index(each.verdict))
+    found = min(alike, key=lambda each: ("contradicted", "undecided", "supported").index(each.verdict))
+    return known[0] if found.verdict == "undecided" else found  # undecided anyway: shown is the largest run
 
 
 def _counts(decided: Decided) -> bool:
@@ -346,6 +377,8 @@ def summary(rows: Sequence[Row]) -> str:
     count = Counter((row.verdict, row.level) for row in rows)
     whole = Counter(row.verdict for row in rows)
     sizes = ", ".join(f"{count['supported', level]} {_at(level)}" for level in LEVELS if count["supported", level])
+    parts = sum(row.verdict == "supported" and bool(row.partly) for row in rows)
+    sizes += f"; {parts} of these for some of their networks" if parts else ""
     supported = f"{whole['supported']} supported" + (f" ({sizes})" if sizes else "")
     impossible = sum(bool(row.claim.why) and row.verdict == "undecided" for row in rows)
     rest = f" ({impossible} cannot be tested here)" if impossible else ""

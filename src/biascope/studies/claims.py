@@ -37,6 +37,7 @@ class Document:
     year: int | None = None
     venue: str = ""
     arxiv: str = ""
+    main: tuple[str, ...] = ()  # the claims by which it stands or falls
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def documents() -> dict[str, Document]:
     """The documents whose claims are known, in order, by their key."""
     found: dict[str, Document] = {}
     for file in _homes("documents.toml"):
-        found |= {key: Document(key, **row) for key, row in _read(file).items()}
+        found |= {key: Document(key, **{**row, "main": tuple(row.get("main", ()))}) for key, row in _read(file).items()}
     return found
 
 

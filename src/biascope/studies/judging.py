@@ -152,7 +152,7 @@ def judge_claim(claim: Claim, run: Run, numbers: Mapping[str, Estimate]) -> Judg
     published = experiment_of(study)
     scope = Scope(known=False)
     if published:
-        scope = published.scope(options, _narrowed(claim, published.parts, published.networks))
+        scope = published.scope(options, narrowed(claim, published.parts, published.networks))
     if claim.stand_in and not scope.stand_in:
         scope = replace(scope, stand_in=claim.stand_in)
     names = claim.networks_of(study, options) if claim.per_network else ("",)
@@ -199,7 +199,7 @@ def _part(name: str, rule: Any, gate: Any, numbers: Mapping[str, Estimate]) -> P
     return Part(name, holds, learned, text if learned is True else f"{text}; gate: {asked}", brief, missed)
 
 
-def _narrowed(claim: Claim, parts: Mapping[str, Any], networks: str) -> dict[str, Any]:
+def narrowed(claim: Claim, parts: Mapping[str, Any], networks: str) -> dict[str, Any]:
     """The document's lists, as far as the claim speaks of them."""
     mine = {key: value if isinstance(value, list | tuple) else [value] for key, value in claim.where.items()}
     found = {key: mine[key] for key in parts if key in mine}

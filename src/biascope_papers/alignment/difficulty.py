@@ -83,6 +83,7 @@ def fig4_4(
         numbers[f"delay of half of the rise, decades of iterations, {kind}"] = delay
         for group in ("easy", "difficult"):
             numbers[f"largest CKA, {group}, {kind}"] = Estimate.of([float(f[group].max()) for f in found])
+            numbers[f"accuracy at the end, {group}, {kind}"] = ending(found, group)
         parts.append(f"{KINDS[kind]}: CKA easy minus difficult {gap}, ratio of means {ratio}, delay {delay} decades")
         charts.append(_chart(found, kind, f"Alignment with easy examples and with {KINDS[kind]}"))
     return StudyResult(measured=f"{'; '.join(parts)}. {mixed}", numbers=numbers, figures=tuple(charts))
@@ -122,6 +123,8 @@ def fig_b7(
         )
         for name, table in rows.items()
     }
+    ends = [ending(each, "easy") for each in found.values()]
+    numbers["lowest accuracy at the end, easy"] = min(ends, key=lambda each: each.value)
     growth = numbers["rank correlation of depth and the ratio of mean CKAs"]
     ratio = Chart(
         "ratio", "Ratio of the alignments, easy over difficult", "hidden layers", "ratio",
@@ -175,6 +178,11 @@ def follow(run: Run, m: Mixture, kind: Kind, depth: int) -> list[dict[str, Any]]
     return [
         run.cached(f"{key} seed={seed}", partial(train, seed)) for seed in progress(range(m.seeds), kind, leave=False)
     ]
+
+
+def ending(found: list[dict[str, Any]], group: str) -> Estimate:
+    """The training accuracy of a group at the last probe."""
+    return Estimate.of([float(f[f"{group} accuracy"][-1]) for f in found])
 
 
 def half_rise(steps: Tensor, curve: Tensor) -> float:

@@ -64,7 +64,7 @@ def problem(run: Run, network: str, dataset: str, n: int, width: int, momentum: 
     seen = y[: contest.EVALUATED]
     plateau = float(torch.special.entr(seen.bincount(minlength=10) / len(seen)).sum())
     held = (tests[0] - mean) / std, tests[1]
-    return Problem(make, loss, x, y, {"sua": True, "momentum": momentum}, {"damping_mode": "deep"}, plateau, held)
+    return Problem(make, loss, x, y, {"sua": True, "momentum": momentum}, {"damping_mode": "deep"}, plateau, held, True)
 
 
 def frames(

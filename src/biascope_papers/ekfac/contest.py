@@ -2,7 +2,8 @@
 
 With a `grid` every pair of a learning rate and a damping of the grid (momentum for SGD, epsilon for Adam: as many), at
 every batch size, and `around` random pairs near each, is trained for the whole time from the first seed. The pair that
-ends lowest is trained from every seed; one that from another seed does not learn gives way to the next. Of runs from
+ends lowest is trained from every seed; one that from another seed does not learn gives way to the next. Where there are
+classes, the pair with the lowest error on test images at any look is trained from every seed as well. Of runs from
 before there was a grid, what they chose is read from their arrays.
 
 A setting that diverges is a bad setting, not an error. The seconds hold everything an optimiser does and nothing else.
@@ -60,6 +61,7 @@ class Problem:
     ekfac: Mapping[str, Any] = field(default_factory=dict)  # of EKFAC alone
     plateau: float = math.inf  # loss of the best constant output on the images that are evaluated
     held: tuple[Tensor, Tensor] | None = None  # test images and labels
+    classes: bool = False  # labels are classes, of which some are wrong
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ class Outcome:
     loose: list[str]
     n: int
     plateau: float
+    validated: dict[str, list[Row]] = field(default_factory=dict)  # the setting with the lowest validation error
 
     def final(self, name: str) -> list[float]:
         """Training losses at the end, one per seed."""
@@ -132,6 +135,7 @@ def hold(run: Run, problem: Problem, settings: Mapping[str, Setting], how: Searc
     """Hold a contest. `settings` gives each optimiser's frame; the search fills in learning rate and second."""
     best: dict[str, Setting] = {}
     rows: dict[str, list[Row]] = {}
+    validated: dict[str, list[Row]] = {}
     spent: dict[str, int] = {}
     loose: list[str] = []
     for name, frame in progress(settings.items(), "optimisers", total=len(settings)):
@@ -142,7 +146,16 @@ def hold(run: Run, problem: Problem, settings: Mapping[str, Setting], how: Searc
             best[name], rows[name] = setting, [cached(run, problem, setting, seed) for seed in range(seeds)]
             if learnt(rows[name], problem.plateau):
                 break
-    return Outcome(best, rows, spent, loose, len(problem.x), problem.plateau)
+        if how.grid and problem.classes:
+            errors = {each: lowest_error(cached(run, problem, each, 0)) for each in order}
+            chosen = min(order, key=lambda each: errors[each])
+            validated[name] = [cached(run, problem, chosen, seed) for seed in range(seeds)]
+    return Outcome(best, rows, spent, loose, len(problem.x), problem.plateau, validated)
+
+
+def lowest_error(row: Row) -> float:
+    """The lowest share of wrong classes on test images at any look of a training."""
+    return float(row["wrong"].min())
 
 
 def chosen_before(run: Run, frame: Setting, seeds: int) -> tuple[list[Setting], int]:
@@ -195,6 +208,7 @@ def train(run: Run, problem: Problem, setting: Setting, seed: int) -> Row:
     """Losses on training and test images (at most `EVALUATED`) and seconds, every few steps; diverged: inf."""
     net, opt = _begin(run, problem, setting, seed)
     losses, tests, seconds, clock = [evaluate(problem, net)], [evaluate(problem, net, True)], [0.0], 0.0
+    wrong = [wrongly(problem, net)]
     for start, stop in zip(setting.ticks, setting.ticks[1:]):
         going = math.isfinite(losses[-1])
         if going:
@@ -210,8 +224,10 @@ def train(run: Run, problem: Problem, setting: Setting, seed: int) -> Row:
         seconds.append(clock)
         losses.append(evaluate(problem, net) if going else math.inf)
         tests.append(evaluate(problem, net, True) if going else math.inf)
+        wrong.append(wrongly(problem, net) if going else 1.0)
     curves = {"loss": torch.tensor(losses), "seconds": torch.tensor(seconds)}
     more = {} if problem.held is None else {"test": torch.tensor(tests)}
+    more |= {"wrong": torch.tensor(wrong)} if problem.classes else {}
     return {**curves, **more, "final": min(losses[-1], DIVERGED)}
 
 
@@ -283,6 +299,18 @@ def evaluate(problem: Problem, net: nn.Module, held: bool = False) -> float:
     net.train()
     loss = float(torch.stack(parts).sum()) / len(x)
     return loss if math.isfinite(loss) else math.inf
+
+
+@torch.no_grad()
+def wrongly(problem: Problem, net: nn.Module) -> float:
+    """Share of the test images to which the network in use (`eval()`) gives a wrong class; NaN without classes."""
+    if problem.held is None or not problem.classes:
+        return math.nan
+    x, y = (part[:EVALUATED] for part in problem.held)
+    net.eval()
+    found = torch.cat([net(part).argmax(1) for part in torch.split(x, 1000)])
+    net.train()
+    return float((found != y).float().mean())
 
 
 def tf32(on: bool) -> AbstractContextManager[None]:

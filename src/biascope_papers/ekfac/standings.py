@@ -9,7 +9,7 @@ import numpy as np
 from biascope.studies import Chart, Estimate, Series
 from biascope.studies.estimates import mean_error
 from biascope_papers.ekfac.common import Row
-from biascope_papers.ekfac.contest import LEARNT, NAMES, Outcome
+from biascope_papers.ekfac.contest import LEARNT, NAMES, Outcome, lowest_error
 
 
 def compare(out: Outcome, mine: Sequence[str], rivals: Sequence[str]) -> tuple[dict[str, Estimate], str]:
@@ -25,6 +25,9 @@ def compare(out: Outcome, mine: Sequence[str], rivals: Sequence[str]) -> tuple[d
                 ends = [(float(x["test"][-1]), float(y["test"][-1])) for x, y in rows]
                 gaps[f"test loss of {pair}"] = Estimate.of([y - x for x, y in ends])
                 gaps[f"test loss of {pair}, relative"] = Estimate.of([y / x - 1 for x, y in ends])
+        if a in out.validated and b in out.validated:
+            errors = [[lowest_error(row) for row in out.validated[name]] for name in (b, a)]
+            gaps[f"validation error of {NAMES[a]} minus {NAMES[b]}"] = Estimate.of([y - x for x, y in zip(*errors)])
     absent = [NAMES[name] for name in (*mine, *rivals) if name not in out.rows]
     return gaps, sentences({"Did not take part, and is not judged": absent})
 
@@ -78,6 +81,8 @@ def report(out: Outcome, mine: Sequence[str], rivals: Sequence[str], begin: str)
     for name, rows in out.rows.items():
         if all("test" in row for row in rows):
             numbers[f"final test loss, {NAMES[name]}"] = Estimate.of([float(row["test"][-1]) for row in rows])
+    for name, rows in out.validated.items():
+        numbers[f"lowest validation error, {NAMES[name]}"] = Estimate.of(map(lowest_error, rows))
     text = " ".join(filter(None, [f"{begin}: {losses}.", standing, remarks(out)]))
     return {**numbers, **progress_made(out), **timing(out), **gaps}, text
 

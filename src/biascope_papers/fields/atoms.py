@@ -4,6 +4,7 @@ Frequencies are those of cosines, not of the DFT, where an atom whose edges do n
 Whether atoms look like the images is for the eye: see the picture.
 """
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -50,19 +51,7 @@ def fig5_6(
     others = [Field("relu"), *(Field("ffn", sigma) for sigma in sigmas)] if sigmas else []
     fields = list(dict.fromkeys([*others, *(Field("siren", w0) for w0 in w0s), plain, learned]))
 
-    def one(field: Field, seed: int) -> dict[str, Any]:
-        made = atoms_of(start(run, field, setting, seed, meta), setting)
-        images = setting.signals(derive(run.seed, "images", seed))
-        return {
-            "frequencies": mean_frequencies(made.images()[:atoms]),
-            "overlap": subspace_overlap(made.atoms[:, :atoms], principal(images, atoms)),
-            "first": made.images()[:SHOWN].float().contiguous(),
-        }
-
-    found: dict[Field, list[dict[str, Any]]] = {
-        field: run.cached_each(f"atoms {field.title}", range(setting.seeds), partial(one, field))
-        for field in progress(fields, "networks")
-    }
+    found = first_atoms(run, fields, setting, meta, atoms)
     frequencies = {field: stacked(each, "frequencies") for field, each in found.items()}  # [seeds, atoms]
     overlaps = {field: torch.tensor([e["overlap"] for e in each], dtype=torch.float64) for field, each in found.items()}
     sweep = torch.stack([frequencies[Field("siren", w0)].mean(1) for w0 in w0s], 1)  # [seeds, w0]
@@ -77,7 +66,7 @@ def fig5_6(
     numbers |= {"rank correlation of w0 and mean frequency": ranks, "rise of the mean frequency": rise}
     numbers["overlap gained by meta-learning"] = gain
     numbers |= {f"overlap, meta-learned minus {field.title}": each for field, each in over.items()}
-    _draw(run, {field: each[0]["first"] for field, each in found.items()})
+    draw(run, found)
     charts = (
         Chart(
             "frequencies", "Mean frequency of the first atoms", "atom", "cycles over the image",
@@ -101,6 +90,27 @@ def fig5_6(
     )
 
 
+def first_atoms(
+    run: Run, fields: Sequence[Field], setting: Setting, meta: Meta, atoms: int
+) -> dict[Field, list[dict[str, Any]]]:
+    """The first atoms of networks, for every seed: frequencies, likeness to images, the atoms and a few as images."""
+
+    def one(field: Field, seed: int) -> dict[str, Any]:
+        made = atoms_of(start(run, field, setting, seed, meta), setting)
+        images = setting.signals(derive(run.seed, "images", seed))
+        return {
+            "frequencies": mean_frequencies(made.images()[:atoms]),
+            "overlap": subspace_overlap(made.atoms[:, :atoms], principal(images, atoms)),
+            "atoms": made.atoms[:, :atoms].float().contiguous(),
+            "first": made.images()[:SHOWN].float().contiguous(),
+        }
+
+    return {
+        field: run.cached_each(f"atoms {field.title}", range(setting.seeds), partial(one, field))
+        for field in progress(fields, "first atoms")
+    }
+
+
 def mean_frequencies(images: Tensor) -> Tensor:
     """Mean frequency [k] of images [k, h, w], weighted by power, in cycles over the image; in cosines (DCT-II)."""
     power = torch.from_numpy(dctn(images.double().numpy(), axes=(1, 2), norm="ortho")).square()
@@ -116,15 +126,16 @@ def principal(images: Tensor, k: int) -> Tensor:
     return components
 
 
-def _draw(run: Run, first: dict[Field, Tensor]) -> None:
-    """The first atoms, one row per network."""
+def draw(run: Run, found: Mapping[Field, list[dict[str, Any]]]) -> None:
+    """The first atoms of the first seed, one row per network."""
 
-    def draw(axes: Any) -> None:
-        for row, (field, atoms) in zip(axes, first.items()):
-            for axis, atom in zip(row, atoms):
+    def paint(axes: Any) -> None:
+        for row, (field, each) in zip(axes, found.items()):
+            for axis, atom in zip(row, each[0]["first"]):
                 signed(axis, atom)
             row[0].set_ylabel(field.title, fontsize=9)
         for i, axis in enumerate(axes[0]):
             axis.set_title(f"{i + 1}", fontsize=10)
 
-    picture(run, "atoms", len(first), len(next(iter(first.values()))), draw, (1.05, 1.1), caption=CAPTION)
+    columns = len(next(iter(found.values()))[0]["first"])
+    picture(run, "atoms", len(found), columns, paint, (1.05, 1.1), caption=CAPTION)

@@ -11,9 +11,11 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from biascope.linalg import subspace_overlap
 from biascope.studies import Chart, Estimate, Run, Series, StudyResult, study
-from biascope.studies.estimates import curve, errors_over, mean_error, over_seeds, spearman, through
+from biascope.studies.estimates import curve, errors_over, mean_error, mean_of_ranks, over_seeds, spearman, through
 from biascope.support import progress
+from biascope_papers.fields.atoms import draw, first_atoms
 from biascope_papers.fields.setting import (
     LEGEND,
     META,
@@ -85,7 +87,7 @@ def fig5_7(
     curves = {"test": test, "train": train}
     by_area = torch.stack([area[field].mean(1) for field in fields], 1)  # [seeds, networks]
     ends = {name: torch.stack([p[f][:, :, -1].mean(1) for f in fields], 1) for name, p in curves.items()}
-    ranks = {name: Estimate.of(map(spearman, by_area.tolist(), each.tolist())) for name, each in ends.items()}
+    ranks = {n: mean_of_ranks(map(spearman, by_area.tolist(), e.tolist()), len(fields)) for n, e in ends.items()}
     numbers = {f"rank correlation of area and {name} PSNR": value for name, value in ranks.items()}
     for field in fields:
         numbers[f"area under E, {field.title}"] = over_seeds(area[field])
@@ -128,6 +130,8 @@ def figC_2(
     shares, test = _measured(run, [*drawn, learned], setting, meta, iterations, lr)
     end = {field: each[:, :, -1] for field, each in test.items()}  # [seeds, n]
     numbers = {f"test PSNR, {field.title}": over_seeds(each) for field, each in end.items()}
+    for field, curves in test.items():  # a learned mean is ahead before anything is fitted
+        numbers[f"test PSNR before the first iteration, {field.title}"] = over_seeds(curves[:, :, 0])
     numbers |= {f"area under E, {field.title}": over_seeds(areas(each)) for field, each in shares.items()}
     numbers |= {f"decibels over {field.title}": over_seeds(end[learned] - end[field]) for field in drawn}
     plain = Field("ffn", meta_sigma)
@@ -135,7 +139,7 @@ def figC_2(
         numbers["area gained by meta-learning"] = over_seeds(areas(shares[learned]) - areas(shares[plain]))
     area = {field: areas(each) for field, each in shares.items()}
     rows = [torch.stack([each[field].mean(1) for field in test], 1).tolist() for each in (area, end)]
-    numbers["rank correlation of area and test PSNR, all"] = Estimate.of(map(spearman, *rows))
+    numbers["rank correlation of area and test PSNR, all"] = mean_of_ranks(map(spearman, *rows), len(test))
     reached = ", ".join(f"{numbers[f'test PSNR, {field.title}']} ({field.title})" for field in test)
     return StudyResult(
         measured=f"Test PSNR after {iterations} iterations in dB: {reached}. {setting} "
@@ -154,8 +158,9 @@ def figC_3(
     w0: Annotated[float, "first frequency of the SIREN"] = 30.0,
     iterations: Iterations = 10,
     lr: Rate = 1e-4,
+    atoms: Annotated[int, "how many first atoms are compared"] = 10,
 ) -> StudyResult:
-    """Energy and PSNR from starts learned by Reptile in place of MAML."""
+    """Energy, PSNR and first atoms from starts learned by Reptile in place of MAML."""
     plain, maml, reptile = Field("siren", w0), Field("siren", w0, "maml"), Field("siren", w0, "reptile")
     shares, test = _measured(run, [plain, maml, reptile], setting, meta, iterations, lr)
     area = {field: areas(each) for field, each in shares.items()}
@@ -170,12 +175,26 @@ def figC_3(
         numbers[f"test PSNR, {field.title}"] = over_seeds(end[field])
     numbers["area, Reptile minus MAML"] = over_seeds(area[reptile] - area[maml])
     numbers["test PSNR, Reptile minus MAML"] = over_seeds(end[reptile] - end[maml])
+    found = first_atoms(run, [plain, maml, reptile], setting, meta, atoms)
+    draw(run, found)
+    like = {field: Estimate.of([row["overlap"] for row in rows]) for field, rows in found.items()}
+    numbers |= {f"overlap with images, {field.title}": value for field, value in like.items()}
+    for one, two in ((maml, plain), (reptile, plain), (reptile, maml)):
+        apart = [a["overlap"] - b["overlap"] for a, b in zip(found[one], found[two])]
+        numbers[f"overlap with images, {_short(one)} minus {_short(two)}"] = Estimate.of(apart)
+    for field in (reptile, plain):
+        spans = [subspace_overlap(a["atoms"], b["atoms"]) for a, b in zip(found[field], found[maml])]
+        numbers[f"overlap of the first atoms, {_short(field)} and MAML"] = Estimate.of(spans)
     return StudyResult(
         measured=f"Against drawn weights the area under E grows by {more} (MAML) and {more_reptile} (Reptile), the "
         f"test PSNR by {higher} and {higher_reptile} dB. {setting} {errors_over(setting.seeds, setting.n, 'images')}.",
         numbers=numbers,
         figures=(_energy(shares), _psnr("psnr", "PSNR on the other half of the pixels", test)),
     )
+
+
+def _short(field: Field) -> str:
+    return {"maml": "MAML", "reptile": "Reptile"}.get(field.meta, "drawn weights")
 
 
 def _measured(

@@ -15,7 +15,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from biascope.ensembles import Networks, record
+from biascope.ensembles import Networks, outputs, record
 from biascope.geometry import containment, data_second_moment, gsg, moving_gradients, subspace_size
 from biascope.linalg import psd_eigh
 from biascope.studies import Chart, Estimate, Run, Series, StudyResult, study
@@ -76,7 +76,7 @@ def conjecture2(
         target = gsg(G, S)
         cut, D = subspace_size(target, share=energy), len(target)
         ks = sorted({cut, *(max(1, round(share * D)) for share in SHARES)})
-        parts = moved(run, net, shape, images.x, images.y, points, runs, descent, times)
+        parts, fit = moved(run, net, shape, images.x, images.y, points, runs, descent, times)
         found = {key: Inside.of(matrices, {"GSG": target, "G": G, "S": S}, ks) for key, matrices in parts.items()}
         shares = {key: inside.share("GSG", cut) for key, inside in found.items()}
         judged = {key: share for key, share in shares.items() if sharp(share)}
@@ -91,6 +91,7 @@ def conjecture2(
         for (kind, t), inside in found.items():
             made[f"{kind} at epoch {t} within {cut} random dimensions"] = Estimate(inside.random[cut])
             made[f"{kind} at epoch {t} within Eig(GSG), single networks"] = inside.single("GSG", cut)
+        numbers[f"{net}: training accuracy at the end, %"] = Estimate.of(100 * fit)
         numbers[f"{net}: dimensions of Eig(GSG)"] = Estimate(cut)
         numbers[f"{net}: shares known well enough to be judged"] = Estimate(len(judged))
         numbers |= {f"{net}: share of {name}": share for name, share in made.items() if math.isfinite(share.value)}
@@ -113,8 +114,11 @@ def conjecture2(
 def moved(
     run: Run, net: str, shape: tuple[int, ...], x: Tensor, y: Tensor, probes: Tensor, runs: int, descent: Descent,
     times: list[int],
-) -> dict[tuple[str, int], Tensor]:  # fmt: skip
-    """{(kind, epoch): matrices [runs, D, D]} of trained networks: Delta^t at all times, G^t - G^0 after the start."""
+) -> tuple[dict[tuple[str, int], Tensor], Tensor]:  # fmt: skip
+    """{(kind, epoch): matrices [runs, D, D]} of trained networks: Delta^t at all times, G^t - G^0 after the start.
+
+    And their training accuracy at the end [runs], on at most 2,000 images.
+    """
     device = torch.device(run.device)
     recorded, signs = record(factory(net, shape, norm=False)), torch.where(y > 0, 1.0, -1.0)
     task = Task(recorded, derive(run.seed, "moved", net), x.to(device), y.to(device), descent)
@@ -123,7 +127,8 @@ def moved(
     def look(networks: Networks) -> dict[str, Tensor]:
         batch = min(descent.micro, 250)
         g, u = moving_gradients(networks, probes, x, signs, "logistic", max_memory=room, batch=batch)
-        return {"g": g, "u": u}
+        logits = torch.cat([outputs(networks, part) for part in torch.split(x[:2000].to(device), batch)], 1)
+        return {"g": g, "u": u, "fit": (logits.argmax(-1).cpu() == y[:2000].cpu()).float().mean(1)}
 
     def product(a: Tensor, b: Tensor) -> Tensor:
         found: Tensor = torch.einsum("rpi,rpj->rij", a, b)
@@ -136,7 +141,7 @@ def moved(
         found[KINDS[0], t] = B + B.mT
         if t > 0:
             found[KINDS[1], t] = product(g, g) - product(first, first)
-    return found
+    return found, factors["fit", times[-1]]
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,10 @@ Hess_x loss = l'(f) Hess_x f + l''(f) g g^T. The paper argues that l'(f) tends t
 that its mean is proportional to G^t if l''(f) varies little. Networks have GELU (those with ReLU have no first term).
 For the squared error l'' = 1. For cross-entropy |l'| = s and l'' = s (1 - s), s the chance of the wrong class: both
 tend to 0, and only as f grows does the second term win; nor is l'' the same for all images.
+
+It then differentiates what is left by time and finds Delta^t. But l'' (df/dt) Hess_x f, which comes of the term that
+was dropped, vanishes no faster than Delta^t does: both are of the order of the residuals. Hence d/dt Hess_x loss is
+taken whole, under gradient flow on the training set.
 """
 
 from collections.abc import Iterable
@@ -13,8 +17,8 @@ import torch
 from torch import Tensor
 
 from biascope.ensembles import Networks, outputs, record
-from biascope.geometry import geometry_of
-from biascope.geometry.loss_curvature import input_curvature
+from biascope.geometry import evolution_of, geometry_of
+from biascope.geometry.loss_curvature import curvature_evolution, input_curvature
 from biascope.studies import Chart, Estimate, Run, Series, StudyResult, study
 from biascope.studies.estimates import through
 from biascope.support import derive
@@ -25,16 +29,20 @@ from biascope_papers.gih.tracking import Descent, Task, watched
 from biascope_papers.gih.training import mean_of
 
 NETS = ("mlp", "lenet", "resnet18", "vit")
-LOSSES: dict[str, Literal["sse", "cross-entropy"]] = {"sse": "sse", "logistic": "cross-entropy"}
-SHARE, CORRELATION, EXCESS, SLOPE = (
+Loss = Literal["sse", "logistic"]
+LOSSES: dict[Loss, Literal["sse", "cross-entropy"]] = {"sse": "sse", "logistic": "cross-entropy"}
+SHARE, CORRELATION, EXCESS, MOVING, MOVING_EXCESS, SLOPE = (
     "share of the gradient term",
     "Corr(E Hess_x loss, G^t)",
     "the same minus random rotations",
+    "Corr(E d/dt Hess_x loss, Delta^t)",
+    "the correlation with Delta^t minus random rotations",
     "mean |l'(f)|",
 )
 CHARTS = {  # bars are those of the rule
     "share": (SHARE, "Share of the gradient term in the input Hessian of the loss", 0.5),
     "correlation": (CORRELATION, "Correlation of the input Hessian of the loss with G^t", 0.9),
+    "moving": (MOVING, "Correlation of its change in time with Delta^t", 0.9),
     "slope": (SLOPE, "How far the networks are from fitting", 0.1),
 }
 Curves = dict[str, list[Estimate]]
@@ -65,22 +73,24 @@ def curvature(
     batch_size: Annotated[int, "images per step"] = 50,
     looks: Annotated[int, "epochs to look at after the start, evenly spread"] = 5,
 ) -> StudyResult:
-    """The two terms of the input Hessian of the loss along training, and its correlation with G^t."""
+    """The input Hessian of the loss along training: its two terms, and its correlation and its change's with theory."""
     at_least(1, looks=looks, batch_size=batch_size)
     at_least(2, examples=examples)
     shape = shape_of(channels, side, nets)
     images, device = two_classes(run, source, side, per_class)[0], torch.device(run.device)
     x = images.x if channels == 3 else images.x.mean(1, keepdim=True)
     at = torch.linspace(0, len(x) - 1, min(examples, len(x))).long()
-    seen_at, signs = x[at].to(device), torch.where(images.y > 0, 1.0, -1.0)[at].to(device)
+    every = torch.where(images.y > 0, 1.0, -1.0).to(device)
+    seen_at, signs = x[at].to(device), every[at.to(device)]
     times = sorted({0, 1, *(-(-epochs * i // looks) for i in range(1, looks + 1))})
     along: dict[str, Curves] = {}
     for net in nets:
         recorded = record(factory(net, shape, norm=False, activation="gelu"))
         for loss, name in LOSSES.items():
 
-            def look(networks: Networks, loss: str = loss) -> dict[str, Tensor]:
-                return terms(networks, seen_at, signs, loss)
+            def look(networks: Networks, loss: Loss = loss) -> dict[str, Tensor]:
+                moving = changes(networks, seen_at, signs, (x.to(device), every), loss)
+                return terms(networks, seen_at, signs, loss) | moving
 
             descent = Descent(epochs, lr, batch_size, optimiser="adam", loss=name)
             task = Task(recorded, derive(run.seed, "curvature", net), x.to(device), images.y.to(device), descent)
@@ -101,26 +111,35 @@ def curvature(
     )
 
 
-def terms(networks: Networks, x: Tensor, y: Tensor, loss: str) -> dict[str, Tensor]:
+def terms(networks: Networks, x: Tensor, y: Tensor, loss: Loss) -> dict[str, Tensor]:
     """Means over examples for each network: Hess_x loss and G^t [T, D, D], the share of the second term, |l'(f)|."""
     logits = outputs(networks, x)
     f = logits[..., 1] - logits[..., 0]
     slope = (f - y).abs() if loss == "sse" else torch.sigmoid(-y * f)
     H, G, shares = [], [], []
     for i in range(len(networks)):
-        found = input_curvature(networks.module(i), x, y, "sse" if loss == "sse" else "logistic")
+        found = input_curvature(networks.module(i), x, y, loss)
         H.append(found.hessian.double().mean(0))
         G.append(geometry_of(networks[i : i + 1], x).matrix.to(x.device))
         shares.append(found.shares.mean())
     return {"H": torch.stack(H), "G": torch.stack(G), "share": torch.stack(shares), "slope": slope.mean(1)}
 
 
+def changes(networks: Networks, x: Tensor, y: Tensor, train: tuple[Tensor, Tensor], loss: Loss) -> dict[str, Tensor]:
+    """d/dt Hess_x loss and Delta^t of each network [T, D, D], means over examples, under gradient flow on `train`."""
+    whole, Delta = [], []
+    for i in range(len(networks)):
+        whole.append(curvature_evolution(networks.module(i), x, y, *train, loss).total.double().mean(0))
+        Delta.append(evolution_of(networks[i : i + 1], x, *train, loss).matrix.to(x.device))
+    return {"dH": torch.stack(whole), "Delta": torch.stack(Delta)}
+
+
 def summarise(seen: dict[tuple[str, int], Tensor], times: Iterable[int]) -> Curves:
-    """The four numbers at all times, errors over networks."""
-    curves: Curves = {SHARE: [], CORRELATION: [], EXCESS: [], SLOPE: []}
+    """The numbers at all times, errors over networks."""
+    curves: Curves = {name: [] for name in (SHARE, CORRELATION, EXCESS, MOVING, MOVING_EXCESS, SLOPE)}
     for t in times:
-        value, excess = alike(seen["H", t], seen["G", t])
-        found = (mean_of(seen["share", t]), value, excess, mean_of(seen["slope", t]))
+        now, moving = alike(seen["H", t], seen["G", t]), alike(seen["dH", t], seen["Delta", t])
+        found = (mean_of(seen["share", t]), *now, *moving, mean_of(seen["slope", t]))
         for values, each in zip(curves.values(), found):
             values.append(each)
     return curves

@@ -110,6 +110,7 @@ def fig3(
         a, b = (pair.mean_velocity[flip] for flip in KINDS)
         for flip, name in KINDS.items():
             numbers[f"{net}: mean velocity, {name}"] = pair.mean_velocity[flip]
+            numbers[f"{net}: training accuracy at the end, {name}, %"] = mean_of(percent(pair.accuracy[flip][-1]))
             if pair.between:
                 numbers[f"{net}: mean velocity between networks, {name}"] = pair.between[flip]
         gap, size = pair.velocity_gap, (a.value + b.value) / 2
@@ -143,7 +144,11 @@ def fig12(run: Run, *, options: Growing = GROWING) -> StudyResult:
         text = f"{gaps[first]} points with {first} examples, {gaps[last]} with {last}; difference {shrinks}"
     return StudyResult(
         measured=f"Gap in time-averaged training accuracy: {text}. {options}",
-        numbers={**_numbers(pairs), "gap at the smallest size minus gap at the largest, points": shrinks},
+        numbers={
+            **_numbers(pairs),
+            "gap at the smallest size, points": gaps[first],
+            "gap at the smallest size minus gap at the largest, points": shrinks,
+        },
         figures=_charts(options.net, pairs, "batch size fixed"),
     )
 
@@ -161,6 +166,7 @@ def fig13(run: Run, *, options: Growing = GROWING) -> StudyResult:
         plain, returns = other.accuracy_gap, mean_of(pairs[last].fitting - other.fitting)
         numbers[f"n = {last}, batch size fixed: gap in training accuracy, points"] = plain
         text = f"{gap} points with the number of steps fixed and {plain} with the batch fixed; difference {returns}"
+    numbers["gap at the smallest size, points"] = pairs[first].accuracy_gap
     return StudyResult(
         measured=f"With {last} examples the gap in time-averaged training accuracy is {text}. {options}",
         numbers={**numbers, "gap with the steps fixed minus gap with the batch fixed, points": returns},

@@ -135,6 +135,12 @@ def run_numbers(runs: Runs) -> dict[str, Estimate]:
     }
 
 
+def loss_left(runs: Runs, progress: Reading) -> dict[str, Estimate]:
+    """The lowest loss over the first one, in the seed where it is largest: whether a regime learned at all."""
+    left = {label: [float(progress(t).min() / progress(t)[0]) for t in group] for label, group in runs.items()}
+    return {f"share of the loss left, {label}": Estimate(max(each)) for label, each in left.items()}
+
+
 def at_least(samples: Tensor, name: str) -> dict[str, Estimate]:
     """The lowest of samples [S], one per seed: above 0 where the effect is there in every one."""
     return {f"{name}, lowest of the seeds": Estimate(float(samples.min()))} if len(samples) else {}

@@ -27,6 +27,7 @@ from biascope_papers.lazy.comparison import (
     estimate,
     known,
     linearity_charts,
+    loss_left,
     lowest_alignment,
     not_linear,
     paired_differences,
@@ -156,7 +157,8 @@ def by_c_score(
     return StudyResult(
         measured=f"{task}, {regimes.seeds} seeds: the spread is larger by {gap} in the non-linear regime (held-out "
         f"examples: {held_out}). C-scores are estimated, not the published ones.{not_linear(list(runs)[1], lazy)}",
-        numbers={**known(numbers), **of_scores, **lowest_alignment(lazy), **run_numbers(runs)},
+        numbers={**known(numbers), **of_scores, **lowest_alignment(lazy), **run_numbers(runs)}
+        | loss_left(runs, mean_loss),
         figures=(
             group_chart(runs),
             progress_chart("spread", "Loss of the most difficult minus loss of the easiest group", MEAN, "spread",

@@ -24,6 +24,7 @@ from biascope_papers.lazy.comparison import (
     estimate,
     known,
     linearity_charts,
+    loss_left,
     lowest_alignment,
     not_linear,
     paired_differences,
@@ -103,6 +104,7 @@ def fig5_2_noise(
             | accuracies(runs)
             | {f"rise of the noisy loss, {label}": first_phase(group) for label, group in runs.items()}
             | run_numbers(runs)
+            | loss_left(runs, clean_loss)
         ),
         figures=(curves_chart(runs, "loss"), curves_chart(runs, "accuracy"), *linearity_charts(runs, "clean")),
     )  # fmt: skip

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from biascope.studies import Run, StudyResult, study
-from biascope_papers.lazy.comparison import known, linearity_charts, lowest_alignment, run_numbers
-from biascope_papers.lazy.difficulty import SCORES, DecileTask, Scores, group_chart, spread_gap
-from biascope_papers.lazy.label_noise import BEST, GAP, NoiseTask, compared, curves_chart
+from biascope_papers.lazy.comparison import known, linearity_charts, loss_left, lowest_alignment, run_numbers
+from biascope_papers.lazy.difficulty import SCORES, DecileTask, Scores, group_chart, mean_loss, spread_gap
+from biascope_papers.lazy.label_noise import BEST, GAP, NoiseTask, clean_loss, compared, curves_chart
 from biascope_papers.lazy.setup import REGIMES, Regimes
 
 FACTOR = 0.93  # ratio of successive losses at which the groups are measured
@@ -46,6 +46,7 @@ def fig_c_3(run: Run, *, task: BothTasks = BOTH, scores: Scores = SCORES, regime
         numbers=known(
             {**numbers, **run_numbers(noisy), "spread of the loss, non-linear minus linear": gap}
             | {**of_scores, **lowest_alignment(lazy, ", C-scores"), **run_numbers(scored)}
+            | {**loss_left(noisy, clean_loss), **loss_left(scored, mean_loss)}
         ),
         figures=(curves_chart(noisy), *linearity_charts(noisy, "clean"), group_chart(scored)),
     )

@@ -1,4 +1,4 @@
-"""Theorem 5.5 and Eq. 12: enough samples for MINE, and the bias of its gradient.
+"""Theorem 5.5, Eq. 12 and Fig. 5.2: enough samples for MINE, the bias of its gradient, and whether f matters.
 
 Theorem 5.5: x, z in {-1, 1}, equal with probability 0.8, critics T = theta x z with |theta| <= 1/2, so the supremum is
 known. Eq. 12: the mean of batch gradients against the gradient on all pairs, plain and with MINE's moving average.
@@ -10,10 +10,11 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from biascope.information import MineObjective, gaussian_problem
+from biascope.information import MineObjective, gaussian_problem, noisy_function_problem
 from biascope.information.bounds import sample_size
 from biascope.studies import Estimate, Run, StudyResult, study
 from biascope.support import derive, generator, progress
+from biascope_papers.mine.estimation import FUNCTIONS
 from biascope_papers.spectral.fitting import stacked
 
 EQUAL, RADIUS = 0.8, 0.5
@@ -54,6 +55,23 @@ def theorem5_5(
         numbers[f"largest error over eps, eps = {accuracy:g}"] = Estimate(float(off.max()) / accuracy)
         texts.append(f"{float(within.mean()):.4f} of {draws} estimates from {n} samples are within {accuracy:g}")
     return StudyResult(measured=f"{'; '.join(texts)} (at least {1 - delta:g} is claimed).", numbers=numbers)
+
+
+@study("mine/equitability", sizes={"smoke": {}, "laptop": {}, "paper": {}})
+def equitability(
+    run: Run, *, sigmas: Annotated[tuple[float, ...], "levels of noise (not given)"] = (0.1, 0.3, 0.5, 0.7, 0.9)
+) -> StudyResult:
+    """The information between x and f(x) + noise over that for f(x) = x at equal noise, by quadrature (Fig. 5.2)."""
+    numbers = {
+        f"exact information of {label} over that of x, sigma = {sigma:g}": Estimate(
+            noisy_function_problem(f, sigma).nats / noisy_function_problem("linear", sigma).nats
+        )
+        for f, label in FUNCTIONS.items()
+        if f != "linear"
+        for sigma in sigmas
+    }
+    text = ", ".join(f"{each.value:.2f}" for each in numbers.values())
+    return StudyResult(measured=f"Of the information at f(x) = x, x^3 and sin x have {text}.", numbers=numbers)
 
 
 @study("mine/gradient-bias", sizes={"smoke": {"batches": 800, "seeds": 2}, "laptop": {}, "paper": {}})
