@@ -209,6 +209,36 @@ def test_lanczos_and_conjugate_gradients_with_vectors_in_parts(ranks: Ranks, sma
             assert (a - b).norm() < 1e-9 * a.norm(), i
 
 
+def density(group: Any, way: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Nodes and weights of one probe with as many steps as the matrix has columns, and the matrix."""
+    torch.manual_seed(1)
+    net: nn.Module = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    x, y = torch.randn(9, 4, dtype=torch.float64), torch.arange(9) % 3
+    if group is not None and way == "shards":
+        size = torch.distributed.get_world_size(group)
+        fully_shard(net, mesh=DeviceMesh.from_group(group, "cpu", mesh=list(range(size))))
+    A = bs.hessian(net, (x, y), group=group) if way != "fisher" else bs.fisher(net, x, "implicit", group=group)
+    found, short = A.spectral_density(probes=1), A.spectral_density(probes=3, steps=5, seed=1, block=2)
+    assert found.size == A.shape[0] == 43
+    return torch.stack([found.nodes[0], found.weights[0]]), torch.stack([short.nodes, short.weights]), A.to_dense()
+
+
+@pytest.mark.parametrize("way", ["shards", "hessian", "fisher"])
+def test_spectral_density_on_ranks(ranks: Ranks, way: str) -> None:
+    alone = density(None, way)
+    lam, U = torch.linalg.eigh(alone[2])
+    z = torch.randn(1, 43, generator=torch.Generator().manual_seed(0)).double()[0]
+    shares = (U.T @ z).square() / z.square().sum()
+    for size in (2, 4):
+        for (nodes, weights), short, matrix in ranks.run(density, size, way):
+            assert (matrix - alone[2]).norm() < 1e-12 * alone[2].norm()
+            assert (short - alone[1]).abs().max() < 1e-9
+            # the exact distribution of the spectrum, seen by the probe: the same steps at the same places
+            for at in torch.linspace(float(lam[0]) - 0.01, float(lam[-1]) + 0.01, 50).tolist():
+                if (lam - at).abs().min() > 1e-6:
+                    assert (weights[nodes < at].sum() - shares[lam < at].sum()).abs() < 1e-7
+
+
 def left_alone(group: Any) -> None:
     """A step of training gives the same before and after a measurement, and parameters are where they were."""
     net, (x, y) = spread(network(), group), data(8)
