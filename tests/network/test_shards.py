@@ -186,6 +186,48 @@ def test_a_language_model_on_ranks(ranks: Ranks, tied: bool) -> None:
             assert (a - b).norm() < 1e-12 * a.norm()
 
 
+def adapted(group: Any, base: bool) -> list[Tensor]:
+    """The adapters of a small Llama as PEFT puts them there, spread block by block; or its own weights below them."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    net = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2))
+    lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM")
+    net = get_peft_model(net, lora).double().eval()
+    for name, p in net.named_parameters():
+        if "lora_B" in name:  # PEFT starts them at 0, where all that belongs to A vanishes
+            torch.nn.init.normal_(p, std=0.3)
+    ids = torch.randint(0, 40, (5, 6), generator=torch.Generator().manual_seed(1))
+    if group is not None:
+        mesh = DeviceMesh.from_group(group, "cpu", mesh=list(range(torch.distributed.get_world_size(group))))
+        for block in net.base_model.model.model.layers:
+            fully_shard(block, mesh=mesh)
+        fully_shard(net, mesh=mesh)
+    words = {"input_ids": ids, "labels": ids}
+    only: Any = ["*.v_proj.base_layer.weight"] if base else None
+    F = bs.fisher(net, words, "ekfac", estimator="empirical", params=only, group=group)
+    assert len(F.space.shapes) == (2 if base else 12)
+    D = bs.fisher(net, words, "diagonal", estimator="empirical", params=only, group=group)
+    H = bs.hessian(net, words, params=only, class_dim=-1, group=group)
+    v = torch.randn(F.shape[0], generator=torch.Generator().manual_seed(4), dtype=F.dtype)
+    return [F @ v, F.solve(v, damping=0.1), F.trace()[None], D.diagonal(), H @ v]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("base", [False, True])
+def test_a_language_model_with_peft(ranks: Ranks, base: bool) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    alone = adapted(None, base)
+    assert abs(alone[2] - alone[3].sum()) < 1e-10 * alone[2]  # EKFAC has the trace of the Fisher matrix
+    for size in (2, 4):
+        for found in ranks.run(adapted, size, base):
+            for a, b in zip(alone, found, strict=True):
+                assert (a - b).norm() < 1e-11 * a.norm()
+
+
 def by_layers(group: Any) -> None:
     """A metric and vectors that are spread as the parameters are."""
     net, (x, y) = spread(network(), group), data(7)
