@@ -15,7 +15,11 @@ def network(dtype: torch.dtype, n: int) -> tuple[nn.Module, Tensor, Tensor]:
     gen = torch.Generator().manual_seed(3)
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.LayerNorm(6), nn.Linear(6, 3)).to(dtype)
-    return net, torch.randn(n, 5, generator=gen, dtype=torch.float64).to(dtype), torch.randint(0, 3, (n,), generator=gen)
+    return (
+        net,
+        torch.randn(n, 5, generator=gen, dtype=torch.float64).to(dtype),
+        torch.randint(0, 3, (n,), generator=gen),
+    )
 
 
 def results(group: Any, dtype: torch.dtype, n: int) -> list[Tensor]:

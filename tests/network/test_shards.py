@@ -251,6 +251,40 @@ def test_lanczos_and_conjugate_gradients_with_vectors_in_parts(ranks: Ranks, sma
             assert (a - b).norm() < 1e-9 * a.norm(), i
 
 
+def pulled(group: Any, way: str, n: int) -> list[Tensor]:
+    """J^T u, and what else there is of a Jacobian where the parameters are whole."""
+    net, (x, _) = network(), data(n)
+    if group is not None:
+        net = DistributedDataParallel(net, process_group=group) if way == "ddp" else spread(net, group)
+    loader = [x[:4], x[4:]] if n > 4 else [x]
+    J = bs.Jacobian(net, loader, batch_size=2, group=group)
+    gen = torch.Generator().manual_seed(4)
+    u, v = torch.randn(n, 3, 2, generator=gen).double(), torch.randn(J.p, generator=gen).double()
+    first, both = J.T @ u[..., 0], J.T @ u
+    if group is not None and way == "shards":
+        for name, p in net.named_parameters():
+            assert first.as_dict()[name].placements == p.placements
+        H = bs.hessian(net, (x, torch.arange(n) % 3), group=group)
+        assert H.spread is not None
+        assert both.shape == (H.spread.rows, 2)  # they fit each other
+        with pytest.raises(UnsupportedError, match=r"J.T @ u only"):
+            J @ v
+        with pytest.raises(UnsupportedError, match=r"J.T @ u only"):
+            J.rows()
+        whole = torch.cat([t.full_tensor().flatten() for t in first.as_dict().values()])
+        return [whole, H.spread.join(both)]
+    found = [first.as_subclass(Tensor), both]
+    return found if way == "shards" else [*found, J @ v, J.rows([0, n - 1]), J.to_dense()]
+
+
+@pytest.mark.parametrize(("way", "size", "n"), [("shards", 2, 7), ("shards", 4, 3), ("ddp", 2, 7), ("ddp", 4, 3)])
+def test_a_jacobian_on_ranks(ranks: Ranks, way: str, size: int, n: int) -> None:
+    alone = pulled(None, way, n)
+    for found in ranks.run(pulled, size, way, n):
+        for a, b in zip(alone, found, strict=True):
+            assert (a - b).norm() < 1e-12 * a.norm()
+
+
 def density(group: Any, way: str) -> tuple[Tensor, Tensor, Tensor]:
     """Nodes and weights of one probe with as many steps as the matrix has columns, and the matrix."""
     torch.manual_seed(1)

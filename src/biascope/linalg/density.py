@@ -12,7 +12,7 @@ from torch import Tensor
 
 from biascope.linalg.operator import LinearOperator, SymmetricOperator
 from biascope.linalg.random import blocks_of_probes
-from biascope.linalg.spread import dots, norms, total
+from biascope.linalg.spread import combined, coordinates, dots, norms
 from biascope.linalg.trace import SampledEstimate, mean_estimate
 from biascope.support.errors import InputError
 from biascope.support.figures import BLUE, log_scale, once, pyplot
@@ -110,7 +110,7 @@ def tridiagonal(A: LinearOperator, starts: Tensor, steps: int, reorthogonalise: 
     In float64, on the CPU. A column whose Krylov space is exhausted goes on with zeros, which carry no weight.
     """
     v, before = starts / norms(A, starts), torch.zeros_like(starts)
-    basis = starts.new_empty(steps if reorthogonalise else 0, *starts.shape)
+    basis = starts.new_empty(starts.shape[1], steps if reorthogonalise else 0, len(starts))
     tiny = 100 * torch.finfo(starts.dtype).eps
     beta = torch.zeros(starts.shape[1], dtype=torch.float64, device=starts.device)
     scale = torch.zeros_like(beta)
@@ -126,10 +126,10 @@ def tridiagonal(A: LinearOperator, starts: Tensor, steps: int, reorthogonalise: 
             break
         w = w - alpha.to(w) * v - beta.to(w) * before
         if reorthogonalise:
-            basis[step] = v
-            for _ in range(2):  # the second time removes what the first left by cancellation
-                known = basis[: step + 1]
-                w = w - torch.einsum("jnb,jb->nb", known, total(A, torch.einsum("jnb,nb->jb", known, w)))
+            basis[:, step] = v.T
+            for known, column in zip(basis[:, : step + 1], w.unbind(1), strict=True):
+                for _ in range(2):  # the second time removes what the first left by cancellation
+                    column -= combined(coordinates(A, known, column), known)
         beta = norms(A, w).double()
         beta = torch.where(beta > tiny * scale, beta, 0.0)
         betas.append(beta)
