@@ -129,7 +129,7 @@ class Group(Processes):
             self._meet(error)
 
     def check(self) -> None:  # noqa: D102
-        if monotonic() - self.asked > PAUSE:
+        if self.size > 1 and monotonic() - self.asked > PAUSE:
             self.asked = monotonic()
             if self.handle.get_group_store().check([self._alarm]):
                 raise Elsewhere
