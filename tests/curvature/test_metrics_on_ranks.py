@@ -34,11 +34,11 @@ def network(kind: str, dtype: torch.dtype, n: int) -> tuple[nn.Module, Tensor, T
         return Words().to(dtype), torch.randint(0, 5, (n, 6), generator=gen), y
     layers = [nn.Conv2d(2, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 4, 3, bias=False), nn.Flatten(), nn.LayerNorm(16)]
     net = nn.Sequential(*layers, nn.Linear(16, 3)).to(dtype)
-    return net, torch.randn(n, 2, 4, 4, generator=gen, dtype=dtype), torch.arange(n) % 3
+    return net, torch.randn(n, 2, 4, 4, generator=gen, dtype=torch.float64).to(dtype), torch.arange(n) % 3
 
 
 def vector(F: Any, k: int = 2) -> Tensor:
-    return torch.randn(F.shape[0], k, generator=torch.Generator().manual_seed(4), dtype=F.dtype)
+    return torch.randn(F.shape[0], k, generator=torch.Generator().manual_seed(4), dtype=torch.float64).to(F.dtype)
 
 
 def operations(F: Any) -> list[Tensor]:
@@ -55,10 +55,20 @@ def one_metric(group: Any, kind: str, dtype: torch.dtype, n: int, representation
     return operations(bs.fisher(net, (x, y), representation, group=group))
 
 
-def assert_close(alone: list[Tensor], found: list[Tensor], dtype: torch.dtype) -> None:
+def distance(a: Tensor, b: Tensor) -> float:
+    return float((a.double() - b.double()).norm() / a.double().norm().clamp_min(1e-30))
+
+
+def assert_close(alone: list[Tensor], found: list[Tensor], exact: list[Tensor] | None = None) -> None:
+    """Equal to rounding; in float32, where one process is not nearer to the `exact` result, twice its own distance.
+
+    torch's eigensolver in single precision is right to about 2e-6 only, and so is all that goes through eigenvectors:
+    EKFAC, and what KFAC solves. Factors that differ in their last digit give others of the same accuracy.
+    """
     for i, (a, b) in enumerate(zip(alone, found, strict=True)):
-        error = (a - b).norm() / a.norm().clamp_min(1e-30)
-        assert error < (1e-12 if dtype == torch.float64 else 2e-6), (i, float(error))
+        allowed = 1e-12 if exact is None else max(1e-6, 2 * distance(exact[i], a))
+        assert distance(a, b) < allowed, (i, distance(a, b), allowed)
+        assert allowed < 1e-5
 
 
 @pytest.mark.parametrize("representation", REPRESENTATIONS)
@@ -67,13 +77,20 @@ def test_representations(ranks: Ranks, representation: str) -> None:
     alone = one_metric(None, *case)
     for size in (2, 4):
         for found in ranks.run(one_metric, size, *case):
-            assert_close(alone, found, torch.float64)
+            assert_close(alone, found)
+
+
+@pytest.mark.parametrize("representation", ["ekfac", "kfac", "block", "diagonal", "quasidiagonal", "dense", "lowrank"])
+def test_single_precision(ranks: Ranks, representation: str) -> None:
+    alone, exact = (one_metric(None, "images", dtype, 40, representation) for dtype in (torch.float32, torch.float64))
+    for found in ranks.run(one_metric, 4, "images", torch.float32, 40, representation):
+        assert_close(alone, found, exact)
 
 
 def test_a_group_of_one_is_one_process(ranks: Ranks) -> None:
     case = ("images", torch.float64, 9, "ekfac")
     (found,) = ranks.run(one_metric, 1, *case)
-    assert_close(one_metric(None, *case), found, torch.float64)
+    assert_close(one_metric(None, *case), found)
 
 
 @pytest.mark.parametrize("representation", ["ekfac", "kfac", "diagonal"])
@@ -82,7 +99,7 @@ def test_other_data(ranks: Ranks, kind: str, dtype: torch.dtype, n: int, represe
     case = (kind, dtype, n, representation)
     alone = one_metric(None, *case)
     for found in ranks.run(one_metric, 4, *case):  # with three examples, a rank has none
-        assert_close(alone, found, dtype)
+        assert_close(alone, found)
 
 
 def variants(group: Any, dtype: torch.dtype) -> list[Tensor]:
@@ -104,8 +121,9 @@ def variants(group: Any, dtype: torch.dtype) -> list[Tensor]:
 @pytest.mark.parametrize(("size", "dtype"), [(2, torch.float64), (4, torch.float32)])
 def test_options(ranks: Ranks, size: int, dtype: torch.dtype) -> None:
     alone = variants(None, dtype)
+    exact = None if dtype == torch.float64 else variants(None, torch.float64)
     for found in ranks.run(variants, size, dtype):
-        assert_close(alone, found, dtype)
+        assert_close(alone, found, exact)
 
 
 def in_rounds(group: Any, memory: str | None) -> list[Tensor]:
@@ -140,7 +158,7 @@ def cut_in_rounds(group: Any) -> list[int]:
 def test_layers_are_summed_in_rounds_where_memory_is_short(ranks: Ranks) -> None:
     alone = in_rounds(None, None)
     for found in ranks.run(in_rounds, 2, "60KB"):
-        assert_close(alone, found, torch.float64)
+        assert_close(alone, found)
     for lengths in ranks.run(cut_in_rounds, 2):
         assert len(lengths) > 4  # of two metrics
         assert sum(lengths) == 8

@@ -160,3 +160,16 @@ def test_bad_input() -> None:
     for n in (10, 100):
         with pytest.raises(InputError, match="NaN or infinity"):
             eigsh(Diagonal(torch.full((n,), torch.nan)), 1)
+
+
+def test_a_basis_of_more_entries_than_blas_counts_is_multiplied_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+    with_spectrum,  # type: ignore[no-untyped-def]
+) -> None:
+    A = Dense(with_spectrum(torch.linspace(-1, 2, 130)))
+    whole, density = eigsh(A, 3), A.spectral_density(2, 12, block=2)
+    monkeypatch.setattr("biascope.linalg.spread.AT_ONCE", 500)
+    found, other = eigsh(A, 3), A.spectral_density(2, 12, block=2)
+    close(found.values, whole.values)
+    close(found.vectors, whole.vectors, atol=1e-9, rtol=0)
+    close(other.nodes, density.nodes)

@@ -186,6 +186,48 @@ def test_a_language_model_on_ranks(ranks: Ranks, tied: bool) -> None:
             assert (a - b).norm() < 1e-12 * a.norm()
 
 
+def adapted(group: Any, base: bool) -> list[Tensor]:
+    """The adapters of a small Llama as PEFT puts them there, spread block by block; or its own weights below them."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    net = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2))
+    lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM")
+    net = get_peft_model(net, lora).double().eval()
+    for name, p in net.named_parameters():
+        if "lora_B" in name:  # PEFT starts them at 0, where all that belongs to A vanishes
+            torch.nn.init.normal_(p, std=0.3)
+    ids = torch.randint(0, 40, (5, 6), generator=torch.Generator().manual_seed(1))
+    if group is not None:
+        mesh = DeviceMesh.from_group(group, "cpu", mesh=list(range(torch.distributed.get_world_size(group))))
+        for block in net.base_model.model.model.layers:
+            fully_shard(block, mesh=mesh)
+        fully_shard(net, mesh=mesh)
+    words = {"input_ids": ids, "labels": ids}
+    only: Any = ["*.v_proj.base_layer.weight"] if base else None
+    F = bs.fisher(net, words, "ekfac", estimator="empirical", params=only, group=group)
+    assert len(F.space.shapes) == (2 if base else 12)
+    D = bs.fisher(net, words, "diagonal", estimator="empirical", params=only, group=group)
+    H = bs.hessian(net, words, params=only, class_dim=-1, group=group)
+    v = torch.randn(F.shape[0], generator=torch.Generator().manual_seed(4), dtype=F.dtype)
+    return [F @ v, F.solve(v, damping=0.1), F.trace()[None], D.diagonal(), H @ v]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("base", [False, True])
+def test_a_language_model_with_peft(ranks: Ranks, base: bool) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    alone = adapted(None, base)
+    assert abs(alone[2] - alone[3].sum()) < 1e-10 * alone[2]  # EKFAC has the trace of the Fisher matrix
+    for size in (2, 4):
+        for found in ranks.run(adapted, size, base):
+            for a, b in zip(alone, found, strict=True):
+                assert (a - b).norm() < 1e-11 * a.norm()
+
+
 def by_layers(group: Any) -> None:
     """A metric and vectors that are spread as the parameters are."""
     net, (x, y) = spread(network(), group), data(7)
@@ -207,6 +249,70 @@ def test_lanczos_and_conjugate_gradients_with_vectors_in_parts(ranks: Ranks, sma
     for found in ranks.run(in_parts, 2, small):
         for i, (a, b) in enumerate(zip(alone, found, strict=True)):
             assert (a - b).norm() < 1e-9 * a.norm(), i
+
+
+def pulled(group: Any, way: str, n: int) -> list[Tensor]:
+    """J^T u, and what else there is of a Jacobian where the parameters are whole."""
+    net, (x, _) = network(), data(n)
+    if group is not None:
+        net = DistributedDataParallel(net, process_group=group) if way == "ddp" else spread(net, group)
+    loader = [x[:4], x[4:]] if n > 4 else [x]
+    J = bs.Jacobian(net, loader, batch_size=2, group=group)
+    gen = torch.Generator().manual_seed(4)
+    u, v = torch.randn(n, 3, 2, generator=gen).double(), torch.randn(J.p, generator=gen).double()
+    first, both = J.T @ u[..., 0], J.T @ u
+    if group is not None and way == "shards":
+        for name, p in net.named_parameters():
+            assert first.as_dict()[name].placements == p.placements
+        H = bs.hessian(net, (x, torch.arange(n) % 3), group=group)
+        assert H.spread is not None
+        assert both.shape == (H.spread.rows, 2)  # they fit each other
+        with pytest.raises(UnsupportedError, match=r"J.T @ u only"):
+            J @ v
+        with pytest.raises(UnsupportedError, match=r"J.T @ u only"):
+            J.rows()
+        whole = torch.cat([t.full_tensor().flatten() for t in first.as_dict().values()])
+        return [whole, H.spread.join(both)]
+    found = [first.as_subclass(Tensor), both]
+    return found if way == "shards" else [*found, J @ v, J.rows([0, n - 1]), J.to_dense()]
+
+
+@pytest.mark.parametrize(("way", "size", "n"), [("shards", 2, 7), ("shards", 4, 3), ("ddp", 2, 7), ("ddp", 4, 3)])
+def test_a_jacobian_on_ranks(ranks: Ranks, way: str, size: int, n: int) -> None:
+    alone = pulled(None, way, n)
+    for found in ranks.run(pulled, size, way, n):
+        for a, b in zip(alone, found, strict=True):
+            assert (a - b).norm() < 1e-12 * a.norm()
+
+
+def density(group: Any, way: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Nodes and weights of one probe with as many steps as the matrix has columns, and the matrix."""
+    torch.manual_seed(1)
+    net: nn.Module = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    x, y = torch.randn(9, 4, dtype=torch.float64), torch.arange(9) % 3
+    if group is not None and way == "shards":
+        size = torch.distributed.get_world_size(group)
+        fully_shard(net, mesh=DeviceMesh.from_group(group, "cpu", mesh=list(range(size))))
+    A = bs.hessian(net, (x, y), group=group) if way != "fisher" else bs.fisher(net, x, "implicit", group=group)
+    found, short = A.spectral_density(probes=1), A.spectral_density(probes=3, steps=5, seed=1, block=2)
+    assert found.size == A.shape[0] == 43
+    return torch.stack([found.nodes[0], found.weights[0]]), torch.stack([short.nodes, short.weights]), A.to_dense()
+
+
+@pytest.mark.parametrize("way", ["shards", "hessian", "fisher"])
+def test_spectral_density_on_ranks(ranks: Ranks, way: str) -> None:
+    alone = density(None, way)
+    lam, U = torch.linalg.eigh(alone[2])
+    z = torch.randn(1, 43, generator=torch.Generator().manual_seed(0)).double()[0]
+    shares = (U.T @ z).square() / z.square().sum()
+    for size in (2, 4):
+        for (nodes, weights), short, matrix in ranks.run(density, size, way):
+            assert (matrix - alone[2]).norm() < 1e-12 * alone[2].norm()
+            assert (short - alone[1]).abs().max() < 1e-9
+            # the exact distribution of the spectrum, seen by the probe: the same steps at the same places
+            for at in torch.linspace(float(lam[0]) - 0.01, float(lam[-1]) + 0.01, 50).tolist():
+                if (lam - at).abs().min() > 1e-6:
+                    assert (weights[nodes < at].sum() - shares[lam < at].sum()).abs() < 1e-7
 
 
 def left_alone(group: Any) -> None:

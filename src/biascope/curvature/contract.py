@@ -14,6 +14,7 @@ from biascope.network.layers.blocks import Factor, MatrixFactor, some
 CACHED = ("cpu",)  # devices on which many small products in the cache beat few large ones
 WORKSPACE = {"cpu": 2**25, "cuda": 2**30}  # larger ones malloc takes fresh from the system, page by page
 TERMS = 4096  # of a sum, in one matrix product
+NARROW = 16  # columns up to which a sum of their products is in float64
 TRIANGLE = {"cpu": 384, "cuda": 1024}  # size from which half of a symmetric product is left out
 SPLIT, SHORT = 16, 512  # products into which a GPU splits a sum, and their least terms: one alone would leave it idle
 BAND = {"cpu": 96, "cuda": 512}  # rows of the triangle that are computed at once
@@ -118,10 +119,15 @@ def add_rows(total: Tensor | None, X: Tensor) -> Tensor:
 
     Where there is no total yet, the first product is it.
     """
+    dtype = X.dtype
     if is_triangular(X.shape[1], X.device):
         total = X.new_zeros(X.shape[1], X.shape[1]) if total is None else total
         add_second_moment(total[None], X.T[None])
         return total
+    if X.shape[1] <= NARROW and X.device.type in CACHED:  # as fast there: BLAS has no kernel for it, and loses a digit
+        X = X.double()
+        product = torch.mm(X.T, X)
+        return product.to(dtype) if total is None else total.add_(product)
     if total is None and X.shape[0] <= (TERMS if X.device.type in CACHED else 2 * TERMS):
         return torch.mm(X.T, X)  # cuBLAS splits a sum as well as we could
     size = terms_of(len(X), X.device)

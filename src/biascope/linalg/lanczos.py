@@ -14,7 +14,7 @@ from torch import Tensor
 
 from biascope.linalg.operator import LinearOperator, SymmetricOperator
 from biascope.linalg.random import draw, generator_from
-from biascope.linalg.spread import fix_signs, norms, own, rows_of, total
+from biascope.linalg.spread import combined, coordinates, fix_signs, norms, own, rows_of
 from biascope.linalg.stable import symmetrise
 from biascope.support.errors import InputError
 from biascope.support.limits import Count, Positive
@@ -129,7 +129,7 @@ class _Lanczos:
                 break
             keep = k + (self.size - k) // 2
             self._restart(theta[:keep], S[:, :keep])
-        X = fix_signs(self.A, (S[:, :k].T.to(self.V) @ self.V).T)
+        X = fix_signs(self.A, combined(S[:, :k].T.to(self.V), self.V).T)
         return with_residuals(self.A, theta[:k], X, tol, self.scale, iteration, self.matvecs)
 
     def _grow(self) -> None:
@@ -144,12 +144,10 @@ class _Lanczos:
                 raise InputError(f"{self.A!r} gave NaN or infinity in product {self.matvecs}")
             self.scale = max(self.scale, length)
             basis = self.V[: j + 1]
-            h = total(self.A, basis @ w)
-            w = w - h @ basis
-            again = total(
-                self.A, basis @ w
-            )  # twice is enough: the second pass removes what the first left by cancellation
-            w = w - again @ basis
+            h = coordinates(self.A, basis, w)
+            w = w - combined(h, basis)
+            again = coordinates(self.A, basis, w)  # twice is enough: this removes what the first left by cancellation
+            w = w - combined(again, basis)
             self.H[: j + 1, j] = self.H[j, : j + 1] = (h + again).double().cpu()
             self.filled += 1
             self.beta = norms(self.A, w).item()
@@ -161,7 +159,7 @@ class _Lanczos:
 
     def _restart(self, theta: Tensor, S: Tensor) -> None:
         keep = len(theta)
-        self.V[:keep] = S.T.to(self.V) @ self.V
+        self.V[:keep] = combined(S.T.to(self.V), self.V)
         self.H.zero_()
         self.H[:keep, :keep] = torch.diag(theta)
         self.filled = keep
@@ -170,7 +168,7 @@ class _Lanczos:
         w = draw(self.A.shape[0], 1, self.A, self.generator)[:, 0]
         basis = self.V[: self.filled]
         for _ in range(2):
-            w = w - total(self.A, basis @ w) @ basis
+            w = w - combined(coordinates(self.A, basis, w), basis)
             w = w / norms(self.A, w)
         return w
 

@@ -22,6 +22,8 @@ from biascope.support.signatures import Rule
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator as ScipyOperator
 
+    from biascope.linalg.density import SpectralDensity
+
 
 class LinearOperator:
     """A real linear map of shape (m, n).
@@ -104,6 +106,31 @@ class LinearOperator:
     def trace(self) -> Tensor:
         """The exact trace, a 0-dimensional tensor; see `hutchinson` for a cheap estimate."""
         return self.diagonal().sum()
+
+    def spectral_density(
+        self, probes: int = 8, steps: int = 64, seed: int = 0, reorthogonalise: bool = True, block: int = 1
+    ) -> SpectralDensity:
+        """All eigenvalues of a symmetric operator as a density, from `probes * steps` products.
+
+        Args:
+            probes: random vectors; the sampling error falls as 1 / sqrt(probes * n).
+            steps: Lanczos steps, that is nodes per probe.
+            seed: of the probes.
+            reorthogonalise: keep all `steps * block` vectors, so that no eigenvalue is found twice. Without, three are
+                kept; integrals hold, but an eigenvalue may have several nodes that share its weight.
+            block: probes that are multiplied side by side.
+
+        Example:
+            >>> import torch
+            >>> from biascope.linalg import aslinearoperator
+            >>> A = aslinearoperator(torch.diag(torch.linspace(0, 1, 200).double()))
+            >>> found = A.spectral_density(probes=4, steps=20)
+            >>> abs(float(found.integrate(torch.square)) - 1 / 3) < 0.05
+            True
+        """
+        from biascope.linalg.density import spectral_density
+
+        return spectral_density(self, probes, steps, seed, reorthogonalise, block)
 
     def to_dense(self, chunk: int = 256) -> Tensor:
         """The matrix [m, n], made from blocks of `chunk` columns of the identity."""

@@ -17,6 +17,8 @@ from biascope.support.processes import Processes
 if TYPE_CHECKING:
     from biascope.linalg.operator import LinearOperator
 
+AT_ONCE = 2**31 - 1  # entries of a basis in one product: BLAS counts in 32 bits, and reads astray on a GPU
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -46,6 +48,24 @@ def join(A: LinearOperator, X: Tensor) -> Tensor:
 def total(A: LinearOperator, t: Tensor) -> Tensor:
     """Sum over the processes that hold A's vectors."""
     return t if A.spread is None else A.spread.team.sum(t)
+
+
+def coordinates(A: LinearOperator, V: Tensor, w: Tensor) -> Tensor:
+    """Dot products [m] of the rows of a basis V [m, rows] with a vector w [rows]."""
+    if V.numel() <= AT_ONCE:
+        return total(A, V @ w)
+    return total(A, torch.stack([V[:, s].contiguous() @ w[s] for s in _columns(V)]).sum(0))
+
+
+def combined(H: Tensor, V: Tensor) -> Tensor:
+    """H V, vectors [rows] or [k, rows], for H [m] or [k, m] and a basis V [m, rows]."""
+    return H @ V if V.numel() <= AT_ONCE else torch.cat([H @ V[:, s].contiguous() for s in _columns(V)], -1)
+
+
+def _columns(V: Tensor) -> list[slice]:
+    m, n = V.shape
+    step = max(1, AT_ONCE // (2 * m))
+    return [slice(i, min(i + step, n)) for i in range(0, n, step)]
 
 
 def norms(A: LinearOperator, X: Tensor) -> Tensor:

@@ -18,11 +18,13 @@ from biascope.network.layers.blocks import Anatomy, leaves, rows_of_tape
 from biascope.network.layers.fallback import per_example_gradients
 from biascope.network.layers.record import record
 from biascope.network.outputs import main_tensor
+from biascope.network.shards import dtensor
 from biascope.network.stream import Cut, Stream, anatomy
 from biascope.support.arguments import check_count, check_tensor
-from biascope.support.errors import InputError
+from biascope.support.errors import InputError, UnsupportedError
 from biascope.support.inputs import Inputs, batch_size, take, tensors_of
 from biascope.support.precision import arithmetic, without_cudnn
+from biascope.support.processes import processes
 from biascope.support.tables import columns, grid
 
 MANY = 32  # trials kept per module
@@ -205,6 +207,9 @@ class Jacobian(LinearOperator):
         output: how to get a tensor from what the model returns.
         precision: "float32" or "float64".
         batch_size: split a single large tensor into batches of this size for products.
+        group: a `torch.distributed` process group or device mesh, whose ranks all make this call, and later every
+            product, with the same network, x and vectors; each runs its share of x through the network. Of a network
+            that `fully_shard` has spread out there is J.T @ u only: this process's entries, `.as_dict()` as DTensors.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
@@ -221,11 +226,14 @@ class Jacobian(LinearOperator):
         output: Callable[[Any], Tensor] | None = None,
         precision: str = "float32",
         batch_size: int | None = None,
+        group: Any = None,
     ) -> None:
-        self.f = functional(model, params, output, precision)
-        size = None if batch_size is None else check_count(batch_size, "batch_size")
-        self.stream = Stream(self.f, x, Cut(size, ordered=True, same=True))
-        self.n, self.c = self.stream.count(), self.stream.outputs
+        self.team = processes(group)
+        with self.team:
+            self.f = functional(model, params, output, precision, None if group is None else self.team)
+            size = None if batch_size is None else check_count(batch_size, "batch_size")
+            self.stream = Stream(self.f, x, Cut(size, ordered=True, same=True, team=self.team))
+            self.n, self.c = self.stream.count(), self.stream.outputs
         super().__init__((self.n * self.c, self.f.num_params), self.f.dtype, self.f.device)
 
     @property
@@ -296,11 +304,19 @@ class Jacobian(LinearOperator):
             if t is not None and check_tensor(t, name).shape != q.shape:
                 raise InputError(f"J @ v: '{name}' has shape {list(t.shape)}, the parameter {list(q.shape)}")
             full[name] = torch.zeros_like(q) if t is None else t.to(self.f.device, self.f.dtype)
-        out = torch.empty(self.n, self.c, dtype=self.f.dtype, device=self.f.device)
-        with arithmetic("float32"):
+        self._refuse_shards("J @ v")
+        out = torch.zeros(self.n, self.c, dtype=self.f.dtype, device=self.f.device)
+        with self.team, arithmetic("float32"):
             for part in self.stream.parts():
                 out[part.at] = jacobian_vector(self.f, part.inputs, full)
-        return out
+            return self.team.sum(out)
+
+    def _refuse_shards(self, what: str) -> None:
+        if self.f.shards is not None:
+            raise UnsupportedError(
+                f"{what}: of a network that is spread over processes there is J.T @ u only; bs.sketched_ntk and "
+                "bs.hessian take it too, and a plain copy has everything"
+            )
 
     def vjp(self, u: Tensor) -> Flat:
         """J^T u for u [n, c]: flat [p], with `.as_dict()`."""
@@ -308,11 +324,17 @@ class Jacobian(LinearOperator):
             raise InputError(f"J^T u: u must be [{self.n}, {self.c}] or [{self.n * self.c}], got {list(u.shape)}")
         u = u.reshape(self.n, self.c).to(self.f.device, self.f.dtype)
         total: Params = {}
-        with arithmetic("float32"):
+        with self.team, arithmetic("float32"):
             for part in self.stream.parts():
-                pulled = vector_jacobian(self.f, part.inputs, u[part.at])
+                pulled = vector_jacobian(self.f, part.inputs, u[part.at] * (not part.idle))
                 total = pulled if not total else {k: total[k] + pulled[k] for k in total}
-        return Flat.wrap(total)
+            if self.f.shards is None:
+                total = total or {k: torch.zeros_like(p) for k, p in self.f.params.items()}
+                self.team.sum(*total.values())
+        flat = Flat.wrap(total)
+        if self.f.shards is not None:
+            flat.parts = {k: dtensor(t, self.f.params[k]) for k, t in total.items()}
+        return flat
 
     def _matmat(self, X: Tensor) -> Tensor:
         return torch.stack([self.jvp(self.unflatten(x)).reshape(-1) for x in X.mT], -1)
@@ -339,20 +361,22 @@ class Jacobian(LinearOperator):
             >>> J.rows(torch.tensor([2, 0])).flatten()
             tensor([3., 1.])
         """
+        self._refuse_shards("rows of J")
         eye = torch.eye(self.c, dtype=self.f.dtype, device=self.f.device)
         wanted = self._positions(index)
-        out = torch.empty(len(wanted), self.c, self.p, dtype=self.f.dtype, device=self.f.device)
-        for part in self.stream.parts():
-            s, inputs = part.at, part.inputs
-            here = ((wanted >= s.start) & (wanted < s.stop)).nonzero().flatten()
-            if not len(here):
-                continue
-            if index is not None:
-                inputs = take(inputs, (wanted[here] - s.start).to(self.f.device))
-            with arithmetic("float32"):
-                dense = self._dense(inputs, eye[:, None].expand(self.c, len(here), self.c))
-            out[here.to(self.f.device)] = dense
-        return out
+        out = torch.zeros(len(wanted), self.c, self.p, dtype=self.f.dtype, device=self.f.device)
+        with self.team:
+            for part in self.stream.parts():
+                s, inputs = part.at, part.inputs
+                here = ((wanted >= s.start) & (wanted < s.stop)).nonzero().flatten()
+                if not len(here):
+                    continue
+                if index is not None:
+                    inputs = take(inputs, (wanted[here] - s.start).to(self.f.device))
+                with arithmetic("float32"):
+                    dense = self._dense(inputs, eye[:, None].expand(self.c, len(here), self.c))
+                out[here.to(self.f.device)] = dense
+            return self.team.sum(out)
 
     def _positions(self, index: slice | Tensor | Sequence[int] | None) -> Tensor:
         """What an index of examples stands for: positions [m] from 0 to n - 1."""

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from biascope.curvature.kronecker import EigenPiece
+from biascope.network.shards import is_sharded
 from biascope.optim.stacks import Curvature
-from biascope.optim.team import like
+from biascope.optim.team import like, whole
 from biascope.optim.units import LayerUnit
 from biascope.support.errors import InputError
 from biascope.support.processes import Processes
@@ -37,13 +38,24 @@ class Dealt:
         """Is it so on any of the ranks?"""
         return one if self.team.size == 1 else bool(self.team.sum(torch.tensor(float(one), device="cpu")) > 0)
 
+    def gradients(self, units: Sequence[LayerUnit]) -> dict[Tensor, Tensor]:
+        """Of what is spread out, where not every rank works on all: put together by all, kept by the workers."""
+        found: dict[Tensor, Tensor] = {}
+        for unit in () if self.everywhere else units:
+            for p in unit.parameters:
+                if is_sharded(p) and p.grad is not None:
+                    together = whole(p.grad, self.team)
+                    found |= {p: together} if unit.name in self.mine else {}
+        return found
+
     def complete(self, units: Sequence[LayerUnit], directions: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
         """The natural gradients of all units, spread out as the parameters are; owners send what others lack."""
         for unit in () if self.everywhere else units:
             for p in unit.parameters:
                 found = directions.get(p)
-                directions[p] = torch.empty_like(p) if found is None else found
-                self.team.broadcast(directions[p], self.owners[unit.name])
+                found = torch.empty(p.shape, dtype=p.dtype, device=p.device) if found is None else found
+                self.team.broadcast(found, self.owners[unit.name])
+                directions[p] = like(found, p, self.team)
         return {p: like(d, p, self.team) for p, d in directions.items()}
 
     def kept(self, curvatures: Mapping[str, Curvature]) -> dict[str, Curvature]:

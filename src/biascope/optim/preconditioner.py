@@ -22,7 +22,7 @@ from biascope.curvature.kronecker import EigenPiece, KroneckerPiece, Sharing, de
 from biascope.curvature.owned import decomposed
 from biascope.curvature.plan import Plan
 from biascope.curvature.sums import KroneckerSum
-from biascope.network.shards import is_sharded, local
+from biascope.network.shards import local
 from biascope.optim.checks import (
     Batches,
     Finite,
@@ -37,7 +37,7 @@ from biascope.optim.stacks import Curvature, Stack, Stacks, read
 from biascope.optim.team import network_of, team_of
 from biascope.optim.units import LayerUnit, find_units
 from biascope.support.arguments import check_count, check_number, check_share
-from biascope.support.errors import CorruptError, InputError, UnsupportedError
+from biascope.support.errors import CorruptError, InputError
 from biascope.support.signatures import checked
 
 Damping = Callable[[LayerUnit], float]
@@ -126,8 +126,6 @@ class Preconditioner:
         self.dealt = Dealt(self.team, self.units, gradient_workers)
         if self.team.size > 1:
             self.doubts.discard("uses")  # the gradients are of all ranks, the calls of one
-            if gradient_workers < 1 and any(is_sharded(p) for p in model.parameters()):
-                raise UnsupportedError("gradient_workers below 1 is for DDP: with FSDP2 every rank steps its own part")
         self.watcher = Watcher(model, {u.module: (u.name, u.parameters[0]) for u in reversed(self.units)})
         self.watcher.capture = self._needs_factors()
 
@@ -210,9 +208,10 @@ class Preconditioner:
             new, directions = dict(self.curvatures), dict[Tensor, Tensor]()
             new |= {u.name: seen[u.name].curvature for u in units if u.name in self.dealt.elsewhere}
             ready = [u for u in units if seen[u.name].curvature.basis is not None and self._ready(seen[u.name])]
+            gradients = self.dealt.gradients(units)
             for stack in self._stacks(ready, seen, damping):
                 steps = [seen[unit.name] for unit in stack.units]
-                V, E = self._natural(stack, steps, stack.gradients(self.team))
+                V, E = self._natural(stack, steps, stack.gradients(self.team, gradients))
                 directions |= stack.split(V)
                 for step, piece in zip(steps, self.stacks.keep(stack, E)):
                     c = step.curvature

@@ -69,13 +69,16 @@ class Stack:
     examples: int
     damping: float
 
-    def gradients(self, team: Processes) -> Tensor:
-        """The `.grad`s as [m g, o, i e] (a bias: the last column) in the factors' precision."""
+    def gradients(self, team: Processes, ready: Mapping[Tensor, Tensor]) -> Tensor:
+        """The `.grad`s as [m g, o, i e] (a bias: the last column) in the factors' precision.
+
+        Those that are spread out are put together, unless they were before, and are `ready` by their parameters.
+        """
         L = self.basis.layout
-        V = _together([unit.parameters[0].grad for unit in self.units], team)
+        V = _together([unit.parameters[0] for unit in self.units], team, ready)
         V = V.reshape(L.groups, L.d_in, L.d_out).mT if L.input_major else V.reshape(L.groups, L.d_out, -1)
         if L.bias:
-            b = _together([unit.parameters[1].grad for unit in self.units], team)
+            b = _together([unit.parameters[1] for unit in self.units], team, ready)
             V = torch.cat([V, b.reshape(L.groups, L.d_out, 1)], -1)
         return V.to(self.basis.U_B.dtype)
 
@@ -187,6 +190,6 @@ def from_basis(E: EigenPiece, V: Tensor) -> Tensor:
     return torch.bmm(E.U_B, together_again(V, E.layout.offsets))
 
 
-def _together(grads: Sequence[Tensor | None], team: Processes) -> Tensor:
-    found = [whole(g, team) for g in grads if g is not None]
+def _together(parameters: Sequence[Tensor], team: Processes, ready: Mapping[Tensor, Tensor]) -> Tensor:
+    found = [ready[p] if p in ready else whole(p.grad, team) for p in parameters if p.grad is not None]
     return found[0] if len(found) == 1 else torch.stack(found)

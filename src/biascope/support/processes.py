@@ -129,7 +129,7 @@ class Group(Processes):
             self._meet(error)
 
     def check(self) -> None:  # noqa: D102
-        if monotonic() - self.asked > PAUSE:
+        if self.size > 1 and monotonic() - self.asked > PAUSE:
             self.asked = monotonic()
             if self.handle.get_group_store().check([self._alarm]):
                 raise Elsewhere
@@ -140,6 +140,8 @@ class Group(Processes):
 
     def _meet(self, error: Exception | None) -> None:
         """Wait for all ranks; if one has failed, its error is raised on all."""
+        if self.size == 1:
+            return
         failed = error is not None
         if failed and not isinstance(error, Elsewhere):
             self.handle.get_group_store().set(self._alarm, "1")
@@ -208,6 +210,8 @@ class Group(Processes):
         return out.to(whole.device)
 
     def gather(self, value: T) -> list[T]:  # noqa: D102
+        if self.size == 1:
+            return [value]
         self._meet(None)
         found: list[Any] = [None] * self.size
         self._talk(dist.all_gather_object, found, value, group=self.handle)
