@@ -26,7 +26,7 @@ from biascope.support.arguments import check_number, check_tensor
 from biascope.support.errors import InputError
 from biascope.support.estimate import Estimate
 from biascope.support.files import checksum
-from biascope.support.inputs import mark
+from biascope.support.inputs import finite, mark
 from biascope.support.limits import Count, NonNegative
 from biascope.support.memory import parse_bytes
 from biascope.support.precision import arithmetic
@@ -218,7 +218,7 @@ class _Pairs:
         itself = self.itself(right) if own else None
         if dim is None:
             scores = torch.cat([self.exact(P, right, n) for P in solved])
-            features = None
+            features, draws = None, None
         else:
             draws = Draws(seed, dim)
             made = Features(self.metric, right.found.blocks, self.space, self.damping, draws)
@@ -228,10 +228,10 @@ class _Pairs:
             scores = torch.cat([psi @ features.rows(slice(s, min(s + step, n))).T for s in range(0, n, step)], 1)
         best = scores.topk(min(top, n), 1)
         errors = torch.zeros_like(best.values)
-        if features is not None and dim is not None:
+        if features is not None and draws is not None:
             for j, index in enumerate(best.indices):
                 each = psi[j] * torch.stack([features.rows(slice(int(i), int(i) + 1))[0] for i in index])
-                errors[j] = each.std(1) * dim**0.5
+                errors[j] = draws.errors(each)
         return Influence(best.indices, best.values, errors, scores, self.damping, dim, itself)
 
     def parts(self, over: Pass, step: int | None = None) -> Iterator[tuple[slice, Labelled]]:
@@ -246,7 +246,7 @@ class _Pairs:
     def factors(self, over: Pass, part: Labelled) -> Factors:
         """Of the gradients of -log p at the labels."""
         forward = Forward(self.f, over.found, over.found.blocks, part.part.inputs, part.start)
-        if not bool(torch.isfinite(forward.rows).all()):
+        if not all(finite([forward.rows])):
             bad = part.start + int((~torch.isfinite(forward.rows).all(1)).nonzero()[0])
             raise InputError(f"{type(self.f.module).__name__} returned NaN or infinity for example {bad} of the data")
         return forward.factors(-over.family.cotangents(forward.rows, part.y, part.draws, range(1)))
