@@ -179,9 +179,8 @@ def biascope_index(state: State) -> None:
 
 def base_layers(model: nn.Module) -> dict[int, int]:
     """Sizes of the weights of linear layers of the model without its head."""
-    base = {id(p) for p in model.base_model.parameters()}  # type: ignore[operator]
-    linear = [m for m in model.modules() if isinstance(m, nn.Linear) or type(m).__name__ == "Conv1D"]
-    return {id(m.weight): m.weight.numel() for m in linear if id(m.weight) in base}
+    layers = [m for m in model.base_model.modules() if isinstance(m, nn.Linear) or type(m).__name__ == "Conv1D"]  # type: ignore[operator]
+    return {id(m.weight): m.weight.numel() for m in layers}
 
 
 def kronfluence_influence(state: State) -> Tensor:
@@ -219,6 +218,8 @@ def bergson_index(state: State) -> None:
     from bergson import GradientProcessor, IndexConfig, collect_gradients
     from datasets import Dataset
 
+    state.model.requires_grad_(False)  # as `bergson build` does
+    state.model.get_input_embeddings().requires_grad_(True)  # type: ignore[operator]
     rows = state.ids.cpu().tolist()
     data = Dataset.from_dict({"input_ids": rows, "labels": rows, "length": [len(r) for r in rows]})
     with tempfile.TemporaryDirectory() as folder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +26,10 @@ from biascope.support.arguments import check_number, check_tensor
 from biascope.support.errors import InputError
 from biascope.support.estimate import Estimate
 from biascope.support.files import checksum
-from biascope.support.inputs import mark
+from biascope.support.inputs import finite, mark
 from biascope.support.limits import Count, NonNegative
 from biascope.support.memory import parse_bytes
-from biascope.support.precision import arithmetic
+from biascope.support.precision import Precision, arithmetic
 from biascope.support.signatures import checked
 from biascope.support.tables import columns, facts
 
@@ -130,6 +130,7 @@ def influence(
     likelihood: Likelihood = "categorical",
     output: Callable[[Any], Tensor] | None = None,
     class_dim: ClassDim | None = None,
+    precision: Literal["float32", "tf32"] = "float32",
     batch_size: Count | None = None,
     max_memory: str | int | None = None,
 ) -> Influence:
@@ -156,6 +157,8 @@ def influence(
         likelihood: categorical | bernoulli | gaussian.
         output: how to get a tensor from what the model returns.
         class_dim: axis of the classes, as for `bs.fisher`.
+        precision: of the gradients; a metric in float64 makes them float64. "tf32" is 2 to 3 times faster on a GPU and
+            leaves three digits, which random features do not notice.
         batch_size: examples per forward pass; chosen by memory if None.
         max_memory: budget, such as "4GB"; 60 % of the free memory if None.
 
@@ -170,7 +173,7 @@ def influence(
         raise InputError("a store holds random features: say how many (dim=1024, for example)")
     if metric is not None:
         check_number(damping, "damping", above=0)
-    make = _Pairs(model, metric, damping, likelihood, output, class_dim, batch_size, max_memory)
+    make = _Pairs(model, metric, damping, likelihood, output, class_dim, precision, batch_size, max_memory)
     with torch.no_grad():
         return make.influence(train, queries, top, dim, seed, None if store is None else Path(store), self_influence)
 
@@ -186,12 +189,13 @@ class _Pairs:
         likelihood: Likelihood,
         output: Callable[[Any], Tensor] | None,
         class_dim: ClassDim | None,
+        precision: Precision,
         batch_size: int | None,
         max_memory: str | int | None,
     ) -> None:
         names = None if metric is None else tuple(metric.space.shapes)
-        precision = "float64" if metric is not None and metric.dtype == torch.float64 else "float32"
-        self.f = functional(model, names, output, precision)
+        self.precision = "float64" if metric is not None and metric.dtype == torch.float64 else precision
+        self.f = functional(model, names, output, "float64" if self.precision == "float64" else "float32")
         self.space, self.metric, self.damping = ParameterSpace.of(self.f), metric, damping
         if metric is not None and metric.space.shapes != self.space.shapes:
             raise InputError("the metric is of a network with other parameters")
@@ -218,7 +222,7 @@ class _Pairs:
         itself = self.itself(right) if own else None
         if dim is None:
             scores = torch.cat([self.exact(P, right, n) for P in solved])
-            features = None
+            features, draws = None, None
         else:
             draws = Draws(seed, dim)
             made = Features(self.metric, right.found.blocks, self.space, self.damping, draws)
@@ -228,10 +232,10 @@ class _Pairs:
             scores = torch.cat([psi @ features.rows(slice(s, min(s + step, n))).T for s in range(0, n, step)], 1)
         best = scores.topk(min(top, n), 1)
         errors = torch.zeros_like(best.values)
-        if features is not None and dim is not None:
+        if features is not None and draws is not None:
             for j, index in enumerate(best.indices):
                 each = psi[j] * torch.stack([features.rows(slice(int(i), int(i) + 1))[0] for i in index])
-                errors[j] = each.std(1) * dim**0.5
+                errors[j] = draws.errors(each)
         return Influence(best.indices, best.values, errors, scores, self.damping, dim, itself)
 
     def parts(self, over: Pass, step: int | None = None) -> Iterator[tuple[slice, Labelled]]:
@@ -245,11 +249,13 @@ class _Pairs:
 
     def factors(self, over: Pass, part: Labelled) -> Factors:
         """Of the gradients of -log p at the labels."""
-        forward = Forward(self.f, over.found, over.found.blocks, part.part.inputs, part.start)
-        if not bool(torch.isfinite(forward.rows).all()):
+        with arithmetic(self.precision):
+            forward = Forward(self.f, over.found, over.found.blocks, part.part.inputs, part.start)
+            factors = forward.factors(-over.family.cotangents(forward.rows, part.y, part.draws, range(1)))
+        if not all(finite([forward.rows])):
             bad = part.start + int((~torch.isfinite(forward.rows).all(1)).nonzero()[0])
             raise InputError(f"{type(self.f.module).__name__} returned NaN or infinity for example {bad} of the data")
-        return forward.factors(-over.family.cotangents(forward.rows, part.y, part.draws, range(1)))
+        return factors
 
     def rows(self, factors: Factors, some: slice) -> Tensor:
         """Gradients [b, p] of some examples, in flat order."""
@@ -306,6 +312,7 @@ class _Pairs:
             "metric": _metric_mark(self.metric),
             "damping": self.damping,
             "seed": made.draws.seed,
+            "precision": self.precision,
             "likelihood": self.likelihood,
             "parameters": mark([torch.tensor([ord(c) for name in self.space.shapes for c in name], device="cpu")]),
             "step": step,
@@ -314,7 +321,9 @@ class _Pairs:
         for at, part in self.parts(over, store.step):
             data = 0 if path is None else mark([part.part.inputs], mark([part.part.labels]))
             if not store.has(at.start, at.stop, data):
-                store.put(at.start, made.train(self.factors(over, part), at.stop - at.start), data)
+                with arithmetic(self.precision):
+                    rows = made.train(self.factors(over, part), at.stop - at.start)
+                store.put(at.start, rows, data)
         return store
 
 

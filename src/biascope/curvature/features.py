@@ -2,9 +2,12 @@
 
 The training side must be cheap: phi_i = R^T L g_i is contracted from a layer's inputs and output gradients without
 forming g_i, for which L = (U_B b U_B^T) (x) (U_A a U_A^T) has to be a Kronecker product. The query side takes up the
-rest, psi_q = R^T L^-1 (F + damping I)^-1 g_q, exactly: whatever L is, E phi_i . psi_q is the score, and its `dim`
-coordinates are independent and each unbiased, so that their scatter is the error. b_o a_i is chosen near
-(s_oi + damping)^-1/2, in the least squares of logarithms, which makes the two sides alike and the scatter small.
+rest, psi_q = R^T L^-1 (F + damping I)^-1 g_q, exactly: whatever L is, E phi_i . psi_q is the score. b_o a_i is chosen
+near (s_oi + damping)^-1/2, in the least squares of logarithms, which makes the two sides alike and the scatter small.
+
+R has independent groups of k^2 columns; those of one group are the products of k random vectors of outputs and k of
+inputs, which costs k times less than `dim` pairs of vectors. Each group gives an unbiased score of its own, so that
+their scatter is the error.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from biascope.support.seeds import generator
 
 LARGE = 2**16  # entries above which a parameter's signs are outer products
 COLUMNS = 2**24  # random numbers at a time, where a parameter's gradient is multiplied by as many as it has entries
+GROUPS = 32  # of columns, at least: their scatter is known to an eighth
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,33 @@ class Draws:
     seed: int
     dim: int
 
-    def signs(self, rows: int, like: Tensor, *name: object) -> Tensor:
-        """[rows, dim]."""
+    @property
+    def side(self) -> int:
+        """k: of 4 and 2 the largest that leaves enough groups to tell their scatter."""
+        return next((k for k in (4, 2) if self.dim % k**2 == 0 and self.dim // k**2 >= GROUPS), 1)
+
+    def signs(self, rows: int, columns: int, like: Tensor, *name: object) -> Tensor:
+        """[rows, columns], as bytes."""
         gen = generator(self.seed, "influence", *name)
-        return (torch.randint(0, 2, (rows, self.dim), generator=gen, dtype=torch.int8, device="cpu") * 2 - 1).to(like)
+        drawn = torch.randint(0, 2, (rows, columns), generator=gen, dtype=torch.int8, device="cpu")
+        return (drawn * 2 - 1).to(like.device)
+
+    def vectors(self, rows: int, like: Tensor, *name: object) -> Tensor:
+        """k vectors of every group, as columns [rows, dim / k]."""
+        return self.signs(rows, self.dim // self.side, like, *name).to(like)
+
+    def products(self, X: Tensor, Y: Tensor) -> Tensor:
+        """sum_t x_t y_t^T of every group, [b, dim], from the two sides' products with its vectors [b, t, dim / k]."""
+        k = self.side
+        if k == 1:
+            return (X * Y).sum(1)
+        X, Y = (Z.unflatten(2, (-1, k)).transpose(1, 2) for Z in (X, Y))
+        return (X.mT @ Y).flatten(1)
+
+    def errors(self, products: Tensor) -> Tensor:
+        """Standard errors of scores, from their terms [b, dim]."""
+        groups = products.unflatten(1, (-1, self.side**2)).sum(2)
+        return groups.std(1) * groups.shape[1] ** 0.5
 
 
 class Factored:
@@ -60,12 +87,12 @@ class Factored:
             if not isinstance(E, LowRankEigenPiece):  # whose basis is not all of the space
                 self.U_B, self.b = E.U_B, (logs.mean(2) - logs.mean((1, 2))[:, None]).exp()
         name = block.names[0]
-        R = draws.signs(L.groups * L.d_out, like, name, "out").view(L.groups, L.d_out, draws.dim)
-        S = draws.signs(L.groups * L.columns, like, name, "in").view(L.groups, L.columns, draws.dim)
-        self.R, self.S = R, S
+        R = draws.vectors(L.groups * L.d_out, like, name, "out").view(L.groups, L.d_out, -1)
+        S = draws.vectors(L.groups * L.columns, like, name, "in").view(L.groups, L.columns, -1)
+        self.R, self.S, self.draws = R, S, draws
         self.left = turn_left(self.U_B, (R * self.b[..., None])[None, :, None], back=True)[0, :, 0]
         rows = (S * self.a[..., None]).mT[None, :, None]
-        self.right = turn_right(self.U_A, rows, back=True)[0, :, 0].mT.contiguous()  # [g, i, dim]
+        self.right = turn_right(self.U_A, rows, back=True)[0, :, 0].mT.contiguous()  # [g, i, dim / k]
 
     def add(self, phi: Tensor, factors: dict[tuple[str, ...], Factor]) -> None:
         """phi [n, dim] += R^T L g of the layer's share."""
@@ -73,7 +100,7 @@ class Factored:
         assert isinstance(x, MatrixFactor)
         z = x.block.sizes
         assert z is not None
-        for s in pieces_of(x, z.groups * z.positions * (3 * phi.shape[1] + z.d_in + z.d_out)):
+        for s in pieces_of(x, z.groups * z.positions * (4 * self.R.shape[2] + z.d_in + z.d_out)):
             G = cotangents(x, s)[0].mT  # [b, g, T, o]
             if x.block.is_embedding:
                 at = x.indices(s)
@@ -82,16 +109,14 @@ class Factored:
                 inputs = x.operand(s).mT @ self.right[:, : z.d_in]
                 if x.has_bias:
                     inputs = inputs + self.right[:, z.d_in :]
-            phi[s] += (inputs * (G @ self.left)).sum((1, 2))
+            phi[s] += self.draws.products((G @ self.left).flatten(1, 2), inputs.flatten(1, 2))
 
     def query(self, P: Tensor) -> Tensor:
         """[q, dim] from P [p, q] = (F + damping I)^-1 g, the layer's share."""
         V = turn_right(self.U_A, turn_left(self.U_B, self.L.pack(P)))[:, :, 0]  # [q, g, o, i]
         V = V / self.b[..., None] / self.a[:, None]
-        out = P.new_zeros(P.shape[1], self.R.shape[2])
-        for v, psi in zip(V, out):
-            psi += (self.R * (v @ self.S)).sum((0, 1))
-        return out
+        R = self.R.flatten(0, 1)[None]
+        return torch.cat([self.draws.products(R, (v @ self.S).flatten(0, 1)[None]) for v in V])
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -106,7 +131,17 @@ class Plain:
         self, names: tuple[str, ...], blocks: Sequence[Block], root: Piece | None, draws: Draws, space: ParameterSpace
     ) -> None:
         self.names, self.blocks, self.root, self.draws = names, tuple(blocks), root, draws
-        self.shapes = [space.shapes[name] for name in names]
+        self.parts: list[tuple[int, Tensor | tuple[Tensor, Tensor]]] = []  # entries, and their signs
+        like = torch.zeros(0, dtype=space.dtype, device=space.device)
+        for name in names:
+            shape = space.shapes[name]
+            size = prod(shape)
+            if size > LARGE and len(shape) > 1:  # of a matrix, those of its rows and columns
+                sides = (("out", size // shape[-1]), ("in", shape[-1]))
+                R, S = (draws.vectors(d, like, name, side) for side, d in sides)
+                self.parts.append((size, (R, S)))
+            else:
+                self.parts.append((size, draws.signs(size, draws.dim, like, name)))
 
     def add(self, phi: Tensor, factors: dict[tuple[str, ...], Factor]) -> None:
         """phi [n, dim] += R^T L g of these parameters."""
@@ -128,21 +163,17 @@ class Plain:
         return self._signed(inverse.matmat(P).T)
 
     def _signed(self, rows: Tensor) -> Tensor:
-        """Times random signs; those of a large matrix are r s^T, of which there are less to draw."""
+        """[b, dim] of gradients [b, p]."""
         out: Tensor = rows.new_zeros(len(rows), self.draws.dim)
-        each = torch.split(rows, [prod(shape) for shape in self.shapes], 1)
-        for name, shape, own in zip(self.names, self.shapes, each):
-            if own.shape[1] > LARGE and len(shape) > 1:
-                d = shape[-1]
-                R = self.draws.signs(own.shape[1] // d, rows, name, "out")
-                S = self.draws.signs(d, rows, name, "in")
+        for own, (_, signs) in zip(torch.split(rows, [size for size, _ in self.parts], 1), self.parts):
+            if isinstance(signs, tuple):
+                R, S = signs
                 for row, total in zip(own, out):
-                    total += (R * (row.view(-1, d) @ S)).sum(0)
+                    total += self.draws.products(R[None], (row.view(len(R), -1) @ S)[None])[0]
                 continue
             step = max(1, COLUMNS // self.draws.dim)
             for start in range(0, own.shape[1], step):
-                part = own[:, start : start + step]
-                out += part @ self.draws.signs(part.shape[1], rows, name, start)
+                out += own[:, start : start + step] @ signs[start : start + step].to(rows)
         return out
 
 

@@ -251,7 +251,9 @@ class EigenPiece(MatrixPiece):
             if not self.factored:
                 raise UnsupportedError(f"the metric of {self.names[0]} has no Kronecker factors: use mode='exact'")
             s = s + sqrt(damping) * (self.s_B[:, None, :, None] + self.s_A[:, None, None, :])
-        return self.invertible(s.flatten())
+        s = s.flatten()
+        noise = (self.s_B.shape[-1] + self.s_A.shape[-1]) * torch.finfo(s.dtype).eps ** 2  # of means of squares
+        return s if damping > 0 and bool((s > 10 * noise * s.max()).all()) else self.invertible(s)
 
     def downdate(self, M: Tensor) -> Piece:  # noqa: D102
         means = self.to_eigenbasis(M).square().sum(1)

@@ -1,10 +1,10 @@
 """Kronecker factors within a memory budget: the ladder down which a factor that does not fit is moved, rung by rung.
 
-full -> low rank (exact: the gradients' rows span all there is) -> blocks on the diagonal (the heads of attention, or
-parts of a wide layer) -> diagonal -> shared (one number). A layer whose outputs are the words of a vocabulary has no
-blocks: a word and its neighbours in the list have nothing in common, and its factor diag p - p p^T is nearly diagonal.
-The largest side goes down first, as far as it must. A vocabulary of more than `WORDS` goes down one rung in any case:
-the eigendecomposition of its factor would take longer than everything else.
+full -> low rank (exact: the gradients' rows, at most `WORDS`, span all there is) -> blocks on the diagonal (the heads of
+attention, or parts of a wide layer) -> diagonal -> shared (one number). A layer whose outputs are the words of a
+vocabulary has no blocks: a word and its neighbours in the list have nothing in common, and its factor diag p - p p^T is
+nearly diagonal. The largest side goes down first, as far as it must. A vocabulary of more than `WORDS` goes down one
+rung in any case: the eigendecomposition of its factor would take longer than everything else.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def rungs(unit: Unit, which: Literal["output", "input"], words: int, rows: Calla
         return
     d, bias = (o, False) if which == "output" else (i, len(unit.names) == 2)
     found = [Side("full")]
-    if which == "output" and 4 * rows() <= d:
+    if which == "output" and 4 * rows() <= d and rows() <= WORDS:
         found.append(Side("low rank", rows()))
     if not bias and not (which == "output" and d == words):
         found += [Side("blocks", h) for h in (2**j for j in range(1, 20)) if d % h == 0 and d // h >= LEAST]

@@ -99,7 +99,7 @@ class Half:
             return 0.0
         if self.sample is None or len(self.sample) < 2:
             return None
-        X = self.sample.double() if self.d * len(self.sample) <= ROOM else self.sample
+        X = self.sample.double() if self.sample.numel() <= ROOM // 16 else self.sample
         X = X / X.norm(dim=1).square().mean().sqrt()
         whole = _pairs(X @ X.T)
         if self.side.kind == "blocks":

@@ -54,13 +54,14 @@ ParamSelection = None | str | Sequence[str] | Callable[[str, Tensor], bool]
 class Certificate:
     """What was asked of a network of one structure, selection and precision, and found in order: it is not asked again.
 
-    `anatomies` are filled in by `stream.anatomy`, by the shape of the inputs.
+    `anatomies` are filled in by `stream.anatomy`, by the shape of the inputs, and `outputs` by `curvature.tokens`.
     """
 
     chosen: tuple[str, ...]  # names of the differentiated parameters
     arguments: tuple[str, ...] = ()  # names of what forward takes
     quiet: Mapping[str, bool] = field(default_factory=dict)  # switches off a language model's cache
     anatomies: dict[Any, Any] = field(default_factory=dict)
+    outputs: dict[Any, Any] = field(default_factory=dict)
 
 
 _CERTIFICATES: WeakKeyDictionary[nn.Module, dict[object, Certificate]] = WeakKeyDictionary()

@@ -14,7 +14,7 @@ from biascope.linalg.operator import Adjoint, LinearOperator
 from biascope.network.derivatives import differentiable_attention
 from biascope.network.door import no_reentrant_checkpoints
 from biascope.network.functional import Functional, Params, ParamSelection, functional
-from biascope.network.layers.blocks import Anatomy, leaves, rows_of_tape
+from biascope.network.layers.blocks import Anatomy, all_gradients, leaves, rows_of_tape
 from biascope.network.layers.fallback import per_example_gradients
 from biascope.network.layers.record import record
 from biascope.network.outputs import main_tensor
@@ -405,7 +405,7 @@ class Jacobian(LinearOperator):
             if not found.matches(tape):
                 fallback, ruled = [*fallback, *ruled], []
             else:
-                rows |= rows_of_tape(self.f, found, tape, cot, ruled)
+                rows |= rows_of_tape(self.f, found, tape, all_gradients(tape, found, cot), len(cot), ruled)
         if fallback:
             rows |= per_example_gradients(self.f, fallback, inputs, cot)
         return torch.cat([rows[name] for name in self.f.params], -1).movedim(0, 1)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from biascope.network.derivatives import RightGradients, writes_into_inputs
-from biascope.network.functional import Functional, Params, as_tensor
+from biascope.network.functional import Functional, Params, as_tensor, explained
 from biascope.network.layers.blocks import (
     Anatomy,
     Block,
@@ -308,7 +308,8 @@ class Forward:
 
     def __init__(self, f: Functional, found: Anatomy, blocks: Sequence[Block], inputs: Inputs, start: int = 0) -> None:
         self.f, self.found, self.blocks, self.examples = f, found, blocks, inputs
-        self.tape = recorded(f, found, inputs)
+        with explained(f.module, inputs):
+            self.tape = recorded(f, found, inputs)
         self.rows = self.tape.rows.detach()  # [n, c]
         if self.tape.shape != found.shape:
             raise StaleError(

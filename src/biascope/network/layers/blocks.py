@@ -291,14 +291,16 @@ def use_rows(tape: Tape, found: Anatomy, index: int, role: str, g: Tensor) -> Te
         if role == "bias":
             return use.rule.bias_rows(g.flatten(0, 1)).reshape(*g.shape[:2], -1)
         assert a is not None
-        return torch.stack([use.rule.weight_rows(a, gj) for gj in g])
+        rows = [use.rule.weight_rows(a, gj) for gj in g]
+        return rows[0][None] if len(rows) == 1 else torch.stack(rows)  # no copy of what may be large
     return use.rule.rows(role, a, g, slot.output.dim)
 
 
-def rows_of_tape(f: Functional, found: Anatomy, tape: Tape, cotangents: Tensor, names: list[str]) -> dict[str, Tensor]:
-    """Per-example gradients {name: [k, n, numel]} for cotangents [k, n, c], of parameters that have rules."""
-    k, n = cotangents.shape[:2]
-    wanted = set(names)
+def rows_of_tape(
+    f: Functional, found: Anatomy, tape: Tape, pieces: list[list[Tensor | None]], k: int, names: list[str]
+) -> dict[str, Tensor]:
+    """Per-example gradients {name: [k, n, numel]} of parameters that have rules, from `all_gradients`."""
+    n, wanted = len(tape.rows), set(names)
     places = [
         (i, role, name)
         for i, (use, slot) in enumerate(zip(tape.uses, found.slots))
@@ -308,7 +310,7 @@ def rows_of_tape(f: Functional, found: Anatomy, tape: Tape, cotangents: Tensor, 
     ]
     out = {name: torch.zeros(k, n, f.params[name].numel(), dtype=f.dtype, device=f.device) for name in names}
     start = 0
-    for grads in all_gradients(tape, found, cotangents):
+    for grads in pieces:
         size = next((len(g) for g in grads if g is not None), 1)
         at = slice(start, start + size)
         for i, role, name in places:

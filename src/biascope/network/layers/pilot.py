@@ -16,12 +16,13 @@ from torch import Tensor
 from biascope.network.door import random_state, refuse_mixing, refuse_random
 from biascope.network.functional import Functional, explained
 from biascope.network.layers import composed as composed  # its handlers are registered
-from biascope.network.layers.blocks import Anatomy, Block, Layout, Slot, leaves, rows_of_tape
+from biascope.network.layers.blocks import Anatomy, Block, Layout, Slot, all_gradients, leaves, rows_of_tape
 from biascope.network.layers.derived import labelled, next_scope
 from biascope.network.layers.record import EVERYTHING, Scope, Tape, Use, record
 from biascope.network.layers.rules import Linear, MatrixRule, Sizes
 from biascope.support.inputs import Inputs, batch_size, take
 
+GROUP = 2**28  # numbers in the gradients that are compared at a time
 SCOPES = 6  # times that a network is looked at; then derived tensors are left to autograd
 
 
@@ -241,19 +242,33 @@ def _disagreements(f: Functional, found: Anatomy, two: Inputs, names: list[str],
         return names
     gen = torch.Generator().manual_seed(0)
     u = torch.randn(tape.rows.shape, generator=gen, dtype=torch.float64, device="cpu").to(f.device, f.dtype)
-    by_rule = rows_of_tape(f, found, tape, u[None], names)
+    pieces = all_gradients(tape, found, u[None])
     with torch.enable_grad():
         rows = f(params, two)  # unrecorded: a tape's convolutions keep no way back to their weights
     error, size = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)  # squares, summed over both examples
-    for i in range(2):  # one example's gradients at a time: for a large network this is what takes the memory
-        v = torch.zeros_like(u)
-        v[i] = u[i]
-        grads = torch.autograd.grad(
-            rows, [params[n] for n in names], v, retain_graph=True, allow_unused=True, materialize_grads=True
-        )
-        for n, exact in zip(names, grads):
-            exact = exact if f.shards is None else f.shards.whole(f.params[n], exact)
-            size[n] += float(exact.norm()) ** 2
-            error[n] += float((by_rule[n][0, i] - exact.flatten()).norm()) ** 2
+    for some in _groups({n: f.params[n].numel() for n in names}):
+        by_rule = rows_of_tape(f, found, tape, pieces, 1, some)
+        for i in range(2):
+            v = torch.zeros_like(u)
+            v[i] = u[i]
+            wanted = [params[n] for n in some]
+            grads = torch.autograd.grad(rows, wanted, v, retain_graph=True, allow_unused=True, materialize_grads=True)
+            for n, exact in zip(some, grads):
+                exact = exact if f.shards is None else f.shards.whole(f.params[n], exact)
+                size[n] += float(exact.norm()) ** 2
+                error[n] += float((by_rule[n][0, i] - exact.flatten()).norm()) ** 2
     scale, tol = max(size.values()) ** 0.5, max(tol, 8 * tape.rounding)
     return [n for n in names if not error[n] ** 0.5 <= tol * size[n] ** 0.5 + tol * 1e-3 * scale]
+
+
+def _groups(sizes: dict[str, int]) -> list[list[str]]:
+    """Names in their order, as many at a time as have `GROUP` numbers: gradients are what takes the memory here."""
+    out: list[list[str]] = [[]]
+    held = 0
+    for name, size in sizes.items():
+        if out[-1] and held + size > GROUP:
+            out.append([])
+            held = 0
+        out[-1].append(name)
+        held += size
+    return out
