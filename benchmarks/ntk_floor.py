@@ -3,28 +3,30 @@
     python benchmarks/ntk_floor.py [--device cpu|cuda] [--only vit]
 
 Counted are: one forward pass; a backward pass to the layers' outputs, never to the weights, for each output of the
-network; and per parameter the cheapest contraction that the planner knows, over pairs of examples i <= j only. Copies,
-activations, sums and launches are not. The speed is that of a float32 product (`curvature_floor.speed`).
+network; and per parameter the cheapest contraction that the planner knows, over pairs of examples i <= j only, and over
+positions at which gradients arrive. Copies, activations, sums and launches are not. The speed is that of a float32
+product (`curvature_floor.speed`); on a GPU large products run on tensor cores here, and a share may exceed 100 %.
 """
 
 import argparse
+from typing import Any
 
 import torch
-from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
-
 from curvature_floor import speed
 from ntk import MODELS, setup
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 
 def flops(model: nn.Module, x: torch.Tensor, outputs: str) -> float:
     """Floating-point operations of one kernel of all examples x."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
     from biascope.kernels.empirical import cotangents
     from biascope.kernels.plan import METHODS, _cost
     from biascope.network.functional import functional
     from biascope.network.layers.pilot import taped
     from biascope.network.stream import anatomy
-    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     f, n = functional(model), len(x)
     found = anatomy(f, x)
@@ -39,9 +41,26 @@ def flops(model: nn.Module, x: torch.Tensor, outputs: str) -> float:
     half = (n + 1) / (2 * n)
     least = [
         min(_cost(b, m, mode, n, n, len(cot), half, 4)[0] for m in (METHODS if b.kind == "matrix" else ("contract",)))
-        for b in found.blocks
+        for b in map(found.narrowed, found.blocks)
     ]
     return passes + sum(least)
+
+
+def print_shares(report: dict[str, Any]) -> None:
+    """For every case of a report by `ntk.py`, the share of the floor's speed that biascope reached."""
+    device = report["settings"]["device"]
+    ours = {row["case"]: row for row in report["measurements"] if row["contender"] == "biascope"}
+    rate, states = speed(device), dict[str, Any]()
+    print("\n| kernel | GFLOP | floor, s | biascope, s | share of the floor |\n|---|---|---|---|---|")
+    for case, row in ours.items():
+        seconds = row[report["settings"]["headline"]]
+        if seconds is None:
+            continue
+        name, outputs = case.rsplit("-", 1)
+        state = states[name] = states.get(name) or setup(*MODELS[name], device)
+        count = row["flops"] = flops(state.model, state.x, outputs)
+        least = row["floor_s"] = count / rate
+        print(f"| {case} | {count / 1e9:.1f} | {least:.3g} | {seconds:.3g} | {least / seconds:.0%} |", flush=True)
 
 
 def main() -> None:
