@@ -9,6 +9,7 @@ as the reference, for contiguous and channels-last tensors; the report then has 
 torch.func.jvp divided by the plain network's, with the time the GPU is busy (sum over kernels) next to wall time.
 
     python benchmarks/linearize.py --device cuda --out benchmarks/results/linearize-h200.json      # less than 40 s
+    python benchmarks/linearize.py --device cuda --net vit-b --batch 32 --repeats 5
     python benchmarks/linearize.py --cost --batch 4 --width 4 --repeats 3                          # a check on a CPU
 """
 
@@ -26,6 +27,7 @@ import torch
 from harness import Case, Contender, Measurement, machine, main, markdown, ratios
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
 import biascope as bs
@@ -34,9 +36,18 @@ from biascope import nets
 State = tuple[nn.Module, Tensor, Tensor]
 
 
+VIT_B = {"in_channels": 3, "outputs": 1000, "image_size": 224, "patch": 16, "depth": 12, "heads": 12, "width": 768}
+NETS = {  # networks that are not registered in this size: name, options
+    "vit-b": ("vit", {**VIT_B, "mlp": 3072, "attention": "fused"}),
+    "vit-s": ("vit", {**VIT_B, "mlp": 1536, "width": 384, "heads": 6, "depth": 4, "attention": "fused"}),
+}
+
+
 def setup(name: str, batch: int, device: str, **options: Any) -> State:
     gen = torch.Generator().manual_seed(0)
-    shape = nets.info(name).input_shape
+    name, more = NETS.get(name, (name, {}))
+    options |= more
+    shape = (3, 224, 224) if more else nets.info(name).input_shape
     model = nets.build(name, 0, **options).eval().to(device)
     x = torch.randn(batch, *shape, generator=gen).to(device)
     with torch.no_grad():
@@ -54,7 +65,10 @@ class FuncJvp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         moved = {k: p - self.params0[k] for k, p in self.model.named_parameters()}
-        f0, Jv = torch.func.jvp(lambda p: torch.func.functional_call(self.model, p, (x,)), (self.params0,), (moved,))
+        with sdpa_kernel(SDPBackend.MATH):  # the fused ones have no forward mode
+            f0, Jv = torch.func.jvp(
+                lambda p: torch.func.functional_call(self.model, p, (x,)), (self.params0,), (moved,)
+            )
         return f0 + Jv
 
 
@@ -171,7 +185,8 @@ def cost(given: Any) -> dict[str, Any]:
     reference = displaced(FuncJvp(copy.deepcopy(plain).double()))
     truths = {job: job((reference, x.double(), y)) for job in (forward, step)}
     del reference
-    for layout in (torch.contiguous_format, torch.channels_last):
+    layouts = (torch.contiguous_format,) if given.net in NETS else (torch.contiguous_format, torch.channels_last)
+    for layout in layouts:
         model, batch = copy.deepcopy(plain).to(memory_format=layout), x.to(memory_format=layout)
         ways = {"biascope": displaced(bs.linearize(model)), "plain": model, "torch.func.jvp": displaced(FuncJvp(model))}
         states = {way: (net, batch, y) for way, net in ways.items()}

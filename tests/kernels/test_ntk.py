@@ -440,16 +440,25 @@ def test_script_prints_a_kernel() -> None:
     assert "8." in out  # (3 ones + 1 for the bias) * 2 outputs
 
 
-@pytest.mark.parametrize("other", [False, True])
-def test_split_products_keep_float32_accuracy(other: bool) -> None:
-    """The sum of tf32 products used on GPUs: the parts are exact, the sum is right to 20 bits."""
-    from biascope.kernels.contract import _gram_split, _split
+def test_products_on_tensor_cores_keep_float32_accuracy() -> None:
+    """Where Triton is: its interpreter computes what the kernel does, in float32. The GPU's digits: test_ntk_gpu.py."""
+    pytest.importorskip("triton")
+    code = """
+    import torch
+    from biascope.kernels import tensor_cores
+    from biascope.kernels.tensor_core_kernel import products
 
-    X, Y = torch.randn(70, 40_000), torch.randn(50, 40_000)
-    high, low = _split(X)
-    assert torch.equal(high + low, X)
-    assert torch.equal(high.view(torch.int32) & 0x1FFF, torch.zeros(70, 40_000, dtype=torch.int32))
-    assert float((low.abs() / X.abs().clamp_min(1e-30)).max()) <= 2**-10
-    K = _gram_split(X, Y if other else None, 2**22)
-    exact = X.double() @ (Y if other else X).double().T
-    assert relative(K, exact) < 1e-6
+    tensor_cores._compiled = lambda: products
+    gen = torch.Generator().manual_seed(0)
+    for m, n, p in ((200, 150, 700), (70, 300, 1500), (64, 64, 3000)):
+        X, Y = torch.randn(m, p, generator=gen), torch.randn(n, p, generator=gen)
+        for Z in (X, Y):
+            exact = X.double() @ Z.double().T
+            print(float((tensor_cores.product(X, Z) - exact).abs().max() / exact.abs().max()))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    there = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=there)
+    errors = [float(line) for line in done.stdout.split()]
+    assert len(errors) == 6
+    assert max(errors) < 1e-6

@@ -81,3 +81,33 @@ def test_layers_sum_to_the_kernel() -> None:
     K = bs.ntk(net, torch.randn(8, 1, 32, 32, device="cuda"), outputs="trace", by_layer=True)
     total = sum(layer.tensor for layer in K.by_layer().values())
     assert float((total - K.tensor).norm() / K.tensor.norm()) < 1e-5
+
+
+@pytest.mark.parametrize("outputs", ["full", "trace"])
+@pytest.mark.parametrize("name", ["vit", "lenet"])
+def test_replayed_kernels_follow_inputs_and_parameters(name: str, outputs: str) -> None:
+    from biascope.kernels import replay
+
+    net = bs.nets.build(name, seed=0, outputs=4).eval().cuda()
+    for call in range(4):
+        x = torch.randn(6, *bs.nets.info(name).input_shape, device="cuda")
+        with torch.no_grad():
+            next(net.parameters()).mul_(1.1)
+        K = bs.ntk(net, x, outputs=outputs).tensor
+        exact = bs.ntk(net, x, outputs=outputs, precision="float64").tensor
+        assert float((K - exact).norm() / exact.norm()) < 1e-5
+        states = [seen for key, seen in replay._SEEN[net].items() if key[-1] == "float32"]
+        assert [seen.replay is not None for seen in states] == [call > 0]
+
+
+@pytest.mark.parametrize("shape", [(640, 640, 20_000), (64, 64, 600_000), (300, 200, 40_000)])
+def test_products_on_tensor_cores(shape: tuple[int, int, int]) -> None:
+    from biascope.kernels import tensor_cores
+
+    m, n, p = shape
+    X = torch.randn(m, p, device="cuda")
+    for Y in (X, torch.randn(n, p, device="cuda")):
+        if not tensor_cores.is_worth(X, Y):
+            pytest.skip("no Triton")
+        exact = X.double() @ Y.double().T
+        assert float((tensor_cores.product(X, Y) - exact).abs().max() / exact.abs().max()) < 1e-6

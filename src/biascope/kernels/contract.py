@@ -16,8 +16,10 @@ import math
 import torch
 from torch import Tensor
 
+from biascope.kernels.tensor_cores import is_worth, product
 from biascope.network.layers.blocks import Factor, MatrixFactor, RowsFactor
-from biascope.support.precision import arithmetic
+
+LARGE = 2**24  # entries of a product up to which it is made in one piece
 
 
 def mul(X: Tensor, Y: Tensor) -> Tensor:
@@ -26,6 +28,8 @@ def mul(X: Tensor, Y: Tensor) -> Tensor:
         if X.is_cuda:
             return torch.mm(X, Y.mT, out_dtype=torch.float32)
         X, Y = X.float(), Y.float()  # same numbers, no bf16 units to use
+    if X.is_cuda and is_worth(X, Y):
+        return product(X, Y)
     p, piece = X.shape[1], 1024 if X.is_cuda else 8192
     # One long float32 sum loses digits, and on a GPU keeps few processors busy; large kernels have neither problem
     thin = (X.is_cuda or min(len(X), len(Y)) < 64) and len(X) * len(Y) <= 2**20
@@ -41,29 +45,6 @@ def _pieces(X: Tensor, Y: Tensor, piece: int) -> Tensor:
     Yp = Y[:, :head].reshape(len(Y), q, piece).transpose(0, 1)
     out = (Xp @ Yp.mT).sum(0)
     return out.add_(X[:, head:] @ Y[:, head:].mT) if head < p else out
-
-
-def _split(X: Tensor) -> tuple[Tensor, Tensor]:
-    """X = high + low, high exact in tf32: products of the parts on tensor cores keep 20 of float32's 24 bits."""
-    high = X.view(torch.int32).bitwise_and(-0x2000).view(torch.float32)
-    return high, X - high
-
-
-def _gram_split(X: Tensor, Y: Tensor | None, workspace: int) -> Tensor:
-    """X X^T (or X Y^T) in float32 accuracy from tf32 products: HH + HL + LH."""
-    with arithmetic("tf32"):
-        rows = len(X) + (0 if Y is None else len(Y))
-        step = max(8192, workspace // (8 * rows) // 1024 * 1024)
-        total = torch.zeros(len(X), len(X) if Y is None else len(Y), dtype=X.dtype, device=X.device)
-        for c in range(0, X.shape[1], step):
-            Xh, Xl = _split(X[:, c : c + step].contiguous())
-            if Y is None:
-                cross = mul(Xh, Xl)
-                total += mul(Xh, Xh) + (cross + cross.mT)
-            else:
-                Yh, Yl = _split(Y[:, c : c + step].contiguous())
-                total += mul(Xh, Yh) + (mul(Xh, Yl) + mul(Xl, Yh))
-        return total
 
 
 class Scratch:
@@ -115,16 +96,17 @@ def small_rows(x: Factor, method: str) -> Tensor | None:
 def add_rows(K: Tensor, J1: Tensor, J2: Tensor | None, outputs: str, workspace: int) -> None:
     """K += J J^T from rows J [n, k, p]."""
     symmetric, other = J2 is None, J1 if J2 is None else J2
-    (n1, k, p), n2 = J1.shape, len(other)
+    (n1, k, _), n2 = J1.shape, len(other)
     if outputs == "diagonal":
         for j in range(k):
             add_rows(K[j], J1[:, j : j + 1], None if J2 is None else J2[:, j : j + 1], "trace", workspace)
         return
     per = k if outputs == "full" else 1  # rows of the matrix per example
-    X, Y = (J1.flatten(0, 1), other.flatten(0, 1)) if outputs == "full" else (J1.flatten(1), other.flatten(1))
+    X = J1.flatten(0, 1) if outputs == "full" else J1.flatten(1)
+    Y = X if symmetric else other.flatten(0, 1) if outputs == "full" else other.flatten(1)
     target = K.permute(1, 0, 3, 2) if outputs == "full" else K
-    if X.is_cuda and X.dtype == torch.float32 and p >= 8192 and 2**16 <= len(X) * len(Y) <= 2**22:
-        target += _gram_split(X, None if symmetric else Y, workspace).view(target.shape)
+    if X.is_cuda and len(X) * len(Y) <= LARGE and is_worth(X, Y):  # of a symmetric one, half is multiplied
+        target += product(X, Y).view(target.shape)
         return
     step = max(1, min(_step(n1, per, symmetric), workspace // (4 * K.element_size() * len(Y) * per)))
     for i in range(0, n1, step):
@@ -172,12 +154,21 @@ def weight_slice(x: MatrixFactor, out: slice, workspace: int, scratch: Scratch, 
     step = max(1, min(x.n, workspace // max(1, 4 * per_example)))  # a quarter of the workspace for the patches
     for start in range(0, x.n, step):
         ex = slice(start, min(start + step, x.n))
-        G = x.cotangents(ex)[:, :, :, out].permute(1, 2, 0, 3, 4).flatten(2, 3)  # [b, groups, k * width, T]
+        G = x.cotangents(ex)[:, :, :, out]  # [k, b, groups, width, T]
         A = x.operand(ex).mT  # [b, groups, T, d_in]
-        if s.groups == 1:
-            torch.bmm(G[:, 0], A[:, 0], out=J[ex].view(len(G), x.k * width, s.d_in))
+        if s.groups > 1:
+            J[ex] = (
+                (G.permute(1, 2, 0, 3, 4).flatten(2, 3) @ A).view(len(A), s.groups, x.k, width, s.d_in).transpose(1, 2)
+            )
+        elif width >= 64 and not J.is_cuda:  # nothing is copied
+            for j in range(x.k):
+                torch.bmm(G[j, :, 0], A[:, 0], out=J[ex][:, j, 0])
+        elif J.is_cuda and G.stride(-1) != 1:  # features lie side by side: they stay so
+            G = G[:, :, 0].transpose(0, 1).mT.contiguous().flatten(0, 1).mT  # [b * k, width, T]
+            torch.bmm(G, A.expand(-1, x.k, -1, -1).flatten(0, 1), out=J[ex].view(len(G), width, s.d_in))
         else:
-            J[ex] = (G @ A).view(len(G), s.groups, x.k, width, s.d_in).transpose(1, 2)
+            G = G[:, :, 0].transpose(0, 1).flatten(1, 2)  # [b, k * width, T]
+            torch.bmm(G, A[:, 0], out=J[ex].view(len(A), x.k * width, s.d_in))
     return J.flatten(2)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,8 +15,8 @@ from biascope.kernels.kernel import Kernel
 from biascope.kernels.plan import Plan, Strategy, make_plan
 from biascope.kernels.products import by_products
 from biascope.network.functional import Functional, ParamSelection, functional
-from biascope.network.layers.blocks import Anatomy, Factor, MatrixFactor
-from biascope.network.stream import anatomy, collect
+from biascope.network.layers.blocks import Anatomy, Block, Factor, MatrixFactor, RowsFactor, WiderError
+from biascope.network.stream import Forward, Names, anatomy
 from biascope.support.errors import InputError, UnsupportedError
 from biascope.support.inputs import Inputs, batch_size, gather, take, tensors_of
 from biascope.support.memory import budget as memory_budget
@@ -146,6 +146,9 @@ class Job:
     mode: str
     cot: Tensor
     plan: Plan
+    wider: Callable[[], Job]  # the same, if gradients arrive at positions that were left out
+    free: bool = False  # may memory be held between calls?
+    later: Later | None = None  # where to put what is to be looked at afterwards
 
     @staticmethod
     def make(
@@ -165,13 +168,16 @@ class Job:
         if plan is None:
             mode, cot = cotangents(outputs, found.outputs)
             limit = memory_budget(max_memory, f.device)
-            plan = make_plan(found, mode, n1, n2, len(cot), strategy, precision, f.dtype, f.device, limit)
+            whole = found.batching() if len(cot) > 1 else found
+            plan = make_plan(whole, mode, n1, n2, len(cot), strategy, precision, f.dtype, f.device, limit)
             if max_memory is not None or plan.is_small:  # else it depends on what is free now
                 if len(found.plans) > PLANS:
                     found.plans.clear()
                 found.plans[key] = (mode, cot, plan)
-        found = found if plan.batched == found.batched else replace(found, batched=plan.batched)
-        return Job(f, found, one, two, outputs, mode, cot, plan)
+        way = found.batching() if plan.batched else found if not found.batched else replace(found, batched=False)
+        again = (outputs, strategy, precision, max_memory)
+        wider = lambda: Job.make(f, found.widened(), one, two, *again)  # noqa: E731
+        return Job(f, way, one, two, outputs, mode, cot, plan, wider, max_memory is None)
 
     def shape(self, n1: int, n2: int) -> tuple[int, ...]:
         """Shape of a kernel while it is summed."""
@@ -180,6 +186,23 @@ class Job:
 
     def run(self, by_layer: bool = False) -> tuple[Tensor, dict[str, Tensor] | None]:
         """Compute the kernel; also one per layer if asked."""
+        try:
+            if self.free and not by_layer and self.f.device.type == "cuda":
+                from biascope.kernels.replay import replayed
+
+                K = replayed(self)
+                if K is not None:
+                    return K, None
+            return self.run_once(by_layer)
+        except WiderError:
+            other = self.wider()
+            known = self.f.certificate.anatomies
+            known |= {key: found.widened() for key, found in known.items()}
+            self.found, self.plan = other.found, other.plan
+            return self.run_once(by_layer)
+
+    def run_once(self, by_layer: bool = False) -> tuple[Tensor, dict[str, Tensor] | None]:
+        """The same, launch by launch."""
         p = self.plan
         if p.strategy == "products":
             return by_products(self.f, self.one, self.two, self.cot, self.mode, p), None
@@ -226,7 +249,7 @@ class Job:
         """One pass over some examples for a group of blocks."""
         store = torch.bfloat16 if self.plan.precision == "bf16" else None
         blocks = [self.plan.blocks[i].block for i in group]
-        return collect(self.f, self.found, blocks, inputs, self.cot, self.plan.chunk, store)
+        return collect(self.f, self.found, blocks, inputs, self.cot, self.plan.chunk, store, self.later)
 
     def _run_tiles(self, K: Tensor, layers: dict[str, Tensor] | None) -> None:
         """Too large for one go: pairs of tiles of examples, each computed whole."""
@@ -274,6 +297,99 @@ def measure_error(
         "diagonal": lambda: values[:, i][:, :, j],
     }[mode]()
     return float((block.to(exact) - exact).norm() / exact.norm())
+
+
+@dataclass
+class Later:
+    """Outputs [n, c], and flags that are to be False: results are good only then."""
+
+    rows: list[Tensor] = field(default_factory=list)
+    flags: list[Tensor] = field(default_factory=list)
+
+
+def collect(
+    f: Functional,
+    found: Anatomy,
+    blocks: Sequence[Block],
+    inputs: Inputs,
+    cotangents: Tensor,
+    chunk: int | None = None,
+    store: torch.dtype | None = None,
+    later: Later | None = None,
+) -> list[Factor]:
+    """The factors of all examples, one per block: forward passes over `chunk` examples each, kept in one place.
+
+    Args:
+        f: the network.
+        found: its anatomy.
+        blocks: the blocks to collect; backward stops at the earliest of their layers.
+        inputs: n examples.
+        cotangents: [k, c], the same for every example.
+        chunk: examples per forward pass (all at once if None).
+        store: precision in which factors are kept (that of f if None).
+        later: for what is otherwise looked at, and refused, at once.
+    """
+    n, k = batch_size(inputs), len(cotangents)
+    chunk = n if chunk is None else max(1, min(chunk, n))
+    cot = cotangents.to(f.device, f.dtype)[:, None]
+    kept: dict[Names, Factor] = {}
+    wider: list[Tensor] = []
+    for start in range(0, n, chunk):
+        at = slice(start, min(start + chunk, n))
+        part = f.prepare(inputs if chunk == n else take(inputs, at))
+        forward = Forward(f, found, blocks, part, start)
+        if later is not None:
+            later.rows.append(forward.rows)
+            later.flags.append(~torch.isfinite(forward.rows).all())
+        elif not bool(torch.isfinite(forward.rows).all()):
+            bad = start + int((~torch.isfinite(forward.rows).all(1)).nonzero()[0])
+            raise UnsupportedError(f"{type(f.module).__name__} returned NaN or infinity for example {bad}")
+        size = at.stop - at.start
+        # without a vmapped backward pass, one cotangent at a time, so that not all are held twice
+        steps = [slice(0, k)] if found.batched or size == n else [slice(j, j + 1) for j in range(k)]
+        for ks in steps:
+            new = forward.factors(cot[ks].expand(-1, size, -1), last=ks.stop == k)
+            for names, factor in new.items():
+                if isinstance(factor, MatrixFactor) and factor.block.live is not None:
+                    factor, outside = factor.narrowed()
+                    wider.append(outside)
+                kept[names] = _keep(kept.get(names), factor, ks, at, (k, n), store or f.dtype)
+        del forward
+    if later is not None:
+        later.flags += wider
+    elif wider and bool(torch.stack(wider).any()):
+        raise WiderError
+    return [kept[b.names] for b in blocks]
+
+
+def _keep(
+    whole: Factor | None, part: Factor, ks: slice, at: slice, size: tuple[int, int], dtype: torch.dtype
+) -> Factor:
+    """A part written into its place in the whole, which is the part itself where there is no other."""
+    k, n = size
+    everything = ks.stop - ks.start == k and at.stop - at.start == n
+    if isinstance(part, RowsFactor):
+        if everything:
+            return RowsFactor(part.block, part.rows.to(dtype))
+        p = part.rows.shape[2]
+        rows = whole.rows if isinstance(whole, RowsFactor) else part.rows.new_empty(k, n, p, dtype=dtype)
+        rows[ks, at] = part.rows
+        return RowsFactor(part.block, rows)
+    if everything:
+        inputs = [a.to(dtype) if a.is_floating_point() else a for a in part.inputs]
+        return MatrixFactor(part.block, part.rules, inputs, [g.to(dtype) for g in part.grads])
+    if isinstance(whole, MatrixFactor):
+        inputs, grads = whole.inputs, whole.grads
+    else:
+        kinds = [dtype if a.is_floating_point() else a.dtype for a in part.inputs]
+        inputs = [a.new_empty(n, *a.shape[1:], dtype=kind) for a, kind in zip(part.inputs, kinds)]
+        grads = [g.new_empty(k, n, *g.shape[2:], dtype=dtype) for g in part.grads]
+    for mine, its in zip(inputs, part.inputs):
+        if ks.start == 0:
+            mine[at] = its
+    for mine, its in zip(grads, part.grads):
+        mine[ks, at] = its
+    return MatrixFactor(part.block, part.rules, inputs, grads)
 
 
 def place(K: Tensor, tile: Tensor, r: slice, c: slice | Tensor, mode: str, both: bool) -> None:

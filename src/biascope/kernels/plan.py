@@ -167,11 +167,13 @@ def make_plan(
     if device.type == "cuda" and precision in TENSOR_CORES:
         speed = (TENSOR_CORES[precision], speed[1])
     half = 0.55 if symmetric else 1.0
-    blocks = tuple(_choose(b, strategy, outputs, n1, m, k, half, store, speed) for b in found.blocks)
+    blocks = tuple(
+        _choose(b, strategy, outputs, n1, m, k, half, store, speed) for b in map(found.narrowed, found.blocks)
+    )
     size = n1 * m * {"full": k * k, "trace": 1, "diagonal": k}[outputs] * item
     kernel_bytes = size if kernel_bytes is None else kernel_bytes
     room = int(0.85 * (budget - kernel_bytes))
-    gradients = item * sum(b.block.output_numel for b in blocks)  # of one cotangent, per example
+    gradients = item * sum(b.output_numel for b in found.blocks)  # of one cotangent, per example
     batched = found.batched and room >= 4 * (found.activation_bytes + k * gradients)
     per_example = found.activation_bytes + (k if batched else 1) * gradients
     least = kernel_bytes + 4 * per_example + 2 * max(b.factor_bytes for b in blocks) * 2

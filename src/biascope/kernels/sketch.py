@@ -18,11 +18,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from biascope.kernels.empirical import Outputs, cotangents
+from biascope.kernels.empirical import Outputs, collect, cotangents
 from biascope.kernels.kernel import SHOWN_UP_TO, Kernel
 from biascope.network.functional import ParamSelection, functional
 from biascope.network.layers.blocks import Factor, MatrixFactor, RowsFactor
-from biascope.network.stream import Cut, Stream, anatomy, collect
+from biascope.network.stream import Cut, Stream, anatomy
 from biascope.support.errors import InputError
 from biascope.support.precision import Precision, arithmetic
 from biascope.support.processes import processes

@@ -7,7 +7,8 @@ value and tangent stacked in one tensor [2, n, ...], with as few kernels as poss
 - convolution: W0 times both halves at once, dW x0 added to the second;
 - BatchNorm in eval mode: one affine map for both halves (`norms.py`), one fused kernel for its own tangent;
 - ReLU, sums and average pooling: one kernel for both halves;
-- linear: the three products, unstacked, the sum of two of them in the second;
+- linear: the three products, unstacked, the sum of two of them in the second; on a GPU large ones of the tangent run
+  on tensor cores, as accurate as in float32;
 - attention: six products for two, of tensors the size of the scores no more than three;
 - softmax and layer norm: their Jacobians are symmetric, so the backward kernel is the forward derivative;
 - products with constants: torch works out shapes in Python where a factor has no tangent.
@@ -28,6 +29,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from biascope.kernels.tensor_cores import is_worth, product
 from biascope.tangent.norms import Key, NormMap, norm_key
 
 Call = Callable[[dict[str, Tensor]], Sequence[Tensor]]
@@ -166,10 +168,16 @@ def _linear(func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None
     (x, dx), (w, dw), (b, db) = _parts(input), _parts(weight), _parts(bias)
     if dw is None:
         return NotImplemented if dx is None else _dual(func(x, w, b), func(dx, w, db))
+    autocast = torch.is_autocast_enabled(x.device.type)
+    if dx is not None and x.is_cuda and not autocast:
+        rows, along = x.flatten(0, -2), dx.flatten(0, -2)
+        if is_worth(rows, dw) and is_worth(along, w):
+            moved = product(rows, dw).add_(product(along, w)).view(*x.shape[:-1], -1)
+            return _dual(func(x, w, b), moved if db is None else moved.add_(db))
     tangent = func(x, dw, db)
     if dx is None:
         return _dual(func(x, w, b), tangent)
-    if torch.is_autocast_enabled(x.device.type) or not tangent.is_contiguous():
+    if autocast or not tangent.is_contiguous():
         return _dual(func(x, w, b), tangent.add_(func(dx, w)))
     tangent.view(-1, tangent.shape[-1]).addmm_(dx.reshape(-1, dx.shape[-1]), w.t())  # no pass of its own for the sum
     return _dual(func(x, w, b), tangent)

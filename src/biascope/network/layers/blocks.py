@@ -56,6 +56,7 @@ class Slot:
     roles: tuple[tuple[str, str], ...]
     input: Layout | None
     output: Layout
+    live: tuple[int, int] | None = None  # positions of a linear layer outside of which no gradient arrived
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Block:
     input_numel: int = 0  # matrix: numbers kept per example, inputs and (for one cotangent) output gradients
     output_numel: int = 0
     rule: MatrixRule | None = None  # matrix: that of the first use; all have its signature
+    live: tuple[int, int] | None = None  # the positions looked at, where not all are: see `Anatomy.narrowed`
 
     @cached_property
     def is_plain(self) -> bool:
@@ -110,6 +112,10 @@ class StaleError(UnsupportedError):
     """The model is not what its anatomy says: changed since, or on another path with these examples."""
 
 
+class WiderError(Exception):
+    """A gradient arrived at positions that were left out; nothing was lost but time."""
+
+
 @dataclass(frozen=True)
 class Anatomy:
     """The blocks of a model, the layout of every recorded use, and the number of outputs."""
@@ -123,11 +129,36 @@ class Anatomy:
     shape: tuple[int, ...] = ()  # of one example's output, before it is flattened
     unreached: frozenset[int] = frozenset()  # uses that the outputs do not depend on
     scope: Scope = EVERYTHING  # what the recorder looks for
+    together: tuple[Scope, int] | None = None  # how else one vmapped pass works, and the activation bytes then
     plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # what users made of it
 
     def watched(self, f: Functional) -> Functional:
         """The same function, which raises `StaleError` when an output has another shape than the pilot's."""
         return replace(f, output=Watch(f.output, self.shape))
+
+    def batching(self) -> "Anatomy":
+        """The same, in the way in which one vmapped backward pass has the fewest launches."""
+        if self.together is None:
+            return self
+        scope, size = self.together
+        return replace(self, batched=True, scope=scope, activation_bytes=size)
+
+    def narrowed(self, block: Block) -> Block:
+        """A block without the positions at which no gradient arrived when the network was looked at.
+
+        Behind the last layer that mixes positions only those matter that are read: the class token, the last word.
+        Whether the others have no gradient is to be seen again on all examples (`MatrixFactor.narrowed`).
+        """
+        live = self.slots[block.uses[0]].live if block.kind == "matrix" and len(block.uses) == 1 else None  # type: ignore[union-attr]
+        if live is None or block.sizes is None:
+            return block
+        sizes = replace(block.sizes, positions=live[1] - live[0])
+        a, g = sizes.d_in * sizes.positions, sizes.d_out * sizes.positions
+        return replace(block, live=live, sizes=sizes, input_numel=a, output_numel=g)
+
+    def widened(self) -> "Anatomy":
+        """The same, with gradients at all positions."""
+        return replace(self, slots=tuple([slot and replace(slot, live=None) for slot in self.slots]))
 
     def matches(self, tape: Tape) -> bool:
         """Does a new forward pass use the parameters in the same order as the pilot did?"""
@@ -177,6 +208,16 @@ class MatrixFactor:
     def has_bias(self) -> bool:
         """Is a bias folded into the block?"""
         return len(self.block.names) == 2
+
+    def narrowed(self) -> tuple["MatrixFactor", Tensor]:
+        """The factor at the block's `live` positions, and whether a gradient arrived at others."""
+        assert self.block.live is not None
+        (start, stop), n, k = self.block.live, self.n, self.k
+        a, g = self.inputs[0].reshape(n, -1, self.inputs[0].shape[-1]), self.grads[0]
+        g = g.reshape(k, n, -1, g.shape[-1])
+        wider = g[:, :, :start].any() | g[:, :, stop:].any()
+        few = [a[:, start:stop].contiguous()], [g[:, :, start:stop].contiguous()]  # a view would hold all
+        return replace(self, inputs=few[0], grads=few[1]), wider
 
     def operand(self, s: slice) -> Tensor:
         """A [b, groups, d_in, T] of some examples, all uses joined along T."""

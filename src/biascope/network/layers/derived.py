@@ -5,6 +5,7 @@ parameter. Autograd then carries them back to the parameters behind it, all exam
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -59,7 +60,7 @@ def next_scope(three: Tape, two: Tape, scope: Scope, raw: Iterable[str]) -> Scop
                 if (a.out_shape != b.out_shape) == meets_examples:
                     alone = alone - {*a.roles.values()} if meets_examples else alone | {*a.roles.values()}
     new = {name for name in alone - never - scope.constant if not is_label(name)}
-    return Scope(scope.ignored | never | (frozenset(raw) - new), scope.constant | new)
+    return replace(scope, ignored=scope.ignored | never | (frozenset(raw) - new), constant=scope.constant | new)
 
 
 def _unlike(three: Tape, two: Tape) -> set[str]:

@@ -6,9 +6,11 @@ folded into another axis, a gradient scaled by hand) is found out and its parame
 """
 
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,11 +20,12 @@ from biascope.network.functional import Functional, explained
 from biascope.network.layers import composed as composed  # its handlers are registered
 from biascope.network.layers.blocks import Anatomy, Block, Layout, Slot, all_gradients, leaves, rows_of_tape
 from biascope.network.layers.derived import labelled, next_scope
-from biascope.network.layers.record import EVERYTHING, Scope, Tape, Use, record
+from biascope.network.layers.record import EVERYTHING, FOLDED, Scope, Tape, Use, record
 from biascope.network.layers.rules import Linear, MatrixRule, Sizes
 from biascope.support.inputs import Inputs, batch_size, take
 
 GROUP = 2**28  # numbers in the gradients that are compared at a time
+MORE = 2  # times the activations of fused attention that attention may take when it is written out
 SCOPES = 6  # times that a network is looked at; then derived tensors are left to autograd
 
 
@@ -73,6 +76,9 @@ def pilot(f: Functional, inputs: Inputs) -> Anatomy:
         raw = {name: why for name, why in raw.items() if name in wanted.ignored}
         scope = wanted
         tape3, tape2 = (taped(f, x, scope) for x in (three, two))
+    if f.device.type in FOLDED and f.shards is None and _fuses_attention(tape2):
+        with torch.autograd.graph.saved_tensors_hooks(weigh, lambda t: t):
+            found = _written_out(f, found, two, lambda: saved)
     return found
 
 
@@ -85,11 +91,48 @@ def taped(f: Functional, inputs: Inputs, scope: Scope = EVERYTHING) -> Tape:
 def _anatomy(
     f: Functional, tape: Tape, slots: list[Slot | None], raw: dict[str, str], per_example: int, scope: Scope
 ) -> Anatomy:
-    flow = tape.gradients(torch.ones_like(tape.rows))
+    gen = torch.Generator().manual_seed(0)
+    flow = tape.gradients(torch.randn(tape.rows.shape, generator=gen, device="cpu").to(tape.rows))
     unreached = frozenset(i for i, g in enumerate(flow) if g is None)
+    slots = [slot and replace(slot, live=_live(use, slot, g)) for use, slot, g in zip(tape.uses, slots, flow)]
     blocks, outputs = _blocks(f, tape, slots, raw), tape.rows.shape[1]
     batched = f.shards is None and _can_batch(tape)
     return Anatomy(tuple(blocks), tuple(slots), outputs, per_example, batched, raw, tape.shape, unreached, scope)
+
+
+def _live(use: Use, slot: Slot, g: Tensor | None) -> tuple[int, int] | None:
+    """First and last position of a linear layer at which a gradient arrived on three examples; None if all are in."""
+    if g is None or not isinstance(use.rule, Linear):
+        return None
+    at = slot.output.example_major(g, 3)
+    there = at.reshape(3, -1, at.shape[-1]).any(-1).any(0).nonzero().flatten().tolist()
+    whole = at.numel() // (3 * at.shape[-1])
+    return (there[0], there[-1] + 1) if there and there[-1] + 1 - there[0] < whole else None
+
+
+def _written_out(f: Functional, found: Anatomy, two: Inputs, weighed: Callable[[], int]) -> Anatomy:
+    """Attention in one piece has no batching rule; written out it has: where launches count, and memory allows it."""
+    scope = replace(found.scope, written_out=True)
+    before = weighed()
+    tape = taped(f, two, scope)
+    per_example = (weighed() - before) // 2
+    if not found.matches(tape) or per_example > MORE * found.activation_bytes or not _can_batch(tape):
+        return found
+    return replace(found, together=(scope, per_example))
+
+
+def _fuses_attention(tape: Tape) -> bool:
+    """Does it use torch's attention in one piece? Under vmap that is a loop over the cotangents."""
+    seen, todo = set[Any](), [tape.rows.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        if "ScaledDotProduct" in node.name():
+            return True
+        seen.add(node)
+        todo += [parent for parent, _ in node.next_functions]
+    return False
 
 
 def _name_roots(tape: Tape, raw: dict[str, str]) -> None:
@@ -112,7 +155,8 @@ def _can_batch(tape: Tape) -> bool:
         single = [tape.gradients(c) for c in cot]
     except (RuntimeError, NotImplementedError):
         return False
-    if any("batching rule" in str(w.message) for w in caught):  # torch would loop, slowly
+    # torch would loop, slowly; over attention alone a loop is no loss
+    if any("batching rule" in str(w.message) and "scaled_dot_product" not in str(w.message) for w in caught):
         return False
     for j in range(2):
         for fast, slow in zip(together, single[j]):

@@ -7,6 +7,7 @@ its parameter as *raw*; raw parameters go to the autograd fallback. Nothing is h
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -17,6 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from biascope.network.derivatives import differentiable_attention
 from biascope.network.door import refuse_reentrant_checkpoint
 from biascope.network.layers.convolution import conv2d
 from biascope.network.layers.rules import (
@@ -63,6 +65,7 @@ class Scope:
 
     ignored: frozenset[str] = frozenset()
     constant: frozenset[str] = frozenset()
+    written_out: bool = False  # attention as products and a softmax, which have batching rules
 
 
 EVERYTHING = Scope()
@@ -283,7 +286,7 @@ def record(
     """Run f(params, inputs) -> [n, ...] under the recorder; params must require grad. `read` is unrecorded, after f."""
     for clone in (False, True):
         recorder = Recorder(params, scope, clone)
-        with torch.enable_grad(), recorder:
+        with torch.enable_grad(), recorder, differentiable_attention() if scope.written_out else nullcontext():
             out = f(params, inputs)
         # an input changed in place after the layer read it: look again, with copies
         if all(use.source is None or use.source._version == use.version for use in recorder.uses):
