@@ -18,6 +18,7 @@ from biascope_papers.editing.measures import (
     by_task,
     controlled,
     negations,
+    paired,
     share,
     share_kept,
     spoken,
@@ -58,11 +59,10 @@ def table6_1(run: Run, *, stages: Stages = 7, setting: Setting = PAPER) -> Study
 def fig6_3(run: Run, *, stages: Stages = 7, setting: Setting = PAPER) -> StudyResult:
     """Accuracy of the sum of all task vectors, task by task."""
     found = accuracies(run, setting, stages)
-    over_plain, over_late = (found["linear"].multi - found[other].multi for other in ("non-linear", "post-hoc"))
-    leads = {
-        spoken(task): (Estimate.of(over_plain[:, t]), Estimate.of(over_late[:, t]))
-        for t, task in enumerate(setting.tasks)
-    }
+    over_plain, over_late = (
+        paired(found["linear"].each_multi, found[m].each_multi) for m in ("non-linear", "post-hoc")
+    )
+    leads = {spoken(task): pair for task, *pair in zip(setting.tasks, over_plain, over_late)}
     numbers = controlled(run, setting, stages)
     numbers["merged minus pre-trained, fine-tuned"] = over_seeds(found["non-linear"].multi - found["non-linear"].before)
     for task, (plain, late) in leads.items():

@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 
 from biascope.studies import Chart, Estimate, Run, StudyResult, study
-from biascope.studies.estimates import curve, over_seeds
+from biascope.studies.estimates import over_seeds, through
 from biascope_papers.editing.measures import (
     STARTS,
     Maps,
@@ -20,7 +20,6 @@ from biascope_papers.editing.measures import (
     energies,
     heat_maps,
     maps,
-    spoken,
 )
 from biascope_papers.editing.stand_in import LABELS, METHODS, PAPER, Setting, Several, Stages, sizes
 
@@ -29,12 +28,12 @@ Points = Annotated[int, "test images per task in the maps"]
 Grid = Annotated[int, "coefficients per task between -3 and 3; 19 and 25 contain 0 and 1"]
 SMALL, MEDIUM = {"points": 60, "grid": 7}, {"points": 100, "grid": 7}
 TRIAL = {"stages": 2, "pairs": 1}
-SIZES = sizes(SMALL | TRIAL, MEDIUM | {"pairs": 1})
+SIZES = sizes(SMALL | TRIAL, MEDIUM | {"pairs": 3})
 
 
 @study("editing/fig6.4", sizes=SIZES)
 def fig6_4(
-    run: Run, *, stages: Stages = 7, pairs: Pairs = 4, points: Points = 400, grid: Grid = 19, setting: Setting = PAPER
+    run: Run, *, stages: Stages = 7, pairs: Pairs = 7, points: Points = 256, grid: Grid = 19, setting: Setting = PAPER
 ) -> StudyResult:
     """Disentanglement error of fine-tuned networks and of their linearisations."""
     methods = ("non-linear", "post-hoc")
@@ -54,7 +53,7 @@ def fig6_4(
 
 @study("editing/fig6.8", sizes=SIZES)
 def fig6_8(
-    run: Run, *, stages: Stages = 7, pairs: Pairs = 4, points: Points = 400, grid: Grid = 19, setting: Setting = PAPER
+    run: Run, *, stages: Stages = 7, pairs: Pairs = 7, points: Points = 256, grid: Grid = 19, setting: Setting = PAPER
 ) -> StudyResult:
     """Disentanglement error after tangent fine-tuning, against the linearisation after the fact."""
     found = maps(run, setting, stages, pairs=pairs, points=points, grid=grid)
@@ -71,16 +70,22 @@ def fig6_8(
     )
 
 
-@study("editing/fig6.5", sizes=sizes({"several": "1,2", **SMALL}, {"several": "5,7", **MEDIUM}))
+@study("editing/fig6.5", sizes=sizes({"several": "1,2", "pairs": 2, **SMALL}, {"several": "5,7", "pairs": 2, **MEDIUM}))
 def fig6_5(
-    run: Run, *, several: Several = (5, 6, 7), points: Points = 400, grid: Grid = 19, setting: Setting = PAPER
+    run: Run,
+    *,
+    several: Several = (5, 6, 7),
+    pairs: Pairs = 7,
+    points: Points = 256,
+    grid: Grid = 19,
+    setting: Setting = PAPER,
 ) -> StudyResult:
-    """Disentanglement error of one pair of tasks, for networks of several sizes, each with its own pre-training.
+    """Disentanglement error of pairs of tasks, for networks of several sizes, each with its own pre-training.
 
     Beside it how far a weight moves in fine-tuning, ||tau|| / sqrt(m): the reason the paper gives for the growth.
     """
     several, compared = tuple(sorted(several)), ("non-linear", "post-hoc")
-    found = {w: maps(run, setting, w, methods=compared, pairs=1, points=points, grid=grid) for w in several}
+    found = {w: maps(run, setting, w, methods=compared, pairs=pairs, points=points, grid=grid) for w in several}
     small, large = found[several[0]], found[several[-1]]
     grows = {m: over_seeds(large.box(m) - small.box(m)) for m in compared}
     numbers = {f"xi on [0, 1]^2, largest minus smallest, {LABELS[m]}": grow for m, grow in grows.items()}
@@ -89,18 +94,16 @@ def fig6_5(
     for w, each in found.items():
         numbers[f"||tau|| / sqrt(m), {w} stages"] = over_seeds(each.rms["non-linear"])
         numbers |= {f"{name}, {w} stages": value for name, value in _numbers(each, compared).items()}
-    boxes = {m: torch.cat([found[w].box(m) for w in several], 1) for m in compared}  # [seeds, several]
     chart = Chart(
         "sizes", "Disentanglement error by size", "stages of the encoder", "mean error on [0, 1]^2",
-        tuple(curve(LABELS[method], several, rows) for method, rows in boxes.items()),
+        tuple(through(LABELS[m], several, [over_seeds(found[w].box(m)) for w in several]) for m in compared),
         alt="The mean disentanglement error on [0, 1]^2 against the number of stages.",
-        caption="Mean and standard error over seeds.",
+        caption="Mean and standard error; the text says over what.",
     )  # fmt: skip
     ends = dict.fromkeys((several[0], several[-1]))
     shown = [figure for w in ends for figure in heat_maps(found[w], ("non-linear",), f"{w} stages")]
-    pair = " and ".join(map(spoken, large.pairs[0]))
     return StudyResult(
-        measured=f"From {several[0]} stages to {several[-1]} the mean error of {pair} on [0, 1]^2 changes by "
+        measured=f"From {several[0]} stages to {several[-1]} the mean error on [0, 1]^2 changes by "
         f"{grows['non-linear']} for the network and by {grows['post-hoc']} for its linearisation. "
         f"{about(setting, several)}",
         numbers=numbers | controlled(run, setting, several[-1]),
@@ -111,15 +114,15 @@ def fig6_5(
 @study(
     "editing/fig6.10",
     sizes=sizes(
-        SMALL | TRIAL | {"kernel_points": 20, "outputs": 1}, MEDIUM | {"pairs": 1, "kernel_points": 40, "outputs": 1}
+        SMALL | TRIAL | {"kernel_points": 20, "outputs": 1}, MEDIUM | {"pairs": 3, "kernel_points": 40, "outputs": 1}
     ),
 )
 def fig6_10(
     run: Run,
     *,
     stages: Stages = 7,
-    pairs: Pairs = 4,
-    points: Points = 400,
+    pairs: Pairs = 7,
+    points: Points = 256,
     grid: Grid = 19,
     kernel_points: Annotated[int, "images of the task in the kernel, and as many of the control set"] = 100,
     outputs: Annotated[int, "classes of a task whose kernels are taken, at most"] = 3,

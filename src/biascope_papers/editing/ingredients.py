@@ -1,8 +1,8 @@
 """What the stand-in is made of: images, class texts and first weights, kept in the cache (`networks/ingredients`).
 
-A set is named `mnist`, `quickdraw:0-30` (its classes 0 to 29, counted anew) or `digits/inverted`. Of every set one sample
-is drawn, the same for all seeds; images are kept as bytes and with at most `KEPT` pixels a side, enlarged when they are
-used. So a machine that has the ingredients (some 40 MB) needs neither the sets nor a tokenizer.
+A set is named `mnist`, `quickdraw:0-30` (its classes 0 to 29, counted anew) or `digits/inverted`. Of every set one
+sample is drawn, the same for all seeds; images are kept as bytes and with at most `KEPT` pixels a side, enlarged when
+they are used. So a machine that has the ingredients (some 40 MB) needs neither the sets nor a tokenizer.
 """
 
 import functools

@@ -9,7 +9,7 @@ from typing import Annotated
 from torch import Tensor
 
 from biascope.studies import Chart, Estimate, Run, Series, StudyResult, study
-from biascope_papers.editing.measures import about, contrasts, controlled, energies, spoken
+from biascope_papers.editing.measures import about, contrast, controlled, energies, spoken
 from biascope_papers.editing.stand_in import PAPER, Setting, Stages, sizes
 
 
@@ -27,7 +27,7 @@ def fig6_9(
 ) -> StudyResult:
     """Local energy of the kernel's eigenfunctions on a task and on the control set."""
     found = {spoken(task): values for task, values in energies(run, setting, stages, points, outputs).items()}
-    gaps = {task: Estimate.of(contrasts(values)) for task, values in found.items()}
+    gaps = {task: contrast(values) for task, values in found.items()}
     numbers = {f"energy on {task} minus control": gap for task, gap in gaps.items()}
     for task, values in found.items():
         own, other = values.chunk(2, -1)

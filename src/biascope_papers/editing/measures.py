@@ -1,6 +1,7 @@
 """What the studies of task arithmetic measure of a network and its task vectors, kept in the cache, and its charts."""
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -8,15 +9,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from biascope import InputError
 from biascope.editing import disentanglement, localisation, task_addition, task_negation
 from biascope.studies import Chart, Estimate, HeatMap, Run
-from biascope.studies.estimates import curve, errors_over, jackknife_error, mean_error
+from biascope.studies.estimates import curve, difference, errors_over, jackknife_error, mean_error
 from biascope.support import generator
 from biascope_papers.editing.stand_in import LABELS, METHODS, Networks, Setting, Start, networks, store
 
 STARTS: tuple[Start, ...] = ("random", "pre-trained")
+SHOWN = 3  # pairs of which maps are drawn
 MAP = (
     "Share of the test images whose class changes where the other task's vector is added, summed over both tasks (0 to "
     "2), light where it is small; mean over seeds. Red: [0, 1]^2, where merging looks for its coefficient."
@@ -25,12 +28,17 @@ MAP = (
 
 @dataclass(frozen=True)
 class Accuracies:
-    """Test accuracies of one method [seeds, tasks]: of theta_0, of every task alone, of all added with alpha [seeds]."""
+    """Test accuracies of one method [seeds, tasks]: of theta_0, every task alone, and all added with alpha [seeds].
+
+    `each_single` and `each_multi` [seeds, tasks, images]: 1 where the class was right, NaN past a task's images.
+    """
 
     before: Tensor
     single: Tensor
     multi: Tensor
     alpha: Tensor
+    each_single: Tensor
+    each_multi: Tensor
 
 
 def accuracies(
@@ -45,7 +53,9 @@ def accuracies(
         scores = {"single": added.single, "multi": added.multi, "before": added.pretrained}
         means = {name: torch.stack([each[t].mean() for t in setting.tasks]) for name, each in scores.items()}
         run.log(start=start, stages=stages, seed=seed, method=method, **{k: float(v.mean()) for k, v in means.items()})
-        return {**means, "alpha": torch.tensor(added.alpha, dtype=torch.float64)}
+        means["alpha"] = torch.tensor(added.alpha, dtype=torch.float64)
+        hits = {f"each_{name}": [scores[name][t].float() for t in setting.tasks] for name in ("single", "multi")}
+        return means | {k: pad_sequence(v, batch_first=True, padding_value=math.nan) for k, v in hits.items()}
 
     return {
         method: Accuracies(**_kept(run, setting, stages, f"accuracies, {start}, {method}", partial(measure, method)))
@@ -53,9 +63,19 @@ def accuracies(
     }
 
 
+def paired(one: Tensor, other: Tensor) -> list[Estimate]:
+    """Of every task the difference of two methods, from [seeds, tasks, images] of both: error over seeds; of one seed
+    over its images.
+    """
+    rows = (one - other).double()
+    if len(rows) > 1:
+        return [Estimate.of(rows[:, t].nanmean(1)) for t in range(rows.shape[1])]
+    return [Estimate.of(row[~row.isnan()]) for row in rows[0]]
+
+
 def share_kept(found: Accuracies) -> Tensor:
-    """(merged - before) / (single - before) [seeds + 1 per task]: of every seed, all averaged over tasks; of one seed alone
-    its share and then the shares with one task left out.
+    """(merged - before) / (single - before), each averaged over tasks: [seeds]. Of one seed alone its share,
+    followed by the shares with one task left out: [1 + tasks].
     """
     multi, single = found.multi - found.before, found.single - found.before
     if len(multi) > 1:
@@ -86,8 +106,10 @@ def controlled(
     return made
 
 
-def negations(run: Run, setting: Setting, stages: int, keep: float) -> dict[str, dict[str, Tensor]]:
-    """Of every method: each task subtracted. `target`, `control`, `alpha` [seeds, tasks]; of theta_0: `target_before` ..."""
+def negations(
+    run: Run, setting: Setting, stages: int, keep: float, methods: Sequence[str] = METHODS
+) -> dict[str, dict[str, Tensor]]:
+    """Each task subtracted, by every method: `target`, `control`, `alpha` [seeds, tasks]; of theta_0 `*_before`."""
     names = ("target", "control", "target_before", "control_before")
 
     def measure(method: str, seed: int) -> dict[str, Tensor]:
@@ -102,7 +124,7 @@ def negations(run: Run, setting: Setting, stages: int, keep: float) -> dict[str,
             rows.append([gone.means()[name][0] for name in names] + [gone.alpha])
         return dict(zip([*names, "alpha"], torch.tensor(rows, dtype=torch.float64).T.contiguous()))
 
-    return {m: _kept(run, setting, stages, f"negations, {keep}, {m}", partial(measure, m)) for m in METHODS}
+    return {m: _kept(run, setting, stages, f"negations, {keep}, {m}", partial(measure, m)) for m in methods}
 
 
 @dataclass(frozen=True)
@@ -205,6 +227,14 @@ def contrasts(energy: Tensor) -> Tensor:
     return (task - control).mean((1, 2))
 
 
+def contrast(energy: Tensor) -> Estimate:
+    """Its mean over seeds; of one seed with the error over its points."""
+    if len(energy) > 1:
+        return Estimate.of(contrasts(energy))
+    task, control = energy[0].mean(0).chunk(2)
+    return difference(Estimate.of(task), Estimate.of(control))
+
+
 def _heads(made: Networks, tasks: Sequence[str]) -> dict[str, Callable[[Tensor], Tensor]]:
     return {task: made.head(task) for task in tasks}
 
@@ -234,14 +264,15 @@ def by_task(name: str, title: str, tasks: Sequence[str], rows: Mapping[str, Tens
     return Chart(
         name, title, "task", "test accuracy",
         tuple(curve(label, places, table, "points") for label, table in rows.items()),
-        alt=alt, caption=f"Mean and standard error over seeds.{_classes(tasks)}", x_names=tuple(map(spoken, tasks)),
+        alt=alt, caption=f"Mean and standard error over seeds, if several.{_classes(tasks)}",
+        x_names=tuple(map(spoken, tasks)),
     )  # fmt: skip
 
 
 def heat_maps(found: Maps, methods: Sequence[str], where: str = "") -> tuple[HeatMap, ...]:
     """One map of xi, averaged over seeds, per pair of tasks and method."""
     made = list[HeatMap]()
-    for p, pair in enumerate(found.pairs):
+    for p, pair in enumerate(found.pairs[:SHOWN]):
         one, two = map(spoken, pair)
         for method in methods:
             # the first task's coefficient goes right, as in the paper
@@ -276,7 +307,7 @@ def about(setting: Setting, stages: int | Sequence[int]) -> str:
     """The deviation from the paper, in a sentence or two."""
     which = str(stages) if isinstance(stages, int) else ", ".join(map(str, stages))
     n, sets = setting.seeds, ", ".join(map(spoken, (setting.control, *setting.beside)))
-    errors = f"errors over {n} pre-trainings" if n > 1 else errors_over(n, len(setting.tasks), "tasks")
+    errors = f"errors over {n} pre-trainings" if n > 1 else errors_over(n, len(setting.tasks), "tasks (of one: images)")
     towers = "ImageNet's MobileNetV2 and MiniLM" if setting.towers == "imagenet" else "drawn at random"
     return (
         f"Stand-in: not CLIP. Two towers ({towers}; {which} stages, {setting.side} px), aligned here on {sets}; "

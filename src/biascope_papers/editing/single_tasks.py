@@ -6,7 +6,7 @@ tau_lin) (tangent fine-tuning), one task at a time; `stand_in` says what theta_0
 
 from biascope.studies import Chart, Estimate, Run, StudyResult, study
 from biascope.studies.estimates import over_seeds, through
-from biascope_papers.editing.measures import STARTS, Accuracies, about, accuracies, by_task, controlled, spoken
+from biascope_papers.editing.measures import STARTS, Accuracies, about, accuracies, by_task, controlled, paired, spoken
 from biascope_papers.editing.stand_in import LABELS, METHODS, ONE_SIZE, PAPER, SIZES, Setting, Several, Stages
 
 
@@ -14,8 +14,8 @@ from biascope_papers.editing.stand_in import LABELS, METHODS, ONE_SIZE, PAPER, S
 def fig6_2(run: Run, *, stages: Stages = 7, setting: Setting = PAPER) -> StudyResult:
     """Accuracy of fine-tuned networks and of their linearisations after the fact."""
     found = accuracies(run, setting, stages, methods=("non-linear", "post-hoc"))
-    lost = found["non-linear"].single - found["post-hoc"].single
-    gaps = {spoken(task): Estimate.of(lost[:, t]) for t, task in enumerate(setting.tasks)}
+    lost = paired(found["non-linear"].each_single, found["post-hoc"].each_single)
+    gaps = dict(zip(map(spoken, setting.tasks), lost))
     return StudyResult(
         measured="Accuracy lost after the fact: "
         f"{', '.join(f'{task} {gap}' for task, gap in gaps.items())}. {about(setting, stages)}",
@@ -87,7 +87,7 @@ def figD_3(run: Run, *, several: Several = (5, 6, 7), setting: Setting = PAPER) 
         numbers=numbers,
         figures=(
             _by_size("random-sizes", "Single tasks from random initialisation", rows,
-                      "Accuracy against the number of stages, from random initialisation and from the pre-trained encoder."),
+                      "Accuracy against the number of stages, from both starts."),
         ),
     )  # fmt: skip
 
@@ -110,5 +110,5 @@ def _by_size(name: str, title: str, rows: dict[str, dict[int, Estimate]], alt: s
     return Chart(
         name, title, "stages of the encoder", "test accuracy, mean over tasks",
         tuple(through(label, row, row.values()) for label, row in rows.items()),
-        alt=alt, caption="Mean and standard error over seeds.",
+        alt=alt, caption="Mean and standard error; the text says over what.",
     )  # fmt: skip

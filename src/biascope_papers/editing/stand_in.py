@@ -31,6 +31,7 @@ from biascope_papers.editing.ingredients import Counts, TaskImages, Towers, enco
 Start = Literal["pre-trained", "random"]
 METHODS = ("non-linear", "post-hoc", "linear")
 LABELS = {"non-linear": "fine-tuned", "post-hoc": "linearised after the fact", "linear": "tangent fine-tuning"}
+LAYOUT = torch.contiguous_format  # of the convolutions' weights
 EIGHT = (
     "mnist", "fashion-mnist", "cifar10:0-5", "quickdraw:0-30", "quickdraw:30-60", "chest-xray", "elpv", "digits"
 )  # fmt: skip
@@ -133,7 +134,7 @@ def networks(
     cache, chosen, s = store(run, setting, stages, seed), derive(run.seed, "networks", seed), setting
     shown, tuned = Counts(s.shown, 2 * s.held, s.test, per_class=True), Counts(s.tune, s.held, s.test)
     first = {name: task_images(name, shown, s.side, s.towers, run.device) for name in (s.control, *s.beside)}
-    some = torch.cat([each.learn[0][:: max(1, len(each.learn[0]) // 128)] for each in first.values()])
+    some = torch.cat([each.held[0][:128] for each in first.values()])  # for the statistics of drawn weights
 
     def pretrain() -> dict[str, Tensor]:
         whole = Aligned(
@@ -146,7 +147,7 @@ def networks(
             classes += len(each.texts)
         x, y = (torch.cat(list(column)) for column in zip(*parts))
         found = fine_tune(
-            whole.to(run.device).eval(), (x, y), steps=s.pretrain_steps, lr=s.pretrain_lr, batch_size=s.pretrain_batch,
+            _placed(whole, run.device), (x, y), steps=s.pretrain_steps, lr=s.pretrain_lr, batch_size=s.pretrain_batch,
             seed=chosen,
         )  # fmt: skip
         run.log(pre_training=seed, stages=stages, first=float(found.losses[0]), last=float(found.losses[-50:].mean()))
@@ -160,7 +161,7 @@ def networks(
     if not never:
         tower.load_state_dict({k.removeprefix("encoder."): t for k, t in state.items()})
     images = {name: task_images(name, tuned, s.side, s.towers, run.device) for name in s.tasks} | first
-    made = Networks(tower.to(run.device), scale, images, {})
+    made = Networks(_placed(tower, run.device), scale, images, {})
 
     def tune(name: str, tangent: bool) -> dict[str, Tensor]:
         found = fine_tune(
@@ -198,6 +199,10 @@ def _code() -> str:
     places = [place for place in library.rglob("*.py") if above.isdisjoint(place.parents)]
     places += [Path(__file__), *map(Path(__file__).with_name, ("measures.py", "ingredients.py"))]
     return hashlib.sha256(b"".join(place.read_bytes() for place in sorted(places))).hexdigest()
+
+
+def _placed(net: nn.Module, device: str) -> nn.Module:
+    return net.to(device).to(memory_format=LAYOUT).eval()  # type: ignore[call-overload,no-any-return]
 
 
 def _tensors(found: Mapping[str, Any], device: str) -> dict[str, Tensor]:
