@@ -8,15 +8,31 @@ from pathlib import Path
 import pytest
 import torch
 
+from biascope import nets
 from biascope.editing import TaskVector, disentanglement
+from biascope.editing.zeroshot import contrastive_loss
 from biascope.reports import write_study_page
 from biascope.studies import HeatMap, Run, StudyResult, configure, execute
 from biascope.studies.claims import claims
 from biascope.studies.judging import judgements
 from biascope.studies.rejudge import rejudge
 from biascope.support.errors import CorruptError, InputError
-from biascope_papers.editing.measures import Maps, accuracies, contrasts, energies, heat_maps, maps, spoken
-from biascope_papers.editing.stand_in import METHODS, Networks, Setting, encoder, grey, networks, store, task_images
+from biascope_papers.editing.ingredients import SIZE, Counts, encoder, prompts, stored, task_images
+from biascope_papers.editing.measures import (
+    Accuracies,
+    Maps,
+    accuracies,
+    contrast,
+    contrasts,
+    energies,
+    heat_maps,
+    maps,
+    paired,
+    share,
+    share_kept,
+    spoken,
+)
+from biascope_papers.editing.stand_in import METHODS, Aligned, Networks, Setting, networks, store
 
 CONTROL = "share of the gain kept, pre-trained minus random, fine-tuned"
 Results = dict[str, tuple[Run, StudyResult]]
@@ -25,8 +41,9 @@ NAMES = (
     "fig6.10", "figD.3",
 )  # fmt: skip
 TINY = Setting(
-    tasks=("digits", "digits/inverted"), control="digits/mirrored", side=8, few=8, shown=20, tune=100, held=60, test=60,
-    embed=8, pretrain_steps=20, steps=8, pretrain_lr=1e-2, lr=5e-3, batch=32, seeds=2,
+    tasks=("digits", "digits/inverted"), control="digits/mirrored", beside=(), towers="drawn", side=32, shown=20,
+    tune=100, held=60, test=60, pretrain_steps=20, pretrain_batch=32, pretrain_lr=2e-3, steps=8, lr=1e-3, batch=32,
+    seeds=2,
 )  # fmt: skip
 
 
@@ -77,12 +94,14 @@ def test_a_run_can_be_judged_again_without_the_cache(results: Results, monkeypat
 def test_studies_share_networks_and_agree(results: Results) -> None:
     one, two, three = (results[name][1].numbers for name in ("fig6.7", "figD.1", "table6.3"))
     tuned = "accuracy, fine-tuned"
-    assert one[tuned] == two[f"{tuned}, width 4"] == three["single, fine-tuned, pre-trained"]
+    assert one[tuned] == two[f"{tuned}, 2 stages"] == three["single, fine-tuned, pre-trained"]
     assert one[tuned].value > 0.1 + one["accuracy, pre-trained"].value  # fine-tuning learns
     assert results["fig6.7"][0].metrics()[0]["from_cache"]
     assert not results["fig6.2"][0].metrics()[0]["from_cache"]
     page = write_study_page(results["fig6.7"][0].path, formats=("png",)).read_text()
-    assert "4 measurements taken from other studies" in page  # of both starts; their time is not in that of this run
+    assert (
+        "6 measurements taken from other studies" in page
+    )  # plain and after the fact, plain from a random start; their time is not in that of this run
     gap = one["fine-tuned minus after the fact"].value
     assert gap == pytest.approx(one[tuned].value - one["accuracy, linearised after the fact"].value)
 
@@ -129,35 +148,48 @@ def test_the_propositions_hold_to_rounding(home: Path) -> None:
     assert numbers["Fourier atoms independent on a domain"].value == numbers["Fourier atoms"].value
 
 
-def test_parts_of_a_set_do_not_overlap_and_images_are_the_stored_ones() -> None:
-    parts = task_images("digits", 8, 3, few=5, tune=300, held=100, test=100)
-    assert parts.few[1].bincount().tolist() == [5] * 10
-    pieces = [part[0].flatten(1) for part in (parts.few, parts.tune, parts.held, parts.test)]
-    whole = torch.cat(pieces)
-    assert len(torch.unique(whole, dim=0)) == len(whole) == 550
-    x, y = grey("digits", "train", 8)
-    assert float(x.min()) == -1
-    assert float(x.max()) == 1
-    same = (x.flatten(1)[:, None] == pieces[1][None, :20]).all(-1)  # [n, 20]
-    assert torch.equal(y[same.long().argmax(0)], parts.tune[1][:20])
-    held = task_images("digits", 8, 3, few=5, tune=0, held=1000, test=100)
-    assert (len(held.tune[1]), len(held.held[1])) == (0, 1000)
+def test_parts_of_a_set_do_not_overlap_and_images_are_the_stored_ones(home: Path) -> None:
+    parts = task_images("digits", Counts(300, 100, 90), 32, "drawn")
+    assert [len(part[1]) for part in (parts.learn, parts.held, parts.test)] == [300, 100, 90]
+    whole = torch.cat([parts.kept[f"{which}_x"].flatten(1) for which in ("learn", "held", "test")])
+    assert len(torch.unique(whole, dim=0)) == len(whole)
+    x, y = stored("digits", "train")
+    assert int(x.max()) == 255
+    same = (x.flatten(1)[:, None] == whole[None, :20]).all(-1)  # [n, 20]
+    assert torch.equal(y[same.long().argmax(0)], parts.learn[1][:20])
+    shown = task_images("digits", Counts(5, 1000, 90, per_class=True), 32, "drawn")
+    assert shown.learn[1].bincount().tolist() == [5] * 10
+    assert len(shown.held[1]) == 1000
 
 
-def test_turns_and_classes() -> None:
-    x, y = grey("digits", "test", 8)
-    assert torch.equal(grey("digits/inverted", "test", 8)[0], -x)
-    assert torch.equal(grey("digits/mirrored", "test", 8)[0][..., 0], x[..., 7])
-    some, classes = grey("digits:3-5", "test", 8)
+def test_images_become_what_the_network_was_made_for(home: Path) -> None:
+    parts = task_images("digits", Counts(30, 30, 30), 16, "drawn")
+    raw = parts.kept["test_x"].float() / 255
+    x = parts.test[0]
+    assert x.shape == (30, 3, 16, 16)
+    one = torch.nn.functional.interpolate(raw, size=(16, 16), mode="bilinear", align_corners=False)[:, 0]
+    assert torch.allclose(x[:, 1], (one - 0.456) / 0.224, atol=1e-5)
+    turned = task_images("digits/mirrored", Counts(30, 30, 30), 16, "drawn").test[0]
+    assert torch.allclose(turned, x.flip(3), atol=1e-5)
+    dark = task_images("digits/inverted", Counts(30, 30, 30), 16, "drawn").test[0][:, 1]
+    assert torch.allclose(dark * 0.224 + 0.456, 1 - one, atol=1e-5)
+
+
+def test_classes_and_their_sentences(home: Path) -> None:
+    x, y = stored("digits", "test")
+    some, classes = stored("digits:3-5", "test")
     assert torch.equal(some, x[(y == 3) | (y == 4)])
     assert torch.equal(classes, y[(y == 3) | (y == 4)] - 3)
-    assert grey("digits", "test", 4)[0].shape[1:] == (1, 4, 4)
+    assert prompts("digits:3-5") == ("a photo of the number three", "a photo of the number four")
+    texts, part = (task_images(name, Counts(5, 5, 5), 32, "drawn").texts for name in ("digits", "digits:3-5/inverted"))
+    assert torch.equal(texts[3:5], part)
+    assert torch.allclose(texts.norm(dim=1), torch.ones(10))
     with pytest.raises(InputError, match="the end left out"):
-        grey("digits:3", "test", 8)
+        stored("digits:3", "test")
     with pytest.raises(InputError, match="no classes 40-50"):
-        grey("digits:40-50", "test", 8)
+        stored("digits:40-50", "test")
     with pytest.raises(InputError, match="inverted"):
-        grey("digits/invertd", "test", 8)
+        stored("digits/invertd", "test")
 
 
 def test_tasks_in_words() -> None:
@@ -179,7 +211,7 @@ def test_networks_are_those_of_their_seed_and_trained_once(run: Run) -> None:
     for a, b, c in zip(one.encoder.parameters(), again.encoder.parameters(), other.encoder.parameters()):
         assert torch.equal(a, b)
         assert not torch.equal(a, c)
-    assert store(run, TINY, 2, 0).path != store(run, dataclasses.replace(TINY, lr=1e-3), 2, 0).path
+    assert store(run, TINY, 2, 0).path != store(run, dataclasses.replace(TINY, lr=2e-3), 2, 0).path
     assert store(run, TINY, 2, 0).path == store(run, dataclasses.replace(TINY, seeds=9), 2, 0).path
     assert (one.vectors[True]["digits"] - one.vectors[False]["digits"]).norm() != 0
 
@@ -198,12 +230,39 @@ def test_a_damaged_file_of_the_cache_is_named_and_made_again(run: Run) -> None:
 
 def test_random_start_keeps_the_heads_of_the_pre_trained(run: Run) -> None:
     trained, random = (networks(run, TINY, 2, 0, start, methods=()) for start in ("pre-trained", "random"))  # type: ignore[arg-type]
-    assert all(torch.equal(trained.rows[name], random.rows[name]) for name in trained.rows)
-    assert all(torch.allclose(rows.norm(dim=1), torch.ones(10)) for rows in trained.rows.values())
+    assert trained.scale == random.scale != 1 / 0.07  # the temperature was learned
+    assert torch.equal(trained.images["digits"].texts, random.images["digits"].texts)
     pairs = zip(trained.encoder.parameters(), random.encoder.parameters())
     assert not any(torch.equal(a, b) for a, b in pairs)
     out = trained.encoder(trained.images["digits"].test[0])
     assert torch.allclose(trained.head("digits")(out), trained.head("digits")(7 * out), atol=1e-4)  # cosines
+
+
+def test_alignment_minimises_the_contrastive_loss_over_texts() -> None:
+    g = torch.Generator().manual_seed(0)
+    images, texts, y = torch.randn(6, 5, generator=g), torch.randn(4, 5, generator=g), torch.tensor([0, 1, 2, 3, 1, 1])
+    texts = texts / texts.norm(dim=1, keepdim=True)
+    logits = Aligned(torch.nn.Identity(), texts)(images)
+    found = torch.nn.functional.cross_entropy(logits, y)
+    assert float(found.detach()) == pytest.approx(float(contrastive_loss(images, texts, y, temperature=0.07)), rel=1e-5)
+
+
+def test_share_of_the_gain_by_hand() -> None:
+    before, single, multi = torch.tensor([[0.1, 0.2]]), torch.tensor([[0.9, 0.6]]), torch.tensor([[0.5, 0.4]])
+    rest = torch.ones(1), torch.ones(1, 2, 4), torch.ones(1, 2, 4)
+    found = share_kept(Accuracies(before, single, multi, *rest))
+    assert found.tolist() == pytest.approx(
+        [0.6 / 1.2, 0.2 / 0.4, 0.4 / 0.8]
+    )  # all; without the first; without the second
+    three = share_kept(Accuracies(*(t.expand(3, 2) for t in (before, single, multi)), *rest))
+    assert three.tolist() == pytest.approx([0.5] * 3)
+    lone = share(torch.tensor([0.5, 0.4, 0.8]), 1)
+    assert (lone.value, lone.standard_error, lone.n) == (
+        0.5,
+        pytest.approx(0.2),
+        2,
+    )  # sqrt((n - 1) / n sum (v - mean)^2)
+    assert share(torch.tensor([0.4, 0.6]), 2).value == pytest.approx(0.5)
 
 
 def test_accuracies_by_hand(run: Run) -> None:
@@ -215,12 +274,33 @@ def test_accuracies_by_hand(run: Run) -> None:
         by_hand = float((made.head("digits")(tuned(x)).argmax(1) == y).double().mean())
         before = float((made.head("digits")(made.encoder(x)).argmax(1) == y).double().mean())
         merged = (made.vectors[False]["digits"] + made.vectors[False]["digits/inverted"]).apply_to(
-            made.encoder, float(found.of("non-linear").alpha[1])
+            made.encoder, float(found["non-linear"].alpha[1])
         )
         both = float((made.head("digits")(merged(x)).argmax(1) == y).double().mean())
-    assert float(found.of("non-linear").single[1, 0]) == pytest.approx(by_hand)
-    assert float(found.before[1, 0]) == pytest.approx(before)
-    assert float(found.of("non-linear").multi[1, 0]) == pytest.approx(both)
+    assert float(found["non-linear"].single[1, 0]) == pytest.approx(by_hand)
+    assert float(found["non-linear"].before[1, 0]) == pytest.approx(before)
+    assert float(found["non-linear"].multi[1, 0]) == pytest.approx(both)
+
+
+def test_differences_are_paired_over_images_of_one_seed_and_over_several_seeds() -> None:
+    one = torch.tensor([[[1.0, 1, 0, 1], [1, 0, math.nan, math.nan]]])
+    other = torch.tensor([[[0.0, 1, 0, 0], [1, 1, math.nan, math.nan]]])
+    first, second = paired(one, other)
+    assert (first.value, first.n) == (0.5, 4)
+    assert first.standard_error == pytest.approx(math.sqrt(1 / 3 / 4))  # of 1, 0, 0, 1
+    assert (second.value, second.n) == (-0.5, 2)
+    both = paired(torch.cat([one, other]), torch.cat([other, other]))
+    assert (both[0].value, both[0].n) == (0.25, 2)  # of 0.5 and 0
+
+
+def test_contrast_of_one_seed_has_the_error_of_its_points() -> None:
+    energy = torch.tensor(
+        [[[0.9, 0.7, 0.1, 0.3], [0.7, 0.7, 0.3, 0.3]]]
+    )  # one seed, two outputs, two points of each set
+    found = contrast(energy)  # of 0.8, 0.7 and 0.2, 0.3
+    assert found.value == pytest.approx(0.5)
+    assert found.standard_error == pytest.approx(math.sqrt(2) * 0.05)
+    assert contrast(energy.expand(3, 2, 4)).n == 3
 
 
 def test_maps_are_those_of_the_definition(run: Run) -> None:
@@ -290,12 +370,20 @@ def test_tasks_keep_their_order(run: Run) -> None:
     assert tuple(energies(run, setting, 2, points=5, outputs=1)) == setting.tasks
 
 
-def test_encoders() -> None:
-    vit = encoder(dataclasses.replace(TINY, net="vit", patch=4, depth=1), 16, 0)
-    assert vit(torch.zeros(2, 1, 8, 8)).shape == (2, 8)
-    assert not vit.training
-    with pytest.raises(InputError, match="multiple of 16"):
-        encoder(dataclasses.replace(TINY, net="vit"), 20, 0)
+def test_towers_are_folded_and_see_a_signal() -> None:
+    x = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    net = encoder(2, 32, "drawn", 0, x)
+    assert not net.training
+    assert not any(isinstance(part, torch.nn.BatchNorm2d) for part in net.modules())
+    assert all(p.requires_grad for p in net.parameters())
+    whole = nets.build("mobilenet-v2", seed=0, image_size=32, stages=2, outputs=SIZE)
+    for part in whole.modules():
+        if isinstance(part, torch.nn.BatchNorm2d):
+            part.momentum = None
+    with torch.no_grad():
+        whole.train()(x)
+        assert torch.allclose(net(x), whole.eval()(x), atol=1e-6)
+        assert float(net(x).std(0).mean()) > 0.01  # without statistics of its own the network would be constant
 
 
 def test_predictors_use_the_vectors_of_their_own_training(run: Run) -> None:

@@ -66,6 +66,9 @@ CASES: dict[str, tuple[Callable[[dict[str, Tensor]], Tensor], dict[str, Tensor]]
     "relu of a product": (lambda p: torch.relu(F.linear(X, p["m"])), {"m": randn(5, 6)}),
     "relu in place": (lambda p: changed(conv(p), lambda t: F.relu(t, inplace=True)), {"v": EYE}),
     "relu in place, unstacked": (lambda p: changed(F.linear(X, p["m"]), torch.relu_), {"m": randn(5, 6)}),
+    "relu6": (lambda p: F.relu6(4 * conv(p)) + F.hardtanh(conv(p)), {"v": EYE}),
+    "relu6 in place": (lambda p: changed(conv(p), lambda t: F.relu6(t, inplace=True)), {"v": EYE}),
+    "relu6 of a product": (lambda p: F.hardtanh(F.linear(X, p["m"]), -0.5, 0.5), {"m": randn(5, 6)}),
     "sum": (lambda p: conv(p) + F.relu(conv(p)), {"v": EYE}),
     "sum with a factor": (lambda p: torch.add(conv(p), conv(p), alpha=3), {"v": EYE}),
     "sum of two shapes": (lambda p: conv(p) + conv(p)[:1], {"v": EYE}),
@@ -146,7 +149,7 @@ def test_every_rule_is_one_torch_calls() -> None:
         nn.Linear(5, 2)(one)
         nn.Embedding(5, 2)(torch.tensor([1]))
         nn.LayerNorm(5)(one)
-        nn.Sequential(nn.ReLU(), nn.Softmax(1), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(1))(one)
+        nn.Sequential(nn.ReLU(), nn.ReLU6(), nn.Softmax(1), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(1))(one)
         (torch.relu(one).relu() + 1).softmax(1)
         torch.add(torch.mul(torch.div(one, 2), 2), 1)
         other = 2 * one / 3

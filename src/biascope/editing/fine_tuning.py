@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from biascope.editing.plane import Head, Output, labelled, prediction_rows
 from biascope.editing.vectors import TaskVector
+from biascope.ensembles.graphs import capture
 from biascope.network.functional import ParamSelection, as_rows, explained, select_params
 from biascope.support.arguments import check_number
 from biascope.support.bars import progress
 from biascope.support.errors import InputError
-from biascope.support.inputs import gather, map_inputs, take
+from biascope.support.inputs import gather, map_inputs, take, tensors_of
 from biascope.support.precision import without_autocast
 from biascope.support.seeds import generator
 from biascope.support.signatures import checked
@@ -28,6 +29,7 @@ from biascope.support.tables import facts
 from biascope.tangent.anchored import check_model, copy_of
 from biascope.tangent.linearized import Linearized, linearize
 
+FEW = 8  # steps, for which a capture does not pay
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [n, c], labels) -> a scalar
 
 
@@ -77,7 +79,8 @@ def fine_tune(
 
     Args:
         model: theta0; not changed.
-        data: (x, y), or batches of those; all of it is held in memory.
+        data: (x, y), or batches of those; all of it is held in memory. On the GPU of the network already, steps are
+            captured once as a CUDA graph and replayed.
         tangent: train the linearised network.
         steps: number of updates.
         batch_size: examples per update, drawn without replacement within an epoch.
@@ -115,19 +118,26 @@ def fine_tune(
             p.requires_grad_(name in chosen)
     trained = [p for p in tuned.parameters() if p.requires_grad]
     dtype = trained[0].dtype
-    optimiser = torch.optim.AdamW(trained, lr=lr, weight_decay=weight_decay)
-    rng, rows = generator(seed, "fine-tune"), prediction_rows(output)
-    losses, queue = [], torch.empty(0, dtype=torch.long, device="cpu")
-    for step in progress(range(steps), "tangent fine-tuning" if tangent else "fine-tuning", leave=False):
-        while len(queue) < min(batch_size, n):
-            queue = torch.cat([queue, torch.randperm(n, generator=rng, device="cpu")])
-        index, queue = queue[:batch_size], queue[batch_size:]
+    there = device.type == "cuda" and all(
+        t.device == device for t in tensors_of(x)
+    )  # a step asks the host nothing then
+    order, rows = _order(n, min(batch_size, n), steps, seed), prediction_rows(output)
+    rates, count = [lr * schedule(step, steps, warmup) for step in range(steps)], torch.zeros(1, dtype=torch.long)
+    losses, table = torch.zeros(steps, dtype=torch.float64, device=device), torch.tensor(rates, device=device)
+    if there:
+        labels, order, count = labels.to(device), order.to(device), count.to(device)
+    rate = table[0].clone() if there else lr
+    optimiser = torch.optim.AdamW(trained, lr=rate, weight_decay=weight_decay, capturable=there)
+
+    def update() -> None:
+        index = order.index_select(0, count)[0]
         args = map_inputs(take(x, index), lambda t: t.to(device, dtype if t.is_floating_point() else None))
         with explained(model, args):
             found_rows = tuned(**args) if isinstance(args, dict) else tuned(args)
         out = as_rows(found_rows, len(index), rows, tuned)
         out = out if head is None else head(out)
-        if step == 0 and loss is nn.functional.cross_entropy and _beyond(labels, out.shape[1]):  # stops a GPU for good
+        known = optimiser.state or loss is not nn.functional.cross_entropy
+        if not known and _beyond(labels, out.shape[1]):  # stops a GPU for good
             raise InputError(f"data: labels must be classes from 0 to {out.shape[1] - 1}, or -100")
         value = loss(out, labels[index].to(device))
         # not backward(): the head's own parameters must not collect gradients
@@ -136,15 +146,30 @@ def fine_tune(
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(trained, clip)
         for group in optimiser.param_groups:
-            group["lr"] = lr * schedule(step, steps, warmup)
+            group["lr"] = rate.copy_(table.index_select(0, count)[0]) if isinstance(rate, Tensor) else rates[int(count)]
         optimiser.step()
-        losses.append(value.detach().double())
+        losses.index_copy_(0, count.to(device), value.detach().double()[None])
+        count.add_(1)
+
+    advance = update
+    for step in progress(range(steps), "tangent fine-tuning" if tangent else "fine-tuning", leave=False):
+        if step == 1 and there and steps > FEW:  # the first step has checked the labels and made the momenta
+            moments = [t for each in optimiser.state.values() for t in each.values()]
+            advance = capture(update, device=device, state=[*trained, *moments, count, losses], optional=True)
+        advance()
     for p in trained:
         p.grad = None
-    found = torch.stack(losses).cpu()
+    found = losses.cpu()
     if not bool(found.isfinite().all()):
         raise InputError(f"the loss is not finite: use a smaller lr than {lr:g}")
     return FineTuned(tuned, TaskVector(model, tuned), found, tangent, steps, seed)
+
+
+def _order(n: int, batch: int, steps: int, seed: int) -> Tensor:
+    """Which examples every step sees [steps, batch]: one shuffled epoch after another."""
+    rng, total = generator(seed, "fine-tune"), steps * batch
+    epochs = [torch.randperm(n, generator=rng, device="cpu") for _ in range(-(-total // n))]
+    return torch.cat(epochs)[:total].view(steps, batch) if epochs else torch.empty(0, batch, dtype=torch.long)
 
 
 def _beyond(labels: Tensor, classes: int) -> bool:

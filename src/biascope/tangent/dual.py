@@ -6,7 +6,7 @@ value and tangent stacked in one tensor [2, n, ...], with as few kernels as poss
 
 - convolution: W0 times both halves at once, dW x0 added to the second;
 - BatchNorm in eval mode: one affine map for both halves (`norms.py`), one fused kernel for its own tangent;
-- ReLU, sums and average pooling: one kernel for both halves;
+- ReLU, sums and average pooling: one kernel for both halves; ReLU6: one each, into one tensor;
 - linear: the three products, unstacked, the sum of two of them in the second; on a GPU large ones of the tangent run
   on tensor cores, as accurate as in float32;
 - attention: six products for two, of tensors the size of the scores no more than three;
@@ -268,6 +268,16 @@ def _relu(func: Any, input: Tensor, inplace: bool = False) -> Any:
     return _dual(_kept(input, input, 0), _kept(input.tangent, input, 0))
 
 
+def _hardtanh(func: Any, input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Any:
+    """ReLU6 among others. Both halves stay in one tensor, as the next convolution wants them."""
+    if inplace or type(input) is not _Dual or input.native is not None or input.both is None:
+        return NotImplemented
+    out = torch.empty_like(input.both)
+    torch.clamp(input.both[0], min_val, max_val, out=out[0])
+    torch.ops.aten.hardtanh_backward.grad_input(input.both[1], input.both[0], min_val, max_val, grad_input=out[1])
+    return _unstack(out)
+
+
 def _sum(func: Any, input: Any, other: Any, **more: Any) -> Any:
     for t in (input, other):
         if type(t) is not _Dual or t.native is not None or t.both is None:
@@ -353,6 +363,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((Tensor.mul, torch.mul, Tensor.div, torch.div), _product),
     **dict.fromkeys((F.softmax, torch.softmax, Tensor.softmax), _softmax),
     **dict.fromkeys((F.avg_pool2d, F.adaptive_avg_pool2d), _average),
+    F.hardtanh: _hardtanh,
     F.linear: _linear,
     torch.addmm: _addmm,
     F.scaled_dot_product_attention: _attention,

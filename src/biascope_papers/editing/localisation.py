@@ -9,25 +9,25 @@ from typing import Annotated
 from torch import Tensor
 
 from biascope.studies import Chart, Estimate, Run, Series, StudyResult, study
-from biascope_papers.editing.measures import about, contrasts, controlled, energies, spoken
-from biascope_papers.editing.stand_in import LAPTOP, Setting, Width, sizes
+from biascope_papers.editing.measures import about, contrast, controlled, energies, spoken
+from biascope_papers.editing.stand_in import PAPER, Setting, Stages, sizes
 
 
 @study(
     "editing/fig6.9",
-    sizes=sizes({"width": 4, "points": 40, "outputs": 2}, {"width": 192, "points": 200, "outputs": 10}),
+    sizes=sizes({"stages": 2, "points": 20, "outputs": 1}, {"points": 40, "outputs": 1}),
 )
 def fig6_9(
     run: Run,
     *,
-    width: Width = 8,
+    stages: Stages = 7,
     points: Annotated[int, "images of the task, and as many of the control set"] = 100,
     outputs: Annotated[int, "classes of a task whose kernels are taken, at most"] = 3,
-    setting: Setting = LAPTOP,
+    setting: Setting = PAPER,
 ) -> StudyResult:
     """Local energy of the kernel's eigenfunctions on a task and on the control set."""
-    found = {spoken(task): values for task, values in energies(run, setting, width, points, outputs).items()}
-    gaps = {task: Estimate.of(contrasts(values)) for task, values in found.items()}
+    found = {spoken(task): values for task, values in energies(run, setting, stages, points, outputs).items()}
+    gaps = {task: contrast(values) for task, values in found.items()}
     numbers = {f"energy on {task} minus control": gap for task, gap in gaps.items()}
     for task, values in found.items():
         own, other = values.chunk(2, -1)
@@ -36,8 +36,8 @@ def fig6_9(
     control = spoken(setting.control)
     return StudyResult(
         measured="Energy on the task minus energy on the control set: "
-        f"{', '.join(f'{t} {gap}' for t, gap in gaps.items())}. {about(setting, width)}",
-        numbers=numbers | controlled(run, setting, width),
+        f"{', '.join(f'{t} {gap}' for t, gap in gaps.items())}. {about(setting, stages)}",
+        numbers=numbers | controlled(run, setting, stages),
         figures=tuple(_chart(i + 1, task, values, control) for i, (task, values) in enumerate(found.items())),
     )
 

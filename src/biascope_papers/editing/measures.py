@@ -1,6 +1,7 @@
 """What the studies of task arithmetic measure of a network and its task vectors, kept in the cache, and its charts."""
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -8,15 +9,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from biascope import InputError
 from biascope.editing import disentanglement, localisation, task_addition, task_negation
 from biascope.studies import Chart, Estimate, HeatMap, Run
-from biascope.studies.estimates import curve, errors_over, mean_error
+from biascope.studies.estimates import curve, difference, errors_over, jackknife_error, mean_error
 from biascope.support import generator
 from biascope_papers.editing.stand_in import LABELS, METHODS, Networks, Setting, Start, networks, store
 
 STARTS: tuple[Start, ...] = ("random", "pre-trained")
+SHOWN = 3  # pairs of which maps are drawn
 MAP = (
     "Share of the test images whose class changes where the other task's vector is added, summed over both tasks (0 to "
     "2), light where it is small; mean over seeds. Red: [0, 1]^2, where merging looks for its coefficient."
@@ -25,77 +28,103 @@ MAP = (
 
 @dataclass(frozen=True)
 class Accuracies:
-    """Test accuracies of every method and task, [seeds, methods, tasks]; before: [seeds, tasks], of theta_0."""
+    """Test accuracies of one method [seeds, tasks]: of theta_0, every task alone, and all added with alpha [seeds].
+
+    `each_single` and `each_multi` [seeds, tasks, images]: 1 where the class was right, NaN past a task's images.
+    """
 
     before: Tensor
     single: Tensor
     multi: Tensor
-    alpha: Tensor  # [seeds, methods]
-
-    def of(self, method: str) -> "Accuracies":
-        """Those of one method: [seeds, tasks]."""
-        i = METHODS.index(method)
-        return Accuracies(self.before, self.single[:, i], self.multi[:, i], self.alpha[:, i])
+    alpha: Tensor
+    each_single: Tensor
+    each_multi: Tensor
 
 
-def accuracies(run: Run, setting: Setting, width: int, start: Start = "pre-trained") -> Accuracies:
-    """Every task alone, and all added with the one coefficient that is best on held-out images."""
+def accuracies(
+    run: Run, setting: Setting, stages: int, start: Start = "pre-trained", methods: Sequence[str] = METHODS
+) -> dict[str, Accuracies]:
+    """Of every method: each task alone, and all added with the one coefficient that is best on held-out images."""
 
-    def measure(seed: int) -> dict[str, Tensor]:
-        made = networks(run, setting, width, seed, start)
+    def measure(method: str, seed: int) -> dict[str, Tensor]:
+        made = networks(run, setting, stages, seed, start, methods=[method])
         held, test = ({t: getattr(made.images[t], part) for t in setting.tasks} for part in ("held", "test"))
-        found: dict[str, list[Tensor]] = {"single": [], "multi": [], "alpha": [], "before": []}
-        for method in METHODS:
-            model, vectors = made.predictor(method)
-            added = task_addition(model, vectors, held, test, heads=_heads(made, setting.tasks))
-            found["alpha"].append(torch.tensor(added.alpha, dtype=torch.float64))
-            for name, scores in (("single", added.single), ("multi", added.multi), ("before", added.pretrained)):
-                found[name].append(torch.stack([scores[t].mean() for t in setting.tasks]))
-        return {**{name: torch.stack(rows) for name, rows in found.items()}, "before": found["before"][0]}
+        added = task_addition(*made.predictor(method), held, test, heads=_heads(made, setting.tasks))
+        scores = {"single": added.single, "multi": added.multi, "before": added.pretrained}
+        means = {name: torch.stack([each[t].mean() for t in setting.tasks]) for name, each in scores.items()}
+        run.log(start=start, stages=stages, seed=seed, method=method, **{k: float(v.mean()) for k, v in means.items()})
+        means["alpha"] = torch.tensor(added.alpha, dtype=torch.float64)
+        hits = {f"each_{name}": [scores[name][t].float() for t in setting.tasks] for name in ("single", "multi")}
+        return means | {k: pad_sequence(v, batch_first=True, padding_value=math.nan) for k, v in hits.items()}
 
-    found = _kept(run, setting, width, f"accuracies, {start}", measure)
-    for seed in range(setting.seeds):
-        for i, method in enumerate(METHODS):
-            means = {name: float(found[name][seed, i].mean()) for name in ("single", "multi", "alpha")}
-            before = float(found["before"][seed].mean())
-            run.log(start=start, width=width, seed=seed, method=method, before=before, **means)
-    return Accuracies(**found)
+    return {
+        method: Accuracies(**_kept(run, setting, stages, f"accuracies, {start}, {method}", partial(measure, method)))
+        for method in methods
+    }
 
 
-def controlled(run: Run, setting: Setting, width: int) -> dict[str, Estimate]:
+def paired(one: Tensor, other: Tensor) -> list[Estimate]:
+    """Of every task the difference of two methods, from [seeds, tasks, images] of both: error over seeds; of one seed
+    over its images.
+    """
+    rows = (one - other).double()
+    if len(rows) > 1:
+        return [Estimate.of(rows[:, t].nanmean(1)) for t in range(rows.shape[1])]
+    return [Estimate.of(row[~row.isnan()]) for row in rows[0]]
+
+
+def share_kept(found: Accuracies) -> Tensor:
+    """(merged - before) / (single - before), each averaged over tasks: [seeds]. Of one seed alone its share,
+    followed by the shares with one task left out: [1 + tasks].
+    """
+    multi, single = found.multi - found.before, found.single - found.before
+    if len(multi) > 1:
+        return multi.mean(1) / single.mean(1)
+    left = [[i for i in range(multi.shape[1]) if i != t] for t in range(-1, multi.shape[1])]
+    return torch.stack([multi[0, each].mean() / single[0, each].mean() for each in left])
+
+
+def share(values: Tensor, seeds: int) -> Estimate:
+    """Mean over seeds of `share_kept` or a difference of two; of one seed its value, with the error over its tasks."""
+    if seeds > 1:
+        return Estimate.of(values)
+    return Estimate(float(values[0]), jackknife_error(values[1:].numpy()), len(values) - 1)
+
+
+def controlled(
+    run: Run, setting: Setting, stages: int, methods: Sequence[str] = ("non-linear",)
+) -> dict[str, Estimate]:
     """Share of the gain of fine-tuning that addition keeps, pre-trained minus random; nothing if not asked for."""
     if not setting.check:
         return {}
     made = {}
-    for method in ("non-linear", "linear"):
-        shares = []
-        for start in STARTS:
-            mine = accuracies(run, setting, width, start).of(method)
-            gains = ((mine.multi - mine.before).mean(1), (mine.single - mine.before).mean(1))
-            shares.append(gains[0] / gains[1])
-        made[f"share of the gain kept, pre-trained minus random, {LABELS[method]}"] = Estimate.of(shares[1] - shares[0])
+    for method in methods:
+        random, trained = (share_kept(accuracies(run, setting, stages, start, [method])[method]) for start in STARTS)
+        made[f"share of the gain kept, pre-trained minus random, {LABELS[method]}"] = share(
+            trained - random, setting.seeds
+        )
     return made
 
 
-def negations(run: Run, setting: Setting, width: int, keep: float) -> dict[str, Tensor]:
-    """Every task subtracted: `target`, `control`, `alpha` [seeds, methods, tasks]; of theta_0: `target_before`, ..."""
+def negations(
+    run: Run, setting: Setting, stages: int, keep: float, methods: Sequence[str] = METHODS
+) -> dict[str, dict[str, Tensor]]:
+    """Each task subtracted, by every method: `target`, `control`, `alpha` [seeds, tasks]; of theta_0 `*_before`."""
+    names = ("target", "control", "target_before", "control_before")
 
-    def measure(seed: int) -> dict[str, Tensor]:
-        made = networks(run, setting, width, seed)
-        control = made.images[setting.control]
-        names = ("target", "control", "target_before", "control_before")
-        table = torch.zeros(len(METHODS), len(setting.tasks), 5, dtype=torch.float64)
-        for (i, method), (j, task) in itertools.product(enumerate(METHODS), enumerate(setting.tasks)):
-            model, vectors = made.predictor(method)
+    def measure(method: str, seed: int) -> dict[str, Tensor]:
+        made = networks(run, setting, stages, seed, methods=[method])
+        control, (model, vectors), rows = made.images[setting.control], made.predictor(method), []
+        for task in setting.tasks:
             parts = made.images[task]
             gone = task_negation(
                 model, vectors[task], parts.held, control.held, (parts.test, control.test), keep=keep,
                 heads=(made.head(task), made.head(setting.control)),
             )  # fmt: skip
-            table[i, j] = torch.tensor([gone.means()[name][0] for name in names] + [gone.alpha])
-        return {name: table[..., k] for k, name in enumerate([*names, "alpha"])}
+            rows.append([gone.means()[name][0] for name in names] + [gone.alpha])
+        return dict(zip([*names, "alpha"], torch.tensor(rows, dtype=torch.float64).T.contiguous()))
 
-    return _kept(run, setting, width, f"negations, {keep}", measure)
+    return {m: _kept(run, setting, stages, f"negations, {keep}, {m}", partial(measure, m)) for m in methods}
 
 
 @dataclass(frozen=True)
@@ -128,7 +157,7 @@ class Maps:
 def maps(
     run: Run,
     setting: Setting,
-    width: int,
+    stages: int,
     *,
     methods: Sequence[str] = METHODS,
     start: Start = "pre-trained",
@@ -144,7 +173,7 @@ def maps(
 
     def measure(method: str, seed: int) -> dict[str, Tensor]:
         tasks = tuple(dict.fromkeys(itertools.chain(*chosen)))
-        made = networks(run, setting, width, seed, start, tasks, [method])
+        made = networks(run, setting, stages, seed, start, tasks, [method])
         model, vectors = made.predictor(method)
         xi = []
         for pair in chosen:
@@ -155,13 +184,13 @@ def maps(
         return {"xi": torch.stack(xi), "rms": torch.tensor(moved, dtype=torch.float64)}
 
     size = f"{len(chosen)} pairs, {points}, {grid}"
-    found = {m: _kept(run, setting, width, f"xi, {start}, {m}, {size}", partial(measure, m)) for m in methods}
+    found = {m: _kept(run, setting, stages, f"xi, {start}, {m}, {size}", partial(measure, m)) for m in methods}
     xi, rms = ({method: each[name] for method, each in found.items()} for name in ("xi", "rms"))
     return Maps(alphas, chosen, xi, rms)
 
 
 def energies(
-    run: Run, setting: Setting, width: int, points: int, outputs: int, start: Start = "pre-trained"
+    run: Run, setting: Setting, stages: int, points: int, outputs: int, start: Start = "pre-trained"
 ) -> dict[str, Tensor]:
     """Local energy of the tangent kernel: {task: [seeds, outputs, 2 points]}, the task's inputs before the control's;
     one kernel for each of the first `outputs` classes of the task.
@@ -175,10 +204,10 @@ def energies(
         return x[torch.randperm(len(x), generator=generator(seed, "points"))[:points].to(x.device)]
 
     def measure(seed: int) -> dict[str, Tensor]:
-        made = networks(run, setting, width, seed, start, methods=())
+        made = networks(run, setting, stages, seed, start, methods=())
         found = {}
         for task in setting.tasks:
-            rows = made.rows[task]
+            rows = made.images[task].texts
             head = nn.Linear(rows.shape[1], len(rows), bias=False, device=rows.device)
             head.weight = nn.Parameter(rows, requires_grad=False)
             model = nn.Sequential(made.encoder, head).eval()
@@ -188,7 +217,7 @@ def energies(
             found[task] = torch.stack(each).double()
         return found
 
-    found = _kept(run, setting, width, f"energies, {start}, {points}, {outputs}", measure)
+    found = _kept(run, setting, stages, f"energies, {start}, {points}, {outputs}", measure)
     return {task: found[task] for task in setting.tasks}  # stored by name
 
 
@@ -198,22 +227,30 @@ def contrasts(energy: Tensor) -> Tensor:
     return (task - control).mean((1, 2))
 
 
+def contrast(energy: Tensor) -> Estimate:
+    """Its mean over seeds; of one seed with the error over its points."""
+    if len(energy) > 1:
+        return Estimate.of(contrasts(energy))
+    task, control = energy[0].mean(0).chunk(2)
+    return difference(Estimate.of(task), Estimate.of(control))
+
+
 def _heads(made: Networks, tasks: Sequence[str]) -> dict[str, Callable[[Tensor], Tensor]]:
     return {task: made.head(task) for task in tasks}
 
 
 def _kept(
-    run: Run, setting: Setting, width: int, key: str, measure: Callable[[int], Mapping[str, Tensor]]
+    run: Run, setting: Setting, stages: int, key: str, measure: Callable[[int], Mapping[str, Tensor]]
 ) -> dict[str, Tensor]:
     """What `measure` gives of all seeds: from the run folder, else from the cache, else now; {name: [seeds, ...]}."""
 
     def take(seed: int) -> dict[str, Any]:
-        cache = store(run, setting, width, seed)
-        run.log(measured=key, width=width, seed=seed, from_cache=key in cache.arrays())
+        cache = store(run, setting, stages, seed)
+        run.log(measured=key, stages=stages, seed=seed, from_cache=key in cache.arrays())
         return cache.cached(key, lambda: measure(seed))
 
     rows: list[dict[str, Any]] = [
-        run.cached(f"{key}, width {width}, seed {seed}", partial(take, seed)) for seed in range(setting.seeds)
+        run.cached(f"{key}, {stages} stages, seed {seed}", partial(take, seed)) for seed in range(setting.seeds)
     ]
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
@@ -227,14 +264,15 @@ def by_task(name: str, title: str, tasks: Sequence[str], rows: Mapping[str, Tens
     return Chart(
         name, title, "task", "test accuracy",
         tuple(curve(label, places, table, "points") for label, table in rows.items()),
-        alt=alt, caption=f"Mean and standard error over seeds.{_classes(tasks)}", x_names=tuple(map(spoken, tasks)),
+        alt=alt, caption=f"Mean and standard error over seeds, if several.{_classes(tasks)}",
+        x_names=tuple(map(spoken, tasks)),
     )  # fmt: skip
 
 
 def heat_maps(found: Maps, methods: Sequence[str], where: str = "") -> tuple[HeatMap, ...]:
     """One map of xi, averaged over seeds, per pair of tasks and method."""
     made = list[HeatMap]()
-    for p, pair in enumerate(found.pairs):
+    for p, pair in enumerate(found.pairs[:SHOWN]):
         one, two = map(spoken, pair)
         for method in methods:
             # the first task's coefficient goes right, as in the paper
@@ -265,13 +303,13 @@ def _classes(tasks: Sequence[str]) -> str:
     return " Numbers behind a name: classes of that set." if any(":" in task for task in tasks) else ""
 
 
-def about(setting: Setting, width: int | Sequence[int]) -> str:
+def about(setting: Setting, stages: int | Sequence[int]) -> str:
     """The deviation from the paper, in a sentence or two."""
-    widths = str(width) if isinstance(width, int) else ", ".join(map(str, width))
-    n = setting.seeds
-    errors = f"errors over {n} pre-trainings" if n > 1 else errors_over(n, len(setting.tasks), "tasks")
+    which = str(stages) if isinstance(stages, int) else ", ".join(map(str, stages))
+    n, sets = setting.seeds, ", ".join(map(spoken, (setting.control, *setting.beside)))
+    errors = f"errors over {n} pre-trainings" if n > 1 else errors_over(n, len(setting.tasks), "tasks (of one: images)")
+    towers = "ImageNet's MobileNetV2 and MiniLM" if setting.towers == "imagenet" else "drawn at random"
     return (
-        f"Stand-in: not CLIP. Encoder: {setting.net} of width {widths}, pre-trained here on {setting.few} images per "
-        f"class of {', '.join(map(spoken, setting.tasks))} and on {spoken(setting.control)}; {setting.steps} steps of "
-        f"fine-tuning at {setting.lr:g}; {errors}."
+        f"Stand-in: not CLIP. Two towers ({towers}; {which} stages, {setting.side} px), aligned here on {sets}; "
+        f"{setting.steps} steps of fine-tuning at {setting.lr:g}; {errors}."
     )
