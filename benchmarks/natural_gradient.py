@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -39,7 +38,6 @@ OPTIMISERS: dict[str, Callable[[nn.Module, float], torch.optim.Optimizer]] = {
     "KFAC": lambda net, lr: bs.optim.KFAC(net, lr),
     "SuperNat": lambda net, lr: bs.optim.SuperNat(net, lr),
 }
-FILE: dict[str, Any] = {}  # pictures from --data, in place of those of `bs.data`
 
 
 @dataclass(frozen=True)
@@ -77,13 +75,9 @@ def pictures(name: str, n: int, tests: int) -> tuple[Tensor, Tensor, Tensor, Ten
     """A random part of a data set in 0 to 1, the same in every run; 0 for all of it."""
     parts = []
     for split, count in (("train", n), ("test", tests)):
-        if FILE:
-            x, y = torch.from_numpy(FILE[f"{name}_{split}_x"]).float() / 255, torch.from_numpy(FILE[f"{name}_{split}_y"])
-        else:
-            found = bs.data.load(name, split)
-            x, y = found.x, found.y
-        keep = torch.randperm(len(x), generator=torch.Generator().manual_seed(5))[: count or None]
-        parts += [x[keep].float(), y[keep].long()]
+        found = bs.data.load(name, split)
+        keep = torch.randperm(len(found.x), generator=torch.Generator().manual_seed(5))[: count or None]
+        parts += [found.x[keep].float(), found.y[keep]]
     return parts[0], parts[1], parts[2], parts[3]
 
 
@@ -272,13 +266,11 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, help="instead of the task's own")
     parser.add_argument("--steps", type=int, default=0, help="only the time of so many steps")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing after so many")
-    parser.add_argument("--data", type=Path, help=".npz with mnist_train_x, mnist_train_y, cifar10_test_x ... as bytes")
     parser.add_argument("--out", type=Path, help="JSON; what it holds of other tasks stays")
     args = parser.parse_args()
     begin, device = time.monotonic(), "cuda" if torch.cuda.is_available() else "cpu"
     size = "full" if args.full else "reduced"
     kept: dict[str, Any] = json.loads(args.out.read_text()) if args.out and args.out.is_file() else {}
-    FILE.update(np.load(args.data) if args.data else {})
     print(
         f"{size} sizes, {torch.cuda.get_device_name() if device == 'cuda' else 'CPU, one thread'}, {torch.__version__}"
     )

@@ -48,7 +48,7 @@ START = 2.0  # how much more damping at first
 SECOND, ENERGY = 0.95, 0.99  # memories of the running means of G^2 and |G|^2
 DECAY = 0.8  # of the factors, at every refresh
 SHARE = 0.2  # of the work, for refreshes
-ROOM = 0.5  # of a batch's rows: how many eigenvectors a dense layer has on both sides together
+WHOLE, ROOM = 0.5, 0.375  # of a batch's rows: sides (together) that a layer has whole, else how many eigenvectors
 LEAST, MOST = 8, 1024  # of them on one side
 TOLD = 6  # numbers that a device is told in a step
 EIGH = 12  # d^3 multiplications for the eigenvectors of a d x d matrix
@@ -209,7 +209,7 @@ class Adaptive(Preconditioner):
         room = max(int(ROOM * rows), 2 * LEAST)
         dense = isinstance(unit.rule, Linear) and not L.input_major and self.team.size == 1 and single
         r = (o, i)
-        if dense and (o + i > room or max(o, i) > MOST):
+        if dense and (o + i > max(WHOLE * rows, room) or max(o, i) > MOST):
             r_B = min(o, max(room // 2, room - i), MOST)
             r = r_B, min(i, max(room - r_B, LEAST), MOST)
         turned = 2 * g * L.offsets * o * i * (r[0] + (0 if unit.diagonal else r[1]))
@@ -358,7 +358,7 @@ def replayed(graphs: dict[Any, Any], key: Any, work: Callable[[Tensor], None], t
             try:
                 graph, kept = torch.cuda.CUDAGraph(), told.clone()
                 torch.cuda.synchronize()
-                with torch.cuda.graph(graph):
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                     work(kept)
                 known = graphs[key] = graph, kept, work
             except RuntimeError:

@@ -151,8 +151,7 @@ class Whole(Layer):
     def basis(self) -> EigenPiece:
         """The running metric."""
         L, U_A = self.unit.layout, None if self.unit.diagonal else self.U_A
-        s_B, s_A = self.zeros(L.groups, L.d_out), self.zeros(L.groups, L.columns)
-        return EigenPiece(self.unit.names, self.U_B, U_A, self.v, s_B, s_A, L, factored=False)
+        return EigenPiece(self.unit.names, self.U_B, U_A, self.v, self.energy, self.energy, L, factored=False)
 
     def refresh(self, E: EigenPiece, total: Tensor) -> None:
         """Go over to another basis."""
