@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import biascope as bs
-from biascope.optim import automatic
+from biascope.optim import adaptive as automatic
 from optim.optim_oracle import backward, error, mlp, mlp_data, snapshot
 
 KINDS = [bs.optim.KFAC, bs.optim.EKFAC]

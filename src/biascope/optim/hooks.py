@@ -120,6 +120,7 @@ class Watcher:
         self.modules = modules  # module -> its name, the parameter whose gradient marks the end of its backward
         self.records = {module: Record(late=is_sharded(p)) for module, (_, p) in modules.items()}
         self.capture = True  # keep tensors, or only count examples
+        self.idle = False  # not even that
         self.examples: int | None = None
         self.count = 0
         self.turn = 0
@@ -155,6 +156,8 @@ class Watcher:
 
     def model_called(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the number of examples: the first dimension of the first tensor."""
+        if self.idle:
+            return
         self.turn += 1
         first = next(nested_tensors((args, kwargs)), None)
         self.examples = first.shape[0] if first is not None and first.dim() > 0 else None
@@ -162,7 +165,7 @@ class Watcher:
     def layer_called(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Note a call with gradients, in train or in eval mode, once its output's gradient is known."""
         record = self.records.get(module)
-        if record is None or not torch.is_grad_enabled() or not isinstance(output, Tensor):
+        if self.idle or record is None or not torch.is_grad_enabled() or not isinstance(output, Tensor):
             return
         if not output.requires_grad or not args:
             return
@@ -199,6 +202,8 @@ class Watcher:
 
     def accumulated(self, parameter: Tensor) -> None:
         """The gradient of a module's parameter is complete for this `backward()`."""
+        if self.idle:
+            return
         module = self.by_parameter.get(id(parameter))
         if module is not None:
             record = self.records[module]

@@ -19,14 +19,6 @@ from biascope.support.arguments import check_share
 from biascope.support.errors import InputError
 from biascope.support.signatures import checked
 
-AUTOMATIC: dict[str, dict[str, Any]] = {  # what is not given where damping and step length adapt
-    "kfac": {"damping_mode": "relative", "refresh_every": 50, "factors_every": 50, "factor_decay": 0.8, "widest": 1024},
-    "ekfac": {
-        "damping_mode": "relative", "scalings": "running", "decay": 0.95, "on_refresh": "project", "factor_decay": 0.8,
-        "widest": 1024,
-    },
-}  # fmt: skip
-
 
 class KFACPreconditioner(Preconditioner):
     """KFAC: dW = (B + b)^-1 G (A + a)^-1, to be followed by any torch optimiser.
@@ -114,11 +106,11 @@ class KFAC(NaturalGradient):
 
     Args:
         model: any nn.Module; Linear, Conv1d/2d/3d and Embedding layers are preconditioned.
-        lr: learning rate. Without a damping it means what it means for Adam, 0.001 if not given; with one it is that of
-            the formula, 0.1 if not given.
+        lr: learning rate. Without a damping it means what it means for Adam, 0.001 if not given, and more than 0.003
+            (1.0, say) means as far as can be trusted; with one it is that of the formula, 0.1 if not given.
         damping: above 0: the formula above, with this damping; it may differ between parameter groups and change during
-            training (`group["damping"]`). None: damping and step length adapt (`biascope.optim.automatic`), and what
-            else is not given is chosen for that: see "Without a damping" in docs/howto/natural-gradient.md.
+            training (`group["damping"]`). None: damping, step length and refreshes adapt (`biascope.optim.adaptive`):
+            see "Without a damping" in docs/howto/natural-gradient.md.
         momentum: on the natural gradient; 0.9 without a damping, 0 with one.
         weight_decay: times the parameter, added to the natural gradient; without a damping apart from it, as in AdamW.
         params: parameters or parameter groups, as torch optimisers take them; None for all.
@@ -126,7 +118,8 @@ class KFAC(NaturalGradient):
             damping, else "sgd".
 
     Keyword Args:
-        options (Any): all others of `KFACPreconditioner`, such as `refresh_every`.
+        options (Any): all others of `KFACPreconditioner`, such as `refresh_every`; without a damping those that
+            `biascope.optim.adaptive.ADAPTS` names.
 
     Example:
         >>> net, x = nn.Linear(3, 1), torch.eye(3)
@@ -149,7 +142,7 @@ class KFAC(NaturalGradient):
         **options: Unpack[KFACOptions],
     ) -> None:
         super().__init__(
-            model, KFACPreconditioner, params, lr, momentum, weight_decay, fallback, damping, AUTOMATIC["kfac"],
+            model, KFACPreconditioner, params, lr, momentum, weight_decay, fallback, damping, "kfac",
             **options,
         )  # fmt: skip
 
@@ -276,11 +269,11 @@ class EKFAC(NaturalGradient):
 
     Args:
         model: any nn.Module; Linear, Conv1d/2d/3d and Embedding layers are preconditioned.
-        lr: learning rate. Without a damping it means what it means for Adam, 0.001 if not given; with one it is that of
-            the formula, 0.1 if not given.
+        lr: learning rate. Without a damping it means what it means for Adam, 0.001 if not given, and more than 0.003
+            (1.0, say) means as far as can be trusted; with one it is that of the formula, 0.1 if not given.
         damping: above 0: the formula above, with this damping; it may differ between parameter groups and change during
-            training (`group["damping"]`). None: damping and step length adapt (`biascope.optim.automatic`), and what
-            else is not given is chosen for that: see "Without a damping" in docs/howto/natural-gradient.md.
+            training (`group["damping"]`). None: damping, step length and refreshes adapt (`biascope.optim.adaptive`):
+            see "Without a damping" in docs/howto/natural-gradient.md.
         momentum: on the natural gradient; 0.9 without a damping, 0 with one.
         weight_decay: times the parameter, added to the natural gradient; without a damping apart from it, as in AdamW.
         params: parameters or parameter groups, as torch optimisers take them; None for all.
@@ -313,7 +306,7 @@ class EKFAC(NaturalGradient):
         **options: Unpack[EKFACOptions],
     ) -> None:
         super().__init__(
-            model, EKFACPreconditioner, params, lr, momentum, weight_decay, fallback, damping, AUTOMATIC["ekfac"],
+            model, EKFACPreconditioner, params, lr, momentum, weight_decay, fallback, damping, "ekfac",
             **options,
         )  # fmt: skip
 

@@ -2,11 +2,11 @@
 
 With a damping, `EKFAC(model, lr=0.1, damping=1e-2)`, one step is what the preconditioner followed by torch.optim.SGD
 would do, bit for bit: the natural gradient, plus `weight_decay` times the parameter, through the momentum, times -lr.
-Without one, damping and step length adapt (`automatic`). Parameters that no factor covers are stepped by the plain rule
+Without one, damping and step length adapt (`adaptive`). Parameters that no factor covers are stepped by the plain rule
 named in `fallback`; `opt.coverage()` lists them.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 
 from biascope.curvature.plan import Plan
 from biascope.network.shards import is_sharded
-from biascope.optim import automatic
+from biascope.optim.adaptive import ADAPTS, FIRST, Adaptive, began
+from biascope.optim.layers import Kind
 from biascope.optim.preconditioner import Preconditioner
 from biascope.optim.team import like, whole
 from biascope.support.arguments import check_number
@@ -85,29 +86,31 @@ class NaturalGradient(Optimizer):
         weight_decay: float,
         fallback: Fallback | None,
         damping: float | None,
-        automatic_options: dict[str, Any],
+        kind: Kind,
         **options: Any,
     ) -> None:
-        self.automatic, growing = damping is None, False
         defaults: dict[str, Any] = {"lr": 0.1, "momentum": 0.0, "damping": damping, "weight_decay": weight_decay}
         if damping is None:
-            defaults |= {"lr": 1e-3, "momentum": 0.9, "damping": 1.0, "stretch": automatic.FIRST, "trust": 0.0}
-            growing, options = "refresh_every" not in options, {**automatic_options, **options}
+            defaults |= {"lr": 1e-3, "momentum": 0.9, "damping": 1.0, "stretch": FIRST, "trust": 0.0}
+            if strange := sorted(set(options) - ADAPTS):
+                raise InputError(f"{strange[0]} goes with a damping, without which all of that adapts: damping=0.01, say")
         defaults |= {name: value for name, value in (("lr", lr), ("momentum", momentum)) if value is not None}
         for name in ("lr", "momentum", "weight_decay"):
             check_number(defaults[name], name, least=0)
-        fallback = fallback or ("adam" if self.automatic else "sgd")
+        fallback = fallback or ("adam" if damping is None else "sgd")
         super().__init__([p for p in model.parameters() if p.requires_grad] if params is None else params, defaults)
         mine = [p for group in self.param_groups for p in group["params"]]
-        if self.automatic and any(map(is_sharded, mine)):
+        if damping is None and any(map(is_sharded, mine)):
             raise UnsupportedError("under FSDP2 no process has the length of a layer's step: give a damping, e.g. 0.01")
         known = {id(p) for p in model.parameters()}
         if strange := [p for p in mine if id(p) not in known]:
             raise InputError(f"a parameter of shape {list(strange[0].shape)} in `params` does not belong to the model")
         self.fallback: Fallback = fallback
-        self.preconditioner = make(model, params=mine, fallback=fallback, damping=defaults["damping"], **options)
-        self.preconditioner.growing = growing
-        self.layer_of = {id(p): i for i, unit in enumerate(self.preconditioner.units) for p in unit.parameters}
+        self.preconditioner: Preconditioner
+        if damping is None:
+            self.preconditioner = Adaptive(model, kind, params=mine, fallback=fallback, **options)
+        else:
+            self.preconditioner = make(model, params=mine, fallback=fallback, damping=damping, **options)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -132,18 +135,22 @@ class NaturalGradient(Optimizer):
             torch._foreach_div_([p.grad for p in parameters], scale)
         dampings = {id(p): float(g["damping"]) for g in self.param_groups for p in g["params"]}
         plain = {name: p.grad for p in parameters if (name := pre.names[id(p)]) in pre.left and p.grad is not None}
-        directions = pre.directions(lambda unit: dampings[id(unit.parameters[0])], scale, scaled, plain)
+        directions: Collection[Tensor]
+        if isinstance(pre, Adaptive):
+            directions = pre.advance(self.param_groups, scale, scaled, plain) or ()
+        else:
+            directions = found = pre.directions(lambda unit: dampings[id(unit.parameters[0])], scale, scaled, plain)
         if not directions:
             return loss
         for group in self.param_groups:
             covered = [p for p in group["params"] if p in directions]
             others = [p for p in group["params"] if p.grad is not None and p not in directions]
-            if covered and self.automatic:
-                layers, states = [self.layer_of[id(p)] for p in covered], [self.state[p] for p in covered]
-                automatic.take(covered, [directions[p] for p in covered], states, group, layers)
-            elif covered:
-                sgd(covered, [directions[p] for p in covered], [self.state[p] for p in covered], group)
+            if covered and not isinstance(pre, Adaptive):
+                sgd(covered, [found[p] for p in covered], [self.state[p] for p in covered], group)
             if others:
+                if isinstance(pre, Adaptive):
+                    began(group, others[0].device)
+                    group = {**group, "lr": float(group["lr"]) * group["unit"]}
                 RULES[self.fallback](others, [p.grad for p in others], [self.state[p] for p in others], group)
         return loss
 

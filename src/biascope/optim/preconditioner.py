@@ -149,13 +149,17 @@ class Preconditioner:
             if unit is not None and unit.name not in self.notes:
                 embedding = unit.rule.kind == "embedding"
                 why = f"{unit.rule.kind} rule" + (
-                    ", SUA" if unit.sua else ", diagonal A" if unit.diagonal and not embedding else ""
+                    ", SUA" if unit.sua else ", diagonal A" if unit.diagonal and not embedding else self.detail(unit)
                 )
                 rows.append((name, shape, self.kind, why))
             else:
                 why = self.left.get(name) or (self.notes[unit.name] if unit else "frozen, or not among the parameters")
                 rows.append((name, shape, self.fallback if name in self.left or unit else "-", why))
         return Plan(self.kind, tuple(rows))
+
+    def detail(self, unit: LayerUnit) -> str:
+        """What else is to be said of a unit in `coverage`."""
+        return ""
 
     def pieces(self) -> dict[str, EigenPiece]:
         """The metric of every unit as it is used now, by the name of its weight (without damping)."""

@@ -21,10 +21,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from biascope.linalg.stable import thin_svd
+from biascope.optim.optimizer import Fallback, NaturalGradient, Params
+from biascope.optim.preconditioner import Preconditioner
 from biascope.support.arguments import check_choice, check_finite, check_number, check_tensor
 from biascope.support.errors import InputError
 from biascope.support.limits import OwnTensor
@@ -55,6 +57,10 @@ class SuperNat(Optimizer):
         >>> bool((w[0] - 1).abs() < 0.2)
         True
     """
+
+    def __new__(cls, w: Tensor | nn.Module, *args: Any, **options: Any) -> Any:
+        """One for a network, or for w."""
+        return NetworkSuperNat(w, *args, **options) if isinstance(w, nn.Module) else super().__new__(cls)
 
     @checked
     def __init__(self, w: OwnTensor, features: Tensor, lr: float | None = None, scale: float | Scale = "first") -> None:
@@ -138,6 +144,48 @@ class SuperNat(Optimizer):
         if rule == "keep_trace":
             return float((lam * c).sum() / lam.sum())
         return float(c.max())
+
+
+class NetworkSuperNat(NaturalGradient):
+    """SuperNat for a network: what `SuperNat(model)` gives.
+
+    The modes are those of EKFAC: entries of the gradient in the Kronecker eigenbasis of a layer, with running mean M and
+    mean square v. For f = Phi w the loss's gradient along mode j is M_j = s_j u_j^T grad_f L and v_j is s_j^2 up to a
+    factor, so that |M_j| / sqrt(v_j), the ratio of signal to noise, takes the place of |u_j^T grad_f L| / scale. As the
+    features of a network move and its gradients are of batches, the product over all steps becomes a running mean, from
+    1 at every new basis. The natural gradient M / (v + damping) is multiplied by it: modes that carry noise freeze.
+
+    Args:
+        model: any nn.Module, as for `EKFAC`.
+        lr: on Adam's scale, 0.001 if not given; 1.0 means as far as can be trusted.
+        momentum: of M.
+        weight_decay: apart from the gradient, as in AdamW.
+        params: parameters or parameter groups; None for all.
+        fallback: "sgd" or "adam", for parameters that no factor covers.
+        options: those that `biascope.optim.adaptive.ADAPTS` names.
+
+    Example:
+        >>> net, x = nn.Linear(3, 1), torch.eye(3)
+        >>> opt = SuperNat(net)
+        >>> net(x).square().mean().backward()
+        >>> opt.step()
+        >>> opt.coverage()["weight"]
+        'supernat'
+    """
+
+    @checked
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float | None = None,
+        *,
+        momentum: float | None = None,
+        weight_decay: float = 0.0,
+        params: Params = None,
+        fallback: Fallback | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, Preconditioner, params, lr, momentum, weight_decay, fallback, None, "supernat", **options)
 
 
 def _wide(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
