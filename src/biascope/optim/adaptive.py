@@ -47,13 +47,14 @@ SLOPE, TRUST = 20.0, 0.5  # from cos to -1 .. 1, and the memory of the running m
 START = 2.0  # how much more damping at first
 SECOND, ENERGY = 0.95, 0.99  # memories of the running means of G^2 and |G|^2
 DECAY = 0.8  # of the factors, at every refresh
-SHARE = 0.2  # of the work, for refreshes
+SHARE, CREDIT = 0.2, 100  # of the work, for refreshes, and steps that are counted in advance
 WHOLE, ROOM = 0.5, 0.25  # of a batch's rows: sides (together) that a layer has whole, else how many eigenvectors
 LEAST, MOST = 8, 1024  # of them on one side
 TOLD = 6  # numbers that a device is told in a step
-EIGH = 12  # d^3 multiplications for the eigenvectors of a d x d matrix
 ADAPTS = {"refresh_every", "factor_decay", "sharing", "sua", "widest", "loss_reduction", "grad_scaler", "group"}
-CALLS = 2e6, 1e7  # multiplications for which the calls of torch for a layer take time, in a step and in a refresh
+# Work is counted, as results shall not depend on the machine: the calls of torch for a layer in a step and in a refresh,
+# a multiplication, and a d^3 of eigenvectors, which leave most of a GPU idle. Roughly in picoseconds.
+WORK = {"cpu": (5e7, 2.5e8, 25.0, 300.0), "cuda": (5e7, 1.5e9, 0.025, 25.0)}
 
 
 class Adaptive(Preconditioner):
@@ -77,12 +78,14 @@ class Adaptive(Preconditioner):
     def _due(self) -> bool:
         """Do the factors and the eigenbases follow in this step?
 
-        Not before refreshes have taken less than their share of the work so far, counted in multiplications.
+        Not before refreshes have taken less than their share of the work so far, counted by `WORK`.
         """
         if not self.growing:
             return self.steps % self.refresh_every == 0
         gap = 5 if self.steps < 10 else 10 if self.steps < 50 else self.refresh_every
-        return self.steps == 0 or (self.steps - self.last >= gap and self.refreshes * self.cost <= SHARE * self.steps)
+        return self.steps == 0 or (
+            self.steps - self.last >= gap and self.refreshes * self.cost <= SHARE * (self.steps + CREDIT)
+        )
 
     def _needs_factors(self) -> bool:
         return self._due() or len(self.layers) < len(self.units)
@@ -206,6 +209,7 @@ class Adaptive(Preconditioner):
         """A layer as it is seen for the first time, and the work that its steps and refreshes take."""
         L = unit.layout
         g, o, i = L.groups, L.d_out, L.columns
+        step_calls, calls, one, eigh = WORK.get(unit.space.device.type, WORK["cuda"])
         sizes = [unit.chunk(batch)[0].blocks[0].sizes for batch in step.batches]
         rows = sum(batch[0].examples * z.positions for batch, z in zip(step.batches, sizes) if z is not None)
         single = unit.sharing == "expand" or rows == step.examples
@@ -218,12 +222,14 @@ class Adaptive(Preconditioner):
         turned = 2 * g * L.offsets * o * i * (r[0] + (0 if unit.diagonal else r[1]))
         if r == (o, i):
             sides = [o] if unit.diagonal else [o, i]
-            found = sum(g * (EIGH * d**3 + rows * d * d) for d in sides)
+            found = sum(g * (eigh * d**3 + one * rows * d * d) for d in sides)
         else:
-            found = sum((n := min(rows, 2 * k) + k) * n * (d + EIGH * n) + 3 * d * k * k for d, k in zip((o, i), r))
+            found = sum(
+                (n := min(rows, 2 * k) + k) * n * (one * d + eigh * n) + 3 * one * d * k * k for d, k in zip((o, i), r)
+            )
         table = isinstance(unit.rule, Embedding)
-        self.work[0] += CALLS[0] + (0 if table else 3 * rows * g * L.offsets * o * i)
-        self.work[1] += CALLS[1] + found + 2 * turned
+        self.work[0] += step_calls + (0 if table else 3 * one * rows * g * L.offsets * o * i)
+        self.work[1] += calls + found + 2 * one * turned
         self.cost = self.work[1] / self.work[0]
         return Whole(unit, self.way) if r == (o, i) else Leading(unit, self.way, r)
 
