@@ -52,7 +52,7 @@ WHOLE, ROOM = 0.5, 0.25  # of a batch's rows: sides (together) that a layer has 
 LEAST, MOST = 8, 1024  # of them on one side
 TOLD = 6  # numbers that a device is told in a step
 ADAPTS = {"refresh_every", "factor_decay", "sharing", "sua", "widest", "loss_reduction", "grad_scaler", "group"}
-# Work is counted, as results shall not depend on the machine: the calls of torch for a layer in a step and in a refresh,
+# Work is counted, as results shall not depend on the machine: the calls of torch for a layer in a step and a refresh,
 # a multiplication, and a d^3 of eigenvectors, which leave most of a GPU idle. Roughly in picoseconds.
 WORK = {"cpu": (5e7, 2.5e8, 25.0, 300.0), "cuda": (5e7, 1.5e9, 0.025, 25.0)}
 
