@@ -8,9 +8,9 @@
 A small convolutional network and a deep sigmoid auto-encoder (Glorot's initial values) on MNIST, ResNet-18 without
 batch normalisation on CIFAR-10, a transformer that predicts the next character of this repository's documentation.
 Adam, EKFAC, KFAC and SuperNat have their default learning rate, 0.001; SGD is there for the time and has 0.01 and
-momentum 0.9; `--lr` is for all but SGD. Means over seeds, with standard errors; the time is of the whole training divided by its steps,
-refreshes included, in processor seconds on a CPU; with `--steps`, of that many steps after the first 50. Constants of
-the optimisers were chosen with seed 0: judge them with others.
+momentum 0.9; `--lr` is for all but SGD. Means over seeds, with standard errors; the time is of the whole training
+divided by its steps, refreshes included, in processor seconds on a CPU; with `--steps`, of that many steps after the
+first 50. Constants of the optimisers were chosen with seed 0: judge them with others.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from optim.optim_oracle import backward, mlp, mlp_data, rng
 MAKERS = {
     "kfac": lambda net: bs.optim.KFAC(net, lr=0.1),
     "ekfac": lambda net: bs.optim.EKFAC(net, lr=0.1),
-    "running": lambda net: bs.optim.EKFAC(net, lr=0.1, scalings="running"),
+    "running": lambda net: bs.optim.EKFAC(net, lr=0.1, damping=1e-3, scalings="running"),
 }
 
 

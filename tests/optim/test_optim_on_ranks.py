@@ -171,6 +171,6 @@ def test_an_error_on_one_rank_ends_the_step_on_all(ranks: Ranks, way: str) -> No
 
 def test_shares_of_workers_are_checked() -> None:
     with pytest.raises(InputError, match="a share of the ranks"):
-        bs.optim.KFAC(network(), gradient_workers=0.0)
+        bs.optim.KFAC(network(), damping=0.01, gradient_workers=0.0)
     with pytest.raises(InputError, match="scalings='running'"):
         bs.optim.EKFAC(network(), damping=0.01, gradient_workers=0.5)

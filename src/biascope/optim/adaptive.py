@@ -12,8 +12,8 @@ step, cos = -<G, D> / (|G| |D|) > 0, the step was too short. With c the running 
 
     stretch *= exp(0.1 clip(20 c, -1, 1)),    three times as fast downwards, from 0.03 to 30, at first 0.3
 
-is one of two quantities that adapt. The other is the damping, which follows the curvature: it is `damping` (1) times the
-mean of s in the layer, and three times that at the start, where v is known least. All were chosen by measurement
+is one of two quantities that adapt. The other is the damping, which follows the curvature: it is `damping` (1) times
+the mean of s in the layer, and three times that at the start, where v is known least. All were chosen by measurement
 (docs/howto/natural-gradient.md). Levenberg-Marquardt's ratio needs the loss at the new parameters on the same examples,
 which costs another forward pass, and torch optimisers do not see the loss.
 
@@ -47,24 +47,26 @@ SLOPE, TRUST = 20.0, 0.5  # from cos to -1 .. 1, and the memory of the running m
 START = 2.0  # how much more damping at first
 SECOND, ENERGY = 0.95, 0.99  # memories of the running means of G^2 and |G|^2
 DECAY = 0.8  # of the factors, at every refresh
-SHARE = 0.2  # of the work, for refreshes
-WHOLE, ROOM = 0.5, 0.375  # of a batch's rows: sides (together) that a layer has whole, else how many eigenvectors
+SHARE, CREDIT = 0.2, 100  # of the work, for refreshes, and steps that are counted in advance
+WHOLE, ROOM = 0.5, 0.25  # of a batch's rows: sides (together) that a layer has whole, else how many eigenvectors
 LEAST, MOST = 8, 1024  # of them on one side
 TOLD = 6  # numbers that a device is told in a step
-EIGH = 12  # d^3 multiplications for the eigenvectors of a d x d matrix
 ADAPTS = {"refresh_every", "factor_decay", "sharing", "sua", "widest", "loss_reduction", "grad_scaler", "group"}
-CALLS = 2e6, 1e7  # multiplications for which the calls of torch for a layer take time, in a step and in a refresh
+# Work is counted, as results shall not depend on the machine: the calls of torch for a layer in a step and a refresh,
+# a multiplication, and a d^3 of eigenvectors, which leave most of a GPU idle. Roughly in picoseconds.
+WORK = {"cpu": (5e7, 2.5e8, 25.0, 300.0), "cuda": (5e7, 1.5e9, 0.025, 25.0)}
 
 
 class Adaptive(Preconditioner):
-    """Steps of the layers of a model. `layers` maps the names of units to what is known of them, once they were seen."""
+    """Steps of the layers of a model. `layers` maps names of units to what is known of them, once they were seen."""
 
     def __init__(self, model: nn.Module, kind: Kind, refresh_every: int | None = None, **options: Any) -> None:
+        self.way: Kind = kind
         self.kind, self.layers = kind, dict[str, Layer]()
         self.refreshes, self.last, self.work, self.cost = 0, 0, [0.0, 0.0], 0.0
         options = {"factor_decay": DECAY, "widest": MOST, **options}
-        every = dict.fromkeys(("refresh_every", "factors_every"), 50 if refresh_every is None else refresh_every)
-        super().__init__(model, damping_mode="relative", **every, **options)
+        every = 50 if refresh_every is None else refresh_every
+        super().__init__(model, damping_mode="relative", refresh_every=every, factors_every=every, **options)
         self.growing = refresh_every is None
         if self.team.size == 1:
             self.units = [replace(u, diagonal=False) if isinstance(u.rule, Linear) else u for u in self.units]
@@ -76,13 +78,13 @@ class Adaptive(Preconditioner):
     def _due(self) -> bool:
         """Do the factors and the eigenbases follow in this step?
 
-        Not before refreshes have taken less than their share of the work so far, counted in multiplications.
+        Not before refreshes have taken less than their share of the work so far, counted by `WORK`.
         """
         if not self.growing:
             return self.steps % self.refresh_every == 0
         gap = 5 if self.steps < 10 else 10 if self.steps < 50 else self.refresh_every
         return self.steps == 0 or (
-            self.steps - self.last >= gap and self.refreshes * self.cost <= SHARE * self.steps
+            self.steps - self.last >= gap and self.refreshes * self.cost <= SHARE * (self.steps + CREDIT)
         )
 
     def _needs_factors(self) -> bool:
@@ -134,11 +136,13 @@ class Adaptive(Preconditioner):
         return {p for u in stepped for p in u.parameters}
 
     def _refused(self, units: Sequence[LayerUnit], due: bool, skip: bool, plain: Mapping[str, Tensor]) -> bool:
-        """Is a gradient not finite? Lengths say so; where they do, or outputs' gradients are used too, each is asked."""
+        """Is a gradient not finite? Lengths say so; where they do, or outputs' gradients are used, each is asked."""
         own = {name: p.grad for u in units for name, p in zip(u.names, u.parameters) if p.grad is not None}
         self.slopes = dict(zip(own, torch._foreach_norm(list(own.values()))))
         lengths = [*self.slopes.values(), *(t.norm() for t in plain.values())]
-        if not due and all(map(math.isfinite, torch.stack([x.float().to(lengths[0].device) for x in lengths]).tolist())):
+        if not due and all(
+            map(math.isfinite, torch.stack([x.float().to(lengths[0].device) for x in lengths]).tolist())
+        ):
             return False
         return Finite({**plain, **(self._gradients(list(units)) if due else own)}).refused(skip)
 
@@ -161,8 +165,10 @@ class Adaptive(Preconditioner):
         told = torch.tensor(numbers, dtype=layers[0].G.dtype, device="cpu").to(device, non_blocking=True)
         slopes = [torch.stack([self.slopes[name] for name in layer.unit.names]) for layer in layers]
         told = torch.cat([told, torch.stack([s.to(told.dtype).norm() for s in slopes])])
-        parameters = [p for layer in layers for p in layer.unit.parameters]
-        torch._foreach_copy_([g for layer in layers for g in layer.grads], [p.grad for p in parameters])
+        parameters: list[Tensor] = [p for layer in layers for p in layer.unit.parameters]
+        torch._foreach_copy_(
+            [g for layer in layers for g in layer.grads], [p.grad for p in parameters if p.grad is not None]
+        )
         work = Work(layers, parameters, group, beta, bool(group["weight_decay"]), t > 0)
         if device.type != "cuda":
             work(told)
@@ -178,7 +184,7 @@ class Adaptive(Preconditioner):
         due = [u for u in due if seen[u.name].batches]
         self._warn(seen)
         made = {u.name: self.layers.get(u.name) or self._made(u, seen[u.name]) for u in due}
-        totals = {u.name: sum(p.grad.square().sum() for p in u.parameters if p.grad is not None) for u in due}
+        totals = {u.name: u.gradient().square().sum() for u in due}
         whole = [u for u in due if isinstance(made[u.name], Whole)]
         self._average(whole, seen)
         self._refresh(whole, seen)
@@ -203,6 +209,7 @@ class Adaptive(Preconditioner):
         """A layer as it is seen for the first time, and the work that its steps and refreshes take."""
         L = unit.layout
         g, o, i = L.groups, L.d_out, L.columns
+        step_calls, calls, one, eigh = WORK.get(unit.space.device.type, WORK["cuda"])
         sizes = [unit.chunk(batch)[0].blocks[0].sizes for batch in step.batches]
         rows = sum(batch[0].examples * z.positions for batch, z in zip(step.batches, sizes) if z is not None)
         single = unit.sharing == "expand" or rows == step.examples
@@ -215,14 +222,16 @@ class Adaptive(Preconditioner):
         turned = 2 * g * L.offsets * o * i * (r[0] + (0 if unit.diagonal else r[1]))
         if r == (o, i):
             sides = [o] if unit.diagonal else [o, i]
-            found = sum(g * (EIGH * d**3 + rows * d * d) for d in sides)
+            found = sum(g * (eigh * d**3 + one * rows * d * d) for d in sides)
         else:
-            found = sum((n := min(rows, 2 * k) + k) * n * (d + EIGH * n) + 3 * d * k * k for d, k in zip((o, i), r))
+            found = sum(
+                (n := min(rows, 2 * k) + k) * n * (one * d + eigh * n) + 3 * one * d * k * k for d, k in zip((o, i), r)
+            )
         table = isinstance(unit.rule, Embedding)
-        self.work[0] += CALLS[0] + (0 if table else 3 * rows * g * L.offsets * o * i)
-        self.work[1] += CALLS[1] + found + 2 * turned
+        self.work[0] += step_calls + (0 if table else 3 * one * rows * g * L.offsets * o * i)
+        self.work[1] += calls + found + 2 * one * turned
         self.cost = self.work[1] / self.work[0]
-        return Whole(unit, self.kind) if r == (o, i) else Leading(unit, self.kind, r)
+        return Whole(unit, self.way) if r == (o, i) else Leading(unit, self.way, r)
 
     def pieces(self) -> dict[str, EigenPiece]:
         """The running metric of every layer that has all of its eigenbasis."""
@@ -257,7 +266,7 @@ class Adaptive(Preconditioner):
         for name, entry in state["units"].items():
             unit, own = known[name], dict(entry)
             ranks = own.pop("ranks")
-            layers[name] = Whole(unit, self.kind) if ranks is None else Leading(unit, self.kind, tuple(ranks))
+            layers[name] = Whole(unit, self.way) if ranks is None else Leading(unit, self.way, tuple(ranks))
             factors = {k: own.pop(k) for k in ("updates", "A", "B") if k in own}
             layers[name].check(own)
             curvatures[name] = read(unit, factors)
@@ -280,7 +289,7 @@ def began(group: dict[str, Any], device: torch.device) -> None:
     if "unit" not in group:
         first = float(group.get("initial_lr", group["lr"]))
         group["unit"] = min(1.0, LARGEST / first) if first > 0 else 1.0
-    for name in ("stretch", "trust"):
+    for name in ("stretch", "trust", "length"):
         value = group[name]
         if not isinstance(value, Tensor) or value.device != device:
             group[name] = torch.as_tensor(float(value), device=device)
@@ -292,7 +301,7 @@ class Work:
     def __init__(
         self,
         layers: list[Layer],
-        parameters: list[nn.Parameter],
+        parameters: list[Tensor],
         group: dict[str, Any],
         beta: float,
         decays: bool,
@@ -302,6 +311,7 @@ class Work:
         self.beta, self.decays, self.measures = beta, decays, measures
 
     def __call__(self, told: Tensor) -> None:
+        """One step. `told` are numbers that change: see `Adaptive._take`; then the lengths of the gradients."""
         gain, rate, damping, second, energy, kept = told[:TOLD].unbind()
         layers, tiny = self.layers, torch.finfo(told.dtype).tiny
         D = [layer.D for layer in layers]
@@ -315,11 +325,12 @@ class Work:
         energies = [layer.energy for layer in layers]
         for e, total in zip(energies, totals):
             e.lerp_(total, energy)
-        for layer, total in zip(layers, totals):
-            layer.direct(total, damping, second)
+        for layer, slope in zip(layers, slopes.unbind()):
+            layer.direct(slope, damping, second)
         d, m = norms(D), norms([layer.M for layer in layers])
         lengths = torch.stack([layer.root for layer in layers]) * m / torch.stack(energies).sqrt().clamp_min(tiny)
         ratios = torch.where(d > 0, lengths / d, 0.0) * (self.group["stretch"] * rate)
+        self.group["length"].copy_((ratios * d).norm())
         torch._foreach_mul_(D, list(ratios.unbind()))
         if self.decays:
             torch._foreach_mul_(self.parameters, kept)
@@ -328,8 +339,7 @@ class Work:
     def measure(self, slopes: Tensor, gain: Tensor) -> None:
         """Adapt the stretch to the gradients where the last step ended."""
         down = torch.stack([torch.dot(layer.G.flatten(), layer.D.flatten()) for layer in self.layers]).sum()
-        length = norms([layer.D for layer in self.layers]).norm()
-        trust, stretch = self.group["trust"], self.group["stretch"]
+        trust, stretch, length = (self.group[name] for name in ("trust", "stretch", "length"))
         trust.lerp_(torch.nan_to_num(down / (slopes.norm() * length), 0.0, 0.0, 0.0).to(trust), 1 - TRUST)
         rate = (SLOPE * trust).clamp(-1, 1)
         stretch.mul_((gain * torch.where(rate < 0, DOWN * rate, rate)).exp()).clamp_(SHORTEST, LONGEST)

@@ -5,7 +5,7 @@ second moments of the gradient in it.
 """
 
 import math
-from typing import Any, Literal, Unpack
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor, nn

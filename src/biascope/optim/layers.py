@@ -89,10 +89,10 @@ class Layer:
         """Running means, and what they are means of: the gradient in the basis."""
         raise NotImplementedError
 
-    def direct(self, total: Tensor, damping: Tensor, weight: Tensor) -> None:
-        """The direction, in D. `total` is |G|^2, `weight` that of the new mean squares."""
+    def direct(self, slope: Tensor, damping: Tensor, weight: Tensor) -> None:
+        """The direction, in D. `slope` is |G|, `weight` that of the new mean squares."""
         if self.kind != "kfac":
-            self.v.lerp_(self.squares(total), weight)
+            self.v.lerp_(self.squares(slope), weight)
         s = self.s if self.kind == "kfac" else self.v
         tiny = torch.finfo(s.dtype).tiny
         f = (s + (damping * self.mean(s)).clamp_min_(tiny)).reciprocal_()
@@ -101,7 +101,7 @@ class Layer:
             f *= self.modes.lerp_(snr, 1 - MEMORY)
         self.act(f)
 
-    def squares(self, total: Tensor) -> Tensor:
+    def squares(self, slope: Tensor) -> Tensor:
         """The table of mean squares of G."""
         raise NotImplementedError
 
@@ -166,7 +166,7 @@ class Whole(Layer):
         self.V = to_basis(self.basis, self.G)
         return [self.M], [self.V]
 
-    def squares(self, total: Tensor) -> Tensor:  # noqa: D102
+    def squares(self, slope: Tensor) -> Tensor:  # noqa: D102
         return self.V.square()
 
     def signal(self) -> Tensor:  # noqa: D102
@@ -188,11 +188,10 @@ class Leading(Layer):
     """A dense layer with the leading eigenvectors [o, r_B] and [i, r_A] of its factors.
 
     Attributes:
-        blocks: P, R and Q of M.
-        rest: what the eigenvalues of either side that are not leading are on average [2].
+        P, R, Q: of M; R is transposed.
     """
 
-    kept = (*Layer.kept, "U_B", "U_A", "s_B", "s_A")
+    kept = (*Layer.kept, "U_B", "U_A", "s_B", "s_A", "P", "R", "Q")
 
     def __init__(self, unit: LayerUnit, kind: Kind, ranks: tuple[int, int]) -> None:
         super().__init__(unit, kind)
@@ -200,17 +199,17 @@ class Leading(Layer):
         self.M = torch.zeros_like(self.G[0])
         self.U_B, self.U_A = (self.zeros(d, r) for d, r in zip(self.sizes, ranks))
         self.s_B, self.s_A = (self.zeros(r + 1) for r in ranks)  # the last one is the mean of all others
-        self.blocks = self._blocks(self.M)
+        self.P, self.R, self.Q = self._blocks(self.M)
         self.inner = self.zeros(ranks[0] + 1, ranks[1] + 1)
         self.counts, self.sums, self.differences = [], [], []
         for d, r in zip(self.sizes, ranks):
-            count, S, N = self.zeros(r + 1).fill_(1), torch.eye(r + 1), torch.eye(r + 1)
-            count[-1] = d - r
+            S, N = (torch.eye(r + 1, dtype=self.G.dtype, device="cpu") for _ in range(2))
             S[-1, :-1], N[:-1, -1] = -1, -1
-            S[-1] /= max(1, d - r)
-            self.counts.append(count)
-            self.sums.append((S if d > r else S * (torch.arange(r + 1) < r)[:, None]).to(count))
-            self.differences.append(N.to(count))
+            S[-1] *= 1 / (d - r) if d > r else 0
+            count = torch.ones(r + 1, dtype=self.G.dtype, device="cpu")
+            count[-1] = d - r
+            for found, X in ((self.counts, count), (self.sums, S), (self.differences, N)):
+                found.append(X.to(self.G.device))
 
     def refresh(self, factors: Sequence[tuple[Tensor, Tensor]], total: Tensor) -> None:
         """Go over to other eigenvectors, with their eigenvalues [r + 1]."""
@@ -218,54 +217,48 @@ class Leading(Layer):
         self.renew(s_B[:, None] * s_A, total)
         for name, value in (("U_B", U_B), ("U_A", U_A), ("s_B", s_B), ("s_A", s_A)):
             self.put(name, value)
-        self._turn()
-
-    def load(self, entry: Mapping[str, Tensor]) -> None:  # noqa: D102
-        super().load(entry)
-        self._turn()
-
-    def _turn(self) -> None:
-        for old, new in zip(self.blocks, self._blocks(self.M)):
+        for old, new in zip((self.P, self.R, self.Q), self._blocks(self.M)):
             old.copy_(new)
 
     def _blocks(self, X: Tensor) -> list[Tensor]:
         P = self.U_B.T @ X
-        return [P, X @ self.U_A, P @ self.U_A]
+        return [P, self.U_A.T @ X.T, P @ self.U_A]  # R transposed: with few rows that is faster
 
-    def _table(self, blocks: list[Tensor], total: Tensor) -> Tensor:
-        """Mean squares of the four parts; sums of squares of the parts are differences of those of the blocks."""
+    def _table(self, blocks: list[Tensor], whole: Tensor) -> Tensor:
+        """Mean squares of the four parts, from the lengths of the blocks' rows and columns and of all."""
         P, R, Q = blocks
-        torch.square(Q, out=self.inner[:-1, :-1])
-        self.inner[:-1, -1] = P.square().sum(1)
-        self.inner[-1, :-1] = R.square().sum(0)
-        self.inner[-1, -1] = total
-        return (self.sums[0] @ self.inner @ self.sums[1].T).clamp_min_(0)
+        self.inner[:-1, :-1] = Q
+        torch.linalg.vector_norm(P, dim=1, out=self.inner[:-1, -1])
+        torch.linalg.vector_norm(R, dim=1, out=self.inner[-1, :-1])
+        self.inner[-1, -1] = whole
+        return (self.sums[0] @ self.inner.square() @ self.sums[1].T).clamp_min_(0)
 
     def mean(self, table: Tensor) -> Tensor:  # noqa: D102
         return self.counts[0] @ table @ self.counts[1] / self.size
 
     def read(self) -> tuple[list[Tensor], list[Tensor]]:  # noqa: D102
         self.X = self._blocks(self.G[0])
-        return [self.M, *self.blocks], [self.G[0], *self.X]
+        return [self.M, self.P, self.R, self.Q], [self.G[0], *self.X]
 
-    def squares(self, total: Tensor) -> Tensor:  # noqa: D102
-        return self._table(self.X, total)
+    def squares(self, slope: Tensor) -> Tensor:  # noqa: D102
+        return self._table(self.X, slope)
 
     def signal(self) -> Tensor:  # noqa: D102
-        return self._table(self.blocks, self.M.square().sum())
+        return self._table([self.P, self.R, self.Q], torch.linalg.vector_norm(self.M))
 
     def act(self, f: Tensor) -> None:
         """D = M + U_B (..) + (..) U_A^T with f = 1 for what is left of both sides."""
-        (P, R, Q), D = self.blocks, self.D[0]
+        P, R, Q, D = self.P, self.R, self.Q, self.D[0]
         f = self.differences[0] @ (f / f[-1, -1]) @ self.differences[1].T
         X = torch.addmm(P * f[:-1, -1:], Q * f[:-1, :-1], self.U_A.T)
-        torch.addmm(self.M, self.U_B, X, out=D).addmm_(R * f[-1:, :-1], self.U_A.T)
+        torch.addmm(self.M, self.U_B, X, out=D).addmm_((R * f[-1, :-1, None]).T, self.U_A.T)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:  # noqa: D102
         table = tuple(r + 1 for r in self.ranks)
         found: dict[str, tuple[int, ...]] = dict.fromkeys(("s", "v", "modes"), table)
         found |= {"M": self.sizes, "D": (1, *self.sizes), "energy": (), "s_B": table[:1], "s_A": table[1:]}
-        return found | {"U_B": (self.sizes[0], self.ranks[0]), "U_A": (self.sizes[1], self.ranks[1])}
+        (o, i), (r_B, r_A) = self.sizes, self.ranks
+        return found | {"U_B": (o, r_B), "U_A": (i, r_A), "P": (r_B, i), "R": (r_A, o), "Q": (r_B, r_A)}
 
     def rows(self, batches: Batches) -> tuple[Tensor, Tensor]:
         """Some of the output gradients [n, o] and of the homogeneous inputs [n, i] of the calls, evenly spread."""

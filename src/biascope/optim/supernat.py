@@ -149,7 +149,7 @@ class SuperNat(Optimizer):
 class NetworkSuperNat(NaturalGradient):
     """SuperNat for a network: what `SuperNat(model)` gives.
 
-    The modes are those of EKFAC: entries of the gradient in the Kronecker eigenbasis of a layer, with running mean M and
+    The modes are those of EKFAC: entries of the gradient in a layer's Kronecker eigenbasis, with running mean M and
     mean square v. For f = Phi w the loss's gradient along mode j is M_j = s_j u_j^T grad_f L and v_j is s_j^2 up to a
     factor, so that |M_j| / sqrt(v_j), the ratio of signal to noise, takes the place of |u_j^T grad_f L| / scale. As the
     features of a network move and its gradients are of batches, the product over all steps becomes a running mean, from
@@ -185,7 +185,9 @@ class NetworkSuperNat(NaturalGradient):
         fallback: Fallback | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(model, Preconditioner, params, lr, momentum, weight_decay, fallback, None, "supernat", **options)
+        super().__init__(
+            model, Preconditioner, params, lr, momentum, weight_decay, fallback, None, "supernat", **options
+        )
 
 
 def _wide(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
