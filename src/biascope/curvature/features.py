@@ -62,13 +62,14 @@ class Draws:
         k = self.side
         if k == 1:
             return (X * Y).sum(1)
-        X, Y = (Z.unflatten(2, (-1, k)).transpose(1, 2) for Z in (X, Y))
+        X, Y = (Z.view(*Z.shape[:2], -1, k).transpose(1, 2) for Z in (X, Y))
         return (X.mT @ Y).flatten(1)
 
     def errors(self, products: Tensor) -> Tensor:
         """Standard errors of scores, from their terms [b, dim]."""
-        groups = products.unflatten(1, (-1, self.side**2)).sum(2)
-        return groups.std(1) * groups.shape[1] ** 0.5
+        groups = products.view(len(products), -1, self.side**2).sum(2)
+        found: Tensor = groups.std(1) * groups.shape[1] ** 0.5
+        return found
 
 
 class Factored:

@@ -1,7 +1,7 @@
 """Kronecker factors within a memory budget: the ladder down which a factor that does not fit is moved, rung by rung.
 
-full -> low rank (exact: the gradients' rows, at most `WORDS`, span all there is) -> blocks on the diagonal (the heads of
-attention, or parts of a wide layer) -> diagonal -> shared (one number). A layer whose outputs are the words of a
+full -> low rank (exact: the gradients' rows, at most `WORDS`, span all there is) -> blocks on the diagonal (the heads
+of attention, or parts of a wide layer) -> diagonal -> shared (one number). A layer whose outputs are the words of a
 vocabulary has no blocks: a word and its neighbours in the list have nothing in common, and its factor diag p - p p^T is
 nearly diagonal. The largest side goes down first, as far as it must. A vocabulary of more than `WORDS` goes down one
 rung in any case: the eigendecomposition of its factor would take longer than everything else.

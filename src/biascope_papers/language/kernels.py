@@ -22,11 +22,16 @@ from biascope.studies import Chart, Estimate, Run, Series, StudyResult, study
 from biascope.studies.estimates import difference
 from biascope.support import generator
 
-GOOD = """great wonderful brilliant charming delightful superb moving clever funny beautiful excellent gripping fresh warm
-stunning touching masterful enjoyable thrilling witty amazing lovely perfect elegant inspiring impressive""".split()
-BAD = """awful terrible boring dull dreadful lousy tedious clumsy annoying ugly horrible weak stale cold painful pointless
-sloppy forgettable lifeless stupid bad nasty disappointing ridiculous miserable poor""".split()
-BAD[BAD.index("bad")] = "unpleasant"  # a label word
+GOOD = [
+    "great", "wonderful", "brilliant", "charming", "delightful", "superb", "moving", "clever", "funny", "beautiful",
+    "excellent", "gripping", "fresh", "warm", "stunning", "touching", "masterful", "enjoyable", "thrilling", "witty",
+    "amazing", "lovely", "perfect", "elegant", "inspiring", "impressive",
+]  # fmt: skip
+BAD = [
+    "awful", "terrible", "boring", "dull", "dreadful", "lousy", "tedious", "clumsy", "annoying", "ugly", "horrible",
+    "weak", "stale", "cold", "painful", "pointless", "sloppy", "forgettable", "lifeless", "stupid", "unpleasant",
+    "nasty", "disappointing", "ridiculous", "miserable", "poor",
+]  # fmt: skip
 NOUNS, LABEL_WORDS = ("film", "book", "play", "show"), ("good", "bad")
 Batch = dict[str, Tensor]
 Tokenise = Callable[[list[str]], Batch]
@@ -54,7 +59,7 @@ class PromptClassifier(nn.Module):
         self.encoder = encoder
         self.register_buffer("direction", direction)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:  # noqa: D102
         return encoded(self.encoder, input_ids, attention_mask) @ self.direction[:, None]  # type: ignore[index]
 
 
@@ -68,7 +73,7 @@ class Adapted(nn.Module):
         self.A = nn.Parameter(A.to(layer.weight))
         self.B = nn.Parameter(layer.weight.new_zeros(layer.out_features, rank))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
         return nn.functional.linear(nn.functional.linear(x, self.A), self.B, self.layer(x))  # W x + b + B A x
 
 
@@ -86,9 +91,9 @@ class Small(nn.Module):
         self.table, self.mix = nn.Embedding(words, width), nn.Linear(width, width)
         self.query, self.value = nn.Linear(width, width), nn.Linear(width, width)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Output:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Output:  # noqa: D102
         x = self.table(input_ids)
-        scores = self.query(x) @ x.mT / x.shape[-1] + (attention_mask[:, None] - 1) * 1e4
+        scores = self.query(x) @ x.mT / x.shape[-1] - 1e4 * (attention_mask[:, None] == 0)
         return self.Output(x + torch.tanh(self.mix(scores.softmax(-1) @ self.value(x))))
 
 
