@@ -18,7 +18,6 @@ from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from biascope import InputError, data, nets
-from biascope.editing.zeroshot import zero_shot_head
 from biascope.studies import Run
 from biascope.support import generator
 
@@ -156,7 +155,7 @@ def _texts(sentences: tuple[str, ...], towers: Towers) -> Tensor:
     """Embeddings [classes, SIZE] of length 1: MiniLM's means over tokens, or one drawn for every sentence."""
     if towers == "drawn":
         each = [torch.randn(SIZE, generator=generator(0, "text", sentence)) for sentence in sentences]
-        return zero_shot_head(torch.stack(each)[:, None]).weight
+        return F.normalize(torch.stack(each), dim=1)
     try:
         from transformers import AutoModel, AutoTokenizer
     except ImportError as error:
@@ -168,7 +167,7 @@ def _texts(sentences: tuple[str, ...], towers: Towers) -> Tensor:
     with torch.no_grad():
         out = AutoModel.from_pretrained(folder, local_files_only=True).eval()(**tokens).last_hidden_state
     mask = tokens["attention_mask"][..., None]
-    return zero_shot_head(((out * mask).sum(1) / mask.sum(1))[:, None]).weight
+    return F.normalize((out * mask).sum(1), dim=1)
 
 
 def encoder(stages: int, side: int, towers: Towers, seed: int, x: Tensor) -> nn.Module:

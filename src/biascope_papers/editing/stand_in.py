@@ -72,8 +72,8 @@ SMOKE: dict[str, Any] = {
     "pretrain_batch": 32, "steps": 20, "lr": 1e-3, "batch": 32, "seeds": 2,
 }  # fmt: skip
 LAPTOP: dict[str, Any] = {
-    "tasks": "mnist,fashion-mnist,cifar10:0-5,quickdraw:0-30", "side": 64, "test": 200, "held": 120, "tune": 600,
-    "pretrain_steps": 400, "pretrain_batch": 64, "steps": 100, "lr": 1e-4, "batch": 32,
+    "side": 64, "test": 200, "held": 120, "tune": 600, "pretrain_steps": 400, "pretrain_lr": 5e-4, "pretrain_batch": 64,
+    "steps": 100, "lr": 2e-4, "batch": 32,
 }  # fmt: skip
 
 
