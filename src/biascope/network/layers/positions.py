@@ -5,13 +5,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def live_linear(x: Tensor, weight: Tensor, bias: Tensor | None, span: tuple[int, int] | None) -> Tensor:
-    """F.linear of x [n, T, d]; the way back leaves out positions before and behind `span`, at which nothing arrives.
+def live_linear(x: Tensor, weight: Tensor, bias: Tensor | None, start: int, stop: int) -> Tensor:
+    """F.linear of x [n, T, d]; the way back leaves out positions before `start` and from `stop` on.
 
-    That nothing did is for the caller to see (`MatrixFactor.narrowed`).
+    Nothing arrives there; that nothing did is for the caller to see (`MatrixFactor.narrowed`).
     """
-    if span is None:
-        return F.linear(x, weight, bias)
-    start, stop = span
     still, live = F.linear(x.detach(), weight, bias), F.linear(x[:, start:stop], weight, bias)
     return torch.cat([still[:, :start], live, still[:, stop:]], 1)

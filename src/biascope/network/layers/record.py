@@ -335,7 +335,8 @@ def _linear(r: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         return NotImplemented
     weight = r.turned(c["weight"]) if r.derived else None
     rule, weight = (Linear(), c["weight"]) if weight is None else (MatMul(), weight)
-    out = live_linear(c["input"], c["weight"], c.get("bias"), r.span(c["input"]))
+    span = r.span(c["input"]) if r.scope.live else None
+    out = func(*args, **kwargs) if span is None else live_linear(c["input"], c["weight"], c.get("bias"), *span)
     return r.note(out, rule, {"weight": weight, "bias": c.get("bias")}, c["input"])
 
 
