@@ -445,8 +445,8 @@ def test_products_on_tensor_cores_keep_float32_accuracy() -> None:
     pytest.importorskip("triton")
     code = """
     import torch
-    from biascope.kernels import tensor_cores
-    from biascope.kernels.tensor_core_kernel import products
+    from biascope.linalg import tensor_cores
+    from biascope.linalg.tensor_core_kernel import products
 
     tensor_cores._compiled = lambda: products
     gen = torch.Generator().manual_seed(0)

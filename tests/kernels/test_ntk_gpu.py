@@ -102,7 +102,7 @@ def test_replayed_kernels_follow_inputs_and_parameters(name: str, outputs: str) 
 
 @pytest.mark.parametrize("shape", [(640, 640, 20_000), (64, 64, 600_000), (300, 200, 40_000)])
 def test_products_on_tensor_cores(shape: tuple[int, int, int]) -> None:
-    from biascope.kernels import tensor_cores
+    from biascope.linalg import tensor_cores
 
     m, n, p = shape
     X = torch.randn(m, p, device="cuda")

@@ -16,7 +16,7 @@ import math
 import torch
 from torch import Tensor
 
-from biascope.kernels.tensor_cores import is_worth, product
+from biascope.linalg.tensor_cores import is_worth, product
 from biascope.network.layers.blocks import Factor, MatrixFactor, RowsFactor
 
 LARGE = 2**24  # entries of a product up to which it is made in one piece

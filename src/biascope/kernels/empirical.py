@@ -177,6 +177,7 @@ class Job:
         way = found.batching() if plan.batched else found if not found.batched else replace(found, batched=False)
         again = (outputs, strategy, precision, max_memory)
         wider = lambda: Job.make(f, found.widened(), one, two, *again)  # noqa: E731
+        way = way.pruned()
         return Job(f, way, one, two, outputs, mode, cot, plan, wider, max_memory is None)
 
     def shape(self, n1: int, n2: int) -> tuple[int, ...]:

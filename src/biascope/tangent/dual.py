@@ -29,7 +29,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from biascope.kernels.tensor_cores import is_worth, product
+from biascope.linalg.tensor_cores import is_worth, product
 from biascope.tangent.norms import Key, NormMap, norm_key
 
 Call = Callable[[dict[str, Tensor]], Sequence[Tensor]]

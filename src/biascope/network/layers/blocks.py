@@ -156,6 +156,14 @@ class Anatomy:
         a, g = sizes.d_in * sizes.positions, sizes.d_out * sizes.positions
         return replace(block, live=live, sizes=sizes, input_numel=a, output_numel=g)
 
+    def pruned(self) -> "Anatomy":
+        """The same, whose way back leaves those positions out."""
+        live = tuple(
+            slot.live if slot is not None and slot.input == slot.output and slot.output.plain else None
+            for slot in self.slots
+        )
+        return replace(self, scope=replace(self.scope, live=live)) if any(live) else self
+
     def widened(self) -> "Anatomy":
         """The same, with gradients at all positions."""
         return replace(self, slots=tuple([slot and replace(slot, live=None) for slot in self.slots]))

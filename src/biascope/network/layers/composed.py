@@ -45,3 +45,10 @@ def _multi_head(r: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str,
         return NotImplemented
     with r:  # the projections are uses of their own
         return attention.attention(call)
+
+
+@handles(torch.Tensor.expand)
+def _expand(r: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not r.name(args[0]):
+        return NotImplemented
+    return r.note(func(*args, **kwargs), Broadcast(tuple(args[0].shape), 1.0), {"weight": args[0]}, None)

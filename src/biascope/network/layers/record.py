@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from biascope.network.derivatives import differentiable_attention
 from biascope.network.door import refuse_reentrant_checkpoint
 from biascope.network.layers.convolution import conv2d
+from biascope.network.layers.positions import live_linear
 from biascope.network.layers.rules import (
     Affine,
     Broadcast,
@@ -66,6 +67,7 @@ class Scope:
     ignored: frozenset[str] = frozenset()
     constant: frozenset[str] = frozenset()
     written_out: bool = False  # attention as products and a softmax, which have batching rules
+    live: tuple[tuple[int, int] | None, ...] = ()  # per use: positions of [n, T, d] at which gradients are passed on
 
 
 EVERYTHING = Scope()
@@ -163,6 +165,11 @@ class Recorder(TorchFunctionMode):
             made.label = f"@{self.labels}"
             self.labels += 1
         return made.label
+
+    def span(self, x: Tensor) -> tuple[int, int] | None:
+        """The positions of the next use at which gradients are passed on, where those are not all."""
+        at = len(self.uses)
+        return self.scope.live[at] if at < len(self.scope.live) and x.dim() == 3 and x.requires_grad else None
 
     def turned(self, t: Tensor) -> Tensor | None:
         """The parameter of which `t` is the transposed matrix."""
@@ -328,7 +335,9 @@ def _linear(r: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         return NotImplemented
     weight = r.turned(c["weight"]) if r.derived else None
     rule, weight = (Linear(), c["weight"]) if weight is None else (MatMul(), weight)
-    return r.note(func(*args, **kwargs), rule, {"weight": weight, "bias": c.get("bias")}, c["input"])
+    span = r.span(c["input"]) if r.scope.live else None
+    out = func(*args, **kwargs) if span is None else live_linear(c["input"], c["weight"], c.get("bias"), *span)
+    return r.note(out, rule, {"weight": weight, "bias": c.get("bias")}, c["input"])
 
 
 @handles(torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.__matmul__)
@@ -439,10 +448,3 @@ HANDLERS |= dict.fromkeys(
 )
 HANDLERS |= dict.fromkeys((torch.sub, _T.sub, _T.__sub__, _T.sub_, _T.__isub__), _broadcast(1.0, -1.0, product=False))
 HANDLERS |= dict.fromkeys((torch.mul, _T.mul, _T.__mul__, _T.__rmul__), _broadcast(1.0, 1.0, product=True))
-
-
-@handles(torch.Tensor.expand)
-def _expand(r: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not r.name(args[0]):
-        return NotImplemented
-    return r.note(func(*args, **kwargs), Broadcast(tuple(args[0].shape), 1.0), {"weight": args[0]}, None)

@@ -48,7 +48,7 @@ def product(X: Tensor, Y: Tensor) -> Tensor:
 def _compiled() -> Any:
     """The kernel, or None where there is none; tried on a product of no size."""
     try:
-        from biascope.kernels.tensor_core_kernel import products
+        from biascope.linalg.tensor_core_kernel import products
 
         X = torch.ones(128, 64, device="cuda")
         out = torch.empty(1, 128, 128, device="cuda")
