@@ -54,6 +54,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=2**35))
     monkeypatch.setattr(replay._Replay, "_launch", remembered)
+    monkeypatch.setenv("BIASCOPE_REPLAY", "1")
     return done
 
 
@@ -150,3 +151,22 @@ def test_graphs_hold_no_more_than_their_share(played: list[str], monkeypatch: py
             kernel(net, x)
     held = [next(iter(replay._SEEN[net].values())).replay is not None for net in nets]
     assert held == [False, True, True]
+
+
+def test_a_recording_holds_what_it_reads(played: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x = Net().double(), torch.randn(4, 3, dtype=torch.float64)
+    given: list[Any] = []
+    launch = replay._Replay._launch
+    monkeypatch.setattr(replay._Replay, "_launch", lambda self, job: [given.append(job.cot), launch(self, job)])
+    for _ in range(3):
+        kernel(net, x)
+    held = next(iter(replay._SEEN[net].values())).replay.held
+    assert held[0] is given[0]
+
+
+def test_off_without_the_environment(played: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BIASCOPE_REPLAY")
+    net = Net().double()
+    for _ in range(3):
+        kernel(net, torch.randn(4, 3, dtype=torch.float64))
+    assert played == []
