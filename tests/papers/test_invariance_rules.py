@@ -96,11 +96,13 @@ def test_the_contest_is_judged_where_both_ends_are_learned() -> None:
 
 
 def test_every_rate_of_a_table_counts() -> None:
-    def table(*gains: float) -> Numbers:
-        names = (f"lenet, {rate} % removed, score minus random" for rate in (30, 50, 70, 90))
-        return {name: Estimate(gain, 0.2, 5) for name, gain in zip(names, gains)}
+    def table(*gains: float, random: float = 50.0) -> Numbers:
+        rows = [(f"lenet, {rate} % removed", gain) for rate, gain in zip((30, 50, 70, 90), gains)]
+        found = {f"{name}, score minus random": Estimate(gain, 0.2, 5) for name, gain in rows}
+        return found | {f"{name}, random": Estimate(random, 0.2, 5) for name, _ in rows}
 
     assert verdict("table1", table(1.0, 1.2, 1.1, 1.0), "lenet") == HOLDS
+    assert verdict("table1", table(1.0, 1.2, 1.1, 1.0, random=10.0), "lenet") == GATE
     assert verdict("table1", table(1.0, 1.2, 1.1, -1.0), "lenet") == FAILS
 
 
@@ -135,7 +137,19 @@ def test_conjecture_2(share: float, wanted: str) -> None:
         "lenet: share of Delta^t at epoch 1 within Eig(GSG), not judged": Estimate(0.1, 0.2),
         "lenet: share of Delta^t at epoch 4 within Eig(GSG), single networks": Estimate(0.1, 0.01),
     }
-    assert verdict("conjecture2", numbers, "lenet") == wanted
+    learned, not_learned = ({"lenet: training accuracy at the end, %": Estimate(v, 1.0, 16)} for v in (80.0, 51.0))
+    assert verdict("conjecture2", numbers | learned, "lenet") == wanted
+    if wanted != OPEN:
+        assert verdict("conjecture2", numbers | not_learned, "lenet") == GATE
+
+
+def test_the_change_of_the_curvature_is_judged_once_networks_fit() -> None:
+    def at_the_end(value: float, slope: float) -> Numbers:
+        names = ("Corr(E d/dt Hess_x loss, Delta^t)", "mean |l'(f)|")
+        return {f"mlp, sse: {name}, at the end": Estimate(v, 0.01) for name, v in zip(names, (value, slope))}
+
+    cases = ((0.95, 0.01, HOLDS), (0.5, 0.01, FAILS), (0.5, 0.5, GATE))
+    assert [verdict("a3, in time", at_the_end(*case[:2]), "mlp") for case in cases] == [each[2] for each in cases]
 
 
 @pytest.mark.parametrize(("pairs", "wanted"), [(1e-14, HOLDS), (1e-3, FAILS)])

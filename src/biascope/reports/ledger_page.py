@@ -75,25 +75,31 @@ def _source(document: Document) -> Html:
 
 
 def outcome(rows: Sequence[Row], document: Document) -> list[Html]:
-    """What holds of a document, what does not and what is open: a paragraph each, of its main claims."""
+    """What holds of a document's main claims, what does not hold as printed, and what is open: a sentence each."""
     main = [row for row in rows if row.claim.id in document.main]
-    parts = [
-        ("Holds: ", [row for row in main if row.verdict == "supported"]),
-        ("Does not hold as printed: ", [row for row in rows if row.verdict == "contradicted"]),
-        ("Open: ", [row for row in main if row.verdict == "undecided"]),
-    ]
+    holds, open_ = ([_said(row) for row in main if row.verdict == verdict] for verdict in ("supported", "undecided"))
+    fails = [_place(row) for row in rows if row.verdict == "contradicted"]
+    parts = (("Holds", holds, "; "), ("Does not hold as printed", fails, ", "), ("Open", open_, "; "))
     found = [tag("p", summary(rows), class_="read")]
-    for lead, some in parts:
-        links = [tag("a", _brief(row), href=f"#{_anchor(row)}") for row in some]
-        said = join(x for i, link in enumerate(links) for x in (("; " if i else ""), link))
-        found.append(tag("p", tag("strong", lead), said if links else "nothing", ".", class_="read"))
+    for lead, some, between in parts:
+        listed = [x for each in some for x in (between, each)][1:]
+        found += [tag("p", tag("strong", f"{lead}: "), *listed, ".", class_="note")] if some else []
     return found
 
 
-def _brief(row: Row) -> str:
-    """A claim in a line."""
-    size = f" ({row.level})" if row.verdict == "supported" and row.level != LEVELS[0] else ""
-    return f"{row.claim.statement.rstrip('.')}{size}"
+def _said(row: Row) -> Html:
+    how = [_place(row), *filter(None, [_level(row), row.partly])]
+    listed = [x for each in how for x in (", ", each)][1:]
+    return join([f"{row.claim.statement.rstrip('.')} (", *listed, ")"])
+
+
+def _level(row: Row) -> str:
+    """At which size a claim is supported, where not at the published one."""
+    return row.level if row.verdict == "supported" and row.level != LEVELS[0] else ""
+
+
+def _place(row: Row) -> Html:
+    return tag("a", _figure(row.claim.figure), href=f"#{_anchor(row)}")
 
 
 def _anchor(row: Row) -> str:
@@ -102,8 +108,7 @@ def _anchor(row: Row) -> str:
 
 def _card(row: Row, relative_to: Path | None) -> Html:
     claim = row.claim
-    level = row.level if row.verdict == "supported" and row.level != LEVELS[0] else ""
-    verdict = ", ".join(filter(None, [row.verdict, level, row.partly]))
+    verdict = ", ".join(filter(None, [row.verdict, _level(row), row.partly]))
     badges: list[object] = [tag("span", verdict, class_=f"badge {row.verdict}")]
     words = {"agree": "numbers agree", "differ": "numbers differ", "in part": "numbers agree in part"}
     if row.replication in words:

@@ -20,7 +20,7 @@ from biascope import InputError
 from biascope.geometry import gsg
 from biascope.linalg import psd_eigh
 from biascope.studies import Chart, Estimate, Run, StudyResult, study
-from biascope.studies.estimates import curve, spearman
+from biascope.studies.estimates import curve, mean_of_ranks, spearman
 from biascope_papers.gih.geometries import Geometry, spread_indices
 from biascope_papers.gih.networks import ISOTROPIC, at_least, factory, named, scope, shape_of
 from biascope_papers.gih.sets import Angle, Boundary, Noise, boundary_bias, boundary_task
@@ -247,11 +247,11 @@ def order(indices: Sequence[int], *tests: Tensor) -> Estimate:
     Example:
         >>> falls = torch.tensor([[0.9, 0.8, 0.6, 0.5]] * 3)
         >>> print(order([0, 5, 9, 12], falls), order([0, 5, 9, 12], falls, falls.flip(1)), order([0, 5], falls[:, :2]))
-        -1 ± 0 (n = 3) 0 ± 0 (n = 3) -1
+        -1.000 ± 0.067 (n = 3) 0.000 ± 0.067 (n = 3) -1
     """
     ranks = torch.tensor([[spearman(indices, row) for row in test] for test in tests], dtype=torch.float64)
-    found = mean_of(ranks.mean(0))
-    return found if len(indices) >= FEWEST else replace(found, standard_error=None)
+    found = mean_of_ranks(ranks.mean(0), len(indices))
+    return found if len(indices) >= FEWEST and ranks.shape[1] > 2 else replace(found, standard_error=None)
 
 
 def too_few(*indices: Sequence[int]) -> str:
