@@ -79,9 +79,7 @@ class TaskImages:
     def _part(self, which: str) -> Labelled:
         x = self.kept[f"{which}_x"].to(self.device)
         x = _resized(TURNS[self.turn](x) if self.turn else x, self.side) / 255
-        x = (x.expand(-1, 3, -1, -1) - MEAN.to(x)[:, None, None]) / STD.to(x)[
-            :, None, None
-        ]
+        x = (x.expand(-1, 3, -1, -1) - MEAN.to(x)[:, None, None]) / STD.to(x)[:, None, None]
         return x, self.kept[f"{which}_y"].long().to(self.device)
 
 
