@@ -78,9 +78,7 @@ class TaskImages:
 
     def _part(self, which: str) -> Labelled:
         x = self.kept[f"{which}_x"].to(self.device)
-        x = TURNS[self.turn](x) if self.turn else x
-        side = (self.side, self.side)
-        x = F.interpolate(x.float() / 255, size=side, mode="bilinear", antialias=True, align_corners=False)
+        x = _resized(TURNS[self.turn](x) if self.turn else x, self.side) / 255
         x = (x.expand(-1, 3, -1, -1) - MEAN.to(x)[:, None, None]) / STD.to(x)[:, None, None]
         return x, self.kept[f"{which}_y"].long().to(self.device)
 
@@ -101,9 +99,7 @@ def parsed(name: str) -> tuple[str, str, tuple[int, int | None]]:
     if turn and turn not in TURNS:
         raise InputError(f"images cannot be {turn!r}; they can be {', '.join(TURNS)}")
     if span and not (low.isdigit() and high.isdigit() and int(low) < int(high)):
-        raise InputError(
-            f"{base}:{span}: write classes as first-end, the end left out, e.g. {base}:0-30 for the first thirty"
-        )
+        raise InputError(f"{base}:{span}: write classes as first-end, the end left out, as {base}:0-30 for thirty")
     return base, turn, (int(low), int(high)) if span else (0, None)
 
 
@@ -127,15 +123,12 @@ def _drawn(name: str, counts: Counts) -> dict[str, Tensor]:
         learn = rest[: counts.learn]
     test = torch.randperm(len(y_test), generator=generator(0, "test", name))[: counts.test]
     found = {"learn": (x[learn], y[learn]), "held": (x[held], y[held]), "test": (x_test[test], y_test[test])}
-    smaller = {key: (_at_most(x, KEPT), y) for key, (x, y) in found.items()}
-    return {f"{key}_{k}": t for key, (x, y) in smaller.items() for k, t in (("x", x), ("y", y.to(torch.int16)))}
+    labels = {f"{key}_y": y.to(torch.int16) for key, (_, y) in found.items()}
+    return {f"{key}_x": _resized(x, min(KEPT, x.shape[-1])).round().byte() for key, (x, _) in found.items()} | labels
 
 
-def _at_most(x: Tensor, side: int) -> Tensor:
-    if x.shape[-1] <= side:
-        return x
-    small = F.interpolate(x.float(), size=(side, side), mode="bilinear", antialias=True, align_corners=False)
-    return small.round().to(torch.uint8)
+def _resized(x: Tensor, side: int) -> Tensor:
+    return F.interpolate(x.float(), size=(side, side), mode="bilinear", antialias=True, align_corners=False)
 
 
 def stored(name: str, split: Literal["train", "test"]) -> Labelled:
@@ -161,9 +154,8 @@ def _texts(sentences: tuple[str, ...], towers: Towers) -> Tensor:
     except ImportError as error:
         raise InputError('the text tower needs transformers: pip install "biascope[hf]"') from error
     folder = data.get("minilm")
-    tokens = AutoTokenizer.from_pretrained(folder, local_files_only=True)(
-        list(sentences), padding=True, return_tensors="pt"
-    )
+    split = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokens = split(list(sentences), padding=True, return_tensors="pt")
     with torch.no_grad():
         out = AutoModel.from_pretrained(folder, local_files_only=True).eval()(**tokens).last_hidden_state
     mask = tokens["attention_mask"][..., None]
@@ -179,11 +171,10 @@ def encoder(stages: int, side: int, towers: Towers, seed: int, x: Tensor) -> nn.
     net = nets.build("mobilenet-v2", seed=seed, image_size=side, stages=stages, outputs=SIZE)
     if towers == "imagenet":
         own = net.state_dict()
-        found = _kept(
-            "mobilenet-v2", "half", lambda: {k: t.half() for k, t in data.load_weights("mobilenet-v2").items()}
-        )
-        start = {k: t.to(own[k].dtype) for k, t in found.items() if k in own and own[k].shape == t.shape}
-        net.load_state_dict({**own, **start, **{k: own[k] for k in own if k.startswith("classifier")}})
+        name = "mobilenet-v2"
+        found = _kept(name, "half", lambda: {k: t.half() for k, t in data.load_weights(name).items()})
+        body = {k: t.to(own[k].dtype) for k, t in found.items() if k in own and not k.startswith("classifier")}
+        net.load_state_dict({**own, **body})
     else:
         for norm in net.modules():
             if isinstance(norm, nn.BatchNorm2d):

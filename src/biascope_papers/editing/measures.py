@@ -100,9 +100,8 @@ def controlled(
     made = {}
     for method in methods:
         random, trained = (share_kept(accuracies(run, setting, stages, start, [method])[method]) for start in STARTS)
-        made[f"share of the gain kept, pre-trained minus random, {LABELS[method]}"] = share(
-            trained - random, setting.seeds
-        )
+        gap = share(trained - random, setting.seeds)
+        made[f"share of the gain kept, pre-trained minus random, {LABELS[method]}"] = gap
     return made
 
 
