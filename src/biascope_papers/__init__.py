@@ -1,1 +1,1 @@
-"""Executable papers: every figure, table and theorem of five documents as a study that anyone can run."""
+"""Executable papers: every figure, table and theorem of five documents, and claims of others, as studies to run."""

@@ -164,6 +164,7 @@ def compare(model: nn.Module, train: Any, test: Any, s: Setting) -> dict[str, fl
         f0, f0_test = model(**x)[:, 0], model(**x_test)[:, 0]
     lr = s.rate / float(K.eigh().values[0])
     curve = gradient_descent(K, s.scale * y, [s.steps], lr, K_test, f0, f0_test)
+    assert curve.test is not None
     predicted = curve.test[0].flatten().float()
     fine_tune(tuned, x, s.scale * y, lr, s.steps)
     with torch.no_grad():
