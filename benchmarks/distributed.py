@@ -32,6 +32,7 @@ from biascope.support.processes import processes
 
 GOAL = 1.7  # at two processes
 WIDTH, CLASSES = 256, 10
+PROBES, VECTORS = 16, 8
 
 
 def network(device: str) -> nn.Module:
@@ -51,7 +52,7 @@ def kernel(net: nn.Module, n: int, group: Any, device: str) -> Any:
 
 
 def alignment(net: nn.Module, n: int, group: Any, device: str) -> Any:
-    return bs.label_alignment(net, *data(n, device), sketch=16, group=group)
+    return bs.label_alignment(net, *data(n, device), sketch=PROBES, group=group)
 
 
 def ekfac(net: nn.Module, n: int, group: Any, device: str) -> Any:
@@ -60,10 +61,10 @@ def ekfac(net: nn.Module, n: int, group: Any, device: str) -> Any:
 
 def product(net: nn.Module, n: int, group: Any, device: str) -> Any:
     H = bs.hessian(net, data(n, device), group=group)
-    return H @ torch.ones(H.shape[0], 8, device=device)
+    return H @ torch.ones(H.shape[0], VECTORS, device=device)
 
 
-def bytes_of_ekfac(net: nn.Module) -> int:
+def bytes_of_ekfac(net: nn.Module, n: int) -> int:
     """Factors once to their ranks and once back as eigenvectors with eigenvalues; scalings and a count once."""
     total = 0
     for layer in net.modules():
@@ -73,11 +74,16 @@ def bytes_of_ekfac(net: nn.Module) -> int:
     return 4 * total
 
 
-CASES: dict[str, tuple[Callable[..., Any], int, bool]] = {  # what, examples per process, does it grow with n^2?
-    "ntk": (kernel, 3000, True),
-    "label_alignment": (alignment, 8000, False),
-    "fisher ekfac": (ekfac, 8000, False),
-    "hessian product": (product, 8000, False),
+def numbers(net: nn.Module) -> int:
+    return sum(p.numel() for p in net.parameters())
+
+
+# what, examples per process, does it grow with n^2, bytes that a process hands to collectives
+CASES: dict[str, tuple[Callable[..., Any], int, bool, Callable[[nn.Module, int], int]]] = {
+    "ntk": (kernel, 3000, True, lambda net, n: 4 * n * n),
+    "label_alignment": (alignment, 8000, False, lambda net, n: 8 * (PROBES + 1) * numbers(net)),  # and the labels
+    "fisher ekfac": (ekfac, 8000, False, bytes_of_ekfac),
+    "hessian product": (product, 8000, False, lambda net, n: 4 * VECTORS * numbers(net)),
 }
 
 
@@ -85,7 +91,7 @@ def measure(group: Any, device: str, repeats: int, ranks: int, smoke: bool) -> l
     """Seconds and bytes of every case on this process."""
     rows = []
     net = network(device)
-    for name, (do, n, square) in CASES.items():
+    for name, (do, n, square, sizes) in CASES.items():
         n = 40 if smoke else n
         count = round(n * (math.sqrt(ranks) if square else ranks))
         times: list[tuple[float, float]] = []
@@ -101,7 +107,7 @@ def measure(group: Any, device: str, repeats: int, ranks: int, smoke: bool) -> l
             times.append((time.perf_counter() - wall, time.process_time() - cpu))
             sent = 0 if group is None else sum(processes(group).bytes.values())  # type: ignore[attr-defined]
         wall, cpu = (statistics.median(t) for t in zip(*times[1:], strict=True))  # the first call is a warm-up
-        expected = bytes_of_ekfac(net) if name == "fisher ekfac" and group is not None else None
+        expected = 0 if group is None else sizes(net, count)
         rows.append({"case": name, "n": count, "wall_s": wall, "cpu_s": cpu, "bytes": sent, "expected": expected})
     return rows
 
@@ -142,8 +148,7 @@ def report(one: list[dict[str, Any]], many: list[dict[str, Any]], ranks: int) ->
     print(f"{'case':16} {'n':>7} {heads}")
     for a, b in zip(one, many, strict=True):
         wall, cpu = ranks * a["wall_s"] / b["wall_s"], ranks * a["cpu_s"] / b["cpu_s"]
-        want = b["expected"]
-        note = "" if want is None else " as expected" if b["bytes"] == want else f" not {want}"
+        note = " as expected" if b["bytes"] == b["expected"] else f" not {b['expected']}"
         seconds = f"{a['wall_s']:9.3f}s {b['wall_s']:11.3f}s"
         print(f"{a['case']:16} {a['n']:7} {seconds} {wall:8.2f}x {cpu:6.2f}x {b['bytes']:12}{note}")
 

@@ -1,5 +1,6 @@
 """Metrics whose pieces have owners on several ranks, against one process."""
 
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 import biascope as bs
 from biascope.curvature.owned import OwnedMetric
-from biascope.support.errors import CorruptError
+from biascope.support.errors import BiascopeError, CorruptError
 from ranks import Failed, Ranks
 
 REPRESENTATIONS = ["ekfac", "kfac", "block", "diagonal", "quasidiagonal", "dense", "lowrank", "eye", "mixed"]
@@ -238,6 +239,29 @@ def test_a_damaged_shard_is_named(ranks: Ranks, tmp_path: Path) -> None:
     for outcome in ranks.outcomes(loaded, 2, str(path)):
         assert isinstance(outcome, Failed)
         assert isinstance(outcome.error, CorruptError)
+
+
+def saved_on_a_full_disk(group: Any, path: str) -> None:
+    rank, (soft, hard) = torch.distributed.get_rank(group), resource.getrlimit(resource.RLIMIT_FSIZE)
+    net, x, _ = network("images", torch.float64, 9)
+    F = bs.fisher(net, x, "ekfac", group=group)
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # files cannot grow any more
+    try:
+        F.save(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_of_one_rank_ends_all(ranks: Ranks, tmp_path: Path) -> None:
+    begin = time.monotonic()
+    for outcome in ranks.outcomes(saved_on_a_full_disk, 2, str(tmp_path / "fisher.safetensors")):
+        assert isinstance(outcome, Failed)
+        assert "too large" in str(outcome.error), outcome.error
+    assert time.monotonic() - begin < 10
+    assert [file.name for file in tmp_path.iterdir()] == ["fisher-00001-of-00002.safetensors"]  # no index: no metric
+    with pytest.raises(BiascopeError):
+        bs.load_curvature(tmp_path / "fisher.safetensors")
 
 
 def singular(group: Any) -> None:

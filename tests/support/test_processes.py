@@ -1,3 +1,5 @@
+import os
+import signal
 import time
 from typing import Any
 
@@ -136,6 +138,29 @@ def test_an_error_that_cannot_be_sent_comes_as_text(ranks: Ranks) -> None:
     assert isinstance(theirs, Failed)
     assert str(theirs.error) == "Local: only here"
     assert theirs.notes == ["(raised on rank 0 of 2)"]
+
+
+def killed(group: Any) -> None:
+    team = processes(group)
+    with team:
+        team.sum(torch.ones(1))
+        if team.rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        team.sum(torch.ones(3))
+
+
+def test_a_rank_that_is_killed_leaves_no_other_waiting() -> None:
+    """gloo sees it at once; who is left ends with torch's error, and asks nobody why."""
+    crew, begin = Ranks(), time.monotonic()
+    try:
+        with pytest.raises(EOFError):
+            crew.outcomes(killed, 3)
+        for pipe in crew.pipes[1:3]:
+            assert pipe.poll(30)
+            assert isinstance(pipe.recv().error, RuntimeError)
+    finally:
+        crew.close()
+    assert time.monotonic() - begin < 45
 
 
 def disagrees(group: Any) -> None:

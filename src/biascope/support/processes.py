@@ -17,6 +17,7 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from time import monotonic
 from types import TracebackType
 from typing import Any, TypeVar
@@ -144,7 +145,8 @@ class Group(Processes):
             return
         failed = error is not None
         if failed and not isinstance(error, Elsewhere):
-            self.handle.get_group_store().set(self._alarm, "1")
+            with suppress(Exception):  # a store in a file, on a disk that is full: the others hear of it below
+                self.handle.get_group_store().set(self._alarm, "1")
         flag = torch.tensor(int(failed), dtype=torch.int32, device=self.device)
         self._talk(dist.all_reduce, flag, op=dist.ReduceOp.MAX, group=self.handle)
         self.meetings += 1
