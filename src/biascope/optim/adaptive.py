@@ -62,12 +62,11 @@ class Adaptive(Preconditioner):
 
     def __init__(self, model: nn.Module, kind: Kind, refresh_every: int | None = None, **options: Any) -> None:
         self.way: Kind = kind
-        self.kind, self.layers = kind, dict[str, Layer]()
+        self.growing, self.kind, self.layers = refresh_every is None, kind, dict[str, Layer]()
         self.refreshes, self.last, self.work, self.cost = 0, 0, [0.0, 0.0], 0.0
         options = {"factor_decay": DECAY, "widest": MOST, **options}
         every = 50 if refresh_every is None else refresh_every
         super().__init__(model, damping_mode="relative", refresh_every=every, factors_every=every, **options)
-        self.growing = refresh_every is None
         if self.team.size == 1:
             self.units = [replace(u, diagonal=False) if isinstance(u.rule, Linear) else u for u in self.units]
         self.doubts.discard("examples")  # the scale of the losses does not matter
@@ -115,11 +114,14 @@ class Adaptive(Preconditioner):
         units = [u for u in self.units if all(p.grad is not None for p in u.parameters)]
         if not units:
             raise InputError("no covered parameter has a gradient: call loss.backward() before the step")
-        due = [u for u in units if self._due() or u.name not in self.layers] if self.watcher.capture else []
+        all_due = self._due()
+        due = [u for u in units if all_due or u.name not in self.layers] if self.watcher.capture else []
         if self.dealt.any(self._refused(units, bool(due), skip_overflow, plain)):
             return None
         if due:
             self._follow(due, scale)
+        if all_due:
+            self.refreshes, self.last = self.refreshes + 1, self.steps
         stepped = [u for u in units if u.name in self.layers]
         if not stepped:
             raise InputError(
@@ -200,7 +202,6 @@ class Adaptive(Preconditioner):
             self.curvatures[u.name] = replace(seen[u.name].curvature, basis=None)
         self.layers |= made
         self.doubts.discard("uses")
-        self.refreshes, self.last = self.refreshes + 1, self.steps
 
     def _lacks_basis(self, name: str) -> bool:
         return True
