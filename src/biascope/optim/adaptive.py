@@ -50,7 +50,6 @@ DECAY = 0.8  # of the factors, at every refresh
 SHARE, CREDIT = 0.2, 100  # of the work, for refreshes, and steps that are counted in advance
 WHOLE, ROOM = 0.5, 0.25  # of a batch's rows: sides (together) that a layer has whole, else how many eigenvectors
 LEAST, MOST = 8, 1024  # of them on one side
-TOLD = 6  # numbers that a device is told in a step
 ADAPTS = {"refresh_every", "factor_decay", "sharing", "sua", "widest", "loss_reduction", "grad_scaler", "group"}
 # Work is counted, as results shall not depend on the machine: the calls of torch for a layer in a step and a refresh,
 # a multiplication, and a d^3 of eigenvectors, which leave most of a GPU idle. Roughly in picoseconds.
@@ -165,8 +164,6 @@ class Adaptive(Preconditioner):
             1 - lr * group["weight_decay"],
         ]
         told = torch.tensor(numbers, dtype=layers[0].G.dtype, device="cpu").to(device, non_blocking=True)
-        slopes = [torch.stack([self.slopes[name] for name in layer.unit.names]) for layer in layers]
-        told = torch.cat([told, torch.stack([s.to(told.dtype).norm() for s in slopes])])
         parameters: list[Tensor] = [p for layer in layers for p in layer.unit.parameters]
         torch._foreach_copy_(
             [g for layer in layers for g in layer.grads], [p.grad for p in parameters if p.grad is not None]
@@ -312,11 +309,11 @@ class Work:
         self.beta, self.decays, self.measures = beta, decays, measures
 
     def __call__(self, told: Tensor) -> None:
-        """One step. `told` are numbers that change: see `Adaptive._take`; then the lengths of the gradients."""
-        gain, rate, damping, second, energy, kept = told[:TOLD].unbind()
+        """One step. `told` are numbers that change: see `Adaptive._take`."""
+        gain, rate, damping, second, energy, kept = told.unbind()
         layers, tiny = self.layers, torch.finfo(told.dtype).tiny
         D = [layer.D for layer in layers]
-        slopes = told[TOLD:]
+        slopes = norms([layer.G for layer in layers])
         if self.measures:
             self.measure(slopes, gain)
         totals = slopes.square().unbind()
