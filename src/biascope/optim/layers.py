@@ -201,7 +201,7 @@ class Leading(Layer):
         self.s_B, self.s_A = (self.zeros(r + 1) for r in ranks)  # the last one is the mean of all others
         self.P, self.R, self.Q = self._blocks(self.M)
         self.inner = self.zeros(ranks[0] + 1, ranks[1] + 1)
-        self.counts, self.sums, self.differences = [], [], []
+        self.counts, self.sums, self.differences = (list[Tensor]() for _ in range(3))
         for d, r in zip(self.sizes, ranks):
             S, N = (torch.eye(r + 1, dtype=self.G.dtype, device="cpu") for _ in range(2))
             S[-1, :-1], N[:-1, -1] = -1, -1
@@ -234,7 +234,8 @@ class Leading(Layer):
         return (self.sums[0] @ self.inner.square() @ self.sums[1].T).clamp_min_(0)
 
     def mean(self, table: Tensor) -> Tensor:  # noqa: D102
-        return self.counts[0] @ table @ self.counts[1] / self.size
+        total: Tensor = self.counts[0] @ table @ self.counts[1]
+        return total / self.size
 
     def read(self) -> tuple[list[Tensor], list[Tensor]]:  # noqa: D102
         self.X = self._blocks(self.G[0])
