@@ -323,9 +323,10 @@ class Work:
         energies = [layer.energy for layer in layers]
         for e, total in zip(energies, totals):
             e.lerp_(total, energy)
-        for layer, slope in zip(layers, slopes.unbind()):
-            layer.direct(slope, damping, second)
-        d, m = norms(D), norms([layer.M for layer in layers])
+        m = norms([layer.M for layer in layers])
+        for layer, slope, moving in zip(layers, slopes.unbind(), m.unbind()):
+            layer.direct(slope, moving, damping, second)
+        d = norms(D)
         lengths = torch.stack([layer.root for layer in layers]) * m / torch.stack(energies).sqrt().clamp_min(tiny)
         ratios = torch.where(d > 0, lengths / d, 0.0) * (self.group["stretch"] * rate)
         self.group["length"].copy_((ratios * d).norm())

@@ -89,15 +89,15 @@ class Layer:
         """Running means, and what they are means of: the gradient in the basis."""
         raise NotImplementedError
 
-    def direct(self, slope: Tensor, damping: Tensor, weight: Tensor) -> None:
-        """The direction, in D. `slope` is |G|, `weight` that of the new mean squares."""
+    def direct(self, slope: Tensor, moving: Tensor, damping: Tensor, weight: Tensor) -> None:
+        """The direction, in D. `slope` is |G|, `moving` |M|, `weight` that of the new mean squares."""
         if self.kind != "kfac":
             self.v.lerp_(self.squares(slope), weight)
         s = self.s if self.kind == "kfac" else self.v
         tiny = torch.finfo(s.dtype).tiny
         f = (s + (damping * self.mean(s)).clamp_min_(tiny)).reciprocal_()
         if self.kind == "supernat":
-            snr = (self.signal() / self.v.clamp_min(tiny)).clamp_(0, 1).sqrt_()
+            snr = (self.signal(moving) / self.v.clamp_min(tiny)).clamp_(0, 1).sqrt_()
             f *= self.modes.lerp_(snr, 1 - MEMORY)
         self.act(f)
 
@@ -105,7 +105,7 @@ class Layer:
         """The table of mean squares of G."""
         raise NotImplementedError
 
-    def signal(self) -> Tensor:
+    def signal(self, moving: Tensor) -> Tensor:
         """That of M."""
         raise NotImplementedError
 
@@ -169,7 +169,7 @@ class Whole(Layer):
     def squares(self, slope: Tensor) -> Tensor:  # noqa: D102
         return self.V.square()
 
-    def signal(self) -> Tensor:  # noqa: D102
+    def signal(self, moving: Tensor) -> Tensor:  # noqa: D102
         return self.M.square()
 
     def act(self, f: Tensor) -> None:  # noqa: D102
@@ -244,8 +244,8 @@ class Leading(Layer):
     def squares(self, slope: Tensor) -> Tensor:  # noqa: D102
         return self._table(self.X, slope)
 
-    def signal(self) -> Tensor:  # noqa: D102
-        return self._table([self.P, self.R, self.Q], torch.linalg.vector_norm(self.M))
+    def signal(self, moving: Tensor) -> Tensor:  # noqa: D102
+        return self._table([self.P, self.R, self.Q], moving)
 
     def act(self, f: Tensor) -> None:
         """D = M + U_B (..) + (..) U_A^T with f = 1 for what is left of both sides."""
