@@ -32,8 +32,10 @@ def test_a_comparison_page(tmp_path: Path, check_page: Callable[[str], None]) ->
     assert f"<td>{number(made.overlaps[0, 0], made.errors[0, 0])}</td>" in made._repr_html_()
     for name in made.names:
         assert made._repr_html_().count(f"<th>{name}</th>") == 2  # its row and its column
-    assert "most alike are lenet-avg (2) and lenet-avg: overlap" in made.meaning
-    assert "100% ± 0% of what one span would show" in made.meaning  # no error between one sample and itself
+    assert "lenet-avg (2) and lenet-avg: overlap" in made.meaning
+    assert (
+        "100% ± 0% of what two samples of one network share" in made.meaning
+    )  # no error between one sample and itself
     own = number(made.overlaps[2, 2], made.errors[2, 2])
     assert f"What the directions of logreg ({own}) are cannot be told from 32 networks" in made.meaning
 

@@ -50,7 +50,6 @@ DECAY = 0.8  # of the factors, at every refresh
 SHARE, CREDIT = 0.2, 100  # of the work, for refreshes, and steps that are counted in advance
 WHOLE, ROOM = 0.5, 0.25  # of a batch's rows: sides (together) that a layer has whole, else how many eigenvectors
 LEAST, MOST = 8, 1024  # of them on one side
-TOLD = 6  # numbers that a device is told in a step
 ADAPTS = {"refresh_every", "factor_decay", "sharing", "sua", "widest", "loss_reduction", "grad_scaler", "group"}
 # Work is counted, as results shall not depend on the machine: the calls of torch for a layer in a step and a refresh,
 # a multiplication, and a d^3 of eigenvectors, which leave most of a GPU idle. Roughly in picoseconds.
@@ -62,12 +61,11 @@ class Adaptive(Preconditioner):
 
     def __init__(self, model: nn.Module, kind: Kind, refresh_every: int | None = None, **options: Any) -> None:
         self.way: Kind = kind
-        self.kind, self.layers = kind, dict[str, Layer]()
+        self.growing, self.kind, self.layers = refresh_every is None, kind, dict[str, Layer]()
         self.refreshes, self.last, self.work, self.cost = 0, 0, [0.0, 0.0], 0.0
         options = {"factor_decay": DECAY, "widest": MOST, **options}
         every = 50 if refresh_every is None else refresh_every
         super().__init__(model, damping_mode="relative", refresh_every=every, factors_every=every, **options)
-        self.growing = refresh_every is None
         if self.team.size == 1:
             self.units = [replace(u, diagonal=False) if isinstance(u.rule, Linear) else u for u in self.units]
         self.doubts.discard("examples")  # the scale of the losses does not matter
@@ -115,11 +113,14 @@ class Adaptive(Preconditioner):
         units = [u for u in self.units if all(p.grad is not None for p in u.parameters)]
         if not units:
             raise InputError("no covered parameter has a gradient: call loss.backward() before the step")
-        due = [u for u in units if self._due() or u.name not in self.layers] if self.watcher.capture else []
+        all_due = self._due()
+        due = [u for u in units if all_due or u.name not in self.layers] if self.watcher.capture else []
         if self.dealt.any(self._refused(units, bool(due), skip_overflow, plain)):
             return None
         if due:
             self._follow(due, scale)
+        if all_due:
+            self.refreshes, self.last = self.refreshes + 1, self.steps
         stepped = [u for u in units if u.name in self.layers]
         if not stepped:
             raise InputError(
@@ -163,8 +164,6 @@ class Adaptive(Preconditioner):
             1 - lr * group["weight_decay"],
         ]
         told = torch.tensor(numbers, dtype=layers[0].G.dtype, device="cpu").to(device, non_blocking=True)
-        slopes = [torch.stack([self.slopes[name] for name in layer.unit.names]) for layer in layers]
-        told = torch.cat([told, torch.stack([s.to(told.dtype).norm() for s in slopes])])
         parameters: list[Tensor] = [p for layer in layers for p in layer.unit.parameters]
         torch._foreach_copy_(
             [g for layer in layers for g in layer.grads], [p.grad for p in parameters if p.grad is not None]
@@ -200,7 +199,6 @@ class Adaptive(Preconditioner):
             self.curvatures[u.name] = replace(seen[u.name].curvature, basis=None)
         self.layers |= made
         self.doubts.discard("uses")
-        self.refreshes, self.last = self.refreshes + 1, self.steps
 
     def _lacks_basis(self, name: str) -> bool:
         return True
@@ -311,11 +309,11 @@ class Work:
         self.beta, self.decays, self.measures = beta, decays, measures
 
     def __call__(self, told: Tensor) -> None:
-        """One step. `told` are numbers that change: see `Adaptive._take`; then the lengths of the gradients."""
-        gain, rate, damping, second, energy, kept = told[:TOLD].unbind()
+        """One step. `told` are numbers that change: see `Adaptive._take`."""
+        gain, rate, damping, second, energy, kept = told.unbind()
         layers, tiny = self.layers, torch.finfo(told.dtype).tiny
         D = [layer.D for layer in layers]
-        slopes = told[TOLD:]
+        slopes = norms([layer.G for layer in layers])
         if self.measures:
             self.measure(slopes, gain)
         totals = slopes.square().unbind()
@@ -325,9 +323,10 @@ class Work:
         energies = [layer.energy for layer in layers]
         for e, total in zip(energies, totals):
             e.lerp_(total, energy)
-        for layer, slope in zip(layers, slopes.unbind()):
-            layer.direct(slope, damping, second)
-        d, m = norms(D), norms([layer.M for layer in layers])
+        m = norms([layer.M for layer in layers])
+        for layer, slope, moving in zip(layers, slopes.unbind(), m.unbind()):
+            layer.direct(slope, moving, damping, second)
+        d = norms(D)
         lengths = torch.stack([layer.root for layer in layers]) * m / torch.stack(energies).sqrt().clamp_min(tiny)
         ratios = torch.where(d > 0, lengths / d, 0.0) * (self.group["stretch"] * rate)
         self.group["length"].copy_((ratios * d).norm())

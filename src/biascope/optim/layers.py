@@ -89,15 +89,15 @@ class Layer:
         """Running means, and what they are means of: the gradient in the basis."""
         raise NotImplementedError
 
-    def direct(self, slope: Tensor, damping: Tensor, weight: Tensor) -> None:
-        """The direction, in D. `slope` is |G|, `weight` that of the new mean squares."""
+    def direct(self, slope: Tensor, moving: Tensor, damping: Tensor, weight: Tensor) -> None:
+        """The direction, in D. `slope` is |G|, `moving` |M|, `weight` that of the new mean squares."""
         if self.kind != "kfac":
             self.v.lerp_(self.squares(slope), weight)
         s = self.s if self.kind == "kfac" else self.v
         tiny = torch.finfo(s.dtype).tiny
         f = (s + (damping * self.mean(s)).clamp_min_(tiny)).reciprocal_()
         if self.kind == "supernat":
-            snr = (self.signal() / self.v.clamp_min(tiny)).clamp_(0, 1).sqrt_()
+            snr = (self.signal(moving) / self.v.clamp_min(tiny)).clamp_(0, 1).sqrt_()
             f *= self.modes.lerp_(snr, 1 - MEMORY)
         self.act(f)
 
@@ -105,7 +105,7 @@ class Layer:
         """The table of mean squares of G."""
         raise NotImplementedError
 
-    def signal(self) -> Tensor:
+    def signal(self, moving: Tensor) -> Tensor:
         """That of M."""
         raise NotImplementedError
 
@@ -169,7 +169,7 @@ class Whole(Layer):
     def squares(self, slope: Tensor) -> Tensor:  # noqa: D102
         return self.V.square()
 
-    def signal(self) -> Tensor:  # noqa: D102
+    def signal(self, moving: Tensor) -> Tensor:  # noqa: D102
         return self.M.square()
 
     def act(self, f: Tensor) -> None:  # noqa: D102
@@ -201,7 +201,7 @@ class Leading(Layer):
         self.s_B, self.s_A = (self.zeros(r + 1) for r in ranks)  # the last one is the mean of all others
         self.P, self.R, self.Q = self._blocks(self.M)
         self.inner = self.zeros(ranks[0] + 1, ranks[1] + 1)
-        self.counts, self.sums, self.differences = [], [], []
+        self.counts, self.sums, self.differences = (list[Tensor]() for _ in range(3))
         for d, r in zip(self.sizes, ranks):
             S, N = (torch.eye(r + 1, dtype=self.G.dtype, device="cpu") for _ in range(2))
             S[-1, :-1], N[:-1, -1] = -1, -1
@@ -234,7 +234,8 @@ class Leading(Layer):
         return (self.sums[0] @ self.inner.square() @ self.sums[1].T).clamp_min_(0)
 
     def mean(self, table: Tensor) -> Tensor:  # noqa: D102
-        return self.counts[0] @ table @ self.counts[1] / self.size
+        total: Tensor = self.counts[0] @ table @ self.counts[1]
+        return total / self.size
 
     def read(self) -> tuple[list[Tensor], list[Tensor]]:  # noqa: D102
         self.X = self._blocks(self.G[0])
@@ -243,8 +244,8 @@ class Leading(Layer):
     def squares(self, slope: Tensor) -> Tensor:  # noqa: D102
         return self._table(self.X, slope)
 
-    def signal(self) -> Tensor:  # noqa: D102
-        return self._table([self.P, self.R, self.Q], torch.linalg.vector_norm(self.M))
+    def signal(self, moving: Tensor) -> Tensor:  # noqa: D102
+        return self._table([self.P, self.R, self.Q], moving)
 
     def act(self, f: Tensor) -> None:
         """D = M + U_B (..) + (..) U_A^T with f = 1 for what is left of both sides."""

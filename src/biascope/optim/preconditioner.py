@@ -116,7 +116,6 @@ class Preconditioner:
         self.curvatures = {unit.name: Curvature() for unit in self.units}
         self.stacks = Stacks()
         self.steps = 0
-        self.growing = False  # refresh sooner in the first steps, while the factors change most
         self.notes: dict[str, str] = {}
         self.doubts = {"uses", "pairs", "examples", "positions"}  # what has not been warned of yet
         if loss_reduction == "sum":
@@ -360,9 +359,8 @@ class Preconditioner:
         raise NotImplementedError
 
     def _every(self, n: int) -> bool:
-        """Is this the n-th step; where the gaps grow, also steps 5, 10, 20, 30 and 40."""
-        early = self.growing and self.steps < 50 and (self.steps % 10 == 0 or self.steps == 5)
-        return early or self.steps % n == 0
+        """Is this the n-th step?"""
+        return self.steps % n == 0
 
     def _needs_factors(self) -> bool:
         due = self._every(self.factors_every) or self._every(self.refresh_every)

@@ -18,7 +18,7 @@ gradient descent 0.024):
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, overload
 
 import torch
 from torch import Tensor, nn
@@ -36,10 +36,10 @@ Scale = Literal["first", "max_residual", "keep_top", "keep_trace"]
 
 
 class SuperNat(Optimizer):
-    """SuperNat for f = features @ w.
+    """SuperNat for f = features @ w; `SuperNat(net)` is for networks (`NetworkSuperNat`).
 
     Args:
-        w: the weights, a parameter [p] or [p, 1].
+        w: the weights, a parameter [p] or [p, 1]; or a network, with the options of `NetworkSuperNat`.
         features: Phi [n, p], of the training inputs.
         lr: learning rate; by default 1 / the largest eigenvalue of Phi Phi^T, which suits a summed squared loss (over
             2); n times that suits a mean over n. Much smaller ones freeze the modes before the signal is learnt.
@@ -62,7 +62,15 @@ class SuperNat(Optimizer):
         """One for a network, or for w."""
         return NetworkSuperNat(w, *args, **options) if isinstance(w, nn.Module) else super().__new__(cls)
 
-    @checked
+    @overload
+    def __init__(self, w: nn.Module, lr: float | None = None, **options: Any) -> None: ...
+
+    @overload
+    def __init__(
+        self, w: Tensor, features: Tensor, lr: float | None = None, scale: float | Scale = "first"
+    ) -> None: ...
+
+    @checked  # type: ignore[misc]
     def __init__(self, w: OwnTensor, features: Tensor, lr: float | None = None, scale: float | Scale = "first") -> None:
         check_tensor(w, "w", floating=True)
         check_finite(check_tensor(features, "features", dims=2, floating=True), "features")

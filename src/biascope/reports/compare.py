@@ -181,7 +181,7 @@ def in_words(names: Sequence[str], shared: Overlaps, n: int, above: Sequence[int
     text = ""
     if pairs:
         best, worst = (choose(pairs, key=lambda pair: shared.shares[pair]) for choose in (max, min))
-        text = f"The most alike are {_pair(names, shared, best)}"
+        text = f"{'The most alike are ' if len(pairs) > 1 else ''}{_pair(names, shared, best)}"
         if len(pairs) > 1:
             text += f"; the least {_pair(names, shared, worst)}"
             gap = shared.shares[best] - shared.shares[worst]
@@ -206,13 +206,13 @@ def in_words(names: Sequence[str], shared: Overlaps, n: int, above: Sequence[int
 
 
 def _pair(names: Sequence[str], shared: Overlaps, pair: tuple[int, int]) -> str:
-    """Two networks, their overlap and its share of what one span would show, with errors."""
+    """Two networks, their overlap and its share of that of two samples of one network, with errors."""
     i, j = pair
     share, error = max(0.0, min(1.0, shared.shares[pair])), shared.share_errors[pair]
     known = f"{share:.0%} ± {error:.0%}" if np.isfinite(error) else f"{share:.0%} (error unknown)"
     return (
         f"{names[i]} and {names[j]}: overlap {number(shared.values[pair], shared.errors[pair])}, "
-        f"{known} of what one span would show"
+        f"{known} of what two samples of one network share"
     )
 
 

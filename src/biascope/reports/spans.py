@@ -26,7 +26,7 @@ Matrix = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Overlaps:
-    """Overlaps of m networks with standard errors, and as shares of what one span would show.
+    """Overlaps of m networks with standard errors, and as shares of what two samples of one network share.
 
     Attributes:
         values: [m, m]; the diagonal compares two halves of one network's sample.
