@@ -212,7 +212,7 @@ def test_an_estimated_frobenius_norm_says_so(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("damping", [1e-6, 1e-9])
 def test_ekfac_solves_with_a_damping_below_its_rounding(damping: float) -> None:
-    """Its eigenvalues are means of squares, which know zeros to eps^2: a tenth of the mean may be 1e-9 of the largest."""
+    """Its eigenvalues are means of squares, which know zeros to eps^2; a tenth of their mean may be that small."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = nn.Linear(40, 5)
