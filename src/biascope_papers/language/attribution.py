@@ -1,7 +1,7 @@
 """Is a score of influence worth anything? Linear datamodelling scores under several metrics.
 
 Networks are trained on random halves of the examples. Compared, by rank correlation over the halves, are the sum of an
-example's scores and the mean of the networks' negative losses on a query. The scores are those of one network trained on
+example's scores and the mean of the networks' negative losses on a query. The scores are those of a network trained on
 everything, on images or on sequences of tokens, each drawn from one of several random Markov chains. The damping is a
 tenth of the mean of the diagonal, the same for all metrics, which are made with the same labels drawn from the network.
 "no factors" is the Fisher information of these labels itself.
