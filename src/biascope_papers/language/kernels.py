@@ -204,8 +204,7 @@ def one_split(seed: int, s: Setting, run_seed: int, device: str) -> dict[str, fl
         K, own = ntk(lora, train[0], outputs=0), ntk(models["prompt"], train[0], outputs=0, params=weights)
         found[f"cosine of the kernels of LoRA and of the adapted matrices, rank {rank}"] = cosine(K.tensor, own.tensor)
         if not j:
-            each = compare(lora, train, test, s)
-            found |= {f"{key}, LoRA of rank {rank}, prompt": value for key, value in each.items()}
+            found |= {f"{k}, LoRA of rank {rank}, prompt": v for k, v in compare(lora, train, test, s).items()}
     return found
 
 
@@ -224,11 +223,10 @@ def kernels(run: Run, *, setting: Setting = Setting()) -> StudyResult:
         f"cosine of the kernels of LoRA and of the adapted matrices, rank {setting.ranks[i]}" for i in (0, -1)
     )
     numbers["cosine of the kernels, largest minus smallest rank"] = Estimate.of([r[last] - r[first] for r in rows])
-    error = numbers["error of the predicted move, all parameters, prompt"]
     accuracy = [numbers[f"accuracy, {k}, all parameters, prompt"] for k in ("before", "predicted", "real")]
     return StudyResult(
         measured=f"With a prompt, accuracy {accuracy[0]} before, {accuracy[1]} as the kernel predicts, {accuracy[2]} "
-        f"really; the predicted move is {error} of the real one away. Cosine of LoRA's kernel with that of the adapted "
+        f"really. Cosine of LoRA's kernel with that of the adapted "
         f"matrices: {cosines[0]} at rank {setting.ranks[0]}.",
         numbers=numbers,
         figures=(
