@@ -211,7 +211,7 @@ def test_the_largest_side_goes_down_first(monkeypatch: pytest.MonkeyPatch) -> No
         bs.fisher(net, x, max_memory="2KB")
 
 
-def test_a_vocabulary_has_no_blocks() -> None:
+def test_a_vocabulary_has_no_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     from biascope.curvature.plan import make_units
     from biascope.network.functional import functional
     from biascope.network.stream import Stream, anatomy
@@ -222,6 +222,8 @@ def test_a_vocabulary_has_no_blocks() -> None:
     (unit,) = make_units(found, ParameterSpace.of(f), "ekfac", "expand", False, lambda: 1)
     assert [s.kind for s in ladder.rungs(unit, "output", 128, lambda: 8)] == ["low rank", "diagonal", "shared"]
     assert [s.kind for s in ladder.rungs(unit, "output", 0, lambda: 99)] == ["blocks", "diagonal", "shared"]
+    monkeypatch.setattr(ladder, "WORDS", 7)  # so many rows would take longer than everything else
+    assert [s.kind for s in ladder.rungs(unit, "output", 128, lambda: 8)] == ["diagonal", "shared"]
 
 
 def test_a_large_vocabulary_goes_down_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:

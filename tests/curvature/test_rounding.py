@@ -208,3 +208,17 @@ def test_an_estimated_frobenius_norm_says_so(monkeypatch: pytest.MonkeyPatch) ->
     error = float(F.estimate_frobenius_norm().standard_error)
     assert 0 < error < 0.3 * exact
     assert abs(found - exact) < 4 * error
+
+
+@pytest.mark.parametrize("damping", [1e-6, 1e-9])
+def test_ekfac_solves_with_a_damping_below_its_rounding(damping: float) -> None:
+    """Its eigenvalues are means of squares, which know zeros to eps^2; a tenth of their mean may be that small."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Linear(40, 5)
+    g = torch.Generator().manual_seed(1)
+    x, v = torch.randn(12, 40, generator=g), torch.randn(205, generator=g)
+    F, exact = (bs.fisher(module, data) for module, data in ((net, x), (copy.deepcopy(net).double(), x.double())))
+    largest = float(exact.eigenvalues().max())
+    found, truth = F.solve(v, damping * largest), exact.solve(v.double(), damping * largest)
+    assert relative(found, truth) < 1e-3

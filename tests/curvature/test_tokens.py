@@ -178,6 +178,13 @@ def test_what_does_not_fit_is_refused() -> None:
     unknown = {**data, "input_ids": data["input_ids"] + WORDS}
     with pytest.raises(InputError, match="cannot take inputs"):
         bs.fisher(model, unknown, "diagonal")
+    bs.fisher(model, data, "diagonal")  # it is known now, and later examples are wrong
+    unknown["input_ids"] = torch.cat([data["input_ids"][:2], unknown["input_ids"][2:]])
+    with pytest.raises(InputError, match="cannot take inputs"):
+        bs.fisher(model, unknown, "diagonal")
+    for wrong, message in ((none, "no position"), (longer, "labels of 10 tokens"), (unknown, "cannot take inputs")):
+        with pytest.raises(InputError, match=message):
+            bs.influence(model, wrong, data, None, damping=0.0)
 
 
 def test_a_loss_of_its_own_is_refused() -> None:

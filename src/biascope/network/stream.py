@@ -308,8 +308,11 @@ class Forward:
 
     def __init__(self, f: Functional, found: Anatomy, blocks: Sequence[Block], inputs: Inputs, start: int = 0) -> None:
         self.f, self.found, self.blocks, self.examples = f, found, blocks, inputs
-        with explained(f.module, inputs):
+        try:
             self.tape = recorded(f, found, inputs)
+        except (RuntimeError, IndexError):
+            with explained(f.module, inputs):
+                raise
         self.rows = self.tape.rows.detach()  # [n, c]
         if self.tape.shape != found.shape:
             raise StaleError(

@@ -1,10 +1,9 @@
 """Does the tangent kernel of a pretrained encoder predict its fine-tuning? After Malladi et al.
 
-The task is few-shot sentiment, "The film was ADJECTIVE.", tested on adjectives that were not trained on. With a prompt,
-the score is the inner product of the pooled encoding with the difference of the encodings of two label words, fixed, so
-that fine-tuning begins at the zero-shot classifier; the random head is a direction of the same length. The loss is
-0.5 ||f - y||^2 with y = +-scale, by full-batch gradient descent, which the kernel predicts in closed form. LoRA trains
-two factors of each query and value matrix, W + B A, with B = 0 and A random at the start.
+The task is few-shot sentiment, "The film was ADJECTIVE.", tested on other adjectives. With a prompt, the score is the
+inner product of the pooled encoding with the fixed difference of the encodings of two label words; the random head is
+a direction of the same length. The loss is 0.5 ||f - y||^2 with y = +-scale, by full-batch gradient descent, which the
+kernel predicts in closed form. LoRA trains B and A of W + B A, with B = 0 and A random at the start.
 """
 
 import copy
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from biascope import data, gradient_descent, ntk
 from biascope.studies import Chart, Estimate, Run, Series, StudyResult, study
-from biascope.studies.estimates import difference
 from biascope.support import generator
 
 GOOD = [
@@ -74,27 +73,21 @@ class Adapted(nn.Module):
         self.B = nn.Parameter(layer.weight.new_zeros(layer.out_features, rank))
 
     def forward(self, x: Tensor) -> Tensor:  # noqa: D102
-        return nn.functional.linear(nn.functional.linear(x, self.A), self.B, self.layer(x))  # W x + b + B A x
+        return self.layer(x) + x @ self.A.T @ self.B.T  # type: ignore[no-any-return]
 
 
 class Small(nn.Module):
     """An encoder of one layer, not trained, as a pretrained one is called."""
-
-    @dataclass
-    class Output:
-        """Of the encoder."""
-
-        last_hidden_state: Tensor
 
     def __init__(self, words: int, width: int = 16) -> None:
         super().__init__()
         self.table, self.mix = nn.Embedding(words, width), nn.Linear(width, width)
         self.query, self.value = nn.Linear(width, width), nn.Linear(width, width)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Output:  # noqa: D102
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Any:  # noqa: D102
         x = self.table(input_ids)
         scores = self.query(x) @ x.mT / x.shape[-1] - 1e4 * (attention_mask[:, None] == 0)
-        return self.Output(x + torch.tanh(self.mix(scores.softmax(-1) @ self.value(x))))
+        return SimpleNamespace(last_hidden_state=x + torch.tanh(self.mix(scores.softmax(-1) @ self.value(x))))
 
 
 def encoded(encoder: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -142,13 +135,11 @@ def with_adapters(model: nn.Module, rank: int, gen: torch.Generator) -> tuple[nn
 
 def fine_tune(model: nn.Module, x: Batch, y: Tensor, lr: float, steps: int) -> None:
     """Full-batch gradient descent on 0.5 ||f - y||^2, in place."""
-    params = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr)
     for _ in range(steps):
-        grads = torch.autograd.grad(0.5 * (model(**x)[:, 0] - y).square().sum(), params, allow_unused=True)
-        with torch.no_grad():
-            for p, g in zip(params, grads):
-                if g is not None:
-                    p.sub_(lr * g)
+        optimizer.zero_grad()
+        (0.5 * (model(**x)[:, 0] - y).square().sum()).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
 
 
 def cosine(a: Tensor, b: Tensor) -> float:
@@ -206,16 +197,14 @@ def one_split(seed: int, s: Setting, run_seed: int, device: str) -> dict[str, fl
         for head, model in models.items()
         for key, value in compare(model, train, test, s).items()
     }
-    found["accuracy, predicted, all parameters, prompt minus random head"] = (
-        found["accuracy, predicted, all parameters, prompt"] - found["accuracy, predicted, all parameters, random head"]
-    )
+    first, other = (found[f"accuracy, predicted, all parameters, {head}"] for head in models)
+    found["accuracy, predicted, all parameters, prompt minus random head"] = first - other
     for j, rank in enumerate(s.ranks):
         lora, weights = with_adapters(models["prompt"], rank, gen)
         K, own = ntk(lora, train[0], outputs=0), ntk(models["prompt"], train[0], outputs=0, params=weights)
         found[f"cosine of the kernels of LoRA and of the adapted matrices, rank {rank}"] = cosine(K.tensor, own.tensor)
         if not j:
-            each = compare(lora, train, test, s)
-            found |= {f"{key}, LoRA of rank {rank}, prompt": value for key, value in each.items()}
+            found |= {f"{k}, LoRA of rank {rank}, prompt": v for k, v in compare(lora, train, test, s).items()}
     return found
 
 
@@ -230,21 +219,19 @@ def kernels(run: Run, *, setting: Setting = Setting()) -> StudyResult:
     )
     numbers = {key: Estimate.of([row[key] for row in rows]) for key in rows[0]}
     cosines = [numbers[f"cosine of the kernels of LoRA and of the adapted matrices, rank {r}"] for r in setting.ranks]
-    numbers["cosine of the kernels, largest minus smallest rank"] = difference(cosines[-1], cosines[0])
-    error = numbers["error of the predicted move, all parameters, prompt"]
+    first, last = (
+        f"cosine of the kernels of LoRA and of the adapted matrices, rank {setting.ranks[i]}" for i in (0, -1)
+    )
+    numbers["cosine of the kernels, largest minus smallest rank"] = Estimate.of([r[last] - r[first] for r in rows])
     accuracy = [numbers[f"accuracy, {k}, all parameters, prompt"] for k in ("before", "predicted", "real")]
-    lora = numbers[f"error of the predicted move, LoRA of rank {setting.ranks[0]}, prompt"]
-    ranks = ", ".join(f"{c} at rank {r}" for r, c in zip(setting.ranks, cosines))
     return StudyResult(
         measured=f"With a prompt, accuracy {accuracy[0]} before, {accuracy[1]} as the kernel predicts, {accuracy[2]} "
-        f"really; the predicted move is {error} of the real one away (LoRA {lora}). Cosine of LoRA's kernel with that "
-        f"of the adapted matrices: {ranks}.",
+        f"really. Cosine of LoRA's kernel with that of the adapted "
+        f"matrices: {cosines[0]} at rank {setting.ranks[0]}.",
         numbers=numbers,
         figures=(
             Chart("ranks", "LoRA's kernel and that of the matrices it adapts", "rank", "cosine of the kernels",
-                  (Series.of("cosine", setting.ranks, [c.value for c in cosines],
-                             [c.standard_error or 0.0 for c in cosines], style="points"),),
-                  alt="The cosine rises towards 1 with the rank.", log_x=True,
-                  caption="Mean over splits of the adjectives, with its standard error."),
+                  (Series.of("cosine", setting.ranks, [c.value for c in cosines], style="points"),),
+                  alt="The cosine rises towards 1 with the rank.", log_x=True, caption="Mean over splits."),
         ),
     )  # fmt: skip

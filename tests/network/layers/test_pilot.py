@@ -55,3 +55,23 @@ def test_other_keywords_are_looked_at_anew() -> None:
         assert torch.allclose(bs.ntk(net, {"x": x, arm: z}, outputs="trace").tensor, inner)
     with pytest.raises(InputError, match="a dict holds the keyword arguments of forward"):
         bs.ntk(net, {"x": x, "middle": z}, outputs="trace")
+
+
+@pytest.mark.parametrize("numbers", [1, 10, 2**28])
+def test_gradients_are_compared_in_groups(numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of any size: a rule that is right stays, one that is not is found out."""
+    from biascope.network.layers import pilot, rules
+
+    monkeypatch.setattr(pilot, "GROUP", numbers)
+    net, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), torch.randn(5, 3)
+    assert {r.handled_by for r in bs.Jacobian(net, x).coverage().rows} == {"layer rule"}
+    right = rules.Linear.weight_rows
+
+    def wrong(self: rules.Linear, a: Tensor, g: Tensor) -> Tensor:
+        return right(self, a, g) * (2 if a.shape[-1] == 4 else 1)
+
+    monkeypatch.setattr(rules.Linear, "weight_rows", wrong)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    found = {r.parameter: r.handled_by for r in bs.Jacobian(net, x).coverage().rows}
+    assert found["2.weight"] == "autograd fallback"
+    assert found["0.weight"] == found["2.bias"] == "layer rule"
