@@ -15,7 +15,7 @@ def cell(row: dict[str, object] | None, headline: str) -> str:
     if row["status"] == "ok":
         return f"{float(row[headline]):.3g}"  # type: ignore[arg-type]
     reason = str(row["reason"])
-    if reason.startswith("more than"):
+    if reason.removeprefix("TimeoutError: ").startswith("more than"):
         return "too slow"
     return reason.split(" above")[0] if reason.startswith("error") else "refuses"
 

@@ -17,10 +17,8 @@ What has no rule gets torch's own dual tensors, made on demand.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from threading import local
 from typing import Any
 
 import torch
@@ -33,7 +31,6 @@ from biascope.linalg.tensor_cores import is_worth, product
 from biascope.tangent.norms import Key, NormMap, norm_key
 
 Call = Callable[[dict[str, Tensor]], Sequence[Tensor]]
-_MADE = local()
 
 
 def evaluate_dual(
@@ -54,25 +51,16 @@ def evaluate_dual(
     rules: dict[Any, Callable[..., Any]] = {F.embedding: _embedding}
     if by_hand:
         rules = {**_RULES, F.batch_norm: partial(_batch_norm, norms or {})}
-    with forward_ad.dual_level(), _remembered() as made:
+    with forward_ad.dual_level():
         duals = {k: make(p, tangents[k]) for k, p in params.items()}
-        made += duals.values()  # some layers keep the weights of their last call
-        with _ByHand(rules):
-            outs = call(duals)
-        pairs = [_parts(out) for out in outs]
+        try:
+            with _ByHand(rules):
+                outs = call(duals)
+            pairs = [_parts(out) for out in outs]
+        finally:
+            for dual in duals.values():  # some layers keep the weights of their last call
+                dual.__dict__.clear()
     return [f.as_subclass(Tensor) for f, _ in pairs], [torch.zeros_like(f) if df is None else df for f, df in pairs]
-
-
-@contextmanager
-def _remembered() -> Iterator[list[Tensor]]:
-    """Duals that are emptied at the end: torch's dual tensor is a view of one that holds it, which nothing collects."""
-    before, _MADE.duals = getattr(_MADE, "duals", None), []
-    try:
-        yield _MADE.duals
-    finally:
-        for dual in _MADE.duals:
-            dual.__dict__.clear()
-        _MADE.duals = before
 
 
 class _Dual(Tensor):
@@ -82,6 +70,7 @@ class _Dual(Tensor):
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    value: Tensor  # the same as a plain tensor
     tangent: Tensor
     both: Tensor | None  # [2, *shape] with value and tangent in it, where they lie in one tensor
     native: Tensor | None  # torch's dual tensor; once there it is the truth, for it may be changed in place
@@ -89,7 +78,7 @@ class _Dual(Tensor):
 
 def _dual(value: Tensor, tangent: Tensor, both: Tensor | None = None) -> _Dual:
     out: _Dual = Tensor._make_subclass(_Dual, value)
-    out.tangent, out.both, out.native = tangent, both, None
+    out.value, out.tangent, out.both, out.native = value, tangent, both, None
     return out
 
 
@@ -120,8 +109,8 @@ def _native(a: Any) -> Any:
     """Arguments as torch's forward mode wants them."""
     if type(a) is _Dual:
         if a.native is None:
-            _MADE.duals.append(a)
-            a.native = forward_ad.make_dual(a.as_subclass(Tensor), a.tangent)  # type: ignore[no-untyped-call]
+            # of the plain tensor: a view of `a` in what `a` holds would be a circle, which nothing collects
+            a.native = forward_ad.make_dual(a.value, a.tangent)  # type: ignore[no-untyped-call]
             a.both = None
         return a.native
     if type(a) in (list, tuple):
