@@ -482,7 +482,7 @@ def test_a_wide_convolution_shares_its_factor_between_offsets():
     assert sua == {"0.weight": False, "1.weight": True}  # 18 and 27 inputs
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_that_is_replayed_on_a_gpu_is_the_step(kind, monkeypatch):
     """Freed memory is filled with NaN between steps, which a graph must not read. H200: 2e-7."""
