@@ -47,13 +47,13 @@ SLOPE, TRUST = 20.0, 0.5  # from cos to -1 .. 1, and the memory of the running m
 START = 2.0  # how much more damping at first
 SECOND, ENERGY = 0.95, 0.99  # memories of the running means of G^2 and |G|^2
 DECAY = 0.8  # of the factors, at every refresh
-SHARE, CREDIT = 0.2, 100  # of the work, for refreshes, and steps that are counted in advance
 WHOLE, ROOM = 0.5, 0.25  # of a batch's rows: sides (together) that a layer has whole, else how many eigenvectors
 LEAST, MOST = 8, 1024  # of them on one side
 ADAPTS = {"refresh_every", "factor_decay", "sharing", "sua", "widest", "loss_reduction", "grad_scaler", "group"}
+SHARES = {"cpu": (0.2, 100), "cuda": (0.1, 2000)}  # of the work, for refreshes; steps that are counted in advance
 # Work is counted, as results shall not depend on the machine: the calls of torch for a layer in a step and a refresh,
-# a multiplication, and a d^3 of eigenvectors, which leave most of a GPU idle. Roughly in picoseconds.
-WORK = {"cpu": (5e7, 2.5e8, 25.0, 300.0), "cuda": (5e7, 1.5e9, 0.025, 25.0)}
+# a multiplication, and a d^3 of eigenvectors. Roughly in picoseconds, of one core and of an H200.
+WORK = {"cpu": (5e7, 2.5e8, 25.0, 300.0), "cuda": (5e7, 1.5e9, 0.005, 1.0)}
 
 
 class Adaptive(Preconditioner):
@@ -71,6 +71,11 @@ class Adaptive(Preconditioner):
         self.doubts.discard("examples")  # the scale of the losses does not matter
         self.graphs: dict[Any, Any] = {}
 
+    @property
+    def place(self) -> str:
+        """Where work is counted: "cpu", or "cuda" for all else."""
+        return "cpu" if self.units[0].space.device.type == "cpu" else "cuda"
+
     # when ----------------------------------------------------------------------------------------------------------
 
     def _due(self) -> bool:
@@ -80,9 +85,10 @@ class Adaptive(Preconditioner):
         """
         if not self.growing:
             return self.steps % self.refresh_every == 0
+        share, ahead = SHARES[self.place]
         gap = 5 if self.steps < 10 else 10 if self.steps < 50 else self.refresh_every
         return self.steps == 0 or (
-            self.steps - self.last >= gap and self.refreshes * self.cost <= SHARE * (self.steps + CREDIT)
+            self.steps - self.last >= gap and self.refreshes * self.cost <= share * (self.steps + ahead)
         )
 
     def _needs_factors(self) -> bool:
@@ -207,7 +213,7 @@ class Adaptive(Preconditioner):
         """A layer as it is seen for the first time, and the work that its steps and refreshes take."""
         L = unit.layout
         g, o, i = L.groups, L.d_out, L.columns
-        step_calls, calls, one, eigh = WORK.get(unit.space.device.type, WORK["cuda"])
+        step_calls, calls, one, eigh = WORK[self.place]
         sizes = [unit.chunk(batch)[0].blocks[0].sizes for batch in step.batches]
         rows = sum(batch[0].examples * z.positions for batch, z in zip(step.batches, sizes) if z is not None)
         single = unit.sharing == "expand" or rows == step.examples
