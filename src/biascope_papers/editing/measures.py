@@ -263,8 +263,7 @@ def by_task(name: str, title: str, tasks: Sequence[str], rows: Mapping[str, Tens
     return Chart(
         name, title, "task", "test accuracy",
         tuple(curve(label, places, table, "points") for label, table in rows.items()),
-        alt=alt, caption=f"Mean and standard error over seeds, if several.{_classes(tasks)}",
-        x_names=tuple(map(spoken, tasks)),
+        alt=alt, caption=f"Mean and error over seeds.{_classes(tasks)}", x_names=tuple(map(spoken, tasks)),
     )  # fmt: skip
 
 

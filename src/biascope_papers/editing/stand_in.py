@@ -32,9 +32,9 @@ Start = Literal["pre-trained", "random"]
 METHODS = ("non-linear", "post-hoc", "linear")
 LABELS = {"non-linear": "fine-tuned", "post-hoc": "linearised after the fact", "linear": "tangent fine-tuning"}
 LAYOUT = torch.contiguous_format  # of the convolutions' weights
-EIGHT = (
-    "mnist", "fashion-mnist", "cifar10:0-5", "quickdraw:0-30", "quickdraw:30-60", "chest-xray", "elpv", "digits"
-)  # fmt: skip
+EIGHT = tuple(
+    ["mnist", "fashion-mnist", "cifar10:0-5", "quickdraw:0-30", "quickdraw:30-60", "chest-xray", "elpv", "digits"]
+)
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def networks(
             _placed(whole, run.device), (x, y), steps=s.pretrain_steps, lr=s.pretrain_lr, batch_size=s.pretrain_batch,
             seed=chosen,
         )  # fmt: skip
-        run.log(pre_training=seed, stages=stages, first=float(found.losses[0]), last=float(found.losses[-50:].mean()))
+        run.log(pre_training=seed, stages=stages, first=found.losses[0], last=found.losses[-50:].mean())
         return {k: t.contiguous() for k, t in found.model.state_dict().items() if k != "texts"}
 
     state = _tensors(cache.cached("pre-trained", pretrain), run.device)
@@ -168,9 +168,7 @@ def networks(
             made.encoder, images[name].learn, tangent=tangent, steps=s.steps, lr=s.lr, batch_size=s.batch,
             head=made.head(name), seed=derive(chosen, "order", name),
         )  # fmt: skip
-        run.log(
-            start=start, tangent=tangent, task=name, first=float(found.losses[0]), last=float(found.losses[-50:].mean())
-        )
+        run.log(start=start, tangent=tangent, task=name, first=found.losses[0], last=found.losses[-50:].mean())
         return {k: t.contiguous() for k, t in found.vector.tensors.items()}
 
     def vector(name: str, tangent: bool) -> TaskVector:
