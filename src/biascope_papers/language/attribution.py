@@ -48,7 +48,6 @@ class Setting:
 
 SMOKE: dict[str, Any] = {"examples": 32, "queries": 4, "halves": 6, "networks": 1, "epochs": 4, "samples": 1}
 SMOKE |= {"dataset": "digits", "words": 12, "tokens": 8, "chains": 3}
-PAPER: dict[str, Any] = {"examples": 5000, "queries": 200, "halves": 100, "networks": 5, "epochs": 30}
 
 
 class Task(NamedTuple):
@@ -155,7 +154,7 @@ def by_query(S: Tensor, subsets: Tensor, values: Tensor) -> Tensor:
     return torch.tensor([spearman(p, v) for p, v in zip(predicted.T, values.T)], dtype=torch.float64)
 
 
-@study("language/lds", sizes={"smoke": SMOKE, "laptop": {}, "paper": PAPER})
+@study("language/lds", sizes={"smoke": SMOKE, "laptop": {}, "paper": {"examples": 5000, "queries": 200, "halves": 100}})
 def lds(
     run: Run, *, tasks: Annotated[tuple[Which, ...], "of these"] = ("images", "tokens"), setting: Setting = Setting()
 ) -> StudyResult:

@@ -167,7 +167,6 @@ def compare(model: nn.Module, train: Any, test: Any, s: Setting) -> dict[str, fl
         "accuracy, real": after,
         "accuracy gained": after - before,
         "accuracy, predicted minus real": guess - after,
-        "cosine of predicted and real moves": cosine(predicted - f0_test, real - f0_test),
         "error of the predicted move": float((predicted - real).norm() / (real - f0_test).norm()),
         "1 - cosine of the kernels before and after": 1 - cosine(K.tensor, ntk(tuned, x, outputs=0).tensor),
     }
