@@ -238,7 +238,8 @@ def test_the_correlation_over_all_indices_is_estimated_without_bias(net: str, no
 def test_fig6_and_fig22_are_judged_by_what_they_store(start_with: Callable[..., StudyResult]) -> None:
     at = np.array(spread_indices(40, 1024))
     falling = {"indices": at, "test": 1 - at / 2400, "train": np.ones(len(at)), "eigenvalues": 1.0 / (1 + at)}
-    for test, wanted in ((1 - at / 2400, "holds"), (0.5 + at / 2400, "fails"), (np.where(at > 600, 0.9, 0.6), "fails")):
+    rising, stepping, nothing = 0.7 + at / 4800, np.where(at > 600, 0.9, 0.7), 0.5 + at / 2e5
+    for test, wanted in ((1 - at / 2400, "holds"), (rising, "fails"), (stepping, "fails"), (nothing, "gate")):
         found = start_with("nad/fig6", "sweep", {**falling, "test": test}, image_size=32)
         assert outcome("nad/6", found.numbers, "lenet") == wanted
 
@@ -353,6 +354,7 @@ def test_parts_of_the_noise_claim() -> None:
         numbers = noise_numbers(accuracy, ("logreg", "lenet"), (0.0, 3.0))
         for (net, sigma), values in accuracy.items():
             numbers[f"worst bin, {net}, sigma {sigma:g}"] = Estimate(float(values.min()))
+            numbers[f"mean accuracy, {net}, sigma {sigma:g}"] = Estimate.of(values)
         return [
             outcome("nad/11, logistic regression", numbers),
             outcome("nad/11, LeNet without noise", numbers),
