@@ -1,7 +1,7 @@
 """Sec. 6.5: what a linearised vision transformer costs beside the plain one; its weights do not matter."""
 
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ def costs(
     rounds: Annotated[int, "of measurements, plain and linearised in turn"] = 10,
 ) -> StudyResult:
     """Time and memory of a linearised vision transformer over those of the plain one."""
-    shape = {"in_channels": 3, "outputs": 10, "image_size": side} | (CLIP if side == 224 else {})
+    shape: dict[str, Any] = {"in_channels": 3, "outputs": 10, "image_size": side} | (CLIP if side == 224 else {})
     plain = nets.build("vit", seed=0, **shape).eval().to(run.device)
     pair = plain, linearize(plain)
     with torch.no_grad():  # away from where both are equal

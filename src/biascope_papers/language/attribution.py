@@ -176,8 +176,8 @@ def lds(
         numbers |= {f"LDS, {metric}, {name}": Estimate.of(each[metric]) for metric in METRICS}
         for other in ("inner products", "no factors"):
             numbers[f"LDS, ekfac minus {other}, {name}"] = Estimate.of(each["ekfac"] - each[other])
-        other = Estimate.of(by_query(S["ekfac"], subsets, values.roll(1, 1)))
-        numbers[f"LDS, ekfac, measured on another query, {name}"] = other
+        moved = Estimate.of(by_query(S["ekfac"], subsets, values.roll(1, 1)))
+        numbers[f"LDS, ekfac, measured on another query, {name}"] = moved
         found = [numbers[f"LDS, {metric}, {name}"] for metric in METRICS]
         heights, errors = [e.value for e in found], [e.standard_error or 0.0 for e in found]
         series.append(Series.of(name, range(1, len(METRICS) + 1), heights, errors, style="points"))
