@@ -57,7 +57,8 @@ def ntk(
         strategy: "auto" (the planner chooses per layer), "gram", "contract", or "products" (kernel-vector products).
         precision: "float32", "float64", "tf32" or "bf16"; for the last two the error is measured on sampled examples
             against float64 and stands in `K.error`.
-        max_memory: budget for kernel, factors and workspace, such as "4GB"; 60 % of the free memory if None.
+        max_memory: budget for kernel, factors and workspace, such as "4GB"; if None, 60 % of the free memory, and a GPU
+            keeps up to 1/32 of its own between calls, which are replayed (`biascope.kernels.replay`).
         params: which parameters to differentiate (see `bs.functional.functional`).
         output: how to get a tensor from what the model returns.
         by_layer: also keep the kernel of every layer, for `K.by_layer()`.

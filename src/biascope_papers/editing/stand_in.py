@@ -32,7 +32,8 @@ Start = Literal["pre-trained", "random"]
 METHODS = ("non-linear", "post-hoc", "linear")
 LABELS = {"non-linear": "fine-tuned", "post-hoc": "linearised after the fact", "linear": "tangent fine-tuning"}
 LAYOUT = torch.contiguous_format  # of the convolutions' weights
-EIGHT = ("mnist", "fashion-mnist", "cifar10:0-5", "quickdraw:0-30", "quickdraw:30-60", "chest-xray", "elpv", "digits")
+DRAWN = ("quickdraw:0-30", "quickdraw:30-60")
+EIGHT = ("mnist", "fashion-mnist", "cifar10:0-5", *DRAWN, "chest-xray", "elpv", "digits")
 
 
 @dataclass(frozen=True)
