@@ -64,7 +64,7 @@ def equitability(
     """The information between x and f(x) + noise over that for f(x) = x at equal noise, by quadrature (Fig. 5.2)."""
     numbers = {
         f"exact information of {label} over that of x, sigma = {sigma:g}": Estimate(
-            noisy_function_problem(f, sigma).nats / noisy_function_problem("linear", sigma).nats
+            noisy_function_problem(f, sigma).nats / noisy_function_problem("linear", sigma).nats, 0.0
         )
         for f, label in FUNCTIONS.items()
         if f != "linear"
