@@ -118,11 +118,11 @@ def fine_tune(
             p.requires_grad_(name in chosen)
     trained = [p for p in tuned.parameters() if p.requires_grad]
     dtype = trained[0].dtype
-    there = device.type == "cuda" and all(
-        t.device == device for t in tensors_of(x)
-    )  # a step asks the host nothing then
+    # a step asks the host nothing then
+    there = device.type == "cuda" and all(t.device == device for t in tensors_of(x))
     order, rows = _order(n, min(batch_size, n), steps, seed), prediction_rows(output)
-    rates, count = [lr * schedule(step, steps, warmup) for step in range(steps)], torch.zeros(1, dtype=torch.long)
+    rates = [lr * schedule(step, steps, warmup) for step in range(steps)]
+    count = torch.zeros(1, dtype=torch.long, device="cpu")
     losses, table = torch.zeros(steps, dtype=torch.float64, device=device), torch.tensor(rates, device=device)
     if there:
         labels, order, count = labels.to(device), order.to(device), count.to(device)
@@ -169,7 +169,11 @@ def _order(n: int, batch: int, steps: int, seed: int) -> Tensor:
     """Which examples every step sees [steps, batch]: one shuffled epoch after another."""
     rng, total = generator(seed, "fine-tune"), steps * batch
     epochs = [torch.randperm(n, generator=rng, device="cpu") for _ in range(-(-total // n))]
-    return torch.cat(epochs)[:total].view(steps, batch) if epochs else torch.empty(0, batch, dtype=torch.long)
+    return (
+        torch.cat(epochs)[:total].view(steps, batch)
+        if epochs
+        else torch.empty(0, batch, dtype=torch.long, device="cpu")
+    )
 
 
 def _beyond(labels: Tensor, classes: int) -> bool:

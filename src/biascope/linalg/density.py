@@ -67,7 +67,7 @@ class SpectralDensity:
         seen = self.nodes[self.weights > 0]
         low, high = float(seen.min()), float(seen.max())
         sigma = WIDTH * (high - low) or WIDTH * (abs(high) or 1.0)
-        grid = torch.linspace(low - 4 * sigma, high + 4 * sigma, 800, dtype=torch.float64)
+        grid = torch.linspace(low - 4 * sigma, high + 4 * sigma, 800, dtype=torch.float64, device="cpu")
         found = self.evaluate(grid, sigma)
         mean, error = found.value, found.standard_error.nan_to_num()
         ax.plot(grid, mean, color=BLUE, lw=1.2)
