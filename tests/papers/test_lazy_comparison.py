@@ -13,13 +13,14 @@ from biascope_papers.lazy.comparison import (
     at_progress,
     curve_series,
     estimate,
+    loss_left,
     lowest_alignment,
     not_linear,
     paired_differences,
     shared_levels,
 )
 from biascope_papers.lazy.difficulty import DecileTask
-from biascope_papers.lazy.label_noise import GAP, NoiseTask, accuracies, compared, memorisation_begins
+from biascope_papers.lazy.label_noise import GAP, NoiseTask, accuracies, clean_loss, compared, memorisation_begins
 from biascope_papers.lazy.setup import load, network, standardised
 from biascope_papers.lazy.spurious import SpuriousTask
 from biascope_papers.lazy.training import Trajectory
@@ -95,12 +96,16 @@ def test_the_two_claims_on_noise(height: float, best: float, turns: bool, loss: 
     assert set(judged(hasty[:1], lazy[:1])) == {"open"}
     moved = [replace(t, linearity=t.linearity * 0.8) for t in lazy]
     assert judged(hasty, moved) == ("gate", "gate")  # those were no lazy runs
+    barely = [replace(t, loss=t.loss[:2], steps=t.steps[:2], accuracy=t.accuracy[:2]) for t in lazy]
+    assert loss_left({"lazy": barely}, clean_loss)["share of the loss left, lazy"].value > 0.7
+    assert judged(hasty, barely) == ("gate", "gate")  # and those hardly learned
     least = accuracies({"hasty": hasty, "lazy": lazy})[f"{GAP}, lowest of the seeds"]
     assert (least.value > 0) == (loss == "holds")
 
 
 def judged(hasty: list[Trajectory], lazy: list[Trajectory]) -> tuple[str, str]:
-    numbers = compared({"hasty": hasty, "lazy": lazy})
+    runs = {"hasty": hasty, "lazy": lazy}
+    numbers = compared(runs) | loss_left(runs, clean_loss)
     return outcome("linearization/5.2b", numbers), outcome("linearization/5.2b, best test loss", numbers)
 
 
