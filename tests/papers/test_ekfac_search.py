@@ -48,13 +48,13 @@ def test_the_grid_is_judged_at_the_end_of_whole_trainings_and_what_ends_badly_el
 ) -> None:
     """The best pair of the first seed diverges from the second one."""
 
-    def cached(run: Run, problem: contest.Problem, setting: Setting, seed: int) -> Row:
+    def train(run: Run, problem: contest.Problem, setting: Setting, seed: int) -> Row:
         assert setting.steps == TINY.steps
         final = math.log10(setting.lr / 0.01) ** 2 + math.log10(setting.second / 0.01) ** 2
         final = 1e30 if seed == 1 and final == 0 else final
         return {"final": final, "loss": torch.tensor([20.0, final])}
 
-    monkeypatch.setattr(contest, "cached", cached)
+    monkeypatch.setattr(contest, "train", train)
     monkeypatch.setattr(contest, "_warm_up", lambda *_: None)  # the losses of this task have no gradient
     task = replace(TASK, plateau=15.0)
     out = contest.hold(here, task, {"ekfac": TINY}, Search(grid=contest.GRID), 2)
@@ -65,18 +65,33 @@ def test_the_grid_is_judged_at_the_end_of_whole_trainings_and_what_ends_badly_el
     assert (one.best["ekfac"].lr, one.best["ekfac"].second) == (0.01, 0.01)
 
 
+def test_what_is_timed_alone_is_trained_again(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The grid may share a device: the seconds of its best setting are those of trainings of their own."""
+    trained = list[tuple[float, int]]()
+
+    def train(run: Run, problem: contest.Problem, setting: Setting, seed: int) -> Row:
+        trained.append((setting.lr, seed))
+        return {"final": setting.lr, "loss": torch.tensor([20.0, setting.lr]), "seconds": torch.tensor([0.0, 1.0])}
+
+    monkeypatch.setattr(contest, "train", train)
+    monkeypatch.setattr(contest, "_warm_up", lambda *_: None)
+    contest.hold(here, replace(TASK, plateau=15.0), {"ekfac": TINY}, Search(grid=(0.1, 0.01), alone=True), 2)
+    assert trained == [(0.1, 0), (0.1, 0), (0.01, 0), (0.01, 0), (0.01, 0), (0.01, 1)]
+    assert [name.split()[-1] for name in here.arrays()].count("alone") == 2
+
+
 def test_where_there_are_classes_another_setting_may_be_best_by_validation_error(
     here: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lowest error on the way counts, of the first seed; errors are then those of every seed, paired."""
 
-    def cached(run: Run, problem: contest.Problem, setting: Setting, seed: int) -> Row:
+    def train(run: Run, problem: contest.Problem, setting: Setting, seed: int) -> Row:
         lowest = 0.1 if (setting.lr, setting.second) == (0.1, 1e-4) else 0.2
         lowest += 0.05 * seed + (0.01 if setting.name == "kfac" else 0.0)
         return {"final": setting.lr, "loss": torch.tensor([20.0, setting.lr]), "seconds": torch.tensor([0.0, 1.0]),
                 "wrong": torch.tensor([0.9, lowest, 0.5])}  # fmt: skip
 
-    monkeypatch.setattr(contest, "cached", cached)
+    monkeypatch.setattr(contest, "train", train)
     monkeypatch.setattr(contest, "_warm_up", lambda *_: None)
     task = replace(TASK, plateau=15.0, classes=True)
     frames = {name: replace(TINY, name=name) for name in ("ekfac", "kfac")}

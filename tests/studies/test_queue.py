@@ -17,7 +17,7 @@ from biascope.support.errors import InputError
 QUEUE = Path(__file__).parents[2] / "reproductions" / "queue"
 # takes the place of `biascope`: does what the name of the study says
 STAND_IN = f"""
-import pathlib, signal, sys, time
+import os, pathlib, signal, sys, time
 _, _, study, how, folder, *rest = sys.argv
 folder = pathlib.Path(folder)
 folder.mkdir(parents=True, exist_ok=True)
@@ -29,6 +29,10 @@ if study == "deaf":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 if study == "meet":
     while len(list(folder.parent.glob("meet*/{MARKER}"))) < 2:
+        time.sleep(0.02)
+if study == "share":
+    (folder / f"here-{{os.getpid()}}").touch()
+    while len(list(folder.glob("here-*"))) < 3:
         time.sleep(0.02)
 if study in ("slow", "deaf") and how == "--out":
     time.sleep(60)
@@ -108,6 +112,17 @@ def test_small_runs_share_the_device(command: list[str], tmp_path: Path) -> None
     assert not room(alone, [small], 2)
     assert not room(small, [alone], 2)
     assert room(alone, [], 1)
+
+
+def test_processes_share_a_run(command: list[str], tmp_path: Path) -> None:
+    runs, shared = tmp_path / "runs", entry("share", processes=3)  # which ends once three of them are there
+    run_queue([shared], runs, 1, command=command, say=lambda line: None)
+    assert shared.state(runs) == "done"
+    log = (runs / "logs" / "share.txt").read_text().splitlines()
+    assert sorted(line.split()[0] for line in log) == ["--out", "--resume", "--resume"]
+    small = entry("s", small=True)
+    assert not queue_module._has_room(small, [shared], 9)
+    assert not queue_module._has_room(shared, [small], 9)
 
 
 def test_a_killed_queue_resumes(command: list[str], tmp_path: Path) -> None:

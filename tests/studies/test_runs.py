@@ -76,6 +76,60 @@ def test_cached_each_computes_every_item_once_under_its_own_name(tmp_path: Path)
     assert run.arrays() == ["job 0", "job 1", "job 2", "job 3"]
 
 
+SHARED = """
+import sys, time
+from pathlib import Path
+from biascope.studies import Run
+
+run, me = Run.resume(sys.argv[1]), sys.argv[2]
+(run.path.parent / me).touch()
+while len(list(run.path.parent.glob("process-*"))) < 2:  # both begin at once
+    time.sleep(0.01)
+
+def job(name):
+    with open(run.path.parent / "log.txt", "a") as log:
+        log.write(f"{name} {me}\\n")
+    if name == "b" and not (run.path.parent / "killed").exists():
+        (run.path.parent / "killed").touch()
+        import os, signal
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.2)
+    return {"length": len(name)}
+
+found = run.cached_each("job", ["a", "b", "ccc", "dd"], job)
+assert [each["length"] for each in found] == [1, 1, 3, 2]
+assert run.cached("last", lambda: job("last"))["length"] == 4
+"""
+
+
+def test_processes_share_the_items_of_a_run(tmp_path: Path) -> None:
+    """One of them is killed over an item: the other takes that too, at once. Everything else is computed once."""
+    run = make(tmp_path)
+    workers = [subprocess.Popen([sys.executable, "-c", SHARED, str(run.path), f"process-{i}"]) for i in range(2)]
+    while None in [worker.poll() for worker in workers]:  # also lets the system forget the one that was killed
+        time.sleep(0.02)
+    assert sorted(worker.wait() for worker in workers) == [-signal.SIGKILL, 0]
+    lines = (tmp_path / "log.txt").read_text().split("\n")[:-1]
+    names = [line.split()[0] for line in lines]
+    assert sorted(names) == ["a", "b", "b", "ccc", "dd", "last"]
+    assert len({line.split()[1] for line in lines}) == 2
+    assert run.arrays() == ["job a", "job b", "job ccc", "job dd", "last"]
+    assert not (run.path / "claims").exists()
+
+
+def test_a_value_that_another_process_computes_is_waited_for(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    script = "import sys, time; from biascope.studies import Run; run = Run.open(sys.argv[1])\n"
+    script += (
+        "def slow():\n    print('begun', flush=True); time.sleep(1); return {'who': 'other'}\nrun.cached('x', slow)"
+    )
+    other = subprocess.Popen([sys.executable, "-c", script, str(run.path)], stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None
+    assert other.stdout.readline() == "begun\n"
+    assert run.cached("x", lambda: {"who": "this"}) == {"who": "other"}
+    assert other.wait(60) == 0
+
+
 def test_a_cached_number_stays_a_number(tmp_path: Path) -> None:
     run = make(tmp_path)
     found = run.cached("diverged", lambda: {"loss": float("nan"), "norm": torch.tensor(float("inf")).item()})

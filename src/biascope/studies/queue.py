@@ -5,6 +5,7 @@
     set = { nets = ["lenet"] }    # options of the study
     minutes = 4.0                 # expected
     small = true                  # may share the device with others
+    processes = 6                 # that share the independent parts of the run, with nothing beside them
     claims = ["nad/2"]            # that the run decides
 
 Each run is a process of its own (`python -m biascope run`) with its folder, so what is finished stays whatever happens
@@ -54,6 +55,7 @@ class Entry:
     seed: int = 0
     small: bool = False  # runs side by side with others
     alone: bool = False  # its wall time is judged: nothing runs beside it
+    processes: int = 1  # that go on with its folder together (see `Run.cached_each`)
     claims: Sequence[str] = ()
     data: Sequence[str] = ()  # sets that it reads, beside those that its options name
     name: str = ""  # of its run folder
@@ -82,6 +84,7 @@ class _Job:
     log: Path
     began: float
     before: float  # seconds that it took in earlier sessions
+    helpers: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
 
 def read_queue(
@@ -211,14 +214,20 @@ def run_queue(
             while (left := deadline - time.monotonic()) > 0:
                 for job in [job for job in running if job.process.poll() is not None]:
                     running.remove(job)
+                    _stop(job.helpers, patience=GRACE)  # they end by themselves, and may be writing now
                     ended(job)
+                for job in running:
+                    _wait(job.helpers, 0)  # so that what a killed one held is free at once
+                    if len(job.helpers) + 1 < job.entry.processes and job.entry.state(runs) == "begun":
+                        arguments = job.entry.arguments(runs, device)
+                        job.helpers.append(_start([*command, *arguments], job.log, job.entry.processes, lock))
                 room = [entry for entry in waiting if _has_room(entry, [job.entry for job in running], jobs)]
                 fits = [entry for entry in room if 60 * entry.minutes - spent(entry) <= left]
                 if startable := fits or (room if start_anyway else []):
                     entry = startable[0]
                     waiting.remove(entry)
                     before, log = spent(entry), runs / "logs" / f"{entry.name}.txt"
-                    process = _start([*command, *entry.arguments(runs, device)], log, jobs, lock)
+                    process = _start([*command, *entry.arguments(runs, device)], log, max(jobs, entry.processes), lock)
                     running.append(_Job(entry, process, log, time.monotonic(), before))
                 elif running:
                     time.sleep(min(PAUSE, left))
@@ -227,7 +236,7 @@ def run_queue(
             if waiting:
                 say(f"{len(waiting)} runs wait: they do not fit what is left of the time")
         finally:
-            _stop([job.process for job in running])
+            _stop([process for job in running for process in (job.process, *job.helpers)])
             for job in running:
                 ended(job, stopped=True)
     return failed
@@ -235,7 +244,7 @@ def run_queue(
 
 def _has_room(entry: Entry, running: Sequence[Entry], jobs: int) -> bool:
     """Whether an entry may start beside others: no more than one of them is large."""
-    if entry.alone or any(other.alone for other in running):
+    if any(each.alone or each.processes > 1 for each in (entry, *running)):
         return not running
     return len(running) < jobs and (entry.small or all(other.small for other in running))
 
@@ -255,17 +264,22 @@ def _start(command: Sequence[str], log: Path, jobs: int, lock: int) -> subproces
         )
 
 
-def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Interrupt, wait until they have saved what they have, and end those that do not."""
+def _stop(processes: Sequence[subprocess.Popen[bytes]], patience: float = 0.0) -> None:
+    """Interrupt those that do not end by themselves, wait until they have saved what they have, and end the rest."""
+    _wait(processes, patience)
     for process in processes:
         process.send_signal(signal.SIGINT)
-    end = time.monotonic() + GRACE
-    for process in processes:
-        try:
-            process.wait(max(0.0, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    for process in _wait(processes, GRACE):
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> list[subprocess.Popen[bytes]]:
+    """Those that have not ended by then."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and any(process.poll() is None for process in processes):
+        time.sleep(PAUSE)
+    return [process for process in processes if process.poll() is None]
 
 
 def _measured(folder: Path) -> str:

@@ -13,17 +13,18 @@ from biascope.studies.registry import find, load_result
 from biascope.studies.result import StudyResult
 from biascope.studies.runs import Run, Value
 from biascope.support import files
+from biascope.support.claims import Claims
 from biascope.support.errors import InputError
 
 
 class Stored(Run):
     """A run that may only read."""
 
-    def cached(self, key: str, compute: Callable[[], Mapping[str, Value]]) -> dict[str, Value]:
+    def _computed(self, claims: Claims, key: str, compute: Callable[[], Mapping[str, Value]]) -> bool:
         """What is stored under the key; a run that does not have it cannot be judged again."""
         if not self._file(key).exists():
             raise InputError(f"{self.path} has no arrays named {key!r}: it cannot be judged without computing them")
-        return super().cached(key, compute)
+        return True
 
     def log(self, **metrics: Value) -> None:
         """Nothing happens that would be worth a line."""

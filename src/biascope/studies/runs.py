@@ -11,6 +11,7 @@ figures/            PNG, SVG, PDF
 index.html          the page
 """
 
+import hashlib
 import json
 import math
 import time
@@ -20,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote, unquote
 
 import numpy as np
@@ -29,6 +30,7 @@ import torch
 from biascope.studies import environment
 from biascope.support import files
 from biascope.support.bars import progress
+from biascope.support.claims import Claims
 from biascope.support.errors import BiascopeError, CorruptError, InputError
 from biascope.support.executors import Failure, current
 
@@ -37,6 +39,7 @@ MARKER = "biascope-run.json"
 NETWORKS = "networks.json"
 NAMED = ("config.json", "environment.json", NETWORKS, MARKER)  # what a run that has stored nothing may hold,
 FOLDERS = ("arrays", "figures")  # beside these, which are empty then
+PAUSE = 0.2  # seconds between two looks at what another process computes
 ABANDONED = 600.0  # seconds without a write after which a temporary file is abandoned
 WAYS_OUT = {  # of a file that is damaged or missing
     MARKER: f'if all else is there, write {{"format": {FORMAT}}} into it',
@@ -46,6 +49,7 @@ WAYS_OUT = {  # of a file that is damaged or missing
     "result.json": "put it back from a copy, or delete it and resume the run: what is in arrays/ is not computed again",
     "metrics.jsonl": "delete that line, or the file, and go on: results rest on arrays/, which stay as they are",
 }
+Item = TypeVar("Item")
 Scalar: TypeAlias = bool | int | float | str | None
 Value: TypeAlias = torch.Tensor | Scalar
 
@@ -212,32 +216,54 @@ class Run:
     # ---- resumable jobs ----
 
     def cached(self, key: str, compute: Callable[[], Mapping[str, Value]]) -> dict[str, Value]:
-        """The value of `compute()`, a dict of tensors and scalars: computed once, then read from disk when resumed."""
+        """The value of `compute()`, a dict of tensors and scalars: computed once, then read from disk when resumed.
+
+        Where several processes go on with one folder, one of them computes it and the others wait.
+        """
         if not self._file(key).exists():
-            value = compute()
-            tensors = {name: item.detach() for name, item in value.items() if isinstance(item, torch.Tensor)}
-            scalars = {name: item for name, item in value.items() if not isinstance(item, torch.Tensor)}
-            self._write(key, tensors, scalars)
+            with Claims(self.path / "claims") as claims:
+                while not self._computed(claims, key, compute):
+                    time.sleep(PAUSE)
         found, stored = self._read(key)  # also the first time: both ways give the same bits
         return {**found, **stored}
 
     def cached_each(
-        self, key: str, items: Iterable[int], compute: Callable[[int], Mapping[str, Value]]
+        self, key: str, items: Iterable[Item], compute: Callable[[Item], Mapping[str, Value]]
     ) -> list[dict[str, Value]]:
         """`cached` for every item (seed, piece, ...): `compute(item)`, stored under the key and the item.
 
-        The items do not depend on one another: under `execute(run, executor=...)` they are done side by side.
+        The items do not depend on one another: under `execute(run, executor=...)` they are done side by side, and so
+        they are where several processes go on with one folder: each takes the next that nobody has.
         """
-        items, there = list(items), current()
-        missing = [item for item in items if not self._file(f"{key} {item}").exists()]
-        if there is not None and missing:
+        there = current()
+        if there is not None:
+            items = list(items)
+            missing = [item for item in items if not self._file(f"{key} {item}").exists()]
             for index, outcome in progress(there.map(compute, missing), key, total=len(missing)):
                 if isinstance(outcome, Failure):
                     raise outcome.error
                 self.cached(f"{key} {missing[index]}", partial(dict, outcome))
-        return [self.cached(f"{key} {item}", partial(compute, item)) for item in items]
+        seen = list[Item]()
+        with Claims(self.path / "claims") as claims:
+            for item in items:
+                self._computed(claims, f"{key} {item}", partial(compute, item))
+                seen.append(item)
+        return [self.cached(f"{key} {item}", partial(compute, item)) for item in seen]
 
     # ---- inside ----
+
+    def _computed(self, claims: Claims, key: str, compute: Callable[[], Mapping[str, Value]]) -> bool:
+        """Is the value on disk now, computed here or elsewhere? False while another process is at it."""
+        claim = hashlib.sha256(key.encode()).hexdigest()[:16]
+        if self._file(key).exists() or not claims.take(claim):
+            return self._file(key).exists()
+        if not self._file(key).exists():  # nobody has finished it since
+            value = compute()
+            tensors = {name: item.detach() for name, item in value.items() if isinstance(item, torch.Tensor)}
+            scalars = {name: item for name, item in value.items() if not isinstance(item, torch.Tensor)}
+            self._write(key, tensors, scalars)
+        claims.release(claim, done=True)
+        return True
 
     def _file(self, name: str) -> Path:
         return self.path / "arrays" / f"{quote(name, safe=' =+,')}.safetensors"

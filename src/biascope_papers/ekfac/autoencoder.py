@@ -18,7 +18,6 @@ from torch.nn import functional as F
 from biascope import nets
 from biascope.studies import Chart, Estimate, HeatMap, Run, StudyResult, study
 from biascope.studies.estimates import curve
-from biascope.support import progress
 from biascope_papers.ekfac import contest, standings
 from biascope_papers.ekfac.common import glorot, images, reconstruction, require
 from biascope_papers.ekfac.contest import GRID, NAMES, Outcome, Problem, Search, Setting
@@ -98,7 +97,7 @@ class Contest(Encoder):
     def hold(self, run: Run, task: Problem, names: tuple[str, ...], refresh: int) -> Outcome:
         """A contest with `refresh` iterations between refreshes."""
         frames = {name: Setting(name, 0.0, 0.0, self.size, self.steps, refresh, self.every) for name in names}
-        return contest.hold(run, task, frames, Search(self.grid, self.around, self.batches), self.seeds)
+        return contest.hold(run, task, frames, Search(self.grid, self.around, self.batches, self.alone), self.seeds)
 
 
 ENCODER = Encoder()
@@ -160,10 +159,8 @@ def fig4_3d(
     size = min(options.size, n)
     steps = max(1, round(epochs * n / size))
     pairs, shape = list(product(lrs, dampings)), (len(lrs), len(dampings), seeds)
-    rows = [
-        [contest.cached(run, task, Setting(optimiser, *pair, size, steps, refresh, steps), i) for i in range(seeds)]
-        for pair in progress(pairs, "pairs")
-    ]
+    settings = [Setting(optimiser, *pair, size, steps, refresh, steps) for pair in pairs]
+    rows = list(zip(*(contest.trainings(run, task, settings, seed) for seed in range(seeds))))
     losses = torch.tensor([[row["final"] for row in own] for own in rows], dtype=torch.float64)
     starts = torch.tensor([float(row["loss"][0]) for row in rows[0]], dtype=torch.float64)
     cost, best = costs(losses.view(shape), starts)

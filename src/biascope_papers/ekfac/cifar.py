@@ -109,7 +109,7 @@ class OnCifar:
         """A contest with batches of `size` for the KFAC family, of `plain` for the others."""
         own = frames(names, len(task.x), self.epochs, size, plain, self.refresh, self.looks, halve)
         with contest.tf32(self.tf32):
-            return contest.hold(run, task, own, Search(self.grid, self.around), self.seeds)
+            return contest.hold(run, task, own, Search(self.grid, self.around, alone=self.alone), self.seeds)
 
 
 @dataclass(frozen=True)

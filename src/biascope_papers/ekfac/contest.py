@@ -129,6 +129,7 @@ class Search:
     grid: tuple[float, ...]
     around: int = 0
     batches: tuple[int, ...] = ()
+    alone: bool = False  # the best setting is timed with nothing else at work, from every seed
 
 
 def hold(run: Run, problem: Problem, settings: Mapping[str, Setting], how: Search, seeds: int) -> Outcome:
@@ -143,7 +144,8 @@ def hold(run: Run, problem: Problem, settings: Mapping[str, Setting], how: Searc
         order, spent[name] = by_grid(run, problem, frame, how) if how.grid else chosen_before(run, frame, seeds)
         loose += [NAMES[name]] if how.grid and not min(how.grid) < order[0].lr < max(how.grid) else []
         for setting in [*order[:BADLY], order[0]]:
-            best[name], rows[name] = setting, [cached(run, problem, setting, seed) for seed in range(seeds)]
+            best[name] = setting
+            rows[name] = [cached(run, problem, setting, seed, how.alone) for seed in range(seeds)]
             if learnt(rows[name], problem.plateau):
                 break
         if how.grid and problem.classes:
@@ -188,20 +190,25 @@ def pairs(frame: Setting, how: Search, seed: int) -> list[Setting]:
 def by_grid(run: Run, problem: Problem, frame: Setting, how: Search) -> tuple[list[Setting], int]:
     """Settings in the order of their losses at the end of whole trainings from the first seed, and their count."""
     tried = pairs(frame, how, run.seed)
-    losses = {each: _final(run, problem, each) for each in progress(tried, frame.name)}
+    losses = {each: float(row["final"]) for each, row in zip(tried, trainings(run, problem, tried))}
     order = sorted(losses, key=lambda each: losses[each])
     best = order[0]
     run.log(optimiser=frame.name, lr=best.lr, second=best.second, size=best.size, loss=losses[best], trials=len(tried))
     return order, len(tried)
 
 
-def _final(run: Run, problem: Problem, setting: Setting) -> float:
-    return float(cached(run, problem, setting, 0)["final"])
+def trainings(run: Run, problem: Problem, settings: Sequence[Setting], seed: int = 0) -> list[Row]:
+    """From one seed; side by side where several processes go on with the run."""
+    name = settings[0].name
+    own = {f"{each.key} seed={seed}".removeprefix(f"{name} "): each for each in settings}
+    run.cached_each(name, progress(own, name), lambda key: train(run, problem, own[key], seed))
+    return [cached(run, problem, each, seed) for each in settings]
 
 
-def cached(run: Run, problem: Problem, setting: Setting, seed: int) -> Row:
-    """One training, or what a file says of it."""
-    return run.cached(f"{setting.key} seed={seed}", lambda: train(run, problem, setting, seed))
+def cached(run: Run, problem: Problem, setting: Setting, seed: int, alone: bool = False) -> Row:
+    """One training, or what a file says of it; one that is timed alone has a file of its own."""
+    key = f"{setting.key} seed={seed}" + " alone" * alone
+    return run.cached(key, lambda: train(run, problem, setting, seed))
 
 
 def train(run: Run, problem: Problem, setting: Setting, seed: int) -> Row:
