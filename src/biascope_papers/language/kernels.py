@@ -230,7 +230,9 @@ def kernels(run: Run, *, setting: Setting = Setting()) -> StudyResult:
         numbers=numbers,
         figures=(
             Chart("ranks", "LoRA's kernel and that of the matrices it adapts", "rank", "cosine of the kernels",
-                  (Series.of("cosine", setting.ranks, [c.value for c in cosines], style="points"),),
-                  alt="The cosine rises towards 1 with the rank.", log_x=True, caption="Mean over splits."),
+                  (Series.of("cosine", range(1, len(cosines) + 1), [c.value for c in cosines],
+                             [c.standard_error or 0.0 for c in cosines], "points"),),
+                  alt="The cosine rises towards 1 with the rank.", x_names=tuple(map(str, setting.ranks)),
+                  caption="Mean over splits, with standard errors."),
         ),
     )  # fmt: skip
