@@ -30,6 +30,8 @@ if study == "deaf":
 if study == "meet":
     while len(list(folder.parent.glob("meet*/{MARKER}"))) < 2:
         time.sleep(0.02)
+if study == "pipe":
+    print(os.environ["CUDA_MPS_PIPE_DIRECTORY"], flush=True)
 if study == "share":
     (folder / f"here-{{os.getpid()}}").touch()
     while len(list(folder.glob("here-*"))) < 3:
@@ -123,6 +125,22 @@ def test_processes_share_a_run(command: list[str], tmp_path: Path) -> None:
     small = entry("s", small=True)
     assert not queue_module._has_room(small, [shared], 9)
     assert not queue_module._has_room(shared, [small], 9)
+
+
+def test_runs_on_one_gpu_run_at_once(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVIDIA's server, here a script, is started before the runs, which know its pipe, and ended after them."""
+    log, server = tmp_path / "log.txt", tmp_path / "bin" / "nvidia-cuda-mps-control"
+    server.parent.mkdir()
+    server.write_text(f'#!/bin/sh\necho "$CUDA_MPS_PIPE_DIRECTORY $@ $(cat)" >> {log}\n')
+    server.chmod(0o755)
+    monkeypatch.setenv("PATH", str(server.parent), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    run_queue([entry("pipe")], tmp_path / "runs", 1, command=command, device="cuda", say=lambda line: None)
+    pipe = (tmp_path / "runs" / "logs" / "pipe.txt").read_text().splitlines()[-1]
+    assert log.read_text().splitlines() == [f"{pipe} -d ", f"{pipe}  quit"]
+    assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+    run_queue([entry("fast")], tmp_path / "runs", 1, command=command, device="cpu", say=lambda line: None)
+    assert len(log.read_text().splitlines()) == 2
 
 
 def test_a_killed_queue_resumes(command: list[str], tmp_path: Path) -> None:

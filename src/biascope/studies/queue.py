@@ -16,9 +16,11 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -209,7 +211,8 @@ def run_queue(
         known[name] = {"seconds": round(job.before + seconds, 1), "failed": last}
         write_json(runs / MEMORY, known)
 
-    with _sole_user(runs) as lock, _interruptible():
+    beside = max([jobs, *(entry.processes for entry in waiting)])
+    with _sole_user(runs) as lock, _interruptible(), _one_gpu_for_several(device if beside > 1 else "cpu"):
         try:
             while (left := deadline - time.monotonic()) > 0:
                 for job in [job for job in running if job.process.poll() is not None]:
@@ -298,6 +301,27 @@ def _sole_user(runs: Path) -> Iterator[int]:
         except OSError as error:
             raise InputError(f"another queue, or a run that one left behind, is at work in {runs}") from error
         yield lock.fileno()
+
+
+@contextmanager
+def _one_gpu_for_several(device: str) -> Iterator[None]:
+    """NVIDIA's MPS, where it is installed and not running: without it, processes take turns on a GPU."""
+    control, key = shutil.which("nvidia-cuda-mps-control"), "CUDA_MPS_PIPE_DIRECTORY"
+    if control is None or key in os.environ or not device.startswith("cuda"):
+        yield
+        return
+    with tempfile.TemporaryDirectory() as pipes:
+        os.environ[key] = pipes
+        logs = {**os.environ, "CUDA_MPS_LOG_DIRECTORY": pipes}
+        try:
+            begun = subprocess.run(
+                [control, "-d"], env=logs, stdin=subprocess.DEVNULL, start_new_session=True, check=False
+            )
+            yield
+            if begun.returncode == 0:
+                subprocess.run([control], env=logs, input=b"quit\n", stdout=subprocess.DEVNULL, timeout=60, check=False)
+        finally:
+            del os.environ[key]
 
 
 @contextmanager
