@@ -82,6 +82,14 @@ def test_probability_rows_and_columns_say_what_they_are() -> None:
         bs.hessian(MLP, (torch.zeros(2, 6), torch.full((2, 2), 0.5)))
 
 
+def test_names_of_rooms_are_known_by_their_room() -> None:
+    for slip, place in {"make_card": "reports", "EKFAC": "optim", "train_ensemble": "ensembles"}.items():
+        with pytest.raises(AttributeError, match=f"no attribute '{slip}'; it is bs.{place}.{slip}"):
+            getattr(bs, slip)
+    assert not hasattr(bs, "nothing")
+    assert not hasattr(bs, "_repr_html_")
+
+
 def test_a_slip_in_the_name_of_an_argument() -> None:
     net, x = nn.Linear(2, 2), torch.zeros(3, 2)
     calls: dict[str, Callable[[], Any]] = {
