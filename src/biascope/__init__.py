@@ -139,7 +139,9 @@ def __getattr__(name: str) -> Any:
         return import_module(f"biascope.{name}")
     if f"biascope.{name}" in MOVED:
         return import_module(f"biascope.{name}")  # warns
-    raise AttributeError(f"module 'biascope' has no attribute {name!r}")
+    rooms = [] if name.startswith("_") else [r for r in _ROOMS if name in import_module(f"biascope.{r}").__all__]
+    hint = f"; it is bs.{rooms[0]}.{name}" if rooms else ""
+    raise AttributeError(f"module 'biascope' has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

@@ -215,3 +215,27 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.warns(UserWarning, match="shuffles"):
         found = bs.influence(net, loader, QUERIES, F, damping=0.1)
     assert relative(found.scores, bs.influence(net, TRAIN, QUERIES, F, damping=0.1).scores) < 1e-12
+
+
+def test_damping_and_likelihood_are_those_of_the_metric() -> None:
+    net = network()
+    F = bs.fisher(net, TRAIN, "ekfac")
+    tenth = 0.1 * float(F.trace()) / F.shape[0]
+    assert torch.equal(bs.influence(net, TRAIN, QUERIES, F).scores, influence_at(net, F, tenth, "categorical"))
+    left, right = loss_gradients(net, QUERIES), loss_gradients(net, TRAIN)
+    assert relative(bs.influence(net, TRAIN, QUERIES, None).scores, left @ right.T) < 1e-10
+
+    real = nn.Linear(3, 1).double()
+    x, y = torch.randn(N, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64), torch.arange(N).double()
+    G = bs.fisher(real, x, "dense", "gaussian")
+    found = bs.influence(real, (x, y), (x[:2], y[:2]), G, damping=DAMPING)
+    rows = torch.cat([x, torch.ones_like(x[:, :1])], 1)  # the gradient of -log p is (f - y) times these
+    grads = (real(x).detach()[:, 0] - y)[:, None] * rows
+    want = grads[:2] @ torch.linalg.solve(rows.T @ rows / N + DAMPING * torch.eye(4), grads.T)
+    assert relative(found.scores, want) < 1e-8
+    with pytest.raises(InputError, match="at least 2 outputs"):
+        bs.influence(real, (x, y), (x[:2], y[:2]), G, likelihood="categorical")
+
+
+def influence_at(net: nn.Module, F: bs.curvature.Metric, damping: float, likelihood: Any) -> Tensor:
+    return bs.influence(net, TRAIN, QUERIES, F, damping=damping, likelihood=likelihood).scores

@@ -91,11 +91,13 @@ def test_pictures(net: nn.Module, x: torch.Tensor, outputs: str) -> None:
     K = bs.ntk(net, x, outputs=outputs)
     figure = K.plot()
     assert figure.axes[0].get_xlabel().startswith("example")
+    assert figure.axes[0].get_xlim() == (-0.5, len(x) - 0.5)  # examples, not rows
     if outputs != "diagonal":
         assert any("eigenvalue" in ax.get_ylabel() for ax in figure.axes)
         assert "index" in K.eigh(3).plot().axes[0].get_xlabel()
     own, ax = plt.subplots()
     assert bs.ntk(net, x, x[:2], outputs=outputs).plot(ax) is own
+    assert (ax.get_xlim(), ax.get_ylim()) == ((-0.5, 1.5), (len(x) - 0.5, -0.5))
     plt.close("all")
 
 

@@ -344,3 +344,24 @@ def test_many_small_steps_lose_no_digits():
     slow = steps_to_loss(torch.eye(2), torch.ones(2), math.exp(-2), lr=1e-20)
     assert slow == pytest.approx(1e20, rel=1e-9)  # the kernel gets there, however long it takes
     assert steps_to_loss(torch.eye(2, dtype=F64), torch.ones(2), 0.5, lr=2.0) == math.inf  # it goes back and forth
+
+
+def test_the_time_of_training_by_a_mean():
+    """t = 2 lr steps / (n c) on `F.mse_loss`, from the network's own outputs, as the docstring says."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)).double()
+    x, z = (torch.randn(n, 3, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in (5, 4))
+    y = torch.randn(5, 2, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    lin = bs.linearize(net)
+    lr, steps = 1e-3, 2000
+    sgd = torch.optim.SGD(lin.parameters(), lr=lr)
+    for _ in range(steps):
+        sgd.zero_grad()
+        torch.nn.functional.mse_loss(lin(x), y).backward()
+        sgd.step()
+    K, K_z = bs.ntk(net, x), bs.ntk(net, z, x)
+    flow = bs.gradient_flow(K, y, 2 * lr * steps / y.numel(), K_z, net(x).detach(), net(z).detach())
+    moved = (lin(z) - net(z)).norm()
+    assert (flow.test[0] - lin(z)).norm() < 1e-3 * moved  # steps of finite length: first order in lr
+    assert (flow.train[0] - lin(x)).norm() < 1e-3 * (lin(x) - net(x)).norm()

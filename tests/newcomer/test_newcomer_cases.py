@@ -144,3 +144,38 @@ def test_token_models_of_ones_own_have_a_card(tmp_path: Path) -> None:
     card = make_card(build, (6,), tmp_path / "c.html", networks=4, panels=[anatomy.panel])
     assert [panel.title for panel in card.panels if panel.skipped] == []
     assert "Its inputs are tokens" in card.path.read_text()
+
+
+class Padded(nn.Module):
+    """Zeros are padding, which attention and the mean leave out: nothing is left of a text of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 8, padding_idx=0)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        mask = ids == 0
+        words = self.encoder(self.table(ids), src_key_padding_mask=mask) * ~mask[..., None]
+        return self.head(words.sum(1) / (~mask).sum(1, keepdim=True))
+
+
+def test_a_transformer_with_padding_has_a_card(tmp_path: Path) -> None:
+    from biascope.reports import make_card
+    from biascope.reports.panels import anatomy
+
+    ids = torch.randint(1, 20, (24, 6), generator=torch.Generator().manual_seed(0))
+    ids[::2, 4:] = 0
+    card = make_card(Padded, data=(ids, torch.arange(24) % 3), out=tmp_path / "c.html", panels=[anatomy.panel])
+    assert [panel.title for panel in card.panels if panel.skipped] == []
+    assert "linear1" in card.path.read_text()
+    embedded = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(1))
+    names = [row[0] for row in anatomy.layers(card_network(), embedded)]
+    assert names.index("encoder.layers.0.linear1") < names.index("encoder.layers.0.linear2") < names.index("head")
+
+
+def card_network() -> nn.Module:
+    from biascope.reports.panels.adapter import Adapted, Way, meant
+
+    return Adapted(Padded(), Way(meant, table="table")).eval()

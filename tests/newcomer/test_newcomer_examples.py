@@ -122,3 +122,7 @@ def test_what_is_missing_is_named() -> None:
         load_examples(X)
     with pytest.raises(InputError, match="a batch of the data is a Tensor without labels"):
         load_examples(DataLoader(TensorDataset(X, Y), collate_fn=lambda rows: torch.stack([x for x, _ in rows])))
+    with pytest.raises(
+        InputError, match=r"a batch of the data is a list of 3: give pairs, e\.g\. \[\(b\[0\], b\[-1\]\)"
+    ):
+        load_examples(DataLoader(TensorDataset(X, torch.randn(len(X), 2), Y)))  # not the second part as labels

@@ -168,3 +168,67 @@ def test_an_iterator_can_be_read_once_only() -> None:
 
     with pytest.raises(InputError, match="one-shot iterator"):
         bs.Jacobian(net(), once())
+
+
+class Photo(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pixels, self.meta, self.head = nn.Linear(3, 4), nn.Linear(2, 4), nn.Linear(4, 3)
+
+    def forward(self, image: torch.Tensor, age: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.pixels(image) + self.meta(age)))
+
+
+AGE = torch.randn(10, 2, generator=torch.Generator().manual_seed(5))
+SEVERAL: dict[str, Any] = {
+    "tuple": (X, AGE),
+    "tuple with labels": (X, AGE, Y),
+    "arrays": (X.numpy(), AGE.numpy(), Y.numpy()),
+    "inputs and labels": ((X, AGE), Y),
+    "loader": DataLoader(TensorDataset(X, AGE), batch_size=4),
+    "loader with labels": DataLoader(TensorDataset(X, AGE, Y), batch_size=4),
+    "batches": [((X[:4], AGE[:4]), Y[:4]), ((X[4:], AGE[4:]), Y[4:])],
+}
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_several_inputs_come_one_after_another(kind: str) -> None:
+    """As a loader gives them: (image, age, label) of a network that needs an image and an age."""
+    torch.manual_seed(0)
+    given, model, named = SEVERAL[kind], Photo(), {"image": X, "age": AGE}
+    assert torch.equal(bs.ntk(model, given).tensor, bs.ntk(model, named).tensor)
+    assert torch.allclose(bs.fisher(model, given, "kfac").trace(), bs.fisher(model, named, "kfac").trace(), rtol=1e-5)
+    if kind in {"tuple", "loader"}:
+        return
+    want = bs.label_alignment(model, named, Y).value
+    assert bs.label_alignment(model, given).value == pytest.approx(want, rel=1e-5)
+    probe = bs.Probe(model, given, metrics=["label_alignment"])
+    assert probe.records[0]["label_alignment"] == pytest.approx(bs.ntk(model, named).alignment(Y), rel=1e-5)
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 4), nn.Linear(4, 2)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor | None = None, scale: float = 1.0) -> torch.Tensor:
+        words = self.table(ids) if mask is None else self.table(ids) * mask[..., None]
+        return scale * self.head(words.mean(1))
+
+
+def test_a_third_part_that_may_be_an_input_is_asked_about() -> None:
+    """(ids, mask, labels) was read as (inputs, labels, something), which left the mask out."""
+    ids, mask = torch.arange(20).reshape(10, 2) % 9, torch.tensor([1, 0]).expand(10, 2)
+    for given in ((ids, mask, Y), DataLoader(TensorDataset(ids, mask, Y), batch_size=5)):
+        with pytest.raises(InputError, match=r"a batch of 3 parts: say what they are, \{'ids': ..., 'mask': ..., 'l"):
+            bs.ntk(Masked(), given)
+    assert bs.ntk(Masked(), {"ids": ids, "mask": mask, "labels": Y}).tensor.shape == (10, 2, 10, 2)
+    with_index = DataLoader(TensorDataset(X, Y, torch.arange(10)), batch_size=4)
+    assert torch.equal(bs.ntk(net(), with_index).tensor, bs.ntk(net(), X).tensor)
+
+
+@pytest.mark.parametrize("call", [lambda m, b: bs.ntk(m, b), lambda m, b: bs.Probe(m, b)])
+def test_batches_padded_to_several_lengths(call: Any) -> None:
+    ids = torch.arange(24).reshape(4, 6) % 9
+    with pytest.raises(InputError, match=r"batch 1 of x\w* has examples of shape \[4\], batch 0 \[6\].*pad"):
+        call(Masked(), [{"ids": ids, "labels": Y[:4]}, {"ids": ids[:, :4], "labels": Y[:4]}])

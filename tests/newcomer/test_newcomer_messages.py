@@ -1,6 +1,9 @@
 """Messages that mislead a newcomer no more: the fix comes first, in the words of the one who asked."""
 
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,3 +80,42 @@ def test_names_of_other_places() -> None:
 def test_probability_rows_and_columns_say_what_they_are() -> None:
     with pytest.raises((InputError, UnsupportedError), match=r"rows of probabilities are no class indices"):
         bs.hessian(MLP, (torch.zeros(2, 6), torch.full((2, 2), 0.5)))
+
+
+def test_names_of_rooms_are_known_by_their_room() -> None:
+    for slip, place in {"make_card": "reports", "EKFAC": "optim", "train_ensemble": "ensembles"}.items():
+        with pytest.raises(AttributeError, match=f"no attribute '{slip}'; it is bs.{place}.{slip}"):
+            getattr(bs, slip)
+    assert not hasattr(bs, "nothing")
+    assert not hasattr(bs, "_repr_html_")
+
+
+def test_a_slip_in_the_name_of_an_argument() -> None:
+    net, x = nn.Linear(2, 2), torch.zeros(3, 2)
+    calls: dict[str, Callable[[], Any]] = {
+        r"fisher\(\) takes no 'batchsize'; did you mean batch_size\?": lambda: bs.fisher(net, x, batchsize=3),
+        r"Probe\(\) takes no 'metric'; did you mean metrics\?": lambda: bs.Probe(net, x, metric="effective_rank"),
+        r"momentun goes .* there is lr, momentum, weight_decay": lambda: bs.optim.EKFAC(net, momentun=0.9),
+    }
+    for words, call in calls.items():
+        with pytest.raises(InputError, match=words):
+            call()
+
+
+@pytest.mark.parametrize("given", [lambda net: net.parameters(), lambda net: [{"params": net.parameters()}]])
+def test_an_optimiser_of_parameters_asks_for_the_network(given: Callable[[nn.Module], Any]) -> None:
+    with pytest.raises(InputError, match=r"got (generator|list); pass the network, not its parameters"):
+        bs.optim.EKFAC(given(nn.Linear(2, 2)))
+
+
+def test_results_say_what_they_hold() -> None:
+    """These were printed as Energy(), Polygons() and Fit(seed=0)."""
+    net, grid = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1)), bs.fields.coordinates((4, 4))
+    atoms = bs.fields.dictionary(net, grid)
+    picture = torch.rand(4, 4, generator=torch.Generator().manual_seed(0))
+    assert re.fullmatch(r"Dictionary\(values=\[.* 16 in all\], atoms=tensor \[16, 16\], grid=\(4, 4\)\)", repr(atoms))
+    assert re.fullmatch(r"Energy\(thresholds=\[1, .* in all\], shares=tensor \[1, \d+\]\)", repr(atoms.energy(picture)))
+    fit = bs.fields.fit(net, grid, picture, steps=2)
+    assert f"train_psnr=[{float(fit.train_psnr[0]):.4g}, {fit.psnr:.4g}]" in repr(fit)
+    regions = bs.spectral.linear_regions_2d(net)
+    assert f"weights=tensor [{len(regions)}, 1, 2]" in repr(regions)

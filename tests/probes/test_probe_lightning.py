@@ -54,6 +54,20 @@ def fit(callback: ProbeCallback, tmp_path: Path, epochs: int = 3, **options: Any
     return module
 
 
+def test_a_loader_or_arrays_are_taken_as_the_probe_takes_them(tmp_path: Path) -> None:
+    given = DataLoader(TensorDataset(X, Y), batch_size=6)
+    options: dict[str, Any] = {"network": "net", "metrics": ["label_alignment"], "schedule": 6, "max_overhead": None}
+    runs = [(X, Y), (given,), (X.numpy(), Y.numpy())]
+    found = []
+    for k, args in enumerate(runs):
+        torch.manual_seed(0)
+        callback = ProbeCallback(*args, **options)
+        fit(callback, tmp_path / str(k), epochs=1)
+        found.append([r["label_alignment"] for r in callback.records])
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+    assert found[2] == pytest.approx(found[0], rel=1e-6)
+
+
 def test_records_of_a_lightning_run(tmp_path: Path) -> None:
     callback = ProbeCallback(X, Y, network="net", metrics=["ntk_alignment"], schedule=4, max_overhead=None)
     module = fit(callback, tmp_path)

@@ -166,6 +166,7 @@ def test_one_network_that_cannot_be_drawn_again_shows_what_it_can(
 
     net, x, y = Own(), torch.randn(32, 3, 2, 2), torch.arange(32) % 3
     card = make_card(net, out=tmp_path / "c.html", networks=4, data=(x, y))
+    assert "32 given inputs" in card.path.read_text()
     check_page(card.path.read_text())
     shown = [panel.title for panel in card.panels if not panel.skipped]
     assert shown == ["Anatomy", "Tangent kernel", "Alignment with the labels", "Linear or not"]

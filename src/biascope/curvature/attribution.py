@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from biascope.curvature.blockwise import BlockMetric
 from biascope.curvature.contract import gradient_rows, token_gradients
-from biascope.curvature.families import ClassDim, Likelihood, likelihood_family
+from biascope.curvature.families import EXACT, ClassDim, Likelihood, likelihood_family
 from biascope.curvature.feature_store import FeatureStore
 from biascope.curvature.features import Draws, Features
 from biascope.curvature.metric import Metric
@@ -121,13 +121,13 @@ def influence(
     queries: Any,
     metric: Metric | None,
     *,
-    damping: NonNegative,
+    damping: NonNegative | None = None,
     top: Count = 10,
     dim: Count | None = None,
     seed: int = 0,
     store: str | Path | None = None,
     self_influence: bool = False,
-    likelihood: Likelihood = "categorical",
+    likelihood: Likelihood | None = None,
     output: Callable[[Any], Tensor] | None = None,
     class_dim: ClassDim | None = None,
     precision: Literal["float32", "tf32"] = "float32",
@@ -144,7 +144,7 @@ def influence(
         train: labelled examples, (x, y) or batches, in the order of the data.
         queries: labelled examples.
         metric: of `bs.fisher` or its relatives, in any representation; None: the identity, inner products of gradients.
-        damping: added to the metric; relative to its eigenvalues, of which the mean is F.trace() / F.shape[0].
+        damping: added to the metric; a tenth of the mean of its eigenvalues, F.trace() / F.shape[0], if None.
         top: examples per query in `top`, `values` and `errors`.
         dim: None: every score is exact, for one more product per query and example. A number: both sides become `dim`
             random features, whose inner products are unbiased; `errors` are their standard errors, of order
@@ -154,7 +154,7 @@ def influence(
             that was cut off continues there; later calls with other queries read it instead of the training data's
             gradients. Needs `dim`.
         self_influence: also g_i^T (F + damping I)^-1 g_i of every training example, exactly.
-        likelihood: categorical | bernoulli | gaussian.
+        likelihood: categorical | bernoulli | gaussian; if None, that of the metric, else categorical.
         output: how to get a tensor from what the model returns.
         class_dim: axis of the classes, as for `bs.fisher`.
         precision: of the gradients; a metric in float64 makes them float64. "tf32" is 2 to 3 times faster on a GPU and
@@ -171,6 +171,11 @@ def influence(
     """
     if store is not None and dim is None:
         raise InputError("a store holds random features: say how many (dim=1024, for example)")
+    own = None if metric is None else metric.info.get("family")
+    if likelihood is None:
+        likelihood = own if own in EXACT else "categorical"
+    if damping is None:
+        damping = 0.0 if metric is None else 0.1 * float(metric.trace()) / metric.shape[0]
     if metric is not None:
         check_number(damping, "damping", above=0)
     make = _Pairs(model, metric, damping, likelihood, output, class_dim, precision, batch_size, max_memory)

@@ -66,8 +66,8 @@ class OutputShape:
 def checked_labels(likelihood: str, y: Tensor | None, n: int, shape: OutputShape) -> Tensor:
     """Labels [n, positions] (categorical) or targets [n, total], or an error that says what is wrong with them."""
     if not isinstance(y, Tensor):
-        got = f"{type(y).__name__}{tensor_fix(y, 'y')}"
-        raise InputError(f"this needs labels: give data as (x, y) or as batches (x, y), with tensors, got {got}")
+        got = "" if y is None else f", with tensors, got {type(y).__name__}{tensor_fix(y, 'y')}"
+        raise InputError(f"this needs labels: give data as (x, y) or as batches (x, y){got}")
     classes = likelihood == "categorical"
     y = _class_indices(y, shape) if classes else y
     wanted = n * (shape.positions if classes else shape.total)

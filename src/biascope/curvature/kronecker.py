@@ -55,6 +55,11 @@ class Homogeneous:
             return V
         return torch.cat([V, X[g * o * i :].T.reshape(-1, g, 1, o, 1)], -1)
 
+    def split(self, V: Tensor) -> list[Tensor]:
+        """The weight, as it is stored, and the bias, of matrices [..., o, i e] whose last column is the bias."""
+        W = V[..., :-1] if self.bias else V
+        return [W.mT if self.input_major else W, *([V[..., -1]] if self.bias else [])]
+
     def unpack(self, V: Tensor) -> Tensor:
         """V [k, g, e, o, i] to [p, k]."""
         W = V[..., : self.d_in]

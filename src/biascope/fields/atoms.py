@@ -11,7 +11,7 @@ to 1. And complexity falls with the alignment alpha (the text says that it grows
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from biascope.support.figures import log_scale, once, pyplot
 from biascope.support.limits import FiniteTensor
 from biascope.support.precision import Precision, without_autocast
 from biascope.support.signatures import checked
-from biascope.support.tables import facts, grid, number, several
+from biascope.support.tables import facts, grid, number, one_line, several
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # for the colour-blind too
 THRESHOLDS = tuple(10.0**-k for k in range(11))  # the axis of Fig. 5.5, 1 down to 1e-10
@@ -35,8 +35,9 @@ THRESHOLDS = tuple(10.0**-k for k in range(11))  # the axis of Fig. 5.5, 1 down 
 class Energy:
     """E(lam) of signals: thresholds [q], shares [n, q] per signal; standard errors are over signals."""
 
-    thresholds: Tensor = field(repr=False)
-    shares: Tensor = field(repr=False)
+    thresholds: Tensor
+    shares: Tensor
+    __repr__ = one_line
 
     @property
     def mean(self) -> Tensor:
@@ -75,9 +76,10 @@ class Energy:
 class Dictionary:
     """Atoms of a network on a grid: values [k], largest first; atoms [N, k], orthonormal columns; grid, N = prod."""
 
-    values: Tensor = field(repr=False)
-    atoms: Tensor = field(repr=False)
+    values: Tensor
+    atoms: Tensor
     grid: tuple[int, ...]
+    __repr__ = one_line
 
     def images(self) -> Tensor:
         """The atoms as signals [k, *grid] (unit sum of squares; signs are arbitrary)."""

@@ -14,7 +14,7 @@ from biascope.support.limits import Count, FiniteTensor, Positive, shaped
 from biascope.support.precision import without_autocast
 from biascope.support.seeds import generator
 from biascope.support.signatures import checked
-from biascope.support.tables import facts
+from biascope.support.tables import facts, one_line
 from biascope.tangent.anchored import copy_of
 
 Coordinates = Annotated[Tensor, shaped(2, 3, 4, 5)]  # [*grid, d]
@@ -71,10 +71,11 @@ class Fit:
 
     model: nn.Module = field(repr=False)
     losses: Tensor = field(repr=False)
-    steps_seen: Tensor = field(repr=False)
-    train_psnr: Tensor = field(repr=False)
-    test_psnr: Tensor = field(repr=False)
+    steps_seen: Tensor
+    train_psnr: Tensor
+    test_psnr: Tensor
     seed: int
+    __repr__ = one_line
 
     @property
     def psnr(self) -> float:

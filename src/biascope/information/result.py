@@ -81,7 +81,7 @@ class MutualInformation:
                 ax.set_ylim(top - 10, top + 1)
         else:  # nothing was trained: the number alone
             ax.set_xticks([])
-        ax.axhline(self.nats, color=ORANGE, label=self.estimator)
+        ax.axhline(self.nats, color=ORANGE, label=f"{self.estimator}, ± 2 standard errors")
         band = 2 * self.standard_error
         ax.axhspan(self.nats - band, self.nats + band, color=ORANGE, alpha=0.2, linewidth=0)
         if self.cap is not None and self.nats > self.cap / 2:

@@ -24,8 +24,9 @@ def plot_kernel(K: Kernel, ax: Any = None) -> Any:
         ax, second = axes[0][0], axes[0][1] if both else None
     else:
         figure, second = ax.figure, None
-    image = ax.imshow(M, cmap="viridis", interpolation="nearest")
-    ax.set_xlabel("example (outputs inside)" if K.mode == "full" else "example")
+    span = (-0.5, K.n[1] - 0.5, K.n[0] - 0.5, -0.5)  # axes count examples, whose outputs lie side by side
+    image = ax.imshow(M, cmap="viridis", interpolation="antialiased", extent=span)
+    ax.set_xlabel("example (outputs side by side)" if K.mode == "full" else "example")
     ax.set_ylabel(ax.get_xlabel())
     ax.set_title(f"tangent kernel ({K.outputs})")
     figure.colorbar(image, ax=ax, fraction=0.046, pad=0.04)

@@ -85,7 +85,7 @@ class Kernel:
 
     def _square(self, what: str) -> None:
         if not self.symmetric:
-            raise UnsupportedError(f"{what} needs the symmetric kernel K(x, x); this one is K(x, x2)")
+            raise UnsupportedError(f"{what} needs the symmetric kernel K(x, x); this one is K(x, x2): leave x2 out")
 
     def _with(self, values: Tensor, **changes: Any) -> Kernel:
         return replace(self, values=values, layers=None, **changes)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from inspect import signature
 from math import prod
 from types import TracebackType
 from typing import Any, get_args
@@ -41,7 +40,7 @@ from biascope.network.outputs import main_tensor
 from biascope.network.shards import Shards, is_sharded, reshard
 from biascope.support.arguments import check_choice, shown
 from biascope.support.errors import BiascopeError, InputError, near
-from biascope.support.hints import batch_hint, input_hint, pairs_hint, several_hint
+from biascope.support.hints import arguments_of, batch_hint, input_hint, pairs_hint, several_hint
 from biascope.support.inputs import Inputs, batch_size, map_inputs, mark, tensors_of
 from biascope.support.precision import Precision
 from biascope.support.processes import Processes
@@ -58,7 +57,7 @@ class Certificate:
     """
 
     chosen: tuple[str, ...]  # names of the differentiated parameters
-    arguments: tuple[str, ...] = ()  # names of what forward takes
+    arguments: Mapping[str, bool | None] = field(default_factory=dict)  # of `arguments_of`
     quiet: Mapping[str, bool] = field(default_factory=dict)  # switches off a language model's cache
     anatomies: dict[Any, Any] = field(default_factory=dict)
     outputs: dict[Any, Any] = field(default_factory=dict)
@@ -235,9 +234,7 @@ def _certify(
     chosen = select_params(named, params)
     if any(issubclass(kind, TABLES) for kind in kinds):
         refuse_embeddings(parts, {k: named[k] for k in chosen})
-    arguments: tuple[str, ...] = ()
-    with suppress(TypeError, ValueError):  # not written in Python
-        arguments = tuple(signature(module.forward).parameters)
+    arguments = arguments_of(module)
     return Certificate(tuple(chosen), arguments, {"use_cache": False} if "use_cache" in arguments else {})
 
 

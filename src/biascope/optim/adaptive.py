@@ -218,7 +218,7 @@ class Adaptive(Preconditioner):
         rows = sum(batch[0].examples * z.positions for batch, z in zip(step.batches, sizes) if z is not None)
         single = unit.sharing == "expand" or rows == step.examples
         room = max(int(ROOM * rows), 2 * LEAST)
-        dense = isinstance(unit.rule, Linear) and not L.input_major and self.team.size == 1 and single
+        dense = isinstance(unit.rule, Linear) and self.team.size == 1 and single
         r = (o, i)
         if dense and (o + i > max(WHOLE * rows, room) or max(o, i) > MOST):
             r_B = min(o, max(room // 2, room - i), MOST)

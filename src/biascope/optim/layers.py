@@ -61,9 +61,7 @@ class Layer:
         return torch.zeros(shape, dtype=self.unit.space.dtype, device=self.unit.space.device)
 
     def _views(self, X: Tensor) -> list[Tensor]:
-        L = self.unit.layout
-        parts = [X[..., :-1], X[..., -1]] if L.bias else [X.mT if L.input_major else X]
-        return [part.view(p.shape) for part, p in zip(parts, self.unit.parameters)]
+        return [part.view(p.shape) for part, p in zip(self.unit.layout.split(X), self.unit.parameters)]
 
     def renew(self, s: Tensor, total: Tensor) -> None:
         """New eigenvalues: the mean squares have their pattern, and their mean as before, or at first that of G^2."""

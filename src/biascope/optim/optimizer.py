@@ -93,9 +93,8 @@ class NaturalGradient(Optimizer):
         if damping is None:
             defaults |= {"lr": 1e-3, "momentum": 0.9, "damping": 1.0, "stretch": FIRST, "trust": 0.0, "length": 0.0}
             if unknown := sorted(set(options) - ADAPTS):
-                raise InputError(
-                    f"{unknown[0]} goes with a damping, without which all of that adapts: damping=0.01, say"
-                )
+                names = ", ".join(["lr", "momentum", "weight_decay", "fallback", *sorted(ADAPTS)])
+                raise InputError(f"{unknown[0]} goes with a damping, if it exists; without one there is {names}")
         defaults |= {name: value for name, value in (("lr", lr), ("momentum", momentum)) if value is not None}
         for name in ("lr", "momentum", "weight_decay"):
             check_number(defaults[name], name, least=0)

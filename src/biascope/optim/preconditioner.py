@@ -22,6 +22,7 @@ from biascope.curvature.kronecker import EigenPiece, KroneckerPiece, Sharing, de
 from biascope.curvature.owned import decomposed
 from biascope.curvature.plan import Plan
 from biascope.curvature.sums import KroneckerSum
+from biascope.network.layers.rules import Linear
 from biascope.network.shards import local
 from biascope.optim.checks import (
     Batches,
@@ -274,7 +275,7 @@ class Preconditioner:
         """Of what is behind the gradients, each once."""
         if "examples" in self.doubts and warn_of_silent_examples(step.batches for step in seen.values()):
             self.doubts.discard("examples")
-        linear = [u.name for u in self.units if isinstance(u.module, nn.Linear) and u.name in seen]
+        linear = [u.name for u in self.units if isinstance(u.rule, Linear) and u.name in seen]
         if "positions" in self.doubts and warn_of_silent_positions({name: seen[name].batches for name in linear}):
             self.doubts.discard("positions")
 

@@ -84,10 +84,9 @@ class Stack:
 
     def split(self, V: Tensor) -> dict[Tensor, Tensor]:
         """[m g, o, i e] back to the parameters, in their shapes and precisions."""
-        L, m = self.basis.layout, len(self.units)
-        columns = [V[..., :-1], V[..., -1]] if L.bias else [V.mT if L.input_major else V]
+        m = len(self.units)
         out: dict[Tensor, Tensor] = {}
-        for j, X in enumerate(columns):
+        for j, X in enumerate(self.basis.layout.split(V)):
             own = [unit.parameters[j] for unit in self.units]
             out |= zip(own, X.reshape(m, *own[0].shape).to(own[0].dtype).contiguous().unbind())
         return out

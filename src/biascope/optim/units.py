@@ -169,7 +169,9 @@ def find_units(
         if isinstance(rule, str):
             left |= {names[id(p)]: rule for p in mine.values()}
             continue
-        wide = "weight" in mine and not isinstance(rule, Embedding) and math.prod(mine["weight"].shape[1:]) > widest
+        extents = mine["weight"].shape if "weight" in mine else (0,)
+        inputs = extents[0] if rule.input_major else math.prod(extents[1:])
+        wide = "weight" in mine and not isinstance(rule, Embedding) and inputs > widest
         offsets = isinstance(rule, Conv) and (sua or wide)
         apart = "weight" not in mine or offsets
         together = [r for r in ("weight", "bias") if r in mine and not (apart and r == "bias")]

@@ -1,9 +1,7 @@
 """The examples at which a probe measures: tensors, a pair, or some examples of a data set or loader, read once."""
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from inspect import signature
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +11,8 @@ from torch.utils.data import DataLoader
 from biascope.probes.groups import check_labels
 from biascope.probes.metrics import Metric
 from biascope.support.errors import InputError
-from biascope.support.inputs import Inputs, batch_size, batches, check_inputs, is_single, map_inputs, read
+from biascope.support.hints import arguments_of
+from biascope.support.inputs import Inputs, batch_size, batches, check_inputs, is_single, joined, map_inputs, read, take
 from biascope.support.readers import drawn, to_tensor
 
 EXAMPLES = 128  # taken from a data set or a loader
@@ -26,9 +25,7 @@ def probe_data(x: Any, y: Tensor | None, model: nn.Module, device: torch.device,
     loader) are taken as y. Of a data set or a DataLoader, `EXAMPLES` random ones are read once, in a fixed order, and
     moved to the device; a list of batches is taken whole.
     """
-    arguments: tuple[str, ...] = ()
-    with suppress(TypeError, ValueError):  # not written in Python
-        arguments = tuple(signature(model.forward).parameters)
+    arguments = arguments_of(model)
     data = read(x, arguments)
     if isinstance(data, Tensor):
         return x, y, ""
@@ -53,7 +50,7 @@ def probe_data(x: Any, y: Tensor | None, model: nn.Module, device: torch.device,
     return map_inputs(inputs, lambda t: t.to(device)), labels, note
 
 
-def _some(data: Any, arguments: tuple[str, ...]) -> tuple[Inputs, Any]:
+def _some(data: Any, arguments: Collection[str]) -> tuple[Inputs, Any]:
     """The first examples of some batches, all of a list."""
     xs: list[Inputs] = []
     ys: list[Any] = []
@@ -63,12 +60,8 @@ def _some(data: Any, arguments: tuple[str, ...]) -> tuple[Inputs, Any]:
         ys.append(labels)
         if most is not None and sum(map(batch_size, xs)) >= most:
             break
-    joined: Inputs
-    if isinstance(xs[0], dict):
-        joined = {k: torch.cat([part[k] for part in xs if isinstance(part, dict)])[:most] for k in xs[0]}
-    else:
-        joined = torch.cat([part for part in xs if isinstance(part, Tensor)])[:most]
-    return joined, None if ys[0] is None else torch.cat(ys)[:most]
+    inputs = take(joined(xs, "x_probe"), slice(most))
+    return inputs, None if ys[0] is None else torch.cat(ys)[:most]
 
 
 def probe_batch(

@@ -1,13 +1,14 @@
 """What the callbacks of Lightning and Hugging Face share."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from biascope.probes.probe import Probe
 from biascope.probes.records import Record
-from biascope.support.inputs import map_inputs
 
 
 class Follower:
@@ -16,7 +17,7 @@ class Follower:
     def __init__(
         self,
         x_probe: Any,
-        y_probe: Tensor | None = None,
+        y_probe: Any = None,
         network: str | Callable[[nn.Module], nn.Module] | None = None,
         **options: Any,
     ) -> None:
@@ -32,15 +33,13 @@ class Follower:
     def follow(self, model: nn.Module) -> None:
         """Make the probe of a model or a part of it, with the batch and the groups moved to its device."""
         device = next(model.parameters()).device
+        move = partial(tree_map_only, Tensor, lambda t: t.to(device))
         if self.network is not None:
             model = model.get_submodule(self.network) if isinstance(self.network, str) else self.network(model)
         groups = self.options.get("groups")
         if groups is not None:
-            own = {k: g for k, g in groups.items() if isinstance(g, tuple)}
-            groups = groups | {k: (map_inputs(x, lambda t: t.to(device)), y.to(device)) for k, (x, y) in own.items()}
-        x = map_inputs(self.x_probe, lambda t: t.to(device))
-        y = None if self.y_probe is None else self.y_probe.to(device)
-        self.probe = Probe(model, x, y, **{**self.options, "groups": groups})
+            groups = groups | move({k: g for k, g in groups.items() if isinstance(g, tuple)})
+        self.probe = Probe(model, move(self.x_probe), move(self.y_probe), **{**self.options, "groups": groups})
 
     def finish(self) -> None:
         """Measure the last state and close files."""

@@ -64,8 +64,9 @@ class Polygons:
     """
 
     vertices: tuple[Tensor, ...] = field(repr=False)
-    weights: Tensor = field(repr=False)
-    biases: Tensor = field(repr=False)
+    weights: Tensor
+    biases: Tensor
+    __repr__ = one_line
 
     def __len__(self) -> int:
         return len(self.vertices)

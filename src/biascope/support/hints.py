@@ -22,11 +22,19 @@ def pairs_hint(batch: Mapping[str, Any]) -> str:
     return f"pass pairs, e.g. [(batch[{x!r}], batch[{y!r}]) for batch in loader]"
 
 
+def arguments_of(module: nn.Module) -> dict[str, bool | None]:
+    """What a module's forward takes: True where it is needed, None where it may be left out and None stands for it."""
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        own = signature(module.forward).parameters.values()
+    except (TypeError, ValueError):  # not written in Python
+        return {}
+    return {p.name: None if p.default is None else p.kind in kinds and p.default is Parameter.empty for p in own}
+
+
 def several_hint(module: nn.Module) -> str:
     """How to hand in several inputs, by the names of the module's forward."""
-    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-    own = signature(module.forward).parameters.values()
-    needed = [p.name for p in own if p.kind in kinds and p.default is Parameter.empty]
+    needed = [name for name, needs in arguments_of(module).items() if needs]
     named = ", ".join(f"{name!r}: ..." for name in needed)
     wrapped = "where a shape is given, as to bs.nads, wrap it in a module that takes one"
     return f"; for several inputs give a dict {{{named}}}; {wrapped}" if needed[1:] else ""

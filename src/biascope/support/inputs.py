@@ -14,7 +14,7 @@ from torch.utils.data.distributed import DistributedSampler
 from biascope.support.arguments import tensor_fix
 from biascope.support.errors import InputError, UnsupportedError
 from biascope.support.hints import pairs_hint
-from biascope.support.readers import as_loader, in_order, pair_of, to_tensor
+from biascope.support.readers import as_loader, in_order, keywords_of, pair_of, to_tensor
 
 Inputs = Tensor | dict[str, Tensor]  # one batch: a tensor [n, ...], or keyword arguments, each [n, ...]
 SAMPLED = 4096  # entries by which a batch is recognised
@@ -116,6 +116,8 @@ def read(data: Any, arguments: Collection[str] | None = None, what: str = "x") -
     data = as_loader(to_tensor(data, what))
     if isinstance(data, Mapping) and arguments is not None:
         data = pair_of(data, arguments) or data
+    if isinstance(data, tuple) and arguments is not None:
+        data = keywords_of(data, arguments)
     if isinstance(data, tuple) and len(data) == 2:
         x, y = to_tensor(data[0], what), data[1]
         return (x, to_tensor(y, "y")) if isinstance(x, Tensor | Mapping) else data
@@ -153,6 +155,8 @@ def batches(
         where = f"batch {count - 1} of {what}"
         if isinstance(item, Mapping) and arguments is not None:
             item = pair_of(item, arguments) or item
+        elif arguments is not None:
+            item = keywords_of(item, arguments)
         labels = None
         if isinstance(item, tuple | list):
             first = to_tensor(item[0], where) if item else None
@@ -268,8 +272,19 @@ def gather(data: Any, what: str = "x", arguments: Collection[str] | None = None)
     if isinstance(data, Tensor):
         return check_inputs(data, what)
     parts = [inputs for inputs, _ in batches(ordered_by_data(data, what), what, arguments)]
+    return joined(parts, what)
+
+
+def joined(parts: Sequence[Inputs], what: str) -> Inputs:
+    """Batches as one."""
     if len(parts) == 1:
         return parts[0]
+    shapes = [str([list(t.shape[1:]) for t in tensors_of(part)])[1:-1] for part in parts]
+    if other := next((i for i, shape in enumerate(shapes) if shape != shapes[0]), 0):
+        raise InputError(
+            f"batch {other} of {what} has examples of shape {shapes[other]}, batch 0 {shapes[0]}: here all must have "
+            "one shape; pad texts to one length, with attention_mask 0 there"
+        )
     if isinstance(parts[0], dict):
         return {k: torch.cat([p[k] for p in parts if isinstance(p, dict)]) for k in parts[0]}
     return torch.cat([p for p in parts if isinstance(p, Tensor)])

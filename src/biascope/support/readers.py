@@ -91,6 +91,24 @@ def pair_of(item: Mapping[str, Any], arguments: Collection[str] = ()) -> tuple[A
     return item[x], item[y]
 
 
+def keywords_of(item: Any, arguments: Collection[str]) -> Any:
+    """Inputs that come one after another, as keywords of a network that needs several of them; else what was given."""
+    if not isinstance(arguments, Mapping) or not isinstance(item, tuple | list) or isinstance(item[0], Mapping):
+        return item
+    needed, known = [k for k, v in arguments.items() if v], [k for k, v in arguments.items() if v is not False]
+    if len(needed) < 2:
+        if len(item) > 2 and len(known) > 1:
+            named = ", ".join(f"{name!r}: ..." for name in known[: len(item) - 1])
+            raise InputError(f"a batch of {len(item)} parts: say what they are, {{{named}, 'labels': ...}}")
+        return item
+    nested = len(item) == 2 and isinstance(item[0], tuple | list) and len(item[0]) == len(needed)
+    parts = [*item[0], item[1]] if nested else item
+    inputs, labels = dict(zip(needed, parts)), parts[len(needed) :]
+    if len(inputs) < len(needed) or len(labels) > 1:
+        return item
+    return (inputs, *labels) if labels else inputs
+
+
 def as_loader(data: Any) -> Any:
     """A data set in batches; anything else as it is."""
     if isinstance(data, Dataset):

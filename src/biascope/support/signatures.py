@@ -6,7 +6,7 @@ gets an error that names the argument and the fix. What the hints do not say (sh
 
 import os
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, wraps
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from biascope.support.arguments import as_number, as_whole, check_choice, check_tensor, shown, tensor_fix
-from biascope.support.errors import InputError
+from biascope.support.errors import InputError, near
 from biascope.support.inputs import check_shape
 from biascope.support.readers import to_tensor
 
@@ -64,6 +64,7 @@ class _Arguments:
         self.positions = [p.name for p in parameters if p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD}]
         self.rest = next((p.name for p in parameters if p.kind is Parameter.VAR_POSITIONAL), "")
         self.others = {p.name for p in parameters if p.kind is Parameter.VAR_KEYWORD}
+        self.names = [p.name for p in parameters if p.name != "self"]
 
     @cached_property
     def rules(self) -> dict[str, Rule]:
@@ -82,6 +83,10 @@ class _Arguments:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         check, known = self._check, len(self.positions)
+        if not self.others and (odd := next((name for name in kwargs if name not in self.names), "")):
+            raise InputError(
+                f"{self.fn.__qualname__.removesuffix('.__init__')}() takes no {odd!r}{near(odd, self.names)}"
+            )
         held = [check(name, value) for name, value in zip(self.positions, args, strict=False)]
         held += [check(self.rest, value) for value in args[known:]]
         return held, {name: check(name, value) for name, value in kwargs.items()}
@@ -245,7 +250,8 @@ def _module(kind: type[nn.Module]) -> Rule:
         if isclass(value):
             raise InputError(f"{name} is the class {value.__name__}: pass a network, e.g. {value.__name__}(...)")
         what = "an nn.Module" if kind is nn.Module else f"a {kind.__name__}"
-        raise InputError(f"{name}: expected {what}, got {type(value).__name__}")
+        fix = "; pass the network, not its parameters" if isinstance(value, list | Iterator) else ""
+        raise InputError(f"{name}: expected {what}, got {type(value).__name__}{fix}")
 
     return Rule(check, "an nn.Module" if kind is nn.Module else f"a {kind.__name__}")
 

@@ -307,6 +307,8 @@ def rule_of(module: nn.Module) -> MatrixRule | str:
         for base in rule.modules:
             if isinstance(module, base):
                 return rule.of(module) if kind.forward is base.forward else f"{kind.__name__} has a forward of its own"
+    if f"{kind.__module__}.{kind.__name__}" == "transformers.pytorch_utils.Conv1D":  # of GPT-2
+        return MatMul()
     return f"{kind.__name__} has no Kronecker factors"
 
 

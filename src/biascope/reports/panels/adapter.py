@@ -60,9 +60,11 @@ class Adapted(nn.Module):
             argument = "input_ids" if way.argument == "inputs_embeds" and not x.is_floating_point() else way.argument
             out = net(**{argument: x}, **given) if argument else net(x, **given)
         else:
-            handle = net.get_submodule(way.table).register_forward_hook(lambda *_: x)
+            table = net.get_submodule(way.table)
+            handle = table.register_forward_hook(lambda *_: x)
+            word = int(getattr(table, "padding_idx", None) != 1)  # 0 is often padding, which networks mask
             try:
-                out = net(torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device), **given)
+                out = net(torch.full(x.shape[:-1], word, device=x.device), **given)
             finally:
                 handle.remove()
         found = way.take(out)

@@ -58,8 +58,7 @@ def layers(network: nn.Module, x: Tensor) -> list[tuple[str, str, str, int]]:
 
             handles.append(module.register_forward_hook(note))
     try:
-        with torch.no_grad():
-            network(x)
+        network(x)  # with gradients: without them torch's transformers skip their layers
     finally:
         for handle in handles:
             handle.remove()

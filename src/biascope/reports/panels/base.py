@@ -75,7 +75,8 @@ class Subject:
     @property
     def inputs_name(self) -> str:
         """What `inputs` are, in words."""
-        return self.data.name if self.data is not None else "random token" if self.words else "Gaussian"
+        own = "random token" if self.words else "Gaussian"
+        return own if self.data is None else self.data.name.removeprefix("the data ")  # "60 given inputs"
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """What several panels need is made by the first one that asks."""

@@ -129,8 +129,10 @@ def _from_batches(given: Iterable[Any], seed: int) -> tuple[Any, Any]:
     with torch.random.fork_rng(devices=[]):  # a loader that shuffles draws from the global state
         for item in _batches(given):
             more = _pair(item, "a batch of the data") if isinstance(item, Mapping) else item
-            if not isinstance(more, tuple | list) or len(more) < 2:
-                raise InputError(f"a batch of the data is a {type(item).__name__} without labels: (x, y) is needed")
+            if not isinstance(more, tuple | list) or len(more) != 2:
+                got = f"of {len(item)}" if isinstance(more, tuple | list) else "without labels"
+                fix = "give pairs, e.g. [(b[0], b[-1]) for b in loader]"
+                raise InputError(f"a batch of the data is a {type(item).__name__} {got}: {fix}")
             x.append(to_tensor(more[0], "x"))
             y.append(to_tensor(more[1], "y") if not _words(more[1]) else list(more[1]))
             count += len(x[-1])
