@@ -91,8 +91,7 @@ def _shape_of_logits(f: Functional, one: Inputs) -> tuple[int, ...]:
         nonlocal shape
         logits = getattr(out, "logits", None)
         shape = tuple(logits.shape[1:]) if isinstance(logits, Tensor) and logits is not out else ()
-        tensor: Tensor = getattr(out, "logits", out) if f.output is None else f.output(out)
-        return tensor
+        return getattr(out, "logits", out) if f.output is None else f.output(out)
 
     with torch.no_grad():
         replace(f, output=look).outputs(f.params, one)

@@ -74,8 +74,7 @@ def check_inputs(inputs: Any, what: str = "x") -> Inputs:
         if t.is_floating_point() and t.numel() and not is_finite(t):
             bad = int((~torch.isfinite(t.reshape(t.shape[0], -1)).all(1)).nonzero()[0])
             raise InputError(f"{name} has a NaN or infinity, first in example {bad}")
-    checked: Inputs = map_inputs(inputs, lambda t: t.clone() if t.is_inference() else t)  # autograd refuses those
-    return checked
+    return map_inputs(inputs, lambda t: t.clone() if t.is_inference() else t)  # autograd refuses those
 
 
 def _odd_entry(inputs: Mapping[str, Any]) -> str:

@@ -112,8 +112,7 @@ def worst_by_partner(values: Array, partner: Array, share: float = 0.5) -> Array
     """Positions of the bins whose transposed twin is among the worst: chosen without looking at the bin itself."""
     paired = np.array([i for i, j in enumerate(partner) if j >= 0], dtype=int)
     order = np.argsort(values[partner[paired]], kind="stable")
-    chosen: Array = np.sort(paired[order[: round(share * len(paired))]])
-    return chosen
+    return np.sort(paired[order[: round(share * len(paired))]])
 
 
 def reliability(values: Array, partner: Array) -> float:
