@@ -42,8 +42,7 @@ class Demand:
 
 def sides(unit: Unit) -> tuple[int, int, int, bool]:
     """Groups, outputs and inputs (with the bias) per group of a Kronecker unit; is the input side a table's?"""
-    z = unit.blocks[0].sizes
-    assert z is not None
+    z = unit.blocks[0].matrix
     return z.groups, z.d_out, z.d_in + (len(unit.names) == 2), unit.blocks[0].is_embedding
 
 

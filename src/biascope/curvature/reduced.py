@@ -148,8 +148,7 @@ class ReducedSum(KroneckerSum):
                 self._add_inputs(factor, self.layout)
             else:
                 self._add_counted(factor, counted)
-        z = factor.block.sizes
-        assert z is not None
+        z = factor.block.matrix
         for s in pieces_of(factor, 2 * z.groups * z.d_out * factor.k * z.positions):
             G = cotangents(factor, s)
             if factor.block.is_embedding:
@@ -163,16 +162,14 @@ class ReducedSum(KroneckerSum):
             self.table[0] += torch.bincount(idx[idx >= 0], minlength=self.table.shape[1]).to(self.table.dtype)
             self.positions += int((idx >= 0).sum())
             return
-        z = factor.block.sizes
-        assert z is not None
+        z = factor.block.matrix
         for s in pieces_of(factor, 2 * z.groups * z.positions * z.d_in):
             A = factor.operand(s)
             self.positions += len(A) * A.shape[-1]
             self._add_rows(A.mean(-1, keepdim=True) if self.unit.sharing == "reduce" else A)
 
     def _add_counted(self, factor: MatrixFactor, counted: Tensor) -> None:
-        z = factor.block.sizes
-        assert z is not None
+        z = factor.block.matrix
         for s in pieces_of(factor, 2 * z.groups * z.positions * z.d_in):
             A = factor.operand(s).movedim(-1, 1)[counted[s]][..., None]
             self.positions += len(A)
@@ -218,8 +215,7 @@ class ReducedScalings(Sum):
 
     def add(self, chunk: Chunk) -> None:  # noqa: D102
         factor, E = chunk.matrix(self.unit.blocks[0].names), self.basis
-        z = factor.block.sizes
-        assert z is not None
+        z = factor.block.matrix
         if factor.block.is_embedding:
             for s in pieces_of(factor, 4 * factor.k * z.d_out * z.positions):
                 tokens, g = token_gradients(factor, s)

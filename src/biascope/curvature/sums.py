@@ -95,8 +95,7 @@ class KroneckerSum(Sum):
             self._add_plain_gradients(factor)
             return
         assert self.B is not None
-        z = factor.block.sizes
-        assert z is not None
+        z = factor.block.matrix
         alone = by_example(z.d_out, z.positions, self.B.device)
         for s in pieces_of(factor, z.groups * z.d_out * (z.d_out if alone else 2 * factor.k * z.positions)):
             G = cotangents(factor, s)
@@ -105,8 +104,7 @@ class KroneckerSum(Sum):
             add_gradients(self.B, G.sum(-1, keepdim=True) if self.unit.sharing == "reduce" else G)
 
     def _add_inputs(self, factor: MatrixFactor, L: Homogeneous) -> None:
-        z = factor.block.sizes
-        assert z is not None
+        z = factor.block.matrix
         if self.moment is not None:
             self.positions += factor.n * z.positions
             for s in pieces_of(factor, factor.inputs[0].shape[1] * self.moment.columns):
@@ -129,8 +127,7 @@ class KroneckerSum(Sum):
 
     def _counted(self, factor: MatrixFactor, chunk: Chunk) -> Tensor | None:
         """Which positions [n, T] of a layer count: those with a label or a gradient; None where all do."""
-        z, has_label = factor.block.sizes, chunk.has_label
-        assert z is not None
+        z, has_label = factor.block.matrix, chunk.has_label
         if has_label is None or self.unit.sharing == "reduce" or factor.block.is_embedding or len(factor.rules) > 1:
             return None
         if z.positions != has_label.shape[1]:
@@ -145,8 +142,7 @@ class KroneckerSum(Sum):
 
     def _add_counted(self, factor: MatrixFactor, counted: Tensor) -> None:
         """Inputs of some positions only, each as an example of its own."""
-        L, z = self.layout, factor.block.sizes
-        assert z is not None
+        L, z = self.layout, factor.block.matrix
         if self.B is None:
             self._begin(factor, patches=True)
         if self.A is None:
@@ -166,8 +162,7 @@ class KroneckerSum(Sum):
             self.A = add(None if self.A is None else self.A[0], a).unsqueeze(0)
 
     def _add_plain_gradients(self, factor: MatrixFactor) -> None:
-        z = factor.block.sizes
-        assert z is not None
+        z = factor.block.matrix
         for s in pieces_of(factor, 2 * factor.k * z.d_out):
             g = factor.plain_gradients(s).flatten(0, 1)
             self.B = add_rows(None if self.B is None else self.B[0], g).unsqueeze(0)
@@ -200,8 +195,7 @@ class EigenSum(Sum):
 
     def add(self, chunk: Chunk) -> None:  # noqa: D102
         factor, E = chunk.matrix(self.unit.blocks[0].names), self.basis
-        z, L = factor.block.sizes, self.basis.layout
-        assert z is not None
+        z, L = factor.block.matrix, self.basis.layout
         assert E.U_B is not None
         if factor.block.is_embedding:
             for s in pieces_of(factor, 4 * factor.k * z.d_out * z.positions):
@@ -245,8 +239,7 @@ def offsets_apart(A: Tensor, L: Homogeneous) -> Tensor:
 
 def homogeneous(unit: Unit) -> Homogeneous:
     """Layout of a matrix block's parameters."""
-    z, rule = unit.blocks[0].sizes, unit.blocks[0].rule
-    assert z is not None
+    z, rule = unit.blocks[0].matrix, unit.blocks[0].rule
     assert rule is not None
     offsets = prod(rule.kernel) if unit.sua and isinstance(rule, Conv) else 1
     return Homogeneous(z.groups, z.d_out, z.d_in // offsets, offsets, len(unit.names) == 2, rule.input_major)
