@@ -7,8 +7,6 @@ nearly diagonal. The largest side goes down first, as far as it must. A vocabula
 rung in any case: the eigendecomposition of its factor would take longer than everything else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal

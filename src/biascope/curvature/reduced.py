@@ -4,8 +4,6 @@ A factor in blocks, a diagonal or a multiple of the identity is the projection o
 in Frobenius norm. How far the nearest is follows from inner products of single rows, without the full factor.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -8,8 +8,6 @@ that is compared with both. Labels that are given as (inputs, labels) belong to 
 Without labels, an expectation over labels counts the positions that `attention_mask` marks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from inspect import Parameter, signature

@@ -6,8 +6,6 @@ symmetric kernel, a rank takes the square on the diagonal that belongs to its ex
 far as half way around the circle of ranks: every pair of examples once, and as many for every rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

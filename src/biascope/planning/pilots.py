@@ -1,7 +1,5 @@
 """Small runs of a computation: how long they take, how much memory at the most, how many FLOPs."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator

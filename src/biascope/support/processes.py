@@ -12,8 +12,6 @@ An error on one rank inside `with` is raised on all of them: before every collec
 other whether one has failed. `team.check()`, in a long loop without collectives, asks in between.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections import Counter
 from collections.abc import Callable, Sequence

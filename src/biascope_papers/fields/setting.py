@@ -5,8 +5,6 @@ Older runs have chest X-rays; smoke runs draw ellipses with eyes. Networks are d
 is made of a network and a seed is kept in the cache folder of the data too (`fields/`), by setting, seed and code.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

@@ -4,8 +4,6 @@ The same network is trained from the same start on the same batches with alpha =
 with alpha = 1 and learning rates over orders of magnitude.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
