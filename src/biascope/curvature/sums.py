@@ -91,6 +91,9 @@ class KroneckerSum(Sum):
                 self.add_inputs({factor.block.names: factor})
             else:
                 self._add_counted(factor, counted)
+        self._add_gradients(factor)
+
+    def _add_gradients(self, factor: MatrixFactor) -> None:
         if factor.block.is_plain:
             self._add_plain_gradients(factor)
             return
@@ -110,8 +113,8 @@ class KroneckerSum(Sum):
             for s in pieces_of(factor, factor.inputs[0].shape[1] * self.moment.columns):
                 self.moment.add(factor.inputs[0][s].flatten(0, 1))
             return
-        assert self.A is not None
         if factor.block.is_embedding:
+            assert self.A is not None
             idx = factor.indices(slice(0, factor.n))
             self.A[0] += torch.bincount(idx[idx >= 0], minlength=L.d_in).to(self.A.dtype)
             self.positions += int((idx >= 0).sum())
@@ -119,11 +122,15 @@ class KroneckerSum(Sum):
         for s in pieces_of(factor, 2 * z.groups * z.positions * z.d_in):
             A = factor.operand(s)
             self.positions += len(A) * A.shape[-1]
-            if L.offsets > 1:
-                A = offsets_apart(A, L).movedim(3, 0).flatten(0, 1) / L.offsets**0.5
-            if self.unit.sharing == "reduce":
-                A = A.mean(-1, keepdim=True)
-            add_inputs(self.A, A, L.bias)
+            self._add_rows(A)
+
+    def _add_rows(self, A: Tensor) -> None:
+        L = self.layout
+        if self.A is None:
+            self.A = self.zeros(L.groups, L.columns, L.columns)
+        if L.offsets > 1:
+            A = offsets_apart(A, L).movedim(3, 0).flatten(0, 1) / L.offsets**0.5
+        add_inputs(self.A, A.mean(-1, keepdim=True) if self.unit.sharing == "reduce" else A, L.bias)
 
     def _counted(self, factor: MatrixFactor, chunk: Chunk) -> Tensor | None:
         """Which positions [n, T] of a layer count: those with a label or a gradient; None where all do."""
@@ -142,17 +149,13 @@ class KroneckerSum(Sum):
 
     def _add_counted(self, factor: MatrixFactor, counted: Tensor) -> None:
         """Inputs of some positions only, each as an example of its own."""
-        L, z = self.layout, factor.block.matrix
+        z = factor.block.matrix
         if self.B is None:
             self._begin(factor, patches=True)
-        if self.A is None:
-            self.A = self.zeros(L.groups, L.columns, L.columns)
         for s in pieces_of(factor, 2 * z.groups * z.positions * z.d_in):
             A = factor.operand(s).movedim(-1, 1)[counted[s]][..., None]  # [positions, g, i, 1]
             self.positions += len(A)
-            if L.offsets > 1:
-                A = offsets_apart(A, L).movedim(3, 0).flatten(0, 1) / L.offsets**0.5
-            add_inputs(self.A, A, L.bias)
+            self._add_rows(A)
 
     def _add_plain_inputs(self, factor: MatrixFactor, L: Homogeneous) -> None:
         for s in pieces_of(factor, 2 * L.d_in):
@@ -248,31 +251,22 @@ def homogeneous(unit: Unit) -> Homogeneous:
 def build_pieces(data: Pass, units: list[Unit], space: ParameterSpace, centred: bool) -> tuple[list[Piece], list[int]]:
     """One pass over the data for all sums, a second for EKFAC's scalings (on the kept factors where they fit).
 
-    Of several processes, each gets the pieces that it owns; the numbers say of which units they are. Sums of a centred
-    metric are in float64, which a difference of two of them needs. The caller asks `data.finite` whether the outputs,
+    Of several processes, each gets the pieces that it owns, in rounds of layers whose sums fit in memory, each with
+    passes of its own; the numbers say of which units they are. Sums of a centred metric are in float64, which a
+    difference of two of them needs. The caller asks `data.finite` whether the outputs,
     and the pieces, are numbers: one wait for all of them.
     """
     data.copies = COPIES if centred else data.copies
-    if data.team.size > 1:
-        return _owned_pieces(data, units, space, centred)
-    pieces = _summed_pieces(data, units, wide(space) if centred else space, keep=centred)
-    if centred:
-        means = mean_gradients(data, units, wide(space))
-        data.kept = None
-        pieces = centred_pieces(pieces, [means[u] for u in units], space.dtype)
-    return pieces, list(range(len(units)))
-
-
-def _owned_pieces(data: Pass, units: list[Unit], space: ParameterSpace, centred: bool) -> tuple[list[Piece], list[int]]:
-    """Those of this process, in rounds of layers whose sums fit in memory, each with passes of its own."""
+    summed = wide(space) if centred else space
     found: list[Piece] = []
     mine: list[int] = []
     load, first = [0.0] * data.team.size, 0
-    for some in rounds(data, units, wide(space) if centred else space):
-        pieces = _summed_pieces(data, some, wide(space) if centred else space, keep=centred)
-        own, places = to_owners(data.team, pieces, load)
+    for some in rounds(data, units, summed) if data.team.size > 1 else [units]:
+        own, places = _summed_pieces(data, some, summed, keep=centred), list(range(len(some)))
+        if data.team.size > 1:
+            own, places = to_owners(data.team, own, load)
         if centred:
-            means = mean_gradients(data, some, wide(space))
+            means = mean_gradients(data, some, summed)
             data.kept = None
             own = centred_pieces(own, [means[some[j]] for j in places], space.dtype)
         found += own
