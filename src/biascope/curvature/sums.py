@@ -75,13 +75,17 @@ class KroneckerSum(Sum):
         self.B = self.zeros(L.groups, L.d_out, L.d_out)
 
     def add_inputs(self, factors: InputFactors) -> None:  # noqa: D102
-        factor = factors[self.unit.blocks[0].names]
+        factor, L = factors[self.unit.blocks[0].names], self.layout
         if factor.block.is_plain:  # the first products are the sums
-            self._add_plain_inputs(factor, self.layout)
+            add = add_homogeneous if L.bias else add_rows
+            for s in pieces_of(factor, 2 * L.d_in):
+                a = factor.plain_inputs(s)
+                self.positions += a.shape[0]
+                self.A = add(None if self.A is None else self.A[0], a).unsqueeze(0)
             return
         if self.B is None:
             self._begin(factor)
-        self._add_inputs(factor, self.layout)
+        self._add_inputs(factor, L)
 
     def add(self, chunk: Chunk) -> None:  # noqa: D102
         factor = chunk.matrix(self.unit.blocks[0].names)
@@ -94,11 +98,13 @@ class KroneckerSum(Sum):
         self._add_gradients(factor)
 
     def _add_gradients(self, factor: MatrixFactor) -> None:
+        z = factor.block.matrix
         if factor.block.is_plain:
-            self._add_plain_gradients(factor)
+            for s in pieces_of(factor, 2 * factor.k * z.d_out):
+                g = factor.plain_gradients(s).flatten(0, 1)
+                self.B = add_rows(None if self.B is None else self.B[0], g).unsqueeze(0)
             return
         assert self.B is not None
-        z = factor.block.matrix
         alone = by_example(z.d_out, z.positions, self.B.device)
         for s in pieces_of(factor, z.groups * z.d_out * (z.d_out if alone else 2 * factor.k * z.positions)):
             G = cotangents(factor, s)
@@ -156,19 +162,6 @@ class KroneckerSum(Sum):
             A = factor.operand(s).movedim(-1, 1)[counted[s]][..., None]  # [positions, g, i, 1]
             self.positions += len(A)
             self._add_rows(A)
-
-    def _add_plain_inputs(self, factor: MatrixFactor, L: Homogeneous) -> None:
-        for s in pieces_of(factor, 2 * L.d_in):
-            a = factor.plain_inputs(s)
-            self.positions += a.shape[0]
-            add = add_homogeneous if L.bias else add_rows
-            self.A = add(None if self.A is None else self.A[0], a).unsqueeze(0)
-
-    def _add_plain_gradients(self, factor: MatrixFactor) -> None:
-        z = factor.block.matrix
-        for s in pieces_of(factor, 2 * factor.k * z.d_out):
-            g = factor.plain_gradients(s).flatten(0, 1)
-            self.B = add_rows(None if self.B is None else self.B[0], g).unsqueeze(0)
 
     def finish(self, n: int) -> KroneckerPiece:  # noqa: D102
         if self.B is None:  # a process without examples
