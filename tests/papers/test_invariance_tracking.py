@@ -11,7 +11,7 @@ from biascope.ensembles import Networks, data_order, input_gradients, record
 from biascope.geometry import velocity_floor
 from biascope.studies import Run
 from biascope.support.errors import InputError
-from biascope_papers.gih.averages import History
+from biascope_papers.gih.averages import History, probe_floor
 from biascope_papers.gih.fig3_12_13 import compare_pair
 from biascope_papers.gih.geometries import Geometry
 from biascope_papers.gih.networks import factory
@@ -129,7 +129,8 @@ def test_floor_is_the_velocity_of_fresh_probes(net: str) -> None:
         return float(History(torch.stack([a, b])).velocity(w)[0])
 
     truth = torch.tensor([velocity(gradients[:, i], gradients[:, i + 1]) for i in range(0, sets, 2)])
-    floors = torch.tensor([velocity_floor(gradients[:, i]) for i in range(sets)])
+    floors = torch.tensor([probe_floor(gradients[:, i]) for i in range(sets)])
+    assert float(floors[0]) == pytest.approx(velocity_floor(gradients[:, 0]), rel=1e-4)
     halves = torch.tensor([velocity(gradients[:, i, : P // 2], gradients[:, i, P // 2 :]) for i in range(sets)])
     error = float((truth.var() / len(truth) + floors.var() / sets).sqrt())
     # 2 %: the mean of a ratio is not the ratio of means

@@ -99,6 +99,15 @@ class History:
         return found.clamp(-1, 1)  # a change that is small beside G^t is a difference of large numbers
 
 
+def probe_floor(gradients: Tensor) -> float:
+    """The velocity that fresh probes alone would give: `geometry.velocity_floor` from gradients [R, P, D]."""
+    by_probe, n = gradients.transpose(0, 1), gradients.shape[1]
+    pairs = overlap(by_probe, by_probe)
+    apart = (pairs.sum() - pairs.trace()) / (n * (n - 1))
+    across = (pairs.diagonal().mean() - apart - pairs.mean(1).var() / pairs.mean()).clamp_min(0.0)
+    return float(across / (n * apart + across))
+
+
 def _pairs(sums: Tensor, w: Tensor) -> Tensor:
     return torch.einsum("tij,i,j->t", sums, w, w)
 

@@ -18,11 +18,10 @@ from torch import Tensor
 
 from biascope import InputError
 from biascope.data import geometry_gaussian
-from biascope.geometry import velocity_floor
 from biascope.studies import Chart, Estimate, Run, Series, StudyResult, study
 from biascope.studies.estimates import curve, difference, through
 from biascope.support import derive
-from biascope_papers.gih.averages import History, estimate, jackknife
+from biascope_papers.gih.averages import History, estimate, jackknife, probe_floor
 from biascope_papers.gih.geometries import Drawn, Geometry
 from biascope_papers.gih.networks import at_least, factory, is_own, named, scope, shape_of
 from biascope_papers.gih.tracking import Descent, common_probes, track
@@ -222,7 +221,7 @@ def compare_pair(
         velocity_gap=gap,
         fitting=fitting,
         accuracy_gap=mean_of(fitting),
-        floor=velocity_floor(tracks[False].gradients[0]) if probes > 1 else None,  # one probe cannot tell
+        floor=probe_floor(tracks[False].gradients[0]) if probes > 1 else None,  # one probe cannot tell
     )
 
 
