@@ -11,6 +11,8 @@ eigenvectors of G = E[g g^T] in 3,072 dimensions (two halves agree by a few per 
 a fixed basis; the eigenvectors of convolutional networks are near Fourier modes.
 """
 
+from __future__ import annotations
+
 import math
 import time
 from collections.abc import Callable, Sequence

@@ -7,6 +7,8 @@ that joins computes for itself. The folder also says how the kernel is cut and i
 that the bits of a tile do not depend on who computes it (on one kind of processor, with one number of threads).
 """
 
+from __future__ import annotations
+
 import math
 from pathlib import Path
 

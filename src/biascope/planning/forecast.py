@@ -1,5 +1,7 @@
 """`bs.plan`: what a computation will take on one process or many, from a few small runs on this machine."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
