@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from biascope.linalg import psd_eigh, stable
-from biascope.linalg.stable import column_dots, fix_signs, symmetrise, thin_svd
+from biascope.linalg.stable import fix_signs, symmetrise, thin_svd
 from biascope.support.errors import InputError
 
 close = torch.testing.assert_close
@@ -79,9 +79,3 @@ def test_psd_eigh_bad_input() -> None:
         psd_eigh(torch.ones(2, 2, 2))
     with pytest.raises(InputError, match="floating-point"):
         psd_eigh(torch.ones(2, 2, dtype=torch.int32))
-
-
-def test_column_dots(randn) -> None:  # type: ignore[no-untyped-def]
-    X, Y = randn(1000, 3), randn(1000, 3, seed=1)
-    close(column_dots(X.float(), Y.float()), (X * Y).sum(0), atol=1e-4, rtol=0)
-    close(column_dots(X, Y), (X * Y).sum(0))

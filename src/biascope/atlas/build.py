@@ -1,7 +1,5 @@
 """Computing the atlas: one file per network, so that a build that was cut off goes on where it was."""
 
-from __future__ import annotations
-
 import tomllib
 import warnings
 from collections.abc import Callable, Sequence

@@ -32,7 +32,6 @@ from biascope.support.tables import facts
 
 EXAMPLES = 64  # of a kernel
 POINTS = 32  # of a circle
-HARMONICS = POINTS // 2
 NETWORKS, FUNCTIONS, KERNELS = 32, 8, 2  # behind one half: for gradients, for functions on circles, for kernels
 GRADIENTS, CALIBRATION = 4, 16  # inputs per network
 RESOLVED = 1e-5  # share of the mean below which differences of float32 outputs are rounding

@@ -1,7 +1,5 @@
 """The atlas as one page: a map, what lies near what, and a table to sort."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -206,8 +206,7 @@ def symmetric(total: Tensor) -> Tensor:
 
 def squared_norms(factor: MatrixFactor) -> Tensor:
     """sum_k sum_b of squared gradient norms, a number: through [T, T] Gram matrices or through the gradients."""
-    z = factor.block.sizes
-    assert z is not None
+    z = factor.block.matrix
     bias, total = factor.has_bias, torch.zeros((), dtype=torch.float64, device=factor.grads[0].device)
     if factor.block.is_embedding:
         for s in pieces_of(factor, factor.k * z.d_out * z.positions * 2):
@@ -229,8 +228,7 @@ def squared_norms(factor: MatrixFactor) -> Tensor:
 
 def token_gradients(factor: MatrixFactor, s: slice) -> tuple[Tensor, Tensor]:
     """An embedding's gradient where it is not zero: tokens [m] and [k, m, d], one entry per (example, token) pair."""
-    z = factor.block.sizes
-    assert z is not None
+    z = factor.block.matrix
     idx = factor.indices(s)
     example = torch.arange(len(idx), device=idx.device)[:, None].expand_as(idx)
     valid = idx >= 0
@@ -260,8 +258,7 @@ def summed_rows(factor: Factor, names: tuple[str, ...]) -> dict[str, Tensor]:
     out = {}
     weight = factor.block.names[0]
     if weight in names:
-        z = factor.block.sizes
-        assert z is not None
+        z = factor.block.matrix
         parts = []
         for s in pieces_of(factor, z.groups * z.positions * (z.d_in + factor.k * z.d_out)):
             left = cotangents(factor, s).permute(0, 2, 3, 1, 4).flatten(3)  # [k, g, o, b T]
@@ -385,8 +382,7 @@ def squares(G: Tensor) -> Tensor:
 
 def squared_cost(factor: MatrixFactor, bias: bool) -> int:
     """Numbers per example that `squared_sums` and its operands need at once."""
-    z = factor.block.sizes
-    assert z is not None
+    z = factor.block.matrix
     i, k, T = z.d_in + bias, factor.k, z.positions
     if T == 1:
         inner = z.d_out + i

@@ -5,8 +5,6 @@ features.npy     [n, dim], memory-mapped
 parts.jsonl      a line per finished part with its place, its checksum and that of its inputs and labels
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from zlib import crc32

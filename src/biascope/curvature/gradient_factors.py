@@ -5,8 +5,6 @@ second moments, E M M^T and E M^T M, are the factors of Shampoo; in their eigenb
 any other. A tensor [e, o, i] of e experts has a pair of factors per expert.
 """
 
-from __future__ import annotations
-
 import torch
 
 from biascope.curvature.kronecker import EigenPiece, Homogeneous, KroneckerPiece

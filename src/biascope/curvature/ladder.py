@@ -7,8 +7,6 @@ nearly diagonal. The largest side goes down first, as far as it must. A vocabula
 rung in any case: the eigendecomposition of its factor would take longer than everything else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -42,8 +40,7 @@ class Demand:
 
 def sides(unit: Unit) -> tuple[int, int, int, bool]:
     """Groups, outputs and inputs (with the bias) per group of a Kronecker unit; is the input side a table's?"""
-    z = unit.blocks[0].sizes
-    assert z is not None
+    z = unit.blocks[0].matrix
     return z.groups, z.d_out, z.d_in + (len(unit.names) == 2), unit.blocks[0].is_embedding
 
 

@@ -132,8 +132,7 @@ class DiagonalSum(Sum):
         if isinstance(factor, RowsFactor):
             self.weight += factor.rows.square().sum((0, 1))
             return
-        z = factor.block.sizes
-        assert z is not None
+        z = factor.block.matrix
         if factor.block.is_embedding:
             for s in pieces_of(factor, 2 * factor.k * z.d_out * z.positions):
                 tokens, g = token_gradients(factor, s)
@@ -196,8 +195,6 @@ class ArrowSum(Sum):
             self.Db += b.rows.square().sum((0, 1))
             return
         factor = chunk.matrix(self.unit.blocks[0].names)
-        z = factor.block.sizes
-        assert z is not None
         for s in pieces_of(factor, squared_cost(factor, False)):
             A, G = factor.operand(s), cotangents(factor, s)
             self.D += squared_sums(G, A).flatten(0, 1)

@@ -158,9 +158,8 @@ def _kronecker_units(b: Block, wanted: str, sharing: str, sua: bool) -> list[Uni
     if sua and b.reason.startswith("conv rule"):  # the bias would be repeated at every kernel offset: it stands alone
         bias = [Unit(b.names[1:], (b,), "dense", "bias of an SUA convolution; exact block")] if b.names[1:] else []
         return [Unit(b.names[:1], (b,), wanted, f"{b.reason}, SUA", sharing, True), *bias]
-    assert b.sizes is not None
-    shared = b.sizes.positions > 1 and "embedding" not in b.reason
-    note = f", {sharing} over {b.sizes.positions} positions" if shared else ""
+    shared = b.matrix.positions > 1 and "embedding" not in b.reason
+    note = f", {sharing} over {b.matrix.positions} positions" if shared else ""
     return [Unit(b.names, (b,), wanted, b.reason + note, "expand" if "embedding" in b.reason else sharing)]
 
 

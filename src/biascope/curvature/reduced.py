@@ -4,8 +4,6 @@ A factor in blocks, a diagonal or a multiple of the identity is the projection o
 in Frobenius norm. How far the nearest is follows from inner products of single rows, without the full factor.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -132,24 +130,18 @@ class ReducedSum(KroneckerSum):
         super().__init__(unit, space)
         L = self.layout
         table = unit.blocks[0].is_embedding
-        self.table = torch.zeros(L.groups, L.d_in, dtype=space.dtype, device=space.device) if table else None
+        self.A = self.zeros(L.groups, L.d_in) if table else None
         self.input = Half(unit.input, L.groups, L.columns, space) if not table else None
         self.output = Half(unit.output, L.groups, L.d_out, space)
 
     def add_inputs(self, factors: dict[tuple[str, ...], MatrixFactor]) -> None:  # noqa: D102
-        factor = factors[self.unit.blocks[0].names]
-        self._add_inputs(factor, self.layout)
+        self._add_inputs(factors[self.unit.blocks[0].names], self.layout)
 
-    def add(self, chunk: Chunk) -> None:  # noqa: D102
-        factor = chunk.matrix(self.unit.blocks[0].names)
-        if chunk.with_inputs:
-            counted = self._counted(factor, chunk)
-            if counted is None:
-                self._add_inputs(factor, self.layout)
-            else:
-                self._add_counted(factor, counted)
-        z = factor.block.sizes
-        assert z is not None
+    def _begin(self, factor: MatrixFactor, patches: bool = False) -> None:
+        """The sides are there from the start."""
+
+    def _add_gradients(self, factor: MatrixFactor) -> None:
+        z = factor.block.matrix
         for s in pieces_of(factor, 2 * z.groups * z.d_out * factor.k * z.positions):
             G = cotangents(factor, s)
             if factor.block.is_embedding:
@@ -157,29 +149,9 @@ class ReducedSum(KroneckerSum):
             for g in G:
                 self.output.add(g.sum(-1, keepdim=True) if self.unit.sharing == "reduce" else g)
 
-    def _add_inputs(self, factor: MatrixFactor, L: object) -> None:
-        if self.table is not None:
-            idx = factor.indices(slice(0, factor.n))
-            self.table[0] += torch.bincount(idx[idx >= 0], minlength=self.table.shape[1]).to(self.table.dtype)
-            self.positions += int((idx >= 0).sum())
-            return
-        z = factor.block.sizes
-        assert z is not None
-        for s in pieces_of(factor, 2 * z.groups * z.positions * z.d_in):
-            A = factor.operand(s)
-            self.positions += len(A) * A.shape[-1]
-            self._add_rows(A.mean(-1, keepdim=True) if self.unit.sharing == "reduce" else A)
-
-    def _add_counted(self, factor: MatrixFactor, counted: Tensor) -> None:
-        z = factor.block.sizes
-        assert z is not None
-        for s in pieces_of(factor, 2 * z.groups * z.positions * z.d_in):
-            A = factor.operand(s).movedim(-1, 1)[counted[s]][..., None]
-            self.positions += len(A)
-            self._add_rows(A)
-
     def _add_rows(self, A: Tensor) -> None:
         assert self.input is not None
+        A = A.mean(-1, keepdim=True) if self.unit.sharing == "reduce" else A
         if self.unit.input.kind == "full":
             add_inputs(self.input.S, A, self.layout.bias)
             return
@@ -190,8 +162,8 @@ class ReducedSum(KroneckerSum):
         """The factors in their eigenbases, with the products of their eigenvalues."""
         s_B, U_B = self.output.spectrum(n if self.unit.sharing == "reduce" else max(1, self.positions))
         if self.input is None:
-            assert self.table is not None
-            s_A, U_A = self.table / n, self.table[:, :0]
+            assert self.A is not None
+            s_A, U_A = self.A / n, self.A[:, :0]
         else:
             s_A, U_A = self.input.spectrum(n)
         s = (s_B[:, :, None] * s_A[:, None, :])[:, None]
@@ -218,8 +190,7 @@ class ReducedScalings(Sum):
 
     def add(self, chunk: Chunk) -> None:  # noqa: D102
         factor, E = chunk.matrix(self.unit.blocks[0].names), self.basis
-        z = factor.block.sizes
-        assert z is not None
+        z = factor.block.matrix
         if factor.block.is_embedding:
             for s in pieces_of(factor, 4 * factor.k * z.d_out * z.positions):
                 tokens, g = token_gradients(factor, s)

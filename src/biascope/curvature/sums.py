@@ -75,13 +75,17 @@ class KroneckerSum(Sum):
         self.B = self.zeros(L.groups, L.d_out, L.d_out)
 
     def add_inputs(self, factors: InputFactors) -> None:  # noqa: D102
-        factor = factors[self.unit.blocks[0].names]
+        factor, L = factors[self.unit.blocks[0].names], self.layout
         if factor.block.is_plain:  # the first products are the sums
-            self._add_plain_inputs(factor, self.layout)
+            add = add_homogeneous if L.bias else add_rows
+            for s in pieces_of(factor, 2 * L.d_in):
+                a = factor.plain_inputs(s)
+                self.positions += a.shape[0]
+                self.A = add(None if self.A is None else self.A[0], a).unsqueeze(0)
             return
         if self.B is None:
             self._begin(factor)
-        self._add_inputs(factor, self.layout)
+        self._add_inputs(factor, L)
 
     def add(self, chunk: Chunk) -> None:  # noqa: D102
         factor = chunk.matrix(self.unit.blocks[0].names)
@@ -91,12 +95,16 @@ class KroneckerSum(Sum):
                 self.add_inputs({factor.block.names: factor})
             else:
                 self._add_counted(factor, counted)
+        self._add_gradients(factor)
+
+    def _add_gradients(self, factor: MatrixFactor) -> None:
+        z = factor.block.matrix
         if factor.block.is_plain:
-            self._add_plain_gradients(factor)
+            for s in pieces_of(factor, 2 * factor.k * z.d_out):
+                g = factor.plain_gradients(s).flatten(0, 1)
+                self.B = add_rows(None if self.B is None else self.B[0], g).unsqueeze(0)
             return
         assert self.B is not None
-        z = factor.block.sizes
-        assert z is not None
         alone = by_example(z.d_out, z.positions, self.B.device)
         for s in pieces_of(factor, z.groups * z.d_out * (z.d_out if alone else 2 * factor.k * z.positions)):
             G = cotangents(factor, s)
@@ -105,15 +113,14 @@ class KroneckerSum(Sum):
             add_gradients(self.B, G.sum(-1, keepdim=True) if self.unit.sharing == "reduce" else G)
 
     def _add_inputs(self, factor: MatrixFactor, L: Homogeneous) -> None:
-        z = factor.block.sizes
-        assert z is not None
+        z = factor.block.matrix
         if self.moment is not None:
             self.positions += factor.n * z.positions
             for s in pieces_of(factor, factor.inputs[0].shape[1] * self.moment.columns):
                 self.moment.add(factor.inputs[0][s].flatten(0, 1))
             return
-        assert self.A is not None
         if factor.block.is_embedding:
+            assert self.A is not None
             idx = factor.indices(slice(0, factor.n))
             self.A[0] += torch.bincount(idx[idx >= 0], minlength=L.d_in).to(self.A.dtype)
             self.positions += int((idx >= 0).sum())
@@ -121,16 +128,19 @@ class KroneckerSum(Sum):
         for s in pieces_of(factor, 2 * z.groups * z.positions * z.d_in):
             A = factor.operand(s)
             self.positions += len(A) * A.shape[-1]
-            if L.offsets > 1:
-                A = offsets_apart(A, L).movedim(3, 0).flatten(0, 1) / L.offsets**0.5
-            if self.unit.sharing == "reduce":
-                A = A.mean(-1, keepdim=True)
-            add_inputs(self.A, A, L.bias)
+            self._add_rows(A)
+
+    def _add_rows(self, A: Tensor) -> None:
+        L = self.layout
+        if self.A is None:
+            self.A = self.zeros(L.groups, L.columns, L.columns)
+        if L.offsets > 1:
+            A = offsets_apart(A, L).movedim(3, 0).flatten(0, 1) / L.offsets**0.5
+        add_inputs(self.A, A.mean(-1, keepdim=True) if self.unit.sharing == "reduce" else A, L.bias)
 
     def _counted(self, factor: MatrixFactor, chunk: Chunk) -> Tensor | None:
         """Which positions [n, T] of a layer count: those with a label or a gradient; None where all do."""
-        z, has_label = factor.block.sizes, chunk.has_label
-        assert z is not None
+        z, has_label = factor.block.matrix, chunk.has_label
         if has_label is None or self.unit.sharing == "reduce" or factor.block.is_embedding or len(factor.rules) > 1:
             return None
         if z.positions != has_label.shape[1]:
@@ -145,32 +155,13 @@ class KroneckerSum(Sum):
 
     def _add_counted(self, factor: MatrixFactor, counted: Tensor) -> None:
         """Inputs of some positions only, each as an example of its own."""
-        L, z = self.layout, factor.block.sizes
-        assert z is not None
+        z = factor.block.matrix
         if self.B is None:
             self._begin(factor, patches=True)
-        if self.A is None:
-            self.A = self.zeros(L.groups, L.columns, L.columns)
         for s in pieces_of(factor, 2 * z.groups * z.positions * z.d_in):
             A = factor.operand(s).movedim(-1, 1)[counted[s]][..., None]  # [positions, g, i, 1]
             self.positions += len(A)
-            if L.offsets > 1:
-                A = offsets_apart(A, L).movedim(3, 0).flatten(0, 1) / L.offsets**0.5
-            add_inputs(self.A, A, L.bias)
-
-    def _add_plain_inputs(self, factor: MatrixFactor, L: Homogeneous) -> None:
-        for s in pieces_of(factor, 2 * L.d_in):
-            a = factor.plain_inputs(s)
-            self.positions += a.shape[0]
-            add = add_homogeneous if L.bias else add_rows
-            self.A = add(None if self.A is None else self.A[0], a).unsqueeze(0)
-
-    def _add_plain_gradients(self, factor: MatrixFactor) -> None:
-        z = factor.block.sizes
-        assert z is not None
-        for s in pieces_of(factor, 2 * factor.k * z.d_out):
-            g = factor.plain_gradients(s).flatten(0, 1)
-            self.B = add_rows(None if self.B is None else self.B[0], g).unsqueeze(0)
+            self._add_rows(A)
 
     def finish(self, n: int) -> KroneckerPiece:  # noqa: D102
         if self.B is None:  # a process without examples
@@ -200,8 +191,7 @@ class EigenSum(Sum):
 
     def add(self, chunk: Chunk) -> None:  # noqa: D102
         factor, E = chunk.matrix(self.unit.blocks[0].names), self.basis
-        z, L = factor.block.sizes, self.basis.layout
-        assert z is not None
+        z, L = factor.block.matrix, self.basis.layout
         assert E.U_B is not None
         if factor.block.is_embedding:
             for s in pieces_of(factor, 4 * factor.k * z.d_out * z.positions):
@@ -245,8 +235,7 @@ def offsets_apart(A: Tensor, L: Homogeneous) -> Tensor:
 
 def homogeneous(unit: Unit) -> Homogeneous:
     """Layout of a matrix block's parameters."""
-    z, rule = unit.blocks[0].sizes, unit.blocks[0].rule
-    assert z is not None
+    z, rule = unit.blocks[0].matrix, unit.blocks[0].rule
     assert rule is not None
     offsets = prod(rule.kernel) if unit.sua and isinstance(rule, Conv) else 1
     return Homogeneous(z.groups, z.d_out, z.d_in // offsets, offsets, len(unit.names) == 2, rule.input_major)
@@ -255,31 +244,22 @@ def homogeneous(unit: Unit) -> Homogeneous:
 def build_pieces(data: Pass, units: list[Unit], space: ParameterSpace, centred: bool) -> tuple[list[Piece], list[int]]:
     """One pass over the data for all sums, a second for EKFAC's scalings (on the kept factors where they fit).
 
-    Of several processes, each gets the pieces that it owns; the numbers say of which units they are. Sums of a centred
-    metric are in float64, which a difference of two of them needs. The caller asks `data.finite` whether the outputs,
+    Of several processes, each gets the pieces that it owns, in rounds of layers whose sums fit in memory, each with
+    passes of its own; the numbers say of which units they are. Sums of a centred metric are in float64, which a
+    difference of two of them needs. The caller asks `data.finite` whether the outputs,
     and the pieces, are numbers: one wait for all of them.
     """
     data.copies = COPIES if centred else data.copies
-    if data.team.size > 1:
-        return _owned_pieces(data, units, space, centred)
-    pieces = _summed_pieces(data, units, wide(space) if centred else space, keep=centred)
-    if centred:
-        means = mean_gradients(data, units, wide(space))
-        data.kept = None
-        pieces = centred_pieces(pieces, [means[u] for u in units], space.dtype)
-    return pieces, list(range(len(units)))
-
-
-def _owned_pieces(data: Pass, units: list[Unit], space: ParameterSpace, centred: bool) -> tuple[list[Piece], list[int]]:
-    """Those of this process, in rounds of layers whose sums fit in memory, each with passes of its own."""
+    summed = wide(space) if centred else space
     found: list[Piece] = []
     mine: list[int] = []
     load, first = [0.0] * data.team.size, 0
-    for some in rounds(data, units, wide(space) if centred else space):
-        pieces = _summed_pieces(data, some, wide(space) if centred else space, keep=centred)
-        own, places = to_owners(data.team, pieces, load)
+    for some in rounds(data, units, summed) if data.team.size > 1 else [units]:
+        own, places = _summed_pieces(data, some, summed, keep=centred), list(range(len(some)))
+        if data.team.size > 1:
+            own, places = to_owners(data.team, own, load)
         if centred:
-            means = mean_gradients(data, some, wide(space))
+            means = mean_gradients(data, some, summed)
             data.kept = None
             own = centred_pieces(own, [means[some[j]] for j in places], space.dtype)
         found += own

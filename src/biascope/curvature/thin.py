@@ -4,8 +4,6 @@ A basis U is [g, d, d] or [g, d, r] (some columns), [g, h, d / h, d / h] (h bloc
 None for U_A.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -8,8 +8,6 @@ that is compared with both. Labels that are given as (inputs, labels) belong to 
 Without labels, an expectation over labels counts the positions that `attention_mask` marks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from inspect import Parameter, signature
@@ -91,8 +89,7 @@ def _shape_of_logits(f: Functional, one: Inputs) -> tuple[int, ...]:
         nonlocal shape
         logits = getattr(out, "logits", None)
         shape = tuple(logits.shape[1:]) if isinstance(logits, Tensor) and logits is not out else ()
-        tensor: Tensor = getattr(out, "logits", out) if f.output is None else f.output(out)
-        return tensor
+        return getattr(out, "logits", out) if f.output is None else f.output(out)
 
     with torch.no_grad():
         replace(f, output=look).outputs(f.params, one)

@@ -4,8 +4,6 @@ Logits [n, T, V] of a language model are the largest tensor there is. Probabilit
 for a few rows of them only; what is returned is the one tensor of that size that is needed, the scores.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

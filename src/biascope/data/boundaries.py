@@ -134,8 +134,7 @@ def middle(values: Tensor) -> Tensor:
     """Midpoint of the two middle values along the first axis: an even number of distinct values splits in half."""
     ordered = values.sort(0).values
     n = len(ordered)
-    found: Tensor = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
-    return found
+    return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
 
 
 def _from_reference(reference: Dataset, maker: str, bias: Bias, same: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -39,8 +39,7 @@ def run_group(group: Networks, x: Tensor, start: int, plan: Plan, per_network: b
     if plan.engine == "vmap":
         values = {**group.params, **group.buffers}
         run = vmap(lambda v, inputs: call_rows(group.template, v, inputs), in_dims=(0, 0 if per_network else None))
-        found: Tensor = run(values, piece)
-        return found
+        return run(values, piece)
     rows = []
     for i in range(len(group)):
         values, inputs = group.one(i), piece[i] if per_network else piece

@@ -91,7 +91,7 @@ class Initialiser:
                 low, high = max(start - b * self.block, 0), min(stop - b * self.block, self.block)
                 values = self._draw_block(seed, b, where)
                 parts.append({name: value[low:high] for name, value in values.items()})
-            values = {name: _join([part[name] for part in parts]) for name in parts[0]}
+            values = parts[0] if len(parts) == 1 else {n: torch.cat([part[n] for part in parts]) for n in parts[0]}
         else:
             built = [tensors_of(build(self.factory, derive(seed, "networks", i))) for i in range(start, stop)]
             values = {name: torch.stack([each[name] for each in built]).to(where) for name in built[0]}
@@ -338,10 +338,6 @@ def _seeded(seed: int) -> Iterator[None]:
 
 def _same(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
-
-
-def _join(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _words(step: Step) -> str:

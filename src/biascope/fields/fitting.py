@@ -169,8 +169,7 @@ def squared_error(out: Tensor, y: Tensor) -> Tensor:
     """Mean squared error of outputs [n, c] against values [n, c]; other shapes would be broadcast and are refused."""
     if out.shape != y.shape:
         raise InputError(f"the network gives {list(out.shape)}, but the values are {list(y.shape)}")
-    loss: Tensor = (out - y).square().mean()
-    return loss
+    return (out - y).square().mean()
 
 
 def finite_losses(losses: Sequence[Tensor]) -> Tensor:

@@ -156,8 +156,7 @@ def _outer(
         return params
 
     def mean_loss(params: Params, targets: Tensor) -> Tensor:
-        after: Tensor = vmap(lambda target: loss(adapted(params, target), target))(targets).mean()
-        return after
+        return vmap(lambda target: loss(adapted(params, target), target))(targets).mean()
 
     def reptile(params: Params, targets: Tensor) -> tuple[Params, Tensor]:
         after = vmap(lambda target: adapted(params, target))(targets)

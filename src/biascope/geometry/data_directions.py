@@ -45,8 +45,7 @@ def alignment_score(x: Tensor, G: Tensor) -> Tensor:
     flat = flat / largest  # squares of very large or small entries would leave the range of float64
     mean = G.diagonal().mean()  # of all directions; taken out, so that a multiple of I gives one score and not rounding
     uneven = G - mean * torch.eye(len(G), dtype=G.dtype, device=G.device)
-    scores: Tensor = mean + ((flat @ uneven) * flat).sum(1) / flat.square().sum(1)
-    return scores
+    return mean + ((flat @ uneven) * flat).sum(1) / flat.square().sum(1)
 
 
 @dataclass(frozen=True)

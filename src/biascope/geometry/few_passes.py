@@ -15,6 +15,8 @@ from biascope.linalg.stable import fix_signs, symmetrise
 from biascope.support.errors import InputError
 from biascope.support.seeds import generator
 
+OVERSAMPLING = 10  # columns of a block beyond those that are asked for
+
 
 def few_passes(
     product: Callable[[Tensor], Tensor],
@@ -23,7 +25,6 @@ def few_passes(
     *,
     passes: int,
     tol: float = 1e-3,
-    oversampling: int = 10,
     seed: int = 0,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
@@ -34,7 +35,7 @@ def few_passes(
     the eigenvalue it belongs to (against the largest one, any direction of a small eigenvalue would pass for found);
     warns when the passes end first, or rounding does not let it come so far. `converged` says which ones are found.
     """
-    width, rounding = min(dimension, k + oversampling), 100 * torch.finfo(dtype).eps
+    width, rounding = min(dimension, k + OVERSAMPLING), 100 * torch.finfo(dtype).eps
     start = torch.randn(dimension, width, generator=generator(seed, "few passes"), device="cpu").to(device, dtype)
     block = torch.linalg.qr(start)[0]
     basis, image = block.new_zeros(dimension, 0), block.new_zeros(dimension, 0)

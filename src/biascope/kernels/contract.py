@@ -74,10 +74,9 @@ def add_block(
     scratch: Scratch,
 ) -> None:
     """Add a matrix block's share to K in place; `two` is None for the symmetric kernel."""
-    assert one.block.sizes is not None
     if method == "contract":
         _add_contracted(K, one, two, outputs, workspace, scratch)
-    elif one.block.sizes.positions == 1:
+    elif one.block.matrix.positions == 1:
         _add_hadamard(K, one, two or one, two is None, outputs, workspace)
     else:
         _add_positions(K, one, two or one, two is None, outputs, workspace)
@@ -132,8 +131,7 @@ def _add_contracted(
     workspace: int,
     scratch: Scratch,
 ) -> None:
-    sizes = one.block.sizes
-    assert sizes is not None
+    sizes = one.block.matrix
     width = sizes.groups * sizes.d_in  # columns per output channel of each group
     rows = one.k * (one.n + (two.n if two is not None else 0))
     step = max(1, min(sizes.d_out, workspace // max(1, 2 * rows * width * one.grads[0].element_size())))
@@ -146,8 +144,7 @@ def _add_contracted(
 
 def weight_slice(x: MatrixFactor, out: slice, workspace: int, scratch: Scratch, name: str) -> Tensor:
     """Per-example weight gradients of some output channels [n, k, columns]; columns in no special order."""
-    s = x.block.sizes
-    assert s is not None
+    s = x.block.matrix
     width = out.stop - out.start
     J = scratch.take(name, (x.n, x.k, s.groups, width, s.d_in), x.grads[0])
     per_example = s.groups * (s.d_in + x.k * width) * s.positions * J.element_size()
@@ -225,8 +222,7 @@ def _add_positions(
     K: Tensor, one: MatrixFactor, two: MatrixFactor, symmetric: bool, outputs: str, workspace: int
 ) -> None:
     """T > 1: K[i, j] = sum_{t, t'} AA[it, jt'] <G_i[:, t], G_j[:, t']>."""
-    s = one.block.sizes
-    assert s is not None
+    s = one.block.matrix
     k, n1, n2, T, item = one.k, one.n, two.n, s.positions, _wide(one.grads[0].dtype).itemsize
     each = k * s.d_out if outputs == "full" else T
     pairs = max(1, workspace // (item * T * (T + 2 * each)))  # pairs of examples at a time

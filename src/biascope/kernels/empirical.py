@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from biascope.kernels.contract import Scratch, add_block, add_rows, mirror, small_rows
 from biascope.kernels.kernel import Kernel
-from biascope.kernels.plan import Plan, Strategy, make_plan
+from biascope.kernels.plan import MIRRORED, Plan, Strategy, make_plan, region
 from biascope.kernels.products import by_products
 from biascope.network.functional import Functional, ParamSelection, functional
 from biascope.network.layers.blocks import Anatomy, Block, Factor, MatrixFactor, RowsFactor, WiderError
@@ -26,6 +26,7 @@ from biascope.support.signatures import checked
 
 Outputs = Literal["full", "trace", "diagonal", "sum"] | int
 LOSSY = ("tf32", "bf16")  # precisions whose error is measured by default
+SAMPLED = 6  # examples of the block whose error is measured
 PLANS = 64  # kept per anatomy
 
 
@@ -85,11 +86,7 @@ def ntk(
         rest = params, output, by_layer, check
         return shared_ntk(processes(group), model, x, x2, outputs, strategy, precision, max_memory, *rest)
     f = functional(model, params, output, precision)
-    arguments = f.certificate.arguments
-    one = gather(x, "x", arguments)
-    two = None if x2 is None else gather(x2, "x2", arguments)
-    if two is not None:
-        check_pair(one, two)
+    one, two = gather_both(f, x, x2)
     if store is not None:
         from biascope.kernels.tiles import stored_ntk
 
@@ -105,14 +102,17 @@ def ntk(
         found = anatomy(f, one)
         job = Job.make(f, found, one, two, outputs, strategy, precision, max_memory)
         values, layers = job.run(by_layer)
-        error = None
-        if check or (check is None and precision in LOSSY):
-            error = measure_error(f, job.found, one, two, outputs, job.mode, values)
+        wanted = precision in LOSSY if check is None else check
+        error = measure_error(f, job.found, one, two, outputs, job.mode, values) if wanted else None
     return Kernel(values, outputs, job.mode, two is None, job.plan, error, layers, model_outputs=found.outputs)
 
 
-def check_pair(one: Inputs, two: Inputs) -> None:
-    """Refuse a cross kernel of inputs of different kinds or shapes."""
+def gather_both(f: Functional, x: Any, x2: Any) -> tuple[Inputs, Inputs | None]:
+    """The examples of x and of x2; inputs of different kinds or shapes have no cross kernel."""
+    one = gather(x, "x", f.certificate.arguments)
+    if x2 is None:
+        return one, None
+    two = gather(x2, "x2", f.certificate.arguments)
     a = [tuple(t.shape[1:]) for t in tensors_of(one)]
     b = [tuple(t.shape[1:]) for t in tensors_of(two)]
     if isinstance(one, dict) != isinstance(two, dict) or (isinstance(one, dict) and set(one) != set(two)):
@@ -122,6 +122,7 @@ def check_pair(one: Inputs, two: Inputs) -> None:
             raise InputError(f"x is {t.dtype} and x2 is {u.dtype}: inputs of one kind are needed, e.g. x2.to(x.dtype)")
     if a != b and not isinstance(one, dict):
         raise InputError(f"x2 has examples of shape {b[0]}, x of shape {a[0]}; they must agree")
+    return one, two
 
 
 def cotangents(outputs: Outputs, c: int) -> tuple[str, Tensor]:
@@ -281,13 +282,12 @@ def measure_error(
     outputs: Outputs,
     mode: str,
     values: Tensor,
-    count: int = 6,
 ) -> float:
     """Relative Frobenius error of a sampled block of a kernel (in the layout it is summed in) against float64."""
     n1, n2 = batch_size(one), batch_size(one if two is None else two)
     gen = torch.Generator().manual_seed(0)
-    i = torch.randperm(n1, generator=gen, device="cpu")[:count].sort().values
-    j = i if two is None else torch.randperm(n2, generator=gen, device="cpu")[:count].sort().values
+    i = torch.randperm(n1, generator=gen, device="cpu")[:SAMPLED].sort().values
+    j = i if two is None else torch.randperm(n2, generator=gen, device="cpu")[:SAMPLED].sort().values
     with arithmetic("float64"):
         other = None if two is None else take(two, j)
         job = Job.make(f.to(torch.float64), found, take(one, i), other, outputs, "auto", "float64", None)
@@ -396,15 +396,6 @@ def _keep(
 
 def place(K: Tensor, tile: Tensor, r: slice, c: slice | Tensor, mode: str, both: bool) -> None:
     """Write a tile at rows r and columns c, and its mirror image if `both`."""
-    if mode == "full":
-        K[:, r, :, c] = tile
-        if both:
-            K[:, c, :, r] = tile.permute(2, 3, 0, 1)
-    elif mode == "trace":
-        K[r, c] = tile
-        if both:
-            K[c, r] = tile.mT
-    else:
-        K[:, r, c] = tile
-        if both:
-            K[:, c, r] = tile.mT
+    K[region(mode, r, c)] = tile
+    if both:
+        K[region(mode, c, r)] = tile.permute(MIRRORED[mode])

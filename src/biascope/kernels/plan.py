@@ -1,8 +1,9 @@
 """The planner: count FLOPs and bytes of the possible contractions of every block, choose, and fit the memory budget."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from biascope.network.layers.blocks import Anatomy, Block
@@ -13,6 +14,7 @@ from biascope.support.tables import columns, grid
 METHODS = ("gram", "contract")
 Strategy = Literal["auto", "gram", "contract", "products"]
 SMALL = 2**27  # bytes of kernel and factors below which free memory is not measured
+MIRRORED = {"full": (2, 3, 0, 1), "trace": (1, 0), "diagonal": (0, 2, 1)}  # axes of a transposed kernel
 
 # FLOP/s and byte/s of a product and of a pass over memory. Only ratios matter; orders of magnitude are enough.
 SPEED = {"cpu": (6e10, 8e9), "cuda": (4e13, 3e12)}
@@ -98,6 +100,11 @@ class Plan:
         return "\n".join([*lines, columns(["parameters", "rule", "method", "FLOPs", "why"], rows)])
 
 
+def region(mode: str, r: Any, c: Any) -> Any:
+    """Rows r and columns c of a kernel's values, as an index of a tensor or an array."""
+    return {"full": np.s_[:, r, :, c], "trace": np.s_[r, c], "diagonal": np.s_[:, r, c]}[mode]
+
+
 def _cost(b: Block, method: str, outputs: str, n1: int, n2: int, k: int, half: float, item: int) -> tuple[float, float]:
     """(FLOPs, bytes moved) of one block."""
     pairs = half * n1 * n2
@@ -105,8 +112,7 @@ def _cost(b: Block, method: str, outputs: str, n1: int, n2: int, k: int, half: f
     rows2 = pairs * (k * k if outputs == "full" else k)
     if b.kind != "matrix":
         return 2 * rows2 * b.numel, item * (k * n * b.numel + 2 * rows2)
-    s = b.sizes
-    assert s is not None
+    s = b.matrix
     T, d_in, d_out = s.positions, s.d_in, s.d_out
     if method == "contract":
         form = 2.0 * k * n * T * b.numel
@@ -130,18 +136,17 @@ def _choose(
     if b.kind != "matrix":
         cost = _cost(b, "contract", outputs, n1, n2, k, half, item)
         return BlockPlan(b, "rows", cost[0], seconds(cost), factor, "gradients are formed at once")
-    assert b.sizes is not None
     costs = {m: _cost(b, m, outputs, n1, n2, k, half, item) for m in METHODS}
-    if b.sizes.groups > 1:
-        return BlockPlan(b, "contract", costs["contract"][0], seconds(costs["contract"]), factor, "grouped convolution")
-    if strategy in METHODS:
-        return BlockPlan(b, strategy, costs[strategy][0], seconds(costs[strategy]), factor, "asked for")
-    if b.sizes.d_in > 4096 and "embedding" in b.reason:
-        best, other = "gram", "contract"
+    if b.matrix.groups > 1:
+        best, why = "contract", "grouped convolution"
+    elif strategy in METHODS:
+        best, why = strategy, "asked for"
     else:
         best, other = sorted(METHODS, key=lambda m: seconds(costs[m]))
-    ratio = seconds(costs[other]) / max(seconds(costs[best]), 1e-30)
-    why = f"{other} would cost {ratio:.1f}x (T={b.sizes.positions})"
+        if b.matrix.d_in > 4096 and "embedding" in b.reason:
+            best, other = "gram", "contract"
+        ratio = seconds(costs[other]) / max(seconds(costs[best]), 1e-30)
+        why = f"{other} would cost {ratio:.1f}x (T={b.matrix.positions})"
     return BlockPlan(b, best, costs[best][0], seconds(costs[best]), factor, why)
 
 
@@ -156,7 +161,6 @@ def make_plan(
     dtype: torch.dtype,
     device: torch.device,
     budget: int,
-    kernel_bytes: int | None = None,
 ) -> Plan:
     """Choose a contraction per block and cut the work so that it fits the budget (in bytes, kernel included)."""
     symmetric = n2 is None
@@ -170,8 +174,7 @@ def make_plan(
     blocks = tuple(
         _choose(b, strategy, outputs, n1, m, k, half, store, speed) for b in map(found.narrowed, found.blocks)
     )
-    size = n1 * m * {"full": k * k, "trace": 1, "diagonal": k}[outputs] * item
-    kernel_bytes = size if kernel_bytes is None else kernel_bytes
+    kernel_bytes = n1 * m * {"full": k * k, "trace": 1, "diagonal": k}[outputs] * item
     room = int(0.85 * (budget - kernel_bytes))
     gradients = item * sum(b.output_numel for b in found.blocks)  # of one cotangent, per example
     batched = found.batched and room >= 4 * (found.activation_bytes + k * gradients)
@@ -189,7 +192,7 @@ def make_plan(
     tile = n1
     biggest = max(b.factor_bytes for b in blocks)
     if n1 * biggest > space or (not symmetric and (n1 + m) * biggest > space):
-        unit = size // (n1 * m)
+        unit = kernel_bytes // (n1 * m)
         tile = max(1, min(n1, int(space // (2 * biggest + 1))))
         while tile > 1 and 2 * tile * biggest + tile * tile * unit > space:
             tile -= max(1, tile // 8)

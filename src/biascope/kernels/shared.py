@@ -6,20 +6,18 @@ symmetric kernel, a rank takes the square on the diagonal that belongs to its ex
 far as half way around the circle of ranks: every pair of examples once, and as many for every rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from biascope.kernels.empirical import LOSSY, Job, Outputs, check_pair, measure_error, place
+from biascope.kernels.empirical import LOSSY, Job, Outputs, gather_both, measure_error, place
 from biascope.kernels.kernel import Kernel
 from biascope.kernels.plan import Strategy
 from biascope.network.functional import ParamSelection, functional
 from biascope.network.stream import anatomy
-from biascope.support.inputs import batch_size, gather, mark, refuse_samplers, take
+from biascope.support.inputs import batch_size, mark, refuse_samplers, take
 from biascope.support.memory import parse_bytes
 from biascope.support.precision import Precision, arithmetic
 from biascope.support.processes import Processes
@@ -46,11 +44,7 @@ def shared_ntk(
         f = functional(model, params, output, precision)
         for data, what in ((x, "x"), (x2, "x2")):
             refuse_samplers(data, what)
-        arguments = f.certificate.arguments
-        one = gather(x, "x", arguments)
-        two = None if x2 is None else gather(x2, "x2", arguments)
-        if two is not None:
-            check_pair(one, two)
+        one, two = gather_both(f, x, x2)
         data = [mark(some) if some is not None else None for some in (one, two)]
         team.agree(f.mark(), "the ranks have different networks (checksums of the parameters)")
         team.agree(data, "every rank must be given the same x and x2, all of it (checksums)")
@@ -75,9 +69,8 @@ def shared_ntk(
         else:
             team.sum(*layers.values())
             K = torch.stack(list(layers.values())).sum(0)
-        error = None
-        if check or (check is None and precision in LOSSY):
-            error = measure_error(f, found, one, two, outputs, whole.mode, K)
+        wanted = precision in LOSSY if check is None else check
+        error = measure_error(f, found, one, two, outputs, whole.mode, K) if wanted else None
     return Kernel(K, outputs, whole.mode, two is None, whole.plan, error, layers, model_outputs=found.outputs)
 
 

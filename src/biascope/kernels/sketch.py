@@ -211,8 +211,7 @@ class _Draw:
 
 def _factored(target: Tensor, x: MatrixFactor, draw: _Draw) -> None:
     """target [k, n, dim] += r^T M s for every group of channels."""
-    size = x.block.sizes
-    assert size is not None
+    size = x.block.matrix
     groups, d_in, d_out, T, dim = size.groups, size.d_in, size.d_out, size.positions, draw.dim
     like, name = target[0, 0], x.block.names[0]
     d = d_in + x.has_bias  # a bias is the weight of an input that is always 1

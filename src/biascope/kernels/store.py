@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from biascope.kernels.plan import MIRRORED, region
 from biascope.support.claims import LEASE, Claims
 from biascope.support.errors import CorruptError, InputError
 from biascope.support.files import (
@@ -197,8 +198,7 @@ class Store:
         return (s[1], s[3]) if self.config["mode"] == "full" else (s[-2], s[-1])
 
     def _region(self, place: Place) -> Any:
-        r, c = self.slices(place)
-        return {"full": np.s_[:, r, :, c], "trace": np.s_[r, c], "diagonal": np.s_[:, r, c]}[self.config["mode"]]
+        return region(self.config["mode"], *self.slices(place))
 
     def _parcel(self, place: Place) -> Path:
         return self.parcels / f"{_name(place)}.safetensors"
@@ -212,8 +212,7 @@ class Store:
         for place, values in tiles.items():
             array[self._region(place)] = values
             if self.config["symmetric"] and place[0] != place[1]:
-                axes = {"full": (2, 3, 0, 1), "trace": (1, 0), "diagonal": (0, 2, 1)}[self.config["mode"]]
-                array[self._region((place[1], place[0]))] = values.transpose(axes)
+                array[self._region((place[1], place[0]))] = values.transpose(MIRRORED[self.config["mode"]])
         array.flush()
         self._list({"row": p[0], "col": p[1], "checksum": _checksum(values)} for p, values in tiles.items())
 

@@ -1,7 +1,5 @@
 """Spectral density by stochastic Lanczos quadrature (Ubaru, Chen and Saad, 2017)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

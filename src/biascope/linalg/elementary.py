@@ -5,7 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from biascope.linalg.operator import LinearOperator, check_chunk, check_square
+from biascope.linalg.operator import LinearOperator, check_square
+from biascope.support.arguments import check_count
 from biascope.support.errors import InputError
 from biascope.support.limits import Matrix, Vector
 from biascope.support.signatures import checked
@@ -37,7 +38,7 @@ class Dense(LinearOperator):
 
     def to_dense(self, chunk: int = 256) -> Tensor:
         """A copy of the matrix, whatever the chunk."""
-        check_chunk(chunk)
+        check_count(chunk, "chunk")
         return self.matrix.clone()
 
 

@@ -114,7 +114,7 @@ class _Lanczos:
             self.scale = max(self.scale, theta.abs().max().item())
             error = self.beta * S[-1].abs()
             done = bool((error[:k] <= 0.5 * tol * self.scale).all())
-            if before is not None and not (done and self._close(theta[:k], before, tol)):
+            if before is not None and not (done and bool(((theta[:k] - before).abs() <= tol * self.scale).all())):
                 before = None  # something better came up
             if iteration == max_iterations or (done and not verify):
                 break
@@ -171,9 +171,6 @@ class _Lanczos:
             w = w - combined(coordinates(self.A, basis, w), basis)
             w = w / norms(self.A, w)
         return w
-
-    def _close(self, values: Tensor, before: Tensor, tol: float) -> bool:
-        return bool(((values - before).abs() <= tol * self.scale).all())
 
 
 def wanted_order(theta: Tensor, which: str) -> Tensor:

@@ -159,7 +159,7 @@ class LinearOperator:
         return ScipyOperator(self.shape, forward, rmatvec=backward, matmat=forward, rmatmat=backward, dtype=name)
 
     def _identity(self, chunk: int) -> Iterator[tuple[int, Tensor]]:
-        check_chunk(chunk)
+        check_count(chunk, "chunk")
         n = self.shape[1]
         for start in range(0, n, chunk):
             width = min(chunk, n - start)
@@ -384,11 +384,6 @@ def check_symmetric(A: Any, name: str = "A") -> LinearOperator:
 Operator = Annotated[LinearOperator, Rule(check_operator, "an operator")]
 SquareOperator = Annotated[LinearOperator, Rule(check_square, "a square operator")]
 SymmetricOperator = Annotated[LinearOperator, Rule(check_symmetric, "a symmetric operator")]
-
-
-def check_chunk(chunk: int) -> None:
-    """Refuse blocks of no columns."""
-    check_count(chunk, "chunk")
 
 
 def _scalar(value: Any) -> float:

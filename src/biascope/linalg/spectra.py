@@ -61,8 +61,7 @@ def principal_angles(U: Matrix, V: Matrix) -> Tensor:
         P, Q = Q, P
     cosines = torch.linalg.svdvals(P.T @ Q).clamp(max=1.0)
     sines = torch.linalg.svdvals(Q - P @ (P.T @ Q)).flip(0).clamp(max=1.0)
-    angles: Tensor = torch.where(cosines.square() < 0.5, cosines.acos(), sines.asin())
-    return angles
+    return torch.where(cosines.square() < 0.5, cosines.acos(), sines.asin())
 
 
 def subspace_overlap(U: Tensor, V: Tensor) -> float:

@@ -92,5 +92,4 @@ def fix_signs(A: LinearOperator, X: Tensor) -> Tensor:
     if A.spread is not None:
         every = A.spread.team.concatenate(peak)
         peak = every.gather(0, every.abs().argmax(0, keepdim=True))
-    flipped: Tensor = X * torch.where(peak < 0, -1.0, 1.0).to(X.dtype)
-    return flipped
+    return X * torch.where(peak < 0, -1.0, 1.0).to(X.dtype)

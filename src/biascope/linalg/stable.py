@@ -80,8 +80,3 @@ def thin_svd(X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     except RuntimeError as error:  # torch.linalg.LinAlgError; not exported by its stubs
         raise InputError(f"a matrix {list(X.shape)} has no singular values: it holds NaN or infinity") from error
     return Q @ U.to(X.dtype), s.to(X.dtype), Vh.to(X.dtype)
-
-
-def column_dots(X: Tensor, Y: Tensor) -> Tensor:
-    """Dot products of the columns of X and Y [n, k], added in float64; gives [k] in float64."""
-    return (X * Y).sum(0, dtype=torch.float64)

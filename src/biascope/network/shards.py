@@ -101,8 +101,7 @@ def is_sharded(t: Tensor) -> bool:
 
 def local(t: Tensor) -> Tensor:
     """What this process holds of a tensor."""
-    part: Tensor = t._local_tensor if is_sharded(t) else t  # type: ignore[attr-defined]
-    return part
+    return t._local_tensor if is_sharded(t) else t  # type: ignore[attr-defined]
 
 
 def dtensor(part: Tensor, like: Tensor) -> Tensor:
@@ -265,8 +264,7 @@ class Gathering(TorchFunctionMode):
 
 
 def _cut(t: Any) -> Cut | None:
-    cut: Cut | None = getattr(t, "_cut", None)
-    return cut
+    return getattr(t, "_cut", None)
 
 
 def _any_part(values: Any) -> bool:

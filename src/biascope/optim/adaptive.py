@@ -21,8 +21,6 @@ A learning rate above `LARGEST` at the start counts as `LARGEST`; from there on 
 relative to it. So 1.0 works: as far as can be trusted.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Who has the inverses of a layer, and how the other ranks come by its natural gradient."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

@@ -11,8 +11,6 @@ more. With P = U_B^T G, R = G U_A and Q = U_B^T G U_A the table of mean squares 
 and a table of multipliers acts on these four parts of G. No factor is formed: a running factor is its leading part.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal

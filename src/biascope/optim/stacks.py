@@ -124,8 +124,7 @@ class Stacks:
         if known is None or known[0] is not stack.basis.U_B or known[1] != stack.damping:
             known = stack.basis.U_B, stack.damping, make(stack.basis, stack.damping)
             self.following[stack.names] = known
-        value: T = known[2]
-        return value
+        return known[2]
 
 
 def join(pieces: Sequence[EigenPiece]) -> EigenPiece:

@@ -4,8 +4,6 @@ Every rank sees its own examples. What the factors are means of is added up over
 have the same running averages and any of them can save the state; eigenvectors come from the rank they are dealt to.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn

@@ -5,8 +5,6 @@ numbers beside what is held per example, a metric so much per example of a pass,
 theirs roughly.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,12 +1,11 @@
 """Small runs of a computation: how long they take, how much memory at the most, how many FLOPs."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from time import perf_counter
 from typing import Any
 
@@ -64,17 +63,14 @@ def peak_of(call: Callable[[], Any], device: torch.device) -> int:
 
 def _flops_of(call: Callable[[], Any]) -> float:
     aten = torch.ops.aten
-    with FlopCounterMode(display=False, custom_mapping={aten.addmm_: _addmm, aten.baddbmm_: _baddbmm}) as counter:
+    products = dict.fromkeys((aten.addmm_, aten.baddbmm_), _product)
+    with FlopCounterMode(display=False, custom_mapping=products) as counter:
         call()
     return float(counter.get_total_flops())
 
 
-def _addmm(into: Any, a: Any, b: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-    return int(2 * a[0] * a[1] * b[1])
-
-
-def _baddbmm(into: Any, a: Any, b: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-    return int(2 * a[0] * a[1] * a[2] * b[2])
+def _product(into: Any, a: Any, b: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    return int(2 * prod(a) * b[-1])
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from biascope.reports.html import Html, csv_link, join, page, tag
 from biascope.reports.ledger_rows import LEVELS, REPLICATIONS, VERDICTS, Row, provenance, summary, without_error
+from biascope.reports.published import citation
 from biascope.reports.study_page import finished
 from biascope.studies.claims import Document, Published, documents
 from biascope.studies.judging import Compared, Judgement
@@ -53,7 +54,7 @@ def ledger_page(rows: Sequence[Row], relative_to: Path | None = None, look: str 
     for key, document in known.items():
         mine = [row for row in rows if row.claim.paper == key]
         cards = join(_card(row, relative_to) for row in mine)
-        head = [tag("h2", document.title), tag("p", _source(document), class_="note")]
+        head = [tag("h2", document.title), tag("p", citation(document, titled=False), class_="note")]
         body.append(tag("section", *head, *outcome(mine, document), tag("div", cards, class_="claims")))
     subtitle = f"What the papers say, what was measured, and the runs that show it. {summary(rows)}"
     return page("Ledger of claims", body, subtitle, "Written by `biascope ledger` from run folders.", look)
@@ -63,15 +64,6 @@ def _pick(name: str, key: str, values: Sequence[str], everything: str, words: Se
     options = [tag("option", everything, value="")]
     options += [tag("option", word, value=value) for value, word in zip(values, words or values)]
     return tag("label", f"{name} ", tag("select", join(options), data_filter=key))
-
-
-def _source(document: Document) -> Html:
-    venue = document.venue or document.title
-    year = "" if document.year is None or str(document.year) in venue else f", {document.year}"
-    parts: list[object] = [f"{document.authors}. {venue}{year}."]
-    if document.arxiv:
-        parts += [" ", tag("a", f"arXiv:{document.arxiv}", href=f"https://arxiv.org/abs/{document.arxiv}")]
-    return join(parts)
 
 
 def outcome(rows: Sequence[Row], document: Document) -> list[Html]:

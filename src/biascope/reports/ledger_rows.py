@@ -307,21 +307,14 @@ def _decided(judgements: Sequence[Judgement]) -> tuple[Decided, ...]:
 
 def _largest(known: Sequence[Decided]) -> Decided:
     """The first that is not left open; of runs of the same scope one that contradicts goes first."""
-    settled = [each for each in known if each.part.holds is not None and each.part.gate and _counts(each)]
+    counted = [each for each in known if each.judgement.level != "not counted"]
+    settled = [each for each in counted if each.part.holds is not None and each.part.gate]
     if not settled:
         return known[0]
-    first = settled[0].judgement
-    alike = [
-        each
-        for each in settled
-        if (each.judgement.level, each.judgement.scope.share) == (first.level, first.scope.share)
-    ]
+    sizes = [(each.judgement.level, each.judgement.scope.share) for each in settled]
+    alike = [each for each, size in zip(settled, sizes) if size == sizes[0]]
     found = min(alike, key=lambda each: ("contradicted", "undecided", "supported").index(each.verdict))
     return known[0] if found.verdict == "undecided" else found  # undecided anyway: shown is the largest run
-
-
-def _counts(decided: Decided) -> bool:
-    return decided.judgement.level != "not counted"
 
 
 def _networks(judgement: Judgement) -> tuple[str, ...]:

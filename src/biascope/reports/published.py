@@ -15,11 +15,11 @@ MOST = 24  # numbers in one chart
 WIDE = 50.0  # ratio of the largest to the smallest number from which the axis is logarithmic
 
 
-def citation(document: Document) -> Html:
+def citation(document: Document, titled: bool = True) -> Html:
     """Authors, title, venue and year of a document, with a link to arXiv where it is there."""
     venue = document.venue or document.title
-    title = "" if venue == document.title else f"{document.title}. "
-    year = "" if str(document.year) in venue else f", {document.year}"
+    title = f"{document.title}. " if titled and venue != document.title else ""
+    year = "" if document.year is None or str(document.year) in venue else f", {document.year}"
     parts: list[object] = [f"{document.authors}. {title}{venue}{year}."]
     if document.arxiv:
         parts += [" ", tag("a", f"arXiv:{document.arxiv}", href=f"https://arxiv.org/abs/{document.arxiv}")]

@@ -4,8 +4,6 @@ Only the loopback address is served, every address begins with a secret token, a
 folder can be read. Pages of the folder are shown in a sandbox: their scripts cannot ask this server for anything.
 """
 
-from __future__ import annotations
-
 import html as _html
 import json
 import secrets

@@ -1,7 +1,5 @@
 """What a folder of probes, runs and pages holds at this moment, as plain data for `biascope watch`."""
 
-from __future__ import annotations
-
 import html
 import json
 import math

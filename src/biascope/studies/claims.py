@@ -198,10 +198,9 @@ def claims(file: Path | None = None) -> tuple[Claim, ...]:
     return tuple(sorted(made, key=lambda claim: order.index(claim.paper)))
 
 
-def claims_of(study: str, options: Mapping[str, Any] | None = None) -> tuple[Claim, ...]:
-    """The claims that name a study, the one it is about first; with options, only those that such a run can test."""
-    mine = [claim for claim in claims() if study in claim.studies]
-    return tuple(mine if options is None else [claim for claim in mine if claim.selects(options)])
+def claims_of(study: str) -> tuple[Claim, ...]:
+    """The claims that name a study, the one it is about first."""
+    return tuple(claim for claim in claims() if study in claim.studies)
 
 
 def _homes(name: str) -> list[Path]:

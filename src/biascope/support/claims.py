@@ -17,7 +17,6 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
 from typing import Any
 
 from biascope.support.files import explain_write_errors
@@ -41,9 +40,7 @@ class Claims:
     def __enter__(self) -> Claims:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Give everything back: others need not wait for the lease."""
         self.ended.set()
         if self.thread is not None:

@@ -8,8 +8,6 @@ Functions and items reach Ray's workers by cloudpickle, which takes functions wi
 forked, so that nothing is sent to them at all. What a function returns comes back pickled, tensors on the CPU.
 """
 
-from __future__ import annotations
-
 import importlib
 import multiprocessing
 import os

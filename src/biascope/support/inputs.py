@@ -52,7 +52,7 @@ def take(inputs: Inputs, index: slice | Tensor) -> Inputs:
 def check_inputs(inputs: Any, what: str = "x") -> Inputs:
     """Validate one batch: tensors with equal leading size, at least one example, finite; arrays become tensors."""
     if isinstance(inputs, Mapping):
-        inputs = {k: v if _holds_words(v) else to_tensor(v, str(k)) for k, v in inputs.items() if k != "labels"}
+        inputs = {k: v if holds_words(v) else to_tensor(v, str(k)) for k, v in inputs.items() if k != "labels"}
         if not inputs or not all(isinstance(v, Tensor) for v in inputs.values()):
             raise InputError(
                 f"{what}: a dict of inputs must hold tensors only, one per keyword argument of the model"
@@ -74,8 +74,7 @@ def check_inputs(inputs: Any, what: str = "x") -> Inputs:
         if t.is_floating_point() and t.numel() and not is_finite(t):
             bad = int((~torch.isfinite(t.reshape(t.shape[0], -1)).all(1)).nonzero()[0])
             raise InputError(f"{name} has a NaN or infinity, first in example {bad}")
-    checked: Inputs = map_inputs(inputs, lambda t: t.clone() if t.is_inference() else t)  # autograd refuses those
-    return checked
+    return map_inputs(inputs, lambda t: t.clone() if t.is_inference() else t)  # autograd refuses those
 
 
 def _odd_entry(inputs: Mapping[str, Any]) -> str:
@@ -172,7 +171,7 @@ def batches(
 
 def _numbered(labels: Any, where: str) -> Any:
     """Labels of one batch of several as a tensor; words have no numbers that all batches share."""
-    if _holds_words(labels):
+    if holds_words(labels):
         raise InputError(
             f"{where}: its labels are words; number the classes in the data set, e.g. classes = sorted(set(words)) and "
             "classes.index(word), so that all batches have the same numbers"
@@ -180,7 +179,8 @@ def _numbered(labels: Any, where: str) -> Any:
     return to_tensor(labels, "y")
 
 
-def _holds_words(values: Any) -> bool:
+def holds_words(values: Any) -> bool:
+    """Whether these are words, as labels may be."""
     return isinstance(values, list | tuple) and bool(values) and isinstance(values[0], str)
 
 

@@ -12,14 +12,11 @@ An error on one rank inside `with` is raised on all of them: before every collec
 other whether one has failed. `team.check()`, in a long loop without collectives, asks in between.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -41,9 +38,7 @@ class Processes:
     def __enter__(self) -> None:
         """From here on an error on one rank is an error on all."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """All ranks have come this far, or all raise."""
 
     def check(self) -> None:
@@ -121,9 +116,7 @@ class Group(Processes):
         self.meetings = 0  # as many on every rank
         self.asked = 0.0
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self._meet(None)
         elif isinstance(error, Exception) and not self.broken and not hasattr(error, "rank"):

@@ -116,8 +116,7 @@ def radial_share(functions: Tensor, points: Tensor) -> Tensor:
     values = functions[..., inside].double()
     values = values - values.mean(-1, keepdim=True)
     counts = ring.sum(0)
-    share: Tensor = ((values @ ring).square() / counts.clamp_min(1)).sum(-1) / values.square().sum(-1)
-    return share
+    return ((values @ ring).square() / counts.clamp_min(1)).sum(-1) / values.square().sum(-1)
 
 
 def _charts(

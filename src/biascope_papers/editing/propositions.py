@@ -40,8 +40,7 @@ def propositions(
 
     def drawn(phi: Tensor) -> Tensor:
         f = phi @ torch.randn(phi.shape[1], draws, generator=generator(run.seed, "draws"), dtype=torch.float64)
-        share: Tensor = f[~domain].square().sum(0) / f.square().sum(0)
-        return share
+        return f[~domain].square().sum(0) / f.square().sum(0)
 
     shares = {name: drawn(phi) for name, phi in spans.items()}
     least = {name: worst(phi) for name, phi in spans.items()}
@@ -78,5 +77,4 @@ def _fourier(n: int, atoms: int) -> Tensor:
     rows = [torch.ones_like(angle) / 2**0.5]
     for k in range(1, atoms // 2 + 1):
         rows += [torch.cos(k * angle), torch.sin(k * angle)]
-    made: Tensor = torch.stack(rows[:atoms], 1) * math.sqrt(2 / n)
-    return made
+    return torch.stack(rows[:atoms], 1) * math.sqrt(2 / n)

@@ -116,8 +116,7 @@ def mean_frequencies(images: Tensor) -> Tensor:
     power = torch.from_numpy(dctn(images.double().numpy(), axes=(1, 2), norm="ortho")).square()
     rows, columns = (torch.arange(n, dtype=torch.float64) / 2 for n in images.shape[1:])
     radius = (rows[:, None].square() + columns.square()).sqrt()
-    means: Tensor = (power * radius).sum((1, 2)) / power.sum((1, 2))
-    return means
+    return (power * radius).sum((1, 2)) / power.sum((1, 2))
 
 
 def principal(images: Tensor, k: int) -> Tensor:

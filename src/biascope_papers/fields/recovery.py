@@ -5,8 +5,6 @@ an odd index are empty whatever the weights, and the mean of the four half-shift
 leave the end point out. As published: one photograph in colour (scikit-image's astronaut), errors over weights.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

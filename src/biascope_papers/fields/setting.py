@@ -5,8 +5,6 @@ Older runs have chest X-rays; smoke runs draw ellipses with eyes. Networks are d
 is made of a network and a seed is kept in the cache folder of the data too (`fields/`), by setting, seed and code.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
@@ -282,8 +280,7 @@ def grey_images(name: str, split: Literal["train", "test"], n: int, side: int, s
         return ellipses(n, side, seed)
     weights = torch.tensor([0.299, 0.587, 0.114])
     found = colour_images(name, split, n, side, seed)
-    grey: Tensor = (found * weights[:, None, None]).sum(1) if found.shape[1] == 3 else found[:, 0]
-    return grey
+    return (found * weights[:, None, None]).sum(1) if found.shape[1] == 3 else found[:, 0]
 
 
 def colour_images(name: str, split: Literal["train", "test"], n: int, side: int, seed: int) -> Tensor:

@@ -109,8 +109,7 @@ def probe_floor(gradients: Tensor) -> float:
 
 
 def _pairs(sums: Tensor, w: Tensor) -> Tensor:
-    found: Tensor = torch.einsum("tij,i,j->t", sums, w, w)
-    return found
+    return torch.einsum("tij,i,j->t", sums, w, w)
 
 
 @dataclass(frozen=True)

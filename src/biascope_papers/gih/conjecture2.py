@@ -131,8 +131,7 @@ def moved(
         return {"g": g, "u": u, "fit": (logits.argmax(-1).cpu() == y[:2000].cpu()).float().mean(1)}
 
     def product(a: Tensor, b: Tensor) -> Tensor:
-        found: Tensor = torch.einsum("rpi,rpj->rij", a, b)
-        return found
+        return torch.einsum("rpi,rpj->rij", a, b)
 
     factors, found = watched(run, f"moved {net}", task, runs, times, look), {}
     for t in times:

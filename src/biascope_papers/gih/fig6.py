@@ -99,8 +99,7 @@ def fig6(
 def guiding(S: Tensor, G: Tensor, directions: Directions, ridge: float) -> Tensor:
     """Orthonormal rows [D, D], in the order in which they are removed."""
     if directions == "gsg":
-        rows: Tensor = psd_eigh(gsg(G, S)).vectors.T.contiguous()
-        return rows
+        return psd_eigh(gsg(G, S)).vectors.T.contiguous()
     return generalised_directions(S, G, ridge=ridge).directions
 
 

@@ -131,8 +131,7 @@ def boundary_value(projection: Tensor, angle: Tensor, boundary: Boundary) -> Ten
 def middle(values: Tensor) -> Tensor:
     """Midpoint of the two middle values along the first axis: an even number of distinct values splits in half."""
     ordered, n = values.sort(0).values, len(values)
-    found: Tensor = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
-    return found
+    return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
 
 
 def boundary_task(

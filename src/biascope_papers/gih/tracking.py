@@ -186,8 +186,7 @@ def stacks(recorded: Initialiser, x: Tensor, y: Tensor, criterion: Criterion = F
 
 def logits_of(out: Any) -> Tensor:
     """The tensor of an output, which an own network may hold as `logits`."""
-    found: Tensor = out if isinstance(out, Tensor) else out.logits
-    return found
+    return out if isinstance(out, Tensor) else out.logits
 
 
 def train_stack(task: Task, indices: range, watch: Watch) -> None:
@@ -208,8 +207,7 @@ def train_stack(task: Task, indices: range, watch: Watch) -> None:
 
     def losses(batch: Tensor) -> Tensor:  # [T, b] -> [T]
         if T > 1:
-            found: Tensor = vmap(loss, randomness="different")(params, buffers, x[batch], y[batch])
-            return found
+            return vmap(loss, randomness="different")(params, buffers, x[batch], y[batch])
         first, second = ({k: v[0] for k, v in part.items()} for part in (params, buffers))
         return loss(first, second, x[batch[0]], y[batch[0]])[None]
 

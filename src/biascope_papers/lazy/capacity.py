@@ -6,8 +6,6 @@ interpolated, l^c = 1 + c (l - 1), from white (c = 0) to the features' own (c = 
 eigenvalues. How large the first is at c = 1 is set by `cutoff`: the spectrum ends in rounding.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Annotated

@@ -4,8 +4,6 @@ Progress is a quantity that falls while a network learns (a loss, or 1 - accurac
 progress where it first gets there; between probes it is interpolated.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal

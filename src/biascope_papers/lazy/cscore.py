@@ -4,8 +4,6 @@ C(x, y) = mean over subset sizes of P[f(x; D) = y], D a random subset of that si
 Many networks are trained together; each one votes on the examples it has not seen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast

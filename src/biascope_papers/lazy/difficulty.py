@@ -5,8 +5,6 @@ start on the same batches with alpha = 1 and with a large alpha. The spread is t
 minus that of the easiest. A run of Fig. 5.2 has the numbers and charts of C.5 too, and the other way round.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The same network is trained from the same start on the same batches with alpha =
 with alpha = 1 and learning rates over orders of magnitude.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -119,7 +117,8 @@ def compared(runs: Runs, of: str = "") -> dict[str, Estimate]:
     best = Estimate.of([float(h.losses("test").min() - one.losses("test").min()) for h, one in zip(hasty, lazy)])
     turned = all(int(t.losses("test").argmin()) < len(t.steps) - 1 for t in (*hasty, *lazy))
     final = best if turned else Estimate(best.value, None, best.n)
-    return {GAP: noisy_gap(hasty, lazy), BEST: best, FINAL: final, **lowest_alignment(lazy, of)}
+    gap = estimate(paired_differences(hasty, lazy, clean_loss, lambda t: t.losses("noisy")))
+    return {GAP: gap, BEST: best, FINAL: final, **lowest_alignment(lazy, of)}
 
 
 def accuracies(runs: Runs) -> dict[str, Estimate]:
@@ -145,13 +144,6 @@ def accuracy(part: str, trajectory: Trajectory) -> Tensor:
 def first_phase(group: Sequence[Trajectory]) -> Estimate:
     """How far the loss of the noisy examples rises above its start before it falls."""
     return Estimate.of([float(t.losses("noisy").max() - t.losses("noisy")[0]) for t in group])
-
-
-def noisy_gap(
-    one: Sequence[Trajectory], other: Sequence[Trajectory], also: Sequence[Sequence[Trajectory]] = ()
-) -> Estimate:
-    """Noisy loss of one minus that of the other at equal clean loss, where the runs of `also` have been as well."""
-    return estimate(paired_differences(one, other, clean_loss, lambda t: t.losses("noisy"), also))
 
 
 def clean_loss(trajectory: Trajectory) -> Tensor:

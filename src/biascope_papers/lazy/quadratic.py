@@ -6,8 +6,6 @@ space: generic bases (seeded rotations), and the one aligned with the labels, wh
 groups are read where the error of the easy group first is below four levels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated

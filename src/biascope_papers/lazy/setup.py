@@ -1,7 +1,5 @@
 """What these studies train on and how: images and networks by name, at every size, and the regimes of training."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal

@@ -5,8 +5,6 @@ to 9) of most training examples. The colour is so strong that hardly anything el
 to compete. Accuracy without the feature is read where that with it is equal.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal
 

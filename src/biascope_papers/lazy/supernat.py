@@ -5,8 +5,6 @@ Labels y = phi + P_noise eps of features [phi, phi_noise]. The printed P_noise =
 used. Test error is that of the clean target phi.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Annotated, Any

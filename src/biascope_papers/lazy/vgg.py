@@ -1,7 +1,5 @@
 """Figs. C.3 and C.4: the experiments of Fig. 5.2 (label noise, groups by C-score) with a VGG-11 instead of a ResNet."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from biascope.studies import Run, StudyResult, study

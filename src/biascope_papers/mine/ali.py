@@ -4,8 +4,6 @@ The reconstruction error is at most KL(q(x, z) | p(x, z)) - I_q(x; z) + H_q(x) (
 rates are those of Fig. 5.4, where also stands when a mode is found; the dimensions of the code are not given.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -5,8 +5,6 @@ e])) or added to the input (enc(x + s e)). All have the same hidden layers, orde
 is tuned. Hyperparameters not printed are those of Alemi et al. Predictions of random encoders are means over draws.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache

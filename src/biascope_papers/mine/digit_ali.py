@@ -4,8 +4,6 @@ Networks and objectives: Tables C.4 to C.7 and Eq. 19. Accuracy is the share of 
 image's true label by a classifier trained here; MS-SSIM has the two scales that 28 pixels allow.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise

@@ -4,8 +4,6 @@ The generator maximises log D(G(e, c)) + beta I(G(e, c); c), clipped (Eq. 17, C.
 D). Both arms have the same initial networks, data and latent draws. The text shows pictures and no number.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Networks of all seeds side by side: one tensor operation trains them all, each as it would be trained alone."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial

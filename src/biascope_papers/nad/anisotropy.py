@@ -113,13 +113,11 @@ def radius(side: int) -> Tensor:
 
 def mean_frequency(directions: Tensor) -> Array:
     """Mean distance from DC [k] of directions [k, side, side], weighted by energy, in cycles per image."""
-    found: Array = (energy(directions) * radius(directions.shape[-1])).sum((1, 2)).numpy()
-    return found
+    return (energy(directions) * radius(directions.shape[-1])).sum((1, 2)).numpy()
 
 
 def radial(directions: Tensor) -> Array:
     """Energy [k, distances] of directions [k, side, side] by distance from DC in whole cycles."""
     at = radius(directions.shape[-1]).round().long().flatten()
     power = energy(directions).flatten(1)
-    found: Array = power.new_zeros(len(power), int(at.max()) + 1).index_add_(1, at, power).numpy()
-    return found
+    return power.new_zeros(len(power), int(at.max()) + 1).index_add_(1, at, power).numpy()

@@ -185,8 +185,7 @@ def train_directions(
         start += len(pieces[-1]["test"])
 
     def joined(key: str) -> Array:
-        found: Array = torch.cat([each[key] for each in pieces]).double().numpy()
-        return found
+        return torch.cat([each[key] for each in pieces]).double().numpy()
 
     return Trained(joined("test"), joined("train"), joined("losses") if keep_losses else np.empty(0))
 

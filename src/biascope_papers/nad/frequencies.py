@@ -69,30 +69,12 @@ def partners(basis: FourierBasis) -> Array:
     return np.array([-1 if partner == i else partner for i, partner in enumerate(found)])
 
 
-def replicated_gap(values: Array, partner: Array, share: float = 0.25) -> Estimate | None:
+def replicated_gap(values: Array, partner: Array, share: float = 0.25, by_twins: bool = False) -> Estimate | None:
     """Mean of the best minus mean of the worst bins, chosen by one of each transposed pair and measured by the other.
 
     Done in both orders and averaged; the standard error is the larger of the two (they are not independent). None with
-    fewer than four pairs. Without any dependence on the frequency its expectation is zero.
-    """
-    first = np.array([i for i, j in enumerate(partner) if j > i], dtype=int)
-    if len(first) < 4:
-        return None
-    second, take = partner[first], max(2, round(share * len(first)))
-    gaps, errors = [], []
-    for choose, measure in ((values[first], values[second]), (values[second], values[first])):
-        order = np.argsort(choose, kind="stable")
-        low, high = measure[order[:take]], measure[order[-take:]]
-        gaps.append(high.mean() - low.mean())
-        errors.append(np.sqrt((high.var(ddof=1) + low.var(ddof=1)) / take))
-    return Estimate(float(np.mean(gaps)), float(max(errors)), len(first))
-
-
-def extremes(values: Array, partner: Array, share: float = 0.1) -> Estimate | None:
-    """Mean of the best minus mean of the worst bins, chosen by one of each transposed pair and measured by the other.
-
-    As `replicated_gap`, but of the ends of the map, and with the error of repeated measurements alone, from how far the
-    twins of the chosen pairs differ: how unlike the best bins are among themselves is no error, it is what is claimed.
+    fewer than four pairs. Without any dependence on the frequency its expectation is zero. The error is of the spread
+    of the bins that were chosen, or, `by_twins`, of repeated measurements alone, from how far the twins differ.
     """
     first = np.array([i for i, j in enumerate(partner) if j > i], dtype=int)
     if len(first) < 4:
@@ -102,18 +84,24 @@ def extremes(values: Array, partner: Array, share: float = 0.1) -> Estimate | No
     gaps, errors = [], []
     for choose, measure in ((values[first], values[second]), (values[second], values[first])):
         order = np.argsort(choose, kind="stable")
-        low, high = order[:take], order[-take:]
-        gaps.append(measure[high].mean() - measure[low].mean())
-        errors.append(np.sqrt((noise[high].mean() + noise[low].mean()) / take))
-    return Estimate(float(np.mean(gaps)), float(max(errors)), 2 * take)
+        ends = order[-take:], order[:take]
+        high, low = (measure[end] for end in ends)
+        gaps.append(high.mean() - low.mean())
+        spread = sum(noise[end].mean() for end in ends) if by_twins else high.var(ddof=1) + low.var(ddof=1)
+        errors.append(np.sqrt(spread / take))
+    return Estimate(float(np.mean(gaps)), float(max(errors)), 2 * take if by_twins else len(first))
+
+
+def extremes(values: Array, partner: Array) -> Estimate | None:
+    """`replicated_gap` of the ends of the map: how unlike the best bins are among themselves is no error there."""
+    return replicated_gap(values, partner, 0.1, by_twins=True)
 
 
 def worst_by_partner(values: Array, partner: Array, share: float = 0.5) -> Array:
     """Positions of the bins whose transposed twin is among the worst: chosen without looking at the bin itself."""
     paired = np.array([i for i, j in enumerate(partner) if j >= 0], dtype=int)
     order = np.argsort(values[partner[paired]], kind="stable")
-    chosen: Array = np.sort(paired[order[: round(share * len(paired))]])
-    return chosen
+    return np.sort(paired[order[: round(share * len(paired))]])
 
 
 def reliability(values: Array, partner: Array) -> float:

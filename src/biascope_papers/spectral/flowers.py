@@ -360,8 +360,7 @@ def fig_a_13(
 def log_slope(x: Tensor, y: Tensor) -> Tensor:
     """Slopes [...] of the least-squares lines of log y [..., n] over log x [n]."""
     at = x.double().log() - x.double().log().mean()
-    found: Tensor = (y.double().log() * at).sum(-1) / at.square().sum()
-    return found
+    return (y.double().log() * at).sum(-1) / at.square().sum()
 
 
 def nearest_probability(x: Tensor, y: Tensor, queries: Tensor, neighbours: int) -> Tensor:

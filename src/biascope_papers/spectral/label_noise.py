@@ -179,8 +179,7 @@ def fig3_5(
     def share(moment: Tensor, band: slice) -> Tensor:
         """Of each run, at its own moment [runs]."""
         own = spectra[moment, torch.arange(runs)]
-        found: Tensor = (own[:, band] * tau[band]).sum(1) / tau[band].square().sum()
-        return found
+        return (own[:, band] * tau[band]).sum(1) / tau[band].square().sum()
 
     best = validation.argmin(0)
     end = torch.full_like(best, len(at) - 1)

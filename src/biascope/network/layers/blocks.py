@@ -74,6 +74,12 @@ class Block:
     rule: MatrixRule | None = None  # matrix: that of the first use; all have its signature
     live: tuple[int, int] | None = None  # the positions looked at, where not all are: see `Anatomy.narrowed`
 
+    @property
+    def matrix(self) -> Sizes:
+        """The sizes of a block that is a matrix."""
+        assert self.sizes is not None
+        return self.sizes
+
     @cached_property
     def is_plain(self) -> bool:
         """One use by a linear layer, one position: no more than a matrix of inputs and one of gradients."""

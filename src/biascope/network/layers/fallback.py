@@ -14,9 +14,7 @@ from biascope.network.functional import Functional
 from biascope.support.inputs import Inputs, batch_size, map_inputs, take
 
 
-def per_example_gradients(
-    f: Functional, names: list[str], inputs: Inputs, cotangents: Tensor, chunk: int | None = None
-) -> dict[str, Tensor]:
+def per_example_gradients(f: Functional, names: list[str], inputs: Inputs, cotangents: Tensor) -> dict[str, Tensor]:
     """Rows of the Jacobian for some parameters.
 
     Args:
@@ -24,21 +22,13 @@ def per_example_gradients(
         names: the parameters to differentiate.
         inputs: n examples.
         cotangents: [k, n, c]; row (j, i) is the gradient of sum_c cotangents[j, i, c] f_c(x_i).
-        chunk: examples per vmap call.
 
     Returns:
         {name: [k, n, numel]}.
     """
-    n = batch_size(inputs)
-    chunk = n if chunk is None else max(1, min(chunk, n))
-    parts = []
-    gradients = _vmapped if _vmap_is_right(f, names, inputs, cotangents) else _one_by_one
-    if gradients is _vmapped and chunk == 1:
-        gradients = _one_by_one  # a vmap over one example is not what was looked at, and saves nothing
-    for start in range(0, n, chunk):
-        piece = take(inputs, slice(start, start + chunk))
-        parts.append(gradients(f, names, piece, cotangents[:, start : start + chunk]))
-    return {name: torch.cat([p[name] for p in parts], 1) for name in names} if len(parts) > 1 else parts[0]
+    # a vmap over one example is not what was looked at, and saves nothing
+    mapped = _vmap_is_right(f, names, inputs, cotangents) and batch_size(inputs) > 1
+    return (_vmapped if mapped else _one_by_one)(f, names, inputs, cotangents)
 
 
 _TRUSTED: WeakKeyDictionary[nn.Module, dict[object, bool]] = WeakKeyDictionary()

@@ -424,7 +424,7 @@ HANDLERS[F.layer_norm] = _norm("input normalized_shape weight bias eps", False)
 HANDLERS[F.rms_norm] = _norm("input normalized_shape weight eps", False)
 
 
-def _broadcast(sign_left: float, sign_right: float, product: bool) -> Handler:
+def _broadcast(right_sign: float, product: bool) -> Handler:
     """x op p or p op x: the parameter is spread over the examples, never the other way round."""
 
     def handler(r: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -438,13 +438,11 @@ def _broadcast(sign_left: float, sign_right: float, product: bool) -> Handler:
             return NotImplemented
         out = func(*args)
         saved = x.expand(out.shape) if product else None
-        return r.note(out, Broadcast(tuple(p.shape), sign_left if left else sign_right), {"weight": p}, saved)
+        return r.note(out, Broadcast(tuple(p.shape), 1.0 if left else right_sign), {"weight": p}, saved)
 
     return handler
 
 
-HANDLERS |= dict.fromkeys(
-    (torch.add, _T.add, _T.__add__, _T.__radd__, _T.add_, _T.__iadd__), _broadcast(1.0, 1.0, product=False)
-)
-HANDLERS |= dict.fromkeys((torch.sub, _T.sub, _T.__sub__, _T.sub_, _T.__isub__), _broadcast(1.0, -1.0, product=False))
-HANDLERS |= dict.fromkeys((torch.mul, _T.mul, _T.__mul__, _T.__rmul__), _broadcast(1.0, 1.0, product=True))
+HANDLERS |= dict.fromkeys((torch.add, _T.add, _T.__add__, _T.__radd__, _T.add_, _T.__iadd__), _broadcast(1.0, False))
+HANDLERS |= dict.fromkeys((torch.sub, _T.sub, _T.__sub__, _T.sub_, _T.__isub__), _broadcast(-1.0, False))
+HANDLERS |= dict.fromkeys((torch.mul, _T.mul, _T.__mul__, _T.__rmul__), _broadcast(1.0, True))

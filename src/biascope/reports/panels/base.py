@@ -302,3 +302,9 @@ def first_output(subject: Subject, network: nn.Module, x: Tensor) -> Tensor:
 def all_outputs(subject: Subject, network: nn.Module, x: Tensor) -> Tensor:
     """The outputs of the network at x, [n, c]; anything but a tensor with the batch first is refused in words."""
     return one_tensor(subject.name, network(x), x)
+
+
+def output_count(subject: Subject) -> int:
+    """How many outputs the network has."""
+    with torch.no_grad():
+        return subject.once("outputs", lambda: all_outputs(subject, subject.network, subject.inputs(1)).shape[1])

@@ -20,7 +20,7 @@ from biascope.ensembles import train_ensemble
 from biascope.reports import figures
 from biascope.reports.html import Html, figure, table
 from biascope.reports.panels import input_geometry
-from biascope.reports.panels.base import Panel, Subject, all_outputs, card_panel, refuse_dense
+from biascope.reports.panels.base import Panel, Subject, card_panel, output_count, refuse_dense
 from biascope.reports.panels.pace import Pace
 from biascope.reports.study_page import fact_list
 from biascope.studies import Estimate
@@ -109,7 +109,6 @@ def directions(spectrum: input_geometry.InputSpectrum, subject: Subject) -> list
 
 def train(subject: Subject, chosen: list[Tensor], effort: Effort = EFFORTS[0]) -> Tensor:
     """Test accuracy [directions, seeds] of fresh networks."""
-    outputs = all_outputs(subject, subject.network, subject.inputs(1)).shape[1]
     done = train_ensemble(
         subject.initialiser(),
         Tasks(chosen, effort.examples, subject.seed, "train", effort.seeds),
@@ -117,7 +116,7 @@ def train(subject: Subject, chosen: list[Tensor], effort: Effort = EFFORTS[0]) -
         epochs=effort.epochs,
         batch_size=BATCH,
         lr=LR,
-        loss="bce" if outputs == 1 else "cross-entropy",
+        loss="bce" if output_count(subject) == 1 else "cross-entropy",
         seed=derive(subject.seed, "card trainings") % 2**31,
         device=subject.device,
         engine="auto" if subject.on_gpu else "loop",

@@ -1,6 +1,6 @@
 """Labelled data as people hold it, for a card: a name, a file, arrays, columns of a table, a data set, a loader."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from biascope import data
 from biascope.support.errors import InputError, near
+from biascope.support.inputs import holds_words
 from biascope.support.readers import X_NAMES, Y_NAMES, as_loader, drawn, pair_of, to_tensor
 from biascope.support.seeds import generator
 
@@ -127,14 +128,14 @@ def _from_batches(given: Iterable[Any], seed: int) -> tuple[Any, Any]:
     y: list[Any] = []
     count = 0
     with torch.random.fork_rng(devices=[]):  # a loader that shuffles draws from the global state
-        for item in _batches(given):
+        for item in islice(given, 10 * EXAMPLES):
             more = _pair(item, "a batch of the data") if isinstance(item, Mapping) else item
             if not isinstance(more, tuple | list) or len(more) != 2:
                 got = f"of {len(item)}" if isinstance(more, tuple | list) else "without labels"
                 fix = "give pairs, e.g. [(b[0], b[-1]) for b in loader]"
                 raise InputError(f"a batch of the data is a {type(item).__name__} {got}: {fix}")
             x.append(to_tensor(more[0], "x"))
-            y.append(to_tensor(more[1], "y") if not _words(more[1]) else list(more[1]))
+            y.append(list(more[1]) if holds_words(more[1]) else to_tensor(more[1], "y"))
             count += len(x[-1])
             if count >= EXAMPLES:
                 break
@@ -145,27 +146,23 @@ def _from_batches(given: Iterable[Any], seed: int) -> tuple[Any, Any]:
     return torch.cat(x), torch.cat(y)
 
 
-def _words(labels: Any) -> bool:
-    return isinstance(labels, list | tuple) and bool(labels) and isinstance(labels[0], str)
-
-
-def _batches(given: Iterable[Any]) -> Iterator[Any]:
-    yield from islice(given, 10 * EXAMPLES)
-
-
 def _registered(given: str | Path, seed: int) -> tuple[Tensor, Tensor]:
     path, spec = Path(given), str(given)
     if path.is_file():
         raise InputError(f"--data {spec}: a file must be {', '.join(FILES)} and hold x and y")
-    if spec not in data.names():
-        raise InputError(
-            f"--data {spec!r}: no data set is called that{near(spec, images())}; or a file {', '.join(FILES)}"
-        )
-    found = data.load(spec, "train")
+    found = _loaded(spec)
     keep = _some(len(found.x), seed)
     mean, std = data.channel_stats(found.x[: 10 * EXAMPLES])
     part = data.normalise(data.Dataset(found.x[keep], found.y[keep], spec, seed, {}), mean, std)
     return part.x, part.y
+
+
+def _loaded(spec: str) -> data.Dataset:
+    if spec not in data.names():
+        raise InputError(
+            f"--data {spec!r}: no data set is called that{near(spec, images())}; or a file {', '.join(FILES)}"
+        )
+    return data.load(spec, "train")
 
 
 def images() -> list[str]:
@@ -186,11 +183,7 @@ def load_inputs(spec: str) -> Tensor | dict[str, Tensor]:
         if "x" in held:
             return torch.as_tensor(held["x"])
         return {name: torch.as_tensor(value) for name, value in held.items() if name not in Y_NAMES}
-    if spec not in data.names():
-        raise InputError(
-            f"--data {spec!r}: no data set is called that{near(spec, images())}; or a file {', '.join(FILES)}"
-        )
-    whole = data.load(spec, "train")
+    whole = _loaded(spec)
     return data.normalise(whole, *data.channel_stats(whole.x[: 10 * EXAMPLES])).x
 
 

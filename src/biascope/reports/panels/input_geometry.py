@@ -138,7 +138,8 @@ def by_autograd(subject: Subject, total: int) -> Iterator[Tensor]:
     shape = (1, *subject.input_shape)
     for networks, which in _drawn(subject, total):
         x = torch.stack([torch.randn(shape, generator=generator(subject.seed, "x", i)) for i in which])
-        yield input_gradients(networks, x, per_network=True, scalarise=_first, engine="loop").flatten(1)
+        first = input_gradients(networks, x, per_network=True, scalarise=lambda out: out[:, 0], engine="loop")
+        yield first.flatten(1)
 
 
 def _drawn(subject: Subject, total: int) -> Iterator[tuple[Networks, range]]:
@@ -149,10 +150,6 @@ def _drawn(subject: Subject, total: int) -> Iterator[tuple[Networks, range]]:
     for start in progress(range(0, total, size), "random networks"):
         which = range(start, min(start + size, total))
         yield initialiser.draw(seed, which.start, which.stop, subject.device), which
-
-
-def _first(out: Tensor) -> Tensor:
-    return out[:, 0]
 
 
 def input_spectrum(sample: Tensor) -> InputSpectrum:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import biascope
 from biascope.reports import figures
 from biascope.reports.html import Html, figure, table, tag
-from biascope.reports.panels.base import Panel, Subject, all_outputs, card_panel, refuse_dense
+from biascope.reports.panels.base import Panel, Subject, card_panel, output_count, refuse_dense
 from biascope.reports.panels.initialisations import COUNTS, Spread
 from biascope.reports.study_page import fact_list
 from biascope.support.errors import UnsupportedError
@@ -145,7 +145,7 @@ def sizes(subject: Subject) -> tuple[int, int]:
 
     Several initialisations come first: networks differ by more than examples do.
     """
-    each = 1.3 * min(MOST_OUTPUTS, outputs(subject)) * subject.pace().train
+    each = 1.3 * min(MOST_OUTPUTS, output_count(subject)) * subject.pace().train
     extra = 3 * int(subject.trained is not None) or 1  # the given weights, and the full kernels
     allowed = subject.seconds(TITLE)
     for count in (1,) if subject.single else COUNTS:
@@ -156,15 +156,9 @@ def sizes(subject: Subject) -> tuple[int, int]:
     raise subject.too_long(f"the alignment of {n} examples", seconds, TITLE)
 
 
-def outputs(subject: Subject) -> int:
-    """How many outputs the network has."""
-    with torch.no_grad():
-        return subject.once("outputs", lambda: all_outputs(subject, subject.network, subject.examples(1)).shape[1])
-
-
 def kernel_name(subject: Subject) -> str:
     """Which kernel is compared with the labels."""
-    c = outputs(subject)
+    c = output_count(subject)
     if c == 1:
         return "of the only output, centred"
     how = "" if c <= MOST_OUTPUTS else f", from {MOST_OUTPUTS} random combinations"
@@ -174,7 +168,7 @@ def kernel_name(subject: Subject) -> str:
 def targets(subject: Subject, n: int) -> Tensor:
     """The labels as columns [n, c], float64: numbers as they are, signs for one output, else one column per output."""
     assert subject.data is not None
-    y, c = subject.data.y[:n], outputs(subject)
+    y, c = subject.data.y[:n], output_count(subject)
     if subject.data.kind == "places":
         raise UnsupportedError("the data have a label for every place, and this panel is about one row per input")
     if subject.data.kind == "numbers":
@@ -193,8 +187,8 @@ def measure(subject: Subject, network: nn.Module, n: int = SIZES[0]) -> Alignmen
     x = subject.examples(n)
     Y = targets(subject, len(x)).to(x.device)
     seen: nn.Module = network
-    if outputs(subject) > MOST_OUTPUTS:
-        seen = Combined(network, outputs(subject), subject.seed).to(x.device)
+    if output_count(subject) > MOST_OUTPUTS:
+        seen = Combined(network, output_count(subject), subject.seed).to(x.device)
     kernel = biascope.ntk(seen, x, outputs="trace", by_layer=True)
     layers = {name: aligned(part.tensor, Y) for name, part in kernel.by_layer().items()}
     return replace(aligned(kernel.tensor, Y), layers=layers)
@@ -237,7 +231,7 @@ def full_ceiling(Y: Tensor) -> float:
 
 def full_facts(subject: Subject, n: int) -> list[tuple[str, object]]:
     """The alignment of the full kernel over examples and outputs, for comparison: with its own ceiling."""
-    c, n = outputs(subject), min(n, len(subject.examples(n)))
+    c, n = output_count(subject), min(n, len(subject.examples(n)))
     if c == 1 or c > MOST_OUTPUTS or n * c > MOST_ROWS:
         return []
     x = subject.examples(n)

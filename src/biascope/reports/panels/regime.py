@@ -17,7 +17,7 @@ from biascope.curvature.complexity import PathComplexity, feature_norm
 from biascope.reports import figures
 from biascope.reports.html import Html, figure, table, tag
 from biascope.reports.panels import input_geometry
-from biascope.reports.panels.base import Panel, Subject, all_outputs, card_panel, refuse_dense
+from biascope.reports.panels.base import Panel, Subject, all_outputs, card_panel, output_count, refuse_dense
 from biascope.reports.panels.pace import timed
 from biascope.reports.panels.tangent_kernel import kernel_facts
 from biascope.reports.study_page import fact_list
@@ -109,12 +109,6 @@ def norm_seconds(subject: Subject) -> float:
     head, x = FirstOutputs(subject.network), subject.inputs(4)
     feature_norm(head, x)  # the first call finds out how each layer is handled
     return timed(lambda: feature_norm(head, x), x.device) / len(x)
-
-
-def output_count(subject: Subject) -> int:
-    """How many outputs the network has."""
-    with torch.no_grad():
-        return subject.once("outputs", lambda: all_outputs(subject, subject.network, subject.inputs(1)).shape[1])
 
 
 def examples(subject: Subject, n: int) -> tuple[Tensor, Tensor, str]:

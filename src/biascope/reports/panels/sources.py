@@ -73,13 +73,11 @@ def _handed_in(
 ) -> tuple[Factory, Shape]:
     """A function of the caller's that builds a network; many are drawn, so that a network alone will not do."""
     name = name_of(factory)
-    if isinstance(factory, nn.Module):
-        net = plain(factory)
-        if shape is None:
-            raise InputError(f"{name}: say what one input looks like, for example input_shape=(3, 32, 32)")
-        return (lambda: copy.deepcopy(net)), shape
     if shape is None:
         raise InputError(f"{name}: say what one input looks like, for example input_shape=(3, 32, 32)")
+    if isinstance(factory, nn.Module):
+        net = plain(factory)
+        return (lambda: copy.deepcopy(net)), shape
 
     def make() -> nn.Module:
         made = factory(**options)
