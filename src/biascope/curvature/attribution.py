@@ -14,7 +14,7 @@ from biascope.curvature.blockwise import BlockMetric
 from biascope.curvature.contract import gradient_rows, token_gradients
 from biascope.curvature.families import EXACT, ClassDim, Likelihood, likelihood_family
 from biascope.curvature.feature_store import FeatureStore
-from biascope.curvature.features import Draws, Features
+from biascope.curvature.features import Features
 from biascope.curvature.metric import Metric
 from biascope.curvature.passes import Labelled, Pass
 from biascope.curvature.pieces import ParameterSpace
@@ -227,20 +227,19 @@ class _Pairs:
         itself = self.itself(right) if own else None
         if dim is None:
             scores = torch.cat([self.exact(P, right, n) for P in solved])
-            features, draws = None, None
+            features = made = None
         else:
-            draws = Draws(seed, dim)
-            made = Features(self.metric, right.found.blocks, self.space, self.damping, draws)
+            made = Features(self.metric, right.found.blocks, self.space, self.damping, seed, dim)
             psi = torch.cat([made.query(P) for P in solved]).cpu()
             features = self.features(right, made, n, store)
             step = max(1, PARTS // dim)
             scores = torch.cat([psi @ features.rows(slice(s, min(s + step, n))).T for s in range(0, n, step)], 1)
         best = scores.topk(min(top, n), 1)
         errors = torch.zeros_like(best.values)
-        if features is not None and draws is not None:
+        if features is not None and made is not None:
             for j, index in enumerate(best.indices):
                 each = psi[j] * torch.stack([features.rows(slice(int(i), int(i) + 1))[0] for i in index])
-                errors[j] = draws.errors(each)
+                errors[j] = made.draws.errors(each)
         return Influence(best.indices, best.values, errors, scores, self.damping, dim, itself)
 
     def parts(self, over: Pass, step: int | None = None) -> Iterator[tuple[slice, Labelled]]:

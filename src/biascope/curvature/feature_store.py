@@ -18,7 +18,7 @@ from torch import Tensor
 from biascope.support.errors import CorruptError, InputError
 from biascope.support.files import append_line, explain_write_errors, mend_tail, read_json, read_lines, write_json
 
-FORMAT = "biascope-influence-2"
+FORMAT = "biascope-influence-3"
 
 
 class FeatureStore:

@@ -6,14 +6,17 @@ rest, psi_q = R^T L^-1 (F + damping I)^-1 g_q, exactly: whatever L is, E phi_i .
 near (s_oi + damping)^-1/2, in the least squares of logarithms, which makes the two sides alike and the scatter small.
 
 R has independent groups of k^2 columns; those of one group are the products of k random vectors of outputs and k of
-inputs, which costs k times less than `dim` pairs of vectors. Each group gives an unbiased score of its own, so that
-their scatter is the error.
+inputs, which costs k times less than `dim` pairs of vectors. A score is then the mean of tables [k, k] of unbiased
+scores, t_ab = m + r_a + s_b + e_ab with uncorrelated parts, of which the scatter of rows and columns tells the error.
+What r and s add to the variance is of order k / layers, as those of different layers are independent, and less where
+gradients are sums over many positions: k is therefore at most the number of such layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod, sqrt
 
 import torch
@@ -32,7 +35,7 @@ from biascope.support.seeds import generator
 
 LARGE = 2**16  # entries above which a parameter's signs are outer products
 COLUMNS = 2**24  # random numbers at a time, where a parameter's gradient is multiplied by as many as it has entries
-GROUPS = 32  # of columns, at least: their scatter is known to an eighth
+LEAST = 32  # vectors of either side, at least: their scatter is known to an eighth
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,13 @@ class Draws:
 
     seed: int
     dim: int
+    layers: int = 0  # whose gradients are sums over positions
 
-    @property
+    @cached_property
     def side(self) -> int:
-        """k: of 4 and 2 the largest that leaves enough groups to tell their scatter."""
-        return next((k for k in (4, 2) if self.dim % k**2 == 0 and self.dim // k**2 >= GROUPS), 1)
+        """k: the largest power of 2 that fits and leaves enough vectors to tell their scatter."""
+        fits = (k for k in (32, 16, 8, 4, 2) if k <= max(4, self.layers) and self.dim % k**2 == 0)
+        return next((k for k in fits if self.dim // k >= LEAST), 1)
 
     def signs(self, rows: int, columns: int, like: Tensor, *name: object) -> Tensor:
         """[rows, columns], as bytes."""
@@ -66,10 +71,15 @@ class Draws:
         return (X.mT @ Y).flatten(1)
 
     def errors(self, products: Tensor) -> Tensor:
-        """Standard errors of scores, from their terms [b, dim]."""
-        groups = products.view(len(products), -1, self.side**2).sum(2)
-        found: Tensor = groups.std(1) * groups.shape[1] ** 0.5
-        return found
+        """Standard errors of scores, from their terms [b, dim]: variances of a two-way table, mean over the groups."""
+        k = self.side
+        if k == 1:
+            return products.std(1) * self.dim**0.5
+        t = products.view(len(products), -1, k, k).double()
+        rows, columns = t.mean(3, keepdim=True), t.mean(2, keepdim=True)
+        rest = (t - rows - columns + rows.mean(2, keepdim=True)).square().sum((2, 3)).mean(1) / (k - 1) ** 2
+        sides = ((k * side.flatten(2).var(2)).mean(1).clamp_min(rest) for side in (rows, columns))
+        return ((sum(sides) - rest) * self.dim).sqrt().to(products)
 
 
 class Factored:
@@ -102,15 +112,13 @@ class Factored:
         z = x.block.sizes
         assert z is not None
         for s in pieces_of(x, z.groups * z.positions * (4 * self.R.shape[2] + z.d_in + z.d_out)):
-            G = cotangents(x, s)[0].mT  # [b, g, T, o]
+            G = _product(cotangents(x, s)[0], self.left)
             if x.block.is_embedding:
                 at = x.indices(s)
-                inputs = (self.right[0, at.clamp_min(0)] * (at >= 0)[..., None])[:, None]
+                inputs = self.right[0, at.clamp_min(0)] * (at >= 0)[..., None]
             else:
-                inputs = x.operand(s).mT @ self.right[:, : z.d_in]
-                if x.has_bias:
-                    inputs = inputs + self.right[:, z.d_in :]
-            phi[s] += self.draws.products((G @ self.left).flatten(1, 2), inputs.flatten(1, 2))
+                inputs = _product(x.operand(s), self.right, x.has_bias)
+            phi[s] += self.draws.products(G, inputs)
 
     def query(self, P: Tensor) -> Tensor:
         """[q, dim] from P [p, q] = (F + damping I)^-1 g, the layer's share."""
@@ -123,6 +131,16 @@ class Factored:
     def names(self) -> tuple[str, ...]:
         """Its parameters."""
         return self.block.names
+
+
+def _product(X: Tensor, W: Tensor, bias: bool = False) -> Tensor:
+    """X_t W of X [b, g, i, T] and W [g, i, c]: [b, g T, c]; with `bias`, X lacks its last row, which is ones."""
+    if X.shape[1] > 1:
+        found = X.mT @ W[:, : X.shape[2]]
+        return (found + W[:, X.shape[2] :] if bias else found).flatten(1, 2)
+    rows, weight = X[:, 0].mT.flatten(0, 1), W[0]  # one product for all examples
+    found = torch.addmm(weight[-1], rows, weight[:-1]) if bias else rows @ weight
+    return found.view(len(X), -1, W.shape[2])
 
 
 class Plain:
@@ -182,9 +200,16 @@ class Features:
     """All layers together."""
 
     def __init__(
-        self, metric: Metric | None, blocks: Sequence[Block], space: ParameterSpace, damping: float, draws: Draws
+        self,
+        metric: Metric | None,
+        blocks: Sequence[Block],
+        space: ParameterSpace,
+        damping: float,
+        seed: int,
+        dim: int,
     ) -> None:
-        self.space, self.draws = space, draws
+        layers = sum(b.sizes is not None and b.sizes.positions > 1 for b in blocks)
+        self.space, self.draws = space, (draws := Draws(seed, dim, layers))
         like = torch.zeros(0, dtype=space.dtype, device=space.device)
         pieces = {p.names: p for p in metric.pieces} if isinstance(metric, BlockMetric) else {}
         self.parts: list[Factored | Plain] = []
