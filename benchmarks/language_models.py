@@ -170,8 +170,9 @@ def biascope_index(state: State) -> None:
     """Features of the layers that bergson takes, in a folder."""
     import biascope as bs
 
+    layers = base_layers(state.model)
     for p in state.model.parameters():
-        p.requires_grad_(id(p) in base_layers(state.model))
+        p.requires_grad_(id(p) in layers)
     query = {k: v[:1] for k, v in state.data.items()}
     with tempfile.TemporaryDirectory() as folder:
         bs.influence(state.model, state.data, query, None, damping=0.0, dim=DIM, store=f"{folder}/features")

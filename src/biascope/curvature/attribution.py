@@ -252,10 +252,10 @@ class _Pairs:
                 yield slice(batch.start + s, batch.start + some.stop), batch.take(some)
 
     def factors(self, over: Pass, part: Labelled) -> Factors:
-        """Of the gradients of -log p at the labels."""
+        """Of the gradients of log p at the labels, whose products are those of the gradients of -log p."""
         with arithmetic(self.precision):
             forward = Forward(self.f, over.found, over.found.blocks, part.part.inputs, part.start)
-            factors = forward.factors(-over.family.cotangents(forward.rows, part.y, part.draws, range(1)))
+            factors = forward.factors(over.family.cotangents(forward.rows, part.y, part.draws, range(1)))
         if not all(finite([forward.rows])):
             bad = part.start + int((~torch.isfinite(forward.rows).all(1)).nonzero()[0])
             raise InputError(f"{type(self.f.module).__name__} returned NaN or infinity for example {bad} of the data")

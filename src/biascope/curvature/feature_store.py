@@ -40,7 +40,7 @@ class FeatureStore:
             if any(path.iterdir()):
                 raise InputError(f"{path} is not empty and holds no features: choose another folder")
             with explain_write_errors(path):
-                np.lib.format.open_memmap(path / "features.npy", "w+", kind, (n, dim)).flush()
+                np.lib.format.open_memmap(path / "features.npy", "w+", kind, (n, dim))
             write_json(path / "influence.json", config)
         try:
             self.array = np.lib.format.open_memmap(path / "features.npy", "r+")
@@ -75,14 +75,12 @@ class FeatureStore:
         return True
 
     def put(self, start: int, features: Tensor, data: int) -> None:
-        """Write a part, then its line."""
+        """Write a part, then its line; what a power cut leaves out is found by the checksum."""
         values = features.detach().cpu().numpy()
         stop = start + len(values)
         self.array[start:stop] = values
         if self.path is None:
             return
-        with explain_write_errors(self.path):
-            self.array.flush()
         line = {"start": start, "stop": stop, "checksum": crc32(values.tobytes()), "data": data}
         append_line(self.path / "parts.jsonl", line)
         self.done[start] = line

@@ -9,7 +9,7 @@ R has independent groups of k^2 columns; those of one group are the products of 
 inputs, which costs k times less than `dim` pairs of vectors. A score is then the mean of tables [k, k] of unbiased
 scores, t_ab = m + r_a + s_b + e_ab with uncorrelated parts, of which the scatter of rows and columns tells the error.
 What r and s add to the variance is of order k / layers, as those of different layers are independent, and less where
-gradients are sums over many positions: k is therefore at most the number of such layers.
+gradients are sums over many positions: k is therefore at most twice the number of such layers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from biascope.curvature.blockwise import BlockMetric
-from biascope.curvature.contract import cotangents, gradient_rows, pieces_of
+from biascope.curvature.contract import cotangents, gradient_rows, pieces
 from biascope.curvature.kronecker import EigenPiece, Homogeneous, MatrixPiece
 from biascope.curvature.metric import Metric
 from biascope.curvature.pieces import DensePiece, DiagonalPiece, ParameterSpace, Piece
@@ -35,6 +35,7 @@ from biascope.support.seeds import generator
 
 LARGE = 2**16  # entries above which a parameter's signs are outer products
 COLUMNS = 2**24  # random numbers at a time, where a parameter's gradient is multiplied by as many as it has entries
+FEW = 16  # groups that are multiplied one by one, without a copy
 LEAST = 32  # vectors of either side, at least: their scatter is known to an eighth
 
 
@@ -49,7 +50,7 @@ class Draws:
     @cached_property
     def side(self) -> int:
         """k: the largest power of 2 that fits and leaves enough vectors to tell their scatter."""
-        fits = (k for k in (32, 16, 8, 4, 2) if k <= max(4, self.layers) and self.dim % k**2 == 0)
+        fits = (k for k in (32, 16, 8, 4, 2) if k <= max(4, 2 * self.layers) and self.dim % k**2 == 0)
         return next((k for k in fits if self.dim // k >= LEAST), 1)
 
     def signs(self, rows: int, columns: int, like: Tensor, *name: object) -> Tensor:
@@ -67,6 +68,8 @@ class Draws:
         k = self.side
         if k == 1:
             return (X * Y).sum(1)
+        if self.dim <= FEW * k**2:
+            return torch.cat([(x.mT @ y).flatten(1) for x, y in zip(X.split(k, 2), Y.split(k, 2))], 1)
         X, Y = (Z.view(*Z.shape[:2], -1, k).transpose(1, 2) for Z in (X, Y))
         return (X.mT @ Y).flatten(1)
 
@@ -105,20 +108,22 @@ class Factored:
         rows = (S * self.a[..., None]).mT[None, :, None]
         self.right = turn_right(self.U_A, rows, back=True)[0, :, 0].mT.contiguous()  # [g, i, dim / k]
 
-    def add(self, phi: Tensor, factors: dict[tuple[str, ...], Factor]) -> None:
-        """phi [n, dim] += R^T L g of the layer's share."""
+    def sides(self, factors: dict[tuple[str, ...], Factor], s: slice) -> tuple[Tensor, Tensor]:
+        """Output gradients and inputs of some examples times the vectors of their side, [b, t, dim / k] each."""
         x = factors[self.block.names]
         assert isinstance(x, MatrixFactor)
-        z = x.block.sizes
+        G = _product(cotangents(x, s)[0], self.left)
+        if not x.block.is_embedding:
+            return G, _product(x.operand(s), self.right, x.has_bias)
+        at = x.indices(s)
+        return G, self.right[0, at.clamp_min(0)] * (at >= 0)[..., None]
+
+    @property
+    def workspace(self) -> tuple[int, int]:
+        """Numbers per example in `sides`, and in what they are made of."""
+        z = self.block.sizes
         assert z is not None
-        for s in pieces_of(x, z.groups * z.positions * (4 * self.R.shape[2] + z.d_in + z.d_out)):
-            G = _product(cotangents(x, s)[0], self.left)
-            if x.block.is_embedding:
-                at = x.indices(s)
-                inputs = self.right[0, at.clamp_min(0)] * (at >= 0)[..., None]
-            else:
-                inputs = _product(x.operand(s), self.right, x.has_bias)
-            phi[s] += self.draws.products(G, inputs)
+        return 2 * z.groups * z.positions * self.R.shape[2], z.groups * z.positions * (z.d_in + z.d_out)
 
     def query(self, P: Tensor) -> Tensor:
         """[q, dim] from P [p, q] = (F + damping I)^-1 g, the layer's share."""
@@ -230,8 +235,14 @@ class Features:
     def train(self, factors: dict[tuple[str, ...], Factor], n: int) -> Tensor:
         """[n, dim] / sqrt(dim) of some examples."""
         phi = torch.zeros(n, self.draws.dim, dtype=self.space.dtype, device=self.space.device)
+        layers = [part for part in self.parts if isinstance(part, Factored)]
+        kept, made = zip(*(layer.workspace for layer in layers)) if layers else ((0,), (0,))
+        for s in pieces(n, sum(kept) + max(made), phi) if layers else ():
+            X, Y = zip(*(layer.sides(factors, s) for layer in layers))
+            phi[s] = self.draws.products(torch.cat(X, 1), torch.cat(Y, 1))  # one product with all layers' positions
         for part in self.parts:
-            part.add(phi, factors)
+            if isinstance(part, Plain):
+                part.add(phi, factors)
         return phi / sqrt(self.draws.dim)
 
     def query(self, P: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from biascope.support.memory import budget
 
 CHUNK_BYTES = {"cpu": 2**28, "cuda": 2**34}  # factors of one chunk; a CPU gains nothing from more
 CACHE_BYTES = 2**24  # gradients of one chunk that a CPU likes to see again
-FEW = 256  # examples per pass below which a processor is not busy
+FEW, ROWS = 256, 1024  # examples per pass, and their positions, below which a processor is not busy
 SMALL = 2**28  # bytes for which free memory is not measured: measuring takes as long as a small layer
 NARROW = 64  # outputs per example up to which they are kept to be looked at later
 LATER = {"cpu": 1, "cuda": 32}  # chunks after which they are: a GPU that had to answer every time would stand still
@@ -282,7 +282,7 @@ class Pass:
             group = max(1, min(group, (self._room - inputs) // max(1, each)))
             step = max(1, min(step, self._room // (inputs + group * each)))
         if self.f.device.type == "cpu":
-            step = min(step, max(FEW, CACHE_BYTES // (group * each)))
+            step = min(step, max(1, min(FEW, ROWS // self.family.shape.positions), CACHE_BYTES // (group * each)))
         if (seen := SIZES.get()) is not None:
             seen.append(partial(self._sizes, blocks))
         return ceil(b / ceil(b / step)), group  # parts of equal size
