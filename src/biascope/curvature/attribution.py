@@ -26,7 +26,7 @@ from biascope.support.arguments import check_number, check_tensor
 from biascope.support.errors import InputError
 from biascope.support.estimate import Estimate
 from biascope.support.files import checksum
-from biascope.support.inputs import finite, mark
+from biascope.support.inputs import mark
 from biascope.support.limits import Count, NonNegative
 from biascope.support.memory import parse_bytes
 from biascope.support.precision import Precision, arithmetic
@@ -255,11 +255,8 @@ class _Pairs:
         """Of the gradients of log p at the labels, whose products are those of the gradients of -log p."""
         with arithmetic(self.precision):
             forward = Forward(self.f, over.found, over.found.blocks, part.part.inputs, part.start)
-            factors = forward.factors(over.family.cotangents(forward.rows, part.y, part.draws, range(1)))
-        if not all(finite([forward.rows])):
-            bad = part.start + int((~torch.isfinite(forward.rows).all(1)).nonzero()[0])
-            raise InputError(f"{type(self.f.module).__name__} returned NaN or infinity for example {bad} of the data")
-        return factors
+            over.look(part.start, forward.rows)  # what a GPU finds is asked for later, with `finite`
+            return forward.factors(over.family.cotangents(forward.rows, part.y, part.draws, range(1)))
 
     def rows(self, factors: Factors, some: slice) -> Tensor:
         """Gradients [b, p] of some examples, in flat order."""
@@ -273,6 +270,7 @@ class _Pairs:
         few = max(1, PARTS // self.space.size)
         for at, part in self.parts(over):
             factors = self.factors(over, part)
+            over.finite()
             for s in range(0, at.stop - at.start, few):
                 yield self.rows(factors, slice(s, min(s + few, at.stop - at.start)))
 
@@ -305,6 +303,7 @@ class _Pairs:
         for at, part in self.parts(over):
             for names, factor in self.factors(over, part).items():
                 _add_products(out[:, at], factor, names, {name: P[self.space.ranges[name]] for name in names})
+        over.finite()
         return out.cpu()
 
     def features(self, over: Pass, made: Features, n: int, path: Path | None) -> FeatureStore:
@@ -327,6 +326,7 @@ class _Pairs:
             if not store.has(at.start, at.stop, data):
                 with arithmetic(self.precision):
                     rows = made.train(self.factors(over, part), at.stop - at.start)
+                over.finite()
                 store.put(at.start, rows, data)
         return store
 

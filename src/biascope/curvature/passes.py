@@ -197,7 +197,7 @@ class Pass:
                 parts = (batch.take(slice(s, min(s + step, b))) for s in range(0, b, step))
             for part in parts:
                 forward = Forward(self.f, self.found, blocks, part.part.inputs, part.start)
-                self._look(part.start, forward.rows)
+                self.look(part.start, forward.rows)
                 has_label = part.y != IGNORE if self._ignoring and part.y is not None else None
                 early = None if has_label is not None else forward.inputs
                 if part.idle:
@@ -242,11 +242,11 @@ class Pass:
                 self._keeping = [*self._keeping, chunk] if fits else None
             yield chunk
 
-    def _look(self, start: int, z: Tensor) -> None:
+    def look(self, start: int, z: Tensor) -> None:
         """Remember the outputs of some examples, and look at earlier ones now and then."""
         if len(self._unread) >= LATER.get(self.f.device.type, 1):
             self.finite()
-        self._unread.append((start, z if z.shape[1] <= NARROW else torch.linalg.vector_norm(z, torch.inf, 1)))
+        self._unread.append((start, z if z.shape[1] <= NARROW else z.mean(1)))
         if not self.family.tolerant:
             self.finite()
 

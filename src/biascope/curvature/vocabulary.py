@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-ENTRIES = {"cpu": 2**18, "cuda": 2**22}  # probabilities at a time: a processor's cache holds so many
+ENTRIES = {"cpu": 2**18, "cuda": 2**24}  # probabilities at a time: a processor's cache holds so many
 
 
 def scores(z: Tensor, labels: Tensor | None, uniform: Tensor | None, counted: Tensor | None) -> Tensor:
@@ -26,7 +26,7 @@ def scores(z: Tensor, labels: Tensor | None, uniform: Tensor | None, counted: Te
     assert given is not None
     out = z.new_empty(len(given), m, c)
     weight = z.new_ones(m) if counted is None else counted.to(z)
-    step = max(1, ENTRIES.get(z.device.type, 2**22) // c)
+    step = max(1, ENTRIES.get(z.device.type, 2**18) // c)
     for at in range(0, m, step):
         some = slice(at, min(at + step, m))
         p = torch.softmax(z[some], -1)
