@@ -14,7 +14,7 @@ from biascope.curvature.blockwise import BlockMetric
 from biascope.curvature.contract import gradient_rows, token_gradients
 from biascope.curvature.families import EXACT, ClassDim, Likelihood, likelihood_family
 from biascope.curvature.feature_store import FeatureStore
-from biascope.curvature.features import Features
+from biascope.curvature.features import Draws, Features
 from biascope.curvature.metric import Metric
 from biascope.curvature.passes import Labelled, Pass
 from biascope.curvature.pieces import ParameterSpace
@@ -229,7 +229,7 @@ class _Pairs:
             scores = torch.cat([self.exact(P, right, n) for P in solved])
             features = made = None
         else:
-            made = Features(self.metric, right.found.blocks, self.space, self.damping, seed, dim)
+            made = Features(self.metric, right.found.blocks, self.space, self.damping, Draws(seed, dim))
             psi = torch.cat([made.query(P) for P in solved]).cpu()
             features = self.features(right, made, n, store)
             step = max(1, PARTS // dim)
@@ -238,8 +238,7 @@ class _Pairs:
         errors = torch.zeros_like(best.values)
         if features is not None and made is not None:
             for j, index in enumerate(best.indices):
-                each = psi[j] * torch.stack([features.rows(slice(int(i), int(i) + 1))[0] for i in index])
-                errors[j] = made.draws.errors(each)
+                errors[j] = made.draws.errors(psi[j] * features.rows(index.numpy()))
         return Influence(best.indices, best.values, errors, scores, self.damping, dim, itself)
 
     def parts(self, over: Pass, step: int | None = None) -> Iterator[tuple[slice, Labelled]]:
@@ -276,9 +275,7 @@ class _Pairs:
 
     def solve(self, G: Tensor) -> Tensor:
         """(F + damping I)^-1 G for G [p, b]."""
-        if self.metric is None:
-            return G
-        out: Tensor = self.metric.solve(G, self.damping)
+        out: Tensor = G if self.metric is None else self.metric.solve(G, self.damping)
         return out
 
     def solved(self, over: Pass) -> Iterator[Tensor]:

@@ -25,12 +25,9 @@ TRAFFIC = 30  # writing and squaring one number costs about as much as this many
 
 def pieces_of(factor: MatrixFactor, per_example: int) -> Iterable[slice]:
     """Slices of examples whose temporaries (per_example numbers each) fit the workspace."""
-    return pieces(factor.n, per_example, factor.inputs[0])
-
-
-def pieces(n: int, per_example: int, like: Tensor) -> Iterable[slice]:
-    """The same for n examples."""
-    step = max(1, WORKSPACE.get(like.device.type, 2**26) // max(1, per_example * like.element_size()))
+    limit = WORKSPACE.get(factor.inputs[0].device.type, 2**26)
+    step = max(1, limit // max(1, per_example * factor.inputs[0].element_size()))
+    n = factor.n
     return (slice(0, n),) if step >= n else [slice(s, min(s + step, n)) for s in range(0, n, step)]
 
 

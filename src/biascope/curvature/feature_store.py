@@ -34,24 +34,21 @@ class FeatureStore:
             return
         with explain_write_errors(path):
             path.mkdir(parents=True, exist_ok=True)
+        file = path / "features.npy"
         if (path / "influence.json").exists():
             self.step = self._compare(read_json(path / "influence.json"), config)
         else:
             if any(path.iterdir()):
                 raise InputError(f"{path} is not empty and holds no features: choose another folder")
             with explain_write_errors(path):
-                np.lib.format.open_memmap(path / "features.npy", "w+", kind, (n, dim))
+                np.lib.format.open_memmap(file, "w+", kind, (n, dim))
             write_json(path / "influence.json", config)
         try:
-            self.array = np.lib.format.open_memmap(path / "features.npy", "r+")
+            self.array = np.lib.format.open_memmap(file, "r+")
         except (OSError, ValueError) as e:
-            raise CorruptError(
-                f"{path / 'features.npy'} is damaged ({e}): delete the folder and compute it again"
-            ) from e
+            raise CorruptError(f"{file} is damaged ({e}): delete the folder and compute it again") from e
         if self.array.shape != (n, dim):
-            raise CorruptError(
-                f"{path / 'features.npy'} has shape {self.array.shape}, not {(n, dim)}: delete the folder"
-            )
+            raise CorruptError(f"{file} has shape {self.array.shape}, not {(n, dim)}: delete the folder")
         mend_tail(path / "parts.jsonl")
         for line in read_lines(path / "parts.jsonl") if (path / "parts.jsonl").exists() else []:
             if crc32(self.array[line["start"] : line["stop"]].tobytes()) == line["checksum"]:
@@ -85,6 +82,6 @@ class FeatureStore:
         append_line(self.path / "parts.jsonl", line)
         self.done[start] = line
 
-    def rows(self, some: slice) -> Tensor:
+    def rows(self, some: slice | np.ndarray[Any, Any]) -> Tensor:
         """Features of some examples."""
         return torch.from_numpy(np.array(self.array[some]))
