@@ -100,9 +100,8 @@ class Factored:
             self.U_A, self.a = E.U_A, logs.mean(1).exp()
             if not isinstance(E, LowRankEigenPiece):  # whose basis is not all of the space
                 self.U_B, self.b = E.U_B, (logs.mean(2) - logs.mean((1, 2))[:, None]).exp()
-        name = block.names[0]
-        self.R = draws.vectors(L.groups * L.d_out, like, name, "out").view(L.groups, L.d_out, -1)
-        self.S = draws.vectors(L.groups * L.columns, like, name, "in").view(L.groups, L.columns, -1)
+        self.R = draws.vectors(L.groups * L.d_out, like, block.names[0], "out").view(L.groups, L.d_out, -1)
+        self.S = draws.vectors(L.groups * L.columns, like, block.names[0], "in").view(L.groups, L.columns, -1)
         self.left = turn_left(self.U_B, (self.R * self.b[..., None])[None, :, None], back=True)[0, :, 0]
         rows = (self.S * self.a[..., None]).mT[None, :, None]
         self.right = turn_right(self.U_A, rows, back=True)[0, :, 0].mT.contiguous()  # [g, i, dim / k]
