@@ -212,6 +212,16 @@ def test_a_folder_continues_and_is_read_again(tmp_path: Path, monkeypatch: pytes
     assert json.loads((folder / "influence.json").read_text())["dim"] == 64
 
 
+def test_a_full_disk_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        f_bavail, f_frsize = 0, 4096
+
+    monkeypatch.setattr("os.statvfs", lambda path: Full())
+    with pytest.raises(InputError, match="the disk has fewer free"):
+        bs.influence(network(), TRAIN, QUERIES, None, damping=0.0, dim=64, store=tmp_path / "f")
+    assert not list((tmp_path / "f").iterdir())
+
+
 def test_language_models(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     from curvature.test_tokens import batch, gpt2

@@ -16,7 +16,15 @@ import torch
 from torch import Tensor
 
 from biascope.support.errors import CorruptError, InputError
-from biascope.support.files import append_line, explain_write_errors, mend_tail, read_json, read_lines, write_json
+from biascope.support.files import (
+    append_line,
+    explain_write_errors,
+    make_array,
+    mend_tail,
+    read_json,
+    read_lines,
+    write_json,
+)
 
 FORMAT = "biascope-influence-3"
 
@@ -41,7 +49,7 @@ class FeatureStore:
             if any(path.iterdir()):
                 raise InputError(f"{path} is not empty and holds no features: choose another folder")
             with explain_write_errors(path):
-                np.lib.format.open_memmap(file, "w+", kind, (n, dim))
+                make_array(file, kind, (n, dim))
             write_json(path / "influence.json", config)
         try:
             self.array = np.lib.format.open_memmap(file, "r+")
