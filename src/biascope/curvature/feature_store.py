@@ -40,17 +40,16 @@ class FeatureStore:
         if path is None:
             self.array: Any = np.zeros((n, dim), kind)
             return
+        file, said = path / "features.npy", path / "influence.json"
         with explain_write_errors(path):
             path.mkdir(parents=True, exist_ok=True)
-        file = path / "features.npy"
-        if (path / "influence.json").exists():
-            self.step = self._compare(read_json(path / "influence.json"), config)
-        else:
-            if any(path.iterdir()):
+            if said.exists():
+                self.step = self._compare(read_json(said), config)
+            elif any(path.iterdir()):
                 raise InputError(f"{path} is not empty and holds no features: choose another folder")
-            with explain_write_errors(path):
+            else:
                 make_array(file, kind, (n, dim))
-            write_json(path / "influence.json", config)
+                write_json(said, config)
         try:
             self.array = np.lib.format.open_memmap(file, "r+")
         except (OSError, ValueError) as e:
